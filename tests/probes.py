@@ -6,9 +6,9 @@ from __future__ import annotations
 from typing import Any
 
 from gnnaccel.adapters.pyg.fx import models
-from gnnaccel.adapters.pyg.hetero import inner_convs
 from gnnaccel.dispatch import router
 from gnnaccel.dispatch.graph import cache, ledger
+from gnnaccel.dispatch.memory import layer_memory
 from gnnaccel.dispatch.observe import decisions
 from gnnaccel.dispatch.plan import planner
 from gnnaccel.dispatch.policy import names
@@ -31,7 +31,9 @@ def kept() -> dict[str, int]:
     """How many entries each table has that outlives a call."""
     return {"structures": len(cache._entries), "plans": len(planner._memo),
             "warnings": len(decisions._warned), "names": len(names._names),
-            "HeteroConv layers": len(inner_convs._memos), "fx models": len(models._codes)}
+            "HeteroConv layers": sum(memory.inner is not None for _, memory
+                                     in layer_memory.memories.entries.values()),
+            "layers": len(layer_memory.memories), "fx models": len(models._codes)}
 
 
 def structures_of_captures() -> int:

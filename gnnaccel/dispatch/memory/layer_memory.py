@@ -122,16 +122,18 @@ class LayerMemory:
     with gradients off, and one with gradients on; ``in_a_row``: native calls in a row that were
     like an earlier one, and what follows from many (``streak``); ``number``: under which ledgers of
     graphs know the layer; ``why``: of the last call that was not understood; ``left``: of calls of
-    a model, how many may yet show something.
+    a model, how many may yet show something; ``inner``: of the adapter of a layer around others,
+    what it found out about these.
     """
 
     __slots__ = ("exact", "native_exact", "native_sized", "number", "in_a_row", "streak", "why",
-                 "left", "over", "native_once", "summed_once")
+                 "left", "over", "native_once", "summed_once", "inner")
 
     def __init__(self) -> None:
         self.over: dict[int, Any] = {}
         self.native_once: Any = None
         self.summed_once: Any = None
+        self.inner: Any = None
         self.exact: Exact | None = None
         self.native_exact: list[NativeExact | None] = [None, None]
         self.native_sized: list[NativeSized | None] = [None, None]

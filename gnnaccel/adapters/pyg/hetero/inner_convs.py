@@ -18,9 +18,9 @@ from torch import Tensor
 from gnnaccel.adapters.own import MESSAGE_PASSING, Path, Paths
 from gnnaccel.adapters.pyg import guards
 from gnnaccel.adapters.pyg.hetero.dicts import EdgeType
+from gnnaccel.dispatch.memory import layer_memory
 from gnnaccel.dispatch.policy import rules
 from gnnaccel.dispatch.policy.config import current
-from gnnaccel.dispatch.policy.names import IdentityMap
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 
 
@@ -160,8 +160,11 @@ def one_shape(group: list[Tensor]) -> bool:
 
 
 class Memo:
-    """``together``, ``divisions`` (`hetero_groups`): by which of the layer's edge types a call
-    names; the latter also by whether relations are added up."""
+    """What `LayerMemory.inner` is of a HeteroConv.
+
+    ``together``, ``divisions`` (`hetero_groups`): by which of the layer's edge types a call names;
+    the latter also by whether relations are added up.
+    """
 
     def __init__(self, modules: dict[str, Any], names: tuple[EdgeType, ...]):
         self.keys, self.convs, self.names = tuple(modules), tuple(modules.values()), names
@@ -169,7 +172,6 @@ class Memo:
         self.divisions: dict[tuple[bool, tuple[bool, ...]], Any] = {}
 
 
-_memos: IdentityMap[Memo] = IdentityMap()
 MOST = 8  # sets of edge types that are remembered for a layer
 
 
@@ -198,10 +200,10 @@ def memo_of(layer: Any) -> Memo | Reason:
         or not type(module).__module__.startswith("torch_geometric.")):
         return reason("GA205", f"convs is a {type(module).__name__}")
     inside = module._modules
-    memo = _memos.get(layer)
+    memory = layer_memory.memories.get(layer) or layer_memory.of(layer)
+    memo = memory.inner
     if memo is None or tuple(inside) != memo.keys or tuple(inside.values()) != memo.convs:
-        memo = Memo(inside, tuple(module.keys()))
-        _memos.set(layer, memo)
+        memo = memory.inner = Memo(inside, tuple(module.keys()))
     return memo
 
 
@@ -209,7 +211,7 @@ def remember(layer: Any, together: Together) -> None:
     """Of a layer that has been made of these: they need no further look."""
     memo = Memo(layer.convs._modules, tuple(layer.convs.keys()))
     memo.together[(True,) * len(together.names)] = together
-    _memos.set(layer, memo)
+    layer_memory.of(layer).inner = memo
 
 
 def _look_closely(memo: Memo, present: tuple[bool, ...]) -> Together | Reason:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import pickle
 import socket
@@ -121,12 +122,10 @@ def test_ddp(route, inputs):
         pytest.skip(f"gloo cannot start here: {problem}")
     try:
         model = Model().to(route.device)
-        twin, wrapped = copy.deepcopy(model), torch.nn.parallel.DistributedDataParallel(model)
+        twin = copy.deepcopy(model)
         twin(*inputs).pow(2).sum().backward()
         with route.on():
-            for _ in range(2):  # a gradient that never came would make the second call fail
-                wrapped.zero_grad()
-                wrapped(*inputs).pow(2).sum().backward()
+            trained_by_ddp(model, inputs)
         took(route, 4)
         grads = {name: p.grad for name, p in twin.named_parameters()}
         largest = max(g.norm() for g in grads.values())
@@ -134,6 +133,18 @@ def test_ddp(route, inputs):
                    for name, p in model.named_parameters())
     finally:
         dist.destroy_process_group()
+
+
+def trained_by_ddp(model, inputs) -> None:
+    """Two passes. The wrapper is gone when the process group is destroyed: as the last to hold the
+    group it would wait for its threads with the interpreter's lock, for which one of these may
+    wait."""
+    wrapped = torch.nn.parallel.DistributedDataParallel(model)
+    for _ in range(2):  # a gradient that never came would make the second call fail
+        wrapped.zero_grad()
+        wrapped(*inputs).pow(2).sum().backward()
+    del wrapped
+    gc.collect()
 
 
 def replica_of(module):

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from typing import TypeGuard
+from typing import NamedTuple, TypeGuard
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +26,9 @@ from gnnaccel.dispatch.run.torch_pairs import pair_scores
 #: edges times heads up to which the heads fold into one graph; measured, see docs/notes/cpu.md
 FOLD = 1 << 17
 _DTYPES = (torch.float32, torch.float64)
+#: edges of a row that are added up one after the other: sums of longer rows are made of such parts,
+#: unless edges have weights, which would have to be put in the parts' order at each call
+PART = 64
 
 
 class Segments:
@@ -71,15 +74,45 @@ class Segments:
         found.place = place
         return found
 
+    @functools.cached_property
+    @torch.inference_mode(False)
+    def parts(self) -> Parts | None:
+        """The edges with those of long rows cut into parts; None where all rows are short."""
+        degree = self.ptr.diff()
+        extra = (degree.clamp(min=1) - 1) // PART  # parts of a row beyond its first
+        if not int(extra.sum()):
+            return None
+        place = torch.arange(self.src.shape[0], device=self.src.device) - self.ptr[self.dst]
+        row = torch.arange(extra.shape[0], device=extra.device).repeat_interleave(extra)
+        at = torch.arange(row.shape[0], device=row.device) - (extra.cumsum(0) - extra)[row] + 1
+        length = (degree[row] - PART * at).clamp(max=PART)
+        return Parts(self.src[place < PART], F.pad(degree.clamp(max=PART).cumsum(0), (1, 0)),
+                     self.src[place >= PART], F.pad(length.cumsum(0), (1, 0)), row)
+
     def nbytes(self) -> int:
         """Bytes of what is held next to ``src`` and ``dst``."""
         total = self.ptr.nbytes + sum(g.nbytes() + g.src.nbytes + g.dst.nbytes
                                       for g in self._folds.values())
+        total += sum(t.nbytes for t in self.__dict__.get("parts") or ())
         turned = self.__dict__.get("turned")
         return (total
                 if turned is None
                 else total + turned.nbytes() + turned.src.nbytes + turned.dst.nbytes
                 + turned.place.nbytes)
+
+
+class Parts(NamedTuple):
+    """A graph's sources, those of long rows in parts of `PART` edges.
+
+    ``first``: of each row's first part, which begins at ``ptr`` [rows + 1]; ``rest``: of all other
+    parts, which begin at ``ptr_of_rest`` [parts + 1] and belong to the rows ``row`` [parts].
+    """
+
+    first: Tensor
+    ptr: Tensor
+    rest: Tensor
+    ptr_of_rest: Tensor
+    row: Tensor
 
 
 def weighted_sum(graph: Segments, weight: Tensor | None, rows: Tensor) -> Tensor:
@@ -117,7 +150,12 @@ class _WeightedSum(torch.autograd.Function):
             weight = rows.new_ones(()).expand(graph.src.shape[0])
         weight = None if weight is None else weight.contiguous()
         rows = rows.contiguous()
-        return torch.embedding_bag(rows, graph.src, graph.ptr, False, 0, False, weight, True)[0]
+        parts = graph.parts if weight is None and rows.dtype is torch.float32 else None
+        if parts is None:
+            return _bags(rows, graph.src, graph.ptr, weight)
+        # one after the other, hundreds of numbers lose more digits than a host's sum of them
+        out = _bags(rows, parts.first, parts.ptr, None)
+        return out.index_add_(0, parts.row, _bags(rows, parts.rest, parts.ptr_of_rest, None))
 
     @staticmethod
     def backward(ctx, grad):
@@ -126,6 +164,10 @@ class _WeightedSum(torch.autograd.Function):
         (weight, rows), (_, to_weight, to_rows) = ctx.saved_tensors, ctx.needs_input_grad
         return (None, edge_dot(ctx.graph, grad, rows) if to_weight else None,
                 _weighted_sum_of_turned(ctx.graph, weight, grad) if to_rows else None)
+
+
+def _bags(rows: Tensor, src: Tensor, ptr: Tensor, weight: Tensor | None) -> Tensor:
+    return torch.embedding_bag(rows, src, ptr, False, 0, False, weight, True)[0]
 
 
 class _EdgeDot(torch.autograd.Function):

@@ -261,23 +261,33 @@ def ragged(degrees: list[int], num_src: int = 50) -> Segments:
     return Segments.of(torch.randint(num_src, dst.shape), dst, num_src, len(degrees))
 
 
+@pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("degrees", [[0, 64, 65, 1, 128, 129, 0], [200], [0, 0, 64]], ids=str)
-def test_sums_of_rows_in_parts(degrees):
+def test_sums_of_rows_in_parts(degrees, weighted):
     graph, rows = ragged(degrees), torch.randn(50, 3, requires_grad=True)
-    got, exact = torch_segments.weighted_sum(graph, None, rows), rows.detach().double()
-    expected = torch.zeros(len(degrees), 3).double().index_add(0, graph.dst, exact[graph.src])
-    torch.testing.assert_close(got.double(), expected, rtol=1e-6, atol=1e-5)
+    weight = torch.rand(sum(degrees)) if weighted else None
+    got, exact = torch_segments.weighted_sum(graph, weight, rows), rows.detach().double()
+    w = torch.ones(sum(degrees)) if weight is None else weight
+
+    def summed(x, at, to, count):
+        return torch.zeros(count, 3).double().index_add(0, to, x[at] * w.double().view(-1, 1))
+
+    torch.testing.assert_close(got.double(), summed(exact, graph.src, graph.dst, len(degrees)),
+                               rtol=1e-6, atol=1e-5)
     grad = torch.randn_like(got)
     d_rows, = torch.autograd.grad(got, rows, grad)
-    expected = torch.zeros(50, 3).double().index_add(0, graph.src, grad.double()[graph.dst])
-    torch.testing.assert_close(d_rows.double(), expected, rtol=1e-6, atol=1e-5)
+    torch.testing.assert_close(d_rows.double(), summed(grad.double(), graph.dst, graph.src, 50),
+                               rtol=1e-6, atol=1e-5)
     assert (graph.parts is None) is (max(degrees) <= torch_segments.PART)
     assert graph.nbytes() >= sum(t.nbytes for t in graph.parts or ())
 
 
-def test_sums_of_hundreds_of_equal_numbers_keep_their_digits():
+@pytest.mark.parametrize("weighted", [False, True])
+def test_sums_of_hundreds_of_equal_numbers_keep_their_digits(weighted):
     """One after the other, they come out 1e-5 off."""
-    graph = ragged([1000, 2])
-    got = torch_segments.weighted_sum(graph, None, torch.full((50, 4), 0.1))
-    torch.testing.assert_close(got[0].double(), torch.full((4,), 1000 * float(torch.tensor(0.1))).double(),
+    graph, tenth = ragged([1000, 2]), torch.tensor(0.1)
+    weight = tenth.expand(1002) if weighted else None
+    rows = torch.ones(50, 4) if weighted else tenth.expand(50, 4)
+    got = torch_segments.weighted_sum(graph, weight, rows)
+    torch.testing.assert_close(got[0].double(), torch.full((4,), 1000 * float(tenth)).double(),
                                rtol=1.5e-6, atol=0)

@@ -26,8 +26,7 @@ from gnnaccel.dispatch.run.torch_pairs import pair_scores
 #: edges times heads up to which the heads fold into one graph; measured, see docs/notes/cpu.md
 FOLD = 1 << 17
 _DTYPES = (torch.float32, torch.float64)
-#: edges of a row that are added up one after the other: sums of longer rows are made of such parts,
-#: unless edges have weights, which would have to be put in the parts' order at each call
+#: edges of a row that are added up one after the other: sums of longer rows are made of such parts
 PART = 64
 
 
@@ -86,8 +85,9 @@ class Segments:
         row = torch.arange(extra.shape[0], device=extra.device).repeat_interleave(extra)
         at = torch.arange(row.shape[0], device=row.device) - (extra.cumsum(0) - extra)[row] + 1
         length = (degree[row] - PART * at).clamp(max=PART)
-        return Parts(self.src[place < PART], F.pad(degree.clamp(max=PART).cumsum(0), (1, 0)),
-                     self.src[place >= PART], F.pad(length.cumsum(0), (1, 0)), row)
+        first, rest = [where.nonzero().view(-1) for where in (place < PART, place >= PART)]
+        return Parts(first, self.src[first], F.pad(degree.clamp(max=PART).cumsum(0), (1, 0)),
+                     rest, self.src[rest], F.pad(length.cumsum(0), (1, 0)), row)
 
     def nbytes(self) -> int:
         """Bytes of what is held next to ``src`` and ``dst``."""
@@ -102,15 +102,18 @@ class Segments:
 
 
 class Parts(NamedTuple):
-    """A graph's sources, those of long rows in parts of `PART` edges.
+    """A graph's edges, those of long rows in parts of `PART`.
 
-    ``first``: of each row's first part, which begins at ``ptr`` [rows + 1]; ``rest``: of all other
-    parts, which begin at ``ptr_of_rest`` [parts + 1] and belong to the rows ``row`` [parts].
+    ``places``, ``src``: in the graph, and the sources, of the edges in each row's first part, which
+    begins at ``ptr`` [rows + 1]. The others are of the ``rest``, which belongs to the rows ``row``
+    [parts].
     """
 
-    first: Tensor
+    places: Tensor
+    src: Tensor
     ptr: Tensor
-    rest: Tensor
+    places_of_rest: Tensor
+    src_of_rest: Tensor
     ptr_of_rest: Tensor
     row: Tensor
 
@@ -150,12 +153,15 @@ class _WeightedSum(torch.autograd.Function):
             weight = rows.new_ones(()).expand(graph.src.shape[0])
         weight = None if weight is None else weight.contiguous()
         rows = rows.contiguous()
-        parts = graph.parts if weight is None and rows.dtype is torch.float32 else None
+        parts = graph.parts if rows.dtype is torch.float32 else None
         if parts is None:
             return _bags(rows, graph.src, graph.ptr, weight)
         # one after the other, hundreds of numbers lose more digits than a host's sum of them
-        out = _bags(rows, parts.first, parts.ptr, None)
-        return out.index_add_(0, parts.row, _bags(rows, parts.rest, parts.ptr_of_rest, None))
+        of_first, of_rest = (None, None) if weight is None else [
+            weight.index_select(0, places) for places in (parts.places, parts.places_of_rest)]
+        out = _bags(rows, parts.src, parts.ptr, of_first)
+        rest = _bags(rows, parts.src_of_rest, parts.ptr_of_rest, of_rest)
+        return out.index_add_(0, parts.row, rest)
 
     @staticmethod
     def backward(ctx, grad):

@@ -145,3 +145,10 @@ def test_one_module_writes_the_records_of_calls():
     writers = [path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py")
                if "records.new(" in path.read_text(encoding="utf-8")]
     assert writers == ["dispatch/observe/decisions.py"]
+
+
+def test_files_stay_small():
+    """A file of more than 400 lines holds more than one idea."""
+    long = {path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py")
+            if path.read_text(encoding="utf-8").count("\n") > 400}
+    assert not long

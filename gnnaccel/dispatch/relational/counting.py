@@ -21,8 +21,8 @@ import torch
 from gnnaccel.cuda import segment_backward
 from gnnaccel.dispatch.ir.program import DOMAIN_OF, EDGE, Op, Program, name_of
 from gnnaccel.dispatch.plan import cost
+from gnnaccel.dispatch.relational.gather import RelationStatistics
 from gnnaccel.dispatch.relational.launches import launches
-from gnnaccel.dispatch.relational.view import RelationStatistics
 
 Shape = tuple[int, ...]
 _NUMBERS = tuple(field.name for field in fields(RelationStatistics))

@@ -19,7 +19,7 @@ from gnnaccel.dispatch.run import attention
 from gnnaccel.dispatch.run.attention_families import TERMS
 
 if TYPE_CHECKING:
-    from gnnaccel.dispatch.relational.cuda_program import _Pass
+    from gnnaccel.dispatch.relational.cuda_steps import Pass
 
 _NAMES = TERMS.names[:4]  # what a fused attention names; the others are what is put into it here
 
@@ -38,14 +38,14 @@ class Fold(NamedTuple):
     def reads(self) -> tuple[str, ...]:
         return self.inputs()
 
-    def forward(self, p: _Pass, into: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+    def forward(self, p: Pass, into: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
         weight, matrix = p.values[self.rows], p.values[self.matrix]
         if weight.dim() == 3:
             return (weight.view(-1,
                                 weight.shape[2]) @ matrix).view(*weight.shape[:2], matrix.shape[1])
         return (weight @ _in_blocks(matrix, weight)).flatten(1, 2)
 
-    def backward(self, p: _Pass) -> None:
+    def backward(self, p: Pass) -> None:
         grad = p.take(self.out)
         weight, matrix = p.values[self.rows].to(grad.dtype), p.values[self.matrix].to(grad.dtype)
         shape, before = weight.shape, p.so_far(self.rows)
@@ -69,7 +69,7 @@ def _in_blocks(matrix: Tensor, weight: Tensor) -> Tensor:
     return matrix.view(weight.shape[1], weight.shape[3], -1)
 
 
-def _more(p: _Pass, name: str, grad: Tensor) -> None:
+def _more(p: Pass, name: str, grad: Tensor) -> None:
     before = p.so_far(name)
     p.put(name, grad if before is None else before.add_(grad))
 
@@ -87,10 +87,10 @@ class Spread(NamedTuple):
     def reads(self) -> tuple[str, ...]:
         return ()
 
-    def forward(self, p: _Pass, into: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+    def forward(self, p: Pass, into: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
         return p.values[self.rows].index_select(0, p.view.index(self.coarse, EDGE))
 
-    def backward(self, p: _Pass) -> None:
+    def backward(self, p: Pass) -> None:
         members = p.view.members(self.coarse, EDGE)
         p.put(self.rows,
               total(members.csc(places=False), p.take(self.out), into=p.so_far(self.rows)))
@@ -115,12 +115,12 @@ class Attend(NamedTuple):
     def reads(self) -> tuple[str, ...]:
         return self.inputs()
 
-    def _tensors(self, p: _Pass) -> list[Any]:
+    def _tensors(self, p: Pass) -> list[Any]:
         rows: Any
         rows, *others = [None if name is None else p.values[name] for name in self.terms]
         return [rows.view(rows.shape[0], self.heads, rows.shape[1] // self.heads), *others]
 
-    def forward(self, p: _Pass, into: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+    def forward(self, p: Pass, into: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
         inputs, found = self._tensors(p), self.found
         rows = inputs[0]
         call = attention.Call(self.program, found, p.view.graph(self.source, self.target),
@@ -130,7 +130,7 @@ class Attend(NamedTuple):
         p.attended[self.out] = call, saved
         return out if into is None else out.add_(into.view(out.shape))
 
-    def backward(self, p: _Pass) -> None:
+    def backward(self, p: Pass) -> None:
         call, saved = p.attended.pop(self.out)
         wanted = [name in p.wanted for name in self.terms]
         grads = TERMS.backward(call, (*self._tensors(p), None), saved, p.take(self.out),

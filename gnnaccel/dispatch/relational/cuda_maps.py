@@ -15,8 +15,8 @@ from gnnaccel.cuda.segment_gemm_grad import weight_grad
 from gnnaccel.cuda.structure import Rows
 from gnnaccel.dispatch.graph.view import GraphView
 from gnnaccel.dispatch.relational import torch_maps
+from gnnaccel.dispatch.relational.gather import Gather
 from gnnaccel.dispatch.relational.pairs import Pairs
-from gnnaccel.dispatch.relational.view import Gather
 from gnnaccel.dispatch.run import autograd
 from gnnaccel.dispatch.run.autograd import Operation, stand_in, wants_grad
 from gnnaccel.dispatch.run.skinny_matmul import precision

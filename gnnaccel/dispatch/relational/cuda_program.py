@@ -7,213 +7,24 @@ Where backward is itself recorded, the steps run again on torch operations.
 """
 from __future__ import annotations
 
-import functools
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from gnnaccel.cuda.column_sum import column_sum
-from gnnaccel.dispatch.ir.program import (DOMAIN_OF, DST, PAIR_DST, PAIR_SRC, PARAM, RELATION, Op,
-                                          Program, name_of)
+from gnnaccel.dispatch.ir.program import Program
 from gnnaccel.dispatch.relational import added as adding
-from gnnaccel.dispatch.relational import cuda_attention, cuda_maps, execute, torch_maps
+from gnnaccel.dispatch.relational import cuda_maps, execute, torch_maps
 from gnnaccel.dispatch.relational.added import Added
 from gnnaccel.dispatch.relational.cuda_maps import backward, dense, product, total
+from gnnaccel.dispatch.relational.cuda_steps import Pass, Steps, steps_of
 from gnnaccel.dispatch.relational.view import RelationView
 from gnnaccel.dispatch.run import attention
 from gnnaccel.dispatch.run.autograd import Operation, wants_grad
 
 _ADDED = ("+rows", "+matrix", "+bias")
 
-
-class _Pass:
-    """One run of a Program's steps: values by name, and on the way back their gradients, each with
-    the index that says which of its rows is whose, or None. ``attended``: calls of attention, and
-    what their backward needs, by what they make."""
-
-    __slots__ = ("view", "values", "grads", "wanted", "train", "out_dtype", "attended")
-
-    def __init__(self, view: RelationView, values: dict[str, Any],
-                 wanted: frozenset[str] = frozenset(), train: bool = False,
-                 out_dtype: torch.dtype | None = None):
-        self.view, self.values, self.wanted, self.train, self.out_dtype = (view, values, wanted,
-                                                                           train, out_dtype)
-        self.grads: dict[str, tuple[Tensor, Tensor | None]] = {}
-        self.attended: dict[str, tuple[attention.Call, Any]] = {}
-
-    def so_far(self, name: str) -> Tensor | None:
-        """The gradient to add to, if there is one."""
-        found = self.grads.get(name)
-        return None if found is None else found[0]
-
-    def put(self, name: str, grad: Tensor) -> None:
-        self.grads[name] = grad, None
-
-    def take(self, name: str) -> Tensor:
-        grad, index = self.grads.pop(name)
-        return grad if index is None else grad.index_select(0, index)
-
-
-class Linear(NamedTuple):
-    """Rows of ``domain``, gathered from ``coarse`` unless that is None, times their relation's
-    matrix."""
-
-    out: str
-    rows: str
-    weight: str
-    domain: str
-    coarse: str | None
-    transposed: bool
-
-    def inputs(self) -> tuple[str, ...]:
-        return self.rows, self.weight
-
-    def reads(self) -> tuple[str, ...]:
-        return self.inputs()
-
-    def _index(self, p: _Pass) -> Tensor | None:
-        return None if self.coarse is None else p.view.index(self.coarse, self.domain)
-
-    def forward(self, p: _Pass, into: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
-        index = None if self.coarse is None else p.view.index(self.coarse, self.domain)
-        return product(p.view.pairs(self.domain).segments, p.values[self.rows],
-                       p.values[self.weight], self.transposed, index)
-
-    def backward(self, p: _Pass) -> None:
-        grad, where = p.grads.pop(self.out)
-        segments = p.view.pairs(self.domain).segments
-        found, by_weight = backward(segments, p.values[self.rows], grad, p.values[self.weight],
-                                    self.transposed, self._index(p), where, self.rows in p.wanted,
-                                    self.weight in p.wanted)
-        if by_weight is not None:
-            before = p.so_far(self.weight)
-            p.put(self.weight, by_weight if before is None else before.add_(by_weight))
-        if found is None:
-            return
-        if self.coarse is None:
-            p.put(self.rows, found if self.rows not in p.grads else found + p.take(self.rows))
-            return
-        members = p.view.members(self.coarse, self.domain)
-        p.put(self.rows, total(members.csc(places=False), found, into=p.so_far(self.rows)))
-
-
-class _Sum(NamedTuple):
-    """The sum over the edges from ``source`` to ``target``, each counting its ``share`` of a mean
-    or once."""
-
-    out: str
-    rows: str
-    source: str
-    target: str
-    share: bool
-
-    def inputs(self) -> tuple[str, ...]:
-        return (self.rows,)
-
-    def reads(self) -> tuple[str, ...]:
-        return ()
-
-    def forward(self, p: _Pass, into: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
-        graph = p.view.graph(self.source, self.target)
-        weight = p.view.share_along(self.source, self.target) if self.share else None
-        return total(graph.csc(places=False), p.values[self.rows], weight, "position", into, bias)
-
-    def backward(self, p: _Pass) -> None:
-        graph = p.view.graph(self.source, self.target)
-        weight = p.view.share_along(self.source, self.target, back=True) if self.share else None
-        p.put(self.rows,
-              total(graph.csr(places=False), p.take(self.out), weight, "position",
-                    p.so_far(self.rows)))
-
-
-class _Collect(NamedTuple):
-    """The sum over a destination's relations. Its gradient is the destination's, which the step
-    before gathers."""
-
-    out: str
-    rows: str
-
-    def inputs(self) -> tuple[str, ...]:
-        return (self.rows,)
-
-    def reads(self) -> tuple[str, ...]:
-        return ()
-
-    def forward(self, p: _Pass, into: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
-        members = p.view.members(DST, PAIR_DST)
-        return total(members.csc(places=False), p.values[self.rows], into=into, bias=bias)
-
-    def backward(self, p: _Pass) -> None:
-        p.grads[self.rows] = p.take(self.out), p.view.index(DST, PAIR_DST)
-
-
-class Steps(NamedTuple):
-    """``before``: operations on relations and parameters alone, left to autograd; ``ops``: those of
-    the node, as ``steps``; ``after``: what is left, one by one; ``names``: what the steps read that
-    they do not make; ``outs``: what they make for others; ``kept``: what they make that backward
-    reads, ``done``: and which of those it reads no more after each of the steps; ``attends``: which
-    of them are attention."""
-
-    before: tuple[Op, ...]
-    ops: tuple[Op, ...]
-    steps: tuple[Any, ...]
-    after: tuple[Op, ...]
-    names: tuple[str, ...]
-    outs: tuple[str, ...]
-    kept: tuple[str, ...]
-    done: tuple[tuple[str, ...], ...]
-    attends: tuple[str, ...]
-
-
-@functools.lru_cache(maxsize=256)
-def steps_of(program: Program) -> Steps | None:
-    """How a Program is divided; None where a node brings nothing: it would be one map, with other
-    operations to follow."""
-    attended = cuda_attention.steps_in(program)
-    return (_divided(program, attended) if attended else None) or _divided(program, {})
-
-
-def _divided(program: Program, attended: dict[str, Any]) -> Steps | None:
-    """With the steps ``attended``, if all of those come to be in the node."""
-    before = tuple(op for op in program.ops if program.domains[op.out] in (RELATION, PARAM)
-                   and op.out not in attended)
-    rest = tuple(sorted((op for op in program.ops if op not in before),
-                        key=lambda op: op.kind != "fold"))
-    found = tuple(attended[op.out] if op.out in attended else _step(op, program) for op in rest)
-    count = next((i for i, (op, step) in enumerate(zip(rest, found)) if step is None
-                  and op.out not in attended), len(found))
-    steps, ops, after = tuple(step for step in found[:count]
-                              if step is not None), rest[:count], rest[count:]
-    if not steps or (after and count == 1) or (not after and type(steps[-1]) is Linear):
-        return None
-    made = {step.out for step in steps}
-    read = tuple(dict.fromkeys(name for step in steps for name in step.inputs()))
-    later = {name_of(arg) for op in after for arg in op.args} | {program.output}
-    folded = {step.out for step in steps if type(step) is cuda_attention.Fold}
-    if not attended.keys() <= {op.out for op in ops} or not folded.isdisjoint(later):
-        return None
-    first = {name: at for at, step in reversed(list(enumerate(steps))) for name in step.reads()
-             if name in made}
-    return Steps(before, ops, steps, after, tuple(name for name in read if name not in made),
-                 tuple(step.out for step in steps if step.out in later), tuple(first),
-                 tuple(tuple(name for name, place in first.items() if place == at)
-                       for at in range(len(steps))),
-                 tuple(step.out for step in steps if type(step) is cuda_attention.Attend))
-
-
-def _step(op: Op, program: Program) -> Any:
-    name, _, end = op.args[0].partition("@")
-    home, domain = DOMAIN_OF.get(end), program.domains[op.out]
-    if (op.kind == "linear" and domain in (PAIR_SRC, PAIR_DST) and op.args[1].endswith("@rel")
-        and not op.get("heads")):
-        return Linear(op.out, name, name_of(op.args[1]), domain, home, bool(op.get("transposed")))
-    if op.kind in ("reduce", "mean_sum") and len(op.args) == 1 and home is not None:
-        return _Sum(op.out, name, home, domain, op.attr("mean"))
-    return _Collect(op.out, name) if op.kind == "collect" and len(op.args) == 1 else None
-
-
-# --- running --------------------------------------------------------------------------------------
 
 class _Plan(NamedTuple):
     """``names``: of the inputs, in order; ``rows``: the name of the rows that the root term reads;
@@ -265,10 +76,10 @@ def _node(program: Program, steps: Steps, view: RelationView, values: dict[str, 
     plan = _Plan(program, steps, view, names, added, rows, out_dtype)
     if wants_grad(*inputs):
         return _Node(plan).apply(*inputs)
-    return _forward(plan, _Pass(view, dict(zip(names, inputs)), out_dtype=out_dtype))
+    return _forward(plan, Pass(view, dict(zip(names, inputs)), out_dtype=out_dtype))
 
 
-def _forward(plan: _Plan, p: _Pass) -> tuple[Tensor, ...]:
+def _forward(plan: _Plan, p: Pass) -> tuple[Tensor, ...]:
     for step in plan.steps.steps:
         if step.rows in plan.steps.names:
             p.values[step.rows] = dense(p.values[step.rows])
@@ -280,7 +91,7 @@ def _forward(plan: _Plan, p: _Pass) -> tuple[Tensor, ...]:
     return tuple([p.values[name] for name in plan.steps.outs])
 
 
-def _root(plan: _Plan, p: _Pass) -> tuple[Tensor | None, Tensor | None]:
+def _root(plan: _Plan, p: Pass) -> tuple[Tensor | None, Tensor | None]:
     """The root term and bias: new memory for the last step to add to, or what is the same for every
     row."""
     (sizes, _, _, _, transposed), matrix, bias = (
@@ -311,7 +122,7 @@ class _Node(Operation):
 
     def forward(self, needs, *inputs):
         plan = self.plan
-        p = _Pass(plan.view, dict(zip(plan.names, inputs)), train=True, out_dtype=plan.out_dtype)
+        p = Pass(plan.view, dict(zip(plan.names, inputs)), train=True, out_dtype=plan.out_dtype)
         outs = _forward(plan, p)
         attended = [p.attended[name] for name in plan.steps.attends]
         self.calls = [(call, len(saved)) for call, saved in attended]
@@ -327,7 +138,7 @@ class _Node(Operation):
             if not wanted.isdisjoint(step.inputs()):
                 wanted.add(step.out)
         values = {**dict(zip(plan.names, inputs)), **dict(zip(plan.steps.kept, saved[count:at]))}
-        p = _Pass(plan.view, values, frozenset(wanted))
+        p = Pass(plan.view, values, frozenset(wanted))
         for name, (call, length) in zip(plan.steps.attends, self.calls):
             p.attended[name] = call, saved[at:at + length]
             at += length
@@ -345,7 +156,7 @@ def _like(grad: Tensor | None, t: Tensor | None) -> Tensor | None:
             else grad.to(t.dtype))  # type: ignore[union-attr]
 
 
-def _backward(plan: _Plan, p: _Pass, grads: dict[str, Tensor]) -> None:
+def _backward(plan: _Plan, p: Pass, grads: dict[str, Tensor]) -> None:
     if plan.added is not None:
         _root_backward(plan, p, *grads.values())
     for name, grad in grads.items():
@@ -357,7 +168,7 @@ def _backward(plan: _Plan, p: _Pass, grads: dict[str, Tensor]) -> None:
             del p.values[name]
 
 
-def _root_backward(plan: _Plan, p: _Pass, grad: Tensor) -> None:
+def _root_backward(plan: _Plan, p: Pass, grad: Tensor) -> None:
     """First of all, so that the other gradients of the rows are added to it."""
     (sizes, _, _, _, transposed), matrix = (
         plan.added, p.values["+matrix"])  # type: ignore[misc]

@@ -17,7 +17,8 @@ from torch import Tensor
 from gnnaccel.dispatch.ir import patterns
 from gnnaccel.dispatch.ir.program import (DOMAIN_OF, DST, EDGE, PAIR_DST, PAIR_SRC, RELATION, Op,
                                           Program, name_of)
-from gnnaccel.dispatch.relational.view import Gather, RelationView
+from gnnaccel.dispatch.relational.gather import Gather
+from gnnaccel.dispatch.relational.view import RelationView
 from gnnaccel.dispatch.run import attention
 
 #: pairs times bases up to which a mixture is a graph of its own: its index arrays take some 40

@@ -16,7 +16,7 @@ import torch
 
 from gnnaccel.cuda import segment_backward
 from gnnaccel.dispatch.ir.program import EDGE, Op, Program, name_of
-from gnnaccel.dispatch.relational import cuda_program
+from gnnaccel.dispatch.relational import cuda_steps
 from gnnaccel.dispatch.relational.cuda_attention import Attend, Fold
 
 Shape = tuple[int, ...]
@@ -26,7 +26,7 @@ Pair = tuple[int, int]  # forward, backward
 def launches(program: Program, known: dict[str, Shape]) -> Pair:
     """(forward, backward). known: the shape of one row of every value, of the whole for
     parameters."""
-    divided = cuda_program.steps_of(program)
+    divided = cuda_steps.steps_of(program)
     steps = {} if divided is None else {step.out: step for step in divided.steps}
     inside = () if divided is None else divided.ops
     outside = tuple(op for op in program.ops if op not in inside)
@@ -74,11 +74,11 @@ def _inside(op: Op, steps: dict[str, Any], known: dict[str, Shape]) -> Pair:
     if isinstance(step, Attend):  # the score terms of one head come with it
         return (1, 3) if step.terms[4] is None else (2, 4)
     if op.kind == "collect":  # a map gathers the gradient itself
-        return 1, int(type(steps.get(step.rows)) is not cuda_program.Linear)
+        return 1, int(type(steps.get(step.rows)) is not cuda_steps.Linear)
     return 1, 1
 
 
-def _added_inside(steps: dict[str, Any], divided: cuda_program.Steps | None,
+def _added_inside(steps: dict[str, Any], divided: cuda_steps.Steps | None,
                   known: dict[str, Shape]) -> int:
     """Additions of gradients that are a pass of their own: sums add to what is there."""
     if divided is None:
@@ -94,7 +94,7 @@ def _added_inside(steps: dict[str, Any], divided: cuda_program.Steps | None,
 def _adds_apart(step: Any, at: int, known: dict[str, Shape]) -> bool:
     if isinstance(step, Fold):
         return at == 1 or len(known[step.rows]) > 2
-    if isinstance(step, cuda_program.Linear):
+    if isinstance(step, cuda_steps.Linear):
         return at == 1 or step.coarse is None
     return isinstance(step, Attend)
 
@@ -148,7 +148,7 @@ _ONE_BY_ONE: dict[str, Callable[[Op, list[Shape]], Pair]] = {
 }
 
 
-def _added_outside(outside: tuple[Op, ...], divided: cuda_program.Steps | None) -> int:
+def _added_outside(outside: tuple[Op, ...], divided: cuda_steps.Steps | None) -> int:
     """Additions of gradients by autograd: one for each reader of a value but the first; the node is
     one."""
     readers = Counter(name_of(arg) for op in outside for arg in op.args)

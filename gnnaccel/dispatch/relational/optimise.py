@@ -10,8 +10,8 @@ from gnnaccel.dispatch.policy.config import PASSES
 from gnnaccel.dispatch.relational.compaction import compact
 from gnnaccel.dispatch.relational.counting import Count, Shape, formulas
 from gnnaccel.dispatch.relational.fusion import fuse
+from gnnaccel.dispatch.relational.gather import RelationStatistics
 from gnnaccel.dispatch.relational.reordering import orderings
-from gnnaccel.dispatch.relational.view import RelationStatistics
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,8 @@ from gnnaccel.dispatch.ir.program import PAIR_SRC, SRC
 from gnnaccel.dispatch.policy.config import passes_on
 from gnnaccel.dispatch.relational import torch_maps
 from gnnaccel.dispatch.relational.cuda_maps import dense, gradients, product, total
-from gnnaccel.dispatch.relational.view import Gather, RelationView
+from gnnaccel.dispatch.relational.gather import Gather
+from gnnaccel.dispatch.relational.view import RelationView
 from gnnaccel.dispatch.run import autograd
 from gnnaccel.dispatch.run.attention_families import side_by_side
 from gnnaccel.dispatch.run.autograd import Operation

@@ -17,11 +17,12 @@ from gnnaccel.dispatch.ir.program import PARAM, Program
 from gnnaccel.dispatch.policy.config import PASSES, current, passes_on
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.relational import added as adding
-from gnnaccel.dispatch.relational import cuda_maps, cuda_program, torch_maps
+from gnnaccel.dispatch.relational import cuda_maps, cuda_program, cuda_steps, torch_maps
 from gnnaccel.dispatch.relational.counting import Shape
 from gnnaccel.dispatch.relational.execute import run as execute
+from gnnaccel.dispatch.relational.gather import RelationStatistics
 from gnnaccel.dispatch.relational.optimise import Optimised, optimise
-from gnnaccel.dispatch.relational.view import RelationStatistics, RelationView
+from gnnaccel.dispatch.relational.view import RelationView
 from gnnaccel.dispatch.run import attention, attention_families
 
 #: layers of which the host's own code waits for nothing
@@ -240,7 +241,7 @@ def run_torch(call: RelationalCall, tensors: dict[str, Any]) -> Tensor:
 def run_cuda(call: RelationalCall, tensors: dict[str, Any]) -> Tensor:
     """The same by the CUDA kernels."""
     program = call.optimised().orderings[0].program
-    if cuda_program.steps_of(program) is not None and tensors[program.inputs[0][0]].dtype in TYPES:
+    if cuda_steps.steps_of(program) is not None and tensors[program.inputs[0][0]].dtype in TYPES:
         out = cuda_program.run(program, call.graph, tensors, call.out_dtype)
         return out if out.dtype is call.out_dtype else out.to(call.out_dtype)
     return _run(call, program, tensors, cuda_maps, attention.run_cuda)

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from gnnaccel.dispatch.graph.view import GraphView
 from gnnaccel.dispatch.ir.program import RELATION
+from gnnaccel.dispatch.relational.gather import Gather
 from gnnaccel.dispatch.relational.pairs import Blocks, Pairs
-from gnnaccel.dispatch.relational.view import Gather
 from gnnaccel.dispatch.run import torch_segments
 
 _ALONE = 4096  # elements of a block's result from which another call costs less than a copy of it

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gnnaccel.dispatch.relational import added as adding
-from gnnaccel.dispatch.relational import cuda_program, statements, torch_maps
+from gnnaccel.dispatch.relational import cuda_program, cuda_steps, statements, torch_maps
 from gnnaccel.dispatch.relational.added import ADDED, Added
 from gnnaccel.dispatch.relational.compaction import compact
 from gnnaccel.dispatch.relational.cuda_attention import Attend, Fold
@@ -33,9 +33,9 @@ def nodes_of(layer, same: bool = True, dropout: float = 0.0) -> list:
     heads, _, within = layer
     stated = statements.rgat(0.2, dropout, False, False, within, heads, same)
     found = [fuse(compact(program)) for _, program in orderings(stated)]
-    found = [program for program in found if (steps := cuda_program.steps_of(program))
+    found = [program for program in found if (steps := cuda_steps.steps_of(program))
              and steps.attends]
-    assert found and all(not cuda_program.steps_of(program).after for program in found)
+    assert found and all(not cuda_steps.steps_of(program).after for program in found)
     return found
 
 
@@ -144,12 +144,12 @@ def test_half_types(device, dtype, layer):
 
 
 def test_one_head_has_its_terms_made_by_the_attention():
-    steps = cuda_program.steps_of(nodes_of((1, 1, False))[0])
+    steps = cuda_steps.steps_of(nodes_of((1, 1, False))[0])
     folds, attends = ([step for step in steps.steps if type(step) is kind]
                       for kind in (Fold, Attend))
     assert len(attends) == 1 and len(folds) == 1 and attends[0].terms[1] is None and attends[
         0].terms[4] == "k"
-    assert len([step for step in cuda_program.steps_of(nodes_of((2, 1, False))[0]).steps
+    assert len([step for step in cuda_steps.steps_of(nodes_of((2, 1, False))[0]).steps
                 if type(step) is Fold]) == 2
 
 
@@ -158,7 +158,7 @@ def test_backward_lets_go_of_what_it_has_done_with(device, monkeypatch):
     graph is kept."""
     graph, program = typed(), nodes_of((1, 1, False))[0]
     made, alive = [], []
-    forward, backward = Attend.forward, cuda_program.Linear.backward
+    forward, backward = Attend.forward, cuda_steps.Linear.backward
 
     def attend(self, p, *args):
         made.append(weakref.ref(p.values[self.rows].untyped_storage()))
@@ -169,7 +169,7 @@ def test_backward_lets_go_of_what_it_has_done_with(device, monkeypatch):
         backward(self, p)
 
     monkeypatch.setattr(Attend, "forward", attend)
-    monkeypatch.setattr(cuda_program.Linear, "backward", linear)
+    monkeypatch.setattr(cuda_steps.Linear, "backward", linear)
     given = leaves(device, operands_of(graph, (1, 1, False)))
     out = computed(program, on(device, graph), given, True).sum()
     out.backward(retain_graph=True)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gnnaccel.dispatch.relational import added as adding
-from gnnaccel.dispatch.relational import cuda_program, torch_maps
+from gnnaccel.dispatch.relational import cuda_program, cuda_steps, torch_maps
 from gnnaccel.dispatch.relational.added import ADDED, Added
 from gnnaccel.dispatch.relational.compaction import compact
 from gnnaccel.dispatch.relational.execute import run
@@ -85,7 +85,7 @@ def test_values_and_gradients(device, name, terms, kind):
     seen = 0
     for how, program in orderings(statement(name)):
         program = fuse(compact(program))
-        if cuda_program.steps_of(program) is None:
+        if cuda_steps.steps_of(program) is None:
             continue
         seen += 1
         placed = leaves(device, given)

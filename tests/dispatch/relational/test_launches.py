@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gnnaccel.dispatch.relational import cuda_maps, cuda_program
+from gnnaccel.dispatch.relational import cuda_maps, cuda_program, cuda_steps
 from gnnaccel.dispatch.relational import launches as counting
 from gnnaccel.dispatch.relational.compaction import compact
 from gnnaccel.dispatch.relational.counting import shapes_of_all
@@ -63,7 +63,7 @@ def made(monkeypatch):
     def once(program, view, given):
         seen.clear()
         with _Launches(seen):
-            if cuda_program.steps_of(program) is not None:
+            if cuda_steps.steps_of(program) is not None:
                 out = cuda_program.run(program, view, given)
             else:
                 out = run(program, view, given, cuda_maps, attention.run_cuda)

@@ -6,10 +6,10 @@ import pytest
 from gnnaccel.dispatch.plan import cost
 from gnnaccel.dispatch.policy.config import PASSES
 from gnnaccel.dispatch.relational.counting import Count, count, count_on_gpu
+from gnnaccel.dispatch.relational.gather import RelationStatistics
 from gnnaccel.dispatch.relational.optimise import optimise
 from gnnaccel.dispatch.relational.reordering import orderings
 from gnnaccel.dispatch.relational.request import shapes_of
-from gnnaccel.dispatch.relational.view import RelationStatistics
 from tests.relational_cases import STATEMENTS, statement, tensors, typed
 
 RGCN = dict(x=(64,), weight=(64, 64))

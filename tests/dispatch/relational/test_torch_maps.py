@@ -9,8 +9,8 @@ from torch.autograd import forward_ad, gradcheck, gradgradcheck
 from gnnaccel.dispatch.graph.view import GraphView
 from gnnaccel.dispatch.ir.program import DST, EDGE, PAIR_DST, PAIR_SRC, RELATION, SRC
 from gnnaccel.dispatch.relational import torch_maps
+from gnnaccel.dispatch.relational.gather import Gather
 from gnnaccel.dispatch.relational.pairs import pairs_of
-from gnnaccel.dispatch.relational.view import Gather
 from tests.relational_cases import typed
 
 SEGMENTS = [0, 1, 31, 32, 33, 0, 2]  # rows of each relation

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from gnnaccel.dispatch.ir.program import DST, EDGE, PAIR_DST, PAIR_SRC, RELATION, SRC
 from gnnaccel.dispatch.relational import pairs
-from gnnaccel.dispatch.relational.view import Gather, RelationStatistics, RelationView
+from gnnaccel.dispatch.relational.gather import Gather, RelationStatistics
+from gnnaccel.dispatch.relational.view import RelationView
 from gnnaccel.errors import GraphError
 from tests.relational_cases import SETTINGS, graphs, typed
 

@@ -48,7 +48,7 @@ class Layout:
                 if self._kernel_serves(edge_indices) else self._by_torch(edge_indices))
 
     def checked(self, *edge_indices: Tensor) -> Ends:
-        """The same, with GraphError for ids out of range: they would be nodes of another type.
+        """The edges as one graph. GraphError for ids out of range: other types' nodes have those.
 
         Waits once for the device. During a capture, where nothing may wait, such ids become -1.
         """

@@ -89,8 +89,8 @@ def compare(host: str) -> Drift:
 
 
 def untested(host: str) -> Drift | None:
-    """The same for an imported host whose version was not tested; None for a tested version, and
-    for a module that tells none.
+    """What has changed in an imported host whose version was not tested; None for a tested version,
+    and for a module that tells none.
 
     The functions are found by their recorded names, so nothing has to be patched. Functions that a
     user has replaced are no drift: layers that use them run natively.

@@ -44,8 +44,8 @@ class Variant(RowVariant):
 
     def banded(self, nodes: int, rows: int, edges: int, device: torch.device,
                back: bool = False) -> Variant:
-        """The same in bands of heads (`bands`) where those pay: values, or with ``back`` gradients,
-        of ``nodes`` nodes, gathered by ``edges`` edges of ``rows`` rows."""
+        """This variant in bands of heads (`bands`) where those pay, else itself: values, or with
+        ``back`` gradients, of ``nodes`` nodes, gathered by ``edges`` edges of ``rows`` rows."""
         if self.heads == 1:
             return self
         size = ((self.grad or self.out) if back else self.row).itemsize

@@ -73,8 +73,8 @@ class Variant:
         return self.row is torch.int8
 
     def banded(self, nodes: int, rows: int, edges: int, device: torch.device) -> Variant:
-        """The same in bands where those pay: rows of ``nodes`` nodes, gathered by ``edges`` edges
-        of ``rows`` rows. Int8 rows are a quarter as long and go whole."""
+        """This variant in bands where those pay, else itself: rows of ``nodes`` nodes, gathered by
+        ``edges`` edges of ``rows`` rows. Int8 rows are a quarter as long and go whole."""
         size = self.row.itemsize
         row = self.heads * self.width * size
         if bands.few(nodes, row) or self.int8 or self.identity:

@@ -140,7 +140,7 @@ def forward(variant: Variant, graph: Rows, x: Tensor, weight: Tensor | None = No
 
 def variant_of(x: Tensor, reduces: tuple[str, ...], weight: Tensor | None,
                wide: bool = False) -> Variant:
-    """That of x [any, *features] with weights [edges], [edges, H] or none."""
+    """The variant for x [any, *features] with weights [edges], [edges, H] or none."""
     features = math.prod(x.shape[1:])
     if weight is not None and weight.dim() == 2:
         return variant(weight.shape[1], features // weight.shape[1], x.dtype, reduces, "head", wide)

@@ -37,9 +37,9 @@ class Variant(RowVariant):
                 else layout_for(self.heads, self.width))
 
     def banded(self, nodes: int, graph: Rows, arrays: int) -> Variant:
-        """The same head by head (`bands`) where that pays: the graph's edges gather rows of
-        ``arrays`` arrays of ``nodes`` nodes. Of narrower heads a line has several, and what each
-        edge costs beside its rows then counts for more than the rows."""
+        """This variant head by head (`bands`) where that pays, else itself: the graph's edges
+        gather rows of ``arrays`` arrays of ``nodes`` nodes. Of narrower heads a line has several,
+        and what each edge costs beside its rows then counts for more than the rows."""
         size = self.row.itemsize
         head = self.width * size * arrays
         if bands.few(nodes, self.heads * head):  # before a look for the kernels, which takes longer

@@ -45,8 +45,8 @@ class Int8Rows:
         return self.data.shape[0]
 
     def times(self, factor: Tensor) -> Int8Rows:
-        """The same rows, each times its number of ``factor``, fp32 [rows]: so a weight that belongs
-        to the source of an edge costs one product per row and none per edge."""
+        """These rows, each times its number of ``factor``, fp32 [rows]: so a weight that belongs to
+        the source of an edge costs one product per row and none per edge."""
         return Int8Rows(self.data, self.scale * factor, self.width)
 
     def dequantize(self) -> Tensor:

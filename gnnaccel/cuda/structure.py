@@ -338,7 +338,7 @@ def csc(src: Tensor, dst: Tensor, num_src: int, num_dst: int, loops: int, wide: 
 
 
 def transpose(by_dst: Rows, num_src: int) -> Rows:
-    """The same graph grouped by source; ``place`` refers to the CSC and ascends within a row."""
+    """The graph grouped by source; ``place`` refers to the CSC and ascends within a row."""
     total, device = by_dst.other.shape[0], by_dst.indptr.device
     dtype, offsets = _offsets(by_dst.wide)
     defines = (("INDEX_T", "i64"), ("LOOPS", "0")) + offsets

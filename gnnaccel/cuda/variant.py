@@ -33,7 +33,7 @@ class RowVariant:
         return self.layout.defines(unroll) + self.flags(**more)
 
     def flags(self, **more) -> tuple:
-        """Those that do not depend on the layout."""
+        """The definitions that do not depend on the layout."""
         flags = dict(ROW_T=ROW_TYPES[self.row], OUT_T=TYPES[self.out],
                      OFF_T="i64" if self.wide else "int", EDGE=int(self.edge),
                      DROPOUT=int(self.dropout), **more)

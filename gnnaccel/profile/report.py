@@ -286,6 +286,6 @@ def _unmeasured() -> str:
 
 
 def _record(frame: Frame) -> Record:
-    """That of a call which was decided."""
+    """The record of a call which was decided."""
     assert frame.record is not None
     return frame.record

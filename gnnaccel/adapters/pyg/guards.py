@@ -97,7 +97,7 @@ def linear_is_own() -> bool:
 
 
 def plain_hetero_linear(module: Any) -> bool:
-    """The same of maps by type."""
+    """Whether the module is a map by type and nothing else, as `plain_linear`."""
     return plain(module, _hetero_linear_class())
 
 

@@ -47,7 +47,7 @@ class _Entry:
 
 
 class PlacedWeights:
-    """Those of one graph."""
+    """The kept weights of one graph's edges."""
 
     __slots__ = ("_entries",)
 

@@ -88,8 +88,8 @@ def _met(memory: LayerMemory, like: NativeSized, given: tuple, kwargs: dict) -> 
 
 
 def remember_reason(layer: Any, args: tuple, kwargs: dict, config: Config, why: Reason) -> None:
-    """The same of a call that could not be understood: if that is how the layer is made; on a CPU
-    over few edges whatever it is about the layer or its arguments. Not at its first call, which may
+    """Remember a call that could not be understood: if that is how the layer is made; on a CPU over
+    few edges whatever it is about the layer or its arguments. Not at its first call, which may
     complete the layer."""
     memory = layer_memory.of(layer)
     again, memory.why = memory.why == why, why

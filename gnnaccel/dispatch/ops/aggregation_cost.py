@@ -49,7 +49,7 @@ class Estimate(NamedTuple):
         return self.once is not None and _MARGIN * self.once < self.native  # type: ignore[operator]
 
     def over_once(self) -> Estimate:
-        """The same if what runs without a structure is not the host's own code."""
+        """The estimate where the list of edges, not the host's code, runs without a structure."""
         return self._replace(gain=max(0.0, self.once - self.ours))  # type: ignore[operator]
 
 

@@ -113,9 +113,9 @@ def _expanded(given: Aggregation, layout: tuple[int, int, str]) -> tuple[Tensor,
 
 def together(graph: OpGraph, given: Aggregation,
              reduces: tuple[Reduce, ...]) -> dict[tuple[str, ...], Kernel]:
-    """Those of the aggregations ``reduces`` (`Aggregation.by`) that one pass computes: rows of the
-    same weights, where one is a maximum, a minimum or a variance anyway. Softmax and power means
-    are of rows of their own."""
+    """Which of the aggregations ``reduces`` (`Aggregation.by`) one pass computes: rows of the same
+    weights, where one is a maximum, a minimum or a variance anyway. Softmax and power means are of
+    rows of their own."""
     found, names = {}, [reduce for reduce in reduces if type(reduce) is str]
     for weighted in (False, True):
         group = tuple(dict.fromkeys(name for name in names

@@ -35,7 +35,7 @@ def _rows_by(graph: OpGraph, target: str) -> Rows:
 
 
 def _edges_by(graph: OpGraph, target: str) -> Rows:
-    """The same, with the edge itself at the other end."""
+    """The edges of each node of ``target``, with the edge itself at the other end."""
     rows = _rows_by(graph, target)
     return replace(rows, other=rows.place, _launch=None, made={})
 

@@ -35,7 +35,7 @@ def by_operations(graph: OpGraph, reduce: str, left: Tensor, right: Tensor, edge
 
 def by_kernels(graph: OpGraph, reduce: str, left: Tensor, right: Tensor, edge: Tensor,
                values: Tensor) -> tuple[Tensor, Tensor]:
-    """The same by the CUDA kernels."""
+    """The gated sums by the CUDA kernels."""
     return _Gated(graph).apply(left, right, edge, values)
 
 

@@ -115,6 +115,6 @@ def split(run: Callable[[OpGraph, Any], Tensor], graph: OpGraph, given: Any) -> 
 
 
 def weights_alone(given: Any) -> Any:
-    """The same aggregation of ones: of a sum the sum of the weights, [num_dst, *1]."""
+    """The aggregation with ones for features: of a sum the sum of the weights, [num_dst, *1]."""
     tail = (1,) * (given.x.dim() - 1) if given.weight is None else tuple(given.weight.shape[1:])
     return given._replace(x=given.x.new_ones(given.x.shape[0], *tail), shape=tail, more=None)

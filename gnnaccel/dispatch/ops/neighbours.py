@@ -47,7 +47,7 @@ def by_operations(graph: OpGraph, reduce: str, x: Tensor, weight: Tensor | None 
 def by_kernels(graph: OpGraph, reduce: str, x: Tensor, weight: Tensor | None = None,
                scale_src: Tensor | None = None, scale_dst: Tensor | None = None,
                bias: Tensor | None = None) -> Tensor:
-    """The same by the CUDA kernels; scales and bias are fp32 there."""
+    """The operation by the CUDA kernels; scales and bias are fp32 there."""
     if reduce == "max":
         variant = form(reduce, x.shape[1], x.dtype, weight is not None)
         out = cuda_functions.extremum(graph, _extremum(weight is not None),

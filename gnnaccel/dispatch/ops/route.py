@@ -46,7 +46,7 @@ def run(name: str, call: OpCall | Reason, native: Callable[[], Any] | None,
 
 
 def _told(visit: watch.Visit) -> Any:
-    """The same, with a record."""
+    """The run of a call, with a record."""
     return _run(visit.layer, visit.args[0], visit.native, visit.config, time.perf_counter_ns())
 
 

@@ -33,7 +33,7 @@ def by_operations(graph: OpGraph, reduce: str, x: Tensor) -> Tensor:
 
 
 def by_kernels(graph: OpGraph, reduce: str, x: Tensor) -> Tensor:
-    """The same by the CUDA kernels."""
+    """The reductions by the CUDA kernels."""
     return multi_reduce.multi_reduce(graph, x, _reduces(reduce),
                                      zero_share=False).kernel.run()  # type: ignore[union-attr]
 

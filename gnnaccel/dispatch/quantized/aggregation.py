@@ -302,7 +302,7 @@ def _by_kernels(call: _Call, given: Stored, plain: Tensor, stored: Any, weight: 
 
 def _by_torch(call: _Call, given: Stored, plain: Tensor, stored: Stored | None,
               weight: Tensor | None, needs: tuple) -> tuple:
-    """The same, as the gradient of `_Call.by_torch`, which is linear in each."""
+    """The gradients on torch operations: of `_Call.by_torch`, which is linear in each input."""
     shape = (-1, call.heads, call.width)
     near = rows.read(given, shape)
     with torch.enable_grad():

@@ -97,7 +97,7 @@ def _product(rows: int, inner: int, columns: int, rate: float, itemsize: int) ->
 
 
 def _int8_product(rows: int, inner: int, columns: int) -> float:
-    """The same with what makes its operands."""
+    """Seconds of a product of int8 rows and matrix, with what makes these."""
     rates = constants()["quantized"]["projection"]
     made = rows * 5 * inner / constants()["cuda"]["gather_hbm"]
     return _product(rows, inner, columns, rates["int8"], 1) + made + rates["seconds"]

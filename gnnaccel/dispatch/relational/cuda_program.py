@@ -196,7 +196,7 @@ def column_sums(view: RelationView, sizes: tuple[int, ...], grad: Tensor) -> Ten
 
 def _by_torch(plan: _Plan, calls: dict[Program, attention.Call],
               *inputs: Tensor | None) -> tuple[Tensor, ...]:
-    """The same on torch operations, which can be differentiated any number of times. ``calls``: of
+    """The node on torch operations, which can be differentiated any number of times. ``calls``: of
     attention, by their Programs: they have drawn their dropout."""
     values: dict[str, Any]
     values, program = dict(zip(plan.names, inputs)), plan.program

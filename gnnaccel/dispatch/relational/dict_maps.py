@@ -32,7 +32,7 @@ def maps(blocks: Blocks, sizes: tuple[int, ...], row: torch.dtype, x: list[Tenso
 
 def maps_by_torch(row: torch.dtype, x: list[Tensor], weights: list[Tensor],
                   biases: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
-    """The same on torch operations, one map after the other."""
+    """The maps on torch operations, one after the other."""
     return tuple(F.linear(a.to(row), w.to(row), None if b is None else b.to(row))
                  for a, w, b in zip(x, weights, biases or [None] * len(x)))
 

@@ -63,8 +63,8 @@ def _folded(sources: tuple[int, ...], weight: Tensor, bias: Tensor | None, keys:
 
 
 def _of_sources(sources: tuple[int, ...], t: Tensor) -> Tensor:
-    """Those of keys and values, for each relation. Their gradients are added up in one order, as
-    those of an index are not."""
+    """The maps ``t`` of keys and values, for each relation. Their gradients are added up in one
+    order, as those of an index are not."""
     of_type = t[:, ::2].unbind(0)
     return torch.stack([of_type[source] for source in sources])
 

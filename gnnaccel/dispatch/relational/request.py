@@ -239,7 +239,7 @@ def run_torch(call: RelationalCall, tensors: dict[str, Any]) -> Tensor:
 
 
 def run_cuda(call: RelationalCall, tensors: dict[str, Any]) -> Tensor:
-    """The same by the CUDA kernels."""
+    """The Program's output, and what is added to it, by the CUDA kernels."""
     program = call.optimised().orderings[0].program
     if cuda_steps.steps_of(program) is not None and tensors[program.inputs[0][0]].dtype in TYPES:
         out = cuda_program.run(program, call.graph, tensors, call.out_dtype)

@@ -157,7 +157,7 @@ def run_cuda(call: Call, tensors: dict[str, Tensor | Mapped] | Folded,
 
 
 def run_torch(call: Call, tensors: dict[str, Tensor | Mapped] | Folded) -> Tensor:
-    """The same by the torch backend, with torch's own dropout. Works in any floating dtype."""
+    """Attention by the torch backend, with torch's own dropout. Works in any floating dtype."""
     if type(tensors) is Folded:
         return attention_folded.composed(call, tensors, run_torch)
     made = attention_maps.made(call, tensors)

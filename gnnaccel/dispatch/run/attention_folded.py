@@ -57,7 +57,7 @@ def run(call: Call, given: Folded, attend) -> Tensor:
 
 
 def composed(call: Call, given: Folded, attend) -> Tensor:
-    """The same by differentiable operations."""
+    """The folded attention by differentiable operations."""
     matrix, shift = _query_map(given)
     queries = F.linear(given.x_dst, matrix, shift)
     if given.key_bias is not None and given.key_bias.requires_grad and torch.is_grad_enabled():
@@ -76,7 +76,7 @@ def _query_map(given: Folded) -> tuple[Tensor, Tensor | None]:
 
 
 def _inputs(keys: Tensor, queries: Tensor) -> tuple:
-    """Those of the family's kernels: keys and queries, and nothing else."""
+    """The inputs of the family's kernels: keys and queries, and nothing else."""
     found = {"keys": keys, "queries": queries}
     return tuple(map(found.get, families.PAIRWISE.names))
 

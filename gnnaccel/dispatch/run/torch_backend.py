@@ -34,7 +34,7 @@ class Edges:
     _segments: dict[int, Segments] = field(default_factory=dict, compare=False, repr=False)
 
     def segments(self, num_src: int) -> Segments:
-        """The same with offsets, and what else the CPU's operations need, made once."""
+        """The edges with offsets, and what else the CPU's operations need, made once."""
         if num_src not in self._segments:
             self._segments[num_src] = Segments.of(self.src, self.dst, num_src, self.num_dst)
         return self._segments[num_src]

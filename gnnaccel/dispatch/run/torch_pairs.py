@@ -27,7 +27,7 @@ def pair_scores(edges, keys: Tensor, queries: Tensor, att: Tensor, slope: float)
 
 
 def plain(edges, slope: float, keys: Tensor, queries: Tensor, att: Tensor) -> Tensor:
-    """The same by plain operations, all edges at once."""
+    """The scores by plain operations, all edges at once."""
     z = keys.index_select(0, edges.src) + queries.index_select(0, edges.dst)
     return (F.leaky_relu(z, slope) * att).sum(-1)
 

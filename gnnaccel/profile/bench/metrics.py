@@ -46,7 +46,7 @@ class Cell:
         return self.route_of("gnnaccel")
 
     def route_of(self, impl: str) -> str:
-        """The same for any way of running gnnaccel."""
+        """The route of an implementation, for any way of running gnnaccel."""
         record = self.by.get(impl)
         values = record.values if record else {}
         return " ".join([*values.get("routes", {}), *values.get("reasons", {})])

@@ -49,8 +49,8 @@ def measure_overhead(device: torch.device, quick: bool = False) -> dict:
 
 
 def bare_gat(step: Step, graph: shapes.Graph) -> Callable[[], torch.Tensor]:
-    """The same GAT layer's forward by hand: its projection and the two launches, all else done
-    before."""
+    """The GAT layer's forward by hand: its projection and the two launches, all else done before.
+    """
     from gnnaccel.cuda import additive, head_dot
     from gnnaccel.dispatch.graph.view import GraphView
 

@@ -48,7 +48,7 @@ class RelationGraph:
 
     @functools.cached_property
     def typed(self) -> dict[Triple, torch.Tensor]:
-        """The same edges as heterogeneous layers take them: by (source type, relation, destination
+        """The edges as heterogeneous layers take them: by (source type, relation, destination
         type), with node ids counted within their type. A relation between several pairs of types
         becomes several entries."""
         counts = torch.tensor(self.shape.nodes, device=self.device)

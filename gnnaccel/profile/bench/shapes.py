@@ -94,7 +94,8 @@ def scaled(shape: Shape, factor: float) -> Shape:
 
 
 def uniform(shape: Shape) -> Shape:
-    """The same size with all degrees equal (to within one): the balance no kernel can beat."""
+    """A shape of this size with all degrees equal (to within one): no kernel can beat this balance.
+    """
     return dataclasses.replace(shape, name=f"{shape.name}-uniform", max_degree=0, hub=0, path="")
 
 

@@ -195,8 +195,8 @@ def watched(together: Together, x_dict: Mapping[str, Tensor],
 def of_members(results: reachability.Results | None, readers: reachability.Readers,
                tensors: list[Tensor], members: tuple[int, ...],
                join: Callable[[list[Tensor]], Tensor] = torch.stack) -> Tensor:
-    """Those of some relations of a node type. Where all are read by one result, what is put
-    together later is watched."""
+    """The ``tensors`` of some relations of a node type, joined. Where one result reads all, what
+    is put together later is watched instead."""
     made = join([tensors[at] for at in members])
     if results is None or len(members) == 1:
         return made

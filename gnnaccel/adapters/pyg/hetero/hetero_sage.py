@@ -100,7 +100,7 @@ def again(layer: Any, x_dict: Mapping[str, Tensor], structure: tuple[Tensor, ...
 
 
 def _ordered(found: Parameters, together: Together, rows: _Rows) -> Parameters:
-    """Those of each kind in the order of the relations' numbers."""
+    """The parameters of each kind in the order of the relations' numbers."""
     at = [together.numbers[name] for name in rows.names]
     return Parameters(*[None if ts is None  # type: ignore[arg-type]  # as in `found`
                         else [ts[i] for i in at] for ts in found])

@@ -49,7 +49,7 @@ def decide(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Confi
 
 
 def _told(visit: watch.Visit) -> Any:
-    """The same, with a record."""
+    """The long way of a call, with a record."""
     return _decide(visit.layer, visit.native, *visit.args,  # type: ignore[call-arg]  # one
                    visit.kwargs, visit.config, time.perf_counter_ns())
 

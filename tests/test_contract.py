@@ -41,3 +41,16 @@ def test_what_is_missing_or_misspelt():
     module.FIELD = ()
     with pytest.raises(AttributeError, match="did you mean FIELDS"):
         contract.read(module)
+
+
+@pytest.mark.parametrize("host, package", [("torch_geometric", "gnnaccel.adapters.pyg"),
+                                           ("dgl", "gnnaccel.adapters.dgl"),
+                                           ("torch", "gnnaccel.adapters.autograd")])
+def test_every_hosts_package_keeps_its_own(host, package):
+    pytest.importorskip(host)
+    found, module = contract.read_host(package), importlib.import_module(package)
+    assert found.install is module.install and found.LAYERS == vars(module).get("LAYERS", {})
+    other = types.SimpleNamespace()  # no layer of anybody's
+    assert found.adapter_of(other) is None and found.storable(other) is None
+    assert not found.linear_maps(other) if host == "torch" else True
+    assert all(callable(function) for function in found.redone())

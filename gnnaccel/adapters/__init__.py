@@ -8,7 +8,6 @@ quantized models need, and ``on_demand(patches)``, which replaces all of that.
 from __future__ import annotations
 
 import functools
-import importlib
 import importlib.util
 import re
 import sys
@@ -17,12 +16,15 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from gnnaccel.adapters.importhook import Handle, poll, when_imported
 from gnnaccel.adapters.patching import PatchSet
 from gnnaccel.dispatch.policy import rules
 from gnnaccel.dispatch.policy.reasons import Reason
+
+if TYPE_CHECKING:
+    from gnnaccel.adapters.contract import Host
 
 #: host -> (module to wait for, adapter package)
 HOSTS: dict[str, tuple[str, str]] = {
@@ -97,13 +99,19 @@ def state() -> dict[str, dict[str, Any]]:
                 for key, host in ((key, _hosts.get(key, idle)) for key in HOSTS)}
 
 
+def _contract(package: str) -> Host:
+    """What a host's package gives. Here, since `import gnnaccel.adapters` is to cost nothing."""
+    from gnnaccel.adapters.contract import read_host
+
+    return read_host(package)
+
+
 def adapter_of(layer: Any) -> Any | None:
     """The adapter that states calls of this layer, whether or not gnnaccel is enabled; None for a
     layer that none knows."""
     for module, adapter in HOSTS.values():
         if module in sys.modules:
-            found = getattr(importlib.import_module(adapter), "adapter_of",
-                            lambda layer: None)(layer)
+            found = _contract(adapter).adapter_of(layer)
             if found is not None:
                 return found
     return None
@@ -114,7 +122,7 @@ def storable(layer: Any) -> Reason | Literal[True] | None:
     for what is no layer of a graph."""
     for module, adapter in HOSTS.values():
         if module in sys.modules:
-            found = getattr(importlib.import_module(adapter), "storable", lambda layer: None)(layer)
+            found = _contract(adapter).storable(layer)
             if found is not None:
                 return found
     return None
@@ -124,8 +132,7 @@ def linear_maps(layer: Any) -> list[tuple[str, Any]]:
     """(name inside the layer, module) of the linear maps of a storable layer that may run in
     int8."""
     return [found for module, adapter in HOSTS.values() if module in sys.modules
-            for found in getattr(importlib.import_module(adapter), "linear_maps",
-                                 lambda layer: [])(layer)]
+            for found in _contract(adapter).linear_maps(layer)]
 
 
 def requantized() -> None:
@@ -139,7 +146,7 @@ def requantized() -> None:
 def known_layers() -> list[str]:
     """Class names of the layers that the adapters know."""
     return sorted(name for _, adapter in HOSTS.values()
-                  for name in getattr(importlib.import_module(adapter), "LAYERS", ()))
+                  for name in _contract(adapter).LAYERS)
 
 
 def _patch(key: str, host: _Host) -> None:
@@ -147,7 +154,7 @@ def _patch(key: str, host: _Host) -> None:
         if _hosts.get(key) is not host:  # uninstalled while the import was going on
             return
         try:
-            host.patched = list(importlib.import_module(HOSTS[key][1]).install(host.patches))
+            host.patched = list(_contract(HOSTS[key][1]).install(host.patches))
             _put_on_demand(key, host)
         except Exception as error:
             host.patches.restore()
@@ -189,8 +196,7 @@ def _tell_drift(key: str) -> None:
 
 
 def _put_on_demand(key: str, host: _Host) -> None:
-    getattr(importlib.import_module(HOSTS[key][1]), "requantized",
-            lambda patches: None)(host.patches)
+    _contract(HOSTS[key][1]).requantized(host.patches)
 
 
 def _update_awaited() -> None:

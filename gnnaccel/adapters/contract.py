@@ -1,4 +1,4 @@
-"""The contract of adapters: what the module of a layer class gives, for both hosts.
+"""The contract of adapters: what the module of a layer class gives, and what the package of a host.
 
 Each layer class that is taken over has a module (`gnnaccel.adapters.pyg.layers.gat`, ...). It has
 to have ``state`` and ``run``; all else has a default, which says what holds of a layer whose module
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Callable
+import importlib
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gnnaccel.adapters import looks
@@ -79,6 +80,40 @@ class Contract:
     def repeated(self) -> Callable[..., Any]:
         """``again``, or what gives the tensors of a plain call."""
         return self.again or _plain
+
+
+def _nothing(of: Any) -> None:
+    """Of a host that has no more to say."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Host:
+    """The names are those in the host's package; the functions of the same names in
+    `gnnaccel.adapters` say what they mean.
+
+    * ``install(patches)``: puts the host's patches in; gives the dotted names of what was patched.
+    * ``LAYERS``: the class names of the layers that are taken over.
+    * ``adapter_of(layer)``, ``storable(layer)``, ``linear_maps(layer)``.
+    * ``requantized(patches)``: puts in or out what only quantized layers need; ``on_demand``: puts
+      all of it in.
+    * ``redone()``: the host's functions whose work is done again, without being replaced.
+    """
+
+    install: Callable[..., Any]
+    LAYERS: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    adapter_of: Callable[[Any], Any] = _nothing
+    storable: Callable[[Any], Any] = _nothing
+    linear_maps: Callable[[Any], list] = lambda layer: []
+    requantized: Callable[[Any], None] = _nothing
+    on_demand: Callable[[Any], None] = _nothing
+    redone: Callable[[], Sequence[Any]] = tuple
+
+
+def read_host(package: str) -> Host:
+    """The contract of a host's package, which is imported."""
+    given = vars(importlib.import_module(package))
+    return Host(**{field.name: given[field.name] for field in dataclasses.fields(Host)
+                   if field.name in given})
 
 
 _NAMES = tuple(field.name for field in dataclasses.fields(Contract))

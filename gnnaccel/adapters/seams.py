@@ -22,6 +22,7 @@ from typing import Any
 
 from gnnaccel import adapters
 from gnnaccel.adapters import own
+from gnnaccel.adapters.contract import read_host
 from gnnaccel.adapters.patching import PatchSet
 
 _SHOWN = 4  # names in one sentence
@@ -65,13 +66,13 @@ def collect(host: str) -> dict[str, str]:
     module, package = adapters.HOSTS[host]
     importlib.import_module(module)
     patches = PatchSet()
-    adapter = importlib.import_module(package)
+    adapter, given = importlib.import_module(package), read_host(package)
     try:
-        adapter.install(patches)
-        getattr(adapter, "on_demand", lambda patches: None)(patches)
+        given.install(patches)
+        given.on_demand(patches)
         functions = dict(found for patch in patches for found in _functions(patch, adapter))
         functions.update((f"{f.__module__}.{f.__qualname__}", f)
-                         for f in getattr(adapter, "redone", tuple)())
+                         for f in given.redone())
     finally:
         patches.restore()
     own = module.partition(".")[0] + "."  # some of torch's are replaced as well

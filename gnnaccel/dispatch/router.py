@@ -124,7 +124,7 @@ def _decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict
         if not settings.learning(use) and not capture.capturing():
             native_learning.remember(layer, given.structure, args if _quiet(config) else (), kwargs,
                                      config, plan.code, known)
-        whole = (not known and device == "cuda" and getattr(stated, "together", False)
+        whole = (not known and device == "cuda" and stated.together
                  and plan.code == "GA301" and _quiet(config))
         return _native(layer, adapter, _with_its_parts(native) if whole else native, args, kwargs,
                        config, stated, given, plan, start)
@@ -215,7 +215,8 @@ def _native(layer, adapter, native, args, kwargs, config: Config, stated: CallSp
                           "none", _since(start))
     # the user's own rules are no fallback
     chosen = all(r.code.startswith(("GA1", "GA210")) for _, r in plan.rejected)
-    if config.on_fallback != "native" and not chosen and not getattr(stated, "around", False):
+    around = stated is not None and stated.around
+    if config.on_fallback != "native" and not chosen and not around:
         decisions.object_to(name, config.on_fallback, plan.rejected)
     return native(layer, *args, **kwargs)
 

@@ -75,6 +75,11 @@ class PlainSpec:
         to take."""
         return self.on_cpu and not driver.placed()
 
+    @property
+    def together(self) -> bool:
+        """As `CallSpec.together`."""
+        return False
+
     def request(self, device: str, grad: bool, fresh: bool) -> PlainRequest:
         return PlainRequest(self.native, self.reduce, self.weighted, self.width, self.row, device,
                             self.num_src.bit_length(), self.num_dst.bit_length(),

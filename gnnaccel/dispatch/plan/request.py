@@ -55,7 +55,8 @@ class CallSpec:
     """A host call that the adapter understood, without its tensors: its Program, sizes and dtypes.
 
     ``native``: the host layer's class; ``loops``: nodes that get a self loop; ``exposed`` as in
-    `attention.Call`; ``folded``: the adapter moved linear maps off the edges.
+    `attention.Call`; ``folded``: the adapter moved linear maps off the edges; ``around``: the layer
+    is one around others, which are routed by themselves where it stays native.
     """
 
     program: Program
@@ -70,6 +71,13 @@ class CallSpec:
     loops: int
     exposed: bool
     folded: bool = False
+    around: bool = False
+
+    @property
+    def together(self) -> bool:
+        """Whether layers inside stay native where the whole does, over a new graph on a GPU: a
+        structure for each costs more than one for all."""
+        return False
 
     def request(self, device: str, grad: bool, fresh: bool) -> Request:
         edges = self.num_edges + self.loops

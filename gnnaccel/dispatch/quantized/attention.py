@@ -43,7 +43,7 @@ def reason_for(stated: Any) -> Reason | None:
     found = pattern(stated.program) if type(stated) is CallSpec else None
     if found is None or found.score != "additive":
         return reason("GA603",
-                      f"no kernel of {getattr(stated, 'native', 'this layer')} takes "
+                      f"no kernel of {stated.native} takes "
                       "rows in fewer bytes")
     return None
 

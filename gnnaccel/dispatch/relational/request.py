@@ -87,6 +87,11 @@ class RelationalSpec:
     layout: Hashable = None
     around: bool = False
 
+    @property
+    def together(self) -> bool:
+        """As `CallSpec.together`."""
+        return False
+
     def request(self, device: str, grad: bool, fresh: bool) -> RelationalRequest:
         return RelationalRequest(self.program, self.native, self.shapes, self.row, self.out, device,
                                  self.num_src.bit_length(), self.num_dst.bit_length(),

@@ -7,7 +7,7 @@ are right.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -45,6 +45,7 @@ class Call:
     exposed: bool = False
     pmf: bool = False
     dropout: Dropout = None  # type: ignore[assignment]  # set before anything runs by kernels
+    kernels: ClassVar[bool] = False  # as of `Attend`
 
     def needs_places(self) -> bool:
         """Whether kernels look up edge ids or CSC places: for edge features, and in backward for
@@ -61,9 +62,7 @@ class Attend:
     _call: Any
 
     def __init__(self, call: Call | RelationalCall, run):
-        self._call, self._run, self.graph, self.kernels = call, run, call.graph, getattr(call,
-                                                                                         "kernels",
-                                                                                         False)
+        self._call, self._run, self.graph, self.kernels = call, run, call.graph, call.kernels
 
     def build(self, train: bool) -> None:
         """Build what a relational call's attention reads of its graph now, rather than when it

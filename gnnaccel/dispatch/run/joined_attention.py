@@ -54,13 +54,10 @@ class JoinedSpec(CallSpec):
     """`CallSpec` of a call whose graph is a `JoinedView`; ``join``, hashable, as there. Its tensors
     are a `RelationalInputs`.
 
-    ``around``: the layer is one around others, which are routed by themselves where it stays
-    native; over a new graph on a GPU they stay native then too, as a structure for each costs more
-    than one for all (``together``).
+    Layers ``around`` others are the ones whose graphs are put `together`.
     """
 
     join: Any = None
-    around: bool = False
 
     @property
     def together(self) -> bool:

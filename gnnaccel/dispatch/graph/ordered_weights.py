@@ -60,15 +60,18 @@ class PlacedWeights:
         """Index arrays, and ``weight`` [E] or [E, H], fp32, in their order. None the first time,
         since it may be the last, and for weights that are not `of_the_graph`. ``rows()``: the index
         arrays whose ``place`` is the edge id."""
-        if (weight.requires_grad or weight.is_inference() or not weight.shape[0]
-            or _derived.get(weight.untyped_storage()) is None):
+        if weight.requires_grad or weight.is_inference() or not weight.shape[0]:
             return None
-        key = (id(weight.untyped_storage()), weight.data_ptr(), weight.shape, weight.stride(),
-               weight.dtype)
+        storage = weight.untyped_storage()
+        known = _derived.entries.get(id(storage))  # `IdentityMap.get`, without its call
+        if known is None or known[0]() is not storage:
+            return None
+        key = id(storage), weight.data_ptr(), weight.shape, weight.stride(), weight.dtype
         entries = self._entries
-        entry = (entries[0] if entries
-                 and entries[0].of(key, weight)
-                 else next((e for e in entries if e.of(key, weight)), None))
+        entry = entries[0] if entries else None
+        if (entry is None or entry.key != key or entry.memory.version != weight._version
+            or entry.memory() is not storage):  # `_Entry.of`
+            entry = next((e for e in entries if e.of(key, weight)), None)
         if entry is None:
             entry = _Entry(key, weight)
         if not entries or entries[0] is not entry:
@@ -78,7 +81,9 @@ class PlacedWeights:
         entry.seen[by_src] += 1
         if entry.found[by_src] is None and entry.seen[by_src] > 1 and not _capturing(weight):
             entry.found[by_src] = _placed(weight, rows())
-        return entry.found[by_src] if entry.stream == _stream(weight) else None
+        stream = (torch._C._cuda_getCurrentRawStream(weight.device.index) if weight.is_cuda
+                  else 0)  # `_stream`
+        return entry.found[by_src] if entry.stream == stream else None
 
     def nbytes(self) -> int:
         return sum(found[1].nbytes for entry in self._entries for found in entry.found

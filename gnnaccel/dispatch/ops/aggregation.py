@@ -30,13 +30,15 @@ _HALF = (torch.float16, torch.bfloat16)
 class Aggregation(NamedTuple):
     """``x`` [num_src, *features]; ``weight`` [E, *features] of as many dimensions, which broadcast,
     or None; ``reduce``: one of `REDUCES`, or what `aggregation_means` has; ``shape``: of a message;
-    ``more``: what else goes into it, then of that shape, and not with a power mean."""
+    ``more``: what else goes into it, then of that shape, and not with a power mean; ``layout``: how
+    kernels see weighted rows (`aggregation_cuda.layout_of`), None where nobody has asked yet."""
 
     reduce: Reduce
     x: Tensor
     weight: Tensor | None
     shape: tuple[int, ...]
     more: More | None = None
+    layout: tuple[int, int, str] | None = None
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:

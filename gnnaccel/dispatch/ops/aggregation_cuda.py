@@ -48,7 +48,7 @@ def kernel(graph: OpGraph, given: Aggregation) -> Kernel | Reason:
     if given.reduce in _MULTI:
         found = _multi(graph, given, (given.reduce,))
         return found._replace(run=lambda: run(graph, given)) if type(found) is Kernel else found
-    heads, width, weight = _layout(given)
+    heads, width, weight = layout_of(given)
     mean, dtype = given.reduce == "mean", given.x.dtype
 
     ahead, back = (graph.num_src, graph.num_dst), (graph.num_dst, graph.num_src)
@@ -90,8 +90,9 @@ def run(graph: OpGraph, given: Aggregation) -> Tensor:
         x, weight = _seen(given)
         return multi_reduce.run(graph, x, (given.reduce,), weight)
     x, weight, layout = given.x, given.weight, _NO_WEIGHTS
-    if weight is not None or x.shape[1:] != given.shape:
-        layout = _NO_WEIGHTS if weight is None else _layout(given)
+    if weight is not None:
+        layout = given.layout or layout_of(given)
+    if layout[2] == "head" or x.shape[1:] != given.shape:
         x, weight = _expanded(given, layout)
     if wants_grad(x, weight):
         return _Aggregate(graph, given.reduce == "mean", layout).apply(x, weight)
@@ -148,7 +149,7 @@ def run_all(graph: OpGraph, given: Aggregation, reduces: tuple[Reduce, ...],
 
 
 def _multi(graph: OpGraph, given: Aggregation, reduces: tuple[str, ...]) -> Kernel | Reason:
-    heads, width, _ = _layout(given)
+    heads, width, _ = layout_of(given)
     x, weight = _seen(given)
     return multi_reduce.multi_reduce(graph, x.reshape(-1, heads, width), reduces, weight).kernel
 
@@ -157,12 +158,12 @@ def _seen(given: Aggregation) -> tuple[Tensor, Tensor | None]:
     """Features and weights as `multi_reduce` takes them."""
     if given.weight is None:
         return _expanded(given, _NO_WEIGHTS)
-    layout = _layout(given)
+    layout = layout_of(given)
     x, weight = _expanded(given, layout)
     return x, _as_seen(weight, layout)
 
 
-def _layout(given: Aggregation) -> tuple[int, int, str]:
+def layout_of(given: Aggregation) -> tuple[int, int, str]:
     """Heads and width of a row as the kernels see it, and what they call the weights."""
     kind, features, last = given.kind, math.prod(given.shape), given.shape[-1]
     if kind in ("none", "edge"):
@@ -181,7 +182,8 @@ def _aggregate(graph: OpGraph, mean: bool, layout: tuple[int, int, str], x: Tens
     view = graph.view()
     if weight is None:
         return sums.total(view.csc(places=False), x, None, "place", mean)
-    rows, placed, at = view.weighted(_as_seen(weight, layout))
+    seen = weight.reshape(-1) if layout[2] == "edge" else weight.reshape(-1, layout[0])
+    rows, placed, at = view.weighted(seen)
     return sums.total(rows, x, placed, at, mean)
 
 

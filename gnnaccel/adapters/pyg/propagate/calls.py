@@ -18,7 +18,7 @@ from gnnaccel.dispatch.memory import layer_memory
 from gnnaccel.dispatch.memory.checkpoints import checkpointed, saved_tensor_hooks
 from gnnaccel.dispatch.memory.layer_memory import MISSED, memories
 from gnnaccel.dispatch.observe import counters, records, watch
-from gnnaccel.dispatch.ops import aggregation_cost, aggregation_route
+from gnnaccel.dispatch.ops import aggregation_cost, aggregation_cuda, aggregation_route
 from gnnaccel.dispatch.ops.aggregation import Aggregation
 from gnnaccel.dispatch.ops.aggregation_route import Decision
 from gnnaccel.dispatch.ops.graph import OpGraph
@@ -187,13 +187,14 @@ class Last:
     weakly.
 
     ``module``, ``module_class``, ``module_path``: the aggregation, its class, and what it runs;
-    ``shape``: of a message where nothing is done before the aggregation or after it, else None.
+    ``shape``, ``layout``: as of `Aggregation`, where nothing is done before it or after it, else
+    ``shape`` is None.
     """
 
     __slots__ = ("epoch", "edge_index", "signature", "modes", "settings", "known", "cls", "module",
-                 "module_class", "module_path", "shape", "source", "form", "stamp", "reduce",
-                 "sizes", "view", "route", "decision", "name", "missed", "rows", "gain", "patience",
-                 "code", "fell_back")
+                 "module_class", "module_path", "shape", "layout", "source", "form", "stamp",
+                 "reduce", "sizes", "view", "route", "decision", "name", "missed", "rows", "gain",
+                 "patience", "code", "fell_back")
 
     epoch: int
     edge_index: TensorRef
@@ -206,6 +207,7 @@ class Last:
     module_class: type
     module_path: Path
     shape: tuple[int, ...] | None
+    layout: tuple[int, int, str] | None
     source: str
     form: Form
     stamp: tuple | None
@@ -291,7 +293,7 @@ class Last:
             # what `reading.prepared` and `reading.finished` would give
             return self.decision.run(graph,  # type: ignore[misc]  # not native
                                      Aggregation(self.reduce,  # type: ignore[arg-type]  # named, too
-                                                 x, weight, self.shape))
+                                                 x, weight, self.shape, None, self.layout))
         reduce = self.reduce or reading.mean_of(layer.aggr_module)
         given = reading.prepared(reduce, layer, x, weight, edge_index.shape[1])
         if form.unfinished or form.more is not None:
@@ -339,7 +341,9 @@ def _remember(layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read,
         plain = (kept.reduce is not None and not found.form.unfinished and given.more is None
                  and given.x is reading.source(kwargs, kept.source)
                  and found.known.aggregate is None and not found.known.updates)
-        kept.shape = given.shape if plain else None
+        kept.shape, kept.layout = given.shape if plain else None, None
+        if plain and given.weight is not None:
+            kept.layout = aggregation_cuda.layout_of(given)
     memory = layer_memory.of(layer)
     if len(memory.over) >= _LAYERS_GRAPHS:
         memory.over = {}

@@ -21,6 +21,9 @@ ROUNDING = 0.3  # from here on no luck of the host explains an error, ...
 LOST = 0.03
 #: gradients below this share of the largest one are measured against that share
 SMALL = 1e-3
+#: the same where the host's own fp64 is both truth and judged: its rounding of large terms that
+#: cancel, such as those of hundreds of copies in a softmax, is no gradient to hold others against
+SMALL_IN_FP64 = 0.1
 #: Gradients below this share of the outputs are zero but for the rounding of larger terms, in fp64
 #: as well: those are measured against the outputs.
 NOTHING = 1e-12
@@ -156,12 +159,12 @@ def _finite(value: Tensor, *also: Tensor) -> Tensor:
     return torch.where(keep, value.detach().double(), 0.0)
 
 
-def near(got: Results, host: Results, floor: float) -> bool:
+def near(got: Results, host: Results, floor: float, small: float = SMALL) -> bool:
     """Whether the rule holds anyhow: what is as near to the host as the floor cannot break it."""
-    return all(gap <= floor for gap in distances(got, host).values())
+    return all(gap <= floor for gap in distances(got, host, small=small).values())
 
 
-def beyond(draws: list[tuple[Results, ...]], floor: float) -> Finding | None:
+def beyond(draws: list[tuple[Results, ...]], floor: float, small: float = SMALL) -> Finding | None:
     """The worst result whose error is more than the rule allows.
 
     Errors are averaged over ``draws`` of (got, host, truth), and count if they come `OFTEN`. What
@@ -170,8 +173,10 @@ def beyond(draws: list[tuple[Results, ...]], floor: float) -> Finding | None:
     """
     pairs = [
         (
-            distances(got, truth, host),  # what is no number in the host's results has no error there
-            _larger(distances(host, truth), [distances(n, truth) for n in near]),
+            # what is no number in the host's results has no error there
+            distances(got, truth, host, small),
+            _larger(distances(host, truth, small=small),
+                    [distances(n, truth, small=small) for n in near]),
         )
         for got, host, truth, *near in draws
     ]

@@ -14,7 +14,18 @@ import torch
 from . import composed, layers, typed_layers
 from .backends import Backend, off
 from .graphs import Case, Draw, with_one_weight_a_loop
-from .judge import CONDITIONED, OF_A_TERM, Finding, Results, beyond, differing, near, nudged
+from .judge import (
+    CONDITIONED,
+    OF_A_TERM,
+    SMALL,
+    SMALL_IN_FP64,
+    Finding,
+    Results,
+    beyond,
+    differing,
+    near,
+    nudged,
+)
 from .modes import MODES, Mode, prepared, run
 from .trees import as_long, has_int32, layers_in_a_row, longest_sum, placed, tree_map
 
@@ -90,6 +101,11 @@ class Trial:
         edges = 0 if self.mode.dtype == torch.float64 else longest_sum((case.args, case.kwargs))
         return max(self.mode.floor, OF_A_TERM * edges * max(1, layers_in_a_row(case.module)))
 
+    @property
+    def small(self) -> float:
+        """Below which share of the largest gradient one is measured against that share."""
+        return SMALL_IN_FP64 if self.mode.dtype == torch.float64 else SMALL
+
     def out_of_range(self) -> bool:
         """Whether the host's own layer reads past an end: on a GPU that ends the process."""
         case, cpu = self.build(0), torch.device("cpu")
@@ -159,19 +175,19 @@ def _verdict(trial: Trial) -> str | None:
     if found is not None and has_int32((case.args, case.kwargs)):  # it may be the host's own
         given, refusal = attempt(lambda: trial.host(case))
         found = found if refusal else differing(got, given)
-    if found is None and not near(got, host, trial.floor(case)):
+    if found is None and not near(got, host, trial.floor(case), trial.small):
         found = _measured(trial, case, got, host)
     return None if found is None else f"{found.text} | {case.note}"
 
 
 def _measured(trial: Trial, case: Case, got: Results, host: Results) -> Finding | None:
     exact, floor = trial.exact(case), trial.floor(case)
-    found = beyond([(got, host, exact)], floor)
+    found = beyond([(got, host, exact)], floor, trial.small)
     if found is not None and has_int32(
         (case.args, case.kwargs)
     ):  # no better than the host with the same indices
         given, refusal = attempt(lambda: trial.host(case))
-        found = found if refusal else beyond([(got, given, exact)], floor)
+        found = found if refusal else beyond([(got, given, exact)], floor, trial.small)
     if found is not None and (found.rounding or trial.mode.in_16_bits):
         return _on_average(trial)
     return found
@@ -182,10 +198,10 @@ def _on_average(trial: Trial) -> Finding | None:
     cases = [trial.case(look) for look in range(1, LOOKS + 1)]
     draws = [(trial.ours(case), trial.native(case), trial.exact(case)) for case in cases]
     floor = trial.floor(cases[0])
-    found = beyond(draws, floor)
+    found = beyond(draws, floor, trial.small)
     if found is not None and (found.rounding or trial.mode.in_16_bits):
         near = [(*draw, *trial.nearby(case)) for draw, case in zip(draws, cases)]
-        if beyond(near, floor) is None:
+        if beyond(near, floor, trial.small) is None:
             return Finding(CONDITIONED + found.text, rounding=True)
     return found
 

@@ -241,3 +241,14 @@ def test_the_command_line_runs_one_case(tmp_path):
     found = json.loads(out.read_text())
     assert done.returncode == 0, done.stdout + done.stderr
     assert found["counts"]["table cpu"]["cases"] == 1 and not found["alarms"]
+
+
+def test_in_fp64_the_hosts_rounding_of_large_terms_is_no_truth():
+    """0.09 where 1e7 cancels is found nowhere else; one percent of a small gradient is an error."""
+    large = torch.full((4,), 5e6).double()
+    for ours, theirs, found in ((0.0, 0.05, False), (1e4, 1.01e4, True)):
+        got, host = ({"gradient of x": large, "gradient of a": torch.full((4,), a).double()}
+                     for a in (ours, theirs))
+        assert (judge.beyond([(got, host, host)], judge.FLOOR, judge.SMALL_IN_FP64)
+                is not None) is found
+        assert judge.beyond([(got, host, host)], judge.FLOOR) is not None

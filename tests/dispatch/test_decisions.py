@@ -17,9 +17,9 @@ from gnnaccel.errors import FallbackError
 @pytest.fixture
 def written():
     found: list = []
-    records.subscribe(found.append)
+    sink = records.subscribe(found.append)
     yield found
-    records.unsubscribe(found.append)
+    assert records.unsubscribe(sink) and not records.listening()
     for record in found:
         records.validate(record)
 

@@ -12,8 +12,6 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gnnaccel.adapters import looks
-
 
 def _plain(layer: Any, args: tuple, kwargs: dict, kept: None) -> Any:
     """The tensors of a call ``layer(x, edge_index)``."""
@@ -40,7 +38,8 @@ class Contract:
 
     * ``FIELDS``: the attributes of a layer that its Program depends on; None: no call is repeated.
     * ``reads(layer, args, kwargs)``: what else ``state`` reads, such as attributes of submodules.
-    * ``parts(layer, args)``: how all looks that the layer is made of; None where nobody can say.
+    * ``parts(layer, args)``: how all looks that the layer is made of, None where nobody can say;
+      without it `looks.of_modules`.
     * ``again(layer, args, kwargs, kept)``: the tensors of a repeated call. PyG: without it, only
       ``layer(x, edge_index)`` is repeated. DGL's are found by `dgl.repeated`.
     * ``keep(stated, given)``: what ``again`` needs besides the arguments, without tensors; None:
@@ -66,7 +65,7 @@ class Contract:
     bind: Callable[..., Any] = _unbound
     FIELDS: tuple[str, ...] | None = None
     reads: Callable[..., Any] | None = None
-    parts: Callable[..., Any] = looks.of_modules
+    parts: Callable[..., Any] | None = None
     again: Callable[..., Any] | None = None
     keep: Callable[..., Any] | None = None
     WATCHED: tuple[str, ...] | None = None

@@ -22,7 +22,6 @@ from typing import Any
 
 from gnnaccel import adapters
 from gnnaccel.adapters import own
-from gnnaccel.adapters.contract import read_host
 from gnnaccel.adapters.patching import PatchSet
 
 _SHOWN = 4  # names in one sentence
@@ -63,6 +62,8 @@ def version_of(host: str) -> str:
 def collect(host: str) -> dict[str, str]:
     """{function: hash} of the installed host, which is imported. gnnaccel must not be enabled:
     PatchError then."""
+    from gnnaccel.adapters.contract import read_host  # here: the doctor runs without torch too
+
     module, package = adapters.HOSTS[host]
     importlib.import_module(module)
     patches = PatchSet()

@@ -35,7 +35,7 @@ class Signature:
                  hooks: Callable[[dict], tuple] | None = None):
         self._values: Callable[[dict], Any] = itemgetter(*(contract.FIELDS or ()), *settings)
         self._paths, self._hooks = paths, hooks
-        self._reads, self._parts = contract.reads, contract.parts
+        self._reads, self._parts = contract.reads, contract.parts or looks.of_modules
 
     def whole(self, layer: Any, args: tuple, kwargs: dict) -> tuple | None:
         """The signature of any call, with the looks of all that the layer is made of."""

@@ -46,16 +46,20 @@ def is_alarm(wrong: str | None) -> bool:
     return wrong not in (None, "refused") and not str(wrong).startswith(CONDITIONED)
 
 
-def nudged(tensor: Tensor, seed: int, step: float | None = None) -> Tensor:
+def nudged(tensor: Tensor, seed: int, step: float | None = None, apart: bool = False) -> Tensor:
     """The numbers, each one rounding up or down (or by ``step``, relative to it).
 
-    Equal numbers stay equal: what cancels exactly does so in copies of a row, too.
+    Equal numbers stay equal: what cancels exactly does so in copies of a row, too. ``apart``: they
+    do not, so that of equal messages any may be the largest.
     """
     if not tensor.is_floating_point() or tensor.layout != torch.strided:
         return tensor
     with torch.no_grad():
         wide = tensor.detach().double()
-        away = torch.where((wide * 12_345.678 + seed).sin() < 0, -wide, wide)
+        phase = wide * 12_345.678 + seed
+        if apart:
+            phase += torch.arange(wide.numel(), device=wide.device).view(wide.shape) * 1.7
+        away = torch.where(phase.sin() < 0, -wide, wide)
         # half an eps alone would round back
         step = 0.505 * torch.finfo(tensor.dtype).eps if step is None else step
         found = (wide + away * step).to(tensor.dtype)

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("torch_geometric")
 
-from . import driver, graphs, judge, messages, trees  # noqa: E402
+from . import driver, graphs, judge, messages, metagraphs, trees  # noqa: E402
 from .table import TABLE, drawn  # noqa: E402
 
 
@@ -252,3 +252,37 @@ def test_in_fp64_the_hosts_rounding_of_large_terms_is_no_truth():
         assert (judge.beyond([(got, host, host)], judge.FLOOR, judge.SMALL_IN_FP64)
                 is not None) is found
         assert judge.beyond([(got, host, host)], judge.FLOOR) is not None
+
+
+def test_equal_numbers_are_nudged_apart_where_that_is_asked_for():
+    equal = torch.full((6, 4), 0.3)
+    together, apart = judge.nudged(equal, 1), judge.nudged(equal, 1, apart=True)
+    assert len(together.unique()) == 1 and len(apart.unique()) == 2
+    assert float((apart - equal).abs().max()) < 1e-7
+
+
+def test_ties_explain_gradients_and_not_outputs():
+    truth = {k: torch.tensor([1.0], dtype=torch.float64) for k in ("d x a", "out a")}
+    near = [{k: t + 0.1 for k, t in truth.items()}] * 2
+    got = {k: t + 0.11 for k, t in truth.items()}
+    assert metagraphs._by_ties((got, truth, truth, *near), {"d x a": (0.11, 0, 0)})
+    assert not metagraphs._by_ties((got, truth, truth, truth), {"d x a": (0.11, 0, 0)})
+    assert not metagraphs._by_ties((got, truth, truth, *near), {"out a": (0.11, 0, 0)})
+
+
+def test_where_largest_messages_are_taken():
+    from torch_geometric.nn import GATConv, SAGEConv, to_hetero
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = SAGEConv((-1, -1), 4)
+
+        def forward(self, x, edge_index):
+            return self.conv(x, edge_index)
+
+    types = ["a"], [("a", "x", "a"), ("a", "y", "a")]
+    assert metagraphs.takes_extrema(SAGEConv(4, 4, aggr="max"))
+    assert metagraphs.takes_extrema(to_hetero(Net(), types, aggr="min"))
+    assert not metagraphs.takes_extrema(to_hetero(Net(), types, aggr="mean"))
+    assert not metagraphs.takes_extrema(GATConv(4, 4))

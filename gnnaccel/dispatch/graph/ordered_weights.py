@@ -20,14 +20,32 @@ from gnnaccel.dispatch.policy.names import IdentityMap
 _MOST = 4  # weights kept per graph
 
 Placed = tuple[Rows, Tensor]
-_derived: IdentityMap[bool] = IdentityMap()  # by storage
+#: by storage: the version and the same weights in fp32, for weights of 16 bits
+_derived: IdentityMap[tuple[int, Tensor] | None] = IdentityMap()
 
 
-def of_the_graph(weight: Tensor) -> Tensor:
+def of_the_graph(weight: Tensor, exact: Tensor | None = None) -> Tensor:
     """``weight``, of which it is known from now on that it is made of a graph alone, by us, and
-    handed to no one who would change it unseen."""
-    _derived.set(weight.untyped_storage(), True)
+    handed to no one who would change it unseen. ``exact``: what it would be in fp32, see
+    `in_fp32`."""
+    _derived.set(weight.untyped_storage(), None if exact is None else (weight._version, exact))
     return weight
+
+
+def in_fp32(weight: Tensor) -> Tensor:
+    """The weights of the graph that kernels read: those computed in fp32 beside ``weight``, of 16
+    bits; else ``weight`` itself.
+
+    On a GPU the host counts a node's edges in the features' type: in bf16, 256 + 1 is 256. Its own
+    sum over the neighbours stops likewise, so that the two errors cancel. The sum of the kernels
+    is exact and needs exact weights.
+    """
+    if weight.element_size() > 2:
+        return weight
+    known = _derived.get(weight.untyped_storage())
+    if known is None or known[0] != weight._version or known[1].numel() != weight.numel():
+        return weight
+    return known[1].view(weight.shape)
 
 
 class _Entry:

@@ -15,7 +15,7 @@ from gnnaccel.cuda import structure as counting
 from gnnaccel.cuda.structure import Rows
 from gnnaccel.dispatch.graph import structure as sorting
 from gnnaccel.dispatch.graph.edge_arrays import CSC, EdgeArrays, csc_of
-from gnnaccel.dispatch.graph.ordered_weights import PlacedWeights
+from gnnaccel.dispatch.graph.ordered_weights import PlacedWeights, in_fp32
 from gnnaccel.dispatch.run.torch_backend import Edges
 from gnnaccel.errors import VALID, GraphError
 
@@ -150,7 +150,7 @@ class GraphView:
         arrays, or at its id ("place"). None: all weights are one."""
         if weight is None:
             return self.csr(places=False) if by_src else self.csc(places=False), None, "place"
-        by_id = self.csr_by_id if by_src else self.csc
+        by_id, weight = self.csr_by_id if by_src else self.csc, in_fp32(weight)
         placed = self._weights.find(weight, by_src, by_id)
         if placed is not None:
             return self._ready(placed[0]), placed[1], "position"

@@ -203,9 +203,32 @@ def _computed(native: Callable, args: tuple, kwargs: dict) -> Any:
     try:
         # not in inference mode: what is kept may take part in training later
         with torch.inference_mode(False), torch.no_grad():
-            return native(*args, **kwargs)
+            found = native(*args, **kwargs)
+            _told(native, args, kwargs, found)
+            return found
     finally:
         graph_loops.computing.now = False
+
+
+def _told(native: Callable, args: tuple, kwargs: dict, found: Any) -> None:
+    """Floating results are known as made of the graph alone from now on, those of 16 bits with
+    what they are in fp32."""
+    own = {t.untyped_storage().data_ptr() for t in (*args, *kwargs.values())
+           if type(t) is Tensor and t.numel()}
+    weights = [i for i, t in enumerate(found) if type(t) is Tensor and t.is_floating_point()
+               and t.untyped_storage().data_ptr() not in own]
+    exact: Any = found
+    if any(found[i].element_size() == 2 for i in weights):
+        exact = native(*map(_in_fp32, args), **{k: _in_fp32(v) for k, v in kwargs.items()})
+        for i in weights:
+            ordered_weights.of_the_graph(exact[i])
+    for i in weights:
+        ordered_weights.of_the_graph(found[i], None if exact is found else exact[i])
+
+
+def _in_fp32(argument: Any) -> Any:
+    small = type(argument) is torch.dtype and argument in (torch.bfloat16, torch.float16)
+    return torch.float32 if small else argument
 
 
 def _worth_keeping(edge_index: Any, name: str) -> bool:
@@ -265,8 +288,6 @@ class _Kept:
         for t in found:
             at = None if t is None else memory.get(t.untyped_storage().data_ptr())
             self._found.append(t if at is None else at if given[at] is t else False)
-            if t is not None and at is None and t.is_floating_point():
-                ordered_weights.of_the_graph(t)
         self._versions = [t._version if type(t) is Tensor else 0 for t in self._found]
 
     def get(self, given: tuple[Tensor, ...]) -> tuple | None:

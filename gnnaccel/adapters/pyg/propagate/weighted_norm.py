@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gnnaccel.adapters.pyg.propagate import graph_loops
 from gnnaccel.cuda import driver
-from gnnaccel.dispatch.graph import self_loops
+from gnnaccel.dispatch.graph import ordered_weights, self_loops
 
 
 def over_kept_edges(edge_index: Any, edge_weight: Tensor | None = None,
@@ -40,10 +40,18 @@ def over_kept_edges(edge_index: Any, edge_weight: Tensor | None = None,
     if add_self_loops:
         edge_weight = torch.nn.functional.pad(edge_weight, (0, 1), value=2.0 if improved else 1.0)
         edge_weight = edge_weight.index_select(0, source)
-    end = dst if flow == "source_to_target" else src
-    scale = edge_weight.new_zeros(num_nodes).scatter_add_(0, end, edge_weight).pow_(-0.5)
+    ends = (src, dst), dst if flow == "source_to_target" else src
+    weight = _normalised(edge_weight, *ends, num_nodes)
+    if weight.element_size() == 2:
+        ordered_weights.of_the_graph(weight, _normalised(edge_weight.float(), *ends, num_nodes))
+    return edges, weight
+
+
+def _normalised(weight: Tensor, ends: tuple[Tensor, Tensor], end: Tensor, nodes: int) -> Tensor:
+    """``weight`` [E] by the square roots of the sums at both ``ends``, added up at ``end``."""
+    scale = weight.new_zeros(nodes).scatter_add_(0, end, weight).pow_(-0.5)
     scale.masked_fill_(scale == float("inf"), 0)
-    return edges, scale.index_select(0, src) * edge_weight * scale.index_select(0, dst)
+    return scale.index_select(0, ends[0]) * weight * scale.index_select(0, ends[1])
 
 
 def _edges(edge_index: Tensor, num_nodes: int, loops: bool) -> tuple[Tensor | None, ...]:

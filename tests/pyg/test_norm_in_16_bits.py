@@ -1,0 +1,61 @@
+"""GCN's normalisation in 16 bits: what kernels read was computed in fp32."""
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch_geometric.nn import GCNConv, LGConv
+from torch_geometric.nn.conv import gcn_conv
+
+from gnnaccel.dispatch.graph.ordered_weights import in_fp32
+from tests.pyg import graphs
+from tests.pyg.graphs import E, N
+
+DTYPES = [torch.bfloat16, torch.float16]
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_hosts_weights_and_those_in_fp32(emulated, weighted, dtype):
+    ei = graphs.square()
+    weight = torch.rand(E, dtype=dtype) if weighted else None
+    expected = gcn_conv.gcn_norm(ei, weight, N, dtype=dtype)[1]
+    exact = gcn_conv.gcn_norm(ei, weight.float() if weighted else None, N, dtype=torch.float32)[1]
+    with emulated.on():
+        for _ in range(3):
+            got = gcn_conv.gcn_norm(ei, weight, N, dtype=dtype)[1]
+        assert got.dtype == dtype and torch.equal(got, expected), "a user sees the host's"
+        assert torch.equal(in_fp32(got.view(-1, 1)), exact.view(-1, 1))
+        got.mul_(2)  # by the user, who owns it
+        assert in_fp32(got) is got, "what was computed before the write is read"
+        assert in_fp32(exact) is exact
+
+
+@pytest.mark.parametrize("route", ["emulated", pytest.param("cuda", marks=pytest.mark.gpu)],
+                         indirect=True)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("layer", [LGConv(), GCNConv(8, 8)], ids=["LGConv", "GCNConv"])
+def test_more_edges_at_a_node_than_16_bits_count(route, layer, weighted, dtype):
+    """In bf16 256 + 1 is 256, in fp16 2048 + 1 is 2048: on a GPU the host counts so."""
+    torch.manual_seed(0)
+    ei = torch.randint(0, 2, (2, 9000), device=route.device)
+    weight = torch.ones(9000, device=route.device, dtype=dtype) if weighted else None
+    conv = copy.deepcopy(layer).to(route.device)
+    x = torch.randn(2, 8, device=route.device)
+
+    def results(conv, x, weight):
+        x = x.detach().requires_grad_()
+        out = conv(x, ei, weight)
+        out.sum().backward()
+        return out.double(), x.grad.double()
+
+    small = copy.deepcopy(conv).to(dtype)
+    with route.on(include=["*"]):
+        for _ in range(3):
+            got = results(small, x.to(dtype), weight)
+    exact = results(copy.deepcopy(small).double(), x.to(dtype).double(),
+                    None if weight is None else weight.double())
+    for ours, truth in zip(got, exact):
+        assert float((ours - truth).norm() / truth.norm()) < 0.02

@@ -39,7 +39,8 @@ PACKAGES = {"torch": ("torch",), "torch_geometric": ("torch-geometric",), "dgl":
 
 def enable(*, backend: str | None = None, when: str | None = None, on_fallback: str | None = None,
            include: Any = None, exclude: Any = None, records: int | None = None, log: Any = None,
-           passes: Any = None, backward: str | None = None, decisions: Any = None) -> None:
+           passes: Any = None, backward: str | None = None, compiling: str | None = None,
+           decisions: Any = None) -> None:
     """Take over the known layers of PyG and DGL in this process, from now on and also when they are
     imported later.
 
@@ -52,7 +53,9 @@ def enable(*, backend: str | None = None, when: str | None = None, on_fallback: 
     relational layers go through, out of "compaction" and "reordering" (default: both); for
     measuring what each brings. ``backward``: "caller": where a process uses one GPU, backward runs
     in the thread that asked for it, which spares every step of training a change of threads;
-    "workers": in autograd's own threads, as without gnnaccel. ``decisions``: the path of a file
+    "workers": in autograd's own threads, as without gnnaccel. ``compiling``: "wait": calls
+    wait while their kernels are compiled for the first time; "background": they run natively
+    meanwhile (GA408). ``decisions``: the path of a file
     with decisions to keep to (``python -m gnnaccel log --export``); True: those that `autotune`
     kept; False: none.
 
@@ -72,6 +75,7 @@ def enable(*, backend: str | None = None, when: str | None = None, on_fallback: 
             _sync()
             for doubt in doubts:
                 warnings.warn(f"gnnaccel: {doubt}", RuntimeWarning, stacklevel=2)
+        _prepare(config)
         if before is None:
             _log.info("%s", _greeting(config))
 
@@ -90,7 +94,7 @@ def disable() -> None:
 @contextlib.contextmanager
 def enabled(*, backend: str | None = None, when: str | None = None, on_fallback: str | None = None,
             include: Any = None, exclude: Any = None, records: int | None = None, log: Any = None,
-            passes: Any = None, backward: str | None = None,
+            passes: Any = None, backward: str | None = None, compiling: str | None = None,
             decisions: Any = None) -> Iterator[None]:
     """A block in which gnnaccel is enabled in this thread or task, with the options of `enable`.
 
@@ -146,10 +150,11 @@ def status() -> dict[str, Any]:
     None for what is not installed; ``hosts``: per host ``patched``, ``pending``, ``error``;
     ``bridge``: whether a DGL without CUDA is bridged to the GPU (``active``, ``text``); ``counts``:
     calls by route since `reset_stats`; ``compiled``: ``kernels`` that this process compiled or
-    loaded from CuPy's cache, and in how many ``seconds``.
+    loaded from CuPy's cache, in how many ``seconds``, and how many sets of kernels are ``pending``
+    in the background.
     """
     from gnnaccel.adapters.dgl import bridge
-    from gnnaccel.cuda import driver
+    from gnnaccel.cuda import background, driver
 
     seconds, kernels = driver.compile_seconds()
     with _lock:
@@ -165,7 +170,8 @@ def status() -> dict[str, Any]:
             "hosts": adapters.state(),
             "bridge": bridge.state(),
             "counts": _totals(),
-            "compiled": {"kernels": kernels, "seconds": seconds},
+            "compiled": {"kernels": kernels, "seconds": seconds,
+                         "pending": background.pending()},
         }
 
 
@@ -227,9 +233,19 @@ def _on_late_host(key: str) -> None:
     """A host was imported after ``enable()``: what could not be checked then can be now."""
     doubts = rules.take_unknown()
     if key == "torch":
+        for config in _live():
+            _prepare(config)
         doubts += dict.fromkeys(doubt for config in _live() for doubt in _doubts(config))
     for doubt in doubts:
         warnings.warn(f"gnnaccel: {doubt}", RuntimeWarning, stacklevel=2)
+
+
+def _prepare(config: Config) -> None:
+    """Begin to import CuPy beside the program where it will be needed. No GPU is touched."""
+    if "torch" in sys.modules and config.backend != "torch" and config.compiling == "background":
+        from gnnaccel.cuda import background
+
+        background.preload()
 
 
 # --- keeping patches and sinks as the live configurations want them -------------------------------

@@ -65,11 +65,12 @@ def _library() -> ctypes.CDLL | None:
 
 @contextlib.contextmanager
 def loading() -> Iterator[None]:
-    """A block in which this thread may load kernels although a stream is being captured.
+    """A block in which this thread may load kernels although a stream is being captured, by this
+    thread or by another.
 
     Torch allocates memory during captures in the same way.
     """
-    library = _library() if capturing() else None
+    library = _library()
     if library is None:
         yield
         return

@@ -14,7 +14,7 @@ import threading
 import time
 import warnings
 
-from . import capture, sources
+from . import background, capture, sources
 from .driver import CompileError, count_compile, note
 
 # Dynamic shared memory that a kernel may use without asking for more.
@@ -43,7 +43,8 @@ class CupyDriver:
         import cupy
         import torch
         self._cupy = cupy
-        self._kernels: dict = {}
+        self._kernels: dict = {}  # what callers get
+        self._made: dict = {}  # the kernels, some of which may not be compiled yet
         self._streams: dict = {}
         self.lock = threading.RLock()
         self.device_of_torch = (getattr(torch._C, "_cuda_getDevice", None)
@@ -67,10 +68,13 @@ class CupyDriver:
 
     def _make_kernel(self, key: tuple):
         with self.lock:
+            kernel = self._made.get(key)
+            if kernel is None:
+                kernel = self._made[key] = self._kernel_type(self, *key)
+        kernel.enter(self.device_of_torch(), 0)  # compile errors belong to this call
+        with self.lock:
             launch = self._kernels.get(key)
             if launch is None:
-                kernel = self._kernel_type(self, *key)
-                kernel.enter(self.device_of_torch(), 0)  # compile errors belong to this call
                 # the bound method, because calling an object with __call__ takes twice as long
                 launch = self._kernels[key] = kernel.launch
                 note(key)
@@ -110,16 +114,15 @@ class CupyDriver:
     def load(self, family: str, entry: str, defines: tuple):
         """A ``cupy.RawKernel`` for the device that is current in CuPy. Raises CompileError."""
         text = sources.defined(family, defines)
-        with self.lock:
-            start = time.perf_counter()
-            try:
-                with capture.loading():
-                    return self._cupy.RawModule(code=text, options=_OPTIONS).get_function(entry)
-            except self._cupy.cuda.compiler.CompileException as problem:
-                raise CompileError(
-                    f"{family}.cu did not compile with {list(defines)}:\n{problem}") from problem
-            finally:
-                count_compile(time.perf_counter() - start)
+        start = time.perf_counter()
+        try:
+            with background.piece(), capture.loading():
+                return self._cupy.RawModule(code=text, options=_OPTIONS).get_function(entry)
+        except self._cupy.cuda.compiler.CompileException as problem:
+            raise CompileError(
+                f"{family}.cu did not compile with {list(defines)}:\n{problem}") from problem
+        finally:
+            count_compile(time.perf_counter() - start)
 
 
 def argument_code(value) -> str:
@@ -153,11 +156,13 @@ class _Kernel:
     Subclasses have ``launch``, which is what callers get (`driver.Kernel`). It launches on the GPU
     that holds the arguments, as torch's own operations do, whatever torch's current device is.
     """
-    __slots__ = ("_driver", "_source", "_loaded", "_device_of_torch", "_raw_stream", "_several")
+    __slots__ = ("_driver", "_source", "_loaded", "_device_of_torch", "_raw_stream", "_several",
+                 "_lock")
 
     def __init__(self, driver: CupyDriver, family: str, entry: str, defines: tuple):
         self._driver, self._source = driver, (family, entry, defines)
         self._loaded: dict = {}  # by device
+        self._lock = threading.RLock()  # other kernels may be compiled in other threads meanwhile
         self._device_of_torch, self._raw_stream = driver.device_of_torch, driver.raw_stream
         self._several = driver.several
 
@@ -179,7 +184,7 @@ class _Kernel:
         CompileError."""
         driver = self._driver
         driver.use(device)
-        with driver.lock:
+        with self._lock:
             loaded = self._loaded.get(device)
             if loaded is None:
                 raw = driver.load(*self._source)

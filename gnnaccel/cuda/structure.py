@@ -260,6 +260,15 @@ def _launch(entry: str, defines: tuple, threads: int, args: tuple, shared: int =
                                                          shared, args)
 
 
+def prepare() -> None:
+    """Compile what builds the structure of graphs with int32 offsets. Raises CompileError."""
+    entries = ("count", "place", "split", "order", "count_src", "place_src")
+    for index, loops in (("i64", "0"), ("i64", "1"), ("int", "0")):
+        defines = ("INDEX_T", index), ("LOOPS", loops), *_offsets(False)[1]
+        for entry in entries:
+            driver.current().kernel("structure", entry, defines)
+
+
 def _scan(degree: Tensor) -> Tensor:
     """[rows + 1] offsets from [rows] degrees."""
     indptr = torch.zeros(degree.shape[0] + 1, dtype=degree.dtype, device=degree.device)

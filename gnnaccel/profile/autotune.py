@@ -92,7 +92,8 @@ def tune(call: Callable[[], Any], layer: Any, inputs: Any, stated: Any, given: A
                                 allow_unused=True)
 
     # enabled: so that turns need not patch
-    with session.enabled(), undisturbed(layer), records.muted(), counters.uncounted():
+    with (session.enabled(compiling="wait"), undisturbed(layer), records.muted(),
+          counters.uncounted()):
         timed = timing.measure_rounds({way: (step, _only(key, pinned))
                                        for way, pinned in ways.items()}, given.device,
                                       timing.Effort(batches=12, batch_ms=10.0, seconds=1.0))

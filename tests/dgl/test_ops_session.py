@@ -174,12 +174,12 @@ def inputs_on_cpu():
 
 def test_kernels_that_do_not_compile(emulated, inputs_on_cpu, monkeypatch):
     from gnnaccel.cuda import driver
-    from gnnaccel.dispatch.ops import call
+    from gnnaccel.dispatch.plan import compiling
 
     def refuse(*args):
         raise driver.CompileError("no such thing")
 
-    monkeypatch.setattr(call, "_compiled", {})
+    monkeypatch.setattr(compiling, "_states", {})
     monkeypatch.setattr(type(driver.current()), "kernel", refuse)
     g, x = inputs_on_cpu
     with emulated.on(backend="auto", records=1):

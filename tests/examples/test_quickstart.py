@@ -32,7 +32,7 @@ def test_quickstart_on_a_file(tmp_path):
     result = json.loads((tmp_path / "out.json").read_text())
     for side in ("native", "gnnaccel"):
         assert result[side]["epochs_per_s"] > 0 and 0 <= result[side]["test"] <= 1
-    assert result["compiled"] == {"kernels": 0,
+    assert result["compiled"] == {"kernels": 0, "pending": 0,
                                   "seconds": 0.0} and "compiling or loading" not in done.stdout
     assert {row["route"] for row in result["decisions"]} <= {"cuda", "torch", "native"}
     assert {row["layer"] for row in result["decisions"]} == {"first (GATConv)", "second (GATConv)"}

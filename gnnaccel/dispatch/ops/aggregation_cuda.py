@@ -26,6 +26,7 @@ from gnnaccel.dispatch.run.autograd import Operation, gradients, stand_in, wants
 
 _MAX_EDGES = 2**31
 _NO_WEIGHTS = 0, 0, "none"  # the layout of rows that are summed as they are
+_ENTRIES = ("forward", "forward_short", "merge")
 _MULTI = ("max", "min", "var")  # by the kernels of several reduces
 
 
@@ -63,12 +64,12 @@ def kernel(graph: OpGraph, given: Aggregation) -> Kernel | Reason:
         for averaged in {mean, False}:  # backward never averages
             for at in ("place",) if weight == "none" else ("place", "position"):
                 for form in forms(averaged, at):
-                    for entry in ("forward", "merge",
-                                  "edge_dot") if weight != "none" and at == "place" else ("forward",
-                                                                                          "merge"):
+                    for entry in _ENTRIES:
                         form.kernels(entry)
+                    if weight != "none" and at == "place":
+                        form.kernels("edge_dot")
         if mean and weight == "none":  # whose gradient may be a weighted sum
-            for entry in ("forward", "merge"):
+            for entry in _ENTRIES:
                 for form in forms(False, "position", "edge"):
                     form.kernels(entry)
 

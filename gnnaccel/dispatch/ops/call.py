@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gnnaccel.cuda import driver
 from gnnaccel.dispatch.ops.graph import OpGraph
+from gnnaccel.dispatch.plan import compiling
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 
 
@@ -35,16 +35,6 @@ class OpCall:
     graph: OpGraph | None = None
 
 
-_compiled: dict[tuple, Reason | None] = {}  # by driver and key
-
-
 def compile_reason(kernel: Kernel) -> Reason | None:
-    """Why the kernels of this way cannot be had; answered by compiling them, the first time."""
-    key = id(driver.current()), kernel.key
-    if key not in _compiled:
-        try:
-            kernel.compile()
-            _compiled[key] = None
-        except driver.CompileError as problem:
-            _compiled[key] = reason("GA403", str(problem).strip().partition("\n")[0])
-    return _compiled[key]
+    """Why the kernels of this way cannot run now; see `compiling.problem`."""
+    return compiling.problem(kernel.key, kernel.compile)

@@ -76,7 +76,8 @@ def form(reduce: str, width: int, dtype: torch.dtype, weighted: bool,
 def prepare(reduce: str, width: int, dtype: torch.dtype, weighted: bool) -> None:
     """Compile what `by_kernels` launches, so that a kernel that does not compile is known before
     anything runs."""
-    entries = ("forward", "merge", "pick", "add_parts") if reduce == "max" else ("forward", "merge")
+    entries = (("forward", "merge", "pick", "add_parts") if reduce == "max"
+               else ("forward", "forward_short", "merge"))
     for entry in entries + (("edge_dot",) if weighted and reduce == "sum" else ()):
         form(reduce, width, dtype, weighted).kernels(entry)
     if weighted and reduce == "sum":

@@ -1,7 +1,7 @@
 """The candidates for an attention call, as data: what each can do, and what it would cost."""
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,11 +12,11 @@ from gnnaccel.cuda.layout import MAX_WIDTH, TYPES
 from gnnaccel.dispatch.graph.view import kernels_run_on
 from gnnaccel.dispatch.ir import patterns
 from gnnaccel.dispatch.ops.plain import PlainRequest, operation
-from gnnaccel.dispatch.plan import cost
+from gnnaccel.dispatch.plan import compiling, cost
 from gnnaccel.dispatch.plan.request import Request
 from gnnaccel.dispatch.policy.config import Config
 from gnnaccel.dispatch.policy.reasons import Reason, reason
-from gnnaccel.dispatch.relational import costs
+from gnnaccel.dispatch.relational import costs, cuda_maps
 from gnnaccel.dispatch.relational.prepare import prepare
 from gnnaccel.dispatch.relational.request import RelationalRequest
 from gnnaccel.dispatch.run import attention
@@ -73,20 +73,21 @@ def _cuda_reasons(family: str) -> Callable[[Request, Config], list[Reason]]:
         if not 0.0 <= found.slope:
             why.append(reason("GA208", f"negative_slope={found.slope} is negative",
                               "use a slope of 0 or more"))
-        return why or _compiles(request, found)
+        return why or _compiles(request, found, config)
 
     return unsupported
 
 
-def _compiles(request: Request, found: patterns.Attention) -> list[Reason]:
-    """The last question, as it is the dearest: do the kernels compile? Answered by compiling
-    them."""
-    try:
-        attention.prepare(found, request.heads, request.width, request.row, request.out,
-                          request.grad, request.edge_bits)
-    except driver.CompileError as problem:
-        return [reason("GA403", str(problem).strip().partition("\n")[0])]
-    return []
+def _compiles(request: Request, found: patterns.Attention, config: Config) -> list[Reason]:
+    """The last question, as it is the dearest: are the kernels there?"""
+    form = (found, request.heads, request.width, request.row, request.out, request.grad)
+    return _there(("attention", *form, attention.size_class(request.edge_bits)),
+                  lambda: attention.prepare(*form, request.edge_bits), config)
+
+
+def _there(key: Hashable, prepare: Callable[[], None], config: Config) -> list[Reason]:
+    why = compiling.problem(key, prepare, config)
+    return [] if why is None else [why]
 
 
 def _torch_reasons(request: Request, config: Config) -> list[Reason]:
@@ -121,12 +122,8 @@ def _relational_cuda_reasons(request: RelationalRequest, config: Config) -> list
     if not all(0.0 <= slope for slope in slopes):
         why.append(reason("GA208", f"negative_slope={slopes[0]} is negative",
                           "use a slope of 0 or more"))
-    if not why:
-        try:
-            prepare(request)
-        except driver.CompileError as problem:
-            return [reason("GA403", str(problem).strip().partition("\n")[0])]
-    return why
+    return why or _there(("relational", request._replace(fresh=False), cuda_maps.precision()),
+                         lambda: prepare(request), config)
 
 
 RELATIONAL = (
@@ -150,13 +147,8 @@ def _plain_cuda_reasons(request: PlainRequest, config: Config) -> list[Reason]:
     if request.edge_bits > 31:
         why.append(reason("GA206",
                           "2**31 edges or more; the kernels of plain layers count them in int32"))
-    if not why:
-        try:
-            operation(request.reduce).prepare(request.reduce, request.width, request.row,
-                                              request.weighted)
-        except driver.CompileError as problem:
-            return [reason("GA403", str(problem).strip().partition("\n")[0])]
-    return why
+    form = request.reduce, request.width, request.row, request.weighted
+    return why or _there(("plain", *form), lambda: operation(request.reduce).prepare(*form), config)
 
 
 def _plain_once(ours: bool) -> Callable[[PlainRequest], float | None]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from gnnaccel.dispatch.ir import patterns
 from gnnaccel.dispatch.ops.plain import PlainRequest
-from gnnaccel.dispatch.plan import candidates, cost
+from gnnaccel.dispatch.plan import candidates, compiling, cost
 from gnnaccel.dispatch.plan.candidates import Candidate
 from gnnaccel.dispatch.plan.plan import Plan
 from gnnaccel.dispatch.plan.request import Request
@@ -38,9 +38,10 @@ def plan(request: Request | RelationalRequest | PlainRequest, config: Config) ->
 
 
 def forget() -> None:
-    """Drop every memoised plan; for when the environment changes (tests put another driver in
-    place)."""
+    """Drop every memoised plan, and what is known of kernels; for when the environment changes
+    (tests put another driver in place)."""
     _memo.clear()
+    compiling.forget()
 
 
 def _decide(request: Request | RelationalRequest | PlainRequest, config: Config) -> Plan:
@@ -57,6 +58,9 @@ def _decide(request: Request | RelationalRequest | PlainRequest, config: Config)
             able.append((seconds if seconds is not None else float("inf"), rank, spec, seconds))
     able.sort(key=lambda item: item[:2])
     native = native_cost(request)
+    pending = tuple(entry for entry in rejected if entry[1].code == compiling.PENDING)
+    if pending:
+        return Plan("native", None, pending, native, native)
     pinned = None if config.decisions is None else config.decisions.of(request)
     if pinned is not None:
         held = _held(pinned, able, native, rejected)

@@ -32,6 +32,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "when": ("profitable", "supported"),
     "on_fallback": ("native", "warn", "raise"),
     "backward": ("caller", "workers"),
+    "compiling": ("wait", "background"),
 }
 PASSES = ("compaction", "reordering")
 PRECISIONS = ("fp32", "bf16", "int8")
@@ -50,16 +51,18 @@ class Config:
     format out of `PRECISIONS` for the rows that layers gather, from the environment and from the
     innermost ``precision()`` block; ``enable()`` has no such option. ``passes``: which of `PASSES`
     relational Programs go through; None: all. ``backward``: the thread in which autograd works on a
-    single GPU, see `gnnaccel.adapters.autograd`. ``decisions``: the path of a file of pinned
-    decisions (`dispatch.pins`), held as what it contains; True: those that ``autotune`` kept; None
-    or False: none. ``epoch`` and ``stamp`` (the rule generation at which the lists were given) are
-    set by this module.
+    single GPU, see `gnnaccel.adapters.autograd`. ``compiling``: whether calls wait while their
+    kernels are compiled for the first time, or run natively. ``decisions``: the path of a file of
+    pinned decisions (`dispatch.pins`), held as what it contains; True: those that ``autotune``
+    kept; None or False: none. ``epoch`` and ``stamp`` (the rule generation at which the lists were
+    given) are set by this module.
     """
 
     backend: str = "auto"
     when: str = "profitable"
     on_fallback: str = "native"
     backward: str = "caller"
+    compiling: str = "wait"
     include: tuple[str | type, ...] = ()
     exclude: tuple[str | type, ...] = ()
     records: int = 0
@@ -303,16 +306,24 @@ def override(config: Config | None) -> Iterator[Config | None]:
 def bump() -> int:
     """A rule changed: give every live configuration a new epoch. Call it after the change. Returns
     the generation."""
-    global _generation, _active
+    global _generation
     with _lock:
         _generation += 1
+        renew()
+        return _generation
+
+
+def renew() -> None:
+    """Give every live configuration a new epoch: what was decided and remembered no longer
+    counts, because something besides rules and options has changed."""
+    global _active
+    with _lock:
         _epochs.clear()
         if _active is not None:
             _active = with_epoch(_active)
         for cell in _cells:
             if cell.config is not None:
                 cell.config = with_epoch(cell.config)
-        return _generation
 
 
 def make(options: dict[str, Any], base: Config | None = None) -> Config:

@@ -69,6 +69,8 @@ KINDS: dict[str, Kind] = {
     "GA406": Kind("backend was chosen by the user", "enable(backend='auto')"),
     "GA407": Kind("a CUDA graph is captured, and the relations' structure is not there",
                   "run the same step once before the capture"),
+    "GA408": Kind("its kernels are being compiled in the background",
+                  "later calls run by them; leave compiling='background' out to wait"),
     "GA501": Kind("message-passing hooks are registered", "remove the hooks from the layer"),
     "GA502": Kind("explanation is switched on", "explainers need the host's own messages"),
     "GA503": Kind("decomposed_layers is not 1", "set decomposed_layers=1"),

@@ -77,6 +77,11 @@ class Attend:
         return self._run(self._call, tensors)
 
 
+def size_class(edge_bits: int) -> int:
+    """What `prepare` needs to know of ``edge_bits``: equal for graphs with the same kernels."""
+    return (edge_bits >= _BANDS_FROM) + (edge_bits > 31)
+
+
 def prepare(found: Attention, heads: int, width: int, row: torch.dtype, out: torch.dtype,
             grad: bool, edge_bits: int) -> None:
     """Compile what a call of this kind, on a graph of so many bits of edges, will launch, so that a

@@ -1,0 +1,134 @@
+"""Work beside the program: CuPy is imported and kernels are compiled in threads of their own.
+
+NVRTC leaves the interpreter lock free, so the program goes on meanwhile. A process that forks waits
+for what is being done at that moment, one that ends for the kernels that are being compiled.
+"""
+from __future__ import annotations
+
+import atexit
+import contextlib
+import importlib
+import os
+import queue
+import threading
+from collections.abc import Callable, Iterator
+
+#: compiling in more threads at once gains little, and the program needs cores as well
+_MOST = 4
+
+
+class Stopped(BaseException):
+    """Raised in a thread of this module when the process ends; not an error of what runs there."""
+
+
+class _Workers:
+    """The threads of this process. ``pieces``: a lock per thread, held while it compiles."""
+
+    def __init__(self) -> None:
+        self.queue: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self.pieces: list[threading.Lock] = []
+        self.lock = threading.Lock()
+        self.open = 0
+        self.stopping = False
+
+    def submit(self, work: Callable[[], None]) -> None:
+        with self.lock:
+            self.open += 1
+            if self.open > len(self.pieces) < min(_MOST, max(1, (os.cpu_count() or 1) - 1)):
+                piece = threading.Lock()
+                self.pieces.append(piece)
+                threading.Thread(target=self._run, args=(piece,), daemon=True,
+                                 name="gnnaccel: compiling").start()
+        self.queue.put(work)
+
+    def _run(self, piece: threading.Lock) -> None:
+        _here.piece = piece
+        while True:
+            work = self.queue.get()
+            try:
+                work()
+            except Stopped:
+                return
+            finally:
+                with self.lock:
+                    self.open -= 1
+
+
+_here = threading.local()
+_imported: list[bool] = []
+_importing = threading.Lock()
+_workers = _Workers()
+
+
+def submit(work: Callable[[], None]) -> None:
+    """Run ``work`` in a thread of this module, after what was submitted before. It must not
+    raise."""
+    _workers.submit(work)
+
+
+def preload() -> None:
+    """Begin to import CuPy, where there is an NVIDIA GPU that torch can use. Once per process.
+
+    The GPU itself is left alone: a process that has used it cannot fork others that do.
+    """
+    import torch
+
+    if _imported or torch.version.cuda is None or not os.path.exists("/dev/nvidiactl"):
+        return
+    _imported.append(True)
+    threading.Thread(target=_import, daemon=True, name="gnnaccel: importing CuPy").start()
+
+
+def _import() -> None:
+    with _importing, contextlib.suppress(ImportError):  # `driver.available` says what is missing
+        importlib.import_module("cupy")
+
+
+def pending() -> int:
+    """How many pieces of work are waiting or running."""
+    return _workers.open
+
+
+@contextlib.contextmanager
+def piece() -> Iterator[None]:
+    """A block that is not to be cut off by a fork or by the end of the process: the compiling of
+    one kernel. Raises Stopped when the process ends. Of no effect in other threads."""
+    held = getattr(_here, "piece", None)
+    if held is None:
+        yield
+        return
+    with held:
+        if _workers.stopping:
+            raise Stopped
+        yield
+
+
+def _stop() -> None:
+    _workers.stopping = True
+    for held in list(_workers.pieces):
+        held.acquire()
+
+
+def _before_fork() -> None:
+    _importing.acquire()
+    _workers.lock.acquire()
+    for held in _workers.pieces:
+        held.acquire()
+
+
+def _in_parent() -> None:
+    for held in _workers.pieces:
+        held.release()
+    _workers.lock.release()
+    _importing.release()
+
+
+def _in_child() -> None:
+    global _workers, _importing
+    _workers, _importing = _Workers(), threading.Lock()
+
+
+atexit.register(_stop)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_in_parent,
+                        after_in_child=_in_child)

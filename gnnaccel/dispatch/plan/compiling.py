@@ -1,0 +1,133 @@
+"""Whether the kernels of a way to run are there: compiled now, or in the background while the
+host's own code runs.
+
+A way whose kernels were compiled on this machine before has a mark beside CuPy's cache. It is
+loaded at once, in milliseconds, so that runs repeat each other bit for bit. Only kernels without a
+mark are compiled in the background.
+"""
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import os
+from collections.abc import Callable, Hashable
+from pathlib import Path
+
+import torch
+
+from gnnaccel._version import __version__
+from gnnaccel.cuda import background, capture, driver, sources, structure
+from gnnaccel.dispatch.memory.checkpoints import checkpointed
+from gnnaccel.dispatch.policy import config as configs
+from gnnaccel.dispatch.policy.config import Config
+from gnnaccel.dispatch.policy.reasons import Reason, reason
+
+PENDING = "GA408"
+
+_states: dict[tuple, Reason | None] = {}  # by driver and key; None: compiled
+
+
+def problem(key: Hashable, compile_: Callable[[], None],
+            config: Config | None = None) -> Reason | None:
+    """Why the kernels that ``compile_`` gets cannot run; None where they are there.
+
+    ``key``: all that decides which kernels those are. ``compile_`` raises CompileError (GA403).
+    Where ``config`` (None: that which holds here) lets calls run natively meanwhile, kernels that
+    this machine has not compiled before are compiled in the background (GA408).
+    """
+    whole = id(driver.current()), key
+    found = _states.get(whole, reason)
+    if found is None or (found is not reason and found.code != PENDING):  # type: ignore[union-attr]
+        return found  # type: ignore[return-value]
+    config = configs.current() if config is None else config
+    if not _may_run_natively(config) or (found is reason and _marked(key)):
+        return _compiled(whole, key, compile_)
+    if found is reason:
+        _states[whole] = found = reason(PENDING)
+        background.submit(lambda: _in_background(whole, key, compile_))
+    return found  # type: ignore[return-value]
+
+
+def forget() -> None:
+    """Ask again for all kernels, as another process would; for tests."""
+    _states.clear()
+
+
+def _may_run_natively(config: Config | None) -> bool:
+    """Whether calls may run natively until their kernels are there, and by kernels from then on.
+
+    Not in a checkpoint, which must repeat a call the same way, nor in a capture; nor where the user
+    asked for kernels, for the same bits, or to be told of native calls.
+    """
+    return (config is not None and config.compiling == "background" and config.backend == "auto"
+            and config.when == "profitable" and config.on_fallback == "native"
+            and config.decisions is None and not driver.placed() and not capture.capturing()
+            and not checkpointed() and not torch.are_deterministic_algorithms_enabled())
+
+
+def _compiled(whole: tuple, key: Hashable, compile_: Callable[[], None]) -> Reason | None:
+    found = None
+    try:
+        compile_()
+    except driver.CompileError as error:
+        found = reason("GA403", str(error).strip().partition("\n")[0])
+    if found is None and not driver.placed():
+        _mark(key)
+    _states[whole] = found
+    return found
+
+
+def _in_background(whole: tuple, key: Hashable, compile_: Callable[[], None]) -> None:
+    def with_structure() -> None:
+        structure.prepare()  # which every graph needs as well
+        compile_()
+
+    _compiled(whole, key, with_structure)
+    configs.renew()  # so that what was decided without these kernels is decided anew
+
+
+# --- marks ----------------------------------------------------------------------------------------
+
+def _marked(key: Hashable) -> bool:
+    return _mark_of(key).exists()
+
+
+def _mark(key: Hashable) -> None:
+    where = _mark_of(key)
+    with contextlib.suppress(OSError):  # a folder that cannot be written holds no kernels either
+        where.parent.mkdir(parents=True, exist_ok=True)
+        where.touch()
+
+
+def _mark_of(key: Hashable) -> Path:
+    text = f"{_environment(torch.cuda.current_device())} {key!r}"
+    return _folder() / hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _folder() -> Path:
+    """Beside CuPy's kernels, so that who removes those removes the marks."""
+    return Path(os.environ.get("CUPY_CACHE_DIR")
+                or Path.home() / ".cupy" / "kernel_cache") / "gnnaccel"
+
+
+@functools.cache
+def _environment(device: int) -> str:
+    """What kernels depend on besides their key."""
+    import importlib.metadata
+
+    versions = [importlib.metadata.version(d) for d in ("cupy-cuda13x", "cupy-cuda12x", "cupy")
+                if _installed(d)]
+    text = "".join(sources.source(family) for family in sources.families())
+    return (f"{__version__} {hashlib.sha256(text.encode()).hexdigest()} {versions} "
+            f"{torch.version.cuda} {torch.cuda.get_device_capability(device)}")
+
+
+def _installed(distribution: str) -> bool:
+    import importlib.metadata
+
+    try:
+        importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True

@@ -21,7 +21,7 @@ from gnnaccel.dispatch.ops.aggregation import Aggregation, Reduce
 from gnnaccel.dispatch.ops.aggregation_cost import Estimate
 from gnnaccel.dispatch.ops.call import compile_reason
 from gnnaccel.dispatch.ops.graph import OpGraph
-from gnnaccel.dispatch.ops.route import device_reason
+from gnnaccel.dispatch.plan.compiling import device_reason
 from gnnaccel.dispatch.plan.plan import KERNELS, TORCH, Plan
 from gnnaccel.dispatch.plan.plan import native as native_plan
 from gnnaccel.dispatch.policy.config import Config
@@ -82,7 +82,7 @@ def decide(graph: OpGraph, given: Aggregation, config: Config,
     kernels, and those only where they are to run."""
     if given.x.is_cpu and config.backend == "auto" and not driver.placed():
         return _without_kernels(graph, given, config, _ON_CPU, asked)
-    against = device_reason(given.x.device, config)
+    against = device_reason(given.x.device.type, config)
     kernel = against or aggregation_cuda.kernel(graph, given)
     if type(kernel) is Reason:
         return _without_kernels(graph, given, config, kernel, asked)

@@ -12,11 +12,10 @@ from typing import Any
 
 import torch
 
-from gnnaccel.cuda import driver
-from gnnaccel.dispatch.graph.view import kernels_run_on
 from gnnaccel.dispatch.observe import counters, decisions, records, watch
 from gnnaccel.dispatch.observe.decisions import Subject
 from gnnaccel.dispatch.ops.call import Kernel, OpCall, compile_reason
+from gnnaccel.dispatch.plan.compiling import device_reason
 from gnnaccel.dispatch.plan.plan import KERNELS, TORCH, Plan
 from gnnaccel.dispatch.plan.plan import native as native_plan
 from gnnaccel.dispatch.policy.config import Config
@@ -88,24 +87,11 @@ def choose(call: OpCall | Reason, native: bool, config: Config | None) -> Plan:
 
 def kernel_reason(call: OpCall, config: Config) -> Reason | None:
     """Why a call cannot be run by kernels."""
-    why = device_reason(call.device, config)
+    why = device_reason(call.device.type, config)
     if why is not None:
         return why
     return (compile_reason(call.kernel)
             if type(call.kernel) is Kernel else call.kernel)  # type: ignore[return-value]
-
-
-def device_reason(device: torch.device, config: Config) -> Reason | None:
-    """Why no kernels run on this device."""
-    if config.backend == "torch":
-        return reason("GA406", "backend='torch' was asked for")
-    if driver.placed():
-        return None
-    if not kernels_run_on(device):
-        return reason("GA401",
-                      f"the tensors are on the {device.type}, the kernels need a CUDA device")
-    ready, text = driver.available()
-    return None if ready else reason("GA402", f"the CUDA kernels cannot run: {text}")
 
 
 def torch_reason(call: OpCall, config: Config) -> Reason | None:

@@ -7,12 +7,11 @@ from typing import Any
 
 import torch
 
-from gnnaccel.cuda import driver
 from gnnaccel.cuda.layout import MAX_WIDTH, TYPES
-from gnnaccel.dispatch.graph.view import kernels_run_on
 from gnnaccel.dispatch.ir import patterns
 from gnnaccel.dispatch.ops.plain import PlainRequest, operation
 from gnnaccel.dispatch.plan import compiling, cost
+from gnnaccel.dispatch.plan.compiling import device_reason
 from gnnaccel.dispatch.plan.request import Request
 from gnnaccel.dispatch.policy.config import Config
 from gnnaccel.dispatch.policy.reasons import Reason, reason
@@ -38,19 +37,10 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _environment(request: Request | RelationalRequest | PlainRequest) -> list[Reason]:
-    if driver.placed():
-        return []
-    if not kernels_run_on(torch.device(request.device)):
-        return [reason("GA401",
-                       f"the tensors are on the {request.device}, the kernels need a CUDA device")]
-    ready, text = driver.available()
-    return [] if ready else [reason("GA402", f"the CUDA kernels cannot run: {text}")]
-
-
-def _rows_reasons(request: Request | RelationalRequest) -> list[Reason]:
+def _rows_reasons(request: Request | RelationalRequest, config: Config) -> list[Reason]:
     """Why kernels cannot run here, or not on such rows."""
-    why = _environment(request)
+    against = device_reason(request.device, config)
+    why = [] if against is None else [against]
     if request.row not in TYPES or request.out not in TYPES:
         why.append(reason("GA203",
                           f"{_name(request.row)} rows with a {_name(request.out)} result; "
@@ -64,12 +54,10 @@ def _rows_reasons(request: Request | RelationalRequest) -> list[Reason]:
 
 def _cuda_reasons(family: str) -> Callable[[Request, Config], list[Reason]]:
     def unsupported(request: Request, config: Config) -> list[Reason]:
-        if config.backend == "torch":
-            return [reason("GA406", "backend='torch' was asked for")]
         found = patterns.attention(request.program)
         if found is None or found.family != family:
             return [reason("GA208", f"{request.program.name} is not {family} attention")]
-        why = _rows_reasons(request)
+        why = _rows_reasons(request, config)
         if not 0.0 <= found.slope:
             why.append(reason("GA208", f"negative_slope={found.slope} is negative",
                               "use a slope of 0 or more"))
@@ -115,9 +103,7 @@ ATTENTION = (
 # --- relational -----------------------------------------------------------------------------------
 
 def _relational_cuda_reasons(request: RelationalRequest, config: Config) -> list[Reason]:
-    if config.backend == "torch":
-        return [reason("GA406", "backend='torch' was asked for")]
-    why = _rows_reasons(request)
+    why = _rows_reasons(request, config)
     slopes = [step.attr("slope") for step in request.program.ops if step.kind == "leaky_relu"]
     if not all(0.0 <= slope for slope in slopes):
         why.append(reason("GA208", f"negative_slope={slopes[0]} is negative",
@@ -137,9 +123,8 @@ RELATIONAL = (
 # --- plain ----------------------------------------------------------------------------------------
 
 def _plain_cuda_reasons(request: PlainRequest, config: Config) -> list[Reason]:
-    if config.backend == "torch":
-        return [reason("GA406", "backend='torch' was asked for")]
-    why = _environment(request)
+    against = device_reason(request.device, config)
+    why = [] if against is None else [against]
     if request.row not in TYPES:
         why.append(reason("GA203",
                           f"{_name(request.row)} rows; the kernels take "

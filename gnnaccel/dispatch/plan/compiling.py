@@ -1,5 +1,7 @@
-"""Whether the kernels of a way to run are there: compiled now, or in the background while the
-host's own code runs.
+"""Whether kernels can run on a device at all, and whether those of a way to run are there.
+
+They are compiled when they are first asked about: now, or in the background while the host's own
+code runs.
 
 A way whose kernels were compiled on this machine before has a mark beside CuPy's cache. It is
 loaded at once, in milliseconds, so that runs repeat each other bit for bit. Only kernels without a
@@ -26,6 +28,18 @@ from gnnaccel.dispatch.policy.reasons import Reason, reason
 PENDING = "GA408"
 
 _states: dict[tuple, Reason | None] = {}  # by driver and key; None: compiled
+
+
+def device_reason(device: str, config: Config) -> Reason | None:
+    """Why no kernels run on devices of this type."""
+    if config.backend == "torch":
+        return reason("GA406", "backend='torch' was asked for")
+    if driver.placed():
+        return None
+    if device != "cuda":
+        return reason("GA401", f"the tensors are on the {device}, the kernels need a CUDA device")
+    ready, text = driver.available()
+    return None if ready else reason("GA402", f"the CUDA kernels cannot run: {text}")
 
 
 def problem(key: Hashable, compile_: Callable[[], None],

@@ -152,3 +152,13 @@ def test_files_stay_small():
     long = {path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py")
             if path.read_text(encoding="utf-8").count("\n") > 400}
     assert not long
+
+
+def test_the_planner_is_found_at_its_former_place():
+    from gnnaccel import dispatch
+    from gnnaccel.dispatch import planner
+    from gnnaccel.dispatch.plan import planner as moved
+
+    assert planner is moved
+    with pytest.raises(AttributeError, match="no attribute 'elsewhere'"):
+        dispatch.elsewhere  # noqa: B018

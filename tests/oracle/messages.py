@@ -52,7 +52,9 @@ class {name}(MessagePassing):
         self.edge_lin = nn.Linear(3, out)
         self.pair = nn.Linear(2 * out, out)
         self.att = nn.Parameter(torch.randn(1, out))
-        self.eps = 0.3
+        self.att2 = nn.Parameter(torch.randn(1, 2 * out))
+        self.score, self.last = nn.Linear(2 * out, 1), nn.Linear(out, 1, bias=False)
+        self.act, self.eps = nn.LeakyReLU(0.1), 0.3
 
     def forward(self, x, edge_index, edge_weight, edge_attr):
 {forward}
@@ -116,6 +118,23 @@ _NARROW = (
     "softmax(F.leaky_relu((x_j * self.att).sum(-1)), index, ptr, size_i)[:, None]",
     "(x_i - x_j).norm(dim=-1, keepdim=True)",
 )
+_SCORES = (
+    "(torch.cat([x_i, x_j], dim=-1) * self.att2).sum(dim=-1)",
+    "(x_i * self.att).sum(-1) + (x_j * self.att).sum(-1)",
+    "self.score(torch.cat([x_j, x_i], -1)).squeeze(-1)",
+    "(x_j * self.att).sum(-1) - x_i.sum(-1)",
+    "x_j.sum(-1) + self.edge_lin(edge_attr).sum(-1)",
+    "(x_i - x_j).mean(-1)",
+    "torch.matmul(x_i + x_j, self.att.view(-1))",
+)
+_WHOLE_SCORES = (
+    "(x_i * x_j).sum(dim=-1) / math.sqrt({out})",
+    "(self.lin2(x_i) * F.relu(x_j)).sum(-1) * 0.3",
+    "(F.leaky_relu(x_i + x_j, 0.2) * self.att).sum(-1)",
+    "self.last(F.leaky_relu(x_j + x_i, self.eps)).view(-1)",
+    "(F.leaky_relu(x_i + x_j) * self.att).abs().sum(-1)",
+)
+_VALUES = ("x_j", "x_j", "x_j", "self.lin2(x_j)", "F.relu(x_j)", "-x_j", "x_i", "2 * x_j")
 _AGGR = (
     '"add"',
     '"add"',
@@ -171,9 +190,25 @@ def expression(d: Draw, depth: int = 0) -> str:
     )
 
 
+def attention(d: Draw) -> str:
+    """A softmax of a score times features, as in layers of attention."""
+    score = d.choice(_SCORES)
+    if d.chance(0.7):
+        score = d.choice(("F.leaky_relu({}, 0.2)", "F.relu({})", "self.act({})")).format(score)
+    if d.chance(0.4):
+        score = d.choice(_WHOLE_SCORES)
+    alpha = f"softmax({score}, {d.choice(('index', 'index, ptr, size_i', 'index, None, size_i'))})"
+    if d.chance(0.4):
+        alpha = f"F.dropout({alpha}, p=self.eps, training=self.training)"
+    alpha += d.choice((".unsqueeze(-1)", ".view(-1, 1)", "[:, None]"))
+    value = d.choice(_VALUES)
+    return f"{alpha} * {value}" if d.chance(0.5) else f"{value} * {alpha}"
+
+
 def source(d: Draw, name: str) -> str:
     """The text of a module with one class."""
-    body = expression(d)
+    attends = d.chance(0.25)
+    body = attention(d) if attends else expression(d)
     lines = []
     if d.chance(0.3):
         lines.append("        if edge_weight is None:\n            return x_j")
@@ -191,7 +226,8 @@ def source(d: Draw, name: str) -> str:
         used.append("x_j")
     d.shuffle(used)
     flow = d.choice(("", "", 'flow="target_to_source"', "node_dim=0"))
-    options = ", ".join(filter(None, (f"aggr={d.choice(_AGGR)}" if d.chance(0.9) else "", flow)))
+    aggr = '"add"' if attends and d.chance(0.8) else d.choice(_AGGR)
+    options = ", ".join(filter(None, (f"aggr={aggr}" if d.chance(0.9) else "", flow)))
     more = (
         f"\n    def update(self, aggr_out):\n        {d.choice(_UPDATES)}\n"
         if d.chance(0.3)
@@ -207,7 +243,7 @@ def source(d: Draw, name: str) -> str:
         message=message,
         more=more,
     )
-    return text.replace(
+    return text.replace("{out}", "4.0").replace(
         "self.edge_lin = ", "self.lin2 = nn.Linear(out, out)\n        self.edge_lin = ", 1
     )
 

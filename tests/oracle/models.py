@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 import torch_geometric.nn as pyg
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch_geometric.utils import softmax
 
 from .graphs import mlp
 
@@ -41,6 +43,25 @@ class Weighted(pyg.MessagePassing):
 class Between(Weighted):
     def message(self, x_i: Tensor, x_j: Tensor, edge_weight: Tensor) -> Tensor:
         return torch.relu(x_i - x_j) * edge_weight.unsqueeze(-1)
+
+
+class Attending(pyg.MessagePassing):
+    """GAT as users write it."""
+
+    def __init__(self):
+        super().__init__(aggr="add", node_dim=0)
+        self.lin, self.edge = nn.Linear(IN, OUT), nn.Linear(3, 2)
+        self.att = nn.Parameter(torch.randn(1, 2, OUT))
+        self.slope, self.dropout = 0.2, 0.0
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        x = self.lin(x).view(-1, 2, OUT // 2)
+        return self.propagate(edge_index, x=x, edge_attr=edge_attr).view(-1, OUT)
+
+    def message(self, x_i, x_j, edge_attr, index, ptr, size_i) -> Tensor:
+        alpha = (torch.cat([x_i, x_j], dim=-1) * self.att).sum(dim=-1) + self.edge(edge_attr)
+        alpha = softmax(F.leaky_relu(alpha, self.slope), index, ptr, size_i)
+        return x_j * F.dropout(alpha, self.dropout, self.training).unsqueeze(-1)
 
 
 def _pairs(layer: type, **options) -> dict:
@@ -95,6 +116,7 @@ def _with_values() -> dict:
         "SGConv": (lambda: pyg.SGConv(IN, OUT, K=2), "weight"),
         "SimpleConv": (lambda: pyg.SimpleConv(combine_root="self_loop"), "weight"),
         "Weighted": (Weighted, "weight"),
+        "Attending": (Attending, "attr"),
         "Between": (lambda: Between("mean"), "weight"),
         "GATConv edges": (lambda: pyg.GATConv(IN, OUT, edge_dim=3), "attr"),
         "GATv2Conv edges": (lambda: pyg.GATv2Conv(IN, OUT, edge_dim=3), "attr"),

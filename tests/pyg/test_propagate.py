@@ -283,3 +283,27 @@ def test_results_changed_in_place(route):
     with route.on():
         for _ in range(2):
             assert all(map(close, gradients(), expected))
+
+
+def test_a_native_call_in_a_checkpoint_repeats_what_reading_it_computed(emulated):
+    """The weight, which is computed to decide the call, is saved for backward: both times or not
+    at all."""
+    from torch.utils.checkpoint import checkpoint
+
+    class Both(MessagePassing):
+        def forward(self, x, edge_index, edge_weight):
+            return self.propagate(edge_index, x=x, edge_weight=edge_weight)
+
+        def message(self, x_j, x_i, edge_weight):
+            return (x_i + x_j) * edge_weight.view(-1, 1).sigmoid()
+
+    layer, ei = Both(aggr="max"), graphs.square()
+    x, weight = graphs.features().requires_grad_(), torch.randn(E, requires_grad=True)
+    expected = torch.autograd.grad(layer(x, ei, weight).sum(), (x, weight))
+    with emulated.on(on_fallback="native"):
+        for _ in range(3):
+            out = checkpoint(layer, x, ei, weight, use_reentrant=False)
+            x.grad = weight.grad = None
+            out.sum().backward()
+            assert close(x.grad, expected[0]) and close(weight.grad, expected[1])
+    assert gnnaccel.stats()["Both"]["routes"] == {"native": 6}

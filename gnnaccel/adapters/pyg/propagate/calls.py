@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters.pyg import guards
-from gnnaccel.adapters.pyg.propagate import new_graphs_native, new_graphs_summed, reading, visit
+from gnnaccel.adapters.pyg.propagate import (attention, new_graphs_native, new_graphs_summed,
+                                             reading, visit)
 from gnnaccel.cuda import capture, driver
+from gnnaccel.dispatch import router
 from gnnaccel.dispatch.graph import ledger, self_loops
 from gnnaccel.dispatch.graph.tensor_ref import TensorRef
 from gnnaccel.dispatch.memory import layer_memory
@@ -42,6 +44,9 @@ _FEW, _FEW_AT_FIRST = 1000, 20000
 
 def decide(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Config) -> Any:
     """The long way of a call."""
+    if attention.applies(layer, kwargs):
+        return router.decide(layer, attention.ATTENTION,  # type: ignore[arg-type]  # not repeated
+                             native, (edge_index,), kwargs, config)
     if records.listening():
         return watch.around(watch.Visit(layer, visit.PROPAGATE, native, (edge_index,),
                                         kwargs, config), _told)
@@ -194,7 +199,7 @@ class Last:
     __slots__ = ("epoch", "edge_index", "signature", "modes", "settings", "known", "cls", "module",
                  "module_class", "module_path", "shape", "layout", "source", "form", "stamp",
                  "reduce", "sizes", "view", "route", "decision", "name", "missed", "rows", "gain",
-                 "patience", "code", "fell_back")
+                 "patience", "code", "fell_back", "weighs")
 
     epoch: int
     edge_index: TensorRef
@@ -223,6 +228,7 @@ class Last:
     patience: float
     code: str | None
     fell_back: Callable[[], None] | None
+    weighs: bool
 
     def still_native(self, edge_index: Tensor, kwargs: dict, config: Config) -> bool:
         """Whether the call may go native without a further look; counts it then. Native code is
@@ -236,6 +242,8 @@ class Last:
         if type(x) not in reading.TENSORS or (x.shape, x.dtype, x.requires_grad) != self.rows:
             return False
         if torch.is_grad_enabled() is not self.modes[0]:
+            return False
+        if self.weighs and checkpointed():  # autograd saves the weights that reading it makes
             return False
         missed = self.missed
         if missed is None:
@@ -317,7 +325,7 @@ def _remember(layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read,
         if config.on_fallback != "native":
             return
         x = reading.source(kwargs, kept.source)
-        kept.fell_back = decision.fell_back
+        kept.fell_back, kept.weighs = decision.fell_back, found.form.weight is not None
         kept.rows, kept.missed = (x.shape, x.dtype, x.requires_grad), None
         kept.code = decision.plan.code
         if decision.estimate is not None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from gnnaccel.adapters.pyg.propagate import reading
+from gnnaccel.adapters.pyg.propagate import attention, reading
 from gnnaccel.dispatch.ops.aggregation_stated import AggregationInputs, AggregationSpec
+from gnnaccel.dispatch.plan.request import CallSpec
 from gnnaccel.dispatch.policy.reasons import Reason
 
 
@@ -17,9 +18,10 @@ class _Propagate:
     host = "pyg"
 
     @staticmethod
-    def state(layer: Any, args: tuple[Any],
-              kwargs: dict) -> tuple[AggregationSpec, AggregationInputs] | Reason:
+    def state(layer: Any, args: tuple[Any], kwargs: dict) -> tuple[Any, Any] | Reason:
         """``args``: the ``edge_index``; ``kwargs``: everything else."""
+        if attention.applies(layer, kwargs):
+            return attention.ATTENTION.state(layer, args, kwargs)
         found = reading.read(layer, *args, kwargs)
         if type(found) is Reason:
             return found
@@ -30,7 +32,9 @@ class _Propagate:
         return AggregationSpec.of(given), given
 
     @staticmethod
-    def run(layer: Any, stated: AggregationSpec, given: AggregationInputs, attend: Any) -> Any:
+    def run(layer: Any, stated: Any, given: Any, attend: Any) -> Any:
+        if type(stated) is CallSpec:
+            return attention.ATTENTION.run(layer, stated, given, attend)
         found, kwargs = given.more
         moved = reading.stacked(layer, reading.source(kwargs, found.form.source))
         return reading.finished(layer, found.known, moved, attend(given), kwargs)

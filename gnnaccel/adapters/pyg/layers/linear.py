@@ -24,7 +24,9 @@ def install(patches: PatchSet) -> None:
     """Put ours around the class's ``forward``."""
     from torch_geometric.nn import Linear
 
-    patches.set(Linear, "forward", _routed(Linear.forward, patches))
+    patches.set(Linear, "forward", _routed(Linear.forward, patches),
+                "Runs the linear maps inside quantized layers in int8. Replaced only while a "
+                "model is quantized.")
 
 
 def requantized(patches: PatchSet) -> None:

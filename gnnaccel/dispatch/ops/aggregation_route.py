@@ -128,7 +128,7 @@ def decide_all(graph: OpGraph, given: Aggregation, reduces: tuple[Reduce, ...], 
         run = partial(aggregation_cuda.run_all, reduces=reduces, groups=groups, alone=runs)
     # once one has a structure, there is one
     first = next((one for one in found if not one.again), found[0])
-    plan = first.plan._replace(kernel=", ".join(dict.fromkeys(kernels)))
+    plan = first.plan._replace(kernel=" + ".join(dict.fromkeys(kernels)))
     return first._replace(plan=plan, run=run)
 
 

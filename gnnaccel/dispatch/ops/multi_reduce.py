@@ -102,7 +102,7 @@ def _kernel(graph: OpGraph, x: Tensor, reduces: tuple[str, ...], weight: Tensor 
         if x.dim() != 3 or weight.shape[1] != x.shape[1] or x.shape[2] > MAX_WIDTH:
             return reason("GA206", f"weights {list(weight.shape)} for features {list(x.shape[1:])}")
     made = kernels.variant_of(x, reduces, weight)
-    return Kernel(f"multi_reduce: {', '.join(reduces)}", ("multi_reduce", made), compiler(made),
+    return Kernel(f"fused {', '.join(reduces)}", ("multi_reduce", made), compiler(made),
                   lambda: run(graph, x, reduces, weight, zero_share,
                               of_edges).view(-1, len(reduces), *x.shape[1:]))
 

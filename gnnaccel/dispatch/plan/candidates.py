@@ -103,9 +103,10 @@ def _fused(pmf: bool) -> Callable[[Request], float]:
 
 
 ATTENTION = (
-    Candidate("additive: smmf + split rows", "cuda", _cuda_reasons("additive"), _fused(False)),
-    Candidate("additive: smmf + pmf", "cuda", _cuda_reasons("additive"), _fused(True), pmf=True),
-    Candidate("pairwise: fused rows + split rows", "cuda", _cuda_reasons("pairwise"),
+    Candidate("fused attention, long rows split", "cuda", _cuda_reasons("additive"), _fused(False)),
+    Candidate("fused attention, long rows scored first", "cuda", _cuda_reasons("additive"),
+              _fused(True), pmf=True),
+    Candidate("fused pairwise attention, long rows split", "cuda", _cuda_reasons("pairwise"),
               _fused(False)),
     Candidate("torch backend", "torch", _torch_reasons, cost.torch_backend),
 )
@@ -130,7 +131,7 @@ def _relational_cuda_reasons(request: RelationalRequest, config: Config) -> list
 
 
 RELATIONAL = (
-    Candidate("relational: segment GEMM + fused traversals", "cuda", _relational_cuda_reasons,
+    Candidate("grouped matrix products, fused sums over edges", "cuda", _relational_cuda_reasons,
               costs.cuda),
     Candidate("torch backend, compacted and reordered", "torch", _torch_reasons,
               costs.torch_backend),
@@ -167,7 +168,6 @@ def _plain_once(ours: bool) -> Callable[[PlainRequest], float | None]:
 native_plain = _plain_once(False)
 # costs over known graphs are unknown: on a GPU that pays, on a CPU the host's kernels are as good
 PLAIN = (
-    Candidate("plain: scaled sums, maxima or gated sums", "cuda", _plain_cuda_reasons,
-              _plain_once(True)),
+    Candidate("fused aggregation", "cuda", _plain_cuda_reasons, _plain_once(True)),
     Candidate("torch operations", "torch", _torch_reasons, lambda request: None),
 )

@@ -80,11 +80,9 @@ class Known:
                      else self.stock.form(stamp, kinds))  # type: ignore[arg-type]
             if found is not None and self.aggregate is not None and type(found) is message.Form:
                 found = _weighted_by(found, self.aggregate.weight, kinds)
-            self.forms[key] = (found
-                               or reason(*(("GA208", "its message is of no form that is known")
-                                           if self.own
-                                                else ("GA211",
-                                                      "message is of no form that is known"))))
+            self.forms[key] = (found or (
+                reason("GA208", "its message has a form that is not recognised") if self.own else
+                reason("GA211", "message has a form that is not recognised")))
         return self.forms[key]
 
 

@@ -207,7 +207,7 @@ def _extremum(graph: OpGraph, given: Operands, largest: bool) -> Kernel | Reason
 def _copy(graph: OpGraph, given: Operands, targets: tuple[str, str]) -> Kernel | Reason:
     x, target = given.first, targets[given.lhs is None]
     if target == "e":
-        return reason("GA208", "features of edges are the result")
+        return reason("GA208", "the result is the features of edges themselves")
     width = math.prod(given.shape)
     return _made("gathered rows", ("copy", width, x.dtype),
                  lambda: [(functions.sum_variant(width, x.dtype).kernels, _SUM[:2])],
@@ -234,7 +234,7 @@ def _elementwise(graph: OpGraph, given: _Both, targets: tuple[str, str]) -> Kern
 
 def _dot(graph: OpGraph, given: _Both, targets: tuple[str, str]) -> Kernel | Reason:
     if set(targets) != {"u", "v"}:
-        return reason("GA208", "inner products with features of edges")
+        return reason("GA208", "dot products with features of edges")
     width, dtype = given.lhs.shape[-1], given.first.dtype
     if not width:
         return reason("GA206", "rows are empty")

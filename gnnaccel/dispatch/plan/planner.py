@@ -77,7 +77,7 @@ def _decide(request: Request | RelationalRequest | PlainRequest, config: Config)
 
 def _held(pinned: Pinned, able: list, native: float | None, rejected: list) -> Plan | None:
     """The pinned plan; None where that cannot be had here."""
-    why = reason("GA105", f"pinned to {pinned.kernel or 'native'}")
+    why = reason("GA105", f"decided beforehand: {pinned.kernel or 'native'}")
     others = [(spec.name, why) for _, _, spec, _ in able if spec.name != pinned.kernel]
     # it was chosen, so what else stood against other ways is no fallback
     if pinned.route == "native":

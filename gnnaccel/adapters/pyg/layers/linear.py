@@ -67,7 +67,7 @@ def _routed(native: Callable, patches: PatchSet) -> Callable:
 
     replaced = (None
                 if home(native) == "torch_geometric"
-                else reason("GA504", "forward of Linear is not the host's own"))
+                else reason("GA504", "forward of Linear was replaced"))
 
     @functools.wraps(native)
     def forward(self: Any, x: Any) -> Any:

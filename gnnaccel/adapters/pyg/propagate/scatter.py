@@ -209,7 +209,7 @@ def _segments(src: Tensor, ptr: Tensor, reduce: Any, config: Config) -> OpCall |
     if reduce not in ("max", "min"):
         return by_index.reduce(graph, src, reduce, config)
     if _differentiated(src):
-        return reason("GA208", "gradients of extrema by segment",
+        return reason("GA208", "gradients of a maximum or minimum by segment",
                       "use scatter, which shares those of equal numbers evenly")
     call = by_index.reduce(graph, src, reduce, config)
     if type(call) is Reason or _with_torch_scatter():

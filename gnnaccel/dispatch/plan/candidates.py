@@ -25,13 +25,14 @@ from gnnaccel.dispatch.run import attention
 @dataclass(frozen=True)
 class Candidate:
     """``unsupported`` lists every reason against running; ``seconds`` is the estimate, None where
-    nothing is known."""
+    nothing is known; ``family``: of attention kernels, which scores they compute."""
 
     name: str
     route: str
     unsupported: Callable[[Any, Config], list[Reason]]
     seconds: Callable[[Any], float | None]
     pmf: bool = False
+    family: str | None = None
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -103,11 +104,12 @@ def _fused(pmf: bool) -> Callable[[Request], float]:
 
 
 ATTENTION = (
-    Candidate("fused attention, long rows split", "cuda", _cuda_reasons("additive"), _fused(False)),
+    Candidate("fused attention, long rows split", "cuda", _cuda_reasons("additive"), _fused(False),
+              family="additive"),
     Candidate("fused attention, long rows scored first", "cuda", _cuda_reasons("additive"),
-              _fused(True), pmf=True),
+              _fused(True), pmf=True, family="additive"),
     Candidate("fused pairwise attention, long rows split", "cuda", _cuda_reasons("pairwise"),
-              _fused(False)),
+              _fused(False), family="pairwise"),
     Candidate("torch backend", "torch", _torch_reasons, cost.torch_backend),
 )
 

@@ -101,7 +101,7 @@ def _only(spec: Candidate, request: Any) -> bool:
     """Whether a "not this family" reason says something: not when another family of kernels covers
     the Program."""
     found = patterns.attention(request.program)
-    return found is None or spec.name.startswith(found.family)
+    return found is None or spec.family == found.family
 
 
 def _pays(seconds: float | None, native: float | None,

@@ -6,16 +6,18 @@ VENV := .venv
 READY := $(VENV)/.ready
 PIP = $(VENV)/bin/python -m pip -qq --disable-pip-version-check
 GPU_VENV := .venv-gpu
+DOCS_VENV := .venv-docs
 OLDEST := .venv-oldest
 
 # True if this python3 brings a torch that sees an NVIDIA GPU: then that torch is used, not one from constraints.txt.
 HAS_GPU := $(PYTHON) -c "import torch; assert torch.version.cuda and torch.cuda.is_available()" 2>/dev/null
 
 .DEFAULT_GOAL := help
-.PHONY: help demo lint test test-all test-oldest oracle gpu-test sanitize hostsuites bench clean
+.PHONY: help demo docs lint test test-all test-oldest oracle gpu-test sanitize hostsuites bench clean
 
 help:
 	@echo "make demo      train a GAT with and without gnnaccel   (ARGS='--data cora --epochs 50')"
+	@echo "make docs      the documentation site, in build/site/index.html; a warning fails it"
 	@echo "make lint      ruff (.ci/ruff.toml) and mypy (pyproject.toml) over the code"
 	@echo "make test      a chosen set of the tests that need no GPU, in minutes  (ARGS='-k code_graph')"
 	@echo "make test-all  all tests that need no GPU"
@@ -31,6 +33,19 @@ demo:
 	@if $(HAS_GPU); then $(MAKE) -s --no-print-directory $(GPU_VENV)/.ready && \
 	    PYTHONPATH=. $(GPU_VENV)/bin/python examples/quickstart.py $(ARGS); \
 	else $(MAKE) -s --no-print-directory $(READY) && $(VENV)/bin/python examples/quickstart.py $(ARGS); fi
+
+# Reads docs/ and docstrings and imports nothing of gnnaccel, so torch is not needed.
+docs: $(DOCS_VENV)/.ready
+	PATH=$(CURDIR)/$(DOCS_VENV)/bin:$$PATH NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs --quiet build --strict --clean $(ARGS)
+	@echo "build/site/index.html"
+
+# The versions are those of the extra "docs" in setup.cfg.
+$(DOCS_VENV)/.ready: setup.cfg
+	@rm -rf $(DOCS_VENV)
+	@$(PYTHON) -m venv $(DOCS_VENV)
+	$(DOCS_VENV)/bin/python -m pip -qq --disable-pip-version-check install $$($(PYTHON) -c "import configparser; \
+	    c = configparser.ConfigParser(); c.read('setup.cfg'); print(*c['options.extras_require']['docs'].split())")
+	@touch $@
 
 # The versions are those of the extra "lint" in setup.cfg; make test does not need them.
 lint: $(VENV)/.lint
@@ -116,5 +131,5 @@ $(GPU_VENV)/.ready: setup.cfg
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(GPU_VENV) $(OLDEST) build dist *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(GPU_VENV) $(OLDEST) $(DOCS_VENV) build dist *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -13,7 +13,7 @@ COMMANDS = {
     "log": ("gnnaccel.profile.log.cli",
             "summarise, filter and compare JSONL logs; export decisions"),
     "doctor": ("gnnaccel.profile.doctor.cli",
-               "check versions, GPU, kernels, caches and hosts, and say what to mend"),
+               "check versions, GPU, kernels, caches and hosts, and say what to fix"),
     "calibrate": ("gnnaccel.profile.calibrate", "measure this GPU's ceilings for the cost model"),
     "autotune": ("gnnaccel.profile.autotune_cli",
                  "run a script as with --autotune; --list: what earlier runs have kept"),

@@ -1,6 +1,5 @@
 """Every ``GNNACCEL_*`` environment variable, read here and nowhere else.
 
-======================  ====================================================================
 GNNACCEL                0: ``enable()`` leaves everything native; 1 or unset: it works; 1 after
                         ``python -m gnnaccel autostart install``: on in every process
 GNNACCEL_BACKEND        auto, cuda or torch
@@ -22,6 +21,25 @@ GNNACCEL_CACHE_BYTES    limit of the structure cache: bytes, or with a suffix su
 GNNACCEL_CACHE_DIR      folder of what ``calibrate`` measures; unset: ``gnnaccel`` in the
                         user's cache folder
 ======================  ====================================================================
+=======
+- ``GNNACCEL``: 0 makes ``enable()`` leave everything native. 1 or unset: it works. After ``python
+  -m gnnaccel autostart install``, 1 switches gnnaccel on in every process.
+- ``GNNACCEL_BACKEND``: auto, cuda or torch
+- ``GNNACCEL_WHEN``: profitable or supported
+- ``GNNACCEL_ON_FALLBACK``: native, warn or raise
+- ``GNNACCEL_BACKWARD``: caller or workers, the thread in which backward runs on a single GPU
+- ``GNNACCEL_COMPILING``: wait or background, what calls do while kernels are compiled
+- ``GNNACCEL_LOG``: 1 for lines through the logger ``gnnaccel``, otherwise the path of a JSONL file
+- ``GNNACCEL_RECORDS``: how many records ``gnnaccel.records()`` keeps, 0 for none
+- ``GNNACCEL_INCLUDE``, ``GNNACCEL_EXCLUDE``: comma-separated class names, layer names or ``re:``
+  patterns
+- ``GNNACCEL_DECISIONS``: a file of decisions to keep to (``python -m gnnaccel log --export``); 1
+  for those of ``autotune``
+- ``GNNACCEL_PRECISION``: int8 or bf16, the format of the rows that layers gather; fp32 for none,
+  whatever ``gnnaccel.quantize`` says
+- ``GNNACCEL_CACHE_BYTES``: limit of the structure cache, in bytes or with a suffix, as 512MiB, 2GiB
+- ``GNNACCEL_CACHE_DIR``: folder of what ``calibrate`` and ``autotune`` measure; unset: ``gnnaccel``
+  in the user's cache folder
 
 An argument given to ``enable()`` beats its variable. An empty variable counts as unset.
 """

@@ -44,20 +44,24 @@ def enable(*, backend: str | None = None, when: str | None = None, on_fallback: 
     """Take over the known layers of PyG and DGL in this process, from now on and also when they are
     imported later.
 
-    ``backend``: "auto", "cuda", "torch". ``when``: "profitable" (only when estimated to be faster)
-    or "supported". ``on_fallback``: what to do when a call runs natively: "native" (nothing),
-    "warn" (once per cause), "raise". ``include``, ``exclude``: class names, dotted paths, given
-    layer names, ``re:`` patterns or classes; a non-empty ``include`` means only those. ``records``:
-    how many records `records` keeps. ``log``: True for lines through the logger ``gnnaccel``, or
-    the path of a JSONL file; False for neither. ``passes``: which rewritings the Programs of
-    relational layers go through, out of "compaction" and "reordering" (default: both); for
-    measuring what each brings. ``backward``: "caller": where a process uses one GPU, backward runs
-    in the thread that asked for it, which spares every step of training a change of threads;
-    "workers": in autograd's own threads, as without gnnaccel. ``compiling``: "wait": calls
-    wait while their kernels are compiled for the first time; "background": they run natively
-    meanwhile (GA408). ``decisions``: the path of a file
-    with decisions to keep to (``python -m gnnaccel log --export``); True: those that `autotune`
-    kept; False: none.
+    - ``backend``: "auto", "cuda" or "torch"
+    - ``when``: "profitable" (only when estimated to be faster) or "supported"
+    - ``on_fallback``: what to do when a call runs natively: "native" (nothing), "warn" (once per
+      cause) or "raise"
+    - ``include``, ``exclude``: class names, dotted paths, given layer names, ``re:`` patterns or
+      classes; a non-empty ``include`` means only those
+    - ``records``: how many records `records` keeps
+    - ``log``: True for lines through the logger ``gnnaccel``, or the path of a JSONL file; False
+      for neither
+    - ``passes``: which rewritings the Programs of relational layers go through, out of
+      "compaction" and "reordering" (default: both); for measuring what each brings
+    - ``backward``: "caller": where a process uses one GPU, backward runs in the thread that asked
+      for it, which spares every step of training a change of threads; "workers": in autograd's
+      own threads, as without gnnaccel
+    - ``compiling``: "wait": calls wait while their kernels are compiled for the first time;
+      "background": they run natively meanwhile (GA408)
+    - ``decisions``: the path of a file with decisions to keep to (``python -m gnnaccel log
+      --export``); True: those that `autotune` kept; False: none
 
     Called again it changes the options given and leaves the others. What is never given comes from
     the environment (see `gnnaccel.env`), then from the defaults. ``GNNACCEL=0`` makes the call do

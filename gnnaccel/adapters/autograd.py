@@ -30,7 +30,19 @@ def install(patches: PatchSet) -> list[str]:
 
     native = vars(torch.autograd).get(_ENTRY)
     if native is not None:
-        patches.set(torch.autograd, _ENTRY, _in_this_thread(native, torch))
+        patches.set(
+            torch.autograd, _ENTRY, _in_this_thread(native, torch),
+            "Runs a backward pass over a single GPU in the thread that asked for it: handing it to "
+            "autograd's own thread costs 0.3 to 0.5 ms of each step. It calls torch's own function "
+            "with `torch.autograd.set_multithreading_enabled(False)`, nothing else: the same "
+            "nodes run, in the same order, on the same streams.",
+            active="While gnnaccel is enabled in the calling thread, the loss is on a GPU, the "
+                   "process has used no other GPU, and multithreaded backward passes are not "
+                   "switched off already. `enable(backward=\"workers\")` turns it "
+                   "off. On a CPU it "
+                   "goes straight to torch's function.",
+            cost="0.3 microseconds per backward pass on a CPU, where it does nothing. Hooks and "
+                 "custom autograd functions run in the calling thread.")
     return patches.names()
 
 

@@ -63,7 +63,7 @@ def features_reason(x: Any, name: str = "x") -> Reason | None:
         return reason("GA206", f"{name} has {x.dim()} dimensions")
     if x.layout != torch.strided or not x.is_floating_point() or x.is_meta:
         return reason("GA206", f"{name} is {x.layout}, {x.dtype}, on the {x.device.type} device")
-    return (reason("GA206", f"{name} is yet to be negated", "call resolve_neg()")
+    return (reason("GA206", f"{name} is a view that negates its numbers", "call resolve_neg()")
             if x.is_neg() else None)
 
 

@@ -176,13 +176,13 @@ class Path:
                     self._add(module[name])
                 else:
                     self.why = self.why or reason(
-                        "GA504", f"{name} in {module['__name__']} is not the host's own")
+                        "GA504", f"{name} in {module['__name__']} was replaced")
         for of_torch, names in self._torch.values():
             self.watch(attrgetter, of_torch, tuple(names))
             for name in names:
                 if not is_torchs(getattr(of_torch, name), name, self.host):
                     self.why = self.why or reason(
-                        "GA504", f"{of_torch.__name__}.{name} is not torch's own")
+                        "GA504", f"{of_torch.__name__}.{name} was replaced")
         return self
 
     def _add(self, function: Any) -> Any:
@@ -204,7 +204,7 @@ class Path:
         self.why = self.why or (reason("GA205", f"{cls.__name__} overrides {name}")
                                 if any(name in vars(user) for user in users)
                                 else reason("GA504", f"{name} of {host_class.__name__} "
-                                                     "is not the host's own"))
+                                                     "was replaced"))
 
 
 @functools.lru_cache(maxsize=1024)

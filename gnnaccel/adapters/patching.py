@@ -21,12 +21,16 @@ _replaced: dict[tuple[int, str], tuple[PatchSet, Patch]] = {}
 @dataclass(frozen=True, eq=False)
 class Patch:
     """One replacement. ``original`` is what stood in the owner's own ``__dict__``, or _ABSENT if it
-    was inherited."""
+    was inherited. ``why`` says in a sentence what for; of torch's own functions ``active`` and
+    ``cost`` say when the replacement does anything, and what it costs (docs/patches.md)."""
 
     owner: Any
     name: str
     original: Any
     new: Any
+    why: str = ""
+    active: str = ""
+    cost: str = ""
 
     @property
     def path(self) -> str:
@@ -43,26 +47,28 @@ class PatchSet:
         self._patches: list[Patch] = []
         self._aside: list[Patch] = []  # of those, what is as it was before for a while
 
-    def set(self, owner: Any, name: str, new: Any) -> None:
-        """Replace ``owner.name``, of a class or module, by ``new``.
+    def set(self, owner: Any, name: str, new: Any, why: str = "", *, active: str = "",
+            cost: str = "") -> None:
+        """Replace ``owner.name``, of a class or module, by ``new``. ``why``, ``active`` and
+        ``cost`` as in `Patch`.
 
         What somebody else has put in the place of an earlier replacement since is then what
         `restore` puts back. PatchError when this or another set has replaced it and that still
         stands, or when ``owner`` has no such attribute.
         """
         with _lock:
-            patch = Patch(owner, name, vars(owner).get(name, _ABSENT), new)
+            patch = Patch(owner, name, vars(owner).get(name, _ABSENT), new, why, active, cost)
             if not hasattr(owner, name):
                 raise PatchError(f"{patch.path} does not exist, so it cannot be replaced; "
                                  "this host version differs "
                                  f"from those tested.{did_you_mean(name, dir(owner))}")
             self._put(patch)
 
-    def add(self, owner: Any, name: str, new: Any) -> None:
+    def add(self, owner: Any, name: str, new: Any, why: str = "") -> None:
         """Give ``owner``, a class or module, the attribute ``name``, which it lacks. PatchError
         when it has it."""
         with _lock:
-            patch = Patch(owner, name, _ABSENT, new)
+            patch = Patch(owner, name, _ABSENT, new, why)
             if hasattr(owner, name):
                 raise PatchError(f"{patch.path} exists, so it cannot be added; this host "
                                  "version differs from those tested")

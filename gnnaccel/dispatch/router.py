@@ -64,8 +64,8 @@ class Adapter(Protocol):
 #: pay
 _refused: contextvars.ContextVar[bool] = contextvars.ContextVar("gnnaccel_refused", default=False)
 _AS_THE_WHOLE = native_plan(("kernels", reason(
-    "GA301", "the layer around it as one does not pay for its new graph's structure; its parts do "
-    "less")))
+    "GA301", "even for the whole layer around it, preparing this new graph would cost more than is "
+    "saved")))
 
 
 def route(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict,

@@ -70,7 +70,8 @@ def _way(decision: Decided) -> str:
         text += f", estimated {plan.seconds * 1e6:.0f} us"
         if plan.kernel and plan.native_seconds is not None:
             text += f", {_HOST} {plan.native_seconds * 1e6:.0f} us"
-    return "\n".join([text, *(f"  not {candidate}: {why}" for candidate, why in plan.rejected)])
+    return "\n".join([text, *(f'  ruled out "{candidate}": {why}'
+                              for candidate, why in plan.rejected)])
 
 
 def _weighed(optimised: Optimised) -> str:

@@ -147,11 +147,14 @@ def line(record: Record) -> str:
 
 
 def ruled_out(record: Record) -> list[str]:
-    """The candidates not taken, one text per reason: "not a, b: code text"."""
+    """The candidates not taken, one text per reason: ``ruled out "a", "b": code text``. Of a call
+    that was not understood, which has no candidates but the layer itself: ``code text``."""
     by_reason: dict[str, list[str]] = {}
     for item in record["rejected"]:
         by_reason.setdefault(f"{item['code']} {item['text']}", []).append(item["candidate"])
-    return [f"not {', '.join(candidates)}: {why}" for why, candidates in by_reason.items()]
+    return [why if candidates == [record["layer"]] else
+            "ruled out " + ", ".join(f'"{name}"' for name in candidates) + f": {why}"
+            for why, candidates in by_reason.items()]
 
 
 def _details(record: Record) -> list[str]:

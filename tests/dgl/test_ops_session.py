@@ -143,7 +143,7 @@ def test_records(route, inputs):
     assert (backward["direction"], backward["forward_call"]) == ("backward", forward["call"])
     if route.backend == "cuda":
         assert (forward["cache"], again["cache"],
-                forward["kernel"]) == ("miss", "hit", "aggregate: weighted sums")
+                forward["kernel"]) == ("miss", "hit", "fused weighted sum")
 
 
 def test_what_is_not_understood_raises_the_hosts_own_error(route, inputs):

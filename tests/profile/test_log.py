@@ -247,7 +247,7 @@ def test_pinned_native_is_native_and_no_fallback(tmp_path, gat):
     assert gnnaccel.status()["config"]["decisions"] == pins.read(tmp_path / "d.json")
 
 
-@pytest.mark.parametrize("given", [dict(route="cuda", kernel="additive: smmf + split rows"),
+@pytest.mark.parametrize("given", [dict(route="cuda", kernel="fused attention, long rows split"),
                                    dict(route="native", kernel=None, layer="RGCNConv"),
                                    dict(route="native", kernel=None, num_edges=5000),
                                    dict(route="torch", kernel="of old")])
@@ -260,6 +260,16 @@ def test_pins_that_do_not_hold_here_leave_the_decision_to_the_planner(tmp_path, 
     gat()
     assert gnnaccel.records()[-1]["route"] == "torch" and gnnaccel.records()[-1][
         "kernel"] == "torch backend"
+
+
+def test_pins_keep_to_former_names_of_kernels(tmp_path):
+    from gnnaccel.dispatch.plan import candidates
+
+    specs = (*candidates.ATTENTION, *candidates.RELATIONAL, *candidates.PLAIN)
+    assert set(pins.FORMER.values()) == {spec.name for spec in specs if spec.route == "cuda"}
+    for former, now in pins.FORMER.items():
+        path = pin(tmp_path / "d.json", "cuda", former)
+        assert set(pins.read(path).pinned.values()) == {pins.Pinned("cuda", now)}
 
 
 def test_pins_come_and_go(tmp_path, gat, monkeypatch):

@@ -68,12 +68,15 @@ def install(patches: PatchSet) -> list[str]:
         forward = routed(native, _Guarded(cls, module))
         patches.set(cls, "forward",
                     replaced.around(plain.on_cpu_native(forward, native, name)
-                                    if name in PLAIN else forward))
+                                    if name in PLAIN else forward),
+                    "Runs the layer by gnnaccel's kernels where that is faster.")
         rules.register_class(f"{cls.__module__}.{cls.__qualname__}")
     if own.is_method(HeteroGraphIndex.get_relation_graph, HeteroGraphIndex, "get_relation_graph",
                      "dgl"):
         patches.set(HeteroGraphIndex, "get_relation_graph",
-                    graphs.remembering(HeteroGraphIndex.get_relation_graph))
+                    graphs.remembering(HeteroGraphIndex.get_relation_graph),
+                    "Gives the same object each time for one relation of a heterograph, so that "
+                    "the structure built for it is found again.")
     native_cache.GRAPHS.update(dict.fromkeys((dgl.DGLGraph, DGLBlock), native_cache.HostGraph(
         graphs.signs, graphs.num_edges, graphs.structure, graphs.names)))
     replaced.install(patches)

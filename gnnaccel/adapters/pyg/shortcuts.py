@@ -29,14 +29,18 @@ def install(patches: PatchSet) -> None:
     translate = vars(ModuleDict).get("to_external_key")
     if (isinstance(translate, classmethod)
         and own.is_method(translate, ModuleDict, "to_external_key", "torch_geometric")):
-        patches.set(ModuleDict, "to_external_key", classmethod(remembering(translate.__func__)))
+        patches.set(ModuleDict, "to_external_key", classmethod(remembering(translate.__func__)),
+                    "Remembers the name that a key of a `ModuleDict` stands for: `HeteroConv` asks "
+                    "for it once per edge type and call.")
     if getattr(typing, "WITH_PT23", False):
         # which asks torch's, seven times a layer
         native = importlib.import_module("torch_geometric._compile").is_compiling
         for name, module in list(sys.modules.items()):
             if name.startswith("torch_geometric.") or name == "torch_geometric":
                 if getattr(module, "__dict__", {}).get("is_compiling") is native:
-                    patches.set(module, "is_compiling", is_compiling)
+                    patches.set(module, "is_compiling", is_compiling,
+                                "Asks torch directly whether it compiles, without PyG's function "
+                                "in between; a layer asks up to seven times per call.")
 
 
 def remembering(native: Callable) -> Callable:

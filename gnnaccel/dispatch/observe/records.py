@@ -1,41 +1,36 @@
 """One record per decision, built only when somebody listens.
 
-A caller asks `listening` first, builds the record with `new`, and hands it to `emit`. Fields, all
-always present:
+A caller asks `listening` first, builds the record with `new`, and hands it to `emit`. A record is a
+dictionary with these fields, all always present:
 
-=============
-========================================================================================
-schema         `SCHEMA`; a field never changes its meaning within one schema
-call           int, increasing: `next_call`
-time           unix time in seconds
-direction      "forward" or "backward"
-forward_call   on a backward: ``call`` of its forward; on a forward: None
-host           "pyg" or "dgl"
-layer          class name of the layer
-name           its qualified name (``name_layers``), or None
-graph          None, or num_src, num_dst, num_edges (ints), and what else is known, such as
-self_loops
-route          "cuda", "torch" or "native": what ran
-kernel         name of the kernel or of the torch plan that ran; None on the native route
-rejected       candidates that were not taken: each {candidate, code, text, hint}
-passes         of a relational Program: pairs_src, pairs_dst, relations, compaction_src,
-compaction_dst (pairs per edge),
-               ordering (the one taken) and orderings: each {name, bytes, flops, launches, backward,
-               estimated_us}, backward {bytes, flops, launches} where that was weighed, and None;
-               else None
-cost_us        estimated cost of what ran, in microseconds, or None
-cache          structure cache: "hit", "miss" or "none" (not asked)
-dtype          of the input features, such as "float32", or None; likewise out_dtype; autocast is
-None when it is off
-capturing      is a CUDA graph being captured? deterministic: are deterministic algorithms demanded?
-training       of the layer; grad: is a gradient wanted?
-storage        format of the rows gathered in forward, or forward/backward, such as "int8", where it
-is not their dtype; or None
-kernels        in a file: what this process compiled or loaded since the line before, each {family,
-entry, defines}; else empty
-overhead_us    time spent deciding, in microseconds, or None
-=============
-========================================================================================
+- ``schema``: `SCHEMA`; a field never changes its meaning within one schema
+- ``call``: int, increasing
+- ``time``: unix time in seconds
+- ``direction``: "forward" or "backward"
+- ``forward_call``: on a backward, ``call`` of its forward; on a forward, None
+- ``host``: "pyg" or "dgl"
+- ``layer``: class name of the layer
+- ``name``: its qualified name (``name_layers``), or None
+- ``graph``: None, or num_src, num_dst, num_edges (ints), and what else is known, as self_loops
+- ``route``: "cuda", "torch" or "native": what ran
+- ``kernel``: name of the kernel or of the torch plan that ran; None on the native route
+- ``rejected``: candidates that were not taken, each {candidate, code, text, hint}
+- ``passes``: of a relational layer: pairs_src, pairs_dst, relations, compaction_src,
+  compaction_dst (pairs per edge), ordering (the one taken) and orderings, each {name, bytes,
+  flops, launches, backward, estimated_us}, with backward {bytes, flops, launches} or None; of
+  other layers None
+- ``cost_us``: estimated cost of what ran, in microseconds, or None
+- ``cache``: structure cache: "hit", "miss" or "none" (not asked)
+- ``dtype``: of the input features, such as "float32", or None; likewise ``out_dtype``;
+  ``autocast`` is None when it is off
+- ``capturing``: is a CUDA graph being captured?
+- ``deterministic``: are deterministic algorithms demanded?
+- ``training``: of the layer; ``grad``: is a gradient wanted?
+- ``storage``: format of the rows gathered in forward, or forward/backward, such as "int8", where
+  it is not their dtype; or None
+- ``kernels``: in a file: what this process compiled or loaded since the line before, each {family,
+  entry, defines}; else empty
+- ``overhead_us``: time spent deciding, in microseconds, or None
 """
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def kernel(graph: OpGraph, given: Aggregation) -> Kernel | Reason:
                     form.kernels(entry)
 
     cut = len(forms(False, "place")) > 1
-    return Kernel(f"aggregate: {given.reduce}" + ", in bands" * cut,
+    return Kernel(f"fused {given.reduce}" + ", in bands of channels" * cut,
                   ("aggregation", heads, width, weight, dtype, mean, cut), compile_,
                   lambda: run(graph, given))
 

@@ -71,8 +71,8 @@ class _Split:
             for part in parts:
                 part.compile()
 
-        return Kernel(f"{parts[0].name}, shifted", ("shifted", *(part.key for part in parts)),
-                      compile_, parts[0].run)
+        return Kernel(f"{parts[0].name} of messages from both ends",
+                      ("shifted", *(part.key for part in parts)), compile_, parts[0].run)
 
     @staticmethod
     def run(graph: OpGraph, given: Aggregation) -> Tensor:
@@ -89,7 +89,7 @@ class _Rectified:
         if given.reduce not in ("sum", "mean"):
             return _of_made(graph, given)
         form = math.prod(given.shape), given.x.dtype, False
-        return Kernel(f"rectified: {given.reduce}", ("rectified", *form),
+        return Kernel(f"fused {given.reduce} of relu messages", ("rectified", *form),
                       _compiler(rectified.ENTRIES, rectified.kernels, form),
                       lambda: _Rectified.run(graph, given))
 
@@ -110,7 +110,7 @@ class _Gated:
             return _of_made(graph, given)
         form = math.prod(given.shape), given.x.dtype, sum(t is not None
                                                           for t in given.more[2:]), False
-        return Kernel(f"gated: {given.reduce}", ("gated", *form),
+        return Kernel(f"fused {given.reduce} of gated messages", ("gated", *form),
                       _compiler(gated_sum.ENTRIES, gated_sum.kernels, form),
                       lambda: _Gated.run(graph, given))
 

@@ -40,7 +40,7 @@ def kernel(graph: OpGraph, given: Aggregation) -> Kernel | None:
         for entry in ("add_edges", "average"):
             edge_list.kernels(width, index)(entry)
 
-    return Kernel(f"aggregate: {given.reduce} over the list of edges", ("edge list", width, index),
+    return Kernel(f"fused {given.reduce} over the list of edges", ("edge list", width, index),
                   compile_, lambda: run(graph, given))
 
 

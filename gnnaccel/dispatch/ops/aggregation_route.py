@@ -30,11 +30,11 @@ from gnnaccel.dispatch.policy.reasons import Reason, reason
 _ON_CPU = reason("GA401", "the tensors are on the cpu, the kernels need a CUDA device")
 _NO_GAIN = reason("GA301", "torch operations gain nothing on a GPU")
 _MAY_NOT_COME_AGAIN = reason("GA301",
-                             "the gain does not pay for the structure of a graph that may not come "
-                             "again")
+                             "preparing this graph costs more than is saved, unless it is used "
+                             "more often")
 _ONCE = reason("GA302",
-               "the structure of a graph that may not come again costs more than it saves "
-               "over the list of edges")
+               "preparing this graph costs more than is saved, so its list of edges is read as it "
+               "is")
 _CHOSEN = ("GA301", "GA303", "GA401", "GA406")  # not a lack of ours
 Run = Callable[[OpGraph, Aggregation], Any]
 
@@ -128,7 +128,7 @@ def decide_all(graph: OpGraph, given: Aggregation, reduces: tuple[Reduce, ...], 
         run = partial(aggregation_cuda.run_all, reduces=reduces, groups=groups, alone=runs)
     # once one has a structure, there is one
     first = next((one for one in found if not one.again), found[0])
-    plan = first.plan._replace(kernel=", ".join(dict.fromkeys(kernels)))
+    plan = first.plan._replace(kernel=" + ".join(dict.fromkeys(kernels)))
     return first._replace(plan=plan, run=run)
 
 

@@ -41,7 +41,7 @@ def kernel(graph: OpGraph, given: OfSoftmax) -> Kernel | Reason:
         if learnt:
             column_sum.prepare(width, torch.float32)
 
-    name = "softmax_sum: rectified" if edge else "softmax_sum"
+    name = "fused softmax" + " of relu messages" * edge
     return Kernel(name, (name, width, dtype, learnt), compile_, lambda: run(graph, given))
 
 

@@ -26,8 +26,8 @@ from gnnaccel.dispatch.policy.reasons import Reason, reason
 
 REDUCES = ("sum", "mean", "max", "min")
 _NO_GAIN = reason("GA301")
-_MAY_NOT_COME_AGAIN = reason("GA301", "the gain does not pay for the structure of an index that "
-                                      "may not come again")
+_MAY_NOT_COME_AGAIN = reason("GA301", "preparing this index costs more than is saved, unless it "
+                                      "is used more often")
 
 
 class IndexGraph(OpGraph):

@@ -135,7 +135,7 @@ def _together(kernels: list[Kernel | Reason]) -> Kernel | Reason:
     for kernel in kernels:
         if type(kernel) is Reason:
             return kernel
-    names = ", ".join(dict.fromkeys(
+    names = " + ".join(dict.fromkeys(
         k.name for k in kernels if k.name)) or "nothing: no edges"  # type: ignore[union-attr]
     return Kernel(names, tuple(k.key for k in kernels),  # type: ignore[union-attr]
                   lambda: [k.compile() for k in kernels]  # type: ignore[arg-type, union-attr]

@@ -72,7 +72,7 @@ def edge_sum(graph: OpGraph, x: Tensor, target: str) -> Kernel | Reason:
     if why is not None:
         return why
     width = math.prod(x.shape[1:])
-    return _made("aggregate: sums of rows", ("edge sum", width, x.dtype), lambda: [
+    return _made("fused sum of edge features", ("edge sum", width, x.dtype), lambda: [
         (functions.sum_variant(width, x.dtype).kernels, _SUM[:2])],
                  lambda: functions.edge_sum(graph, x, target))
 
@@ -84,11 +84,11 @@ def segment_reduce(x: Tensor, offsets: Tensor, reduce: str) -> Kernel | Reason:
         return why or reason("GA303", "there are no rows, or too many")
     width = math.prod(x.shape[1:])
     if reduce == "sum":
-        return _made("aggregate: sums by segment", ("segments", width, x.dtype), lambda: [
+        return _made("fused sum by segment", ("segments", width, x.dtype), lambda: [
             (functions.segment_variant(width, x.dtype).kernels, _SUM[:2])],
                      lambda: functions.segment_sum(x, offsets))
     largest = reduce == "max"
-    return _made(f"extremum: {reduce} by segment", ("segments", reduce, width, x.dtype), lambda: [
+    return _made(f"fused {reduce} by segment", ("segments", reduce, width, x.dtype), lambda: [
         (functions.segment_extremum_variant(width, x.dtype, largest).kernels, _EXTREMUM[:2])],
         lambda: functions.segment_extremum(x, offsets, largest))
 
@@ -139,7 +139,7 @@ def _sum(graph: OpGraph, given: Operands) -> Kernel:
         made += [functions.sum_variant(w, dtype) for w in widths]
         return [(v.kernels, _SUM[:2]) for v in made]
 
-    return _made("aggregate: sums", ("sum", *widths, dtype), kernels, run)
+    return _made("fused sum", ("sum", *widths, dtype), kernels, run)
 
 
 def _weighted(given: _Both) -> tuple[tuple[int, int], str]:
@@ -178,7 +178,7 @@ def _weighted_sum(graph: OpGraph, given: _Both) -> Kernel:
         return [(sums.variant(heads, width, dtype, dtype, weight, "place", False, False,
                               False).kernels, _SUM)]
 
-    return _made("aggregate: weighted sums", ("weighted sum", heads, width, weight, dtype), kernels,
+    return _made("fused weighted sum", ("weighted sum", heads, width, weight, dtype), kernels,
                  run)
 
 
@@ -197,7 +197,8 @@ def _extremum(graph: OpGraph, given: Operands, largest: bool) -> Kernel | Reason
                 else _operands(given, heads, width, weight))  # type: ignore[arg-type]
         return given.result(functions.extremum(graph, form, x, w).view(-1, *given.shape))
 
-    return _made("extremum", ("extremum", heads, width, weight, dtype, form), lambda: [
+    return _made("fused max" if largest else "fused min",
+                 ("extremum", heads, width, weight, dtype, form), lambda: [
         (form.variant(heads, width, dtype, weight).kernels, _EXTREMUM)], run)
 
 
@@ -206,9 +207,9 @@ def _extremum(graph: OpGraph, given: Operands, largest: bool) -> Kernel | Reason
 def _copy(graph: OpGraph, given: Operands, targets: tuple[str, str]) -> Kernel | Reason:
     x, target = given.first, targets[given.lhs is None]
     if target == "e":
-        return reason("GA208", "features of edges are the result")
+        return reason("GA208", "the result is the features of edges themselves")
     width = math.prod(given.shape)
-    return _made("gather", ("copy", width, x.dtype),
+    return _made("gathered rows", ("copy", width, x.dtype),
                  lambda: [(functions.sum_variant(width, x.dtype).kernels, _SUM[:2])],
                  lambda: given.result(functions.take(graph, x, target)))
 
@@ -227,13 +228,13 @@ def _elementwise(graph: OpGraph, given: _Both, targets: tuple[str, str]) -> Kern
                 for i in {index, torch.int32}]
         return [*made, (functions.sum_variant(width, dtype).kernels, _SUM[:2])]
 
-    return _made(f"sddmm: {given.op}", ("sddmm", given.op, width, dtype, graph.edge_index.dtype),
-                 kernels, run)
+    return _made(f"fused {given.op} at edges",
+                 ("sddmm", given.op, width, dtype, graph.edge_index.dtype), kernels, run)
 
 
 def _dot(graph: OpGraph, given: _Both, targets: tuple[str, str]) -> Kernel | Reason:
     if set(targets) != {"u", "v"}:
-        return reason("GA208", "inner products with features of edges")
+        return reason("GA208", "dot products with features of edges")
     width, dtype = given.lhs.shape[-1], given.first.dtype
     if not width:
         return reason("GA206", "rows are empty")
@@ -248,5 +249,5 @@ def _dot(graph: OpGraph, given: _Both, targets: tuple[str, str]) -> Kernel | Rea
         out = out if parts == 1 else out.view(-1, outer, parts).sum(-1)
         return given.result(out.view(-1, *given.shape))
 
-    return _made("aggregate: inner products", ("dot", outer * parts, inner, dtype), lambda: [
+    return _made("fused dot product at edges", ("dot", outer * parts, inner, dtype), lambda: [
         (functions.dot_variant(outer * parts, inner, dtype).kernels, _SUM)], run)

@@ -75,7 +75,7 @@ More = Shifted | Rectified | Gated
 def unfit(graph: OpGraph, x: Tensor, weight: Tensor | None, more: Any) -> Reason | None:
     """Why this is none of these messages with tensors that fit ``x`` [num_src, *features]."""
     if weight is not None and type(more) is not Shifted:
-        return reason("GA208", "weights next to other features of edges")
+        return reason("GA208", "weights beside other features of edges")
     for name, (t, target) in more.tensors.items():
         wanted = (graph.rows(target), *x.shape[1:])
         if (not isinstance(t, Tensor) or t.layout != torch.strided or t.shape != wanted

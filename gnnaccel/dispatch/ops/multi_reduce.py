@@ -97,12 +97,13 @@ def _kernel(graph: OpGraph, x: Tensor, reduces: tuple[str, ...], weight: Tensor 
                       f"features are {x.dtype} {list(x.shape[1:])}; the kernels take "
                       f"{', '.join(map(str, TYPES))}")
     if weight is not None and of_edges:
-        return reason("GA206", "weights next to messages of edges", "multiply them beforehand")
+        return reason("GA206", "weights for messages that are features of edges",
+                      "multiply them beforehand")
     if weight is not None and weight.dim() == 2:
         if x.dim() != 3 or weight.shape[1] != x.shape[1] or x.shape[2] > MAX_WIDTH:
             return reason("GA206", f"weights {list(weight.shape)} for features {list(x.shape[1:])}")
     made = kernels.variant_of(x, reduces, weight)
-    return Kernel(f"multi_reduce: {', '.join(reduces)}", ("multi_reduce", made), compiler(made),
+    return Kernel(f"fused {', '.join(reduces)}", ("multi_reduce", made), compiler(made),
                   lambda: run(graph, x, reduces, weight, zero_share,
                               of_edges).view(-1, len(reduces), *x.shape[1:]))
 

@@ -78,4 +78,4 @@ def kernel(name: str, a: Tensor, b: Tensor, run: Callable[[], Tensor]) -> Kernel
         segment_gemm.prepare(k, n, 1, a.dtype, rows, count, False, precision, a.device)
         segment_backward.prepare(k, n, 1, a.dtype, rows, count, False, precision, a.device)
 
-    return Kernel(f"{name}: segment GEMM", key, compile_, run)
+    return Kernel(f"{name}: grouped matrix product", key, compile_, run)

@@ -24,13 +24,14 @@ from gnnaccel.dispatch.run import attention
 @dataclass(frozen=True)
 class Candidate:
     """``unsupported`` lists every reason against running; ``seconds`` is the estimate, None where
-    nothing is known."""
+    nothing is known; ``family``: of attention kernels, which scores they compute."""
 
     name: str
     route: str
     unsupported: Callable[[Any, Config], list[Reason]]
     seconds: Callable[[Any], float | None]
     pmf: bool = False
+    family: str | None = None
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -92,10 +93,12 @@ def _fused(pmf: bool) -> Callable[[Request], float]:
 
 
 ATTENTION = (
-    Candidate("additive: smmf + split rows", "cuda", _cuda_reasons("additive"), _fused(False)),
-    Candidate("additive: smmf + pmf", "cuda", _cuda_reasons("additive"), _fused(True), pmf=True),
-    Candidate("pairwise: fused rows + split rows", "cuda", _cuda_reasons("pairwise"),
-              _fused(False)),
+    Candidate("fused attention, long rows split", "cuda", _cuda_reasons("additive"), _fused(False),
+              family="additive"),
+    Candidate("fused attention, long rows scored first", "cuda", _cuda_reasons("additive"),
+              _fused(True), pmf=True, family="additive"),
+    Candidate("fused pairwise attention, long rows split", "cuda", _cuda_reasons("pairwise"),
+              _fused(False), family="pairwise"),
     Candidate("torch backend", "torch", _torch_reasons, cost.torch_backend),
 )
 
@@ -113,7 +116,7 @@ def _relational_cuda_reasons(request: RelationalRequest, config: Config) -> list
 
 
 RELATIONAL = (
-    Candidate("relational: segment GEMM + fused traversals", "cuda", _relational_cuda_reasons,
+    Candidate("grouped matrix products, fused sums over edges", "cuda", _relational_cuda_reasons,
               costs.cuda),
     Candidate("torch backend, compacted and reordered", "torch", _torch_reasons,
               costs.torch_backend),
@@ -144,7 +147,6 @@ def _plain_once(ours: bool) -> Callable[[PlainRequest], float | None]:
 native_plain = _plain_once(False)
 # costs over known graphs are unknown: on a GPU that pays, on a CPU the host's kernels are as good
 PLAIN = (
-    Candidate("plain: scaled sums, maxima or gated sums", "cuda", _plain_cuda_reasons,
-              _plain_once(True)),
+    Candidate("fused aggregation", "cuda", _plain_cuda_reasons, _plain_once(True)),
     Candidate("torch operations", "torch", _torch_reasons, lambda request: None),
 )

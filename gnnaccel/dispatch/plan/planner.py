@@ -81,7 +81,7 @@ def _decide(request: Request | RelationalRequest | PlainRequest, config: Config)
 
 def _held(pinned: Pinned, able: list, native: float | None, rejected: list) -> Plan | None:
     """The pinned plan; None where that cannot be had here."""
-    why = reason("GA105", f"pinned to {pinned.kernel or 'native'}")
+    why = reason("GA105", f"decided beforehand: {pinned.kernel or 'native'}")
     others = [(spec.name, why) for _, _, spec, _ in able if spec.name != pinned.kernel]
     # it was chosen, so what else stood against other ways is no fallback
     if pinned.route == "native":
@@ -105,7 +105,7 @@ def _only(spec: Candidate, request: Any) -> bool:
     """Whether a "not this family" reason says something: not when another family of kernels covers
     the Program."""
     found = patterns.attention(request.program)
-    return found is None or spec.name.startswith(found.family)
+    return found is None or spec.family == found.family
 
 
 def _pays(seconds: float | None, native: float | None,

@@ -14,6 +14,14 @@ from typing import Any, NamedTuple
 
 SCHEMA = 1
 ROUTES = ("cuda", "torch", "native")
+#: names of kernels in files of earlier versions -> names now
+FORMER = {
+    "additive: smmf + split rows": "fused attention, long rows split",
+    "additive: smmf + pmf": "fused attention, long rows scored first",
+    "pairwise: fused rows + split rows": "fused pairwise attention, long rows split",
+    "relational: segment GEMM + fused traversals": "grouped matrix products, fused sums over edges",
+    "plain: scaled sums, maxima or gated sums": "fused aggregation",
+}
 
 
 class Kind(NamedTuple):
@@ -102,10 +110,10 @@ def _entry(where: str, entry: Any) -> tuple[Kind, Pinned]:
 
 
 def pinned(where: str, entry: Any) -> Pinned:
-    """The way of a decision as JSON has it. ValueError, beginning with ``where``, for what is
-    none."""
+    """The way of a decision as JSON has it, with a former name of a kernel (`FORMER`) as the name
+    now. ValueError, beginning with ``where``, for what is none."""
     try:
-        found = Pinned(entry["route"], entry["kernel"])
+        found = Pinned(entry["route"], FORMER.get(entry["kernel"], entry["kernel"]))
     except (KeyError, TypeError) as problem:
         raise ValueError(f"{where} is no decision: {type(problem).__name__}: {problem}") from None
     if found.route not in ROUTES or (found.route == "native") != (found.kernel is None):

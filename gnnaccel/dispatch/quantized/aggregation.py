@@ -58,7 +58,7 @@ def narrowed(layer: Any, graph: OpGraph, given: Aggregation, config: Config, dec
                if several else unfit(graph, given))
     if decision.run is aggregation_once.run:
         against = (against
-                   or reason("GA604", "the graph may not come again, so it has no structure yet"))
+                   or reason("GA604", "the graph was not used often enough yet to be prepared"))
     use = decide(layer, entry, config, plan.route, why, given.x.dtype, sizes, against,
                  checkpointed())
     if type(use) is Use and use.kernels:

@@ -43,14 +43,13 @@ def reason_against(sizes: Sizes, storage: Storage) -> Reason | None:
     degree = sizes.num_edges / max(1, sizes.num_src)
     if degree < limits["degree"]:
         return reason("GA604",
-                      f"a row is gathered {degree:.1f} times, below "
-                      f"{limits['degree']:g}: too seldom to be worth rounding")
+                      f"a row is read {degree:.1f} times; converting it pays from "
+                      f"{limits['degree']:g} times on")
     least = limits["narrow"] if degree < limits["narrow_degree"] else limits["least"]
     if storage.format == "int8" and sizes.channels < least:
         return reason("GA604",
-                      f"{sizes.channels} channels, below {least}, gathered {degree:.1f} "
-                      "times: int8 rows so narrow cost more "
-                               "to make and to read than they save")
+                      f"{sizes.channels} channels, and a row is read {degree:.1f} times; int8 rows "
+                      f"pay from {least} channels on")
     found = gain(sizes, storage)
     if found >= limits["margin"]:
         return None

@@ -88,7 +88,7 @@ def decide(linear: Any, entry: Entry, config: Config, x: Tensor, weight: Tensor,
     kernels = config.backend != "torch" and kernels_run_on(x.device)
     if config.when == "profitable":
         why = (cost.map_reason_against(*_sizes(x, weight)) if kernels else
-               reason("GA604", "torch operations emulate the formats, which gains nothing"))
+               reason("GA604", "torch operations only imitate the format, which is not faster"))
     if why is None and kernels:
         why = compile_reason(_kernel(weight, bool(x.requires_grad and torch.is_grad_enabled())))
     return (Use(Storage("int8", "int8" if storage.backward == "int8" else "fp32"), entry, kernels)

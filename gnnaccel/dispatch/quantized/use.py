@@ -48,7 +48,7 @@ def decide(layer: Any, found: Entry, config: Config, route: str, why_native: Rea
         return unfit
     if config.when == "profitable":
         against = (cost.reason_against(sizes, storage) if route == "cuda" else
-                   reason("GA604", "torch operations emulate the formats, which gains nothing"))
+                   reason("GA604", "torch operations only imitate the format, which is not faster"))
         if against is not None:
             return against
     return Use(storage, found, route == "cuda")
@@ -59,4 +59,4 @@ def _dtype_reason(dtype: torch.dtype, storage: Storage) -> Reason | None:
         return None
     return reason("GA603",
                   f"rows come in {str(dtype).removeprefix('torch.')}, which "
-                  f"{storage.format} does not stand for")
+                  f"{storage.format} cannot stand for")

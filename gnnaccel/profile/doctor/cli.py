@@ -18,7 +18,7 @@ SCHEMA = 1
 def add_parser(commands) -> None:
     """Add ``doctor`` to an argparse subcommand collection."""
     parser = commands.add_parser("doctor", help="check versions, GPU, kernels, caches and hosts, "
-                                                "and say what to mend")
+                                                "and say what to fix")
     parser.set_defaults(run=run)
     parser.add_argument("--json", action="store_true", help="findings as JSON on stdout")
 

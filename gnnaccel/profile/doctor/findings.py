@@ -8,7 +8,7 @@ STATUSES = ("ok", "note", "warn", "fail")
 
 @dataclass(frozen=True)
 class Finding:
-    """``status``: "ok"; "note", worth knowing and nothing to mend; "warn", works, but not as it
+    """``status``: "ok"; "note", worth knowing, nothing to fix; "warn", works, but not as it
     could; "fail". The last two have a ``remedy``."""
 
     group: str

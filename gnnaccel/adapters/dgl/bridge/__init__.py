@@ -31,15 +31,20 @@ def install(patches: PatchSet) -> None:
     _patches, _text = None, why or _OFF
     if why is not None:
         return
+    replace(patches)
+    _patches = patches
+    _text = (
+        "this DGL was built without CUDA: structures stay on the host, features and layers run on "
+             "the GPU")
+
+
+def replace(patches: PatchSet) -> None:
+    """Put in all patches of the bridge, whether it has a use here or not."""
     from gnnaccel.adapters.dgl.bridge import (arrays, calls, embeddings, filters, index, limits,
                                               zero_degree)
 
     for module in (calls, arrays, index, embeddings, filters, limits, zero_degree):
         module.install(patches)
-    _patches = patches
-    _text = (
-        "this DGL was built without CUDA: structures stay on the host, features and layers run on "
-             "the GPU")
 
 
 def state() -> dict[str, Any]:

@@ -20,6 +20,8 @@ from gnnaccel.adapters.patching import PatchSet
 
 # one imports the names of the next
 _MODULES = ("dgl.backend", "dgl.backend.pytorch", "dgl.backend.pytorch.tensor")
+#: why methods that pin memory are replaced
+PINNED = "Raises an error that says that memory cannot be pinned."
 _SOURCE, _WRITTEN = "_gnnaccel_source", "_gnnaccel_written"
 
 #: C function -> positions of arguments that it writes although they are not given as arrays to
@@ -40,12 +42,16 @@ def install(patches: PatchSet) -> None:
         new = make(native)
         for module in loaded:
             if getattr(module, make.__name__, None) is native:
-                patches.set(module, make.__name__, new)
+                patches.set(module, make.__name__, new,
+                            "Copies tensors on the GPU to the host on their way into DGL's C "
+                            "code, and back on their way out.")
     new = empty(base.empty)
     for module in (base, ndarray):
-        patches.set(module, "empty", new)
-    patches.set(base.NDArrayBase, "ctx", _context(base.NDArrayBase.ctx))
-    patches.set(base.NDArrayBase, "pin_memory_", lambda self: refuse("uva"))
+        patches.set(module, "empty", new,
+                    "Makes arrays that are to be on the GPU on the host, marked with the GPU.")
+    patches.set(base.NDArrayBase, "ctx", _context(base.NDArrayBase.ctx),
+                "Says of a marked array that it is on the GPU.")
+    patches.set(base.NDArrayBase, "pin_memory_", lambda self: refuse("uva"), PINNED)
 
 
 def zerocopy_to_dgl_ndarray(native: Callable) -> Callable:

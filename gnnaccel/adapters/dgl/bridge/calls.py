@@ -22,8 +22,10 @@ def install(patches: PatchSet) -> None:
     from dgl._ffi.function import Function
     from dgl.transforms import functional
 
-    patches.set(Function, "__call__", _tagging(Function.__call__, _taggable()))
-    patches.set(functional, "_CAPI_DGLKNN", _on_the_host(functional._CAPI_DGLKNN))
+    patches.set(Function, "__call__", _tagging(Function.__call__, _taggable()),
+                "Marks what DGL's C functions make of a graph on the GPU as being on the GPU.")
+    patches.set(functional, "_CAPI_DGLKNN", _on_the_host(functional._CAPI_DGLKNN),
+                "Searches nearest neighbours on the host.")
 
 
 def _on_the_host(knn: Callable) -> Callable:

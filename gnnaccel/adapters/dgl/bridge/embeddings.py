@@ -26,13 +26,19 @@ def install(patches: PatchSet) -> None:
     from dgl.optim import SparseAdam
     from dgl.partition import NDArrayPartition
 
-    patches.set(NDArrayPartition, "__init__", _made(NDArrayPartition.__init__))
-    patches.set(NDArrayPartition, "local_size", _local_size(NDArrayPartition.local_size))
+    patches.set(NDArrayPartition, "__init__", _made(NDArrayPartition.__init__),
+                "Takes ranges that are on the GPU.")
+    patches.set(NDArrayPartition, "local_size", _local_size(NDArrayPartition.local_size),
+                "Answers for ranges that are on the GPU.")
     for answer in (map_to_local, map_to_global, generate_permutation):
         patches.set(NDArrayPartition, answer.__name__,
-                    _on_the_device(getattr(NDArrayPartition, answer.__name__), answer))
-    patches.set(SparseAdam, "_setup_uva", lambda self, name, mem, power: refuse("adam"))
-    patches.set(SparseAdam, "update", _where_the_state_is(SparseAdam.update))
+                    _on_the_device(getattr(NDArrayPartition, answer.__name__), answer),
+                    "Finds the process that holds each row of an embedding on the GPU, by torch "
+                    "operations.")
+    patches.set(SparseAdam, "_setup_uva", lambda self, name, mem, power: refuse("adam"),
+                "Raises an error that says that memory cannot be pinned.")
+    patches.set(SparseAdam, "update", _where_the_state_is(SparseAdam.update),
+                "Moves gradients to the host first where the optimizer's state is there.")
 
 
 # --- ids divided among processes: id i goes to process i % n, or by ranges -----------------------

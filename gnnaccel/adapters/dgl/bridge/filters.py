@@ -21,9 +21,11 @@ def install(patches: PatchSet) -> None:
     """Replace the class's methods, for ids on the device."""
     from dgl.utils.filter import Filter
 
-    patches.set(Filter, "__init__", _made(Filter.__init__))
+    patches.set(Filter, "__init__", _made(Filter.__init__),
+                "Keeps ids that are on the GPU for the methods below.")
     for name, included in (("find_included_indices", True), ("find_excluded_indices", False)):
-        patches.set(Filter, name, _found(getattr(Filter, name), included))
+        patches.set(Filter, name, _found(getattr(Filter, name), included),
+                    "Filters ids on the GPU by torch operations.")
 
 
 def _made(native: Callable) -> Callable:

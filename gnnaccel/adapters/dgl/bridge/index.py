@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from gnnaccel.adapters.dgl.bridge import results
+from gnnaccel.adapters.dgl.bridge import arrays, results
 from gnnaccel.adapters.dgl.bridge.limits import refuse
 from gnnaccel.adapters.dgl.bridge.tags import (device_of, is_bridged, of_context, on_host, tag,
                                                to_context)
@@ -23,18 +23,27 @@ def install(patches: PatchSet) -> None:
     from dgl.heterograph_index import FlattenedHeteroGraph, HeteroGraphIndex, HeteroPickleStates
 
     for make in (copy_to, __setstate__):
-        patches.set(HeteroGraphIndex, make.__name__, make(getattr(HeteroGraphIndex, make.__name__)))
-    patches.set(HeteroGraphIndex, "ctx", _context(HeteroGraphIndex.ctx))
-    patches.set(streams, "_dgl_get_stream", _stream(streams._dgl_get_stream))
+        patches.set(HeteroGraphIndex, make.__name__, make(getattr(HeteroGraphIndex, make.__name__)),
+                    "Moves, copies and loads a graph's structure by marking it with a device; the "
+                    "structure stays on the host.")
+    patches.set(HeteroGraphIndex, "ctx", _context(HeteroGraphIndex.ctx),
+                "Says of a marked graph that it is on the GPU.")
+    patches.set(streams, "_dgl_get_stream", _stream(streams._dgl_get_stream),
+                "Gives DGL the stream on which torch works.")
     for name in ("pin_memory", "pin_memory_"):
-        patches.set(HeteroGraphIndex, name, lambda self: refuse("uva"))
+        patches.set(HeteroGraphIndex, name, lambda self: refuse("uva"), arrays.PINNED)
     for name, answer in _ANSWERS.items():
-        patches.set(HeteroGraphIndex, name, _answering(getattr(HeteroGraphIndex, name), answer))
-    patches.set(HeteroPickleStates, "__setstate__", _states(HeteroPickleStates.__setstate__))
+        patches.set(HeteroGraphIndex, name, _answering(getattr(HeteroGraphIndex, name), answer),
+                    "Answers from tensors on the GPU that are kept with the graph, without a "
+                    "copy per call.")
+    patches.set(HeteroPickleStates, "__setstate__", _states(HeteroPickleStates.__setstate__),
+                "Puts a pickled graph back on the device where it was.")
     patches.set(FlattenedHeteroGraph, "__getattribute__",
-                _attribute(FlattenedHeteroGraph.__getattribute__, HeteroGraphIndex))
+                _attribute(FlattenedHeteroGraph.__getattribute__, HeteroGraphIndex),
+                "Marks the parts of a graph of several relations with its device.")
     for name, end in (("in_degrees", results.DST), ("out_degrees", results.SRC)):
-        patches.set(DGLGraph, name, _degrees(getattr(DGLGraph, name), end))
+        patches.set(DGLGraph, name, _degrees(getattr(DGLGraph, name), end),
+                    "Answers from degrees on the GPU that are kept with the graph.")
 
 
 def copy_to(native: Callable) -> Callable:

@@ -123,16 +123,22 @@ def install(patches: PatchSet) -> None:
 
     from gnnaccel.finder import GraphboltFinder
 
-    patches.set(gpu_cache.GPUCache, "__init__", lambda self, *args, **kwargs: refuse("cache"))
+    patches.set(gpu_cache.GPUCache, "__init__", lambda self, *args, **kwargs: refuse("cache"),
+                "Raises an error that says that this DGL has no `GPUCache`.")
     # for layers that learn from random walks
-    patches.set(network_emb, "random_walk", _by_the_host(network_emb.random_walk))
+    patches.set(network_emb, "random_walk", _by_the_host(network_emb.random_walk),
+                "Lets `MetaPath2Vec` and `DeepWalk` walk over a graph on the GPU; the host walks.")
     # for graphs of k nearest neighbours, where a node has a neighbour too many
-    patches.set(functional, "sample_neighbors", _by_the_host(functional.sample_neighbors))
+    patches.set(functional, "sample_neighbors", _by_the_host(functional.sample_neighbors),
+                "Lets graphs of nearest neighbours drop a neighbour too many, on the host.")
     new = _on_the_host(partition.partition_graph)
     for module in (partition, distributed):
-        patches.set(module, "partition_graph", new)
+        patches.set(module, "partition_graph", new,
+                    "Raises an error that says that only graphs on the CPU can be partitioned.")
     # our own finder, which is asked before all others, and for dgl.sparse while the bridge is in
-    patches.set(GraphboltFinder, "find_spec", staticmethod(_no_sparse(GraphboltFinder.find_spec)))
+    patches.set(GraphboltFinder, "find_spec", staticmethod(_no_sparse(GraphboltFinder.find_spec)),
+                "Explains why `dgl.sparse` cannot be imported where it has no library for this "
+                "torch. The class is gnnaccel's own.")
 
 
 def _on_the_host(partition_graph: Callable) -> Callable:

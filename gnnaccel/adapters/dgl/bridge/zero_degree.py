@@ -18,6 +18,7 @@ from gnnaccel.adapters.patching import PatchSet
 from gnnaccel.dispatch.policy.reasons import Reason
 
 _NAME, _TOLD = "_allow_zero_in_degree", "_gnnaccel_told"
+_ALLOWED = "Added: tells DGL's layer that a graph was searched for nodes without incoming edges."
 _running = threading.local()
 
 
@@ -30,10 +31,12 @@ def install(patches: PatchSet) -> None:
     for cls in dict.fromkeys(value for value in vars(nn).values() if isinstance(value, type)):
         forward = vars(cls).get("forward")
         if forward is not None and _asks(forward):
-            patches.set(cls, "forward", telling(forward))
-            patches.add(cls, _NAME, _Allowed())
+            patches.set(cls, "forward", telling(forward),
+                        "Looks for nodes without incoming edges once per graph, where DGL waits "
+                        "for the GPU in every call.")
+            patches.add(cls, _NAME, _Allowed(), _ALLOWED)
         elif getattr(forward, _TOLD, False):
-            patches.add(cls, _NAME, _Allowed())
+            patches.add(cls, _NAME, _Allowed(), _ALLOWED)
 
 
 def _asks(forward: Any) -> bool:

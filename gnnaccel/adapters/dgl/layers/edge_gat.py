@@ -72,7 +72,7 @@ def _layer_reason(layer: Any, feat: Any) -> Reason | None:
     if "fc" not in layer._modules and not isinstance(feat, tuple):  # an error in the host
         return reason("GA206", "feat is one tensor, the layer was built for a pair")
     if layer.fc_edge.bias is not None:
-        return reason("GA205", "fc_edge has a bias, which the layer's own has not")
+        return reason("GA205", "fc_edge was replaced by one with a bias")
     return None
 
 

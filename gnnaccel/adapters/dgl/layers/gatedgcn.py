@@ -28,7 +28,7 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[PlainSpec, PlainInputs
     if type(found) is Reason:
         return found
     if not inputs.one_frame(graph):  # the host then has no features of nodes to look at
-        return reason("GA204", "the graph has other nodes at its edges' ends")
+        return reason("GA204", "the graph's sources and destinations are different nodes")
     why = shared.edge_reason(edge_feat, found[0].num_edges, feat)
     if why is not None or edge_feat.dim() != 2 or len({t.shape[0] for t in maps}) > 1:
         return (why

@@ -49,10 +49,15 @@ def install(patches: PatchSet) -> None:
         for name, value in list(vars(module).items()):
             found = wrappers.get(id(value))
             if found is not None and found[0] is value:
-                patches.set(module, name, found[1])
+                patches.set(module, name, found[1],
+                            "Runs message passing, softmax over edges, reductions by segment and "
+                            "products by type by kernels on a GPU where that is faster. With a "
+                            "DGL without CUDA nothing else can run them there.")
     core = importlib.import_module("dgl.core")
     for name, counted in USERS.items():
-        patches.set(core, name, counting(counted, getattr(core, name)))
+        patches.set(core, name, counting(counted, getattr(core, name)),
+                    "Counts calls of functions that a user wrote for messages and reductions; "
+                    "they always run natively.")
 
 
 def _modules() -> list[Any]:

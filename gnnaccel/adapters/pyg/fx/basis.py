@@ -160,7 +160,7 @@ def _layers_reason(layer: Any, convs: tuple[Any, ...]) -> Reason | None:
     if len({inner_convs.settings_of(conv, kind) for conv in convs}) > 1:
         return reason("GA208", "the bases' options differ")
     if cls.__name__ == "GCNConv" and convs[0].normalize and convs[0].add_self_loops:
-        return reason("GA208", "add_self_loops=True, which has no numbers",
+        return reason("GA208", "add_self_loops=True: self loops have no edge type",
                       "set add_self_loops=False")
     return None
 
@@ -173,7 +173,7 @@ def _parameters(convs: tuple[Any, ...]) -> _Parameters | Reason:
              [conv._modules.get(own) for conv in convs] if rooted else [])
     if (None in parts[0] or None in parts[1]
         or any(part._parameters.get("bias") is not None for part in parts[1])):
-        return reason("GA208", f"{neighbours} or {own} are not the host's")
+        return reason("GA208", f"{neighbours} or {own} was replaced")
     weights, roots = ([part._parameters.get("weight") for part in of] for of in parts)
     biases = [(conv if own is None else part)._parameters.get("bias")
               for conv, part in zip(convs, parts[0])]

@@ -115,7 +115,7 @@ def _parameters(together: Together) -> _Parameters | Reason:
     found = _taken(together)
     biased = any(together.parameters(part, "bias") is not None for part in _maps(together))
     if biased or any(t is None for t in found[:4]):
-        return reason("GA208", "the layers' maps or attention vectors are not the host's")
+        return reason("GA208", "a layer's linear map or attention vector was replaced")
     why = inner_convs.tensors_reason(*found)
     if why is not None:
         return why

@@ -61,7 +61,7 @@ def _taken(together: Together) -> _Parameters:
 def _parameters(together: Together) -> _Parameters | Reason:
     found = _taken(together)
     if found.att is None or found.src is None or found.dst is None:
-        return reason("GA208", "the layers' maps or attention vectors are not the host's")
+        return reason("GA208", "a layer's linear map or attention vector was replaced")
     return (inner_convs.tensors_reason(*found)
             or hetero_gat.shapes_reason(together, found.att, (*found.src, *found.dst)) or found)
 

@@ -158,7 +158,7 @@ def _parameters(together: Together) -> Parameters | Reason:
     found, (neighbours, root) = _taken(together), _maps(together)
     if (found.weights is None
         or (root and (found.roots is None or together.parameters(root, "bias") is not None))):
-        return reason("GA208", f"{neighbours} or {root} are not the host's")
+        return reason("GA208", f"{neighbours} or {root} was replaced")
     return _checked(found)
 
 
@@ -167,7 +167,7 @@ def _of_gcn(together: Together) -> Parameters | Reason:
         return reason("GA208", "GCNConv between different node types")
     found = _taken(together)
     if found.weights is None or together.parameters("lin", "bias") is not None:
-        return reason("GA208", "lin is not the host's")
+        return reason("GA208", "lin was replaced")
     checked = _checked(found)
     if (type(checked) is Parameters
         and dicts.mapped(checked.weights[0]) != checked.weights[0].dtype):

@@ -148,7 +148,7 @@ def _operands(layer: Any, x_dict: Mapping[str, Any]) -> _Operands | Reason:
         if bias is not None:
             found.biases.append(bias)
     if not shapes:
-        return reason("GA303", "no type of the layer's is there")
+        return reason("GA303", "the input has none of the layer's types")
     return _unlike_reason(dtypes, devices, shapes) or found
 
 

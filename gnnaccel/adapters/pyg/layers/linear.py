@@ -24,7 +24,9 @@ def install(patches: PatchSet) -> None:
     """Put ours around the class's ``forward``."""
     from torch_geometric.nn import Linear
 
-    patches.set(Linear, "forward", _routed(Linear.forward, patches))
+    patches.set(Linear, "forward", _routed(Linear.forward, patches),
+                "Runs the linear maps inside quantized layers in int8. Replaced only while a "
+                "model is quantized.")
 
 
 def requantized(patches: PatchSet) -> None:
@@ -65,7 +67,7 @@ def _routed(native: Callable, patches: PatchSet) -> Callable:
 
     replaced = (None
                 if home(native) == "torch_geometric"
-                else reason("GA504", "forward of Linear is not the host's own"))
+                else reason("GA504", "forward of Linear was replaced"))
 
     @functools.wraps(native)
     def forward(self: Any, x: Any) -> Any:

@@ -88,7 +88,8 @@ def _reduces(scaled: Any) -> list[str] | Reason:
                           f"one of the aggregations is {type(aggr).__name__}, changed or "
                           "with half of its gradient")
     names = [_REDUCES[type(aggr).__name__] for aggr in several_.aggrs]
-    return names if len(set(names)) == len(names) else reason("GA201", "an aggregation comes twice")
+    return (names if len(set(names)) == len(names) else
+            reason("GA201", "an aggregation is given twice"))
 
 
 def _maps_reason(layer: Any, x: Tensor) -> Reason | None:

@@ -29,12 +29,13 @@ from gnnaccel.dispatch.graph.structure import check_ids
 from gnnaccel.dispatch.policy.config import current, silenced
 
 _CONV = "torch_geometric.nn.conv."
-#: functions that layers' modules call at every forward, by module
-_LOOPS = {"cluster_gcn_conv": ("remove_self_loops", "add_self_loops"),
-          "eg_conv": ("add_remaining_self_loops",), "simple_conv": ("add_self_loops",)}
-#: those that these functions call, of modules whose normalisations depend on weights
-_INSIDE = {_CONV + "gcn_conv": ("add_remaining_self_loops",),
-           "torch_geometric.utils.laplacian": ("remove_self_loops", "add_self_loops")}
+#: functions that layers call at every forward, or that their normalisations call where these depend
+#: on weights, by module
+_LOOPS = {_CONV + "cluster_gcn_conv": ("remove_self_loops", "add_self_loops"),
+          _CONV + "eg_conv": ("add_remaining_self_loops",),
+          _CONV + "simple_conv": ("add_self_loops",),
+          _CONV + "gcn_conv": ("add_remaining_self_loops",),
+          "torch_geometric.utils.laplacian": ("remove_self_loops", "add_self_loops")}
 _PLAIN = (int, float, bool, str, torch.dtype, type(None))
 
 
@@ -54,26 +55,28 @@ def install(patches: PatchSet) -> None:
     for module in modules.values():
         for name, value in list(vars(module).items()):
             if value is native is not ours:
-                patches.set(module, name, ours)
+                patches.set(module, name, ours,
+                            "Computes GCN's normalisation once for each `edge_index`, for all "
+                            "layers and calls, and checks the ids of nodes on a GPU.")
     for name, functions in _LOOPS.items():
-        module = importlib.import_module(_CONV + name)
+        module = importlib.import_module(name)
         for function in filter(vars(module).__contains__, functions):  # versions differ
             found = getattr(module, function)
             if own.is_function(found, "torch_geometric", function):
                 # a function that a user put there is left alone: it may do anything
-                patches.set(module, function, graph_loops.looping(found))
-    for name, functions in _INSIDE.items():
-        module = importlib.import_module(name)
-        for function in filter(vars(module).__contains__, functions):
-            found = getattr(module, function)
-            if own.is_function(found, "torch_geometric", function):
-                patches.set(module, function, graph_loops.looping(found))
+                patches.set(module, function, graph_loops.looping(found),
+                            "Adds and removes self loops once for each `edge_index`, so that "
+                            "layers find the same tensor again, and with it the structure "
+                            "built for it.")
     transform = importlib.import_module("torch_geometric.transforms.gcn_norm").GCNNorm
-    patches.set(transform, "forward", _unkept(transform.forward))
+    patches.set(transform, "forward", _unkept(transform.forward),
+                "Gives the transform's results to the user without keeping them, as the user may "
+                "write to them.")
     cheb = importlib.import_module(_CONV + "cheb_conv").ChebConv
     found = cheb.__norm__
     if own.is_method(found, cheb, "__norm__", "torch_geometric"):
-        patches.set(cheb, "__norm__", keeping(found, method=True, weights=3))
+        patches.set(cheb, "__norm__", keeping(found, method=True, weights=3),
+                    "Computes the normalised Laplacian of `ChebConv` once for each `edge_index`.")
 
 
 def keeping(native: Callable, method: bool = False, captured: Callable | None = None,

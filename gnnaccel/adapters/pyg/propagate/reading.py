@@ -80,11 +80,9 @@ class Known:
                      else self.stock.form(stamp, kinds))  # type: ignore[arg-type]
             if found is not None and self.aggregate is not None and type(found) is message.Form:
                 found = _weighted_by(found, self.aggregate.weight, kinds)
-            self.forms[key] = (found
-                               or reason(*(("GA208", "its message is of no form that is known")
-                                           if self.own
-                                                else ("GA211",
-                                                      "message is of no form that is known"))))
+            self.forms[key] = (found or (
+                reason("GA208", "its message has a form that is not recognised") if self.own else
+                reason("GA211", "message has a form that is not recognised")))
         return self.forms[key]
 
 
@@ -351,7 +349,8 @@ def sizes(layer: Any, edge_index: Any, kwargs: dict,
         pair = isinstance(x, (tuple, list))
         if pair and (len(x) != 2 or not forward):
             return (reason("GA206", f"{name} is no pair")
-                    if forward else reason("GA202", "pairs of features against the flow"))
+                    if forward else reason(
+                        "GA202", "a pair of features with flow='target_to_source'"))
         for side, features in enumerate(x if pair else (x,)):
             if features is None and side and end == "j":
                 continue
@@ -374,7 +373,7 @@ def _edges(layer: Any, known: Known, edge_index: Any, num_src: int, num_dst: int
     if special and layer.fuse and home(known.functions[3]) != "torch_geometric":
         return reason("GA211", "message_and_aggregate is the user's own")
     if layer.flow != "source_to_target":
-        return (reason("GA204", "an EdgeIndex against the flow")
+        return (reason("GA204", "an EdgeIndex with flow='target_to_source'")
                 if special else edges.plain(edge_index, num_dst, num_src, device))
     return edges.plain(edge_index, num_src, num_dst, device)
 

@@ -27,7 +27,9 @@ def install(patches: PatchSet) -> None:
     # not in old versions, where classes instantiated later stay native
     if hasattr(MessagePassing, _TEMPLATES):
         patches.set(MessagePassing, _TEMPLATES,
-                    _taking_over(getattr(MessagePassing, _TEMPLATES), patches))
+                    _taking_over(getattr(MessagePassing, _TEMPLATES), patches),
+                    "Replaces `propagate` of a class when PyG writes it, which is when the class "
+                    "is first instantiated.")
     for cls in _subclasses(MessagePassing):
         if cls.__module__.startswith("torch_geometric.nn.") and not _has_adapter(cls):
             rules.register_class(rules.path_of(cls))
@@ -84,7 +86,9 @@ def _take_over(cls: type[Any], patches: PatchSet) -> None:
                and own.get(_KEPT[0]) is not native)
     general = native is MessagePassing.propagate and cls is not MessagePassing
     if (written or general) and own_code.is_method(native, cls, "propagate", "torch_geometric"):
-        patches.set(cls, "propagate", routed(native))
+        patches.set(cls, "propagate", routed(native),
+                    "Runs the aggregation as one operation over the graph, without a message per "
+                    "edge, where that is faster.")
 
 
 def routed(native: Callable) -> Callable:

@@ -64,7 +64,9 @@ def install(patches: PatchSet) -> None:
             if (found is not None
                 and (value.__module__ == module.__name__
                      or not module.__name__.startswith(_LAYERS))):
-                patches.set(module, name, found[module.__name__.startswith(_AGGREGATIONS)])
+                patches.set(module, name, found[module.__name__.startswith(_AGGREGATIONS)],
+                            "Runs reductions and softmax over groups of rows, and so pooling, by "
+                            "kernels on a GPU where that is faster; on a CPU PyG's code runs.")
 
 
 def _scriptable(wrapper: Callable, native: Callable) -> Callable:
@@ -207,7 +209,7 @@ def _segments(src: Tensor, ptr: Tensor, reduce: Any, config: Config) -> OpCall |
     if reduce not in ("max", "min"):
         return by_index.reduce(graph, src, reduce, config)
     if _differentiated(src):
-        return reason("GA208", "gradients of extrema by segment",
+        return reason("GA208", "gradients of a maximum or minimum by segment",
                       "use scatter, which shares those of equal numbers evenly")
     call = by_index.reduce(graph, src, reduce, config)
     if type(call) is Reason or _with_torch_scatter():

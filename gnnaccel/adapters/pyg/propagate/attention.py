@@ -23,8 +23,8 @@ from gnnaccel.adapters.pyg import guards
 from gnnaccel.adapters.pyg.propagate import reading
 from gnnaccel.adapters.pyg.propagate.message import _named
 from gnnaccel.adapters.pyg.propagate.standins import Refuses, Unseen, rows
-from gnnaccel.adapters.pyg.propagate.traced import (ROWS, Alpha, Node, Param, Weighted,
-                                                    score_of)
+from gnnaccel.adapters.pyg.propagate.traced import ROWS, Node, Param
+from gnnaccel.adapters.pyg.propagate.traced_scores import Alpha, Weighted, score_of
 from gnnaccel.dispatch.ir import attention_programs as programs
 from gnnaccel.dispatch.ir.program import Program
 from gnnaccel.dispatch.plan.request import CallInputs, CallSpec

@@ -9,9 +9,9 @@ raises `Unseen`.
 """
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -24,9 +24,9 @@ from gnnaccel.adapters.pyg.propagate.standins import Unseen
 ROWS = 7919
 Make = Callable[[dict], Tensor]  # the rows of a call's arguments
 
-_VIEWS = {"view", "reshape", "unsqueeze", "squeeze", "contiguous"}
+VIEWS = {"view", "reshape", "unsqueeze", "squeeze", "contiguous"}
 #: linear in their first argument
-_LINEAR = _VIEWS | {"mul", "div", "neg", "sum", "mean", "matmul"}
+_LINEAR = VIEWS | {"mul", "div", "neg", "sum", "mean", "matmul"}
 _POINTWISE = _LINEAR | {"add", "sub", "relu", "leaky_relu", "sigmoid", "tanh", "exp", "elu", "abs",
                         "linear", "to", "float"}
 #: names of torch's functions that mean one of these
@@ -57,7 +57,7 @@ def _shaped(function: Callable, args: tuple, kwargs: dict) -> Tensor:
     return found
 
 
-def _applied(function: Callable, args: tuple, kwargs: dict) -> Tensor:
+def applied(function: Callable, args: tuple, kwargs: dict) -> Tensor:
     """`_shaped`; Unseen where that is no longer one row for each."""
     found = _shaped(function, args, kwargs)
     if found.dim() == 0 or found.shape[0] != ROWS:
@@ -66,9 +66,11 @@ def _applied(function: Callable, args: tuple, kwargs: dict) -> Tensor:
 
 
 class Value:
-    """``meta``: how it looks, on the meta device, `ROWS` in its first dimension."""
+    """``meta``: how it looks, on the meta device, `ROWS` in its first dimension; ``rank``: of two
+    stand-ins in one operation that of the higher rank decides."""
 
     meta: Tensor
+    rank: int
 
     def __getattr__(self, name: str) -> Any:
         if name not in _OF_PARAMETERS:
@@ -128,16 +130,14 @@ def _call(name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
     if len([one for one in stand_ins if not isinstance(one, Param)]) > 2:
         raise Unseen
     # of two the one that knows more of attention decides
-    return max(stand_ins, key=_rank).operate(name, function, args, kwargs)
-
-
-def _rank(value: Value) -> int:
-    return _ORDER.index(type(value))
+    return max(stand_ins, key=attrgetter("rank")).operate(name, function, args, kwargs)
 
 
 class Param(Value):
     """A tensor that the layer holds, or something made of such alone; ``make`` computes it, anew in
     each call, since its numbers change."""
+
+    rank = 0
 
     def __init__(self, make: Make, meta: Tensor):
         self.make, self.meta = make, meta
@@ -152,6 +152,8 @@ class Node(Value):
     """Rows of nodes at the ``end`` "i" or "j" of the edges, or of the edges themselves ("e");
     ``make`` computes them of the arguments of ``propagate``."""
 
+    rank = 1
+
     def __init__(self, end: str, make: Make, meta: Tensor):
         self.end, self.make, self.meta = end, make, meta
 
@@ -161,7 +163,7 @@ class Node(Value):
             return _between(name, args)
         if name not in _POINTWISE and name != "getitem":
             raise Unseen
-        return Node(self.end, _maker(function, args, kwargs), _applied(function, args, kwargs))
+        return Node(self.end, _maker(function, args, kwargs), applied(function, args, kwargs))
 
 
 def _maker(function: Callable, args: tuple, kwargs: dict) -> Make:
@@ -182,6 +184,8 @@ def _between(name: str, args: tuple) -> Any:
         right = _negated(right) if name == "sub" else right
         return Ends({}).plus(left).plus(right)
     if name == "mul" and {left.end, right.end} == {"i", "j"}:
+        from gnnaccel.adapters.pyg.propagate.traced_scores import Product
+
         return Product(*sorted((left, right), key=lambda one: one.end))
     raise Unseen
 
@@ -192,6 +196,8 @@ def _negated(node: Any) -> Any:
 
 class Ends(Value):
     """A sum of rows of both ends, and of the edge; ``parts`` by end."""
+
+    rank = 2
 
     def __init__(self, parts: dict[str, Node]):
         self.parts = parts
@@ -214,7 +220,7 @@ class Ends(Value):
         if len(shapes) > 1:
             raise Unseen
         return Ends({end: Node(end, _maker(function, (part, *args), kwargs),
-                               _applied(function, (part, *args), kwargs))
+                               applied(function, (part, *args), kwargs))
                      for end, part in self.parts.items()})
 
     def operate(self, name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
@@ -223,12 +229,14 @@ class Ends(Value):
             right = _all_negated(right) if name == "sub" else right
             return Ends({}).plus(left).plus(right)
         if name == "leaky_relu" or name == "relu":
+            from gnnaccel.adapters.pyg.propagate.traced_scores import Bent
+
             slope = 0.0 if name == "relu" else _slope(args[1:], kwargs)
             return Bent(self, slope)
         if name == "linear":
             return _of_linear(self, args, kwargs)
         if name in _LINEAR or name == "getitem":
-            function, args = _with_first(function, self, args)
+            function, args = with_first(function, self, args)
             return self.mapped(function, args, kwargs)
         raise Unseen
 
@@ -239,7 +247,7 @@ def _all_negated(value: Any) -> Any:
     return value.mapped(operator.neg, (), {})
 
 
-def _with_first(function: Callable, value: Value, args: tuple) -> tuple[Callable, tuple]:
+def with_first(function: Callable, value: Value, args: tuple) -> tuple[Callable, tuple]:
     """The operation with ``value`` in the first place; only products commute."""
     if args[0] is value:
         rest = args[1:]
@@ -277,6 +285,8 @@ def _biased(ends: Ends, bias: Any) -> Ends:
 class Cat(Value):
     """Rows of both ends side by side."""
 
+    rank = 3
+
     def __init__(self, parts: list[Node]):
         self.parts = parts
         try:
@@ -291,7 +301,7 @@ class Cat(Value):
             for part, w in zip(self.parts, self._cut(weight, -1)):
                 found = found.plus(_call("linear", F.linear, (part, w), {}))
             return found if bias is None else _biased(found, bias)
-        function, rest = _with_first(function, self, args)
+        function, rest = with_first(function, self, args)
         if name == "mul" and isinstance(rest[0], Param):
             return Cat([_call("mul", operator.mul, (part, w), {})
                         for part, w in zip(self.parts, self._cut(rest[0], -1))])
@@ -332,141 +342,3 @@ def _cat(tensors: Any, dim: int = 0) -> Any:
 
         return Node(parts[0].end, make, torch.cat([part.meta for part in parts], -1))
     return Cat(list(tensors))
-
-
-class Bent(Value):
-    """A leaky ReLU of a sum of both ends, whose channels ``att`` are multiplied with."""
-
-    def __init__(self, ends: Ends, slope: float, att: Param | None = None):
-        self.ends, self.slope, self.att, self.meta = ends, slope, att, ends.meta
-
-    def operate(self, name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
-        if name in _VIEWS or name == "getitem":
-            if self.att is not None:
-                raise Unseen
-            return Bent(self.ends.mapped(*_with_first(function, self, args), kwargs), self.slope)
-        if name == "linear":
-            weight, bias = (*args[1:], *kwargs.values(), None)[:2]
-            if self.att is not None or bias is not None or weight.meta.shape[0] != 1:
-                raise Unseen
-            return self._scored(weight.view(-1), _applied(F.linear, args, kwargs))
-        function, rest = _with_first(function, self, args)
-        if name == "mul" and isinstance(rest[0], Param) and self.att is None:
-            _applied(function, args, kwargs)
-            return Bent(self.ends, self.slope, rest[0])
-        if name == "matmul" and isinstance(rest[0], Param) and self.att is None:
-            if rest[0].dim() > 2 or (rest[0].dim() == 2 and rest[0].meta.shape[1] != 1):
-                raise Unseen
-            return self._scored(rest[0].reshape(-1), _applied(function, args, kwargs))
-        if name == "sum" and self.att is not None and (rest or
-                                                       tuple(kwargs.values()))[:1] == (-1,):
-            return self._scored(self.att, _applied(function, args, kwargs))
-        raise Unseen
-
-    def _scored(self, att: Param, meta: Tensor) -> Score:
-        if self.ends.parts.keys() != {"i", "j"}:
-            raise Unseen
-        return Score("gatv2", meta, ends=self.ends, slope=self.slope, att=att)
-
-
-class Product(Value):
-    """Both ends' rows, multiplied."""
-
-    def __init__(self, at_i: Node, at_j: Node):
-        self.at_i, self.at_j = at_i, at_j
-        if at_i.meta.shape != at_j.meta.shape:
-            raise Unseen
-        self.meta = at_i.meta
-
-    def operate(self, name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
-        function, rest = _with_first(function, self, args)
-        if name != "sum" or (rest or tuple(kwargs.values()))[:1] not in ((-1,),
-                                                                        (self.meta.dim() - 1,)):
-            raise Unseen
-        return Score("dot", _applied(function, args, kwargs), queries=self.at_i, keys=self.at_j)
-
-
-class Score(Value):
-    """One number for each edge and head. ``kind``: of the attention; ``of``: what it is made
-    of."""
-
-    def __init__(self, kind: str, meta: Tensor, scale: float = 1.0, **of: Any):
-        self.kind, self.meta, self.scale, self.of = kind, meta, scale, of
-
-    def operate(self, name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
-        function, rest = _with_first(function, self, args)
-        if name in _VIEWS or name == "getitem":
-            return Score(self.kind, _applied(function, args, kwargs), self.scale, **self.of)
-        if (name in ("mul", "div") and self.kind == "dot" and type(rest[0]) in (int, float)
-            and rest[0]):
-            by = float(rest[0])
-            return Score("dot", self.meta, self.scale * (by if name == "mul" else 1.0 / by),
-                         **self.of)
-        raise Unseen
-
-
-def score_of(value: Any) -> Score:
-    """What a softmax is taken of."""
-    if (isinstance(value, Bent) and value.att is None) or isinstance(value, Ends):
-        ends = value if isinstance(value, Ends) else value.ends
-        slope = 1.0 if ends is value else value.slope  # 1: without a leaky ReLU
-        if ("j" not in ends.parts
-            or any(part.meta.shape != ends.meta.shape for part in ends.parts.values())):
-            raise Unseen
-        return Score("terms", value.meta, ends=ends, slope=slope)
-    if isinstance(value, Score):
-        return value
-    raise Unseen
-
-
-class Alpha(Value):
-    """A softmax of ``score`` over the edges that enter each node, after dropout."""
-
-    def __init__(self, score: Score, meta: Tensor, dropout: float = 0.0):
-        self.score, self.meta, self.dropout = score, meta, dropout
-
-    def operate(self, name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
-        if name in _VIEWS or name == "getitem":
-            function, _ = _with_first(function, self, args)
-            return Alpha(self.score, _applied(function, args, kwargs), self.dropout)
-        if name == "dropout":
-            return self.dropped(*args[1:], **kwargs)
-        other = args[1] if args[0] is self else args[0]
-        if name == "mul" and isinstance(other, Node) and other.end == "j":
-            return Weighted(self, other, _applied(function, args, kwargs))
-        raise Unseen
-
-    def dropped(self, p: float = 0.5, training: bool = True) -> Alpha:
-        """After dropout of rate ``p``."""
-        if not training or not p:
-            return self
-        if self.dropout or not 0.0 < p < 1.0:
-            raise Unseen
-        return Alpha(self.score, self.meta, float(p))
-
-
-class Weighted(Value):
-    """The message: rows ``values`` of the source, each head's times its `Alpha`."""
-
-    def __init__(self, alpha: Alpha, values: Node, meta: Tensor):
-        self.alpha, self.values, self.meta = alpha, values, meta
-        heads = alpha.meta.numel() // ROWS
-        # heads come before channels, in memory as well
-        if (alpha.meta.dim() != values.meta.dim() or meta.shape != values.meta.shape
-            or heads != math.prod(values.meta.shape[1:-1] or (1,)) or alpha.meta.shape[-1] != 1
-            or alpha.score.meta.numel() != alpha.meta.numel()):
-            raise Unseen
-        if alpha.score.kind == "gatv2" and alpha.score.of["ends"].parts["j"] is not values:
-            raise Unseen  # the kernel's values are its keys
-
-    def operate(self, name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
-        if name not in _VIEWS:
-            raise Unseen
-        found = Weighted(self.alpha, self.values, self.values.meta)
-        function, _ = _with_first(function, self, args)
-        found.meta = _applied(function, args, kwargs)
-        return found
-
-
-#: of two stand-ins in one operation the later one here decides
-_ORDER = (Param, Node, Ends, Cat, Bent, Product, Score, Alpha, Weighted)

@@ -150,7 +150,9 @@ class GraphView:
         arrays, or at its id ("place"). None: all weights are one."""
         if weight is None:
             return self.csr(places=False) if by_src else self.csc(places=False), None, "place"
-        by_id, weight = self.csr_by_id if by_src else self.csc, in_fp32(weight)
+        by_id = self.csr_by_id if by_src else self.csc
+        if weight.dtype is not torch.float32:
+            weight = in_fp32(weight)
         placed = self._weights.find(weight, by_src, by_id)
         if placed is not None:
             return self._ready(placed[0]), placed[1], "position"

@@ -210,11 +210,10 @@ def _stand_in(parameter: inspect.Parameter, kwargs: dict) -> Any:
 _traces: IdentityMap[list[tuple]] = IdentityMap()  # by layer
 
 
-def trace(layer: Any, kwargs: dict) -> Trace:
+def trace(layer: Any, known: reading.Known, kwargs: dict) -> Trace:
     """What the layer's message computes of such arguments, looked at again where anything that it
-    read has changed."""
-    key = (reading.known_class(type(layer)),
-           tuple((name, _form(value)) for name, value in kwargs.items() if name != "size"))
+    read has changed. ``known``: its class."""
+    key = known, tuple([(name, _form(value)) for name, value in kwargs.items() if name != "size"])
     kept = _traces.get(layer)
     if kept is None:
         kept = []
@@ -227,12 +226,14 @@ def trace(layer: Any, kwargs: dict) -> Trace:
     return found
 
 
-def applies(layer: Any, kwargs: dict) -> bool:
-    """Whether the layer's message is such attention."""
+def read(layer: Any, kwargs: dict) -> OwnAttention | None:
+    """The call, if the layer's message is such attention."""
     known = reading.known_class(type(layer))
-    return (not known.own and known.why is None
-            and type(known.form(kwargs, known.stamp(layer))) is Reason
-            and trace(layer, kwargs).message is not None)
+    if (known.own or known.why is not None
+        or type(known.form(kwargs, known.stamp(layer))) is not Reason):
+        return None
+    found = trace(layer, known, kwargs)
+    return None if found.message is None else OwnAttention(found, known)
 
 
 def _form(value: Any) -> Any:
@@ -250,23 +251,21 @@ def _as_read(layer: Any, name: str, seen: Any) -> bool:
 
 # --- the call -------------------------------------------------------------------------------------
 
-class _Attention:
-    """Such a message as an adapter of the router. ``args``: the ``edge_index``; ``kwargs``:
-    everything else that ``propagate`` is given."""
+class OwnAttention:
+    """One call with such a message, as an adapter of the router. ``args``: the ``edge_index``;
+    ``kwargs``: everything else that ``propagate`` is given."""
 
     host = "pyg"
 
-    @staticmethod
-    def key(layer: Any, args: tuple, kwargs: dict) -> None:
+    def __init__(self, found: Trace, known: reading.Known):
+        self.found, self.known = found, known
+
+    def key(self, layer: Any, args: tuple, kwargs: dict) -> None:
         """None: every call is stated."""
 
-    @staticmethod
-    def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] | Reason:
-        found = trace(layer, kwargs)
-        if found.message is None:
-            return reason("GA211", "message is of no form that is known")
-        known = reading.known_class(type(layer))
-        why = (known.why or guards.context_reason() or reading._layer_reason(layer, known)
+    def state(self, layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] | Reason:
+        found, known = self.found, self.known
+        why = (guards.context_reason() or reading._layer_reason(layer, known)
                or reading._update_reason(known, kwargs))
         if why is not None:
             return why
@@ -276,17 +275,13 @@ class _Attention:
             return reason("GA202", "attention against the flow")
         return _stated(layer, args[0], kwargs, found, known)
 
-    @staticmethod
-    def run(layer: Any, stated: CallSpec, given: CallInputs, attend: Any) -> Any:
-        found, kwargs = given.extra
-        message = found.message
+    def run(self, layer: Any, stated: CallSpec, given: CallInputs, attend: Any) -> Any:
+        (kwargs,), message = given.extra, self.found.message
+        assert message is not None
         tensors = _tensors(message, stated, kwargs)
         # contiguous, as the host's is: a layer's own code may take views of it
         out = attend(tensors).contiguous().view(stated.num_dst, *message.meta.shape[1:])
-        return reading.finished(layer, reading.known_class(type(layer)), False, out, kwargs)
-
-
-ATTENTION = _Attention()
+        return reading.finished(layer, self.known, False, out, kwargs)
 
 
 def _stated(layer: Any, edge_index: Any, kwargs: dict, found: Trace,
@@ -318,7 +313,7 @@ def _stated(layer: Any, edge_index: Any, kwargs: dict, found: Trace,
     program, native = _program(message)
     stated = CallSpec(program, native, heads, width, row, row, *sizes, plain.shape[1], 0, False)
     x = rows(kwargs, found.ends[0][0], found.ends[0][1])
-    return stated, CallInputs(x, x, plain, None, (found, kwargs))
+    return stated, CallInputs(x, x, plain, None, (kwargs,))
 
 
 def _program(message: Weighted) -> tuple[Program, str]:

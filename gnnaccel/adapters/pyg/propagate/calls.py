@@ -44,8 +44,9 @@ _FEW, _FEW_AT_FIRST = 1000, 20000
 
 def decide(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Config) -> Any:
     """The long way of a call."""
-    if attention.applies(layer, kwargs):
-        return router.decide(layer, attention.ATTENTION,  # type: ignore[arg-type]  # not repeated
+    attends = attention.read(layer, kwargs)
+    if attends is not None:
+        return router.decide(layer, attends,  # type: ignore[arg-type]  # is never repeated
                              native, (edge_index,), kwargs, config)
     if records.listening():
         return watch.around(watch.Visit(layer, visit.PROPAGATE, native, (edge_index,),

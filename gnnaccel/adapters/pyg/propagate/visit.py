@@ -20,8 +20,9 @@ class _Propagate:
     @staticmethod
     def state(layer: Any, args: tuple[Any], kwargs: dict) -> tuple[Any, Any] | Reason:
         """``args``: the ``edge_index``; ``kwargs``: everything else."""
-        if attention.applies(layer, kwargs):
-            return attention.ATTENTION.state(layer, args, kwargs)
+        attends = attention.read(layer, kwargs)
+        if attends is not None:
+            return attends.state(layer, args, kwargs)
         found = reading.read(layer, *args, kwargs)
         if type(found) is Reason:
             return found
@@ -34,7 +35,8 @@ class _Propagate:
     @staticmethod
     def run(layer: Any, stated: Any, given: Any, attend: Any) -> Any:
         if type(stated) is CallSpec:
-            return attention.ATTENTION.run(layer, stated, given, attend)
+            attends: Any = attention.read(layer, *given.extra)
+            return attends.run(layer, stated, given, attend)
         found, kwargs = given.more
         moved = reading.stacked(layer, reading.source(kwargs, found.form.source))
         return reading.finished(layer, found.known, moved, attend(given), kwargs)

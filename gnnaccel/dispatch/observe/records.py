@@ -12,7 +12,8 @@ direction      "forward" or "backward"
 forward_call   on a backward: ``call`` of its forward; on a forward: None
 host           "pyg" or "dgl"
 layer          class name of the layer
-name           its qualified name (``name_layers``), or None
+name           its qualified name: given by ``name_layers``, else as the running model has it
+               (`model_names`); or None
 graph          None, or num_src, num_dst, num_edges (ints), and what else is known, such as
 self_loops
 route          "cuda", "torch" or "native": what ran

@@ -36,8 +36,8 @@ def split(arguments: list[str]) -> tuple[list[str], str, list[str]]:
 def add_options(parser: argparse._ActionsContainer) -> None:
     """The options of a run."""
     parser.add_argument("--log", nargs="?", const=True, metavar="FILE.jsonl",
-                        help="a line per decision on stderr, or with --log=FILE.jsonl a record per "
-                             "decision in a file")
+                        help="a line per distinct decision on stderr, with counts at the end; "
+                             "with --log=FILE.jsonl a record per decision in a file")
     parser.add_argument("--exclude", action="append", metavar="NAME,...",
                         help="layers that stay native: class names, names, re: patterns")
     parser.add_argument("--include", action="append", metavar="NAME,...", help="only these layers")

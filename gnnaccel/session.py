@@ -47,8 +47,9 @@ def enable(*, backend: str | None = None, when: str | None = None, on_fallback: 
     or "supported". ``on_fallback``: what to do when a call runs natively: "native" (nothing),
     "warn" (once per cause), "raise". ``include``, ``exclude``: class names, dotted paths, given
     layer names, ``re:`` patterns or classes; a non-empty ``include`` means only those. ``records``:
-    how many records `records` keeps. ``log``: True for lines through the logger ``gnnaccel``, or
-    the path of a JSONL file; False for neither. ``passes``: which rewritings the Programs of
+    how many records `records` keeps. ``log``: True for a line per distinct decision through the
+    logger ``gnnaccel``, with counts at the end; or the path of a JSONL file, with a record per
+    decision; False for neither. ``passes``: which rewritings the Programs of
     relational layers go through, out of "compaction" and "reordering" (default: both); for
     measuring what each brings. ``backward``: "caller": where a process uses one GPU, backward runs
     in the thread that asked for it, which spares every step of training a change of threads;
@@ -274,7 +275,7 @@ def _sync_sinks(live: list[Config]) -> None:
 
 def _asked_through_logging() -> bool:
     """Did the user set the logger ``gnnaccel`` itself to INFO? A root logger at INFO asks for no
-    line per call."""
+    lines about calls."""
     ours = ("log", True) in _sinks  # then the level may be ours
     return not ours and _log.level != logging.NOTSET and _log.isEnabledFor(logging.INFO)
 

@@ -106,8 +106,9 @@ def test_nothing_is_looked_up_while_nobody_listens_and_nothing_is_kept_alive(inp
         model.encode(*inputs)
     assert not asked
     before = len(model_names._found)
-    recorded(lambda: [model.encode(*inputs) for _ in range(3)])
+    models = [model]
+    recorded(lambda: [one.encode(*inputs) for one in models * 3])
     assert len(asked) == 3 and len(model_names._found) == before + 3
-    del model
+    del model, models
     gc.collect()
     assert len(model_names._found) == before

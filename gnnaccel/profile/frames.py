@@ -21,7 +21,7 @@ class Naming:
     """Layers by the names given to them, else by those they have in the model that runs, else by a
     number among those of their class, such as "GATConv #2".
 
-    A layer that its model holds under two names is "convs.0, also last"; the layer of a second
+    A layer that its model holds under two names is "convs.0 = last"; the layer of a second
     model that has the name of a first one's is "convs.0 #2".
     """
 
@@ -39,7 +39,7 @@ class Naming:
             return given
         found = model_names.found(layer)
         if found.name is not None:
-            return self._told_apart(", also ".join((found.name, *found.others)), layer)
+            return self._told_apart(" = ".join((found.name, *found.others)), layer)
         name, number = type(layer).__name__, self._numbers.get(layer)
         if number is None:
             number = self._per_class[name] = self._per_class.get(name, 0) + 1

@@ -13,7 +13,9 @@ from gnnaccel.cuda import driver
 from gnnaccel.dispatch.observe import counters, watch
 from gnnaccel.dispatch.observe.records import Record
 from gnnaccel.dispatch.observe.watch import Run, Visit
+from gnnaccel.profile.advice import FIRST, Advice, advise, marked
 from gnnaccel.profile.compare import Comparison
+from gnnaccel.profile.edges_seen import EdgesSeen
 from gnnaccel.profile.entries import Entry, describe
 from gnnaccel.profile.frames import Frame, Frames, Naming, who
 from gnnaccel.profile.sides import device_of, named_tensors
@@ -55,6 +57,7 @@ class Report:
         self._compiled, self._compiled_before = (0.0, 0), (0.0, 0)
         self._entries: dict[tuple, Entry] = {}
         self.naming = Naming()
+        self.edges_seen: dict[str, EdgesSeen] = {}  # by the layer's name
         self._frames, self._timeline, self._lock = Frames(), Timeline(), threading.RLock()
         self._sink = self._recorded
 
@@ -132,6 +135,8 @@ class Report:
             outer = self._entry(frame.outer, device) if frame.outer and frame.outer.record else None
             entry.calls += 1
             entry.add(_record(frame))
+            if frame.visit.adapter is not None:
+                self.edges_seen.setdefault(entry.name, EdgesSeen()).note(frame.visit)
             if live is not None and entry.calls <= _MEMORY_CALLS:
                 entry.kept_bytes = max(entry.kept_bytes or 0,
                                        torch.cuda.memory_allocated(device) - live)
@@ -172,6 +177,15 @@ class Report:
         return (self._compiled[0] + seconds - seconds_before,
                 self._compiled[1] + count - count_before)
 
+    @property
+    def seconds(self) -> float:
+        """By the clock, of all that was measured until now."""
+        return self.wall_s + (0.0 if self._began is None else time.perf_counter() - self._began)
+
+    def advice(self) -> list[Advice]:
+        """What to do next, what concerns most of the time first."""
+        return advise(self)
+
     def compiling(self) -> str:
         """`compiled` in words; empty where nothing was."""
         seconds, kernels = self.compiled
@@ -207,7 +221,6 @@ class Report:
         entries = self.entries
         if not entries:
             return _unmeasured()
-        wall = self.wall_s or time.perf_counter() - (self._began or time.perf_counter())
         total = sum(entry.own_ms for entry in entries) or 1.0
         columns = ("layer", "kernel", "calls", "forward ms", "backward ms", "own ms", "share",
                    "kept MiB", "cache hits", "deciding us")
@@ -217,15 +230,19 @@ class Report:
                  f"{e.overhead_us / e.calls:.0f}") for e in entries]
         kinds = "CUDA events" if any(e.device == "cuda" for e in entries) else "the clock"
         text = self.compiling() and self.compiling() + "\n"
-        text += table(f"{total:.4g} ms in layers, by {kinds}, of {wall:.3g} s", columns, rows,
-                      right=columns[2:])
+        text += table(f"{total:.4g} ms in layers, by {kinds}, of {self.seconds:.3g} s", columns,
+                      rows, right=columns[2:])
         fallbacks = self.fallbacks()
         if fallbacks:
             text += table("native, by what it took", ("reason", "calls", "own ms", "layers",
                                                       "what would change it"),
                           [(f"{f['code']} {f['text']}", f["calls"], milliseconds(f["ms"]),
-                            ", ".join(f["layers"][:4]), f["hint"])
+                            ", ".join(f["layers"][:4]), marked(f["code"], f["hint"]))
                            for f in fallbacks], right=("calls", "own ms"))
+        advice = self.advice()[:FIRST]
+        if advice:
+            text += "what to do next\n\n" + "".join(f" {number}. {one}\n" for number, one
+                                                   in enumerate(advice, 1))
         return text + (str(self.comparison) if self.comparison.layers else "")
 
     def html(self, path: str | Path) -> Path:

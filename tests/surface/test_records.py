@@ -66,7 +66,7 @@ BAD = {
     "graph": [{}, {"num_src": 1, "num_dst": 1}, {"num_src": 1, "num_dst": 1, "num_edges": 1.5}, []],
     "kernel": [3],
     "rejected": [None, [{}], [{"candidate": "a", "code": "GA1", "text": None, "hint": ""}], ()],
-    "cost_us": ["1", True],
+    "cost_us": ["1", True], "native_us": ["1", True],
     "passes": [3, [], {}, {**PASSES, "pairs_src": None}, {**PASSES, "compaction_src": "half"},
                {**PASSES, "ordering": None}, {**PASSES, "orderings": None},
                {**PASSES, "orderings": [{"name": "as stated"}]}],

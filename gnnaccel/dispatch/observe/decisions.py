@@ -66,7 +66,8 @@ def forward(subject: Subject, plan: Plan, graph: dict[str, Any] | None, cache: s
     has them; ``spent``: microseconds that the decision took."""
     record = records.new(
         graph=graph, cache=cache, passes=passes, overhead_us=spent, grad=torch.is_grad_enabled(),
-        cost_us=None if plan.seconds is None else plan.seconds * 1e6, kernel=plan.kernel,
+        cost_us=_microseconds(plan.seconds), native_us=_microseconds(plan.native_seconds),
+        kernel=plan.kernel,
         rejected=[dict(candidate=candidate, code=r.code, text=r.text, hint=r.hint)
                   for candidate, r in plan.rejected],
         **_fields(subject, plan))
@@ -109,6 +110,10 @@ def _fields(subject: Subject, plan: Plan) -> dict[str, Any]:
                 dtype=_text(subject.row), out_dtype=_text(subject.out), autocast=_text(autocast),
                 deterministic=torch.are_deterministic_algorithms_enabled(),
                 capturing=device == "cuda" and torch.cuda.is_current_stream_capturing())
+
+
+def _microseconds(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * 1e6
 
 
 def _text(dtype: torch.dtype | None) -> str | None:

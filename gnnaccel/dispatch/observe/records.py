@@ -25,6 +25,7 @@ compaction_dst (pairs per edge),
                estimated_us}, backward {bytes, flops, launches} where that was weighed, and None;
                else None
 cost_us        estimated cost of what ran, in microseconds, or None
+native_us      likewise of the host's own code
 cache          structure cache: "hit", "miss" or "none" (not asked)
 dtype          of the input features, such as "float32", or None; likewise out_dtype; autocast is
 None when it is off
@@ -63,13 +64,13 @@ _DEFAULTS: Record = {
     "schema": SCHEMA, "call": None, "time": None, "direction": "forward", "forward_call": None,
     "host": None,
     "layer": None, "name": None, "graph": None, "route": None, "kernel": None, "rejected": (),
-    "passes": None, "cost_us": None,
+    "passes": None, "cost_us": None, "native_us": None,
     "cache": "none", "dtype": None, "out_dtype": None, "autocast": None, "capturing": False,
     "deterministic": False,
     "training": False, "grad": False, "storage": None, "kernels": (), "overhead_us": None,
 }
 #: fields that came later: lines of a file without them are records, too
-ADDED: Record = {"kernels": []}
+ADDED: Record = {"kernels": [], "native_us": None}
 
 _lock = threading.Lock()
 #: who gets records; replaced, never changed in place: `emit` takes no lock. For those who cannot
@@ -240,6 +241,7 @@ _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "rejected": (_is_rejected, f"a list of dicts of strings with keys {', '.join(_REJECTED)}"),
     "passes": (_is_passes, "None or a dict of what the passes counted"),
     "cost_us": _NUMBER_OR_NONE,
+    "native_us": _NUMBER_OR_NONE,
     "cache": _one_of(CACHE),
     "dtype": _STR_OR_NONE,
     "out_dtype": _STR_OR_NONE,

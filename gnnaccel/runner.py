@@ -35,6 +35,20 @@ def split(arguments: list[str]) -> tuple[list[str], str, list[str]]:
 
 def add_options(parser: argparse._ActionsContainer) -> None:
     """The options of a run."""
+    add_enable_options(parser)
+    parser.add_argument("--autotune", action="store_true",
+                        help="time the ways that layers can go, keep the fastest, and take what "
+                             "earlier runs kept")
+    parser.add_argument("--profile", action="store_true",
+                        help="at the end, print where the time went")
+    parser.add_argument("--compare", action="store_true",
+                        help="run each layer natively as well and compare")
+    parser.add_argument("--report", metavar="OUT.html",
+                        help="at the end, write a page about the run")
+
+
+def add_enable_options(parser: argparse._ActionsContainer) -> None:
+    """Those that `enable_options` makes arguments of ``enable()``."""
     parser.add_argument("--log", nargs="?", const=True, metavar="FILE.jsonl",
                         help="a line per distinct decision on stderr, with counts at the end; "
                              "with --log=FILE.jsonl a record per decision in a file")
@@ -47,15 +61,6 @@ def add_options(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--when", choices=CHOICES["when"])
     parser.add_argument("--decisions", metavar="FILE.json",
                         help="keep to the decisions in this file (log --export)")
-    parser.add_argument("--autotune", action="store_true",
-                        help="time the ways that layers can go, keep the fastest, and take what "
-                             "earlier runs kept")
-    parser.add_argument("--profile", action="store_true",
-                        help="at the end, print where the time went")
-    parser.add_argument("--compare", action="store_true",
-                        help="run each layer natively as well and compare")
-    parser.add_argument("--report", metavar="OUT.html",
-                        help="at the end, write a page about the run")
 
 
 def run(options: argparse.Namespace, kind: str, target: list[str]) -> int:

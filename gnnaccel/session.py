@@ -9,13 +9,14 @@ import contextlib
 import functools
 import importlib.metadata
 import importlib.util
+import json as _json
 import logging
 import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Literal, overload
 
 from gnnaccel import adapters, env
 from gnnaccel._version import __version__
@@ -26,6 +27,7 @@ from gnnaccel.dispatch.policy import rules
 from gnnaccel.dispatch.policy.config import Config
 from gnnaccel.errors import UnknownLayerError
 from gnnaccel.profile.sinks import JsonlSink, LoggerSink, RingSink
+from gnnaccel.profile.status_text import Status
 
 _log = logging.getLogger("gnnaccel")
 _lock = threading.RLock()
@@ -139,8 +141,17 @@ def clear_records() -> None:
     _ring.clear()
 
 
-def status() -> dict[str, Any]:
-    """What is going on, for a reader or a bug report. Imports no host.
+@overload
+def status(*, json: Literal[False] = False) -> Status: ...
+
+
+@overload
+def status(*, json: Literal[True]) -> str: ...
+
+
+def status(*, json: bool = False) -> Status | str:
+    """What is going on, for a reader or a bug report: a dictionary that reads well when it is
+    printed; with ``json``, as JSON text for programs. Imports no host.
 
     ``enabled`` and ``config`` are about the calling thread; ``backend`` is what a call here would
     use ("cuda" or "torch"; None when disabled) and ``backend_text`` says why; ``versions`` holds
@@ -156,7 +167,7 @@ def status() -> dict[str, Any]:
     with _lock:
         config = configs.current()
         backend, text = _backend(config)
-        return {
+        found = Status({
             "version": __version__,
             "enabled": config is not None,
             "config": None if config is None else asdict(config),
@@ -167,7 +178,8 @@ def status() -> dict[str, Any]:
             "bridge": bridge.state(),
             "counts": _totals(),
             "compiled": {"kernels": kernels, "seconds": seconds},
-        }
+        })
+    return _json.dumps(found, default=str) if json else found
 
 
 # --- options --------------------------------------------------------------------------------------

@@ -110,6 +110,7 @@ def gain(native, ours, **fields):
 @pytest.mark.parametrize("native, ours, verdict", [
     ([10.0, 11.0], [5.0, 6.0], "faster"), ([5.0, 6.0], [10.0, 11.0], "slower"),
     ([10.0, 14.0], [9.0, 10.5], "no difference"), ([10.0, 10.1], [9.85, 9.9], "no difference"),
+    ([9.0, 10.0, 10.1, 10.2, 10.3], [4.0, 5.0, 5.0, 5.1, 9.5], "faster"),
     ([10.0], [9.3], "no difference"), ([10.0], [8.0], "faster")])
 def test_verdicts(native, ours, verdict):
     found = gain(native, ours)

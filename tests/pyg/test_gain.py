@@ -43,8 +43,9 @@ def test_both_ways_take_turns(step, enabled):
     assert gnnaccel.status()["hosts"] == patched and gnnaccel.status()["enabled"] is enabled
     assert len(found.native.runs_ms) == len(found.ours.runs_ms) == blocks._PAIRS
     count = found.ours.steps // blocks._PAIRS
-    blocked = step.on[2 * blocks._WARM:-2 * blocks._LOOKED][::count]
-    assert step.on[:2 * blocks._WARM] == [False] * blocks._WARM + [True] * blocks._WARM
+    warm = blocks._WARM + 1
+    blocked = step.on[2 * warm:-2 * blocks._LOOKED][::count]
+    assert step.on[:2 * warm] == [False] * warm + [True] * warm
     assert blocked == [False, True, True, False, False, True, True, False, False, True]
     assert {one.name for one in found.layers} == {"first", "last"}
     assert all(one.native_ms > 0 and one.ours_ms > 0 for one in found.layers)
@@ -53,6 +54,7 @@ def test_both_ways_take_turns(step, enabled):
                                                                           "last": True}
         assert [(one.code, one.layers) for one in found.kept] == [("GA201", ["last"])]
         assert any("changes the model" in one for one in found.to_try)
+    assert gnnaccel.stats() == {}
     json.dumps(found.as_dict())
     assert "gnnaccel makes" in str(found) and "first (GATConv)" in str(found)
 

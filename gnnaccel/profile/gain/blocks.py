@@ -9,12 +9,13 @@ from typing import Any
 import torch
 
 from gnnaccel import env, session
+from gnnaccel.dispatch.observe import counters
 from gnnaccel.dispatch.policy import config as configs
 from gnnaccel.errors import GnnaccelError
 from gnnaccel.profile.gain.looking import Look, kept
 from gnnaccel.profile.gain.verdict import Gain, Layer, Side
 
-_WARM = 3  # steps of each way before any is timed: kernels are compiled, structures built
+_WARM = 3  # steps of each way before one is timed: kernels are compiled, structures built
 _PAIRS = 5  # blocks of each way
 _LOOKED = 3  # steps under a report, each way
 
@@ -31,9 +32,10 @@ def gain(step: Callable[[], Any], seconds: float = 10.0) -> Gain:
 
     Steps of training train: the model is afterwards as many steps further. Losses are not compared,
     since each step begins where the last one ended; `gnnaccel.compare` tells whether results are
-    the same. Works with ``enable()``, under its options, and without. Raises TypeError where
-    ``step`` cannot be called, ValueError for ``seconds`` that are not above 0, GnnaccelError while
-    the environment variable GNNACCEL says off; whatever ``step`` raises comes through.
+    the same. Works with ``enable()``, under its options, and without; `stats` counts none of it.
+    Raises TypeError where ``step`` cannot be called, ValueError for ``seconds`` that are not above
+    0, GnnaccelError while the environment variable GNNACCEL says off; whatever ``step`` raises
+    comes through.
     """
     if not callable(step):
         raise TypeError(f"step is {step!r} of type {type(step).__name__}; pass a function without "
@@ -43,10 +45,16 @@ def gain(step: Callable[[], Any], seconds: float = 10.0) -> Gain:
     if env.switch() is False:
         raise GnnaccelError("the environment variable GNNACCEL says off, so there is nothing to "
                             "compare; unset it")
+    with counters.uncounted():
+        return _gain(step, seconds)
+
+
+def _gain(step: Callable[[], Any], seconds: float) -> Gain:
     ways = {True: _native, False: session.enabled}
     for native in (True, False):
         with ways[native]():
-            taken = _block(step, _WARM)[0]
+            _block(step, _WARM)
+            taken = _block(step, 1)[0]
     count = max(1, int(seconds / (2 * _PAIRS) / max(taken / 1e3, 1e-6)))
     found: dict[bool, list[tuple[float, int | None]]] = {True: [], False: []}
     for pair in range(_PAIRS):

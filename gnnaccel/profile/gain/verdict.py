@@ -34,8 +34,10 @@ class Side:
 
     @property
     def spread(self) -> tuple[float, float]:
-        """The fastest and the slowest run's milliseconds."""
-        return min(self.runs_ms), max(self.runs_ms)
+        """The fastest and the slowest run's milliseconds; of four runs and more, the second of
+        either end, as one may have been disturbed."""
+        found = sorted(self.runs_ms)
+        return (found[1], found[-2]) if len(found) >= 4 else (found[0], found[-1])
 
 
 @dataclass
@@ -59,9 +61,10 @@ class Kept:
     layers: list[str]
 
 
-@dataclass
+@dataclass(repr=False)
 class Gain:
-    """The result of a comparison. ``str()`` of it is for people, ``as_dict()`` for programs.
+    """The result of a comparison. ``str()`` and ``repr()`` of it are for people, ``as_dict()`` is
+    for programs.
     ``what``: what was timed, such as "training step"."""
 
     what: str
@@ -101,6 +104,9 @@ class Gain:
         return {**asdict(self), "verdict": self.verdict, "times": self.times,
                 "native_ms": self.native.step_ms, "ours_ms": self.ours.step_ms,
                 "loss": self.loss, "loss_difference": _difference(self.loss)}
+
+    def __repr__(self) -> str:
+        return str(self)
 
     def __str__(self) -> str:
         text = table(self._headline(), ("", "native", "gnnaccel", ""), self._rows(),

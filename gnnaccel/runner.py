@@ -41,6 +41,8 @@ def add_options(parser: argparse._ActionsContainer) -> None:
                              "earlier runs kept")
     parser.add_argument("--profile", action="store_true",
                         help="at the end, print where the time went")
+    parser.add_argument("--lines", action="store_true",
+                        help="with --profile: by the lines that call layers, too")
     parser.add_argument("--compare", action="store_true",
                         help="run each layer natively as well and compare")
     parser.add_argument("--report", metavar="OUT.html",
@@ -100,6 +102,8 @@ def _start(options: argparse.Namespace) -> Any:
     from gnnaccel import env, session
 
     given = enable_options(options)
+    if options.lines and not options.profile:
+        raise ValueError("--lines is a part of --profile; add --profile")
     observed = options.profile or options.compare or options.report or options.autotune
     observe = _observe() if observed else None  # where it is missing, say so before anything runs
     session.enable(**given)
@@ -110,7 +114,7 @@ def _start(options: argparse.Namespace) -> Any:
     if observe is None:
         return None
     return observe.start(profile=options.profile, compare=options.compare, report=options.report,
-                         autotune=options.autotune)
+                         autotune=options.autotune, lines=options.lines)
 
 
 def _observe() -> Any:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gnnaccel import env
 from gnnaccel.profile.gain.child import ENABLED, LOOK, NATIVE
 
 DONE, FAILED, USAGE, NOTHING, TIMEOUT, BROKEN, STOPPED = 0, 1, 2, 3, 4, 5, 130
@@ -128,7 +129,8 @@ class Runs:
                         kind=self._kind, target=self._target, start=time.time())
             with said.open("wb") as file:
                 status = _run([sys.executable, "-m", "gnnaccel.profile.gain.child",
-                               json.dumps(spec)], _environment(mode, self._options.seed),
+                               json.dumps(spec)],
+                              env.of_child(mode != NATIVE, PYTHONHASHSEED=str(self._options.seed)),
                               None if self._options.show_output else file, self._options.limit)
             tail = "\n".join(said.read_text(errors="replace").splitlines()[-_TAIL:])
             written = json.loads(out.read_text(encoding="utf-8")) if out.exists() else None
@@ -182,15 +184,6 @@ def _run(command: list[str], environment: dict[str, str], output: Any,
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-
-
-def _environment(mode: str, seed: int) -> dict[str, str]:
-    """``GNNACCEL=0`` keeps a script native that enables gnnaccel itself."""
-    found = {**os.environ, "PYTHONHASHSEED": str(seed)}
-    found.pop("GNNACCEL", None)
-    if mode == NATIVE:
-        found["GNNACCEL"] = "0"
-    return found
 
 
 def _positive(text: str) -> float:

@@ -148,9 +148,9 @@ class Runs:
             if mode != NATIVE:
                 raise GainError(f"{wrong}, and not natively; please report this, and run it by "
                                 "python -m gnnaccel --compare", BROKEN)
-            # python's own answer to a script that is not there
-            raise GainError(f"{wrong}; gain needs a script that runs",
-                            USAGE if status == 2 and tail.startswith("can't open") else FAILED)
+            if status == 2 and tail.startswith("can't open"):  # what python says of no script
+                raise GainError(tail, USAGE)
+            raise GainError(f"{wrong}; gain needs a script that runs", FAILED)
         if not written["ms"]:
             raise GainError("no optimizer made a step in the script's own process and no module "
                             "was called, so there is nothing to measure; steps in processes that "

@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which cannot see through __g
     from gnnaccel.profile.compare import compare as compare
     from gnnaccel.profile.explain import explain as explain
     from gnnaccel.profile.explain_program import explain_program as explain_program
+    from gnnaccel.profile.gain.blocks import gain as gain
     from gnnaccel.profile.report import report as report
     from gnnaccel.quantization import dequantize as dequantize
     from gnnaccel.quantization import precision as precision
@@ -60,6 +61,7 @@ _HOMES: dict[str, tuple[str, str | None]] = {
     "explain": ("gnnaccel.profile.explain", "explain"),
     "explain_program": ("gnnaccel.profile.explain_program", "explain_program"),
     "report": ("gnnaccel.profile.report", "report"),
+    "gain": ("gnnaccel.profile.gain.blocks", "gain"),
     "quantize": ("gnnaccel.quantization", "quantize"),
     "dequantize": ("gnnaccel.quantization", "dequantize"),
     "precision": ("gnnaccel.quantization", "precision"),

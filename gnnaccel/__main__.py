@@ -10,6 +10,8 @@ import sys
 #: ``./bench``.
 COMMANDS = {
     "bench": ("gnnaccel.profile.bench.cli", "measure gnnaccel against the host and torch.compile"),
+    "gain": ("gnnaccel.profile.gain.cli",
+             "run a script natively and enabled for a minute, and say what it gains"),
     "log": ("gnnaccel.profile.log.cli",
             "summarise, filter and compare JSONL logs; export decisions"),
     "doctor": ("gnnaccel.profile.doctor.cli",

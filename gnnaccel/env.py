@@ -99,6 +99,14 @@ def safe_switch() -> bool:
     return (_text("GNNACCEL", None) or "").casefold() in _YES
 
 
+def of_child(enabled: bool, **more: str) -> dict[str, str]:
+    """The environment for a process that is to run with gnnaccel, or natively even where its script
+    enables it; ``more``: further variables."""
+    found = {**os.environ, **more}
+    found.pop("GNNACCEL", None)
+    return found if enabled else {**found, "GNNACCEL": "0"}
+
+
 def cache_dir(environ: Mapping[str, str] | None = None) -> str | None:
     """``GNNACCEL_CACHE_DIR``, or None when unset."""
     return _text("GNNACCEL_CACHE_DIR", environ)

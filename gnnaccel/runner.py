@@ -35,9 +35,25 @@ def split(arguments: list[str]) -> tuple[list[str], str, list[str]]:
 
 def add_options(parser: argparse._ActionsContainer) -> None:
     """The options of a run."""
+    add_enable_options(parser)
+    parser.add_argument("--autotune", action="store_true",
+                        help="time the ways that layers can go, keep the fastest, and take what "
+                             "earlier runs kept")
+    parser.add_argument("--profile", action="store_true",
+                        help="at the end, print where the time went")
+    parser.add_argument("--lines", action="store_true",
+                        help="with --profile: by the lines that call layers, too")
+    parser.add_argument("--compare", action="store_true",
+                        help="run each layer natively as well and compare")
+    parser.add_argument("--report", metavar="OUT.html",
+                        help="at the end, write a page about the run")
+
+
+def add_enable_options(parser: argparse._ActionsContainer) -> None:
+    """Those that `enable_options` makes arguments of ``enable()``."""
     parser.add_argument("--log", nargs="?", const=True, metavar="FILE.jsonl",
-                        help="a line per decision on stderr, or with --log=FILE.jsonl a record per "
-                             "decision in a file")
+                        help="a line per distinct decision on stderr, with counts at the end; "
+                             "with --log=FILE.jsonl a record per decision in a file")
     parser.add_argument("--exclude", action="append", metavar="NAME,...",
                         help="layers that stay native: class names, names, re: patterns")
     parser.add_argument("--include", action="append", metavar="NAME,...", help="only these layers")
@@ -47,15 +63,6 @@ def add_options(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--when", choices=CHOICES["when"])
     parser.add_argument("--decisions", metavar="FILE.json",
                         help="keep to the decisions in this file (log --export)")
-    parser.add_argument("--autotune", action="store_true",
-                        help="time the ways that layers can go, keep the fastest, and take what "
-                             "earlier runs kept")
-    parser.add_argument("--profile", action="store_true",
-                        help="at the end, print where the time went")
-    parser.add_argument("--compare", action="store_true",
-                        help="run each layer natively as well and compare")
-    parser.add_argument("--report", metavar="OUT.html",
-                        help="at the end, write a page about the run")
 
 
 def run(options: argparse.Namespace, kind: str, target: list[str]) -> int:
@@ -95,6 +102,8 @@ def _start(options: argparse.Namespace) -> Any:
     from gnnaccel import env, session
 
     given = enable_options(options)
+    if options.lines and not options.profile:
+        raise ValueError("--lines is a part of --profile; add --profile")
     observed = options.profile or options.compare or options.report or options.autotune
     observe = _observe() if observed else None  # where it is missing, say so before anything runs
     session.enable(**given)
@@ -105,7 +114,7 @@ def _start(options: argparse.Namespace) -> Any:
     if observe is None:
         return None
     return observe.start(profile=options.profile, compare=options.compare, report=options.report,
-                         autotune=options.autotune)
+                         autotune=options.autotune, lines=options.lines)
 
 
 def _observe() -> Any:

@@ -9,13 +9,14 @@ import contextlib
 import functools
 import importlib.metadata
 import importlib.util
+import json as _json
 import logging
 import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Literal, overload
 
 from gnnaccel import adapters, env
 from gnnaccel._version import __version__
@@ -26,6 +27,7 @@ from gnnaccel.dispatch.policy import rules
 from gnnaccel.dispatch.policy.config import Config
 from gnnaccel.errors import UnknownLayerError
 from gnnaccel.profile.sinks import JsonlSink, LoggerSink, RingSink
+from gnnaccel.profile.status_text import Status
 
 _log = logging.getLogger("gnnaccel")
 _lock = threading.RLock()
@@ -51,8 +53,8 @@ def enable(*, backend: str | None = None, when: str | None = None, on_fallback: 
     - ``include``, ``exclude``: class names, dotted paths, given layer names, ``re:`` patterns or
       classes; a non-empty ``include`` means only those
     - ``records``: how many records `records` keeps
-    - ``log``: True for lines through the logger ``gnnaccel``, or the path of a JSONL file; False
-      for neither
+    - ``log``: True for a line per distinct decision through the logger ``gnnaccel``, with counts at
+      the end; or the path of a JSONL file, with a record per decision; False for neither
     - ``passes``: which rewritings the Programs of relational layers go through, out of
       "compaction" and "reordering" (default: both); for measuring what each brings
     - ``backward``: "caller": where a process uses one GPU, backward runs in the thread that asked
@@ -146,8 +148,17 @@ def clear_records() -> None:
     _ring.clear()
 
 
-def status() -> dict[str, Any]:
-    """What is going on, for a reader or a bug report. Imports no host.
+@overload
+def status(*, json: Literal[False] = False) -> Status: ...
+
+
+@overload
+def status(*, json: Literal[True]) -> str: ...
+
+
+def status(*, json: bool = False) -> Status | str:
+    """What is going on, for a reader or a bug report: a dictionary that reads well when it is
+    printed; with ``json``, as JSON text for programs. Imports no host.
 
     ``enabled`` and ``config`` are about the calling thread; ``backend`` is what a call here would
     use ("cuda" or "torch"; None when disabled) and ``backend_text`` says why; ``versions`` holds
@@ -164,7 +175,7 @@ def status() -> dict[str, Any]:
     with _lock:
         config = configs.current()
         backend, text = _backend(config)
-        return {
+        found = Status({
             "version": __version__,
             "enabled": config is not None,
             "config": None if config is None else asdict(config),
@@ -176,7 +187,8 @@ def status() -> dict[str, Any]:
             "counts": _totals(),
             "compiled": {"kernels": kernels, "seconds": seconds,
                          "pending": background.pending()},
-        }
+        })
+    return _json.dumps(found, default=str) if json else found
 
 
 # --- options --------------------------------------------------------------------------------------
@@ -294,7 +306,7 @@ def _sync_sinks(live: list[Config]) -> None:
 
 def _asked_through_logging() -> bool:
     """Did the user set the logger ``gnnaccel`` itself to INFO? A root logger at INFO asks for no
-    line per call."""
+    lines about calls."""
     ours = ("log", True) in _sinks  # then the level may be ours
     return not ours and _log.level != logging.NOTSET and _log.isEnabledFor(logging.INFO)
 

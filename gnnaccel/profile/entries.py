@@ -23,7 +23,9 @@ class Entry:
     account for, since layers and operations inside a native layer are measured by themselves.
     ``kept_bytes``: device memory that a call leaves in use, its result included; the most seen.
     ``moved`` and ``flops``: of one forward, estimated; None where nothing is known.
-    ``overhead_us``: spent deciding, all calls together, with the records that measuring needs."""
+    ``overhead_us``: spent deciding, all calls together, with the records that measuring needs.
+    ``cost_us``, ``native_us``: of one call, as the last record estimates what ran and the host's
+    own code."""
 
     layer: str
     name: str
@@ -47,6 +49,8 @@ class Entry:
     dtype: str | None = None
     moved: float | None = None
     flops: float | None = None
+    cost_us: float | None = None
+    native_us: float | None = None
 
     @property
     def total_ms(self) -> float:
@@ -68,6 +72,7 @@ class Entry:
         """One more decision."""
         self.cache[record["cache"]] = self.cache.get(record["cache"], 0) + 1
         self.overhead_us += record["overhead_us"] or 0.0
+        self.cost_us, self.native_us = record["cost_us"], record["native_us"]
         graph = record["graph"]
         # a GPU reports these a little after a graph's first call
         if graph is not None and "histogram" in graph:

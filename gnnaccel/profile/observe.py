@@ -27,9 +27,11 @@ class Observer:
     tuner: Tuner | None = None
 
 
-def start(profile: bool, compare: bool, report: str | None, autotune: bool = False) -> Observer:
-    """Begin to measure (``profile``, or for the page ``report``), to compare layers at their first
-    calls (``compare``), to time the ways that they can go (``autotune``).
+def start(profile: bool, compare: bool, report: str | None, autotune: bool = False,
+          lines: bool = False) -> Observer:
+    """Begin to measure (``profile``, or for the page ``report``; ``lines``: by line as well), to
+    compare layers at their first calls (``compare``), to time the ways that they can go
+    (``autotune``).
 
     Works before and after ``enable()``. Raises OSError, naming the path, where the page could not
     be written. Where what is timed could not be kept, nothing is timed, and a line on stderr says
@@ -37,7 +39,7 @@ def start(profile: bool, compare: bool, report: str | None, autotune: bool = Fal
     """
     if report is not None:
         _check_writable(rank_path(report))
-    measured = Report() if profile or report is not None else None
+    measured = Report(lines=lines) if profile or report is not None else None
     comparer = Comparer() if compare else None
     if measured is not None:
         measured.start()

@@ -12,6 +12,7 @@ import torch
 from gnnaccel import adapters
 from gnnaccel._version import __version__
 from gnnaccel.profile import svg
+from gnnaccel.profile.advice import FIRST, marked
 from gnnaccel.profile.ceilings import ceilings, points
 from gnnaccel.profile.entries import Entry
 from gnnaccel.profile.pieces import (bars, chart, duration, escape, legend, metric, number, percent,
@@ -33,7 +34,7 @@ def page(report: Report) -> str:
     entries = report.entries
     sections = [_unmeasured()]
     if entries:
-        sections = [_summary(report, entries), _time(entries), _speedups(report),
+        sections = [_next(report), _summary(report, entries), _time(entries), _speedups(report),
                     _decisions(entries), _fallbacks(report), _comparison(report),
                     *_rooflines(entries), _degrees(entries), _relations(entries)]
     head = ('<!DOCTYPE html>\n<html lang="en"><head><meta '
@@ -87,6 +88,16 @@ def _summary(report: Report, entries: list[Entry]) -> str:
 
 def _several(count: int, what: str) -> str:
     return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def _next(report: Report) -> str:
+    advice = report.advice()[:FIRST]
+    if not advice:
+        return ""
+    mark = '<span class="bad"> changes the model</span>'
+    items = "".join(f"<li><b>{escape(one.do)}</b>{mark if one.changes else ''}"
+                    f'<div class="soft">{escape(one.seen)}</div></li>' for one in advice)
+    return f'<section class="next"><h2>What to do next</h2><ol>{items}</ol></section>'
 
 
 # --- sections -------------------------------------------------------------------------------------
@@ -170,8 +181,8 @@ def _fallbacks(report: Report) -> str:
     found = report.fallbacks()
     if not found:
         return section("Native calls", "None: every call was taken over.")
-    rows = [((f["code"], "code"), (f["text"], "long"), (f["hint"], "long"), number(f["calls"]),
-             number(f["ms"]), (some(f["layers"]), "list")) for f in found]
+    rows = [((f["code"], "code"), (f["text"], "long"), (marked(f["code"], f["hint"]), "long"),
+             number(f["calls"]), number(f["ms"]), (some(f["layers"]), "list")) for f in found]
     return section("Native calls", "What keeps layers native, by the time those calls took: what "
                                    "to change first. A call with "
                    "several reasons counts under its first.",

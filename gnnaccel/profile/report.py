@@ -13,9 +13,12 @@ from gnnaccel.cuda import driver
 from gnnaccel.dispatch.observe import counters, watch
 from gnnaccel.dispatch.observe.records import Record
 from gnnaccel.dispatch.observe.watch import Run, Visit
+from gnnaccel.profile.advice import FIRST, Advice, advise, marked
 from gnnaccel.profile.compare import Comparison
+from gnnaccel.profile.edges_seen import EdgesSeen
 from gnnaccel.profile.entries import Entry, describe
 from gnnaccel.profile.frames import Frame, Frames, Naming, who
+from gnnaccel.profile.lines import Line, Lines
 from gnnaccel.profile.sides import device_of, named_tensors
 from gnnaccel.profile.sinks import rank_path
 from gnnaccel.profile.tables import milliseconds, size, table
@@ -26,35 +29,37 @@ _MEMORY_CALLS = 4
 _active: list[Report] = []
 
 
-def report(nvtx: bool = False) -> Report:
+def report(nvtx: bool = False, lines: bool = False) -> Report:
     """Where time goes. ``with gnnaccel.report() as found: train()`` measures a block;
     ``print(found)``, ``found.as_dicts()`` and ``found.html("report.html")`` show it. Inside such a
     block, or in a script run with ``--profile``, ``report()`` is what is being measured, as it
     stands.
 
-    ``nvtx``: each call is an NVTX range as well, named after its layer, for Nsight. Raises
-    ValueError where torch has no NVTX.
+    ``nvtx``: each call is an NVTX range as well, named after its layer, for Nsight. ``lines``: time
+    is added up by the lines that call layers, too. Raises ValueError where torch has no NVTX.
     """
-    return _active[-1] if _active else Report(nvtx)
+    return _active[-1] if _active else Report(nvtx, lines)
 
 
 class Report:
     """A measurement: a context manager. ``entries`` by layer and way of running; ``comparison``:
-    what `compare` found, if it ran along. Times on a GPU lie between CUDA events on the call's
-    stream, so they hold what the GPU waited for the host meanwhile; reading them waits for the GPU,
-    measuring does not."""
+    what `compare` found, if it ran along; ``lines``: by the line that called, where asked for.
+    Times on a GPU lie between CUDA events on the call's stream, so they hold what the GPU waited
+    for the host meanwhile; reading them waits for the GPU, measuring does not."""
 
-    def __init__(self, nvtx: bool = False):
+    def __init__(self, nvtx: bool = False, lines: bool = False):
         if nvtx and not torch.version.cuda:
             raise ValueError(f"nvtx=True needs a torch with CUDA, this is {torch.__version__}; "
                              "leave nvtx out")
         self.comparison = Comparison()
         self.wall_s = 0.0
         self._nvtx = nvtx
+        self.lines = Lines() if lines else None
         self._began: float | None = None
         self._compiled, self._compiled_before = (0.0, 0), (0.0, 0)
         self._entries: dict[tuple, Entry] = {}
         self.naming = Naming()
+        self.edges_seen: dict[str, EdgesSeen] = {}  # by the layer's name
         self._frames, self._timeline, self._lock = Frames(), Timeline(), threading.RLock()
         self._sink = self._recorded
 
@@ -132,15 +137,19 @@ class Report:
             outer = self._entry(frame.outer, device) if frame.outer and frame.outer.record else None
             entry.calls += 1
             entry.add(_record(frame))
+            if frame.visit.adapter is not None:
+                self.edges_seen.setdefault(entry.name, EdgesSeen()).note(frame.visit)
             if live is not None and entry.calls <= _MEMORY_CALLS:
                 entry.kept_bytes = max(entry.kept_bytes or 0,
                                        torch.cuda.memory_allocated(device) - live)
-            interval = Interval(marks[0], -1, functools.partial(_took, entry, outer, False))
+            line = (self.lines.called(entry.name, entry.route)
+                    if self.lines is not None and frame.outer is None else None)
+            interval = Interval(marks[0], -1, functools.partial(_took, entry, outer, line, False))
             interval.end = marks[1]
             self._timeline.add(interval)
         if torch.is_grad_enabled():
             follower = Backward(self._timeline, device,
-                                functools.partial(_took, entry, outer, True))
+                                functools.partial(_took, entry, outer, line, True))
             follower.follow(list(named_tensors(out, "").values()), since)
 
     def _memory(self, device: torch.device) -> int | None:
@@ -171,6 +180,15 @@ class Report:
                                                             self._compiled_before)
         return (self._compiled[0] + seconds - seconds_before,
                 self._compiled[1] + count - count_before)
+
+    @property
+    def seconds(self) -> float:
+        """By the clock, of all that was measured until now."""
+        return self.wall_s + (0.0 if self._began is None else time.perf_counter() - self._began)
+
+    def advice(self) -> list[Advice]:
+        """What to do next, what concerns most of the time first."""
+        return advise(self)
 
     def compiling(self) -> str:
         """`compiled` in words; empty where nothing was."""
@@ -207,7 +225,6 @@ class Report:
         entries = self.entries
         if not entries:
             return _unmeasured()
-        wall = self.wall_s or time.perf_counter() - (self._began or time.perf_counter())
         total = sum(entry.own_ms for entry in entries) or 1.0
         columns = ("layer", "kernel", "calls", "forward ms", "backward ms", "own ms", "share",
                    "kept MiB", "cache hits", "deciding us")
@@ -217,15 +234,21 @@ class Report:
                  f"{e.overhead_us / e.calls:.0f}") for e in entries]
         kinds = "CUDA events" if any(e.device == "cuda" for e in entries) else "the clock"
         text = self.compiling() and self.compiling() + "\n"
-        text += table(f"{total:.4g} ms in layers, by {kinds}, of {wall:.3g} s", columns, rows,
-                      right=columns[2:])
+        text += table(f"{total:.4g} ms in layers, by {kinds}, of {self.seconds:.3g} s", columns,
+                      rows, right=columns[2:])
         fallbacks = self.fallbacks()
         if fallbacks:
             text += table("native, by what it took", ("reason", "calls", "own ms", "layers",
                                                       "what would change it"),
                           [(f"{f['code']} {f['text']}", f["calls"], milliseconds(f["ms"]),
-                            ", ".join(f["layers"][:4]), f["hint"])
+                            ", ".join(f["layers"][:4]), marked(f["code"], f["hint"]))
                            for f in fallbacks], right=("calls", "own ms"))
+        if self.lines is not None:
+            text += str(self.lines)
+        advice = self.advice()[:FIRST]
+        if advice:
+            text += "what to do next\n\n" + "".join(f" {number}. {one}\n" for number, one
+                                                   in enumerate(advice, 1))
         return text + (str(self.comparison) if self.comparison.layers else "")
 
     def html(self, path: str | Path) -> Path:
@@ -239,7 +262,8 @@ class Report:
         return target
 
 
-def _took(entry: Entry, outer: Entry | None, backward: bool, taken: float) -> None:
+def _took(entry: Entry, outer: Entry | None, line: Line | None, backward: bool,
+          taken: float) -> None:
     if backward:
         entry.backward_ms += taken
         entry.backwards += 1
@@ -248,6 +272,8 @@ def _took(entry: Entry, outer: Entry | None, backward: bool, taken: float) -> No
         entry.timed += 1
     if outer is not None:
         outer.inside_ms += taken
+    if line is not None:
+        line.ms += taken
 
 
 def _code(record: dict) -> str | None:

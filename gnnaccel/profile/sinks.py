@@ -5,6 +5,7 @@ one record, in whatever thread made it, and has ``close()``.
 """
 from __future__ import annotations
 
+import atexit
 import json
 import logging
 import os
@@ -18,6 +19,8 @@ from gnnaccel.cuda import driver
 from gnnaccel.dispatch.observe.records import Record
 
 LOGGER = "gnnaccel"
+_TOLD_APART = ("direction", "host", "layer", "name", "route", "kernel", "dtype", "grad", "storage",
+               "autocast", "capturing", "cache")
 
 
 class RingSink:
@@ -88,16 +91,23 @@ def rank_path(path: str | os.PathLike) -> Path:
 
 
 class LoggerSink:
-    """One line per record at level INFO of the logger ``gnnaccel``.
+    """One line per distinct decision at level INFO of the logger ``gnnaccel``, when it is first
+    made; how often each was made follows in `close`, which also runs when the interpreter ends.
 
-    With ``show`` the lines are made visible: the logger is set to INFO if it is stricter, and gets
-    a handler on stderr if neither it nor a parent has one; `close` takes both back.
+    Decisions are the same if they are of the same layer, took the same way for the same reasons, on
+    the same dtype, over graphs of the same sizes up to the next power of two, whose structure was
+    there or was not. With ``show`` the
+    lines are made visible: the logger is set to INFO if it is stricter, and gets a handler on
+    stderr if neither it nor a parent has one; `close` takes both back.
     """
 
     def __init__(self, show: bool = True) -> None:
         self._logger = logging.getLogger(LOGGER)
         self._level: int | None = None
         self._handler: logging.Handler | None = None
+        self._counts: dict[tuple, tuple[int, Record]] = {}  # with the first of each
+        self._lock = threading.Lock()
+        atexit.register(self._sum_up)
         if not show:
             return
         if not self._logger.isEnabledFor(logging.INFO):
@@ -108,10 +118,26 @@ class LoggerSink:
             self._logger.addHandler(self._handler)
 
     def __call__(self, record: Record) -> None:
-        if self._logger.isEnabledFor(logging.INFO):
+        if not self._logger.isEnabledFor(logging.INFO):
+            return
+        key = _kind(record)
+        with self._lock:
+            count, first = self._counts.get(key, (0, record))
+            self._counts[key] = count + 1, first
+        if not count:
             self._logger.info("%s", line(record))
 
+    def _sum_up(self) -> None:
+        """Say how often each decision was made, most often first, of those made more than once."""
+        with self._lock:
+            counts, self._counts = list(self._counts.values()), {}
+        for count, first in sorted(counts, key=lambda one: -one[0]):
+            if count > 1:
+                self._logger.info("%d times: %s", count, _short(first))
+
     def close(self) -> None:
+        self._sum_up()
+        atexit.unregister(self._sum_up)
         if self._handler is not None:
             self._logger.removeHandler(self._handler)
             self._handler = None
@@ -138,12 +164,33 @@ def _stderr_handler() -> logging.Handler:
 
 def line(record: Record) -> str:
     """A record in one line for a reader."""
+    return "; ".join([", ".join([f"#{record['call']} {_what(record)}", *_details(record)]),
+                      *ruled_out(record)])
+
+
+def _what(record: Record) -> str:
+    """Which layer went which way."""
     who = record["layer"] if record["name"] is None else f"{record['name']} ({record['layer']})"
-    parts = [f"#{record['call']} {record['direction']} {record['host']} {who} -> {record['route']}"]
-    if record["kernel"] is not None:
-        parts.append(record["kernel"])
-    parts.extend(_details(record))
-    return "; ".join([", ".join(parts), *ruled_out(record)])
+    way = f"{record['direction']} {record['host']} {who} -> {record['route']}"
+    return way if record["kernel"] is None else f"{way}, {record['kernel']}"
+
+
+def _short(record: Record) -> str:
+    """A decision that was told before."""
+    parts = [_what(record)]
+    if record["route"] == "native" and record["rejected"]:
+        parts.append(record["rejected"][0]["code"])
+    if record["cache"] != "none":
+        parts.append(f"structure cache {record['cache']}")
+    return ", ".join(parts)
+
+
+def _kind(record: Record) -> tuple:
+    """What decisions are told apart by; texts hold estimates, which change with sizes."""
+    graph = record["graph"]
+    sizes = graph and [graph[size].bit_length() for size in ("num_src", "num_dst", "num_edges")]
+    return (*(record[field] for field in _TOLD_APART), *(sizes or ()),
+            *((item["candidate"], item["code"]) for item in record["rejected"]))
 
 
 def ruled_out(record: Record) -> list[str]:

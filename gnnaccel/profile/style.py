@@ -14,6 +14,8 @@ h1 { font-size: 1.6rem; line-height: 1.2; letter-spacing: -0.01em; margin: 0 0 0
 h2 { font-size: 1.15rem; margin: 2.75rem 0 0.25rem; }
 h3 { font-size: 0.95rem; margin: 1.5rem 0 0.4rem; overflow-wrap: anywhere; }
 p { margin: 0.25rem 0 0.9rem; color: var(--soft); max-width: 46rem; }
+.next { background: var(--head); border: 1px solid var(--line); border-radius: 8px; padding: 0.75rem 1rem; margin-top: 1.5rem; }
+.next h2 { margin: 0; } .next ol { margin: 0.5rem 0 0; padding-left: 1.4rem; } .next li { margin-bottom: 0.5rem; overflow-wrap: anywhere; }
 .small { font-size: 0.8rem; }
 .tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(10.5rem, 1fr)); gap: 0.75rem; margin: 1.5rem 0 0; }
 .tile { background: var(--head); border: 1px solid var(--line); border-radius: 8px; padding: 0.75rem 1rem; line-height: 1.35; }

@@ -83,9 +83,9 @@ def test_a_wrong_backend_is_caught(net, inputs, monkeypatch):
 def test_operations_are_measured_by_themselves(route, net, inputs):
     with route.on(on_fallback="native"), gnnaccel.report() as found:
         net(*inputs).sum().backward()
-    entries = {entry.name: entry for entry in found.entries}
+    entries = {entry.layer: entry for entry in found.entries}
     assert entries["dgl.gspmm"].calls >= 1 and entries["dgl.gspmm"].backwards >= 1
-    assert entries["GATConv #1"].route == route.backend and entries["GATConv #1"].backward_ms > 0
+    assert entries["GATConv"].route == route.backend and entries["GATConv"].backward_ms > 0
 
 
 class Plain(torch.nn.Module):
@@ -121,9 +121,9 @@ def test_plain_layers(route):
             for one in compared.layers] == [(name, "same") for name in names], str(compared)
     assert all("out" in {e.name.partition("[")[0] for e in one.errors} for one in compared.layers)
     found = {entry.name: entry for entry in measured.entries}
-    assert sorted(found) == ["GINConv #1", "GatedGCNConv #1", "GraphConv #1", "SAGEConv #1"]
+    assert sorted(found) == sorted(names)
     assert all(e.route == route.backend and e.calls == e.backwards == 1 and e.forward_ms > 0
                for e in found.values())
-    assert found["GraphConv #1"].moved > 0
+    assert found["graph"].moved > 0
     for text, words in zip(programs, ("sum of", "sum of", "max")):
         assert words in text and "as stated" in text, text

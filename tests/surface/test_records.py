@@ -3,6 +3,8 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
+import sys
 import threading
 import warnings
 
@@ -64,7 +66,7 @@ BAD = {
     "graph": [{}, {"num_src": 1, "num_dst": 1}, {"num_src": 1, "num_dst": 1, "num_edges": 1.5}, []],
     "kernel": [3],
     "rejected": [None, [{}], [{"candidate": "a", "code": "GA1", "text": None, "hint": ""}], ()],
-    "cost_us": ["1", True],
+    "cost_us": ["1", True], "native_us": ["1", True],
     "passes": [3, [], {}, {**PASSES, "pairs_src": None}, {**PASSES, "compaction_src": "half"},
                {**PASSES, "ordering": None}, {**PASSES, "orderings": None},
                {**PASSES, "orderings": [{"name": "as stated"}]}],
@@ -241,6 +243,35 @@ def test_terminal_handler_is_rich_where_rich_is(monkeypatch):
     assert isinstance(sinks._stderr_handler(), rich.RichHandler)
     monkeypatch.setitem(sinks.sys.modules, "rich.logging", None)
     assert type(sinks._stderr_handler()) is logging.StreamHandler
+
+
+def test_a_distinct_decision_is_told_once_and_counted_at_the_end(caplog):
+    graph = {"num_src": 4, "num_dst": 4, "num_edges": 100}
+    why = [{"candidate": "kernels", "code": "GA301", "text": "estimated 7 us", "hint": ""}]
+    with caplog.at_level(logging.INFO, logger="gnnaccel"):
+        sink = LoggerSink(show=False)
+        for call in range(5):
+            sink(record(name="convs.0", graph={**graph, "num_edges": 100 + call}, cost_us=call,
+                        cache="hit" if call else "miss"))
+            sink(record(name="convs.1", route="native", kernel=None, graph=graph,
+                        rejected=[{**why[0], "text": f"estimated {call} us"}]))
+        sink(record(name="convs.0", graph={**graph, "num_edges": 1000}, cache="miss"))
+        assert len(caplog.records) == 4  # the first look-up missed, and a larger graph
+        sink.close()
+        sink.close()
+    told = [entry.getMessage() for entry in caplog.records[4:]]
+    assert told == ["5 times: forward pyg convs.1 (GATConv) -> native, GA301",
+                    "4 times: forward pyg convs.0 (GATConv) -> cuda, gat_forward, structure cache "
+                    "hit"]
+
+
+def test_counts_are_told_when_the_interpreter_ends():
+    code = ("import gnnaccel\nfrom gnnaccel.dispatch.observe import records\n"
+            "gnnaccel.enable(log=True)\nfor _ in range(3):\n"
+            "    records.emit(records.new(host='pyg', layer='GATConv', route='native'))\n")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stderr.count("GATConv -> native") == 2, done.stderr
+    assert done.stderr.endswith("3 times: forward pyg GATConv -> native\n")
 
 
 def test_no_sink_no_warning():

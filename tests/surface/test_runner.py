@@ -376,7 +376,7 @@ def test_every_option_under_torchrun(tmp_path):
         assert taken == {("GATConv", "torch"), ("GATv2Conv", "native")}
     for name in ("out.html", "out.rank1.html"):
         page = (tmp_path / name).read_text()
-        assert "GATConv #1" in page and "same" in page and "GA101" in page
+        assert "0 (GATConv)" in page and "same" in page and "GA101" in page
 
 
 def test_an_interrupt_from_outside_ends_it_as_it_ends_python(tmp_path):

@@ -37,6 +37,24 @@ def test_status(host, monkeypatch):
     json.dumps(gnnaccel.status())
 
 
+def test_it_reads_well_and_is_json_for_programs(host):
+    from gnnaccel.dispatch.observe.counters import count
+
+    assert str(gnnaccel.status()).startswith(f"gnnaccel {gnnaccel.__version__}, disabled here\n")
+    assert "calls     none yet" in str(gnnaccel.status())
+    gnnaccel.enable(when="supported", exclude=["re:x"])
+    count("A", "native", "GA301")
+    count("A", "torch")
+    shown = repr(gnnaccel.status())
+    for part in ("enabled here", "backend   torch (", "when=supported", "exclude=('re:x',)",
+                 "fake waiting for its import", "calls     2: 1 native, 1 torch", "torch 2."):
+        assert part in shown, part
+    host.load()
+    assert "fake 2 functions replaced" in str(gnnaccel.status())
+    text = gnnaccel.status(json=True)
+    assert isinstance(text, str) and json.loads(text) == json.loads(json.dumps(gnnaccel.status()))
+
+
 def test_status_reports_what_is_not_installed_as_none(monkeypatch):
     monkeypatch.setitem(session.PACKAGES, "nothing", ("no-such-distribution", "nor-this"))
     assert gnnaccel.status()["versions"]["nothing"] is None

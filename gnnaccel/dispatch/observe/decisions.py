@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gnnaccel.dispatch.observe import records
+from gnnaccel.dispatch.observe import model_names, records
 from gnnaccel.dispatch.plan.plan import Plan, Rejected
-from gnnaccel.dispatch.policy import rules
 from gnnaccel.errors import FallbackError
 
 
@@ -67,7 +66,8 @@ def forward(subject: Subject, plan: Plan, graph: dict[str, Any] | None, cache: s
     has them; ``spent``: microseconds that the decision took."""
     record = records.new(
         graph=graph, cache=cache, passes=passes, overhead_us=spent, grad=torch.is_grad_enabled(),
-        cost_us=None if plan.seconds is None else plan.seconds * 1e6, kernel=plan.kernel,
+        cost_us=_microseconds(plan.seconds), native_us=_microseconds(plan.native_seconds),
+        kernel=plan.kernel,
         rejected=[dict(candidate=candidate, code=r.code, text=r.text, hint=r.hint)
                   for candidate, r in plan.rejected],
         **_fields(subject, plan))
@@ -105,11 +105,15 @@ def _fields(subject: Subject, plan: Plan) -> dict[str, Any]:
     layer, device = subject.layer, subject.device
     autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
     return dict(host=subject.host, layer=subject.name, route=plan.route, storage=plan.storage,
-                name=None if layer is None else rules.qualified_name(layer),
+                name=None if layer is None else model_names.name_of(layer),
                 training=layer is not None and bool(layer.training),
                 dtype=_text(subject.row), out_dtype=_text(subject.out), autocast=_text(autocast),
                 deterministic=torch.are_deterministic_algorithms_enabled(),
                 capturing=device == "cuda" and torch.cuda.is_current_stream_capturing())
+
+
+def _microseconds(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * 1e6
 
 
 def _text(dtype: torch.dtype | None) -> str | None:

@@ -10,7 +10,8 @@ dictionary with these fields, all always present:
 - ``forward_call``: on a backward, ``call`` of its forward; on a forward, None
 - ``host``: "pyg" or "dgl"
 - ``layer``: class name of the layer
-- ``name``: its qualified name (``name_layers``), or None
+- ``name``: its qualified name: given by ``name_layers``, else as the running model has it
+  (`model_names`); or None
 - ``graph``: None, or num_src, num_dst, num_edges (ints), and what else is known, as self_loops
 - ``route``: "cuda", "torch" or "native": what ran
 - ``kernel``: name of the kernel or of the torch plan that ran; None on the native route
@@ -20,6 +21,7 @@ dictionary with these fields, all always present:
   flops, launches, backward, estimated_us}, with backward {bytes, flops, launches} or None; of
   other layers None
 - ``cost_us``: estimated cost of what ran, in microseconds, or None
+- ``native_us``: likewise of the host's own code
 - ``cache``: structure cache: "hit", "miss" or "none" (not asked)
 - ``dtype``: of the input features, such as "float32", or None; likewise ``out_dtype``;
   ``autocast`` is None when it is off
@@ -57,13 +59,13 @@ _DEFAULTS: Record = {
     "schema": SCHEMA, "call": None, "time": None, "direction": "forward", "forward_call": None,
     "host": None,
     "layer": None, "name": None, "graph": None, "route": None, "kernel": None, "rejected": (),
-    "passes": None, "cost_us": None,
+    "passes": None, "cost_us": None, "native_us": None,
     "cache": "none", "dtype": None, "out_dtype": None, "autocast": None, "capturing": False,
     "deterministic": False,
     "training": False, "grad": False, "storage": None, "kernels": (), "overhead_us": None,
 }
 #: fields that came later: lines of a file without them are records, too
-ADDED: Record = {"kernels": []}
+ADDED: Record = {"kernels": [], "native_us": None}
 
 _lock = threading.Lock()
 #: who gets records; replaced, never changed in place: `emit` takes no lock. For those who cannot
@@ -234,6 +236,7 @@ _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "rejected": (_is_rejected, f"a list of dicts of strings with keys {', '.join(_REJECTED)}"),
     "passes": (_is_passes, "None or a dict of what the passes counted"),
     "cost_us": _NUMBER_OR_NONE,
+    "native_us": _NUMBER_OR_NONE,
     "cache": _one_of(CACHE),
     "dtype": _STR_OR_NONE,
     "out_dtype": _STR_OR_NONE,

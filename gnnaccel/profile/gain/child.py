@@ -1,0 +1,135 @@
+"""One run of the script, in a process of its own: ``python -m gnnaccel.profile.gain.child SPEC``,
+where SPEC is JSON. Writes what it saw to the file that SPEC names, and ends the script when its
+time is over."""
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+NATIVE, ENABLED, LOOK = "native", "enabled", "look"
+#: steps after which the layers are looked at, with the number of steps of a look with gnnaccel, and
+#: of as many native ones after these; the last look that came to its end counts
+_LOOKS = {5: 3, 30: 10, 120: 20}
+
+
+class Run:
+    """``spec``: ``mode``, ``seconds`` of steps, ``seed``, ``out`` (a file), ``kind`` and ``target``
+    as `runner.split` has them, ``start`` (unix time at which the process was started)."""
+
+    def __init__(self, spec: dict[str, Any]):
+        from gnnaccel.profile.gain.steps import Steps
+
+        self.spec = spec
+        self.steps = Steps(self._stepped)
+        self.look: Any = None  # the one that came to its end
+        self._looking: Any = None
+        self._first: float | None = None
+
+    def begin(self) -> None:
+        """Seed, enable where asked, and watch."""
+        _seed(self.spec["seed"])
+        if self.spec["mode"] != NATIVE:
+            from gnnaccel import session
+
+            session.enable()
+        self.steps.install()
+
+    def _stepped(self) -> None:
+        if self._first is None:
+            self._first = time.time()
+        looked = self.spec["mode"] == LOOK and self._look(self.steps.count)
+        if looked or time.time() - self._first > self.spec["seconds"] and self._enough():
+            self.write(ended=False)
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(0)  # what the script would do on its way out is not run
+
+    def _look(self, count: int) -> bool:
+        """Begin and end looks; whether the last one is over."""
+        from gnnaccel.profile.gain.looking import Look
+
+        for first, steps in _LOOKS.items():
+            if count == first:
+                self._looking = Look()
+                self._looking.begin(native=False)
+            elif count == first + steps:
+                self._looking.end()
+                self._looking.begin(native=True)
+            elif count == first + 2 * steps:
+                self._looking.end()
+                self.look, self._looking = self._looking, None
+        return count == first + 2 * steps
+
+    def _enough(self) -> bool:
+        return (self.look is not None and self._looking is None if self.spec["mode"] == LOOK
+                else self.steps.count >= 8)
+
+    def write(self, ended: bool) -> None:
+        """``ended``: by itself."""
+        from gnnaccel.cuda import driver
+        from gnnaccel.dispatch.observe import counters
+
+        memory = _memory()
+        if self._looking is not None:
+            self._looking.end()
+        found = {**self.steps.as_dict(), "ended": ended, "memory_bytes": memory,
+                 "startup": None if self._first is None else self._first - self.spec["start"],
+                 "stats": counters.stats(), "compiled": driver.compile_seconds(),
+                 "look": None if self.look is None else self.look.as_dict()}
+        Path(self.spec["out"]).write_text(json.dumps(found), encoding="utf-8")
+
+
+def main() -> int:
+    """Run the script as ``python`` would; its exit status."""
+    from gnnaccel import launch
+
+    spec = json.loads(sys.argv[1])
+    launch.hide(__file__)
+    run = Run(spec)
+    run.begin()
+    name, *arguments = spec["target"]
+    ways = {"-m": launch.module, "-c": launch.command}
+    try:
+        ways.get(spec["kind"], launch.script)(name, arguments)
+    except launch.CannotRun as problem:
+        print(problem, file=sys.stderr)
+        return problem.status
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            raise
+    run.write(ended=True)
+    return 0
+
+
+def _seed(seed: int) -> None:
+    import torch
+
+    random.seed(seed)
+    torch.manual_seed(seed)
+    try:
+        import numpy
+    except ImportError:
+        return  # nothing to seed
+    numpy.random.seed(seed)
+
+
+def _memory() -> int | None:
+    """The peak, in bytes: of the GPU's memory in use, without one of this process."""
+    import torch
+
+    if torch.cuda.is_initialized():
+        return torch.cuda.max_memory_allocated()
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return None  # no Linux
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")), None)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,51 @@
+"""`Status`: what ``gnnaccel.status()`` gives, a dictionary that reads well when it is printed."""
+from __future__ import annotations
+
+from typing import Any
+
+
+class Status(dict[str, Any]):
+    """Fields as in `gnnaccel.status`; ``str()`` and ``repr()`` are for people."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def __str__(self) -> str:
+        lines = [f"gnnaccel {self['version']}, {'enabled' if self['enabled'] else 'disabled'} here"]
+        rows = {"backend": self._backend(), "options": self._options(), "hosts": self._hosts(),
+                "bridge": self["bridge"]["text"] if self["bridge"]["active"] else "",
+                "calls": self._calls(), "compiled": self._compiled(),
+                "versions": ", ".join(f"{name} {version or '-'}"
+                                      for name, version in self["versions"].items())}
+        return "\n".join(lines + [f"  {name:<9} {text}" for name, text in rows.items() if text])
+
+    def _backend(self) -> str:
+        return f"{self['backend']} ({self['backend_text']})" if self["enabled"] else ""
+
+    def _options(self) -> str:
+        config = self["config"] or {}
+        return ", ".join(f"{name}={config[name]}" for name in ("when", "on_fallback", "include",
+                                                               "exclude", "log", "records")
+                         if config.get(name))
+
+    def _hosts(self) -> str:
+        return "; ".join(f"{name} {_host(host)}" for name, host in self["hosts"].items())
+
+    def _calls(self) -> str:
+        counts = self["counts"]
+        routes = ", ".join(f"{n} {route}" for route, n in counts["routes"].items())
+        return f"{counts['calls']}: {routes}" if counts["calls"] else "none yet"
+
+    def _compiled(self) -> str:
+        made = self["compiled"]
+        return (f"{made['kernels']} kernels compiled or loaded, in {made['seconds']:.1f} s"
+                if made["kernels"] else "")
+
+
+def _host(host: dict[str, Any]) -> str:
+    if host["error"]:
+        return f"not patched ({host['error']})"
+    if host["pending"]:
+        return "waiting for its import"
+    patched = len(host["patched"])
+    return f"{patched} function{'' if patched == 1 else 's'} replaced" if patched else "untouched"

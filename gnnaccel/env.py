@@ -1,4 +1,5 @@
-"""Every ``GNNACCEL_*`` environment variable, read here and nowhere else.
+"""Every ``GNNACCEL_*`` environment variable, read here and nowhere else, but that ``import
+gnnaccel`` looks whether ``GNNACCEL_STANDINS`` is set.
 
 ========================
 =========================================================================== GNNACCEL
@@ -15,7 +16,9 @@ of decisions to keep to (``python -m gnnaccel log --export``); 1: those of ``aut
 GNNACCEL_PRECISION        int8 or bf16: the format of rows that layers gather; fp32: none whatever
 `gnnaccel.quantize` says GNNACCEL_CACHE_BYTES      limit of the structure cache: bytes, or with a
 suffix such as 512MiB or 2GiB GNNACCEL_CACHE_DIR        folder of what ``calibrate`` measures;
-unset: ``gnnaccel`` in the user's cache folder ========================
+unset: ``gnnaccel`` in the user's cache folder GNNACCEL_STANDINS         packages to stand in for
+where they are not installed, of torch_scatter, torch_sparse and torch_cluster, and pyg to let PyG
+use torch_sparse's; read at ``import gnnaccel`` ========================
 ===========================================================================
 
 An argument given to ``enable()`` beats its variable. An empty variable counts as unset.
@@ -34,7 +37,7 @@ from gnnaccel.suggest import did_you_mean
 VARIABLES = ("GNNACCEL", "GNNACCEL_BACKEND", "GNNACCEL_WHEN", "GNNACCEL_ON_FALLBACK",
              "GNNACCEL_BACKWARD", "GNNACCEL_LOG", "GNNACCEL_RECORDS", "GNNACCEL_INCLUDE",
              "GNNACCEL_EXCLUDE", "GNNACCEL_DECISIONS", "GNNACCEL_PRECISION",
-             "GNNACCEL_CACHE_BYTES", "GNNACCEL_CACHE_DIR")
+             "GNNACCEL_CACHE_BYTES", "GNNACCEL_CACHE_DIR", "GNNACCEL_STANDINS")
 _YES = ("1", "true", "yes", "on")
 _NO = ("0", "false", "no", "off")
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
@@ -79,6 +82,12 @@ def safe_switch() -> bool:
 def cache_dir(environ: Mapping[str, str] | None = None) -> str | None:
     """``GNNACCEL_CACHE_DIR``, or None when unset."""
     return _text("GNNACCEL_CACHE_DIR", environ)
+
+
+def standins(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """``GNNACCEL_STANDINS``, at its commas; without words when unset."""
+    text = _text("GNNACCEL_STANDINS", environ) or ""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def cache_bytes(environ: Mapping[str, str] | None = None) -> int | None:

@@ -1,0 +1,19 @@
+"""Stand-ins in this process, for one test."""
+from __future__ import annotations
+
+import pytest
+
+import gnnaccel
+from gnnaccel.adapters.standins import finder, seen_by_pyg
+from gnnaccel.adapters.standins.modules import PACKAGES
+
+
+@pytest.fixture
+def stood_in():
+    """All packages, which are not installed, are stood in for."""
+    if gnnaccel.standins() != tuple(PACKAGES):
+        finder.deactivate()
+        pytest.skip("a real package is installed")
+    yield
+    finder.deactivate()
+    seen_by_pyg.unwatch()

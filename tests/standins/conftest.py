@@ -1,6 +1,8 @@
 """Stand-ins in this process, for one test."""
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 import gnnaccel
@@ -11,9 +13,11 @@ from gnnaccel.adapters.standins.modules import PACKAGES
 @pytest.fixture
 def stood_in():
     """All packages, which are not installed, are stood in for."""
+    before = list(sys.meta_path)
     if gnnaccel.standins() != tuple(PACKAGES):
         finder.deactivate()
         pytest.skip("a real package is installed")
     yield
     finder.deactivate()
     seen_by_pyg.unwatch()
+    assert sys.meta_path == before

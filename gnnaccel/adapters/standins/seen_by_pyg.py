@@ -11,18 +11,21 @@ import contextlib
 import functools
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.machinery import ModuleSpec
 from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
-from gnnaccel.adapters.importhook import when_imported
+from gnnaccel.adapters.importhook import Handle, when_imported
+from gnnaccel.adapters.patching import PatchSet
 from gnnaccel.adapters.standins import finder
 
 _TYPING = "torch_geometric.typing"
 _MESSAGES = "torch_geometric.nn.conv.message_passing"
 _TO_SPARSE = "torch_geometric.transforms.to_sparse_tensor"
 _shown: set[str] = set()  # packages that PyG may see
+_awaited: dict[str, Handle] = {}  # modules of PyG in which something is replaced
+_patches = PatchSet()
 _local = threading.local()
 
 
@@ -42,14 +45,26 @@ def watch(show: bool) -> None:
         _shown.add("torch_sparse")
     if not imported() and TypingFinder not in sys.meta_path:
         sys.meta_path.insert(0, TypingFinder)
-    when_imported(_MESSAGES, _explain_layers)
+    _once_imported(_MESSAGES, _explain_layers)
 
 
 def unwatch() -> None:
-    """Stand there no longer, unless PyG is imported."""
+    """Stand there no longer. What PyG has seen while it was imported stays."""
     _shown.clear()
+    while _awaited:
+        _awaited.popitem()[1].cancel()
+    _patches.restore()
+    _leave()
+
+
+def _leave() -> None:
     if TypingFinder in sys.meta_path:
         sys.meta_path.remove(TypingFinder)
+
+
+def _once_imported(name: str, change: Callable[[], None]) -> None:
+    if name not in _awaited:
+        _awaited[name] = when_imported(name, change)
 
 
 class TypingFinder:
@@ -104,9 +119,8 @@ class _Loader:
         if _shown & finder.active():
             # samplers and EdgeIndex would call functions of the real one's library
             module.__dict__["WITH_TORCH_SPARSE"] = False
-            when_imported(_TO_SPARSE, _let_transform)
-        with contextlib.suppress(ValueError):
-            sys.meta_path.remove(TypingFinder)
+            _once_imported(_TO_SPARSE, _let_transform)
+        _leave()
 
 
 @contextlib.contextmanager
@@ -127,17 +141,14 @@ def _hidden(names: frozenset[str]) -> Iterator[None]:
 def _let_transform() -> None:
     """Let `ToSparseTensor` make a `SparseTensor` unless it is told otherwise, as it does where
     torch_sparse is there."""
-    module = sys.modules[_TO_SPARSE]
-    module.torch_geometric = SimpleNamespace(  # type: ignore[attr-defined]
-        typing=SimpleNamespace(WITH_TORCH_SPARSE=True))
+    _patches.set(sys.modules[_TO_SPARSE], "torch_geometric",
+                 SimpleNamespace(typing=SimpleNamespace(WITH_TORCH_SPARSE=True)))
 
 
 def _explain_layers() -> None:
     """Have layers say what to do with a `SparseTensor` where PyG does not know the class."""
     module = sys.modules[_MESSAGES]
     native = module.MessagePassing._check_input
-    if hasattr(native, "__wrapped__"):
-        return
 
     def _check_input(self, edge_index, size):
         if is_unknown(edge_index):
@@ -147,7 +158,7 @@ def _explain_layers() -> None:
     # with the globals of PyG's module, where torch.jit.script looks for names of its source
     is_unknown, advice = _is_unknown, _ADVICE
     wrapper = FunctionType(_check_input.__code__, vars(module), closure=_check_input.__closure__)
-    module.MessagePassing._check_input = functools.wraps(native)(wrapper)
+    _patches.set(module.MessagePassing, "_check_input", functools.wraps(native)(wrapper))
 
 
 def _is_unknown(edge_index: Any) -> bool:

@@ -11,6 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gnnaccel.adapters.standins.scatter import routed
+
 REDUCES = ("sum", "add", "mul", "mean", "min", "max")
 
 
@@ -28,6 +30,14 @@ def scatter_sum(src: Tensor, index: Tensor, dim: int = -1, out: Tensor | None = 
 
     ``dim_size``: how many groups there are; ``index.max() + 1`` if neither it nor ``out`` is given.
     """
+    if out is None:
+        return routed.reduced(src, index, dim, dim_size, "sum",
+                              lambda size: _sum(src, index, dim, None, size))
+    return _sum(src, index, dim, out, dim_size)
+
+
+def _sum(src: Tensor, index: Tensor, dim: int, out: Tensor | None,
+         dim_size: int | None) -> Tensor:
     index = broadcast(index, src, dim)
     if out is None:
         out = src.new_zeros(_sizes(src, index, dim, dim_size))
@@ -53,7 +63,15 @@ def scatter_mean(src: Tensor, index: Tensor, dim: int = -1, out: Tensor | None =
                  dim_size: int | None = None) -> Tensor:
     """The mean of the values of each group, rounded down for integers; arguments as in
     `scatter_sum`. What ``out`` holds is added to the sum, which the number of values divides."""
-    out = scatter_sum(src, index, dim, out, dim_size)
+    if out is None:
+        return routed.reduced(src, index, dim, dim_size, "mean",
+                              lambda size: _mean(src, index, dim, None, size))
+    return _mean(src, index, dim, out, dim_size)
+
+
+def _mean(src: Tensor, index: Tensor, dim: int, out: Tensor | None,
+          dim_size: int | None) -> Tensor:
+    out = _sum(src, index, dim, out, dim_size)
     counts = broadcast(group_sizes(src, index, dim, out.size(dim)), out, dim)
     return divide_(out, counts, "floor")
 
@@ -95,7 +113,7 @@ def group_sizes(src: Tensor, index: Tensor, dim: int, groups: int) -> Tensor:
     ``index``."""
     along = min(dim if dim >= 0 else dim + src.dim(), index.dim() - 1)
     ones = torch.ones(index.shape, dtype=src.dtype, device=src.device)
-    return scatter_sum(ones, index, along, dim_size=groups).clamp_(min=1)
+    return _sum(ones, index, along, None, groups).clamp_(min=1)
 
 
 def divide_(out: Tensor, counts: Tensor, rounding: str) -> Tensor:

@@ -1,13 +1,15 @@
 """Fused GPU kernels under unmodified PyTorch Geometric and DGL layers.
 
 ``import gnnaccel; gnnaccel.enable()`` is the whole of it. Importing this package loads neither
-torch nor a host library, patches nothing and reads no environment variable. Each public name is
-resolved on first use. The one thing that it does: a finder for ``dgl.graphbolt`` lets a later
-``import dgl`` work where that part of DGL cannot be loaded (`gnnaccel.finder`).
+torch nor a host library and patches nothing. Each public name is resolved on first use. Two things
+happen: a finder for ``dgl.graphbolt`` lets a later ``import dgl`` work where that part of DGL
+cannot be loaded (`gnnaccel.finder`), and the one environment variable that is read,
+``GNNACCEL_STANDINS``, asks for `standins`.
 """
 from __future__ import annotations
 
 import importlib
+import os as _os
 from typing import TYPE_CHECKING, Any
 
 from gnnaccel import finder as _finder
@@ -15,6 +17,7 @@ from gnnaccel._version import __version__
 
 if TYPE_CHECKING:  # for editors and type checkers, which cannot see through __getattr__
     from gnnaccel import errors as errors
+    from gnnaccel.adapters.standins import standins as standins
     from gnnaccel.dispatch.graph import cache as cache
     from gnnaccel.dispatch.observe.counters import reset_stats as reset_stats
     from gnnaccel.dispatch.observe.counters import stats as stats
@@ -69,6 +72,7 @@ _HOMES: dict[str, tuple[str, str | None]] = {
     "cache": ("gnnaccel.dispatch.graph.cache", None),
     "autotune": ("gnnaccel.profile.autotune", "autotune"),
     "errors": ("gnnaccel.errors", None),
+    "standins": ("gnnaccel.adapters.standins", "standins"),
     "load_ipython_extension": ("gnnaccel.magics", "load_ipython_extension"),
     "unload_ipython_extension": ("gnnaccel.magics", "unload_ipython_extension"),
 }
@@ -76,6 +80,11 @@ _HOMES: dict[str, tuple[str, str | None]] = {
 __all__ = ["__version__", *_HOMES]  # noqa: PLE0604 - keys of _HOMES are strings
 
 _finder.install()
+if _os.environ.get("GNNACCEL_STANDINS"):
+    from gnnaccel import env as _env
+    from gnnaccel.adapters import standins as _standins
+
+    _standins.from_environment(_env.standins())
 
 
 def __getattr__(name: str) -> Any:

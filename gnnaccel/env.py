@@ -1,27 +1,6 @@
-"""Every ``GNNACCEL_*`` environment variable, read here and nowhere else.
+"""Every ``GNNACCEL_*`` environment variable, read here and nowhere else, but that ``import
+gnnaccel`` looks whether ``GNNACCEL_STANDINS`` is set.
 
-GNNACCEL                0: ``enable()`` leaves everything native; 1 or unset: it works; 1 after
-                        ``python -m gnnaccel autostart install``: on in every process
-GNNACCEL_BACKEND        auto, cuda or torch
-GNNACCEL_WHEN           profitable or supported
-GNNACCEL_ON_FALLBACK    native, warn or raise
-GNNACCEL_BACKWARD       caller or workers: the thread in which backward runs on one GPU
-GNNACCEL_COMPILING      wait or background: what calls do while kernels are compiled
-GNNACCEL_LOG            1: human lines through the logger ``gnnaccel``; otherwise a JSONL
-                        file's path
-GNNACCEL_RECORDS        how many records ``gnnaccel.records()`` keeps; 0 for none
-GNNACCEL_INCLUDE        comma-separated class names, layer names or ``re:`` patterns
-GNNACCEL_EXCLUDE        likewise
-GNNACCEL_DECISIONS      a file of decisions to keep to
-                        (``python -m gnnaccel log --export``); 1: those of ``autotune``
-GNNACCEL_PRECISION      int8 or bf16: the format of rows that layers gather; fp32: none,
-                        whatever `gnnaccel.quantize` says
-GNNACCEL_CACHE_BYTES    limit of the structure cache: bytes, or with a suffix such as
-                        512MiB or 2GiB
-GNNACCEL_CACHE_DIR      folder of what ``calibrate`` measures; unset: ``gnnaccel`` in the
-                        user's cache folder
-======================  ====================================================================
-=======
 - ``GNNACCEL``: 0 makes ``enable()`` leave everything native. 1 or unset: it works. After ``python
   -m gnnaccel autostart install``, 1 switches gnnaccel on in every process.
 - ``GNNACCEL_BACKEND``: auto, cuda or torch
@@ -40,6 +19,8 @@ GNNACCEL_CACHE_DIR      folder of what ``calibrate`` measures; unset: ``gnnaccel
 - ``GNNACCEL_CACHE_BYTES``: limit of the structure cache, in bytes or with a suffix, as 512MiB, 2GiB
 - ``GNNACCEL_CACHE_DIR``: folder of what ``calibrate`` and ``autotune`` measure; unset: ``gnnaccel``
   in the user's cache folder
+- ``GNNACCEL_STANDINS``: comma-separated packages that gnnaccel stands in for where they are
+  missing: torch_scatter, torch_sparse, torch_cluster; "pyg" lets PyG see them
 
 An argument given to ``enable()`` beats its variable. An empty variable counts as unset.
 """
@@ -57,7 +38,7 @@ from gnnaccel.suggest import did_you_mean
 VARIABLES = ("GNNACCEL", "GNNACCEL_BACKEND", "GNNACCEL_WHEN", "GNNACCEL_ON_FALLBACK",
              "GNNACCEL_BACKWARD", "GNNACCEL_COMPILING", "GNNACCEL_LOG", "GNNACCEL_RECORDS",
              "GNNACCEL_INCLUDE", "GNNACCEL_EXCLUDE", "GNNACCEL_DECISIONS", "GNNACCEL_PRECISION",
-             "GNNACCEL_CACHE_BYTES", "GNNACCEL_CACHE_DIR")
+             "GNNACCEL_CACHE_BYTES", "GNNACCEL_CACHE_DIR", "GNNACCEL_STANDINS")
 _YES = ("1", "true", "yes", "on")
 _NO = ("0", "false", "no", "off")
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
@@ -110,6 +91,12 @@ def of_child(enabled: bool, **more: str) -> dict[str, str]:
 def cache_dir(environ: Mapping[str, str] | None = None) -> str | None:
     """``GNNACCEL_CACHE_DIR``, or None when unset."""
     return _text("GNNACCEL_CACHE_DIR", environ)
+
+
+def standins(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """``GNNACCEL_STANDINS``, at its commas; without words when unset."""
+    text = _text("GNNACCEL_STANDINS", environ) or ""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def cache_bytes(environ: Mapping[str, str] | None = None) -> int | None:

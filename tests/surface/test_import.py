@@ -1,5 +1,5 @@
-"""``import gnnaccel`` does nothing but watch for ``dgl.graphbolt`` (test_finder.py), and its public
-names resolve."""
+"""``import gnnaccel`` does nothing but watch for ``dgl.graphbolt`` (test_finder.py) and make the
+stand-ins that a variable asks for (tests/standins), and its public names resolve."""
 from __future__ import annotations
 
 import configparser
@@ -74,7 +74,7 @@ def test_another_module_by_the_name_of_a_host(tmp_path, layout):
     assert run(code) == "mine"
 
 
-def test_import_reads_no_variable():
+def test_import_reads_no_other_variable():
     assert run("import os; os.environ['GNNACCEL'] = os.environ['GNNACCEL_WHEN'] = 'nonsense'\n"
                "import gnnaccel; print(gnnaccel.__version__)") == gnnaccel.__version__
 

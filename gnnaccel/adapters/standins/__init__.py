@@ -1,0 +1,69 @@
+"""Stand-ins for torch_scatter, torch_sparse and torch_cluster where these are not installed.
+
+Many scripts import these packages, which are built for one version of torch each. The stand-ins
+have their functions, over torch's own operations. A real package is never covered.
+"""
+from __future__ import annotations
+
+import warnings
+
+from gnnaccel.adapters.standins import finder, seen_by_pyg
+from gnnaccel.adapters.standins.modules import PACKAGES
+from gnnaccel.errors import HostLimitError
+from gnnaccel.suggest import did_you_mean
+
+_LATE = ("torch_geometric was imported before, so its layers do not take a SparseTensor of the "
+         "stand-in for torch_sparse; ask for it with pyg=True before torch_geometric is imported, "
+         "or pass adj.to_torch_sparse_csr_tensor() to the layers")
+
+
+def standins(*names: str, pyg: bool = False) -> tuple[str, ...]:
+    """Let ``import torch_scatter``, ``torch_sparse`` and ``torch_cluster`` work where these are not
+    installed.
+
+    ``names``: which of the three; all if none is given. ``pyg``: True lets PyG's layers, data
+    objects and `ToSparseTensor` use the stand-in's `SparseTensor`; by default PyG goes on as if
+    none of the packages was there. Gives back the packages that are stood in for, without those
+    that are installed. In effect for the rest of the process; call it before the imports.
+    ``GNNACCEL_STANDINS=torch_scatter,torch_sparse,pyg`` does the same at ``import gnnaccel``.
+
+    Raises ValueError for an unknown name, HostLimitError for ``pyg=True`` where torch_geometric was
+    imported before.
+    """
+    _check(names)
+    if pyg and _too_late():
+        raise HostLimitError(_LATE)
+    return _install(names, pyg)
+
+
+def from_environment(words: tuple[str, ...]) -> None:
+    """What `GNNACCEL_STANDINS` asks for. Raises ValueError for an unknown name; warns where "pyg"
+    comes too late."""
+    if not words:
+        return
+    names = tuple(word for word in words if word != "pyg")
+    _check(names, "environment variable GNNACCEL_STANDINS: ")
+    show = "pyg" in words
+    if show and _too_late():
+        warnings.warn(f"gnnaccel: {_LATE}", RuntimeWarning, stacklevel=2)
+        show = False
+    _install(names, show)
+
+
+def _check(names: tuple[str, ...], where: str = "") -> None:
+    for name in names:
+        if name not in PACKAGES:
+            raise ValueError(f"{where}there is no stand-in for {name!r}; use one of "
+                             f"{', '.join(PACKAGES)}.{did_you_mean(str(name), PACKAGES)}")
+
+
+def _too_late() -> bool:
+    return (seen_by_pyg.imported() and "torch_sparse" not in seen_by_pyg.shown()
+            and not finder.exists("torch_sparse"))
+
+
+def _install(names: tuple[str, ...], show: bool) -> tuple[str, ...]:
+    found = finder.activate(names or tuple(PACKAGES))
+    if found:
+        seen_by_pyg.watch(show and "torch_sparse" in found)
+    return found

@@ -1,0 +1,99 @@
+"""Finds the stand-ins. It is asked last, so that a real package always comes before."""
+from __future__ import annotations
+
+import importlib.util
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+from gnnaccel.adapters.standins.modules import PACKAGES
+
+_active: set[str] = set()  # packages that are stood in for
+
+
+class StandinFinder:
+    """Finds the packages in `_active` and their submodules."""
+
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: ModuleType | None = None
+                  ) -> ModuleSpec | None:
+        package, _, submodule = name.partition(".")
+        if package not in _active:
+            return None
+        known = PACKAGES[package].modules
+        if submodule and not _is_ours(package):
+            return None  # a real package was found later
+        if submodule and submodule not in known:
+            # another name than the module's, or "from package import x" drops the message
+            raise ModuleNotFoundError(_missing(package, submodule), name=package)
+        nested = not submodule or any(each.startswith(submodule + ".") for each in known)
+        return ModuleSpec(name, _Loader(package, submodule),  # type: ignore[arg-type]
+                          origin="stand-in by gnnaccel", is_package=nested)
+
+    @staticmethod
+    def invalidate_caches() -> None:
+        """Nothing is cached."""
+
+
+class _Loader:
+    """Makes a stand-in: a package, or one of its submodules."""
+
+    def __init__(self, package: str, submodule: str):
+        self.package, self.submodule = package, submodule
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        """An ordinary module."""
+
+    def exec_module(self, module: Any) -> None:
+        package, content = self.package, PACKAGES[self.package]
+
+        def __getattr__(name: str) -> Any:
+            raise AttributeError(_missing(package, name), name=name, obj=module)
+
+        module.__doc__ = f"gnnaccel's stand-in for {module.__name__} {content.version}"
+        module.__getattr__ = __getattr__
+        names = content.names(self.submodule) if self.submodule else content.filled(module)
+        module.__dict__.update(names)
+        module.__all__ = list(names)
+
+
+def _missing(package: str, name: str) -> str:
+    return f"gnnaccel's stand-in for {package} has no {name}; {PACKAGES[package].hint(name)}"
+
+
+def activate(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Stand in for those of ``names`` that cannot be found; gives back which these are."""
+    found = tuple(name for name in names if not exists(name))
+    _active.update(found)
+    if found and StandinFinder not in sys.meta_path:
+        sys.meta_path.append(StandinFinder)
+    return found
+
+
+def active() -> frozenset[str]:
+    """The packages that are stood in for."""
+    return frozenset(_active)
+
+
+def deactivate() -> None:
+    """Stand in for nothing any more. Modules that were imported stay with who has them."""
+    for name in list(sys.modules):
+        if name.partition(".")[0] in _active and _is_ours(name):
+            del sys.modules[name]
+    _active.clear()
+    if StandinFinder in sys.meta_path:
+        sys.meta_path.remove(StandinFinder)
+
+
+def exists(name: str) -> bool:
+    """Whether there is a real package, importing none of it."""
+    if name in sys.modules:
+        return not _is_ours(name)
+    spec = importlib.util.find_spec(name)
+    return spec is not None and not isinstance(spec.loader, _Loader)
+
+
+def _is_ours(name: str) -> bool:
+    spec = getattr(sys.modules.get(name), "__spec__", None)
+    return isinstance(getattr(spec, "loader", None), _Loader)

@@ -13,7 +13,7 @@ OLDEST := .venv-oldest
 HAS_GPU := $(PYTHON) -c "import torch; assert torch.version.cuda and torch.cuda.is_available()" 2>/dev/null
 
 .DEFAULT_GOAL := help
-.PHONY: help demo docs lint test test-all test-oldest oracle gpu-test sanitize hostsuites bench clean
+.PHONY: help demo docs lint test test-all test-oldest matrix oracle gpu-test sanitize hostsuites bench clean
 
 help:
 	@echo "make demo      train a GAT with and without gnnaccel   (ARGS='--data cora --epochs 50')"
@@ -22,6 +22,7 @@ help:
 	@echo "make test      a chosen set of the tests that need no GPU, in minutes  (ARGS='-k code_graph')"
 	@echo "make test-all  all tests that need no GPU"
 	@echo "make test-oldest  a part of them with the oldest PyG that is supported"
+	@echo "make matrix    a core of them with the oldest and newest torch and PyG, for each Python found (ARGS='--python 3.11')"
 	@echo "make oracle    random cases against the hosts         (ARGS='--seconds 600 --seed 7')"
 	@echo "make gpu-test  the tests on a GPU, recorded in tests/gpu_record.json"
 	@echo "make sanitize  the kernel tests under compute-sanitizer (ARGS='-k test_additive')"
@@ -80,6 +81,10 @@ $(OLDEST)/.ready: $(READY)
 	$(OLDEST)/bin/python -m pip -qq --disable-pip-version-check install --no-deps torch-geometric==2.6.0
 	@touch $@
 
+# Environments in .venv-matrix, several GB; outcomes in tests/matrix.json and docs/compatibility.md. Needs no .venv.
+matrix:
+	$(PYTHON) -m tests.matrix $(ARGS)
+
 # Kernels on a GPU where there is one, else on the CPU, plainly and emulated. docs/testing.md says how to read what it prints.
 oracle:
 	@if $(PYTHON) -c "import cupy, torch_geometric" 2>/dev/null && $(HAS_GPU); then $(PYTHON) -m tests.oracle $(ARGS); \
@@ -131,5 +136,5 @@ $(GPU_VENV)/.ready: setup.cfg
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(GPU_VENV) $(OLDEST) $(DOCS_VENV) build dist *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(GPU_VENV) $(OLDEST) $(DOCS_VENV) .venv-matrix build dist *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -14,7 +14,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-OUTSIDE = ("CHANGELOG.md", "examples/**/*.md", "examples/**/*.py")
+OUTSIDE = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "examples/**/*.md", "examples/**/*.py")
 # a link or an image of Markdown; not in code, which `on_page_markdown` leaves out
 _LINK = re.compile(r"(\]\()([^)\s#]+)((?:#[^)\s]*)?\))")
 _CODE = re.compile(r"(^```.*?^```|`[^`\n]+`)", re.S | re.M)

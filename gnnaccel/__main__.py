@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
+
+from gnnaccel._version import __version__
 
 #: subcommand -> (module with ``add_parser``, what it does). A script of such a name needs a path:
 #: ``./bench``.
@@ -55,8 +58,19 @@ def main(arguments: list[str] | None = None) -> int:
     return runner.run(options, kind, target)
 
 
+def console() -> int:
+    """The command ``gnnaccel``: as ``python -m gnnaccel``, for which Python has put the working
+    directory on the path rather than the folder of the command."""
+    from gnnaccel import launch
+
+    launch.hide(sys.argv[0])
+    if not getattr(sys.flags, "safe_path", False) and not sys.flags.isolated:
+        sys.path[0] = os.getcwd()
+    return main()
+
+
 def _subcommand(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m gnnaccel",
+    parser = argparse.ArgumentParser(prog=_prog(),
                                      description="Accelerated graph neural networks.")
     commands = parser.add_subparsers(dest="command", required=True)
     importlib.import_module(COMMANDS[arguments[0]][0]).add_parser(commands)
@@ -66,11 +80,18 @@ def _subcommand(arguments: list[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     listed = "".join(f"  {name:<12} {text}\n" for name, (_, text) in COMMANDS.items())
-    usage = ("python -m gnnaccel [options] (script.py | -m module | -c code | subcommand) "
-             "[arguments]")
-    return argparse.ArgumentParser(prog="python -m gnnaccel", usage=usage,
-                                   description=_DESCRIPTION + listed, allow_abbrev=False,
-                                   formatter_class=argparse.RawDescriptionHelpFormatter)
+    usage = f"{_prog()} [options] (script.py | -m module | -c code | subcommand) [arguments]"
+    parser = argparse.ArgumentParser(prog=_prog(), usage=usage,
+                                     description=_DESCRIPTION + listed, allow_abbrev=False,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--version", action="version", version=f"gnnaccel {__version__}")
+    return parser
+
+
+def _prog() -> str:
+    """How this was called."""
+    return ("gnnaccel" if os.path.basename(sys.argv[0]).startswith("gnnaccel")
+            else "python -m gnnaccel")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,11 @@
-"""``pytest -p gnnaccel.pytest_plugin --gnnaccel[=strict]``: any test suite with gnnaccel enabled.
+"""``pytest --gnnaccel``: any test suite with gnnaccel enabled.
 
-A line at the end says what was taken over. With ``strict`` a call that runs natively fails its test
-(``on_fallback="raise"``). Other options come from the environment (``GNNACCEL_WHEN=supported``
-takes over small graphs too). Works under pytest-xdist.
+A line at the end says what was taken over. With ``--gnnaccel-strict`` a call that runs natively
+fails its test (``on_fallback="raise"``). Other options come from the environment
+(``GNNACCEL_WHEN=supported`` takes over small graphs too). Works under pytest-xdist.
+
+pytest finds this plugin by the entry point of the installed package. Without these options it does
+nothing, and imports neither torch nor a host.
 """
 from __future__ import annotations
 
@@ -15,10 +18,11 @@ _KEY = pytest.StashKey[Counter]()
 
 
 def pytest_addoption(parser: Any) -> None:
-    parser.getgroup("gnnaccel").addoption(
-        "--gnnaccel", nargs="?", const="on", choices=("on", "strict"), default=None,
-        help="enable gnnaccel for the whole run; =strict: a call that runs natively is an error; "
-             "=on where a path follows")
+    group = parser.getgroup("gnnaccel")
+    group.addoption("--gnnaccel", action="store_const", const="on", default=None,
+                    help="enable gnnaccel for the whole run")
+    group.addoption("--gnnaccel-strict", action="store_const", const="strict", dest="gnnaccel",
+                    help="likewise, and a call that runs natively is an error")
 
 
 def pytest_configure(config: Any) -> None:

@@ -20,6 +20,7 @@ from typing import Any, Literal, overload
 
 from gnnaccel import adapters, env
 from gnnaccel._version import __version__
+from gnnaccel.cuda import probe
 from gnnaccel.dispatch.observe import counters
 from gnnaccel.dispatch.observe import records as dispatch_records
 from gnnaccel.dispatch.policy import config as configs
@@ -36,7 +37,7 @@ _ring = RingSink(0)  # outlives the session, so that records can be read after a
 _sinks: dict[Any, Any] = {}  # by what asks for them: ("log", True), ("log", path), ("ring",)
 
 PACKAGES = {"torch": ("torch",), "torch_geometric": ("torch-geometric",), "dgl": ("dgl",),
-            "cupy": ("cupy-cuda13x", "cupy-cuda12x", "cupy-cuda11x", "cupy")}
+            "cupy": probe.CUPY_NAMES}
 
 
 def enable(*, backend: str | None = None, when: str | None = None, on_fallback: str | None = None,
@@ -230,12 +231,19 @@ def _checked(config: Config) -> Iterator[list[str]]:
 
 
 def _doubts(config: Config) -> Iterator[str]:
-    """Why ``config`` may have no effect here. Imports nothing but CuPy, where ``backend="cuda"``
-    was asked for and torch has a GPU."""
+    """Why ``config`` may have no effect here, or less than it could. Imports nothing but CuPy,
+    where ``backend="cuda"`` was asked for and torch has a GPU."""
     if "torch" not in sys.modules:
         if importlib.util.find_spec("torch") is None:
             yield "torch is not installed, so there are no layers to take over; pip install torch"
-    elif config.backend == "cuda":
+        return
+    if config.backend != "torch":
+        built = getattr(getattr(sys.modules["torch"], "version", None), "cuda", None)
+        # asked only where torch is built for CUDA: reading what is installed takes a moment
+        wrong = probe.mismatch(built, probe.cupy_installed()) if built else None
+        if wrong is not None:
+            yield f"{wrong[0]}, so kernels may not run: {wrong[1]}"
+    if config.backend == "cuda":
         from gnnaccel.cuda import driver
 
         possible, why = driver.available()

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import matrix
+
 DOC = Path(__file__).resolve().parents[1] / "docs" / "compatibility.md"
 
 
@@ -23,8 +25,10 @@ def test_it_is_current():
                           capture_output=True, text=True, check=False,
                           env={**environment, "PYTHONPATH": str(DOC.parents[1])})
     assert made.returncode == 0, made.stderr
-    assert made.stdout == DOC.read_text(
-        encoding="utf-8"), "python -m gnnaccel.profile.compatibility > docs/compatibility.md"
+    shown = made.stdout + "\n" + matrix.table(matrix.load())
+    assert shown == DOC.read_text(encoding="utf-8"), (
+        "(python -m gnnaccel.profile.compatibility; echo; python -m tests.matrix --table) "
+        "> docs/compatibility.md")
 
 
 def test_every_code_in_it_is_documented():

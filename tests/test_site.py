@@ -10,7 +10,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-PAGES = [*sorted(DOCS.rglob("*.md")), ROOT / "CHANGELOG.md", ROOT / "examples" / "README.md"]
+PAGES = [*sorted(DOCS.rglob("*.md")), ROOT / "examples" / "README.md",
+         *(ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"))]
 
 
 @pytest.fixture(scope="module")

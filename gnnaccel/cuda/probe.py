@@ -1,13 +1,21 @@
-"""What CuPy, NVRTC and the NVIDIA driver say about themselves: for ``doctor`` and ``calibrate``,
-never on the way of a call."""
+"""What CuPy, NVRTC and the NVIDIA driver say about themselves: for ``doctor``, ``calibrate`` and
+``enable()``, never on the way of a call."""
 from __future__ import annotations
 
+import functools
+import importlib.metadata
 import os
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 _DRIVER_FILE = Path("/proc/driver/nvidia/version")
 LEAST_CAPABILITY = (7, 5)
+#: CuPy on PyPI: one distribution for each major version of CUDA, and one that is built from source
+CUPY_NAMES = ("cupy-cuda13x", "cupy-cuda12x", "cupy-cuda11x", "cupy")
+EXTRAS = (12, 13)  # majors of CUDA for which setup.cfg has a cuda.. extra
+LEAST_CUPY = "13"  # as in setup.cfg
 
 
 @dataclass
@@ -42,6 +50,44 @@ def cupy() -> Probe:
         except Exception as problem:  # noqa: BLE001 - no library to load, no driver
             found.problems[name] = f"{type(problem).__name__}: {problem}"
     return found
+
+
+@functools.cache
+def cupy_installed() -> tuple[str, ...]:
+    """Which distributions of CuPy are installed, by their metadata; CuPy is not imported."""
+    found = []
+    for name in CUPY_NAMES:
+        try:
+            importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        found.append(name)
+    return tuple(found)
+
+
+def mismatch(torch_cuda: str | None, installed: Iterable[str]) -> tuple[str, str] | None:
+    """(what does not agree, what to install), where torch is built for another major version of
+    CUDA than CuPy; None where they agree or the names do not tell.
+
+    ``torch_cuda`` is ``torch.version.cuda``; ``installed`` has names as in `CUPY_NAMES`.
+    """
+    built = {name: int(number[1]) for name in installed
+             if (number := re.fullmatch(r"cupy-cuda(\d+)x", name))}
+    if torch_cuda is None or not built or major(torch_cuda) in built.values():
+        return None
+    return (f"torch is built for CUDA {torch_cuda}, but {' and '.join(built)} is installed",
+            f"pip uninstall -y {' '.join(built)}, then {install_command(major(torch_cuda))}")
+
+
+def install_command(cuda: int) -> str:
+    """How to get the CuPy for a major version of CUDA."""
+    return (f"pip install 'gnnaccel[cuda{cuda}]'" if cuda in EXTRAS
+            else f"pip install 'cupy-cuda{cuda}x>={LEAST_CUPY}'")
+
+
+def major(version: str) -> int:
+    """"13.0" -> 13."""
+    return int(version.partition(".")[0])
 
 
 def _dotted(version: int) -> str | None:

@@ -1,7 +1,8 @@
 """The compatibility table: every layer's options, asked of the adapters and of what the kernels
 declare, without running kernels.
 
-``python -m gnnaccel.profile.compatibility`` prints ``docs/compatibility.md``.
+``python -m gnnaccel.profile.compatibility`` prints ``docs/compatibility.md`` but for its last
+section, which ``python -m tests.matrix --table`` prints.
 """
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ whether it does depends on sizes, as it has to be estimated to be faster. Option
 message passing alone is taken over ([layers.md](layers.md) names such layers of PyG), the rows are about that.
 `gnnaccel.explain(model, *inputs)` tells about a call of yours.
 
-This file is made by `python -m gnnaccel.profile.compatibility`, from the adapters and what the kernels declare.
+The tables of layers are made by `python -m gnnaccel.profile.compatibility`, from the adapters and what the kernels declare. The last
+table is made by `make matrix`.
 """
 
 

@@ -103,7 +103,8 @@ def test_the_oldest_versions_are_those_of_setup_cfg():
     extras = re.sub(r",<[\d.]+|;.*", "", extras).split()
     assert {f"{name.replace('_', '-')}>={least}"
             for name, least in packages.HOSTS.items()} <= set(extras)
-    assert f"cupy-cuda13x>={packages.CUPY}" in extras
+    assert f"cupy-cuda13x>={probe.LEAST_CUPY}" in extras
+    assert all(f"cuda{cuda}" in setup["options.extras_require"] for cuda in probe.EXTRAS)
     low, high = packages.PYTHONS
     assert setup["options"]["python_requires"] == f">={low[0]}.{low[1]},<{high[0]}.{high[1]}"
 
@@ -147,6 +148,9 @@ def test_a_good_gpu(monkeypatch):
      "ImportError", "'cupy-cuda11x>=13'"),
     (dict(cupy="12.3"), "CuPy", "fail", "12.3 is older than 13", "gnnaccel[cuda13]"),
     (dict(cupy_cuda="12.8"), "CUDA", "warn", "two CUDAs in one process", "gnnaccel[cuda13]"),
+    (dict(names=("cupy-cuda12x",)), "CUDA", "warn",
+     "torch is built for CUDA 13.0, but cupy-cuda12x is installed",
+     "pip uninstall -y cupy-cuda12x, then pip install 'gnnaccel[cuda13]'"),
     (dict(driver_cuda="12.8"), "NVRTC", "fail", "13.0 is newer than the CUDA 12.8 of the driver",
      "gnnaccel[cuda12]"),
     (dict(nvrtc=None, problems=[("nvrtc", "OSError: libnvrtc.so")]), "NVRTC", "fail",
@@ -166,6 +170,16 @@ def test_without_a_gpu_nothing_has_failed(monkeypatch):
         findings = gpu(monkeypatch, torch=(None, [], None), driver_text=None, names=names,
                        problems=problems)
         assert {f.status for f in findings} == {"note"}
+
+
+@pytest.mark.parametrize("torch_cuda, installed, found", [
+    ("13.0", ("cupy-cuda12x",), "gnnaccel[cuda13]"), ("12.6", ("cupy-cuda13x",), "gnnaccel[cuda12]"),
+    ("11.8", ("cupy-cuda12x",), "cupy-cuda11x>=13"), ("13.0", ("cupy-cuda13x",), None),
+    ("13.0", ("cupy-cuda12x", "cupy-cuda13x"), None), ("13.0", ("cupy",), None), ("13.0", (), None),
+    (None, ("cupy-cuda12x",), None)])
+def test_another_cuda_is_known_by_names(torch_cuda, installed, found):
+    told = probe.mismatch(torch_cuda, installed)
+    assert told is None if found is None else found in told[1]
 
 
 def test_the_probe_asks_without_raising(monkeypatch):

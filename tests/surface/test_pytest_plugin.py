@@ -1,6 +1,7 @@
 """The pytest plugin, in runs of their own."""
 from __future__ import annotations
 
+import configparser
 import os
 import subprocess
 import sys
@@ -22,29 +23,29 @@ def test_is_on(): assert gnnaccel.status()["enabled"] is MODE
 """
 
 
-def run(folder, *options, mode=True):
+def run(folder, *options, mode=True, plugin=("-p", "gnnaccel.pytest_plugin")):
     pytest.importorskip("torch_geometric")
     (folder / "test_suite.py").write_text(SUITE.replace("MODE", str(mode)))
     env = {name: value for name, value in os.environ.items()
            if not name.startswith(("GNNACCEL", "PYTEST"))}
     env.update(PYTHONPATH=ROOT, GNNACCEL_WHEN="supported")
-    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p",
-                           "gnnaccel.pytest_plugin", *options,
-                           "test_suite.py"], cwd=folder, env=env, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *plugin,
+                           *options, "test_suite.py"], cwd=folder, env=env, capture_output=True,
+                          text=True)
     return done.returncode, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("more", [[], pytest.param(["-n", "2"], marks=pytest.mark.long)],
                          ids=["one process", "xdist"])
 def test_a_suite_with_it_on(tmp_path, more):
-    status, said = run(tmp_path, "--gnnaccel=on", *more)
+    status, said = run(tmp_path, *more, "--gnnaccel")
     assert status == 0, said
     assert "1 of 2 calls taken over (torch 1)\nnative: GATConv GA201 x1\n" in said and "- gnnaccel -" in said
 
 
 @pytest.mark.long
 def test_strict(tmp_path):
-    status, said = run(tmp_path, "--gnnaccel=strict")
+    status, said = run(tmp_path, "--gnnaccel-strict")
     assert status == 1 and "FallbackError: GATConv would run natively" in said and "1 failed, 2 passed" in said
 
 
@@ -54,9 +55,37 @@ def test_without_the_option_nothing_is_on(tmp_path):
     assert status == 0 and "gnnaccel -" not in said
 
 
-def test_a_path_after_the_option_is_refused(tmp_path):
-    status, said = run(tmp_path, "--gnnaccel")
-    assert status == 4 and "invalid choice: 'test_suite.py'" in said
+def installed_beside(folder):
+    """Metadata as pip leaves it, with this repository's entry points, in ``folder``, for a Python
+    that finds the package by its path."""
+    setup = configparser.ConfigParser()
+    setup.read(os.path.join(ROOT, "setup.cfg"), encoding="utf-8")
+    points = setup["options.entry_points"]
+    about = folder / "gnnaccel-0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: gnnaccel\nVersion: 0\n")
+    (about / "entry_points.txt").write_text("".join(f"[{group}]{lines}\n"
+                                                    for group, lines in points.items()))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("plugin", [(), ("-p", "gnnaccel.pytest_plugin")],
+                         ids=["by its entry point", "named as well"])
+def test_installed_it_needs_no_naming(tmp_path, plugin):
+    installed_beside(tmp_path)
+    status, said = run(tmp_path, "--gnnaccel", plugin=plugin)
+    assert status == 0 and "1 of 2 calls taken over (torch 1)" in said, said
+
+
+def test_importing_it_is_cheap(tmp_path):
+    code = ("import sys, pytest; before = set(sys.modules); import gnnaccel.pytest_plugin; "
+            "print(sorted(m for m in set(sys.modules) - before if m.startswith(('gnnaccel', "
+            "'torch', 'dgl', 'numpy'))))")
+    env = {name: value for name, value in os.environ.items() if not name.startswith("GNNACCEL")}
+    done = subprocess.run([sys.executable, "-c", code], env={**env, "PYTHONPATH": ROOT},
+                          cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.strip() == str(["gnnaccel", "gnnaccel._version", "gnnaccel.finder",
+                                       "gnnaccel.pytest_plugin"]), done.stderr
 
 
 @pytest.mark.parametrize("counts, lines", [

@@ -241,7 +241,8 @@ def test_a_script_named_like_a_subcommand_needs_its_path(tmp_path):
 OBSERVE = """
     import sys, types, gnnaccel.profile
     observe = types.ModuleType("gnnaccel.profile.observe")
-    observe.start = lambda profile, compare, report, autotune: (print("start", profile, compare, report, autotune), "it")[1]
+    observe.start = lambda profile, compare, report, autotune, lines=False: (
+        print("start", profile, compare, report, autotune), "it")[1]
     observe.finish = lambda observer: print("finish", observer)
     gnnaccel.profile.observe = sys.modules["gnnaccel.profile.observe"] = observe
     from gnnaccel import __main__

@@ -13,7 +13,7 @@ import pytest
 
 import gnnaccel
 from gnnaccel import adapters, session
-from gnnaccel.cuda import driver
+from gnnaccel.cuda import driver, probe
 from gnnaccel.dispatch.observe import records
 from gnnaccel.dispatch.policy import config, rules
 from gnnaccel.errors import UnknownLayerError
@@ -255,6 +255,24 @@ def test_kernels_are_looked_for_once_torch_is_there(host, monkeypatch, recwarn):
     assert not recwarn
     host.load()
     assert "backend='cuda' was asked for" in str(recwarn.pop(RuntimeWarning).message)
+
+
+def test_a_cupy_for_another_cuda_is_told_with_what_to_install(host, monkeypatch, recwarn):
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    for installed in ((), ("cupy-cuda13x",), ("cupy",)):
+        monkeypatch.setattr(probe, "cupy_installed", lambda installed=installed: installed)
+        gnnaccel.enable()
+    monkeypatch.setattr(probe, "cupy_installed", lambda: ("cupy-cuda12x",))
+    gnnaccel.enable(backend="torch")  # needs no CuPy
+    assert not recwarn
+    gnnaccel.enable(backend="auto")
+    text = str(recwarn.pop(RuntimeWarning).message)
+    assert "\n" not in text and "torch is built for CUDA 13.0, but cupy-cuda12x is installed" in text
+    assert "pip install 'gnnaccel[cuda13]'" in text and not recwarn
+    monkeypatch.setattr(torch.version, "cuda", None)
+    gnnaccel.enable(backend="auto")
+    assert not recwarn
 
 
 # --- blocks ---------------------------------------------------------------------------------------

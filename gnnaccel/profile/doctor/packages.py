@@ -20,8 +20,6 @@ PYTHONS = ((3, 10), (3, 14))  # from the first, before the second
 REQUIRED = {"torch": "2.4", "numpy": None, "packaging": None, "platformdirs": None, "rich": None,
             "filelock": None}
 HOSTS = {"torch_geometric": "2.6", "dgl": "2.1"}
-CUPY = "13"
-EXTRAS = (12, 13)  # majors of CUDA for which setup.cfg has a cuda.. extra
 
 
 def check() -> Iterator[Finding]:
@@ -191,7 +189,7 @@ def _devices(devices: list[dict], torch_cuda: str | None, driver: str | None) ->
 
 def _cupy(torch_cuda: str | None, gpu: bool) -> Iterator[Finding]:
     names = [name for name in PACKAGES["cupy"] if _distribution(name)]
-    wanted = _install(_major(torch_cuda or "13"))
+    wanted = probe.install_command(probe.major(torch_cuda or "13"))
     if not names and not gpu:
         yield Finding("GPU", "CuPy", "note", f"is not installed; with a GPU: {wanted}")
         return
@@ -199,20 +197,17 @@ def _cupy(torch_cuda: str | None, gpu: bool) -> Iterator[Finding]:
         yield Finding("GPU", "CuPy", "fail",
                       f"{', '.join(names)} are installed together and overwrite each other",
                       f"pip uninstall -y {' '.join(names)}, then {wanted}")
+    wrong = probe.mismatch(torch_cuda, names)
+    if wrong is not None:
+        yield Finding("GPU", "CUDA", "warn" if gpu else "note", *wrong)
     found = probe.cupy()
     if "cupy" in found.problems:
         yield Finding("GPU", "CuPy", "fail" if gpu else "note",
                       f"cannot be imported: {found.problems['cupy']}", wanted)
         return
-    yield _recent("CuPy", found.cupy, CUPY, wanted)
+    yield _recent("CuPy", found.cupy, probe.LEAST_CUPY, wanted)
     if gpu:
-        yield from _agreement(found, torch_cuda, wanted)
-
-
-def _install(cuda: int) -> str:
-    """How to get the CuPy for a major version of CUDA."""
-    return (f"pip install 'gnnaccel[cuda{cuda}]'" if cuda in EXTRAS
-            else f"pip install 'cupy-cuda{cuda}x>={CUPY}'")
+        yield from _agreement(found, None if wrong else torch_cuda, wanted)
 
 
 def _agreement(found: probe.Probe, torch_cuda: str | None, wanted: str) -> Iterator[Finding]:
@@ -221,19 +216,16 @@ def _agreement(found: probe.Probe, torch_cuda: str | None, wanted: str) -> Itera
     if found.nvrtc is None:
         yield Finding("GPU", "NVRTC", "fail",
                       f"cannot be loaded: {found.problems.get('nvrtc', 'unknown')}", wanted)
-    elif found.driver_cuda and _major(found.nvrtc) > _major(found.driver_cuda):
+    elif found.driver_cuda and probe.major(found.nvrtc) > probe.major(found.driver_cuda):
         yield Finding("GPU", "NVRTC", "fail",
                       f"{found.nvrtc} is newer than the CUDA {found.driver_cuda} of the driver",
-                      f"update the driver, or {_install(_major(found.driver_cuda))}")
+                      "update the driver, or "
+                      + probe.install_command(probe.major(found.driver_cuda)))
     else:
         yield Finding("GPU", "NVRTC", "ok",
                       f"{found.nvrtc}, CuPy for CUDA {found.cupy_cuda}, driver up to CUDA "
                       f"{found.driver_cuda}")
-    if torch_cuda and found.cupy_cuda and _major(torch_cuda) != _major(found.cupy_cuda):
+    if torch_cuda and found.cupy_cuda and probe.major(torch_cuda) != probe.major(found.cupy_cuda):
         yield Finding("GPU", "CUDA", "warn",
                       f"torch is for CUDA {torch_cuda}, CuPy for {found.cupy_cuda}: two CUDAs in "
                       "one process", wanted)
-
-
-def _major(version: str) -> int:
-    return int(version.partition(".")[0])

@@ -7,7 +7,7 @@ gnnaccel`` looks whether ``GNNACCEL_STANDINS`` is set.
 - ``GNNACCEL_WHEN``: profitable or supported
 - ``GNNACCEL_ON_FALLBACK``: native, warn or raise
 - ``GNNACCEL_BACKWARD``: caller or workers, the thread in which backward runs on a single GPU
-- ``GNNACCEL_COMPILING``: wait or background, what calls do while kernels are compiled
+- ``GNNACCEL_FIRST_USE``: wait or background, what calls do while kernels are compiled
 - ``GNNACCEL_LOG``: 1 for lines through the logger ``gnnaccel``, otherwise the path of a JSONL file
 - ``GNNACCEL_RECORDS``: how many records ``gnnaccel.records()`` keeps, 0 for none
 - ``GNNACCEL_INCLUDE``, ``GNNACCEL_EXCLUDE``: comma-separated class names, layer names or ``re:``
@@ -36,7 +36,7 @@ from gnnaccel.dispatch.policy.config import CHOICES, PRECISIONS
 from gnnaccel.suggest import did_you_mean
 
 VARIABLES = ("GNNACCEL", "GNNACCEL_BACKEND", "GNNACCEL_WHEN", "GNNACCEL_ON_FALLBACK",
-             "GNNACCEL_BACKWARD", "GNNACCEL_COMPILING", "GNNACCEL_LOG", "GNNACCEL_RECORDS",
+             "GNNACCEL_BACKWARD", "GNNACCEL_FIRST_USE", "GNNACCEL_LOG", "GNNACCEL_RECORDS",
              "GNNACCEL_INCLUDE", "GNNACCEL_EXCLUDE", "GNNACCEL_DECISIONS", "GNNACCEL_PRECISION",
              "GNNACCEL_CACHE_BYTES", "GNNACCEL_CACHE_DIR", "GNNACCEL_STANDINS")
 _YES = ("1", "true", "yes", "on")

@@ -42,7 +42,7 @@ PACKAGES = {"torch": ("torch",), "torch_geometric": ("torch-geometric",), "dgl":
 
 def enable(*, backend: str | None = None, when: str | None = None, on_fallback: str | None = None,
            include: Any = None, exclude: Any = None, records: int | None = None, log: Any = None,
-           passes: Any = None, backward: str | None = None, compiling: str | None = None,
+           passes: Any = None, backward: str | None = None, first_use: str | None = None,
            decisions: Any = None) -> None:
     """Take over the known layers of PyG and DGL in this process, from now on and also when they are
     imported later.
@@ -61,7 +61,7 @@ def enable(*, backend: str | None = None, when: str | None = None, on_fallback: 
     - ``backward``: "caller": where a process uses one GPU, backward runs in the thread that asked
       for it, which spares every step of training a change of threads; "workers": in autograd's
       own threads, as without gnnaccel
-    - ``compiling``: "wait": calls wait while their kernels are compiled for the first time;
+    - ``first_use``: "wait": calls wait while their kernels are compiled for the first time;
       "background": they run natively meanwhile (GA408)
     - ``decisions``: the path of a file with decisions to keep to (``python -m gnnaccel log
       --export``); True: those that `autotune` kept; False: none
@@ -101,7 +101,7 @@ def disable() -> None:
 @contextlib.contextmanager
 def enabled(*, backend: str | None = None, when: str | None = None, on_fallback: str | None = None,
             include: Any = None, exclude: Any = None, records: int | None = None, log: Any = None,
-            passes: Any = None, backward: str | None = None, compiling: str | None = None,
+            passes: Any = None, backward: str | None = None, first_use: str | None = None,
             decisions: Any = None) -> Iterator[None]:
     """A block in which gnnaccel is enabled in this thread or task, with the options of `enable`.
 
@@ -266,7 +266,7 @@ def _on_late_host(key: str) -> None:
 
 def _prepare(config: Config) -> None:
     """Begin to import CuPy beside the program where it will be needed. No GPU is touched."""
-    if "torch" in sys.modules and config.backend != "torch" and config.compiling == "background":
+    if "torch" in sys.modules and config.backend != "torch" and config.first_use == "background":
         from gnnaccel.cuda import background
 
         background.preload()

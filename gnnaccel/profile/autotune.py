@@ -92,7 +92,7 @@ def tune(call: Callable[[], Any], layer: Any, inputs: Any, stated: Any, given: A
                                 allow_unused=True)
 
     # enabled: so that turns need not patch
-    with (session.enabled(compiling="wait"), undisturbed(layer), records.muted(),
+    with (session.enabled(first_use="wait"), undisturbed(layer), records.muted(),
           counters.uncounted()):
         timed = timing.measure_rounds({way: (step, _only(key, pinned))
                                        for way, pinned in ways.items()}, given.device,

@@ -91,7 +91,7 @@ def compare(model: torch.nn.Module, *inputs: Any, loss: Callable[[Any], Tensor] 
     whose lazy parameters are not initialised.
     """
     check_model(model, "compare")
-    with undisturbed(model), session.enabled(compiling="wait"):
+    with undisturbed(model), session.enabled(first_use="wait"):
         upstream = None if loss is None else _upstream(model, inputs, kwargs, loss)
         comparer = Comparer(upstream, one_thread=True, names=_names(model))
         comparer.result.enabled = configs.current() is not None

@@ -123,7 +123,7 @@ def explain(model: torch.nn.Module, *inputs: Any, measure: bool = False,
     ValueError for a model whose lazy parameters are not initialised.
     """
     check_model(model, "explain")
-    with undisturbed(model), session.enabled(compiling="wait"):
+    with undisturbed(model), session.enabled(first_use="wait"):
         looker = _Looker(model, measure)
         result = Explained(training=model.training, enabled=configs.current() is not None)
         with watching(looker, lambda record: None), torch.no_grad():

@@ -106,7 +106,7 @@ def explain_program(layer: Any, *inputs: Any, **kwargs: Any) -> Explanation:
     counted (on a GPU of backward too, if the layer is in training mode), and the Program that runs.
     Raises TypeError for a layer that gnnaccel does not know.
     """
-    with session.enabled(compiling="wait"):
+    with session.enabled(first_use="wait"):
         adapter = adapters.adapter_of(layer)
         if adapter is not None:
             return _explained(Visit(layer, adapter, None, inputs, kwargs, configs.current()))

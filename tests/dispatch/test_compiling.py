@@ -29,7 +29,7 @@ def finished() -> None:
 
 @pytest.fixture
 def beside(monkeypatch, tmp_path):
-    """A machine with a GPU and no compiled kernels, as far as `compiling` can tell."""
+    """A machine with a GPU and no compiled kernels, as far as `first_use` can tell."""
     one = object()
     monkeypatch.setattr(driver, "current", lambda: one)
     monkeypatch.setattr(structure, "prepare", lambda: None)
@@ -56,7 +56,7 @@ class Compile:
 
 def test_a_call_is_native_until_its_kernels_are_there(beside):
     work = Compile()
-    with gnnaccel.enabled(compiling="background"):
+    with gnnaccel.enabled(first_use="background"):
         before = configs.current().epoch
         for _ in range(3):
             assert compiling.problem("k", work).code == "GA408"
@@ -72,7 +72,7 @@ def test_a_call_is_native_until_its_kernels_are_there(beside):
 def test_what_does_not_compile_says_so(beside):
     work = Compile(driver.CompileError("line 3\nmore"))
     work.go.set()
-    with gnnaccel.enabled(compiling="background"):
+    with gnnaccel.enabled(first_use="background"):
         assert compiling.problem("k", work).code == "GA408"
         finished()
         for _ in range(2):
@@ -82,26 +82,26 @@ def test_what_does_not_compile_says_so(beside):
 
 def test_what_this_machine_has_compiled_before_is_waited_for(beside):
     first, second = Compile(), Compile()
-    with gnnaccel.enabled(compiling="wait"):
+    with gnnaccel.enabled(first_use="wait"):
         assert compiling.problem("k", first) is None
     compiling.forget()  # another process
-    with gnnaccel.enabled(compiling="background"):
+    with gnnaccel.enabled(first_use="background"):
         assert compiling.problem("k", second) is None
         assert compiling.problem("another", second).code == "GA408"
         second.go.set()
 
 
-@pytest.mark.parametrize("options", [dict(compiling="wait"), dict(when="supported"),
+@pytest.mark.parametrize("options", [dict(first_use="wait"), dict(when="supported"),
                                      dict(backend="cuda"), dict(on_fallback="warn")], ids=str)
 def test_options_with_which_calls_wait(beside, options):
     work = Compile()
-    with gnnaccel.enabled(**{"compiling": "background", **options}):
+    with gnnaccel.enabled(**{"first_use": "background", **options}):
         assert compiling.problem("k", work) is None
     assert work.threads == [threading.main_thread()]
 
 
 def test_deterministic_mode_and_checkpoints_wait(beside):
-    with gnnaccel.enabled(compiling="background"):
+    with gnnaccel.enabled(first_use="background"):
         torch.use_deterministic_algorithms(True)
         try:
             assert compiling.problem("k", Compile()) is None
@@ -119,7 +119,7 @@ def test_deterministic_mode_and_checkpoints_wait(beside):
 
 def test_who_must_not_run_natively_does_not_wait_for_the_background(beside):
     work = Compile()
-    with gnnaccel.enabled(compiling="background"):
+    with gnnaccel.enabled(first_use="background"):
         assert compiling.problem("k", work).code == "GA408"
         with gnnaccel.enabled(when="supported"):
             assert compiling.problem("k", work) is None
@@ -225,7 +225,7 @@ def test_the_first_and_the_second_run_on_a_machine(tmp_path):
     import json
 
     env = {**os.environ, "PYTHONPATH": str(ROOT), "CUPY_CACHE_DIR": str(tmp_path)}
-    env["GNNACCEL_COMPILING"] = "background"
+    env["GNNACCEL_FIRST_USE"] = "background"
     found = []
     for _ in range(2):
         done = subprocess.run([sys.executable, "-c", _SCRIPT], capture_output=True, text=True,

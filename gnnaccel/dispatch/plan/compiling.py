@@ -74,7 +74,7 @@ def _may_run_natively(config: Config | None) -> bool:
     Not in a checkpoint, which must repeat a call the same way, nor in a capture; nor where the user
     asked for kernels, for the same bits, or to be told of native calls.
     """
-    return (config is not None and config.compiling == "background" and config.backend == "auto"
+    return (config is not None and config.first_use == "background" and config.backend == "auto"
             and config.when == "profitable" and config.on_fallback == "native"
             and config.decisions is None and not driver.placed() and not capture.capturing()
             and not checkpointed() and not torch.are_deterministic_algorithms_enabled())

@@ -32,7 +32,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "when": ("profitable", "supported"),
     "on_fallback": ("native", "warn", "raise"),
     "backward": ("caller", "workers"),
-    "compiling": ("wait", "background"),
+    "first_use": ("wait", "background"),
 }
 PASSES = ("compaction", "reordering")
 PRECISIONS = ("fp32", "bf16", "int8")
@@ -51,7 +51,7 @@ class Config:
     format out of `PRECISIONS` for the rows that layers gather, from the environment and from the
     innermost ``precision()`` block; ``enable()`` has no such option. ``passes``: which of `PASSES`
     relational Programs go through; None: all. ``backward``: the thread in which autograd works on a
-    single GPU, see `gnnaccel.adapters.autograd`. ``compiling``: whether calls wait while their
+    single GPU, see `gnnaccel.adapters.autograd`. ``first_use``: whether calls wait while their
     kernels are compiled for the first time, or run natively. ``decisions``: the path of a file of
     pinned decisions (`dispatch.pins`), held as what it contains; True: those that ``autotune``
     kept; None or False: none. ``epoch`` and ``stamp`` (the rule generation at which the lists were
@@ -62,7 +62,7 @@ class Config:
     when: str = "profitable"
     on_fallback: str = "native"
     backward: str = "caller"
-    compiling: str = "wait"
+    first_use: str = "wait"
     include: tuple[str | type, ...] = ()
     exclude: tuple[str | type, ...] = ()
     records: int = 0

@@ -74,7 +74,7 @@ KINDS: dict[str, Kind] = {
     "GA407": Kind("captured in a CUDA graph without an earlier call",
                   "run the same step once before the capture"),
     "GA408": Kind("its kernels are being compiled in the background",
-                  "later calls run by them; leave compiling='background' out to wait"),
+                  "later calls run by them; leave first_use='background' out to wait"),
     "GA501": Kind("message-passing hooks are registered", "remove the hooks from the layer"),
     "GA502": Kind("explanation is switched on",
                   "nothing: after explaining the layer is accelerated again"),

@@ -24,7 +24,7 @@ def accelerated(**options):
     enabled = getattr(gnnaccel, "enabled", None)
     if enabled is None:
         raise NotImplementedError("gnnaccel.enabled is missing")
-    return enabled(backend="auto", compiling="wait", **options)
+    return enabled(backend="auto", first_use="wait", **options)
 
 
 def has_option(name: str) -> bool:

@@ -12,6 +12,7 @@ logger ``gnnaccel``; otherwise a JSONL file's path GNNACCEL_RECORDS          how
 ``gnnaccel.records()`` keeps; 0 for none GNNACCEL_INCLUDE          comma-separated class names,
 layer names or ``re:`` patterns GNNACCEL_EXCLUDE          likewise GNNACCEL_DECISIONS        a file
 of decisions to keep to (``python -m gnnaccel log --export``); 1: those of ``autotune``
+GNNACCEL_COMPILE          1: ``enable(compile=True)``
 GNNACCEL_PRECISION        int8 or bf16: the format of rows that layers gather; fp32: none whatever
 `gnnaccel.quantize` says GNNACCEL_CACHE_BYTES      limit of the structure cache: bytes, or with a
 suffix such as 512MiB or 2GiB GNNACCEL_CACHE_DIR        folder of what ``calibrate`` measures;
@@ -33,7 +34,7 @@ from gnnaccel.suggest import did_you_mean
 
 VARIABLES = ("GNNACCEL", "GNNACCEL_BACKEND", "GNNACCEL_WHEN", "GNNACCEL_ON_FALLBACK",
              "GNNACCEL_BACKWARD", "GNNACCEL_LOG", "GNNACCEL_RECORDS", "GNNACCEL_INCLUDE",
-             "GNNACCEL_EXCLUDE", "GNNACCEL_DECISIONS", "GNNACCEL_PRECISION",
+             "GNNACCEL_EXCLUDE", "GNNACCEL_COMPILE", "GNNACCEL_DECISIONS", "GNNACCEL_PRECISION",
              "GNNACCEL_CACHE_BYTES", "GNNACCEL_CACHE_DIR")
 _YES = ("1", "true", "yes", "on")
 _NO = ("0", "false", "no", "off")
@@ -116,6 +117,9 @@ def options(environ: Mapping[str, str] | None = None) -> dict[str, Any]:
     text = _text("GNNACCEL_RECORDS", environ)
     if text is not None:
         found["records"] = _count("GNNACCEL_RECORDS", text)
+    text = _text("GNNACCEL_COMPILE", environ)
+    if text is not None:
+        found["compile"] = _bool("GNNACCEL_COMPILE", text)
     text = _text("GNNACCEL_DECISIONS", environ)
     if text is not None:
         found["decisions"] = _switch_or_path("GNNACCEL_DECISIONS", text)

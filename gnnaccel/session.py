@@ -39,7 +39,8 @@ PACKAGES = {"torch": ("torch",), "torch_geometric": ("torch-geometric",), "dgl":
 
 def enable(*, backend: str | None = None, when: str | None = None, on_fallback: str | None = None,
            include: Any = None, exclude: Any = None, records: int | None = None, log: Any = None,
-           passes: Any = None, backward: str | None = None, decisions: Any = None) -> None:
+           passes: Any = None, backward: str | None = None, decisions: Any = None,
+           compile: bool | None = None) -> None:
     """Take over the known layers of PyG and DGL in this process, from now on and also when they are
     imported later.
 
@@ -54,7 +55,9 @@ def enable(*, backend: str | None = None, when: str | None = None, on_fallback: 
     in the thread that asked for it, which spares every step of training a change of threads;
     "workers": in autograd's own threads, as without gnnaccel. ``decisions``: the path of a file
     with decisions to keep to (``python -m gnnaccel log --export``); True: those that `autotune`
-    kept; False: none.
+    kept; False: none. ``compile``: True: layers inside ``torch.compile`` take the same ways as
+    elsewhere, as operators that the compiler carries (docs/compile.md); False: the compiler gets
+    the host's own code.
 
     Called again it changes the options given and leaves the others. What is never given comes from
     the environment (see `gnnaccel.env`), then from the defaults. ``GNNACCEL=0`` makes the call do
@@ -90,8 +93,8 @@ def disable() -> None:
 @contextlib.contextmanager
 def enabled(*, backend: str | None = None, when: str | None = None, on_fallback: str | None = None,
             include: Any = None, exclude: Any = None, records: int | None = None, log: Any = None,
-            passes: Any = None, backward: str | None = None,
-            decisions: Any = None) -> Iterator[None]:
+            passes: Any = None, backward: str | None = None, decisions: Any = None,
+            compile: bool | None = None) -> Iterator[None]:
     """A block in which gnnaccel is enabled in this thread or task, with the options of `enable`.
 
     Options not given come from the surrounding block, else from the process's configuration, else
@@ -242,8 +245,10 @@ def _live() -> list[Config]:
 
 def _sync() -> None:
     live = _live()
+    configs.compiling = any(config.compile for config in live)
     if live:
         adapters.install(_on_late_host)
+        adapters.requantized()
     else:
         adapters.uninstall()
     _sync_sinks(live)

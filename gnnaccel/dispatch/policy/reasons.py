@@ -64,7 +64,8 @@ KINDS: dict[str, Kind] = {
     "GA402": Kind("CuPy is not installed", "pip install 'gnnaccel[cuda13]' or 'gnnaccel[cuda12]'"),
     "GA403": Kind("a kernel did not compile", "see the log; report it with the compiler's output"),
     "GA404": Kind("inside torch.compile, torch.jit or torch.fx",
-                  "compiled regions run the host's own code"),
+                  "enable(compile=True) carries some layers through torch.compile; see "
+                  "docs/compile.md"),
     "GA405": Kind("inside a functorch transform", "call the layer outside vmap, grad or jvp"),
     "GA406": Kind("backend was chosen by the user", "enable(backend='auto')"),
     "GA407": Kind("a CUDA graph is captured, and the relations' structure is not there",

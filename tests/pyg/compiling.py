@@ -47,6 +47,17 @@ CASES: dict[str, Callable] = {
         torch.nn.Linear(F, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8)), train_eps=True), ()),
 }
 
+def _typed(name: str, **options):
+    types = torch.randint(0, 3, (graphs.E,))
+    return lambda: (getattr(nn, name)(F, 8, 3, **options), (types,))
+
+
+CASES |= {
+    "RGCNConv": _typed("RGCNConv"), "RGCNConv bases": _typed("RGCNConv", num_bases=2, aggr="add"),
+    "RGCNConv blocks": _typed("RGCNConv", num_blocks=2, root_weight=False, bias=False),
+    "FastRGCNConv fast": _typed("FastRGCNConv"),
+}
+
 
 def reset() -> None:
     """Nothing compiled, nothing counted."""
@@ -78,7 +89,7 @@ def step(model, *inputs, seed=3):
 def same(got, expected) -> None:
     """Two results of `step` are equal but for rounding; some gradients are zero but for that."""
     for a, b in zip((got[0], *got[1]), (expected[0], *expected[1])):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=5e-5)
 
 
 class Net(torch.nn.Module):

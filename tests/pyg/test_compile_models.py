@@ -76,7 +76,7 @@ def test_modes(route, inputs, backend):
     model.eval()
     assert close(compiled(*inputs), expected)
     for name in NAMES:
-        assert set(gnnaccel.stats()[name]["routes"]) == {route.backend}
+        assert set(gnnaccel.stats()[name]["routes"]) == {route.backend}, gnnaccel.stats()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

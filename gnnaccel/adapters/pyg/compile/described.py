@@ -14,6 +14,7 @@ from torch import Tensor
 TENSORS = (Tensor, torch.nn.Parameter)
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _INDICES = (torch.int64, torch.int32)
+_INDEX_DIMS = {"edge_index": 2, "edge_type": 1}
 _SIMPLE = ("add", "sum", "mean", "max", "min")
 
 
@@ -141,6 +142,23 @@ def gin(layer: Any, x: Any, edge_index: Any, size: Any = None) -> Described | st
                      last.shape[0], last.shape[1])
 
 
+def rgcn(layer: Any, x: Any, edge_index: Any, edge_type: Any = None) -> Described | str:
+    """RGCNConv and FastRGCNConv over features."""
+    inputs = _features(x)
+    if type(inputs) is str:
+        return inputs
+    if type(edge_type) not in TENSORS:
+        return "edge_type is no tensor"
+    options = (("in_channels", layer.in_channels), ("out_channels", layer.out_channels),
+               ("num_relations", layer.num_relations), ("num_bases", layer.num_bases),
+               ("num_blocks", layer.num_blocks), ("aggr", layer.aggr),
+               ("root_weight", layer.root is not None), ("is_sorted", layer.is_sorted),
+               ("bias", layer.bias is not None))
+    return Described(options, [*inputs, ("edge_index", edge_index), ("edge_type", edge_type)],
+                     _own(layer, ("weight", "comp", "root", "bias")), inputs[-1][1].shape[0],
+                     layer.out_channels)
+
+
 def _features(x: Any) -> Any:
     """The inputs that x is, or why it cannot be taken."""
     if type(x) in TENSORS:
@@ -194,9 +212,9 @@ def _tensor_reason(name: str, tensor: Any, first: Tensor) -> str:
         return name + " is no plain tensor"
     if tensor.device != first.device:
         return name + " is on another device than x"
-    if name == "edge_index":
-        return ("" if tensor.dtype in _INDICES and tensor.dim() == 2
-                else "edge_index is not of shape [2, E] in int64 or int32")
+    if name in _INDEX_DIMS:
+        return ("" if tensor.dtype in _INDICES and tensor.dim() == _INDEX_DIMS[name]
+                else name + " is not of the usual shape in int64 or int32")
     if tensor.dtype is not first.dtype or tensor.dtype not in _FLOATS:
         return name + " is of another dtype than x"
     return name + " is not of shape [N, F]" if name[0] == "x" and tensor.dim() != 2 else ""
@@ -205,5 +223,5 @@ def _tensor_reason(name: str, tensor: Any, first: Tensor) -> str:
 #: class name -> what describes its calls
 CLASSES: dict[str, Callable[..., Described | str]] = {
     "GATConv": gat, "GATv2Conv": gatv2, "TransformerConv": transformer, "GCNConv": gcn,
-    "SAGEConv": sage, "GINConv": gin,
+    "SAGEConv": sage, "GINConv": gin, "RGCNConv": rgcn, "FastRGCNConv": rgcn,
 }

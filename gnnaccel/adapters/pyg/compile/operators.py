@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters.pyg.compile import standins
+from gnnaccel.dispatch.memory.checkpoints import checkpointed
 
 _C = torch._C
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -116,11 +117,18 @@ _BELOW = _below()
 
 @contextlib.contextmanager
 def _differentiating() -> Iterator[None]:
-    """A block in which autograd records, though an operator below autograd is running."""
+    """A block in which autograd records, though an operator below autograd is running. Hooks of
+    saved tensors, a checkpoint's say, are for what the compiled model saves: the token."""
     excluded = _C._dispatch_tls_local_exclude_set() - _BELOW
+    hooks = (torch.autograd.graph.saved_tensors_hooks(_same, _same) if checkpointed()
+             else contextlib.nullcontext())
     with _C._ForceDispatchKeyGuard(_C._dispatch_tls_local_include_set(), excluded):
-        with torch.enable_grad():
+        with torch.enable_grad(), hooks:
             yield
+
+
+def _same(saved: Tensor) -> Tensor:
+    return saved
 
 
 # --- traced ---------------------------------------------------------------------------------------

@@ -48,13 +48,13 @@ def run(text: str, tensors: list[Tensor], users: list[Tensor] | None = None) -> 
     layer = (_made_of(call, tensors) if users is None or any(call.lent[call.inputs:])
              else _standin(text, call, tensors, users[call.inputs]))
     counters.compiled(call.name)
-    given: dict[str, Any] = dict(zip(call.names[:call.inputs], tensors))
+    # edges and their types that the compiler may write over: what is made of them is kept
+    given: dict[str, Any] = {
+        name: t.clone() if lent and not t.is_floating_point() else t
+        for name, t, lent in zip(call.names[:call.inputs], tensors, call.lent)}
     if "x0" in given:
         given["x"] = given.pop("x0"), given.pop("x1")
-    x, edge_index = given.pop("x"), given.pop("edge_index")
-    if call.lent[call.names.index("edge_index")]:
-        edge_index = edge_index.clone()  # of which the structure is kept
-    return type(layer).forward(layer, x, edge_index, *given.values())
+    return type(layer).forward(layer, given.pop("x"), given.pop("edge_index"), *given.values())
 
 
 # --- tensors --------------------------------------------------------------------------------------

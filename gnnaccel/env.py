@@ -8,6 +8,7 @@ gnnaccel`` looks whether ``GNNACCEL_STANDINS`` is set.
 - ``GNNACCEL_ON_FALLBACK``: native, warn or raise
 - ``GNNACCEL_BACKWARD``: caller or workers, the thread in which backward runs on a single GPU
 - ``GNNACCEL_FIRST_USE``: wait or background, what calls do while kernels are compiled
+- ``GNNACCEL_COMPILE``: 1 for ``enable(compile=True)``
 - ``GNNACCEL_LOG``: 1 for lines through the logger ``gnnaccel``, otherwise the path of a JSONL file
 - ``GNNACCEL_RECORDS``: how many records ``gnnaccel.records()`` keeps, 0 for none
 - ``GNNACCEL_INCLUDE``, ``GNNACCEL_EXCLUDE``: comma-separated class names, layer names or ``re:``
@@ -36,9 +37,10 @@ from gnnaccel.dispatch.policy.config import CHOICES, PRECISIONS
 from gnnaccel.suggest import did_you_mean
 
 VARIABLES = ("GNNACCEL", "GNNACCEL_BACKEND", "GNNACCEL_WHEN", "GNNACCEL_ON_FALLBACK",
-             "GNNACCEL_BACKWARD", "GNNACCEL_FIRST_USE", "GNNACCEL_LOG", "GNNACCEL_RECORDS",
-             "GNNACCEL_INCLUDE", "GNNACCEL_EXCLUDE", "GNNACCEL_DECISIONS", "GNNACCEL_PRECISION",
-             "GNNACCEL_CACHE_BYTES", "GNNACCEL_CACHE_DIR", "GNNACCEL_STANDINS")
+             "GNNACCEL_BACKWARD", "GNNACCEL_FIRST_USE", "GNNACCEL_COMPILE", "GNNACCEL_LOG",
+             "GNNACCEL_RECORDS", "GNNACCEL_INCLUDE", "GNNACCEL_EXCLUDE", "GNNACCEL_DECISIONS",
+             "GNNACCEL_PRECISION", "GNNACCEL_CACHE_BYTES", "GNNACCEL_CACHE_DIR",
+             "GNNACCEL_STANDINS")
 _YES = ("1", "true", "yes", "on")
 _NO = ("0", "false", "no", "off")
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
@@ -134,6 +136,9 @@ def options(environ: Mapping[str, str] | None = None) -> dict[str, Any]:
     text = _text("GNNACCEL_RECORDS", environ)
     if text is not None:
         found["records"] = _count("GNNACCEL_RECORDS", text)
+    text = _text("GNNACCEL_COMPILE", environ)
+    if text is not None:
+        found["compile"] = _bool("GNNACCEL_COMPILE", text)
     text = _text("GNNACCEL_DECISIONS", environ)
     if text is not None:
         found["decisions"] = _switch_or_path("GNNACCEL_DECISIONS", text)

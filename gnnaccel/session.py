@@ -43,7 +43,7 @@ PACKAGES = {"torch": ("torch",), "torch_geometric": ("torch-geometric",), "dgl":
 def enable(*, backend: str | None = None, when: str | None = None, on_fallback: str | None = None,
            include: Any = None, exclude: Any = None, records: int | None = None, log: Any = None,
            passes: Any = None, backward: str | None = None, first_use: str | None = None,
-           decisions: Any = None) -> None:
+           decisions: Any = None, compile: bool | None = None) -> None:
     """Take over the known layers of PyG and DGL in this process, from now on and also when they are
     imported later.
 
@@ -65,6 +65,8 @@ def enable(*, backend: str | None = None, when: str | None = None, on_fallback: 
       "background": they run natively meanwhile (GA408)
     - ``decisions``: the path of a file with decisions to keep to (``python -m gnnaccel log
       --export``); True: those that `autotune` kept; False: none
+    - ``compile``: True: layers inside ``torch.compile`` take the same ways as elsewhere, as
+      operators that the compiler carries (docs/compile.md); False: it gets the host's own code
 
     Called again it changes the options given and leaves the others. What is never given comes from
     the environment (see `gnnaccel.env`), then from the defaults. ``GNNACCEL=0`` makes the call do
@@ -102,7 +104,7 @@ def disable() -> None:
 def enabled(*, backend: str | None = None, when: str | None = None, on_fallback: str | None = None,
             include: Any = None, exclude: Any = None, records: int | None = None, log: Any = None,
             passes: Any = None, backward: str | None = None, first_use: str | None = None,
-            decisions: Any = None) -> Iterator[None]:
+            decisions: Any = None, compile: bool | None = None) -> Iterator[None]:
     """A block in which gnnaccel is enabled in this thread or task, with the options of `enable`.
 
     Options not given come from the surrounding block, else from the process's configuration, else
@@ -282,8 +284,10 @@ def _live() -> list[Config]:
 
 def _sync() -> None:
     live = _live()
+    configs.compiling = any(config.compile for config in live)
     if live:
         adapters.install(_on_late_host)
+        adapters.requantized()
     else:
         adapters.uninstall()
     _sync_sinks(live)

@@ -3,7 +3,7 @@
 An adapter package offers ``install(patches: PatchSet) -> list[str]``: it replaces what it knows
 through ``patches``, registers its layer classes with ``dispatch.rules.register_class``, and returns
 the names of what it replaced. It may offer ``requantized(patches)``, which puts in or out what only
-quantized models need, and ``on_demand(patches)``, which replaces all of that.
+quantized or compiled models need, and ``on_demand(patches)``, which replaces all of that.
 """
 from __future__ import annotations
 
@@ -136,7 +136,8 @@ def linear_maps(layer: Any) -> list[tuple[str, Any]]:
 
 
 def requantized() -> None:
-    """Other layers than before are quantized: hosts put in or out what only those need."""
+    """Other layers than before are quantized, or other configurations hold, which may ask for
+    operators in compiled models: hosts put in or out what only those need."""
     with _lock:
         for key, host in _hosts.items():
             if host.installed:

@@ -93,8 +93,8 @@ class Host:
     * ``install(patches)``: puts the host's patches in; gives the dotted names of what was patched.
     * ``LAYERS``: the class names of the layers that are taken over.
     * ``adapter_of(layer)``, ``storable(layer)``, ``linear_maps(layer)``.
-    * ``requantized(patches)``: puts in or out what only quantized layers need; ``on_demand``: puts
-      all of it in.
+    * ``requantized(patches)``: puts in or out what only quantized or compiled models need;
+      ``on_demand``: puts in all that quantized ones do.
     * ``redone()``: the host's functions whose work is done again, without being replaced.
     """
 

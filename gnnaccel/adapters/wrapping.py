@@ -6,11 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 
-def routed(native: Callable, adapter: Any, inside: Callable | None = None) -> Callable:
+def routed(native: Callable, adapter: Any, inside: Callable | None = None,
+           compiled: Callable | None = None) -> Callable:
     """``native``, a class's own forward, behind the router: ``adapter`` (`dispatch.router.Adapter`)
     states its calls.
 
     ``inside(native)``: what stands in for ``native`` on its route, of layers around others.
+    ``compiled(native, layer, args, kwargs)``: a call in code that is compiled; None: such code gets
+    ``native``.
     """
     from torch.compiler import is_compiling
 
@@ -22,9 +25,10 @@ def routed(native: Callable, adapter: Any, inside: Callable | None = None) -> Ca
 
     @functools.wraps(native)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        # compiled regions trace the host's own code (GA404); nothing of ours may be traced
+        # compiled regions trace the host's own code (GA404), but for what is made for them
         if is_compiling():
-            return native(self, *args, **kwargs)
+            return (native(self, *args, **kwargs) if compiled is None
+                    else compiled(native, self, args, kwargs))
         config = current()
         if config is None:
             return native(self, *args, **kwargs)

@@ -37,6 +37,7 @@ def inactive():
     (dict(passes=[3]), ["passes=3 is not known"]),
     (dict(passes=7), ["passes=7 is not a list", "compaction, reordering", "None for all"]),
     (dict(passes=True), ["passes=True is not a list"]),
+    (dict(compile="inductor"), ["compile='inductor' is not a switch"]),
 ])
 def test_wrong_value_is_named(options, words):
     with pytest.raises(ValueError) as caught:

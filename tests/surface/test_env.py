@@ -50,6 +50,7 @@ def test_options():
         "records": 20,
         "include": ("A", "re:B.*"), "exclude": ("C",)}
     assert env.options({"GNNACCEL_LOG": "1"})["log"] is True
+    assert env.options({"GNNACCEL_COMPILE": "1"}) == {"compile": True}
     assert env.options({"GNNACCEL_LOG": "off"})["log"] is False
     assert env.options({"GNNACCEL_LOG": "./1"})["log"] == "./1"
 

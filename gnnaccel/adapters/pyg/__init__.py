@@ -44,13 +44,14 @@ def install(patches: PatchSet) -> list[str]:
     from torch_geometric import nn
 
     from gnnaccel.adapters.pyg import shortcuts
+    from gnnaccel.adapters.pyg.compile import tracing
     from gnnaccel.adapters.pyg.fx import models
     from gnnaccel.adapters.pyg.propagate import graph_norm, replaced, scatter
 
     for name, (module, node_dim) in LAYERS.items():
         cls = getattr(nn, name)
         adapter = _Guarded(cls, module, node_dim)
-        forward = routed(cls.forward, adapter, adapter.contract.inside)
+        forward = routed(cls.forward, adapter, adapter.contract.inside, tracing.carried(cls))
         around = adapter.contract.around
         patches.set(cls, "forward", around(forward, cls.forward) if around else forward,
                     "Runs the layer by gnnaccel's kernels where that is faster.")
@@ -72,9 +73,11 @@ def install(patches: PatchSet) -> list[str]:
 
 def requantized(patches: PatchSet) -> None:
     """As `gnnaccel.adapters.requantized`."""
+    from gnnaccel.adapters.pyg.compile import tracing
     from gnnaccel.adapters.pyg.layers import linear
 
     linear.requantized(patches)
+    tracing.asked(patches)
 
 
 def on_demand(patches: PatchSet) -> None:

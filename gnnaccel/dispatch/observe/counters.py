@@ -11,6 +11,7 @@ Key = tuple[str, str, "str | None"]
 
 _counts: defaultdict[Key, int] = defaultdict(int)
 _tallies: dict[tuple, Tally] = {}
+_compiled: defaultdict[str, int] = defaultdict(int)
 #: at most one `Watch`; for lookups that cannot afford a call
 watching: list[Watch] = []
 
@@ -34,6 +35,11 @@ def again(layer: str, code: str | None) -> None:
     _counts[key] += 1
     if watching:
         note(((key, 1),), True)
+
+
+def compiled(layer: str) -> None:
+    """One call of a layer of class ``layer``, counted besides, comes from a compiled model."""
+    _compiled[layer] += 1
 
 
 class Tally:
@@ -102,17 +108,19 @@ def watched() -> Iterator[Watch | None]:
 def uncounted() -> Iterator[None]:
     """A block after which the counts are as before it."""
     _add_up()
-    before = dict(_counts)
+    before, compiled_before = dict(_counts), dict(_compiled)
     try:
         yield
     finally:
         reset_stats()
         _counts.update(before)
+        _compiled.update(compiled_before)
 
 
 def stats() -> dict[str, dict[str, Any]]:
     """Calls since the start or `reset_stats`: ``{layer: {"calls": n, "routes": {route: n},
-    "reasons": {code: n}}}``."""
+    "reasons": {code: n}}}``, and ``"compiled": n`` of those that came from compiled models, if
+    any."""
     _add_up()
     result: dict[str, dict[str, Any]] = {}
     for (layer, route, code), n in sorted(_counts.items(),
@@ -122,6 +130,9 @@ def stats() -> dict[str, dict[str, Any]]:
         entry["routes"][route] = entry["routes"].get(route, 0) + n
         if code is not None:
             entry["reasons"][code] = entry["reasons"].get(code, 0) + n
+    for layer, n in _compiled.items():
+        if layer in result:
+            result[layer]["compiled"] = n
     return result
 
 
@@ -129,3 +140,4 @@ def reset_stats() -> None:
     """Start counting at zero."""
     _add_up()
     _counts.clear()
+    _compiled.clear()

@@ -54,8 +54,9 @@ class Config:
     single GPU, see `gnnaccel.adapters.autograd`. ``first_use``: whether calls wait while their
     kernels are compiled for the first time, or run natively. ``decisions``: the path of a file of
     pinned decisions (`dispatch.pins`), held as what it contains; True: those that ``autotune``
-    kept; None or False: none. ``epoch`` and ``stamp`` (the rule generation at which the lists were
-    given) are set by this module.
+    kept; None or False: none. ``compile``: whether layers inside ``torch.compile`` are operators
+    that take the same ways as elsewhere. ``epoch`` and ``stamp`` (the rule generation at which the
+    lists were given) are set by this module.
     """
 
     backend: str = "auto"
@@ -69,6 +70,7 @@ class Config:
     log: None | bool | str = None
     passes: None | tuple[str, ...] = None
     decisions: None | pins.Decisions | tuned.Tuned = None
+    compile: bool = False
     precision: None | str = None
     block_precision: None | str = None
     epoch: int = field(default=0, compare=False)
@@ -83,6 +85,8 @@ class Config:
         object.__setattr__(self, "log", _log_target(self.log))
         object.__setattr__(self, "passes", _passes(self.passes))
         object.__setattr__(self, "decisions", _decisions(self.decisions))
+        if not isinstance(self.compile, bool):
+            raise ValueError(f"compile={self.compile!r} is not a switch; use True or False")
         for name in ("precision", "block_precision"):
             if getattr(self, name) is not None:
                 _check_choice(name, getattr(self, name), PRECISIONS)
@@ -181,6 +185,9 @@ _SILENT = _Cell(None)
 #: that is native throughout
 silence, end_silence = functools.partial(_override.set, _SILENT), _override.reset
 _cells: list[_Cell] = []
+#: whether a configuration that holds anywhere has ``compile``; read in code that Dynamo traces,
+#: which then compiles anew when it changes. `gnnaccel.session` sets it
+compiling = False
 _generation = 0
 _last_epoch = 0
 _epochs: dict[tuple[Config, int], int] = {}

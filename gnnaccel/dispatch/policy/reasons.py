@@ -68,7 +68,8 @@ KINDS: dict[str, Kind] = {
     "GA403": Kind("a kernel did not compile",
                   "see the log, and report it with the compiler's output"),
     "GA404": Kind("inside torch.compile, torch.jit or torch.fx",
-                  "nothing: compiled code runs the layer's own code"),
+                  "enable(compile=True) carries some layers through torch.compile; see "
+                  "docs/compile.md"),
     "GA405": Kind("inside a function transform", "call the layer outside vmap, grad or jvp"),
     "GA406": Kind("ruled out by the chosen backend", "use enable(backend='auto')"),
     "GA407": Kind("captured in a CUDA graph without an earlier call",

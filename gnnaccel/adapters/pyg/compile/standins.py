@@ -1,0 +1,162 @@
+"""Layers that run the calls of compiled models, on the route of any other call.
+
+An operator knows a layer by text and tensors alone. A layer made from the text, with the tensors as
+its parameters, stands in for the user's. The same parameters find the same one again, since what
+gnnaccel remembers of calls it remembers by layer.
+"""
+from __future__ import annotations
+
+import ast
+import functools
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from gnnaccel.dispatch.observe import counters
+from gnnaccel.dispatch.policy.names import IdentityMap
+
+
+class Call(NamedTuple):
+    """A call's text, read. ``name``: the layer's class; ``options``: (name, value) of what makes
+    it; ``inputs``: how many of the tensors are arguments, the others being parameters; ``names``:
+    of the tensors; ``lent``: which of them lie in memory that the compiler may use again, marked in
+    the text by ``*``; ``random``: whether it draws random numbers."""
+
+    name: str
+    training: bool
+    options: tuple[tuple[str, Any], ...]
+    inputs: int
+    names: tuple[str, ...]
+    lent: tuple[bool, ...]
+    random: bool
+
+
+@functools.lru_cache(maxsize=4096)
+def call_of(text: str) -> Call:
+    """The call that the text says."""
+    name, training, options, inputs, names, number = ast.literal_eval(text)
+    return Call(name, training, options, inputs, tuple(n.lstrip("*") for n in names),
+                tuple(n.startswith("*") for n in names), number != 0)
+
+
+def run(text: str, tensors: list[Tensor], users: list[Tensor] | None = None) -> Tensor:
+    """The call's result; autograd records it where it records. ``users``: what the tensors were
+    made of, where they are from `without_gradients` or `leaves`."""
+    call = call_of(text)
+    layer = (_made_of(call, tensors) if users is None or any(call.lent[call.inputs:])
+             else _standin(text, call, tensors, users[call.inputs]))
+    counters.compiled(call.name)
+    # edges and their types that the compiler may write over: what is made of them is kept
+    given: dict[str, Any] = {
+        name: t.clone() if lent and not t.is_floating_point() else t
+        for name, t, lent in zip(call.names[:call.inputs], tensors, call.lent)}
+    if "x0" in given:
+        given["x"] = given.pop("x0"), given.pop("x1")
+    return type(layer).forward(layer, given.pop("x"), given.pop("edge_index"), *given.values())
+
+
+# --- tensors --------------------------------------------------------------------------------------
+
+class Shadow:
+    """Of one of the user's parameters, which is at ``pointer``: ``parameters`` over its memory,
+    without and with gradients; ``layers`` whose first parameter they are, by text and
+    parameters."""
+
+    __slots__ = ("pointer", "parameters", "layers")
+
+    def __init__(self, pointer: int) -> None:
+        self.pointer = pointer
+        self.parameters: list[Parameter | None] = [None, None]
+        self.layers: dict[tuple, Any] = {}
+
+
+_shadows: IdentityMap[Shadow] = IdentityMap()
+
+
+def _shadow(tensor: Tensor) -> Shadow:
+    found = _shadows.get(tensor)
+    if found is None or found.pointer != tensor.data_ptr():  # `.data` may be replaced
+        found = Shadow(tensor.data_ptr())
+        _shadows.set(tensor, found)
+    return found
+
+
+def _parameter(tensor: Tensor, needed: bool) -> Parameter:
+    shadow = _shadow(tensor)
+    found = shadow.parameters[needed]
+    if found is None:
+        found = shadow.parameters[needed] = Parameter(tensor.detach(), requires_grad=needed)
+    return found
+
+
+def without_gradients(text: str, tensors: list[Tensor]) -> list[Tensor]:
+    """The tensors, parameters by others over their memory: always the same for the same."""
+    call = call_of(text)
+    return [t if i < call.inputs or call.lent[i] else _parameter(t, False)
+            for i, t in enumerate(tensors)]
+
+
+def leaves(text: str, tensors: list[Tensor], needed: list[bool]) -> list[Tensor]:
+    """The tensors as leaves of autograd, which keeps some of them: in memory of their own where the
+    compiler may use theirs again. Tensors that are the same give the same leaf, and parameters do
+    in every call."""
+    call, found = call_of(text), dict[int, Tensor]()
+    for i, t in enumerate(tensors):
+        if id(t) in found or not t.is_floating_point():
+            continue
+        if i >= call.inputs and not call.lent[i]:
+            found[id(t)] = _parameter(t, needed[i])
+        else:
+            own = t.detach().clone() if call.lent[i] else t.detach()
+            found[id(t)] = own.requires_grad_(needed[i])
+    return [found.get(id(t), t) for t in tensors]
+
+
+# --- layers ---------------------------------------------------------------------------------------
+
+def _standin(text: str, call: Call, tensors: list[Tensor], first: Tensor) -> Any:
+    """The layer of these parameters, which a shadow has."""
+    layers, key = _shadow(first).layers, (text, *map(id, tensors[call.inputs:]))
+    found = layers.get(key)
+    if found is None:  # which keeps its parameters, so no others have their ids
+        found = layers[key] = _made_of(call, tensors)
+    return found
+
+
+def _made_of(call: Call, tensors: list[Tensor]) -> Any:
+    """A layer with these parameters."""
+    layer = _copied(_blank(call.name, call.options), {}).train(call.training)
+    for name, tensor in zip(call.names[call.inputs:], tensors[call.inputs:]):
+        path, _, last = name.rpartition(".")
+        module = layer.get_submodule(path)
+        (module._buffers if last in module._buffers else module._parameters)[last] = tensor
+    return layer
+
+
+def _copied(module: Any, known: dict[int, Any]) -> Any:
+    """A module like this one, in which other parameters can be put."""
+    copy = known.get(id(module))
+    if copy is None:
+        cls: Any = type(module)
+        copy = known[id(module)] = cls.__new__(cls)
+        copy.__dict__.update(module.__dict__)
+        own = copy.__dict__
+        for name in ("_parameters", "_buffers"):
+            own[name] = dict(own[name])
+        own["_modules"] = {name: None if inner is None else _copied(inner, known)
+                           for name, inner in own["_modules"].items()}
+    return copy
+
+
+@functools.lru_cache(maxsize=1024)
+def _blank(name: str, options: tuple) -> Any:
+    """A layer of these options, without numbers."""
+    from torch_geometric import nn
+
+    given = dict(options)
+    if name == "GINConv":
+        given["nn"] = torch.nn.Identity()
+    with torch.device("meta"):
+        return getattr(nn, name)(**given)

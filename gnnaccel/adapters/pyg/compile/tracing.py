@@ -1,0 +1,227 @@
+"""What Dynamo traces in the place of a layer's ``forward``.
+
+Options are read in traced code, so Dynamo guards on them. What it cannot trace, such as the user's
+rules and hooks, is looked at once, on the layer itself, when it is traced (`_look`).
+"""
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from gnnaccel.adapters.patching import PatchSet
+from gnnaccel.adapters.pyg.compile import described
+from gnnaccel.dispatch.observe import counters, decisions, records
+from gnnaccel.dispatch.plan.plan import native as native_plan
+from gnnaccel.dispatch.policy import config as configs
+from gnnaccel.dispatch.policy import rules
+from gnnaccel.dispatch.policy.reasons import Reason, reason
+from gnnaccel.dispatch.quantized import settings
+
+#: classes without an adapter, whose ``forward`` is replaced for the compiler's sake alone
+PLAIN = ("GCNConv", "SAGEConv", "GINConv")
+_HOST = "torch_geometric."
+#: from the first version of torch on that this was tested with; for older ones nothing is carried
+_POSSIBLE = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 11)
+
+
+def asked(patches: PatchSet) -> None:
+    """Put the forward of `PLAIN` in or out, as the configurations ask."""
+    from torch_geometric import nn
+
+    wanted = configs.compiling and _POSSIBLE
+    if wanted:
+        importlib.import_module("gnnaccel.adapters.pyg.compile.operators")
+    for name in PLAIN:
+        cls = getattr(nn, name)
+        if wanted and not patches.holds(cls, "forward"):
+            patches.set(cls, "forward", _plain(cls),
+                        "Gives torch.compile one operator in the place of the layer's own code.",
+                        active="While `enable(compile=True)` holds anywhere.")
+        elif not wanted:
+            patches.undo(cls, "forward")
+
+
+def _plain(cls: type[Any]) -> Callable:
+    from torch.compiler import is_compiling
+
+    native: Callable = cls.forward
+    inside: Any = carried(cls)
+
+    @functools.wraps(native)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return (inside(native, self, args, kwargs) if is_compiling()
+                else native(self, *args, **kwargs))
+
+    return forward
+
+
+def carried(cls: type) -> Callable | None:
+    """``inside(native, layer, args, kwargs)``, a call in code that is compiled, of a class whose
+    calls can be operators; None for any other class."""
+    name = cls.__name__
+    if name not in described.CLASSES or not _POSSIBLE:
+        return None
+    describe = described.CLASSES[name]
+
+    def inside(native: Callable, layer: Any, args: tuple, kwargs: dict) -> Any:
+        if not configs.compiling or not torch.compiler.is_dynamo_compiling():
+            return native(layer, *args, **kwargs)
+        why = _layers_reason(layer, cls)
+        if why != "":
+            return _native(native, layer, args, kwargs, name, why)
+        found = describe(layer, *args, **kwargs)
+        if isinstance(found, str):
+            return _native(native, layer, args, kwargs, name, found)
+        why = described.reason_of(found)
+        if why != "":
+            return _native(native, layer, args, kwargs, name, why)
+        out = _operator(name, layer.training, found)
+        return layer.nn(out) if name == "GINConv" else out
+
+    return inside
+
+
+def _operator(name: str, training: bool, found: described.Described) -> Any:
+    from gnnaccel.adapters.pyg.compile import operators  # defined when they are asked for
+
+    names, tensors = [], []
+    for key, tensor in (*found.inputs, *found.parameters):
+        names.append(key if _of_the_caller(tensor) else "*" + key)
+        tensors.append(tensor)
+    options = tuple((key, _fixed(value)) for key, value in found.options)
+    call = repr((name, training, options, len(found.inputs), tuple(names),
+                 _number() if found.random else 0))
+    return operators.layer(call, tensors[0], tensors[1:], found.rows, found.width)
+
+
+def _native(native: Callable, layer: Any, args: tuple, kwargs: dict, name: str, why: str) -> Any:
+    _told(name, why)
+    return native(layer, *args, **kwargs)
+
+
+def _layers_reason(layer: Any, cls: Any) -> str:
+    """Why this layer is traced as the host wrote it; "" where it need not be."""
+    if (type(layer) is not cls or layer.flow != "source_to_target" or layer._explain
+            or layer._decomposed_layers != 1):
+        return "it is a subclass, explained, decomposed, or of another flow"
+    from torch._dynamo.comptime import comptime  # which is there while it is traced
+
+    comptime(_look)
+    return _seen_now()
+
+
+# --- what is looked at while it is traced ---------------------------------------------------------
+
+_seen: list[Any] = [""]
+_by_rule: dict[str, Reason] = {}  # the user's own, by what they say
+_counted = 0
+
+
+def _look(ctx: Any) -> None:
+    """Whether anything speaks against the layer that is the local variable ``layer``."""
+    found = ctx.get_local("layer")._i_will_not_complain_if_bc_breaks_VariableTracker().realize()
+    layer = getattr(found, "value", None)
+    _seen[0] = ("the compiler does not show it" if layer is None
+                else _layer_reason(layer))
+
+
+def _layer_reason(layer: Any) -> str:
+    config = configs.current()
+    if config is None or not config.compile:
+        return "enable(compile=True) does not hold here"
+    if torch.compiler.is_exporting():
+        return "torch.export takes the host's own code"
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return "a functorch transform is going on"
+    verdict = rules.verdict(layer, config)
+    if not verdict.inside:
+        _by_rule[str(verdict.reason)] = verdict.reason  # type: ignore[assignment]  # it is outside
+        return str(verdict.reason)
+    if settings.asked(layer, config) is not None or settings.maps_asked():
+        return "reduced precision is asked for"
+    return _changed_reason(layer)
+
+
+def _changed_reason(layer: Any) -> str:
+    """Why the layer is more than its class and options say."""
+    from gnnaccel.adapters.pyg import guards
+
+    own = layer.__dict__
+    if any(own.get(name) for name in guards.HOOKS):
+        return "hooks are registered"
+    for name, module in own["_modules"].items():
+        if module is None or name == "nn":  # that of GINConv is the compiler's
+            continue
+        if guards.has_hooks(module) or not type(module).__module__.startswith(_HOST):
+            return f"{name} is more than PyG's own"
+    for name, value in own.items():
+        if callable(value) and callable(getattr(type(layer), name, None)):
+            if getattr(value, "__func__", None) is not getattr(type(layer), name):
+                return f"{name} is replaced on the layer object"
+    return ""
+
+
+def _look_at_tensor(ctx: Any) -> None:
+    """Whether the local variable ``tensor`` is an input of what is compiled, and unwritten."""
+    found = ctx.get_local("tensor")._i_will_not_complain_if_bc_breaks_VariableTracker()
+    value = found.as_proxy().node.meta.get("example_value")
+    _seen[0] = found.source is not None and value is not None and value._version == 0
+
+
+def _of_the_caller(tensor: Any) -> bool:
+    """Whether nothing but the caller writes to the tensor's memory. All else may lie in memory that
+    the compiler uses again while the layer's tensors, or its graph's structure, are still kept."""
+    from torch._dynamo.comptime import comptime
+
+    comptime(_look_at_tensor)
+    return _seen_now()
+
+
+def _fix(ctx: Any) -> None:
+    """The local variable ``value`` as it is now, which is guarded from then on."""
+    found = ctx.get_local("value")._i_will_not_complain_if_bc_breaks_VariableTracker()
+    found = found.realize()
+    _seen[0] = (found.as_python_constant() if found.is_python_constant()
+                else found.evaluate_expr())
+
+
+def _fixed(value: Any) -> Any:
+    """A number, which the compiler may have made a variable of what it compiles."""
+    if isinstance(value, (bool, str, tuple)) or value is None:
+        return value
+    from torch._dynamo.comptime import comptime
+
+    comptime(_fix)
+    return _seen_now()
+
+
+def _seen_now() -> Any:
+    return _seen[0]
+
+
+def _told(name: str, text: str) -> None:
+    """Say of a call that it was traced natively: once, whenever it is compiled."""
+    config = configs.current()
+    why = _by_rule.get(text) or reason("GA404", text)
+    counters.count(name, "native", why.code)
+    plan = native_plan((name, why))
+    if records.listening():
+        decisions.forward(decisions.Subject("pyg", name), plan, None, "none", 0.0)
+    if config is not None and config.on_fallback != "native" and text not in _by_rule:
+        decisions.object_to(name, config.on_fallback, plan.rejected)
+
+
+def _number() -> int:
+    """Another one for each call that draws random numbers: the compiler makes one of equal ones."""
+    global _counted
+    _counted += 1
+    return _counted
+
+
+_run_while_traced: tuple[Any, ...] = (_seen_now, _told, _number)
+for _function in _run_while_traced:
+    _function._dynamo_marked_constant = True

@@ -16,6 +16,7 @@ from gnnaccel import finder as _finder
 from gnnaccel._version import __version__
 
 if TYPE_CHECKING:  # for editors and type checkers, which cannot see through __getattr__
+    from gnnaccel import distributed as distributed
     from gnnaccel import errors as errors
     from gnnaccel.adapters.standins import standins as standins
     from gnnaccel.dispatch.graph import cache as cache
@@ -71,6 +72,7 @@ _HOMES: dict[str, tuple[str, str | None]] = {
     "quant_report": ("gnnaccel.quantization", "quant_report"),
     "cache": ("gnnaccel.dispatch.graph.cache", None),
     "autotune": ("gnnaccel.profile.autotune", "autotune"),
+    "distributed": ("gnnaccel.distributed", None),
     "errors": ("gnnaccel.errors", None),
     "standins": ("gnnaccel.adapters.standins", "standins"),
     "load_ipython_extension": ("gnnaccel.magics", "load_ipython_extension"),

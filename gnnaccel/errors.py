@@ -32,3 +32,9 @@ class PatchError(GnnaccelError, RuntimeError):
 class HostLimitError(GnnaccelError, NotImplementedError):
     """The host library, as it is installed, cannot do this; the message names the limit and what to
     do instead."""
+
+
+class PartitionError(GnnaccelError, ValueError):
+    """A partitioned graph, or a call over one, is not what it has to be: a folder that is
+    half-written or was changed, a part on the wrong rank, features of another length, a layer that
+    needs all nodes at once. The message says what was seen, what is needed and what to do."""

@@ -3,7 +3,7 @@
 Codes are stable: a code's meaning never changes once released. ``docs/reasons.md`` lists them and a
 test keeps the two equal. GA1xx: rules and the user's choices; GA2xx: not supported; GA3xx: no gain;
 GA4xx: environment; GA5xx: hooks and replaced functions; GA6xx: reduced precision was asked for, and
-fp32 runs.
+fp32 runs; GA7xx: the graph is partitioned over processes.
 """
 from __future__ import annotations
 
@@ -94,6 +94,11 @@ KINDS: dict[str, Kind] = {
     "GA606": Kind("it is not known yet which layer comes last",
                   "nothing: the next pass knows; quantize(model) knows at once"),
     "GA607": Kind("the call runs natively", "see why in records()"),
+    "GA701": Kind("needs all nodes of the graph at once",
+                  "take it out of the model, or run it over the whole graph"),
+    "GA702": Kind("cannot run over a partitioned graph", "see docs/distributed.md for what can"),
+    "GA703": Kind("batch normalisation sees the nodes of one part",
+                  "torch.nn.SyncBatchNorm.convert_sync_batchnorm(model), on GPUs"),
 }
 
 

@@ -19,6 +19,7 @@ from torch.compiler import is_compiling
 from gnnaccel.adapters import guards
 from gnnaccel.adapters.patching import PatchSet
 from gnnaccel.adapters.pyg.fx import bases, layers, to_hetero, trim
+from gnnaccel.dispatch.distributed import state
 from gnnaccel.dispatch.memory import native_learning
 from gnnaccel.dispatch.memory.layer_memory import MISSED, fast_path, memories
 from gnnaccel.dispatch.observe.records import listening
@@ -95,6 +96,7 @@ def _plain(model: Any, args: tuple, kwargs: dict) -> bool:
     return (not guards.has_hooks(model) and not guards.any_global_hook()
             and "forward" not in model.__dict__
             and guards.context_reason() is None
+            and state.current is None  # each layer gets its halo rows
             and all(value is None or isinstance(value, Mapping)
                     for value in (*args, *kwargs.values())))
 

@@ -14,6 +14,7 @@ from gnnaccel.adapters.pyg import calls
 from gnnaccel.adapters.pyg.hetero import (dicts, hetero_gat, hetero_gatv2, hetero_gin,
                                           hetero_groups, hetero_sage, inner_convs)
 from gnnaccel.adapters.pyg.hetero.inner_convs import Together
+from gnnaccel.dispatch.distributed import state as distributed
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.relational.request import RelationalInputs, RelationalSpec
 
@@ -25,6 +26,8 @@ _OF_KIND = {"SAGEConv": hetero_sage, "GraphConv": hetero_sage, "GATConv": hetero
 
 
 def state(layer: Any, args: tuple, kwargs: dict) -> Any:
+    if distributed.current is not None:
+        return reason("GA210", "over a part of a graph each layer gets its halo rows")
     found = _state(layer, args, kwargs)
     if type(found) is not Reason:
         return found

@@ -19,6 +19,7 @@ from gnnaccel.adapters.pyg import calls, guards
 from gnnaccel.adapters.pyg.hetero import dicts, inner_convs
 from gnnaccel.adapters.pyg.hetero.dicts import EdgeType
 from gnnaccel.adapters.pyg.hetero.inner_convs import Together
+from gnnaccel.dispatch.distributed import state
 from gnnaccel.dispatch.policy import rules
 from gnnaccel.dispatch.policy.config import current
 
@@ -70,7 +71,7 @@ def inside(native: Callable, forward_of_group: Callable = _forward) -> Callable:
     def forward(layer: Any, *args: Any, **kwargs: Any) -> Any:
         config = current()
         allowed = (config is not None and rules.verdict(layer, config).inside
-                   and guards.context_reason() is None)
+                   and guards.context_reason() is None and state.current is None)
         call = divided(layer, args, kwargs) if allowed and not lazy.made_here(layer) else None
         return (native(layer, *args, **kwargs)
                 if call is None else _run(layer, call, forward_of_group))

@@ -1,0 +1,253 @@
+"""A call of a message-passing layer over a part."""
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from gnnaccel.adapters.patching import PatchSet
+from gnnaccel.adapters.pyg.distributed import layers, norm
+from gnnaccel.dispatch.distributed import state
+from gnnaccel.dispatch.distributed.building import EDGE, Relation
+from gnnaccel.dispatch.distributed.session import Session
+from gnnaccel.errors import PartitionError
+
+_STEPS = ("propagate", "edge_updater")
+
+
+class _Call(NamedTuple):
+    """What a layer runs over: node types by their part, and the layer's name in messages."""
+
+    session: Session
+    relation: Relation
+    name: str
+
+    def extend(self, x: Tensor, what: str, dim: int = 0) -> Tensor:
+        """``x`` with the halo's rows, along ``dim``."""
+        kind = self.relation[0]
+        if x.dim() and dim % x.dim():
+            rows = self.session.extend(kind, x.movedim(dim, 0).contiguous(), what, self.name)
+            return rows.movedim(0, dim)
+        return self.session.extend(kind, x, what, self.name)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        rows = self.session.part.rows
+        return rows[self.relation[0]].extended, len(rows[self.relation[2]].own)
+
+
+_inside = 0
+
+
+def install(patches: PatchSet) -> None:
+    """Replace the calling of layers, and of modules that need all nodes, through ``patches``."""
+    from torch_geometric import nn
+    from torch_geometric.nn import LayerNorm, MessagePassing
+    from torch_geometric.nn.aggr import Aggregation
+
+    active = "While a part is active (`gnnaccel.distributed.use` or `init`)."
+    refuses = "Refuses what would need all nodes of the graph, of which a part has some."
+    patches.set(MessagePassing, "__call__", _over_parts(MessagePassing.__call__),
+                "Gets the rows of other parts' nodes before the layer gathers them.", active=active)
+    patches.set(Aggregation, "__call__", _refusing(Aggregation.__call__, _readout), refuses,
+                active=active)
+    patches.set(LayerNorm, "__call__", _refusing(LayerNorm.__call__, layers.whole_graph), refuses,
+                active=active)
+    for name in layers.REFUSED:
+        cls = getattr(nn, name, None)  # versions differ
+        if cls is not None and not issubclass(cls, MessagePassing):
+            patches.set(cls, "__call__", _refusing(cls.__call__, layers.whole_graph), refuses,
+                        active=active)
+
+
+def _refusing(native: Callable, why: Callable) -> Callable:
+    @functools.wraps(native)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        found = why(self) if state.current is not None else None
+        if found is not None:
+            raise PartitionError(f"{found}. {found.hint}")
+        return native(self, *args, **kwargs)
+
+    return call
+
+
+def _readout(aggregation: Any) -> Any:
+    """Why an aggregation cannot be called here: outside of a layer it is one over all nodes."""
+    from gnnaccel.dispatch.policy.reasons import reason
+
+    return None if _inside else reason(
+        "GA701", f"{type(aggregation).__name__} is called outside of a layer: a readout adds up "
+                 "the own nodes alone")
+
+
+def _over_parts(native: Callable) -> Callable:
+    from torch.compiler import disable
+    from torch.fx import Proxy
+    from torch.nn import Module
+
+    over_part = disable(_over_part)  # compilers break the graph here, and compile what is around
+
+    @functools.wraps(native)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        session = state.current
+        # the base's, as it is now: torch.fx replaces it while it traces
+        if session is None or any(isinstance(given, Proxy) for given in (*args, *kwargs.values())):
+            return Module.__call__(self, *args, **kwargs)
+        return over_part(session, Module.__call__, self, args, kwargs)
+
+    return call
+
+
+def _over_part(session: Session, native: Callable, layer: Any, args: tuple, kwargs: dict) -> Any:
+    why = layers.refusal(layer)
+    if why is not None:
+        raise PartitionError(f"{why}. {why.hint}")
+    given = _signature(type(layer).forward).bind_partial(layer, *args, **kwargs)
+    edge_index = _edges(layer, given.arguments.get("edge_index"), (*args, *kwargs.values()))
+    relation = _relation(session, edge_index, type(layer).__name__)
+    session.check_edges(edge_index, relation[0], relation[2])
+    call = _Call(session, relation, type(layer).__name__)
+    if _is_bipartite(layer):
+        _loops_possible(layer, relation)
+        given.arguments["x"] = _pair(call, given.arguments.get("x"))
+        if given.arguments.get("size") is not None:
+            given.arguments["size"] = call.size
+        with _within():
+            return native(*given.args, **given.kwargs)
+    held = norm.replaced(type(layer), functools.partial(norm.over_part, session, relation[0]))
+    try:
+        with _steps(layer, call), _within():
+            return native(layer, *args, **kwargs)
+    finally:
+        norm.put_back(held)
+
+
+@functools.cache
+def _signature(forward: Callable) -> inspect.Signature:
+    return inspect.signature(forward)
+
+
+def _edges(layer: Any, named: Any, arguments: tuple) -> Tensor:
+    found = named
+    if found is None:  # a class of the user's may name it otherwise
+        found = next((value for value in arguments if isinstance(value, Tensor)
+                      and value.dim() == 2 and len(value) == 2 and not value.is_floating_point()),
+                     None)
+    if not isinstance(found, Tensor) or found.layout is not _strided():
+        raise PartitionError(f"{type(layer).__name__} was called with a "
+                             f"{type(found).__name__} as edge_index; over a part it needs a dense "
+                             "tensor [2, E] of integers")
+    return found
+
+
+@functools.cache
+def _strided() -> Any:
+    import torch
+
+    return torch.strided
+
+
+def _relation(session: Session, edge_index: Tensor, name: str) -> Relation:
+    """Which of the part's relations these edges are. In a graph without types edges may have been
+    dropped or added; with types the tensor has to be the part's own."""
+    part = session.part
+    if not part.hetero:
+        return EDGE
+    for relation in part.edges:
+        known = part.data[relation].edge_index
+        if known is edge_index or (known.numel() and known.shape == edge_index.shape
+                                   and known.data_ptr() == edge_index.data_ptr()):
+            return relation
+    raise PartitionError(f"{name} was called with edges [2, {edge_index.shape[1]}] that are none "
+                         "of this part's relations. Use the tensors of part.data; part.to(device) "
+                         "moves them")
+
+
+def _is_bipartite(layer: Any) -> bool:
+    """Whether it is such a layer, with the ``forward`` that PyG gave it."""
+    return any(base.__name__ in layers.BIPARTITE and base.__module__.startswith("torch_geometric.")
+               and type(layer).forward is vars(base).get("forward") for base in type(layer).__mro__)
+
+
+def _loops_possible(layer: Any, relation: Relation) -> None:
+    if relation[0] != relation[2] and getattr(layer, "add_self_loops", False):
+        raise PartitionError(f"{type(layer).__name__} adds self loops to {relation}, between nodes "
+                             "that are none of one another; set add_self_loops=False")
+
+
+def _pair(call: _Call, x: Any) -> tuple[Any, Any]:
+    if isinstance(x, Tensor):
+        return call.extend(x, "x"), x
+    if isinstance(x, (tuple, list)) and len(x) == 2 and isinstance(x[0], Tensor):
+        return call.extend(x[0], "x"), x[1]
+    raise PartitionError(f"{call.name} was called with x of type {type(x).__name__}; over a part "
+                         "it needs the rows of the own nodes. Layers with a weight for each node "
+                         "take part.own, the nodes' numbers in the whole graph, for x")
+
+
+@contextlib.contextmanager
+def _within() -> Iterator[None]:
+    global _inside
+    _inside += 1
+    try:
+        yield
+    finally:
+        _inside -= 1
+
+
+@contextlib.contextmanager
+def _steps(layer: Any, call: _Call) -> Iterator[None]:
+    """A block in which the layer's `propagate` and `edge_updater` get halo rows first. They are
+    put on the layer itself, and taken off while the class's own runs, which gnnaccel may have
+    replaced too."""
+    own = layer.__dict__
+    held = {name: own[name] for name in _STEPS if name in own}
+
+    def put() -> None:
+        own.update(propagate=propagate, edge_updater=edge_updater)
+
+    def take_off() -> None:
+        for name in _STEPS:
+            own.pop(name, None)
+        own.update(held)
+
+    def run(name: str, arguments: Any, edge_index: Any, kwargs: dict) -> Any:
+        kwargs["size"] = call.size
+        kwargs = _extended(layer, arguments, kwargs, call)
+        take_off()
+        try:
+            return getattr(layer, name)(edge_index, **kwargs)
+        finally:
+            put()
+
+    def propagate(edge_index: Any, size: Any = None, **kwargs: Any) -> Any:
+        return run("propagate", layer._user_args, edge_index, kwargs)
+
+    def edge_updater(edge_index: Any, size: Any = None, **kwargs: Any) -> Any:
+        return run("edge_updater", layer._edge_user_args, edge_index, kwargs)
+
+    put()
+    try:
+        yield
+    finally:
+        take_off()
+
+
+def _extended(layer: Any, arguments: Any, kwargs: dict, call: _Call) -> dict:
+    """``kwargs`` in which what is gathered by source has the halo's rows."""
+    named = set(arguments)
+    for argument in named:
+        if not argument.endswith("_j"):
+            continue
+        name = argument[:-2]
+        value = kwargs.get(name)
+        if isinstance(value, Tensor):
+            found = call.extend(value, name, layer.node_dim)
+            kwargs[name] = (found, value) if f"{name}_i" in named else found
+        elif isinstance(value, (tuple, list)) and isinstance(value[0], Tensor):
+            kwargs[name] = (call.extend(value[0], name, layer.node_dim), value[1])
+    return kwargs

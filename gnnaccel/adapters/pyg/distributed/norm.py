@@ -1,0 +1,58 @@
+"""GCN's normalisation over a part: degrees of own nodes are complete, those of the halo come from
+their owners."""
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnnaccel.dispatch.distributed.session import Session
+
+_NAME = "gcn_norm"
+
+
+@functools.cache
+def modules_of(cls: type) -> tuple[Any, ...]:
+    """The modules, of a layer class and those that it derives from, that call `gcn_norm`."""
+    found = (sys.modules.get(base.__module__) for base in cls.__mro__)
+    return tuple(dict.fromkeys(module for module in found
+                               if module is not None and _NAME in vars(module)))
+
+
+def replaced(cls: type, norm: Any) -> list[tuple[Any, Any]]:
+    """Puts ``norm`` in place of `gcn_norm` for a call of a layer; what `put_back` takes. For the
+    call alone: gnnaccel itself may replace the function, before or in between."""
+    held = [(module, getattr(module, _NAME)) for module in modules_of(cls)]
+    for module, native in held:
+        setattr(module, _NAME, functools.wraps(native)(functools.partial(norm, native)))
+    return held
+
+
+def put_back(held: list[tuple[Any, Any]]) -> None:
+    for module, native in held:
+        setattr(module, _NAME, native)
+
+
+def over_part(session: Session, kind: str, native: Any, edge_index: Any,
+              edge_weight: Tensor | None = None, num_nodes: int | None = None,
+              improved: bool = False, add_self_loops: bool = True,
+              flow: str = "source_to_target", dtype: Any = None) -> tuple[Tensor, Tensor]:
+    """`gcn_norm` (Kipf and Welling, 2017) of a part's edges: each edge's weight over the square
+    roots of the degrees of both ends. ``edge_index``: int64 [2, E] over [own | halo] and [own].
+    Differentiable by the weights. ``native``, the host's function, is not asked."""
+    from torch_geometric.utils import add_remaining_self_loops, scatter
+
+    own = len(session.part.rows[kind].own)
+    if add_self_loops:
+        edge_index, edge_weight = add_remaining_self_loops(edge_index, edge_weight,
+                                                           2.0 if improved else 1.0, own)
+    if edge_weight is None:
+        edge_weight = torch.ones(edge_index.size(1), dtype=dtype, device=edge_index.device)
+    degrees = scatter(edge_weight, edge_index[1], dim=0, dim_size=own, reduce="sum")
+    inverse = degrees.pow(-0.5)
+    inverse = inverse.masked_fill(inverse == float("inf"), 0)
+    extended = session.extend(kind, inverse, "the degrees", "gcn_norm")
+    return edge_index, extended[edge_index[0]] * edge_weight * inverse[edge_index[1]]

@@ -1,0 +1,169 @@
+"""Rows of nodes that other parts need: one ``all_to_all_single``, and its way back."""
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gnnaccel.dispatch.distributed.part import Rows
+from gnnaccel.errors import PartitionError
+
+#: backends of torch.distributed that have all_to_all_single with unequal shares
+_ALL_TO_ALL = ("nccl", "gloo", "mpi", "ucc", "xccl")
+EXCHANGES = ("fp32", "bf16")
+
+
+def backend(device: torch.device, group: Any) -> str:
+    """The backend of the group for tensors on the device. PartitionError where it has none."""
+    entries = dist.get_backend_config(group).split(",")
+    found = {kind: name for kind, _, name in (entry.partition(":") for entry in entries)}
+    if device.type not in found:
+        raise PartitionError(f"the process group has no backend for tensors on {device.type}; it "
+                             f"has {dist.get_backend_config(group)}. Call init_process_group with "
+                             "'nccl' for GPUs, 'gloo' for CPUs")
+    return found[device.type]
+
+
+def all_to_all(out: Tensor, rows: Tensor, receive: list[int], send: list[int], group: Any) -> None:
+    """Rows to all parts and from all, by part. ``rows`` [sum(send), F], ``out`` [sum(receive), F],
+    contiguous; F may not be 0."""
+    name = backend(rows.device, group)
+    if rows.dtype not in (torch.float32, torch.float64, torch.int64, torch.int32):
+        # as bytes: not every backend knows every dtype
+        rows, out = rows.view(torch.uint8), out.view(torch.uint8)
+    if name == "gloo" and rows.device.type != "cpu":  # which reaches memory of the host only
+        landed = torch.empty_like(out, device="cpu")
+        dist.all_to_all_single(landed, rows.cpu(), receive, send, group=group)
+        out.copy_(landed)
+    elif name in _ALL_TO_ALL:
+        dist.all_to_all_single(out, rows, receive, send, group=group)
+    else:
+        _pairwise(out, rows, receive, send, group)
+
+
+def _pairwise(out: Tensor, rows: Tensor, receive: list[int], send: list[int], group: Any) -> None:
+    """The same by messages between two, for backends without all_to_all_single."""
+    here = dist.get_rank(group)
+    into, out_of = out.split(receive), rows.split(send)
+    into[here].copy_(out_of[here])
+    calls = []
+    for rank in range(len(send)):
+        peer = rank if group is None else dist.get_global_rank(group, rank)
+        if rank != here and len(out_of[rank]):
+            calls.append(dist.P2POp(dist.isend, out_of[rank], peer, group))
+        if rank != here and len(into[rank]):
+            calls.append(dist.P2POp(dist.irecv, into[rank], peer, group))
+    for work in dist.batch_isend_irecv(calls) if calls else ():
+        work.wait()
+
+
+class Link:
+    """The exchange of rows of one node type. ``exchange``: "fp32" sends rows in their own dtype,
+    "bf16" those of more bytes in bfloat16. Counts ``calls`` and ``bytes`` that were sent to other
+    parts."""
+
+    def __init__(self, rows: Rows, rank: int, group: Any, exchange: str):
+        self.rows, self._rank, self._group = rows, rank, group
+        self._narrow = exchange == "bf16"
+        self.calls = self.bytes = 0
+
+    def extend(self, x: Tensor) -> Tensor:
+        """[own, ...] -> [own + halo, ...]: the halo's rows come from their owners."""
+        rows = self.rows
+        flat = x.reshape(len(x), -1) if x.numel() else x.reshape(len(x), _width(x))
+        out = flat.new_empty((rows.extended, flat.shape[1]))
+        out[:len(flat)] = flat
+        out[len(flat):] = self._swap(flat.index_select(0, rows.send_rows), rows.receive, rows.send)
+        return out.reshape(rows.extended, *x.shape[1:])
+
+    def home(self, grad: Tensor) -> Tensor:
+        """[own + halo, ...] -> [own, ...]: the halo's gradients go to their owners, who add them to
+        those of their own rows: part by part, by rank. No part sends a row twice, so no two
+        additions meet, and the order is the same in every run."""
+        rows = self.rows
+        own = len(rows.own)
+        flat = grad.reshape(len(grad), -1) if grad.numel() else grad.reshape(len(grad),
+                                                                            _width(grad))
+        found = flat[:own].clone()
+        came = self._swap(flat[own:], rows.send, rows.receive)
+        for at, more in zip(rows.send_rows.split(rows.send), came.split(rows.send)):
+            if len(at):
+                found.index_copy_(0, at, found.index_select(0, at) + more)
+        return found.reshape(own, *grad.shape[1:])
+
+    def _swap(self, rows: Tensor, receive: list[int], send: list[int]) -> Tensor:
+        dtype = rows.dtype
+        if self._narrow and dtype.is_floating_point and dtype.itemsize > 2:
+            rows = rows.to(torch.bfloat16)
+        out = rows.new_empty((sum(receive), rows.shape[1]))
+        all_to_all(out, rows.contiguous(), receive, send, self._group)
+        self.calls += 1
+        self.bytes += rows.shape[1] * rows.element_size() * (sum(send) - send[self._rank])
+        return out.to(dtype)
+
+
+def _width(x: Tensor) -> int:
+    """The numbers of a row."""
+    return int(torch.Size(x.shape[1:]).numel())
+
+
+class _HaloRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, link: Link) -> Tensor:
+        ctx.link = link
+        return link.extend(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return _HomeRows.apply(grad, ctx.link), None
+
+
+class _HomeRows(torch.autograd.Function):
+    """The backward of `_HaloRows`, whose own backward is the exchange again."""
+
+    @staticmethod
+    def forward(ctx: Any, grad: Tensor, link: Link) -> Tensor:
+        ctx.link = link
+        return link.home(grad)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return _HaloRows.apply(grad, ctx.link), None
+
+
+def halo_rows(x: Tensor, link: Link) -> Tensor:
+    """``x`` [own, ...] with the halo's rows behind, [own + halo, ...]; differentiable, of any
+    order.
+
+    All processes of the group have to call it in the same order. Rows of integers pass too.
+    PartitionError where ``x`` has not one row for each own node.
+    """
+    own = len(link.rows.own)
+    if x.dim() == 0 or len(x) != own:
+        raise PartitionError(
+            f"a tensor of shape {list(x.shape)} is to be exchanged; this part has {own} own nodes, "
+            "so the first dimension has to be that. Use the rows of the part's own data")
+    if not _width(x):
+        return x.new_empty((link.rows.extended, *x.shape[1:]))
+    return _HaloRows.apply(x, link)
+
+
+class _GlobalMean(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, total: Tensor, count: int, group: Any) -> Tensor:
+        both = torch.stack([total.double(), total.new_tensor(count, dtype=torch.float64)])
+        dist.all_reduce(both, group=group)
+        ctx.scale = dist.get_world_size(group) / max(float(both[1]), 1.0)
+        return (both[0] / both[1]).to(total.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return grad * ctx.scale, None, None
+
+
+def global_mean(losses: Tensor, group: Any) -> Tensor:
+    """The mean over all parts' elements. Its gradient is the number of parts times that of the own
+    share, so that gradients averaged over the parts, as DDP does, are those of the mean."""
+    return _GlobalMean.apply(losses.sum(), losses.numel(), group)

@@ -1,0 +1,108 @@
+"""The part that is active in this process: its links, its checks, and what was exchanged."""
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gnnaccel.dispatch.distributed.exchange import EXCHANGES, Link, halo_rows
+from gnnaccel.dispatch.distributed.part import Part, check_edges
+from gnnaccel.dispatch.graph.tensor_ref import TensorMap, TensorRef
+from gnnaccel.errors import PartitionError
+
+class Session:
+    """Exchanges for one part in one process group. Making one is collective: every process of the
+    group takes part, and each raises PartitionError where one holds a part that does not fit."""
+
+    def __init__(self, part: Part, group: Any, exchange: str):
+        if exchange not in EXCHANGES:
+            raise PartitionError(f"exchange={exchange!r}; it has to be one of {EXCHANGES}")
+        self.part, self.exchange = part, exchange
+        _agree(part, group, exchange)
+        # a group of its own: its order of calls does not depend on when DDP sums gradients up
+        self.group = dist.new_group(None if group is None else dist.get_process_group_ranks(group))
+        self.links = {kind: Link(rows, part.rank, self.group, exchange)
+                      for kind, rows in part.rows.items()}
+        self._last: dict[str, tuple[TensorRef, Tensor]] = {}
+        self._widths: dict[tuple[Any, ...], None] = {}
+        self._checked: TensorMap[tuple[int, int]] = TensorMap()
+
+    def extend(self, kind: str, x: Tensor, name: str = "x", who: str = "") -> Tensor:
+        """`halo_rows` of nodes of a type. The same tensor, unwritten since, is sent once: several
+        relations of a layer share it, and features that no gradient is asked of stay."""
+        wanted = torch.is_grad_enabled() and x.requires_grad
+        known = self._last.get(kind)
+        if (known is not None and known[0].unwritten(x) and known[1].requires_grad == wanted):
+            return known[1]
+        self._compare(kind, x, name, who)
+        found = halo_rows(x, self.links[kind])
+        if not (x.is_inference() or found.is_inference()):
+            last = self._last
+
+            def forget(ref: weakref.ref) -> None:
+                if kind in last and last[kind][0] is ref:
+                    del last[kind]
+
+            last[kind] = TensorRef(x, forget), found
+        return found
+
+    def check_edges(self, edge_index: Tensor, source: str, target: str) -> None:
+        """PartitionError where edges are not numbered as this part's. Each tensor is looked at
+        once."""
+        sizes = self.part.rows[source].extended, len(self.part.rows[target].own)
+        if edge_index.is_inference():
+            check_edges(edge_index, *sizes)
+        elif self._checked.get(edge_index) != sizes:
+            check_edges(edge_index, *sizes)
+            self._checked.set(edge_index, sizes)
+
+    def close(self) -> None:
+        """Let go of what is kept."""
+        self._last.clear()
+
+    def _compare(self, kind: str, x: Tensor, name: str, who: str) -> None:
+        """Before the first exchange of rows of this form: whether all processes mean the same."""
+        own = len(self.part.rows[kind].own)
+        if x.dim() == 0 or len(x) != own:
+            raise PartitionError(
+                f"{who or 'a layer'} was given {name} of shape {list(x.shape)}; part "
+                f"{self.part.rank} has {own} own nodes{f' of type {kind!r}' * self.part.hetero}, "
+                "so it needs as many rows. Use the rows of the part's own data")
+        key = (kind, who, name, tuple(x.shape[1:]), x.dtype)
+        if key in self._widths:
+            return
+        mine = f"{who or 'a layer'}: {name} with rows {list(x.shape[1:])} of {x.dtype}"
+        seen = _gathered(mine, self.group)
+        if len(set(seen)) > 1:
+            raise PartitionError("the processes exchange different rows: "
+                                 + "; ".join(f"{what} on rank {rank}"
+                                             for rank, what in enumerate(seen))
+                                 + ". Every process has to run the same model over its part")
+        self._widths[key] = None
+
+
+def _gathered(mine: Any, group: Any) -> list[Any]:
+    seen: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(seen, mine, group=group)
+    return seen
+
+
+def _agree(part: Part, group: Any, exchange: str) -> None:
+    """Raises the same PartitionError on all ranks where their parts are not one graph."""
+    seen = _gathered((part.rank, part.parts, part.fingerprint, str(part.folder), exchange), group)
+    wrong = []
+    for rank, (own, parts, fingerprint, folder, how) in enumerate(seen):
+        if parts != len(seen):
+            wrong.append(f"{folder} has {parts} parts and there are {len(seen)} processes")
+        if own != rank:
+            wrong.append(f"rank {rank} holds part {own}; it has to load part {rank}")
+        if fingerprint != seen[0][2]:
+            wrong.append(f"rank {rank} holds a part of another graph than rank 0 ({folder}): "
+                         "the graph was changed or partitioned anew in between")
+        if how != seen[0][4]:
+            wrong.append(f"rank {rank} exchanges {how}, rank 0 {seen[0][4]}")
+    if wrong:
+        raise PartitionError("; ".join(dict.fromkeys(wrong)))

@@ -1,0 +1,167 @@
+"""Rows of the halo: what comes, what goes home, in which bytes; and means over all parts."""
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+import torch.distributed as dist
+
+pytest.importorskip("torch_geometric")
+
+import gnnaccel.distributed as distributed
+from gnnaccel.errors import PartitionError
+from tests.distributed import graphs
+from tests.distributed.processes import start
+
+pytestmark = pytest.mark.skipif(not dist.is_available(),
+                                reason="this torch has no torch.distributed")
+
+
+def rows_and_gradients(rank, world, folder, exchange):
+    """What `halo_rows` gives and what comes home, for features of several shapes and dtypes."""
+    part = distributed.load_part(folder)
+    found = {"own": part.own, "halo": part.rows["node"].halo}
+    with distributed.use(part, exchange=exchange):
+        for name, x in tensors().items():
+            x = x[part.own]
+            x = x.requires_grad_(x.is_floating_point())
+            rows = distributed.halo_rows(x)
+            found[name] = rows.detach()
+            if x.requires_grad:
+                weights = weights_of(rows, torch.cat([part.own, part.rows["node"].halo]), rank)
+                first, = torch.autograd.grad((rows * rows * weights).sum(), x, create_graph=True)
+                second, = torch.autograd.grad(first.sum(), x)
+                found[name, "gradients"] = first.detach(), second
+        found["sent"] = distributed.exchanged()["node"]
+    return found
+
+
+@functools.cache
+def tensors():
+    g = graphs.generator(2)
+    count = graphs.NODES
+    return {"matrix": torch.randn(count, 3, generator=g),
+            "vector": torch.randn(count, generator=g),
+            "heads": torch.randn(count, 2, 3, generator=g),
+            "double": torch.randn(count, 2, generator=g).double(),
+            "half": torch.randn(count, 3, generator=g).half(),
+            "ids": torch.randint(0, 9, (count,), generator=g),
+            "mask": torch.rand(count, 3, generator=g) < 0.5}
+
+
+def weights_of(rows, ids, rank):
+    """Anything that depends on the part and the node."""
+    found = torch.sin(ids + 10.0 * rank).to(rows.dtype)
+    return found.reshape(-1, *[1] * (rows.dim() - 1))
+
+
+@pytest.mark.parametrize("way", ["random", "ugly"])
+def test_rows_come_and_gradients_go_home(tmp_path, way):
+    folder = graphs.cut(graphs.homogeneous(), 4, tmp_path)[way]
+    found = start(4, rows_and_gradients, folder, "fp32")
+    for name, x in tensors().items():
+        home = torch.zeros_like(x, dtype=torch.double)
+        for rank, mine in enumerate(found):
+            ids = torch.cat([mine["own"], mine["halo"]])
+            assert torch.equal(mine[name], x[ids])
+            if x.is_floating_point():
+                home.index_add_(0, ids, weights_of(x[ids], ids, rank).double().expand_as(x[ids]))
+        if x.is_floating_point():
+            for mine in found:
+                first, second = mine[name, "gradients"]
+                own = mine["own"]
+                close = functools.partial(torch.testing.assert_close, rtol=1e-2 if name == "half"
+                                          else 1e-5, atol=1e-2 if name == "half" else 1e-5)
+                close(first.double(), 2 * x[own] * home[own])
+                close(second.double(), 2 * home[own])
+
+
+@pytest.mark.parametrize("exchange", ["fp32", "bf16"])
+def test_each_row_is_sent_once(tmp_path, exchange):
+    """Forward, backward, and twice for second derivatives, in as many bytes as asked for."""
+    folder = graphs.cut(graphs.homogeneous(), 4, tmp_path)["random"]
+    found = start(4, rows_and_gradients, folder, exchange)
+    rows = {"matrix": 3 * 4, "vector": 4, "heads": 6 * 4, "double": 2 * 8, "half": 3 * 2}
+    if exchange == "bf16":
+        rows = {"matrix": 3 * 2, "vector": 2, "heads": 6 * 2, "double": 2 * 2, "half": 3 * 2}
+    plain = 8 + 3  # ids and mask are sent as they are, and nothing comes back
+    for rank, mine in enumerate(found):
+        part = distributed.load_part(folder, rank).rows["node"]
+        out, back = len(part.send_rows), len(part.halo)
+        # forward and backward, and for second derivatives both again
+        assert mine["sent"] == {"calls": 2 + 4 * len(rows),
+                                "bytes": out * plain + 2 * (out + back) * sum(rows.values())}
+    if exchange == "bf16":
+        x, mine = tensors()["matrix"], found[0]
+        assert torch.equal(mine["matrix"][:len(mine["own"])], x[mine["own"]])  # own rows stay
+        assert torch.equal(mine["matrix"][len(mine["own"]):], x[mine["halo"]].bfloat16().float())
+
+
+def repeated(rank, world, folder):
+    """Gradients of one exchange, several times over; and what is sent once for several users."""
+    part = distributed.load_part(folder)
+    with distributed.use(part):
+        x = part.data.x.clone().requires_grad_()
+        runs = []
+        for _ in range(3):
+            rows = distributed.halo_rows(x.tanh())
+            runs.append(torch.autograd.grad((rows * torch.cos(rows)).sum(), x)[0])
+        before = distributed.exchanged()["node"]["calls"]
+        first = distributed.halo_rows(part.data.x)
+        assert distributed.halo_rows(part.data.x) is first  # no gradient is asked of it
+        hidden = x * 2
+        shared = [distributed.halo_rows(hidden) for _ in range(3)]
+        sum(s.sum() for s in shared).backward()
+        calls = distributed.exchanged()["node"]["calls"] - before
+        part.data.x.mul_(2)
+        assert torch.equal(distributed.halo_rows(part.data.x), 2 * first)  # written: sent again
+        with torch.no_grad():
+            assert not distributed.halo_rows(hidden).requires_grad
+        with torch.inference_mode():
+            assert torch.equal(distributed.halo_rows(hidden.detach().clone()), shared[0])
+    return runs, calls
+
+
+def test_gradients_repeat_and_shared_rows_are_sent_once(tmp_path):
+    folder = graphs.cut(graphs.homogeneous(), 2, tmp_path)["random"]
+    for runs, calls in start(2, repeated, folder):
+        assert torch.equal(runs[0], runs[1]) and torch.equal(runs[0], runs[2])
+        assert calls == 3
+
+
+def means(rank, world, folder):
+    losses = torch.arange(1.0, 1 + rank * 2).requires_grad_()  # none on rank 0
+    mean = distributed.mean_loss(losses)
+    mean.backward()
+    return mean.item(), losses.grad.tolist(), distributed.loss_weight(len(losses))
+
+
+def test_means_over_all_parts():
+    for rank, (mean, gradient, weight) in enumerate(start(3, means, "")):
+        assert mean == pytest.approx((1 + 2 + 1 + 2 + 3 + 4) / 6)
+        assert gradient == pytest.approx([3 / 6] * (2 * rank)) and weight == 3 / 6
+    assert distributed.mean_loss(torch.tensor([1.0, 3.0])).item() == 2
+    assert distributed.loss_weight(4) == 0.25
+
+
+def pairwise(rank, world, folder):
+    from gnnaccel.dispatch.distributed import exchange
+
+    exchange._ALL_TO_ALL = ()
+    return rows_and_gradients(rank, world, folder, "fp32")
+
+
+def test_backends_without_all_to_all_give_the_same(tmp_path):
+    folder = graphs.cut(graphs.homogeneous(), 4, tmp_path)["ugly"]
+    for mine, right in zip(start(4, pairwise, folder), start(4, rows_and_gradients, folder,
+                                                             "fp32")):
+        for name in tensors():
+            assert torch.equal(mine[name], right[name])
+        assert torch.equal(mine["matrix", "gradients"][0], right["matrix", "gradients"][0])
+
+
+def test_what_needs_an_active_part():
+    for call in (lambda: distributed.halo_rows(torch.ones(2, 3)), distributed.exchanged):
+        with pytest.raises(PartitionError, match="needs an active part"):
+            call()

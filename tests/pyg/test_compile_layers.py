@@ -9,7 +9,7 @@ import gnnaccel
 from tests.pyg import graphs
 from tests.pyg.compiling import (CASES, compiles, on, reset, route,  # noqa: F401
                                   same, step)
-from tests.pyg.graphs import F, M, N
+from tests.pyg.graphs import F, M
 from tests.pyg.judge import close
 
 INDUCTOR = ["aot_eager", *(pytest.param(name, marks=pytest.mark.long)
@@ -275,18 +275,6 @@ def test_autocast_is_the_hosts(route):
     assert compiled_calls("GATConv") == 0
     assert close(compiled(x, edges), layer(x, edges))  # compiled anew, without autocast
     assert compiled_calls("GATConv") == 1
-
-
-@pytest.mark.long
-def test_sparse_adjacencies_are_the_hosts(route):
-    layer = nn.SAGEConv(F, 8).to(route.device)
-    x, edges = graphs.features().to(route.device), graphs.square().to(route.device)
-    adjacency = torch.sparse_coo_tensor(edges.flip(0), torch.ones(edges.shape[1]).to(edges.device),
-                                        (N, N), check_invariants=True).coalesce().to_sparse_csr()
-    expected = layer(x, adjacency)
-    on(route)
-    assert close(torch.compile(layer, backend="eager")(x, adjacency), expected)
-    assert all("compiled" not in entry for entry in gnnaccel.stats().values())
 
 
 def test_without_the_option_the_compiler_sees_the_hosts_code(route):

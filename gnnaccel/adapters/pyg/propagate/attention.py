@@ -226,9 +226,15 @@ def trace(layer: Any, known: reading.Known, kwargs: dict) -> Trace:
     return found
 
 
+#: the host's own classes, of which none has such a message
+of_the_host: set[type] = set()
+
+
 def read(layer: Any, kwargs: dict) -> OwnAttention | None:
     """The call, if the layer's message is such attention."""
     known = reading.known_class(type(layer))
+    if known.own:
+        of_the_host.add(type(layer))
     if (known.own or known.why is not None
         or type(known.form(kwargs, known.stamp(layer))) is not Reason):
         return None

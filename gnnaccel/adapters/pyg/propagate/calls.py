@@ -44,7 +44,8 @@ _FEW, _FEW_AT_FIRST = 1000, 20000
 
 def decide(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Config) -> Any:
     """The long way of a call."""
-    attends = attention.read(layer, kwargs)
+    attends = (None if type(layer) in attention.of_the_host
+               else attention.read(layer, kwargs))
     if attends is not None:
         return router.decide(layer, attends,  # type: ignore[arg-type]  # is never repeated
                              native, (edge_index,), kwargs, config)

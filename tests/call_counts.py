@@ -59,7 +59,7 @@ def counted(call: Callable[[], object]) -> Counts:
 #: eight native calls over a graph that came before; "new": of eight over graphs new each time
 MOST: dict[str, dict[str, tuple[int, int]]] = {
     "GATConv": {"kernels": (26, 41), "known": (50, 75), "new": (52, 81)},
-    "GCNConv": {"kernels": (38, 73), "known": (168, 288), "new": (160, 144)},
+    "GCNConv": {"kernels": (38, 73), "known": (168, 296), "new": (160, 144)},
     "SAGEConv": {"kernels": (20, 34), "known": (48, 64), "new": (80, 80)},
     "GINConv": {"kernels": (20, 34), "known": (48, 64), "new": (80, 80)},
     "RGCNConv": {"kernels": (57, 114), "known": (66, 92), "new": (68, 97)},

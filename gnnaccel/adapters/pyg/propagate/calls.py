@@ -245,7 +245,8 @@ class Last:
             return False
         if torch.is_grad_enabled() is not self.modes[0]:
             return False
-        if self.weighs and checkpointed():  # autograd saves the weights that reading it makes
+        # in a checkpoint: autograd saves the weights that reading a call makes
+        if self.weighs and saved_tensor_hooks(True) is not None:
             return False
         missed = self.missed
         if missed is None:

@@ -112,6 +112,7 @@ def _width(x: Tensor) -> int:
 class _HaloRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, link: Link) -> Tensor:
+        ctx.set_materialize_grads(True)  # zeros where there is none: all processes exchange
         ctx.link = link
         return link.extend(x)
 
@@ -125,6 +126,7 @@ class _HomeRows(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, grad: Tensor, link: Link) -> Tensor:
+        ctx.set_materialize_grads(True)
         ctx.link = link
         return link.home(grad)
 
@@ -153,14 +155,15 @@ def halo_rows(x: Tensor, link: Link) -> Tensor:
 class _GlobalMean(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, total: Tensor, count: int, group: Any) -> Tensor:
+        ctx.set_materialize_grads(False)
         both = torch.stack([total.double(), total.new_tensor(count, dtype=torch.float64)])
         dist.all_reduce(both, group=group)
         ctx.scale = dist.get_world_size(group) / max(float(both[1]), 1.0)
         return (both[0] / both[1]).to(total.dtype)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        return grad * ctx.scale, None, None
+    def backward(ctx: Any, grad: Tensor | None) -> Any:
+        return None if grad is None else grad * ctx.scale, None, None
 
 
 def global_mean(losses: Tensor, group: Any) -> Tensor:

@@ -157,6 +157,7 @@ class _Traced(torch.autograd.Function):
                   else _ops.layer_forward).default
         with _C._AutoDispatchBelowAutograd():
             out, token = record(call, tensors[0], list(tensors[1:]), rows, width, needed)
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(token)
         ctx.mark_non_differentiable(token)
         ctx.shapes, ctx.needed = [t.shape for t, w in zip(tensors, needed) if w], needed
@@ -164,6 +165,8 @@ class _Traced(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
+        if grads[0] is None:  # the result was not used
+            return None, None, None, None, *(None for _ in ctx.needed)
         found = iter(_ops.layer_backward.default(*ctx.saved_tensors, grads[0],
                                                  [size for shape in ctx.shapes for size in shape],
                                                  [len(shape) for shape in ctx.shapes]))

@@ -83,7 +83,7 @@ def graclus_cluster(row: Tensor, col: Tensor, weight: Tensor | None = None,
     row, col = row[order], col[order]
     ends = torch.bincount(row, minlength=num_nodes).cumsum(0).tolist()
     neighbours, cluster = col.tolist(), [-1] * num_nodes
-    for node in torch.randperm(num_nodes).tolist():
+    for node in torch.randperm(num_nodes, device="cpu").tolist():
         if cluster[node] >= 0:
             continue
         begin = ends[node - 1] if node else 0

@@ -59,7 +59,7 @@ def _by_tree(x: Tensor, y: Tensor, count: int, radius: float, batch_x: Tensor, b
             end = min(begin + _QUERIES, y_range[1])
             _, place = tree.query(queries[begin:end], k=range(1, min(count, size) + 1),
                                   distance_upper_bound=radius, workers=workers)
-            place = torch.as_tensor(place)
+            place = torch.as_tensor(place, device="cpu")
             query, rank = (place < size).nonzero().unbind(1)
             found.append((query + begin, place[query, rank] + x_range[0], rank))
     return _joined(found, x.device)

@@ -64,7 +64,7 @@ def spadd(indexA: Tensor, valueA: Tensor, indexB: Tensor, valueB: Tensor, m: int
 
 def to_torch_sparse(index: Tensor, value: Tensor, m: int, n: int) -> Tensor:
     """A COO tensor of torch."""
-    return torch.sparse_coo_tensor(index.detach(), value, (m, n))
+    return torch.sparse_coo_tensor(index.detach(), value, (m, n), device=value.device)
 
 
 def from_torch_sparse(A: Tensor) -> tuple[Tensor, Tensor]:
@@ -83,5 +83,6 @@ def to_scipy(index: Tensor, value: Tensor, m: int, n: int) -> Any:
 def from_scipy(A: Any) -> tuple[Tensor, Tensor]:
     """(index, value) of a sparse matrix of SciPy."""
     A = A.tocoo()
-    index = torch.stack([torch.as_tensor(ids).long() for ids in (A.row, A.col)])
-    return index, torch.as_tensor(A.data)
+    index = torch.stack([torch.as_tensor(ids, device="cpu").long()
+                         for ids in (A.row, A.col)])
+    return index, torch.as_tensor(A.data, device="cpu")

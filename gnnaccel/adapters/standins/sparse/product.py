@@ -105,7 +105,7 @@ class _Arrays:
 
     def csr(self, value: Tensor) -> Tensor:
         return torch.sparse_csr_tensor(self.rowptr, self.col, value, self.src.sparse_sizes(),
-                                       check_invariants=False)
+                                       device=value.device, check_invariants=False)
 
     def flipped(self) -> _Arrays:
         return _Arrays(self.src.set_value(None).t(), transposed=False)
@@ -117,12 +117,15 @@ class _Sums(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, arrays: _Arrays, value: Tensor, other: Tensor) -> Tensor:
+        ctx.set_materialize_grads(False)
         ctx.arrays = arrays
         ctx.save_for_backward(value, other)
         return torch.sparse.mm(arrays.csr(value.detach()), other)
 
     @staticmethod
     def backward(ctx, grad):
+        if grad is None:  # no result was used
+            return None, None, None
         arrays, (value, other) = ctx.arrays, ctx.saved_tensors
         to_value = to_other = None
         if ctx.needs_input_grad[1]:

@@ -108,5 +108,5 @@ def reverse_cuthill_mckee(src, is_symmetric: bool | None = None):
     if not (src.is_symmetric() if is_symmetric is None else is_symmetric):
         src = src.to_symmetric()
     order = csgraph.reverse_cuthill_mckee(src.to_scipy(layout="csr"), symmetric_mode=True)
-    perm = torch.as_tensor(order.copy()).long().to(src.device())
+    perm = torch.as_tensor(order.copy(), device="cpu").long().to(src.device())
     return permute(src, perm), perm

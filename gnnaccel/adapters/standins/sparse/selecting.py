@@ -127,7 +127,7 @@ def _item(src, dim: int, item: Any):
             raise IndexError(f"id {item} is not within dimension {dim}, of size {src.size(dim)}")
         return select(src, dim, item)
     if not isinstance(item, Tensor):
-        item = torch.as_tensor(item)
+        item = torch.as_tensor(item, device="cpu")
     item = item.to(src.device())
     return masked_select(src, dim, item) if item.dtype == torch.bool else index_select(
         src, dim, item.long())

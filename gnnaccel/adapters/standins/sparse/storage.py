@@ -80,7 +80,7 @@ class SparseStorage:
     @classmethod
     def empty(cls) -> SparseStorage:
         """A matrix without rows and columns, on the CPU."""
-        none = torch.empty(0, dtype=torch.int64)
+        none = torch.empty(0, dtype=torch.int64, device="cpu")
         return cls(row=none, col=none, sparse_sizes=(0, 0), is_sorted=True, trust_data=True)
 
     def _sort(self) -> None:

@@ -94,8 +94,9 @@ class SparseTensor(Casts, Operations):
     def from_scipy(cls, mat: Any, has_value: builtins.bool = True) -> SparseTensor:
         """From a sparse matrix of SciPy."""
         mat = mat.tocoo()
-        row, col = (torch.as_tensor(ids).long() for ids in (mat.row, mat.col))
-        return cls(row=row, col=col, value=torch.as_tensor(mat.data) if has_value else None,
+        row, col = (torch.as_tensor(ids, device="cpu").long() for ids in (mat.row, mat.col))
+        value = torch.as_tensor(mat.data, device="cpu") if has_value else None
+        return cls(row=row, col=col, value=value,
                    sparse_sizes=tuple(mat.shape))
 
     def copy(self) -> SparseTensor:
@@ -257,17 +258,18 @@ class SparseTensor(Casts, Operations):
     def to_torch_sparse_coo_tensor(self, dtype: torch.dtype | None = None) -> Tensor:
         row, col, _ = self.coo()
         return torch.sparse_coo_tensor(torch.stack([row, col]), self._values(dtype), self.sizes(),
-                                       check_invariants=False)
+                                       device=row.device, check_invariants=False)
 
     def to_torch_sparse_csr_tensor(self, dtype: torch.dtype | None = None) -> Tensor:
         rowptr, col, _ = self.csr()
         return torch.sparse_csr_tensor(rowptr, col, self._values(dtype), self.sizes(),
-                                       check_invariants=False)
+                                       device=col.device, check_invariants=False)
 
     def to_torch_sparse_csc_tensor(self, dtype: torch.dtype | None = None) -> Tensor:
         colptr, row, value = self.csc()
         value = self._values(dtype) if value is None else value
-        return torch.sparse_csc_tensor(colptr, row, value, self.sizes(), check_invariants=False)
+        return torch.sparse_csc_tensor(colptr, row, value, self.sizes(), device=row.device,
+                                       check_invariants=False)
 
     def to_scipy(self, layout: str | None = None, dtype: torch.dtype | None = None) -> Any:
         """A matrix of SciPy, with ``layout`` "coo", "csr" or "csc". Raises ValueError where values

@@ -204,3 +204,31 @@ def test_messages_that_stay_native(emulated, cls):
     layer, x, ei = cls(WIDTH, 8), graphs.features(), graphs.square()
     native_because(emulated, layer, x, ei, code="GA211")
     assert cls is not Told or layer.alpha.shape == (E, 2), "its own code did not run"
+
+
+CHANGES = {
+    "hook": lambda layer, patch: layer.score.register_forward_hook(lambda m, args, out: out + args[
+        0][:, :1]),
+    "forward of the module": lambda layer, patch: setattr(
+        layer.score, "forward", lambda x: x[:, :1] * 2),
+    "forward of the class": lambda layer, patch: patch.setattr(
+        nn.Linear, "forward", lambda self, x: F.linear(x, self.weight * 2, self.bias)),
+    "function of torch's": lambda layer, patch: patch.setattr(
+        F, "dropout", lambda x, p=0.5, training=True, inplace=False: x * 0.5),
+    "activation": lambda layer, patch: patch.setattr(
+        nn.LeakyReLU, "forward", lambda self, x: x.sin()),
+}
+
+
+@pytest.mark.parametrize("when", ["before the first call", "after it"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_modules_that_are_changed(emulated, monkeypatch, change, when):
+    """Hooks and replaced functions of modules that the message calls, seen at each call."""
+    layer, x, ei = Scored(WIDTH, 8), graphs.features(), graphs.square()
+    if when == "after it":
+        with emulated.on():
+            layer(x, ei)
+    CHANGES[change](layer, monkeypatch)
+    expected = layer(x, ei)
+    with emulated.on(on_fallback="native"):
+        assert close(layer(x, ei), expected)

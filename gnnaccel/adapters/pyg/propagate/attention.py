@@ -82,17 +82,37 @@ def _parameter(value: Any) -> Param:
 
 
 def _looks(module: nn.Module) -> tuple:
-    """What the result of a module of `_module` depends on, by identity."""
+    """What the result of a module of `_module` depends on, by identity: its options, parameters and
+    hooks, and the functions that run."""
+    own_dict = module.__dict__
     return (type(module), module.training, *map(id, module._parameters.values()),
-            *(v for v in vars(module).values() if type(v) in (int, float, bool)))
+            *(v for v in own_dict.values() if type(v) in (int, float, bool)),
+            any(reading.MODULE_HOOKS(own_dict)), "forward" in own_dict, type(module).forward,
+            *_functions())
+
+
+def _functions() -> tuple:
+    """What the forward functions of such modules call."""
+    return F.linear, F.leaky_relu, F.relu, F.dropout
+
+
+def _runs_as_written(module: nn.Module) -> bool:
+    """Whether nobody watches the module, and what it runs is torch's own."""
+    own_dict = module.__dict__
+    if any(reading.MODULE_HOOKS(own_dict)) or "forward" in own_dict:
+        return False
+    names = ("linear", "leaky_relu", "relu", "dropout")
+    return (own.home(type(module).forward) == "torch"
+            and all(own.is_torchs(function, name, "torch_geometric")
+                    for function, name in zip(_functions(), names)))
 
 
 def _module(module: nn.Module) -> Callable:
     """What a module does, as a function; Unseen of those that are not known, or watched."""
-    own_dict = module.__dict__
-    if any(reading.MODULE_HOOKS(own_dict)) or "forward" in own_dict:
+    linear = guards.plain_linear(module)
+    if not linear and not _runs_as_written(module):
         raise Unseen
-    if guards.plain_linear(module) or type(module) is nn.Linear:
+    if linear or type(module) is nn.Linear:
         weight, bias = (None if t is None else _parameter(t) for t in (module.weight, module.bias))
         return lambda x: F.linear(x, weight, bias)  # type: ignore[arg-type]  # stand-ins
     if type(module) is nn.LeakyReLU:

@@ -9,6 +9,7 @@ gnnaccel`` looks whether ``GNNACCEL_STANDINS`` is set.
 - ``GNNACCEL_BACKWARD``: caller or workers, the thread in which backward runs on a single GPU
 - ``GNNACCEL_FIRST_USE``: wait or background, what calls do while kernels are compiled
 - ``GNNACCEL_COMPILE``: 1 for ``enable(compile=True)``
+- ``GNNACCEL_CAPTURE``: 1 for ``enable(capture=True)``
 - ``GNNACCEL_LOG``: 1 for lines through the logger ``gnnaccel``, otherwise the path of a JSONL file
 - ``GNNACCEL_RECORDS``: how many records ``gnnaccel.records()`` keeps, 0 for none
 - ``GNNACCEL_INCLUDE``, ``GNNACCEL_EXCLUDE``: comma-separated class names, layer names or ``re:``
@@ -136,9 +137,10 @@ def options(environ: Mapping[str, str] | None = None) -> dict[str, Any]:
     text = _text("GNNACCEL_RECORDS", environ)
     if text is not None:
         found["records"] = _count("GNNACCEL_RECORDS", text)
-    text = _text("GNNACCEL_COMPILE", environ)
-    if text is not None:
-        found["compile"] = _bool("GNNACCEL_COMPILE", text)
+    for option in ("compile", "capture"):
+        text = _text(f"GNNACCEL_{option.upper()}", environ)
+        if text is not None:
+            found[option] = _bool(f"GNNACCEL_{option.upper()}", text)
     text = _text("GNNACCEL_DECISIONS", environ)
     if text is not None:
         found["decisions"] = _switch_or_path("GNNACCEL_DECISIONS", text)

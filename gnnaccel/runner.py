@@ -61,6 +61,8 @@ def add_enable_options(parser: argparse._ActionsContainer) -> None:
                         help="raise an error when a call runs natively that no rule excludes")
     parser.add_argument("--backend", choices=CHOICES["backend"])
     parser.add_argument("--when", choices=CHOICES["when"])
+    parser.add_argument("--capture", action="store_true", default=None,
+                        help="replay the calls of modules as CUDA graphs, once they repeat")
     parser.add_argument("--decisions", metavar="FILE.json",
                         help="keep to the decisions in this file (log --export)")
 
@@ -92,7 +94,7 @@ def enable_options(options: argparse.Namespace) -> dict[str, Any]:
         raise ValueError("--autotune keeps to what it has timed; leave --decisions out")
     found.update(log=options.log, decisions=options.autotune or options.decisions,
                  backend=options.backend, when=options.when,
-                 on_fallback="raise" if options.strict else None)
+                 on_fallback="raise" if options.strict else None, capture=options.capture)
     return {name: value for name, value in found.items() if value is not None}
 
 

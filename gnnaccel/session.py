@@ -43,7 +43,8 @@ PACKAGES = {"torch": ("torch",), "torch_geometric": ("torch-geometric",), "dgl":
 def enable(*, backend: str | None = None, when: str | None = None, on_fallback: str | None = None,
            include: Any = None, exclude: Any = None, records: int | None = None, log: Any = None,
            passes: Any = None, backward: str | None = None, first_use: str | None = None,
-           decisions: Any = None, compile: bool | None = None) -> None:
+           decisions: Any = None, compile: bool | None = None,
+           capture: bool | None = None) -> None:
     """Take over the known layers of PyG and DGL in this process, from now on and also when they are
     imported later.
 
@@ -67,6 +68,8 @@ def enable(*, backend: str | None = None, when: str | None = None, on_fallback: 
       --export``); True: those that `autotune` kept; False: none
     - ``compile``: True: layers inside ``torch.compile`` take the same ways as elsewhere, as
       operators that the compiler carries (docs/compile.md); False: it gets the host's own code
+    - ``capture``: True: calls of whole modules that repeat are replayed as CUDA graphs
+      (docs/compile.md); False: none are
 
     Called again it changes the options given and leaves the others. What is never given comes from
     the environment (see `gnnaccel.env`), then from the defaults. ``GNNACCEL=0`` makes the call do
@@ -104,7 +107,8 @@ def disable() -> None:
 def enabled(*, backend: str | None = None, when: str | None = None, on_fallback: str | None = None,
             include: Any = None, exclude: Any = None, records: int | None = None, log: Any = None,
             passes: Any = None, backward: str | None = None, first_use: str | None = None,
-            decisions: Any = None, compile: bool | None = None) -> Iterator[None]:
+            decisions: Any = None, compile: bool | None = None,
+            capture: bool | None = None) -> Iterator[None]:
     """A block in which gnnaccel is enabled in this thread or task, with the options of `enable`.
 
     Options not given come from the surrounding block, else from the process's configuration, else
@@ -169,7 +173,8 @@ def status(*, json: bool = False) -> Status | str:
     ``bridge``: whether a DGL without CUDA is bridged to the GPU (``active``, ``text``); ``counts``:
     calls by route since `reset_stats`; ``compiled``: ``kernels`` that this process compiled or
     loaded from CuPy's cache, in how many ``seconds``, and how many sets of kernels are ``pending``
-    in the background.
+    in the background; ``captured``: with ``capture=True``, ``replays`` by the class of a module,
+    and why calls were ``refused``.
     """
     from gnnaccel.adapters.dgl import bridge
     from gnnaccel.cuda import background, driver
@@ -190,8 +195,14 @@ def status(*, json: bool = False) -> Status | str:
             "counts": _totals(),
             "compiled": {"kernels": kernels, "seconds": seconds,
                          "pending": background.pending()},
+            "captured": _captured(),
         })
     return _json.dumps(found, default=str) if json else found
+
+
+def _captured() -> dict[str, Any]:
+    modules = sys.modules.get("gnnaccel.adapters.captured.modules")
+    return {"replays": {}, "refused": {}} if modules is None else modules.summary()
 
 
 # --- options --------------------------------------------------------------------------------------
@@ -285,6 +296,7 @@ def _live() -> list[Config]:
 def _sync() -> None:
     live = _live()
     configs.compiling = any(config.compile for config in live)
+    configs.capturing = any(config.capture for config in live)
     if live:
         adapters.install(_on_late_host)
         adapters.requantized()

@@ -56,6 +56,8 @@ def collect() -> dict[str, list[Patch]]:
         given, patches = adapters._contract(package), PatchSet()
         try:
             given.install(patches)
+            if host == "torch":
+                given.on_demand(patches)
             for patch in patches:
                 found["torch" if patch.path.startswith("torch.") else module.partition(".")[0]
                       ].append(patch)

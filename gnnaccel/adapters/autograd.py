@@ -13,10 +13,13 @@ uses several GPUs: there the threads launch side by side.
 from __future__ import annotations
 
 import functools
+import importlib
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from gnnaccel.adapters.patching import PatchSet
+from gnnaccel.dispatch.policy import config as configs
 from gnnaccel.dispatch.policy.config import current
 
 # through which torch.autograd.backward, torch.autograd.grad and Tensor.backward go
@@ -44,6 +47,18 @@ def install(patches: PatchSet) -> list[str]:
             cost="0.3 microseconds per backward pass on a CPU, where it does nothing. Hooks and "
                  "custom autograd functions run in the calling thread.")
     return patches.names()
+
+
+def requantized(patches: PatchSet) -> None:
+    """As `gnnaccel.adapters.requantized`: modules as CUDA graphs, where they are asked for."""
+    name = "gnnaccel.adapters.captured.modules"
+    if configs.capturing or name in sys.modules:
+        importlib.import_module(name).asked(patches)
+
+
+def on_demand(patches: PatchSet) -> None:
+    """Replace what `requantized` may replace."""
+    importlib.import_module("gnnaccel.adapters.captured.modules").replace_call(patches)
 
 
 def _in_this_thread(native: Callable, torch: Any) -> Callable:

@@ -10,10 +10,22 @@ import contextlib
 import ctypes
 import functools
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 
+
+
+class _Here(threading.local):
+    """``held``: in a `still` block of this thread, what its captures use of before; None
+    elsewhere."""
+
+    held: list[Any] | None = None
+
+
+here = _Here()
 UNKNOWN = -1  # the number of a capture of which the driver cannot be asked
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 
@@ -61,6 +73,21 @@ def _library() -> ctypes.CDLL | None:
         return None
     return (found if hasattr(found, "cuStreamGetCaptureInfo_v2")
             and hasattr(found, "cuThreadExchangeStreamCaptureMode") else None)
+
+
+@contextlib.contextmanager
+def still() -> Iterator[list[Any]]:
+    """A block of a caller who replays captures only while edges are the tensors that they were,
+    unwritten. Structures that are there already may be used by captures within it. Gives the list
+    of these: whoever replays has to keep it.
+
+    Random keys lie in memory on the device within the block, so that each replay draws new ones.
+    """
+    before, here.held = here.held, []
+    try:
+        yield here.held
+    finally:
+        here.held = before
 
 
 @contextlib.contextmanager

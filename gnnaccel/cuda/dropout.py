@@ -3,21 +3,22 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
-from gnnaccel.cuda import driver
+from gnnaccel.cuda import capture, driver
 from gnnaccel.cuda.layout import layout_for
 
 
 @dataclass(frozen=True)
 class Dropout:
-    """Probability ``p`` and a Philox key. The kernels draw with seven rounds, keyed by place in the
-    CSC and head."""
+    """Probability ``p`` and a Philox key, as `key` gives it. The kernels draw with seven rounds,
+    keyed by place in the CSC and head."""
 
     p: float = 0.0
-    seed: int = 0
+    seed: int | torch.Tensor = 0
     offset: int = 0
 
     @property
@@ -28,25 +29,31 @@ class Dropout:
     def args(self) -> tuple:
         """The four kernel parameters."""
         scale = 0.0 if self.p >= 1.0 else 1.0 / (1.0 - self.p)
-        return np.float32(self.p), np.float32(scale), np.uint64(self.seed), np.uint64(self.offset)
+        return np.float32(self.p), np.float32(scale), *key_args((self.seed, self.offset))
 
 
 OFF = Dropout()
+Key = tuple["int | torch.Tensor", int]
+#: in the place of the offset: both lie in memory, at the address that is the seed
+IN_MEMORY = 2**64 - 1
 
 
 def draw(p: float, device: torch.device) -> Dropout:
-    """Dropout by the next `key` on ``device``. Callers must not capture it in a CUDA graph."""
+    """Dropout by the next `key` on ``device``."""
     return Dropout(p, *key(device)) if p > 0.0 else OFF
 
 
-def key(device: torch.device) -> tuple[int, int]:
+def key(device: torch.device) -> Key:
     """Seed and offset: the next place of torch's default generator on ``device``.
     `torch.manual_seed` makes it repeat.
 
     On CUDA the generator's Philox offset is read and moved on the host, so nothing is launched and
-    nothing waits. While a CUDA graph is captured the offset is fixed at capture, so replays repeat
-    the numbers.
+    nothing waits. Numbers that are fixed when a CUDA graph is captured would repeat in all of its
+    replays. Within a capture both are therefore drawn on the device, int64 [2] in the place of the
+    seed, and so they are in a `capture.still` block, whose replays are compared with calls.
     """
+    if capture.here.held is not None or capture.capturing():
+        return torch.randint(-2**63, 2**63 - 1, (2,), dtype=torch.int64, device=device), IN_MEMORY
     if device.type != "cuda":
         return int(torch.randint(0, 2**62, (1,), device="cpu").item()), 0
     generator = torch.cuda.default_generators[device.index if device.index is not None
@@ -54,6 +61,12 @@ def key(device: torch.device) -> tuple[int, int]:
     offset = generator.get_offset()
     generator.set_offset(offset + 4)
     return generator.initial_seed() & 0xFFFFFFFFFFFFFFFF, offset
+
+
+def key_args(key: Key) -> tuple[Any, Any]:
+    """The two kernel parameters, u64."""
+    seed, offset = key
+    return np.uint64(seed if isinstance(seed, int) else seed.data_ptr()), np.uint64(offset)
 
 
 def factors(dropout: Dropout, edges: int, heads: int, device: torch.device) -> torch.Tensor:

@@ -16,7 +16,7 @@ ALIGN = 16  # bytes that a lane of a gather loads at once
 _KEPT = 8  # packs of a row that a lane holds
 _IN_FLIGHT = 4  # packs that a lane loads before it uses the first
 
-Key = tuple[int, int]
+Key = dropout.Key
 #: the next place of torch's default generator on a device: what stochastic rounding draws from
 key = dropout.key
 
@@ -107,10 +107,9 @@ def int8_rows(x: Tensor, key: Key | None = None, flag: Tensor | None = None) -> 
         vec = next(v for v in (4, 2, 1) if width % v == 0
                    and x.data_ptr() % (v * x.element_size()) == 0)
         compiled, per_block = kernels(width, x.dtype, vec, key is not None)
-        seed, offset = key or (0, 0)
         compiled("rows")((-(-count // per_block), 1), THREADS, 0, (
             np.int32(count), x.data_ptr(), data.data_ptr(), scale.data_ptr(), pointer(flag),
-            np.uint64(seed), np.uint64(offset)))
+            *dropout.key_args(key or (0, 0))))
     return Int8Rows(data, scale, width)
 
 
@@ -133,6 +132,5 @@ def bf16_rows(x: Tensor, key: Key | None = None) -> Tensor:
     if x.numel():
         compiled, _ = kernels(4, torch.float32, 4, True)
         compiled("narrow")((-(-x.numel() // (8 * THREADS)), 1), THREADS, 0, (
-            np.int64(x.numel()), x.data_ptr(), out.data_ptr(), np.uint64(key[0]),
-            np.uint64(key[1])))
+            np.int64(x.numel()), x.data_ptr(), out.data_ptr(), *dropout.key_args(key)))
     return out

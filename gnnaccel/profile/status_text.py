@@ -14,7 +14,7 @@ class Status(dict[str, Any]):
         lines = [f"gnnaccel {self['version']}, {'enabled' if self['enabled'] else 'disabled'} here"]
         rows = {"backend": self._backend(), "options": self._options(), "hosts": self._hosts(),
                 "bridge": self["bridge"]["text"] if self["bridge"]["active"] else "",
-                "calls": self._calls(), "compiled": self._compiled(),
+                "calls": self._calls(), "compiled": self._compiled(), "captured": self._captured(),
                 "versions": ", ".join(f"{name} {version or '-'}"
                                       for name, version in self["versions"].items())}
         return "\n".join(lines + [f"  {name:<9} {text}" for name, text in rows.items() if text])
@@ -40,6 +40,12 @@ class Status(dict[str, Any]):
         made = self["compiled"]
         return (f"{made['kernels']} kernels compiled or loaded, in {made['seconds']:.1f} s"
                 if made["kernels"] else "")
+
+    def _captured(self) -> str:
+        found = self["captured"]
+        return "; ".join([*[f"{name}: {n} calls replayed" for name, n in found["replays"].items()],
+                          *[f"{name}: not replayed, as {why}"
+                            for name, reasons in found["refused"].items() for why in reasons]])
 
 
 def _host(host: dict[str, Any]) -> str:

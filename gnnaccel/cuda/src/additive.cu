@@ -68,7 +68,7 @@ forward(const OFF_T* __restrict__ indptr, const int* __restrict__ col,
     const Lanes at;
     const Scratch sh(shared);
     const Scores scores = {a_src, a_dst, a_edge, eid, slope};
-    const Dropout drop = {drop_p, drop_scale, seed, offset};
+    const Dropout drop = dropout(drop_p, drop_scale, seed, offset);
     const int head = at.tile + at.lane % HT;
     const bool on = head < H;
     const Gathered<ROW_T> rows_of_values = ROWS_OF(values);

@@ -371,7 +371,7 @@ sources(const OFF_T* __restrict__ indptr, const int* __restrict__ nbr,
     const Lanes at;
     const Scratch sh(shared);
     const Edges g = {nbr, position, eid, packed, a_edge, slope};
-    const Dropout drop = {drop_p, drop_scale, seed, offset};
+    const Dropout drop = dropout(drop_p, drop_scale, seed, offset);
     const int head = at.tile + at.lane % HT;
     const bool on = head < H;
     const float src_term = on ? a_src[(u64)it.row * H + head] : 0.f;

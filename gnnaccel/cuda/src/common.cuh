@@ -320,6 +320,16 @@ template <int Rounds> __device__ __forceinline__ uint4 philox(u64 seed, u64 offs
     return c;
 }
 
+// A key of all ones in `offset` means that seed and offset lie in memory, at the address `seed`. So
+// each replay of a CUDA graph reads new ones.
+__device__ __forceinline__ void read_key(u64& seed, u64& offset) {
+    if (offset == ~0ull) {
+        const u64* key = (const u64*)seed;
+        seed = key[0];
+        offset = key[1];
+    }
+}
+
 // The top 24 bits: all 32 would round up to 1.0f at the upper end.
 __device__ __forceinline__ float uniform01(u32 x) { return (float)(x >> 8) * 5.9604644775390625e-8f;
                                                     }

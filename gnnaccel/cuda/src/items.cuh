@@ -62,6 +62,15 @@ struct Dropout {
     }
 };
 
+// Of a kernel's arguments; `seed` and `offset` as in `read_key`.
+__device__ __forceinline__ Dropout dropout(float p, float scale, u64 seed, u64 offset) {
+#if DROPOUT
+    read_key(seed, offset);
+#endif
+    const Dropout made = {p, scale, seed, offset};
+    return made;
+}
+
 // Dropout factors of COUNT edges for one head: each is drawn by one of the head's LH lanes only,
 // then passed around.
 template <int COUNT>

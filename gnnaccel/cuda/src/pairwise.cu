@@ -153,7 +153,7 @@ forward(const OFF_T* __restrict__ indptr, const int* __restrict__ col,
     if (!item_at(warp_id(), rows, indptr, split, it)) return;
     const Lanes at;
     const Inputs in = {keys, values, edges, c_src, c_dst, eid, {scale, slope}};
-    const Dropout drop = {drop_p, drop_scale, seed, offset};
+    const Dropout drop = dropout(drop_p, drop_scale, seed, offset);
     Row q, att;
     load_row(at, queries, (u64)it.row, true, q);
     load_row(at, att_vector, VECTORS ? VECTOR(c_dst, it.row) : 0, SCORE == GATV2, att);

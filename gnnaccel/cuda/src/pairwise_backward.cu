@@ -368,7 +368,7 @@ backward(const OFF_T* __restrict__ indptr, const int* __restrict__ nbr,
     const Lanes at;
     const Inputs in = {other_a, other_b, edges, packed, c_src, position, eid, {scale, slope},
                        d_edges, kept};
-    const Dropout drop = {drop_p, drop_scale, seed, offset};
+    const Dropout drop = dropout(drop_p, drop_scale, seed, offset);
     const Gradients g = {d_a, d_b, d_node, part_a, part_b, part_node};
     Self self;
     Sums sums;

@@ -100,6 +100,7 @@ rows(int count, const IN_T* __restrict__ x, signed char* __restrict__ data,
     const int slot = (threadIdx.x & 31) / LANES;
     const Rows all = {x, data, count, (int)(threadIdx.x & 31) % LANES};
     const u64 thread = (u64)blockIdx.x * (32 * WARPS) + threadIdx.x;
+    read_key(seed, offset);
     Random random = {seed, offset, thread * (ROWS * PACKS)};
     float v[ROWS][KEEP][VEC];
     u32 top[ROWS];
@@ -154,6 +155,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
 narrow(i64 count, const float* __restrict__ x, u16* __restrict__ out, u64 seed, u64 offset) {
     const i64 thread = (i64)blockIdx.x * (32 * WARPS) + threadIdx.x, first = thread * PER_DRAW;
     if (first >= count) return;
+    read_key(seed, offset);
     Random random = {seed, offset, (u64)thread};
     random.refill();
     if (first + PER_DRAW <= count) {

@@ -10,7 +10,8 @@ or through numpy. Inference tensors have no version and are not cached.
 
 While a CUDA graph is captured, nothing from before is used: replays read the caller's tensors anew,
 so their structure has to be built within the capture. What is built there serves that capture
-alone, and is dropped when it is over. Edges that the host keeps from being changed (`EdgeArrays`)
+alone, and is dropped when it is over. Within `capture.still`, structures from before serve, too,
+and are written down there. Edges that the host keeps from being changed (`EdgeArrays`)
 are the same at each replay, so this does not hold for them.
 """
 from __future__ import annotations
@@ -112,9 +113,14 @@ def lookup_many(tensors: tuple[Tensor, ...], sizes: tuple,
         return make(True), "none"
     if _captured and captured != _captured[0]:
         _end_capture(captured)
+    held = capture.here.held
     key = _key(tensors, sizes, captured)
     entry = _find(tensors, key)
+    if entry is None and captured and held is not None:
+        entry = _find(tensors, _key(tensors, sizes, 0))
     if entry is not None:
+        if held is not None:
+            held.append(entry.view)
         _counts["hits"] += 1
         entry.view.touched = True
         entry.view.bind(*tensors)

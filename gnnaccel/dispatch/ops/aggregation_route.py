@@ -177,7 +177,9 @@ def _cost_reason(graph: OpGraph, given: Aggregation, config: Config,
     """Why the host's own code is no slower."""
     if config.when != "profitable":
         return None, None
-    if asked is None and capture.capturing():  # at each replay the structure is built anew
+    # at each replay the structure is built anew, if it may not be used from before
+    still = capture.here.held is not None and graph.known()
+    if asked is None and capture.capturing() and not still:
         asked = Asked(_differentiated(given), self_loops.of(graph.edge_index) is None)
     found = aggregation_cost.estimate(graph, given,
                                       _differentiated(given) if asked is None else asked.grad)

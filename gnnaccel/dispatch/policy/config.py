@@ -55,7 +55,8 @@ class Config:
     kernels are compiled for the first time, or run natively. ``decisions``: the path of a file of
     pinned decisions (`dispatch.pins`), held as what it contains; True: those that ``autotune``
     kept; None or False: none. ``compile``: whether layers inside ``torch.compile`` are operators
-    that take the same ways as elsewhere. ``epoch`` and ``stamp`` (the rule generation at which the
+    that take the same ways as elsewhere. ``capture``: whether calls of modules that repeat are
+    replayed as CUDA graphs. ``epoch`` and ``stamp`` (the rule generation at which the
     lists were given) are set by this module.
     """
 
@@ -71,6 +72,7 @@ class Config:
     passes: None | tuple[str, ...] = None
     decisions: None | pins.Decisions | tuned.Tuned = None
     compile: bool = False
+    capture: bool = False
     precision: None | str = None
     block_precision: None | str = None
     epoch: int = field(default=0, compare=False)
@@ -85,8 +87,10 @@ class Config:
         object.__setattr__(self, "log", _log_target(self.log))
         object.__setattr__(self, "passes", _passes(self.passes))
         object.__setattr__(self, "decisions", _decisions(self.decisions))
-        if not isinstance(self.compile, bool):
-            raise ValueError(f"compile={self.compile!r} is not a switch; use True or False")
+        for name in ("compile", "capture"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name}={getattr(self, name)!r} is not a switch; use True or "
+                                 "False")
         for name in ("precision", "block_precision"):
             if getattr(self, name) is not None:
                 _check_choice(name, getattr(self, name), PRECISIONS)
@@ -188,6 +192,8 @@ _cells: list[_Cell] = []
 #: whether a configuration that holds anywhere has ``compile``; read in code that Dynamo traces,
 #: which then compiles anew when it changes. `gnnaccel.session` sets it
 compiling = False
+#: whether a configuration that holds anywhere has ``capture``. `gnnaccel.session` sets it
+capturing = False
 _generation = 0
 _last_epoch = 0
 _epochs: dict[tuple[Config, int], int] = {}

@@ -110,9 +110,9 @@ class RelationalSpec:
         """The structure of the call's graph, and "hit", "miss" or "none".
 
         During a capture it is the structure from before the capture; each replay makes sure that
-        the edges are still the same.
+        the edges are still the same, unless the caller does (`capture.still`).
         """
-        if not capture.capturing():
+        if not capture.capturing() or capture.here.held is not None:
             return cache.lookup_many(given.structure, self._sizes(),
                                      lambda own: self.make(own, _compact()))
         return cache.lookup_many(given.structure, ("standing", *self._sizes()),
@@ -129,7 +129,8 @@ class RelationalSpec:
         The host's own code, where it can be captured, may find other edges at each replay. Layers
         around others are captured layer by layer.
         """
-        if self.around or self.native.startswith(_CAPTURED_NATIVELY):
+        natively = self.around or self.native.startswith(_CAPTURED_NATIVELY)
+        if natively and capture.here.held is None:
             return reason("GA407", "relations are put together for one graph, "
                                    "and its replays may find another")
         return (reason("GA407") if cache.before_capture(given.structure, self._sizes()) is None

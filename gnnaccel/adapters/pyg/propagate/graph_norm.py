@@ -136,6 +136,8 @@ def find(name: str, native: Callable, args: tuple, kwargs: dict, first: int = 0,
         or (named is not None and named.why() is not None)):
         return None
     tensors, values = key
+    if capture.capturing() and not _stands(tensors, values):
+        return None
     made = None
 
     def make(own: bool) -> _Kept:
@@ -151,6 +153,12 @@ def find(name: str, native: Callable, args: tuple, kwargs: dict, first: int = 0,
         found = _computed(native, args, kwargs)
         entry.keep(tensors, found)
     return found
+
+
+def _stands(tensors: tuple[Tensor, ...], values: tuple) -> bool:
+    """Whether a capture finds what was kept before it."""
+    entry = cache.before_capture(tensors, values)
+    return entry is not None and entry.get(tensors) is not None
 
 
 def checking(native: Callable) -> Callable:
@@ -240,8 +248,8 @@ def _worth_keeping(edge_index: Any, name: str) -> bool:
     batch then saves."""
     if type(edge_index) is not Tensor or edge_index.is_inference():
         return False
-    if capture.capturing():
-        return False  # what a capture makes holds nothing until it is replayed
+    if capture.capturing():  # what a capture makes holds nothing until it is replayed
+        return capture.here.held is not None
     if edge_index.is_cuda:
         return True
     found = ledger.ledgers.get(id(edge_index))

@@ -1,0 +1,327 @@
+"""One call of a module as CUDA graphs: its forward and, where gradients are wanted, its backward.
+
+Both are captured as `torch.cuda.make_graphed_callables` does it, into memory of their own. What a
+replay gives out is copied, so results may be kept. Before a capture is used, a replay is compared
+with the module's own call: results, gradients and buffers.
+"""
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnnaccel.adapters.captured import values
+from gnnaccel.cuda import capture
+
+_ALIGN = 16  # numbers from one gradient to the next begin at multiples of these
+_keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
+_freed = torch.empty(0, device="cpu")
+
+
+class Refused(Exception):
+    """The call cannot be captured; the message says why."""
+
+
+class Work:
+    """A call to capture. ``call(arguments)`` runs the module on tensors in the order of
+    ``tensors``, and so does ``aside``, on copies of the module's buffers. ``copied``: for each
+    tensor, whether later calls may bring another one of that shape; ``parameters``, ``buffers``: of
+    the module, which runs on ``device``; ``grad``: whether autograd records."""
+
+    def __init__(self, call: Callable[[list[Tensor]], Any], aside: Callable[[list[Tensor]], Any],
+                 tensors: list[Tensor], copied: list[bool], parameters: list[Tensor],
+                 buffers: list[Tensor], device: torch.device, grad: bool) -> None:
+        self.call, self.aside, self.copied, self.buffers = call, aside, copied, buffers
+        self.grad = grad
+        self.device = device
+        self.parameters = [p for p in parameters if p.requires_grad] if grad else []
+        self.inputs = [i for i, t in enumerate(tensors) if grad and t.requires_grad]
+        self.tensors = tensors
+
+    def run(self, tensors: list[Tensor]) -> tuple[Any, list[Tensor]]:
+        """The form and the tensors of the result."""
+        found: list[Tensor] = []
+        with torch.set_grad_enabled(self.grad):
+            out = self.call(tensors)
+        try:
+            return values.result_apart(out, found), found
+        except values.Unknown as problem:
+            raise Refused(f"its result holds {problem}") from None
+
+    def gradients(self, found: list[Tensor], leaves: list[Tensor],
+                  grads: list[Tensor]) -> list[Tensor | None]:
+        """Of each of ``leaves``, None where nothing depends on it."""
+        outs = [out for out in found if out.requires_grad]
+        return list(torch.autograd.grad(outs, leaves, grads, allow_unused=True))
+
+
+class Captured:
+    """A call that is replayed. ``random``: it draws random numbers on the device."""
+
+    def __init__(self, work: Work) -> None:
+        """Captures ``work`` and compares. Raises Refused."""
+        self._work, self._thread = work, threading.get_ident()
+        self._last: weakref.ref | None = None
+        self._static = [t.detach().clone() if copied else t
+                        for t, copied in zip(work.tensors, work.copied)]
+        for i in work.inputs:
+            self._static[i] = self._static[i].detach().requires_grad_()
+        self._leaves = [*work.parameters, *[self._static[i] for i in work.inputs]]
+        with _as_before(work), _any_stream(), capture.still() as self._held:
+            start = _state(work.device)
+            self._warm_up()
+            self.random = not torch.equal(start, _state(work.device))
+            self._record()
+            self._compare()
+        # callers keep what they pass; only that is kept here which is copied into
+        self._copies = [t.detach() if copied else None
+                        for t, copied in zip(self._static, work.copied)]
+        del self._static, self._leaves
+        self._work.tensors = []
+
+    # --- capturing --------------------------------------------------------------------------------
+
+    def _warm_up(self) -> None:
+        with on_the_side(self._work.device):
+            for _ in range(2):
+                form, found = self._work.run(self._static)
+                wanted = [out for out in found if out.requires_grad]
+                if self._work.grad and wanted:
+                    self._work.gradients(found, self._leaves, [torch.ones_like(o) for o in wanted])
+        used = {t.untyped_storage().data_ptr() for t in (*self._static, *self._leaves)}
+        if any(out.untyped_storage().data_ptr() in used for out in found):
+            raise Refused("its result uses the memory of an argument")
+        if self._work.grad and not wanted:
+            raise Refused("no result depends on what wants gradients")
+
+    def _record(self) -> None:
+        work = self._work
+        pool = memory_pool(work.device)
+        self._forward, (self._form, self._outs) = record(lambda: work.run(self._static),
+                                                         pool, work.device)
+        if not work.grad:
+            return
+        self._grads = [torch.empty_like(o) for o in self._outs if o.requires_grad]
+        with torch.autograd.set_multithreading_enabled(False):
+            self._backward, self._flat = record(self._flattened, pool, work.device)
+        self._differentiable = [o.requires_grad for o in self._outs]
+        # the record is the graphs' now; what it computed lies in their memory
+        self._outs = [o.detach() for o in self._outs]
+
+    def _flattened(self) -> list[Tensor]:
+        """Backward, with the gradients of each dtype put side by side, so that a replay copies them
+        by one operation."""
+        found = self._work.gradients(self._outs, self._leaves, self._grads)
+        self._places: list[tuple[int, tuple, tuple, int] | None] = []
+        groups: dict[torch.dtype, list[Tensor]] = {}
+        sizes: dict[torch.dtype, int] = {}
+        for g in found:
+            if g is None:
+                self._places.append(None)
+                continue
+            if g.layout is not torch.strided:
+                raise Refused("a gradient is sparse")
+            offset = sizes.get(g.dtype, 0)
+            sizes[g.dtype] = offset + -(-g.numel() // _ALIGN) * _ALIGN
+            groups.setdefault(g.dtype, []).append(g)
+            stride = torch.empty(g.shape, device="meta").stride()
+            self._places.append((list(groups).index(g.dtype), tuple(g.shape), stride, offset))
+        flat = [torch.empty(sizes[dtype], dtype=dtype, device=self._work.device)
+                for dtype in groups]
+        for (dtype, members), one in zip(groups.items(), flat):
+            at = [p for g, p in zip(found, self._places) if g is not None and g.dtype is dtype]
+            torch._foreach_copy_([one.as_strided(*p[1:]) for p in at if p is not None], members)
+        return flat
+
+    # --- comparing --------------------------------------------------------------------------------
+
+    def _compare(self) -> None:
+        """Refused where a replay differs from the call."""
+        work, start = self._work, _state(self._work.device)
+        before = [b.clone() for b in work.buffers]
+        _, expected = work.run(self._static)
+        wanted = [o for o in expected if o.requires_grad]
+        grads = [torch.randn_like(o) for o in wanted]
+        gradients = work.gradients(expected, self._leaves, grads) if work.grad and wanted else []
+        buffers = [b.clone() for b in work.buffers]
+        _put_back(work.buffers, before)
+        _set_state(work.device, start)
+        self._forward()
+        _alike(self._outs, expected, "the result")
+        _alike(work.buffers, buffers, "a buffer")
+        if work.grad:
+            for held, g in zip(self._grads, grads):
+                held.copy_(g)
+            self._backward()
+            _alike(self._handed_out(), gradients, "a gradient")
+
+    # --- replaying --------------------------------------------------------------------------------
+
+    def free(self) -> bool:
+        """Whether a replay would overwrite nothing that a later backward needs."""
+        held = None if self._last is None else self._last()
+        return (held is None or held.done) and threading.get_ident() == self._thread
+
+    def replay(self, tensors: list[Tensor]) -> Any:
+        """The result of the call with these arguments."""
+        for held, given in zip(self._copies, tensors):
+            if held is not None:
+                held.copy_(given.detach())
+        if not self._work.grad:
+            self._forward()
+            found = iter([o.clone() for o in self._outs])
+        else:
+            found = iter(_Replay.apply(self, tensors, *self._work.parameters,
+                                       *[tensors[i] for i in self._work.inputs]))
+        return values.together(self._form, found)
+
+    def _handed_out(self) -> list[Tensor | None]:
+        flat = [one.clone() for one in self._flat]
+        return [None if at is None else flat[at[0]].as_strided(*at[1:]) for at in self._places]
+
+
+class _Pass:
+    """One forward pass; ``done`` once its backward needs nothing any more."""
+
+    __slots__ = ("done", "__weakref__")
+
+    def __init__(self) -> None:
+        self.done = False
+
+
+class _Replay(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, captured: Captured, tensors: list[Tensor], *leaves: Tensor) -> tuple:
+        captured._forward()
+        outs = tuple([o.clone() for o in captured._outs])
+        ctx.captured, ctx.tensors, ctx.once = captured, tensors, _Pass()
+        captured._last = weakref.ref(ctx.once)
+        ctx.mark_non_differentiable(*[o for o, wanted in zip(outs, captured._differentiable)
+                                      if not wanted])
+        ctx.save_for_backward(_freed)
+        return outs
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple:
+        captured: Captured = ctx.captured
+        _ = ctx.saved_tensors  # raises torch's error the second time
+        given = [g for g, wanted in zip(grads, captured._differentiable) if wanted]
+        if torch.is_grad_enabled():
+            return None, None, *_recomputed(captured, ctx.tensors, given)
+        for held, g in zip(captured._grads, given):
+            held.copy_(g)
+        captured._backward()
+        found = captured._handed_out()
+        if not _keeps_graph():
+            ctx.once.done, ctx.tensors = True, None
+        return None, None, *found
+
+
+def _recomputed(captured: Captured, tensors: list[Tensor], grads: list[Tensor]) -> list:
+    """Gradients that can be differentiated again: by the module's own code."""
+    if captured.random:
+        raise RuntimeError(
+            "gradients of gradients were asked for (create_graph=True) of a module that draws "
+            "random numbers and runs as a CUDA graph; leave it out of the capture with "
+            "gnnaccel.enable(capture=False)")
+    work = captured._work
+    leaves = [*work.parameters, *[tensors[i] for i in work.inputs]]
+    found: list[Tensor] = []
+    values.apart(work.aside(tensors), found)
+    outs = [o for o in found if o.requires_grad]
+    return list(torch.autograd.grad(outs, leaves, grads, create_graph=True, allow_unused=True))
+
+
+def _alike(found: list, expected: list, what: str) -> None:
+    """Refused unless both are equal but for rounding, next to the largest number of all."""
+    sizes = [float(t.detach().abs()[t.isfinite()].max()) for t in expected
+             if t is not None and t.is_floating_point() and bool(t.isfinite().any())]
+    for a, b in zip(found, expected):
+        if a is None or b is None:
+            if a is not b:
+                raise Refused(f"{what} of a replay is missing")
+        elif not a.is_floating_point():
+            if not torch.equal(a, b):
+                raise Refused(f"{what} of a replay differs from that of the call")
+        else:
+            near = 1e-4 if a.dtype in (torch.float32, torch.float64) else 2e-2
+            if not torch.allclose(a.detach().double(), b.detach().double(), rtol=near,
+                                  atol=near * max(sizes, default=0.0), equal_nan=True):
+                raise Refused(f"{what} of a replay differs from that of the call")
+
+
+# --- the device -----------------------------------------------------------------------------------
+
+@torch.no_grad()
+def _put_back(buffers: list[Tensor], before: list[Tensor]) -> None:
+    for b, held in zip(buffers, before):
+        if not torch.equal(b, held):
+            b.copy_(held)
+
+
+@contextlib.contextmanager
+def _as_before(work: Work) -> Iterator[None]:
+    """A block after which buffers and random numbers are as before it."""
+    before, state = [b.clone() for b in work.buffers], _state(work.device)
+    try:
+        yield
+    finally:
+        _put_back(work.buffers, before)
+        _set_state(work.device, state)
+
+
+def _state(device: torch.device) -> Tensor:
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+def _set_state(device: torch.device, state: Tensor) -> None:
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state, device)
+    else:
+        torch.set_rng_state(state)
+
+
+@contextlib.contextmanager
+def _any_stream() -> Iterator[None]:
+    """A block without torch's warning that parameters were first used on another stream."""
+    warn = getattr(torch.autograd.graph, "set_warn_on_accumulate_grad_stream_mismatch", None)
+    if warn is None:
+        yield
+        return
+    warn(False)
+    try:
+        yield
+    finally:
+        warn(True)
+
+
+@contextlib.contextmanager
+def on_the_side(device: torch.device) -> Iterator[None]:
+    """A block on a stream that can be captured."""
+    side = torch.cuda.Stream(device)
+    side.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(side):
+        yield
+    torch.cuda.current_stream(device).wait_stream(side)
+    torch.cuda.synchronize(device)
+
+
+def memory_pool(device: torch.device) -> Any:
+    """The memory of one call's graphs."""
+    return torch.cuda.graph_pool_handle()
+
+
+def record(work: Callable[[], Any], pool: Any, device: torch.device) -> tuple[Callable, Any]:
+    """``work`` captured: what replays it, and what it gave. Raises Refused."""
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            found = work()
+    except RuntimeError as problem:
+        raise Refused("it cannot be captured: " + str(problem).splitlines()[0]) from None
+    return graph.replay, found

@@ -1,0 +1,380 @@
+"""Which modules' calls are captured: the outermost ones with graph layers in them, once their calls
+repeat.
+
+A call repeats another one if its arguments have the same form, its integer tensors are the same
+tensors, unwritten, and everything else that the module's code reads is as it was (`state`,
+`reads`). After `_CALLS` such calls, during which nothing waited for the device, no attribute
+changed and no random number was drawn on the host, the next one is captured. It is replayed for as
+long as calls repeat it. All others run as ever.
+"""
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import threading
+import warnings
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from gnnaccel.adapters.captured import graphs, values
+from gnnaccel.adapters.captured.reads import Reads
+from gnnaccel.adapters.captured.state import Snapshot, random_state
+from gnnaccel.adapters.captured.values import Unknown
+from gnnaccel.adapters.guards import context_reason
+from gnnaccel.adapters.patching import PatchSet
+from gnnaccel.cuda import capture
+from gnnaccel.dispatch.graph.tensor_ref import TensorRef
+from gnnaccel.dispatch.observe import records
+from gnnaccel.dispatch.policy import config as configs
+
+_CALLS = 3  # calls alike before one is captured
+_KINDS = 4  # captures of one module
+_TRIES = 20  # calls after which a module whose calls never repeat is left alone
+_MEMORY = 8  # a capture may take this part of the memory that is free
+#: types of devices whose calls are captured
+DEVICES = {"cuda"}
+_log = logging.getLogger("gnnaccel")
+_lock = threading.RLock()
+
+
+class _Here(threading.local):
+    inside = False
+
+
+_here = _Here()
+_entries: dict[int, _Module] = {}
+_refused: Counter[tuple[str, str]] = Counter()
+_replays: Counter[str] = Counter()
+
+
+class _Kind:
+    """Calls of one form. ``refs``: of the tensors of the last call; ``copied``: those that differ
+    from call to call; ``calls``: how many in a row repeated each other."""
+
+    def __init__(self) -> None:
+        self.refs: list[TensorRef] = []
+        self.copied: list[bool] = []
+        self.calls, self.tries = 0, 0
+        self.snapshot: Snapshot | None = None
+        self.reads: Reads | None = None
+        self.captured: graphs.Captured | None = None
+        self.why: str | None = None
+
+    def repeats(self, tensors: list[Tensor]) -> bool:
+        """Whether the tensors are those of the last call, or may be copied into these."""
+        return len(self.refs) == len(tensors) and all(
+            copied or (ref() is t and ref.version == t._version and ref.pointer == t.data_ptr())
+            for ref, t, copied in zip(self.refs, tensors, self.copied))
+
+    def stands(self) -> bool:
+        """Whether the module's state is what it was."""
+        return (self.snapshot is not None and self.snapshot.holds()
+                and self.reads is not None and self.reads.holds())
+
+    def forget(self) -> None:
+        self.calls, self.captured, self.snapshot, self.reads = 0, None, None, None
+
+
+class _Module:
+    """What is known of a module's calls, by their form. ``open``: it is never captured, but modules
+    in it may be; ``closed``: neither is; ``calls``: those since the last one that was captured."""
+
+    def __init__(self, module: nn.Module) -> None:
+        key = id(module)
+        self.ref = weakref.ref(module, lambda _: _entries.pop(key, None))
+        self.kinds: dict[tuple, _Kind] = {}
+        self.open = not any(_of_graphs(m) for m in module.modules())
+        self.closed = False
+        self.calls = 0
+
+
+def _of_graphs(module: nn.Module) -> bool:
+    return any(cls.__name__ in ("MessagePassing", "HeteroConv") for cls in type(module).__mro__)
+
+
+def asked(patches: PatchSet) -> None:
+    """Put the wrapper of ``Module.__call__`` in or out, as the configurations ask."""
+    if configs.capturing and not patches.holds(nn.Module, "__call__"):
+        replace_call(patches)
+    elif not configs.capturing:
+        patches.undo(nn.Module, "__call__")
+        _entries.clear()
+
+
+def replace_call(patches: PatchSet) -> None:
+    """Put the wrapper in."""
+    patches.set(
+        nn.Module, "__call__", _wrapped(nn.Module.__call__),
+        "Replays the calls of a module as CUDA graphs, once they repeat.",
+        active="While `enable(capture=True)` holds anywhere.",
+        cost="Under a microsecond for each call of a module; some 30 for one that is replayed.")
+
+
+def summary() -> dict[str, Any]:
+    """``replays``: {class of the module: calls that were replayed}; ``refused``: {class: {why a
+    call was not captured: times}}."""
+    refused: dict[str, dict[str, int]] = {}
+    for (name, why), n in _refused.items():
+        refused.setdefault(name, {})[why] = n
+    return {"replays": dict(_replays), "refused": refused}
+
+
+def reset() -> None:
+    """Forget all captures and counts."""
+    _entries.clear()
+    _refused.clear()
+    _replays.clear()
+
+
+def _wrapped(native: Callable) -> Callable:
+    from torch.compiler import is_compiling
+
+    @functools.wraps(native)
+    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if is_compiling() or _here.inside:
+            return native(self, *args, **kwargs)
+        entry = _entries.get(id(self))
+        if entry is None or entry.ref() is not self:
+            entry = _entries[id(self)] = _Module(self)
+        if entry.open or not _possible():
+            return native(self, *args, **kwargs)
+        _here.inside = True
+        try:
+            return (native(self, *args, **kwargs) if entry.closed
+                    else _routed(native, self, entry, args, kwargs))
+        finally:
+            _here.inside = False
+
+    return call
+
+
+def _possible() -> bool:
+    """Whether calls may be captured here."""
+    config = configs.current()
+    return (config is not None and config.capture and not records.sinks
+            and not capture.capturing() and not torch.is_inference_mode_enabled()
+            and not torch.is_anomaly_enabled()
+            and torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+            and context_reason() is None)
+
+
+def _routed(native: Callable, module: nn.Module, entry: _Module, args: tuple, kwargs: dict) -> Any:
+    tensors: list[Tensor] = []
+    try:
+        form = values.apart((args, kwargs), tensors)
+    except Unknown as problem:
+        return _left(native, module, entry, args, kwargs, f"its arguments hold {problem}")
+    device = _device(module, tensors)
+    if device is None:
+        return native(module, *args, **kwargs)
+    key = _key(form, tensors, module, device)
+    kind = entry.kinds.get(key)
+    entry.calls += 1
+    if kind is None:
+        if entry.calls > _TRIES * _KINDS:
+            entry.closed = True
+            _told(module, "its arguments have other forms in each call")
+        if len(entry.kinds) >= _KINDS:
+            entry.kinds.pop(next(iter(entry.kinds)))
+        kind = entry.kinds[key] = _Kind()
+    if kind.why is not None:
+        return native(module, *args, **kwargs)
+    if kind.captured is not None:
+        if kind.repeats(tensors) and kind.stands():
+            entry.calls = 0
+            if kind.captured.free():
+                _replays[type(module).__name__] += 1
+                return kind.captured.replay(tensors)
+            return native(module, *args, **kwargs)
+        kind.forget()
+    return _watched(native, module, entry, kind, _Call(form, tensors, args, kwargs, device))
+
+
+def _device(module: nn.Module, tensors: list[Tensor]) -> torch.device | None:
+    """Where the call runs, if calls can be captured there."""
+    first = tensors[0] if tensors else next(module.parameters(), None)
+    return first.device if first is not None and first.device.type in DEVICES else None
+
+
+class _Call(NamedTuple):
+    form: Any
+    tensors: list[Tensor]
+    args: tuple
+    kwargs: dict
+    device: torch.device
+
+
+def _key(form: Any, tensors: list[Tensor], module: nn.Module, device: torch.device) -> tuple:
+    config = configs.current()
+    return (form, *[(t.shape, t.stride(), t.dtype, t.device, t.requires_grad) for t in tensors],
+            torch.is_grad_enabled(), module.training, torch.is_autocast_enabled(device.type),
+            torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled(),
+            config.epoch if config is not None else 0)
+
+
+# --- calls that are not captured yet --------------------------------------------------------------
+
+def _watched(native: Callable, module: nn.Module, entry: _Module, kind: _Kind,
+             given: _Call) -> Any:
+    """The call, run as ever or captured now; what it shows is written down."""
+    _, tensors, args, kwargs, device = given
+    if not _again(kind, tensors):
+        kind.forget()
+        kind.tries += 1
+        if kind.tries > _TRIES:
+            kind.why = _told(module, "its graph is another one in each call")
+        return native(module, *args, **kwargs)
+    try:
+        if kind.snapshot is None or not kind.stands():
+            kind.calls, kind.tries = 0, kind.tries + 1
+            if kind.tries > _TRIES:
+                raise Unknown("changes in each call")
+            kind.reads = Reads(list(module.modules()))
+            kind.snapshot = Snapshot([module, *kind.reads.modules])
+    except Unknown as problem:
+        return _left(native, module, entry, args, kwargs, f"its state: {problem}")
+    if kind.calls < _CALLS:
+        return _observed(native, module, entry, kind, given)
+    kind.why = _unfit(given)
+    if kind.why is None:
+        try:
+            kind.captured = graphs.Captured(_work(native, module, kind, given))
+        except graphs.Refused as problem:
+            kind.why = str(problem)
+    if kind.why is not None:
+        _told(module, kind.why)
+        return native(module, *args, **kwargs)
+    _log.info("gnnaccel: calls of %s are replayed as CUDA graphs", type(module).__name__)
+    _replays[type(module).__name__] += 1
+    return kind.captured.replay(tensors)  # type: ignore[union-attr]
+
+
+def _again(kind: _Kind, tensors: list[Tensor]) -> bool:
+    """Whether this call has the graph of the last one. Other numbers than that one's are to be
+    copied from now on."""
+    new = [TensorRef(t) for t in tensors]
+    before, kind.refs = kind.refs, new
+    if len(before) != len(tensors):
+        kind.copied = [False] * len(tensors)
+        return False
+    alike = True
+    for i, (ref, t) in enumerate(zip(before, tensors)):
+        if kind.copied[i] or ref.unmoved(t):
+            continue
+        if t.is_floating_point() and t.numel():
+            kind.copied[i] = True
+        else:
+            alike = False
+    return alike
+
+
+def _observed(native: Callable, module: nn.Module, entry: _Module, kind: _Kind,
+              given: _Call) -> Any:
+    """The call, during which nothing may wait for the device, change the module, or draw a random
+    number on the host."""
+    device = given.device
+    drawn = random_state(device)
+    held = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+    with _waits(device) as waited:
+        out = native(module, *given.args, **given.kwargs)
+    why = None
+    if waited:
+        why = "it waits for the device"
+    elif random_state(device) != drawn:
+        why = "it draws random numbers on the host"
+    elif device.type == "cuda":
+        free = torch.cuda.mem_get_info(device)[0]
+        if (torch.cuda.memory_allocated(device) - held) * _MEMORY > free:
+            why = "what its backward needs takes too much memory"
+    # the first calls may compile, measure and build, and keep what they have made
+    if why is None and kind.stands():
+        kind.calls += 1
+    else:
+        kind.calls, kind.tries, kind.snapshot = 0, kind.tries + 1, None
+        if kind.tries > _TRIES // 4:
+            why = why or "its state changes in each call"
+            kind.why = _told(module, why)
+            entry.open = len(entry.kinds) == 1 and len(list(module.children())) > 0
+    return out
+
+
+@contextlib.contextmanager
+def _waits(device: torch.device) -> Iterator[list]:
+    """A block; gives a list that has an entry for each time it waited for the device."""
+    found: list = []
+    if device.type != "cuda":
+        yield found
+        return
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield found
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+    for one in said:
+        if "synchronizing CUDA operation" in str(one.message):
+            found.append(one)
+        elif "Synchronization debug mode" not in str(one.message):
+            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
+
+
+def _unfit(given: _Call) -> str | None:
+    """Why a call that repeats others is not captured all the same."""
+    device = given.device
+    if any(t.device != device for t in given.tensors):
+        return "its arguments are on several devices"
+    if torch.is_autocast_enabled(device.type):
+        return "autocast is on"
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return "the process is one of several"
+    return None
+
+
+def _work(native: Callable, module: nn.Module, kind: _Kind, given: _Call) -> graphs.Work:
+    ref: Any = weakref.ref(module)
+    snapshot, form = kind.snapshot, given.form
+    assert snapshot is not None
+
+    def call(tensors: list[Tensor]) -> Any:
+        args, kwargs = values.together(form, iter(tensors))
+        return native(ref(), *args, **kwargs)
+
+    def aside(tensors: list[Tensor]) -> Any:
+        args, kwargs = values.together(form, iter(tensors))
+        buffers = {name: b.clone() for name, b in ref().named_buffers()}
+        before, _here.inside = _here.inside, True
+        try:
+            return torch.func.functional_call(ref(), buffers, args, kwargs)
+        finally:
+            _here.inside = before
+
+    wanted = [t for t in (*snapshot.parameters, *given.tensors) if t.requires_grad]
+    return graphs.Work(call, aside, given.tensors, kind.copied, snapshot.parameters,
+                       snapshot.buffers, given.device, torch.is_grad_enabled() and bool(wanted))
+
+
+def _left(native: Callable, module: nn.Module, entry: _Module, args: tuple, kwargs: dict,
+          why: str) -> Any:
+    """A module that cannot be captured, whatever its next calls are; those in it may."""
+    entry.open = True
+    _told(module, why)
+    _here.inside = False
+    return native(module, *args, **kwargs)
+
+
+def _told(module: nn.Module, why: str) -> str:
+    name = type(module).__name__
+    if not _refused[name, why]:
+        _log.info("gnnaccel: calls of %s are not captured: %s", name, why)
+    _refused[name, why] += 1
+    return why
+
+

@@ -1,0 +1,160 @@
+"""What the functions of a user's modules read besides their arguments and attributes: globals,
+closures and defaults. Code of libraries is not looked at."""
+from __future__ import annotations
+
+import dis
+import os
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+from gnnaccel.adapters.captured.state import LIBRARIES, Frozen
+from gnnaccel.adapters.captured.values import Unknown
+
+#: what acts on the world, or reads it, which a replay would not
+_ACTING = frozenset(("print", "input", "open", "exec", "eval", "breakpoint", "globals", "setattr",
+                     "delattr", "__import__"))
+_CHANGING_MODULES = frozenset(("time", "datetime", "logging", "warnings", "io", "socket", "secrets",
+                               "subprocess", "threading", "uuid", "wandb", "tqdm"))
+
+
+#: methods that a host calls
+_CALLED = ("forward", "message", "aggregate", "update", "edge_update", "message_and_aggregate",
+           "propagate", "reduce", "__call__", "__getattr__", "__getattribute__")
+
+
+class Reads:
+    """``frozen``: what has to be as it was; ``modules``: those that are read as globals."""
+
+    def __init__(self, modules: list[nn.Module]) -> None:
+        """Raises Unknown where something that is read cannot be compared."""
+        self.frozen: list[Any] = []
+        self.modules: list[nn.Module] = []
+        self._seen: set[int] = set()
+        self._names = set(_CALLED)
+        self._methods: dict[str, list[types.FunctionType]] = {}
+        for cls in dict.fromkeys(type(m) for m in modules):
+            self._class(cls)
+        self._reach()
+
+    def holds(self) -> bool:
+        """Whether all is as it was."""
+        return all(one.holds() for one in self.frozen)
+
+    def _class(self, cls: type) -> None:
+        """Its methods are looked at once their names are read somewhere."""
+        for base in cls.__mro__:
+            if id(base) in self._seen or _is_library(base.__module__):
+                continue
+            self._seen.add(id(base))
+            for name, value in vars(base).items():
+                if isinstance(value, property):
+                    value = value.fget
+                function = getattr(value, "__func__", value)
+                if isinstance(function, types.FunctionType):
+                    self._methods.setdefault(name, []).append(function)
+
+    def _reach(self) -> None:
+        while True:
+            name = next((name for name in self._methods if name in self._names), None)
+            if name is None:
+                return
+            for function in self._methods.pop(name):
+                self._function(function)
+
+    def _function(self, function: types.FunctionType) -> None:
+        function = getattr(function, "__wrapped__", function)
+        if id(function) in self._seen or _is_library(function.__module__):
+            return
+        self._seen.add(id(function))
+        code, given = function.__code__, function.__globals__
+        attributes = {name for inner in _codes(code) for name in inner.co_names}
+        self._names |= attributes
+        for name in dict.fromkeys(_globals(code)):
+            if name in given:
+                self._value(name, given[name], lambda name=name: given[name], attributes)
+            elif name in _ACTING:
+                raise Unknown(f"{function.__qualname__} calls {name}")
+        for name, cell in zip(code.co_freevars, function.__closure__ or ()):
+            if name != "__class__":
+                self._value(name, _content(cell), lambda cell=cell: cell.cell_contents, attributes)
+        for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
+            self._value("a default", value, lambda value=value: value, attributes)
+
+    def _value(self, name: str, value: Any, get: Any, attributes: set[str]) -> None:
+        if isinstance(value, types.ModuleType):
+            self._module(value, attributes)
+        elif isinstance(value, nn.Module):
+            self.modules.append(value)
+            self._class(type(value))
+        elif isinstance(value, type):
+            self._class(value)
+        elif isinstance(value, types.FunctionType):
+            self._function(value)
+            self.frozen.append(Frozen(get))
+        elif callable(value) and _is_library(getattr(value, "__module__", None)):
+            self.frozen.append(_Identity(get))
+        else:
+            try:
+                self.frozen.append(Frozen(get))
+            except Unknown as problem:
+                raise Unknown(f"the name {name}, {problem}") from None
+
+    def _module(self, module: types.ModuleType, attributes: set[str]) -> None:
+        top = module.__name__.partition(".")[0]
+        if top in _CHANGING_MODULES:
+            raise Unknown(f"the module {module.__name__}")
+        if _is_library(module.__name__):
+            return
+        for name in attributes & vars(module).keys():
+            value = vars(module)[name]
+            self._value(f"{module.__name__}.{name}", value,
+                        lambda name=name: vars(module)[name], attributes)
+
+
+class _Identity:
+    """An object of a library that is read by name, such as a function made by ``functools``."""
+
+    __slots__ = ("_get", "_value")
+
+    def __init__(self, get: Any) -> None:
+        self._get, self._value = get, get()
+
+    def holds(self) -> bool:
+        return self._get() is self._value
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        raise Unknown("a variable that is not set yet") from None
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """The code and what is defined in it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _codes(constant)
+
+
+def _globals(code: types.CodeType) -> Iterator[str]:
+    for inner in _codes(code):
+        for step in dis.get_instructions(inner):
+            if step.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
+                raise Unknown(f"{inner.co_name} sets the global {step.argval}")
+            if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+                yield step.argval
+
+
+def _is_library(name: str | None) -> bool:
+    """Whether a module of that name belongs to Python or to an installed package."""
+    top = (name or "").partition(".")[0]
+    if top in LIBRARIES or top in sys.stdlib_module_names and top != "__main__":
+        return True
+    file = getattr(sys.modules.get(name or ""), "__file__", None) or ""
+    return f"{os.sep}site-packages{os.sep}" in file or f"{os.sep}dist-packages{os.sep}" in file

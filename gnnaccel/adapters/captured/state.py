@@ -1,0 +1,167 @@
+"""The Python state of a tree of modules: is it what it was?
+
+A replayed CUDA graph runs none of a module's code, so whatever that code would have read has to be
+as it was when the graph was captured: attributes, submodules, flags, hooks, classes and their
+functions, and where parameters and buffers lie. Numbers in parameters and buffers are read by the
+graph itself.
+"""
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from itertools import chain
+from operator import is_
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gnnaccel.adapters.captured import values
+from gnnaccel.adapters.captured.values import Unknown
+
+_TABLES = ("_parameters", "_buffers", "_modules")
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks",
+          "_propagate_forward_pre_hooks", "_propagate_forward_hooks", "_message_forward_pre_hooks",
+          "_message_forward_hooks", "_aggregate_forward_pre_hooks", "_aggregate_forward_hooks",
+          "_message_and_aggregate_forward_pre_hooks", "_message_and_aggregate_forward_hooks",
+          "_edge_update_forward_pre_hooks", "_edge_update_forward_hooks")
+_ASIDE = frozenset((*_TABLES, *_HOOKS, "_non_persistent_buffers_set", "_is_full_backward_hook",
+                    "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks",
+                    "_load_state_dict_post_hooks", "_forward_hooks_with_kwargs",
+                    "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs"))
+#: packages whose objects count as unchanging where a module keeps one
+LIBRARIES = ("torch", "torch_geometric", "torch_scatter", "torch_sparse", "torch_cluster", "dgl",
+             "gnnaccel", "builtins", "functools", "collections", "typing", "inspect")
+
+
+class Snapshot:
+    """The state of ``roots`` and of all modules in them. Raises Unknown where something in them
+    cannot be compared. The first of ``roots`` is not kept alive."""
+
+    def __init__(self, roots: Iterable[nn.Module]) -> None:
+        first, *others = roots
+        self._root = weakref.ref(first)
+        every = list(dict.fromkeys([m for root in (first, *others) for m in root.modules()]))
+        self._modules = [m for m in every if m is not first]
+        self._classes = [type(m) for m in self._modules]
+        self._root_class = type(first)
+        # live views of all attributes, and of the functions and constants of all classes
+        self._views = [d.values() for m in every
+                       for d in (vars(m), *[vars(m)[name] for name in _TABLES])]
+        self._views += [vars(cls).values() for cls in _ancestry(every)]
+        self._lengths = [len(view) for view in self._views]
+        self._held = [value for view in self._views for value in view]
+        self._hooks = [vars(m)[name] for m in every for name in _HOOKS if name in vars(m)]
+        if any(self._hooks):
+            raise Unknown("hooks of modules")
+        self.parameters = list(dict.fromkeys(
+            p for m in every for p in vars(m)["_parameters"].values() if p is not None))
+        self.buffers = [b for m in every for b in vars(m)["_buffers"].values() if b is not None]
+        self._wanted = [p.requires_grad for p in self.parameters]
+        self._contents, attributes = _contents(every, first)
+        self._places = [*self.parameters, *self.buffers, *attributes]
+        self._pointers = [t.data_ptr() for t in self._places]
+        # of numbers that say how, not how much, a CUDA graph's kernels may depend on the contents
+        self._whole = [t for t in (*self.buffers, *attributes)
+                       if t.dim() and not t.is_floating_point()]
+        self._versions = [t._version for t in self._whole]
+        _check(self.parameters)
+
+    def holds(self) -> bool:
+        """Whether all is as it was."""
+        root = self._root()
+        return (type(root) is self._root_class
+                and [type(m) for m in self._modules] == self._classes
+                and self._attributes_hold() and not any(self._hooks)
+                and [t.data_ptr() for t in self._places] == self._pointers
+                and [p.requires_grad for p in self.parameters] == self._wanted
+                and [t._version for t in self._whole] == self._versions
+                and all(held.holds() for held in self._contents))
+
+    def _attributes_hold(self) -> bool:
+        """Whether all have the values that they had. Numbers and texts may be equal ones."""
+        if [len(view) for view in self._views] != self._lengths:
+            return False
+        if all(map(is_, chain.from_iterable(self._views), self._held)):
+            return True
+        return all(a is b or (type(a) is type(b) and type(a) in (int, float, str) and a == b)
+                   for a, b in zip(chain.from_iterable(self._views), self._held))
+
+
+def _ancestry(modules: list[nn.Module]) -> list[type]:
+    return list(dict.fromkeys(cls for m in modules for cls in type(m).__mro__
+                              if cls not in (nn.Module, object)))
+
+
+class Frozen:
+    """A value whose form, and whose tensors, can be compared with what they were."""
+
+    __slots__ = ("_get", "_form", "_tensors", "_versions")
+
+    def __init__(self, get: Any) -> None:
+        """``get()`` gives the value. Raises Unknown."""
+        self._get = get
+        tensors: list[Tensor] = []
+        self._form = values.apart(get(), tensors)
+        self._tensors = tensors
+        self._versions = [(t.data_ptr(), t._version) for t in tensors]
+
+    def holds(self) -> bool:
+        """Whether the value is what it was: equal numbers, these very tensors, unwritten."""
+        tensors: list[Tensor] = []
+        try:
+            form = values.apart(self._get(), tensors)
+        except (Unknown, LookupError, ValueError):
+            return False
+        return (form == self._form and len(tensors) == len(self._tensors)
+                and all(map(is_, tensors, self._tensors))
+                and [(t.data_ptr(), t._version) for t in tensors] == self._versions)
+
+
+def _contents(modules: list[nn.Module], root: nn.Module) -> tuple[list[Frozen], list[Tensor]]:
+    """Attributes that can be changed in place, and those that are tensors."""
+    frozen, tensors = [], []
+    for m in modules:
+        for name, value in vars(m).items():
+            if name in _ASIDE or isinstance(value, (bool, int, float, str, type(None))):
+                continue
+            if isinstance(value, Tensor):
+                tensors.append(value)
+            elif isinstance(value, (list, dict, set, tuple)):
+                frozen.append(Frozen(lambda value=value: value))
+            elif getattr(value, "__self__", None) is root:
+                raise Unknown(f"the attribute {name}, a method of the module itself")
+            elif not _of_a_library(value):
+                raise Unknown(f"the attribute {name}, an object of class "
+                              f"{type(value).__module__}.{type(value).__qualname__}")
+    return frozen, tensors
+
+
+def _of_a_library(value: Any) -> bool:
+    owner = value if callable(value) and hasattr(value, "__qualname__") else type(value)
+    return (getattr(owner, "__module__", None) or "").partition(".")[0] in LIBRARIES
+
+
+def _check(parameters: list[nn.Parameter]) -> None:
+    for p in parameters:
+        if type(p) is not nn.Parameter or p.is_meta:
+            raise Unknown(f"a parameter of class {type(p).__name__}")
+        if p._backward_hooks:
+            raise Unknown("a hook of a parameter")
+        if p.is_inference():
+            raise Unknown("a parameter made in inference mode")
+    devices = {p.device for p in parameters}
+    if len(devices) > 1:
+        raise Unknown("parameters on several devices")
+
+
+def random_state(device: torch.device) -> tuple:
+    """The states of the generators that code on the host may draw from; not that of ``device``,
+    if it is a GPU, which a CUDA graph moves itself."""
+    import random
+    import sys
+
+    numpy = sys.modules.get("numpy")
+    drawn = numpy.random.get_state() if numpy is not None else ()
+    return (torch.get_rng_state().numpy().tobytes() if device.type != "cpu" else b"",
+            random.getstate(), drawn[0:1], drawn[1].tobytes() if drawn else b"", drawn[2:])

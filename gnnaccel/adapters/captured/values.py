@@ -1,0 +1,90 @@
+"""Arguments, results and attributes taken apart: what their form is, and which tensors they hold.
+"""
+from __future__ import annotations
+
+import argparse
+import enum
+import types
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_TENSORS = (Tensor, torch.nn.Parameter)
+_PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device,
+                    torch.Size, slice, type(Ellipsis)))
+_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, type,
+              types.ModuleType)
+_DATA = "torch_geometric.data."
+TENSOR = "a tensor"
+
+
+class Unknown(Exception):
+    """The value holds something that cannot be compared; the message says what."""
+
+
+def apart(value: Any, tensors: list[Tensor]) -> Any:
+    """The form of ``value``, equal to that of another value of the same structure and numbers; its
+    tensors are appended to ``tensors``. Raises Unknown."""
+    kind = type(value)
+    if kind in _TENSORS:
+        if value.layout is not torch.strided:
+            raise Unknown(f"a tensor of layout {value.layout}")
+        tensors.append(value)
+        return TENSOR
+    if kind in _PLAIN:
+        return kind, value
+    if kind in (tuple, list):
+        return kind, *[apart(one, tensors) for one in value]
+    if kind is dict:
+        return kind, *[(key, apart(one, tensors)) for key, one in value.items()]
+    return _others(value, kind, tensors)
+
+
+def _others(value: Any, kind: type, tensors: list[Tensor]) -> Any:
+    if kind in (set, frozenset):
+        if all(type(one) in _PLAIN for one in value):
+            return kind, frozenset(value)
+    elif isinstance(value, _FUNCTIONS) or isinstance(value, enum.Enum):
+        return value
+    elif isinstance(value, tuple):  # a named one
+        return kind, *[apart(one, tensors) for one in value]
+    elif isinstance(value, dict) and kind.__module__ == "collections":
+        return kind, *[(key, apart(one, tensors)) for key, one in value.items()]
+    elif kind in (argparse.Namespace, types.SimpleNamespace):
+        return kind, apart(vars(value), tensors)
+    elif kind.__module__.startswith(_DATA) and hasattr(value, "to_dict"):
+        return kind, apart(value.to_dict(), tensors)
+    raise Unknown(f"an object of class {kind.__module__}.{kind.__qualname__}")
+
+
+def together(form: Any, tensors: Any) -> Any:
+    """The value of which `apart` gave ``form``, with the next tensors of an iterator."""
+    if form is TENSOR:
+        return next(tensors)
+    kind, *parts = form
+    if kind in _PLAIN:
+        return parts[0]
+    if kind is dict:
+        return {key: together(part, tensors) for key, part in parts}
+    found = [together(part, tensors) for part in parts]
+    return found if kind is list else tuple(found) if kind is tuple else kind(*found)
+
+
+def result_apart(value: Any, tensors: list[Tensor]) -> Any:
+    """`apart` of a module's result, which `together` can make again. Raises Unknown."""
+    form = apart(value, tensors)
+    _check_result(form)
+    return form
+
+
+def _check_result(form: Any) -> None:
+    if form is TENSOR:
+        return
+    if not isinstance(form, tuple) or not (form[0] in _PLAIN or form[0] in (tuple, list, dict)
+                                           or issubclass(form[0], tuple)):
+        raise Unknown("a result of other things than tensors, tuples, lists and dictionaries")
+    if form[0] in _PLAIN:
+        return
+    for part in form[1:]:
+        _check_result(part[1] if form[0] is dict else part)

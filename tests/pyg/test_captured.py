@@ -1,0 +1,382 @@
+"""``enable(capture=True)``: modules whose calls repeat are replayed, and only those."""
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch_geometric import nn as pyg
+
+import gnnaccel
+from tests.pyg.recorded import recorded  # noqa: F401
+
+SCALE = 1.0
+PLACE = ["cpu"]
+
+
+class Net(nn.Module):
+    def __init__(self, p: float = 0.0) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.one, self.norm = pyg.GCNConv(6, 8), nn.BatchNorm1d(8)
+        self.two, self.p = pyg.GATConv(8, 3, heads=2), p
+        self.slope, self.sizes = 0.1, [1, 2]
+        self.to(PLACE[0])
+
+    def forward(self, x, edge_index):
+        x = F.leaky_relu(self.norm(self.one(x, edge_index)), self.slope)
+        return self.two(F.dropout(x, self.p, self.training), edge_index) * SCALE * self.sizes[0]
+
+
+def given() -> tuple:
+    generator = torch.Generator().manual_seed(3)
+    return (torch.randn(20, 6, generator=generator),
+            torch.randint(0, 20, (2, 60), generator=generator))
+
+
+@pytest.fixture
+def on(recorded):
+    with gnnaccel.enabled(capture=True):
+        yield
+
+
+def step(model, *args, **kwargs) -> list:
+    model.zero_grad()
+    out = model(*args, **kwargs)
+    out.pow(2).sum().backward()
+    return [out.detach(), *[p.grad.clone() for p in model.parameters() if p.grad is not None],
+            *[b.clone() for b in model.buffers()]]
+
+
+def same(found: list, expected: list) -> bool:
+    return len(found) == len(expected) and all(
+        torch.allclose(a, b, rtol=1e-4, atol=1e-5) for a, b in zip(found, expected))
+
+
+def replays(name: str = "Net") -> int:
+    return gnnaccel.status()["captured"]["replays"].get(name, 0)
+
+
+def refused(name: str = "Net") -> list[str]:
+    return list(gnnaccel.status()["captured"]["refused"].get(name, {}))
+
+
+def trained(model, args, steps: int = 12) -> list:
+    """Each step beside that of a twin that runs natively."""
+    twin = copy.deepcopy(model)
+    optimizers = [torch.optim.SGD(m.parameters(), 0.01) for m in (model, twin)]
+    for number in range(steps):
+        torch.manual_seed(number)
+        found = step(model, *args)
+        torch.manual_seed(number)
+        with gnnaccel.disabled():
+            expected = step(twin, *args)
+        assert same(found, expected), number
+        for one in optimizers:
+            one.step()
+    return found
+
+
+@pytest.mark.parametrize("p", [0.0, 0.5])
+def test_training_is_that_of_the_module(on, p):
+    """Buffers move once a step, masks are those of a call, weights those of the optimizer."""
+    trained(Net(p), given())
+    assert replays() == 8 and refused() == []
+
+
+def test_evaluation_is_captured_apart(on):
+    model, args = Net(), given()
+    trained(model, args)
+    model.eval()
+    before = replays()
+    with torch.no_grad():
+        outs = [model(*args) for _ in range(6)]
+    with gnnaccel.disabled(), torch.no_grad():
+        expected = model(*args)
+    assert replays() == before + 2 and all(torch.allclose(o, expected, atol=1e-5) for o in outs)
+
+
+def test_results_are_the_callers_own(on):
+    model, args = Net().eval(), given()
+    with torch.no_grad():
+        outs = [model(*args) for _ in range(8)]
+        outs[-1].add_(1)
+        assert torch.allclose(outs[-2] + 1, outs[-1]) and replays() == 4
+        assert outs[-1].data_ptr() != model(*args).data_ptr()
+
+
+CHANGES = {
+    "an attribute": lambda m, a: setattr(m, "slope", 0.9),
+    "a list in place": lambda m, a: m.sizes.__setitem__(0, 3),
+    "a submodule": lambda m, a: setattr(m, "one", pyg.GCNConv(6, 8).to(PLACE[0])),
+    "a submodule's option": lambda m, a: setattr(m.two, "negative_slope", 0.9),
+    "a weight": lambda m, a: setattr(m.one.lin, "weight", nn.Parameter(
+        torch.randn(8, 6).to(PLACE[0]))),
+    "a weight's numbers": lambda m, a: m.one.lin.weight.data.mul_(2),
+    "a weight's memory": lambda m, a: setattr(m.one.lin.weight, "data",
+                                               torch.randn(8, 6).to(PLACE[0])),
+    "a frozen weight": lambda m, a: m.one.lin.weight.requires_grad_(False),
+    "a hook": lambda m, a: m.one.register_forward_hook(lambda m, i, o: o * 2),
+    "a hook of messages": lambda m, a: m.one.register_propagate_forward_hook(
+        lambda m, i, o: o * 2),
+    "training": lambda m, a: m.norm.eval(),
+    "the edges in place": lambda m, a: a[1][0].fill_(4),
+    "the features in place": lambda m, a: a[0].mul_(2),
+    "a method on the object": lambda m, a: setattr(m.one, "forward", lambda x, e: x[:, :1] + m.two
+                                                   .att_src.new_zeros(20, 8)),
+    "a buffer": lambda m, a: m.norm.running_mean.add_(1),
+    "a class": lambda m, a: setattr(m, "__class__", Doubled),
+}
+
+
+class Doubled(Net):
+    def forward(self, x, edge_index):
+        return super().forward(x, edge_index) * 2
+
+
+@pytest.mark.parametrize("what", CHANGES)
+@pytest.mark.parametrize("grad", [True, False])
+def test_a_change_is_seen(on, what, grad):
+    torch.manual_seed(1)
+    model, args = Net(), given()
+    model.train(grad)
+    run = step if grad else lambda m, *a: [m(*a).detach()]
+    for _ in range(6):
+        with torch.set_grad_enabled(grad):
+            run(model, *args)
+    assert replays() == 2
+    CHANGES[what](model, args)
+    twin = copy.deepcopy(model)
+    if "method" in what:  # a copy's methods are those of the module that was copied
+        twin = model
+    for _ in range(6):
+        before = [b.clone() for b in model.buffers()]
+        with torch.set_grad_enabled(grad):
+            found = run(model, *args)
+        if twin is model:
+            for b, held in zip(model.buffers(), before):
+                b.copy_(held)
+        with gnnaccel.disabled(), torch.set_grad_enabled(grad):
+            assert same(found, run(twin, *args))
+
+
+def test_globals_are_seen(on, monkeypatch):
+    model, args = Net().eval(), given()
+    with torch.no_grad():
+        first = [model(*args) for _ in range(6)][-1]
+        monkeypatch.setitem(globals(), "SCALE", 3.0)
+        assert torch.allclose(model(*args), first * 3, atol=1e-5)
+
+
+def test_a_replaced_forward_is_seen(on, monkeypatch):
+    model, args = Net().eval(), given()
+    with torch.no_grad():
+        for _ in range(6):
+            model(*args)
+        monkeypatch.setattr(Net, "forward", lambda self, x, edge_index: x + 1)
+        assert torch.equal(model(*args), args[0] + 1)
+
+
+def test_other_arguments_run_as_ever(on):
+    model, (x, edge_index) = Net().eval(), given()
+    with torch.no_grad():
+        for _ in range(6):
+            model(x, edge_index)
+        other = edge_index.flip(0).clone()
+        found = [model(x, other), model(x[:, :], edge_index), model(x + 1, edge_index)]
+        with gnnaccel.disabled():
+            expected = [model(x, other), model(x, edge_index), model(x + 1, edge_index)]
+    assert same(found, expected)
+
+
+def test_features_that_differ_are_copied(on):
+    model, (x, edge_index) = Net().eval(), given()
+    with torch.no_grad():
+        for number in range(10):
+            found = model(x + number, edge_index)
+            with gnnaccel.disabled():
+                assert torch.allclose(found, model(x + number, edge_index), atol=1e-5)
+    assert replays() > 3
+
+
+def test_gradients_of_features(on):
+    model, (x, edge_index) = Net(), given()
+    for number in range(10):
+        one, two = [(x + number).requires_grad_() for _ in range(2)]
+        model(one, edge_index).sum().backward()
+        with gnnaccel.disabled():
+            copy.deepcopy(model)(two, edge_index).sum().backward()
+        assert torch.allclose(one.grad, two.grad, atol=1e-5)
+    assert replays() > 3
+
+
+def test_two_forwards_before_a_backward(on):
+    """The second one may not overwrite what the first one's backward needs."""
+    model, args = Net(), given()
+    for _ in range(6):
+        step(model, *args)
+    before = replays()
+    model.zero_grad()
+    one, two = model(*args), model(*args)
+    assert replays() == before + 1
+    (one.sum() + two.pow(2).sum()).backward()
+    found = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    with gnnaccel.disabled():
+        (model(*args).sum() + model(*args).pow(2).sum()).backward()
+    assert same(found, [p.grad for p in model.parameters()])
+
+
+def test_gradients_add_up(on):
+    model, args = Net(), given()
+    for _ in range(6):
+        step(model, *args)
+    model.zero_grad()
+    for _ in range(3):
+        model(*args).sum().backward()
+    found = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    with gnnaccel.disabled():
+        for _ in range(3):
+            model(*args).sum().backward()
+    assert same(found, [p.grad for p in model.parameters()])
+
+
+def test_backward_twice(on):
+    model, args = Net(), given()
+    for _ in range(6):
+        step(model, *args)
+    out = model(*args).sum()
+    out.backward(retain_graph=True)
+    out.backward()
+    with pytest.raises(RuntimeError, match="second time"):
+        out.backward()
+
+
+def test_gradients_of_gradients(on):
+    model, (x, edge_index) = Net(), given()
+    x = x.clone().requires_grad_()
+    for _ in range(6):
+        step(model, x, edge_index)
+
+    def second() -> list:
+        first, = torch.autograd.grad(model(x, edge_index).pow(3).sum(), x, create_graph=True)
+        return list(torch.autograd.grad(first.pow(2).sum(), [model.two.lin.weight, model.one.lin.weight]))
+
+    before = replays()
+    found = second()
+    assert replays() == before + 1
+    with gnnaccel.disabled():
+        assert same(found, second())
+
+
+class Waiting(Net):
+    def forward(self, x, edge_index):
+        return super().forward(x, edge_index) * float(x.sum() > 0)
+
+
+class Printing(Net):
+    def forward(self, x, edge_index):
+        print("called")
+        return super().forward(x, edge_index)
+
+
+class Counting(Net):
+    calls = 0
+
+    def forward(self, x, edge_index):
+        self.calls += 1
+        return super().forward(x, edge_index) * self.calls
+
+
+class Keeping(Net):
+    def forward(self, x, edge_index):
+        self.last = super().forward(x, edge_index)
+        return self.last * 1
+
+
+class Drawing(Net):
+    def forward(self, x, edge_index):
+        import random
+
+        return super().forward(x, edge_index) * random.random()
+
+
+@pytest.mark.parametrize("cls, why", [(Waiting, ("cannot be captured", "waits")), (Printing, ("print",)),
+                                      (Counting, ("changes",)), (Keeping, ("changes",)),
+                                      (Drawing, ("random",))])
+def test_what_a_replay_would_leave_out(on, cls, why):
+    model, args = cls(), given()
+    for _ in range(12):
+        step(model, *args)
+    assert replays(cls.__name__) == 0 and any(part in text for text in refused(cls.__name__)
+                                                   for part in why)
+
+
+def test_modules_in_one_that_cannot_be_captured(on):
+    model, args = Printing().eval(), given()
+    with torch.no_grad():
+        for _ in range(8):
+            found = model(*args)
+        with gnnaccel.disabled():
+            assert torch.allclose(found, model(*args), atol=1e-5)
+    assert replays("GCNConv") > 0
+
+
+def test_new_graphs_run_as_ever(on):
+    model, (x, _) = Net(), given()
+    for number in range(100):
+        step(model, x, torch.randint(0, 20, (2, 60 + number % 7)).to(PLACE[0]))
+    assert replays() == 0 and refused()
+
+
+def test_a_model_is_its_own(on):
+    """It is let go of, copied and written as without captures."""
+    import gc
+    import weakref
+
+    model, args = Net(), given()
+    for _ in range(6):
+        step(model, *args)
+    assert replays()
+    loaded = pickle.loads(pickle.dumps(model))
+    assert type(loaded) is Net and vars(loaded).keys() == vars(copy.deepcopy(model)).keys()
+    ref, x = weakref.ref(model), weakref.ref(args[0])
+    del model, args
+    gc.collect()
+    assert ref() is None and x() is None
+
+
+def test_without_the_option(recorded):
+    before = nn.Module.__call__
+    with gnnaccel.enabled():
+        assert nn.Module.__call__ is before
+        model, args = Net(), given()
+        for _ in range(6):
+            step(model, *args)
+    assert replays() == 0
+    with gnnaccel.enabled(capture=True):
+        assert nn.Module.__call__ is not before
+    assert nn.Module.__call__ is before
+
+
+def test_two_dictionaries(on):
+    """HeteroConv: dictionaries of features and edges, and of results."""
+    relations = [("a", "to", "b"), ("b", "to", "a")]
+    conv = pyg.HeteroConv({r: pyg.SAGEConv((6, 6), 4) for r in relations}).to(PLACE[0])
+    x, edge_index = given()
+    xs, edges = {"a": x, "b": x + 1}, dict.fromkeys(relations, edge_index)
+    for _ in range(8):
+        conv.zero_grad()
+        found = conv(xs, edges)
+        sum(out.pow(2).sum() for out in found.values()).backward()
+    grads = [p.grad.clone() for p in conv.parameters()]
+    with gnnaccel.disabled():
+        conv.zero_grad()
+        expected = conv(xs, edges)
+        sum(out.pow(2).sum() for out in expected.values()).backward()
+    assert replays("HeteroConv") and same(list(found.values()), list(expected.values()))
+    assert same(grads, [p.grad for p in conv.parameters()])

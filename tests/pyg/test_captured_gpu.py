@@ -1,0 +1,101 @@
+"""Every layer as a module that is replayed, on a GPU: values and gradients, step by step."""
+from __future__ import annotations
+
+import pytest
+import torch
+from torch_geometric import nn as pyg
+
+import gnnaccel
+from tests.pyg import graphs
+from tests.pyg.every import CALLS, leaves, made, moved
+from tests.pyg.judge import close
+
+pytestmark = pytest.mark.gpu
+
+
+def summed(layer, inputs) -> torch.Tensor:
+    return torch.cat([t.flatten() for t in leaves(layer(*inputs))])
+
+
+def step(layer, inputs) -> torch.Tensor:
+    layer.zero_grad()
+    out = summed(layer, inputs)
+    out.pow(2).sum().backward()
+    return torch.cat([out.detach(), *[p.grad.flatten() for p in layer.parameters()
+                                      if p.grad is not None]])
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_steps(gpu, name):
+    """Weights move between the steps; what cannot be captured says why."""
+    layer, inputs = made(name)
+    layer, inputs = layer.to(gpu.device), tuple(moved(value, gpu.device) for value in inputs)
+    optimizer = torch.optim.SGD(layer.parameters(), 1e-3) if list(layer.parameters()) else None
+    if optimizer is None:
+        pytest.skip("no weights")
+    with gpu.on(on_fallback="native", capture=True):
+        for number in range(10):
+            torch.manual_seed(number)
+            found = step(layer, inputs)
+            torch.manual_seed(number)
+            with gnnaccel.disabled():
+                assert close(found, step(layer, inputs), 1e-4), number
+            optimizer.step()
+        captured = gnnaccel.status()["captured"]
+        assert captured["replays"] or captured["refused"]
+
+
+def test_masks_are_new_in_each_replay_and_those_of_its_backward(gpu):
+    """Without attention weights the result is linear in x, so x . dx is the result again."""
+    layer = pyg.GATConv(8, 4, heads=2, dropout=0.5, bias=False).to(gpu.device)
+    with torch.no_grad():
+        layer.att_src.zero_()
+        layer.att_dst.zero_()
+    x = torch.rand(graphs.N, 8, device=gpu.device).requires_grad_()
+    edge_index = graphs.square().to(gpu.device)
+    outs = []
+    with gpu.on(capture=True):
+        for _ in range(9):
+            out = layer(x, edge_index)
+            dx, = torch.autograd.grad(out.sum(), x)
+            assert torch.allclose((dx * x).sum(), out.sum(), rtol=1e-4)
+            outs.append(out.detach())
+        assert gnnaccel.status()["captured"]["replays"]["GATConv"] == 5
+    assert len({float(out.sum()) for out in outs}) == 9
+
+
+def test_a_capture_by_hand_draws_new_masks(gpu):
+    layer = pyg.GATConv(8, 4, heads=2, dropout=0.5).to(gpu.device)
+    x = torch.rand(graphs.N, 8, device=gpu.device)
+    edge_index = graphs.square().to(gpu.device)
+    side = torch.cuda.Stream()
+    with gpu.on(), torch.no_grad():
+        with torch.cuda.stream(side):
+            layer(x, edge_index)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = layer(x, edge_index)
+        found = set()
+        for _ in range(5):
+            graph.replay()
+            found.add(float(out.sum()))
+    assert len(found) == 5
+
+
+def test_another_graph_in_between(gpu):
+    """What the capture holds is not what an eager call over another graph lets go of."""
+    torch.manual_seed(2)
+    layer = pyg.GATConv(8, 4).to(gpu.device).eval()
+    edges = [graphs.square().to(gpu.device) for _ in range(2)]
+    x = torch.rand(graphs.N, 8, device=gpu.device)
+    with gpu.on(capture=True), torch.no_grad():
+        for _ in range(6):
+            expected = layer(x, edges[0])
+        for _ in range(20):
+            other = torch.randint(0, graphs.N, (2, 4000), device=gpu.device)
+            layer(x, other)
+            gnnaccel.dispatch.graph.cache.clear()
+            torch.cuda.empty_cache()
+            torch.full((1 << 20,), 7, device=gpu.device)
+            assert torch.equal(layer(x, edges[0]), expected)

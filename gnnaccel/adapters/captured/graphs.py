@@ -93,6 +93,9 @@ class Captured:
                 wanted = [out for out in found if out.requires_grad]
                 if self._work.grad and wanted:
                     self._work.gradients(found, self._leaves, [torch.ones_like(o) for o in wanted])
+        for held, given, copied in zip(self._static, self._work.tensors, self._work.copied):
+            if copied and not torch.equal(held, given):
+                raise Refused("it writes to an argument, which is another one in each call")
         used = {t.untyped_storage().data_ptr() for t in (*self._static, *self._leaves)}
         if any(out.untyped_storage().data_ptr() in used for out in found):
             raise Refused("its result uses the memory of an argument")

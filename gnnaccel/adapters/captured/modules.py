@@ -125,6 +125,11 @@ def summary() -> dict[str, Any]:
     return {"replays": dict(_replays), "refused": refused}
 
 
+def counted(name: str) -> None:
+    """One call of a module of that class is replayed."""
+    _replays[name] += 1
+
+
 def reset() -> None:
     """Forget all captures and counts."""
     _entries.clear()
@@ -142,7 +147,7 @@ def _wrapped(native: Callable) -> Callable:
         entry = _entries.get(id(self))
         if entry is None or entry.ref() is not self:
             entry = _entries[id(self)] = _Module(self)
-        if entry.open or not _possible():
+        if entry.open or not _asked():
             return native(self, *args, **kwargs)
         _here.inside = True
         try:
@@ -154,10 +159,14 @@ def _wrapped(native: Callable) -> Callable:
     return call
 
 
-def _possible() -> bool:
-    """Whether calls may be captured here."""
+def _asked() -> bool:
     config = configs.current()
-    return (config is not None and config.capture and not records.sinks
+    return config is not None and config.capture and possible()
+
+
+def possible() -> bool:
+    """Whether calls may be captured here."""
+    return (configs.current() is not None and not records.sinks
             and not capture.capturing() and not torch.is_inference_mode_enabled()
             and not torch.is_anomaly_enabled()
             and torch._C._autograd._top_saved_tensors_default_hooks(True) is None
@@ -179,7 +188,7 @@ def _routed(native: Callable, module: nn.Module, entry: _Module, args: tuple, kw
     if kind is None:
         if entry.calls > _TRIES * _KINDS:
             entry.closed = True
-            _told(module, "its arguments have other forms in each call")
+            told(module, "its arguments have other forms in each call")
         if len(entry.kinds) >= _KINDS:
             entry.kinds.pop(next(iter(entry.kinds)))
         kind = entry.kinds[key] = _Kind()
@@ -189,7 +198,7 @@ def _routed(native: Callable, module: nn.Module, entry: _Module, args: tuple, kw
         if kind.repeats(tensors) and kind.stands():
             entry.calls = 0
             if kind.captured.free():
-                _replays[type(module).__name__] += 1
+                counted(type(module).__name__)
                 return kind.captured.replay(tensors)
             return native(module, *args, **kwargs)
         kind.forget()
@@ -228,7 +237,7 @@ def _watched(native: Callable, module: nn.Module, entry: _Module, kind: _Kind,
         kind.forget()
         kind.tries += 1
         if kind.tries > _TRIES:
-            kind.why = _told(module, "its graph is another one in each call")
+            kind.why = told(module, "its graph is another one in each call")
         return native(module, *args, **kwargs)
     try:
         if kind.snapshot is None or not kind.stands():
@@ -248,10 +257,10 @@ def _watched(native: Callable, module: nn.Module, entry: _Module, kind: _Kind,
         except graphs.Refused as problem:
             kind.why = str(problem)
     if kind.why is not None:
-        _told(module, kind.why)
+        told(module, kind.why)
         return native(module, *args, **kwargs)
     _log.info("gnnaccel: calls of %s are replayed as CUDA graphs", type(module).__name__)
-    _replays[type(module).__name__] += 1
+    counted(type(module).__name__)
     return kind.captured.replay(tensors)  # type: ignore[union-attr]
 
 
@@ -299,7 +308,7 @@ def _observed(native: Callable, module: nn.Module, entry: _Module, kind: _Kind,
         kind.calls, kind.tries, kind.snapshot = 0, kind.tries + 1, None
         if kind.tries > _TRIES // 4:
             why = why or "its state changes in each call"
-            kind.why = _told(module, why)
+            kind.why = told(module, why)
             entry.open = len(entry.kinds) == 1 and len(list(module.children())) > 0
     return out
 
@@ -365,13 +374,14 @@ def _left(native: Callable, module: nn.Module, entry: _Module, args: tuple, kwar
           why: str) -> Any:
     """A module that cannot be captured, whatever its next calls are; those in it may."""
     entry.open = True
-    _told(module, why)
+    told(module, why)
     _here.inside = False
     return native(module, *args, **kwargs)
 
 
-def _told(module: nn.Module, why: str) -> str:
-    name = type(module).__name__
+def told(module: nn.Module | str, why: str) -> str:
+    """``why``, counted; logged the first time."""
+    name = module if isinstance(module, str) else type(module).__name__
     if not _refused[name, why]:
         _log.info("gnnaccel: calls of %s are not captured: %s", name, why)
     _refused[name, why] += 1

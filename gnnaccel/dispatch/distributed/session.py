@@ -20,10 +20,21 @@ class Session:
     def __init__(self, part: Part, group: Any, exchange: str):
         if exchange not in EXCHANGES:
             raise PartitionError(f"exchange={exchange!r}; it has to be one of {EXCHANGES}")
-        self.part, self.exchange = part, exchange
         _agree(part, group, exchange)
         # a group of its own: its order of calls does not depend on when DDP sums gradients up
-        self.group = dist.new_group(None if group is None else dist.get_process_group_ranks(group))
+        self._begin(part, dist.new_group(
+            None if group is None else dist.get_process_group_ranks(group)), exchange)
+
+    @classmethod
+    def of_group(cls, part: Part, group: Any) -> Session:
+        """A session that exchanges by ``group`` itself, of parts that are known to be of one
+        graph."""
+        found = cls.__new__(cls)
+        found._begin(part, group, "fp32")
+        return found
+
+    def _begin(self, part: Part, group: Any, exchange: str) -> None:
+        self.part, self.exchange, self.group = part, exchange, group
         self.links = {kind: Link(rows, part.rank, self.group, exchange)
                       for kind, rows in part.rows.items()}
         self._last: dict[str, tuple[TensorRef, Tensor]] = {}

@@ -333,6 +333,7 @@ def test_a_script_as_it_is(tmp_path):
     assert "2 processes divided GCNConv (3 calls)" in err
 
 
+@pytest.mark.long
 def test_one_failure_ends_all(tmp_path):
     (_, first, status), (_, second, other) = launched(tmp_path, fails=True)
     assert status == 1 and other == 1

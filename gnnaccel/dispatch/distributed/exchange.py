@@ -8,11 +8,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gnnaccel.dispatch.distributed.part import Rows
+from gnnaccel.dispatch.quantized.rows import by_torch
 from gnnaccel.errors import PartitionError
 
 #: backends of torch.distributed that have all_to_all_single with unequal shares
 _ALL_TO_ALL = ("nccl", "gloo", "mpi", "ucc", "xccl")
-EXCHANGES = ("fp32", "bf16")
+EXCHANGES = ("fp32", "bf16", "int8")
 
 
 def backend(device: torch.device, group: Any) -> str:
@@ -61,12 +62,13 @@ def _pairwise(out: Tensor, rows: Tensor, receive: list[int], send: list[int], gr
 
 class Link:
     """The exchange of rows of one node type. ``exchange``: "fp32" sends rows in their own dtype,
-    "bf16" those of more bytes in bfloat16. Counts ``calls`` and ``bytes`` that were sent to other
+    "bf16" those of more bytes in bfloat16, "int8" those for which it is fewer bytes as integers of
+    8 bits with one fp32 scale a row. Counts ``calls`` and ``bytes`` that were sent to other
     parts."""
 
     def __init__(self, rows: Rows, rank: int, group: Any, exchange: str):
         self.rows, self._rank, self._group = rows, rank, group
-        self._narrow = exchange == "bf16"
+        self._exchange = exchange
         self.calls = self.bytes = 0
 
     def extend(self, x: Tensor) -> Tensor:
@@ -94,14 +96,32 @@ class Link:
         return found.reshape(own, *grad.shape[1:])
 
     def _swap(self, rows: Tensor, receive: list[int], send: list[int]) -> Tensor:
-        dtype = rows.dtype
-        if self._narrow and dtype.is_floating_point and dtype.itemsize > 2:
+        dtype, width = rows.dtype, rows.shape[1]
+        narrow = self._exchange if dtype.is_floating_point else "fp32"
+        as_int8 = narrow == "int8" and width + 4 < width * dtype.itemsize
+        if as_int8:
+            rows = _packed(rows)
+        elif narrow == "bf16" and dtype.itemsize > 2:
             rows = rows.to(torch.bfloat16)
         out = rows.new_empty((sum(receive), rows.shape[1]))
         all_to_all(out, rows.contiguous(), receive, send, self._group)
         self.calls += 1
         self.bytes += rows.shape[1] * rows.element_size() * (sum(send) - send[self._rank])
-        return out.to(dtype)
+        return (_unpacked(out) if as_int8 else out).to(dtype)
+
+
+def _packed(rows: Tensor) -> Tensor:
+    """[N, F] -> uint8 [N, F + 4]: each row as int8, rounded to nearest, and its fp32 scale, the
+    largest magnitude over 127. A row with a number that is not finite gets scale NaN."""
+    stored = by_torch(rows)
+    return torch.cat([stored.data[:, :stored.width].contiguous().view(torch.uint8),
+                      stored.scale.unsqueeze(1).view(torch.uint8)], 1)
+
+
+def _unpacked(rows: Tensor) -> Tensor:
+    """What `_packed` made of rows, fp32 [N, F]."""
+    values, scale = rows[:, :-4], rows[:, -4:].contiguous().view(torch.float32)
+    return values.contiguous().view(torch.int8).float() * scale
 
 
 def _width(x: Tensor) -> int:

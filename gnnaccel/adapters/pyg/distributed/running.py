@@ -33,8 +33,10 @@ def use(part: Part, *, group: Any = None, exchange: str = "fp32") -> Iterator[Pa
     part's edges, gets the halo's rows by itself, and returns the own nodes' results.
 
     Collective: every process of ``group`` (None: all) enters it, with its own part. ``exchange``:
-    "bf16" sends rows and gradients in bfloat16, half the bytes. An error that leaves the block ends
-    the other processes too; they do not print it again. Raises PartitionError, on every rank, where
+    "bf16" sends rows and gradients in bfloat16, half the bytes; "int8" as integers of 8 bits with a
+    scale for each row (as `gnnaccel.quantize` stores rows, rounded to nearest), a quarter of the
+    bytes and 4 for each row. An error that leaves the block ends the other processes too; they do
+    not print it again. Raises PartitionError, on every rank, where
     the parts are not those of one graph, one on each rank.
     """
     with watched(group) as watch:

@@ -41,15 +41,18 @@ class Session:
         self._widths: dict[tuple[Any, ...], None] = {}
         self._checked: TensorMap[tuple[int, int]] = TensorMap()
 
-    def extend(self, kind: str, x: Tensor, name: str = "x", who: str = "") -> Tensor:
+    def extend(self, kind: str, x: Tensor, name: str = "x", who: str = "",
+               layer: Any = None) -> Tensor:
         """`halo_rows` of nodes of a type. The same tensor, unwritten since, is sent once: several
-        relations of a layer share it, and features that no gradient is asked of stay."""
+        relations of a layer share it, and features that no gradient is asked of stay.
+        ``who``, ``layer``: what asks, by name and as an object."""
         wanted = torch.is_grad_enabled() and x.requires_grad
         known = self._last.get(kind)
         if (known is not None and known[0].unwritten(x) and known[1].requires_grad == wanted):
             return known[1]
         self._compare(kind, x, name, who)
-        found = halo_rows(x, self.links[kind])
+        found = halo_rows(x, self.links[kind],
+                          who if layer is None else weakref.ref(layer))
         if not (x.is_inference() or found.is_inference()):
             last = self._last
 

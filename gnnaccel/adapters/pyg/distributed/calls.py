@@ -23,15 +23,20 @@ class _Call(NamedTuple):
 
     session: Session
     relation: Relation
-    name: str
+    layer: Any
+
+    @property
+    def name(self) -> str:
+        return type(self.layer).__name__
 
     def extend(self, x: Tensor, what: str, dim: int = 0) -> Tensor:
         """``x`` with the halo's rows, along ``dim``."""
         kind = self.relation[0]
         if x.dim() and dim % x.dim():
-            rows = self.session.extend(kind, x.movedim(dim, 0).contiguous(), what, self.name)
+            rows = self.session.extend(kind, x.movedim(dim, 0).contiguous(), what, self.name,
+                                       self.layer)
             return rows.movedim(0, dim)
-        return self.session.extend(kind, x, what, self.name)
+        return self.session.extend(kind, x, what, self.name, self.layer)
 
     @property
     def size(self) -> tuple[int, int]:
@@ -117,7 +122,7 @@ def _over_part(session: Session, native: Callable, layer: Any, args: tuple, kwar
     edge_index = _edges(layer, given.arguments.get("edge_index"), (*args, *kwargs.values()))
     relation = _relation(session, edge_index, type(layer).__name__)
     session.check_edges(edge_index, relation[0], relation[2])
-    call = _Call(session, relation, type(layer).__name__)
+    call = _Call(session, relation, layer)
     if _is_bipartite(layer):
         _loops_possible(layer, relation)
         given.arguments["x"] = _pair(call, given.arguments.get("x"))
@@ -125,7 +130,7 @@ def _over_part(session: Session, native: Callable, layer: Any, args: tuple, kwar
             given.arguments["size"] = call.size
         with _within():
             return native(*given.args, **given.kwargs)
-    held = norm.replaced(type(layer), functools.partial(norm.over_part, session, relation[0]))
+    held = norm.replaced(type(layer), functools.partial(norm.over_part, call))
     try:
         with _steps(layer, call), _within():
             return native(layer, *args, **kwargs)

@@ -3,6 +3,7 @@ edited."""
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import sys
 from typing import Any
@@ -13,6 +14,8 @@ from gnnaccel.errors import GnnaccelError
 from gnnaccel.suggest import did_you_mean
 
 _WITH_VALUE = ("--exclude", "--include", "--backend", "--when", "--report", "--decisions")
+#: the smallest graph that --partition divides: below, messages between processes take longer
+PARTITION_EDGES = 10_000
 _TARGETS = {"-m": launch.module, "-c": launch.command}
 
 
@@ -36,6 +39,11 @@ def split(arguments: list[str]) -> tuple[list[str], str, list[str]]:
 def add_options(parser: argparse._ActionsContainer) -> None:
     """The options of a run."""
     add_enable_options(parser)
+    parser.add_argument("--partition", nargs="?", const=PARTITION_EDGES, type=int,
+                        metavar="EDGES",
+                        help="in each of torchrun's processes: divide layers over graphs of at "
+                             f"least EDGES edges ({PARTITION_EDGES}) among the processes; "
+                             "--partition=EDGES")
     parser.add_argument("--autotune", action="store_true",
                         help="time the ways that layers can go, keep the fastest, and take what "
                              "earlier runs kept")
@@ -72,6 +80,8 @@ def run(options: argparse.Namespace, kind: str, target: list[str]) -> int:
     otherwise."""
     launch.hide(__file__, os.path.join(os.path.dirname(__file__), "__main__.py"))
     try:
+        if options.partition is not None:
+            _partition(options.partition)
         observer = _start(options)
     except (ValueError, OSError, GnnaccelError) as problem:
         return _complain(str(problem), 2)
@@ -117,6 +127,15 @@ def _start(options: argparse.Namespace) -> Any:
         return None
     return observe.start(profile=options.profile, compare=options.compare, report=options.report,
                          autotune=options.autotune, lines=options.lines)
+
+
+def _partition(edges: int) -> None:
+    """Join torchrun's other processes, before anything else touches a GPU."""
+    if importlib.util.find_spec("torch_geometric") is None:
+        raise GnnaccelError("--partition divides PyG's layers, and PyG is not installed")
+    from gnnaccel.adapters.pyg.distributed import script
+
+    script.begin(edges)
 
 
 def _observe() -> Any:

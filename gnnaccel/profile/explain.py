@@ -11,12 +11,15 @@ from typing import Any
 import torch
 
 from gnnaccel import adapters, session
+from gnnaccel.dispatch.observe import exchanges
+from gnnaccel.dispatch.observe.exchanges import Exchange
 from gnnaccel.dispatch.observe.watch import Run, Visit
 from gnnaccel.dispatch.policy import config as configs
 from gnnaccel.dispatch.policy.names import original
 from gnnaccel.profile.bench.timing import measure_rounds
 from gnnaccel.profile.compare import OFF, watching
 from gnnaccel.profile.decided import Decided, decided, decided_operation
+from gnnaccel.profile.exchanged import megabytes
 from gnnaccel.profile.frames import who
 from gnnaccel.profile.shadow import EFFORT
 from gnnaccel.profile.sides import HOST, OURS, Sides, planned, quietly
@@ -31,8 +34,9 @@ TAKEN, NATIVE, INSIDE, UNCALLED, UNKNOWN = ("taken over", "native", "inside anot
 class Layer:
     """What would become of one layer. ``status``: "taken over", "native", "inside another" (that is
     taken over), "not called", "not recognised"; ``reasons``: what speaks against each candidate,
-    each {candidate, code, text, hint}; estimates and measurements in milliseconds, of forward, or
-    in training mode of forward and backward."""
+    each {candidate, code, text, hint}; ``sent_bytes``: what the calls sent to other processes, over
+    a part of a graph, forward (None: nothing is exchanged); estimates and measurements in
+    milliseconds, of forward, or in training mode of forward and backward."""
 
     name: str
     layer: str
@@ -47,6 +51,7 @@ class Layer:
     measured_native_ms: float | None = None
     reasons: tuple[dict[str, str], ...] = ()
     note: str = ""
+    sent_bytes: int | None = None
 
     @property
     def who(self) -> str:
@@ -74,17 +79,18 @@ class Explained:
 
     def __str__(self) -> str:
         rows = []
+        over_part = any(one.sent_bytes is not None for one in self.layers)
         for one in self.layers:
             edges = one.graph["num_edges"] if one.graph else None
             host, ours = one.times
             rows.append((one.who, one.status, one.kernel or "-", edges, one.calls or None,
-                         milliseconds(host), milliseconds(ours), times(host, ours)))
+                         milliseconds(host), milliseconds(ours), times(host, ours),
+                         *[megabytes(one.sent_bytes)] * over_part))
         measured = any(one.measured_ms is not None for one in self.layers)
         title = (f"what gnnaccel would do; times {'measured' if measured else 'estimated'}, "
                  f"{'forward and backward' if self.training else 'forward only'}")
-        text = table(title, ("layer", "", "kernel", "edges", "calls", "native ms", "ours ms",
-                             "faster"), rows,
-                     right=("edges", "calls", "native ms", "ours ms", "faster"))
+        numbers = ("edges", "calls", "native ms", "ours ms", "faster", *["sent MB"] * over_part)
+        text = table(title, ("layer", "", "kernel", *numbers), rows, right=numbers)
         lines = [] if self.enabled else [OFF]
         for one in self.layers:
             lines += [f"{one.who}: {why}" for why in _whys(one)]
@@ -126,9 +132,14 @@ def explain(model: torch.nn.Module, *inputs: Any, measure: bool = False,
     with undisturbed(model), session.enabled(first_use="wait"):
         looker = _Looker(model, measure)
         result = Explained(training=model.training, enabled=configs.current() is not None)
-        with watching(looker, lambda record: None), torch.no_grad():
-            model(*inputs, **kwargs)
-        result.layers = [*looker.found.values(), *_uncalled(model, looker)]
+        exchanges.add(looker.exchange)
+        try:
+            with watching(looker, lambda record: None), torch.no_grad():
+                model(*inputs, **kwargs)
+        finally:
+            exchanges.remove(looker.exchange)
+        result.layers = [replace(one, sent_bytes=looker.sent.get((one.name, one.layer)))
+                         for one in (*looker.found.values(), *_uncalled(model, looker))]
     return result
 
 
@@ -138,6 +149,7 @@ class _Looker:
     def __init__(self, model: torch.nn.Module, measure: bool):
         self.found: dict[tuple, Layer] = {}
         self.called: set[int] = set()
+        self.sent: dict[tuple[str, str], int] = {}  # bytes by the layer's name and class
         self.inside: set[int] = set()  # modules inside of layers taken over
         self._measuring = False
         self._names = {id(module): name for name, module in model.named_modules()}
@@ -161,6 +173,13 @@ class _Looker:
             return visit.native(visit.layer, *visit.args, **visit.kwargs)
         self.inside.update(id(part) for part in visit.layer.modules() if part is not visit.layer)
         return planned(visit, decision.plan, visit.args, visit.kwargs)
+
+    @contextlib.contextmanager
+    def exchange(self, exchange: Exchange) -> Iterator[None]:
+        """A watcher of exchanges: adds up what each layer sends."""
+        key = self._names.get(id(exchange.layer), ""), type(exchange.layer).__name__
+        self.sent[key] = self.sent.get(key, 0) + exchange.bytes
+        yield
 
     def _operation(self, visit: Visit, run: Run) -> Any:
         decision = decided_operation(visit)

@@ -10,13 +10,14 @@ from typing import Any
 import torch
 
 from gnnaccel.cuda import driver
-from gnnaccel.dispatch.observe import counters, watch
+from gnnaccel.dispatch.observe import counters, exchanges, watch
 from gnnaccel.dispatch.observe.records import Record
 from gnnaccel.dispatch.observe.watch import Run, Visit
 from gnnaccel.profile.advice import FIRST, Advice, advise, marked
 from gnnaccel.profile.compare import Comparison
 from gnnaccel.profile.edges_seen import EdgesSeen
 from gnnaccel.profile.entries import Entry, describe
+from gnnaccel.profile.exchanged import Exchanges
 from gnnaccel.profile.frames import Frame, Frames, Naming, who
 from gnnaccel.profile.lines import Line, Lines
 from gnnaccel.profile.sides import device_of, named_tensors
@@ -35,7 +36,8 @@ def report(nvtx: bool = False, lines: bool = False) -> Report:
     block, or in a script run with ``--profile``, ``report()`` is what is being measured, as it
     stands.
 
-    ``nvtx``: each call is an NVTX range as well, named after its layer, for Nsight. ``lines``: time
+    ``nvtx``: each call and each exchange is an NVTX range as well, named after its layer, for
+    Nsight. ``lines``: time
     is added up by the lines that call layers, too. Raises ValueError where torch has no NVTX.
     """
     return _active[-1] if _active else Report(nvtx, lines)
@@ -43,7 +45,8 @@ def report(nvtx: bool = False, lines: bool = False) -> Report:
 
 class Report:
     """A measurement: a context manager. ``entries`` by layer and way of running; ``comparison``:
-    what `compare` found, if it ran along; ``lines``: by the line that called, where asked for.
+    what `compare` found, if it ran along; ``lines``: by the line that called, where asked for;
+    ``exchanged``: what layers over a part exchanged with other processes.
     Times on a GPU lie between CUDA events on the call's stream, so they hold what the GPU waited
     for the host meanwhile; reading them waits for the GPU, measuring does not."""
 
@@ -61,6 +64,7 @@ class Report:
         self.naming = Naming()
         self.edges_seen: dict[str, EdgesSeen] = {}  # by the layer's name
         self._frames, self._timeline, self._lock = Frames(), Timeline(), threading.RLock()
+        self.exchanged = Exchanges(self.naming, self._timeline, nvtx)
         self._sink = self._recorded
 
     # --- measuring ---
@@ -73,11 +77,13 @@ class Report:
         self._began, self._compiled_before = time.perf_counter(), driver.compile_seconds()
         _active.append(self)
         watch.add(self._watch, self._sink)
+        exchanges.add(self.exchanged)
         return self
 
     def stop(self) -> None:
         """Stop, waiting for the device."""
         watch.remove(self._watch, self._sink)
+        exchanges.remove(self.exchanged)
         _active.remove(self)
         self._timeline.finish()
         assert self._began is not None
@@ -236,6 +242,7 @@ class Report:
         text = self.compiling() and self.compiling() + "\n"
         text += table(f"{total:.4g} ms in layers, by {kinds}, of {self.seconds:.3g} s", columns,
                       rows, right=columns[2:])
+        text += str(self.exchanged)
         fallbacks = self.fallbacks()
         if fallbacks:
             text += table("native, by what it took", ("reason", "calls", "own ms", "layers",

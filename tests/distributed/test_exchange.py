@@ -77,7 +77,7 @@ def test_rows_come_and_gradients_go_home(tmp_path, way):
                 close(second.double(), 2 * home[own])
 
 
-@pytest.mark.parametrize("exchange", ["fp32", "bf16"])
+@pytest.mark.parametrize("exchange", ["fp32", "bf16", "int8"])
 def test_each_row_is_sent_once(tmp_path, exchange):
     """Forward, backward, and twice for second derivatives, in as many bytes as asked for."""
     folder = graphs.cut(graphs.homogeneous(), 4, tmp_path)["random"]
@@ -85,6 +85,8 @@ def test_each_row_is_sent_once(tmp_path, exchange):
     rows = {"matrix": 3 * 4, "vector": 4, "heads": 6 * 4, "double": 2 * 8, "half": 3 * 2}
     if exchange == "bf16":
         rows = {"matrix": 3 * 2, "vector": 2, "heads": 6 * 2, "double": 2 * 2, "half": 3 * 2}
+    if exchange == "int8":  # a scale of 4 bytes with each; no half, nor single numbers: it is more
+        rows = {"matrix": 3 + 4, "vector": 4, "heads": 6 + 4, "double": 2 + 4, "half": 3 * 2}
     plain = 8 + 3  # ids and mask are sent as they are, and nothing comes back
     for rank, mine in enumerate(found):
         part = distributed.load_part(folder, rank).rows["node"]
@@ -96,6 +98,49 @@ def test_each_row_is_sent_once(tmp_path, exchange):
         x, mine = tensors()["matrix"], found[0]
         assert torch.equal(mine["matrix"][:len(mine["own"])], x[mine["own"]])  # own rows stay
         assert torch.equal(mine["matrix"][len(mine["own"]):], x[mine["halo"]].bfloat16().float())
+
+
+def rounded(rank, world, folder):
+    """What comes of rows with numbers of very different sizes, and of their gradients."""
+    part = distributed.load_part(folder)
+    own, halo = part.own, part.rows["node"].halo
+    x = uneven()
+    with distributed.use(part, exchange="int8"):
+        mine = x[own].requires_grad_()
+        rows = distributed.halo_rows(mine)
+        (rows * x[torch.cat([own, halo])]).sum().backward()
+    return own, halo, rows.detach(), mine.grad
+
+
+def uneven():
+    """Rows whose sizes differ by many orders; one of zeros, and one with an infinite number."""
+    g = graphs.generator(3)
+    x = torch.randn(graphs.NODES, 16, generator=g)
+    x *= torch.logspace(-6, 6, graphs.NODES)[:, None]
+    x[3], x[5, 2] = 0, torch.inf
+    return x
+
+
+def test_int8_rows_err_by_half_a_step_of_their_own_scale(tmp_path):
+    x = uneven()
+    step = x.abs().amax(1, keepdim=True) / 127
+    folder = graphs.cut(graphs.homogeneous(), 2, tmp_path)["random"]
+    found = start(2, rounded, folder)
+    used, home = torch.zeros(len(x)), torch.zeros_like(x)
+    for own, halo, rows, _ in found:
+        assert torch.equal(rows[:len(own)], x[own])  # own rows stay as they are
+        came, truth = rows[len(own):], x[halo]
+        infinite = halo == 5
+        assert came[infinite].isnan().all()
+        gap = (came - truth).abs()[~infinite]
+        assert (gap <= 0.5001 * step[halo][~infinite]).all() and gap.any()
+        assert not came[halo == 3].any()
+        used[own] += 1
+        used[halo] += 1
+        home[own] = found[0][3] if own is found[0][0] else found[1][3]
+    plain = torch.arange(len(x)) != 5
+    gap = (home - used[:, None] * x).abs()[plain]
+    assert (gap <= (0.5001 * step + 1e-5 * x.abs())[plain]).all() and gap.any()
 
 
 def repeated(rank, world, folder):

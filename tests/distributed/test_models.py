@@ -144,7 +144,8 @@ def run_all(rank, world, folder, typed, enabled, exchange):
 
 @pytest.mark.parametrize("enabled, exchange, close", [
     (False, "fp32", 1e-5), (True, "fp32", 1e-5),
-    pytest.param(False, "bf16", 3e-2, marks=pytest.mark.long)])
+    pytest.param(False, "bf16", 3e-2, marks=pytest.mark.long),
+    pytest.param(False, "int8", 6e-2, marks=pytest.mark.long)])
 def test_models_over_two_parts(tmp_path, enabled, exchange, close):
     data, typed = graphs.homogeneous(), graphs.heterogeneous()
     folders = [graphs.cut(graph, 2, tmp_path / name)["random"]
@@ -165,5 +166,5 @@ def test_models_over_two_parts(tmp_path, enabled, exchange, close):
             scale = max(1.0, truth.abs().max().item())
             torch.testing.assert_close(sum(shares), truth, rtol=0, atol=close * scale,
                                        msg=f"{name}: {key}")
-        if exchange == "bf16" and name != "numbers":
+        if exchange != "fp32" and name != "numbers":
             assert not torch.equal(mine, out)  # rows were rounded, numbers of nodes not

@@ -12,6 +12,8 @@ import warnings
 from pathlib import Path
 
 import pytest
+from torch import cuda
+from torch import distributed as dist
 
 import gnnaccel
 from gnnaccel import adapters, autostart, session
@@ -116,20 +118,32 @@ GOOD = dict(cupy="14.2.0", cupy_cuda="13.0", nvrtc="13.0", driver_cuda="13.1")
 
 
 def gpu(monkeypatch, torch=("13.0", [H200], None), driver_text="580.65", names=("cupy-cuda13x",),
-        problems=(), **cupy):
+        problems=(), nccl=(2, 27, 5), **cupy):
     """The findings about CUDA on a machine that is like this."""
     monkeypatch.setattr(packages, "_torch_cuda", lambda: torch)
     monkeypatch.setattr(probe, "driver_text", lambda: driver_text)
     monkeypatch.setattr(probe, "cupy",
                         lambda: probe.Probe(**{**GOOD, **cupy}, problems=dict(problems)))
     monkeypatch.setattr(packages, "_distribution", lambda name: "14.2.0" if name in names else None)
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: nccl is not None)
+    monkeypatch.setattr(cuda.nccl, "version", lambda: nccl)
     return list(packages._cuda())
+
+
+def test_gpus_without_nccl(monkeypatch):
+    one = of(gpu(monkeypatch, nccl=None), "NCCL")
+    two = of(gpu(monkeypatch, torch=("13.0", [H200, H200], None), nccl=None), "NCCL")
+    assert (one.status, two.status) == ("note", "warn") and "gloo" in two.text
+    assert "brings NCCL" in two.remedy
+    monkeypatch.setattr(dist, "is_available", lambda: False)
+    assert "no torch.distributed" in of(gpu(monkeypatch), "NCCL").text
 
 
 def test_a_good_gpu(monkeypatch):
     findings = gpu(monkeypatch)
     assert {f.status for f in findings} == {"ok"}
     assert of(findings, "device 0").text == "NVIDIA H200, compute capability 9.0, 150 GiB"
+    assert of(findings, "NCCL").text == "2.27.5"
     assert of(findings, "NVRTC").text == "13.0, CuPy for CUDA 13.0, driver up to CUDA 13.1"
 
 
@@ -167,7 +181,7 @@ def test_without_a_gpu_nothing_has_failed(monkeypatch):
     for names, problems in ((),
                             [("cupy", "ImportError")]), (("cupy-cuda13x",),
                                                          [("cupy", "ImportError")]):
-        findings = gpu(monkeypatch, torch=(None, [], None), driver_text=None, names=names,
+        findings = gpu(monkeypatch, nccl=None, torch=(None, [], None), driver_text=None, names=names,
                        problems=problems)
         assert {f.status for f in findings} == {"note"}
 

@@ -1,6 +1,7 @@
 """Rows of nodes that other parts need: one ``all_to_all_single``, and its way back."""
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
@@ -8,11 +9,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gnnaccel.dispatch.distributed.part import Rows
+from gnnaccel.dispatch.observe import exchanges
+from gnnaccel.dispatch.observe.exchanges import Exchange
+from gnnaccel.dispatch.quantized.rows import by_torch
 from gnnaccel.errors import PartitionError
 
 #: backends of torch.distributed that have all_to_all_single with unequal shares
 _ALL_TO_ALL = ("nccl", "gloo", "mpi", "ucc", "xccl")
-EXCHANGES = ("fp32", "bf16")
+EXCHANGES = ("fp32", "bf16", "int8")
 
 
 def backend(device: torch.device, group: Any) -> str:
@@ -61,24 +65,27 @@ def _pairwise(out: Tensor, rows: Tensor, receive: list[int], send: list[int], gr
 
 class Link:
     """The exchange of rows of one node type. ``exchange``: "fp32" sends rows in their own dtype,
-    "bf16" those of more bytes in bfloat16. Counts ``calls`` and ``bytes`` that were sent to other
+    "bf16" those of more bytes in bfloat16, "int8" those for which it is fewer bytes as integers of
+    8 bits with one fp32 scale a row. Counts ``calls`` and ``bytes`` that were sent to other
     parts."""
 
     def __init__(self, rows: Rows, rank: int, group: Any, exchange: str):
         self.rows, self._rank, self._group = rows, rank, group
-        self._narrow = exchange == "bf16"
+        self._exchange = exchange
         self.calls = self.bytes = 0
 
-    def extend(self, x: Tensor) -> Tensor:
-        """[own, ...] -> [own + halo, ...]: the halo's rows come from their owners."""
+    def extend(self, x: Tensor, layer: Any = "", backward: bool = False) -> Tensor:
+        """[own, ...] -> [own + halo, ...]: the halo's rows come from their owners.
+        ``layer``: for which, a weak reference or a name; ``backward``: as part of a backward."""
         rows = self.rows
         flat = x.reshape(len(x), -1) if x.numel() else x.reshape(len(x), _width(x))
         out = flat.new_empty((rows.extended, flat.shape[1]))
         out[:len(flat)] = flat
-        out[len(flat):] = self._swap(flat.index_select(0, rows.send_rows), rows.receive, rows.send)
+        out[len(flat):] = self._swap(flat.index_select(0, rows.send_rows), rows.receive, rows.send,
+                                    layer, backward)
         return out.reshape(rows.extended, *x.shape[1:])
 
-    def home(self, grad: Tensor) -> Tensor:
+    def home(self, grad: Tensor, layer: Any = "") -> Tensor:
         """[own + halo, ...] -> [own, ...]: the halo's gradients go to their owners, who add them to
         those of their own rows: part by part, by rank. No part sends a row twice, so no two
         additions meet, and the order is the same in every run."""
@@ -87,21 +94,43 @@ class Link:
         flat = grad.reshape(len(grad), -1) if grad.numel() else grad.reshape(len(grad),
                                                                             _width(grad))
         found = flat[:own].clone()
-        came = self._swap(flat[own:], rows.send, rows.receive)
+        came = self._swap(flat[own:], rows.send, rows.receive, layer, True)
         for at, more in zip(rows.send_rows.split(rows.send), came.split(rows.send)):
             if len(at):
                 found.index_copy_(0, at, found.index_select(0, at) + more)
         return found.reshape(own, *grad.shape[1:])
 
-    def _swap(self, rows: Tensor, receive: list[int], send: list[int]) -> Tensor:
-        dtype = rows.dtype
-        if self._narrow and dtype.is_floating_point and dtype.itemsize > 2:
+    def _swap(self, rows: Tensor, receive: list[int], send: list[int], layer: Any,
+              backward: bool) -> Tensor:
+        dtype, width = rows.dtype, rows.shape[1]
+        narrow = self._exchange if dtype.is_floating_point else "fp32"
+        as_int8 = narrow == "int8" and width + 4 < width * dtype.itemsize
+        if as_int8:
+            rows = _packed(rows)
+        elif narrow == "bf16" and dtype.itemsize > 2:
             rows = rows.to(torch.bfloat16)
         out = rows.new_empty((sum(receive), rows.shape[1]))
-        all_to_all(out, rows.contiguous(), receive, send, self._group)
+        count = rows.shape[1] * rows.element_size() * (sum(send) - send[self._rank])
+        called = layer() if isinstance(layer, weakref.ref) else layer
+        with exchanges.around(Exchange(called, backward, count, rows.device)):
+            all_to_all(out, rows.contiguous(), receive, send, self._group)
         self.calls += 1
-        self.bytes += rows.shape[1] * rows.element_size() * (sum(send) - send[self._rank])
-        return out.to(dtype)
+        self.bytes += count
+        return (_unpacked(out) if as_int8 else out).to(dtype)
+
+
+def _packed(rows: Tensor) -> Tensor:
+    """[N, F] -> uint8 [N, F + 4]: each row as int8, rounded to nearest, and its fp32 scale, the
+    largest magnitude over 127. A row with a number that is not finite gets scale NaN."""
+    stored = by_torch(rows)
+    return torch.cat([stored.data[:, :stored.width].contiguous().view(torch.uint8),
+                      stored.scale.unsqueeze(1).view(torch.uint8)], 1)
+
+
+def _unpacked(rows: Tensor) -> Tensor:
+    """What `_packed` made of rows, fp32 [N, F]."""
+    values, scale = rows[:, :-4], rows[:, -4:].contiguous().view(torch.float32)
+    return values.contiguous().view(torch.int8).float() * scale
 
 
 def _width(x: Tensor) -> int:
@@ -111,33 +140,33 @@ def _width(x: Tensor) -> int:
 
 class _HaloRows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, link: Link) -> Tensor:
+    def forward(ctx: Any, x: Tensor, link: Link, layer: Any, backward: bool) -> Tensor:
         ctx.set_materialize_grads(True)  # zeros where there is none: all processes exchange
-        ctx.link = link
-        return link.extend(x)
+        ctx.link, ctx.layer = link, layer
+        return link.extend(x, layer, backward)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        return _HomeRows.apply(grad, ctx.link), None
+        return _HomeRows.apply(grad, ctx.link, ctx.layer), None, None, None
 
 
 class _HomeRows(torch.autograd.Function):
     """The backward of `_HaloRows`, whose own backward is the exchange again."""
 
     @staticmethod
-    def forward(ctx: Any, grad: Tensor, link: Link) -> Tensor:
+    def forward(ctx: Any, grad: Tensor, link: Link, layer: Any) -> Tensor:
         ctx.set_materialize_grads(True)
-        ctx.link = link
-        return link.home(grad)
+        ctx.link, ctx.layer = link, layer
+        return link.home(grad, layer)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        return _HaloRows.apply(grad, ctx.link), None
+        return _HaloRows.apply(grad, ctx.link, ctx.layer, True), None, None
 
 
-def halo_rows(x: Tensor, link: Link) -> Tensor:
+def halo_rows(x: Tensor, link: Link, layer: Any = "") -> Tensor:
     """``x`` [own, ...] with the halo's rows behind, [own + halo, ...]; differentiable, of any
-    order.
+    order. ``layer``: for which, a weak reference or a name, for those who measure.
 
     All processes of the group have to call it in the same order. Rows of integers pass too.
     PartitionError where ``x`` has not one row for each own node.
@@ -149,7 +178,7 @@ def halo_rows(x: Tensor, link: Link) -> Tensor:
             "so the first dimension has to be that. Use the rows of the part's own data")
     if not _width(x):
         return x.new_empty((link.rows.extended, *x.shape[1:]))
-    return _HaloRows.apply(x, link)
+    return _HaloRows.apply(x, link, layer, False)
 
 
 class _GlobalMean(torch.autograd.Function):

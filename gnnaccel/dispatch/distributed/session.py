@@ -20,25 +20,39 @@ class Session:
     def __init__(self, part: Part, group: Any, exchange: str):
         if exchange not in EXCHANGES:
             raise PartitionError(f"exchange={exchange!r}; it has to be one of {EXCHANGES}")
-        self.part, self.exchange = part, exchange
         _agree(part, group, exchange)
         # a group of its own: its order of calls does not depend on when DDP sums gradients up
-        self.group = dist.new_group(None if group is None else dist.get_process_group_ranks(group))
+        self._begin(part, dist.new_group(
+            None if group is None else dist.get_process_group_ranks(group)), exchange)
+
+    @classmethod
+    def of_group(cls, part: Part, group: Any) -> Session:
+        """A session that exchanges by ``group`` itself, of parts that are known to be of one
+        graph."""
+        found = cls.__new__(cls)
+        found._begin(part, group, "fp32")
+        return found
+
+    def _begin(self, part: Part, group: Any, exchange: str) -> None:
+        self.part, self.exchange, self.group = part, exchange, group
         self.links = {kind: Link(rows, part.rank, self.group, exchange)
                       for kind, rows in part.rows.items()}
         self._last: dict[str, tuple[TensorRef, Tensor]] = {}
         self._widths: dict[tuple[Any, ...], None] = {}
         self._checked: TensorMap[tuple[int, int]] = TensorMap()
 
-    def extend(self, kind: str, x: Tensor, name: str = "x", who: str = "") -> Tensor:
+    def extend(self, kind: str, x: Tensor, name: str = "x", who: str = "",
+               layer: Any = None) -> Tensor:
         """`halo_rows` of nodes of a type. The same tensor, unwritten since, is sent once: several
-        relations of a layer share it, and features that no gradient is asked of stay."""
+        relations of a layer share it, and features that no gradient is asked of stay.
+        ``who``, ``layer``: what asks, by name and as an object."""
         wanted = torch.is_grad_enabled() and x.requires_grad
         known = self._last.get(kind)
         if (known is not None and known[0].unwritten(x) and known[1].requires_grad == wanted):
             return known[1]
         self._compare(kind, x, name, who)
-        found = halo_rows(x, self.links[kind])
+        found = halo_rows(x, self.links[kind],
+                          who if layer is None else weakref.ref(layer))
         if not (x.is_inference() or found.is_inference()):
             last = self._last
 

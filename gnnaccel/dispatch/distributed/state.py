@@ -5,3 +5,10 @@ from typing import Any
 
 #: the `session.Session` of the active part; None while layers run over whole graphs
 current: Any = None
+#: with ``python -m gnnaccel --partition``: what divides each layer's call over the processes
+divider: Any = None
+
+
+def each_layer() -> bool:
+    """Whether layers have to run one by one, each with an exchange of its own."""
+    return current is not None or divider is not None

@@ -99,6 +99,7 @@ KINDS: dict[str, Kind] = {
     "GA702": Kind("cannot run over a partitioned graph", "see docs/distributed.md for what can"),
     "GA703": Kind("batch normalisation sees the nodes of one part",
                   "torch.nn.SyncBatchNorm.convert_sync_batchnorm(model), on GPUs"),
+    "GA704": Kind("runs whole in every process", "see docs/distributed.md for what is divided"),
 }
 
 

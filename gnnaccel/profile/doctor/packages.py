@@ -158,7 +158,26 @@ def _cuda() -> Iterator[Finding]:
     elif broken is None:
         yield Finding("GPU", "device", "note",
                       "no NVIDIA GPU here: layers run on the torch backend or natively")
+    if broken is None:
+        yield _nccl(len(devices))
     yield from _cupy(torch_cuda, bool(devices))
+
+
+def _nccl(gpus: int) -> Finding:
+    """Whether processes of several GPUs can exchange rows of a graph by NCCL."""
+    import torch
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        return Finding("GPU", "NCCL", "note", "this torch has no torch.distributed: no graph over "
+                                              "several processes")
+    if dist.is_nccl_available():
+        return Finding("GPU", "NCCL", "ok", ".".join(map(str, torch.cuda.nccl.version())))
+    text = "this torch has none: processes exchange rows by gloo, through the CPU's memory"
+    if gpus > 1:
+        return Finding("GPU", "NCCL", "warn", text, "install a CUDA build of torch for Linux, "
+                                                    "which brings NCCL")
+    return Finding("GPU", "NCCL", "note", text)
 
 
 def _torch_cuda() -> tuple[str | None, list[dict], str | None]:

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -24,15 +23,20 @@ class _Call(NamedTuple):
 
     session: Session
     relation: Relation
-    name: str
+    layer: Any
+
+    @property
+    def name(self) -> str:
+        return type(self.layer).__name__
 
     def extend(self, x: Tensor, what: str, dim: int = 0) -> Tensor:
         """``x`` with the halo's rows, along ``dim``."""
         kind = self.relation[0]
         if x.dim() and dim % x.dim():
-            rows = self.session.extend(kind, x.movedim(dim, 0).contiguous(), what, self.name)
+            rows = self.session.extend(kind, x.movedim(dim, 0).contiguous(), what, self.name,
+                                       self.layer)
             return rows.movedim(0, dim)
-        return self.session.extend(kind, x, what, self.name)
+        return self.session.extend(kind, x, what, self.name, self.layer)
 
     @property
     def size(self) -> tuple[int, int]:
@@ -89,28 +93,36 @@ def _over_parts(native: Callable) -> Callable:
     from torch.fx import Proxy
     from torch.nn import Module
 
-    over_part = disable(_over_part)  # compilers break the graph here, and compile what is around
+    # compilers break the graph here, and compile what is around
+    over_part, divided = disable(_over_part), disable(_divided)
 
     @functools.wraps(native)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         session = state.current
         # the base's, as it is now: torch.fx replaces it while it traces
-        if session is None or any(isinstance(given, Proxy) for given in (*args, *kwargs.values())):
+        if (not state.each_layer()
+                or any(isinstance(given, Proxy) for given in (*args, *kwargs.values()))):
             return Module.__call__(self, *args, **kwargs)
+        if session is None:
+            return divided(Module.__call__, self, args, kwargs)
         return over_part(session, Module.__call__, self, args, kwargs)
 
     return call
+
+
+def _divided(native: Callable, layer: Any, args: tuple, kwargs: dict) -> Any:
+    return state.divider.call(native, layer, args, kwargs)
 
 
 def _over_part(session: Session, native: Callable, layer: Any, args: tuple, kwargs: dict) -> Any:
     why = layers.refusal(layer)
     if why is not None:
         raise PartitionError(f"{why}. {why.hint}")
-    given = _signature(type(layer).forward).bind_partial(layer, *args, **kwargs)
+    given = layers.signature(type(layer).forward).bind_partial(layer, *args, **kwargs)
     edge_index = _edges(layer, given.arguments.get("edge_index"), (*args, *kwargs.values()))
     relation = _relation(session, edge_index, type(layer).__name__)
     session.check_edges(edge_index, relation[0], relation[2])
-    call = _Call(session, relation, type(layer).__name__)
+    call = _Call(session, relation, layer)
     if _is_bipartite(layer):
         _loops_possible(layer, relation)
         given.arguments["x"] = _pair(call, given.arguments.get("x"))
@@ -118,17 +130,12 @@ def _over_part(session: Session, native: Callable, layer: Any, args: tuple, kwar
             given.arguments["size"] = call.size
         with _within():
             return native(*given.args, **given.kwargs)
-    held = norm.replaced(type(layer), functools.partial(norm.over_part, session, relation[0]))
+    held = norm.replaced(type(layer), functools.partial(norm.over_part, call))
     try:
         with _steps(layer, call), _within():
             return native(layer, *args, **kwargs)
     finally:
         norm.put_back(held)
-
-
-@functools.cache
-def _signature(forward: Callable) -> inspect.Signature:
-    return inspect.signature(forward)
 
 
 def _edges(layer: Any, named: Any, arguments: tuple) -> Tensor:

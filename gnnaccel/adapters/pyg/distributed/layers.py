@@ -1,6 +1,9 @@
 """Which of PyG's layers may run over a part, and what keeps the others from it."""
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 from gnnaccel.dispatch.policy.reasons import Reason, reason
@@ -52,6 +55,19 @@ def refusal(layer: Any) -> Reason | None:
         if name not in COMPARED:
             return reason("GA702", f"{name} was never compared over a partitioned graph")
     return None
+
+
+@functools.cache
+def signature(forward: Callable) -> inspect.Signature:
+    return inspect.signature(forward)
+
+
+def forward_is_hosts(layer: Any) -> bool:
+    """Whether a layer has the ``forward`` that PyG gave its class."""
+    base: Any = next((cls for cls in type(layer).__mro__
+                      if cls.__module__.startswith("torch_geometric.")), None)
+    return (base is not None and "forward" not in layer.__dict__
+            and type(layer).forward is base.forward)
 
 
 def whole_graph(module: Any) -> Reason | None:

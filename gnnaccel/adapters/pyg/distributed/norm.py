@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnaccel.dispatch.distributed.session import Session
 
 _NAME = "gcn_norm"
 
@@ -36,16 +35,17 @@ def put_back(held: list[tuple[Any, Any]]) -> None:
         setattr(module, _NAME, native)
 
 
-def over_part(session: Session, kind: str, native: Any, edge_index: Any,
+def over_part(call: Any, native: Any, edge_index: Any,
               edge_weight: Tensor | None = None, num_nodes: int | None = None,
               improved: bool = False, add_self_loops: bool = True,
               flow: str = "source_to_target", dtype: Any = None) -> tuple[Tensor, Tensor]:
     """`gcn_norm` (Kipf and Welling, 2017) of a part's edges: each edge's weight over the square
     roots of the degrees of both ends. ``edge_index``: int64 [2, E] over [own | halo] and [own].
-    Differentiable by the weights. ``native``, the host's function, is not asked."""
+    Differentiable by the weights. ``call``: the layer's, `calls._Call`; ``native``, the host's
+    function, is not asked."""
     from torch_geometric.utils import add_remaining_self_loops, scatter
 
-    own = len(session.part.rows[kind].own)
+    own = len(call.session.part.rows[call.relation[0]].own)
     if add_self_loops:
         edge_index, edge_weight = add_remaining_self_loops(edge_index, edge_weight,
                                                            2.0 if improved else 1.0, own)
@@ -54,5 +54,5 @@ def over_part(session: Session, kind: str, native: Any, edge_index: Any,
     degrees = scatter(edge_weight, edge_index[1], dim=0, dim_size=own, reduce="sum")
     inverse = degrees.pow(-0.5)
     inverse = inverse.masked_fill(inverse == float("inf"), 0)
-    extended = session.extend(kind, inverse, "the degrees", "gcn_norm")
+    extended = call.extend(inverse, "the degrees")
     return edge_index, extended[edge_index[0]] * edge_weight * inverse[edge_index[1]]

@@ -33,11 +33,13 @@ def use(part: Part, *, group: Any = None, exchange: str = "fp32") -> Iterator[Pa
     part's edges, gets the halo's rows by itself, and returns the own nodes' results.
 
     Collective: every process of ``group`` (None: all) enters it, with its own part. ``exchange``:
-    "bf16" sends rows and gradients in bfloat16, half the bytes. An error that leaves the block ends
-    the other processes too; they do not print it again. Raises PartitionError, on every rank, where
+    "bf16" sends rows and gradients in bfloat16, half the bytes; "int8" as integers of 8 bits with a
+    scale for each row (as `gnnaccel.quantize` stores rows, rounded to nearest), a quarter of the
+    bytes and 4 for each row. An error that leaves the block ends the other processes too; they do
+    not print it again. Raises PartitionError, on every rank, where
     the parts are not those of one graph, one on each rank.
     """
-    with _watched(group) as watch:
+    with watched(group) as watch:
         try:
             with _active(part, group, exchange):
                 yield part
@@ -63,8 +65,8 @@ def init(folder: Any, *, device: Any = None, exchange: str = "fp32", backend: st
     global _of_process
     device = _join(backend, device)
     stack = contextlib.ExitStack()
-    watch = stack.enter_context(_watched(None))
-    stack.enter_context(_excepthook(watch))
+    watch = stack.enter_context(watched(None))
+    stack.enter_context(excepthook(watch))
     try:
         part = data.load_part(folder, device=device, verify=verify)
         stack.enter_context(_active(part, None, exchange))
@@ -187,7 +189,7 @@ def _active(part: Part, group: Any, exchange: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _watched(group: Any) -> Iterator[Watch]:
+def watched(group: Any) -> Iterator[Watch]:
     if not (dist.is_available() and dist.is_initialized()):
         raise PartitionError("torch.distributed is not initialised; call init_process_group, or "
                              "gnnaccel.distributed.init(folder)")
@@ -205,7 +207,7 @@ def _watched(group: Any) -> Iterator[Watch]:
 
 
 @contextlib.contextmanager
-def _excepthook(watch: Watch) -> Iterator[None]:
+def excepthook(watch: Watch) -> Iterator[None]:
     native = sys.excepthook
 
     def hook(kind: Any, error: Any, trace: Any) -> None:

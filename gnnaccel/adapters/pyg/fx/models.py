@@ -96,7 +96,7 @@ def _plain(model: Any, args: tuple, kwargs: dict) -> bool:
     return (not guards.has_hooks(model) and not guards.any_global_hook()
             and "forward" not in model.__dict__
             and guards.context_reason() is None
-            and state.current is None  # each layer gets its halo rows
+            and not state.each_layer()  # each gets its halo rows
             and all(value is None or isinstance(value, Mapping)
                     for value in (*args, *kwargs.values())))
 

@@ -26,7 +26,7 @@ _OF_KIND = {"SAGEConv": hetero_sage, "GraphConv": hetero_sage, "GATConv": hetero
 
 
 def state(layer: Any, args: tuple, kwargs: dict) -> Any:
-    if distributed.current is not None:
+    if distributed.each_layer():
         return reason("GA210", "over a part of a graph each layer gets its halo rows")
     found = _state(layer, args, kwargs)
     if type(found) is not Reason:

@@ -71,7 +71,7 @@ def inside(native: Callable, forward_of_group: Callable = _forward) -> Callable:
     def forward(layer: Any, *args: Any, **kwargs: Any) -> Any:
         config = current()
         allowed = (config is not None and rules.verdict(layer, config).inside
-                   and guards.context_reason() is None and state.current is None)
+                   and guards.context_reason() is None and not state.each_layer())
         call = divided(layer, args, kwargs) if allowed and not lazy.made_here(layer) else None
         return (native(layer, *args, **kwargs)
                 if call is None else _run(layer, call, forward_of_group))

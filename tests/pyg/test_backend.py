@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import gnnaccel
+from gnnaccel.adapters.captured import modules
 from gnnaccel.adapters.captured.backend import backend
 from tests.pyg import test_captured as captured
 from tests.pyg.recorded import recorded  # noqa: F401
@@ -21,6 +22,7 @@ def on(request):
     if request.param == "cpu":
         request.getfixturevalue("recorded")
     captured.PLACE[0] = request.param
+    modules.reset()
     # the stand-in for CUDA graphs does not see operators
     with gnnaccel.enabled(compile=request.param == "cuda", when="supported"):
         yield

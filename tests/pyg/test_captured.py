@@ -11,6 +11,7 @@ from torch import nn
 from torch_geometric import nn as pyg
 
 import gnnaccel
+from gnnaccel.adapters.captured import modules
 from tests.pyg.recorded import recorded  # noqa: F401
 
 SCALE = 1.0
@@ -33,14 +34,20 @@ class Net(nn.Module):
 
 def given() -> tuple:
     generator = torch.Generator().manual_seed(3)
-    return (torch.randn(20, 6, generator=generator),
-            torch.randint(0, 20, (2, 60), generator=generator))
+    return (torch.randn(20, 6, generator=generator).to(PLACE[0]),
+            torch.randint(0, 20, (2, 60), generator=generator).to(PLACE[0]))
 
 
-@pytest.fixture
-def on(recorded):
-    with gnnaccel.enabled(capture=True):
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def on(request):
+    """On a CPU a stand-in takes the place of CUDA graphs."""
+    if request.param == "cpu":
+        request.getfixturevalue("recorded")
+    PLACE[0] = request.param
+    modules.reset()
+    with gnnaccel.enabled(capture=True, when="supported"):
         yield
+    PLACE[0] = "cpu"
 
 
 def step(model, *args, **kwargs) -> list:

@@ -13,16 +13,28 @@ import re
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"[ \t]*(?://.*)?$', re.MULTILINE)
 
 
+#: texts of families that are no files, by name
+_written: dict[str, str] = {}
+
+
+def write(text: str, name: str) -> str:
+    """The family whose source is ``text``: ``name`` and a hash of the text, so that the same text
+    is the same family. It may include the headers of ``cuda/src``."""
+    family = f"{name}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    _written.setdefault(family, text)
+    return family
+
+
 @functools.cache
 def source(family: str) -> str:
-    """The full text of ``cuda/src/<family>.cu``: every ``#include "..."`` replaced by that header,
-    each header once.
+    """The full text of ``cuda/src/<family>.cu``, or of a family of `write`: every
+    ``#include "..."`` replaced by that header, each header once.
 
     ``#include <...>`` lines stay as they are. Raises FileNotFoundError, naming the family, when the
     file or one of its headers is not there.
     """
     try:
-        text = _read(family + ".cu")
+        text = _written.get(family) or _read(family + ".cu")
     except FileNotFoundError:
         known = ", ".join(families()) or "none"
         raise FileNotFoundError(f"no kernel family {family!r}: no {family}.cu in gnnaccel/cuda/src "

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from gnnaccel.dispatch.generated.messages import Generated
 from gnnaccel.dispatch.graph import ledger
 from gnnaccel.dispatch.ops.aggregation import Aggregation
 from gnnaccel.dispatch.ops.aggregation_means import Softmax
@@ -74,7 +75,8 @@ def _on_cuda(graph: OpGraph, given: Aggregation, mode: str) -> Estimate:
     rates, kernels = constants()["aggregation"]["cuda"], constants()["cuda"]
     rates = rates["softmax"] if type(given.reduce) is Softmax else rates
     rows = math.prod(given.shape) * given.x.element_size()
-    read, gathered, calls = _MORE[type(given.more)]
+    read, gathered, calls = ((*given.more.rows_read, 1) if type(given.more) is Generated
+                             else _MORE[type(given.more)])
     moved, by_host = graph.num_edges * rows * read, graph.num_edges * rows * gathered
     launch = kernels["launch"]
     native = max(by_host * rates["native_passes"][mode] / kernels["native_bandwidth"],

@@ -14,13 +14,15 @@ from torch import Tensor
 
 from gnnaccel.cuda import gated_sum, rectified
 from gnnaccel.cuda.launch import dense
+from gnnaccel.dispatch.generated import messages as generated
+from gnnaccel.dispatch.generated.messages import Generated
 from gnnaccel.dispatch.ops import aggregation, messages
 from gnnaccel.dispatch.ops.aggregation import Aggregation
 from gnnaccel.dispatch.ops.call import Kernel
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.ops.messages import Gated, Rectified, Shifted
 from gnnaccel.dispatch.policy.reasons import Reason, reason
-from gnnaccel.dispatch.run.autograd import Operation
+from gnnaccel.dispatch.run.autograd import Operation, wants_grad
 
 if TYPE_CHECKING:
     class _Part(Protocol):
@@ -37,6 +39,9 @@ if TYPE_CHECKING:
 
     class _OfGated(Aggregation):
         more: Gated
+
+    class _OfGenerated(Aggregation):
+        more: Generated
 
 
 def kernel(graph: OpGraph, given: Aggregation) -> Kernel | Reason:
@@ -121,7 +126,27 @@ class _Gated:
         return _GatedSum(graph, given.reduce).apply(given.x, *given.more)
 
 
-_PARTS: dict[type, type[_Part]] = {Shifted: _Split, Rectified: _Rectified, Gated: _Gated}
+class _Generated:
+    """An expression, by kernels that are written for it."""
+
+    @staticmethod
+    def kernel(graph: OpGraph, given: _OfGenerated) -> Kernel | Reason:
+        if given.reduce not in ("sum", "mean"):
+            return reason("GA208", f"{aggregation.named(given.reduce)} of generated messages")
+        more, grad = given.more, wants_grad(*given.more.inputs)
+        needs = tuple(t.requires_grad and grad for t in more.inputs)
+        return Kernel(f"generated message kernel ({given.reduce} of {more})",
+                      ("generated", more.expression, more.seen, needs),
+                      lambda: generated.prepare(more, grad),
+                      lambda: _Generated.run(graph, given))
+
+    @staticmethod
+    def run(graph: OpGraph, given: _OfGenerated) -> Tensor:
+        return generated.run(graph, given.reduce, given.more)  # type: ignore[arg-type]  # named
+
+
+_PARTS: dict[type, type[_Part]] = {Shifted: _Split, Rectified: _Rectified, Gated: _Gated,
+                                   Generated: _Generated}
 
 
 def _compiler(entries: tuple[str, ...], kernels: Callable, form: tuple) -> Callable[[], None]:

@@ -6,6 +6,7 @@ For an edge e from j to i, with x_j the row of the aggregation's own ``x``:
     Shifted      weight[e] * (x_j + sign * rows_i)
     Rectified    relu(x_j + edge[e]) + constant
     Gated        sigmoid(left_j + right_i + edge[e]) * (x_j + beside[e])
+    Generated    any expression of rows at both ends and at the edge (`generated.messages`)
 """
 from __future__ import annotations
 
@@ -15,6 +16,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from gnnaccel.dispatch.generated import messages as generated
+from gnnaccel.dispatch.generated.messages import Generated
 from gnnaccel.dispatch.ops import torch_ops
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.policy.reasons import Reason, reason
@@ -69,11 +72,13 @@ class Gated(NamedTuple):
         return f"sigmoid({gate}) * {'x[j]' if self.beside is None else '(x[j] + z[e])'}"
 
 
-More = Shifted | Rectified | Gated
+More = Shifted | Rectified | Gated | Generated
 
 
 def unfit(graph: OpGraph, x: Tensor, weight: Tensor | None, more: Any) -> Reason | None:
     """Why this is none of these messages with tensors that fit ``x`` [num_src, *features]."""
+    if type(more) is Generated:
+        return generated.unfit(graph, x, more)
     if weight is not None and type(more) is not Shifted:
         return reason("GA208", "weights beside other features of edges")
     for name, (t, target) in more.tensors.items():
@@ -93,6 +98,8 @@ def made(graph: OpGraph, x: Tensor, weight: Tensor | None, more: More | None,
          take: Callable = torch_ops.take) -> Tensor:
     """[E, *features]: the messages, on torch operations. ``take``: how the rows of nodes are read
     at the edges."""
+    if type(more) is Generated:
+        return generated.made(graph, more, take)
     message = take(graph, x, "u")
     if type(more) is Gated:
         score = take(graph, more.left, "u") + take(graph, more.right, "v")

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters.pyg import guards
-from gnnaccel.adapters.pyg.propagate import (attention, new_graphs_native, new_graphs_summed,
-                                             reading, visit)
+from gnnaccel.adapters.pyg.propagate import (attention, completing, new_graphs_native,
+                                             new_graphs_summed, reading, visit)
 from gnnaccel.cuda import capture, driver
 from gnnaccel.dispatch import router
 from gnnaccel.dispatch.graph import ledger, self_loops
@@ -78,7 +78,7 @@ def _decide(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Conf
         decision = aggregation_route.decide_all(*parts, found.reduces, config)
         decision = quantized.narrowed(layer, *parts, config, decision, len(found.reduces) > 1)
         if decision.run is not None and found.form.unfinished:
-            given = reading.completed(layer, found.form, *parts, kwargs)
+            given = completing.completed(layer, found.form, *parts, kwargs)
             if type(given) is Reason:
                 decision = aggregation_route.native(given)
             else:
@@ -308,7 +308,7 @@ class Last:
         reduce = self.reduce or reading.mean_of(layer.aggr_module)
         given = reading.prepared(reduce, layer, x, weight, edge_index.shape[1])
         if form.unfinished or form.more is not None:
-            given = reading.completed(layer, form, graph, given, kwargs, True)
+            given = completing.completed(layer, form, graph, given, kwargs, True)
         if type(given) is Reason:
             return None
         counters.count(self.name, self.route)

@@ -63,7 +63,7 @@ def watch(path: Path, function: Any) -> None:
                tuple(filter(function.__globals__.__contains__, read)))
     path.torch_functions(function)
     path.watch(attrgetter, torch.Tensor,
-               tuple(dict.fromkeys(name for _, name in named if name in METHODS)))
+               tuple(dict.fromkeys(name for _, name in named if hasattr(torch.Tensor, name))))
 
 
 def _followed(function: types.FunctionType) -> bool:

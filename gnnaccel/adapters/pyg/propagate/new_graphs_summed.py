@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters.pyg import guards
-from gnnaccel.adapters.pyg.propagate import reading
+from gnnaccel.adapters.pyg.propagate import completing, reading
 from gnnaccel.dispatch.graph import ledger
 from gnnaccel.dispatch.memory import layer_memory
 from gnnaccel.dispatch.memory.checkpoints import checkpointed
@@ -89,7 +89,7 @@ class Summed:
         given = reading.prepared(self.reduce, layer, reading.source(kwargs, form.source), weight,
                                  edges)
         if form.unfinished:
-            given = reading.completed(layer, form, graph, given, kwargs)
+            given = completing.completed(layer, form, graph, given, kwargs)
         if type(given) is Reason:
             return None
         missed.seconds += self.gain * edges

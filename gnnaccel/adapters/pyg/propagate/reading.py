@@ -15,7 +15,6 @@ from gnnaccel.adapters.pyg import edges, guards
 from gnnaccel.adapters.pyg.propagate import message, stock
 from gnnaccel.dispatch.ops import aggregation
 from gnnaccel.dispatch.ops import aggregation_means as means
-from gnnaccel.dispatch.ops import messages
 from gnnaccel.dispatch.ops.aggregation import Aggregation, Reduce
 from gnnaccel.dispatch.ops.aggregation_means import PowerMean, Softmax
 from gnnaccel.dispatch.ops.graph import OpGraph
@@ -31,6 +30,8 @@ OVERRIDES = frozenset(MESSAGE_PASSING)
 TENSORS = (Tensor, Parameter)
 _REDUCES = {"SumAggregation": "sum", "MeanAggregation": "mean", "MaxAggregation": "max",
             "MinAggregation": "min"}
+#: reasons of a message without a form, or of one whose tensors do not fit it
+_NO_FORM = ("GA206", "GA208", "GA211")
 _FUNCTIONS = ("message", "aggregate", "update", "message_and_aggregate")
 
 
@@ -169,12 +170,26 @@ class Read(NamedTuple):
 
 
 def read(layer: Any, edge_index: Any, kwargs: dict) -> Read | Reason:
-    """The call as an aggregation, or why it is none. Computes nothing but weights: `completed` does
-    the rest."""
+    """The call as an aggregation, or why it is none. Computes nothing but weights:
+    `completing.completed` does the rest."""
+    from gnnaccel.adapters.pyg.propagate import generated  # which needs this module
+
     known = known_class(type(layer))
     form = known.form(kwargs, known.stamp(layer))
-    if type(form) is Reason:
-        return form
+    found = (form if type(form) is Reason
+             else _read_as(form, layer, edge_index, kwargs, known))
+    if type(found) is Reason and found.code in _NO_FORM:
+        other = generated.form(layer, known, kwargs, found)
+        if type(other) is message.Form:
+            return _read_as(other, layer, edge_index, kwargs, known)
+    return found
+
+
+def _read_as(form: message.Form, layer: Any, edge_index: Any, kwargs: dict,
+             known: Known) -> Read | Reason:
+    """`read`, of messages of this form."""
+    from gnnaccel.adapters.pyg.propagate import completing  # which needs this module
+
     why = guards.context_reason() or _layer_reason(layer, known) or _update_reason(known, kwargs)
     if why is not None:
         return why
@@ -199,48 +214,10 @@ def read(layer: Any, edge_index: Any, kwargs: dict) -> Read | Reason:
         return given
     graph = OpGraph(plain, num_src, num_dst, layer.flow != "source_to_target")
     if form.more is not None:
-        given = _with_more(layer, form, graph, given, kwargs, form.costly)
+        given = completing.with_more(layer, form, graph, given, kwargs, form.costly)
         if type(given) is Reason:
             return given
     return Read(graph, given, form, known, reduces)
-
-
-def _with_more(layer: Any, form: message.Form, graph: OpGraph, given: Aggregation, kwargs: dict,
-               stand_in: bool) -> Aggregation | Reason:
-    """With all that messages are made of. ``stand_in``: with nothing in place of what has to be
-    computed from edges."""
-    if stacked(layer, given.x):
-        return reason("GA206",
-                      f"features of shape {list(given.x.shape)} in messages that are "
-                      "more than these")
-    if form.width is not None and torch.is_autocast_enabled(given.x.device.type):
-        return reason("GA203", "autocast is on", "call the layer outside of autocast")
-    if not stand_in:
-        more: Any = form.more(kwargs, layer)  # type: ignore[misc]  # not None
-        if type(more) is Reason:
-            return more
-        x, more = (given.x, more) if form.width is None else more
-        if type(more) is messages.Shifted and more.rows.dtype == source(kwargs, form.source).dtype:
-            more = more._replace(rows=more.rows.to(x.dtype))  # as the weights made of x
-    else:
-        nothing = given.x.new_empty((), requires_grad=torch.is_grad_enabled())
-        x = given.x if form.width is None else nothing.expand(graph.num_src, form.width)
-        more = messages.Rectified(nothing.expand(graph.num_edges, *x.shape[1:]))
-        if form.width is not None:
-            more = messages.Gated(x, nothing.expand(graph.num_dst, form.width), more.edge,
-                                  more.edge)
-    return (messages.unfit(graph, x, given.weight, more)
-            or given._replace(x=x, shape=tuple(x.shape[1:]), more=more))
-
-
-def completed(layer: Any, form: message.Form, graph: OpGraph, given: Aggregation | Reason,
-              kwargs: dict, anew: bool = False) -> Aggregation | Reason:
-    """What `read` gave, or ``anew`` what `prepared` did, with all that there is to compute
-    beforehand."""
-    if type(given) is Aggregation and (form.costly or (anew and form.more is not None)):
-        given = _with_more(layer, form, graph, given, kwargs, False)
-    return (given if form.apply is None
-            or type(given) is Reason else given._replace(x=form.apply(given.x)))
 
 
 def reductions(layer: Any, known: Known) -> tuple[Reduce, ...]:

@@ -30,7 +30,8 @@ class Form(NamedTuple):
     nothing. ``ends``: other arguments that are features of nodes, used or not, each with its end of
     the edge, "i" or "j". ``costly``: ``more`` computes something of the size of the edges'
     features. ``width``: the channels that rows then have, where ``more`` makes those too: ``(rows,
-    more)``, or says why not."""
+    more)``, or says why not. ``stand_in(arguments, graph)``: what looks like ``more`` and computes
+    nothing, for messages that kernels are written for."""
 
     source: str
     weight: Callable[[Arguments], Tensor] | None
@@ -39,6 +40,7 @@ class Form(NamedTuple):
     ends: tuple[tuple[str, str], ...] = ()
     costly: bool = False
     width: int | None = None
+    stand_in: Callable[[Arguments, Any], More] | None = None
 
     @property
     def unfinished(self) -> bool:

@@ -35,7 +35,7 @@ _ALIASES = {"multiply": "mul", "divide": "div", "true_divide": "div", "truediv":
 _OF_PARAMETERS = _POINTWISE | {"getitem", "t", "split"}
 
 
-def _name(function: Any) -> str:
+def name_of(function: Any) -> str:
     name = getattr(function, "__name__", "").strip("_")
     return _ALIASES.get(name, name)
 
@@ -46,7 +46,7 @@ def _meta(value: Any) -> Any:
     return value
 
 
-def _shaped(function: Callable, args: tuple, kwargs: dict) -> Tensor:
+def shaped(function: Callable, args: tuple, kwargs: dict) -> Tensor:
     """The shape of the result."""
     try:
         found = function(*map(_meta, args), **{k: _meta(v) for k, v in kwargs.items()})
@@ -58,8 +58,8 @@ def _shaped(function: Callable, args: tuple, kwargs: dict) -> Tensor:
 
 
 def applied(function: Callable, args: tuple, kwargs: dict) -> Tensor:
-    """`_shaped`; Unseen where that is no longer one row for each."""
-    found = _shaped(function, args, kwargs)
+    """`shaped`; Unseen where that is no longer one row for each."""
+    found = shaped(function, args, kwargs)
     if found.dim() == 0 or found.shape[0] != ROWS:
         raise Unseen
     return found
@@ -97,7 +97,7 @@ class Value:
 
     @classmethod
     def __torch_function__(cls, function, types_, args=(), kwargs=None):
-        return _call(_name(function), function, args, kwargs or {})
+        return _call(name_of(function), function, args, kwargs or {})
 
     def __neg__(self) -> Any:
         return _call("neg", operator.neg, (self,), {})
@@ -106,11 +106,15 @@ class Value:
         """The result of an operation of which this, the first stand-in among ``args``, decides."""
         raise Unseen
 
+    def beside(self, tensors: Any, dim: int) -> Any:
+        """The tensors, of which this decides, as one by `torch.cat`."""
+        raise Unseen
+
 
 def _binary(name: str, function: Callable) -> None:
-    setattr(Value, f"__{name}__", lambda self, other: _call(_name(function), function,
+    setattr(Value, f"__{name}__", lambda self, other: _call(name_of(function), function,
                                                             (self, other), {}))
-    setattr(Value, f"__r{name}__", lambda self, other: _call(_name(function), function,
+    setattr(Value, f"__r{name}__", lambda self, other: _call(name_of(function), function,
                                                              (other, self), {}))
 
 
@@ -127,7 +131,7 @@ def _call(name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
     stand_ins = [a for a in (*args, *kwargs.values()) if isinstance(a, Value)]
     if any(isinstance(a, (list, tuple)) and any(isinstance(b, Value) for b in a) for a in args):
         raise Unseen
-    if len([one for one in stand_ins if not isinstance(one, Param)]) > 2:
+    if len([one for one in stand_ins if not isinstance(one, Param)]) > 2 and name != "where":
         raise Unseen
     # of two the one that knows more of attention decides
     return max(stand_ins, key=attrgetter("rank")).operate(name, function, args, kwargs)
@@ -135,17 +139,19 @@ def _call(name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
 
 class Param(Value):
     """A tensor that the layer holds, or something made of such alone; ``make`` computes it, anew in
-    each call, since its numbers change."""
+    each call, since its numbers change; ``roots``: what it is made of, likewise."""
 
     rank = 0
 
-    def __init__(self, make: Make, meta: Tensor):
-        self.make, self.meta = make, meta
+    def __init__(self, make: Make, meta: Tensor, roots: tuple[Make, ...] = ()):
+        self.make, self.meta, self.roots = make, meta, roots
 
     def operate(self, name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
         if name not in _OF_PARAMETERS or name == "split":
             raise Unseen
-        return Param(_maker(function, args, kwargs), _shaped(function, args, kwargs))
+        roots = tuple(root for a in (*args, *kwargs.values()) if isinstance(a, Param)
+                      for root in a.roots)
+        return Param(maker(function, args, kwargs), shaped(function, args, kwargs), roots)
 
 
 class Node(Value):
@@ -163,10 +169,10 @@ class Node(Value):
             return _between(name, args)
         if name not in _POINTWISE and name != "getitem":
             raise Unseen
-        return Node(self.end, _maker(function, args, kwargs), applied(function, args, kwargs))
+        return Node(self.end, maker(function, args, kwargs), applied(function, args, kwargs))
 
 
-def _maker(function: Callable, args: tuple, kwargs: dict) -> Make:
+def maker(function: Callable, args: tuple, kwargs: dict) -> Make:
     def make(given: dict) -> Tensor:
         return function(*(_made(a, given) for a in args),
                         **{k: _made(v, given) for k, v in kwargs.items()})
@@ -219,7 +225,7 @@ class Ends(Value):
         shapes = {part.meta.shape for part in self.parts.values()}
         if len(shapes) > 1:
             raise Unseen
-        return Ends({end: Node(end, _maker(function, (part, *args), kwargs),
+        return Ends({end: Node(end, maker(function, (part, *args), kwargs),
                                applied(function, (part, *args), kwargs))
                      for end, part in self.parts.items()})
 
@@ -251,7 +257,7 @@ def with_first(function: Callable, value: Value, args: tuple) -> tuple[Callable,
     """The operation with ``value`` in the first place; only products commute."""
     if args[0] is value:
         rest = args[1:]
-    elif _name(function) == "mul" and args[1] is value:
+    elif name_of(function) == "mul" and args[1] is value:
         rest = args[:1]
     else:
         raise Unseen
@@ -321,17 +327,17 @@ class Cat(Value):
         widths = [part.meta.shape[-1] for part in self.parts]
         if not isinstance(weight, Param) or weight.meta.shape[dim] != sum(widths):
             raise Unseen
-        return [_slice(weight, widths, at, dim) for at in range(len(widths))]
+        return [sliced(weight, widths, at, dim) for at in range(len(widths))]
 
 
-def _slice(weight: Param, widths: list[int], at: int, dim: int) -> Param:
+def sliced(weight: Param, widths: list[int], at: int, dim: int) -> Param:
     return Param(lambda given: weight.make(given).split(widths, dim)[at],
-                 weight.meta.split(widths, dim)[at])
+                 weight.meta.split(widths, dim)[at], weight.roots)
 
 
 def _cat(tensors: Any, dim: int = 0) -> Any:
     if not all(isinstance(t, Node) for t in tensors):
-        raise Unseen
+        return max(tensors, key=attrgetter("rank")).beside(tensors, dim)
     if dim not in (-1, tensors[0].meta.dim() - 1):
         raise Unseen
     if len({t.end for t in tensors}) == 1:

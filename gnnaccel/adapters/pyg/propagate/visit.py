@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gnnaccel.adapters.pyg.propagate import attention, reading
+from gnnaccel.adapters.pyg.propagate import attention, completing, reading
 from gnnaccel.dispatch.ops.aggregation_stated import AggregationInputs, AggregationSpec
 from gnnaccel.dispatch.plan.request import CallSpec
 from gnnaccel.dispatch.policy.reasons import Reason
@@ -26,7 +26,7 @@ class _Propagate:
         found = reading.read(layer, *args, kwargs)
         if type(found) is Reason:
             return found
-        first = reading.completed(layer, found.form, found.graph, found.given, kwargs)
+        first = completing.completed(layer, found.form, found.graph, found.given, kwargs)
         if type(first) is Reason:
             return first
         given = AggregationInputs(found.graph, first, found.reduces, (found, kwargs))

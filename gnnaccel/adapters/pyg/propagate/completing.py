@@ -1,0 +1,57 @@
+"""What else goes into the messages of a call that was read: computed once the call is decided, and
+stood in for before."""
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from gnnaccel.adapters.pyg.propagate import reading
+from gnnaccel.adapters.pyg.propagate.standins import Form
+from gnnaccel.dispatch.ops import messages
+from gnnaccel.dispatch.ops.aggregation import Aggregation
+from gnnaccel.dispatch.ops.graph import OpGraph
+from gnnaccel.dispatch.policy.reasons import Reason, reason
+
+
+def with_more(layer: Any, form: Form, graph: OpGraph, given: Aggregation, kwargs: dict,
+              stand_in: bool) -> Aggregation | Reason:
+    """With all that messages are made of. ``stand_in``: with nothing in place of what has to be
+    computed from edges."""
+    if reading.stacked(layer, given.x):
+        return reason("GA206",
+                      f"features of shape {list(given.x.shape)} in messages that are "
+                      "more than these")
+    if ((form.width is not None or form.stand_in is not None)
+        and torch.is_autocast_enabled(given.x.device.type)):
+        return reason("GA203", "autocast is on", "call the layer outside of autocast")
+    if not stand_in:
+        more: Any = form.more(kwargs, layer)  # type: ignore[misc]  # not None
+        if type(more) is Reason:
+            return more
+        x, more = (given.x, more) if form.width is None else more
+        if (type(more) is messages.Shifted
+            and more.rows.dtype == reading.source(kwargs, form.source).dtype):
+            more = more._replace(rows=more.rows.to(x.dtype))  # as the weights made of x
+    elif form.stand_in is not None:
+        x, more = given.x, form.stand_in(kwargs, graph)
+    else:
+        nothing = given.x.new_empty((), requires_grad=torch.is_grad_enabled())
+        x = given.x if form.width is None else nothing.expand(graph.num_src, form.width)
+        more = messages.Rectified(nothing.expand(graph.num_edges, *x.shape[1:]))
+        if form.width is not None:
+            more = messages.Gated(x, nothing.expand(graph.num_dst, form.width), more.edge,
+                                  more.edge)
+    shape = more.shape if type(more) is messages.Generated else tuple(x.shape[1:])
+    return (messages.unfit(graph, x, given.weight, more)
+            or given._replace(x=x, shape=shape, more=more))
+
+
+def completed(layer: Any, form: Form, graph: OpGraph, given: Aggregation | Reason,
+              kwargs: dict, anew: bool = False) -> Aggregation | Reason:
+    """What `reading.read` gave, or ``anew`` what `reading.prepared` did, with all that there is to
+    compute beforehand."""
+    if type(given) is Aggregation and (form.costly or (anew and form.more is not None)):
+        given = with_more(layer, form, graph, given, kwargs, False)
+    return (given if form.apply is None
+            or type(given) is Reason else given._replace(x=form.apply(given.x)))

@@ -1,0 +1,169 @@
+"""Messages of pointwise operations, which kernels are written for.
+
+`form` traces the ``message`` of a layer on the stand-ins of `pointwise`, and gives what it computes
+as any other `Form`. What was read of the layer is looked at again in each call.
+"""
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gnnaccel.adapters.pyg.propagate import pointwise, reading, tracing
+from gnnaccel.adapters.pyg.propagate.pointwise_calls import OPERATIONS
+from gnnaccel.adapters.pyg.propagate.standins import Form, Unseen
+from gnnaccel.cuda import driver
+from gnnaccel.cuda.expression import Expression
+from gnnaccel.cuda.generated import seen_as
+from gnnaccel.dispatch.generated.messages import Generated
+from gnnaccel.dispatch.generated.tree import Leaf, expression, leaves
+from gnnaccel.dispatch.ops.graph import OpGraph
+from gnnaccel.dispatch.policy.reasons import Reason, reason
+
+_NAMES = frozenset((
+    *OPERATIONS, *pointwise.NAMES, "cat", "concat", "linear", "matmul", "mm", "dropout", "dim",
+    "shape", "size", "nn", "functional", "special", "multiply", "subtract", "divide", "true_divide",
+    "negative", "absolute", "pi", "e", "float32"))
+
+
+class _Message(NamedTuple):
+    """A message, ready for its calls. ``leaves``: those of the inputs of the ``expression``;
+    ``shape``: of a message; ``seen``: (heads, width) for the kernels."""
+
+    expression: Expression
+    leaves: tuple[Leaf, ...]
+    numbers: tuple[float, ...]
+    shape: tuple[int, ...]
+    seen: tuple[int, int]
+
+    def inputs(self, given: dict) -> tuple[Tensor, ...]:
+        """Computed from the arguments of a call."""
+        return tuple([self._flat(leaf, one.mode, leaf.make(given))
+                      for leaf, one in zip(self.leaves, self.expression.inputs)])
+
+    def stand_ins(self, given: dict, graph: OpGraph) -> tuple[Tensor, ...]:
+        """What looks like them, of no memory."""
+        sizes = {"row": math.prod(self.shape), "head": self.seen[0], "one": 1}
+        rows = {"j": graph.num_src, "i": graph.num_dst, "e": graph.num_edges, "p": 1}
+        found = []
+        for leaf, one in zip(self.leaves, self.expression.inputs):
+            roots = [root(given) for root in leaf.roots]
+            nothing = roots[0].new_empty(())
+            if torch.is_grad_enabled() and any(t.requires_grad for t in roots):
+                nothing.requires_grad_()
+            found.append(nothing.expand(rows[one.end], sizes[one.mode]))
+        return tuple(found)
+
+    def _flat(self, leaf: Leaf, mode: str, t: Tensor) -> Tensor:
+        """[rows, numbers]."""
+        rows = 1 if leaf.end == "p" else t.shape[0]
+        if mode == "row" and not leaf.blocks and leaf.tail != self.shape:
+            return t.reshape(rows, *leaf.tail).expand(rows, *self.shape).reshape(rows, -1)
+        return t.reshape(rows, -1)
+
+
+def _prepared(function: Any) -> Any:
+    """``function`` as it is, where it can do nothing but compute."""
+    if any(not _may_be_read(cell.cell_contents) for cell in function.__closure__ or ()):
+        return None
+    found = tracing.globals_in_place(function, _NAMES, _number)
+    return None if found is None else function
+
+
+def _may_be_read(value: Any) -> bool:
+    return type(value) in (int, float, bool)
+
+
+def _number(value: Any) -> Any:
+    """A number that stands in a module, as it is."""
+    return value if _may_be_read(value) else None
+
+
+def _found(out: Any, layer: Any) -> _Message | None:
+    if isinstance(out, pointwise.Beside):
+        out = out.alone()
+    if not isinstance(out, pointwise.Rows) or not out.meta.is_floating_point():
+        return None
+    shape = tuple(out.meta.shape[1:])
+    inside = list(leaves(out.tree))
+    if not shape or not all(shape) or not any(leaf.end == "j" for leaf in inside):
+        return None
+    blocks = {count for count in (_blocks(leaf, shape) for leaf in inside) if count}
+    heads = blocks.pop() if len(blocks) == 1 else None
+
+    def mode(leaf: Leaf) -> str:
+        count = leaf.blocks or math.prod(leaf.tail)
+        if leaf.tail == shape or count == math.prod(shape):
+            return "row"
+        if count == 1:
+            return "one"
+        if heads is not None and _blocks(leaf, shape) == heads:
+            return "head"
+        if leaf.end == "e" or leaf.blocks:
+            raise Unseen  # would take memory of the size of the edges
+        return "row"
+
+    made, inputs, numbers = expression(out.tree, mode)
+    has_heads = any(one.mode == "head" for one in made.inputs)
+    seen = (heads, math.prod(shape) // heads) if has_heads and heads else seen_as(math.prod(shape))
+    return _Message(made, tuple(inputs), numbers, shape, seen)
+
+
+def _blocks(leaf: Leaf, shape: tuple[int, ...]) -> int | None:
+    """How many blocks of equal channels the numbers of a leaf are for, if it is such a one."""
+    if leaf.blocks:
+        return leaf.blocks
+    tail = leaf.tail
+    kept = len(tail)
+    while kept and tail[kept - 1] == 1:
+        kept -= 1
+    count = math.prod(tail)
+    if len(tail) == len(shape) and 0 < kept < len(shape) and tail[:kept] == shape[:kept]:
+        return count if 1 < count < math.prod(shape) else None
+    return None
+
+
+_MANNER = tracing.Manner(_NAMES, _prepared, pointwise.rows, _found)
+
+
+def form(layer: Any, known: reading.Known, kwargs: dict, why: Reason) -> Form | Reason:
+    """What the layer's message computes, where kernels can be written for it; ``why`` none of the
+    others are its form, else."""
+    if known.why is not None or known.aggregate is not None or not _serves(kwargs):
+        return why
+    found = tracing.trace(layer, known, kwargs, _MANNER)
+    if found.message is None:
+        return why
+    source = next((name for name, end in found.ends if end == "j"), None)
+    if source is None:
+        return why
+    message: _Message = found.message
+    if layer.node_dim not in (0, -1 - len(message.shape)):
+        return reason("GA206", f"messages of {len(message.shape) + 1} dimensions, "
+                      f"node_dim={layer.node_dim}")
+
+    def more(given: dict, layer: Any) -> Generated | Reason:
+        if not found.holds(layer):
+            return why
+        return Generated(message.expression, message.inputs(given), message.numbers, message.shape,
+                         message.seen)
+
+    def stand_in(given: dict, graph: OpGraph) -> Generated:
+        return Generated(message.expression, message.stand_ins(given, graph), message.numbers,
+                         message.shape, message.seen)
+
+    ends = tuple(end for end in found.ends if end != (source, "j"))
+    return Form(source, None, None, more, ends, True, None, stand_in)
+
+
+def _serves(kwargs: dict) -> bool:
+    """Whether there are kernels where the tensors are: torch operations gain nothing here."""
+    if driver.placed():
+        return True
+    for value in kwargs.values():
+        for one in value if isinstance(value, (tuple, list)) else (value,):
+            if type(one) in reading.TENSORS:
+                return one.is_cuda
+    return False

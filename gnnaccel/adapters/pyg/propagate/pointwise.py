@@ -1,0 +1,389 @@
+"""What stands for tensors while a ``message`` of pointwise operations is traced.
+
+A stand-in (`Rows`) has a tree of operations whose leaves are rows at the ends of the edge, at the
+edge, and parameters. Pointwise operations make larger trees. What mixes channels is done before the
+kernels: linear maps of a sum are moved to each of its parts, so that the map of a node's row runs
+once for the node; everything else only where all leaves are at one end.
+"""
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from gnnaccel.adapters.pyg.propagate.pointwise_calls import OPERATIONS
+from gnnaccel.adapters.pyg.propagate.standins import Unseen
+from gnnaccel.adapters.pyg.propagate.traced import (ROWS, VIEWS, Make, Param, Value, applied,
+                                                    shaped, sliced)
+from gnnaccel.dispatch.generated.tree import Call, Leaf, Number, Tree, computed, leaves, mapped
+
+_SAME = frozenset(("contiguous", "clone", "float", "to", "type_as"))
+#: of rows at one end: they give one row for each
+_OF_ROWS = frozenset(("sum", "mean", "norm", "normalize"))
+_MAPS = frozenset(("linear", "matmul", "mm"))
+_PIECES = frozenset(("chunk", "split", "unbind"))
+
+
+#: what a message may call of stand-ins besides pointwise operations
+NAMES = frozenset((*VIEWS, *_SAME, *_OF_ROWS, *_MAPS, *_PIECES))
+
+
+class _RowCount(int):
+    """How many rows a stand-in claims to have: good for a view, not to calculate with."""
+
+    def _refuses(self, *args: Any) -> Any:
+        raise Unseen
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = _refuses
+    __rtruediv__ = __floordiv__ = __rfloordiv__ = __pow__ = __rpow__ = __neg__ = _refuses
+    __float__ = __bool__ = __lt__ = __le__ = __gt__ = __ge__ = __mod__ = _refuses
+
+
+class Rows(Value):
+    """``tree``: how a number of a row is computed; ``meta``: how it looks."""
+
+    rank = 1
+
+    def __init__(self, tree: Tree, meta: Tensor):
+        self.tree, self.meta = tree, meta
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "shape":
+            return (_RowCount(ROWS), *self.meta.shape[1:])
+        if not (name in OPERATIONS or name in VIEWS or name in _SAME or name in _OF_ROWS
+                or name in _PIECES or name in _MAPS):
+            raise Unseen
+        function = getattr(Tensor, name)
+        return lambda *args, **kwargs: self.operate(name, function, (self, *args), kwargs)
+
+    def size(self, dim: Any = None) -> Any:
+        return self.shape if dim is None else self.shape[dim]
+
+    def __getitem__(self, place: Any) -> Any:
+        return self.operate("getitem", operator.getitem, (self, place), {})
+
+    def operate(self, name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
+        args = tuple(one.alone() if isinstance(one, Beside) else one for one in args)
+        if name in VIEWS and name != "contiguous":
+            return _viewed(self, shaped(function, args, kwargs))
+        if name in _SAME:
+            return self.kept(shaped(function, args, kwargs))
+        if name == "dropout":
+            return _dropout(*args, **kwargs)
+        if name in _MAPS:
+            return _mapped([args[0]], name, function, args[1:], kwargs)
+        if name == "getitem":
+            return _piece(self, function, args, kwargs)
+        if name in _PIECES:
+            return _pieces(self, function, args, kwargs)
+        if name in _OF_ROWS:
+            return _of_rows(self, function, args, kwargs)
+        if name not in OPERATIONS:
+            raise Unseen
+        meta = applied(function, args, kwargs)
+        return Rows(OPERATIONS[name](function, tuple(_tree(a, meta) for a in args),
+                                     {k: _tree(v, meta) for k, v in kwargs.items()}), meta)
+
+    def kept(self, meta: Tensor) -> Rows:
+        """The same numbers: of truth values zeros and ones."""
+        if self.meta.dtype == meta.dtype:
+            return self
+        if self.meta.dtype != torch.bool or meta.dtype != torch.float32:
+            raise Unseen
+        return Rows(Call("float", (self.tree,)), meta)
+
+    def beside(self, tensors: Any, dim: int) -> Any:
+        if dim not in (-1, self.meta.dim() - 1) or not all(isinstance(t, Rows) for t in tensors):
+            raise Unseen
+        return Beside(list(tensors), torch.cat([t.meta for t in tensors], -1))
+
+    def __invert__(self) -> Any:
+        return self.operate("logical_not", torch.logical_not, (self,), {})
+
+    def __abs__(self) -> Any:
+        return self.operate("abs", torch.abs, (self,), {})
+
+    __hash__ = None  # type: ignore[assignment]  # as it compares channel by channel
+
+    def _in_place(self, other: Any) -> Any:  # might change the caller's tensor
+        raise Unseen
+
+    __iadd__ = __isub__ = __imul__ = __itruediv__ = __ipow__ = __iand__ = __ior__ = _in_place
+
+
+def _binary(name: str, function: Callable) -> None:
+    def call(self: Rows, other: Any) -> Any:
+        return self.operate(name, function, (self, other), {})
+
+    setattr(Rows, f"__{function.__name__.strip('_')}__", call)
+
+
+for _name in ("gt", "lt", "ge", "le", "eq", "ne", "pow"):
+    _binary(_name, getattr(operator, _name))
+_binary("logical_and", operator.and_)
+_binary("logical_or", operator.or_)
+
+
+class Beside(Rows):
+    """Rows side by side, ``parts``: one stand-in only where all are at one end."""
+
+    rank = 3
+
+    def __init__(self, parts: list[Rows], meta: Tensor):
+        self.parts, self.meta = parts, meta
+        self._alone: Rows | None = None
+
+    def operate(self, name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
+        if name in _MAPS and args[0] is self:
+            return _mapped(self.parts, name, function, args[1:], kwargs)
+        args = tuple([one.alone() if one is self else one for one in args])
+        return self.alone().operate(name, function, args, kwargs)
+
+    def alone(self) -> Rows:
+        """As rows of their own."""
+        if self._alone is None:
+            self._alone = self._joined()
+        return self._alone
+
+    def _joined(self) -> Rows:
+        trees = [part.tree for part in self.parts]
+        end, names, roots = _about(leaf for tree in trees for leaf in leaves(tree))
+        tails = [part.meta.shape[1:] for part in self.parts]
+
+        def make(given: Any) -> Tensor:
+            return torch.cat([_whole(tree, tail, given) for tree, tail in zip(trees, tails)], -1)
+
+        return _rows(end, make, self.meta, names, roots)
+
+
+def rows(end: str, make: Make, meta: Tensor, name: str) -> Rows:
+    """What stands for the argument ``name`` of ``propagate``."""
+    return _rows(end, make, meta, frozenset((name,)), (make,))
+
+
+def _rows(end: str, make: Make, meta: Tensor, names: frozenset[str],
+          roots: tuple[Make, ...]) -> Rows:
+    return Rows(Leaf(end, make, tuple(meta.shape[1:]), names, roots), meta)
+
+
+def _tree(value: Any, meta: Tensor) -> Any:
+    """A tree of an argument of an operation whose result looks like ``meta``."""
+    if isinstance(value, Rows):
+        if any(leaf.blocks for leaf in leaves(value.tree)):
+            if value.meta.shape != meta.shape:
+                raise Unseen
+        return value.tree
+    if isinstance(value, Param):
+        shape = (1,) * (meta.dim() - value.meta.dim()) + tuple(value.meta.shape)
+        if shape[0] != 1 or not value.meta.is_floating_point():
+            raise Unseen
+        return Leaf("p", value.make, shape[1:], frozenset(), value.roots, value)
+    if type(value) in (int, float, bool):
+        return Number(float(value))
+    if type(value) in (str, type(None)):
+        return value
+    raise Unseen
+
+
+def _about(found: Any) -> tuple[str, frozenset[str], tuple[Make, ...]]:
+    """The end that these leaves are at, the arguments and tensors of which they are made; Unseen
+    where they are at several."""
+    found = list(found)
+    ends = {leaf.end for leaf in found} - {"p"}
+    if len(ends) != 1 or any(leaf.blocks for leaf in found):
+        raise Unseen
+    return (ends.pop(), frozenset().union(*(leaf.names for leaf in found)),
+            tuple(dict.fromkeys(root for leaf in found for root in leaf.roots)))
+
+
+def _whole(tree: Tree, tail: Any, given: Any) -> Tensor:
+    """[rows, *tail]: a tree at one end, computed."""
+    t = computed(tree, given)
+    return t if t.shape[1:] == tail else t.expand(-1, *tail)
+
+
+# --- views and pieces -----------------------------------------------------------------------------
+
+def _viewed(value: Rows, meta: Tensor) -> Rows:
+    """Other shapes of rows. Of a sum of rows and fewer numbers these are repeated in blocks."""
+    old, new = tuple(value.meta.shape[1:]), tuple(meta.shape[1:])
+    if meta.dim() == 0 or meta.shape[0] != ROWS:
+        raise Unseen
+
+    def viewed(leaf: Leaf) -> Leaf:
+        count = math.prod(leaf.tail)
+        if leaf.blocks:
+            return leaf
+        if count == 1:
+            return leaf.viewed((1,) * len(new))
+        if leaf.tail == old:
+            return leaf.viewed(new)
+        kept = len(old) - next(k for k, n in enumerate((*reversed(leaf.tail), 0)) if n != 1)
+        if leaf.tail[:kept] == old[:kept]:
+            return leaf.viewed((), count)
+        raise Unseen
+
+    return Rows(mapped(value.tree, viewed), meta)
+
+
+def _piece(value: Rows, function: Callable, args: tuple, kwargs: dict) -> Rows:
+    """Some of the channels."""
+    place = args[1] if type(args[1]) is tuple else (args[1],)
+    if not place or not (place[0] is Ellipsis or place[0] == slice(None)):
+        raise Unseen
+    if any(type(one) not in (int, slice, type(None), type(Ellipsis)) for one in place):
+        raise Unseen
+    meta = applied(function, args, kwargs)
+    if meta.numel() == value.meta.numel():  # nothing but new axes
+        return _viewed(value, meta)
+    return _cut(value, meta, lambda t: function(t, *args[1:], **kwargs))
+
+
+def _pieces(value: Rows, function: Callable, args: tuple, kwargs: dict) -> tuple[Rows, ...]:
+    dims = [kwargs["dim"]] if "dim" in kwargs else list(args[-1:])
+    if dims != [-1] and dims != [value.meta.dim() - 1]:
+        raise Unseen
+    metas = function(value.meta, *args[1:], **kwargs)
+
+    def piece(k: int) -> Callable[[Tensor], Tensor]:
+        return lambda t: function(t, *args[1:], **kwargs)[k]
+
+    return tuple(_cut(value, meta, piece(k)) for k, meta in enumerate(metas))
+
+
+def _cut(value: Rows, meta: Tensor, function: Callable[[Tensor], Tensor]) -> Rows:
+    """The same piece of every leaf."""
+    old, new = tuple(value.meta.shape[1:]), tuple(meta.shape[1:])
+    made: dict[Any, Leaf] = {}
+
+    def cut(leaf: Leaf) -> Leaf:
+        if leaf.blocks or (leaf.tail != old and math.prod(leaf.tail) != 1):
+            raise Unseen
+        if math.prod(leaf.tail) == 1 and leaf.tail != old:
+            return leaf.viewed((1,) * len(new))
+
+        def make(given: Any) -> Tensor:
+            t = leaf.make(given)
+            return function(t.reshape(1 if leaf.end == "p" else t.shape[0], *old))
+
+        if leaf.base not in made:
+            made[leaf.base] = Leaf(leaf.end, make, new, leaf.names, leaf.roots)
+        return made[leaf.base]
+
+    return Rows(mapped(value.tree, cut), meta)
+
+
+def _of_rows(value: Rows, function: Callable, args: tuple, kwargs: dict) -> Rows:
+    """An operation on rows at one end."""
+    end, names, roots = _about(leaves(value.tree))
+    if args[0] is not value or any(isinstance(a, Value) for a in args[1:]):
+        raise Unseen
+    dims = [kwargs.get("dim"), *args[1:]]
+    if any(0 in one or -value.meta.dim() in one for one in
+           ((d,) if type(d) is int else d for d in dims) if type(one) in (tuple, list)):
+        raise Unseen
+    tree, tail, rest = value.tree, value.meta.shape[1:], args[1:]
+
+    def make(given: Any) -> Tensor:
+        return function(_whole(tree, tail, given), *rest, **kwargs)
+
+    return _rows(end, make, applied(function, args, kwargs), names, roots)
+
+
+def _dropout(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+    if inplace or not isinstance(x, Rows) or (training and p != 0):
+        raise Unseen
+    return x
+
+
+# --- linear maps ----------------------------------------------------------------------------------
+
+def _mapped(parts: list[Any], name: str, function: Callable, rest: tuple, kwargs: dict) -> Rows:
+    """A linear map of rows, or of several side by side, as a sum over the ends of the edge."""
+    weight, bias = (*rest, *kwargs.values(), None)[:2]
+    if not isinstance(weight, Param) or not all(isinstance(part, Rows) for part in parts):
+        raise Unseen
+    widths = [part.meta.shape[-1] for part in parts]
+    dim = -1 if name == "linear" else -2 if weight.meta.dim() > 1 else 0
+    if weight.meta.shape[dim] != sum(widths):
+        raise Unseen
+    meta = applied(function, (parts[0].meta.new_empty(*parts[0].meta.shape[:-1], sum(widths)),
+                              weight.meta), {})
+    ends: dict[str, list[tuple[Tree, Any, Param]]] = {}
+    for k, part in enumerate(parts):
+        cut = weight if len(parts) == 1 else sliced(weight, widths, k, dim)
+        for end, tree in _apart(part.tree).items():
+            ends.setdefault(end, []).append((tree, part.meta.shape[1:], cut))
+    found: Tree | None = None
+    for end in sorted(ends, key="jie".index):  # the bias is added where there are nodes
+        leaf = _map_at(end, ends[end], function, bias, meta)
+        found, bias = leaf if found is None else Call("add", (found, leaf)), None
+    if found is None:
+        raise Unseen
+    return Rows(found, meta)
+
+
+def _map_at(end: str, terms: list[tuple[Tree, Any, Param]], function: Callable, bias: Any,
+            meta: Tensor) -> Leaf:
+    """What one end brings to a linear map."""
+    inside = [leaf for tree, _, _ in terms for leaf in leaves(tree)]
+    _, names, roots = _about(inside)
+    roots = (*roots, *(root for _, _, weight in terms for root in weight.roots))
+    if bias is not None:
+        if not isinstance(bias, Param):
+            raise Unseen
+        roots = (*roots, *bias.roots)
+
+    def make(given: Any) -> Tensor:
+        added = None if bias is None else bias.make(given)
+        out = None
+        for tree, tail, weight in terms:
+            x, w = _whole(tree, tail, given), weight.make(given)
+            one = F.linear(x, w, added) if added is not None else function(x, w)
+            out, added = one if out is None else out + one, None
+        return out  # type: ignore[return-value]  # there are terms
+
+    return Leaf(end, make, tuple(meta.shape[1:]), names, roots)
+
+
+def _apart(tree: Tree) -> dict[str, Tree]:
+    """The terms of a sum, added up by the end that they are at.
+
+    Unseen of differences of both ends' rows of the same features: neighbours are often alike, and
+    the maps of both would be far larger than that of their difference, which is left to
+    rounding.
+    """
+    found: dict[str, Tree] = {}
+    signs: dict[str, set[tuple[str, int]]] = {}
+    shared: list[Tree] = []
+    for sign, term in _terms(tree, 1):
+        term = Call("neg", (term,)) if sign < 0 else term
+        if not {leaf.end for leaf in leaves(term)} - {"p"}:
+            shared.append(term)
+            continue
+        end, names, _ = _about(leaves(term))
+        for name in names:
+            signs.setdefault(name, set()).add((end, sign))
+        found[end] = Call("add", (found[end], term)) if end in found else term
+    for seen in signs.values():
+        if any(a[0] != b[0] and a[1] != b[1] for a in seen for b in seen):
+            raise Unseen
+    for term in shared:
+        first = next(iter(found), None)
+        if first is None:
+            raise Unseen
+        found[first] = Call("add", (found[first], term))
+    return found
+
+
+def _terms(tree: Tree, sign: int) -> list[tuple[int, Tree]]:
+    if type(tree) is Call and tree.op in ("add", "sub", "neg"):
+        last = -sign if tree.op in ("sub", "neg") else sign
+        first = [] if tree.op == "neg" else _terms(tree.args[0], sign)
+        return first + _terms(tree.args[-1], last)
+    return [(sign, tree)]

@@ -1,0 +1,155 @@
+"""How torch's pointwise functions are written as operations of `cuda.expression`, with their
+arguments as users give them."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from gnnaccel.adapters.pyg.propagate.standins import Unseen
+from gnnaccel.dispatch.generated.tree import Call, Number
+
+_ONE, _SQUARES = Number(1.0), {2.0: "square", 0.5: "sqrt", -0.5: "rsqrt", -1.0: "reciprocal"}
+Made = Callable[[Any, tuple, dict], Any]  # of the function, its arguments as trees, and those named
+
+
+def _given(args: tuple, kwargs: dict, *names: str, **defaults: Any) -> list[Any]:
+    """The arguments in order. ``names``: the first ones'; ``defaults``: the others, in order."""
+    order = (*names, *defaults)
+    if len(args) > len(order):
+        raise Unseen
+    found = {**defaults, **dict(zip(order, args))}
+    for name, value in kwargs.items():
+        if name not in order:
+            raise Unseen
+        found[name] = value
+    if any(name not in found for name in order):
+        raise Unseen
+    return [found[name] for name in order]
+
+
+def _unary(op: str) -> Made:
+    def made(function: Any, args: tuple, kwargs: dict) -> Call:
+        return Call(op, tuple(_given(args, kwargs, "input")))
+
+    return made
+
+
+def _binary(op: str) -> Made:
+    def made(function: Any, args: tuple, kwargs: dict) -> Call:
+        return Call(op, tuple(_given(args, kwargs, "input", "other")))
+
+    return made
+
+
+def _scaled(op: str) -> Made:
+    """Sums, of which ``alpha`` may scale the second."""
+
+    def made(function: Any, args: tuple, kwargs: dict) -> Call:
+        left, right, alpha = _given(args, kwargs, "input", "other", alpha=_ONE)
+        return Call(op, (left, right if alpha == _ONE else Call("mul", (right, alpha))))
+
+    return made
+
+
+def _reversed_sub(function: Any, args: tuple, kwargs: dict) -> Call:
+    left, right = _given(args, kwargs, "input", "other")
+    return Call("sub", (right, left))
+
+
+def _div(function: Any, args: tuple, kwargs: dict) -> Call:
+    return Call("div", tuple(_given(args, kwargs, "input", "other")))
+
+
+def _pow(function: Any, args: tuple, kwargs: dict) -> Any:
+    x, power = _given(args, kwargs, "input", "exponent")
+    if type(power) is not Number or type(x) is Number:
+        raise Unseen
+    if power.value == 1.0:
+        return Call("mul", (x, _ONE))
+    if power.value in _SQUARES:
+        return Call(_SQUARES[power.value], (x,))
+    if power.value == 3.0:
+        return Call("mul", (Call("square", (x,)), x))
+    return Call("pow", (x, power))
+
+
+def _where(function: Any, args: tuple, kwargs: dict) -> Call:
+    if function is Tensor.where:
+        x, test, other = _given(args, kwargs, "self", "condition", "other")
+    else:
+        test, x, other = _given(args, kwargs, "condition", "input", "other")
+    return Call("where", (test, x, other))
+
+
+def _masked(function: Any, args: tuple, kwargs: dict) -> Call:
+    x, mask, value = _given(args, kwargs, "input", "mask", "value")
+    return Call("where", (mask, value, x))
+
+
+def _clamp(function: Any, args: tuple, kwargs: dict) -> Any:
+    x, least, most = _given(args, kwargs, "input", min=None, max=None)
+    for op, bound in (("clamp_min", least), ("clamp_max", most)):
+        if bound is not None:
+            if type(bound) is not Number:
+                raise Unseen
+            x = Call(op, (x, bound))
+    return x
+
+
+def _with_numbers(op: str, **defaults: float) -> Made:
+    """Functions with options that are numbers."""
+
+    def made(function: Any, args: tuple, kwargs: dict) -> Call:
+        given = _given(args, kwargs, "input", **{k: Number(v) for k, v in defaults.items()},
+                       inplace=Number(0.0))
+        x, *numbers, inplace = given
+        if inplace != Number(0.0) or not all(type(n) is Number for n in numbers):
+            raise Unseen
+        return Call(op, (x, *numbers))
+
+    return made
+
+
+def _clamped(op: str) -> Made:
+    def made(function: Any, args: tuple, kwargs: dict) -> Call:
+        x, bound = _given(args, kwargs, "input", "min" if op == "clamp_min" else "max")
+        if type(bound) is not Number:
+            raise Unseen
+        return Call(op, (x, bound))
+
+    return made
+
+
+def _log_sigmoid(function: Any, args: tuple, kwargs: dict) -> Call:
+    """min(x, 0) - log(1 + exp(-|x|)), which no large number harms."""
+    (x,) = _given(args, kwargs, "input")
+    rest = Call("log1p", (Call("exp", (Call("neg", (Call("abs", (x,)),)),)),))
+    return Call("sub", (Call("neg", (Call("relu", (Call("neg", (x,)),)),)), rest))
+
+
+def _gelu(function: Any, args: tuple, kwargs: dict) -> Call:
+    x, approximate = _given(args, kwargs, "input", approximate="none")
+    if approximate not in ("none", "tanh"):
+        raise Unseen
+    return Call("gelu" if approximate == "none" else "gelu_tanh", (x,))
+
+
+#: by the name of the function or method
+OPERATIONS: dict[str, Made] = {
+    **{name: _unary(name) for name in (
+        "neg", "square", "reciprocal", "abs", "sign", "exp", "expm1", "log", "log1p", "sqrt",
+        "rsqrt", "sin", "cos", "erf", "sigmoid", "tanh")},
+    **{name: _binary(name) for name in ("mul", "maximum", "minimum", "gt", "lt", "ge", "le", "eq",
+                                        "ne")},
+    **{name: _with_numbers(name) for name in ("relu", "silu")},
+    "add": _scaled("add"), "sub": _scaled("sub"), "rsub": _reversed_sub, "div": _div, "pow": _pow,
+    "logical_and": _binary("and"), "logical_or": _binary("or"), "logical_not": _unary("not"),
+    "where": _where, "masked_fill": _masked, "clamp": _clamp, "clip": _clamp,
+    "clamp_min": _clamped("clamp_min"), "clamp_max": _clamped("clamp_max"),
+    "logsigmoid": _log_sigmoid, "log_sigmoid": _log_sigmoid,
+    "leaky_relu": _with_numbers("leaky_relu", negative_slope=0.01),
+    "elu": _with_numbers("elu", alpha=1.0),
+    "softplus": _with_numbers("softplus", beta=1.0, threshold=20.0), "gelu": _gelu,
+}

@@ -1,0 +1,311 @@
+"""Tracing a ``message``: it runs once on stand-ins, what it reads of the layer is noted, and looked
+at again in each later call.
+
+What it may do is limited to what stand-ins see: global names of torch's modules and functions, and
+numbers; names of tensors' methods that a `Manner` lists; attributes of the layer.
+"""
+from __future__ import annotations
+
+import builtins
+import functools
+import inspect
+import math
+import types
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from gnnaccel.adapters import own
+from gnnaccel.adapters.pyg import guards
+from gnnaccel.adapters.pyg.propagate import reading
+from gnnaccel.adapters.pyg.propagate.message import _named
+from gnnaccel.adapters.pyg.propagate.standins import Refuses, Unseen, rows
+from gnnaccel.adapters.pyg.propagate.traced import ROWS, Make, Param
+from gnnaccel.dispatch.policy.names import IdentityMap
+
+_MODULES = (torch, torch.nn, torch.nn.functional, math)
+_BUILTINS = frozenset(("float", "int", "len", "None", "True", "False"))
+_SPECIAL = frozenset(("index", "ptr", "size_i", "dim_size"))
+_TRACES = 4  # kept for each layer
+_PLAIN = (int, float, bool, str, type(None))
+_NOT_PLAIN_CODE = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+
+
+class Manner(NamedTuple):
+    """How messages of one kind are traced.
+
+    ``names``: what a message may name of modules, tensors and stand-ins; anything else may have
+    effects. ``prepared(function)``: the function to run on stand-ins, None where it may do more
+    than compute. ``rows(end, make, meta, name)``: what stands for the argument ``name`` at the
+    ``end`` "i", "j" or "e". ``found(out, layer)``: the message, None where it is not of this kind.
+    """
+
+    names: frozenset[str]
+    prepared: Callable[[types.FunctionType], types.FunctionType | None]
+    rows: Callable[[str, Make, Tensor, str], Any]
+    found: Callable[[Any, Any], Any]
+
+
+class Trace(NamedTuple):
+    """A message, understood. ``ends``: the arguments that are features of nodes, with their end of
+    the edge, in the order of the message; ``edges``: those with a row for each edge; ``read``: what
+    was read of the layer, by name; ``cells``: variables of functions around it, with what they
+    held."""
+
+    message: Any
+    ends: tuple[tuple[str, str], ...]
+    edges: tuple[str, ...]
+    read: dict[str, Any]
+    cells: tuple[tuple[types.CellType, Any], ...] = ()
+
+    def holds(self, layer: Any) -> bool:
+        """Whether all that was read is still so."""
+        for name, seen in self.read.items():
+            if not _as_read(layer, name, seen):
+                return False
+        for cell, seen in self.cells:
+            if not _same(cell.cell_contents, seen):
+                return False
+        return True
+
+
+class _Layer:
+    """Stands for the layer: gives what it holds, and notes that. ``names``: of torch's functions
+    that it may hold."""
+
+    def __init__(self, layer: Any, names: frozenset[str]):
+        object.__setattr__(self, "_layer", layer)
+        object.__setattr__(self, "_names", names)
+        object.__setattr__(self, "read", {})
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._layer, name)
+        self.read[name] = value
+        if type(value) in _PLAIN or (_is_torchs(value, self._names) and callable(value)):
+            return value
+        if type(value) in reading.TENSORS:
+            return _parameter(value)
+        if isinstance(value, nn.Module):
+            self.read[name] = value, _looks(value)
+            return _module(value)
+        raise Unseen
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise Unseen
+
+
+def _parameter(value: Any) -> Param:
+    def make(given: dict) -> Tensor:
+        return value
+
+    return Param(make, torch.empty_like(value, device="meta"), (make,))
+
+
+#: modules that are one function of their input and their options
+_ACTIVATIONS: dict[type, Callable[[Any, Any], Any]] = {
+    nn.ReLU: lambda module, x: F.relu(x),
+    nn.LeakyReLU: lambda module, x: F.leaky_relu(x, module.negative_slope),
+    nn.ELU: lambda module, x: F.elu(x, module.alpha),
+    nn.SiLU: lambda module, x: F.silu(x),
+    nn.GELU: lambda module, x: F.gelu(x, approximate=module.approximate),
+    nn.Softplus: lambda module, x: F.softplus(x, module.beta, module.threshold),
+    nn.Sigmoid: lambda module, x: torch.sigmoid(x),
+    nn.Tanh: lambda module, x: torch.tanh(x),
+    nn.Dropout: lambda module, x: F.dropout(x, module.p, module.training),
+    nn.Identity: lambda module, x: x}
+_CALLED = ("linear", "leaky_relu", "relu", "dropout", "elu", "silu", "gelu", "softplus")
+
+
+def _looks(module: nn.Module) -> tuple:
+    """What the result of a module of `_module` depends on, by identity: its options, parameters and
+    hooks, its modules, and the functions that run."""
+    own_dict = module.__dict__
+    inside = tuple([_looks(one) for one in own_dict["_modules"].values()]
+                   if type(module) is nn.Sequential else ())
+    return (type(module), module.training, *map(id, module._parameters.values()),
+            *(v for v in own_dict.values() if type(v) in (int, float, bool, str)),
+            any(reading.MODULE_HOOKS(own_dict)), "forward" in own_dict, type(module).forward,
+            *_functions(), *map(id, own_dict["_modules"].values()), inside)
+
+
+def _functions() -> tuple:
+    """What the forward functions of such modules call."""
+    return (F.linear, F.leaky_relu, F.relu, F.dropout, F.elu, F.silu, F.gelu, F.softplus,
+            torch.sigmoid, torch.tanh)
+
+
+def _runs_as_written(module: nn.Module) -> bool:
+    """Whether nobody watches the module, and what it runs is torch's own."""
+    own_dict = module.__dict__
+    if any(reading.MODULE_HOOKS(own_dict)) or "forward" in own_dict:
+        return False
+    return (own.home(type(module).forward) == "torch"
+            and all(own.is_torchs(function, name, "torch_geometric")
+                    for function, name in zip(_functions(), (*_CALLED, "sigmoid", "tanh"))))
+
+
+def _module(module: nn.Module) -> Callable:
+    """What a module does, as a function; Unseen of those that are not known, or watched."""
+    linear = guards.plain_linear(module)
+    if not linear and not _runs_as_written(module):
+        raise Unseen
+    if linear or type(module) is nn.Linear:
+        weight, bias = (None if t is None else _parameter(t) for t in (module.weight, module.bias))
+        return lambda x: F.linear(x, weight, bias)  # type: ignore[arg-type]  # stand-ins
+    if type(module) is nn.Sequential:
+        inside = [_module(one) for one in module]
+        return lambda x: functools.reduce(lambda x, one: one(x), inside, x)
+    if type(module) in _ACTIVATIONS:
+        return functools.partial(_ACTIVATIONS[type(module)], module)
+    raise Unseen
+
+
+# --- tracing --------------------------------------------------------------------------------------
+
+def globals_in_place(function: types.FunctionType, names: frozenset[str],
+                     instead: Callable[[Any], Any]) -> dict[str, Any] | None:
+    """What to put in place of global names of ``function``, by ``instead(value)``, None for those
+    to keep; None where the function may do more than compute."""
+    code, known = function.__code__, function.__globals__
+    if code.co_cellvars or code.co_flags & _NOT_PLAIN_CODE:
+        return None
+    if any(isinstance(c, types.CodeType) for c in code.co_consts):
+        return None
+    found = {}
+    for kind, name in _named(code):
+        if kind == "LOAD_GLOBAL":
+            value = known.get(name, getattr(builtins, name, None))
+            other = instead(value)
+            if other is not None:
+                found[name] = other
+            elif not (any(value is one for one in _MODULES) or name in _BUILTINS
+                      or _is_torchs(value, names)):
+                return None
+        elif kind not in ("LOAD_ATTR", "LOAD_METHOD"):
+            return None
+    return found
+
+
+def with_globals(function: types.FunctionType, more: dict[str, Any]) -> types.FunctionType:
+    """``function`` with other values of some global names."""
+    made = types.FunctionType(function.__code__, {**function.__globals__, **more},
+                              function.__name__, function.__defaults__, function.__closure__)
+    made.__kwdefaults__ = function.__kwdefaults__
+    return made
+
+
+def _is_torchs(value: Any, names: frozenset[str]) -> bool:
+    """Whether it is one of the functions ``names`` of torch or of `math`."""
+    module = getattr(value, "__module__", None) or "torch"
+    return getattr(value, "__name__", "") in names and module.partition(".")[0] in ("torch", "math")
+
+
+class Special(Refuses):
+    """Stands for what message passing passes by itself."""
+
+    def __init__(self, name: str):
+        object.__setattr__(self, "name", name)
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("name", "__class__"):
+            return object.__getattribute__(self, name)
+        raise Unseen
+
+
+def _trace(layer: Any, kwargs: dict, manner: Manner) -> Trace:
+    function = type(layer).message
+    proxy, ends, edges = _Layer(layer, manner.names), [], []
+    message = manner.prepared(function) if type(function) is types.FunctionType else None
+    if message is None or not _names_known(function.__code__, layer, manner.names):
+        return Trace(None, (), (), {})
+    given: dict[str, Any] = {}
+    cells = tuple((cell, cell.cell_contents) for cell in function.__closure__ or ())
+    try:
+        for parameter in list(inspect.signature(function).parameters.values())[1:]:
+            one, end = _stand_in(parameter, kwargs, manner)
+            given[parameter.name] = one
+            if end == "e":
+                edges.append(parameter.name)
+            elif end:
+                ends.append((parameter.name[:-2], end))
+        out = message(proxy, **given)
+        found = manner.found(out, layer)
+    except (Unseen, AttributeError, TypeError, ValueError, IndexError, RuntimeError):
+        return Trace(None, (), (), proxy.read, cells)
+    return Trace(found, tuple(ends), tuple(edges), proxy.read, cells)
+
+
+def _names_known(code: types.CodeType, layer: Any, names: frozenset[str]) -> bool:
+    """Whether all attributes that are named are known, and methods of tensors torch's own."""
+    return all((name in names and _method_is_torchs(name)) or hasattr(layer, name)
+               for kind, name in _named(code) if kind in ("LOAD_ATTR", "LOAD_METHOD"))
+
+
+def _method_is_torchs(name: str) -> bool:
+    """Whether nobody has put a function of their own in the place of a tensor's method."""
+    found = vars(Tensor).get(name)
+    return type(found) is not types.FunctionType or own.home(found) == "torch"
+
+
+def _stand_in(parameter: inspect.Parameter, kwargs: dict, manner: Manner) -> tuple[Any, str]:
+    """What stands for an argument, and the end of the edge that it belongs to, "" for none."""
+    name = parameter.name
+    if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+        raise Unseen
+    if name in _SPECIAL:
+        return Special(name), ""
+    end = name[-1] if name[-2:] in ("_i", "_j") and name[:-2] in kwargs else "e"
+    key = name if end == "e" else name[:-2]
+    if key not in kwargs:
+        if parameter.default is None:
+            return None, ""
+        raise Unseen
+    value = rows(kwargs, key, end) if end != "e" else kwargs[key]
+    if value is None:
+        return None, ""
+    if type(value) not in reading.TENSORS or not value.is_floating_point() or value.dim() < 1:
+        raise Unseen
+    meta = torch.empty(ROWS, *value.shape[1:], dtype=value.dtype, device="meta")
+    if end == "e":
+        return manner.rows("e", lambda given: given[key], meta, key), "e"
+    return manner.rows(end, lambda given: rows(given, key, end), meta, key), end
+
+
+_traces: IdentityMap[list[tuple]] = IdentityMap()  # by layer
+
+
+def trace(layer: Any, known: reading.Known, kwargs: dict, manner: Manner) -> Trace:
+    """What the layer's message computes of such arguments, looked at again where anything that it
+    read has changed. ``known``: its class."""
+    key = (id(manner), known,
+           tuple([(name, _form(value)) for name, value in kwargs.items() if name != "size"]))
+    kept = _traces.get(layer)
+    if kept is None:
+        kept = []
+        _traces.set(layer, kept)
+    for seen, found in kept:
+        if seen == key and found.holds(layer):
+            return found
+    found = _trace(layer, kwargs, manner)
+    kept[:] = [(key, found), *(one for one in kept if one[0] != key)][:_TRACES]
+    return found
+
+
+def _form(value: Any) -> Any:
+    if isinstance(value, (tuple, list)):
+        return tuple(map(_form, value))
+    return (value.shape[1:], value.dtype) if isinstance(value, Tensor) else type(value)
+
+
+def _as_read(layer: Any, name: str, seen: Any) -> bool:
+    value = getattr(layer, name, Unseen)
+    if type(seen) is tuple and isinstance(seen[0], nn.Module):
+        return value is seen[0] and _looks(value) == seen[1]
+    return _same(value, seen)
+
+
+def _same(value: Any, seen: Any) -> bool:
+    return value is seen or (type(value) is type(seen) and type(value) in _PLAIN and value == seen)

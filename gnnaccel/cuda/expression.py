@@ -1,0 +1,126 @@
+"""What a generated kernel computes at each edge and channel: an expression of pointwise operations,
+and how each of them and its derivatives are written in CUDA C."""
+from __future__ import annotations
+
+from typing import NamedTuple
+
+#: where an input has its rows: at the source, at the destination, at the edge, or one row for all
+ENDS = ("j", "i", "e", "p")
+#: how an input lies over the channels: a number for each, for each head, or one for all
+MODES = ("row", "head", "one")
+
+
+class Input(NamedTuple):
+    """``end``: one of `ENDS`; ``mode``: one of `MODES`."""
+
+    end: str
+    mode: str
+
+
+class Step(NamedTuple):
+    """An operation of `OPERATIONS` on values: inputs, then numbers, then earlier steps, counted
+    from 0."""
+
+    op: str
+    args: tuple[int, ...]
+
+
+class Expression(NamedTuple):
+    """A message. ``numbers``: how many there are, the same for all edges, with no gradient;
+    ``out``: which value the message is."""
+
+    inputs: tuple[Input, ...]
+    numbers: int
+    steps: tuple[Step, ...]
+    out: int
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What each value is called in the kernels."""
+        seen: dict[str, int] = {}
+        found = []
+        for one in self.inputs:
+            found.append(f"{one.end}{seen.setdefault(one.end, 0)}")
+            seen[one.end] += 1
+        return (*found, *(f"n{k}" for k in range(self.numbers)),
+                *(f"v{k}" for k in range(len(self.steps))))
+
+    def __str__(self) -> str:
+        """As a formula."""
+        texts = list(self.names[:len(self.inputs) + self.numbers])
+        for op, args in self.steps:
+            given = [texts[a] for a in args]
+            sign = _SIGNS.get(op)
+            texts.append(f"({given[0]} {sign} {given[1]})" if sign
+                         else f"{op}({', '.join(given)})")
+        return texts[self.out]
+
+
+class Operation(NamedTuple):
+    """``value``: a C expression of the arguments {0}, {1}, ...; ``slopes``: for each argument what
+    reaches it of a gradient {g}, None where nothing does; {y} is the value. ``type``: of the
+    value."""
+
+    value: str
+    slopes: tuple[str | None, ...]
+    type: str = "float"
+
+
+_SIGNS = {"add": "+", "sub": "-", "mul": "*", "div": "/", "gt": ">", "lt": "<", "ge": ">=",
+          "le": "<=", "eq": "==", "ne": "!=", "pow": "**"}
+
+
+def _test(sign: str) -> Operation:
+    return Operation(f"{{0}} {sign} {{1}}", (None, None), "bool")
+
+
+#: By name. Where a function has a corner, and of NaN, each does what torch's does.
+OPERATIONS: dict[str, Operation] = {
+    "add": Operation("{0} + {1}", ("{g}", "{g}")),
+    "sub": Operation("{0} - {1}", ("{g}", "-{g}")),
+    "mul": Operation("{0} * {1}", ("{g} * {1}", "{g} * {0}")),
+    "div": Operation("{0} / {1}", ("{g} / {1}", "-{g} * ({y} / {1})")),
+    "neg": Operation("-{0}", ("-{g}",)),
+    "square": Operation("{0} * {0}", ("2.f * {g} * {0}",)),
+    "reciprocal": Operation("1.f / {0}", ("-{g} * {y} * {y}",)),
+    "abs": Operation("fabsf({0})", ("{g} * sign({0})",)),
+    "sign": Operation("sign({0})", (None,)),
+    "exp": Operation("expf({0})", ("{g} * {y}",)),
+    "expm1": Operation("expm1f({0})", ("{g} * ({y} + 1.f)",)),
+    "log": Operation("logf({0})", ("{g} / {0}",)),
+    "log1p": Operation("log1pf({0})", ("{g} / ({0} + 1.f)",)),
+    "sqrt": Operation("sqrtf({0})", ("{g} / (2.f * {y})",)),
+    "rsqrt": Operation("1.f / sqrtf({0})", ("-0.5f * {g} * {y} * {y} * {y}",)),
+    "sin": Operation("sinf({0})", ("{g} * cosf({0})",)),
+    "cos": Operation("cosf({0})", ("-{g} * sinf({0})",)),
+    "erf": Operation("erff({0})", ("{g} * 1.1283791671f * expf(-{0} * {0})",)),
+    "sigmoid": Operation("sigmoid({0})", ("{g} * ((1.f - {y}) * {y})",)),
+    "tanh": Operation("tanhf({0})", ("{g} * (1.f - {y} * {y})",)),
+    "relu": Operation("{0} <= 0.f ? 0.f : {0}", ("{0} <= 0.f ? 0.f : {g}",)),
+    "leaky_relu": Operation("{0} > 0.f ? {0} : {0} * {1}", ("{0} > 0.f ? {g} : {g} * {1}", None)),
+    "elu": Operation("{0} > 0.f ? {0} : {1} * expm1f({0})",
+                     ("{0} > 0.f ? {g} : {g} * {1} * expf({0})", None)),
+    "silu": Operation("{0} * sigmoid({0})",
+                      ("{g} * (sigmoid({0}) * (1.f + {0} * (1.f - sigmoid({0}))))",)),
+    "gelu": Operation("gelu({0})", ("{g} * gelu_slope({0})",)),
+    "gelu_tanh": Operation("gelu_tanh({0})", ("{g} * gelu_tanh_slope({0})",)),
+    "softplus": Operation("{0} * {1} > {2} ? {0} : log1pf(expf({0} * {1})) / {1}",
+                          ("{0} * {1} > {2} ? {g} : {g} * sigmoid({0} * {1})", None, None)),
+    "clamp_min": Operation("{0} < {1} ? {1} : {0}", ("{0} >= {1} ? {g} : 0.f", None)),
+    "clamp_max": Operation("{0} > {1} ? {1} : {0}", ("{0} <= {1} ? {g} : 0.f", None)),
+    "pow": Operation("powf({0}, {1})",
+                     ("{1} == 0.f ? 0.f : {g} * ({1} * powf({0}, {1} - 1.f))", None)),
+    "maximum": Operation("{0} != {0} || {0} > {1} ? {0} : {1}",
+                         ("{0} < {1} ? 0.f : {0} == {1} ? 0.5f * {g} : {g}",
+                          "{0} > {1} ? 0.f : {0} == {1} ? 0.5f * {g} : {g}")),
+    "minimum": Operation("{0} != {0} || {0} < {1} ? {0} : {1}",
+                         ("{0} > {1} ? 0.f : {0} == {1} ? 0.5f * {g} : {g}",
+                          "{0} < {1} ? 0.f : {0} == {1} ? 0.5f * {g} : {g}")),
+    "where": Operation("{0} ? {1} : {2}", (None, "{0} ? {g} : 0.f", "{0} ? 0.f : {g}")),
+    "gt": _test(">"), "lt": _test("<"), "ge": _test(">="), "le": _test("<="), "eq": _test("=="),
+    "ne": _test("!="),
+    "and": Operation("{0} && {1}", (None, None), "bool"),
+    "or": Operation("{0} || {1}", (None, None), "bool"),
+    "not": Operation("!{0}", (None,), "bool"),
+    "float": Operation("{0} ? 1.f : 0.f", (None,)),
+}

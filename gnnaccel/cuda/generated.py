@@ -1,0 +1,131 @@
+"""Launchers for kernels that are written for one message (`message_text`)."""
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gnnaccel.cuda import message_text, sources
+from gnnaccel.cuda.aggregate import factored
+from gnnaccel.cuda.column_sum import column_sum
+from gnnaccel.cuda.expression import Expression
+from gnnaccel.cuda.launch import THREADS, Kernels
+from gnnaccel.cuda.layout import grid, layout_for
+from gnnaccel.cuda.structure import Rows
+
+Numbers = tuple[float, ...]
+
+
+def seen_as(features: int) -> tuple[int, int]:
+    """(heads, width) in which the kernels see messages that have nothing for each head."""
+    return factored(features)
+
+
+@functools.lru_cache(maxsize=1024)
+def kernels(expression: Expression, heads: int, width: int, wide: bool,
+            needs: tuple[bool, ...] | None = None, by_row: bool = True) -> Kernels:
+    """The kernels for messages of ``heads`` x ``width`` fp32 numbers over a graph with int64
+    offsets if ``wide``: those of forward, or of one pass of backward if it is said which inputs
+    ``needs`` gradients. ValueError for a width that none covers."""
+    text = (message_text.forward(expression) if needs is None
+            else message_text.backward(expression, needs, by_row))
+    defines = layout_for(heads, width).defines() + (
+        ("ROW_T", "float"), ("OFF_T", "i64" if wide else "int"), ("DROPOUT", "0"))
+    return Kernels(sources.write(text, "message"), defines)
+
+
+def forward(graph: Rows, expression: Expression, seen: tuple[int, int],
+            inputs: tuple[Tensor, ...], numbers: Numbers, mean: bool) -> Tensor:
+    """fp32 [rows, heads * width]: for each row the sum of its edges' messages, or their mean; 0
+    without edges.
+
+    graph: by destination, ``place`` the number of an edge. seen: `seen_as` of the messages. inputs:
+    fp32, contiguous, 16-byte aligned, each [nodes or edges or nothing, numbers of its mode]. Sums
+    are in a fixed order. ValueError for a tensor that does not fit.
+    """
+    heads, width = seen
+    _check(graph, expression, seen, inputs)
+    layout, compiled = layout_for(heads, width), kernels(expression, heads, width, graph.wide)
+    device, launch = graph.indptr.device, graph.launch()
+    out = torch.empty((graph.rows, heads * width), device=device)
+    part = torch.empty((launch.chunks, heads * width), device=device) if launch.chunks else None
+    at, mean_ = 0 if part is None else part.data_ptr(), np.int32(mean)
+    compiled("forward")(grid(launch.slots + graph.rows, layout), THREADS, 0,
+                        launch.graph + launch.split + _arguments(inputs, numbers)
+                        + (mean_, out.data_ptr(), at))
+    if launch.heavy:
+        compiled("merge")(grid(launch.heavy, layout), THREADS, 0, launch.merge + (
+            graph.indptr.data_ptr(), at, mean_, out.data_ptr()))
+    return out
+
+
+def gradients(graph: Rows, expression: Expression, seen: tuple[int, int],
+              inputs: tuple[Tensor, ...], numbers: Numbers, grad: Tensor, needs: tuple[bool, ...],
+              by_row: bool) -> dict[int, Tensor]:
+    """The gradients of one pass, by number of the input: by destination those of inputs there, at
+    edges, and of parameters; by source those of inputs at the source.
+
+    graph: by that end, ``place`` the number of an edge. grad: [destinations, heads * width], of the
+    sums; needs: which inputs want a gradient; all else as in `forward`. The gradient of a parameter
+    comes as a row for each destination, still to be added up, and that of one number for all
+    channels as [rows, tiles], likewise.
+    """
+    heads, width = seen
+    found = message_text.wanted(expression, needs, by_row)
+    if not found:
+        return {}
+    layout, device, launch = layout_for(heads, width), graph.indptr.device, graph.launch()
+    compiled = kernels(expression, heads, width, graph.wide, needs, by_row)
+    sizes = {"row": heads * width, "head": heads, "one": layout.tiles}
+    results, parts = {}, {}
+    for k in found:
+        end, mode = expression.inputs[k]
+        rows = inputs[k].shape[0] if end == "e" else graph.rows
+        results[k] = torch.empty((rows, sizes[mode]), device=device)
+        if end != "e":
+            parts[k] = torch.empty((launch.chunks, sizes[mode]), device=device)
+    ends = [results[k].data_ptr() for k in found]
+    at = {k: part.data_ptr() for k, part in parts.items()}
+    compiled("gradients")(grid(launch.slots + graph.rows, layout), THREADS, 0,
+                          launch.graph + launch.split + _arguments(inputs, numbers)
+                          + (grad.data_ptr(), *ends, *at.values()))
+    if launch.heavy and parts:
+        pairs = [p for k, part in at.items() for p in (part, results[k].data_ptr())]
+        compiled("merge")(grid(launch.heavy, layout), THREADS, 0, launch.merge + tuple(pairs))
+    return results
+
+
+def entries(expression: Expression, needs: tuple[bool, ...], by_row: bool) -> tuple[str, ...]:
+    """The kernels that `gradients` launches."""
+    found = message_text.wanted(expression, needs, by_row)
+    if not found:
+        return ()
+    summed = any(expression.inputs[k].end != "e" for k in found)
+    return ("gradients", "merge") if summed else ("gradients",)
+
+
+def total(rows: Tensor) -> Tensor:
+    """The sum over rows, of which there may be none."""
+    return column_sum(rows) if rows.shape[0] else rows.new_zeros(rows.shape[1])
+
+
+def _arguments(inputs: tuple[Tensor, ...], numbers: Numbers) -> tuple:
+    return (*(t.data_ptr() for t in inputs), *map(np.float32, numbers))
+
+
+def _check(graph: Rows, expression: Expression, seen: tuple[int, int],
+           inputs: tuple[Tensor, ...]) -> None:
+    sizes = {"row": seen[0] * seen[1], "head": seen[0], "one": 1}
+    edges, device = graph.other.shape[0], graph.indptr.device
+    for name, one, t in zip(expression.names, expression.inputs, inputs):
+        rows = {"i": graph.rows, "e": edges, "p": 1}.get(one.end, t.shape[0])
+        if (t.shape != (rows, sizes[one.mode]) or t.dtype != torch.float32 or t.device != device
+            or not t.is_contiguous() or t.data_ptr() % 16):
+            raise ValueError(f"{name} is {list(t.shape)}, {t.dtype}, on {t.device}; needed is "
+                             f"[{rows}, {sizes[one.mode]}], torch.float32, contiguous, aligned, on "
+                             f"{device}")
+    if graph.place.shape[0] != edges:
+        raise ValueError(f"the graph has {graph.place.shape[0]} places for {edges} edges: build it "
+                         "with places=True")

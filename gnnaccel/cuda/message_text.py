@@ -1,0 +1,215 @@
+"""The text of the kernels for a message that is an `Expression`.
+
+``forward`` goes over the edges by destination, ``gradients`` once by destination and once by
+source, each with what ``src/generated.cuh`` has. Backward computes the expression again and goes
+through it in reverse. Beside each there is ``merge``, which adds up the chunks of split rows.
+"""
+from __future__ import annotations
+
+import functools
+
+from gnnaccel.cuda.expression import OPERATIONS, Expression
+
+_KERNEL = 'extern "C" __global__ void __launch_bounds__(32 * WARPS)\n'
+_TYPES = {"row": "Row", "head": "Heads", "one": "float"}
+_PLACES = {"row": "[k][c]", "head": "[k / KV]", "one": ""}
+_CLEAR = {"row": "clear_row({0});", "head": "clear_heads({0});", "one": "{0} = 0.f;"}
+_LOAD = {"row": "load_row(at, {0}_rows, {1}, {2}, {3});",
+         "head": "load_heads(at, {0}_rows, {1}, {2}, {3});",
+         "one": "{3} = load_one({0}_rows, {1}, {2});"}
+_WIDTHS = {"head": "H", "one": "(int)gridDim.y"}
+_START = """    const Split split = {counters, chunks, chunk_edges, chunk_slots};
+    Item it;
+    if (!item_at(warp_id(), rows, indptr, split, it)) return;
+    const Lanes at;
+"""
+_MERGE = """    const long long w = warp_id();
+    if (w >= counters[1]) return;
+    const int4 row = heavy[w];
+    const Lanes at;
+"""
+_WALK = """    struct Edge {{ {kinds} }};
+    const auto load = [&](Edge& e, OFF_T position, bool on) {{
+        const u64 from = on ? (u64)other[position] : 0, at_edge = on ? (u64)place[position] : 0;
+{loads}
+    }};
+    {way}<Edge, IN_FLIGHT_OF({rows})>(at, it, load, [&](Edge& e, OFF_T position, bool on) {{
+{body}
+    }});
+"""
+
+
+@functools.lru_cache(maxsize=512)
+def forward(expression: Expression) -> str:
+    """The kernels ``forward`` and ``merge``: sums or means of messages."""
+    w = _Writer(expression)
+    body = ["if (!on) return;", "EACH_CHANNEL {", *w.values("je"),
+            f"    sum[k][c] += {w.names[expression.out]};", "}"]
+    return w.head() + f"""\
+{_KERNEL}forward(GRAPH,
+        {w.parameters()}int mean, float* __restrict__ out, float* __restrict__ part) {{
+{_START}{w.own("ip")}    Row sum;
+    clear_row(sum);
+{w.walk("walk", "je", body)}    sum_slots(sum);
+    if (at.slot != 0) return;
+    if (it.chunk < 0) finish(at, it.row, it.end - it.begin, mean, sum, out);
+    else store_row(at, part, it.chunk, sum);
+}}
+
+{_KERNEL}merge(MERGE, const OFF_T* __restrict__ indptr, const float* __restrict__ part, int mean,
+      float* __restrict__ out) {{
+{_MERGE}    Row sum;
+    add_chunks(at, row.y, row.z, part, sum);
+    if (at.slot == 0) finish(at, row.x, indptr[row.x + 1] - indptr[row.x], mean, sum, out);
+}}
+"""
+
+
+def wanted(expression: Expression, needs: tuple[bool, ...], by_row: bool) -> list[int]:
+    """The inputs whose gradients one pass computes, of those that ``needs`` names."""
+    return [k for k, one in enumerate(expression.inputs)
+            if needs[k] and one.end in ("iep" if by_row else "j")]
+
+
+@functools.lru_cache(maxsize=512)
+def backward(expression: Expression, needs: tuple[bool, ...], by_row: bool) -> str:
+    """The kernels ``gradients`` and ``merge``, by destination or by source. By destination they
+    are those of inputs at the destination, at the edges, and of parameters, of which each
+    destination has a part. ``needs``: which inputs want one; ``grad``: the gradient of sums."""
+    w, found = _Writer(expression), wanted(expression, needs, by_row)
+    stored = [k for k in found if expression.inputs[k].end == "e"]
+    summed = [k for k in found if k not in stored]
+    # the gradient of a number for all channels is a sum over lanes
+    together = any(w.modes[k] != "row" for k in stored)
+    edge, own = ("je", "ip") if by_row else ("ie", "jp")
+    body = ([] if together else ["if (!on) return;"]) + [
+        f"{_TYPES[w.modes[k]]} to_{w.names[k]}; {_CLEAR[w.modes[k]].format('to_' + w.names[k])}"
+        for k in stored]
+    body += ["EACH_CHANNEL {", *w.values(edge),
+             *w.adjoints(found, "grad_own[k][c]" if by_row else "e.grad[k][c]"),
+             *(w.added(k, k in stored, together) for k in found), "}"]
+    for k in stored:
+        body += [f"sum_channels(to_{w.names[k]});"] * together
+        body += [("if (on) " if together else "")
+                 + f"store(at, {w.names[k]}_grad, (u64)place[position], to_{w.names[k]});"]
+    results = "".join(f",\n        float* __restrict__ {w.names[k]}_grad" for k in found) + "".join(
+        f",\n        float* __restrict__ {w.names[k]}_part" for k in summed)
+    sums = "".join(f"    {_TYPES[w.modes[k]]} {w.names[k]}_sum;\n"
+                   f"    {_CLEAR[w.modes[k]].format(w.names[k] + '_sum')}\n" for k in summed)
+    totals = "".join(f"    store_total(at, it, {name}_sum, {name}_grad, {name}_part);\n"
+                     for name in (w.names[k] for k in summed))
+    return w.head() + f"""\
+{_KERNEL}gradients(GRAPH,
+        {w.parameters()}const float* __restrict__ grad{results}) {{
+{_START}{w.own(own, by_row)}{sums}\
+{w.walk("walk_together" if together else "walk", edge, body, not by_row)}{totals}}}
+{w.merge(summed)}"""
+
+
+class _Writer:
+    """Parts of kernels for one expression."""
+
+    def __init__(self, expression: Expression):
+        self.of, self.names = expression, expression.names
+        self.modes = [one.mode for one in expression.inputs]
+        self.first = len(self.modes) + expression.numbers  # the first step
+
+    def head(self) -> str:
+        return (f"// message = {self.of}\n"
+                "// j: rows at the source, i: at the destination, e: of the edge, p: parameters; "
+                "n: numbers\n"
+                '#include "generated.cuh"\n\n')
+
+    def at(self, ends: str) -> list[int]:
+        return [k for k, one in enumerate(self.of.inputs) if one.end in ends]
+
+    def parameters(self) -> str:
+        found = [f"const float* __restrict__ {name}_rows" for name in self.names[:len(self.modes)]]
+        found += [f"float {name}" for name in self.names[len(self.modes):self.first]]
+        return "".join(f"{one}, " for one in found)
+
+    def own(self, ends: str, grad: bool = False) -> str:
+        """Loads what all edges of a row share; ``grad``: its gradient as well."""
+        found = []
+        for k in self.at(ends):
+            name = f"{self.names[k]}_own"
+            row = (("0", "true") if self.of.inputs[k].end == "p"
+                   else ("(u64)it.row", "it.end > it.begin"))
+            found += [f"{_TYPES[self.modes[k]]} {name};",
+                      _LOAD[self.modes[k]].format(self.names[k], *row, name)]
+        if grad:
+            found += ["Row grad_own;",
+                      "load_row(at, grad, (u64)it.row, it.end > it.begin, grad_own);"]
+        return "".join(f"    {line}\n" for line in found)
+
+    def walk(self, way: str, ends: str, body: list[str], grad: bool = False) -> str:
+        """Goes over the edges. ``grad``: the gradient is read at their other end."""
+        kinds, loads = [], []
+        for k in self.at(ends):
+            row = "at_edge" if self.of.inputs[k].end == "e" else "from"
+            kinds.append(f"{_TYPES[self.modes[k]]} {self.names[k]};")
+            loads.append(_LOAD[self.modes[k]].format(self.names[k], row, "on",
+                                                     f"e.{self.names[k]}"))
+        if grad:
+            kinds.append("Row grad;")
+            loads.append("load_row(at, grad, from, on, e.grad);")
+        rows = max(1, sum(kind.startswith("Row") for kind in kinds))
+        return _WALK.format(kinds=" ".join(kinds), way=way, rows=rows,
+                            loads="\n".join(f"        {line}" for line in loads),
+                            body="\n".join(f"        {line}" for line in body))
+
+    def values(self, at_edge: str) -> list[str]:
+        """Computes the expression for one channel."""
+        found = []
+        for k, one in enumerate(self.of.inputs):
+            place = f"e.{self.names[k]}" if one.end in at_edge else f"{self.names[k]}_own"
+            found.append(f"    const float {self.names[k]} = {place}{_PLACES[one.mode]};")
+        for k, (op, args) in enumerate(self.of.steps, self.first):
+            kind, given = OPERATIONS[op], [self.names[a] for a in args]
+            found.append(f"    const {kind.type} {self.names[k]} = {kind.value.format(*given)};")
+        return found
+
+    def adjoints(self, inputs: list[int], grad: str) -> list[str]:
+        """Goes through the expression in reverse: what reaches these inputs of ``grad``."""
+        active = set(inputs)
+        for k, (op, args) in enumerate(self.of.steps, self.first):
+            if any(a in active and slope for a, slope in zip(args, OPERATIONS[op].slopes)):
+                active.add(k)
+        reached: dict[int, list[str]] = {self.of.out: [grad]}
+        found = []
+        for k in reversed(range(self.first + len(self.of.steps))):
+            if k not in active:
+                continue
+            name = self.names[k]
+            terms = reached.get(k, ["0.f"])
+            found.append(f"    const float of_{name} = {' + '.join(terms)};")
+            if k < self.first:
+                continue
+            op, args = self.of.steps[k - self.first]
+            given = [self.names[a] for a in args]
+            for a, slope in zip(args, OPERATIONS[op].slopes):
+                if a in active and slope:
+                    term = slope.format(*given, g=f"of_{name}", y=name)
+                    reached.setdefault(a, []).append(f"({term})")
+        return found
+
+    def added(self, k: int, stored: bool, together: bool) -> str:
+        """Adds a channel's part to the gradient of an input."""
+        name, mode = self.names[k], self.modes[k]
+        value = f"of_{name}"
+        if mode != "row":  # lanes beyond the last channel do not count
+            value = f"(at.owns(k / KV, k % KV) ? {value} : 0.f)"
+        if together and not stored:
+            value = f"on ? {value} : 0.f"
+        return f"    {'to_' + name if stored else name + '_sum'}{_PLACES[mode]} += {value};"
+
+    def merge(self, summed: list[int]) -> str:
+        if not summed:
+            return ""
+        arguments, lines = "", ""
+        for name, mode in [(self.names[k], self.modes[k]) for k in summed]:
+            arguments += (f",\n      const float* __restrict__ {name}_part, "
+                          f"float* __restrict__ {name}_grad")
+            lines += (f"    merge_rows(at, row, {name}_part, {name}_grad);\n" if mode == "row" else
+                      f"    merge_numbers(at, row, {name}_part, {name}_grad, {_WIDTHS[mode]});\n")
+        return f"\n{_KERNEL}merge(MERGE{arguments}) {{\n{_MERGE}{lines}}}\n"

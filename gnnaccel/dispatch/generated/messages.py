@@ -1,0 +1,145 @@
+"""`Generated`: messages that are an expression of rows at both ends and at the edge, summed by
+kernels that are written for it."""
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gnnaccel.cuda import generated
+from gnnaccel.cuda.expression import Expression
+from gnnaccel.cuda.launch import dense
+from gnnaccel.dispatch.generated.tree import BY_TORCH
+from gnnaccel.dispatch.graph import self_loops
+from gnnaccel.dispatch.ops import torch_ops
+from gnnaccel.dispatch.ops.graph import OpGraph
+from gnnaccel.dispatch.policy.reasons import Reason, reason
+from gnnaccel.dispatch.run.autograd import Operation
+
+_TARGETS = {"j": "u", "i": "v", "e": "e", "p": "p"}
+_MOST = 12  # inputs: each takes registers of every lane
+
+
+class Generated(NamedTuple):
+    """``inputs``: fp32 [rows, numbers] for each input of the ``expression``: nodes or edges, or one
+    row of a parameter, with as many numbers as its mode has; ``numbers``: of the expression;
+    ``shape``: of a message; ``seen``: its (heads, width) for the kernels."""
+
+    expression: Expression
+    inputs: tuple[Tensor, ...]
+    numbers: tuple[float, ...]
+    shape: tuple[int, ...]
+    seen: tuple[int, int]
+
+    @property
+    def tensors(self) -> dict[str, tuple[Tensor, str]]:
+        """As of other messages (`ops.messages`)."""
+        names = self.expression.names
+        return {name: (t, _TARGETS[one.end])
+                for name, one, t in zip(names, self.expression.inputs, self.inputs)}
+
+    @property
+    def rows_read(self) -> tuple[int, int]:
+        """Rows per edge that the kernels read, and those that the host gathers of nodes."""
+        ends = [one.end for one in self.expression.inputs if one.mode == "row"]
+        return max(1, ends.count("j") + ends.count("e")), max(1, ends.count("j") + ends.count("i"))
+
+    def __str__(self) -> str:
+        return str(self.expression)
+
+
+def unfit(graph: OpGraph, x: Tensor, more: Generated) -> Reason | None:
+    """Why these are no messages over the graph. ``x``: features that decide about the device."""
+    if len(more.inputs) > _MOST:
+        return reason("GA208", f"a message of {len(more.inputs)} tensors")
+    heads, width = more.seen
+    sizes = {"row": heads * width, "head": heads, "one": 1}
+    for (name, (t, target)), one in zip(more.tensors.items(), more.expression.inputs):
+        if t.dtype != torch.float32:
+            return reason("GA203", f"{name} of a generated message is {t.dtype}, not torch.float32")
+        wanted = (1 if target == "p" else graph.rows(target), sizes[one.mode])
+        if (t.layout != torch.strided or t.shape != wanted or t.device != x.device or t.is_neg()):
+            return reason("GA206", f"{name} of a generated message is {list(t.shape)}, on "
+                          f"{t.device}; its kernels want {list(wanted)}, on {x.device}")
+    if self_loops.of(graph.edge_index) is not None:
+        return reason("GA208", "edges that stand for others in a generated message")
+    return None
+
+
+def made(graph: OpGraph, more: Generated, take: Callable = torch_ops.take) -> Tensor:
+    """[E, *shape]: the messages, on torch operations. ``take``: as in `ops.messages.made`."""
+    heads, width = more.seen
+    shapes = {"row": (-1, heads, width), "head": (-1, heads, 1), "one": (-1, 1, 1)}
+    values: list = []
+    for (t, target), one in zip(more.tensors.values(), more.expression.inputs):
+        at_edges = t if target == "p" else take(graph, t, target)
+        values.append(at_edges.view(shapes[one.mode]))
+    values += more.numbers
+    for op, args in more.expression.steps:
+        values.append(BY_TORCH[op](*(values[a] for a in args)))
+    found = values[more.expression.out]
+    return found.expand(graph.num_edges, heads, width).reshape(-1, *more.shape)
+
+
+def prepare(more: Generated, grad: bool) -> None:
+    """Compile what `run` launches; of backward, what a gradient for each input takes."""
+    heads, width = more.seen
+    for entry in ("forward", "merge"):
+        generated.kernels(more.expression, heads, width, False)(entry)
+    needs = tuple(t.requires_grad for t in more.inputs)
+    for by_row in (True, False):
+        found = generated.entries(more.expression, needs, by_row) if grad else ()
+        for entry in found:
+            generated.kernels(more.expression, heads, width, False, needs, by_row)(entry)
+
+
+def run(graph: OpGraph, reduce: str, more: Generated) -> Tensor:
+    """[num_dst, *shape]: sums ("sum") or means ("mean") of the messages, by kernels."""
+    return GeneratedSum(graph, reduce, more).apply(*more.inputs)
+
+
+class GeneratedSum(Operation):
+    """[num_dst, *shape] of the inputs of a generated message."""
+
+    __slots__ = ("graph", "more", "reduce")
+
+    def __init__(self, graph: OpGraph, reduce: str, more: Generated):
+        # without its tensors, which autograd keeps
+        self.graph, self.reduce, self.more = graph, reduce, more._replace(inputs=())
+
+    def forward(self, needs, *inputs):
+        more = self.more
+        out = generated.forward(self.graph.view().csc(), more.expression, more.seen,
+                                tuple(map(dense, inputs)), more.numbers, self.reduce == "mean")
+        return out.view(-1, *more.shape), inputs
+
+    def backward(self, needs, saved, grad):
+        more, graph = self.more, self.graph
+        inputs, grad = tuple(map(dense, saved)), grad.reshape(grad.shape[0], math.prod(more.shape))
+        if self.reduce == "mean":
+            grad = grad * graph.view().inverse_degree().unsqueeze(1)
+        grad, view, found = dense(grad), graph.view(), {}
+        for by_row in (True, False):
+            if generated.entries(more.expression, needs, by_row):
+                rows = view.csc() if by_row else view.csr_by_id()
+                found.update(generated.gradients(rows, more.expression, more.seen, inputs,
+                                                 more.numbers, grad, needs, by_row))
+        return [self._whole(k, found[k], t) if k in found else None for k, t in enumerate(inputs)]
+
+    def _whole(self, k: int, grad: Tensor, of: Tensor) -> Tensor:
+        """With all of its parts added up."""
+        if self.more.expression.inputs[k].mode == "one" and grad.shape[1] > 1:
+            grad = grad.sum(1, keepdim=True)
+        if self.more.expression.inputs[k].end == "p":
+            grad = generated.total(grad).unsqueeze(0)
+        return grad.view(of.shape)
+
+    def reference(self, *inputs):
+        from gnnaccel.dispatch.ops import aggregation
+
+        given = aggregation.Aggregation(self.reduce, inputs[0], None, self.more.shape,
+                                        self.more._replace(inputs=inputs))
+        return aggregation.plain(self.graph, given)

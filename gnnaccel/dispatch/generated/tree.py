@@ -1,0 +1,127 @@
+"""Messages as trees of pointwise operations, while they are found out, and the expression that
+kernels are written for."""
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from gnnaccel.cuda.expression import Expression, Input, Step
+
+Make = Callable[[Any], Tensor]  # of the arguments of a call
+
+
+Tail = tuple[int, ...]
+
+
+class Leaf:
+    """Rows of a tensor at one end of the edges, as `cuda.expression.ENDS` calls it.
+
+    ``make`` computes them, one row for each node or edge, or just one of parameters; ``tail``: the
+    shape of a row; ``blocks``: where it is not 0, the channels are so many blocks, a row has
+    a number for each, and ``tail`` says nothing; ``names``: the arguments of the call of which they
+    are made; ``roots``: the tensors, likewise; ``base``: the same for leaves that are views of each
+    other.
+    """
+
+    __slots__ = ("base", "blocks", "end", "make", "names", "roots", "tail")
+
+    def __init__(self, end: str, make: Make, tail: Tail, names: frozenset[str],
+                 roots: tuple[Make, ...], base: Any = None, blocks: int = 0):
+        self.end, self.make, self.tail, self.names, self.roots = end, make, tail, names, roots
+        self.base, self.blocks = self if base is None else base, blocks
+
+    def viewed(self, tail: Tail, blocks: int = 0) -> Leaf:
+        """With another shape of as many numbers."""
+        return Leaf(self.end, self.make, tail, self.names, self.roots, self.base, blocks)
+
+
+class Number(NamedTuple):
+    value: float
+
+
+class Call(NamedTuple):
+    """``op``: one of `cuda.expression.OPERATIONS`."""
+
+    op: str
+    args: tuple[Any, ...]
+
+
+Tree = Leaf | Number | Call
+
+#: The operations on torch tensors, for what is computed before the kernels and where a backward is
+#: itself recorded.
+BY_TORCH: dict[str, Callable[..., Any]] = {
+    **{name: getattr(torch, name) for name in (
+        "square", "reciprocal", "abs", "sign", "exp", "expm1", "log", "log1p", "sqrt", "rsqrt",
+        "sin", "cos", "erf", "sigmoid", "tanh", "relu", "maximum", "minimum", "where")},
+    # these take a number in the first place, too
+    **{name: getattr(operator, name) for name in (
+        "add", "sub", "mul", "neg", "gt", "lt", "ge", "le", "eq", "ne", "pow")},
+    "div": operator.truediv,
+    "leaky_relu": F.leaky_relu, "elu": F.elu, "silu": F.silu, "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"), "softplus": F.softplus,
+    "clamp_min": lambda x, least: torch.clamp(x, min=least),
+    "clamp_max": lambda x, most: torch.clamp(x, max=most),
+    "and": torch.logical_and, "or": torch.logical_or, "not": torch.logical_not,
+    "float": lambda x: x.float()}
+
+
+def leaves(tree: Tree) -> Iterator[Leaf]:
+    """All of them, from left to right, some more than once."""
+    if isinstance(tree, Leaf):
+        yield tree
+    elif isinstance(tree, Call):
+        for arg in tree.args:
+            yield from leaves(arg)
+
+
+def mapped(tree: Tree, function: Callable[[Leaf], Leaf]) -> Tree:
+    """With each leaf replaced."""
+    if isinstance(tree, Leaf):
+        return function(tree)
+    if isinstance(tree, Call):
+        return Call(tree.op, tuple(mapped(arg, function) for arg in tree.args))
+    return tree
+
+
+def computed(tree: Tree, given: Any) -> Any:
+    """A tree whose leaves are at one end, or parameters, on torch operations."""
+    if isinstance(tree, Leaf):
+        t = tree.make(given)
+        return t.reshape(1 if tree.end == "p" else t.shape[0], *tree.tail)
+    if isinstance(tree, Number):
+        return tree.value
+    return BY_TORCH[tree.op](*(computed(arg, given) for arg in tree.args))
+
+
+def expression(tree: Tree,
+               mode: Callable[[Leaf], str]) -> tuple[Expression, list[Leaf], tuple[float, ...]]:
+    """The tree with equal parts computed once, its inputs in the order of the expression, and its
+    numbers. ``mode``: how a leaf lies over the channels of the message."""
+    inputs: dict[tuple, Leaf] = {}
+    numbers: dict[tuple, float] = {}
+    steps: dict[tuple, None] = {}
+
+    def gather(part: Tree) -> tuple:
+        """A key that equal parts share."""
+        if isinstance(part, Leaf):
+            key: tuple = ("input", id(part.base), mode(part))
+            inputs.setdefault(key, part)
+        elif isinstance(part, Number):
+            key = ("number", repr(part.value))
+            numbers.setdefault(key, part.value)
+        else:
+            key = (part.op, *map(gather, part.args))
+            steps.setdefault(key, None)
+        return key
+
+    out = gather(tree)
+    at = {key: k for k, key in enumerate((*inputs, *numbers, *steps))}
+    made = Expression(tuple(Input(leaf.end, key[2]) for key, leaf in inputs.items()), len(numbers),
+                      tuple(Step(key[0], tuple(at[a] for a in key[1:])) for key in steps), at[out])
+    return made, list(inputs.values()), tuple(numbers.values())

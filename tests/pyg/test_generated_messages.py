@@ -1,0 +1,347 @@
+"""Messages that kernels are written for, against PyG's own message passing."""
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import gnnaccel
+from tests.pyg import generated_layers, graphs
+from tests.pyg.generated_layers import (FORMS, WIDTH, Channels, Crystal, Difference, DistMult,
+                                        EdgeNetwork, Flagged, Gate, Gaussian, Heads, Mapped,
+                                        Message, NormedEdge, Product, Scalars)
+from tests.pyg.graphs import E, M, N
+from tests.pyg.judge import close, compare
+from tests.routes import opened
+
+
+@pytest.fixture(params=["emulated", pytest.param("cuda", marks=pytest.mark.gpu)])
+def kernels(request):
+    """The CUDA kernels, emulated or on a GPU."""
+    with opened(request.param) as found:
+        yield found
+
+
+def arguments(cls, edges: int = E) -> list[torch.Tensor]:
+    """Features of nodes, edges, and their features."""
+    edge = graphs.edge_features(edges, cls.edge)
+    return [graphs.features(), graphs.square(edges=edges), edge]
+
+
+def to(device: torch.device, *args):
+    return [a.to(device) if isinstance(a, torch.Tensor) else a for a in args]
+
+
+def both(route, layer, *args, **options) -> None:
+    """The layer's own result, and that of an accelerated call, are the same."""
+    layer, args = layer.to(route.device), to(route.device, *args)
+    expected = layer(*args)
+    gnnaccel.reset_stats()
+    with route.on(**options):
+        got = layer(*args)
+    assert close(got, expected)
+
+
+def routes(layer) -> dict[str, int]:
+    return gnnaccel.stats()[type(layer).__name__]["routes"]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_values_and_gradients(kernels, form):
+    compare(kernels, form(), *arguments(form))
+
+
+# --- graphs ---------------------------------------------------------------------------------------
+
+def hub() -> torch.Tensor:
+    """5,000 edges into one node, as many out of another, and a few others."""
+    ei = torch.randint(0, N, (2, 10100))
+    ei[1, :5000], ei[0, 5000:10000] = 4, 7
+    return ei[:, torch.randperm(10100)]
+
+
+@pytest.mark.parametrize("form", [Crystal, Channels, Heads, Gaussian])
+def test_a_hub(kernels, form):
+    compare(kernels, form(), graphs.features(), hub(), graphs.edge_features(10100, form.edge))
+
+
+@pytest.mark.parametrize("form", [Crystal, Scalars])
+@pytest.mark.parametrize("edges", [[], [(3, 3)], [(3, 5), (3, 5), (3, 5), (5, 3)]])
+def test_degenerate_graphs(kernels, form, edges):
+    """No edges, a loop alone, duplicates; nodes without edges in each."""
+    ei = torch.tensor(edges, dtype=torch.long).view(-1, 2).t().contiguous()
+    layer, x, edge = form(), graphs.features(), graphs.edge_features(len(edges), form.edge)
+    if edges:
+        compare(kernels, layer, x, ei, edge)
+    else:  # nothing for kernels to do
+        both(kernels, layer, x, ei, edge, on_fallback="native")
+
+
+def test_two_kinds_of_nodes(kernels):
+    for layer in (Gate(), Product()):
+        left, right = graphs.features(), graphs.features(M)
+        compare(kernels, layer, (left, right), graphs.bipartite(), None, (N, M),
+                positions=("x", "edge_index", "edge_attr", "size"))
+
+
+def test_against_the_flow(kernels):
+    layer = DistMult()
+    layer.flow = "target_to_source"
+    compare(kernels, layer, *arguments(DistMult))
+
+
+@pytest.mark.parametrize("width", [1, 7, 600])
+@pytest.mark.parametrize("form", [Scalars, Difference, Gaussian])
+def test_widths(kernels, form, width):
+    """One channel, an odd number, and more than one tile of a warp."""
+    if form is Scalars and width == 1:
+        pytest.skip("Scalars takes two channels apart")
+    compare(kernels, form(), graphs.features(width=width), graphs.square(),
+            graphs.edge_features(E, form.edge))
+
+
+# --- gradients ------------------------------------------------------------------------------------
+
+def test_some_inputs_without_gradients(kernels):
+    x, ei, edge = to(kernels.device, *arguments(Crystal))
+    layer = Crystal().to(kernels.device)
+    layer.lin_f.requires_grad_(False)
+    for wants in ((False, True), (True, False), (False, False)):
+        found = []
+        for accelerated in (False, True):
+            given = [t.clone().requires_grad_(w) for t, w in zip((x, edge), wants)]
+            layer.zero_grad()
+            with kernels.on() if accelerated else gnnaccel.disabled():
+                layer(given[0], ei, given[1]).square().sum().backward()
+            found.append([*(t.grad for t in given), layer.lin_s.weight.grad.clone()])
+        for a, b in zip(*found):
+            assert (a is None) == (b is None) and (a is None or close(a, b, 1e-4))
+
+
+def test_without_gradients(kernels):
+    with torch.no_grad():
+        both(kernels, Crystal(), *arguments(Crystal))
+
+
+@pytest.mark.parametrize("form", [Crystal, Channels, Heads, Mapped])
+def test_second_derivatives(kernels, form):
+    layer = form().to(kernels.device)
+    x, ei, edge = to(kernels.device, *arguments(form))
+
+    def second() -> list[torch.Tensor]:
+        given = [x.clone().requires_grad_(), edge.clone().requires_grad_(), *layer.parameters()]
+        out = layer(given[0], ei, given[1])
+        firsts = torch.autograd.grad(out.square().sum(), given, create_graph=True,
+                                     allow_unused=True)
+        total = sum(g.square().sum() for g in firsts if g is not None)
+        return [g for g in torch.autograd.grad(total, given, allow_unused=True) if g is not None]
+
+    expected = second()
+    with kernels.on():
+        got = second()
+    assert len(got) == len(expected)
+    for a, b in zip(got, expected):
+        assert close(a, b, 1e-3)
+
+
+def test_results_repeat(kernels):
+    layer, ei = Crystal().to(kernels.device), hub().to(kernels.device)
+    x, edge = to(kernels.device, graphs.features(), graphs.edge_features(10100))
+    found = []
+    for _ in range(2):
+        given = x.clone().requires_grad_()
+        layer.zero_grad()
+        with kernels.on():
+            out = layer(given, ei, edge)
+            out.sin().sum().backward()
+        found.append([out, given.grad, layer.lin_f.weight.grad.clone()])
+    assert all(torch.equal(a, b) for a, b in zip(*found))
+
+
+# --- what changes between calls -------------------------------------------------------------------
+
+def test_options_that_change(kernels):
+    """Each is seen by the next call, be it by kernels or not."""
+    layer, args = Flagged(), arguments(Flagged)
+    both(kernels, layer, *args)
+    for change in (lambda: setattr(layer, "power", 3), lambda: setattr(layer, "act", F.relu),
+                   lambda: setattr(layer, "gated", False), layer.eval, layer.train,
+                   lambda: setattr(layer, "act", nn.Softplus()),
+                   lambda: setattr(layer, "act", nn.Softplus(beta=3)),
+                   lambda: setattr(layer.act, "beta", 0.5),
+                   lambda: setattr(layer, "power", 2.5)):
+        change()
+        both(kernels, layer, *args)
+        assert routes(layer) == {"cuda": 1}
+
+
+def test_a_global_number_that_changes(kernels, monkeypatch):
+    layer, args = Product(), arguments(Product)
+    both(kernels, layer, *args)
+    monkeypatch.setattr(generated_layers, "SLOPE", 0.9)
+    both(kernels, layer, *args)
+    assert routes(layer) == {"cuda": 1}
+
+
+def test_a_variable_around_the_message_that_changes(kernels):
+    factor = 0.5
+
+    class Closed(Message):
+        def message(self, x_i, x_j):
+            return (x_j * factor - x_i).tanh()
+
+    layer, args = Closed(), arguments(Message)
+    both(kernels, layer, *args)
+    assert routes(layer) == {"cuda": 1}
+    factor = 2.0
+    both(kernels, layer, *args)
+    assert routes(layer) == {"cuda": 1}
+
+
+def test_modules_and_parameters_that_change(kernels):
+    layer, args = EdgeNetwork(), arguments(EdgeNetwork)
+    both(kernels, layer, *args)
+    with torch.no_grad():
+        layer.nn[0].weight.mul_(0.3)
+    both(kernels, layer, *args)
+    layer.nn[0].weight = nn.Parameter(torch.randn_like(layer.nn[0].weight))
+    both(kernels, layer, *args)
+    layer.nn[1] = nn.ReLU()
+    both(kernels, layer, *args)
+    layer.nn.append(nn.ELU(0.4))
+    both(kernels, layer, *args)
+    assert routes(layer) == {"cuda": 1}
+    layer.nn[0].register_forward_hook(lambda module, args, out: out + 1)
+    both(kernels, layer, *args, on_fallback="native")
+    assert routes(layer) == {"native": 1}
+
+
+def test_a_hook_on_the_message(kernels):
+    layer, args = Difference(), arguments(Difference)
+    both(kernels, layer, *args)
+    layer.register_message_forward_hook(lambda module, args, out: out * 2)
+    both(kernels, layer, *args, on_fallback="native")
+    assert routes(layer) == {"native": 1}
+
+
+def test_numbers_share_kernels(emulated):
+    """Another number, another call: no other kernels."""
+    from gnnaccel.cuda import driver
+
+    args = arguments(Flagged)
+    layer = Flagged()
+    layer.power = 2.2
+    with torch.no_grad(), emulated.on():
+        layer(*args)
+        before = len(driver.noted())
+        layer.power = 2.7
+        layer(*args)
+    assert len(driver.noted()) == before
+
+
+# --- what stays native ----------------------------------------------------------------------------
+
+class Dropped(Message):
+    def message(self, x_i, x_j):
+        return F.dropout((x_j - x_i).tanh(), 0.5, self.training)
+
+
+class InPlace(Message):
+    edge = WIDTH
+
+    def message(self, x_j, x_i, edge_attr):
+        edge_attr *= 2
+        return x_j * edge_attr - x_i
+
+
+class Distance(Message):
+    """A sum over the channels of both ends."""
+
+    def message(self, x_i, x_j):
+        return x_j * torch.exp(-(x_j - x_i).square().sum(-1, keepdim=True))
+
+
+class MapOfDifference(Message):
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(WIDTH, WIDTH)
+
+    def message(self, x_i, x_j):
+        return self.lin(x_j - x_i).relu()
+
+
+class Rows(Message):
+    """Counts edges."""
+
+    def message(self, x_i, x_j):
+        return (x_j - x_i) / x_j.shape[0]
+
+
+@pytest.mark.parametrize("cls", [Dropped, InPlace, Distance, MapOfDifference, Rows])
+def test_messages_that_stay_native(kernels, cls):
+    layer, args = cls().to(kernels.device), to(kernels.device, *arguments(cls))
+    expected = layer(*copy.deepcopy(args))
+    if cls is Dropped:
+        expected = layer.eval()(*args)
+        with kernels.on():
+            assert close(layer(*args), expected)
+        layer.train()
+    gnnaccel.reset_stats()
+    with kernels.on(on_fallback="native"):
+        got = layer(*copy.deepcopy(args))
+    assert cls is Dropped or close(got, expected)
+    found = gnnaccel.stats()[cls.__name__]
+    assert found["routes"] == {"native": 1} and set(found["reasons"]) == {"GA211"}
+
+
+@pytest.mark.parametrize("case, code", [("double", "GA203"), ("max", "GA208"),
+                                        ("autocast", "GA203")])
+def test_calls_that_stay_native(kernels, case, code):
+    layer = Difference("max" if case == "max" else "add").to(kernels.device)
+    args = to(kernels.device, *arguments(Difference))
+    if case == "double":
+        args = [t.double() if t.is_floating_point() else t for t in args]
+    autocast = torch.autocast(kernels.device.type, enabled=case == "autocast",
+                              dtype=torch.bfloat16)
+    with autocast:
+        expected = layer(*args)
+        gnnaccel.reset_stats()
+        with kernels.on(on_fallback="native"):
+            got = layer(*args)
+    assert close(got, expected)
+    found = gnnaccel.stats()["Difference"]
+    assert found["routes"] == {"native": 1} and set(found["reasons"]) == {code}
+
+
+def test_a_cpu_without_kernels():
+    layer, args = Difference(), arguments(Difference)
+    expected = layer(*args)
+    with gnnaccel.enabled(when="supported"):
+        assert torch.equal(layer(*args), expected)
+    assert gnnaccel.stats()["Difference"]["reasons"].keys() == {"GA211"}
+
+
+# --- decisions ------------------------------------------------------------------------------------
+
+def test_what_is_recorded(kernels):
+    layer, args = NormedEdge().to(kernels.device), to(kernels.device, *arguments(NormedEdge))
+    with kernels.on():
+        layer(*args)
+        text = str(gnnaccel.explain(layer, *args))
+    assert "generated message kernel" in text and "relu" in text
+
+
+def test_rules(kernels):
+    layer, args = Difference(), arguments(Difference)
+    both(kernels, layer, *args, exclude=[Difference], on_fallback="native")
+    assert routes(layer) == {"native": 1}
+    assert all(code.startswith("GA1") for code in gnnaccel.stats()["Difference"]["reasons"])
+
+
+def test_small_graphs_stay_native(kernels):
+    layer, args = Difference(), arguments(Difference)
+    both(kernels, layer, *args, when="profitable", on_fallback="native")
+    assert routes(layer) == {"native": 1}

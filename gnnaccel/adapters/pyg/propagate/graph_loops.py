@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from gnnaccel.adapters import own
+from gnnaccel.dispatch.uncompiled import uncompiled
 
 _FILLED = -1  # in the place of an edge's number: a loop that was added
 
@@ -26,6 +27,7 @@ class _Computing(threading.local):
 
 
 computing = _Computing()
+uncompiled(own.Named.why)
 
 
 def looping(native: Callable) -> Callable:

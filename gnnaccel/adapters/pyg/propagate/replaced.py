@@ -15,6 +15,7 @@ from typing import Any
 from gnnaccel.adapters import own as own_code
 from gnnaccel.adapters.patching import PatchSet
 from gnnaccel.dispatch.policy import rules
+from gnnaccel.dispatch.uncompiled import uncompiled
 
 _TEMPLATES = "_set_jittable_templates"
 _KEPT = ("_orig_propagate", "_jinja_propagate")
@@ -61,6 +62,7 @@ def _taking_over(native: Callable, patches: PatchSet) -> Callable:
     from torch_geometric.nn import MessagePassing
 
     @functools.wraps(native)
+    @uncompiled
     def set_templates(self: Any, *args: Any, **kwargs: Any) -> Any:
         found = native(self, *args, **kwargs)
         cls = type(self)

@@ -1,4 +1,4 @@
-"""Functions of gnnaccel's own that torch.compile leaves alone.
+"""Functions of gnnaccel's own that torch.compile leaves alone, and those that it keeps apart.
 
 A wrapper that Dynamo traces gives it the host's function. Where Dynamo gives a frame up, after a
 graph break say, Python runs the wrapper, and Dynamo looks at each function that is called from
@@ -27,4 +27,14 @@ def uncompiled(function: _Function) -> _Function:
     if _KNOWN:
         skip = _frames._FrameAction.SKIP
         _frames.set_code_exec_strategy(function.__code__, _frames._FrameExecStrategy(skip, skip))
+    return function
+
+
+def kept_apart(function: _Function) -> _Function:
+    """The function itself, with a code object of its own.
+
+    Dynamo keeps by code what it compiled, and whether it has given up: of functions made by one
+    ``def`` it would give up all with the first.
+    """
+    function.__code__ = function.__code__.replace()
     return function

@@ -2,6 +2,8 @@
 Python."""
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from torch_geometric import nn
@@ -11,7 +13,7 @@ import gnnaccel
 from gnnaccel.dispatch import uncompiled
 from tests.compiled_frames import frames
 from tests.pyg import graphs
-from tests.pyg.compiling import reset, route  # noqa: F401
+from tests.pyg.compiling import on, reset, route  # noqa: F401
 from tests.pyg.graphs import F, N
 from tests.pyg.judge import close
 
@@ -93,3 +95,17 @@ def test_readouts_after_a_break(enabled):
     with frames() as seen:
         assert close(torch.compile(pooled, backend="eager")(x), expected)
     assert seen <= WRAPPERS, seen - WRAPPERS
+
+
+@pytest.mark.parametrize("broken, other", [("GATConv", "GATv2Conv"), ("GCNConv", "SAGEConv")])
+def test_what_dynamo_gives_up_is_the_class_alone(route, broken, other):
+    """Layers of other classes are carried after a call that cannot be."""
+    x, edges = graphs.features().to(route.device), graphs.square().to(route.device)
+    layers = [getattr(nn, name)(F, 8).to(route.device) for name in (broken, other)]
+    on(route)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of sparse tensors
+        torch.compile(layers[0], backend="eager")(x, adjacency(edges))
+    gnnaccel.reset_stats()
+    assert close(torch.compile(layers[1], backend="eager")(x, edges), layers[1](x, edges))
+    assert gnnaccel.stats()[other]["compiled"] == 1

@@ -22,7 +22,7 @@ import torch
 
 from gnnaccel.adapters import own
 from gnnaccel.adapters.patching import PatchSet
-from gnnaccel.dispatch.uncompiled import uncompiled
+from gnnaccel.dispatch.uncompiled import kept_apart, uncompiled
 
 #: functions of dgl.backend.pytorch.sparse that `op_calls` reads; those that make new graphs (csrmm,
 #: csrsum, csrmask) stay native
@@ -92,6 +92,7 @@ def around(forward: Callable, native: Callable) -> Callable:
     Compiled regions get ``native``, the host's."""
     from torch.compiler import is_compiling
 
+    @kept_apart
     @functools.wraps(forward)
     def layer(self: Any, *args: Any, **kwargs: Any) -> Any:
         if is_compiling():
@@ -119,6 +120,7 @@ def routed(name: str, native: Callable, state: Callable) -> Callable:
     counted = f"dgl.{name}"
     uncompiled(state)
 
+    @kept_apart
     @functools.wraps(native)
     def operation(*args: Any, **kwargs: Any) -> Any:
         if is_compiling():  # compiled regions trace the host's own code

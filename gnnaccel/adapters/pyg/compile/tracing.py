@@ -21,6 +21,7 @@ from gnnaccel.dispatch.policy import config as configs
 from gnnaccel.dispatch.policy import rules
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.quantized import settings
+from gnnaccel.dispatch.uncompiled import kept_apart
 
 #: classes without an adapter, whose ``forward`` is replaced for the compiler's sake alone
 PLAIN = ("GCNConv", "SAGEConv", "GraphConv", "GINConv", "GINEConv", "SGConv", "TAGConv", "APPNP")
@@ -55,6 +56,7 @@ def _plain(cls: type[Any]) -> Callable:
     native: Callable = cls.forward
     inside: Any = carried(cls)
 
+    @kept_apart
     @functools.wraps(native)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         return (inside(native, self, args, kwargs) if is_compiling()
@@ -71,6 +73,7 @@ def carried(cls: type) -> Callable | None:
         return None
     kind = KINDS[name]
 
+    @kept_apart
     def inside(native: Callable, layer: Any, args: tuple, kwargs: dict) -> Any:
         if not configs.compiling or not torch.compiler.is_dynamo_compiling():
             return native(layer, *args, **kwargs)

@@ -27,7 +27,7 @@ from gnnaccel.cuda import capture, driver
 from gnnaccel.dispatch.graph import cache, ledger, ordered_weights
 from gnnaccel.dispatch.graph.structure import check_ids
 from gnnaccel.dispatch.policy.config import current, silenced
-from gnnaccel.dispatch.uncompiled import uncompiled
+from gnnaccel.dispatch.uncompiled import kept_apart, uncompiled
 
 _CONV = "torch_geometric.nn.conv."
 #: functions that layers call at every forward, or that their normalisations call where these depend
@@ -101,6 +101,7 @@ def keeping(native: Callable, method: bool = False, captured: Callable | None = 
 
     alone = _unkept(native)
 
+    @kept_apart
     @functools.wraps(native)
     def kept(*args: Any, **kwargs: Any) -> Any:
         if is_compiling():

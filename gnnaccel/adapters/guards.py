@@ -12,6 +12,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from gnnaccel.adapters.own import Path, forward_is_own, is_method
 from gnnaccel.dispatch.policy.reasons import Reason, reason
+from gnnaccel.dispatch.uncompiled import uncompiled
 
 _tracing, _transform = torch._C._get_tracing_state, torch._C._functorch.peek_interpreter_stack
 _dispatch_modes = torch._C._len_torch_dispatch_stack
@@ -27,6 +28,7 @@ def _any_global_hook() -> bool:
 any_global_hook = getattr(_modules, "_has_any_global_hook", _any_global_hook)
 
 
+@uncompiled
 def context_reason() -> Reason | None:
     """Why nothing can be taken over here: tracing, a transform that must see every operation, or
     hooks that must see every module."""

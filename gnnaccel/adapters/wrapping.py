@@ -20,9 +20,11 @@ def routed(native: Callable, adapter: Any, inside: Callable | None = None,
     from gnnaccel.dispatch.memory.layer_memory import MISSED, fast_path, memories
     from gnnaccel.dispatch.policy.config import current
     from gnnaccel.dispatch.router import decide
+    from gnnaccel.dispatch.uncompiled import kept_apart
 
     instead, remembered = native if inside is None else inside(native), memories.entries
 
+    @kept_apart
     @functools.wraps(native)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         # compiled regions trace the host's own code (GA404), but for what is made for them

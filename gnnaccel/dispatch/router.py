@@ -27,6 +27,7 @@ from gnnaccel.dispatch.quantized import attention as quantized
 from gnnaccel.dispatch.quantized import settings
 from gnnaccel.dispatch.relational.request import RelationalCall, RelationalInputs, RelationalSpec
 from gnnaccel.dispatch.run import attention
+from gnnaccel.dispatch.uncompiled import uncompiled
 
 
 class Adapter(Protocol):
@@ -68,6 +69,7 @@ _AS_THE_WHOLE = native_plan(("kernels", reason(
     "saved")))
 
 
+@uncompiled
 def route(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict,
           config: Config) -> Any:
     """Run one call of ``layer`` on the best route. ``native`` is the host's own function,
@@ -79,6 +81,7 @@ def route(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict,
     return decide(layer, adapter, native, args, kwargs, config)
 
 
+@uncompiled
 def decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict,
            config: Config) -> Any:
     """`route` of a call that is like no earlier one."""

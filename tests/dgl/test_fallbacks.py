@@ -9,6 +9,7 @@ from dgl.nn import GATConv
 from torch.autograd import forward_ad
 
 import gnnaccel
+from tests.compiled_frames import frames
 from tests.dgl import graphs
 from tests.dgl.graphs import F, M, N
 from tests.dgl.judge import close, took
@@ -172,6 +173,7 @@ def test_transforms(route, layer, inputs):
 def test_compiled_regions_trace_dgl(route, layer, inputs):
     g, x = inputs
     expected = layer(g, x)
-    with route.on(on_fallback="native"):
+    with route.on(on_fallback="native"), frames() as seen:
         got = torch.compile(lambda x: layer(g, x), backend="eager")(x)
     assert close(got, expected)
+    assert seen <= {"layer", "forward", "operation"}

@@ -3,12 +3,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch_geometric
 from torch_geometric import nn
 
 import gnnaccel
 from tests.pyg import graphs
-from tests.pyg.compiling import (CASES, compiles, on, reset, route,  # noqa: F401
-                                  same, step)
+from tests.pyg.compiling import (CASES, compiles, on, pna, reset, route,  # noqa: F401
+                                  same, step, truth)
 from tests.pyg.graphs import F, M
 from tests.pyg.judge import close
 
@@ -17,7 +18,11 @@ INDUCTOR = ["aot_eager", *(pytest.param(name, marks=pytest.mark.long)
 
 
 def compiled_calls(name):
-    return gnnaccel.stats()[name].get("compiled", 0)
+    return gnnaccel.stats().get(name, {}).get("compiled", 0)
+
+
+#: cases that no faster route takes
+NATIVE_INSIDE = ("GATConv of means", "RGATConv scaled", "PNAConv deep", "PNAConv with edges")
 
 
 def quick(label):
@@ -33,21 +38,25 @@ def test_a_layer_is_one_operator(route, label, backend):
     layer, more = CASES[label]()
     layer, more = layer.to(route.device), [t.to(route.device) for t in more]
     x, edges = graphs.features().to(route.device), graphs.square().to(route.device)
-    expected = step(layer, x, edges, *more)
+    expected = truth(layer, x, edges, *more)
     on(route)
+    eager = step(layer, x, edges, *more), gnnaccel.stats()
+    reset()
     same(step(torch.compile(layer, backend=backend, fullgraph=True), x, edges, *more), expected)
-    name = type(layer).__name__
-    assert gnnaccel.stats()[name]["routes"] == {route.backend: 1} and compiled_calls(name) == 1
-    assert gnnaccel.stats()[name]["reasons"] == {}
+    name, stats = type(layer).__name__, gnnaccel.stats()
+    assert stats[name].pop("compiled") == 1 and stats[name] == eager[1][name]
+    assert label in NATIVE_INSIDE or set(stats[name]["routes"]) == {route.backend}
 
 
 @pytest.mark.parametrize("name", ["GATConv", *(pytest.param(name, marks=pytest.mark.long) for name in (
-    "GATv2Conv", "TransformerConv", "SAGEConv", "GINConv"))])
+    "GATv2Conv", "TransformerConv", "SAGEConv", "GINConv", "RGATConv", "GraphConv"))])
 def test_pairs_of_features(route, name):
     layer = {"GATConv": lambda: nn.GATConv((F, F), 8, 2, add_self_loops=False),
              "GATv2Conv": lambda: nn.GATv2Conv((F, F), 8, 2, add_self_loops=False),
              "TransformerConv": lambda: nn.TransformerConv((F, F), 8, 2),
              "SAGEConv": lambda: nn.SAGEConv((F, F), 8),
+             "RGATConv": lambda: nn.RGATConv(F, 8, 3),
+             "GraphConv": lambda: nn.GraphConv((F, F), 8),
              "GINConv": lambda: nn.GINConv(torch.nn.Linear(F, 8))}[name]().to(route.device)
 
     class Both(torch.nn.Module):
@@ -56,10 +65,11 @@ def test_pairs_of_features(route, name):
             self.layer = layer
 
         def forward(self, x, other, edges):
-            return self.layer((x, other), edges)
+            return self.layer((x, other), edges, *types)
 
     x, other = graphs.features().to(route.device), graphs.features(M).to(route.device)
     inputs = x, other, graphs.bipartite().to(route.device)
+    types = [inputs[2][0] % 3] if name == "RGATConv" else []
     expected = step(Both(), *inputs)
     on(route)
     same(step(torch.compile(Both(), backend="aot_eager", fullgraph=True), *inputs), expected)
@@ -95,6 +105,36 @@ def test_graphs_of_a_shape_class_share_what_is_compiled(route):
         got, expected = step(compiled, x, ei), step(layer, x, ei)
         same(got, expected)
     assert compiles() == 1 and compiled_calls("GATConv") == 3
+
+
+OTHER_OPTIONS = {"AGNNConv": ("add_self_loops", False), "RGATConv": ("negative_slope", 0.7),
+                 "APPNP": ("alpha", 0.4), "TAGConv": ("normalize", False),
+                 "PNAConv": (), "GraphConv": (), "GINEConv": (),
+                 "SGConv": ("add_self_loops", False)}
+
+
+@pytest.mark.parametrize("name", ["PNAConv", *(pytest.param(name, marks=pytest.mark.long)
+                                               for name in OTHER_OPTIONS if name != "PNAConv")])
+def test_sizes_and_options_of_layers(route, name):
+    """Graphs change without compiling anew, options with it."""
+    layer = CASES[name]()[0].to(route.device)
+    on(route)
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True, dynamic=True)
+
+    def inputs(nodes, edges):
+        more = {"RGATConv": [torch.randint(0, 3, (edges,))],
+                "GINEConv": [graphs.edge_features(edges, F)]}.get(name, [])
+        given = graphs.features(nodes), graphs.square(nodes, edges), *more
+        return [t.to(route.device) for t in given]
+
+    for sizes in ((30, 150), (40, 170), (25, 90)):
+        given = inputs(*sizes)
+        same(step(compiled, *given), truth(layer, *given))
+    assert compiles() == 1 and compiled_calls(name) == 3
+    if OTHER_OPTIONS[name]:
+        setattr(layer, *OTHER_OPTIONS[name])
+        same(step(compiled, *given), truth(layer, *given))
+        assert compiles() == 2 and compiled_calls(name) == 4
 
 
 def test_options_that_change_are_compiled_anew(route):
@@ -140,17 +180,20 @@ def test_calls_that_repeat_are_remembered(route, monkeypatch):
 
 @pytest.mark.parametrize("backend", INDUCTOR)
 @pytest.mark.parametrize("name", ["GATConv", *(pytest.param(name, marks=pytest.mark.long)
-                                               for name in ("GATv2Conv", "TransformerConv"))])
+                                               for name in ("GATv2Conv", "TransformerConv",
+                                                            "RGATConv", "APPNP"))])
 def test_dropout_is_that_of_the_forward(route, name, backend):
-    layer = getattr(nn, name)(F, 8, 2, dropout=0.5).to(route.device)
-    x, edges = graphs.features().to(route.device), graphs.square().to(route.device)
+    layer = (nn.APPNP(2, 0.1, dropout=0.5) if name == "APPNP"
+             else getattr(nn, name)(F, 8, 3, dropout=0.5)).to(route.device)
+    inputs = [graphs.features().to(route.device), graphs.square().to(route.device)]
+    inputs += [inputs[1][0] % 3] if name == "RGATConv" else []
     on(route)
-    expected = step(layer, x, edges)
+    expected = step(layer, *inputs)
     compiled = torch.compile(layer, backend=backend, fullgraph=True)
-    same(step(compiled, x, edges), expected)
-    assert not close(compiled(x, edges), compiled(x, edges))
+    same(step(compiled, *inputs), expected)
+    assert not close(compiled(*inputs), compiled(*inputs))
     layer.eval()
-    assert close(compiled(x, edges), layer(x, edges))
+    assert close(compiled(*inputs), layer(*inputs))
 
 
 @pytest.mark.parametrize("backend", INDUCTOR)
@@ -209,10 +252,30 @@ def parametrised():
     return layer
 
 
+def other_aggregation():
+    layer = nn.GATConv(F, 8, 2)
+    layer.aggr_module = torch_geometric.nn.aggr.MaxAggregation()
+    return layer
+
+
+def half_gradient():
+    layer = pna(["std", "mean"])
+    layer.aggr_module.aggr.aggrs[0].var_aggr.semi_grad = True
+    return layer
+
+
+def other_maps():
+    layer = nn.GATConv(F, 8, 2)
+    layer.lin = torch.nn.Sequential(layer.lin, torch.nn.ReLU())
+    return layer
+
+
 NATIVE = {"a subclass": lambda: Mine(F, 8, 2), "a hook": hooked, "a method": replaced,
           "a parametrization": parametrised, "cached": lambda: nn.GCNConv(F, 8, cached=True),
           "another aggregation": lambda: nn.SAGEConv(F, 8, "median"),
           "several aggregations": lambda: nn.SAGEConv(F, 8, ["mean", "max"]),
+          "an aggregation object": other_aggregation, "half of a gradient": half_gradient,
+          "other maps": other_maps, "another activation": lambda: pna(pre_layers=2, act="elu"),
           "another flow": lambda: nn.GCNConv(F, 8, flow="target_to_source"),
           "a tensor to fill with": lambda: nn.GATConv(F, 8, fill_value=torch.ones(1))}
 
@@ -247,6 +310,36 @@ def test_rules_hold(route, rule):
     same(step(torch.compile(layer, backend="eager"), x, edges), expected)
     assert gnnaccel.stats()["GATConv"]["reasons"].keys() == {"GA101"}
     assert compiled_calls("GATConv") == 0
+
+
+def test_an_attention_loss_is_the_hosts(route):
+    """What it is made of stays in the layer."""
+    layer = nn.SuperGATConv(F, 8, 2, neg_sample_ratio=1.0).to(route.device)
+    x, edges = graphs.features().to(route.device), graphs.square().to(route.device)
+    on(route)
+    torch.compile(layer, backend="eager")(x, edges)
+    assert layer.get_attention_loss() > 0 and compiled_calls("SuperGATConv") == 0
+    layer.eval()
+    reset()
+    assert close(torch.compile(layer, backend="eager", fullgraph=True)(x, edges), layer(x, edges))
+    assert compiled_calls("SuperGATConv") == 1
+
+
+EXPORTED = {name: CASES[name] for name in ("PNAConv", "AGNNConv", "SuperGATConv", "GraphConv",
+                                           "GINEConv", "RGATConv")}
+
+
+@pytest.mark.parametrize("name", ["PNAConv", *(pytest.param(name, marks=pytest.mark.long)
+                                               for name in EXPORTED if name != "PNAConv")])
+def test_export_takes_the_hosts_code(route, name):
+    layer, more = EXPORTED[name]()
+    layer = layer.to(route.device).eval()
+    inputs = tuple(t.to(route.device) for t in (graphs.features(), graphs.square(), *more))
+    native = torch.export.export(layer, inputs)
+    on(route)
+    program = torch.export.export(layer, inputs)
+    assert "gnnaccel" not in str(program.graph) and str(program.graph) == str(native.graph)
+    assert close(program.module()(*inputs), layer(*inputs)) and compiled_calls(name) == 0
 
 
 def test_attention_weights_are_the_hosts(route):

@@ -10,7 +10,7 @@ import torch.utils.checkpoint
 from torch_geometric import nn
 
 import gnnaccel
-from tests.pyg import graphs
+from tests.pyg import graphs, hetero_graphs
 from tests.pyg.compiling import (Net, compiles, on, reset, route,  # noqa: F401
                                   same, step)
 from tests.pyg.graphs import F
@@ -306,6 +306,16 @@ def test_frozen_parameters(route, inputs):
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     got = torch.autograd.grad(compiled(*inputs).square().sum(), trained)
     assert all(close(a, b, 1e-4) for a, b in zip(got, expected))
+
+
+def test_each_layer_of_a_heteroconv_is_an_operator(route):
+    x, edges = hetero_graphs.on(route.device, hetero_graphs.features(), hetero_graphs.edges())
+    layer = hetero_graphs.hetero().to(route.device)
+    expected = layer(x, edges)
+    on(route)
+    got = torch.compile(layer, backend="aot_eager", fullgraph=True)(x, edges)
+    hetero_graphs.same(got, expected)
+    assert gnnaccel.stats()["SAGEConv"]["compiled"] == len(edges)
 
 
 def test_export_takes_the_hosts_code(route, inputs):

@@ -68,7 +68,7 @@ def install(patches: PatchSet) -> list[str]:
         forward = routed(native, _Guarded(cls, module))
         patches.set(cls, "forward",
                     replaced.around(plain.on_cpu_native(forward, native, name)
-                                    if name in PLAIN else forward),
+                                    if name in PLAIN else forward, native),
                     "Runs the layer by gnnaccel's kernels where that is faster.")
         rules.register_class(f"{cls.__module__}.{cls.__qualname__}")
     if own.is_method(HeteroGraphIndex.get_relation_graph, HeteroGraphIndex, "get_relation_graph",

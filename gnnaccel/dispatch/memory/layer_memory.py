@@ -30,6 +30,7 @@ from gnnaccel.dispatch.policy.names import IdentityMap
 from gnnaccel.dispatch.policy.reasons import Reason
 from gnnaccel.dispatch.quantized import settings
 from gnnaccel.dispatch.run.attention import Attend
+from gnnaccel.dispatch.uncompiled import uncompiled
 
 #: what an adapter keeps of calls that cannot be repeated
 UNREPEATABLE = object()
@@ -193,6 +194,7 @@ def graph_of(structure: tuple, args: tuple, kwargs: dict) -> tuple:
 
 # --- the short way -----------------------------------------------------------------------------
 
+@uncompiled
 def fast_path(layer: Any, adapter: Any, native: Callable, args: tuple, kwargs: dict,
               config: Config) -> Any:
     """The result of a call that is like an earlier one, counted; `MISSED` for any other.

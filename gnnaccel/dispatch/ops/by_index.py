@@ -23,6 +23,7 @@ from gnnaccel.dispatch.ops.call import Kernel, OpCall
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.policy.config import Config
 from gnnaccel.dispatch.policy.reasons import Reason, reason
+from gnnaccel.dispatch.uncompiled import uncompiled
 
 REDUCES = ("sum", "mean", "max", "min")
 _NO_GAIN = reason("GA301")
@@ -92,6 +93,7 @@ class _View(GraphView):
 _tops: TensorMap[int] = TensorMap()
 
 
+@uncompiled
 def groups_in(index: Tensor) -> int:
     """One more than the largest number, 0 of none. Waits for the device once per tensor and
     version."""
@@ -110,6 +112,7 @@ def _count(index: Tensor) -> int:
 
 # --- the operations -------------------------------------------------------------------------------
 
+@uncompiled
 def reduce(graph: IndexGraph, x: Tensor, name: str, config: Config) -> OpCall | Reason:
     """[groups, *features]: the reduction ``name``, one of `REDUCES`, of the rows ``x`` [E,
     *features] of each group; 0 where there are none. Gradients of extrema are shared as in
@@ -133,6 +136,7 @@ def _averaged(graph: IndexGraph, total: Tensor) -> Tensor:
     return (total * share.view(-1, *(1,) * (total.dim() - 1))).to(total.dtype)
 
 
+@uncompiled
 def softmax(graph: IndexGraph, x: Tensor, config: Config) -> OpCall | Reason:
     """[E, *features]: the softmax of ``x`` [E, *features] over the rows of each group."""
     against = _reason(graph, x, "softmax", config)

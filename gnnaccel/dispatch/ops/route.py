@@ -20,6 +20,7 @@ from gnnaccel.dispatch.plan.plan import KERNELS, TORCH, Plan
 from gnnaccel.dispatch.plan.plan import native as native_plan
 from gnnaccel.dispatch.policy.config import Config
 from gnnaccel.dispatch.policy.reasons import Reason, reason
+from gnnaccel.dispatch.uncompiled import uncompiled
 
 
 def on_cpu_native(name: str, config: Config) -> bool:
@@ -31,6 +32,7 @@ def on_cpu_native(name: str, config: Config) -> bool:
     return True
 
 
+@uncompiled
 def run(name: str, call: OpCall | Reason, native: Callable[[], Any] | None,
         config: Config | None) -> Any:
     """Run a call of the operation ``name`` on the best route.

@@ -22,6 +22,7 @@ import torch
 
 from gnnaccel.adapters import own
 from gnnaccel.adapters.patching import PatchSet
+from gnnaccel.dispatch.uncompiled import kept_apart, uncompiled
 
 #: functions of dgl.backend.pytorch.sparse that `op_calls` reads; those that make new graphs (csrmm,
 #: csrsum, csrmask) stay native
@@ -85,15 +86,17 @@ class _Layers(threading.local):
 _layers = _Layers()
 
 
-def around(forward: Callable) -> Callable:
+def around(forward: Callable, native: Callable) -> Callable:
     """``forward`` of a routed layer, with its operations on the CPU left to the host: they belong
-    to what was decided of the layer, which where it is native is the host's to the last bit."""
+    to what was decided of the layer, which where it is native is the host's to the last bit.
+    Compiled regions get ``native``, the host's."""
     from torch.compiler import is_compiling
 
+    @kept_apart
     @functools.wraps(forward)
     def layer(self: Any, *args: Any, **kwargs: Any) -> Any:
         if is_compiling():
-            return forward(self, *args, **kwargs)
+            return native(self, *args, **kwargs)
         _layers.depth += 1
         try:
             return forward(self, *args, **kwargs)
@@ -115,7 +118,9 @@ def routed(name: str, native: Callable, state: Callable) -> Callable:
     from gnnaccel.dispatch.policy.reasons import Reason
 
     counted = f"dgl.{name}"
+    uncompiled(state)
 
+    @kept_apart
     @functools.wraps(native)
     def operation(*args: Any, **kwargs: Any) -> Any:
         if is_compiling():  # compiled regions trace the host's own code

@@ -1,27 +1,32 @@
-"""What a layer's call computes, as text and tensors: for each class a function that Dynamo traces.
+"""What a layer's call computes, as text and tensors: for each class what its layers and their calls
+consist of (`kinds`), read here by functions that Dynamo traces.
 
 Dynamo guards on every attribute that is read here, so a layer whose options change is compiled
 anew, and layers of equal options share what was compiled.
 """
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from gnnaccel.adapters.pyg.compile.kinds import Kind, of_map
+
 TENSORS = (Tensor, torch.nn.Parameter)
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _INDICES = (torch.int64, torch.int32)
-_INDEX_DIMS = {"edge_index": 2, "edge_type": 1}
+_INDEX_DIMS = {"edge_index": 2, "edge_index_dict": 2, "edge_type": 1}
+_X = ("x", "x0", "x1", "x_dict")
 _SIMPLE = ("add", "sum", "mean", "max", "min")
 
 
 class Described(NamedTuple):
     """``options``: (name, value) of the arguments that make a layer like this one; ``inputs``:
-    (name, tensor) of the call's arguments, a pair as x0 and x1; ``parameters``: (name, tensor) by
-    qualified name; ``rows``, ``width``: of the result; ``random``: two such calls differ."""
+    (name, tensor) of the call's arguments, a pair as x0 and x1, an entry of a dictionary by the
+    names of both; ``parameters``: (name, tensor) by qualified name; ``rows``, ``width``: of the
+    result; ``random``: two such calls differ; ``types``: where the result is a dictionary, its
+    keys, each with its number of rows."""
 
     options: tuple
     inputs: list
@@ -29,134 +34,85 @@ class Described(NamedTuple):
     rows: Any
     width: Any
     random: bool = False
+    types: list = []
 
 
-def gat(layer: Any, x: Any, edge_index: Any, edge_attr: Any = None, size: Any = None,
-        return_attention_weights: Any = None) -> Described | str:
-    """GATConv."""
-    if size is not None or return_attention_weights is not None:
-        return "size or return_attention_weights is given"
-    shared = layer.lin is not None
-    return _attention(layer, x, edge_index, edge_attr, (
-        ("negative_slope", layer.negative_slope), ("add_self_loops", layer.add_self_loops),
-        ("fill_value", layer.fill_value), ("bias", layer.bias is not None),
-        *_residual(layer)),
-        ("lin",) if shared else ("lin_src", "lin_dst"), ("lin_edge", "res"),
-        ("att_src", "att_dst", "att_edge", "bias"), shared)
+def describe(kind: Kind, layer: Any, args: tuple, kwargs: dict) -> Described | str:
+    """The call ``layer(*args, **kwargs)``, or why it is not carried."""
+    given = _bound((*kind.inputs, *kind.tensors, *kind.others), args, kwargs)
+    if given is None:
+        return "the arguments do not fit"
+    for name in kind.others:
+        if given.get(name) is not None:
+            return name + " is given"
+    found = _by_type(layer, given) if kind.by_type else _over_nodes(kind, layer, given)
+    if isinstance(found, str):
+        return found
+    options = found.options
+    for name in kind.options:
+        options = (*options, (name, getattr(layer, name)))
+    for name, path in kind.flags:
+        options = (*options, (name, None if _at(layer, path) is None else 1))
+    for name, own in kind.learned:
+        options = (*options, (name, own in layer._parameters))
+    parameters = list(found.parameters)
+    for name in kind.own:
+        tensor = getattr(layer, name, None)
+        if tensor is not None:
+            parameters.append((name, tensor))
+    for name in kind.maps:
+        if getattr(layer, name, None) is not None:
+            parameters += of_map(layer, name)
+    if kind.more is not None:
+        more = kind.more(layer, given)
+        if isinstance(more, str):
+            return more
+        options, parameters = (*options, *more[0]), [*parameters, *more[1]]
+    return found._replace(options=options, parameters=parameters)
 
 
-def gatv2(layer: Any, x: Any, edge_index: Any, edge_attr: Any = None,
-          return_attention_weights: Any = None) -> Described | str:
-    """GATv2Conv."""
-    if return_attention_weights is not None:
-        return "return_attention_weights is given"
-    return _attention(layer, x, edge_index, edge_attr, (
-        ("negative_slope", layer.negative_slope), ("add_self_loops", layer.add_self_loops),
-        ("fill_value", layer.fill_value), ("bias", layer.bias is not None),
-        ("share_weights", layer.share_weights), *_residual(layer)),
-        ("lin_l",) if layer.share_weights else ("lin_l", "lin_r"), ("lin_edge", "res"),
-        ("att", "bias"), type(layer.in_channels) is int)
+def _bound(names: tuple, args: tuple, kwargs: dict) -> dict | None:
+    """The arguments by name; None where they are not these, or one of the first two is missing."""
+    given = dict(zip(names, args))
+    for name in kwargs:
+        if name in given or name not in names:
+            return None
+        given[name] = kwargs[name]
+    fit = len(args) <= len(names) and names[0] in given and names[1] in given
+    return given if fit else None
 
 
-def transformer(layer: Any, x: Any, edge_index: Any, edge_attr: Any = None,
-                return_attention_weights: Any = None) -> Described | str:
-    """TransformerConv."""
-    if return_attention_weights is not None:
-        return "return_attention_weights is given"
-    return _attention(layer, x, edge_index, edge_attr, (
-        ("beta", layer.beta), ("root_weight", layer.root_weight),
-        ("bias", layer.lin_skip.bias is not None)),
-        ("lin_key", "lin_query", "lin_value", "lin_skip"), ("lin_edge", "lin_beta"), (), True)
+def _at(layer: Any, path: str) -> Any:
+    for name in path.split("."):
+        layer = getattr(layer, name, None)
+    return layer
 
 
-def _attention(layer: Any, x: Any, edge_index: Any, edge_attr: Any, options: tuple,
-               linear: tuple, maybe: tuple, names: tuple, shared: bool) -> Described | str:
-    """``linear``, ``maybe``: submodules that are there, and that may be; ``names``: parameters of
-    the layer's own; ``shared``: made for one kind of node."""
-    inputs = _features(x)
+# --- calls over nodes of one kind, or of two ------------------------------------------------------
+
+def _over_nodes(kind: Kind, layer: Any, given: dict) -> Described | str:
+    """The inputs and the shape of the result."""
+    inputs = _features(given["x"])
     if type(inputs) is str:
         return inputs
-    rows = inputs[-1][1].shape[0]
-    inputs = [*inputs, ("edge_index", edge_index)]
-    if edge_attr is not None:
-        inputs = [*inputs, ("edge_attr", edge_attr)]
-    there = linear + tuple(name for name in maybe if getattr(layer, name, None) is not None)
-    parameters = _own(layer, names) + _linear(layer, there)
-    channels = 1 if shared else (1, 1)
-    width = layer.heads * layer.out_channels if layer.concat else layer.out_channels
-    # a number that the user set as a tensor, or a tensor to fill with, is none
-    options = (("in_channels", channels), ("out_channels", layer.out_channels),
-               ("heads", layer.heads), ("concat", layer.concat), ("dropout", layer.dropout),
-               ("edge_dim", None if layer.lin_edge is None else 1), *options)
-    return Described(options, inputs, parameters, rows, width,
-                     bool(layer.training and layer.dropout > 0))
-
-
-def _residual(layer: Any) -> tuple:
-    """The option, which older versions of PyG do not have."""
-    return (("residual", True),) if getattr(layer, "res", None) is not None else ()
-
-
-def gcn(layer: Any, x: Any, edge_index: Any, edge_weight: Any = None) -> Described | str:
-    """GCNConv."""
-    if layer.cached:
-        return "cached=True keeps the first graph's weights in the layer"
-    if type(x) not in TENSORS:
+    if len(inputs) == 2 and not kind.pairs:
         return "x is no tensor"
-    inputs = [("x", x), ("edge_index", edge_index)]
-    if edge_weight is not None:
-        inputs = [*inputs, ("edge_weight", edge_weight)]
-    options = (("in_channels", 1), ("out_channels", layer.out_channels),
-               ("improved", layer.improved), ("add_self_loops", layer.add_self_loops),
-               ("normalize", layer.normalize), ("bias", layer.bias is not None),
-               ("aggr", layer.aggr))
-    return Described(options, inputs, _own(layer, ("bias",)) + _linear(layer, ("lin",)),
-                     x.shape[0], layer.out_channels)
-
-
-def sage(layer: Any, x: Any, edge_index: Any, size: Any = None) -> Described | str:
-    """SAGEConv."""
-    inputs = _features(x)
-    if type(inputs) is str or size is not None:
-        return inputs if type(inputs) is str else "size is given"
-    options = (("in_channels", 1), ("out_channels", layer.out_channels), ("aggr", layer.aggr),
-               ("normalize", layer.normalize), ("root_weight", layer.root_weight),
-               ("project", layer.project), ("bias", layer.lin_l.bias is not None))
-    linear = ["lin_l"]
-    if layer.root_weight:
-        linear.append("lin_r")
-    if layer.project:
-        linear.append("lin")
-    return Described(options, [*inputs, ("edge_index", edge_index)],
-                     _linear(layer, tuple(linear)), inputs[-1][1].shape[0], layer.out_channels)
-
-
-def gin(layer: Any, x: Any, edge_index: Any, size: Any = None) -> Described | str:
-    """GINConv up to its ``nn``, which the compiler sees."""
-    inputs = _features(x)
-    if type(inputs) is str or size is not None:
-        return inputs if type(inputs) is str else "size is given"
     last = inputs[-1][1]
-    return Described((("train_eps", "eps" in layer._parameters), ("aggr", layer.aggr)),
-                     [*inputs, ("edge_index", edge_index)], [("eps", layer.eps)],
-                     last.shape[0], last.shape[1])
-
-
-def rgcn(layer: Any, x: Any, edge_index: Any, edge_type: Any = None) -> Described | str:
-    """RGCNConv and FastRGCNConv over features."""
-    inputs = _features(x)
-    if type(inputs) is str:
-        return inputs
-    if type(edge_type) not in TENSORS:
-        return "edge_type is no tensor"
-    options = (("in_channels", layer.in_channels), ("out_channels", layer.out_channels),
-               ("num_relations", layer.num_relations), ("num_bases", layer.num_bases),
-               ("num_blocks", layer.num_blocks), ("aggr", layer.aggr),
-               ("root_weight", layer.root is not None), ("is_sorted", layer.is_sorted),
-               ("bias", layer.bias is not None))
-    return Described(options, [*inputs, ("edge_index", edge_index), ("edge_type", edge_type)],
-                     _own(layer, ("weight", "comp", "root", "bias")), inputs[-1][1].shape[0],
-                     layer.out_channels)
+    inputs = [*inputs, ("edge_index", given["edge_index"])]
+    for at, name in enumerate(kind.tensors):
+        if given.get(name) is not None:
+            if len(inputs) < at + (3 if inputs[0][0] == "x0" else 2):
+                return name + " is given without what stands before it"
+            inputs.append((name, given[name]))
+        elif name in kind.needed:
+            return name + " is no tensor"
+    width = last.shape[1] if kind.width == "x" else layer.out_channels
+    if kind.width == "heads" and layer.concat:
+        width = layer.heads * width
+    if kind.width == "heads" and hasattr(layer, "dim"):
+        width = layer.dim * width
+    return Described((), inputs, [], last.shape[0], width,
+                     bool(layer.training and getattr(layer, "dropout", 0.0) > 0))
 
 
 def _features(x: Any) -> Any:
@@ -170,41 +126,79 @@ def _features(x: Any) -> Any:
     return [("x0", x[0]), ("x1", x[1])]
 
 
-def _own(layer: Any, names: tuple) -> list:
-    found = []
-    for name in names:
-        tensor = getattr(layer, name)
-        if tensor is not None:
-            found.append((name, tensor))
-    return found
+# --- calls over dictionaries ----------------------------------------------------------------------
+
+def _by_type(layer: Any, given: dict) -> Described | str:
+    """The inputs and the results of HGTConv, with the parameters that these come from."""
+    x, edges = given["x_dict"], given["edge_index_dict"]
+    if type(x) is not dict or type(edges) is not dict or not edges:
+        return "the arguments are no dictionaries, or there are no edges"
+    types = [name for name in layer.in_channels if name in x]
+    inputs, parameters, results = [], [], []
+    for name in types:
+        inputs.append((("x_dict", name), x[name]))
+        parameters += _entry(layer, "kqv_lin", name)
+    for triple in edges:
+        if triple not in layer.edge_types_map or triple[0] not in types or triple[2] not in types:
+            return "an edge type is not among the layer's, or its nodes are missing"
+        inputs.append((("edge_index_dict", triple), edges[triple]))
+        prior = "__".join(triple)
+        parameters.append(("p_rel." + _kept_as(layer.p_rel, prior), layer.p_rel[prior]))
+    rows = 0
+    for name in types:
+        if type(x[name]) not in TENSORS or x[name].dim() != 2:
+            return "features are no tensors of shape [N, F]"
+        if name in layer.dst_node_types:
+            rows = rows + x[name].shape[0]
+            results.append((name, x[name].shape[0]))
+            parameters += _entry(layer, "out_lin", name)
+            if x[name].shape[1] == layer.out_channels:
+                parameters.append(("skip." + _kept_as(layer.skip, name), layer.skip[name]))
+    return Described((), inputs, parameters, rows, layer.out_channels, False, results)
 
 
-def _linear(layer: Any, names: tuple) -> list:
-    found = []
-    for name in names:
-        module = getattr(layer, name)
-        found.append((name + ".weight", module.weight))
-        if module.bias is not None:
-            found.append((name + ".bias", module.bias))
-    return found
+def _entry(layer: Any, name: str, node_type: str) -> list:
+    maps = getattr(layer, name).lins
+    path, module = f"{name}.lins.{_kept_as(maps, node_type)}", maps[node_type]
+    if module.bias is None:
+        return [(path + ".weight", module.weight)]
+    return [(path + ".weight", module.weight), (path + ".bias", module.bias)]
 
+
+def _kept_as(entries: Any, name: str) -> str:
+    """By which name one of PyG's dictionaries, or torch's, keeps an entry."""
+    cls: Any = type(entries)
+    return cls.to_internal_key(name) if hasattr(cls, "to_internal_key") else name
+
+
+# --- whether a call is carried --------------------------------------------------------------------
 
 def reason_of(found: Described) -> str:
     """Why the call cannot be an operator; "" where it can. Traced, too."""
     for name, value in found.options:
         if name == "aggr" and value not in _SIMPLE:
             return "the aggregation is not one of " + ", ".join(_SIMPLE)
-        if not (value is None or isinstance(value, (int, float, str))
-                or (name == "in_channels" and isinstance(value, tuple))):
+        if not _plain(value):
             return name + " is no plain value"
     first = found.inputs[0][1]
+    if type(first) not in TENSORS:
+        return "features are no tensors"
     if torch.is_autocast_enabled(first.device.type):
         return "autocast is on"
     for name, tensor in (*found.inputs, *found.parameters):
-        why = _tensor_reason(name, tensor, first)
+        why = _tensor_reason(name if isinstance(name, str) else name[0], tensor, first)
         if why != "":
             return why
     return ""
+
+
+def _plain(value: Any) -> bool:
+    if isinstance(value, tuple):
+        for one in value:
+            if not _plain(one):
+                return False
+        return True
+    return value is None or isinstance(value, (int, float, str))
 
 
 def _tensor_reason(name: str, tensor: Any, first: Tensor) -> str:
@@ -217,11 +211,4 @@ def _tensor_reason(name: str, tensor: Any, first: Tensor) -> str:
                 else name + " is not of the usual shape in int64 or int32")
     if tensor.dtype is not first.dtype or tensor.dtype not in _FLOATS:
         return name + " is of another dtype than x"
-    return name + " is not of shape [N, F]" if name[0] == "x" and tensor.dim() != 2 else ""
-
-
-#: class name -> what describes its calls
-CLASSES: dict[str, Callable[..., Described | str]] = {
-    "GATConv": gat, "GATv2Conv": gatv2, "TransformerConv": transformer, "GCNConv": gcn,
-    "SAGEConv": sage, "GINConv": gin, "RGCNConv": rgcn, "FastRGCNConv": rgcn,
-}
+    return name + " is not of shape [N, F]" if name in _X and tensor.dim() != 2 else ""

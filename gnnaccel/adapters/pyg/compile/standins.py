@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import functools
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -21,14 +22,14 @@ from gnnaccel.dispatch.policy.names import IdentityMap
 class Call(NamedTuple):
     """A call's text, read. ``name``: the layer's class; ``options``: (name, value) of what makes
     it; ``inputs``: how many of the tensors are arguments, the others being parameters; ``names``:
-    of the tensors; ``lent``: which of them lie in memory that the compiler may use again, marked in
-    the text by ``*``; ``random``: whether it draws random numbers."""
+    of the tensors, as `described.Described` has them; ``lent``: which of them lie in memory that
+    the compiler may use again; ``random``: whether it draws random numbers."""
 
     name: str
     training: bool
     options: tuple[tuple[str, Any], ...]
     inputs: int
-    names: tuple[str, ...]
+    names: tuple[Any, ...]
     lent: tuple[bool, ...]
     random: bool
 
@@ -36,9 +37,8 @@ class Call(NamedTuple):
 @functools.lru_cache(maxsize=4096)
 def call_of(text: str) -> Call:
     """The call that the text says."""
-    name, training, options, inputs, names, number = ast.literal_eval(text)
-    return Call(name, training, options, inputs, tuple(n.lstrip("*") for n in names),
-                tuple(n.startswith("*") for n in names), number != 0)
+    found = Call(*ast.literal_eval(text))
+    return found._replace(random=found.random != 0)
 
 
 def run(text: str, tensors: list[Tensor], users: list[Tensor] | None = None) -> Tensor:
@@ -46,15 +46,25 @@ def run(text: str, tensors: list[Tensor], users: list[Tensor] | None = None) -> 
     made of, where they are from `without_gradients` or `leaves`."""
     call = call_of(text)
     layer = (_made_of(call, tensors) if users is None or any(call.lent[call.inputs:])
-             else _standin(text, call, tensors, users[call.inputs]))
+             else _standin(text, call, tensors, users))
     counters.compiled(call.name)
-    # edges and their types that the compiler may write over: what is made of them is kept
-    given: dict[str, Any] = {
-        name: t.clone() if lent and not t.is_floating_point() else t
-        for name, t, lent in zip(call.names[:call.inputs], tensors, call.lent)}
-    if "x0" in given:
-        given["x"] = given.pop("x0"), given.pop("x1")
-    return type(layer).forward(layer, given.pop("x"), given.pop("edge_index"), *given.values())
+    out = type(layer).forward(layer, *_arguments(call, tensors))
+    return torch.cat(list(out.values())) if type(out) is dict else out
+
+
+def _arguments(call: Call, tensors: list[Tensor]) -> Iterable[Any]:
+    """In the order of the layer's ``forward``."""
+    given: dict[str, Any] = {}
+    for name, tensor, lent in zip(call.names[:call.inputs], tensors, call.lent):
+        # edges and their types that the compiler may write over: what is made of them is kept
+        own = tensor.clone() if lent and not tensor.is_floating_point() else tensor
+        if type(name) is tuple:
+            given.setdefault(name[0], {})[name[1]] = own
+        elif name in ("x0", "x1"):
+            given["x"] = *given.get("x", ()), own
+        else:
+            given[name] = own
+    return given.values()
 
 
 # --- tensors --------------------------------------------------------------------------------------
@@ -116,13 +126,21 @@ def leaves(text: str, tensors: list[Tensor], needed: list[bool]) -> list[Tensor]
 
 # --- layers ---------------------------------------------------------------------------------------
 
-def _standin(text: str, call: Call, tensors: list[Tensor], first: Tensor) -> Any:
-    """The layer of these parameters, which a shadow has."""
-    layers, key = _shadow(first).layers, (text, *map(id, tensors[call.inputs:]))
+def _standin(text: str, call: Call, tensors: list[Tensor], users: list[Tensor]) -> Any:
+    """The layer of these parameters, which a shadow of the user's first one has."""
+    if len(tensors) == call.inputs:
+        return _without_parameters(text)
+    layers = _shadow(users[call.inputs]).layers
+    key = (text, *map(id, tensors[call.inputs:]))
     found = layers.get(key)
     if found is None:  # which keeps its parameters, so no others have their ids
         found = layers[key] = _made_of(call, tensors)
     return found
+
+
+@functools.lru_cache(maxsize=64)
+def _without_parameters(text: str) -> Any:
+    return _made_of(call_of(text), [])
 
 
 def _made_of(call: Call, tensors: list[Tensor]) -> Any:
@@ -156,7 +174,26 @@ def _blank(name: str, options: tuple) -> Any:
     from torch_geometric import nn
 
     given = dict(options)
-    if name == "GINConv":
-        given["nn"] = torch.nn.Identity()
+    if name in _MADE:
+        given |= _MADE[name](given)
     with torch.device("meta"):
         return getattr(nn, name)(**given)
+
+
+def _gin(given: dict) -> dict:
+    after = torch.nn.Identity()
+    after.in_channels = 1  # type: ignore[assignment]  # which GINEConv asks for
+    return {"nn": after}
+
+
+def _pna(given: dict) -> dict:
+    # the degrees only say what the weights of scalers are at first
+    return {"aggregators": list(given["aggregators"]), "scalers": list(given["scalers"]),
+            "deg": torch.tensor([0, 1], device="cpu")}
+
+
+#: class name -> options that are no plain values
+_MADE: dict[str, Callable[[dict], dict]] = {
+    "GINConv": _gin, "GINEConv": _gin, "PNAConv": _pna,
+    "HGTConv": lambda given: {"in_channels": dict.fromkeys(given["in_channels"], 1)},
+}

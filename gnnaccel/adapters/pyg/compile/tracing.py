@@ -14,16 +14,21 @@ import torch
 
 from gnnaccel.adapters.patching import PatchSet
 from gnnaccel.adapters.pyg.compile import described
+from gnnaccel.adapters.pyg.compile.kinds import KINDS
 from gnnaccel.dispatch.observe import counters, decisions, records
 from gnnaccel.dispatch.plan.plan import native as native_plan
 from gnnaccel.dispatch.policy import config as configs
 from gnnaccel.dispatch.policy import rules
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.quantized import settings
+from gnnaccel.dispatch.uncompiled import kept_apart
 
 #: classes without an adapter, whose ``forward`` is replaced for the compiler's sake alone
-PLAIN = ("GCNConv", "SAGEConv", "GINConv")
+PLAIN = ("GCNConv", "SAGEConv", "GraphConv", "GINConv", "GINEConv", "SGConv", "TAGConv", "APPNP")
 _HOST = "torch_geometric."
+#: in which PyG keeps modules of a layer
+_CONTAINERS = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.ReLU)
+_AGGREGATIONS = {"add": "Sum", "sum": "Sum", "mean": "Mean", "max": "Max", "min": "Min"}
 #: from the first version of torch on that this was tested with; for older ones nothing is carried
 _POSSIBLE = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 11)
 
@@ -51,6 +56,7 @@ def _plain(cls: type[Any]) -> Callable:
     native: Callable = cls.forward
     inside: Any = carried(cls)
 
+    @kept_apart
     @functools.wraps(native)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         return (inside(native, self, args, kwargs) if is_compiling()
@@ -63,24 +69,27 @@ def carried(cls: type) -> Callable | None:
     """``inside(native, layer, args, kwargs)``, a call in code that is compiled, of a class whose
     calls can be operators; None for any other class."""
     name = cls.__name__
-    if name not in described.CLASSES or not _POSSIBLE:
+    if name not in KINDS or not _POSSIBLE:
         return None
-    describe = described.CLASSES[name]
+    kind = KINDS[name]
 
+    @kept_apart
     def inside(native: Callable, layer: Any, args: tuple, kwargs: dict) -> Any:
         if not configs.compiling or not torch.compiler.is_dynamo_compiling():
             return native(layer, *args, **kwargs)
         why = _layers_reason(layer, cls)
         if why != "":
             return _native(native, layer, args, kwargs, name, why)
-        found = describe(layer, *args, **kwargs)
+        found = described.describe(kind, layer, args, kwargs)
         if isinstance(found, str):
             return _native(native, layer, args, kwargs, name, found)
         why = described.reason_of(found)
         if why != "":
             return _native(native, layer, args, kwargs, name, why)
         out = _operator(name, layer.training, found)
-        return layer.nn(out) if name == "GINConv" else out
+        if kind.by_type:
+            return _split(out, found.types)
+        return out if kind.after is None else getattr(layer, kind.after)(out)
 
     return inside
 
@@ -88,14 +97,24 @@ def carried(cls: type) -> Callable | None:
 def _operator(name: str, training: bool, found: described.Described) -> Any:
     from gnnaccel.adapters.pyg.compile import operators  # defined when they are asked for
 
-    names, tensors = [], []
+    names, lent, tensors = [], [], []
     for key, tensor in (*found.inputs, *found.parameters):
-        names.append(key if _of_the_caller(tensor) else "*" + key)
+        names.append(key)
+        lent.append(not _of_the_caller(tensor))
         tensors.append(tensor)
     options = tuple((key, _fixed(value)) for key, value in found.options)
-    call = repr((name, training, options, len(found.inputs), tuple(names),
+    call = repr((name, training, options, len(found.inputs), tuple(names), tuple(lent),
                  _number() if found.random else 0))
     return operators.layer(call, tensors[0], tensors[1:], found.rows, found.width)
+
+
+def _split(out: Any, types: list) -> dict:
+    """By type, the rows that lie one after the other."""
+    found, start = {}, 0
+    for name, rows in types:
+        found[name] = out[start:start + rows]
+        start = start + rows
+    return found
 
 
 def _native(native: Callable, layer: Any, args: tuple, kwargs: dict, name: str, why: str) -> Any:
@@ -106,8 +125,8 @@ def _native(native: Callable, layer: Any, args: tuple, kwargs: dict, name: str, 
 def _layers_reason(layer: Any, cls: Any) -> str:
     """Why this layer is traced as the host wrote it; "" where it need not be."""
     if (type(layer) is not cls or layer.flow != "source_to_target" or layer._explain
-            or layer._decomposed_layers != 1):
-        return "it is a subclass, explained, decomposed, or of another flow"
+            or layer._decomposed_layers != 1 or layer.node_dim not in (0, -2)):
+        return "it is a subclass, explained, decomposed, or of another flow or node_dim"
     from torch._dynamo.comptime import comptime  # which is there while it is traced
 
     comptime(_look)
@@ -153,11 +172,19 @@ def _changed_reason(layer: Any) -> str:
     own = layer.__dict__
     if any(own.get(name) for name in guards.HOOKS):
         return "hooks are registered"
+    kind = KINDS[type(layer).__name__]
+    known = (*_CONTAINERS, torch.nn.Sequential) if kind.sequences else _CONTAINERS
     for name, module in own["_modules"].items():
-        if module is None or name == "nn":  # that of GINConv is the compiler's
+        if module is None or name == kind.after:
             continue
-        if guards.has_hooks(module) or not type(module).__module__.startswith(_HOST):
-            return f"{name} is more than PyG's own"
+        for inner in module.modules():
+            if (guards.has_hooks(inner) or "forward" in inner.__dict__
+                    or not (type(inner).__module__.startswith(_HOST) or type(inner) in known)):
+                return f"{name} is more than PyG's own"
+    aggr = own["aggr"]
+    if (type(aggr) is str and aggr in _AGGREGATIONS
+            and type(layer.aggr_module).__name__ != _AGGREGATIONS[aggr] + "Aggregation"):
+        return f"its aggregation is not {aggr}"
     for name, value in own.items():
         if callable(value) and callable(getattr(type(layer), name, None)):
             if getattr(value, "__func__", None) is not getattr(type(layer), name):

@@ -22,6 +22,7 @@ from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.relational import dict_maps, statements
 from gnnaccel.dispatch.relational.request import RelationalInputs, RelationalSpec
 from gnnaccel.dispatch.relational.view import Ends
+from gnnaccel.dispatch.uncompiled import uncompiled
 
 # types below which PyG, too, calls one map after the other: laying rows side by side costs as much
 FEWEST = 10
@@ -53,6 +54,8 @@ def around(forward: Callable, native: Callable) -> Callable:
     from gnnaccel.dispatch.observe import counters, records
     from gnnaccel.dispatch.policy.config import current
 
+    uncompiled(counters.again)
+
     @functools.wraps(native)
     def layer(self: Any, *args: Any, **kwargs: Any) -> Any:
         config = None if is_compiling() else current()  # compiled regions trace the host's own code
@@ -79,6 +82,7 @@ def called_as_part(module: Any, x_dict: Mapping[str, Tensor]) -> dict[str, Tenso
         _part.depth -= 1
 
 
+@uncompiled
 def _at_a_glance(x_dict: dict) -> str | None:
     """The code of why one product would not pay for these rows, where that is plain."""
     if len(x_dict) < FEWEST:

@@ -16,6 +16,7 @@ from gnnaccel.adapters.patching import PatchSet
 from gnnaccel.dispatch.policy import rules
 from gnnaccel.dispatch.policy.reasons import reason
 from gnnaccel.dispatch.quantized import settings
+from gnnaccel.dispatch.uncompiled import uncompiled
 
 _lock = threading.Lock()
 
@@ -68,6 +69,9 @@ def _routed(native: Callable, patches: PatchSet) -> Callable:
     replaced = (None
                 if home(native) == "torch_geometric"
                 else reason("GA504", "forward of Linear was replaced"))
+    for decides in (_release, settings.maps_asked, settings.map_entry, rules.verdict,
+                    projection.mapped):
+        uncompiled(decides)
 
     @functools.wraps(native)
     def forward(self: Any, x: Any) -> Any:

@@ -29,6 +29,7 @@ from gnnaccel.dispatch.policy.config import Config
 from gnnaccel.dispatch.policy.reasons import Reason
 from gnnaccel.dispatch.quantized import aggregation as quantized
 from gnnaccel.dispatch.quantized import settings
+from gnnaccel.dispatch.uncompiled import uncompiled
 from gnnaccel.errors import GraphError
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ _LAYERS_GRAPHS = 4  # calls over so many graphs are remembered for each layer
 _FEW, _FEW_AT_FIRST = 1000, 20000
 
 
+@uncompiled
 def decide(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Config) -> Any:
     """The long way of a call."""
     attends = (None if type(layer) in attention.of_the_host
@@ -120,6 +122,7 @@ def _natively(native: Any, layer: Any, edge_index: Any, kwargs: dict) -> Any:
 
 # --- calls that repeat ----------------------------------------------------------------------------
 
+@uncompiled
 def fast_path(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Config) -> Any:
     """The result of a call that is like an earlier one of the layer, or too small to be read;
     `MISSED` for any other."""

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from gnnaccel.adapters import own
+from gnnaccel.dispatch.uncompiled import kept_apart, uncompiled
 
 _FILLED = -1  # in the place of an edge's number: a loop that was added
 
@@ -26,6 +27,7 @@ class _Computing(threading.local):
 
 
 computing = _Computing()
+uncompiled(own.Named.why)
 
 
 def looping(native: Callable) -> Callable:
@@ -44,6 +46,7 @@ def looping(native: Callable) -> Callable:
         made, source = native(edge_index, ids, **rest)
         return made, source.masked_fill_(source == _FILLED, edges)
 
+    @kept_apart
     @functools.wraps(native)
     def looped(edge_index: Any, edge_attr: Any = None, *more: Any, **kwargs: Any) -> Any:
         # compiled regions trace the host's own code; or a function that it calls is not the host's

@@ -27,6 +27,7 @@ from gnnaccel.cuda import capture, driver
 from gnnaccel.dispatch.graph import cache, ledger, ordered_weights
 from gnnaccel.dispatch.graph.structure import check_ids
 from gnnaccel.dispatch.policy.config import current, silenced
+from gnnaccel.dispatch.uncompiled import kept_apart, uncompiled
 
 _CONV = "torch_geometric.nn.conv."
 #: functions that layers call at every forward, or that their normalisations call where these depend
@@ -100,6 +101,7 @@ def keeping(native: Callable, method: bool = False, captured: Callable | None = 
 
     alone = _unkept(native)
 
+    @kept_apart
     @functools.wraps(native)
     def kept(*args: Any, **kwargs: Any) -> Any:
         if is_compiling():
@@ -120,6 +122,7 @@ def keeping(native: Callable, method: bool = False, captured: Callable | None = 
     return kept
 
 
+@uncompiled
 def find(name: str, native: Callable, args: tuple, kwargs: dict, first: int = 0,
          named: own.Named | None = None) -> tuple | None:
     """``native(*args, **kwargs)``, kept under ``name``; None where it is not to be kept.
@@ -179,6 +182,7 @@ def checking(native: Callable) -> Callable:
     return norm
 
 
+@uncompiled
 def _to_be_checked(edge_index: Any, nodes: Any) -> bool:
     return (type(edge_index) is Tensor and (edge_index.is_cuda or driver.placed())
             and edge_index.layout is torch.strided and type(nodes) is int
@@ -186,6 +190,7 @@ def _to_be_checked(edge_index: Any, nodes: Any) -> bool:
             and not capture.capturing() and context_reason() is None)
 
 
+@uncompiled
 def checked(edge_index: Tensor, nodes: int) -> tuple:
     """Nothing; GraphError if ``edge_index`` names other than ``nodes`` nodes."""
     if edge_index.numel():
@@ -199,6 +204,7 @@ def _unkept(native: Callable) -> Callable:
     """``native``, within which nothing is kept."""
 
     @functools.wraps(native)
+    @uncompiled
     def unkept(*args: Any, **kwargs: Any) -> Any:
         before, graph_loops.computing.now = graph_loops.computing.now, True
         try:

@@ -15,6 +15,7 @@ from typing import Any
 from gnnaccel.adapters import own as own_code
 from gnnaccel.adapters.patching import PatchSet
 from gnnaccel.dispatch.policy import rules
+from gnnaccel.dispatch.uncompiled import kept_apart, uncompiled
 
 _TEMPLATES = "_set_jittable_templates"
 _KEPT = ("_orig_propagate", "_jinja_propagate")
@@ -61,6 +62,7 @@ def _taking_over(native: Callable, patches: PatchSet) -> Callable:
     from torch_geometric.nn import MessagePassing
 
     @functools.wraps(native)
+    @uncompiled
     def set_templates(self: Any, *args: Any, **kwargs: Any) -> Any:
         found = native(self, *args, **kwargs)
         cls = type(self)
@@ -103,6 +105,7 @@ def routed(native: Callable) -> Callable:
     from gnnaccel.dispatch.observe import records
     from gnnaccel.dispatch.policy.config import current
 
+    @kept_apart
     @functools.wraps(native)
     def propagate(self: Any, edge_index: Any, *args: Any, **kwargs: Any) -> Any:
         if args or is_compiling():  # compiled regions trace the host's own code

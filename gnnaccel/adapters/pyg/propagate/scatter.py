@@ -36,6 +36,7 @@ from gnnaccel.dispatch.ops.by_index import IndexGraph
 from gnnaccel.dispatch.ops.call import OpCall
 from gnnaccel.dispatch.policy.config import Config, current
 from gnnaccel.dispatch.policy.reasons import Reason, reason
+from gnnaccel.dispatch.uncompiled import uncompiled
 
 _FEW = 1 << 20
 _TENSORS = (Tensor, Parameter)
@@ -83,6 +84,7 @@ def _modules() -> list[Any]:
     return list(found.values())
 
 
+@uncompiled
 def _left_alone(name: str, src: Any, index: Any, readout: bool, config: Config) -> bool:
     """Whether a call goes native without a further look; counts it where it could have been
     another. ``readout``: of an aggregation module, so that it is ours only where it is one."""
@@ -193,6 +195,7 @@ def _softmax_reason(src: Tensor, index: Any, ptr: Any, dim: Any) -> Reason | Non
     return _index_reason(src, index, dim)
 
 
+@uncompiled
 def _reduced(graph: IndexGraph, src: Tensor, reduce: Any, config: Config) -> OpCall | Reason:
     name = _REDUCES.get(reduce) if type(reduce) is str else None
     if name is None:
@@ -202,6 +205,7 @@ def _reduced(graph: IndexGraph, src: Tensor, reduce: Any, config: Config) -> OpC
     return by_index.reduce(graph, src, name, config)
 
 
+@uncompiled
 def _segments(src: Tensor, ptr: Tensor, reduce: Any, config: Config) -> OpCall | Reason:
     if type(reduce) is not str or reduce not in by_index.REDUCES:
         return _unknown(reduce)

@@ -1,0 +1,40 @@
+"""Functions of gnnaccel's own that torch.compile leaves alone, and those that it keeps apart.
+
+A wrapper that Dynamo traces gives it the host's function. Where Dynamo gives a frame up, after a
+graph break say, Python runs the wrapper, and Dynamo looks at each function that is called from
+there. Those that decide a call must then run as they are written: compiled, they would take for the
+process's state what holds while a compiler traces, and remember it.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from torch._C._dynamo import eval_frame
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_frames: Any = eval_frame
+# not in torch before 2.7, which compiles these functions like any others
+_KNOWN = hasattr(_frames, "set_code_exec_strategy")
+
+
+def uncompiled(function: _Function) -> _Function:
+    """The function itself. Where Python calls it, Dynamo lets it run, with all that it calls.
+
+    The mark is on its code: a call costs nothing more. Functions made by one ``def`` share it. What
+    Dynamo traces is not changed.
+    """
+    if _KNOWN:
+        skip = _frames._FrameAction.SKIP
+        _frames.set_code_exec_strategy(function.__code__, _frames._FrameExecStrategy(skip, skip))
+    return function
+
+
+def kept_apart(function: _Function) -> _Function:
+    """The function itself, with a code object of its own.
+
+    Dynamo keeps by code what it compiled, and whether it has given up: of functions made by one
+    ``def`` it would give up all with the first.
+    """
+    function.__code__ = function.__code__.replace()
+    return function

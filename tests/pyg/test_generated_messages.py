@@ -326,7 +326,8 @@ def test_a_cpu_without_kernels():
 
 # --- decisions ------------------------------------------------------------------------------------
 
-def test_what_is_recorded(kernels):
+def test_what_is_recorded(kernels, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")  # of the table that is printed
     layer, args = NormedEdge().to(kernels.device), to(kernels.device, *arguments(NormedEdge))
     with kernels.on():
         layer(*args)

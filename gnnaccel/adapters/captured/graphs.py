@@ -30,16 +30,18 @@ class Refused(Exception):
 class Work:
     """A call to capture. ``call(arguments)`` runs the module on tensors in the order of
     ``tensors``, and so does ``aside``, on copies of the module's buffers. ``copied``: for each
-    tensor, whether later calls may bring another one of that shape; ``parameters``, ``buffers``: of
-    the module, which runs on ``device``; ``grad``: whether autograd records."""
+    tensor, whether later calls may bring another one of that shape; ``buffers``: of the module,
+    which runs on ``device``; ``parameters``: those that gradients are wanted for, and ``aliases``
+    what stands for them in ``call``; ``grad``: whether autograd records."""
 
     def __init__(self, call: Callable[[list[Tensor]], Any], aside: Callable[[list[Tensor]], Any],
                  tensors: list[Tensor], copied: list[bool], parameters: list[Tensor],
-                 buffers: list[Tensor], device: torch.device, grad: bool) -> None:
+                 aliases: list[Tensor], buffers: list[Tensor], device: torch.device,
+                 grad: bool) -> None:
         self.call, self.aside, self.copied, self.buffers = call, aside, copied, buffers
         self.grad = grad
         self.device = device
-        self.parameters = [p for p in parameters if p.requires_grad] if grad else []
+        self.parameters, self.aliases = (parameters, aliases) if grad else ([], [])
         self.inputs = [i for i, t in enumerate(tensors) if grad and t.requires_grad]
         self.tensors = tensors
 
@@ -71,7 +73,7 @@ class Captured:
                         for t, copied in zip(work.tensors, work.copied)]
         for i in work.inputs:
             self._static[i] = self._static[i].detach().requires_grad_()
-        self._leaves = [*work.parameters, *[self._static[i] for i in work.inputs]]
+        self._leaves = [*work.aliases, *[self._static[i] for i in work.inputs]]
         with _as_before(work), _any_stream(), capture.still() as self._held:
             start = _state(work.device)
             self._warm_up()
@@ -82,7 +84,7 @@ class Captured:
         self._copies = [t.detach() if copied else None
                         for t, copied in zip(self._static, work.copied)]
         del self._static, self._leaves
-        self._work.tensors = []
+        self._work.tensors, self._work.aliases = [], []
 
     # --- capturing --------------------------------------------------------------------------------
 
@@ -322,9 +324,24 @@ def memory_pool(device: torch.device) -> Any:
 def record(work: Callable[[], Any], pool: Any, device: torch.device) -> tuple[Callable, Any]:
     """``work`` captured: what replays it, and what it gave. Raises Refused."""
     graph = torch.cuda.CUDAGraph()
+    index = torch.cuda.current_device() if device.index is None else device.index
+    generator = torch.cuda.default_generators[index]
+    clean = generator.clone_state()
     try:
         with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             found = work()
     except RuntimeError as problem:
-        raise Refused("it cannot be captured: " + str(problem).splitlines()[0]) from None
+        _recover(generator, clean, index, pool)
+        first = problem.__context__ or problem
+        raise Refused("it cannot be captured: " + str(first).splitlines()[0]) from None
     return graph.replay, found
+
+
+def _recover(generator: Any, clean: Any, index: int, pool: Any) -> None:
+    """After a capture that failed torch's generator and allocator are still in it: the one gets
+    the state that it had, the other is told that it is over."""
+    generator.graphsafe_set_state(clean)
+    for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
+        end = getattr(torch._C, name, None)
+        if end is not None:
+            end(index, pool)

@@ -352,9 +352,14 @@ def _work(native: Callable, module: nn.Module, kind: _Kind, given: _Call) -> gra
     snapshot, form = kind.snapshot, given.form
     assert snapshot is not None
 
+    # an earlier result that is still there keeps the nodes that add up the gradients of the
+    # parameters on their stream, and a capture would wait for that
+    aliases = {p: nn.Parameter(p.detach()) for p in snapshot.parameters if p.requires_grad}
+
     def call(tensors: list[Tensor]) -> Any:
         args, kwargs = values.together(form, iter(tensors))
-        return native(ref(), *args, **kwargs)
+        with snapshot.replaced(aliases):
+            return native(ref(), *args, **kwargs)
 
     def aside(tensors: list[Tensor]) -> Any:
         args, kwargs = values.together(form, iter(tensors))
@@ -366,8 +371,9 @@ def _work(native: Callable, module: nn.Module, kind: _Kind, given: _Call) -> gra
             _here.inside = before
 
     wanted = [t for t in (*snapshot.parameters, *given.tensors) if t.requires_grad]
-    return graphs.Work(call, aside, given.tensors, kind.copied, snapshot.parameters,
-                       snapshot.buffers, given.device, torch.is_grad_enabled() and bool(wanted))
+    return graphs.Work(call, aside, given.tensors, kind.copied, list(aliases),
+                       list(aliases.values()), snapshot.buffers, given.device,
+                       torch.is_grad_enabled() and bool(wanted))
 
 
 def _left(native: Callable, module: nn.Module, entry: _Module, args: tuple, kwargs: dict,

@@ -7,8 +7,9 @@ graph itself.
 """
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from operator import is_
 from typing import Any
@@ -77,6 +78,22 @@ class Snapshot:
                 and [p.requires_grad for p in self.parameters] == self._wanted
                 and [t._version for t in self._whole] == self._versions
                 and all(held.holds() for held in self._contents))
+
+    @contextlib.contextmanager
+    def replaced(self, others: dict[nn.Parameter, nn.Parameter]) -> Iterator[None]:
+        """A block in which other parameters stand in the places of these."""
+        root = self._root()
+        assert root is not None
+        places = [(table, name, p) for m in (root, *self._modules)
+                  for table in [vars(m)["_parameters"]] for name, p in table.items()
+                  if p is not None and p in others]
+        try:
+            for table, name, p in places:
+                table[name] = others[p]
+            yield
+        finally:
+            for table, name, p in places:
+                table[name] = p
 
     def _attributes_hold(self) -> bool:
         """Whether all have the values that they had. Numbers and texts may be equal ones."""

@@ -292,6 +292,62 @@ class Moved(Message):
         return x_j * near.float() + (x_i * edge_attr).masked_fill(~near, 0.25)
 
 
+class Network(Message):
+    """A network of all that there is; its last map is linear."""
+
+    def __init__(self, aggr: str = "add"):
+        super().__init__(aggr)
+        self.mlp = nn.Sequential(nn.Linear(2 * WIDTH + EDGE, 16), nn.ReLU(), nn.Linear(16, 7))
+
+    def message(self, x_i, x_j, edge_attr):
+        return self.mlp(torch.cat([x_i, x_j, edge_attr], dim=-1))
+
+
+class MeanNetwork(Network):
+    def __init__(self):
+        super().__init__("mean")
+
+
+class EdgeConvolution(Message):
+    """EdgeConv with a sum."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(2 * WIDTH, 16), nn.Parameter(torch.randn(16, 7))
+
+    def message(self, x_i, x_j):
+        return self.first(torch.cat([x_i, x_j - x_i], dim=-1)).tanh() @ self.last
+
+
+class Positions(Message):
+    """EGNN's: what is sent depends on how far both ends are apart."""
+
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(WIDTH, 8)
+
+    def forward(self, x, edge_index, edge_attr=None):
+        return self.propagate(edge_index, x=self.lin(x), pos=x[:, :3])
+
+    def message(self, x_i, x_j, pos_i, pos_j):
+        square = (pos_i - pos_j).square().sum(dim=-1, keepdim=True)
+        distance = torch.sqrt((pos_i * pos_j).mean(-1).abs() + 0.1)
+        return (x_i * x_j).tanh() * torch.exp(-square) + x_j / (1.0 + distance.unsqueeze(-1))
+
+
+class Logged(Message):
+    """Infinite where there is no channel, in lanes that have none."""
+
+    edge = None
+
+    def forward(self, x, edge_index, edge_attr):
+        return self.propagate(edge_index, x=x, a=x[:, :1], edge_attr=edge_attr)
+
+    def message(self, x_j, a_j, a_i, edge_attr):
+        return torch.log(x_j.square()) * a_j * edge_attr.view(-1, 1) - a_i / x_j.abs()
+
+
 FORMS = [Difference, Gate, NormedEdge, Filter, EdgeNetwork, TransE, DistMult, Rotate, Crystal,
          Halves, Channels, Gaussian, Clamped, Chosen, Bends, Roots, Extremes, Heads, Stacked,
-         Scalars, Row, Mapped, Product, Written, Flagged, Moved]
+         Scalars, Row, Mapped, Product, Written, Flagged, Moved, Network, MeanNetwork, EdgeConvolution,
+         Positions, Logged]

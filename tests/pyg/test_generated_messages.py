@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch_geometric.nn import CGConv, EdgeConv, ResGatedGraphConv
 
 import gnnaccel
 from tests.pyg import generated_layers, graphs
@@ -52,6 +53,20 @@ def routes(layer) -> dict[str, int]:
 @pytest.mark.parametrize("form", FORMS)
 def test_values_and_gradients(kernels, form):
     compare(kernels, form(), *arguments(form))
+
+
+def edge_conv() -> EdgeConv:
+    return EdgeConv(nn.Sequential(nn.Linear(2 * WIDTH, 8), nn.ReLU(), nn.Linear(8, 5)), aggr="mean")
+
+
+@pytest.mark.parametrize("make, edges", [(lambda: CGConv(WIDTH, 4), True),
+                                         (lambda: CGConv(WIDTH, aggr="mean"), False),
+                                         (edge_conv, False),
+                                         (lambda: ResGatedGraphConv(WIDTH, 8, act=nn.Tanh()),
+                                          False)])
+def test_layers_of_the_host(kernels, make, edges):
+    x, ei, edge = arguments(Message)
+    compare(kernels, make(), x, ei, *([edge] if edges else []))
 
 
 # --- graphs ---------------------------------------------------------------------------------------
@@ -217,6 +232,18 @@ def test_modules_and_parameters_that_change(kernels):
     layer.nn[0].register_forward_hook(lambda module, args, out: out + 1)
     both(kernels, layer, *args, on_fallback="native")
     assert routes(layer) == {"native": 1}
+
+
+def test_hooks_on_all_modules(kernels):
+    layer, args = EdgeNetwork(), arguments(EdgeNetwork)
+    both(kernels, layer, *args)
+    handle = nn.modules.module.register_module_forward_hook(
+        lambda module, args, out: out + 1 if type(module) is nn.Linear else None)
+    try:
+        both(kernels, layer, *args, on_fallback="native")
+    finally:
+        handle.remove()
+    both(kernels, layer, *args)
 
 
 def test_a_hook_on_the_message(kernels):

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from gnnaccel.cuda import generated
 from gnnaccel.cuda.expression import Expression
@@ -20,26 +21,37 @@ from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.run.autograd import Operation
 
 _TARGETS = {"j": "u", "i": "v", "e": "e", "p": "p"}
-_MOST = 12  # inputs: each takes registers of every lane
+_MOST = 12  # rows of inputs, and twice as many inputs in all: each takes registers of every lane
 
 
 class Generated(NamedTuple):
     """``inputs``: fp32 [rows, numbers] for each input of the ``expression``: nodes or edges, or one
     row of a parameter, with as many numbers as its mode has; ``numbers``: of the expression;
-    ``shape``: of a message; ``seen``: its (heads, width) for the kernels."""
+    ``shape``: of a message; ``seen``: its (heads, width) for the kernels. ``weight``
+    [out, in], ``bias`` [out]: of a linear map that each message goes through in the end, which is
+    done with their sums."""
 
     expression: Expression
     inputs: tuple[Tensor, ...]
     numbers: tuple[float, ...]
     shape: tuple[int, ...]
     seen: tuple[int, int]
+    weight: Tensor | None = None
+    bias: Tensor | None = None
 
     @property
     def tensors(self) -> dict[str, tuple[Tensor, str]]:
         """As of other messages (`ops.messages`)."""
         names = self.expression.names
-        return {name: (t, _TARGETS[one.end])
-                for name, one, t in zip(names, self.expression.inputs, self.inputs)}
+        found = {name: (t, _TARGETS[one.end])
+                 for name, one, t in zip(names, self.expression.inputs, self.inputs)}
+        more = dict(weight=self.weight, bias=self.bias)
+        return {**found, **{name: (t, "p") for name, t in more.items() if t is not None}}
+
+    @property
+    def out(self) -> tuple[int, ...]:
+        """The shape of a message after the map."""
+        return self.shape if self.weight is None else (self.weight.shape[0],)
 
     @property
     def rows_read(self) -> tuple[int, int]:
@@ -48,13 +60,16 @@ class Generated(NamedTuple):
         return max(1, ends.count("j") + ends.count("e")), max(1, ends.count("j") + ends.count("i"))
 
     def __str__(self) -> str:
-        return str(self.expression)
+        return (str(self.expression)
+                if self.weight is None else f"a linear map of {self.expression}")
 
 
 def unfit(graph: OpGraph, x: Tensor, more: Generated) -> Reason | None:
     """Why these are no messages over the graph. ``x``: features that decide about the device."""
-    if len(more.inputs) > _MOST:
-        return reason("GA208", f"a message of {len(more.inputs)} tensors")
+    rows = sum(one.mode == "row" for one in more.expression.inputs)
+    if rows > _MOST or len(more.inputs) > 2 * _MOST:
+        return reason("GA208", f"a message of {len(more.inputs)} tensors, {rows} of them with a "
+                      "number for each channel")
     heads, width = more.seen
     sizes = {"row": heads * width, "head": heads, "one": 1}
     for (name, (t, target)), one in zip(more.tensors.items(), more.expression.inputs):
@@ -70,7 +85,7 @@ def unfit(graph: OpGraph, x: Tensor, more: Generated) -> Reason | None:
 
 
 def made(graph: OpGraph, more: Generated, take: Callable = torch_ops.take) -> Tensor:
-    """[E, *shape]: the messages, on torch operations. ``take``: as in `ops.messages.made`."""
+    """[E, *out]: the messages, on torch operations. ``take``: as in `ops.messages.made`."""
     heads, width = more.seen
     shapes = {"row": (-1, heads, width), "head": (-1, heads, 1), "one": (-1, 1, 1)}
     values: list = []
@@ -81,7 +96,8 @@ def made(graph: OpGraph, more: Generated, take: Callable = torch_ops.take) -> Te
     for op, args in more.expression.steps:
         values.append(BY_TORCH[op](*(values[a] for a in args)))
     found = values[more.expression.out]
-    return found.expand(graph.num_edges, heads, width).reshape(-1, *more.shape)
+    found = found.expand(graph.num_edges, heads, width).reshape(-1, *more.shape)
+    return found if more.weight is None else F.linear(found, more.weight, more.bias)
 
 
 def prepare(more: Generated, grad: bool) -> None:
@@ -97,8 +113,17 @@ def prepare(more: Generated, grad: bool) -> None:
 
 
 def run(graph: OpGraph, reduce: str, more: Generated) -> Tensor:
-    """[num_dst, *shape]: sums ("sum") or means ("mean") of the messages, by kernels."""
-    return GeneratedSum(graph, reduce, more).apply(*more.inputs)
+    """[num_dst, *out]: sums ("sum") or means ("mean") of the messages, by kernels."""
+    out = GeneratedSum(graph, reduce, more).apply(*more.inputs)
+    if more.weight is None:
+        return out
+    out = F.linear(out, more.weight)
+    if more.bias is None:
+        return out
+    # each message brings it, and a mean has it where there is a message
+    count = graph.view().csc(places=False).indptr.diff()
+    count = count.clamp(max=1) if reduce == "mean" else count
+    return torch.addr(out, count.to(out.dtype), more.bias)
 
 
 class GeneratedSum(Operation):
@@ -108,7 +133,8 @@ class GeneratedSum(Operation):
 
     def __init__(self, graph: OpGraph, reduce: str, more: Generated):
         # without its tensors, which autograd keeps
-        self.graph, self.reduce, self.more = graph, reduce, more._replace(inputs=())
+        self.graph, self.reduce = graph, reduce
+        self.more = more._replace(inputs=(), weight=None, bias=None)
 
     def forward(self, needs, *inputs):
         more = self.more

@@ -25,15 +25,16 @@ class Leaf:
     shape of a row; ``blocks``: where it is not 0, the channels are so many blocks, a row has
     a number for each, and ``tail`` says nothing; ``names``: the arguments of the call of which they
     are made; ``roots``: the tensors, likewise; ``base``: the same for leaves that are views of each
-    other.
+    other; ``pieces``: leaves that were cut out of it, for whoever cuts.
     """
 
-    __slots__ = ("base", "blocks", "end", "make", "names", "roots", "tail")
+    __slots__ = ("base", "blocks", "end", "make", "names", "pieces", "roots", "tail")
 
     def __init__(self, end: str, make: Make, tail: Tail, names: frozenset[str],
                  roots: tuple[Make, ...], base: Any = None, blocks: int = 0):
         self.end, self.make, self.tail, self.names, self.roots = end, make, tail, names, roots
         self.base, self.blocks = self if base is None else base, blocks
+        self.pieces: dict[Any, Leaf] = base.pieces if isinstance(base, Leaf) else {}
 
     def viewed(self, tail: Tail, blocks: int = 0) -> Leaf:
         """With another shape of as many numbers."""

@@ -11,14 +11,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gnnaccel.adapters.pyg.propagate import pointwise, reading, tracing
+from gnnaccel.adapters.pyg import guards
+from gnnaccel.adapters.pyg.propagate import linear_maps, pointwise, reading, tracing
 from gnnaccel.adapters.pyg.propagate.pointwise_calls import OPERATIONS
 from gnnaccel.adapters.pyg.propagate.standins import Form, Unseen
 from gnnaccel.cuda import driver
 from gnnaccel.cuda.expression import Expression
 from gnnaccel.cuda.generated import seen_as
 from gnnaccel.dispatch.generated.messages import Generated
-from gnnaccel.dispatch.generated.tree import Leaf, expression, leaves
+from gnnaccel.dispatch.generated.tree import Leaf, Make, expression, leaves
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 
@@ -30,13 +31,32 @@ _NAMES = frozenset((
 
 class _Message(NamedTuple):
     """A message, ready for its calls. ``leaves``: those of the inputs of the ``expression``;
-    ``shape``: of a message; ``seen``: (heads, width) for the kernels."""
+    ``shape``: of a message; ``seen``: (heads, width) for the kernels; ``after``: of a linear map of
+    the sums its weight, its bias, the tensors of which these are made, and its channels."""
 
     expression: Expression
     leaves: tuple[Leaf, ...]
     numbers: tuple[float, ...]
     shape: tuple[int, ...]
     seen: tuple[int, int]
+    after: tuple[Make, Make | None, tuple[Make, ...], int] | None = None
+
+    def generated(self, given: dict) -> Generated:
+        """What the kernels take, computed from the arguments of a call."""
+        weight = bias = None
+        if self.after is not None:
+            weight = self.after[0](given)
+            bias = None if self.after[1] is None else self.after[1](given)
+        return Generated(self.expression, self.inputs(given), self.numbers, self.shape, self.seen,
+                         weight, bias)
+
+    def stand_in(self, given: dict, graph: OpGraph) -> Generated:
+        """What looks like that, of no memory."""
+        weight = None
+        if self.after is not None:
+            weight = _nothing(self.after[2], given).expand(self.after[3], self.shape[0])
+        return Generated(self.expression, self.stand_ins(given, graph), self.numbers, self.shape,
+                         self.seen, weight)
 
     def inputs(self, given: dict) -> tuple[Tensor, ...]:
         """Computed from the arguments of a call."""
@@ -47,14 +67,8 @@ class _Message(NamedTuple):
         """What looks like them, of no memory."""
         sizes = {"row": math.prod(self.shape), "head": self.seen[0], "one": 1}
         rows = {"j": graph.num_src, "i": graph.num_dst, "e": graph.num_edges, "p": 1}
-        found = []
-        for leaf, one in zip(self.leaves, self.expression.inputs):
-            roots = [root(given) for root in leaf.roots]
-            nothing = roots[0].new_empty(())
-            if torch.is_grad_enabled() and any(t.requires_grad for t in roots):
-                nothing.requires_grad_()
-            found.append(nothing.expand(rows[one.end], sizes[one.mode]))
-        return tuple(found)
+        return tuple([_nothing(leaf.roots, given).expand(rows[one.end], sizes[one.mode])
+                      for leaf, one in zip(self.leaves, self.expression.inputs)])
 
     def _flat(self, leaf: Leaf, mode: str, t: Tensor) -> Tensor:
         """[rows, numbers]."""
@@ -62,6 +76,15 @@ class _Message(NamedTuple):
         if mode == "row" and not leaf.blocks and leaf.tail != self.shape:
             return t.reshape(rows, *leaf.tail).expand(rows, *self.shape).reshape(rows, -1)
         return t.reshape(rows, -1)
+
+
+def _nothing(roots: tuple[Make, ...], given: dict) -> Tensor:
+    """A number like those that are made of these tensors; it wants a gradient if they do."""
+    tensors = [root(given) for root in roots]
+    nothing = tensors[0].new_empty(())
+    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+        nothing.requires_grad_()
+    return nothing
 
 
 def _prepared(function: Any) -> Any:
@@ -82,10 +105,17 @@ def _number(value: Any) -> Any:
 
 
 def _found(out: Any, layer: Any) -> _Message | None:
-    if isinstance(out, pointwise.Beside):
-        out = out.alone()
     if not isinstance(out, pointwise.Rows) or not out.meta.is_floating_point():
         return None
+    after = out.of_sum() if isinstance(out, linear_maps.Mapped) else None
+    if after is not None:
+        rows, *maps = after
+        found = _of_rows(rows)
+        return found and found._replace(after=(*maps, out.roots, out.meta.shape[1]))
+    return _of_rows(out.alone())
+
+
+def _of_rows(out: pointwise.Rows) -> _Message | None:
     shape = tuple(out.meta.shape[1:])
     inside = list(leaves(out.tree))
     if not shape or not all(shape) or not any(leaf.end == "j" for leaf in inside):
@@ -145,17 +175,11 @@ def form(layer: Any, known: reading.Known, kwargs: dict, why: Reason) -> Form | 
                       f"node_dim={layer.node_dim}")
 
     def more(given: dict, layer: Any) -> Generated | Reason:
-        if not found.holds(layer):
-            return why
-        return Generated(message.expression, message.inputs(given), message.numbers, message.shape,
-                         message.seen)
-
-    def stand_in(given: dict, graph: OpGraph) -> Generated:
-        return Generated(message.expression, message.stand_ins(given, graph), message.numbers,
-                         message.shape, message.seen)
+        return (message.generated(given)
+                if found.holds(layer) and not guards._any_global_hook() else why)
 
     ends = tuple(end for end in found.ends if end != (source, "j"))
-    return Form(source, None, None, more, ends, True, None, stand_in)
+    return Form(source, None, None, more, ends, True, None, message.stand_in)
 
 
 def _serves(kwargs: dict) -> bool:

@@ -10,21 +10,22 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from gnnaccel.adapters.pyg.propagate.pointwise_calls import OPERATIONS
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 from gnnaccel.adapters.pyg.propagate.traced import (ROWS, VIEWS, Make, Param, Value, applied,
-                                                    shaped, sliced)
+                                                    shaped)
 from gnnaccel.dispatch.generated.tree import Call, Leaf, Number, Tree, computed, leaves, mapped
 
 _SAME = frozenset(("contiguous", "clone", "float", "to", "type_as"))
 #: of rows at one end: they give one row for each
 _OF_ROWS = frozenset(("sum", "mean", "norm", "normalize"))
+_FEW = 4  # channels that may be summed where both ends meet
 _MAPS = frozenset(("linear", "matmul", "mm"))
 _PIECES = frozenset(("chunk", "split", "unbind"))
 
@@ -68,7 +69,8 @@ class Rows(Value):
         return self.operate("getitem", operator.getitem, (self, place), {})
 
     def operate(self, name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
-        args = tuple(one.alone() if isinstance(one, Beside) else one for one in args)
+        args = tuple(one.alone() if isinstance(one, Rows) else one for one in args)
+        kwargs = {k: one.alone() if isinstance(one, Rows) else one for k, one in kwargs.items()}
         if name in VIEWS and name != "contiguous":
             return _viewed(self, shaped(function, args, kwargs))
         if name in _SAME:
@@ -82,12 +84,17 @@ class Rows(Value):
         if name in _PIECES:
             return _pieces(self, function, args, kwargs)
         if name in _OF_ROWS:
-            return _of_rows(self, function, args, kwargs)
+            ends = {leaf.end for leaf in leaves(self.tree)} - {"p"}
+            return (_of_rows if len(ends) == 1 else _over_few)(self, name, function, args, kwargs)
         if name not in OPERATIONS:
             raise Unseen
         meta = applied(function, args, kwargs)
         return Rows(OPERATIONS[name](function, tuple(_tree(a, meta) for a in args),
                                      {k: _tree(v, meta) for k, v in kwargs.items()}), meta)
+
+    def alone(self) -> Rows:
+        """As rows of their own."""
+        return self
 
     def kept(self, meta: Tensor) -> Rows:
         """The same numbers: of truth values zeros and ones."""
@@ -129,34 +136,49 @@ _binary("logical_and", operator.and_)
 _binary("logical_or", operator.or_)
 
 
-class Beside(Rows):
-    """Rows side by side, ``parts``: one stand-in only where all are at one end."""
+class Deferred(Rows):
+    """What is made into rows only where an operation asks for them: `joined`, Unseen where that
+    cannot be."""
 
     rank = 3
 
-    def __init__(self, parts: list[Rows], meta: Tensor):
-        self.parts, self.meta = parts, meta
+    def __init__(self, meta: Tensor):
+        self.meta = meta
         self._alone: Rows | None = None
 
     def operate(self, name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
-        if name in _MAPS and args[0] is self:
-            return _mapped(self.parts, name, function, args[1:], kwargs)
         args = tuple([one.alone() if one is self else one for one in args])
         return self.alone().operate(name, function, args, kwargs)
 
     def alone(self) -> Rows:
-        """As rows of their own."""
         if self._alone is None:
-            self._alone = self._joined()
+            self._alone = self.joined()
         return self._alone
 
-    def _joined(self) -> Rows:
+    def joined(self) -> Rows:
+        """As rows."""
+        raise Unseen
+
+
+class Beside(Deferred):
+    """Rows side by side, ``parts``: one stand-in only where all are at one end."""
+
+    def __init__(self, parts: list[Rows], meta: Tensor):
+        super().__init__(meta)
+        self.parts = [part.alone() for part in parts]
+
+    def operate(self, name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
+        if name in _MAPS and args[0] is self:
+            return _mapped(self.parts, name, function, args[1:], kwargs)
+        return super().operate(name, function, args, kwargs)
+
+    def joined(self) -> Rows:
         trees = [part.tree for part in self.parts]
-        end, names, roots = _about(leaf for tree in trees for leaf in leaves(tree))
+        end, names, roots = about(leaf for tree in trees for leaf in leaves(tree))
         tails = [part.meta.shape[1:] for part in self.parts]
 
         def make(given: Any) -> Tensor:
-            return torch.cat([_whole(tree, tail, given) for tree, tail in zip(trees, tails)], -1)
+            return torch.cat([whole(tree, tail, given) for tree, tail in zip(trees, tails)], -1)
 
         return _rows(end, make, self.meta, names, roots)
 
@@ -169,6 +191,12 @@ def rows(end: str, make: Make, meta: Tensor, name: str) -> Rows:
 def _rows(end: str, make: Make, meta: Tensor, names: frozenset[str],
           roots: tuple[Make, ...]) -> Rows:
     return Rows(Leaf(end, make, tuple(meta.shape[1:]), names, roots), meta)
+
+
+def _mapped(*args: Any) -> Rows:
+    from gnnaccel.adapters.pyg.propagate.linear_maps import Mapped  # which needs this module
+
+    return Mapped(*args)
 
 
 def _tree(value: Any, meta: Tensor) -> Any:
@@ -190,7 +218,7 @@ def _tree(value: Any, meta: Tensor) -> Any:
     raise Unseen
 
 
-def _about(found: Any) -> tuple[str, frozenset[str], tuple[Make, ...]]:
+def about(found: Any) -> tuple[str, frozenset[str], tuple[Make, ...]]:
     """The end that these leaves are at, the arguments and tensors of which they are made; Unseen
     where they are at several."""
     found = list(found)
@@ -201,7 +229,7 @@ def _about(found: Any) -> tuple[str, frozenset[str], tuple[Make, ...]]:
             tuple(dict.fromkeys(root for leaf in found for root in leaf.roots)))
 
 
-def _whole(tree: Tree, tail: Any, given: Any) -> Tensor:
+def whole(tree: Tree, tail: Any, given: Any) -> Tensor:
     """[rows, *tail]: a tree at one end, computed."""
     t = computed(tree, given)
     return t if t.shape[1:] == tail else t.expand(-1, *tail)
@@ -241,7 +269,7 @@ def _piece(value: Rows, function: Callable, args: tuple, kwargs: dict) -> Rows:
     meta = applied(function, args, kwargs)
     if meta.numel() == value.meta.numel():  # nothing but new axes
         return _viewed(value, meta)
-    return _cut(value, meta, lambda t: function(t, *args[1:], **kwargs))
+    return _cut(value, meta, lambda t: function(t, *args[1:], **kwargs), repr(place))
 
 
 def _pieces(value: Rows, function: Callable, args: tuple, kwargs: dict) -> tuple[Rows, ...]:
@@ -253,13 +281,13 @@ def _pieces(value: Rows, function: Callable, args: tuple, kwargs: dict) -> tuple
     def piece(k: int) -> Callable[[Tensor], Tensor]:
         return lambda t: function(t, *args[1:], **kwargs)[k]
 
-    return tuple(_cut(value, meta, piece(k)) for k, meta in enumerate(metas))
+    return tuple(_cut(value, meta, piece(k), repr((function.__name__, args[1:], kwargs, k)))
+                 for k, meta in enumerate(metas))
 
 
-def _cut(value: Rows, meta: Tensor, function: Callable[[Tensor], Tensor]) -> Rows:
-    """The same piece of every leaf."""
+def _cut(value: Rows, meta: Tensor, function: Callable[[Tensor], Tensor], key: str) -> Rows:
+    """The same piece of every leaf; ``key`` says which."""
     old, new = tuple(value.meta.shape[1:]), tuple(meta.shape[1:])
-    made: dict[Any, Leaf] = {}
 
     def cut(leaf: Leaf) -> Leaf:
         if leaf.blocks or (leaf.tail != old and math.prod(leaf.tail) != 1):
@@ -271,16 +299,40 @@ def _cut(value: Rows, meta: Tensor, function: Callable[[Tensor], Tensor]) -> Row
             t = leaf.make(given)
             return function(t.reshape(1 if leaf.end == "p" else t.shape[0], *old))
 
-        if leaf.base not in made:
-            made[leaf.base] = Leaf(leaf.end, make, new, leaf.names, leaf.roots)
-        return made[leaf.base]
+        pieces = leaf.pieces
+        if (old, key) not in pieces:
+            pieces[old, key] = Leaf(leaf.end, make, new, leaf.names, leaf.roots)
+        return pieces[old, key]
 
     return Rows(mapped(value.tree, cut), meta)
 
 
-def _of_rows(value: Rows, function: Callable, args: tuple, kwargs: dict) -> Rows:
+def _over_few(value: Rows, name: str, function: Callable, args: tuple, kwargs: dict) -> Rows:
+    """A sum or a mean over few channels, such as those of positions, which are apart from then
+    on."""
+    dim: Any = kwargs.get("dim", args[1] if len(args) > 1 else None)
+    count, last = value.meta.shape[-1], (-1, value.meta.dim() - 1)
+    if type(dim) in (tuple, list) and len(dim) == 1:
+        dim = dim[0]
+    if name not in ("sum", "mean") or count > _FEW or args[0] is not value or dim not in last:
+        raise Unseen
+    found: Tree | None = None
+    for k in range(count):
+        one = _cut(value, value.meta[..., k:k + 1], partial(_channel, k), f"channel {k}").tree
+        found = one if found is None else Call("add", (found, one))
+    assert found is not None
+    if name == "mean":
+        found = Call("div", (found, Number(float(count))))
+    return _viewed(Rows(found, value.meta[..., :1]), applied(function, args, kwargs))
+
+
+def _channel(k: int, t: Tensor) -> Tensor:
+    return t[..., k:k + 1]
+
+
+def _of_rows(value: Rows, name: str, function: Callable, args: tuple, kwargs: dict) -> Rows:
     """An operation on rows at one end."""
-    end, names, roots = _about(leaves(value.tree))
+    end, names, roots = about(leaves(value.tree))
     if args[0] is not value or any(isinstance(a, Value) for a in args[1:]):
         raise Unseen
     dims = [kwargs.get("dim"), *args[1:]]
@@ -290,7 +342,7 @@ def _of_rows(value: Rows, function: Callable, args: tuple, kwargs: dict) -> Rows
     tree, tail, rest = value.tree, value.meta.shape[1:], args[1:]
 
     def make(given: Any) -> Tensor:
-        return function(_whole(tree, tail, given), *rest, **kwargs)
+        return function(whole(tree, tail, given), *rest, **kwargs)
 
     return _rows(end, make, applied(function, args, kwargs), names, roots)
 
@@ -299,91 +351,3 @@ def _dropout(x: Any, p: float = 0.5, training: bool = True, inplace: bool = Fals
     if inplace or not isinstance(x, Rows) or (training and p != 0):
         raise Unseen
     return x
-
-
-# --- linear maps ----------------------------------------------------------------------------------
-
-def _mapped(parts: list[Any], name: str, function: Callable, rest: tuple, kwargs: dict) -> Rows:
-    """A linear map of rows, or of several side by side, as a sum over the ends of the edge."""
-    weight, bias = (*rest, *kwargs.values(), None)[:2]
-    if not isinstance(weight, Param) or not all(isinstance(part, Rows) for part in parts):
-        raise Unseen
-    widths = [part.meta.shape[-1] for part in parts]
-    dim = -1 if name == "linear" else -2 if weight.meta.dim() > 1 else 0
-    if weight.meta.shape[dim] != sum(widths):
-        raise Unseen
-    meta = applied(function, (parts[0].meta.new_empty(*parts[0].meta.shape[:-1], sum(widths)),
-                              weight.meta), {})
-    ends: dict[str, list[tuple[Tree, Any, Param]]] = {}
-    for k, part in enumerate(parts):
-        cut = weight if len(parts) == 1 else sliced(weight, widths, k, dim)
-        for end, tree in _apart(part.tree).items():
-            ends.setdefault(end, []).append((tree, part.meta.shape[1:], cut))
-    found: Tree | None = None
-    for end in sorted(ends, key="jie".index):  # the bias is added where there are nodes
-        leaf = _map_at(end, ends[end], function, bias, meta)
-        found, bias = leaf if found is None else Call("add", (found, leaf)), None
-    if found is None:
-        raise Unseen
-    return Rows(found, meta)
-
-
-def _map_at(end: str, terms: list[tuple[Tree, Any, Param]], function: Callable, bias: Any,
-            meta: Tensor) -> Leaf:
-    """What one end brings to a linear map."""
-    inside = [leaf for tree, _, _ in terms for leaf in leaves(tree)]
-    _, names, roots = _about(inside)
-    roots = (*roots, *(root for _, _, weight in terms for root in weight.roots))
-    if bias is not None:
-        if not isinstance(bias, Param):
-            raise Unseen
-        roots = (*roots, *bias.roots)
-
-    def make(given: Any) -> Tensor:
-        added = None if bias is None else bias.make(given)
-        out = None
-        for tree, tail, weight in terms:
-            x, w = _whole(tree, tail, given), weight.make(given)
-            one = F.linear(x, w, added) if added is not None else function(x, w)
-            out, added = one if out is None else out + one, None
-        return out  # type: ignore[return-value]  # there are terms
-
-    return Leaf(end, make, tuple(meta.shape[1:]), names, roots)
-
-
-def _apart(tree: Tree) -> dict[str, Tree]:
-    """The terms of a sum, added up by the end that they are at.
-
-    Unseen of differences of both ends' rows of the same features: neighbours are often alike, and
-    the maps of both would be far larger than that of their difference, which is left to
-    rounding.
-    """
-    found: dict[str, Tree] = {}
-    signs: dict[str, set[tuple[str, int]]] = {}
-    shared: list[Tree] = []
-    for sign, term in _terms(tree, 1):
-        term = Call("neg", (term,)) if sign < 0 else term
-        if not {leaf.end for leaf in leaves(term)} - {"p"}:
-            shared.append(term)
-            continue
-        end, names, _ = _about(leaves(term))
-        for name in names:
-            signs.setdefault(name, set()).add((end, sign))
-        found[end] = Call("add", (found[end], term)) if end in found else term
-    for seen in signs.values():
-        if any(a[0] != b[0] and a[1] != b[1] for a in seen for b in seen):
-            raise Unseen
-    for term in shared:
-        first = next(iter(found), None)
-        if first is None:
-            raise Unseen
-        found[first] = Call("add", (found[first], term))
-    return found
-
-
-def _terms(tree: Tree, sign: int) -> list[tuple[int, Tree]]:
-    if type(tree) is Call and tree.op in ("add", "sub", "neg"):
-        last = -sign if tree.op in ("sub", "neg") else sign
-        first = [] if tree.op == "neg" else _terms(tree.args[0], sign)
-        return first + _terms(tree.args[-1], last)
-    return [(sign, tree)]

@@ -1,0 +1,134 @@
+"""Linear maps in messages of pointwise operations: before the kernels at each end of the edge, or
+after them where a map is the last that a message does."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from gnnaccel.adapters.pyg.propagate.pointwise import Deferred, Rows, about, whole
+from gnnaccel.adapters.pyg.propagate.standins import Unseen
+from gnnaccel.adapters.pyg.propagate.traced import Make, Param, applied, sliced
+from gnnaccel.dispatch.generated.tree import Call, Leaf, Tree, leaves
+
+_Term = tuple[Tree, Any, Param]  # what is mapped, the shape of its rows, the weight
+
+
+class Mapped(Deferred):
+    """The linear map of rows, or of several side by side, ``parts``."""
+
+    def __init__(self, parts: list[Any], name: str, function: Callable, rest: tuple, kwargs: dict):
+        weight, bias = (*rest, *kwargs.values(), None)[:2]
+        if not isinstance(weight, Param) or not all(isinstance(part, Rows) for part in parts):
+            raise Unseen
+        if not (bias is None or isinstance(bias, Param)):
+            raise Unseen
+        self.parts, self.weight, self.bias, self.name = parts, weight, bias, name
+        self.function, self._widths = function, [part.meta.shape[-1] for part in parts]
+        self._dim = -1 if name == "linear" else -2 if weight.meta.dim() > 1 else 0
+        if weight.meta.shape[self._dim] != sum(self._widths):
+            raise Unseen
+        wide = parts[0].meta.new_empty(*parts[0].meta.shape[:-1], sum(self._widths))
+        super().__init__(applied(function, (wide, weight.meta), {}))
+
+    def of_sum(self) -> tuple[Rows, Make, Make | None] | None:
+        """Rows that may be summed before they are mapped, the weight [out, in] and the bias."""
+        if len(self.parts) != 1 or self.parts[0].meta.dim() != 2 or self.weight.meta.dim() != 2:
+            return None
+        make = self.weight.make
+        turned: Make = make if self.name == "linear" else lambda given: make(given).t()
+        return self.parts[0].alone(), turned, None if self.bias is None else self.bias.make
+
+    @property
+    def roots(self) -> tuple[Make, ...]:
+        """The parameters of which the map is made."""
+        return (*self.weight.roots, *(() if self.bias is None else self.bias.roots))
+
+    def joined(self) -> Rows:
+        """As a sum over the ends of the edge."""
+        ends: dict[str, list[_Term]] = {}
+        cancels: list[tuple[int, str]] = []  # differences of the same features at both ends
+        for k, part in enumerate(self.parts):
+            cut = (self.weight if len(self.parts) == 1
+                   else sliced(self.weight, self._widths, k, self._dim))
+            apart, same = _apart(part.alone().tree)
+            cancels += [(k, name) for name in same]
+            for end, tree in apart.items():
+                ends.setdefault(end, []).append((tree, part.meta.shape[1:], cut))
+        if not all(self._beside(k, name) for k, name in cancels):
+            raise Unseen
+        found: Tree | None = None
+        bias = self.bias
+        for end in sorted(ends, key="jie".index):  # the bias is added where there are nodes
+            leaf = self._at(end, ends[end], bias)
+            found, bias = leaf if found is None else Call("add", (found, leaf)), None
+        if found is None:
+            raise Unseen
+        return Rows(found, self.meta)
+
+    def _beside(self, at: int, name: str) -> bool:
+        """Whether features that part ``at`` has the difference of are in another part as well."""
+        return any(name in leaf.names for k, part in enumerate(self.parts) if k != at
+                   for leaf in leaves(part.alone().tree))
+
+    def _at(self, end: str, terms: list[_Term], bias: Param | None) -> Leaf:
+        """What one end brings to the map."""
+        _, names, roots = about(leaf for tree, _, _ in terms for leaf in leaves(tree))
+        roots = (*roots, *(root for _, _, weight in terms for root in weight.roots),
+                 *(() if bias is None else bias.roots))
+        function = self.function
+
+        def make(given: Any) -> Tensor:
+            added = None if bias is None else bias.make(given)
+            out = None
+            for tree, tail, weight in terms:
+                one = function(whole(tree, tail, given), weight.make(given))
+                out = one if out is None else out + one
+            return out if added is None else out + added  # type: ignore[operator,return-value]
+
+        def make_at_once(given: Any) -> Tensor:
+            tree, tail, weight = terms[0]
+            return F.linear(whole(tree, tail, given), weight.make(given),
+                            None if bias is None else bias.make(given))
+
+        at_once = len(terms) == 1 and self.name == "linear"
+        return Leaf(end, make_at_once if at_once else make, tuple(self.meta.shape[1:]), names,
+                    roots)
+
+
+def _apart(tree: Tree) -> tuple[dict[str, Tree], list[str]]:
+    """The terms of a sum, added up by the end that they are at; and of which arguments there are
+    differences of both ends.
+
+    Neighbours are often alike. The maps of both are then far larger than that of their difference,
+    which they would leave to rounding, unless larger terms are beside it anyway.
+    """
+    found: dict[str, Tree] = {}
+    signs: dict[str, set[tuple[str, int]]] = {}
+    shared: list[Tree] = []
+    for sign, term in _terms(tree, 1):
+        term = Call("neg", (term,)) if sign < 0 else term
+        if not {leaf.end for leaf in leaves(term)} - {"p"}:
+            shared.append(term)
+            continue
+        end, names, _ = about(leaves(term))
+        for name in names:
+            signs.setdefault(name, set()).add((end, sign))
+        found[end] = Call("add", (found[end], term)) if end in found else term
+    for term in shared:
+        first = next(iter(found), None)
+        if first is None:
+            raise Unseen
+        found[first] = Call("add", (found[first], term))
+    return found, [name for name, seen in signs.items()
+                   if any(a[0] != b[0] and a[1] != b[1] for a in seen for b in seen)]
+
+
+def _terms(tree: Tree, sign: int) -> list[tuple[int, Tree]]:
+    if type(tree) is Call and tree.op in ("add", "sub", "neg"):
+        last = -sign if tree.op in ("sub", "neg") else sign
+        first = [] if tree.op == "neg" else _terms(tree.args[0], sign)
+        return first + _terms(tree.args[-1], last)
+    return [(sign, tree)]

@@ -1,0 +1,53 @@
+"""Kernels that are written for messages compile with NVRTC."""
+from __future__ import annotations
+
+import pytest
+
+from gnnaccel.cuda import generated, message_text, sources
+from gnnaccel.cuda.expression import OPERATIONS, Expression, Input, Step
+from tests import nvrtc
+
+pytestmark = nvrtc.needed
+
+MODES = Expression(tuple(Input(end, mode) for end in "jiep" for mode in ("row", "head", "one")), 1,
+                   tuple(Step("mul" if k % 2 else "add", (k + 1, 13 + k - 1 if k else 0))
+                         for k in range(12)), 24)
+
+
+def everything() -> Expression:
+    """All operations, one after the other, each on the results of those before."""
+    steps: list[Step] = []
+    numbers, kinds = [0, 1, 2], {"float": [0, 1, 2], "bool": []}
+    first = len(numbers)
+    for name, operation in sorted(OPERATIONS.items(), key=lambda one: one[0] in _ON_TRUTHS):
+        pool = kinds["bool" if name in _ON_TRUTHS else "float"]
+        args = [pool[-1 - k] for k in range(len(operation.slopes))]
+        if name == "where":
+            args = [kinds["bool"][-1], *kinds["float"][-2:]]
+        steps.append(Step(name, tuple(args)))
+        kinds[operation.type].append(first + len(steps) - 1)
+    return Expression((Input("j", "row"), Input("i", "row"), Input("e", "row")), 0, tuple(steps),
+                      kinds["float"][-1])
+
+
+_ON_TRUTHS = ("and", "or", "not", "float", "where")
+CASES = {"modes": (MODES, (4, 8)), "modes, in tiles": (MODES, (40, 33)),
+         "operations": (everything(), (1, 64)), "operations, odd": (everything(), (1, 47))}
+
+
+@pytest.mark.parametrize("case, wide, arch", zip(CASES, (False, True, False, True),
+                                                 (75, 90, 120, 80)))
+def test_generated_kernels_compile(case, wide, arch):
+    of, seen = CASES[case]
+    needs = (True,) * len(of.inputs)
+    for more in ((), (needs, True), (needs, False)):
+        found = generated.kernels(of, *seen, wide, *more)
+        text = sources.defined(found.family, found.defines)
+        assert nvrtc.compile_text(text, (), arch)[:4] == b"\x7fELF"
+
+
+def test_the_text_says_what_it_computes():
+    of = Expression((Input("j", "row"), Input("i", "row")), 1,
+                    (Step("sub", (0, 1)), Step("tanh", (3,)), Step("mul", (2, 4))), 5)
+    for text in (message_text.forward(of), message_text.backward(of, (True, True), True)):
+        assert "message = (n0 * tanh((j0 - i0)))" in text

@@ -15,9 +15,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gnnaccel.adapters.partitioning import partition as partition
+    from gnnaccel.adapters.partitioning import partition_arrays as partition_arrays
     from gnnaccel.adapters.pyg.distributed.data import load_part as load_part
-    from gnnaccel.adapters.pyg.distributed.data import partition as partition
-    from gnnaccel.adapters.pyg.distributed.data import partition_arrays as partition_arrays
     from gnnaccel.adapters.pyg.distributed.running import check as check
     from gnnaccel.adapters.pyg.distributed.running import exchanged as exchanged
     from gnnaccel.adapters.pyg.distributed.running import halo_rows as halo_rows
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 _PYG = "gnnaccel.adapters.pyg.distributed"
 _HOMES = {
-    **dict.fromkeys(("partition", "partition_arrays", "load_part"), f"{_PYG}.data"),
+    **dict.fromkeys(("partition", "partition_arrays"), "gnnaccel.adapters.partitioning"),
+    "load_part": f"{_PYG}.data",
     **dict.fromkeys(("check", "exchanged", "halo_rows", "init", "loss_weight", "mean_loss",
                      "paused", "shutdown", "use"), f"{_PYG}.running"),
     "sizes": "gnnaccel.dispatch.distributed.part",

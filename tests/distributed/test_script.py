@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import textwrap
@@ -226,6 +227,58 @@ def test_processes_draw_alike_outside_of_layers():
     assert not torch.equal(first, second)
 
 
+def in_other_modes(rank, world):
+    """Inference, autocast, and a report."""
+    import gnnaccel
+    from torch_geometric.nn import SAGEConv
+
+    from gnnaccel.adapters.pyg.distributed import script
+
+    torch.manual_seed(0)
+    data, layer = graph(), SAGEConv(6, 8)
+    x = data.x.clone().requires_grad_()
+    with gnnaccel.enabled(when="supported"), script.divided(1) as divider:
+        with torch.inference_mode():
+            found = [layer(data.x.clone(), data.edge_index.clone()).clone() for _ in range(2)]
+        with torch.autocast("cpu", torch.bfloat16):
+            found.append(layer(data.x, data.edge_index).detach())
+        with gnnaccel.report() as report:
+            layer(x, data.edge_index).sum().backward()
+    return found, divider.ran, report.exchanged.as_dicts()
+
+
+def test_inference_autocast_and_reports():
+    from torch_geometric.nn import SAGEConv
+
+    torch.manual_seed(0)
+    data, layer = graph(), SAGEConv(6, 8)
+    right = layer(data.x, data.edge_index)
+    with torch.autocast("cpu", torch.bfloat16):
+        half = layer(data.x, data.edge_index)
+    sent = 0
+    for found, ran, (entry,) in start(2, in_other_modes):
+        assert list(ran) == [("SAGEConv", None)]
+        torch.testing.assert_close(found[0], right)
+        torch.testing.assert_close(found[1], right)
+        assert found[2].dtype == half.dtype
+        torch.testing.assert_close(found[2].float(), half.float(), rtol=2e-2, atol=2e-2)
+        # halo rows and results; gradients of halo rows and of x
+        assert entry["layer"] == "SAGEConv" and entry["forwards"] == entry["backwards"] == 2
+        sent += entry["forward_bytes"]
+    edges = data.edge_index
+    ends = [0, found_middle(edges), 60]
+    halo = sum(((edges[0][(edges[1] >= low) & (edges[1] < high)].unique() < low)
+                | (edges[0][(edges[1] >= low) & (edges[1] < high)].unique() >= high)).sum().item()
+               for low, high in zip(ends, ends[1:]))
+    assert sent == 4 * (halo * 6 + 60 * 8)
+
+
+def found_middle(edges):
+    from gnnaccel.dispatch.distributed.ranges import bounds
+
+    return bounds(torch.bincount(edges[1], minlength=60) + 1, 2)[1]
+
+
 def not_divided(rank, world):
     from torch_geometric.nn import (GATConv, GCNConv, GINConv, HypergraphConv, MessagePassing,
                                     SAGEConv)
@@ -311,13 +364,19 @@ SCRIPT = """
 """
 
 
+def free_port():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
 def launched(folder, world=2, fails=False, **environment):
     """(exit status, standard output, standard error) of each process."""
     script = folder / "train.py"
     script.write_text(textwrap.dedent(SCRIPT.replace("{fails}", str(fails))))
     known = {name: value for name, value in os.environ.items() if not name.startswith("GNNACCEL")}
     known.update(PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1", MASTER_ADDR="127.0.0.1",
-                 MASTER_PORT=str(29600 + os.getpid() % 300), WORLD_SIZE=str(world), **environment)
+                 MASTER_PORT=str(free_port()), WORLD_SIZE=str(world), **environment)
     started = [subprocess.Popen([sys.executable, "-m", "gnnaccel", "--partition=100", str(script)],
                                 env={**known, "RANK": str(rank), "LOCAL_RANK": str(rank)},
                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

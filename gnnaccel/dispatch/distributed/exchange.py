@@ -111,12 +111,16 @@ class Link:
             rows = rows.to(torch.bfloat16)
         out = rows.new_empty((sum(receive), rows.shape[1]))
         count = rows.shape[1] * rows.element_size() * (sum(send) - send[self._rank])
-        called = layer() if isinstance(layer, weakref.ref) else layer
-        with exchanges.around(Exchange(called, backward, count, rows.device)):
+        with exchanges.around(Exchange(alive(layer), backward, count, rows.device)):
             all_to_all(out, rows.contiguous(), receive, send, self._group)
         self.calls += 1
         self.bytes += count
         return (_unpacked(out) if as_int8 else out).to(dtype)
+
+
+def alive(layer: Any) -> Any:
+    """A layer by its weak reference (None: it is gone); a name as it is."""
+    return layer() if isinstance(layer, weakref.ref) else layer
 
 
 def _packed(rows: Tensor) -> Tensor:

@@ -12,21 +12,27 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from gnnaccel.dispatch.distributed.exchange import all_to_all
+from gnnaccel.dispatch.distributed.exchange import alive, all_to_all
+from gnnaccel.dispatch.observe import exchanges
+from gnnaccel.dispatch.observe.exchanges import Exchange
 
 
-def gather(rows: Tensor, counts: list[int], group: Any) -> Tensor:
+def gather(rows: Tensor, counts: list[int], group: Any, layer: Any = "",
+           backward: bool = False) -> Tensor:
     """[own, ...] -> [sum(counts), ...]: the rows of all processes, by rank. ``counts``: how many
-    rows each has. Collective."""
+    rows each has; ``layer``, ``backward``: for those who measure, as of `exchange.halo_rows`.
+    Collective."""
     if not rows.shape[1:].numel():
         return rows.new_empty((sum(counts), *rows.shape[1:]))
     flat = rows.reshape(len(rows), -1).contiguous()
     out = flat.new_empty((sum(counts), flat.shape[1]))
-    all_to_all(out, flat.repeat(len(counts), 1), counts, [len(rows)] * len(counts), group)
+    sent = (len(counts) - 1) * flat.numel() * flat.element_size()
+    with exchanges.around(Exchange(alive(layer), backward, sent, flat.device)):
+        all_to_all(out, flat.repeat(len(counts), 1), counts, [len(rows)] * len(counts), group)
     return out.reshape(len(out), *rows.shape[1:])
 
 
-def enter(tensors: list[Tensor], takes: list[Any], cut: Any, group: Any) -> list[Tensor]:
+def enter(tensors: list[Tensor], takes: list[Any], group: Any, layer: Any = "") -> list[Tensor]:
     """The rows that this process takes of tensors that all processes hold alike; differentiable,
     once.
 
@@ -35,21 +41,21 @@ def enter(tensors: list[Tensor], takes: list[Any], cut: Any, group: Any) -> list
     In backward, which is collective, each tensor gets the gradient of all processes' uses: own rows
     are put together, all else is added up. A weight that no process used gets None.
     """
-    return list(_Enter.apply(takes, group, *tensors)) if tensors else []
+    return list(_Enter.apply(takes, group, layer, *tensors)) if tensors else []
 
 
-def leave(rows: Tensor, own: slice, counts: list[int], group: Any) -> Tensor:
+def leave(rows: Tensor, own: slice, counts: list[int], group: Any, layer: Any = "") -> Tensor:
     """All processes' rows, [sum(counts), ...], of which the own are at ``own``. In backward each
     process takes the gradients of its own rows: all hold the same. Collective; differentiable,
     once."""
-    return _Leave.apply(rows, own, counts, group)
+    return _Leave.apply(rows, own, counts, group, layer)
 
 
 class _Enter(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, takes: list[Any], group: Any, *tensors: Tensor) -> Any:
+    def forward(ctx: Any, takes: list[Any], group: Any, layer: Any, *tensors: Tensor) -> Any:
         ctx.set_materialize_grads(False)
-        ctx.takes, ctx.group = takes, group
+        ctx.takes, ctx.group, ctx.layer = takes, group, layer
         ctx.meta = [(t.shape, t.dtype, t.device) for t in tensors]
         return tuple(t.view_as(t) if take is None else t[take.rows]
                      for t, take in zip(tensors, takes))
@@ -67,14 +73,15 @@ class _Enter(torch.autograd.Function):
             elif take.counts:
                 own = take.counts[dist.get_rank(ctx.group)]
                 found[at] = gather(grad if grad is not None else torch.zeros(
-                    (own, *shape[1:]), dtype=dtype, device=device), take.counts, ctx.group)
+                    (own, *shape[1:]), dtype=dtype, device=device), take.counts, ctx.group,
+                    ctx.layer, True)
             else:
                 found[at] = torch.zeros(shape, dtype=dtype, device=device)
                 if grad is not None:
                     found[at][take.rows] = grad
                 dist.all_reduce(found[at], group=ctx.group)
         _add_up(found, grads, summed, ctx)
-        return None, None, *found
+        return None, None, None, *found
 
 
 def _add_up(found: list[Any], grads: Any, summed: list[int], ctx: Any) -> None:
@@ -96,11 +103,12 @@ def _add_up(found: list[Any], grads: Any, summed: list[int], ctx: Any) -> None:
 
 class _Leave(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, own: slice, counts: list[int], group: Any) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, own: slice, counts: list[int], group: Any,
+                layer: Any) -> Tensor:
         ctx.own = own
-        return gather(rows, counts, group)
+        return gather(rows, counts, group, layer)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
-        return grad[ctx.own], None, None, None
+        return grad[ctx.own], None, None, None, None

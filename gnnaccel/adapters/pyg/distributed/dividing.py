@@ -76,7 +76,7 @@ class Divider:
             raise PartitionError(f"{name} gave {_looks(out)}; divided over processes it has to "
                                  f"give a tensor with a row for each of {own.counts[self.rank]} "
                                  "nodes. Run the script without --partition")
-        return leave(out, own.rows, own.counts, self.group)
+        return leave(out, own.rows, own.counts, self.group, weakref.ref(layer))
 
     def _plan(self, layer: Any, args: tuple, kwargs: dict) -> _Plan | Reason:
         why = undividable(layer)
@@ -141,7 +141,7 @@ class Divider:
             elif take is not None:
                 _put(given, name, at, self._rows_of(value, take))
         found = enter([*tensors, *weights.values()], [*takes, *[None] * len(weights)],
-                      plan.cut, self.group)
+                      self.group, weakref.ref(given["self"]))
         for (name, at), value in zip(places, found):
             _put(given, name, at, value)
         given["edge_index"] = next(iter(plan.session.part.edges.values()))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from gnnaccel.adapters.dgl.bridge.tags import device_of
+from gnnaccel.adapters.dgl.sparse import finder
 from gnnaccel.adapters.patching import PatchSet
 from gnnaccel.dispatch.observe.decisions import callers_level
 from gnnaccel.dispatch.policy.reasons import reason
@@ -36,8 +37,8 @@ _INSTEAD = {
             "there",
     "cache": "Leave gpu_cache off",
     "partition": "Partition g.cpu(), then move the parts",
-    "sparse": "Use one of these, or DGL's message passing, g.adj_external() or torch.sparse on "
-              "g.adj_tensors('csr')",
+    "sparse": "Call gnnaccel.standins('dgl.sparse') before the import, which gives it over torch's "
+              "operations, or use one of these versions of torch, or g.adj_external()",
 }
 
 #: what the host does instead
@@ -188,9 +189,6 @@ def _has_sparse() -> bool:
 
 def _sparse_libraries() -> tuple[str, list[str]]:
     """The version of torch, and those that DGL has a sparse library for."""
-    import torch
-    from dgl._ffi import libinfo
+    import dgl
 
-    folder = Path(libinfo.find_lib_path()[0]).parent / "dgl_sparse"
-    known = [path.stem.rsplit("_", 1)[1] for path in folder.glob("*dgl_sparse_pytorch_*")]
-    return torch.__version__.split("+", maxsplit=1)[0], sorted(known)
+    return finder.libraries(Path(dgl.__path__[0]))

@@ -21,6 +21,7 @@ transfers: Counter = Counter()  # "to device", "to host"
 # ids out of range, which on a GPU end in a device assert that no handler survives
 asserts: list[str] = []
 recorded: list[Tensor] = []  # tensors of which a stream was recorded
+waited: list = []  # pairs of streams, of which the first waits for the second
 on: list = []  # streams whose blocks are open
 active = False  # whether a test runs on it
 
@@ -99,10 +100,20 @@ class _Stream:
     def record(self, *args):
         pass
 
-    wait = synchronize = wait_stream = wait_event = record
+    wait = synchronize = wait_event = record
+
+    def wait_stream(self, stream):
+        waited.append((self, stream))
 
     def record_event(self):
         return _Stream()
+
+
+DEFAULT = _Stream()
+
+
+class _On(contextlib.nullcontext):
+    """A block on a device."""
 
 
 @contextlib.contextmanager
@@ -208,7 +219,8 @@ def device(monkeypatch):
 
     for name, value in (("current_device", lambda: 0), ("set_device", lambda index: None),
                         ("Event", _Stream), ("Stream", _Stream), ("current_stream", _Stream),
-                        ("set_stream", lambda stream: None), ("stream", _on)):
+                        ("set_stream", lambda stream: None), ("stream", _on),
+                        ("default_stream", lambda place: DEFAULT), ("device", _On)):
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(dataloader, "_prefetcher_entry", _simulating(dataloader._prefetcher_entry))
     monkeypatch.setattr(bridge, "has_accelerator", lambda: True)
@@ -217,6 +229,7 @@ def device(monkeypatch):
     transfers.clear()
     asserts.clear()
     recorded.clear()
+    waited.clear()
     monkeypatch.setitem(globals(), "active", True)
     try:
         with _Mode():

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import gnnaccel
 from gnnaccel.adapters.dgl import graphs
 from gnnaccel.adapters.dgl.bridge import limits
 from gnnaccel.errors import HostLimitError
@@ -173,8 +174,6 @@ def test_nothing_is_left_to_copy(mode, place, monkeypatch):
 
 def test_copies_go_by_a_stream_of_their_own(monkeypatch):
     with simulated.device(monkeypatch) as device:
-        import gnnaccel
-
         gnnaccel.enable(backend="torch")
         streams = []
         native = graphs.of_index
@@ -188,6 +187,16 @@ def test_copies_go_by_a_stream_of_their_own(monkeypatch):
         for block in blocks:  # their memory is not used anew before the user's stream is done
             [edges] = graphs.kept_edges(block._graph)
             assert any(edges.edge_index is one for one in simulated.recorded)
+        gnnaccel.disable()
+
+
+def test_features_on_the_device_are_read_after_what_wrote_them(monkeypatch):
+    with simulated.device(monkeypatch) as device:
+        gnnaccel.enable(backend="torch")
+        g = bridged.homogeneous().to(device)
+        next(iter(loader(g, g.nodes(), neighbours(prefetch_node_feats=["x"]), device,
+                         batch_size=50)))
+        assert any(second is simulated.DEFAULT for _, second in simulated.waited)
         gnnaccel.disable()
 
 

@@ -166,13 +166,15 @@ def _moved(value: Any) -> Any:
 def _ahead(native: Callable) -> Callable:
     @functools.wraps(native)
     def _prefetch(batch: Any, dataloader: Any, stream: Any) -> Any:
-        batch, feats, event = native(batch, dataloader, stream)
         if not is_bridged(dataloader.device):
-            return batch, feats, event
-        user = None if stream is None else torch.cuda.current_stream(dataloader.device)
-        with torch.cuda.stream(stream):
-            _copy(batch, user)
-        return batch, feats, event if stream is None else stream.record_event()
+            return native(batch, dataloader, stream)
+        # a new thread is on the first GPU, whose stream DGL would take for the user's
+        with torch.cuda.device(dataloader.device):
+            batch, feats, event = native(batch, dataloader, stream)
+            user = None if stream is None else torch.cuda.current_stream()
+            with torch.cuda.stream(stream):
+                _copy(batch, user)
+            return batch, feats, event if stream is None else stream.record_event()
 
     return _prefetch
 
@@ -202,8 +204,11 @@ def _copy(batch: Any, user: Any) -> None:
 def _fetched(native: Callable) -> Callable:
     @functools.wraps(native)
     def fetch(self: Any, indices: Tensor, device: Any, *args: Any, **kwargs: Any) -> Tensor:
-        if is_bridged(self.storage.device):
-            indices = indices.to(self.storage.device)
+        place = self.storage.device
+        if is_bridged(place):
+            # what the user wrote last may still be under way
+            torch.cuda.current_stream(place).wait_stream(torch.cuda.default_stream(place))
+            indices = indices.to(place)
         return native(self, indices, device, *args, **kwargs)
 
     return fetch

@@ -21,6 +21,8 @@ transfers: Counter = Counter()  # "to device", "to host"
 # ids out of range, which on a GPU end in a device assert that no handler survives
 asserts: list[str] = []
 recorded: list[Tensor] = []  # tensors of which a stream was recorded
+waited: list = []  # pairs of streams, of which the first waits for the second
+on: list = []  # streams whose blocks are open
 active = False  # whether a test runs on it
 
 # what CUDA has for tensors of both sides
@@ -98,7 +100,28 @@ class _Stream:
     def record(self, *args):
         pass
 
-    wait = synchronize = wait_stream = wait_event = record
+    wait = synchronize = wait_event = record
+
+    def wait_stream(self, stream):
+        waited.append((self, stream))
+
+    def record_event(self):
+        return _Stream()
+
+
+DEFAULT = _Stream()
+
+
+class _On(contextlib.nullcontext):
+    """A block on a device."""
+
+
+@contextlib.contextmanager
+def _on(stream):
+    """A block whose work goes to ``stream``."""
+    on.append(stream)
+    yield
+    on.pop()
 
 
 class _ToDevice(torch.autograd.Function):
@@ -153,6 +176,7 @@ class _Mode(TorchFunctionMode):
         # makes its tensors without the dispatcher
         if func is Tensor.new and isinstance(args[0], OnDevice):
             return OnDevice(_inner(args[0]).new(*args[1:], **kwargs))
+        kwargs.pop("pin_memory", None)  # which asks for a GPU
         if _is_ours(kwargs.get("device")):
             del kwargs["device"]
             if func in (torch.as_tensor, torch.tensor) and isinstance(args[0], OnDevice):
@@ -177,21 +201,35 @@ class _Mode(TorchFunctionMode):
         return x if dtype is None else x.type(dtype)
 
 
+def _simulating(entry):
+    """The function that DGL's loader runs in a thread; modes of torch are a thread's own."""
+    def in_thread(*args):
+        with _Mode():
+            entry(*args)
+
+    return in_thread
+
+
 @contextlib.contextmanager
 def device(monkeypatch):
     """From here on torch has the simulated device."""
+    from dgl.dataloading import dataloader
+
     from gnnaccel.adapters.dgl import bridge
 
     for name, value in (("current_device", lambda: 0), ("set_device", lambda index: None),
                         ("Event", _Stream), ("Stream", _Stream), ("current_stream", _Stream),
-                        ("set_stream", lambda stream: None)):
+                        ("set_stream", lambda stream: None), ("stream", _on),
+                        ("default_stream", lambda place: DEFAULT), ("device", _On)):
         monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(dataloader, "_prefetcher_entry", _simulating(dataloader._prefetcher_entry))
     monkeypatch.setattr(bridge, "has_accelerator", lambda: True)
     before = torch.__future__.get_overwrite_module_params_on_conversion()
     torch.__future__.set_overwrite_module_params_on_conversion(True)
     transfers.clear()
     asserts.clear()
     recorded.clear()
+    waited.clear()
     monkeypatch.setitem(globals(), "active", True)
     try:
         with _Mode():

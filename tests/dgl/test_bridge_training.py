@@ -40,11 +40,6 @@ def agree(got: dict, want: dict, name: str) -> None:
     assert abs(got["accuracy"] - want["accuracy"]) < 0.1, f"{name}: accuracy {got['accuracy']}, on the host {want['accuracy']}"
 
 
-def loading() -> dict:
-    """Options of a DataLoader: the simulated device is of one thread, and has no pinned memory."""
-    return {"use_prefetch_thread": False, "pin_prefetcher": False} if simulated.active else {}
-
-
 @pytest.mark.parametrize("name", ["gat", "rgcn", "hgt", "graph_classification"])
 def test_scripts(name, place, monkeypatch):
     main = script(name, monkeypatch)
@@ -58,7 +53,7 @@ def test_sampling_script(workers, place, monkeypatch):
     main = script("sage_sampling", monkeypatch)
     arguments = [*SMALL["sage_sampling"], "--workers", str(workers)]
     want = main(arguments)
-    agree(main([*arguments, "--device", "cuda"], **loading()), want, f"sage with {workers} workers")
+    agree(main([*arguments, "--device", "cuda"]), want, f"sage with {workers} workers")
 
 
 @pytest.mark.gpu
@@ -112,7 +107,7 @@ def test_loaders_from_the_host(name, workers, place):
     g = bridged.homogeneous()
     seeds = torch.arange(g.num_edges() if name == "edges" else g.num_nodes())
     loader = dgl.dataloading.DataLoader(g, seeds, SAMPLERS[name](), device=place, batch_size=16,
-                                        num_workers=workers, **loading())
+                                        num_workers=workers)
     seen = 0
     for batch in loader:
         seen += 1

@@ -64,7 +64,7 @@ def test_asked_for_by_the_environment(run):
                                   lambda: from_environment(("torch_scater",))])
 def test_unknown_packages(call):
     with pytest.raises(ValueError, match="no stand-in for 'torch_scater'; use one of torch_scatter, "
-                       "torch_sparse, torch_cluster. Did you mean 'torch_scatter'"):
+                       "torch_sparse, torch_cluster, dgl.sparse. Did you mean 'torch_scatter'"):
         call()
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import warnings
 
+from gnnaccel.adapters.dgl.sparse import finder as sparse_of_dgl
 from gnnaccel.adapters.standins import finder, seen_by_pyg
 from gnnaccel.adapters.standins.modules import PACKAGES
 from gnnaccel.errors import HostLimitError
@@ -19,9 +20,10 @@ _LATE = ("torch_geometric was imported before, so its layers do not take a Spars
 
 def standins(*names: str, pyg: bool = False) -> tuple[str, ...]:
     """Let ``import torch_scatter``, ``torch_sparse`` and ``torch_cluster`` work where these are not
-    installed.
+    installed, and ``import dgl.sparse`` where DGL has no library for it.
 
-    ``names``: which of the three; all if none is given. ``pyg``: True lets PyG's layers, data
+    ``names``: which of these, ``"dgl.sparse"`` among them; the first three if none is given.
+    ``pyg``: True lets PyG's layers, data
     objects and `ToSparseTensor` use the stand-in's `SparseTensor`; by default PyG goes on as if
     none of the packages was there. Gives back the packages that are stood in for, without those
     that are installed. In effect for the rest of the process; call it before the imports.
@@ -51,10 +53,11 @@ def from_environment(words: tuple[str, ...]) -> None:
 
 
 def _check(names: tuple[str, ...], where: str = "") -> None:
+    known = (*PACKAGES, sparse_of_dgl.NAME)
     for name in names:
-        if name not in PACKAGES:
+        if name not in known:
             raise ValueError(f"{where}there is no stand-in for {name!r}; use one of "
-                             f"{', '.join(PACKAGES)}.{did_you_mean(str(name), PACKAGES)}")
+                             f"{', '.join(known)}.{did_you_mean(str(name), known)}")
 
 
 def _too_late() -> bool:
@@ -63,7 +66,10 @@ def _too_late() -> bool:
 
 
 def _install(names: tuple[str, ...], show: bool) -> tuple[str, ...]:
-    found = finder.activate(names or tuple(PACKAGES))
+    packages = tuple(name for name in names if name in PACKAGES)
+    found = finder.activate(packages if names else tuple(PACKAGES))
     if found:
         seen_by_pyg.watch(show and "torch_sparse" in found)
+    if sparse_of_dgl.NAME in names and sparse_of_dgl.activate():
+        found += (sparse_of_dgl.NAME,)
     return found

@@ -45,15 +45,15 @@ def object_to(name: str, how: str, rejected: Rejected) -> None:
     if key not in _warned:
         _warned.add(key)
         warnings.warn(f"gnnaccel: {name} runs natively: {text}", RuntimeWarning,
-                      stacklevel=_callers_level())
+                      stacklevel=callers_level("gnnaccel", "torch"))
 
 
-def _callers_level() -> int:
-    """The ``stacklevel`` that makes a warning point at the user's line: the first frame in neither
-    gnnaccel nor torch."""
+def callers_level(*packages: str) -> int:
+    """The ``stacklevel`` that makes a warning point at the user's line: the first frame in none of
+    these packages."""
     level, frame = 1, sys._getframe(1)
     while (frame.f_back is not None
-           and frame.f_globals.get("__name__", "").partition(".")[0] in ("gnnaccel", "torch")):
+           and frame.f_globals.get("__name__", "").partition(".")[0] in packages):
         level, frame = level + 1, frame.f_back
     return level
 

@@ -76,6 +76,8 @@ KINDS: dict[str, Kind] = {
                   "run the same step once before the capture"),
     "GA408": Kind("its kernels are being compiled in the background",
                   "later calls run by them; leave first_use='background' out to wait"),
+    "GA409": Kind("the host samples in place of the GPU",
+                  "nothing to do: a DGL built with CUDA samples on the GPU"),
     "GA501": Kind("message-passing hooks are registered", "remove the hooks from the layer"),
     "GA502": Kind("explanation is switched on",
                   "nothing: after explaining the layer is accelerated again"),

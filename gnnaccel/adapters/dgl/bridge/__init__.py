@@ -7,8 +7,9 @@ functions make of tagged things is tagged (`calls`). Tensors go to the host on t
 the device on their way out (`arrays`). What training asks of a structure in every step is answered
 from device tensors that are kept with the index object (`index`, `results`), and layers look for
 nodes without edges once per graph (`zero_degree`). Sparse embeddings and filters of ids run on
-torch operations (`embeddings`, `filters`). What cannot be had raises an error that says so
-(`limits`).
+torch operations (`embeddings`, `filters`). Loaders sample on the host and copy batches
+ahead (`loader`), and `to_simple` runs there (`simple`). What cannot be had raises an error that
+says so (`limits`).
 
 Put in only where DGL has no CUDA device API and torch has a GPU, and taken out like every other
 patch.
@@ -41,9 +42,10 @@ def install(patches: PatchSet) -> None:
 def replace(patches: PatchSet) -> None:
     """Put in all patches of the bridge, whether it has a use here or not."""
     from gnnaccel.adapters.dgl.bridge import (arrays, calls, embeddings, filters, index, limits,
-                                              zero_degree)
+                                              loader, simple, zero_degree)
 
-    for module in (calls, arrays, index, embeddings, filters, limits, zero_degree):
+    for module in (calls, arrays, index, embeddings, filters, limits, loader, simple,
+                   zero_degree):
         module.install(patches)
 
 

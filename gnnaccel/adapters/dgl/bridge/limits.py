@@ -1,22 +1,25 @@
-"""What a DGL without CUDA cannot be made to do: one error, naming the limit and what to do
-instead."""
+"""What a DGL without CUDA cannot be made to do: one error, naming the limit and what to do instead.
+And what the host does in place of the GPU, which one warning tells."""
 from __future__ import annotations
 
 import functools
 import threading
+import warnings
 from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any, NoReturn
 
 from gnnaccel.adapters.dgl.bridge.tags import device_of
+from gnnaccel.adapters.dgl.sparse import finder
 from gnnaccel.adapters.patching import PatchSet
+from gnnaccel.dispatch.observe.decisions import callers_level
+from gnnaccel.dispatch.policy.reasons import reason
 from gnnaccel.errors import HostLimitError
 
 _WHY = "this DGL was built without CUDA, and gnnaccel keeps its graphs on the host"
 _LIMITS = {
     "uva": "DGL cannot pin graphs or features for access from the GPU (UVA, pin_memory_)",
-    "sampling": "DGL cannot sample a graph that is on the GPU",
     "adam": "SparseAdam(use_uva=True) cannot pin its state for access from the GPU",
     "cache": "DGL has no GPUCache",
     "partition": "DGL cannot partition a graph that is on the GPU",
@@ -28,16 +31,20 @@ _CAUSES = {
     "sparse": "this DGL has no dgl_sparse library for torch {torch}, {known}",
 }
 _INSTEAD = {
-    "uva": "Leave use_uva off and the graph on the CPU: DataLoader(graph, ..., device='cuda') "
-           "copies each batch",
-    "sampling": "Keep the graph and the seed nodes on the CPU: DataLoader(graph, ..., "
-                "device='cuda') copies each sample to the GPU, and num_workers samples ahead",
+    "uva": "Leave the graph and its features as they are, and ids on the CPU: "
+           "DataLoader(graph, ids, ..., device='cuda') copies each batch",
     "adam": "Leave use_uva off: the state stays on the CPU, and each step's gradients are copied "
             "there",
     "cache": "Leave gpu_cache off",
     "partition": "Partition g.cpu(), then move the parts",
-    "sparse": "Use one of these, or DGL's message passing, g.adj_external() or torch.sparse on "
-              "g.adj_tensors('csr')",
+    "sparse": "Call gnnaccel.standins('dgl.sparse') before the import, which gives it over torch's "
+              "operations, or use one of these versions of torch, or g.adj_external()",
+}
+
+#: what the host does instead
+_TOLD = {
+    "uva": "DataLoader(use_uva=True) samples on the CPU and copies each batch to the GPU",
+    "sampling": "a graph on the GPU is sampled on the CPU",
 }
 
 #: C function -> limit that a call for something on the GPU meets
@@ -68,16 +75,17 @@ _sampling = threading.local()
 
 def check(function: str | None, args: tuple) -> None:
     """Before a call of a C function with something that is on the GPU: HostLimitError if only a
-    CUDA build has it there.
+    CUDA build has it there; one warning if the host samples instead.
 
     Taking all neighbours is no sampling, but what ``in_subgraph`` does.
     """
     limit = None if function is None else _FUNCTIONS.get(function)
-    if (function is None or limit is None
-        or (limit == "sampling" and (getattr(_sampling, "allowed", False)
-                                     or _takes_all(function, args)))):
+    if function is None or limit is None:
         return
-    refuse(limit)
+    if limit != "sampling":
+        refuse(limit)
+    if not getattr(_sampling, "allowed", False) and not _takes_all(function, args):
+        tell(limit)
 
 
 def _takes_all(function: str, args: tuple) -> bool:
@@ -86,7 +94,7 @@ def _takes_all(function: str, args: tuple) -> bool:
 
 
 def _by_the_host(sample: Callable) -> Callable:
-    """``sample``, a function of DGL's, allowed on the host: DGL itself calls it for a few nodes."""
+    """``sample``, a function of DGL's, without the warning: DGL itself calls it for a few nodes."""
     @functools.wraps(sample)
     def by_the_host(*args: Any, **kwargs: Any) -> Any:
         before, _sampling.allowed = getattr(_sampling, "allowed", False), True
@@ -111,6 +119,18 @@ def text(limit: str) -> str:
 def refuse(limit: str) -> NoReturn:
     """Raise the one error."""
     raise HostLimitError(text(limit))
+
+
+_told: set[str] = set()
+
+
+def tell(what: str) -> None:
+    """Warn, once in a process, that the host does this."""
+    if what not in _told:
+        _told.add(what)
+        why = reason("GA409", f"{_TOLD[what]}: this DGL was built without CUDA")
+        warnings.warn(f"gnnaccel: {why} ({why.hint})", RuntimeWarning,
+                      stacklevel=callers_level("gnnaccel", "torch", "dgl"))
 
 
 def install(patches: PatchSet) -> None:
@@ -169,9 +189,6 @@ def _has_sparse() -> bool:
 
 def _sparse_libraries() -> tuple[str, list[str]]:
     """The version of torch, and those that DGL has a sparse library for."""
-    import torch
-    from dgl._ffi import libinfo
+    import dgl
 
-    folder = Path(libinfo.find_lib_path()[0]).parent / "dgl_sparse"
-    known = [path.stem.rsplit("_", 1)[1] for path in folder.glob("*dgl_sparse_pytorch_*")]
-    return torch.__version__.split("+", maxsplit=1)[0], sorted(known)
+    return finder.libraries(Path(dgl.__path__[0]))

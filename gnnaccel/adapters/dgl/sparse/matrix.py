@@ -1,0 +1,169 @@
+"""The sparse matrix that DGL's C++ library would hold: where entries are, and their values."""
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnnaccel.dispatch.ops.graph import OpGraph
+
+#: [major + 1] starts, [nnz] other ends, [nnz] places of values, None where these are in order
+Compressed = tuple[Tensor, Tensor, "Tensor | None"]
+
+
+def error(text: str) -> RuntimeError:
+    """As the C++ library raises it."""
+    return RuntimeError(f"dgl.sparse: {text}")
+
+
+class Pattern:
+    """Where the entries of a matrix of ``shape`` are: ``indices`` [2, nnz], rows and columns.
+    ``diagonal``: it was made as a diagonal matrix. Matrices that differ in values alone share it.
+    """
+
+    def __init__(self, indices: Tensor, shape: tuple[int, int], diagonal: bool = False):
+        self.indices, self.shape, self.diagonal = indices, shape, diagonal
+        #: by rows and by columns, once asked for
+        self.compressed: list[Compressed | None] = [None, None]
+        self._flipped: Pattern | None = None
+        self._graph: OpGraph | None = None
+        self._duplicate: bool | None = None
+        self.sorted: Any = None  # for products: the entries by row, as a SparseTensor
+
+    @property
+    def nnz(self) -> int:
+        return self.indices.shape[1]
+
+    def by(self, dim: int) -> Compressed:
+        """Compressed by rows (0) or columns (1); entries of a row in the order of the matrix."""
+        found = self.compressed[dim]
+        if found is None:
+            major = self.indices[dim]
+            order = torch.argsort(major, stable=True)
+            found = _starts(major, self.shape[dim]), self.indices[1 - dim][order], order
+            self.compressed[dim] = found
+        return found
+
+    def keys(self) -> Tensor:
+        """[nnz]: one number for each place in the matrix, which grows row by row."""
+        row, col = self.indices.long()
+        return row * self.shape[1] + col
+
+    def flipped(self) -> Pattern:
+        """That of the transpose."""
+        if self._flipped is None:
+            rows, cols = self.shape
+            found = self._flipped = Pattern(self.indices.flip(0), (cols, rows), self.diagonal)
+            found._flipped, found.compressed = self, [self.compressed[1], self.compressed[0]]
+        return self._flipped
+
+    def graph(self) -> OpGraph:
+        """The entries as edges from columns to rows."""
+        if self._graph is None:
+            rows, cols = self.shape
+            self._graph = OpGraph(self.indices, cols, rows, flipped=True)
+        return self._graph
+
+    def has_duplicate(self) -> bool:
+        """Whether a place comes twice. Waits for the device, the first time."""
+        if self._duplicate is None:
+            self._duplicate = not self.diagonal and self.keys().unique().numel() < self.nnz
+        return self._duplicate
+
+
+def _starts(major: Tensor, size: int) -> Tensor:
+    counts = torch.zeros(size, dtype=major.dtype, device=major.device)
+    counts.index_add_(0, major, torch.ones_like(major))
+    return torch.cat([counts.new_zeros(1), counts.cumsum(0).to(major.dtype)])
+
+
+class Matrix:
+    """What ``SparseMatrix.c_sparse_matrix`` is, with the methods that DGL's Python calls.
+
+    ``value`` [nnz] or [nnz, channels], in the order of the pattern's entries. Raises RuntimeError
+    where the two do not belong together, as the C++ class does.
+    """
+
+    def __init__(self, pattern: Pattern, value: Tensor):
+        if value.shape[:1] != (pattern.nnz,):
+            raise error(f"{list(value.shape)} values are given for {pattern.nnz} entries; the "
+                        "first dimension must be the number of entries")
+        if value.device != pattern.indices.device:
+            raise error(f"values are on {value.device}, entries on {pattern.indices.device}; put "
+                        "both on one device")
+        self.pattern, self.value = pattern, value
+
+    def val(self) -> Tensor:
+        return self.value
+
+    def nnz(self) -> int:
+        return self.pattern.nnz
+
+    def device(self) -> torch.device:
+        return self.value.device
+
+    def shape(self) -> list[int]:
+        return list(self.pattern.shape)
+
+    def coo(self) -> tuple[Tensor, Tensor]:
+        return self.pattern.indices[0], self.pattern.indices[1]
+
+    def indices(self) -> Tensor:
+        return self.pattern.indices
+
+    def csr(self) -> Compressed:
+        return self.pattern.by(0)
+
+    def csc(self) -> Compressed:
+        return self.pattern.by(1)
+
+    def transpose(self) -> Matrix:
+        return Matrix(self.pattern.flipped(), self.value)
+
+    def is_diag(self) -> bool:
+        return self.pattern.diagonal
+
+    def has_duplicate(self) -> bool:
+        return self.pattern.has_duplicate()
+
+    def coalesce(self) -> Matrix:
+        """Entries row by row, those of one place added up."""
+        keys, place = self.pattern.keys().unique(return_inverse=True)
+        total = self.value.new_zeros(len(keys), *self.value.shape[1:])
+        return at_keys(keys, total.index_add(0, place, self.value), self.pattern.shape)
+
+    def index_select(self, dim: int, ids: Tensor) -> Matrix:
+        from gnnaccel.adapters.dgl.sparse import selecting
+
+        return selecting.rows(self, dim, ids)
+
+    def range_select(self, dim: int, start: int, end: int | None) -> Matrix:
+        first, last, _ = slice(start, end).indices(self.pattern.shape[dim])
+        return self.index_select(dim, torch.arange(first, max(first, last), device=self.device()))
+
+    def sample(self, dim: int, fanout: int, ids: Tensor, replace: bool, bias: bool) -> Matrix:
+        from gnnaccel.adapters.dgl.sparse import selecting
+
+        return selecting.sample(self, dim, fanout, ids, replace, bias)
+
+
+def at_keys(keys: Tensor, value: Tensor, shape: tuple[int, int]) -> Matrix:
+    """A matrix with ``value`` at the places of `Pattern.keys`."""
+    cols = max(shape[1], 1)
+    return Matrix(Pattern(torch.stack([keys.div(cols, rounding_mode="floor"), keys % cols]), shape),
+                  value)
+
+
+def of_compressed(indptr: Tensor, others: Tensor, value: Tensor, shape: tuple[int, int],
+                  dim: int) -> Matrix:
+    """A matrix of compressed rows (``dim`` 0) or columns (1)."""
+    if indptr.dim() != 1 or indptr.shape[0] != shape[dim] + 1:
+        raise error(f"{list(indptr.shape)} starts are given for {shape[dim]} "
+                    f"{('rows', 'columns')[dim]}; one more than these is needed")
+    major = torch.repeat_interleave(torch.arange(shape[dim], dtype=others.dtype,
+                                                 device=others.device), indptr.diff().long(),
+                                    output_size=others.shape[0])
+    pattern = Pattern(torch.stack([major, others] if dim == 0 else [others, major]), shape)
+    pattern.compressed[dim] = indptr, others, None
+    return Matrix(pattern, value)

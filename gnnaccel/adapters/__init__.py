@@ -87,6 +87,9 @@ def uninstall() -> None:
             if host.handle is not None:
                 host.handle.cancel()
             host.patches.restore()
+        captured = sys.modules.get("gnnaccel.adapters.captured.modules")
+        if captured is not None:
+            captured.let_go()
 
 
 def state() -> dict[str, dict[str, Any]]:

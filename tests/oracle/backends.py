@@ -45,7 +45,8 @@ class Backend:
 
     def on(self, **options: Any):
         """A block in which layers are taken over wherever possible, or as ``options`` say."""
-        return gnnaccel.enabled(**{"when": "supported", **self.forced, **options})
+        block = gnnaccel.enabled(**{"when": "supported", **self.forced, **options})
+        return block if self.name == "gpu" or not options.get("capture") else _recorded(block)
 
     @contextlib.contextmanager
     def splitting(self, seed: int) -> Iterator[None]:
@@ -63,6 +64,19 @@ class Backend:
         """Wait for the device, so that a fault in it is raised here."""
         if self.device.type == "cuda":
             torch.cuda.synchronize()
+
+
+@contextlib.contextmanager
+def _recorded(block: Any) -> Iterator[None]:
+    """The block, with a stand-in for CUDA graphs on the CPU."""
+    from gnnaccel.adapters.captured import graphs, modules
+
+    from tests.pyg import recorded
+
+    with (mock.patch.multiple(graphs, record=recorded.record, memory_pool=lambda device: None,
+                              on_the_side=lambda device: contextlib.nullcontext()),
+          mock.patch.object(modules, "DEVICES", {"cpu"}), block):
+        yield
 
 
 def off():

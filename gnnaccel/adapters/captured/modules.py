@@ -104,7 +104,6 @@ def asked(patches: PatchSet) -> None:
         replace_call(patches)
     elif not configs.capturing:
         patches.undo(nn.Module, "__call__")
-        _entries.clear()
 
 
 def replace_call(patches: PatchSet) -> None:
@@ -130,9 +129,14 @@ def counted(name: str) -> None:
     _replays[name] += 1
 
 
+def let_go() -> None:
+    """Forget all captures, and free their memory."""
+    _entries.clear()
+
+
 def reset() -> None:
     """Forget all captures and counts."""
-    _entries.clear()
+    let_go()
     _refused.clear()
     _replays.clear()
 

@@ -175,6 +175,34 @@ def test_gradients_repeat_and_shared_rows_are_sent_once(tmp_path):
         assert calls == 3
 
 
+def normalised(rank, world, folder):
+    """How often degrees are sent, by two layers in two steps, and after edges were dropped."""
+    from torch_geometric.nn import GCNConv
+
+    torch.manual_seed(0)
+    part, first, second = distributed.load_part(folder), GCNConv(6, 4), GCNConv(4, 4)
+    x, edges, found = part.data.x, part.data.edge_index, []
+    with distributed.use(part):
+        for given in ((edges,), (edges,), (edges[:, ::2],), (edges, part.data.edge_weight)):
+            before = distributed.exchanged()["node"]["calls"]
+            second(first(x, *given), *given)
+            found.append(distributed.exchanged()["node"]["calls"] - before)
+        with torch.inference_mode():  # what was kept before and is kept now serves both
+            first(x, edges.clone())
+        edges.copy_(edges.clone())  # written: computed anew
+        before = distributed.exchanged()["node"]["calls"]
+        first(x, edges).sum().backward()
+        found.append(distributed.exchanged()["node"]["calls"] - before)
+    return found
+
+
+def test_degrees_are_sent_once_for_the_same_edges(tmp_path):
+    folder = graphs.cut(graphs.homogeneous(), 2, tmp_path)["random"]
+    for found in start(2, normalised, folder):
+        # rows of both layers; degrees for new edges, and for both layers where there are weights
+        assert found == [3, 2, 3, 4, 3]
+
+
 def means(rank, world, folder):
     losses = torch.arange(1.0, 1 + rank * 2).requires_grad_()  # none on rank 0
     mean = distributed.mean_loss(losses)

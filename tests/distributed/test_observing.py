@@ -53,17 +53,15 @@ def test_bytes_and_times_by_layer(tmp_path):
     for rank, (out, back, text, layers, table, found, sent) in enumerate(
             start(2, observed, folder)):
         first, second = (layer for layer in layers if layer["layer"] != "pyg.scatter")
-        # GCN sends rows after its linear map, and a degree for each; GAT what goes in
+        # GCN sends rows after its linear map, and a degree for each, once; GAT what goes in
         assert first["sent_bytes"] == out * (8 + 1) * 4 and second["sent_bytes"] == out * 8 * 4
         assert "sent MB" in text
         by_name = {entry["name"]: entry for entry in found}
         assert by_name.keys() == {"first", "second"}
-        assert by_name["first"]["forward_bytes"] == 2 * first["sent_bytes"]
-        assert by_name["second"]["forward_bytes"] == 2 * second["sent_bytes"]
-        for entry in found:  # degrees have no gradients
+        for entry in found:
+            assert entry["forward_bytes"] == 2 * out * 8 * 4 and entry["forwards"] == 2
             assert entry["backward_bytes"] == 2 * back * 8 * 4 and entry["backwards"] == 2
             assert entry["forward_ms"] > 0 and entry["backward_ms"] > 0
-        assert by_name["first"]["forwards"] == 4 and by_name["second"]["forwards"] == 2
         assert sum(e["forward_bytes"] + e["backward_bytes"] for e in found) == sent["bytes"]
         assert f"exchanged with other processes, by rank {rank}" in table
 

@@ -2,7 +2,9 @@
 compute alone."""
 from __future__ import annotations
 
+import contextlib
 import functools
+import io
 import os
 import shutil
 import socket
@@ -217,6 +219,8 @@ def dropouts(rank, world):
     torch.manual_seed(0)
     data, layer = graph(), GATConv(6, 8, dropout=0.5)
     with script.divided(1):
+        with pytest.raises(PartitionError, match="sets up torch.distributed itself"):
+            dist.init_process_group("gloo")
         first, second = (layer(data.x, data.edge_index) for _ in range(2))
         return first.detach(), second.detach(), torch.rand(3)
 
@@ -387,8 +391,10 @@ def launched(folder, world=2, fails=False, **environment):
 def test_a_script_as_it_is(tmp_path):
     (out, err, status), (silent, _, other) = launched(tmp_path)
     assert status == other == 0, err
-    (alone, _, _), = launched(tmp_path, 1)
-    assert out == alone and len(out.split()) == 3 and not silent
+    alone = io.StringIO()
+    with contextlib.redirect_stdout(alone):
+        exec(textwrap.dedent(SCRIPT.replace("{fails}", "False")), {})
+    assert out == alone.getvalue() and len(out.split()) == 3 and not silent
     assert "2 processes divided GCNConv (3 calls)" in err
 
 
@@ -398,6 +404,35 @@ def test_one_failure_ends_all(tmp_path):
     assert status == 1 and other == 1
     assert "rank 0 ends because rank 1 failed" in first and "Traceback" not in first
     assert "the script's own" in second
+
+
+@pytest.mark.parametrize("given, local, left", [
+    (None, 2, "2"), ("4,6", 1, "6"), ("GPU-a,GPU-b", 0, "GPU-a"), ("", 0, "")])
+def test_each_process_sees_the_gpu_of_its_local_rank(monkeypatch, given, local, left):
+    from gnnaccel.adapters.pyg.distributed import script
+
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    monkeypatch.setenv("LOCAL_RANK", str(local))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given or "")
+    if given is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    script._own_gpu()
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == left
+
+
+def test_a_process_without_a_gpu_of_its_own(monkeypatch):
+    from gnnaccel.adapters.pyg.distributed import script
+
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
+    with pytest.raises(PartitionError, match="process 2 of this host has no GPU"):
+        script._own_gpu()
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    with pytest.raises(PartitionError, match="in use already"):
+        script._own_gpu()
 
 
 def test_without_a_launcher_it_says_how_to_start(tmp_path):

@@ -38,6 +38,8 @@ class Session:
         self.links = {kind: Link(rows, part.rank, self.group, exchange)
                       for kind, rows in part.rows.items()}
         self._last: dict[str, tuple[TensorRef, Tensor]] = {}
+        #: what adapters derive from edges alone, by edges and then by what it depends on besides
+        self.norms: TensorMap[dict[Any, Any]] = TensorMap()
         self._widths: dict[tuple[Any, ...], None] = {}
         self._checked: TensorMap[tuple[int, int]] = TensorMap()
 

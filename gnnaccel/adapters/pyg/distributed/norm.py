@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gnnaccel.dispatch.graph.ordered_weights import of_the_graph
 
 _NAME = "gcn_norm"
 
@@ -41,16 +42,38 @@ def over_part(call: Any, native: Any, edge_index: Any,
               flow: str = "source_to_target", dtype: Any = None) -> tuple[Tensor, Tensor]:
     """`gcn_norm` (Kipf and Welling, 2017) of a part's edges: each edge's weight over the square
     roots of the degrees of both ends. ``edge_index``: int64 [2, E] over [own | halo] and [own].
-    Differentiable by the weights. ``call``: the layer's, `calls._Call`; ``native``, the host's
-    function, is not asked."""
-    from torch_geometric.utils import add_remaining_self_loops, scatter
+    Differentiable by the weights. Without weights it is computed once for each ``edge_index``, and
+    the same tensors are given each time. ``call``: the layer's, `calls._Call`; ``native``, the
+    host's function, is not asked."""
+    if edge_weight is not None or edge_index.is_inference():
+        return _computed(call, edge_index, edge_weight, improved, add_self_loops, dtype)
+    known = call.session.norms.get(edge_index) or {}
+    key = call.relation, improved, add_self_loops, dtype
+    if key not in known:
+        # not in inference mode: what is kept may take part in training later
+        with torch.inference_mode(False), torch.no_grad():
+            known[key] = edges, weight = _computed(call, edge_index, None, improved,
+                                                   add_self_loops, dtype)
+            exact = None
+            if weight.element_size() == 2:
+                exact = _computed(call, edge_index, None, improved, add_self_loops,
+                                  torch.float32)[1]
+            of_the_graph(weight, exact)
+        call.session.norms.set(edge_index, known)
+    return known[key]
 
+
+def _computed(call: Any, edge_index: Tensor, edge_weight: Tensor | None, improved: bool,
+              add_self_loops: bool, dtype: Any) -> tuple[Tensor, Tensor]:
     own = len(call.session.part.rows[call.relation[0]].own)
     if add_self_loops:
-        edge_index, edge_weight = add_remaining_self_loops(edge_index, edge_weight,
-                                                           2.0 if improved else 1.0, own)
+        # as the layer's module has it: gnnaccel keeps the edges
+        loops = sys.modules["torch_geometric.nn.conv.gcn_conv"].add_remaining_self_loops
+        edge_index, edge_weight = loops(edge_index, edge_weight, 2.0 if improved else 1.0, own)
     if edge_weight is None:
         edge_weight = torch.ones(edge_index.size(1), dtype=dtype, device=edge_index.device)
+    from torch_geometric.utils import scatter
+
     degrees = scatter(edge_weight, edge_index[1], dim=0, dim_size=own, reduce="sum")
     inverse = degrees.pow(-0.5)
     inverse = inverse.masked_fill(inverse == float("inf"), 0)

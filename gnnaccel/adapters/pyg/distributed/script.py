@@ -54,6 +54,9 @@ def divided(least: int) -> Iterator[Divider]:
 
     patches = PatchSet()
     calls.install(patches)
+    patches.set(dist, "init_process_group", _refused,
+                "Says that a script of several processes is not for --partition.",
+                active="While `python -m gnnaccel --partition` runs a script.")
     divider = state.divider = Divider(least)
     handle = register_optimizer_step_pre_hook(_same_gradients)
     try:
@@ -62,6 +65,12 @@ def divided(least: int) -> Iterator[Divider]:
         state.divider = None
         handle.remove()
         patches.restore()
+
+
+def _refused(*args: Any, **kwargs: Any) -> None:
+    raise PartitionError("the script sets up torch.distributed itself; --partition is for scripts "
+                         "that know one process. Run it without --partition, and see "
+                         "docs/distributed.md for one graph over several processes")
 
 
 def _own_gpu() -> bool:

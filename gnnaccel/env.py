@@ -22,7 +22,7 @@ gnnaccel`` looks whether ``GNNACCEL_STANDINS`` is set.
 - ``GNNACCEL_CACHE_DIR``: folder of what ``calibrate`` and ``autotune`` measure; unset: ``gnnaccel``
   in the user's cache folder
 - ``GNNACCEL_STANDINS``: comma-separated packages that gnnaccel stands in for where they are
-  missing: torch_scatter, torch_sparse, torch_cluster; "pyg" lets PyG see them
+  missing: torch_scatter, torch_sparse, torch_cluster, dgl.sparse; "pyg" lets PyG see them
 
 An argument given to ``enable()`` beats its variable. An empty variable counts as unset.
 """

@@ -344,6 +344,13 @@ def test_adjacency_of_a_graph(sp):
     assert torch.equal(g.adj().to_dense(), torch.diag(torch.ones(3), 1))
 
 
+def test_int32_and_no_entries(sp):
+    a = dgl.graph(([0, 1, 2], [1, 2, 3])).int().adj()
+    assert a.indices().dtype == torch.int32 and torch.equal(a @ torch.eye(4), a.to_dense())
+    b = sp.spmatrix(torch.zeros(2, 0, dtype=torch.long), torch.zeros(0), (3, 4))
+    assert (b @ torch.ones(4, 2)).shape == (3, 2) and not (b @ b.T).nnz and not b.softmax().nnz
+
+
 # --- asking for it --------------------------------------------------------------------------------
 
 def test_only_where_the_library_is_missing(tmp_path):

@@ -4,11 +4,26 @@ from __future__ import annotations
 
 import torch
 
-#: Private to torch, and all that tells: a torch without it is taken to have no checkpoint around
-#: any call. `checkpointed`, for those who cannot afford a call, is
-#: ``saved_tensor_hooks(True) is not None``.
-saved_tensor_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks",
-                             lambda ignore_is_tracing: None)
+_autograd = torch._C._autograd
+
+
+def by_disabling(ignore_is_tracing: bool) -> bool | None:
+    """What `saved_tensor_hooks` tells where torch has no function for it: torch refuses to disable
+    hooks while there are any. True, or None where there are none."""
+    if _autograd._saved_tensors_hooks_get_disabled_error_message() is not None:
+        return None  # they are disabled already, as in a function transform
+    try:
+        _autograd._saved_tensors_hooks_disable("gnnaccel asks whether there are hooks")
+    except RuntimeError:
+        return True
+    finally:
+        _autograd._saved_tensors_hooks_enable()
+    return None
+
+
+#: Private to torch; 2.4 to 2.7 lack it. `checkpointed`, for those who cannot afford a call,
+#: is ``saved_tensor_hooks(True) is not None``.
+saved_tensor_hooks = getattr(_autograd, "_top_saved_tensors_default_hooks", by_disabling)
 
 
 def checkpointed() -> bool:

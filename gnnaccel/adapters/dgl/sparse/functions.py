@@ -219,10 +219,14 @@ def spspmm(first: Matrix, second: Matrix) -> Matrix:
         return _diagonals(first, second)
     dtype = first.value.dtype
     through = dtype if dtype in (torch.float32, torch.float64) else torch.float64
-    found = torch.sparse.mm(*(torch.sparse_coo_tensor(
-        m.pattern.indices, m.value.to(through), m.pattern.shape, check_invariants=False).coalesce()
-        for m in (first, second))).coalesce()
+    found = torch.sparse.mm(*(_torch_coo(m, through) for m in (first, second))).coalesce()
     return Matrix(Pattern(found.indices(), (rows, cols)), found.values().to(dtype))
+
+
+def _torch_coo(matrix: Matrix, dtype: torch.dtype) -> Tensor:
+    return torch.sparse_coo_tensor(matrix.pattern.indices, matrix.value.to(dtype),
+                                   matrix.pattern.shape, device=matrix.device(),
+                                   check_invariants=False).coalesce()
 
 
 def _diagonals(first: Matrix, second: Matrix) -> Matrix:

@@ -292,7 +292,7 @@ def test_what_is_not_described_is_traced_natively(route, label):
     found = gnnaccel.stats()
     # a compiler that breaks a graph traces again what came before
     assert label == "a subclass" or set(found[type(layer).__name__]["reasons"]) == {"GA404"}
-    assert all("compiled" not in entry for entry in found.values())
+    assert all("compiled" not in entry for name, entry in found.items() if name != "SimpleConv")
 
 
 @pytest.mark.parametrize("rule", ["instance", *(pytest.param(rule, marks=pytest.mark.long)

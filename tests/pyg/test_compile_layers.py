@@ -163,7 +163,8 @@ def test_layers_of_equal_options_share_what_is_compiled(route):
     assert compiles() == 1 and compiled_calls("GATConv") == 3
 
 
-def test_calls_that_repeat_are_remembered(route, monkeypatch):
+@pytest.mark.parametrize("grad", [True, False])
+def test_calls_that_repeat_are_remembered(route, monkeypatch, grad):
     from gnnaccel.adapters.pyg import _Guarded
 
     stated = []
@@ -174,7 +175,11 @@ def test_calls_that_repeat_are_remembered(route, monkeypatch):
     on(route)
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
     for _ in range(4):
-        step(compiled, x, edges)
+        if grad:
+            step(compiled, x, edges)
+        else:
+            with torch.no_grad():
+                compiled(x, edges)
     assert len(stated) == 1 and compiled_calls("GATConv") == 4
 
 

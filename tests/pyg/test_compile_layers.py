@@ -163,7 +163,8 @@ def test_layers_of_equal_options_share_what_is_compiled(route):
     assert compiles() == 1 and compiled_calls("GATConv") == 3
 
 
-def test_calls_that_repeat_are_remembered(route, monkeypatch):
+@pytest.mark.parametrize("grad", [True, False])
+def test_calls_that_repeat_are_remembered(route, monkeypatch, grad):
     from gnnaccel.adapters.pyg import _Guarded
 
     stated = []
@@ -174,7 +175,11 @@ def test_calls_that_repeat_are_remembered(route, monkeypatch):
     on(route)
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
     for _ in range(4):
-        step(compiled, x, edges)
+        if grad:
+            step(compiled, x, edges)
+        else:
+            with torch.no_grad():
+                compiled(x, edges)
     assert len(stated) == 1 and compiled_calls("GATConv") == 4
 
 
@@ -292,7 +297,7 @@ def test_what_is_not_described_is_traced_natively(route, label):
     found = gnnaccel.stats()
     # a compiler that breaks a graph traces again what came before
     assert label == "a subclass" or set(found[type(layer).__name__]["reasons"]) == {"GA404"}
-    assert all("compiled" not in entry for entry in found.values())
+    assert all("compiled" not in entry for name, entry in found.items() if name != "SimpleConv")
 
 
 @pytest.mark.parametrize("rule", ["instance", *(pytest.param(rule, marks=pytest.mark.long)

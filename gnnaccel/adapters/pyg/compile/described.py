@@ -92,7 +92,7 @@ def _at(layer: Any, path: str) -> Any:
 
 def _over_nodes(kind: Kind, layer: Any, given: dict) -> Described | str:
     """The inputs and the shape of the result."""
-    inputs = _features(given["x"])
+    inputs = features(given["x"])
     if type(inputs) is str:
         return inputs
     if len(inputs) == 2 and not kind.pairs:
@@ -115,7 +115,7 @@ def _over_nodes(kind: Kind, layer: Any, given: dict) -> Described | str:
                      bool(layer.training and getattr(layer, "dropout", 0.0) > 0))
 
 
-def _features(x: Any) -> Any:
+def features(x: Any) -> Any:
     """The inputs that x is, or why it cannot be taken."""
     if type(x) in TENSORS:
         return [("x", x)]

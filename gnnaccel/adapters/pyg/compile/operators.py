@@ -175,10 +175,10 @@ class _Traced(torch.autograd.Function):
 
 def _autograd(call: str, x: Tensor, more: list[Tensor], rows: Any, width: Any) -> Tensor:
     tensors = [x, *more]
-    if not _C._len_torch_dispatch_stack() and all(type(t) in _PLAIN for t in tensors):
-        return standins.run(call, tensors)
     needed = [torch.is_grad_enabled() and t.requires_grad for t in tensors]
     if any(needed):
+        if not _C._len_torch_dispatch_stack() and all(type(t) in _PLAIN for t in tensors):
+            return standins.run(call, tensors)
         return _Traced.apply(call, rows, width, needed, *tensors)[0]
     with _C._AutoDispatchBelowAutograd():
         return layer(call, x, more, rows, width)

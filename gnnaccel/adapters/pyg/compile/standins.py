@@ -129,7 +129,7 @@ def leaves(text: str, tensors: list[Tensor], needed: list[bool]) -> list[Tensor]
 def _standin(text: str, call: Call, tensors: list[Tensor], users: list[Tensor]) -> Any:
     """The layer of these parameters, which a shadow of the user's first one has."""
     if len(tensors) == call.inputs:
-        return _without_parameters(text)
+        return _without_parameters(text, tensors[0].shape[1])
     layers = _shadow(users[call.inputs]).layers
     key = (text, *map(id, tensors[call.inputs:]))
     found = layers.get(key)
@@ -139,7 +139,8 @@ def _standin(text: str, call: Call, tensors: list[Tensor], users: list[Tensor]) 
 
 
 @functools.lru_cache(maxsize=64)
-def _without_parameters(text: str) -> Any:
+def _without_parameters(text: str, width: int) -> Any:
+    """One for each ``width`` of features, since a layer remembers one call over each graph."""
     return _made_of(call_of(text), [])
 
 

@@ -30,14 +30,14 @@ _HOST = "torch_geometric."
 _CONTAINERS = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.ReLU)
 _AGGREGATIONS = {"add": "Sum", "sum": "Sum", "mean": "Mean", "max": "Max", "min": "Min"}
 #: from the first version of torch on that this was tested with; for older ones nothing is carried
-_POSSIBLE = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 11)
+POSSIBLE = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 11)
 
 
 def asked(patches: PatchSet) -> None:
     """Put the forward of `PLAIN` in or out, as the configurations ask."""
     from torch_geometric import nn
 
-    wanted = configs.compiling and _POSSIBLE
+    wanted = configs.compiling and POSSIBLE
     if wanted:
         importlib.import_module("gnnaccel.adapters.pyg.compile.operators")
     for name in PLAIN:
@@ -69,7 +69,7 @@ def carried(cls: type) -> Callable | None:
     """``inside(native, layer, args, kwargs)``, a call in code that is compiled, of a class whose
     calls can be operators; None for any other class."""
     name = cls.__name__
-    if name not in KINDS or not _POSSIBLE:
+    if name not in KINDS or not POSSIBLE:
         return None
     kind = KINDS[name]
 
@@ -86,7 +86,7 @@ def carried(cls: type) -> Callable | None:
         why = described.reason_of(found)
         if why != "":
             return _native(native, layer, args, kwargs, name, why)
-        out = _operator(name, layer.training, found)
+        out = operator(name, layer.training, found)
         if kind.by_type:
             return _split(out, found.types)
         return out if kind.after is None else getattr(layer, kind.after)(out)
@@ -94,7 +94,8 @@ def carried(cls: type) -> Callable | None:
     return inside
 
 
-def _operator(name: str, training: bool, found: described.Described) -> Any:
+def operator(name: str, training: bool, found: described.Described) -> Any:
+    """The call as an operator."""
     from gnnaccel.adapters.pyg.compile import operators  # defined when they are asked for
 
     names, lent, tensors = [], [], []
@@ -130,7 +131,7 @@ def _layers_reason(layer: Any, cls: Any) -> str:
     from torch._dynamo.comptime import comptime  # which is there while it is traced
 
     comptime(_look)
-    return _seen_now()
+    return seen_now()
 
 
 # --- what is looked at while it is traced ---------------------------------------------------------
@@ -140,15 +141,27 @@ _by_rule: dict[str, Reason] = {}  # the user's own, by what they say
 _counted = 0
 
 
+def local(ctx: Any, name: str) -> Any:
+    """The object that is a local variable of the code that looks; None where the compiler does not
+    show it."""
+    found = ctx.get_local(name)._i_will_not_complain_if_bc_breaks_VariableTracker().realize()
+    return getattr(found, "value", None)
+
+
+def saw(value: Any) -> None:
+    """What `seen_now` gives next."""
+    _seen[0] = value
+
+
 def _look(ctx: Any) -> None:
     """Whether anything speaks against the layer that is the local variable ``layer``."""
-    found = ctx.get_local("layer")._i_will_not_complain_if_bc_breaks_VariableTracker().realize()
-    layer = getattr(found, "value", None)
-    _seen[0] = ("the compiler does not show it" if layer is None
-                else _layer_reason(layer))
+    layer = local(ctx, "layer")
+    saw("the compiler does not show it" if layer is None
+        else context_reason(layer) or _changed_reason(layer))
 
 
-def _layer_reason(layer: Any) -> str:
+def context_reason(layer: Any) -> str:
+    """Why no call of the layer is carried here, whatever it computes."""
     config = configs.current()
     if config is None or not config.compile:
         return "enable(compile=True) does not hold here"
@@ -162,7 +175,7 @@ def _layer_reason(layer: Any) -> str:
         return str(verdict.reason)
     if settings.asked(layer, config) is not None or settings.maps_asked():
         return "reduced precision is asked for"
-    return _changed_reason(layer)
+    return ""
 
 
 def _changed_reason(layer: Any) -> str:
@@ -181,14 +194,19 @@ def _changed_reason(layer: Any) -> str:
             if (guards.has_hooks(inner) or "forward" in inner.__dict__
                     or not (type(inner).__module__.startswith(_HOST) or type(inner) in known)):
                 return f"{name} is more than PyG's own"
-    aggr = own["aggr"]
-    if (type(aggr) is str and aggr in _AGGREGATIONS
-            and type(layer.aggr_module).__name__ != _AGGREGATIONS[aggr] + "Aggregation"):
-        return f"its aggregation is not {aggr}"
     for name, value in own.items():
         if callable(value) and callable(getattr(type(layer), name, None)):
             if getattr(value, "__func__", None) is not getattr(type(layer), name):
                 return f"{name} is replaced on the layer object"
+    return aggregation_reason(layer)
+
+
+def aggregation_reason(layer: Any) -> str:
+    """Why the layer aggregates otherwise than its ``aggr`` says, where that is a simple name."""
+    aggr = layer.aggr
+    if (type(aggr) is str and aggr in _AGGREGATIONS
+        and type(layer.aggr_module).__name__ != _AGGREGATIONS[aggr] + "Aggregation"):
+        return f"its aggregation is not {aggr}"
     return ""
 
 
@@ -205,7 +223,7 @@ def _of_the_caller(tensor: Any) -> bool:
     from torch._dynamo.comptime import comptime
 
     comptime(_look_at_tensor)
-    return _seen_now()
+    return seen_now()
 
 
 def _fix(ctx: Any) -> None:
@@ -223,10 +241,11 @@ def _fixed(value: Any) -> Any:
     from torch._dynamo.comptime import comptime
 
     comptime(_fix)
-    return _seen_now()
+    return seen_now()
 
 
-def _seen_now() -> Any:
+def seen_now() -> Any:
+    """What was seen last: a constant of what is traced."""
     return _seen[0]
 
 
@@ -249,6 +268,6 @@ def _number() -> int:
     return _counted
 
 
-_run_while_traced: tuple[Any, ...] = (_seen_now, _told, _number)
+_run_while_traced: tuple[Any, ...] = (seen_now, _told, _number)
 for _function in _run_while_traced:
     _function._dynamo_marked_constant = True

@@ -94,7 +94,7 @@ class OwnAttention:
 
     def state(self, layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] | Reason:
         found, known = self.found, self.known
-        why = (guards.context_reason() or reading._layer_reason(layer, known)
+        why = (guards.context_reason() or reading.layer_reason(layer, known)
                or reading._update_reason(known, kwargs))
         if why is not None:
             return why

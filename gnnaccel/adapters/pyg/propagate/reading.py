@@ -190,7 +190,7 @@ def _read_as(form: message.Form, layer: Any, edge_index: Any, kwargs: dict,
     """`read`, of messages of this form."""
     from gnnaccel.adapters.pyg.propagate import completing  # which needs this module
 
-    why = guards.context_reason() or _layer_reason(layer, known) or _update_reason(known, kwargs)
+    why = guards.context_reason() or layer_reason(layer, known) or _update_reason(known, kwargs)
     if why is not None:
         return why
     found = sizes(layer, edge_index, kwargs, ((form.source, "j"), *form.ends))
@@ -276,7 +276,8 @@ def prepared(reduce: Reduce, layer: Any, x: Tensor, weight: Tensor | None,
                                weight, count)
 
 
-def _layer_reason(layer: Any, known: Known) -> Reason | None:
+def layer_reason(layer: Any, known: Known) -> Reason | None:
+    """Why this layer object's messages or aggregation are not what its class says."""
     own = layer.__dict__
     if any(HOOKS(own)):
         return reason("GA501", "message-passing hooks are registered")

@@ -98,6 +98,7 @@ def routed(native: Callable) -> Callable:
     for."""
     from torch.compiler import is_compiling
 
+    from gnnaccel.adapters.pyg.compile.messages import inside
     from gnnaccel.adapters.pyg.propagate import calls
     from gnnaccel.adapters.pyg.propagate.calls import fast_path
     from gnnaccel.cuda.capture import capturing
@@ -108,8 +109,8 @@ def routed(native: Callable) -> Callable:
     @kept_apart
     @functools.wraps(native)
     def propagate(self: Any, edge_index: Any, *args: Any, **kwargs: Any) -> Any:
-        if args or is_compiling():  # compiled regions trace the host's own code
-            return native(self, edge_index, *args, **kwargs)
+        if args or is_compiling():
+            return inside(native, self, edge_index, args, kwargs)
         config = current()
         if config is None:
             return native(self, edge_index, **kwargs)

@@ -13,7 +13,8 @@ import gnnaccel
 from tests.pyg import generated_layers, graphs
 from tests.pyg.generated_layers import (FORMS, WIDTH, Channels, Crystal, Difference, DistMult,
                                         EdgeNetwork, Flagged, Gate, Gaussian, Heads, Mapped,
-                                        Message, NormedEdge, Product, Scalars)
+                                        MeanNetwork, Message, Network, NormedEdge, Product,
+                                        Scalars, Stacked)
 from tests.pyg.graphs import E, M, N
 from tests.pyg.judge import close, compare
 from tests.routes import opened
@@ -108,12 +109,12 @@ def test_against_the_flow(kernels):
     compare(kernels, layer, *arguments(DistMult))
 
 
-@pytest.mark.parametrize("width", [1, 7, 600])
-@pytest.mark.parametrize("form", [Scalars, Difference, Gaussian])
+@pytest.mark.parametrize("form, width", [(Scalars, 7), (Scalars, 600), (Difference, 1),
+                                         (Difference, 600), (Gaussian, 1), (Gaussian, 7),
+                                         (Gaussian, 600), (Heads, 48), (Heads, 150),
+                                         (Heads, 1200)])
 def test_widths(kernels, form, width):
-    """One channel, an odd number, and more than one tile of a warp."""
-    if form is Scalars and width == 1:
-        pytest.skip("Scalars takes two channels apart")
+    """One channel, odd numbers, heads in several lanes, and more than one tile of a warp."""
     compare(kernels, form(), graphs.features(width=width), graphs.square(),
             graphs.edge_features(E, form.edge))
 
@@ -162,6 +163,11 @@ def test_second_derivatives(kernels, form):
         assert close(a, b, 1e-3)
 
 
+@pytest.mark.parametrize("form", [Network, MeanNetwork, Stacked, Heads])
+def test_on_torch_operations(kernels, form):
+    both(kernels, form(), *arguments(form), backend="torch")
+
+
 def test_results_repeat(kernels):
     layer, ei = Crystal().to(kernels.device), hub().to(kernels.device)
     x, edge = to(kernels.device, graphs.features(), graphs.edge_features(10100))
@@ -178,27 +184,36 @@ def test_results_repeat(kernels):
 
 # --- what changes between calls -------------------------------------------------------------------
 
+def each_seen(route, layer, *args, changes, taken="cuda") -> None:
+    """After each change a call gives what the host's own code does: in one block, over one graph,
+    where a call is like the one before unless somebody looks. ``taken``: the route after the
+    last change."""
+    layer, args = layer.to(route.device), to(route.device, *args)
+    with route.on(on_fallback="native"):
+        for change in (lambda: None, lambda: None, *changes):
+            change()
+            with gnnaccel.disabled():
+                expected = layer(*args)
+            gnnaccel.reset_stats()
+            assert close(layer(*args), expected)
+            if change is not changes[-1]:
+                assert routes(layer) == {"cuda": 1}
+        assert routes(layer) == {taken: 1}
+
+
 def test_options_that_change(kernels):
-    """Each is seen by the next call, be it by kernels or not."""
-    layer, args = Flagged(), arguments(Flagged)
-    both(kernels, layer, *args)
-    for change in (lambda: setattr(layer, "power", 3), lambda: setattr(layer, "act", F.relu),
-                   lambda: setattr(layer, "gated", False), layer.eval, layer.train,
-                   lambda: setattr(layer, "act", nn.Softplus()),
-                   lambda: setattr(layer, "act", nn.Softplus(beta=3)),
-                   lambda: setattr(layer.act, "beta", 0.5),
-                   lambda: setattr(layer, "power", 2.5)):
-        change()
-        both(kernels, layer, *args)
-        assert routes(layer) == {"cuda": 1}
+    layer = Flagged()
+    each_seen(kernels, layer, *arguments(Flagged), changes=(
+        lambda: setattr(layer, "power", 3), lambda: setattr(layer, "act", F.relu),
+        lambda: setattr(layer, "gated", False), layer.eval, layer.train,
+        lambda: setattr(layer, "act", nn.Softplus()),
+        lambda: setattr(layer, "act", nn.Softplus(beta=3)),
+        lambda: setattr(layer.act, "beta", 0.5), lambda: setattr(layer, "power", 2.5)))
 
 
 def test_a_global_number_that_changes(kernels, monkeypatch):
-    layer, args = Product(), arguments(Product)
-    both(kernels, layer, *args)
-    monkeypatch.setattr(generated_layers, "SLOPE", 0.9)
-    both(kernels, layer, *args)
-    assert routes(layer) == {"cuda": 1}
+    each_seen(kernels, Product(), *arguments(Product), changes=(
+        lambda: monkeypatch.setattr(generated_layers, "SLOPE", 0.9),))
 
 
 def test_a_variable_around_the_message_that_changes(kernels):
@@ -208,50 +223,54 @@ def test_a_variable_around_the_message_that_changes(kernels):
         def message(self, x_i, x_j):
             return (x_j * factor - x_i).tanh()
 
-    layer, args = Closed(), arguments(Message)
-    both(kernels, layer, *args)
-    assert routes(layer) == {"cuda": 1}
-    factor = 2.0
-    both(kernels, layer, *args)
-    assert routes(layer) == {"cuda": 1}
+    def change():
+        nonlocal factor
+        factor = 2.0
+
+    each_seen(kernels, Closed(), *arguments(Message), changes=(change,))
 
 
 def test_modules_and_parameters_that_change(kernels):
-    layer, args = EdgeNetwork(), arguments(EdgeNetwork)
-    both(kernels, layer, *args)
-    with torch.no_grad():
-        layer.nn[0].weight.mul_(0.3)
-    both(kernels, layer, *args)
-    layer.nn[0].weight = nn.Parameter(torch.randn_like(layer.nn[0].weight))
-    both(kernels, layer, *args)
-    layer.nn[1] = nn.ReLU()
-    both(kernels, layer, *args)
-    layer.nn.append(nn.ELU(0.4))
-    both(kernels, layer, *args)
-    assert routes(layer) == {"cuda": 1}
-    layer.nn[0].register_forward_hook(lambda module, args, out: out + 1)
-    both(kernels, layer, *args, on_fallback="native")
-    assert routes(layer) == {"native": 1}
+    layer = EdgeNetwork()
+
+    def write():
+        with torch.no_grad():
+            layer.nn[0].weight.mul_(0.3)
+
+    def replace():
+        layer.nn[0].weight = nn.Parameter(torch.randn_like(layer.nn[0].weight))
+
+    each_seen(kernels, layer, *arguments(EdgeNetwork), changes=(
+        write, replace, lambda: layer.nn.__setitem__(1, nn.ReLU()),
+        lambda: layer.nn.append(nn.ELU(0.4))))
+
+
+def hooked(module):
+    return lambda: module.register_forward_hook(lambda module, args, out: out + 1)
+
+
+def test_hooks(kernels):
+    """On a module that the message calls, and on the message itself."""
+    layer = EdgeNetwork()
+    each_seen(kernels, layer, *arguments(EdgeNetwork), changes=(hooked(layer.nn[0]),),
+              taken="native")
+    layer = Difference()
+    each_seen(kernels, layer, *arguments(Difference), changes=(
+        lambda: layer.register_message_forward_hook(lambda module, args, out: out * 2),),
+        taken="native")
 
 
 def test_hooks_on_all_modules(kernels):
-    layer, args = EdgeNetwork(), arguments(EdgeNetwork)
-    both(kernels, layer, *args)
-    handle = nn.modules.module.register_module_forward_hook(
-        lambda module, args, out: out + 1 if type(module) is nn.Linear else None)
+    handles = []
+
+    def hook():
+        handles.append(nn.modules.module.register_module_forward_hook(
+            lambda module, args, out: out + 1 if type(module) is nn.Linear else None))
+
     try:
-        both(kernels, layer, *args, on_fallback="native")
+        each_seen(kernels, EdgeNetwork(), *arguments(EdgeNetwork), changes=(hook,), taken="native")
     finally:
-        handle.remove()
-    both(kernels, layer, *args)
-
-
-def test_a_hook_on_the_message(kernels):
-    layer, args = Difference(), arguments(Difference)
-    both(kernels, layer, *args)
-    layer.register_message_forward_hook(lambda module, args, out: out * 2)
-    both(kernels, layer, *args, on_fallback="native")
-    assert routes(layer) == {"native": 1}
+        handles.pop().remove()
 
 
 def test_numbers_share_kernels(emulated):

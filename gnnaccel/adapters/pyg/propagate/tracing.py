@@ -128,7 +128,7 @@ def _looks(module: nn.Module) -> tuple:
     return (type(module), module.training, *map(id, module._parameters.values()),
             *(v for v in own_dict.values() if type(v) in (int, float, bool, str)),
             any(reading.MODULE_HOOKS(own_dict)), "forward" in own_dict, type(module).forward,
-            *_functions(), *map(id, own_dict["_modules"].values()), inside)
+            *_functions(), inside)
 
 
 def _functions() -> tuple:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import copy
+import shutil
 
 import pytest
 import torch
@@ -10,45 +11,15 @@ from torch import nn
 from torch_geometric.nn import CGConv, EdgeConv, ResGatedGraphConv
 
 import gnnaccel
-from tests.pyg import generated_layers, graphs
+from gnnaccel.cuda.driver import using
+from tests.emulation.emulator import EmulatedDriver
+from tests.pyg import graphs
+from tests.pyg.generated_calls import arguments, both, routes, to
 from tests.pyg.generated_layers import (FORMS, WIDTH, Channels, Crystal, Difference, DistMult,
-                                        EdgeNetwork, Flagged, Gate, Gaussian, Heads, Mapped,
-                                        MeanNetwork, Message, Network, NormedEdge, Product,
-                                        Scalars, Stacked)
+                                        Gate, Gaussian, Heads, Mapped, MeanNetwork, Message,
+                                        Network, NormedEdge, Product, Scalars, Stacked)
 from tests.pyg.graphs import E, M, N
 from tests.pyg.judge import close, compare
-from tests.routes import opened
-
-
-@pytest.fixture(params=["emulated", pytest.param("cuda", marks=pytest.mark.gpu)])
-def kernels(request):
-    """The CUDA kernels, emulated or on a GPU."""
-    with opened(request.param) as found:
-        yield found
-
-
-def arguments(cls, edges: int = E) -> list[torch.Tensor]:
-    """Features of nodes, edges, and their features."""
-    edge = graphs.edge_features(edges, cls.edge)
-    return [graphs.features(), graphs.square(edges=edges), edge]
-
-
-def to(device: torch.device, *args):
-    return [a.to(device) if isinstance(a, torch.Tensor) else a for a in args]
-
-
-def both(route, layer, *args, **options) -> None:
-    """The layer's own result, and that of an accelerated call, are the same."""
-    layer, args = layer.to(route.device), to(route.device, *args)
-    expected = layer(*args)
-    gnnaccel.reset_stats()
-    with route.on(**options):
-        got = layer(*args)
-    assert close(got, expected)
-
-
-def routes(layer) -> dict[str, int]:
-    return gnnaccel.stats()[type(layer).__name__]["routes"]
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -119,6 +90,24 @@ def test_widths(kernels, form, width):
             graphs.edge_features(E, form.edge))
 
 
+@pytest.mark.parametrize("order", ["reversed", "uneven"])
+@pytest.mark.parametrize("form", [Crystal, Heads, Channels])
+def test_in_any_order_of_threads(order, form):
+    """The same bits, however warps and lanes take turns."""
+    if shutil.which("g++") is None:
+        pytest.skip("the CPU emulation of kernels needs g++")
+    layer, ei = form(), hub()[:, :3000]
+    x, edge = graphs.features(), graphs.edge_features(3000, form.edge)
+    found = []
+    for driver in (EmulatedDriver(), EmulatedDriver(order, 3)):
+        given = [x.clone().requires_grad_(), edge.clone().requires_grad_()]
+        with using(driver), gnnaccel.enabled(backend="cuda", when="supported"):
+            out = layer(given[0], ei, given[1])
+            out.sin().sum().backward()
+        found.append([out, given[0].grad])
+    assert all(torch.equal(a, b) for a, b in zip(*found))
+
+
 # --- gradients ------------------------------------------------------------------------------------
 
 def test_some_inputs_without_gradients(kernels):
@@ -180,112 +169,6 @@ def test_results_repeat(kernels):
             out.sin().sum().backward()
         found.append([out, given.grad, layer.lin_f.weight.grad.clone()])
     assert all(torch.equal(a, b) for a, b in zip(*found))
-
-
-# --- what changes between calls -------------------------------------------------------------------
-
-def each_seen(route, layer, *args, changes, taken="cuda") -> None:
-    """After each change a call gives what the host's own code does: in one block, over one graph,
-    where a call is like the one before unless somebody looks. ``taken``: the route after the
-    last change."""
-    layer, args = layer.to(route.device), to(route.device, *args)
-    with route.on(on_fallback="native"):
-        for change in (lambda: None, lambda: None, *changes):
-            change()
-            with gnnaccel.disabled():
-                expected = layer(*args)
-            gnnaccel.reset_stats()
-            assert close(layer(*args), expected)
-            if change is not changes[-1]:
-                assert routes(layer) == {"cuda": 1}
-        assert routes(layer) == {taken: 1}
-
-
-def test_options_that_change(kernels):
-    layer = Flagged()
-    each_seen(kernels, layer, *arguments(Flagged), changes=(
-        lambda: setattr(layer, "power", 3), lambda: setattr(layer, "act", F.relu),
-        lambda: setattr(layer, "gated", False), layer.eval, layer.train,
-        lambda: setattr(layer, "act", nn.Softplus()),
-        lambda: setattr(layer, "act", nn.Softplus(beta=3)),
-        lambda: setattr(layer.act, "beta", 0.5), lambda: setattr(layer, "power", 2.5)))
-
-
-def test_a_global_number_that_changes(kernels, monkeypatch):
-    each_seen(kernels, Product(), *arguments(Product), changes=(
-        lambda: monkeypatch.setattr(generated_layers, "SLOPE", 0.9),))
-
-
-def test_a_variable_around_the_message_that_changes(kernels):
-    factor = 0.5
-
-    class Closed(Message):
-        def message(self, x_i, x_j):
-            return (x_j * factor - x_i).tanh()
-
-    def change():
-        nonlocal factor
-        factor = 2.0
-
-    each_seen(kernels, Closed(), *arguments(Message), changes=(change,))
-
-
-def test_modules_and_parameters_that_change(kernels):
-    layer = EdgeNetwork()
-
-    def write():
-        with torch.no_grad():
-            layer.nn[0].weight.mul_(0.3)
-
-    def replace():
-        layer.nn[0].weight = nn.Parameter(torch.randn_like(layer.nn[0].weight))
-
-    each_seen(kernels, layer, *arguments(EdgeNetwork), changes=(
-        write, replace, lambda: layer.nn.__setitem__(1, nn.ReLU()),
-        lambda: layer.nn.append(nn.ELU(0.4))))
-
-
-def hooked(module):
-    return lambda: module.register_forward_hook(lambda module, args, out: out + 1)
-
-
-def test_hooks(kernels):
-    """On a module that the message calls, and on the message itself."""
-    layer = EdgeNetwork()
-    each_seen(kernels, layer, *arguments(EdgeNetwork), changes=(hooked(layer.nn[0]),),
-              taken="native")
-    layer = Difference()
-    each_seen(kernels, layer, *arguments(Difference), changes=(
-        lambda: layer.register_message_forward_hook(lambda module, args, out: out * 2),),
-        taken="native")
-
-
-def test_hooks_on_all_modules(kernels):
-    handles = []
-
-    def hook():
-        handles.append(nn.modules.module.register_module_forward_hook(
-            lambda module, args, out: out + 1 if type(module) is nn.Linear else None))
-
-    try:
-        each_seen(kernels, EdgeNetwork(), *arguments(EdgeNetwork), changes=(hook,), taken="native")
-    finally:
-        handles.pop().remove()
-
-
-def test_numbers_share_kernels(emulated):
-    """Another number, another call: no other kernels."""
-    from gnnaccel.cuda import driver
-
-    args = arguments(Flagged)
-    layer = Flagged()
-    layer.power = 2.2
-    with torch.no_grad(), emulated.on():
-        layer(*args)
-        before = len(driver.noted())
-        layer.power = 2.7
-        layer(*args)
-    assert len(driver.noted()) == before
 
 
 # --- what stays native ----------------------------------------------------------------------------

@@ -64,6 +64,13 @@ def route(request):
         yield found
 
 
+@pytest.fixture(params=["emulated", pytest.param("cuda", marks=pytest.mark.gpu)])
+def kernels(request):
+    """The CUDA kernels, emulated or on a GPU."""
+    with opened(request.param) as found:
+        yield found
+
+
 @pytest.fixture
 def gpu():
     """The GPU route alone; for tests marked ``gpu``."""

@@ -13,6 +13,7 @@ import re
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"[ \t]*(?://.*)?$', re.MULTILINE)
 
 
+_WRITTEN = re.compile(r"[a-z_]+_[0-9a-f]{16}")
 #: texts of families that are no files, by name
 _written: dict[str, str] = {}
 
@@ -23,6 +24,11 @@ def write(text: str, name: str) -> str:
     family = f"{name}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     _written.setdefault(family, text)
     return family
+
+
+def is_written(family: str) -> bool:
+    """Whether it is a name that `write` gives, in this process or another."""
+    return _WRITTEN.fullmatch(family) is not None
 
 
 @functools.cache

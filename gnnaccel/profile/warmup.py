@@ -87,7 +87,13 @@ def _recorded(path: str) -> list[Key]:
 
 
 def _all(path: str, kernels: list[Key]) -> int:
-    """Compile them; 1 when one of them cannot be had here, as of another version of gnnaccel."""
+    """Compile them; 1 when one of them cannot be had here, as of another version of gnnaccel. Not
+    those that were written for a user's message: records do not hold their text."""
+    written = [kernel for kernel in kernels if sources.is_written(kernel[0])]
+    if written:
+        print(f"{path}: {len(written)} kernels are written for messages, and compiled when these "
+              "first run")
+        kernels = [kernel for kernel in kernels if kernel not in written]
     begin, (before, _) = time.perf_counter(), driver.compile_seconds()
     failed = 0
     for family, entry, defines in kernels:

@@ -55,6 +55,7 @@ class {name}(MessagePassing):
         self.att2 = nn.Parameter(torch.randn(1, 2 * out))
         self.score, self.last = nn.Linear(2 * out, 1), nn.Linear(out, 1, bias=False)
         self.act, self.eps = nn.LeakyReLU(0.1), 0.3
+        self.mlp = nn.Sequential(nn.Linear(2 * out + 3, 8), nn.ReLU(), nn.Linear(8, out))
 
     def forward(self, x, edge_index, edge_weight, edge_attr):
 {forward}
@@ -90,6 +91,11 @@ _UNARY = (
     "F.dropout({}, 0.0, self.training)",
     "F.silu({})",
     "torch.square({})",
+    "torch.log1p(({}).abs())",
+    "({} * 0.5).clamp(-1.0, 1.0)",
+    "F.gelu({})",
+    "(({}) ** 2 + 1.0).rsqrt()",
+    "self.act({})",
 )
 _WIDE = (
     "x_j",
@@ -103,6 +109,11 @@ _WIDE = (
     "self.pair(torch.cat([x_i, x_j], dim=-1))",
     "self.pair(torch.cat([x_i, x_j - x_i], dim=1))",
     "self.lin2(x_j)",
+    "self.mlp(torch.cat([x_i, x_j, edge_attr], -1))",
+    "torch.where(x_j > x_i, x_j, 0.1 * x_i)",
+    "torch.minimum(x_i, 0.5 * x_j)",
+    "(self.att * x_i).tanh()",
+    "F.softplus(self.edge_lin(edge_attr))",
 )
 _NARROW = (
     "edge_weight.view(-1, 1)",
@@ -117,6 +128,9 @@ _NARROW = (
     "softmax((x_i * x_j).sum(-1), index, num_nodes=size_i).view(-1, 1)",
     "softmax(F.leaky_relu((x_j * self.att).sum(-1)), index, ptr, size_i)[:, None]",
     "(x_i - x_j).norm(dim=-1, keepdim=True)",
+    "(x_i - x_j)[:, :2].square().sum(-1, keepdim=True)",
+    "x_i[:, :1]",
+    "(x_j[:, 1:2] * edge_attr[:, 2:])",
 )
 _SCORES = (
     "(torch.cat([x_i, x_j], dim=-1) * self.att2).sum(dim=-1)",

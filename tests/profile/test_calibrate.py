@@ -233,6 +233,20 @@ def test_logs_whose_kernels_there_are_not(device, tmp_path, capsys, kernel, mess
                                                     else 2) and message in capsys.readouterr().err
 
 
+def test_kernels_written_for_messages_are_left_for_their_first_use(device, tmp_path, capsys):
+    from gnnaccel.cuda import sources
+    from gnnaccel.dispatch.observe import records
+
+    family = sources.write('extern "C" __global__ void forward(float* x) {}', "message")
+    assert sources.is_written(family) and not any(map(sources.is_written, sources.families()))
+    path = tmp_path / "run.jsonl"
+    path.write_text(json.dumps(records.new(host="pyg", layer="Mine", route="native",
+                                           kernels=[dict(family=family, entry="forward",
+                                                         defines={})])))
+    assert main(["warmup", "--log", str(path)]) == 0
+    assert "1 kernels are written for messages" in capsys.readouterr().out
+
+
 def test_warming_up_nothing_is_refused(capsys):
     assert main(["warmup"]) == 2 and "--log FILE.jsonl" in capsys.readouterr().err
 

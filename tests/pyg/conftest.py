@@ -6,4 +6,4 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("torch_geometric")
 
-from tests.routes import clean, emulated, gpu, one_thread, route  # noqa: F401
+from tests.routes import clean, emulated, gpu, kernels, one_thread, route  # noqa: F401

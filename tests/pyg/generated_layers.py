@@ -198,8 +198,8 @@ class Heads(Message):
         self.heads = 3
 
     def message(self, x_j, x_i, edge_attr):
-        out = (x_j + x_i.tanh()).view(-1, self.heads, WIDTH // 3)
-        return (out * edge_attr.sigmoid().unsqueeze(-1)).view(-1, WIDTH)
+        out = (x_j + x_i.tanh()).view(-1, self.heads, x_j.size(-1) // 3)
+        return (out * edge_attr.sigmoid().unsqueeze(-1)).view(-1, x_j.shape[1])
 
 
 class Stacked(Message):

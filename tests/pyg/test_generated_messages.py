@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import copy
+import shutil
 
 import pytest
 import torch
@@ -10,44 +11,15 @@ from torch import nn
 from torch_geometric.nn import CGConv, EdgeConv, ResGatedGraphConv
 
 import gnnaccel
-from tests.pyg import generated_layers, graphs
+from gnnaccel.cuda.driver import using
+from tests.emulation.emulator import EmulatedDriver
+from tests.pyg import graphs
+from tests.pyg.generated_calls import arguments, both, routes, to
 from tests.pyg.generated_layers import (FORMS, WIDTH, Channels, Crystal, Difference, DistMult,
-                                        EdgeNetwork, Flagged, Gate, Gaussian, Heads, Mapped,
-                                        Message, NormedEdge, Product, Scalars)
+                                        Gate, Gaussian, Heads, Mapped, MeanNetwork, Message,
+                                        Network, NormedEdge, Product, Scalars, Stacked)
 from tests.pyg.graphs import E, M, N
 from tests.pyg.judge import close, compare
-from tests.routes import opened
-
-
-@pytest.fixture(params=["emulated", pytest.param("cuda", marks=pytest.mark.gpu)])
-def kernels(request):
-    """The CUDA kernels, emulated or on a GPU."""
-    with opened(request.param) as found:
-        yield found
-
-
-def arguments(cls, edges: int = E) -> list[torch.Tensor]:
-    """Features of nodes, edges, and their features."""
-    edge = graphs.edge_features(edges, cls.edge)
-    return [graphs.features(), graphs.square(edges=edges), edge]
-
-
-def to(device: torch.device, *args):
-    return [a.to(device) if isinstance(a, torch.Tensor) else a for a in args]
-
-
-def both(route, layer, *args, **options) -> None:
-    """The layer's own result, and that of an accelerated call, are the same."""
-    layer, args = layer.to(route.device), to(route.device, *args)
-    expected = layer(*args)
-    gnnaccel.reset_stats()
-    with route.on(**options):
-        got = layer(*args)
-    assert close(got, expected)
-
-
-def routes(layer) -> dict[str, int]:
-    return gnnaccel.stats()[type(layer).__name__]["routes"]
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -108,14 +80,32 @@ def test_against_the_flow(kernels):
     compare(kernels, layer, *arguments(DistMult))
 
 
-@pytest.mark.parametrize("width", [1, 7, 600])
-@pytest.mark.parametrize("form", [Scalars, Difference, Gaussian])
+@pytest.mark.parametrize("form, width", [(Scalars, 7), (Scalars, 600), (Difference, 1),
+                                         (Difference, 600), (Gaussian, 1), (Gaussian, 7),
+                                         (Gaussian, 600), (Heads, 48), (Heads, 150),
+                                         (Heads, 1200)])
 def test_widths(kernels, form, width):
-    """One channel, an odd number, and more than one tile of a warp."""
-    if form is Scalars and width == 1:
-        pytest.skip("Scalars takes two channels apart")
+    """One channel, odd numbers, heads in several lanes, and more than one tile of a warp."""
     compare(kernels, form(), graphs.features(width=width), graphs.square(),
             graphs.edge_features(E, form.edge))
+
+
+@pytest.mark.parametrize("order", ["reversed", "uneven"])
+@pytest.mark.parametrize("form", [Crystal, Heads, Channels])
+def test_in_any_order_of_threads(order, form):
+    """The same bits, however warps and lanes take turns."""
+    if shutil.which("g++") is None:
+        pytest.skip("the CPU emulation of kernels needs g++")
+    layer, ei = form(), hub()[:, :3000]
+    x, edge = graphs.features(), graphs.edge_features(3000, form.edge)
+    found = []
+    for driver in (EmulatedDriver(), EmulatedDriver(order, 3)):
+        given = [x.clone().requires_grad_(), edge.clone().requires_grad_()]
+        with using(driver), gnnaccel.enabled(backend="cuda", when="supported"):
+            out = layer(given[0], ei, given[1])
+            out.sin().sum().backward()
+        found.append([out, given[0].grad])
+    assert all(torch.equal(a, b) for a, b in zip(*found))
 
 
 # --- gradients ------------------------------------------------------------------------------------
@@ -162,6 +152,11 @@ def test_second_derivatives(kernels, form):
         assert close(a, b, 1e-3)
 
 
+@pytest.mark.parametrize("form", [Network, MeanNetwork, Stacked, Heads])
+def test_on_torch_operations(kernels, form):
+    both(kernels, form(), *arguments(form), backend="torch")
+
+
 def test_results_repeat(kernels):
     layer, ei = Crystal().to(kernels.device), hub().to(kernels.device)
     x, edge = to(kernels.device, graphs.features(), graphs.edge_features(10100))
@@ -174,99 +169,6 @@ def test_results_repeat(kernels):
             out.sin().sum().backward()
         found.append([out, given.grad, layer.lin_f.weight.grad.clone()])
     assert all(torch.equal(a, b) for a, b in zip(*found))
-
-
-# --- what changes between calls -------------------------------------------------------------------
-
-def test_options_that_change(kernels):
-    """Each is seen by the next call, be it by kernels or not."""
-    layer, args = Flagged(), arguments(Flagged)
-    both(kernels, layer, *args)
-    for change in (lambda: setattr(layer, "power", 3), lambda: setattr(layer, "act", F.relu),
-                   lambda: setattr(layer, "gated", False), layer.eval, layer.train,
-                   lambda: setattr(layer, "act", nn.Softplus()),
-                   lambda: setattr(layer, "act", nn.Softplus(beta=3)),
-                   lambda: setattr(layer.act, "beta", 0.5),
-                   lambda: setattr(layer, "power", 2.5)):
-        change()
-        both(kernels, layer, *args)
-        assert routes(layer) == {"cuda": 1}
-
-
-def test_a_global_number_that_changes(kernels, monkeypatch):
-    layer, args = Product(), arguments(Product)
-    both(kernels, layer, *args)
-    monkeypatch.setattr(generated_layers, "SLOPE", 0.9)
-    both(kernels, layer, *args)
-    assert routes(layer) == {"cuda": 1}
-
-
-def test_a_variable_around_the_message_that_changes(kernels):
-    factor = 0.5
-
-    class Closed(Message):
-        def message(self, x_i, x_j):
-            return (x_j * factor - x_i).tanh()
-
-    layer, args = Closed(), arguments(Message)
-    both(kernels, layer, *args)
-    assert routes(layer) == {"cuda": 1}
-    factor = 2.0
-    both(kernels, layer, *args)
-    assert routes(layer) == {"cuda": 1}
-
-
-def test_modules_and_parameters_that_change(kernels):
-    layer, args = EdgeNetwork(), arguments(EdgeNetwork)
-    both(kernels, layer, *args)
-    with torch.no_grad():
-        layer.nn[0].weight.mul_(0.3)
-    both(kernels, layer, *args)
-    layer.nn[0].weight = nn.Parameter(torch.randn_like(layer.nn[0].weight))
-    both(kernels, layer, *args)
-    layer.nn[1] = nn.ReLU()
-    both(kernels, layer, *args)
-    layer.nn.append(nn.ELU(0.4))
-    both(kernels, layer, *args)
-    assert routes(layer) == {"cuda": 1}
-    layer.nn[0].register_forward_hook(lambda module, args, out: out + 1)
-    both(kernels, layer, *args, on_fallback="native")
-    assert routes(layer) == {"native": 1}
-
-
-def test_hooks_on_all_modules(kernels):
-    layer, args = EdgeNetwork(), arguments(EdgeNetwork)
-    both(kernels, layer, *args)
-    handle = nn.modules.module.register_module_forward_hook(
-        lambda module, args, out: out + 1 if type(module) is nn.Linear else None)
-    try:
-        both(kernels, layer, *args, on_fallback="native")
-    finally:
-        handle.remove()
-    both(kernels, layer, *args)
-
-
-def test_a_hook_on_the_message(kernels):
-    layer, args = Difference(), arguments(Difference)
-    both(kernels, layer, *args)
-    layer.register_message_forward_hook(lambda module, args, out: out * 2)
-    both(kernels, layer, *args, on_fallback="native")
-    assert routes(layer) == {"native": 1}
-
-
-def test_numbers_share_kernels(emulated):
-    """Another number, another call: no other kernels."""
-    from gnnaccel.cuda import driver
-
-    args = arguments(Flagged)
-    layer = Flagged()
-    layer.power = 2.2
-    with torch.no_grad(), emulated.on():
-        layer(*args)
-        before = len(driver.noted())
-        layer.power = 2.7
-        layer(*args)
-    assert len(driver.noted()) == before
 
 
 # --- what stays native ----------------------------------------------------------------------------

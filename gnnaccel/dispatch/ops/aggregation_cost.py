@@ -74,9 +74,10 @@ def _on_cpu(graph: OpGraph, given: Aggregation, mode: str) -> Estimate:
 def _on_cuda(graph: OpGraph, given: Aggregation, mode: str) -> Estimate:
     rates, kernels = constants()["aggregation"]["cuda"], constants()["cuda"]
     rates = rates["softmax"] if type(given.reduce) is Softmax else rates
-    rows = math.prod(given.shape) * given.x.element_size()
-    read, gathered, calls = ((*given.more.rows_read, 1) if type(given.more) is Generated
-                             else _MORE[type(given.more)])
+    shape, (read, gathered, calls) = given.shape, _MORE.get(type(given.more), (1, 1, 1))
+    if type(given.more) is Generated:
+        shape, (read, gathered) = given.more.shape, given.more.rows_read
+    rows = math.prod(shape) * given.x.element_size()
     moved, by_host = graph.num_edges * rows * read, graph.num_edges * rows * gathered
     launch = kernels["launch"]
     native = max(by_host * rates["native_passes"][mode] / kernels["native_bandwidth"],

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gnnaccel.adapters.pyg import guards
 from gnnaccel.adapters.pyg.propagate import linear_maps, pointwise, reading, tracing
 from gnnaccel.adapters.pyg.propagate.pointwise_calls import OPERATIONS
 from gnnaccel.adapters.pyg.propagate.standins import Form, Unseen
@@ -175,8 +174,7 @@ def form(layer: Any, known: reading.Known, kwargs: dict, why: Reason) -> Form | 
                       f"node_dim={layer.node_dim}")
 
     def more(given: dict, layer: Any) -> Generated | Reason:
-        return (message.generated(given)
-                if found.holds(layer) and not guards._any_global_hook() else why)
+        return message.generated(given) if found.holds(layer) else why
 
     ends = tuple(end for end in found.ends if end != (source, "j"))
     return Form(source, None, None, more, ends, True, None, message.stand_in)

@@ -31,6 +31,7 @@ _BUILTINS = frozenset(("float", "int", "len", "None", "True", "False"))
 _SPECIAL = frozenset(("index", "ptr", "size_i", "dim_size"))
 _TRACES = 4  # kept for each layer
 _PLAIN = (int, float, bool, str, type(None))
+_NUMBERS = (int, float, bool)  # as arguments: another value is another trace
 _NOT_PLAIN_CODE = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
@@ -128,7 +129,7 @@ def _looks(module: nn.Module) -> tuple:
     return (type(module), module.training, *map(id, module._parameters.values()),
             *(v for v in own_dict.values() if type(v) in (int, float, bool, str)),
             any(reading.MODULE_HOOKS(own_dict)), "forward" in own_dict, type(module).forward,
-            *_functions(), *map(id, own_dict["_modules"].values()), inside)
+            *_functions(), inside)
 
 
 def _functions() -> tuple:
@@ -264,8 +265,8 @@ def _stand_in(parameter: inspect.Parameter, kwargs: dict, manner: Manner) -> tup
             return None, ""
         raise Unseen
     value = rows(kwargs, key, end) if end != "e" else kwargs[key]
-    if value is None:
-        return None, ""
+    if value is None or (end == "e" and type(value) in _NUMBERS):
+        return value, ""
     if type(value) not in reading.TENSORS or not value.is_floating_point() or value.dim() < 1:
         raise Unseen
     meta = torch.empty(ROWS, *value.shape[1:], dtype=value.dtype, device="meta")
@@ -297,6 +298,8 @@ def trace(layer: Any, known: reading.Known, kwargs: dict, manner: Manner) -> Tra
 def _form(value: Any) -> Any:
     if isinstance(value, (tuple, list)):
         return tuple(map(_form, value))
+    if type(value) in _NUMBERS:
+        return type(value), value
     return (value.shape[1:], value.dtype) if isinstance(value, Tensor) else type(value)
 
 

@@ -1,0 +1,33 @@
+"""Calls of layers whose messages kernels are written for."""
+from __future__ import annotations
+
+import torch
+
+import gnnaccel
+from tests.pyg import graphs
+from tests.pyg.graphs import E
+from tests.pyg.judge import close
+
+
+def arguments(cls, edges: int = E) -> list[torch.Tensor]:
+    """Features of nodes, edges, and their features."""
+    edge = graphs.edge_features(edges, cls.edge)
+    return [graphs.features(), graphs.square(edges=edges), edge]
+
+
+def to(device: torch.device, *args):
+    return [a.to(device) if isinstance(a, torch.Tensor) else a for a in args]
+
+
+def both(route, layer, *args, **options) -> None:
+    """The layer's own result, and that of an accelerated call, are the same."""
+    layer, args = layer.to(route.device), to(route.device, *args)
+    expected = layer(*args)
+    gnnaccel.reset_stats()
+    with route.on(**options):
+        got = layer(*args)
+    assert close(got, expected)
+
+
+def routes(layer) -> dict[str, int]:
+    return gnnaccel.stats()[type(layer).__name__]["routes"]

@@ -1,0 +1,135 @@
+"""Messages that kernels are written for: what changes between calls is seen."""
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import gnnaccel
+from tests.pyg import generated_layers
+from tests.pyg.generated_calls import arguments, routes, to
+from tests.pyg.generated_layers import Difference, EdgeNetwork, Flagged, Message, Product
+from tests.pyg.judge import close
+
+
+def each_seen(route, layer, *args, changes, taken="cuda") -> None:
+    """After each change a call gives what the host's own code does: in one block, over one graph,
+    where a call is like the one before unless somebody looks. ``taken``: the route after the
+    last change."""
+    layer, args = layer.to(route.device), to(route.device, *args)
+    with route.on(on_fallback="native"):
+        for change in (lambda: None, lambda: None, *changes):
+            change()
+            with gnnaccel.disabled():
+                expected = layer(*args)
+            gnnaccel.reset_stats()
+            assert close(layer(*args), expected)
+            if change is not changes[-1]:
+                assert routes(layer) == {"cuda": 1}
+        assert routes(layer) == {taken: 1}
+
+
+def test_options_that_change(kernels):
+    layer = Flagged()
+    each_seen(kernels, layer, *arguments(Flagged), changes=(
+        lambda: setattr(layer, "power", 3), lambda: setattr(layer, "act", F.relu),
+        lambda: setattr(layer, "gated", False), layer.eval, layer.train,
+        lambda: setattr(layer, "act", nn.Softplus()),
+        lambda: setattr(layer, "act", nn.Softplus(beta=3)),
+        lambda: setattr(layer.act, "beta", 0.5), lambda: setattr(layer, "power", 2.5)))
+
+
+def test_a_global_number_that_changes(kernels, monkeypatch):
+    each_seen(kernels, Product(), *arguments(Product), changes=(
+        lambda: monkeypatch.setattr(generated_layers, "SLOPE", 0.9),))
+
+
+def test_a_variable_around_the_message_that_changes(kernels):
+    factor = 0.5
+
+    class Closed(Message):
+        def message(self, x_i, x_j):
+            return (x_j * factor - x_i).tanh()
+
+    def change():
+        nonlocal factor
+        factor = 2.0
+
+    each_seen(kernels, Closed(), *arguments(Message), changes=(change,))
+
+
+def test_modules_and_parameters_that_change(kernels):
+    layer = EdgeNetwork()
+
+    def write():
+        with torch.no_grad():
+            layer.nn[0].weight.mul_(0.3)
+
+    def replace():
+        layer.nn[0].weight = nn.Parameter(torch.randn_like(layer.nn[0].weight))
+
+    each_seen(kernels, layer, *arguments(EdgeNetwork), changes=(
+        write, replace, lambda: layer.nn.__setitem__(1, nn.ReLU()),
+        lambda: layer.nn.append(nn.ELU(0.4))))
+
+
+def hooked(module):
+    return lambda: module.register_forward_hook(lambda module, args, out: out + 1)
+
+
+def test_hooks(kernels):
+    """On a module that the message calls, and on the message itself."""
+    layer = EdgeNetwork()
+    each_seen(kernels, layer, *arguments(EdgeNetwork), changes=(hooked(layer.nn[0]),),
+              taken="native")
+    layer = Difference()
+    each_seen(kernels, layer, *arguments(Difference), changes=(
+        lambda: layer.register_message_forward_hook(lambda module, args, out: out * 2),),
+        taken="native")
+
+
+def test_hooks_on_all_modules(kernels):
+    handles = []
+
+    def hook():
+        handles.append(nn.modules.module.register_module_forward_hook(
+            lambda module, args, out: out + 1 if type(module) is nn.Linear else None))
+
+    try:
+        each_seen(kernels, EdgeNetwork(), *arguments(EdgeNetwork), changes=(hook,), taken="native")
+    finally:
+        handles.pop().remove()
+
+
+class Scaled(Message):
+    def forward(self, x, edge_index, edge_attr=None, scale=0.5, flag=True):
+        return self.propagate(edge_index, x=x, scale=scale, flag=flag)
+
+    def message(self, x_i, x_j, scale, flag):
+        out = (x_j - x_i) * scale
+        return out.tanh() if flag else out
+
+
+def test_numbers_as_arguments(kernels):
+    layer, args = Scaled(), arguments(Scaled)
+    with kernels.on():
+        for more in ((0.5, True), (0.5, True), (0.7, True), (2, True), (0.7, False)):
+            given = to(kernels.device, *args)
+            got = layer.to(kernels.device)(*given, *more)
+            with gnnaccel.disabled():
+                assert close(got, layer(*given, *more))
+
+
+def test_numbers_share_kernels(emulated):
+    """Another number, another call: no other kernels."""
+    from gnnaccel.cuda import driver
+
+    args = arguments(Flagged)
+    layer = Flagged()
+    layer.power = 2.2
+    with torch.no_grad(), emulated.on():
+        layer(*args)
+        before = len(driver.noted())
+        layer.power = 2.7
+        layer(*args)
+    assert len(driver.noted()) == before

@@ -190,6 +190,29 @@ def test_runs_take_turns_and_native_ones_are_native(runs, capsys):
     assert " 1. write `import gnnaccel" in out and " 2. do it" in out
 
 
+def test_on_a_gpu_captured_calls_are_a_way_of_their_own(runs, capsys):
+    replayed = dict(replays={"Net": 16}, refused={"Head": {"it waits for the device": 2}})
+    runs[1]["enabled"] = written(1.0, gpu=True)
+    runs[1]["capture"] = written(0.5, captured=replayed)
+    assert front.main(["gain", "x.py"]) == cli.DONE
+    assert [mode for mode, *_ in runs[0]] == ["native", "enabled", "enabled", "native", "capture",
+                                              "look"]
+    out = " ".join(capsys.readouterr().out.split())
+    assert "4.00x faster" in out and "with capture=True 0.5 ms 8.00x as fast" in out
+    assert "2. gnnaccel.enable(capture=True)" in out and "takes 50% of the time" in out
+    assert "calls of Head were not replayed: it waits for the device" in out
+
+
+@pytest.mark.parametrize("answer", [
+    (1, "Boom"), written(0.5, captured=dict(replays={}, refused={"Net": {"why not": 1}}))])
+def test_a_verdict_without_captured_calls(answer, runs, capsys):
+    runs[1]["enabled"], runs[1]["capture"] = written(1.0, gpu=True), answer
+    assert front.main(["gain", "x.py"]) == cli.DONE
+    out = capsys.readouterr().out
+    assert "4.00x faster" in out and "enable(capture=True)" not in out
+    assert ("why not" in out) == isinstance(answer, dict)
+
+
 def test_a_script_that_takes_long_to_start_runs_once_each_way(runs, capsys):
     runs[1]["native"] = written(4.0, startup=30.0)
     assert front.main(["gain", "x.py"]) == cli.DONE

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-NATIVE, ENABLED, LOOK = "native", "enabled", "look"
+NATIVE, ENABLED, CAPTURE, LOOK = "native", "enabled", "capture", "look"
 #: steps after which the layers are looked at, with the number of steps of a look with gnnaccel, and
 #: of as many native ones after these; the last look that came to its end counts
 _LOOKS = {5: 3, 30: 10, 120: 20}
@@ -36,7 +36,7 @@ class Run:
         if self.spec["mode"] != NATIVE:
             from gnnaccel import session
 
-            session.enable()
+            session.enable(capture=self.spec["mode"] == CAPTURE or None)
         self.steps.install()
 
     def _stepped(self) -> None:
@@ -71,6 +71,9 @@ class Run:
 
     def write(self, ended: bool) -> None:
         """``ended``: by itself."""
+        import torch
+
+        from gnnaccel import session
         from gnnaccel.cuda import driver
         from gnnaccel.dispatch.observe import counters
 
@@ -80,6 +83,7 @@ class Run:
         found = {**self.steps.as_dict(), "ended": ended, "memory_bytes": memory,
                  "startup": None if self._first is None else self._first - self.spec["start"],
                  "stats": counters.stats(), "compiled": driver.compile_seconds(),
+                 "gpu": torch.cuda.is_initialized(), "captured": session.status()["captured"],
                  "look": None if self.look is None else self.look.as_dict()}
         Path(self.spec["out"]).write_text(json.dumps(found), encoding="utf-8")
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gnnaccel import env
-from gnnaccel.profile.gain.child import ENABLED, LOOK, NATIVE
+from gnnaccel.profile.gain.child import CAPTURE, ENABLED, LOOK, NATIVE
 
 DONE, FAILED, USAGE, NOTHING, TIMEOUT, BROKEN, STOPPED = 0, 1, 2, 3, 4, 5, 130
 _FEWEST = 5  # steps that are timed, in a run
@@ -97,6 +97,7 @@ class Found:
 
     native: list[dict[str, Any]] = field(default_factory=list)
     enabled: list[dict[str, Any]] = field(default_factory=list)
+    captured: dict[str, Any] | None = None
     look: dict[str, Any] | None = None
 
 
@@ -108,7 +109,8 @@ class Runs:
 
     def all(self) -> Found:
         """Native, enabled, enabled, native, and a look at the layers; one of each where the script
-        takes long to start. GainError where there can be no verdict."""
+        takes long to start. On a GPU also one run with ``capture=True``. GainError where there can
+        be no verdict."""
         total, began, found = self._options.seconds, time.monotonic(), Found()
         found.native.append(self._one(NATIVE, total / 6))
         startup = found.native[0]["startup"]
@@ -117,7 +119,10 @@ class Runs:
         seconds = max(total / 20, (left - (len(modes) + 1) * startup) / (len(modes) + 1))
         for mode in modes:
             (found.native if mode == NATIVE else found.enabled).append(self._one(mode, seconds))
-        # what layers took is a part of the verdict that it can do without
+        # parts of the verdict that it can do without
+        if found.enabled[0].get("gpu"):
+            with contextlib.suppress(GainError):
+                found.captured = self._one(CAPTURE, seconds)
         with contextlib.suppress(GainError):
             found.look = self._one(LOOK, seconds)
         return found

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from gnnaccel.profile.gain.cli import Found
 
 _APART = 0.01  # losses that differ by more are spoken of
+_WORTH = 0.95  # captured steps that take less of the time than this are spoken of
 
 
 def summary(found: Found) -> Gain:
@@ -18,6 +19,8 @@ def summary(found: Found) -> Gain:
     native, ours = _side(found.native), _side(found.enabled)
     seen = found.look and found.look["look"]
     gain = Gain(found.enabled[0]["what"], native, ours)
+    if found.captured is not None and found.captured["captured"]["replays"]:
+        gain.captured = _side([found.captured])
     gain.kept = kept(found.enabled[-1]["stats"], seen["fallbacks"] if seen else [])
     if seen:
         gain.layers = [Layer(**one) for one in seen["layers"]]
@@ -39,11 +42,16 @@ def _side(runs: list[dict[str, Any]]) -> Side:
 
 
 def _to_try(gain: Gain, advice: list[str]) -> list[str]:
+    ours = gain.ours.step_ms
     first = ["write `import gnnaccel; gnnaccel.enable()` at the top of the script, or run it by "
              "python -m gnnaccel"] if gain.verdict == "faster" else []
     if gain.verdict == "slower":
         first = ["python -m gnnaccel --autotune: times the ways that each layer can go and keeps "
                  "the fastest"]
+    if gain.captured is not None and gain.captured.step_ms < _WORTH * ours:
+        first.append("gnnaccel.enable(capture=True), or python -m gnnaccel --capture: calls that "
+                     "repeat are replayed as CUDA graphs, which takes "
+                     f"{gain.captured.step_ms / ours:.0%} of the time of a step (docs/compile.md)")
     return first + advice
 
 
@@ -56,6 +64,9 @@ def _notes(found: Found, gain: Gain) -> list[str]:
     if len(found.enabled) == 1:
         notes.append("the script takes long to start, so each way ran once: give it more by "
                      "--seconds")
+    refused = found.captured["captured"]["refused"] if found.captured is not None else {}
+    notes += [f"with capture=True calls of {name} were not replayed: {why}"
+              for name, reasons in refused.items() for why in reasons]
     difference = gain.as_dict()["loss_difference"]
     if difference is not None and difference > _APART:
         notes.append("losses differ: dropout draws other masks from the same distribution, and "

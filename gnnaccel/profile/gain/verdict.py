@@ -65,11 +65,13 @@ class Kept:
 class Gain:
     """The result of a comparison. ``str()`` and ``repr()`` of it are for people, ``as_dict()`` is
     for programs.
-    ``what``: what was timed, such as "training step"."""
+    ``what``: what was timed, such as "training step"; ``captured``: with ``capture=True``, where
+    calls were replayed."""
 
     what: str
     native: Side
     ours: Side
+    captured: Side | None = None
     layers: list[Layer] = field(default_factory=list)
     kept: list[Kept] = field(default_factory=list)
     to_try: list[str] = field(default_factory=list)
@@ -138,6 +140,10 @@ class Gain:
         rows: list[Sequence[object]] = [
             (self.what, _each(self.native), _each(self.ours), f"{self.times:.2f}x as fast; "
              f"{self.native.steps} and {self.ours.steps} steps")]
+        if self.captured is not None:
+            rows.append(("with capture=True", "", _each(self.captured),
+                         f"{self.native.step_ms / self.captured.step_ms:.2f}x as fast; "
+                         f"{self.captured.steps} steps"))
         loop, ours = self.native.loop_ms, self.ours.loop_ms
         if loop and ours:
             rows.append(("step to step", duration(loop), duration(ours),

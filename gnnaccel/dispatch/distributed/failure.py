@@ -32,6 +32,7 @@ class Watch:
         self._store = dist.PrefixStore(name, store)
         self._rank, self._world, self._end = rank, world, end
         self._over = threading.Event()
+        self.failed = False  #: whether this process does
         self._thread = threading.Thread(target=self._look, name="gnnaccel-watch", daemon=True)
         if world > 1:
             self._thread.start()
@@ -46,6 +47,7 @@ class Watch:
 
     def tell(self) -> None:
         """Tell the others that this process fails, and wait a moment until they know."""
+        self.failed = True
         if self._world == 1 or self._over.is_set():
             return
         self._over.set()

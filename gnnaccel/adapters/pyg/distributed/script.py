@@ -17,6 +17,7 @@ from gnnaccel.adapters.pyg.distributed import calls
 from gnnaccel.adapters.pyg.distributed.dividing import Divider
 from gnnaccel.adapters.pyg.distributed.running import excepthook, watched
 from gnnaccel.dispatch.distributed import state
+from gnnaccel.dispatch.distributed.failure import Watch
 from gnnaccel.errors import PartitionError
 
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -41,7 +42,7 @@ def begin(least: int) -> None:
     stack = contextlib.ExitStack()
     watch = stack.enter_context(watched(None))
     stack.enter_context(excepthook(watch))
-    atexit.register(_end, stack, stack.enter_context(divided(least)))
+    atexit.register(_end, stack, stack.enter_context(divided(least)), watch)
     if dist.get_rank():
         sys.stdout = open(os.devnull, "w")  # until the process ends
 
@@ -122,11 +123,11 @@ def _same_gradients(optimizer: Any, args: Any, kwargs: Any) -> None:
             grad.copy_(mean.view_as(grad))
 
 
-def _end(stack: contextlib.ExitStack, divider: Divider) -> None:
+def _end(stack: contextlib.ExitStack, divider: Divider, watch: Watch) -> None:
     if dist.get_rank() == 0:
         sys.stderr.write(summary(divider) + "\n")
     stack.close()
-    if dist.is_initialized():
+    if dist.is_initialized() and not watch.failed:  # others may wait for what never comes
         dist.destroy_process_group()
 
 

@@ -7,6 +7,7 @@ numbers; names of tensors' methods that a `Manner` lists; attributes of the laye
 from __future__ import annotations
 
 import builtins
+import dis
 import functools
 import inspect
 import math
@@ -31,6 +32,7 @@ _BUILTINS = frozenset(("float", "int", "len", "None", "True", "False"))
 _SPECIAL = frozenset(("index", "ptr", "size_i", "dim_size"))
 _TRACES = 4  # kept for each layer
 _PLAIN = (int, float, bool, str, type(None))
+_CATCHES = frozenset(("SETUP_FINALLY", "SETUP_WITH", "PUSH_EXC_INFO"))
 _NUMBERS = (int, float, bool)  # as arguments: another value is another trace
 _NOT_PLAIN_CODE = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
@@ -219,7 +221,9 @@ class Special(Refuses):
 def _trace(layer: Any, kwargs: dict, manner: Manner) -> Trace:
     function = type(layer).message
     proxy, ends, edges = _Layer(layer, manner.names), [], []
-    message = manner.prepared(function) if type(function) is types.FunctionType else None
+    if type(function) is not types.FunctionType or _catches(function.__code__):
+        return Trace(None, (), (), {})
+    message = manner.prepared(function)
     if message is None or not _names_known(function.__code__, layer, manner.names):
         return Trace(None, (), (), {})
     given: dict[str, Any] = {}
@@ -237,6 +241,11 @@ def _trace(layer: Any, kwargs: dict, manner: Manner) -> Trace:
     except (Unseen, AttributeError, TypeError, ValueError, IndexError, RuntimeError):
         return Trace(None, (), (), proxy.read, cells)
     return Trace(found, tuple(ends), tuple(edges), proxy.read, cells)
+
+
+def _catches(code: types.CodeType) -> bool:
+    """Whether the function may catch what a stand-in raises, and go another way."""
+    return any(step.opname in _CATCHES for step in dis.get_instructions(code))
 
 
 def _names_known(code: types.CodeType, layer: Any, names: frozenset[str]) -> bool:

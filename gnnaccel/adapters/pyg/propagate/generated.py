@@ -158,7 +158,7 @@ def _blocks(leaf: Leaf, shape: tuple[int, ...]) -> int | None:
     return None
 
 
-_MANNER = tracing.Manner(_NAMES, _prepared, pointwise.rows, _found)
+_MANNER = tracing.Manner(_NAMES, _prepared, pointwise.rows, _found, True)
 
 
 def form(layer: Any, known: reading.Known, kwargs: dict, why: Reason) -> Form | Reason:

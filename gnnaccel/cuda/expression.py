@@ -46,10 +46,11 @@ class Expression(NamedTuple):
                 *(f"v{k}" for k in range(len(self.steps))))
 
     def __str__(self) -> str:
-        """As a formula."""
-        texts = list(self.names[:len(self.inputs) + self.numbers])
+        """As a formula, in which long parts are called as in the kernels."""
+        names = self.names
+        texts = list(names[:len(self.inputs) + self.numbers])
         for op, args in self.steps:
-            given = [texts[a] for a in args]
+            given = [texts[a] if len(texts[a]) <= _LONG else names[a] for a in args]
             sign = _SIGNS.get(op)
             texts.append(f"({given[0]} {sign} {given[1]})" if sign
                          else f"{op}({', '.join(given)})")
@@ -66,6 +67,7 @@ class Operation(NamedTuple):
     type: str = "float"
 
 
+_LONG = 60  # characters of a part of a formula
 _SIGNS = {"add": "+", "sub": "-", "mul": "*", "div": "/", "gt": ">", "lt": "<", "ge": ">=",
           "le": "<=", "eq": "==", "ne": "!=", "pow": "**"}
 
@@ -74,14 +76,16 @@ def _test(sign: str) -> Operation:
     return Operation(f"{{0}} {sign} {{1}}", (None, None), "bool")
 
 
-#: By name. Where a function has a corner, and of NaN, each does what torch's does.
+#: By name. Where a function has a corner, and of NaN, each does what torch's does. Products are
+#: rounded (`__fmul_rn`) before anything is added to them, as torch's are: differences that are zero
+#: for torch would else be a rounding error, and the derivative at a corner another one.
 OPERATIONS: dict[str, Operation] = {
     "add": Operation("{0} + {1}", ("{g}", "{g}")),
     "sub": Operation("{0} - {1}", ("{g}", "-{g}")),
-    "mul": Operation("{0} * {1}", ("{g} * {1}", "{g} * {0}")),
+    "mul": Operation("__fmul_rn({0}, {1})", ("{g} * {1}", "{g} * {0}")),
     "div": Operation("{0} / {1}", ("{g} / {1}", "-{g} * ({y} / {1})")),
     "neg": Operation("-{0}", ("-{g}",)),
-    "square": Operation("{0} * {0}", ("2.f * {g} * {0}",)),
+    "square": Operation("__fmul_rn({0}, {0})", ("2.f * {g} * {0}",)),
     "reciprocal": Operation("1.f / {0}", ("-{g} * {y} * {y}",)),
     "abs": Operation("fabsf({0})", ("{g} * sign({0})",)),
     "sign": Operation("sign({0})", (None,)),
@@ -97,10 +101,11 @@ OPERATIONS: dict[str, Operation] = {
     "sigmoid": Operation("sigmoid({0})", ("{g} * ((1.f - {y}) * {y})",)),
     "tanh": Operation("tanhf({0})", ("{g} * (1.f - {y} * {y})",)),
     "relu": Operation("{0} <= 0.f ? 0.f : {0}", ("{0} <= 0.f ? 0.f : {g}",)),
-    "leaky_relu": Operation("{0} > 0.f ? {0} : {0} * {1}", ("{0} > 0.f ? {g} : {g} * {1}", None)),
-    "elu": Operation("{0} > 0.f ? {0} : {1} * expm1f({0})",
+    "leaky_relu": Operation("{0} > 0.f ? {0} : __fmul_rn({0}, {1})",
+                            ("{0} > 0.f ? {g} : {g} * {1}", None)),
+    "elu": Operation("{0} > 0.f ? {0} : __fmul_rn({1}, expm1f({0}))",
                      ("{0} > 0.f ? {g} : {g} * {1} * expf({0})", None)),
-    "silu": Operation("{0} * sigmoid({0})",
+    "silu": Operation("__fmul_rn({0}, sigmoid({0}))",
                       ("{g} * (sigmoid({0}) * (1.f + {0} * (1.f - sigmoid({0}))))",)),
     "gelu": Operation("gelu({0})", ("{g} * gelu_slope({0})",)),
     "gelu_tanh": Operation("gelu_tanh({0})", ("{g} * gelu_tanh_slope({0})",)),

@@ -126,7 +126,7 @@ class _Writer:
     def parameters(self) -> str:
         found = [f"const float* __restrict__ {name}_rows" for name in self.names[:len(self.modes)]]
         found += [f"float {name}" for name in self.names[len(self.modes):self.first]]
-        return "".join(f"{one}, " for one in found)
+        return "".join(f"{one},\n        " for one in found)
 
     def own(self, ends: str, grad: bool = False) -> str:
         """Loads what all edges of a row share; ``grad``: its gradient as well."""

@@ -35,8 +35,8 @@ CASES = {"modes": (MODES, (4, 8)), "modes, in tiles": (MODES, (40, 33)),
          "operations": (everything(), (1, 64)), "operations, odd": (everything(), (1, 47))}
 
 
-@pytest.mark.parametrize("case, wide, arch", zip(CASES, (False, True, False, True),
-                                                 (75, 90, 120, 80)))
+@pytest.mark.parametrize("case, wide, arch", [
+    *zip(CASES, (False, True, False, True), (75, 90, 120, 80))])
 def test_generated_kernels_compile(case, wide, arch):
     of, seen = CASES[case]
     needs = (True,) * len(of.inputs)

@@ -347,7 +347,28 @@ class Logged(Message):
         return torch.log(x_j.square()) * a_j * edge_attr.view(-1, 1) - a_i / x_j.abs()
 
 
+class Shared(Message):
+    """Each result goes into the next one twice: as a tree this has millions of leaves."""
+
+    def message(self, x_i, x_j):
+        y = x_j.tanh() + 0.1 * x_i.tanh()
+        y = y * y + y
+        y = 0.3 * y * y - y
+        y = 0.3 * y * y + y
+        y = (y * y - y).tanh()
+        y = 0.3 * y * y + y
+        y = 0.3 * y * y - y
+        y = (0.3 * y * y + y).tanh()
+        y = 0.3 * y * y + y
+        y = 0.3 * y * y - y
+        y = 0.3 * y * y + y
+        y = (0.3 * y * y - y).tanh()
+        y = 0.3 * y * y + y
+        y = 0.3 * y * y - y
+        return 0.3 * y * y + y
+
+
 FORMS = [Difference, Gate, NormedEdge, Filter, EdgeNetwork, TransE, DistMult, Rotate, Crystal,
          Halves, Channels, Gaussian, Clamped, Chosen, Bends, Roots, Extremes, Heads, Stacked,
          Scalars, Row, Mapped, Product, Written, Flagged, Moved, Network, MeanNetwork, EdgeConvolution,
-         Positions, Logged]
+         Positions, Logged, Shared]

@@ -73,6 +73,38 @@ def test_modules_and_parameters_that_change(kernels):
         lambda: layer.nn.append(nn.ELU(0.4))))
 
 
+class Helped(Message):
+    """Calls methods, one of which reads a global number."""
+
+    def message(self, x_i, x_j):
+        return self.gate(x_i, x_j) * self.bend(x_j - x_i)
+
+    def gate(self, a, b):
+        return torch.sigmoid(a + b)
+
+    def bend(self, x):
+        return F.leaky_relu(x, FACTOR) * self.read
+
+    read = 0.7  # as what a tracer might call its own
+
+
+FACTOR = 0.1
+
+
+def test_methods_that_change(kernels, monkeypatch):
+    layer = Helped()
+    each_seen(kernels, layer, *arguments(Message), changes=(
+        lambda: monkeypatch.setitem(globals(), "FACTOR", 0.8),
+        lambda: setattr(layer, "read", 1.5),
+        lambda: monkeypatch.setattr(Helped, "gate", lambda self, a, b: torch.tanh(a * b)),
+        lambda: monkeypatch.setattr(F, "leaky_relu", lambda x, slope: x * slope)), taken="native")
+    monkeypatch.undo()
+    layer = Helped()
+    each_seen(kernels, layer, *arguments(Message), changes=(
+        lambda: monkeypatch.setattr(layer, "gate", lambda a, b: a + b, raising=False),),
+        taken="native")
+
+
 def hooked(module):
     return lambda: module.register_forward_hook(lambda module, args, out: out + 1)
 

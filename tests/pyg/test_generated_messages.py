@@ -209,7 +209,17 @@ class Rows(Message):
         return (x_j - x_i) / x_j.shape[0]
 
 
-@pytest.mark.parametrize("cls", [Dropped, InPlace, Distance, MapOfDifference, Rows])
+class Caught(Message):
+    """What a stand-in refuses would be caught."""
+
+    def message(self, x_i, x_j):
+        try:
+            return (x_j - x_i).cumsum(-1)
+        except:  # noqa: E722
+            return x_j - x_i
+
+
+@pytest.mark.parametrize("cls", [Dropped, InPlace, Distance, MapOfDifference, Rows, Caught])
 def test_messages_that_stay_native(kernels, cls):
     layer, args = cls().to(kernels.device), to(kernels.device, *arguments(cls))
     expected = layer(*copy.deepcopy(args))

@@ -27,7 +27,7 @@ typedef float Heads[KH];
 __device__ __forceinline__ float sigmoid(float x) { return 1.f / (1.f + expf(-x)); }
 __device__ __forceinline__ float sign(float x) { return (float)((x > 0.f) - (x < 0.f)); }
 __device__ __forceinline__ float gelu(float x) {
-    return 0.5f * x * (1.f + erff(x * 0.70710678119f));
+    return __fmul_rn(0.5f * x, 1.f + erff(x * 0.70710678119f));
 }
 __device__ __forceinline__ float gelu_slope(float x) {
     return 0.5f * (1.f + erff(x * 0.70710678119f)) + x * 0.39894228040f * expf(-0.5f * x * x);
@@ -35,7 +35,9 @@ __device__ __forceinline__ float gelu_slope(float x) {
 __device__ __forceinline__ float gelu_bend(float x) {
     return tanhf(0.79788456080f * (x + 0.044715f * x * x * x));
 }
-__device__ __forceinline__ float gelu_tanh(float x) { return 0.5f * x * (1.f + gelu_bend(x)); }
+__device__ __forceinline__ float gelu_tanh(float x) {
+    return __fmul_rn(0.5f * x, 1.f + gelu_bend(x));
+}
 __device__ __forceinline__ float gelu_tanh_slope(float x) {
     const float t = gelu_bend(x);
     return 0.5f * (1.f + t)

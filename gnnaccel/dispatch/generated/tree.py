@@ -3,7 +3,7 @@ kernels are written for."""
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -72,57 +72,88 @@ BY_TORCH: dict[str, Callable[..., Any]] = {
     "float": lambda x: x.float()}
 
 
-def leaves(tree: Tree) -> Iterator[Leaf]:
-    """All of them, from left to right, some more than once."""
-    if isinstance(tree, Leaf):
-        yield tree
-    elif isinstance(tree, Call):
-        for arg in tree.args:
-            yield from leaves(arg)
+def leaves(tree: Tree) -> list[Leaf]:
+    """All of them, from left to right; one that a part has which is used twice, once."""
+    found: list[Leaf] = []
+    seen: set[int] = set()
+
+    def visit(part: Tree) -> None:
+        if id(part) in seen:
+            return
+        seen.add(id(part))
+        if isinstance(part, Leaf):
+            found.append(part)
+        elif isinstance(part, Call):
+            for arg in part.args:
+                visit(arg)
+
+    visit(tree)
+    return found
+
+
+def folded(tree: Tree, leaf: Callable[[Leaf], Any], number: Callable[[Number], Any],
+           call: Callable[[str, tuple], Any]) -> Any:
+    """What comes of a tree, each part computed once: of an operation from its name and what comes
+    of its arguments."""
+    made: dict[int, Any] = {}
+
+    def fold(part: Tree) -> Any:
+        if id(part) not in made:
+            if isinstance(part, Leaf):
+                made[id(part)] = leaf(part)
+            elif isinstance(part, Number):
+                made[id(part)] = number(part)
+            else:
+                made[id(part)] = call(part.op, tuple(map(fold, part.args)))
+        return made[id(part)]
+
+    return fold(tree)
 
 
 def mapped(tree: Tree, function: Callable[[Leaf], Leaf]) -> Tree:
     """With each leaf replaced."""
-    if isinstance(tree, Leaf):
-        return function(tree)
-    if isinstance(tree, Call):
-        return Call(tree.op, tuple(mapped(arg, function) for arg in tree.args))
-    return tree
+    return folded(tree, function, lambda number: number, Call)
 
 
 def computed(tree: Tree, given: Any) -> Any:
     """A tree whose leaves are at one end, or parameters, on torch operations."""
-    if isinstance(tree, Leaf):
-        t = tree.make(given)
-        return t.reshape(1 if tree.end == "p" else t.shape[0], *tree.tail)
-    if isinstance(tree, Number):
-        return tree.value
-    return BY_TORCH[tree.op](*(computed(arg, given) for arg in tree.args))
+
+    def rows(leaf: Leaf) -> Tensor:
+        t = leaf.make(given)
+        return t.reshape(1 if leaf.end == "p" else t.shape[0], *leaf.tail)
+
+    return folded(tree, rows, lambda number: number.value, lambda op, args: BY_TORCH[op](*args))
 
 
 def expression(tree: Tree,
                mode: Callable[[Leaf], str]) -> tuple[Expression, list[Leaf], tuple[float, ...]]:
     """The tree with equal parts computed once, its inputs in the order of the expression, and its
     numbers. ``mode``: how a leaf lies over the channels of the message."""
+    numbered: dict[tuple, int] = {}  # parts, as they are met; equal ones have equal keys
     inputs: dict[tuple, Leaf] = {}
     numbers: dict[tuple, float] = {}
-    steps: dict[tuple, None] = {}
+    steps: list[tuple] = []
 
-    def gather(part: Tree) -> tuple:
-        """A key that equal parts share."""
-        if isinstance(part, Leaf):
-            key: tuple = ("input", id(part.base), mode(part))
-            inputs.setdefault(key, part)
-        elif isinstance(part, Number):
-            key = ("number", repr(part.value))
-            numbers.setdefault(key, part.value)
-        else:
-            key = (part.op, *map(gather, part.args))
-            steps.setdefault(key, None)
-        return key
+    def of_leaf(leaf: Leaf) -> int:
+        key = ("input", id(leaf.base), mode(leaf))
+        inputs.setdefault(key, leaf)
+        return numbered.setdefault(key, len(numbered))
 
-    out = gather(tree)
-    at = {key: k for k, key in enumerate((*inputs, *numbers, *steps))}
+    def of_number(number: Number) -> int:
+        key = ("number", repr(number.value))
+        numbers.setdefault(key, number.value)
+        return numbered.setdefault(key, len(numbered))
+
+    def of_call(op: str, args: tuple[int, ...]) -> int:
+        key = (op, *args)
+        if key not in numbered:
+            numbered[key] = len(numbered)
+            steps.append(key)
+        return numbered[key]
+
+    out = folded(tree, of_leaf, of_number, of_call)
+    place = {numbered[key]: k for k, key in enumerate((*inputs, *numbers, *steps))}
     made = Expression(tuple(Input(leaf.end, key[2]) for key, leaf in inputs.items()), len(numbers),
-                      tuple(Step(key[0], tuple(at[a] for a in key[1:])) for key in steps), at[out])
+                      tuple(Step(key[0], tuple(place[a] for a in key[1:])) for key in steps),
+                      place[out])
     return made, list(inputs.values()), tuple(numbers.values())

@@ -88,8 +88,12 @@ def _nothing(roots: tuple[Make, ...], given: dict) -> Tensor:
 
 def _prepared(function: Any) -> Any:
     """``function`` as it is, where it can do nothing but compute."""
-    if any(not _may_be_read(cell.cell_contents) for cell in function.__closure__ or ()):
-        return None
+    for cell in function.__closure__ or ():
+        try:
+            if not _may_be_read(cell.cell_contents):
+                return None
+        except ValueError:  # nothing is in it yet
+            return None
     found = tracing.globals_in_place(function, _NAMES, _number)
     return None if found is None else function
 
@@ -154,7 +158,7 @@ def _blocks(leaf: Leaf, shape: tuple[int, ...]) -> int | None:
     return None
 
 
-_MANNER = tracing.Manner(_NAMES, _prepared, pointwise.rows, _found)
+_MANNER = tracing.Manner(_NAMES, _prepared, pointwise.rows, _found, True)
 
 
 def form(layer: Any, known: reading.Known, kwargs: dict, why: Reason) -> Form | Reason:

@@ -7,6 +7,7 @@ numbers; names of tensors' methods that a `Manner` lists; attributes of the laye
 from __future__ import annotations
 
 import builtins
+import dis
 import functools
 import inspect
 import math
@@ -31,6 +32,7 @@ _BUILTINS = frozenset(("float", "int", "len", "None", "True", "False"))
 _SPECIAL = frozenset(("index", "ptr", "size_i", "dim_size"))
 _TRACES = 4  # kept for each layer
 _PLAIN = (int, float, bool, str, type(None))
+_CATCHES = frozenset(("SETUP_FINALLY", "SETUP_WITH", "PUSH_EXC_INFO"))
 _NUMBERS = (int, float, bool)  # as arguments: another value is another trace
 _NOT_PLAIN_CODE = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
@@ -42,25 +44,28 @@ class Manner(NamedTuple):
     effects. ``prepared(function)``: the function to run on stand-ins, None where it may do more
     than compute. ``rows(end, make, meta, name)``: what stands for the argument ``name`` at the
     ``end`` "i", "j" or "e". ``found(out, layer)``: the message, None where it is not of this kind.
+    ``methods``: whether methods of the layer may be called.
     """
 
     names: frozenset[str]
     prepared: Callable[[types.FunctionType], types.FunctionType | None]
     rows: Callable[[str, Make, Tensor, str], Any]
     found: Callable[[Any, Any], Any]
+    methods: bool = False
 
 
 class Trace(NamedTuple):
     """A message, understood. ``ends``: the arguments that are features of nodes, with their end of
     the edge, in the order of the message; ``edges``: those with a row for each edge; ``read``: what
     was read of the layer, by name; ``cells``: variables of functions around it, with what they
-    held."""
+    held; ``watched``: what its methods name, with the places where that stands."""
 
     message: Any
     ends: tuple[tuple[str, str], ...]
     edges: tuple[str, ...]
     read: dict[str, Any]
     cells: tuple[tuple[types.CellType, Any], ...] = ()
+    watched: tuple[tuple[Any, str, Any], ...] = ()
 
     def holds(self, layer: Any) -> bool:
         """Whether all that was read is still so."""
@@ -70,29 +75,54 @@ class Trace(NamedTuple):
         for cell, seen in self.cells:
             if not _same(cell.cell_contents, seen):
                 return False
+        for place, name, seen in self.watched:
+            if not _same(place.get(name, Unseen), seen):
+                return False
         return True
 
 
 class _Layer:
-    """Stands for the layer: gives what it holds, and notes that. ``names``: of torch's functions
-    that it may hold."""
+    """Stands for the layer: gives what it holds, and notes that (``_traced_read``, by name). Its
+    methods run on stand-ins as the message does; ``_traced_watched``: what they name, with the
+    places where it stands. No name is one that a layer might have."""
 
-    def __init__(self, layer: Any, names: frozenset[str]):
-        object.__setattr__(self, "_layer", layer)
-        object.__setattr__(self, "_names", names)
-        object.__setattr__(self, "read", {})
+    def __init__(self, layer: Any, manner: Manner):
+        object.__setattr__(self, "_traced_layer", layer)
+        object.__setattr__(self, "_traced_manner", manner)
+        object.__setattr__(self, "_traced_read", {})
+        object.__setattr__(self, "_traced_watched", [])
 
     def __getattr__(self, name: str) -> Any:
-        value = getattr(self._layer, name)
-        self.read[name] = value
-        if type(value) in _PLAIN or (_is_torchs(value, self._names) and callable(value)):
+        value = getattr(self._traced_layer, name)
+        self._traced_read[name] = value
+        if type(value) in _PLAIN:
+            return value
+        if callable(value) and _is_torchs(value, self._traced_manner.names):
             return value
         if type(value) in reading.TENSORS:
             return _parameter(value)
         if isinstance(value, nn.Module):
-            self.read[name] = value, _looks(value)
+            self._traced_read[name] = value, _looks(value)
             return _module(value)
+        if type(value) is types.MethodType and value.__self__ is self._traced_layer:
+            return self._method(name, value.__func__)
         raise Unseen
+
+    def _method(self, name: str, function: Any) -> Callable:
+        self._traced_read[name] = function
+        manner = self._traced_manner
+        if (not manner.methods or _runnable(function, self._traced_layer, manner) is None
+            or function.__code__.co_freevars):
+            raise Unseen
+        for _, named in _named(function.__code__):
+            for place in (function.__globals__, *map(vars, (torch, F, Tensor))):
+                if named in place:
+                    self._traced_watched.append((place, named, place[named]))
+                    if (place is not function.__globals__
+                        and type(place[named]) is types.FunctionType
+                        and own.home(place[named]) not in ("torch", "torch_geometric")):
+                        raise Unseen
+        return functools.partial(function, self)
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise Unseen
@@ -218,12 +248,13 @@ class Special(Refuses):
 
 def _trace(layer: Any, kwargs: dict, manner: Manner) -> Trace:
     function = type(layer).message
-    proxy, ends, edges = _Layer(layer, manner.names), [], []
-    message = manner.prepared(function) if type(function) is types.FunctionType else None
-    if message is None or not _names_known(function.__code__, layer, manner.names):
+    proxy, ends, edges = _Layer(layer, manner), [], []
+    message = _runnable(function, layer, manner)
+    if message is None:
         return Trace(None, (), (), {})
     given: dict[str, Any] = {}
     cells = tuple((cell, cell.cell_contents) for cell in function.__closure__ or ())
+    found = None
     try:
         for parameter in list(inspect.signature(function).parameters.values())[1:]:
             one, end = _stand_in(parameter, kwargs, manner)
@@ -235,8 +266,23 @@ def _trace(layer: Any, kwargs: dict, manner: Manner) -> Trace:
         out = message(proxy, **given)
         found = manner.found(out, layer)
     except (Unseen, AttributeError, TypeError, ValueError, IndexError, RuntimeError):
-        return Trace(None, (), (), proxy.read, cells)
-    return Trace(found, tuple(ends), tuple(edges), proxy.read, cells)
+        pass  # it is none
+    return Trace(found, tuple(ends), tuple(edges), proxy._traced_read, cells,
+                 tuple(proxy._traced_watched))
+
+
+def _runnable(function: Any, layer: Any, manner: Manner) -> types.FunctionType | None:
+    """What to run of a function on stand-ins; None where it may do more than compute."""
+    if type(function) is not types.FunctionType or _catches(function.__code__):
+        return None
+    if not _names_known(function.__code__, layer, manner.names):
+        return None
+    return manner.prepared(function)
+
+
+def _catches(code: types.CodeType) -> bool:
+    """Whether the function may catch what a stand-in raises, and go another way."""
+    return any(step.opname in _CATCHES for step in dis.get_instructions(code))
 
 
 def _names_known(code: types.CodeType, layer: Any, names: frozenset[str]) -> bool:
@@ -307,7 +353,7 @@ def _as_read(layer: Any, name: str, seen: Any) -> bool:
     value = getattr(layer, name, Unseen)
     if type(seen) is tuple and isinstance(seen[0], nn.Module):
         return value is seen[0] and _looks(value) == seen[1]
-    return _same(value, seen)
+    return _same(getattr(value, "__func__", value), seen)
 
 
 def _same(value: Any, seen: Any) -> bool:

@@ -281,6 +281,35 @@ def test_gradients_of_gradients(on):
         assert same(found, second())
 
 
+class TwoHeads(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.other = nn.Linear(8, 2).to(PLACE[0])
+
+    def forward(self, x, edge_index):
+        x = self.norm(self.one(x, edge_index))
+        return self.two(x, edge_index), self.other(x)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_result_that_no_loss_reads_gives_no_gradients(on, which):
+    """Zeros would let weight decay move its weights."""
+    model, args = TwoHeads(), given()
+    for number in range(8):
+        model.zero_grad()
+        outs = model(*args)
+        (outs[which].sum() if number == 7 else outs[0].sum() + outs[1].sum()).backward()
+    assert replays("TwoHeads") == 4
+    unused = model.other if which == 0 else model.two
+    assert all(p.grad is None for p in unused.parameters())
+    found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    with gnnaccel.disabled():
+        model(*args)[which].sum().backward()
+    expected = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    assert found.keys() == expected.keys() and same([*found.values()], [*expected.values()])
+
+
 class Waiting(Net):
     def forward(self, x, edge_index):
         return super().forward(x, edge_index) * float(x.sum() > 0)

@@ -98,11 +98,23 @@ class Captured:
         for held, given, copied in zip(self._static, self._work.tensors, self._work.copied):
             if copied and not torch.equal(held, given):
                 raise Refused("it writes to an argument, which is another one in each call")
+        self._reaches = self._reached(found)
         used = {t.untyped_storage().data_ptr() for t in (*self._static, *self._leaves)}
         if any(out.untyped_storage().data_ptr() in used for out in found):
             raise Refused("its result uses the memory of an argument")
         if self._work.grad and not wanted:
             raise Refused("no result depends on what wants gradients")
+
+    def _reached(self, found: list[Tensor]) -> list[list[bool]]:
+        """For each result that wants gradients: which of the leaves it depends on."""
+        if not self._work.grad:
+            return []
+        outs = [out for out in self._work.run(self._static)[1] if out.requires_grad]
+        if len(outs) < 2:
+            return [[True] * len(self._leaves)] * len(outs)
+        return [[g is not None for g in torch.autograd.grad(
+            out, self._leaves, torch.ones_like(out), retain_graph=True, allow_unused=True)]
+            for out in outs]
 
     def _record(self) -> None:
         work = self._work
@@ -209,25 +221,33 @@ class _Replay(torch.autograd.Function):
         ctx.mark_non_differentiable(*[o for o, wanted in zip(outs, captured._differentiable)
                                       if not wanted])
         ctx.save_for_backward(_freed)
+        ctx.set_materialize_grads(False)
         return outs
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple:
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple:
         captured: Captured = ctx.captured
         _ = ctx.saved_tensors  # raises torch's error the second time
         given = [g for g, wanted in zip(grads, captured._differentiable) if wanted]
         if torch.is_grad_enabled():
             return None, None, *_recomputed(captured, ctx.tensors, given)
         for held, g in zip(captured._grads, given):
-            held.copy_(g)
+            if g is None:
+                held.zero_()
+            else:
+                held.copy_(g)
         captured._backward()
         found = captured._handed_out()
+        if any(g is None for g in given):
+            # what no used result depends on has no gradient, as without a capture
+            used = [r for g, r in zip(given, captured._reaches) if g is not None]
+            found = [g if any(r[k] for r in used) else None for k, g in enumerate(found)]
         if not _keeps_graph():
             ctx.once.done, ctx.tensors = True, None
         return None, None, *found
 
 
-def _recomputed(captured: Captured, tensors: list[Tensor], grads: list[Tensor]) -> list:
+def _recomputed(captured: Captured, tensors: list[Tensor], grads: list[Tensor | None]) -> list:
     """Gradients that can be differentiated again: by the module's own code."""
     if captured.random:
         raise RuntimeError(
@@ -238,8 +258,9 @@ def _recomputed(captured: Captured, tensors: list[Tensor], grads: list[Tensor]) 
     leaves = [*work.parameters, *[tensors[i] for i in work.inputs]]
     found: list[Tensor] = []
     values.apart(work.aside(tensors), found)
-    outs = [o for o in found if o.requires_grad]
-    return list(torch.autograd.grad(outs, leaves, grads, create_graph=True, allow_unused=True))
+    pairs = [(o, g) for o, g in zip((o for o in found if o.requires_grad), grads) if g is not None]
+    outs, given = [o for o, _ in pairs], [g for _, g in pairs]
+    return list(torch.autograd.grad(outs, leaves, given, create_graph=True, allow_unused=True))
 
 
 def _alike(found: list, expected: list, what: str) -> None:

@@ -48,10 +48,10 @@ def metis(pointers: Tensor, neighbours: Tensor, parts: int) -> Tensor | None:
     if assign is None:
         return None
     nodes = len(pointers) - 1
-    source = torch.arange(nodes).repeat_interleave(pointers.diff())
+    source = torch.arange(nodes, device="cpu").repeat_interleave(pointers.diff())
     graph = dgl.graph((source, neighbours), num_nodes=nodes)
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
-        return torch.as_tensor(assign(graph, parts))
+        return torch.as_tensor(assign(graph, parts), device="cpu")
 
 
 def _ends(graph: Any, relation: tuple[str, str, str]) -> tuple[Any, Any]:

@@ -89,7 +89,8 @@ def _add_up(found: list[Any], grads: Any, summed: list[int], ctx: Any) -> None:
     kinds = dict.fromkeys(ctx.meta[at][1:] for at in summed)
     for dtype, device in kinds:
         these = [at for at in summed if ctx.meta[at][1:] == (dtype, device)]
-        used = torch.tensor([float(grads[at] is not None) for at in these], dtype=dtype)
+        used = torch.tensor([float(grads[at] is not None) for at in these], dtype=dtype,
+                            device="cpu")
         flat = torch.cat([used.to(device), *(
             torch.zeros(ctx.meta[at][0].numel(), dtype=dtype, device=device)
             if grads[at] is None else grads[at].reshape(-1).to(dtype) for at in these)])
@@ -105,6 +106,7 @@ class _Leave(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, own: slice, counts: list[int], group: Any,
                 layer: Any) -> Tensor:
+        ctx.set_materialize_grads(False)  # its only result: without a gradient it is not asked
         ctx.own = own
         return gather(rows, counts, group, layer)
 

@@ -133,6 +133,7 @@ def _environment(device: int) -> str:
     versions = [importlib.metadata.version(d) for d in ("cupy-cuda13x", "cupy-cuda12x", "cupy")
                 if _installed(d)]
     text = "".join(sources.source(family) for family in sources.families())
+    text += sources.inline('#include "generated.cuh"\n')  # of families that are no files
     return (f"{__version__} {hashlib.sha256(text.encode()).hexdigest()} {versions} "
             f"{torch.version.cuda} {torch.cuda.get_device_capability(device)}")
 

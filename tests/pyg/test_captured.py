@@ -1,14 +1,17 @@
 """``enable(capture=True)``: modules whose calls repeat are replayed, and only those."""
 from __future__ import annotations
 
+import collections
 import copy
 import pickle
+import types
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch_geometric import nn as pyg
+from torch_geometric.data import Data
 
 import gnnaccel
 from gnnaccel.adapters.captured import modules
@@ -398,6 +401,63 @@ def test_without_the_option(recorded):
     with gnnaccel.enabled(capture=True):
         assert nn.Module.__call__ is not before
     assert nn.Module.__call__ is before
+
+
+class Of(nn.Module):
+    """A model that takes its arguments in another way."""
+
+    def __init__(self, take) -> None:
+        super().__init__()
+        self.net, self.how = Net(), take.__name__
+
+    def forward(self, given, **more):
+        x, edge_index = WAYS[self.how][1](given)
+        return self.net(x, edge_index)
+
+
+def data(x, edge_index):
+    return Data(x=x, edge_index=edge_index, name="a graph")
+
+
+def namespace(x, edge_index):
+    return types.SimpleNamespace(x=x, edge_index=edge_index)
+
+
+def named(x, edge_index):
+    return Pair(x, edge_index)
+
+
+def ordered(x, edge_index):
+    return collections.OrderedDict(x=x, edge_index=edge_index)
+
+
+Pair = collections.namedtuple("Pair", "x edge_index")
+WAYS = {"data": (data, lambda g: (g.x, g.edge_index)),
+        "namespace": (namespace, lambda g: (g.x, g.edge_index)),
+        "named": (named, lambda g: (g.x, g.edge_index)),
+        "ordered": (ordered, lambda g: (g["x"], g["edge_index"]))}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_arguments_in_other_forms(on, way):
+    make = WAYS[way][0]
+    model, args = Of(make), given()
+    more = {"how": {"sum", "mean"}, "function": torch.relu}
+    for number in range(12):
+        if number == 9:
+            args[1][0].fill_(3)
+        model.zero_grad()
+        buffers = [b.clone() for b in model.buffers()]
+        out = model(make(*args), **more)
+        out.pow(2).sum().backward()
+        found = [out.detach(), *[p.grad.clone() for p in model.parameters()]]
+        for b, held in zip(model.buffers(), buffers):
+            b.data.copy_(held)
+        model.zero_grad()
+        with gnnaccel.disabled():
+            expected = step(model, make(*args), **more)[:len(found)]
+        assert same(found, expected), number
+    assert replays("Of") >= 4 and refused("Of") == []
 
 
 def test_two_dictionaries(on):

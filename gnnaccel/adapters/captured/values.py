@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import collections
 import enum
 import types
 from typing import Any
@@ -15,6 +16,7 @@ _PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes, torch.dty
                     torch.Size, slice, type(Ellipsis)))
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, type,
               types.ModuleType)
+_NAMESPACES = (argparse.Namespace, types.SimpleNamespace)
 _DATA = "torch_geometric.data."
 TENSOR = "a tensor"
 
@@ -49,9 +51,9 @@ def _others(value: Any, kind: type, tensors: list[Tensor]) -> Any:
         return value
     elif isinstance(value, tuple):  # a named one
         return kind, *[apart(one, tensors) for one in value]
-    elif isinstance(value, dict) and kind.__module__ == "collections":
+    elif kind is collections.OrderedDict:
         return kind, *[(key, apart(one, tensors)) for key, one in value.items()]
-    elif kind in (argparse.Namespace, types.SimpleNamespace):
+    elif kind in _NAMESPACES:
         return kind, apart(vars(value), tensors)
     elif kind.__module__.startswith(_DATA) and hasattr(value, "to_dict"):
         return kind, apart(value.to_dict(), tensors)
@@ -62,13 +64,21 @@ def together(form: Any, tensors: Any) -> Any:
     """The value of which `apart` gave ``form``, with the next tensors of an iterator."""
     if form is TENSOR:
         return next(tensors)
+    if not isinstance(form, tuple):  # a function, a class, a member of an enumeration
+        return form
     kind, *parts = form
     if kind in _PLAIN:
         return parts[0]
-    if kind is dict:
-        return {key: together(part, tensors) for key, part in parts}
+    if kind in (set, frozenset):
+        return kind(parts[0])
+    if kind in (dict, collections.OrderedDict):
+        return kind((key, together(part, tensors)) for key, part in parts)
     found = [together(part, tensors) for part in parts]
-    return found if kind is list else tuple(found) if kind is tuple else kind(*found)
+    if kind in (list, tuple):
+        return kind(found)
+    if kind in _NAMESPACES:
+        return kind(**found[0])
+    return kind.from_dict(found[0]) if kind.__module__.startswith(_DATA) else kind(*found)
 
 
 def result_apart(value: Any, tensors: list[Tensor]) -> Any:

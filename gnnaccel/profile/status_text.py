@@ -25,7 +25,8 @@ class Status(dict[str, Any]):
     def _options(self) -> str:
         config = self["config"] or {}
         return ", ".join(f"{name}={config[name]}" for name in ("when", "on_fallback", "include",
-                                                               "exclude", "log", "records")
+                                                               "exclude", "log", "records",
+                                                               "compile", "capture")
                          if config.get(name))
 
     def _hosts(self) -> str:

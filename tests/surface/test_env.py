@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import warnings
 
 import pytest
@@ -51,6 +52,7 @@ def test_options():
         "include": ("A", "re:B.*"), "exclude": ("C",)}
     assert env.options({"GNNACCEL_LOG": "1"})["log"] is True
     assert env.options({"GNNACCEL_COMPILE": "1"}) == {"compile": True}
+    assert env.options({"GNNACCEL_CAPTURE": "yes"}) == {"capture": True}
     assert env.options({"GNNACCEL_LOG": "off"})["log"] is False
     assert env.options({"GNNACCEL_LOG": "./1"})["log"] == "./1"
 
@@ -123,3 +125,10 @@ def test_only_env_reads_variables():
     # the package itself only looks whether there is anything to read
     assert readers == {"env.py", "__init__.py"}
     assert inspect.getsource(gnnaccel).count("_os.environ") == 1
+
+
+def test_each_variable_that_is_read_is_known():
+    """One that is not would be warned of."""
+    read = set(re.findall(r"GNNACCEL_[A-Z_]*[A-Z]", inspect.getsource(env)))
+    options = {f"GNNACCEL_{name.upper()}" for name in ("compile", "capture", "include", "exclude")}
+    assert read | options <= set(env.VARIABLES)

@@ -1,6 +1,7 @@
 """Compiling CUDA C++ with the ``nvidia-cuda-nvrtc`` wheel: no GPU and no CUDA toolkit needed.
 
-The options are those that CuPy's RawModule passes, so that what compiles here compiles there.
+The options are those that CuPy's RawModule passes, so that what compiles here compiles there:
+those of `sources.options`, and some of its own.
 """
 from __future__ import annotations
 
@@ -11,7 +12,9 @@ import pathlib
 
 import pytest
 
-_OPTIONS = ("--std=c++17", "-ftz=true", "--device-as-default-execution-space")
+from gnnaccel.cuda import sources
+
+_OPTIONS = ("-ftz=true", "--device-as-default-execution-space")
 
 
 class NvrtcError(RuntimeError):
@@ -71,7 +74,7 @@ def _compile(text: str, defines: tuple, target: str, kind: str) -> bytes:
     _check(library.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"kernel.cu", 0, None,
                                       None))
     try:
-        options = [*_OPTIONS, f"--gpu-architecture={target}",
+        options = [*sources.options(defines), *_OPTIONS, f"--gpu-architecture={target}",
                    *(f"-D{name}={value}" for name, value in defines)]
         array = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
         if library.nvrtcCompileProgram(program, len(options), array):

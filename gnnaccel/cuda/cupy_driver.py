@@ -26,9 +26,6 @@ _DEVICE_MEMORY = 2
 # Smaller numbers are plain scalars, never addresses of a GPU's memory.
 _LEAST_ADDRESS = 1 << 32
 
-# The same for all kernels, which CuPy's cache is fastest with (`sources.defined`).
-_OPTIONS = ("--std=c++17",)
-
 # The numpy scalars that may be parameters, by their dtype's letter; `struct` uses the same letters
 # in native mode.
 _SCALARS = frozenset("?bBhHiIlLqQefd")
@@ -117,7 +114,8 @@ class CupyDriver:
         start = time.perf_counter()
         try:
             with background.piece(), capture.loading():
-                return self._cupy.RawModule(code=text, options=_OPTIONS).get_function(entry)
+                return self._cupy.RawModule(
+                    code=text, options=sources.options(defines)).get_function(entry)
         except self._cupy.cuda.compiler.CompileException as problem:
             raise CompileError(
                 f"{family}.cu did not compile with {list(defines)}:\n{problem}") from problem

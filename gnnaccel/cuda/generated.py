@@ -11,7 +11,7 @@ from gnnaccel.cuda import message_text, sources
 from gnnaccel.cuda.aggregate import factored
 from gnnaccel.cuda.column_sum import column_sum
 from gnnaccel.cuda.expression import Expression
-from gnnaccel.cuda.launch import THREADS, Kernels
+from gnnaccel.cuda.launch import THREADS, Kernels, pointer, workspace
 from gnnaccel.cuda.layout import grid, layout_for
 from gnnaccel.cuda.structure import Rows
 
@@ -25,15 +25,22 @@ def seen_as(features: int) -> tuple[int, int]:
 
 @functools.lru_cache(maxsize=1024)
 def kernels(expression: Expression, heads: int, width: int, wide: bool,
-            needs: tuple[bool, ...] | None = None, by_row: bool = True) -> Kernels:
+            needs: tuple[bool, ...] | None = None, by_row: bool = True,
+            extremum: str | None = None) -> Kernels:
     """The kernels for messages of ``heads`` x ``width`` fp32 numbers over a graph with int64
     offsets if ``wide``: those of forward, or of one pass of backward if it is said which inputs
-    ``needs`` gradients. ValueError for a width that none covers."""
-    text = (message_text.forward(expression) if needs is None
-            else message_text.backward(expression, needs, by_row))
+    ``needs`` gradients. They sum, or find the ``extremum`` "max" or "min". ValueError for a width
+    that none covers."""
+    if needs is not None:
+        text = message_text.backward(expression, needs, by_row, extremum is not None)
+    elif extremum is not None:
+        text = message_text.extremum(expression, extremum == "max")
+    else:
+        text = message_text.forward(expression)
     defines = layout_for(heads, width).defines() + (
         ("ROW_T", "float"), ("OFF_T", "i64" if wide else "int"), ("DROPOUT", "0"))
-    return Kernels(sources.write(text, "message"), defines)
+    return Kernels(sources.write(text, "message"),
+                   defines if extremum is None else defines + message_text.EXACT)
 
 
 def forward(graph: Rows, expression: Expression, seen: tuple[int, int],
@@ -61,23 +68,52 @@ def forward(graph: Rows, expression: Expression, seen: tuple[int, int],
     return out
 
 
+def extremum(graph: Rows, expression: Expression, seen: tuple[int, int],
+             inputs: tuple[Tensor, ...], numbers: Numbers, reduce: str,
+             train: bool) -> tuple[Tensor, Tensor | None]:
+    """fp32 [rows, heads * width]: for each row and channel the largest ("max") or smallest ("min")
+    of its edges' messages, NaN if one is NaN; 0 without edges. And, with ``train``, among how many
+    its gradient is shared, as torch's ``scatter_reduce`` into zeros shares it: the equal messages,
+    and the result itself where it is 0; NaN where it is NaN.
+
+    All else as of `forward`.
+    """
+    heads, width = seen
+    _check(graph, expression, seen, inputs)
+    layout = layout_for(heads, width)
+    compiled = kernels(expression, heads, width, graph.wide, extremum=reduce)
+    device, launch = graph.indptr.device, graph.launch()
+    out = torch.empty((graph.rows, heads * width), device=device)
+    counts = torch.empty_like(out) if train else None
+    memory, (part, _, _) = workspace(launch.chunks, (2 * heads * width, 0, 0), device)
+    compiled("forward")(grid(launch.slots + graph.rows, layout), THREADS, 0,
+                        launch.graph + launch.split + _arguments(inputs, numbers)
+                        + (out.data_ptr(), pointer(counts), part))
+    if launch.heavy:
+        compiled("merge")(grid(launch.heavy, layout), THREADS, 0,
+                          launch.merge + (part, out.data_ptr(), pointer(counts)))
+    return out, counts
+
+
 def gradients(graph: Rows, expression: Expression, seen: tuple[int, int],
               inputs: tuple[Tensor, ...], numbers: Numbers, grad: Tensor, needs: tuple[bool, ...],
-              by_row: bool) -> dict[int, Tensor]:
+              by_row: bool, extremum: tuple[str, Tensor] | None = None) -> dict[int, Tensor]:
     """The gradients of one pass, by number of the input: by destination those of inputs there, at
     edges, and of parameters; by source those of inputs at the source.
 
     graph: by that end, ``place`` the number of an edge. grad: [destinations, heads * width], of the
     sums; needs: which inputs want a gradient; all else as in `forward`. The gradient of a parameter
     comes as a row for each destination, still to be added up, and that of one number for all
-    channels as [rows, tiles], likewise.
+    channels as [rows, tiles], likewise. ``extremum``: the reduction and its results, where messages
+    were not summed; grad is then each equal message's share.
     """
     heads, width = seen
     found = message_text.wanted(expression, needs, by_row)
     if not found:
         return {}
     layout, device, launch = layout_for(heads, width), graph.indptr.device, graph.launch()
-    compiled = kernels(expression, heads, width, graph.wide, needs, by_row)
+    of, best = (None, ()) if extremum is None else (extremum[0], (extremum[1].data_ptr(),))
+    compiled = kernels(expression, heads, width, graph.wide, needs, by_row, of)
     sizes = {"row": heads * width, "head": heads, "one": layout.tiles}
     results, parts = {}, {}
     for k in found:
@@ -90,7 +126,7 @@ def gradients(graph: Rows, expression: Expression, seen: tuple[int, int],
     at = {k: part.data_ptr() for k, part in parts.items()}
     compiled("gradients")(grid(launch.slots + graph.rows, layout), THREADS, 0,
                           launch.graph + launch.split + _arguments(inputs, numbers)
-                          + (grad.data_ptr(), *ends, *at.values()))
+                          + (grad.data_ptr(), *best, *ends, *at.values()))
     if launch.heavy and parts:
         pairs = [p for k, part in at.items() for p in (part, results[k].data_ptr())]
         compiled("merge")(grid(launch.heavy, layout), THREADS, 0, launch.merge + tuple(pairs))

@@ -3,6 +3,10 @@
 ``forward`` goes over the edges by destination, ``gradients`` once by destination and once by
 source, each with what ``src/generated.cuh`` has. Backward computes the expression again and goes
 through it in reverse. Beside each there is ``merge``, which adds up the chunks of split rows.
+
+Backward of an extremum looks which messages are equal to it, so both must compute the same bits:
+such kernels are to be compiled without fused multiply-adds (`EXACT`), which a compiler puts where
+it finds them.
 """
 from __future__ import annotations
 
@@ -37,6 +41,8 @@ _WALK = """    struct Edge {{ {kinds} }};
 {body}
     }});
 """
+#: definitions of kernels that compute a message's bits again
+EXACT = (("FMAD", "0"),)
 
 
 @functools.lru_cache(maxsize=512)
@@ -65,6 +71,33 @@ def forward(expression: Expression) -> str:
 """
 
 
+@functools.lru_cache(maxsize=512)
+def extremum(expression: Expression, largest: bool) -> str:
+    """The kernels ``forward`` and ``merge``: the largest messages, or the smallest, and among how
+    many the gradient of each is shared."""
+    w, side = _Writer(expression), "<true>" if largest else "<false>"
+    body = ["if (!on) return;", "EACH_CHANNEL {", *w.values("je"),
+            f"    keep{side}({w.names[expression.out]}, 1.f, found.best[k][c], found.times[k][c]);",
+            "}"]
+    return w.head() + f"""\
+{_KERNEL}forward(GRAPH,
+        {w.parameters()}float* __restrict__ out, float* __restrict__ counts,
+        float* __restrict__ part) {{
+{_START}{w.own("ip")}    Extremum found;
+    clear_extremum{side}(found);
+{w.walk("walk", "je", body)}    join_slots{side}(found);
+    store_total(at, it, found, out, counts, part);
+}}
+
+{_KERNEL}merge(MERGE, const float* __restrict__ part, float* __restrict__ out,
+      float* __restrict__ counts) {{
+{_MERGE}    Extremum found;
+    join_chunks{side}(at, row, part, found);
+    if (at.slot == 0) finish(at, row.x, found, out, counts);
+}}
+"""
+
+
 def wanted(expression: Expression, needs: tuple[bool, ...], by_row: bool) -> list[int]:
     """The inputs whose gradients one pass computes, of those that ``needs`` names."""
     return [k for k, one in enumerate(expression.inputs)
@@ -72,37 +105,44 @@ def wanted(expression: Expression, needs: tuple[bool, ...], by_row: bool) -> lis
 
 
 @functools.lru_cache(maxsize=512)
-def backward(expression: Expression, needs: tuple[bool, ...], by_row: bool) -> str:
+def backward(expression: Expression, needs: tuple[bool, ...], by_row: bool,
+             extremum: bool = False) -> str:
     """The kernels ``gradients`` and ``merge``, by destination or by source. By destination they
     are those of inputs at the destination, at the edges, and of parameters, of which each
-    destination has a part. ``needs``: which inputs want one; ``grad``: the gradient of sums."""
+    destination has a part. ``needs``: which inputs want one; ``grad``: the gradient of sums. Of an
+    ``extremum``, ``grad`` is each message's share where it is equal to ``best``."""
     w, found = _Writer(expression), wanted(expression, needs, by_row)
     stored = [k for k in found if expression.inputs[k].end == "e"]
     summed = [k for k in found if k not in stored]
     # the gradient of a number for all channels is a sum over lanes
     together = any(w.modes[k] != "row" for k in stored)
     edge, own = ("je", "ip") if by_row else ("ie", "jp")
+    results = ("grad", "best") if extremum else ("grad",)
+    reaching = [f"{name}_own[k][c]" if by_row else f"e.{name}[k][c]" for name in results]
+    if extremum:
+        reaching = [f"of_extremum({w.names[expression.out]}, {reaching[1]}, {reaching[0]})"]
     body = ([] if together else ["if (!on) return;"]) + [
         f"{_TYPES[w.modes[k]]} to_{w.names[k]}; {_CLEAR[w.modes[k]].format('to_' + w.names[k])}"
         for k in stored]
     body += ["EACH_CHANNEL {", *w.values(edge),
-             *w.adjoints(found, "grad_own[k][c]" if by_row else "e.grad[k][c]"),
+             *w.adjoints(found, reaching[0]),
              *(w.added(k, k in stored, together) for k in found), "}"]
     for k in stored:
         body += [f"sum_channels(to_{w.names[k]});"] * together
         body += [("if (on) " if together else "")
                  + f"store(at, {w.names[k]}_grad, (u64)place[position], to_{w.names[k]});"]
-    results = "".join(f",\n        float* __restrict__ {w.names[k]}_grad" for k in found) + "".join(
-        f",\n        float* __restrict__ {w.names[k]}_part" for k in summed)
+    arguments = ", ".join(f"const float* __restrict__ {name}" for name in results) + "".join(
+        f",\n        float* __restrict__ {w.names[k]}_{kind}"
+        for kind, those in (("grad", found), ("part", summed)) for k in those)
     sums = "".join(f"    {_TYPES[w.modes[k]]} {w.names[k]}_sum;\n"
                    f"    {_CLEAR[w.modes[k]].format(w.names[k] + '_sum')}\n" for k in summed)
     totals = "".join(f"    store_total(at, it, {name}_sum, {name}_grad, {name}_part);\n"
                      for name in (w.names[k] for k in summed))
     return w.head() + f"""\
 {_KERNEL}gradients(GRAPH,
-        {w.parameters()}const float* __restrict__ grad{results}) {{
-{_START}{w.own(own, by_row)}{sums}\
-{w.walk("walk_together" if together else "walk", edge, body, not by_row)}{totals}}}
+        {w.parameters()}{arguments}) {{
+{_START}{w.own(own, results if by_row else ())}{sums}\
+{w.walk("walk_together" if together else "walk", edge, body, () if by_row else results)}{totals}}}
 {w.merge(summed)}"""
 
 
@@ -128,8 +168,8 @@ class _Writer:
         found += [f"float {name}" for name in self.names[len(self.modes):self.first]]
         return "".join(f"{one},\n        " for one in found)
 
-    def own(self, ends: str, grad: bool = False) -> str:
-        """Loads what all edges of a row share; ``grad``: its gradient as well."""
+    def own(self, ends: str, results: tuple[str, ...] = ()) -> str:
+        """Loads what all edges of a row share; ``results``: what belongs to its result as well."""
         found = []
         for k in self.at(ends):
             name = f"{self.names[k]}_own"
@@ -137,22 +177,22 @@ class _Writer:
                    else ("(u64)it.row", "it.end > it.begin"))
             found += [f"{_TYPES[self.modes[k]]} {name};",
                       _LOAD[self.modes[k]].format(self.names[k], *row, name)]
-        if grad:
-            found += ["Row grad_own;",
-                      "load_row(at, grad, (u64)it.row, it.end > it.begin, grad_own);"]
+        for name in results:
+            found += [f"Row {name}_own;",
+                      f"load_row(at, {name}, (u64)it.row, it.end > it.begin, {name}_own);"]
         return "".join(f"    {line}\n" for line in found)
 
-    def walk(self, way: str, ends: str, body: list[str], grad: bool = False) -> str:
-        """Goes over the edges. ``grad``: the gradient is read at their other end."""
+    def walk(self, way: str, ends: str, body: list[str], results: tuple[str, ...] = ()) -> str:
+        """Goes over the edges. ``results``: what is read of the result at their other end."""
         kinds, loads = [], []
         for k in self.at(ends):
             row = "at_edge" if self.of.inputs[k].end == "e" else "from"
             kinds.append(f"{_TYPES[self.modes[k]]} {self.names[k]};")
             loads.append(_LOAD[self.modes[k]].format(self.names[k], row, "on",
                                                      f"e.{self.names[k]}"))
-        if grad:
-            kinds.append("Row grad;")
-            loads.append("load_row(at, grad, from, on, e.grad);")
+        for name in results:
+            kinds.append(f"Row {name};")
+            loads.append(f"load_row(at, {name}, from, on, e.{name});")
         rows = max(1, sum(kind.startswith("Row") for kind in kinds))
         return _WALK.format(kinds=" ".join(kinds), way=way, rows=rows,
                             loads="\n".join(f"        {line}" for line in loads),

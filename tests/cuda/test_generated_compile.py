@@ -35,15 +35,32 @@ CASES = {"modes": (MODES, (4, 8)), "modes, in tiles": (MODES, (40, 33)),
          "operations": (everything(), (1, 64)), "operations, odd": (everything(), (1, 47))}
 
 
+@pytest.mark.parametrize("extremum", [None, "max", "min"])
 @pytest.mark.parametrize("case, wide, arch", [
     *zip(CASES, (False, True, False, True), (75, 90, 120, 80))])
-def test_generated_kernels_compile(case, wide, arch):
+def test_generated_kernels_compile(case, wide, arch, extremum):
     of, seen = CASES[case]
     needs = (True,) * len(of.inputs)
-    for more in ((), (needs, True), (needs, False)):
-        found = generated.kernels(of, *seen, wide, *more)
-        text = sources.defined(found.family, found.defines)
-        assert nvrtc.compile_text(text, (), arch)[:4] == b"\x7fELF"
+    passes = ((), (needs, True), (needs, False))
+    for more in passes if extremum != "min" else passes[:1]:  # whose backward is that of "max"
+        found = generated.kernels(of, *seen, wide, *more, extremum=extremum)
+        text = sources.source(found.family)
+        assert nvrtc.compile_text(text, found.defines, arch)[:4] == b"\x7fELF"
+
+
+@pytest.mark.parametrize("by_row", [None, True, False])
+def test_extrema_are_found_again(by_row):
+    """Each product is rounded before it is added, or forward and backward would not compute the
+    same bits: a compiler fuses them where it finds them side by side."""
+    of = Expression((Input("j", "row"), Input("i", "row"), Input("e", "row")), 0,
+                    (Step("mul", (0, 2)), Step("mul", (1, 1)), Step("add", (3, 4))), 5)
+    more = () if by_row is None else ((True,) * 3, by_row)
+    fused = []
+    for extremum in (None, "max"):
+        found = generated.kernels(of, 1, 64, False, *more, extremum=extremum)
+        ptx = nvrtc.compile_ptx(sources.source(found.family), found.defines, 90)
+        fused.append("fma.rn" in ptx)
+    assert fused == [True, False]
 
 
 def test_the_text_says_what_it_computes():

@@ -48,7 +48,7 @@ def inputs(name: str, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]
     return tuple(t.to(device).requires_grad_() for t in found)  # type: ignore[return-value]
 
 
-def both(name: str, device: torch.device) -> tuple[list, list]:
+def both(name: str, device: torch.device, reduce: str = "sum") -> tuple[list, list]:
     """Value and gradients by kernels, and on torch operations in fp64."""
     of, edge_index = expression(name), torch.randint(0, 9, (2, 60), device=device)
     given = inputs(name, device)
@@ -58,10 +58,12 @@ def both(name: str, device: torch.device) -> tuple[list, list]:
     for tensors in (given, [t.detach().double().requires_grad_() for t in given]):
         more = Generated(of, tuple(tensors), numbers, (WIDTH,), (1, WIDTH))
         if tensors is given:
-            out = messages.run(graph, "sum", more)
+            out = messages.run(graph, reduce, more)
         else:
-            out = tensors[0].new_zeros(9, WIDTH).index_add(0, edge_index[1],
-                                                           messages.made(graph, more))
+            index = edge_index[1].view(-1, 1).expand(-1, WIDTH)
+            out = tensors[0].new_zeros(9, WIDTH).scatter_reduce(
+                0, index, messages.made(graph, more), "amax" if reduce == "max" else reduce,
+                include_self=False)
         torch.manual_seed(1)
         grads = [None, None]
         if out.requires_grad:
@@ -84,6 +86,13 @@ def differ(got: list, exact: list) -> bool:
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_value_and_derivatives(device, name):
     got, exact = both(name, device)
+    assert not differ(got, exact), (name, got, exact)
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_extrema(device, name):
+    """Backward finds the messages that forward found the largest: it computes the same bits."""
+    got, exact = both(name, device, "max")
     assert not differ(got, exact), (name, got, exact)
 
 

@@ -155,6 +155,11 @@ def test_launch_passes_everything_on(fake):
     assert fake.launches == [(0, "k", (3, 2), 128, FIRST, 64, 77)]
 
 
+def test_products_that_are_not_to_be_fused(fake):
+    CupyDriver().kernel("some", "k", (("FMAD", "0"),))
+    assert fake.compiled[0][2] == ("--std=c++17", "--fmad=false")
+
+
 def test_kernels_and_streams_are_made_once(fake):
     cupy = CupyDriver()
     kernel = cupy.kernel("some", "k", ())

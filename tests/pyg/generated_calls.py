@@ -5,7 +5,7 @@ import torch
 
 import gnnaccel
 from tests.pyg import graphs
-from tests.pyg.graphs import E
+from tests.pyg.graphs import E, N
 from tests.pyg.judge import close
 
 
@@ -13,6 +13,13 @@ def arguments(cls, edges: int = E) -> list[torch.Tensor]:
     """Features of nodes, edges, and their features."""
     edge = graphs.edge_features(edges, cls.edge)
     return [graphs.features(), graphs.square(edges=edges), edge]
+
+
+def hub() -> torch.Tensor:
+    """5,000 edges into one node, as many out of another, and a few others."""
+    ei = torch.randint(0, N, (2, 10100))
+    ei[1, :5000], ei[0, 5000:10000] = 4, 7
+    return ei[:, torch.randperm(10100)]
 
 
 def to(device: torch.device, *args):

@@ -297,8 +297,9 @@ def test_a_native_call_in_a_checkpoint_repeats_what_reading_it_computed(emulated
         def message(self, x_j, x_i, edge_weight):
             return (x_i + x_j) * edge_weight.view(-1, 1).sigmoid()
 
-    layer, ei = Both(aggr="max"), graphs.square()
-    x, weight = graphs.features().requires_grad_(), torch.randn(E, requires_grad=True)
+    layer, ei = Both(aggr="add"), graphs.square()  # in fp64, which kernels do not take
+    x, weight = graphs.features().double().requires_grad_(), torch.randn(E).double()
+    weight.requires_grad_()
     expected = torch.autograd.grad(layer(x, ei, weight).sum(), (x, weight))
     with emulated.on(on_fallback="native"):
         for _ in range(3):

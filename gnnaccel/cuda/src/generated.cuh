@@ -5,6 +5,7 @@
 // of a gradient, in registers. Inputs may have a number for each channel ("row"), for each head, or
 // one for all channels. The gradients of the last two are sums over channels.
 #pragma once
+#include "extrema.cuh"
 #include "walk.cuh"
 
 // How many edges of a slot are in flight of which each brings so many rows.
@@ -149,4 +150,71 @@ __device__ __forceinline__ void finish(const Lanes& at, int row, OFF_T count, in
     const float share = mean && count > 0 ? 1.f / (float)count : 1.f;
     EACH_CHANNEL sum[k][c] *= share;
     store_row(at, out, row, sum);
+}
+
+// ---- extrema
+// ------------------------------------------------------------------------
+
+// The largest or smallest message of each channel, and how many messages are equal to it: numbers
+// up to 2^24, as the host counts them.
+struct Extremum { Row best, times; };
+
+template <bool Largest> __device__ __forceinline__ void clear_extremum(Extremum& f) {
+    EACH_CHANNEL f.best[k][c] = worst<Largest>();
+    clear_row(f.times);
+}
+
+template <bool Largest> __device__ __forceinline__ void join_slots(Extremum& f) {
+#pragma unroll
+    for (int w = ROW_LANES; w < 32; w <<= 1)
+        EACH_CHANNEL {
+            const float value = __shfl_xor_sync(FULL_WARP, f.best[k][c], w),
+                times = __shfl_xor_sync(FULL_WARP, f.times[k][c], w);
+            keep<Largest>(value, times, f.best[k][c], f.times[k][c]);
+        }
+}
+
+// Joins the chunks of a split row: rows 2 i and 2 i + 1 of `part` are those of chunk i.
+template <bool Largest>
+__device__ __forceinline__ void join_chunks(const Lanes& at, const int4& row, const float* part,
+                                            Extremum& f) {
+    clear_extremum<Largest>(f);
+    for (int i = at.slot; i < row.z; i += SLOTS) {
+        Extremum one;
+        load_row(at, part, 2 * (u64)(row.y + i), true, one.best);
+        load_row(at, part, 2 * (u64)(row.y + i) + 1, true, one.times);
+        EACH_CHANNEL keep<Largest>(one.best[k][c], one.times[k][c], f.best[k][c], f.times[k][c]);
+    }
+    __syncwarp();
+    join_slots<Largest>(f);
+}
+
+// Stores a row's extremum, and among how many its gradient is shared unless `counts` is null. An
+// extremum of 0 keeps a share for itself, as where results begin as zeros that take part; NaN makes
+// all shares NaN.
+__device__ __forceinline__ void finish(const Lanes& at, int row, Extremum& f, float* out,
+                                       float* counts) {
+    EACH_CHANNEL {
+        f.best[k][c] = extremum_or_zero(f.best[k][c], f.times[k][c]);
+        f.times[k][c] = f.best[k][c] != f.best[k][c] ? f.best[k][c]
+            : f.times[k][c] + (f.best[k][c] == 0.f ? 1.f : 0.f);
+    }
+    store_row(at, out, row, f.best);
+    if (counts) store_row(at, counts, row, f.times);
+}
+
+__device__ __forceinline__ void store_total(const Lanes& at, const Item& it, Extremum& f,
+                                            float* out, float* counts, float* part) {
+    if (at.slot != 0) return;
+    if (it.chunk < 0) {
+        finish(at, it.row, f, out, counts);
+        return;
+    }
+    store_row(at, part, 2 * (u64)it.chunk, f.best);
+    store_row(at, part, 2 * (u64)it.chunk + 1, f.times);
+}
+
+// What reaches a message of the gradient that all extrema of its row get.
+__device__ __forceinline__ float of_extremum(float message, float best, float share) {
+    return message == best || best != best ? share : 0.f;
 }

@@ -7,6 +7,7 @@
 // Rows without edges are zero throughout. NaN is larger and smaller than everything. Moments are of
 // the distance to the row's first message, so that a mean far from zero costs the variance no
 // digits.
+#include "extrema.cuh"
 #include "multi_reduce.cuh"
 
 // What a channel's messages have come to: their sum, their first two moments about the shift, the
@@ -17,13 +18,6 @@ struct Channel {
 };
 
 typedef Channel Found[PACKS][VEC];
-
-template <bool Largest> __device__ __forceinline__ void keep(float value, int count, float& best,
-                                                             int& times) {
-    const bool wins = value != value || (Largest ? value > best : value < best);
-    times = wins ? count : value == best ? times + count : times;
-    best = wins ? value : best;
-}
 
 __device__ __forceinline__ void clear_found(Found& f) {
     const Channel none = {0.f, 0.f, 0.f, NEG_INF, infinity(), 0, 0};
@@ -116,9 +110,6 @@ struct Results {
     int* counts;   // of equal extrema, or null where no gradient is wanted
     float* mean;   // of rows whose moments are wanted, or null
 };
-
-__device__ __forceinline__ float extremum_or_zero(float value,
-                                                  int times) { return times ? value : 0.f; }
 
 // Channels are taken one reduce after the other: each writes whole packs.
 template <class Value>

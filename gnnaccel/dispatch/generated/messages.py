@@ -1,4 +1,4 @@
-"""`Generated`: messages that are an expression of rows at both ends and at the edge, summed by
+"""`Generated`: messages that are an expression of rows at both ends and at the edge, reduced by
 kernels that are written for it."""
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.run.autograd import Operation
 
 _TARGETS = {"j": "u", "i": "v", "e": "e", "p": "p"}
+EXTREMA = ("max", "min")
+REDUCES = ("sum", "mean", *EXTREMA)
 _MOST = 12  # rows of inputs, and twice as many inputs in all: each takes registers of every lane
 
 
@@ -100,21 +102,27 @@ def made(graph: OpGraph, more: Generated, take: Callable = torch_ops.take) -> Te
     return found if more.weight is None else F.linear(found, more.weight, more.bias)
 
 
-def prepare(more: Generated, grad: bool) -> None:
+def prepare(more: Generated, reduce: str, grad: bool) -> None:
     """Compile what `run` launches; of backward, what a gradient for each input takes."""
-    heads, width = more.seen
+    (heads, width), extremum = more.seen, _extremum(reduce)
     for entry in ("forward", "merge"):
-        generated.kernels(more.expression, heads, width, False)(entry)
+        generated.kernels(more.expression, heads, width, False, extremum=extremum)(entry)
     needs = tuple(t.requires_grad for t in more.inputs)
     for by_row in (True, False):
         found = generated.entries(more.expression, needs, by_row) if grad else ()
         for entry in found:
-            generated.kernels(more.expression, heads, width, False, needs, by_row)(entry)
+            generated.kernels(more.expression, heads, width, False, needs, by_row, extremum)(entry)
+
+
+def _extremum(reduce: str) -> str | None:
+    return reduce if reduce in EXTREMA else None
 
 
 def run(graph: OpGraph, reduce: str, more: Generated) -> Tensor:
-    """[num_dst, *out]: sums ("sum") or means ("mean") of the messages, by kernels."""
-    out = GeneratedSum(graph, reduce, more).apply(*more.inputs)
+    """[num_dst, *out]: one of `REDUCES` of the messages, by kernels. The largest and smallest have
+    no linear map in the end."""
+    kind = GeneratedExtremum if reduce in EXTREMA else GeneratedSum
+    out = kind(graph, reduce, more).apply(*more.inputs)
     if more.weight is None:
         return out
     out = F.linear(out, more.weight)
@@ -126,7 +134,7 @@ def run(graph: OpGraph, reduce: str, more: Generated) -> Tensor:
     return torch.addr(out, count.to(out.dtype), more.bias)
 
 
-class GeneratedSum(Operation):
+class _Reduced(Operation):
     """[num_dst, *shape] of the inputs of a generated message."""
 
     __slots__ = ("graph", "more", "reduce")
@@ -136,23 +144,16 @@ class GeneratedSum(Operation):
         self.graph, self.reduce = graph, reduce
         self.more = more._replace(inputs=(), weight=None, bias=None)
 
-    def forward(self, needs, *inputs):
-        more = self.more
-        out = generated.forward(self.graph.view().csc(), more.expression, more.seen,
-                                tuple(map(dense, inputs)), more.numbers, self.reduce == "mean")
-        return out.view(-1, *more.shape), inputs
-
-    def backward(self, needs, saved, grad):
-        more, graph = self.more, self.graph
-        inputs, grad = tuple(map(dense, saved)), grad.reshape(grad.shape[0], math.prod(more.shape))
-        if self.reduce == "mean":
-            grad = grad * graph.view().inverse_degree().unsqueeze(1)
-        grad, view, found = dense(grad), graph.view(), {}
+    def _gradients(self, needs: tuple[bool, ...], inputs: tuple[Tensor, ...], grad: Tensor,
+                   extremum: tuple[str, Tensor] | None = None) -> list[Tensor | None]:
+        """Those of the inputs. ``grad`` [num_dst, channels], ``extremum``: as of the kernels."""
+        more, view, found = self.more, self.graph.view(), {}
+        given, grad = tuple(map(dense, inputs)), dense(grad)
         for by_row in (True, False):
             if generated.entries(more.expression, needs, by_row):
                 rows = view.csc() if by_row else view.csr_by_id()
-                found.update(generated.gradients(rows, more.expression, more.seen, inputs,
-                                                 more.numbers, grad, needs, by_row))
+                found.update(generated.gradients(rows, more.expression, more.seen, given,
+                                                 more.numbers, grad, needs, by_row, extremum))
         return [self._whole(k, found[k], t) if k in found else None for k, t in enumerate(inputs)]
 
     def _whole(self, k: int, grad: Tensor, of: Tensor) -> Tensor:
@@ -169,3 +170,40 @@ class GeneratedSum(Operation):
         given = aggregation.Aggregation(self.reduce, inputs[0], None, self.more.shape,
                                         self.more._replace(inputs=inputs))
         return aggregation.plain(self.graph, given)
+
+
+class GeneratedSum(_Reduced):
+    """Sums and means."""
+
+    __slots__ = ()
+
+    def forward(self, needs, *inputs):
+        more = self.more
+        out = generated.forward(self.graph.view().csc(), more.expression, more.seen,
+                                tuple(map(dense, inputs)), more.numbers, self.reduce == "mean")
+        return out.view(-1, *more.shape), inputs
+
+    def backward(self, needs, saved, grad):
+        grad = grad.reshape(grad.shape[0], math.prod(self.more.shape))
+        if self.reduce == "mean":
+            grad = grad * self.graph.view().inverse_degree().unsqueeze(1)
+        return self._gradients(needs, saved, grad)
+
+
+class GeneratedExtremum(_Reduced):
+    """Maxima and minima. Equal messages share the gradient evenly, as PyG's do."""
+
+    __slots__ = ()
+
+    def forward(self, needs, *inputs):
+        more = self.more
+        out, counts = generated.extremum(
+            self.graph.view().csc(), more.expression, more.seen, tuple(map(dense, inputs)),
+            more.numbers, self.reduce, any(needs))
+        # backward reads the result, which is not to be changed in place before, as the host's
+        return out.view(-1, *more.shape).detach(), (*inputs, out, counts)
+
+    def backward(self, needs, saved, grad):
+        *inputs, out, counts = saved
+        share = grad.reshape(out.shape) / counts
+        return self._gradients(needs, tuple(inputs), share, (self.reduce, out))

@@ -1,8 +1,8 @@
 """Aggregations of the messages of `messages` by CUDA kernels.
 
 Sums and means leave nothing of the size of the edges times the features but the gradient of
-features of edges. Of other reductions the messages are made, as the host makes them. A backward
-that is itself recorded runs on torch operations.
+features of edges, nor do extrema of generated messages. Of other reductions the messages are made,
+as the host makes them. A backward that is itself recorded runs on torch operations.
 """
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gnnaccel.cuda.launch import dense
 from gnnaccel.dispatch.generated import messages as generated
 from gnnaccel.dispatch.generated.messages import Generated
 from gnnaccel.dispatch.ops import aggregation, messages
-from gnnaccel.dispatch.ops.aggregation import Aggregation
+from gnnaccel.dispatch.ops.aggregation import Aggregation, Reduce
 from gnnaccel.dispatch.ops.call import Kernel
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.ops.messages import Gated, Rectified, Shifted
@@ -55,6 +55,12 @@ def run(graph: OpGraph, given: Aggregation) -> Tensor:
     return _PARTS[type(given.more)].run(graph, given)
 
 
+def only_summed(reduce: Reduce) -> Reason:
+    """Why there are no kernels for this reduction of messages that are split for a sum."""
+    return reason("GA208", f"{aggregation.named(reduce)} of messages that both ends of an edge go "
+                  "into")
+
+
 class _Split:
     """A sum of the neighbours' rows, and one of the weights."""
 
@@ -63,9 +69,7 @@ class _Split:
         from gnnaccel.dispatch.ops import aggregation_cuda
 
         if given.reduce not in ("sum", "mean"):
-            return reason("GA208",
-                          f"{aggregation.named(given.reduce)} of messages that both ends "
-                          "of an edge go into")
+            return only_summed(given.reduce)
         parts: list[Any] = [aggregation_cuda.kernel(graph, one) for one
                             in (given._replace(more=None), messages.weights_alone(given))]
         for part in parts:
@@ -131,13 +135,16 @@ class _Generated:
 
     @staticmethod
     def kernel(graph: OpGraph, given: _OfGenerated) -> Kernel | Reason:
-        if given.reduce not in ("sum", "mean"):
-            return reason("GA208", f"{aggregation.named(given.reduce)} of generated messages")
-        more, grad = given.more, wants_grad(*given.more.inputs)
+        reduce, more = given.reduce, given.more
+        if type(reduce) is not str or reduce not in generated.REDUCES:
+            return reason("GA208", f"{aggregation.named(reduce)} of generated messages")
+        if more.weight is not None and reduce in generated.EXTREMA:
+            return reason("GA208", f"{reduce} of generated messages that end in a linear map")
+        grad = wants_grad(*more.inputs)
         needs = tuple(t.requires_grad and grad for t in more.inputs)
-        return Kernel(f"generated message kernel ({given.reduce} of {more})",
-                      ("generated", more.expression, more.seen, needs),
-                      lambda: generated.prepare(more, grad),
+        return Kernel(f"generated message kernel ({reduce} of {more})",
+                      ("generated", reduce, more.expression, more.seen, needs),
+                      lambda: generated.prepare(more, reduce, grad),
                       lambda: _Generated.run(graph, given))
 
     @staticmethod

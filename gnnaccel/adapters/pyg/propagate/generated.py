@@ -19,6 +19,7 @@ from gnnaccel.cuda.expression import Expression
 from gnnaccel.cuda.generated import seen_as
 from gnnaccel.dispatch.generated.messages import Generated
 from gnnaccel.dispatch.generated.tree import Leaf, Make, expression, leaves
+from gnnaccel.dispatch.ops.aggregation import Reduce
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 
@@ -31,7 +32,8 @@ _NAMES = frozenset((
 class _Message(NamedTuple):
     """A message, ready for its calls. ``leaves``: those of the inputs of the ``expression``;
     ``shape``: of a message; ``seen``: (heads, width) for the kernels; ``after``: of a linear map of
-    the sums its weight, its bias, the tensors of which these are made, and its channels."""
+    the sums its weight, its bias, the tensors of which these are made, and its channels;
+    ``mapped``: the same message with that map in the expression, if it can be there."""
 
     expression: Expression
     leaves: tuple[Leaf, ...]
@@ -39,6 +41,13 @@ class _Message(NamedTuple):
     shape: tuple[int, ...]
     seen: tuple[int, int]
     after: tuple[Make, Make | None, tuple[Make, ...], int] | None = None
+    mapped: Any = None  # a `_Message`
+
+    def reduced_by(self, reduces: tuple[Reduce, ...]) -> _Message:
+        """The message for these reductions: a map can be done with sums and means alone."""
+        if self.mapped is None or all(one in ("sum", "mean") for one in reduces):
+            return self
+        return self.mapped
 
     def generated(self, given: dict) -> Generated:
         """What the kernels take, computed from the arguments of a call."""
@@ -114,8 +123,17 @@ def _found(out: Any, layer: Any) -> _Message | None:
     if after is not None:
         rows, *maps = after
         found = _of_rows(rows)
-        return found and found._replace(after=(*maps, out.roots, out.meta.shape[1]))
+        return found and found._replace(after=(*maps, out.roots, out.meta.shape[1]),
+                                        mapped=_mapped(out))
     return _of_rows(out.alone())
+
+
+def _mapped(out: pointwise.Rows) -> _Message | None:
+    """A message that ends in a map, as one of rows that were mapped at their ends."""
+    try:
+        return _of_rows(out.alone())
+    except Unseen:
+        return None
 
 
 def _of_rows(out: pointwise.Rows) -> _Message | None:
@@ -172,7 +190,7 @@ def form(layer: Any, known: reading.Known, kwargs: dict, why: Reason) -> Form | 
     source = next((name for name, end in found.ends if end == "j"), None)
     if source is None:
         return why
-    message: _Message = found.message
+    message = found.message.reduced_by(reading.reductions(layer, known))
     if layer.node_dim not in (0, -1 - len(message.shape)):
         return reason("GA206", f"messages of {len(message.shape) + 1} dimensions, "
                       f"node_dim={layer.node_dim}")

@@ -13,7 +13,7 @@ from torch.nn import Parameter
 from gnnaccel.adapters.own import MESSAGE_PASSING, Path, home, is_method
 from gnnaccel.adapters.pyg import edges, guards
 from gnnaccel.adapters.pyg.propagate import message, stock
-from gnnaccel.dispatch.ops import aggregation
+from gnnaccel.dispatch.ops import aggregation, aggregation_messages
 from gnnaccel.dispatch.ops import aggregation_means as means
 from gnnaccel.dispatch.ops.aggregation import Aggregation, Reduce
 from gnnaccel.dispatch.ops.aggregation_means import PowerMean, Softmax
@@ -176,6 +176,8 @@ def read(layer: Any, edge_index: Any, kwargs: dict) -> Read | Reason:
 
     known = known_class(type(layer))
     form = known.form(kwargs, known.stamp(layer))
+    if type(form) is message.Form and form.summed:
+        form = _not_summed(form, layer, kwargs, known)
     found = (form if type(form) is Reason
              else _read_as(form, layer, edge_index, kwargs, known))
     if type(found) is Reason and found.code in _NO_FORM:
@@ -183,6 +185,18 @@ def read(layer: Any, edge_index: Any, kwargs: dict) -> Read | Reason:
         if type(other) is message.Form:
             return _read_as(other, layer, edge_index, kwargs, known)
     return found
+
+
+def _not_summed(form: message.Form, layer: Any, kwargs: dict, known: Known) -> message.Form:
+    """The form of a call that may ask for more than sums and means, which ``form`` is for."""
+    from gnnaccel.adapters.pyg.propagate import generated  # which needs this module
+
+    for one in reductions(layer, known):
+        if one in ("max", "min"):
+            why = aggregation_messages.only_summed(one)
+            other = generated.form(layer, known, kwargs, why)
+            return other if type(other) is message.Form else form
+    return form
 
 
 def _read_as(form: message.Form, layer: Any, edge_index: Any, kwargs: dict,

@@ -31,7 +31,8 @@ class Form(NamedTuple):
     the edge, "i" or "j". ``costly``: ``more`` computes something of the size of the edges'
     features. ``width``: the channels that rows then have, where ``more`` makes those too: ``(rows,
     more)``, or says why not. ``stand_in(arguments, graph)``: what looks like ``more`` and computes
-    nothing, for messages that kernels are written for."""
+    nothing, for messages that kernels are written for. ``summed``: it is a form for sums and means
+    alone."""
 
     source: str
     weight: Callable[[Arguments], Tensor] | None
@@ -41,6 +42,7 @@ class Form(NamedTuple):
     costly: bool = False
     width: int | None = None
     stand_in: Callable[[Arguments, Any], More] | None = None
+    summed: bool = False
 
     @property
     def unfinished(self) -> bool:
@@ -287,7 +289,7 @@ class Sum(Rows):
             return None
         name, sign = self.target.name, self.sign
         weight = None if self.weight is None else self.weight.make
-        return self.source.form()._replace(weight=weight, more=lambda given,
+        return self.source.form()._replace(weight=weight, summed=True, more=lambda given,
                                            layer: Shifted(rows(given, name, "i"), sign))
 
 

@@ -60,7 +60,8 @@ def test_extrema_are_found_again(by_row):
         found = generated.kernels(of, 1, 64, False, *more, extremum=extremum)
         ptx = nvrtc.compile_ptx(sources.source(found.family), found.defines, 90)
         fused.append("fma.rn" in ptx)
-    assert fused == [True, False]
+    assert not fused[1]
+    assert fused[0] or by_row is None  # products of messages are rounded in any case
 
 
 def test_the_text_says_what_it_computes():

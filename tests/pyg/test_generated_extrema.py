@@ -373,7 +373,8 @@ def test_what_stays_native(kernels, aggr):
     assert found["routes"] == {"native": 1} and set(found["reasons"]) == {"GA208"}
 
 
-def test_what_is_recorded(kernels):
+def test_what_is_recorded(kernels, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")  # of the table that is printed
     layer, args = by("max", Gate).to(kernels.device), to(kernels.device, *arguments(Gate))
     with kernels.on():
         layer(*args)

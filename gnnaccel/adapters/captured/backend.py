@@ -57,7 +57,7 @@ class Region:
         return self._run(*given)
 
     def _form(self, given: tuple, tensors: list[Tensor]) -> _Form:
-        key = (torch.is_grad_enabled(), *[
+        key = (torch.is_grad_enabled(), graphs.autocast_of(tensors[0].device), *[
             (one.shape, one.stride(), one.dtype, one.requires_grad) if isinstance(one, Tensor)
             else one for one in given])
         found = self._forms.get(key)

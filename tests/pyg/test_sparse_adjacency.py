@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import gc
+import inspect
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from torch_geometric import nn
 from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing
 from torch_geometric.transforms import ToSparseTensor
+from torch_geometric.utils import spmm
 
 import gnnaccel
 from gnnaccel.adapters.pyg.propagate import adjacency, reading
@@ -51,6 +54,26 @@ class Copying(MessagePassing):
 
     def message(self, x_j):
         return x_j
+
+
+class Typing(MessagePassing):
+    """A user's layer, for which PyG takes a matrix's values for types of edges."""
+
+    def forward(self, x, edge_index, edge_type=None):
+        return self.propagate(edge_index, x=x, edge_type=edge_type)
+
+    def message(self, x_j, edge_type):
+        return x_j if edge_type is None else x_j * edge_type.view(-1, 1)
+
+
+class Forgetting(MessagePassing):
+    """A user's layer that gives no weight where its message takes one: PyG fails."""
+
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_j, edge_weight=None):
+        return x_j if edge_weight is None else x_j * edge_weight.view(-1, 1)
 
 
 def matrix(edges=None, values=None, sizes=(N, N), index=torch.int64, layout=torch.sparse_csr):
@@ -163,6 +186,29 @@ def test_weights_that_were_given_win_over_values(route):
             torch.testing.assert_close(layer(x, adj, weight), expected)
 
 
+@pytest.mark.parametrize("name", adjacency._MULTIPLYING)
+def test_layers_that_are_known_multiply(name):
+    """All that the product reads of a layer is ``aggr``, and of its features the first."""
+    function, x, adj = getattr(nn, name).message_and_aggregate, graphs.features(), matrix()
+    parameters = inspect.signature(function).parameters
+    pair = "Tuple" in str(parameters["x"].annotation)
+    more = {"edge_weight": None} if "edge_weight" in parameters else {}
+    for aggr in ("sum", "mean", "max"):
+        out = function(SimpleNamespace(aggr=aggr), adj, x=(x, None) if pair else x, **more)
+        assert torch.equal(out, spmm(adj, x, aggr))
+
+
+def test_extrema_need_not_gain_where_the_host_has_no_code(emulated, monkeypatch):
+    """As on a GPU."""
+    layer, x, adj = nn.SAGEConv(F, 5, aggr="max"), graphs.features(), matrix(values=torch.rand(E))
+    expected = layer(x, adj)
+    monkeypatch.setattr(adjacency, "host_refuses", lambda *args: True)
+    with gnnaccel.enabled():
+        for out in calls(layer, x, adj):
+            torch.testing.assert_close(out, expected)
+    assert gnnaccel.stats()["SAGEConv"]["routes"] == {"cuda": 3}
+
+
 def test_a_subclass_with_another_message_is_multiplied_as_ever(kernels):
     """As PyG has it: with a matrix, ``message`` of a layer that multiplies is never called."""
     class Doubling(nn.GraphConv):
@@ -177,6 +223,19 @@ def test_what_a_transform_of_pygs_makes(kernels):
                                  edge_weight=torch.rand(E)))
     assert data.adj_t.layout is torch.sparse_csr
     by_kernels(kernels, nn.GraphConv(F, 5), data.x, data.adj_t, 1)
+
+
+@pytest.mark.parametrize("index", INDICES)
+def test_strided_arrays(kernels, index):
+    """As torch takes them: every second number of an array."""
+    adj, layer, x = matrix(values=torch.rand(E), index=index), nn.GraphConv(F, 5), graphs.features()
+    expected = layer(x, adj).to(kernels.device)
+    apart = [torch.stack([t, t + 1], 1).to(kernels.device)[:, 0] for t in (*parts(adj), adj.values())]
+    layer, x, adj = layer.to(kernels.device), x.to(kernels.device), made(*apart, adj)
+    assert not adj.col_indices().is_contiguous()
+    with kernels.on():
+        torch.testing.assert_close(layer(x.requires_grad_(), adj), expected)
+    took(kernels, 1)
 
 
 def test_second_derivatives(kernels):
@@ -384,6 +443,8 @@ def test_what_stays_native(emulated):
     gnnaccel.reset_stats()
     native(nn.GraphConv(F, 5), "GA204", x, adj.to_sparse_coo())
     gnnaccel.reset_stats()
+    native(Typing(), "GA204", x, adj)
+    gnnaccel.reset_stats()
     columns = adj.to_sparse_csc().requires_grad_()
     native(nn.GraphConv(F, 5), "GA204", x, columns)
 
@@ -396,6 +457,8 @@ def test_hooks_and_errors_are_the_hosts(emulated):
     with gnnaccel.enabled(when="supported"):
         with pytest.raises(RuntimeError):
             nn.SAGEConv(F, 5)(x[:-1], adj)
+        with pytest.raises(UnboundLocalError):
+            Forgetting()(x, adj)
         with pytest.raises(ValueError, match="target_to_source"):
             Weighing(flow="target_to_source")(x, adj)
 

@@ -93,8 +93,9 @@ def _on_cuda(graph: OpGraph, given: Aggregation, mode: str) -> Estimate:
         once = max(moved * rates["once_passes"][mode] / kernels["native_bandwidth"],
                    rates["once_launches"][mode] * launch)
     built = 1 if mode == "forward" else 2
-    structure = built * (graph.num_edges
-                         * kernels["structure_per_edge"] + kernels["structure_launches"] * launch)
+    sorted_ = built - (csc_of(graph.edge_index) is not None)
+    structure = (sorted_ * graph.num_edges * kernels["structure_per_edge"]
+                 + built * kernels["structure_launches"] * launch)
     return Estimate(native - ours, structure, ours, native, once)
 
 

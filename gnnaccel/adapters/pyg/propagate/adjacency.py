@@ -88,6 +88,8 @@ def read(layer: Any, known: Known, adjacency: Tensor, kwargs: dict) -> Matrix | 
     if not adjacency._nnz():
         return reason("GA303")
     path, form = None, None
+    if not layer.fuse and _unclear(layer._user_args, kwargs):
+        return reason("GA204", "what the values of the sparse matrix are to the message")
     if layer.fuse:
         path = _path_of_product(known.functions[3])
         form = _not_followed(layer) if path is None else _product(layer, adjacency, kwargs)
@@ -100,6 +102,13 @@ def read(layer: Any, known: Known, adjacency: Tensor, kwargs: dict) -> Matrix | 
     if type(form) is Reason:
         return form
     return Matrix(edges_of(adjacency), form, arguments, path)
+
+
+def _unclear(names: list[str], kwargs: dict) -> bool:
+    """Whether PyG would have to put the values of a matrix elsewhere than in the place of an
+    ``edge_weight`` that is None: its two ways of collecting ``names`` differ in that."""
+    return (("edge_weight" in names and "edge_weight" not in kwargs)
+            or ("edge_type" in names and kwargs.get("edge_type") is None))
 
 
 def _not_followed(layer: Any) -> Reason:
@@ -137,10 +146,8 @@ def _values(given: Arguments) -> Tensor:
 def _arguments(adjacency: Tensor, kwargs: dict, fused: bool) -> dict[str, Any]:
     """The arguments of ``propagate`` with what PyG adds to them."""
     found = {**kwargs, "size": [adjacency.shape[1], adjacency.shape[0]], "adj_t": adjacency}
-    if not fused:
-        for name in ("edge_weight", "edge_type"):
-            if found.get(name) is None:
-                found[name] = adjacency.values()
+    if not fused and found.get("edge_weight") is None:
+        found["edge_weight"] = adjacency.values()
     return found
 
 
@@ -192,6 +199,7 @@ def edges_of(adjacency: Tensor) -> EdgeArrays:
 
 @torch.inference_mode(False)  # made in inference mode they could not take part in training later
 def _made(pointers: Tensor, ids: Tensor, of_rows: bool) -> EdgeArrays:
+    pointers, ids = pointers.contiguous(), ids.contiguous()  # torch does not ask for that
     csc = CSC(pointers, ids, ids.new_empty(0))
     # columns are sources: the edges of a matrix in CSC have yet to be grouped by destination
     return EdgeArrays(None, csc) if of_rows else EdgeArrays((destinations(csc), ids))

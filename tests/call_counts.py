@@ -61,6 +61,7 @@ MOST: dict[str, dict[str, tuple[int, int]]] = {
     "GATConv": {"kernels": (26, 41), "known": (50, 75), "new": (52, 81)},
     "GCNConv": {"kernels": (38, 73), "known": (168, 296), "new": (160, 144)},
     "SAGEConv": {"kernels": (20, 34), "known": (48, 64), "new": (80, 80)},
+    "SAGEConv over a matrix": {"kernels": (29, 49), "known": (40, 64), "new": (72, 96)},
     "GINConv": {"kernels": (20, 34), "known": (48, 64), "new": (80, 80)},
     "RGCNConv": {"kernels": (57, 114), "known": (66, 92), "new": (68, 97)},
     "HGTConv": {"kernels": (143, 376), "known": (120, 158), "new": (124, 168)},

@@ -148,7 +148,9 @@ def _gradients(outs: dict[str, Tensor], leaves: dict[str, Tensor], upstream: lis
     if not ends:
         return {}
     found = torch.autograd.grad(ends, list(leaves.values()), weights, allow_unused=True)
-    return dict(zip((f"grad {name}" for name in leaves), found))
+    # of a sparse matrix the numbers alone: of its whole torch has no norm
+    numbers = (t.values() if t is not None and t.layout is torch.sparse_csr else t for t in found)
+    return dict(zip((f"grad {name}" for name in leaves), numbers))
 
 
 # --- tensors --------------------------------------------------------------------------------------
@@ -165,12 +167,13 @@ def _copied(tensor: Tensor | None, dtype: torch.dtype | None, seed: int, copies:
         return tensor
     if id(tensor) not in copies:  # the same object stays one, as layers ask for that
         with torch.inference_mode(False), torch.no_grad():
-            rows = tensor.detach()
-            if seed and rows.dim():
+            rows, strided = tensor.detach(), tensor.layout is torch.strided
+            if seed and rows.dim() and strided:  # the rows of a sparse matrix are the graph
                 generator = torch.Generator("cpu").manual_seed(seed)
                 rows = rows[torch.randperm(rows.shape[0], generator=generator,
                                            device="cpu").to(rows.device)]
-            copies[id(tensor)] = rows.to(dtype or rows.dtype, copy=True).requires_grad_(grad)
+            copies[id(tensor)] = rows.to(dtype or rows.dtype, copy=True).requires_grad_(
+                grad and tensor.layout is not torch.sparse_csc)  # of which torch has none
     return copies[id(tensor)]
 
 

@@ -36,6 +36,12 @@ def plain(count: int = EDGES) -> tuple:
     return torch.randn(NODES, WIDTH), torch.randint(NODES, (2, count))
 
 
+def matrix(count: int = EDGES) -> tuple:
+    ids = torch.randint(count, (2, count))
+    adjacency = torch.sparse_coo_tensor(ids, torch.rand(count), (count, count)).coalesce()
+    return torch.randn(count, WIDTH), adjacency.to_sparse_csr()
+
+
 def typed(count: int = EDGES) -> tuple:
     return *plain(count), torch.randint(3, (count,))
 
@@ -58,6 +64,7 @@ LAYERS = {
     "GATConv": (lambda: GATConv(WIDTH, 8, 2), plain),
     "GCNConv": (lambda: GCNConv(WIDTH, WIDTH), plain),
     "SAGEConv": (lambda: SAGEConv(WIDTH, WIDTH), plain),
+    "SAGEConv over a matrix": (lambda: SAGEConv(WIDTH, WIDTH), matrix),
     "GINConv": (lambda: GINConv(torch.nn.Linear(WIDTH, WIDTH)), plain),
     "RGCNConv": (lambda: RGCNConv(WIDTH, WIDTH, 3), typed),
     "HGTConv": (lambda: HGTConv(hetero_graphs.WIDTH, WIDTH, METADATA, 2), by_type),

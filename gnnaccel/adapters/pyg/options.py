@@ -162,6 +162,8 @@ def _plain() -> Iterator[Case]:
                                                                        8).to(dtype), (x.to(dtype),
                                                                                       edges), {}
     yield "GCNConv", "adjacency as a sparse tensor", nn.GCNConv(_F, 8), (x, _sparse(edges)), {}
+    yield ("GCNConv", "adjacency as a `torch.sparse_csr` matrix", nn.GCNConv(_F, 8),
+           (x, _sparse(edges).to_sparse_csr()), {})
     yield "GCNConv", "a message hook", _hooked(nn.GCNConv(_F, 8)), (x, edges), {}
     for aggr in ("mean", "max", "softmax", "powermean", "median", ["mean", "max"]):
         yield "SAGEConv", f"`aggr={aggr!r}`", nn.SAGEConv(_F, 8, aggr), (x, edges), {}

@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
+from gnnaccel.dispatch.graph.edge_arrays import EdgeArrays
 from gnnaccel.dispatch.graph.tensor_ref import TensorRef
 
 _FEW = 512  # ledgers, from which on those of tensors that are gone are looked for
@@ -48,7 +49,7 @@ ledgers: dict[int, GraphLedger] = {}
 _most = _FEW
 
 
-def of(edges: Tensor) -> GraphLedger:
+def of(edges: Tensor | EdgeArrays) -> GraphLedger:
     """The ledger of these edges as they are now."""
     key = id(edges)
     found = ledgers.get(key)

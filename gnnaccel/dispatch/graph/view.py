@@ -72,6 +72,8 @@ class GraphView:
         self.touched = False  # used since the cache last looked for something to drop
         self._kept: Tensor | EdgeArrays | tuple[Tensor, ...] | None = edge_index if own else None
         self._source = weakref.ref(edge_index)
+        given = self._given_csc()
+        self._in_order = given is not None and not given.ids.shape[0]  # edge ids are places in it
         self._lock = threading.RLock()
         self._csc: Rows | None = None
         self._csr: Rows | None = None
@@ -153,6 +155,8 @@ class GraphView:
         by_id = self.csr_by_id if by_src else self.csc
         if weight.dtype is not torch.float32:
             weight = in_fp32(weight)
+        if self._in_order and not by_src:
+            return self.csc(places=False), weight.float().contiguous(), "position"
         placed = self._weights.find(weight, by_src, by_id)
         if placed is not None:
             return self._ready(placed[0]), placed[1], "position"
@@ -309,6 +313,8 @@ class GraphView:
     @_ordinary_tensors
     def _build_csr_by_id(self) -> Rows:
         self._may_build()
+        if self._in_order:
+            return self.csr()
         with self._lock:
             ids, by_src = self.csc().place, self.csr()
             # beyond the last edge both arrays hold whatever the memory held; nothing reads those

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from gnnaccel.dispatch.generated.messages import Generated
 from gnnaccel.dispatch.graph import ledger
+from gnnaccel.dispatch.graph.edge_arrays import csc_of
 from gnnaccel.dispatch.ops.aggregation import Aggregation
 from gnnaccel.dispatch.ops.aggregation_means import Softmax
-from gnnaccel.dispatch.ops.graph import OpGraph
+from gnnaccel.dispatch.ops.graph import OpGraph, ProductGraph
 from gnnaccel.dispatch.ops.messages import Gated, Rectified, Shifted
 from gnnaccel.dispatch.plan.cost import constants
 
@@ -74,6 +75,8 @@ def _on_cpu(graph: OpGraph, given: Aggregation, mode: str) -> Estimate:
 def _on_cuda(graph: OpGraph, given: Aggregation, mode: str) -> Estimate:
     rates, kernels = constants()["aggregation"]["cuda"], constants()["cuda"]
     rates = rates["softmax"] if type(given.reduce) is Softmax else rates
+    if type(graph) is ProductGraph:
+        return _against_product(graph, given, mode, rates["product"])
     shape, (read, gathered, calls) = given.shape, _MORE.get(type(given.more), (1, 1, 1))
     if type(given.more) is Generated:
         shape, (read, gathered) = given.more.shape, given.more.rows_read
@@ -91,9 +94,29 @@ def _on_cuda(graph: OpGraph, given: Aggregation, mode: str) -> Estimate:
         once = max(moved * rates["once_passes"][mode] / kernels["native_bandwidth"],
                    rates["once_launches"][mode] * launch)
     built = 1 if mode == "forward" else 2
-    structure = built * (graph.num_edges
-                         * kernels["structure_per_edge"] + kernels["structure_launches"] * launch)
+    sorted_ = built - (csc_of(graph.edge_index) is not None)
+    structure = (sorted_ * graph.num_edges * kernels["structure_per_edge"]
+                 + built * kernels["structure_launches"] * launch)
     return Estimate(native - ours, structure, ours, native, once)
+
+
+def _against_product(graph: OpGraph, given: Aggregation, mode: str,
+                     rates: dict[str, dict[str, float]]) -> Estimate:
+    """On a GPU, against cuSPARSE's product with a matrix in CSR, whose backward makes the
+    transposed matrix in each call. Ours makes it once; rows of a matrix in CSR need no sorting."""
+    kernels, edges = constants()["cuda"], graph.num_edges
+    launch, row = kernels["launch"], math.prod(given.shape) * given.x.element_size()
+    rate = (kernels["gather_l2"]
+            if graph.num_src * row <= kernels["l2_bytes"] else kernels["gather_hbm"])
+    ours, native = (max(edges * row * rates[f"{side}passes"][mode] / rate,
+                        rates[f"{side}launches"][mode] * launch) for side in ("", "native_"))
+    transposed = edges * kernels["structure_per_edge"]
+    grouped = 0.0 if csc_of(graph.edge_index) is not None else transposed
+    structure = grouped + kernels["structure_launches"] * launch
+    if mode == "training":
+        native += transposed
+        structure += transposed + kernels["structure_launches"] * launch
+    return Estimate(native - ours, structure, ours, native)
 
 
 def by_index(x: Tensor, name: str, grad: bool) -> Estimate:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gnnaccel.cuda import edge_list
 from gnnaccel.cuda.launch import dense
+from gnnaccel.dispatch.graph.edge_arrays import EdgeArrays
 from gnnaccel.dispatch.ops import aggregation
 from gnnaccel.dispatch.ops.aggregation import Aggregation
 from gnnaccel.dispatch.ops.call import Kernel
@@ -24,9 +25,9 @@ from gnnaccel.errors import VALID, GraphError
 def kernel(graph: OpGraph, given: Aggregation) -> Kernel | None:
     """The way of `aggregation.plain` without a structure; None where there is none: it is for sums
     and means in fp32 of rows that have one weight at most, which wants no gradient, and nothing
-    else in their messages, where their order may vary."""
+    else in their messages, where their order may vary, over a list of edges [2, E]."""
     weight = given.weight
-    if given.more is not None:
+    if given.more is not None or type(graph.edge_index) is EdgeArrays:
         return None
     if (given.x.dtype is not torch.float32 or given.reduce not in ("sum", "mean")
         or given.kind not in ("none", "edge")):

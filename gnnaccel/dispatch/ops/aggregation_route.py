@@ -20,7 +20,7 @@ from gnnaccel.dispatch.ops import (aggregation, aggregation_cost, aggregation_cp
 from gnnaccel.dispatch.ops.aggregation import Aggregation, Reduce
 from gnnaccel.dispatch.ops.aggregation_cost import Estimate
 from gnnaccel.dispatch.ops.call import compile_reason
-from gnnaccel.dispatch.ops.graph import OpGraph
+from gnnaccel.dispatch.ops.graph import OpGraph, ProductGraph
 from gnnaccel.dispatch.plan.compiling import device_reason
 from gnnaccel.dispatch.plan.plan import KERNELS, TORCH, Plan
 from gnnaccel.dispatch.plan.plan import native as native_plan
@@ -29,6 +29,7 @@ from gnnaccel.dispatch.policy.reasons import Reason, reason
 
 _ON_CPU = reason("GA401", "the tensors are on the cpu, the kernels need a CUDA device")
 _NO_GAIN = reason("GA301", "torch operations gain nothing on a GPU")
+_NO_GAIN_OVER_PRODUCTS = reason("GA301", "torch's product with a sparse matrix is as fast")
 _MAY_NOT_COME_AGAIN = reason("GA301",
                              "preparing this graph costs more than is saved, unless it is used "
                              "more often")
@@ -169,6 +170,8 @@ def _without_kernels(graph: OpGraph, given: Aggregation, config: Config, against
 
 
 def _unfit_by_torch(graph: OpGraph, given: Aggregation) -> Reason | None:
+    if type(graph) is ProductGraph:
+        return _NO_GAIN_OVER_PRODUCTS
     return aggregation_cpu.unfit(graph, given) if given.x.is_cpu else _NO_GAIN
 
 

@@ -82,6 +82,12 @@ class OpGraph:
         return dict(num_src=self.num_src, num_dst=self.num_dst, num_edges=self.num_edges)
 
 
+class ProductGraph(OpGraph):
+    """An `OpGraph` over which the host's own code is a product with a sparse matrix."""
+
+    __slots__ = ()
+
+
 class JoinedGraph(OpGraph):
     """An `OpGraph` of the edges ``join(*structure)``: arguments as of `JoinedView`, with which it
     shares its structure."""

@@ -1,6 +1,7 @@
 """One call of ``propagate``, decided, and remembered for the calls that repeat it."""
 from __future__ import annotations
 
+import dataclasses
 import time
 import weakref
 from collections.abc import Callable
@@ -10,8 +11,8 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters.pyg import guards
-from gnnaccel.adapters.pyg.propagate import (attention, completing, new_graphs_native,
-                                             new_graphs_summed, reading, visit)
+from gnnaccel.adapters.pyg.propagate import (adjacency, attention, completing,
+                                             new_graphs_native, new_graphs_summed, reading, visit)
 from gnnaccel.cuda import capture, driver
 from gnnaccel.dispatch import router
 from gnnaccel.dispatch.graph import ledger, self_loops
@@ -34,6 +35,7 @@ from gnnaccel.errors import GraphError
 
 if TYPE_CHECKING:
     from gnnaccel.adapters.own import Path
+    from gnnaccel.adapters.pyg.propagate.adjacency import KeptMatrix
     from gnnaccel.adapters.pyg.propagate.message import Form
     from gnnaccel.dispatch.graph.view import GraphView
 
@@ -70,17 +72,19 @@ def _decide(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Conf
     found: reading.Read | Reason = (reading.read(layer, edge_index, kwargs)
                                     if verdict.inside
                                     else verdict.reason)  # type: ignore[assignment]
+    seen = kwargs
     if type(found) is Reason:
         decision, parts, stacked = aggregation_route.native(found), None, False
         settings.note_native(layer, config, found)
     else:
+        seen = kwargs if found.matrix is None else found.matrix.arguments
         parts, stacked = (found.graph,
                           found.given), reading.stacked(layer,
                                                         reading.source(kwargs, found.form.source))
-        decision = aggregation_route.decide_all(*parts, found.reduces, config)
+        decision = aggregation_route.decide_all(*parts, found.reduces, _asked(found, config))
         decision = quantized.narrowed(layer, *parts, config, decision, len(found.reduces) > 1)
         if decision.run is not None and found.form.unfinished:
-            given = completing.completed(layer, found.form, *parts, kwargs)
+            given = completing.completed(layer, found.form, *parts, seen)
             if type(given) is Reason:
                 decision = aggregation_route.native(given)
             else:
@@ -89,7 +93,7 @@ def _decide(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Conf
 
     def finish(out: Any) -> Any:
         return reading.finished(layer, found.known,  # type: ignore[union-attr]  # not native
-                                stacked, out, kwargs)
+                                stacked, out, seen)
 
     out = aggregation_route.run(layer, "pyg", parts, decision, config, finish,
                                 lambda: _natively(native, layer, edge_index, kwargs), start)
@@ -100,6 +104,14 @@ def _decide(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Conf
                                            found,  # type: ignore[arg-type]  # as there are parts
                                            decision, config)
     return out
+
+
+def _asked(found: reading.Read, config: Config) -> Config:
+    """The configuration of a call: what the host refuses need not gain."""
+    matrix = found.matrix
+    if matrix is None or not adjacency.host_refuses(matrix, found.reduces[0], found.given.x):
+        return config
+    return dataclasses.replace(config, when="supported")
 
 
 def _natively(native: Any, layer: Any, edge_index: Any, kwargs: dict) -> Any:
@@ -186,6 +198,9 @@ def too_small(layer: Any, edge_index: Any, config: Config) -> bool:
     if edges < _FEW and edge_index.is_cpu and not driver.placed():
         counters.again(type(layer).__name__, "GA301")
         return True
+    # of a sparse matrix columns are counted; on a GPU the host may have no code for extrema
+    if edge_index.layout is not torch.strided and layer.__dict__.get("aggr") in ("max", "min"):
+        return False
     if edge_index.is_inference() or not aggregation_cost.hardly_seen(edge_index):
         return False
     counters.count(type(layer).__name__, "native", "GA301")
@@ -198,13 +213,13 @@ class Last:
 
     ``module``, ``module_class``, ``module_path``: the aggregation, its class, and what it runs;
     ``shape``, ``layout``: as of `Aggregation`, where nothing is done before it or after it, else
-    ``shape`` is None.
+    ``shape`` is None; ``matrix``: of edges that are a sparse matrix, which lies nowhere itself.
     """
 
     __slots__ = ("epoch", "edge_index", "signature", "modes", "settings", "known", "cls", "module",
                  "module_class", "module_path", "shape", "layout", "source", "form", "stamp",
                  "reduce", "sizes", "view", "route", "decision", "name", "missed", "rows", "gain",
-                 "patience", "code", "fell_back", "weighs")
+                 "patience", "code", "fell_back", "weighs", "matrix")
 
     epoch: int
     edge_index: TensorRef
@@ -234,6 +249,7 @@ class Last:
     code: str | None
     fell_back: Callable[[], None] | None
     weighs: bool
+    matrix: KeptMatrix | None
 
     def still_native(self, edge_index: Tensor, kwargs: dict, config: Config) -> bool:
         """Whether the call may go native without a further look; counts it then. Native code is
@@ -269,7 +285,10 @@ class Last:
         module = own["_modules"].get("aggr_module")
         edges = self.edge_index  # `TensorRef.unmoved`, without its call
         if (self.epoch != config.epoch or edges() is not edge_index
-            or edges.version != edge_index._version or edges.pointer != edge_index.data_ptr()):
+            or edges.version != edge_index._version):
+            return False
+        if (edges.pointer != edge_index.data_ptr() if self.matrix is None
+            else not self.matrix.still(edge_index)):
             return False
         if self.modes != (_grad(), _deterministic(), saved_tensor_hooks(True) is None):
             return False
@@ -295,6 +314,9 @@ class Last:
             return None
         view.touched = True
         num_src, num_dst, flipped = self.sizes
+        if self.matrix is not None:
+            kwargs = self.matrix.arguments(edge_index, kwargs)
+            edge_index = self.matrix.edges()  # type: ignore[assignment]  # there, as it fits
         x: Any = kwargs[self.source]
         if type(x) is tuple or type(x) is list:
             x = x[0]
@@ -324,7 +346,8 @@ def _remember(layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read,
     graph, given = found.graph, found.given
     kept = Last()
     kept.epoch = config.epoch
-    kept.edge_index = TensorRef(edge_index, pointer=decision.run is not None)
+    kept.matrix = None if found.matrix is None else found.matrix.kept()
+    kept.edge_index = TensorRef(edge_index, pointer=decision.run is not None and not found.matrix)
     kept.modes, kept.source, kept.name = _modes(), found.form.source, type(layer).__name__
     kept.route = decision.plan.route
     if decision.run is None:
@@ -335,7 +358,7 @@ def _remember(layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read,
         kept.rows, kept.missed = (x.shape, x.dtype, x.requires_grad), None
         kept.code = decision.plan.code
         if decision.estimate is not None:
-            kept.missed, kept.gain = ledger.of(edge_index), decision.estimate.gain
+            kept.missed, kept.gain = ledger.of(graph.edge_index), decision.estimate.gain
             kept.patience = aggregation_cost.patience(decision.estimate)
         new_graphs_native.remember(layer, edge_index, kwargs, found, decision, config)
     # ran without a structure; or hooks inside may appear

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters.pyg.propagate import reading
+from gnnaccel.adapters.pyg.propagate.adjacency import edges_of, is_matrix
 from gnnaccel.dispatch.graph import ledger
 from gnnaccel.dispatch.memory import layer_memory
 from gnnaccel.dispatch.memory.checkpoints import checkpointed
@@ -21,16 +22,18 @@ _MORE = 1.25  # times as many edges as the call that was decided: where others m
 class Native:
     """A layer's last call over a new graph that stayed native for what it costs. Native code is
     never wrong, so it is enough to know of another call that it is no more likely to gain.
-    ``rows``: of the features; ``gain``, ``patience``: per edge, as `aggregation_cost` has them,
-    None where there is nothing to gain whatever comes again; ``code``: why it was native."""
+    ``rows``: of the features; ``strided``: edges are a list, no sparse matrix; ``gain``,
+    ``patience``: per edge, as `aggregation_cost` has them, None where there is nothing to gain
+    whatever comes again; ``code``: why it was native."""
 
-    __slots__ = ("epoch", "grad", "source", "rows", "most", "gain", "patience", "name", "code")
+    __slots__ = ("epoch", "grad", "source", "rows", "strided", "most", "gain", "patience", "name",
+                 "code")
 
-    def __init__(self, layer: Any, edges: int, x: Tensor, source: str, decision: Decision,
-                 config: Config):
+    def __init__(self, layer: Any, edges: int, x: Tensor, source: str, strided: bool,
+                 decision: Decision, config: Config):
         estimate = decision.estimate
         self.epoch, self.grad = config.epoch, torch.is_grad_enabled()
-        self.source, self.rows = source, _described(x)
+        self.source, self.rows, self.strided = source, _described(x), strided
         self.most, self.name, self.code = edges * _MORE, type(layer).__name__, decision.plan.code
         self.gain, self.patience = None, None
         if estimate is not None:
@@ -43,7 +46,13 @@ class Native:
         if self.epoch != config.epoch or type(edge_index) is not Tensor or edge_index.dim() != 2:
             return False
         x: Any
-        edges, x = edge_index.shape[1], kwargs.get(self.source)
+        strided = edge_index.layout is torch.strided
+        if strided is not self.strided:
+            return False
+        if not strided and not is_matrix(edge_index):
+            return False
+        edges = edge_index.shape[1] if strided else edge_index._nnz()
+        x = kwargs.get(self.source)
         x = x[0] if type(x) is tuple else x
         if edges > self.most or type(x) not in reading.TENSORS or _described(x) != self.rows:
             return False
@@ -53,7 +62,7 @@ class Native:
             return True
         if checkpointed() or edge_index.is_inference():
             return False
-        missed = ledger.of(edge_index)
+        missed = ledger.of(edge_index if strided else edges_of(edge_index))
         if missed.seconds > self.patience * edges:  # type: ignore[operator]  # as the gain
             return False
         missed.seconds += self.gain * edges
@@ -67,11 +76,12 @@ def remember(layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read, 
     plan = decision.plan
     costs = plan.code == "GA301" or (plan.code == "GA401"
                                      and plan.rejected[-1][1].code == "GA301")
-    if costs and decision.fell_back is None and edge_index.shape[1]:
+    if costs and decision.fell_back is None and found.graph.num_edges:
         x = reading.source(kwargs, found.form.source)
         if type(x) in reading.TENSORS:
-            layer_memory.of(layer).native_once = Native(layer, edge_index.shape[1], x,
-                                                        found.form.source, decision, config)
+            layer_memory.of(layer).native_once = Native(layer, found.graph.num_edges, x,
+                                                        found.form.source, found.matrix is None,
+                                                        decision, config)
 
 
 def _described(x: Tensor) -> tuple:

@@ -12,12 +12,13 @@ from torch.nn import Parameter
 
 from gnnaccel.adapters.own import MESSAGE_PASSING, Path, home, is_method
 from gnnaccel.adapters.pyg import edges, guards
-from gnnaccel.adapters.pyg.propagate import message, stock
+from gnnaccel.adapters.pyg.propagate import adjacency, message, stock
+from gnnaccel.dispatch.graph.edge_arrays import EdgeArrays
 from gnnaccel.dispatch.ops import aggregation, aggregation_messages
 from gnnaccel.dispatch.ops import aggregation_means as means
 from gnnaccel.dispatch.ops.aggregation import Aggregation, Reduce
 from gnnaccel.dispatch.ops.aggregation_means import PowerMean, Softmax
-from gnnaccel.dispatch.ops.graph import OpGraph
+from gnnaccel.dispatch.ops.graph import OpGraph, ProductGraph
 from gnnaccel.dispatch.policy.names import IdentityMap
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 
@@ -160,13 +161,15 @@ def storable(layer: Any) -> Reason | bool:
 # --- reading a call -------------------------------------------------------------------------------
 
 class Read(NamedTuple):
-    """A call, understood. ``reduces``: of all aggregations side by side; ``given`` is the first."""
+    """A call, understood. ``reduces``: of all aggregations side by side; ``given`` is the first.
+    ``matrix``: of a call over a sparse matrix."""
 
     graph: OpGraph
     given: Aggregation
     form: message.Form
     known: Known
     reduces: tuple[Reduce, ...]
+    matrix: adjacency.Matrix | None = None
 
 
 def read(layer: Any, edge_index: Any, kwargs: dict) -> Read | Reason:
@@ -175,6 +178,13 @@ def read(layer: Any, edge_index: Any, kwargs: dict) -> Read | Reason:
     from gnnaccel.adapters.pyg.propagate import generated  # which needs this module
 
     known = known_class(type(layer))
+    if adjacency.is_matrix(edge_index):
+        matrix = known.why or adjacency.read(layer, known, edge_index, kwargs)
+        if type(matrix) is Reason:
+            return matrix
+        found = _read_as(matrix.form, layer, matrix.edges, matrix.arguments, known,
+                         ProductGraph if matrix.path is not None else OpGraph)
+        return found if type(found) is Reason else found._replace(matrix=matrix)
     form = known.form(kwargs, known.stamp(layer))
     if type(form) is message.Form and form.summed:
         form = _not_summed(form, layer, kwargs, known)
@@ -199,8 +209,8 @@ def _not_summed(form: message.Form, layer: Any, kwargs: dict, known: Known) -> m
     return form
 
 
-def _read_as(form: message.Form, layer: Any, edge_index: Any, kwargs: dict,
-             known: Known) -> Read | Reason:
+def _read_as(form: message.Form, layer: Any, edge_index: Any, kwargs: dict, known: Known,
+             graph_class: type[OpGraph] = OpGraph) -> Read | Reason:
     """`read`, of messages of this form."""
     from gnnaccel.adapters.pyg.propagate import completing  # which needs this module
 
@@ -226,7 +236,7 @@ def _read_as(form: message.Form, layer: Any, edge_index: Any, kwargs: dict,
     given = prepared(reduces[0], layer, x, weight, plain.shape[1])
     if type(given) is Reason:
         return given
-    graph = OpGraph(plain, num_src, num_dst, layer.flow != "source_to_target")
+    graph = graph_class(plain, num_src, num_dst, layer.flow != "source_to_target")
     if form.more is not None:
         given = completing.with_more(layer, form, graph, given, kwargs, form.costly)
         if type(given) is Reason:
@@ -361,6 +371,10 @@ def sizes(layer: Any, edge_index: Any, kwargs: dict,
 
 def _edges(layer: Any, known: Known, edge_index: Any, num_src: int, num_dst: int,
            device: torch.device) -> Tensor | Reason:
+    if type(edge_index) is EdgeArrays:  # of a sparse matrix; asked for what a tensor is
+        return (edge_index if edge_index.device == device  # type: ignore[return-value]
+                else reason("GA204",
+                            f"edges are on {edge_index.device}, the features on {device}"))
     special = type(edge_index) is not Tensor
     if special and layer.fuse and home(known.functions[3]) != "torch_geometric":
         return reason("GA211", "message_and_aggregate is the user's own")

@@ -128,6 +128,8 @@ def _end(stack: contextlib.ExitStack, divider: Divider, watch: Watch) -> None:
         sys.stderr.write(summary(divider) + "\n")
     stack.close()
     if dist.is_initialized() and not watch.failed:  # others may wait for what never comes
+        with contextlib.suppress(RuntimeError):  # of a process that ended by an error of its own
+            dist.barrier()  # gloo may abort where another process is gone already
         dist.destroy_process_group()
 
 

@@ -246,7 +246,8 @@ def with_one_weight_a_loop(case: Case) -> Case:
     edge_index = case.args[1] if len(case.args) > 1 else None
     names = ("edge_weight", "edge_attr") if isinstance(case.module, PDNConv) else ("edge_weight",)
     found = [t for name in names if isinstance(t := case.kwargs.get(name), Tensor)]
-    if isinstance(edge_index, Tensor) and edge_index.layout == torch.strided:
+    if (isinstance(edge_index, Tensor) and edge_index.layout == torch.strided
+        and edge_index.dim() == 2 and edge_index.shape[0] == 2):  # of DGL's operations it is not
         for values in found:
             loops = (edge_index[0] == edge_index[1]).nonzero()[:, 0]
             nodes = edge_index[0, loops].tolist()

@@ -73,6 +73,15 @@ def test_other_graphs_features_and_options(on):
     assert replays() > 3
 
 
+def test_autocast_runs_as_ever(on):
+    model, args = captured.Net(), given()
+    compiled = torch.compile(model, backend=backend)
+    for _ in range(6):
+        with torch.autocast(captured.PLACE[0], torch.bfloat16):
+            compiled(*args)
+    assert replays() == 0
+
+
 def test_results_may_be_kept(on):
     model, args = captured.Net().eval(), given()
     compiled = torch.compile(model, backend=backend)

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import copy
 import pickle
 import types
@@ -99,28 +98,15 @@ def test_training_is_that_of_the_module(on, p):
     assert replays() == 8 and refused() == []
 
 
-def test_autocast(on):
-    """Weights are cast anew in each replay, and calls with and without it are apart."""
+def test_autocast_runs_as_ever(on):
+    """torch remembers the weights that it has cast, and a replay would not see new ones."""
     model, args = Net(), given()
-    twin, optimizer = copy.deepcopy(model), torch.optim.SGD(model.parameters(), 0.01)
-    for number in range(16):
-        twin.load_state_dict(model.state_dict())
-        dtype = torch.bfloat16 if number < 12 else None
-        results = []
-        for m, on_ in ((model, contextlib.nullcontext()), (twin, gnnaccel.disabled())):
-            m.zero_grad()
-            with torch.autocast(PLACE[0], dtype, enabled=dtype is not None), on_:
-                first, out = m(*args), m(*args)
-            results.append([first.dtype, out.detach().float()])
-            (first.float().sum() + out.float().pow(2).sum()).backward()
-            results[-1] += [p.grad.clone() for p in m.parameters()]
-        (found_dtype, *found), (dtype, *expected) = results
-        size = max(float(e.abs().max()) for e in expected)
-        assert found_dtype is dtype and all(
-            torch.allclose(a, b, rtol=5e-2, atol=1e-1 * size)
-            for a, b in zip(found, expected)), number
-        optimizer.step()
-    assert replays() > 4
+    for _ in range(8):
+        with torch.autocast(PLACE[0], torch.bfloat16):
+            model(*args).float().sum().backward()
+    assert replays() == 0 and refused() == ["autocast is on"]
+    trained(model, args)
+    assert replays() == 8
 
 
 def test_evaluation_is_captured_apart(on):

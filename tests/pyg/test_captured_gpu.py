@@ -80,7 +80,8 @@ class Synchronising(torch.nn.Module):
         self.conv = pyg.GATConv(8, 4, dropout=0.5)
 
     def forward(self, x, edge_index):
-        torch.cuda.current_stream().synchronize()
+        if torch.cuda.is_current_stream_capturing():  # which no call before tells of
+            torch.cuda.current_stream().synchronize()
         return torch.nn.functional.dropout(self.conv(x, edge_index), 0.5, self.training)
 
 

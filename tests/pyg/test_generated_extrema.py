@@ -294,9 +294,9 @@ def test_dynamic_edge_conv(kernels, monkeypatch, reduce):
         return torch.stack([torch.arange(len(y), device=x.device).repeat_interleave(k),
                             near.flatten()])
 
-    ops = type("Ops", (), {"pyg": type("Pyg", (), {"knn": staticmethod(knn)})})
+    ops = type("Pyg", (), {"knn": staticmethod(knn)})
     monkeypatch.setattr(edge_conv_module.torch_geometric.typing, "WITH_KNN", True)
-    monkeypatch.setattr(torch, "ops", ops)
+    monkeypatch.setattr(torch.ops, "pyg", ops, raising=False)  # all else of torch.ops stays
     layer = DynamicEdgeConv(NETWORKS["map, function"](), 4, aggr=reduce)
     compare(kernels, layer, graphs.features(60))
     assert routes(layer) == {"cuda": 1}

@@ -34,7 +34,8 @@ class Region:
 
     def __call__(self, *given: Any) -> Any:
         tensors = [one for one in given if isinstance(one, Tensor)]
-        if self.why or not tensors or not modules.possible():
+        if (self.why or not tensors or not modules.possible()
+            or torch.is_autocast_enabled(tensors[0].device.type)):
             return self._run(*given)
         form = self._form(given, tensors)
         if form.captured is not None and form.repeats(tensors):
@@ -57,7 +58,7 @@ class Region:
         return self._run(*given)
 
     def _form(self, given: tuple, tensors: list[Tensor]) -> _Form:
-        key = (torch.is_grad_enabled(), graphs.autocast_of(tensors[0].device), *[
+        key = (torch.is_grad_enabled(), *[
             (one.shape, one.stride(), one.dtype, one.requires_grad) if isinstance(one, Tensor)
             else one for one in given])
         found = self._forms.get(key)

@@ -41,7 +41,6 @@ class Work:
         self.call, self.aside, self.copied, self.buffers = call, aside, copied, buffers
         self.grad = grad
         self.device = device
-        self.autocast = autocast_of(device)
         self.parameters, self.aliases = (parameters, aliases) if grad else ([], [])
         self.inputs = [i for i, t in enumerate(tensors) if grad and t.requires_grad]
         self.tensors = tensors
@@ -49,18 +48,12 @@ class Work:
     def run(self, tensors: list[Tensor]) -> tuple[Any, list[Tensor]]:
         """The form and the tensors of the result."""
         found: list[Tensor] = []
-        with torch.set_grad_enabled(self.grad), self.casting():
+        with torch.set_grad_enabled(self.grad):
             out = self.call(tensors)
         try:
             return values.result_apart(out, found), found
         except values.Unknown as problem:
             raise Refused(f"its result holds {problem}") from None
-
-    def casting(self) -> Any:
-        """The autocast in which the call was made, if any, without its memory of weights: what a
-        capture casts holds nothing until it is replayed."""
-        return (contextlib.nullcontext() if self.autocast is None else torch.autocast(
-            self.device.type, self.autocast, cache_enabled=False))
 
     def gradients(self, found: list[Tensor], leaves: list[Tensor],
                   grads: list[Tensor]) -> list[Tensor | None]:
@@ -176,14 +169,13 @@ class Captured:
         _put_back(work.buffers, before)
         _set_state(work.device, start)
         self._forward()
-        low = work.autocast is not None
-        _alike(self._outs, expected, "the result", low)
-        _alike(work.buffers, buffers, "a buffer", low)
+        _alike(self._outs, expected, "the result")
+        _alike(work.buffers, buffers, "a buffer")
         if work.grad:
             for held, g in zip(self._grads, grads):
                 held.copy_(g)
             self._backward()
-            _alike(self._handed_out(), gradients, "a gradient", low)
+            _alike(self._handed_out(), gradients, "a gradient")
 
     # --- replaying --------------------------------------------------------------------------------
 
@@ -265,16 +257,14 @@ def _recomputed(captured: Captured, tensors: list[Tensor], grads: list[Tensor | 
     work = captured._work
     leaves = [*work.parameters, *[tensors[i] for i in work.inputs]]
     found: list[Tensor] = []
-    with work.casting():
-        values.apart(work.aside(tensors), found)
+    values.apart(work.aside(tensors), found)
     pairs = [(o, g) for o, g in zip((o for o in found if o.requires_grad), grads) if g is not None]
     outs, given = [o for o, _ in pairs], [g for _, g in pairs]
     return list(torch.autograd.grad(outs, leaves, given, create_graph=True, allow_unused=True))
 
 
-def _alike(found: list, expected: list, what: str, low: bool) -> None:
-    """Refused unless both are equal but for rounding, next to the largest number of all. ``low``:
-    numbers were cast to 16 bits on the way."""
+def _alike(found: list, expected: list, what: str) -> None:
+    """Refused unless both are equal but for rounding, next to the largest number of all."""
     sizes = [float(t.detach().abs()[t.isfinite()].max()) for t in expected
              if t is not None and t.is_floating_point() and bool(t.isfinite().any())]
     for a, b in zip(found, expected):
@@ -285,16 +275,10 @@ def _alike(found: list, expected: list, what: str, low: bool) -> None:
             if not torch.equal(a, b):
                 raise Refused(f"{what} of a replay differs from that of the call")
         else:
-            near = 2e-2 if low or a.element_size() == 2 else 1e-4
+            near = 1e-4 if a.dtype in (torch.float32, torch.float64) else 2e-2
             if not torch.allclose(a.detach().double(), b.detach().double(), rtol=near,
                                   atol=near * max(sizes, default=0.0), equal_nan=True):
                 raise Refused(f"{what} of a replay differs from that of the call")
-
-
-def autocast_of(device: torch.device) -> torch.dtype | None:
-    """What autocast casts to here; None where it is off."""
-    on = torch.is_autocast_enabled(device.type)
-    return torch.get_autocast_dtype(device.type) if on else None
 
 
 # --- the device -----------------------------------------------------------------------------------

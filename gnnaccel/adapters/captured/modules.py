@@ -226,7 +226,7 @@ class _Call(NamedTuple):
 def _key(form: Any, tensors: list[Tensor], module: nn.Module, device: torch.device) -> tuple:
     config = configs.current()
     return (form, *[(t.shape, t.stride(), t.dtype, t.device, t.requires_grad) for t in tensors],
-            torch.is_grad_enabled(), module.training, graphs.autocast_of(device),
+            torch.is_grad_enabled(), module.training, torch.is_autocast_enabled(device.type),
             torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled(),
             config.epoch if config is not None else 0)
 
@@ -344,6 +344,8 @@ def _unfit(given: _Call) -> str | None:
     device = given.device
     if any(t.device != device for t in given.tensors):
         return "its arguments are on several devices"
+    if torch.is_autocast_enabled(device.type):
+        return "autocast is on"
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return "the process is one of several"
     return None

@@ -107,6 +107,10 @@ def fail() -> None:
         refused = gnnaccel.status()["captured"]["refused"]["Synchronising"]
         assert "cannot be captured" in next(iter(refused)), refused
         assert len({float(torch.rand(1, device=device)) for _ in range(4)}) == 4
+        torch.manual_seed(3)
+        first = torch.rand(4, device=device)
+        torch.manual_seed(3)
+        assert torch.equal(torch.rand(4, device=device), first)
         other = pyg.GATConv(8, 4, dropout=0.5).to(device)
         found = {float(other(x, edge_index).sum()) for _ in range(8)}
         captured = gnnaccel.status()["captured"]

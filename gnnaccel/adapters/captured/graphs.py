@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -359,10 +360,19 @@ def record(work: Callable[[], Any], pool: Any, device: torch.device) -> tuple[Ca
 
 
 def _recover(generator: Any, clean: Any, index: int, pool: Any) -> None:
-    """After a capture that failed torch's generator and allocator are still in it: the one gets
-    the state that it had, the other is told that it is over."""
-    generator.graphsafe_set_state(clean)
+    """After a capture that failed torch's allocator and generator are still in it. The one is told
+    that it is over; the other is by the end of another, empty capture. ``clean``: the generator's
+    state from before, for a torch in which that is not enough; graphs that were captured earlier
+    would then draw from the state that they know."""
     for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
         end = getattr(torch._C, name, None)
         if end is not None:
             end(index, pool)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a graph that is empty
+        with torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"):
+            pass
+    try:
+        torch.rand(1, device=torch.device("cuda", index))
+    except RuntimeError:
+        generator.graphsafe_set_state(clean)

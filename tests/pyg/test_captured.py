@@ -401,6 +401,16 @@ def test_a_model_is_its_own(on):
     assert ref() is None and x() is None
 
 
+def test_a_capture_without_memory_is_none(on, monkeypatch):
+    def full(self) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(modules.graphs.Captured, "_warm_up", full)
+    model, args = Net(), given()
+    trained(model, args)
+    assert replays() == 0 and refused() == ["a capture takes more memory than there is"]
+
+
 def test_without_the_option(recorded):
     before = nn.Module.__call__
     with gnnaccel.enabled():

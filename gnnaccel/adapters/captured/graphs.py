@@ -77,10 +77,13 @@ class Captured:
         self._leaves = [*work.aliases, *[self._static[i] for i in work.inputs]]
         with _as_before(work), _any_stream(), capture.still() as self._held:
             start = _state(work.device)
-            self._warm_up()
-            self.random = not torch.equal(start, _state(work.device))
-            self._record()
-            self._compare()
+            try:
+                self._warm_up()
+                self.random = not torch.equal(start, _state(work.device))
+                self._record()
+                self._compare()
+            except torch.OutOfMemoryError:
+                raise Refused("a capture takes more memory than there is") from None
         # callers keep what they pass; only that is kept here which is copied into
         self._copies = [t.detach() if copied else None
                         for t, copied in zip(self._static, work.copied)]

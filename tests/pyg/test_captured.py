@@ -403,7 +403,7 @@ def test_a_model_is_its_own(on):
 
 def test_a_capture_without_memory_is_none(on, monkeypatch):
     def full(self) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory")
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(modules.graphs.Captured, "_warm_up", full)
     model, args = Net(), given()

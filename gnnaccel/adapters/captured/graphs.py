@@ -82,7 +82,7 @@ class Captured:
                 self.random = not torch.equal(start, _state(work.device))
                 self._record()
                 self._compare()
-            except torch.OutOfMemoryError:
+            except torch.cuda.OutOfMemoryError:
                 raise Refused("a capture takes more memory than there is") from None
         # callers keep what they pass; only that is kept here which is copied into
         self._copies = [t.detach() if copied else None

@@ -30,6 +30,7 @@ from gnnaccel.adapters.guards import context_reason
 from gnnaccel.adapters.patching import PatchSet
 from gnnaccel.cuda import capture
 from gnnaccel.dispatch.graph.tensor_ref import TensorRef
+from gnnaccel.dispatch.memory.checkpoints import checkpointed
 from gnnaccel.dispatch.observe import records
 from gnnaccel.dispatch.policy import config as configs
 
@@ -173,8 +174,7 @@ def possible() -> bool:
     return (configs.current() is not None and not records.sinks
             and not capture.capturing() and not torch.is_inference_mode_enabled()
             and not torch.is_anomaly_enabled()
-            and torch._C._autograd._top_saved_tensors_default_hooks(True) is None
-            and context_reason() is None)
+            and not checkpointed() and context_reason() is None)
 
 
 def _routed(native: Callable, module: nn.Module, entry: _Module, args: tuple, kwargs: dict) -> Any:

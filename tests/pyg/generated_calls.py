@@ -38,3 +38,22 @@ def both(route, layer, *args, **options) -> None:
 
 def routes(layer) -> dict[str, int]:
     return gnnaccel.stats()[type(layer).__name__]["routes"]
+
+
+def compare_second(kernels, layer, x, edge_index, edge) -> None:
+    """Second derivatives for each input and parameter, by kernels and natively."""
+
+    def second() -> list[torch.Tensor]:
+        given = [x.clone().requires_grad_(), edge.clone().requires_grad_(), *layer.parameters()]
+        out = layer(given[0], edge_index, given[1])
+        firsts = torch.autograd.grad(out.square().sum(), given, create_graph=True,
+                                     allow_unused=True)
+        total = sum(g.square().sum() for g in firsts if g is not None)
+        return [g for g in torch.autograd.grad(total, given, allow_unused=True) if g is not None]
+
+    expected = second()
+    with kernels.on():
+        got = second()
+    assert len(got) == len(expected)
+    for a, b in zip(got, expected):
+        assert close(a, b, 1e-3)

@@ -17,7 +17,7 @@ import gnnaccel
 from gnnaccel.cuda.driver import using
 from tests.emulation.emulator import EmulatedDriver
 from tests.pyg import graphs
-from tests.pyg.generated_calls import arguments, both, hub, routes, to
+from tests.pyg.generated_calls import arguments, both, compare_second, hub, routes, to
 from tests.pyg.generated_layers import (WIDTH, Bends, Channels, Chosen, Difference, DistMult, Gate,
                                         Gaussian, Halves, Heads, Message, Network, NormedEdge,
                                         Positions, Product, Scalars, Stacked)
@@ -217,22 +217,7 @@ def test_a_result_that_is_changed_in_place(kernels):
 @pytest.mark.parametrize("form", [Channels, Heads])
 def test_second_derivatives(kernels, form):
     layer = by("max", form).to(kernels.device)
-    x, ei, edge = to(kernels.device, *arguments(form))
-
-    def second() -> list[torch.Tensor]:
-        given = [x.clone().requires_grad_(), edge.clone().requires_grad_(), *layer.parameters()]
-        out = layer(given[0], ei, given[1])
-        firsts = torch.autograd.grad(out.square().sum(), given, create_graph=True,
-                                     allow_unused=True)
-        total = sum(g.square().sum() for g in firsts if g is not None)
-        return [g for g in torch.autograd.grad(total, given, allow_unused=True) if g is not None]
-
-    expected = second()
-    with kernels.on():
-        got = second()
-    assert len(got) == len(expected)
-    for a, b in zip(got, expected):
-        assert close(a, b, 1e-3)
+    compare_second(kernels, layer, *to(kernels.device, *arguments(form)))
 
 
 def _noted(sizes: list[int], make, *args, **kwargs) -> torch.Tensor:

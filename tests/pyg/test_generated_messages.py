@@ -14,7 +14,7 @@ import gnnaccel
 from gnnaccel.cuda.driver import using
 from tests.emulation.emulator import EmulatedDriver
 from tests.pyg import graphs
-from tests.pyg.generated_calls import arguments, both, hub, routes, to
+from tests.pyg.generated_calls import arguments, both, compare_second, hub, routes, to
 from tests.pyg.generated_layers import (FORMS, WIDTH, Channels, Crystal, Difference, DistMult,
                                         Gate, Gaussian, Heads, Mapped, MeanNetwork, Message,
                                         Network, NormedEdge, Product, Scalars, Stacked)
@@ -127,22 +127,7 @@ def test_without_gradients(kernels):
 @pytest.mark.parametrize("form", [Crystal, Channels, Heads, Mapped])
 def test_second_derivatives(kernels, form):
     layer = form().to(kernels.device)
-    x, ei, edge = to(kernels.device, *arguments(form))
-
-    def second() -> list[torch.Tensor]:
-        given = [x.clone().requires_grad_(), edge.clone().requires_grad_(), *layer.parameters()]
-        out = layer(given[0], ei, given[1])
-        firsts = torch.autograd.grad(out.square().sum(), given, create_graph=True,
-                                     allow_unused=True)
-        total = sum(g.square().sum() for g in firsts if g is not None)
-        return [g for g in torch.autograd.grad(total, given, allow_unused=True) if g is not None]
-
-    expected = second()
-    with kernels.on():
-        got = second()
-    assert len(got) == len(expected)
-    for a, b in zip(got, expected):
-        assert close(a, b, 1e-3)
+    compare_second(kernels, layer, *to(kernels.device, *arguments(form)))
 
 
 @pytest.mark.parametrize("form", [Network, MeanNetwork, Stacked, Heads])

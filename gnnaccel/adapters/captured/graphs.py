@@ -111,11 +111,9 @@ class Captured:
 
     def _reached(self, found: list[Tensor]) -> list[list[bool]]:
         """For each result that wants gradients: which of the leaves it depends on."""
-        if not self._work.grad:
-            return []
+        if sum(out.requires_grad for out in found) < 2:
+            return [[True] * len(self._leaves)]
         outs = [out for out in self._work.run(self._static)[1] if out.requires_grad]
-        if len(outs) < 2:
-            return [[True] * len(self._leaves)] * len(outs)
         return [[g is not None for g in torch.autograd.grad(
             out, self._leaves, torch.ones_like(out), retain_graph=True, allow_unused=True)]
             for out in outs]

@@ -9,14 +9,12 @@ long as calls repeat it. All others run as ever.
 """
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import threading
-import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -24,7 +22,7 @@ from torch import Tensor, nn
 
 from gnnaccel.adapters.captured import graphs, values
 from gnnaccel.adapters.captured.reads import Reads
-from gnnaccel.adapters.captured.state import Snapshot, random_state
+from gnnaccel.adapters.captured.state import Snapshot, random_state, waits
 from gnnaccel.adapters.captured.values import Unknown
 from gnnaccel.adapters.guards import context_reason
 from gnnaccel.adapters.patching import PatchSet
@@ -294,7 +292,7 @@ def _observed(native: Callable, module: nn.Module, entry: _Module, kind: _Kind,
     device = given.device
     drawn = random_state(device)
     held = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
-    with _waits(device) as waited:
+    with waits(device) as waited:
         out = native(module, *given.args, **given.kwargs)
     why = None
     if waited:
@@ -315,28 +313,6 @@ def _observed(native: Callable, module: nn.Module, entry: _Module, kind: _Kind,
             kind.why = told(module, why)
             entry.open = len(entry.kinds) == 1 and len(list(module.children())) > 0
     return out
-
-
-@contextlib.contextmanager
-def _waits(device: torch.device) -> Iterator[list]:
-    """A block; gives a list that has an entry for each time it waited for the device."""
-    found: list = []
-    if device.type != "cuda":
-        yield found
-        return
-    before = torch.cuda.get_sync_debug_mode()
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        torch.cuda.set_sync_debug_mode("warn")
-        try:
-            yield found
-        finally:
-            torch.cuda.set_sync_debug_mode(before)
-    for one in said:
-        if "synchronizing CUDA operation" in str(one.message):
-            found.append(one)
-        elif "Synchronization debug mode" not in str(one.message):
-            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
 
 
 def _unfit(given: _Call) -> str | None:

@@ -8,6 +8,7 @@ graph itself.
 from __future__ import annotations
 
 import contextlib
+import warnings
 import weakref
 from collections.abc import Iterable, Iterator
 from itertools import chain
@@ -182,3 +183,25 @@ def random_state(device: torch.device) -> tuple:
     drawn = numpy.random.get_state() if numpy is not None else ()
     return (torch.get_rng_state().numpy().tobytes() if device.type != "cpu" else b"",
             random.getstate(), drawn[0:1], drawn[1].tobytes() if drawn else b"", drawn[2:])
+
+
+@contextlib.contextmanager
+def waits(device: torch.device) -> Iterator[list]:
+    """A block; gives a list that has an entry for each time it waited for the device."""
+    found: list = []
+    if device.type != "cuda":
+        yield found
+        return
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield found
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+    for one in said:
+        if "synchronizing CUDA operation" in str(one.message):
+            found.append(one)
+        elif "Synchronization debug mode" not in str(one.message):
+            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)

@@ -294,3 +294,19 @@ def test_ids_are_looked_at_once_for_each_graph(emulated, monkeypatch):
         for weight in ((), (), (w,), (w,), (w,)):
             layer(x, ei, *weight)
     assert len(looks) <= 4  # on a CPU nothing is kept the first time; and once for weighted edges
+
+
+@pytest.mark.gpu
+def test_results_that_nobody_asks_for_again_are_kept_no_more(on):
+    """Over graphs that come once; as soon as one comes again, they are kept at once."""
+    batches = [graphs.square().cuda() for _ in range(20)]
+    norm(batches[0]), norm(batches[0])
+    misses = []
+    for batch in batches[1:]:
+        norm(batch)
+        misses.append(cache.info()["misses"])
+    assert misses[0] < misses[4] < misses[-2] == misses[-1]
+    norm(batches[-1])  # the second layer over it
+    assert norm(batches[-1])[1] is norm(batches[-1])[1]
+    fresh = graphs.square().cuda()
+    assert norm(fresh)[1] is norm(fresh)[1]

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from torch_geometric.nn import GCNConv, GENConv, GraphConv, LEConv, SAGEConv
 
 import gnnaccel
@@ -52,6 +53,27 @@ def test_batches(fresh, name):
     assert len(fresh) == 1 and routes(layer) == {"cuda": 3}
 
 
+def test_training_and_evaluation_in_turns(fresh):
+    """What was decided of one mode's calls holds for its next ones."""
+    layer = Copying()
+    for _ in range(4):
+        step(layer, graphs.features(), graphs.square())
+        with torch.no_grad():
+            layer(graphs.features(), graphs.square())
+    assert len(fresh) == 2 and routes(layer) == {"cuda": 8}
+
+
+def test_small_graphs_are_read_once(fresh, monkeypatch):
+    """A layer that comes first over each graph: one of its calls is read, those after it are like
+    that one."""
+    monkeypatch.setattr(calls, "_FEW_AT_FIRST", 1000)
+    layer = Copying()
+    for number in range(1, 13):
+        step(layer, graphs.features(), graphs.square())
+        assert len(fresh) == (number >= calls._READ_AT)
+    assert routes(layer) == {"native": calls._READ_AT - 1, "cuda": 13 - calls._READ_AT}
+
+
 def test_rows_that_are_made_first(fresh):
     """Of a layer's own number, which may be another at the next batch."""
     layer = GENConv(F, F, aggr="add", norm="layer")
@@ -85,7 +107,7 @@ def test_what_changes_between_batches(fresh):
 
     check(x, graphs.square())
     check(x, graphs.square(), at_length=False)
-    check(x, graphs.square(edges=400))  # more than twice as many
+    check(x, graphs.square(edges=5000))  # more than 16 times as many
     check(x[:, :5], graphs.square(edges=300))
     check(x[:, :5].clone().requires_grad_(), graphs.square(edges=300))
     check(x, graphs.square(edges=300).int())

@@ -117,7 +117,8 @@ class LayerMemory:
 
     ``over``: message passing's last calls over some edges, by the id of these; ``native_once``,
     ``summed_once``: of those over edges that had not been seen before, the last that was native,
-    and the last that summed its list of edges.
+    and the last that summed its list of edges, each with gradients off and on; ``unread``: how
+    many calls over such edges went native without a look, likewise.
 
     ``exact``: its last call by a faster route; ``native_exact``, ``native_sized``: a native call
     with gradients off, and one with gradients on; ``in_a_row``: native calls in a row that were
@@ -128,12 +129,13 @@ class LayerMemory:
     """
 
     __slots__ = ("exact", "native_exact", "native_sized", "number", "in_a_row", "streak", "why",
-                 "left", "over", "native_once", "summed_once", "inner")
+                 "left", "over", "native_once", "summed_once", "unread", "inner")
 
     def __init__(self) -> None:
         self.over: dict[int, Any] = {}
-        self.native_once: Any = None
-        self.summed_once: Any = None
+        self.native_once: list[Any] = [None, None]
+        self.summed_once: list[Any] = [None, None]
+        self.unread = [0, 0]
         self.inner: Any = None
         self.exact: Exact | None = None
         self.native_exact: list[NativeExact | None] = [None, None]

@@ -110,7 +110,7 @@ def _pass(rows: int, sizes: Sizes, form: str) -> float:
     moved = -(-size // _SECTOR) * _SECTOR if form != "fp32" else size
     cached = rates["l2_bytes"] * (limits["l2_slack"] if form == "fp32" else 1)
     rate = rates["gather_l2"] if rows * size <= cached else rates["gather_hbm"]
-    launches = constants()["aggregation"]["cuda"]["launches"]["forward"]
+    launches = limits["launches"]
     if form == "fp32":
         return sizes.num_edges * moved / rate + launches * rates["launch"]
     made = rows * (as_it_is + size) / rates["gather_hbm"]

@@ -40,9 +40,11 @@ if TYPE_CHECKING:
     from gnnaccel.dispatch.graph.view import GraphView
 
 _grad, _deterministic = torch.is_grad_enabled, torch.are_deterministic_algorithms_enabled
+_drivers = driver.in_place
 _LAYERS_GRAPHS = 4  # calls over so many graphs are remembered for each layer
 # edges below which a call is not looked at, and not at the first times
 _FEW, _FEW_AT_FIRST = 1000, 20000
+_READ_AT = 8  # the call of a layer over such edges that is read all the same
 
 
 @uncompiled
@@ -148,18 +150,21 @@ def fast_path(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Co
         out = (last.run(layer, edge_index, kwargs)
                if last.fits(layer, edge_index, kwargs, config) else None)
         return MISSED if out is None else out
-    if too_small(layer, edge_index, config):
+    if memory is not None:
+        grad = _grad()
+        like = memory.summed_once[grad]
+        if like is not None and like.fits(layer, edge_index, kwargs, config):
+            out = like.run(layer, edge_index, kwargs)
+            return MISSED if out is None else out
+    if too_small(layer, memory, edge_index, config):
         return native(layer, edge_index, **kwargs)
     if memory is None:
         return MISSED
-    like = memory.native_once
+    like = memory.native_once[grad]
     if like is not None and like.holds(edge_index, kwargs, config):
         counters.count(like.name, "native", like.code)
         return native(layer, edge_index, **kwargs)
-    like = memory.summed_once
-    out = (like.run(layer, edge_index, kwargs) if like is not None
-           and like.fits(layer, edge_index, kwargs, config) else None)
-    return MISSED if out is None else out
+    return MISSED
 
 
 def _signature(kwargs: dict) -> tuple:
@@ -183,10 +188,11 @@ def _modes() -> tuple:
     return _grad(), _deterministic(), saved_tensor_hooks(True) is None
 
 
-def too_small(layer: Any, edge_index: Any, config: Config) -> bool:
+def too_small(layer: Any, memory: layer_memory.LayerMemory | None, edge_index: Any,
+              config: Config) -> bool:
     """Whether a call may go native without being read; counts it then. Over so few edges nothing
     gains on a CPU, and a graph hardly seen before, of not many more, does not pay for its structure
-    yet."""
+    yet. One of many such calls is read, as a GPU may gain without a structure."""
     if (type(edge_index) is not Tensor or edge_index.dim() != 2 or config.when != "profitable"
         or config.on_fallback != "native"):
         return False
@@ -195,7 +201,8 @@ def too_small(layer: Any, edge_index: Any, config: Config) -> bool:
     edges = edge_index.shape[-1]
     if edges >= _FEW_AT_FIRST or checkpointed():
         return False
-    if edges < _FEW and edge_index.is_cpu and not driver.placed():
+    without_gpu = edge_index.is_cpu and not _drivers  # as `driver.placed` says
+    if edges < _FEW and without_gpu:
         counters.again(type(layer).__name__, "GA301")
         return True
     # of a sparse matrix columns are counted; on a GPU the host may have no code for extrema
@@ -203,6 +210,11 @@ def too_small(layer: Any, edge_index: Any, config: Config) -> bool:
         return False
     if edge_index.is_inference() or not aggregation_cost.hardly_seen(edge_index):
         return False
+    if not without_gpu:
+        unread, grad = (layer_memory.of(layer) if memory is None else memory).unread, _grad()
+        unread[grad] += 1
+        if unread[grad] == _READ_AT:
+            return False
     counters.count(type(layer).__name__, "native", "GA301")
     return True
 

@@ -38,6 +38,8 @@ _LOOPS = {_CONV + "cluster_gcn_conv": ("remove_self_loops", "add_self_loops"),
           _CONV + "gcn_conv": ("add_remaining_self_loops",),
           "torch_geometric.utils.laplacian": ("remove_self_loops", "add_self_loops")}
 _PLAIN = (int, float, bool, str, torch.dtype, type(None))
+_TRIED = 8  # results without use after which those of a graph's first call are not kept
+_unused = [0]  # results kept since one was used again
 
 
 def install(patches: PatchSet) -> None:
@@ -150,7 +152,9 @@ def find(name: str, native: Callable, args: tuple, kwargs: dict, first: int = 0,
 
     entry = cache.lookup_many(tensors, values, make)[0]
     if made is not None:
+        _unused[0] += 1
         return made
+    _unused[0] = 0
     found = entry.get(tensors)
     if found is None:  # somebody has changed what was handed out
         found = _computed(native, args, kwargs)
@@ -251,17 +255,18 @@ def _in_fp32(argument: Any) -> Any:
 def _worth_keeping(edge_index: Any, name: str) -> bool:
     """Whether these edges came before: for those that come once, keeping anything only costs. On a
     GPU that is little next to some 25 launches and a wait, which the second layer over a sampled
-    batch then saves."""
+    batch then saves; unless of the last results none was asked for again."""
     if type(edge_index) is not Tensor or edge_index.is_inference():
         return False
     if capture.capturing():  # what a capture makes holds nothing until it is replayed
         return capture.here.held is not None
-    if edge_index.is_cuda:
+    if edge_index.is_cuda and _unused[0] < _TRIED:
         return True
     found = ledger.ledgers.get(id(edge_index))
     if found is None or found() is not edge_index or found.version != edge_index._version:
         found = ledger.of(edge_index)
     if name in found.functions:
+        _unused[0] = 0
         return True
     found.functions += (name,)
     return False

@@ -26,13 +26,13 @@ class Native:
     ``patience``: per edge, as `aggregation_cost` has them, None where there is nothing to gain
     whatever comes again; ``code``: why it was native."""
 
-    __slots__ = ("epoch", "grad", "source", "rows", "strided", "most", "gain", "patience", "name",
+    __slots__ = ("epoch", "source", "rows", "strided", "most", "gain", "patience", "name",
                  "code")
 
     def __init__(self, layer: Any, edges: int, x: Tensor, source: str, strided: bool,
                  decision: Decision, config: Config):
         estimate = decision.estimate
-        self.epoch, self.grad = config.epoch, torch.is_grad_enabled()
+        self.epoch = config.epoch
         self.source, self.rows, self.strided = source, _described(x), strided
         self.most, self.name, self.code = edges * _MORE, type(layer).__name__, decision.plan.code
         self.gain, self.patience = None, None
@@ -56,8 +56,6 @@ class Native:
         x = x[0] if type(x) is tuple else x
         if edges > self.most or type(x) not in reading.TENSORS or _described(x) != self.rows:
             return False
-        if torch.is_grad_enabled() is not self.grad:
-            return False
         if self.gain is None:
             return True
         if checkpointed() or edge_index.is_inference():
@@ -79,9 +77,9 @@ def remember(layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read, 
     if costs and decision.fell_back is None and found.graph.num_edges:
         x = reading.source(kwargs, found.form.source)
         if type(x) in reading.TENSORS:
-            layer_memory.of(layer).native_once = Native(layer, found.graph.num_edges, x,
-                                                        found.form.source, found.matrix is None,
-                                                        decision, config)
+            layer_memory.of(layer).native_once[torch.is_grad_enabled()] = Native(
+                layer, found.graph.num_edges, x, found.form.source, found.matrix is None, decision,
+                config)
 
 
 def _described(x: Tensor) -> tuple:

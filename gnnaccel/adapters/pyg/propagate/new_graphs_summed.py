@@ -21,22 +21,23 @@ from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.policy.config import Config
 from gnnaccel.dispatch.policy.reasons import Reason
 
-_NEAR = 2  # times more or fewer edges for which the decision holds
+# times more or fewer edges for which the decision holds: between few edges, launches are compared,
+# and from there on the bytes that either side moves, which grow alike
+_NEAR = 16
 
 
 class Summed:
     """A layer's last call that was decided to sum its list of edges. ``least``, ``most``: for how
     many edges that holds; ``gain``, ``patience``: per edge, as `aggregation_cost` has them."""
 
-    __slots__ = ("epoch", "grad", "settings", "known", "stamp", "module", "form", "reduce", "name",
+    __slots__ = ("epoch", "settings", "known", "stamp", "module", "form", "reduce", "name",
                  "given", "edges", "least", "most", "gain", "patience")
 
     def __init__(self, layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read,
                  decision: Decision, config: Config):
         count, estimate = edge_index.shape[1], decision.estimate
         assert estimate is not None
-        self.epoch, self.grad, self.settings = (config.epoch, torch.is_grad_enabled(),
-                                                reading.SETTINGS(layer.__dict__))
+        self.epoch, self.settings = config.epoch, reading.SETTINGS(layer.__dict__)
         self.known, self.stamp, self.module = found.known, found.known.stamp(layer), weakref.ref(
             layer.aggr_module)
         self.form, self.reduce = found.form, found.given.reduce
@@ -65,8 +66,7 @@ class Summed:
         if (self.settings != reading.SETTINGS(own) or any(reading.HOOKS(own))
             or not own.keys().isdisjoint(reading.OVERRIDES)):
             return False
-        if (torch.is_grad_enabled() is not self.grad or torch.are_deterministic_algorithms_enabled()
-            or checkpointed()):
+        if torch.are_deterministic_algorithms_enabled() or checkpointed():
             return False
         if (reading.known_class(type(layer)) is not self.known
             or guards.context_reason() is not None):
@@ -103,8 +103,8 @@ def remember(layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read, 
     """Keep what was found out for one call, for those alike."""
     if (decision.run is aggregation_once.run and len(found.reduces) == 1
         and not reading.stacked(layer, found.given.x)):
-        layer_memory.of(layer).summed_once = Summed(layer, edge_index, kwargs, found, decision,
-                                                    config)
+        layer_memory.of(layer).summed_once[torch.is_grad_enabled()] = Summed(
+            layer, edge_index, kwargs, found, decision, config)
 
 
 def _described(kwargs: dict) -> tuple:

@@ -251,6 +251,57 @@ def test_no_verdict(mode, answer, status, said, runs, capsys):
     assert said in err.err and err.out == ""
 
 
+# --- many scripts ---------------------------------------------------------------------------------
+
+@pytest.fixture
+def scripts(monkeypatch, tmp_path):
+    """The path of a list of three scripts, one of which has no verdict, with captured calls of
+    the first."""
+    def all_(self):
+        if self._target[0] == "broken.py":
+            raise cli.GainError("Boom\nthe script fails natively", cli.FAILED)
+        ours = 2.0 if self._target[1:] == ["--hidden", "two words"] else 8.0
+        found = cli.Found([written(4.0)], [written(ours, gpu=True)], None, written())
+        if ours == 2.0:
+            found.captured = written(1.0, captured=dict(replays={"Net": 1}, refused={}))
+        return found
+
+    monkeypatch.setattr(cli.Runs, "all", all_)
+    path = tmp_path / "scripts.txt"
+    path.write_text("# ours\na.py --hidden 'two words'  # the first\n\nbroken.py\na.py\n")
+    return path
+
+
+def test_many_scripts_have_a_row_each(scripts, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    out = tmp_path / "out.json"
+    assert front.main(["gain", "--list", str(scripts), "--json", str(out)]) == cli.FAILED
+    said = capsys.readouterr()
+    rows = [" ".join(line.split()) for line in said.out.splitlines()]
+    assert any(row.startswith("a.py --hidden 'two words' 4 2 2.00x 4.00x 2.00x 1.0 -> 1.0 0e+00 "
+                              "faster") for row in rows)
+    assert any(row.startswith("a.py 4 8 0.50x - 0.50x") and row.endswith("slower") for row in rows)
+    assert any(row.startswith("broken.py") and row.endswith("the script fails natively")
+               for row in rows)
+    assert rows[-2:] == ["geometric means: a step 1.00x; a step with capture=True 4.00x; step to "
+                         "step, with loading and evaluation 1.00x",
+                         "scripts: 1 faster, 0 no difference, 1 slower, 1 no verdict"]
+    assert "2 of 3: broken.py" in said.err and "gain: Boom" in said.err
+    found = json.loads(out.read_text())
+    assert list(found["scripts"]) == ["a.py --hidden 'two words'", "broken.py", "a.py"]
+    assert found["means"]["captured"] == pytest.approx(4) and found["provenance"]["torch"]
+
+
+@pytest.mark.parametrize("arguments, text, said", [
+    (["x.py"], "a.py\n", "name scripts either in the list or after"),
+    ([], "# nothing\n", "names no script"), ([], "\na.py 'b\n", "line 2 of"),
+    ([], None, "No such file")])
+def test_a_list_that_cannot_be_used(arguments, text, said, scripts, capsys):
+    scripts.unlink() if text is None else scripts.write_text(text)
+    assert front.main(["gain", "--list", str(scripts), *arguments]) == cli.USAGE
+    assert said in capsys.readouterr().err
+
+
 def test_what_is_run(monkeypatch, capsys):
     seen = []
     monkeypatch.setattr(cli.Runs, "all", lambda self: seen.append((self._kind, self._target))

@@ -46,7 +46,8 @@ def add_parser(commands: Any) -> None:
     """Add ``gain`` to an argparse subcommand collection."""
     parser = commands.add_parser(
         "gain", help="run a script natively and enabled, and say what it gains", epilog=_EPILOG,
-        usage="python -m gnnaccel gain [options] (script.py | -m module | -c code) [arguments]",
+        usage="python -m gnnaccel gain [options] (script.py | -m module | -c code) [arguments]\n"
+              "       python -m gnnaccel gain [options] --list FILE",
         description="Runs the script several times for a few seconds each, natively and enabled in "
                     "turn, with the same seeds, and compares.", allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -60,6 +61,9 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--show-output", action="store_true",
                         help="let the script's output through")
     parser.add_argument("--json", metavar="FILE.json", help="write the result as data, too")
+    parser.add_argument("--list", metavar="FILE",
+                        help="measure many scripts, each line of FILE being one with its arguments,"
+                             " and print a table; --seconds is for each")
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="module",
                         help="run a module")
     parser.add_argument("-c", dest="code", nargs=argparse.REMAINDER, metavar="code",
@@ -73,6 +77,9 @@ def run(options: argparse.Namespace, arguments: list[str]) -> int:
 
     kind, target = (("-m", options.module) if options.module else
                     ("-c", options.code) if options.code else ("", options.script))
+    if options.list:
+        return (_complain("name scripts either in the list or after the options", USAGE) if target
+                else _several(options))
     if not target:
         return _complain("name a script, -m module or -c code", USAGE)
     try:
@@ -89,6 +96,31 @@ def run(options: argparse.Namespace, arguments: list[str]) -> int:
         return _complain("interrupted", STOPPED)
     print(found, end="")
     return DONE
+
+
+def _several(options: argparse.Namespace) -> int:
+    from gnnaccel.profile.gain import several
+    from gnnaccel.profile.gain.summary import summary
+
+    worst = [DONE]
+
+    def measure(words: list[str]) -> Any:
+        try:
+            return summary(Runs("", words, options).all())
+        except GainError as problem:
+            print(f"gain: {problem}", file=sys.stderr)
+            worst.append(problem.status)
+            return str(problem).splitlines()[-1]
+
+    try:
+        found = several.measured(several.listed(options.list), measure)
+        several.written(found, options)
+    except (OSError, ValueError) as problem:
+        return _complain(str(problem), USAGE)
+    except KeyboardInterrupt:
+        return _complain("interrupted", STOPPED)
+    print(several.text(found), end="")
+    return max(worst)
 
 
 @dataclass

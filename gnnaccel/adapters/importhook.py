@@ -76,7 +76,8 @@ def _take(handles: Sequence[Handle]) -> None:
     for handle in handles:
         if handle in _pending:
             _pending.remove(handle)
-    if not _pending and _finder in sys.meta_path:
+    # an interpreter that is ending has no list of finders any more
+    if not _pending and _finder in (sys.meta_path or ()):
         sys.meta_path.remove(_finder)
 
 

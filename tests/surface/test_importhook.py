@@ -256,6 +256,14 @@ def test_two_threads_importing_call_back_once(package):
     assert calls == [9]
 
 
+def test_a_block_that_the_end_of_the_interpreter_leaves_says_nothing():
+    """A generator holds it, which is closed when there are no finders any more."""
+    code = ("import contextlib, gnnaccel\n@contextlib.contextmanager\ndef block():\n"
+            "    with gnnaccel.enabled():\n        yield\nheld = block()\nheld.__enter__()\n")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("", "")
+
+
 @pytest.mark.long
 def test_the_real_host_is_whole_when_called():
     """torch_geometric imports its nn halfway through its own __init__, before it has a version."""

@@ -133,14 +133,14 @@ def by_index(x: Tensor, name: str, grad: bool) -> Estimate:
                  kind["native_launches"][mode] * launch)
     ours = max(moved * kind["passes"][mode] / kernels["gather_hbm"],
                kind["launches"][mode] * launch)
-    structure = x.shape[0] * kernels["structure_per_edge"] + _structure_calls() * launch
+    structure = x.shape[0] * kernels["structure_per_edge"] + _structure_calls("by_index") * launch
     return Estimate(native - ours, structure, ours, native)
 
 
-def _structure_calls() -> float:
+def _structure_calls(of: str = "cuda") -> float:
     """What making a new graph's structure takes for each direction besides its edges, in launches:
     nearly all of it is the host's time."""
-    return constants()["aggregation"]["cuda"]["structure_launches"]
+    return constants()["aggregation"][of]["structure_launches"]
 
 
 def _line(rates: list[float], edges: float, numbers: float) -> float:

@@ -27,6 +27,7 @@ MODES = (
     "checkpoint",
     "twice",
     "second",
+    "in_place",
     "plain_enable",
     "deterministic",
     "autocast",

@@ -124,6 +124,23 @@ def test_without_gradients(kernels):
         both(kernels, Crystal(), *arguments(Crystal))
 
 
+@pytest.mark.parametrize("form", [Crystal, Scalars, Heads, Mapped])
+def test_a_result_that_is_changed_in_place(kernels, form):
+    """Many layers go on with ``out += x``."""
+    layer, (x, ei, edge) = form(), to(kernels.device, *arguments(form))
+    layer = layer.to(kernels.device)
+    found = []
+    for block in (gnnaccel.disabled(), kernels.on()):
+        given = [x.clone().requires_grad_(), edge.clone().requires_grad_()]
+        with block:
+            out = layer(given[0], ei, given[1])
+            out += 2.0 * given[0].mean()
+            out.sin().sum().backward()
+        found.append([out, given[0].grad])
+    assert routes(layer) == {"cuda": 1}
+    assert all(close(*pair) for pair in zip(*found))
+
+
 @pytest.mark.parametrize("form", [Crystal, Channels, Heads, Mapped])
 def test_second_derivatives(kernels, form):
     layer = form().to(kernels.device)

@@ -181,7 +181,7 @@ class GeneratedSum(_Reduced):
         more = self.more
         out = generated.forward(self.graph.view().csc(), more.expression, more.seen,
                                 tuple(map(dense, inputs)), more.numbers, self.reduce == "mean")
-        return out.view(-1, *more.shape), inputs
+        return out.view(-1, *more.shape).detach(), inputs  # no view: users may change it in place
 
     def backward(self, needs, saved, grad):
         grad = grad.reshape(grad.shape[0], math.prod(self.more.shape))

@@ -44,6 +44,18 @@ def test_kernels_run(emulated, name):
     assert routes(emulated, layer, graphs.features(), graphs.square(), *more) == {"cuda"}
 
 
+@pytest.mark.parametrize("name", ["Tutorial", "Summed", "Inner"])
+def test_a_result_that_is_changed_in_place(route, name):
+    """What kernels keep for backward is not the result."""
+    cls, _ = LAYERS[name]
+
+    class InPlace(cls):
+        def update(self, inputs):
+            return inputs.mul_(0.5).relu_()
+
+    compare(route, InPlace(WIDTH, 8), graphs.features(), graphs.square())
+
+
 @pytest.mark.parametrize("name", LAYERS)
 def test_what_changes_between_calls(emulated, name):
     """Weights written to and replaced, modes, another graph, another width of x."""

@@ -140,7 +140,8 @@ def _stated(layer: Any, edge_index: Any, kwargs: dict, found: Trace,
     if row != first.dtype:
         return reason("GA203", f"messages of {row} from features of {first.dtype}")
     program, native = _program(message)
-    stated = CallSpec(program, native, heads, width, row, row, *sizes, plain.shape[1], 0, False)
+    stated = CallSpec(program, native, heads, width, row, row, *sizes, plain.shape[1], 0,
+                      True)  # exposed: what the layer goes on with may change it in place
     x = rows(kwargs, found.ends[0][0], found.ends[0][1])
     return stated, CallInputs(x, x, plain, None, (kwargs,))
 

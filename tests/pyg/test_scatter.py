@@ -171,6 +171,22 @@ def test_results_changed_in_place(route):
         assert leaf.grad is not None
 
 
+def test_a_softmax_changed_in_place(route):
+    """As users mask it, or drop some of it. The host keeps nothing of the result."""
+    x, by = torch.randn(ROWS, 6, device=route.device), index().to(route.device)
+
+    def found():
+        leaf = x.clone().requires_grad_()
+        alpha = utils.softmax(leaf, by)
+        alpha[::3] = 0.0
+        alpha.mul_(2.0).square().sum().backward()
+        return alpha, leaf.grad
+
+    expected = found()
+    with route.on():
+        assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(found(), expected))
+
+
 # ---- what stays native ----
 
 def test_native_calls(emulated):

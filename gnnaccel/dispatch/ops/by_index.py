@@ -142,8 +142,14 @@ def softmax(graph: IndexGraph, x: Tensor, config: Config) -> OpCall | Reason:
     against = _reason(graph, x, "softmax", config)
     if against is not None:
         return against
-    return OpCall(x.device, x.dtype, lambda: torch_ops.edge_softmax(graph, x, "v"),
+    call = OpCall(x.device, x.dtype, lambda: torch_ops.edge_softmax(graph, x, "v"),
                   cuda_ops.edge_softmax(graph, x, "v"), graph)
+    return mapped(call, _to_change)
+
+
+def _to_change(out: Tensor) -> Tensor:
+    """The same for users, who may change it in place, as the host's: backward reads ``out``."""
+    return out.clone() if out.requires_grad else out
 
 
 def mapped(call: OpCall, function: Callable[[Tensor], Tensor]) -> OpCall:

@@ -94,9 +94,8 @@ def _on_cuda(graph: OpGraph, given: Aggregation, mode: str) -> Estimate:
         once = max(moved * rates["once_passes"][mode] / kernels["native_bandwidth"],
                    rates["once_launches"][mode] * launch)
     built = 1 if mode == "forward" else 2
-    sorted_ = built - (csc_of(graph.edge_index) is not None)
-    structure = (sorted_ * graph.num_edges * kernels["structure_per_edge"]
-                 + built * _structure_calls() * launch)
+    there = csc_of(graph.edge_index) is not None
+    structure = _structure(graph.num_edges, built - there) + there * _read_in_place()
     return Estimate(native - ours, structure, ours, native, once)
 
 
@@ -113,11 +112,11 @@ def _against_product(graph: OpGraph, given: Aggregation, mode: str,
     ours, native = (max(edges * row * rates[f"{side}passes"][mode] / rate,
                         rates[f"{side}launches"][mode] * launch) for side in ("", "native_"))
     transposed = edges * kernels["structure_per_edge"]
-    grouped = 0.0 if csc_of(graph.edge_index) is not None else transposed
-    structure = grouped + _structure_calls() * launch
+    there = csc_of(graph.edge_index) is not None
+    structure = _read_in_place() if there else _structure(edges, 1)
     if mode == "training":
         native += transposed
-        structure += transposed + _structure_calls() * launch
+        structure += _structure(edges, 1)
     elif not near:
         native = min(native, ours)
     return Estimate(native - ours, structure, ours, native)
@@ -133,14 +132,20 @@ def by_index(x: Tensor, name: str, grad: bool) -> Estimate:
                  kind["native_launches"][mode] * launch)
     ours = max(moved * kind["passes"][mode] / kernels["gather_hbm"],
                kind["launches"][mode] * launch)
-    structure = x.shape[0] * kernels["structure_per_edge"] + _structure_calls("by_index") * launch
-    return Estimate(native - ours, structure, ours, native)
+    return Estimate(native - ours, _structure(x.shape[0], 1, "by_index"), ours, native)
 
 
-def _structure_calls(of: str = "cuda") -> float:
-    """What making a new graph's structure takes for each direction besides its edges, in launches:
-    nearly all of it is the host's time."""
-    return constants()["aggregation"][of]["structure_launches"]
+def _structure(edges: int, directions: int, of: str = "cuda") -> float:
+    """Seconds to make a new graph's structure, for so many directions. But for large graphs nearly
+    all of it is the host's time, with what it takes to decide the call."""
+    kernels, calls = constants()["cuda"], constants()["aggregation"][of]["structure_launches"]
+    return directions * (edges * kernels["structure_per_edge"] + calls * kernels["launch"])
+
+
+def _read_in_place() -> float:
+    """Seconds for edges that are grouped already."""
+    kernels = constants()["cuda"]
+    return kernels["structure_launches"] * kernels["launch"]
 
 
 def _line(rates: list[float], edges: float, numbers: float) -> float:

@@ -71,7 +71,7 @@ SEEN = {Copy: None, Default: lambda w: w.unsqueeze(-1), Optional: lambda w: w.vi
 def kinds(cls):
     names = cls.message.__code__.co_varnames[1:cls.message.__code__.co_argcount]
     return {name.removesuffix("_j").removesuffix("_i"): "tensor" for name in names
-            if name not in message._SPECIAL}
+            if name not in message.SPECIAL}
 
 
 @pytest.mark.parametrize("cls", SEEN)

@@ -13,6 +13,7 @@ matrix was made of, as those through ``.data`` are not.
 from __future__ import annotations
 
 import functools
+import inspect
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -88,6 +89,8 @@ def read(layer: Any, known: Known, adjacency: Tensor, kwargs: dict) -> Matrix | 
     if not adjacency._nnz():
         return reason("GA303")
     path, form = None, None
+    if not layer.fuse and "edge_index" in inspect.signature(known.functions[0]).parameters:
+        return reason("GA204", "message takes an edge_index, which PyG makes of no sparse matrix")
     if not layer.fuse and _unclear(layer._user_args, kwargs):
         return reason("GA204", "what the values of the sparse matrix are to the message")
     if layer.fuse:

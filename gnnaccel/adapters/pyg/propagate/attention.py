@@ -30,6 +30,8 @@ _NAMES = frozenset((
     "leaky_relu", "sigmoid", "tanh", "exp", "elu", "abs", "view", "reshape", "unsqueeze", "squeeze",
     "contiguous", "size", "dim", "dropout", "linear", "sqrt", "nn", "functional", "to", "float"))
 
+_INDEX = ("index", "edge_index_i")  # two names of the same
+
 
 def _softmax_in_place(function: types.FunctionType) -> types.FunctionType | None:
     """``function`` with a softmax that makes an `Alpha`; None where it may do more than compute, or
@@ -47,7 +49,7 @@ def _as_softmax(value: Any) -> Any:
 def _softmax(src: Any, index: Any = None, ptr: Any = None, num_nodes: Any = None,
              dim: int = 0) -> Alpha:
     score = score_of(src)
-    if not (type(index) is Special and index.name == "index" and dim == 0):
+    if not (type(index) is Special and index.name in _INDEX and dim == 0):
         raise Unseen
     for value, names in ((ptr, ("ptr",)), (num_nodes, ("size_i", "dim_size"))):
         if not (value is None or (type(value) is Special and value.name in names)):

@@ -23,9 +23,9 @@ from gnnaccel.adapters.pyg.propagate.standins import Refuses, Rows, Source, Targ
 
 _ATTRIBUTES = METHODS | {"nn", "functional", "multiply", "add", "sub", "Tensor"}
 _GLOBALS = (torch, torch.nn, torch.nn.functional, torch.Tensor, *FUNCTIONS)
-#: what message passing passes by itself; a message that reads one is none of ours
-_SPECIAL = frozenset(("edge_index", "adj_t", "size", "size_i", "size_j", "edge_index_i",
-                      "edge_index_j", "ptr", "index", "dim_size"))
+#: what message passing passes by itself; a message that reads one is none of these forms
+SPECIAL = frozenset(("edge_index", "adj_t", "size", "size_i", "size_j", "edge_index_i",
+                     "edge_index_j", "ptr", "index", "dim_size"))
 
 
 def form(function: Any, kinds: dict[str, str]) -> Form | None:
@@ -70,11 +70,23 @@ def _followed(function: types.FunctionType) -> bool:
     """Whether it can do nothing but return something of its arguments by way of what the stand-ins
     know."""
     code = function.__code__
-    return (not code.co_freevars and not code.co_cellvars
+    return (not code.co_freevars and not code.co_cellvars and not reads_special(code)
             and all(_is_known(kind, name, function.__globals__) for kind, name in _named(code))
             and not any(isinstance(c, types.CodeType) for c in code.co_consts)
             and not code.co_flags
             & (inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR))
+
+
+def reads_special(code: types.CodeType) -> bool:
+    """Whether the function does anything with what message passing passes by itself. Stand-ins do
+    not see all of it: whether ``ptr is None`` they cannot answer."""
+    return any(special_read(step) for step in dis.get_instructions(code))
+
+
+def special_read(step: dis.Instruction) -> bool:
+    """Whether an instruction reads an argument that message passing passes by itself."""
+    names = step.argval if type(step.argval) is tuple else (step.argval,)  # some read two
+    return step.opname.startswith("LOAD_FAST") and not SPECIAL.isdisjoint(names)
 
 
 def _named(code: types.CodeType) -> list[tuple[str, str]]:
@@ -98,8 +110,8 @@ def _stand_in(parameter: inspect.Parameter, kinds: dict[str, str]) -> Any:
     name = parameter.name
     if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
         return Unseen
-    if name in _SPECIAL:
-        return Unseen if name in ("edge_index", "adj_t") else Refuses()
+    if name in SPECIAL:
+        return Unseen if name == "adj_t" else Refuses()  # which the host does not give
     if name[-2:] == "_j" and kinds.get(name[:-2]) == "tensor":
         return Source(name[:-2])
     if name[-2:] == "_i" and kinds.get(name[:-2]) == "tensor":

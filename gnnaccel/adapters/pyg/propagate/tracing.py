@@ -22,17 +22,18 @@ from torch.nn import functional as F
 from gnnaccel.adapters import own
 from gnnaccel.adapters.pyg import guards
 from gnnaccel.adapters.pyg.propagate import reading
-from gnnaccel.adapters.pyg.propagate.message import _named
+from gnnaccel.adapters.pyg.propagate.message import (SPECIAL, _named, reads_special,
+                                                    special_read)
 from gnnaccel.adapters.pyg.propagate.standins import Refuses, Unseen, rows
 from gnnaccel.adapters.pyg.propagate.traced import ROWS, Make, Param
 from gnnaccel.dispatch.policy.names import IdentityMap
 
 _MODULES = (torch, torch.nn, torch.nn.functional, math)
 _BUILTINS = frozenset(("float", "int", "len", "None", "True", "False"))
-_SPECIAL = frozenset(("index", "ptr", "size_i", "dim_size"))
 _TRACES = 4  # kept for each layer
 _PLAIN = (int, float, bool, str, type(None))
 _CATCHES = frozenset(("SETUP_FINALLY", "SETUP_WITH", "PUSH_EXC_INFO"))
+_COMPARES = frozenset(("IS_OP", "COMPARE_OP", "CONTAINS_OP"))
 _NUMBERS = (int, float, bool)  # as arguments: another value is another trace
 _NOT_PLAIN_CODE = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
@@ -250,7 +251,8 @@ def _trace(layer: Any, kwargs: dict, manner: Manner) -> Trace:
     function = type(layer).message
     proxy, ends, edges = _Layer(layer, manner), [], []
     message = _runnable(function, layer, manner)
-    if message is None:
+    # a method might be handed what it then asks for under another name
+    if message is None or (manner.methods and reads_special(function.__code__)):
         return Trace(None, (), (), {})
     given: dict[str, Any] = {}
     cells = tuple((cell, cell.cell_contents) for cell in function.__closure__ or ())
@@ -273,7 +275,8 @@ def _trace(layer: Any, kwargs: dict, manner: Manner) -> Trace:
 
 def _runnable(function: Any, layer: Any, manner: Manner) -> types.FunctionType | None:
     """What to run of a function on stand-ins; None where it may do more than compute."""
-    if type(function) is not types.FunctionType or _catches(function.__code__):
+    if (type(function) is not types.FunctionType or _catches(function.__code__)
+        or not _special_as_arguments(function.__code__)):
         return None
     if not _names_known(function.__code__, layer, manner.names):
         return None
@@ -283,6 +286,19 @@ def _runnable(function: Any, layer: Any, manner: Manner) -> types.FunctionType |
 def _catches(code: types.CodeType) -> bool:
     """Whether the function may catch what a stand-in raises, and go another way."""
     return any(step.opname in _CATCHES for step in dis.get_instructions(code))
+
+
+def _special_as_arguments(code: types.CodeType) -> bool:
+    """Whether the function does no more with what message passing passes by itself than hand it to
+    functions. Whether ``ptr is None`` a stand-in cannot answer."""
+    steps = [step for step in dis.get_instructions(code) if step.opname != "CACHE"]
+    for at, step in enumerate(steps[:-1]):
+        if special_read(step):
+            if not steps[at + 1].opname.startswith(("LOAD_", "CALL", "PRECALL", "KW_NAMES")):
+                return False
+            if any(one.opname in _COMPARES for one in steps[at + 1:at + 3]):
+                return False
+    return True
 
 
 def _names_known(code: types.CodeType, layer: Any, names: frozenset[str]) -> bool:
@@ -302,7 +318,9 @@ def _stand_in(parameter: inspect.Parameter, kwargs: dict, manner: Manner) -> tup
     name = parameter.name
     if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
         raise Unseen
-    if name in _SPECIAL:
+    if name in SPECIAL:
+        if name == "adj_t":  # the host does not give it
+            raise Unseen
         return Special(name), ""
     end = name[-1] if name[-2:] in ("_i", "_j") and name[:-2] in kwargs else "e"
     key = name if end == "e" else name[:-2]

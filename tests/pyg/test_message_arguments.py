@@ -1,0 +1,146 @@
+"""Messages with arguments that PyG's message passing passes by itself, such as ``index``."""
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch_geometric.nn import MessagePassing
+from torch_geometric.utils import softmax
+
+import gnnaccel
+from tests.pyg import graphs
+from tests.pyg.graphs import E, F as WIDTH, N
+from tests.pyg.judge import close, compare
+
+
+class Conv(MessagePassing):
+    def __init__(self, **options):
+        super().__init__(aggr="add", **options)
+
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=x)
+
+
+class NoPointers(Conv):
+    def message(self, x_j, ptr):
+        return x_j.relu() if ptr is None else x_j
+
+
+class NonePointers(Conv):
+    def message(self, x_j, x_i, ptr):
+        return (x_j - x_i).abs() if None is ptr else x_j.exp() - x_i
+
+
+class EqualToNone(Conv):
+    def message(self, x_j, ptr):
+        return x_j.relu() if ptr == None else x_j  # noqa: E711 - as some write it
+
+
+class WithDefault(Conv):
+    def message(self, x_j, x_i, edge_index_j=None):
+        return (x_j - x_i).abs() if edge_index_j is None else x_j.exp() - x_i
+
+
+class Sized(Conv):
+    def message(self, x_j, size=None):
+        return x_j.relu() if size is None else x_j
+
+
+class HandedOn(Conv):
+    def message(self, x_j, x_i, ptr):
+        return self.combined(x_j, x_i, ptr)
+
+    def combined(self, left, right, given):
+        return (left - right).abs() if given is None else left.exp() - right
+
+
+class Attending(Conv):
+    def message(self, x_j, x_i, index, ptr, size_i):
+        score = (x_i + x_j).sum(-1, keepdim=True)
+        if ptr is None:
+            score = F.leaky_relu(score, 0.2)
+        return softmax(score, index, ptr, size_i) * x_j
+
+
+class AttendingRenamed(Conv):
+    def message(self, x_j, x_i, index, ptr, size_i):
+        score, given = (x_i + x_j).sum(-1, keepdim=True), ptr
+        if given is None:
+            score = F.leaky_relu(score, 0.2)
+        return softmax(score, index, ptr, size_i) * x_j
+
+
+@pytest.mark.parametrize("cls", [NoPointers, NonePointers, EqualToNone, WithDefault, Sized,
+                                 HandedOn, Attending, AttendingRenamed])
+def test_messages_that_ask_what_they_were_passed(emulated, cls):
+    """No stand-in can answer that: the branch for None was the one that ran, or not."""
+    layer, x, ei = cls(), graphs.features(), graphs.square()
+    expected = layer(x, ei)
+    with emulated.on(on_fallback="native"):
+        got = layer(x, ei)
+    assert torch.equal(got, expected)
+    found = gnnaccel.stats()[cls.__name__]
+    assert found["routes"] == {"native": 1} and set(found["reasons"]) == {"GA211"}
+
+
+class Unused(Conv):
+    def message(self, x_j, edge_index, size):
+        return x_j
+
+
+class UnusedInExpression(Conv):
+    def message(self, x_i, x_j, edge_index, index):
+        return torch.tanh(x_j - x_i)
+
+
+class Classic(Conv):
+    """GAT as for PyG 1: ``edge_index_i`` is what ``index`` is now."""
+
+    def __init__(self):
+        super().__init__(node_dim=0)
+        self.lin, self.att = nn.Linear(WIDTH, 16), nn.Parameter(torch.randn(1, 2, 16))
+
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=self.lin(x))
+
+    def message(self, edge_index_i, x_i, x_j, size_i):
+        x_i, x_j = x_i.view(-1, 2, 8), x_j.view(-1, 2, 8)
+        alpha = (torch.cat([x_i, x_j], dim=-1) * self.att).sum(dim=-1)
+        alpha = softmax(F.leaky_relu(alpha, 0.2), edge_index_i, num_nodes=size_i)
+        return x_j * alpha.view(-1, 2, 1)
+
+
+@pytest.mark.parametrize("cls", [Unused, UnusedInExpression, Classic])
+def test_messages_that_hand_them_on_or_leave_them(emulated, cls):
+    layer = cls()
+    compare(emulated, layer, graphs.features(), graphs.square())
+    assert gnnaccel.stats()[cls.__name__]["routes"].keys() == {"cuda"}
+
+
+class Grouping(Classic):
+    def message(self, edge_index_j, x_i, x_j, size_j):
+        alpha = softmax((x_i + x_j).sum(-1, keepdim=True), edge_index_j, num_nodes=size_j)
+        return x_j * alpha
+
+
+class OtherEnd(Classic):
+    def message(self, edge_index, x_i, x_j):
+        return x_j * softmax((x_i + x_j).sum(-1, keepdim=True), edge_index[0])
+
+
+@pytest.mark.parametrize("cls", [Grouping, OtherEnd])
+def test_a_softmax_over_other_groups(emulated, cls):
+    layer, x, ei = cls(), graphs.features(), graphs.square()
+    expected = layer(x, ei)
+    with emulated.on(on_fallback="native"):
+        assert close(layer(x, ei), expected)
+    assert gnnaccel.stats()[cls.__name__]["routes"] == {"native": 1}
+
+
+def test_edges_that_the_host_does_not_pass(emulated):
+    """PyG refuses to make an ``edge_index`` of a sparse matrix, and so does the call."""
+    adjacency = torch.sparse_coo_tensor(graphs.square().flip(0), torch.ones(E), (N, N))
+    for _ in range(2):
+        with emulated.on(on_fallback="native"), pytest.raises(ValueError, match="Cannot collect"):
+            Unused()(graphs.features(), adjacency.coalesce().to_sparse_csr())

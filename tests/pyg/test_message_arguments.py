@@ -144,3 +144,69 @@ def test_edges_that_the_host_does_not_pass(emulated):
     for _ in range(2):
         with emulated.on(on_fallback="native"), pytest.raises(ValueError, match="Cannot collect"):
             Unused()(graphs.features(), adjacency.coalesce().to_sparse_csr())
+
+
+# --- changed in place -----------------------------------------------------------------------------
+
+class Weighed(Conv):
+    """With a number and features for each edge."""
+
+    def forward(self, x, edge_index, w):
+        return self.propagate(edge_index, x=x, w=w)
+
+
+class OtherName(Weighed):
+    def message(self, x_j, w):
+        before = x_j
+        x_j *= w
+        return before
+
+
+class SumOfIt(Weighed):
+    def message(self, x_j, w):
+        before = x_j
+        x_j += 0.5
+        return (before + w).relu()
+
+
+class AttendsToIt(Weighed):
+    def __init__(self):
+        super().__init__()
+        self.bias = nn.Parameter(torch.randn(WIDTH))
+
+    def message(self, x_i, x_j, w, index):
+        before = x_j.view(-1, 1, x_j.size(1))
+        x_j += self.bias
+        score = (before.squeeze(1) + x_i).sum(-1, keepdim=True)
+        return x_j * softmax(F.leaky_relu(score), index)
+
+
+class ChangesTheUsers(Weighed):
+    def message(self, x_i, x_j, w, index):
+        w *= 0.5
+        return x_j * softmax((x_i + x_j).sum(-1, keepdim=True) + w.sum(-1, keepdim=True), index)
+
+
+@pytest.mark.parametrize("cls", [OtherName, SumOfIt, AttendsToIt, ChangesTheUsers])
+def test_messages_that_change_their_arguments(emulated, cls):
+    """Whoever else has the tensor sees the change: views, other names, the caller."""
+    layer, x, ei = cls(), graphs.features(), graphs.square()
+    weights = torch.rand(E, WIDTH), torch.zeros(E, WIDTH)
+    weights[1].copy_(weights[0])
+    expected = layer(x, ei, weights[0])
+    with emulated.on(on_fallback="native"):
+        got = layer(x, ei, weights[1])
+    assert close(got, expected) and torch.equal(*weights)
+
+
+class Counting(Conv):
+    def message(self, x_i, x_j):
+        return (x_j - x_i).abs() if x_j.size(0) == E else x_j.exp() - x_i
+
+
+def test_a_message_that_depends_on_how_many_edges_there_are(emulated):
+    layer, x, ei = Counting(), graphs.features(), graphs.square()
+    for edges in (ei, ei[:, 1:]):
+        expected = layer(x, edges)
+        with emulated.on(on_fallback="native"):
+            assert close(layer(x, edges), expected)

@@ -40,15 +40,15 @@ def form(function: Any, kinds: dict[str, str]) -> Form | None:
         if value is Unseen:
             return None
         given[parameter.name] = value
-    try:
-        out = function(Refuses(), **given)
-    except (Unseen, AttributeError, TypeError, ValueError, AssertionError):
-        return None
-    found = out.form() if isinstance(out, Rows) else None
-    if found is None:
-        return None
     ends = [(name[:-2], name[-1]) for name, value in given.items()
             if type(value) in (Source, Target)]
+    try:
+        out = function(Refuses(), **given)
+        found = out.form() if isinstance(out, Rows) else None
+    except (Unseen, AttributeError, TypeError, ValueError, AssertionError):
+        return None
+    if found is None:
+        return None
     return found._replace(ends=tuple(end for end in ends if end != (found.source, "j")))
 
 

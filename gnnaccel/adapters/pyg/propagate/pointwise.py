@@ -44,6 +44,14 @@ class _RowCount(int):
     __rtruediv__ = __floordiv__ = __rfloordiv__ = __pow__ = __rpow__ = __neg__ = _refuses
     __float__ = __bool__ = __lt__ = __le__ = __gt__ = __ge__ = __mod__ = _refuses
 
+    def __eq__(self, other: Any) -> bool:
+        return type(other) is _RowCount or self._refuses()
+
+    def __ne__(self, other: Any) -> bool:
+        return not self == other
+
+    __hash__ = int.__hash__
+
 
 class Rows(Value):
     """``tree``: how a number of a row is computed; ``meta``: how it looks."""
@@ -116,11 +124,6 @@ class Rows(Value):
         return self.operate("abs", torch.abs, (self,), {})
 
     __hash__ = None  # type: ignore[assignment]  # as it compares channel by channel
-
-    def _in_place(self, other: Any) -> Any:  # might change the caller's tensor
-        raise Unseen
-
-    __iadd__ = __isub__ = __imul__ = __itruediv__ = __ipow__ = __iand__ = __ior__ = _in_place
 
 
 def _binary(name: str, function: Callable) -> None:

@@ -158,6 +158,23 @@ class Rows:
     def __radd__(self, other: Any) -> Any:
         return self + other
 
+    def __imul__(self, other: Any) -> Any:
+        return self._left() * other
+
+    def __iadd__(self, other: Any) -> Any:
+        return self._left() + other
+
+    def __isub__(self, other: Any) -> Any:
+        return self._left() - other
+
+    def _left(self) -> Rows:
+        """What it was before it changed in place. What else has it, under another name or as a part
+        of a sum, may use it no more."""
+        before = object.__new__(type(self))
+        before.__dict__.update(self.__dict__)
+        self.__class__ = Changed
+        return before
+
     def mul(self, other: Any) -> Any:
         return self * other
 
@@ -172,6 +189,13 @@ class Rows:
         return None
 
     __torch_function__ = Edge.__torch_function__
+
+
+class Changed(Rows):
+    """What was changed in place, in the hands of whoever had it before."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise Unseen
 
 
 class Source(Rows):

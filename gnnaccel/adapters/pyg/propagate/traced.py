@@ -102,6 +102,12 @@ class Value:
     def __neg__(self) -> Any:
         return _call("neg", operator.neg, (self,), {})
 
+    def _in_place(self, other: Any) -> Any:  # other names of it, and views, would change as well
+        raise Unseen
+
+    __iadd__ = __isub__ = __imul__ = __itruediv__ = __imatmul__ = _in_place
+    __ipow__ = __iand__ = __ior__ = __ifloordiv__ = __imod__ = __ixor__ = _in_place
+
     def operate(self, name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
         """The result of an operation of which this, the first stand-in among ``args``, decides."""
         raise Unseen

@@ -17,6 +17,7 @@ from gnnaccel.adapters.pyg.propagate.standins import Form, Unseen
 from gnnaccel.cuda import driver
 from gnnaccel.cuda.expression import Expression
 from gnnaccel.cuda.generated import seen_as
+from gnnaccel.dispatch.generated.cut import cut
 from gnnaccel.dispatch.generated.messages import Generated
 from gnnaccel.dispatch.generated.tree import Leaf, Make, expression, leaves
 from gnnaccel.dispatch.ops.aggregation import Reduce
@@ -137,8 +138,8 @@ def _mapped(out: pointwise.Rows) -> _Message | None:
 
 
 def _of_rows(out: pointwise.Rows) -> _Message | None:
-    shape = tuple(out.meta.shape[1:])
-    inside = list(leaves(out.tree))
+    shape, tree = tuple(out.meta.shape[1:]), cut(out.tree)
+    inside = list(leaves(tree))
     if not shape or not all(shape) or not any(leaf.end == "j" for leaf in inside):
         return None
     blocks = {count for count in (_blocks(leaf, shape) for leaf in inside) if count}
@@ -156,7 +157,7 @@ def _of_rows(out: pointwise.Rows) -> _Message | None:
             raise Unseen  # would take memory of the size of the edges
         return "row"
 
-    made, inputs, numbers = expression(out.tree, mode)
+    made, inputs, numbers = expression(tree, mode)
     has_heads = any(one.mode == "head" for one in made.inputs)
     seen = (heads, math.prod(shape) // heads) if has_heads and heads else seen_as(math.prod(shape))
     return _Message(made, tuple(inputs), numbers, shape, seen)

@@ -26,6 +26,11 @@ _SAME = frozenset(("contiguous", "clone", "float", "to", "type_as"))
 #: of rows at one end: they give one row for each
 _OF_ROWS = frozenset(("sum", "mean", "norm", "normalize"))
 _FEW = 4  # channels that may be summed where both ends meet
+#: what gives truth values, and what others are of them
+_TRUE = frozenset(("gt", "lt", "ge", "le", "eq", "ne", "logical_and", "logical_or", "logical_not",
+                   "where", "masked_fill"))
+_OF_TRUTH = {"add": "logical_or", "mul": "logical_and", "maximum": "logical_or",
+             "minimum": "logical_and"}
 _MAPS = frozenset(("linear", "matmul", "mm"))
 _PIECES = frozenset(("chunk", "split", "unbind"))
 
@@ -97,6 +102,7 @@ class Rows(Value):
         if name not in OPERATIONS:
             raise Unseen
         meta = applied(function, args, kwargs)
+        name = _of_truth(name, meta, args)
         return Rows(OPERATIONS[name](function, tuple(_tree(a, meta) for a in args),
                                      {k: _tree(v, meta) for k, v in kwargs.items()}), meta)
 
@@ -194,6 +200,18 @@ def rows(end: str, make: Make, meta: Tensor, name: str) -> Rows:
 def _rows(end: str, make: Make, meta: Tensor, names: frozenset[str],
           roots: tuple[Make, ...]) -> Rows:
     return Rows(Leaf(end, make, tuple(meta.shape[1:]), names, roots), meta)
+
+
+def _of_truth(name: str, meta: Tensor, args: tuple) -> str:
+    """The operation, of truth values the one that gives truth values as torch's does."""
+    if name in ("sub", "rsub", "neg") and any(
+        isinstance(a, Value) and a.meta.dtype == torch.bool for a in args):
+        raise Unseen  # nor does torch
+    if meta.dtype != torch.bool or name in _TRUE:
+        return name
+    if name not in _OF_TRUTH:
+        raise Unseen
+    return _OF_TRUTH[name]
 
 
 def _mapped(*args: Any) -> Rows:

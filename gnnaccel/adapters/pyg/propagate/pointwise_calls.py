@@ -123,10 +123,9 @@ def _clamped(op: str) -> Made:
 
 
 def _log_sigmoid(function: Any, args: tuple, kwargs: dict) -> Call:
-    """min(x, 0) - log(1 + exp(-|x|)), which no large number harms."""
+    """-softplus(-x): smooth at 0, and no large number harms it."""
     (x,) = _given(args, kwargs, "input")
-    rest = Call("log1p", (Call("exp", (Call("neg", (Call("abs", (x,)),)),)),))
-    return Call("sub", (Call("neg", (Call("relu", (Call("neg", (x,)),)),)), rest))
+    return Call("neg", (Call("softplus", (Call("neg", (x,)), _ONE, Number(20.0))),))
 
 
 def _gelu(function: Any, args: tuple, kwargs: dict) -> Call:

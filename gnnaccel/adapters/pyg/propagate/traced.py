@@ -102,6 +102,12 @@ class Value:
     def __neg__(self) -> Any:
         return _call("neg", operator.neg, (self,), {})
 
+    def __eq__(self, other: object) -> Any:  # Python's own would say that they are not
+        raise Unseen
+
+    __ne__ = __eq__
+    __hash__ = object.__hash__
+
     def _in_place(self, other: Any) -> Any:  # other names of it, and views, would change as well
         raise Unseen
 

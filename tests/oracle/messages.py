@@ -115,6 +115,52 @@ _WIDE = (
     "torch.minimum(x_i, 0.5 * x_j)",
     "(self.att * x_i).tanh()",
     "F.softplus(self.edge_lin(edge_attr))",
+    "(x_j > x_i) * x_j",
+    "(x_j > self.att).float()",
+    "x_j.masked_fill(x_j < 0, 0.1)",
+    "torch.where(x_j != x_i, x_j, self.att)",
+)
+#: statements before the message is computed, which change tensors or ask what is passed
+_BEFORE = (
+    "x_j *= edge_weight.view(-1, 1)",
+    "x_j += x_i",
+    "y = x_j\nx_j *= 2.0\nx_j = x_j + y",
+    "x_j.mul_(0.5)",
+    "torch.relu_(x_j)",
+    "if ptr is None:\n    x_j = 2 * x_j",
+    "if size_i is not None:\n    x_j = x_j - 1",
+    "if index.numel() > 40:\n    x_j = x_j * 3",
+    "if x_j.size(0) > 30:\n    x_j = -x_j",
+    "if x_j.dim() == 2:\n    x_j = x_j * 0.7",
+    "if edge_attr is not None and self.training:\n    x_j = x_j * 0.0",
+    "size = x_j.shape[0]\nx_j = x_j / size",
+    "n = len(x_j)\nx_j = x_j / n",
+    "if x_j.requires_grad:\n    x_j = 2 * x_j",
+    "if torch.is_grad_enabled():\n    x_j = 2 * x_j",
+    "if x_j.dtype == torch.float32:\n    x_j = x_j + 1",
+    "if isinstance(edge_attr, torch.Tensor):\n    x_j = x_j * 0.3",
+    "assert x_j.dim() == 2",
+    "x_j = F.dropout(x_j, 0.5, True)",
+    "x_j = x_j * torch.rand_like(x_j)",
+    "x_j = x_j.detach()",
+    "x_j = x_j - x_j.mean(0)",
+    "x_j = x_j / (x_j.abs().sum(0, keepdim=True) + 1)",
+    "x_j = x_j - x_j.mean()",
+    "x_j = x_j.roll(1, 0)",
+    "x_j = x_j.flip(-1)",
+    "x_j = x_j.cumsum(-1)",
+    "x_j = torch.softmax(x_j, 0)",
+    "x_j = F.softmax(x_j, dim=-1)",
+    "x_j = x_j.sort(-1)[0]",
+    "x_j = F.layer_norm(x_j, x_j.shape[-1:])",
+    "x_j = x_j.t().t()",
+    "x_j = x_j[:, torch.arange(x_j.size(1))]",
+    "x_j = x_j.reshape(-1).reshape(x_j.shape)",
+    "x_j = (x_j - x_j.max()).exp()",
+    "x_j, x_i = x_i, x_j",
+    "for _ in range(2):\n    x_j = x_j * 0.9",
+    "x_j = x_j if x_j.sum() > 0 else -x_j",
+    "x_j = getattr(x_j, 'abs')()",
 )
 _NARROW = (
     "edge_weight.view(-1, 1)",
@@ -176,6 +222,9 @@ _UPDATES = (
     "return F.relu(aggr_out)",
     "return aggr_out * 2",
     "return aggr_out + 1",
+    "return aggr_out.relu_()",
+    "aggr_out += 1\n        return aggr_out",
+    "aggr_out[:, 0] = 0.5\n        return aggr_out",
 )
 _number = itertools.count()
 
@@ -227,6 +276,8 @@ def source(d: Draw, name: str) -> str:
     lines = []
     if d.chance(0.3):
         lines.append("        if edge_weight is None:\n            return x_j")
+    if d.chance(0.25):
+        lines += ["        " + line for line in d.choice(_BEFORE).split("\n")]
     if d.chance(0.4):
         lines.append(f"        out = {body}\n        return out")
     else:
@@ -289,6 +340,8 @@ def _forward(d: Draw, used: list[str]) -> str:
                 f"out = {call}\n        return out",
                 f"return {call} + 0.5",
                 f"return F.relu({call})",
+                f"out = {call}\n        out += x\n        return out",
+                f"return {call}.mul_(0.5)",
             )
         )
     )

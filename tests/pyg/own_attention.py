@@ -110,6 +110,23 @@ class Inner(MessagePassing):
         return v_j * alpha.view(-1, self.heads, 1)
 
 
+class InnerOfEdges(Inner):
+    """The same with rows of edges beside keys and values, as in TransformerConv."""
+
+    def __init__(self, width, out, heads=2):
+        super().__init__(width, out, heads)
+        self.e = nn.Linear(3, heads * out)
+
+    def forward(self, x, edge_index, edge_attr):
+        q, k, v = (m(x).view(-1, self.heads, self.out) for m in (self.q, self.k, self.v))
+        return self.propagate(edge_index, q=q, k=k, v=v, edge_attr=edge_attr).flatten(1)
+
+    def message(self, q_i, k_j, v_j, edge_attr, index, ptr, size_i):
+        edges = self.e(edge_attr).view(-1, self.heads, self.out)
+        alpha = softmax((q_i * (k_j + edges)).sum(-1) / self.out ** 0.5, index, ptr, size_i)
+        return (v_j + edges) * alpha.unsqueeze(-1)
+
+
 class Linear(MessagePassing):
     """No leaky ReLU: the score is a sum of a linear map of each end."""
 

@@ -13,10 +13,12 @@ import gnnaccel
 from tests.pyg import graphs, own_attention
 from tests.pyg.graphs import E, F as WIDTH, M, N
 from tests.pyg.judge import close, compare
-from tests.pyg.own_attention import Apart, Inner, Linear, Scored, Summed, Tutorial
+from tests.pyg.own_attention import (Apart, Inner, InnerOfEdges, Linear, Scored, Summed,
+                                     Tutorial)
 
 LAYERS = {"Tutorial": (Tutorial, ()), "Scored": (Scored, ()), "Summed": (Summed, ()),
-          "Inner": (Inner, ()), "Linear": (Linear, ()), "Apart": (Apart, (3,))}
+          "Inner": (Inner, ()), "Linear": (Linear, ()), "Apart": (Apart, (3,)),
+          "InnerOfEdges": (InnerOfEdges, (3,))}
 POSITIONS = ("x", "edge_index", "edge_attr")
 
 
@@ -209,6 +211,40 @@ class Mixing(Tutorial):
     def message(self, x_i, x_j, index, ptr, size_i):
         alpha = softmax((x_i + x_j).sum(-1) - x_j.sum(0).sum(-1), index, ptr, size_i)
         return x_j * alpha.unsqueeze(-1)
+
+
+class EdgesInKeys(InnerOfEdges):
+    def message(self, q_i, k_j, v_j, edge_attr, index):
+        edges = self.e(edge_attr).view(-1, self.heads, self.out)
+        return v_j * softmax((q_i * (k_j + edges)).sum(-1), index).unsqueeze(-1)
+
+
+class EdgesInValues(InnerOfEdges):
+    def message(self, q_i, k_j, v_j, edge_attr, index):
+        edges = self.e(edge_attr).view(-1, self.heads, self.out)
+        return (v_j + edges) * softmax((q_i * k_j).sum(-1), index).unsqueeze(-1)
+
+
+class OtherEdges(InnerOfEdges):
+    """Not the same rows in keys and values."""
+
+    def message(self, q_i, k_j, v_j, edge_attr, index):
+        edges = self.e(edge_attr).view(-1, self.heads, self.out)
+        alpha = softmax((q_i * (k_j + edges)).sum(-1), index)
+        return (v_j + 2.0 * edges) * alpha.unsqueeze(-1)
+
+
+class EdgesInQueries(InnerOfEdges):
+    def message(self, q_i, k_j, v_j, edge_attr, index):
+        edges = self.e(edge_attr).view(-1, self.heads, self.out)
+        alpha = softmax(((q_i + edges) * (k_j + edges)).sum(-1), index)
+        return (v_j + edges) * alpha.unsqueeze(-1)
+
+
+@pytest.mark.parametrize("cls", [EdgesInKeys, EdgesInValues, OtherEdges, EdgesInQueries])
+def test_other_places_of_edges_stay_native(emulated, cls):
+    native_because(emulated, cls(WIDTH, 8), graphs.features(), graphs.square(),
+                   graphs.edge_features(E, 3), code="GA211")
 
 
 @pytest.mark.parametrize("cls", [Told, Squared, Mixing])

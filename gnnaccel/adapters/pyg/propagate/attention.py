@@ -157,7 +157,8 @@ def _program(message: Weighted) -> tuple[Program, str]:
                 "GATConv")
     if score.kind == "gatv2":
         return programs.gatv2(score.of["slope"], dropout, False), "GATv2Conv"
-    return programs.dot_product(score.scale, dropout, False), "TransformerConv"
+    return (programs.dot_product(score.scale, dropout, score.of["edges"] is not None),
+            "TransformerConv")
 
 
 def _tensors(message: Weighted, stated: CallSpec, kwargs: dict) -> dict[str, Tensor]:
@@ -175,5 +176,7 @@ def _tensors(message: Weighted, stated: CallSpec, kwargs: dict) -> dict[str, Ten
         parts = score.of["ends"].parts
         att = score.of["att"].make(kwargs).expand(1, *parts["j"].meta.shape[1:]).reshape(h, c)
         return {"keys": of(parts["j"], h, c), "queries": of(parts["i"], h, c), "att": att}
+    edges = score.of["edges"]
     return {"keys": of(score.of["keys"], h, c), "queries": of(score.of["queries"], h, c),
-            "values": of(message.values, h, c)}
+            "values": of(message.values, h, c),
+            **({} if edges is None else {"edges": of(edges, h, c)})}

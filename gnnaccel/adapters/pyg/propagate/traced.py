@@ -202,10 +202,19 @@ def _between(name: str, args: tuple) -> Any:
         right = _negated(right) if name == "sub" else right
         return Ends({}).plus(left).plus(right)
     if name == "mul" and {left.end, right.end} == {"i", "j"}:
-        from gnnaccel.adapters.pyg.propagate.traced_scores import Product
-
-        return Product(*sorted((left, right), key=lambda one: one.end))
+        return _product(left, right)
     raise Unseen
+
+
+def _product(left: Any, right: Any) -> Any:
+    """Of rows at the destination and rows at the source, to which such of the edge may be added."""
+    from gnnaccel.adapters.pyg.propagate.traced_scores import Product
+
+    found = [one.parts if isinstance(one, Ends) else {one.end: one} for one in (left, right)]
+    at_i, others = found if "i" in found[0] else found[::-1]
+    if at_i.keys() != {"i"} or others.keys() not in ({"j"}, {"j", "e"}):
+        raise Unseen
+    return Product(at_i["i"], others["j"], others.get("e"))
 
 
 def _negated(node: Any) -> Any:
@@ -246,6 +255,8 @@ class Ends(Value):
             left, right = args
             right = _all_negated(right) if name == "sub" else right
             return Ends({}).plus(left).plus(right)
+        if name == "mul" and all(isinstance(a, (Ends, Node)) for a in args):
+            return _product(*args)
         if name == "leaky_relu" or name == "relu":
             from gnnaccel.adapters.pyg.propagate.traced_scores import Bent
 

@@ -54,13 +54,14 @@ class Bent(Value):
 
 
 class Product(Value):
-    """Both ends' rows, multiplied."""
+    """Both ends' rows, multiplied. ``at_e``: rows of the edge that are added to the source's
+    before."""
 
     rank = 5
 
-    def __init__(self, at_i: Node, at_j: Node):
-        self.at_i, self.at_j = at_i, at_j
-        if at_i.meta.shape != at_j.meta.shape:
+    def __init__(self, at_i: Node, at_j: Node, at_e: Node | None = None):
+        self.at_i, self.at_j, self.at_e = at_i, at_j, at_e
+        if len({one.meta.shape for one in (at_i, at_j, at_e) if one is not None}) > 1:
             raise Unseen
         self.meta = at_i.meta
 
@@ -69,7 +70,8 @@ class Product(Value):
         if name != "sum" or (rest or tuple(kwargs.values()))[:1] not in ((-1,),
                                                                         (self.meta.dim() - 1,)):
             raise Unseen
-        return Score("dot", applied(function, args, kwargs), queries=self.at_i, keys=self.at_j)
+        return Score("dot", applied(function, args, kwargs), queries=self.at_i, keys=self.at_j,
+                     edges=self.at_e)
 
 
 class Score(Value):
@@ -122,8 +124,12 @@ class Alpha(Value):
         if name == "dropout":
             return self.dropped(*args[1:], **kwargs)
         other = args[1] if args[0] is self else args[0]
-        if name == "mul" and isinstance(other, Node) and other.end == "j":
-            return Weighted(self, other, applied(function, args, kwargs))
+        if name == "mul" and isinstance(other, (Node, Ends)):
+            parts = dict(other.parts) if isinstance(other, Ends) else {other.end: other}
+            # rows of the edge are added to keys and to values, as in TransformerConv
+            if (parts.pop("e", None) is self.score.of.get("edges") and parts.keys() == {"j"}
+                and parts["j"].meta.shape == other.meta.shape):
+                return Weighted(self, parts["j"], applied(function, args, kwargs))
         raise Unseen
 
     def dropped(self, p: float = 0.5, training: bool = True) -> Alpha:

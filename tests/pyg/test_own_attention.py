@@ -118,6 +118,28 @@ def test_both_ends_apart(emulated):
     assert gnnaccel.stats()["Summed"]["routes"] == {"cuda": 1}
 
 
+class Optional(Inner):
+    """With features of edges for some: without them the layer has no map of them."""
+
+    embeds = False
+
+    def message(self, q_i, k_j, v_j, index, ptr):
+        if self.embeds:
+            k_j = k_j + self.embedding(self.table).view(-1, self.heads, self.out)
+        alpha = softmax((q_i * k_j).sum(dim=-1) * 0.5, index, ptr)
+        return v_j * alpha.unsqueeze(-1)
+
+
+def test_what_the_layer_does_not_have(emulated):
+    """A branch that is not taken may name it; one that is taken fails as ever."""
+    layer, x, ei = Optional(WIDTH, 8), graphs.features(), graphs.square()
+    compare(emulated, layer, x, ei)
+    assert routes(emulated, layer, x, ei) == {"cuda"}
+    layer.embeds = True
+    with emulated.on(on_fallback="native"), pytest.raises(AttributeError, match="embedding"):
+        layer(x, ei)
+
+
 @pytest.mark.parametrize("training", [True, False])
 def test_dropout(emulated, training):
     layer = Tutorial(WIDTH, 8, heads=1, dropout=0.5).train(training)

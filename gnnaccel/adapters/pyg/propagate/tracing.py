@@ -302,9 +302,20 @@ def _special_as_arguments(code: types.CodeType) -> bool:
 
 
 def _names_known(code: types.CodeType, layer: Any, names: frozenset[str]) -> bool:
-    """Whether all attributes that are named are known, and methods of tensors torch's own."""
-    return all((name in names and _method_is_torchs(name)) or hasattr(layer, name)
-               for kind, name in _named(code) if kind in ("LOAD_ATTR", "LOAD_METHOD"))
+    """Whether all attributes that are named are known, and methods of tensors torch's own. Those of
+    the layer need not be there: a branch that is not taken may name others."""
+    steps = [step for step in dis.get_instructions(code) if step.opname != "CACHE"]
+    return all((step.argval in names and _method_is_torchs(step.argval))
+               or hasattr(layer, step.argval) or _loads_first(before, code)
+               for before, step in zip([steps[0], *steps], steps)
+               if step.opname in ("LOAD_ATTR", "LOAD_METHOD"))
+
+
+def _loads_first(step: dis.Instruction, code: types.CodeType) -> bool:
+    """Whether the instruction gives the first argument of a method, which is the layer."""
+    names = step.argval if type(step.argval) is tuple else (step.argval,)  # some load two
+    return (step.opname.startswith("LOAD_FAST") and code.co_argcount > 0
+            and names[-1] == code.co_varnames[0])
 
 
 def _method_is_torchs(name: str) -> bool:

@@ -16,7 +16,7 @@ from tests.pyg.judge import close, compare
 
 class Conv(MessagePassing):
     def __init__(self, **options):
-        super().__init__(aggr="add", **options)
+        super().__init__(**{"aggr": "add", **options})
 
     def forward(self, x, edge_index):
         return self.propagate(edge_index, x=x)
@@ -210,3 +210,22 @@ def test_a_message_that_depends_on_how_many_edges_there_are(emulated):
         expected = layer(x, edges)
         with emulated.on(on_fallback="native"):
             assert close(layer(x, edges), expected)
+
+
+# --- edges beside edges ---------------------------------------------------------------------------
+
+class Mistaken(Weighed):
+    """A new axis too many: a number for each pair of edges, which torch computes all the same."""
+
+    def message(self, x_j, w):
+        return x_j * w[:, None]
+
+
+@pytest.mark.parametrize("aggr", ["add", "max"])
+def test_messages_of_pairs_of_edges(emulated, aggr):
+    layer, x, ei = Mistaken(node_dim=0, aggr=aggr), graphs.features(), graphs.square()[:, :9]
+    w = torch.rand(9, 1)
+    expected = layer(x, ei, w)
+    assert expected.shape == (N, 9, WIDTH)
+    with emulated.on(on_fallback="native"):
+        assert close(layer(x, ei, w), expected)

@@ -41,7 +41,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch import {imports}
 from torch_geometric.nn import MessagePassing
-from torch_geometric.utils import add_self_loops, degree, softmax
+from torch_geometric.utils import add_self_loops, degree, scatter, softmax
 
 scale = 0.5
 {helper}
@@ -226,6 +226,21 @@ _UPDATES = (
     "aggr_out += 1\n        return aggr_out",
     "aggr_out[:, 0] = 0.5\n        return aggr_out",
 )
+#: other methods that users write
+_METHODS = (
+    "def update(self, aggr_out, x):\n    return aggr_out + (x[1] if type(x) is tuple else x)",
+    "def update(self, inputs, x, edge_index):\n    return inputs * edge_index.size(1)",
+    "def update(self, aggr_out, x):\n    x = x[0] if isinstance(x, tuple) else x\n"
+    "    return torch.cat([aggr_out, x], -1)",
+    "def aggregate(self, inputs, index, ptr=None, dim_size=None):\n"
+    "    return scatter(inputs, index, 0, dim_size, reduce='sum')",
+    "def aggregate(self, inputs, index, dim_size):\n"
+    "    return scatter(inputs.abs(), index, self.node_dim, dim_size, reduce='mean')",
+    "def aggregate(self, inputs, index, ptr=None, dim_size=None):\n"
+    "    return super().aggregate(inputs, index, ptr, dim_size) + 1",
+    "def aggregate(self, inputs, index, x_i, dim_size):\n"
+    "    return scatter(inputs * x_i, index, 0, dim_size, reduce='max')",
+)
 _number = itertools.count()
 
 
@@ -299,6 +314,9 @@ def source(d: Draw, name: str) -> str:
         if d.chance(0.3)
         else ""
     )
+    if not more and d.chance(0.2):
+        lines = d.choice(_METHODS).split("\n")
+        more = "\n" + "".join(f"    {line}\n" for line in lines)
     text = _HEAD.format(
         imports="exp, relu, sigmoid",
         helper=d.choice(_HELPERS),
@@ -322,7 +340,8 @@ def _uses(text: str, name: str) -> bool:
 
 def _forward(d: Draw, used: list[str]) -> str:
     lines = ["x = self.lin(x)" if d.chance(0.8) else "x = F.relu(self.lin(x))"]
-    passed = ["x=x"] + [f"{a}={a}" for a in ("edge_weight", "edge_attr", "norm") if a in used]
+    x = d.choice(("x=x", "x=x", "x=x", "x=(x, x)", "x=x, size=None", "x=x, size=(len(x), len(x))"))
+    passed = [x] + [f"{a}={a}" for a in ("edge_weight", "edge_attr", "norm") if a in used]
     if d.chance(0.2) and not {"edge_weight", "edge_attr"} & set(used):
         lines.append("edge_index, _ = add_self_loops(edge_index, num_nodes=x.size(0))")
     if "norm" in used:

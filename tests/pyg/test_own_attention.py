@@ -199,6 +199,20 @@ def test_rows_of_edges_that_are_not_one_each(emulated):
                    code="GA206")
 
 
+class Bare(Tutorial):
+    """With the features as they are given."""
+
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_i, x_j, index):
+        return x_j * softmax((x_i + x_j).sum(-1, keepdim=True), index)
+
+
+def test_features_without_channels(emulated):
+    native_because(emulated, Bare(WIDTH, 8), torch.ones(N, 0), graphs.square(), code="GA206")
+
+
 def test_copies_of_a_layer(emulated):
     layer, x, ei = Tutorial(WIDTH, 8), graphs.features(), graphs.square()
     with emulated.on():

@@ -136,6 +136,8 @@ def _stated(layer: Any, edge_index: Any, kwargs: dict, found: Trace,
         if kwargs[name].shape[0] != plain.shape[1]:
             return reason("GA206", f"{name} has {kwargs[name].shape[0]} rows for "
                           f"{plain.shape[1]} edges")
+    if not message.values.meta.numel():
+        return reason("GA206", f"messages of shape {list(message.meta.shape[1:])}")
     heads = message.alpha.meta.numel() // ROWS
     width = message.values.meta.numel() // ROWS // heads
     row = message.values.meta.dtype

@@ -7,3 +7,12 @@ pytest.importorskip("torch")
 pytest.importorskip("torch_geometric")
 
 from tests.routes import clean, emulated, gpu, kernels, one_thread, route  # noqa: F401
+
+
+@pytest.fixture(scope="session", autouse=True)
+def made_with_a_sum():
+    """PyG writes a class's ``propagate`` for its first layer. Were that one with a median, products
+    with sparse matrices would be errors in all later layers of the class."""
+    from torch_geometric.nn import SAGEConv
+
+    SAGEConv(1, 1)

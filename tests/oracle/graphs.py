@@ -247,7 +247,10 @@ def with_one_weight_a_loop(case: Case) -> Case:
     names = ("edge_weight", "edge_attr") if isinstance(case.module, PDNConv) else ("edge_weight",)
     found = [t for name in names if isinstance(t := case.kwargs.get(name), Tensor)]
     if (isinstance(edge_index, Tensor) and edge_index.layout == torch.strided
-        and edge_index.dim() == 2 and edge_index.shape[0] == 2):  # of DGL's operations it is not
+        and edge_index.dim() == 2 and edge_index.shape[0] == 2):
+        # DGL's layers have features or an index there
+        found = [values for values in found if not edge_index.is_floating_point()
+                 and values.shape[0] == edge_index.shape[1]]
         for values in found:
             loops = (edge_index[0] == edge_index[1]).nonzero()[:, 0]
             nodes = edge_index[0, loops].tolist()

@@ -30,16 +30,6 @@ class Weighing(MessagePassing):
         return x_j * edge_weight.view(-1, 1)
 
 
-class Copying(MessagePassing):
-    """A user's layer, whose messages leave the values out."""
-
-    def forward(self, x, edge_index):
-        return self.propagate(edge_index, x=x)
-
-    def message(self, x_j):
-        return x_j
-
-
 class Typing(MessagePassing):
     """A user's layer, for which PyG takes a matrix's values for types of edges."""
 

@@ -18,8 +18,9 @@ from gnnaccel.adapters.pyg.propagate import adjacency
 from tests.pyg import graphs
 from tests.pyg.graphs import E, F, M, N
 from tests.pyg.judge import took
-from tests.pyg.matrices import (INDICES, QUIET, Copying, Weighing, by_kernels, calls, kernels,
+from tests.pyg.matrices import (INDICES, QUIET, Weighing, by_kernels, calls, kernels,
                                 made, matrix, parts, trained)
+from tests.pyg.own_layers import Copying
 
 __all__ = ["kernels"]  # a fixture
 pytestmark = QUIET

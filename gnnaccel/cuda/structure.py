@@ -2,8 +2,6 @@
 (``src/structure.cu``)."""
 from __future__ import annotations
 
-import itertools
-import threading
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -11,102 +9,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import capture, driver
+from gnnaccel.cuda import driver
 from gnnaccel.cuda.layout import WARPS
+from gnnaccel.cuda.reports import Report, Unread, reports
 
 _THREADS = 256
-_SLOT = 48  # int32 words per report; the layout stands in structure.cu, above the kernel `split`
 _COUNTERS, _HOST_AT, _BINS_AT, _BINS = 38, 4, 6, 32
-_SLOTS = 1024  # per slab
 # For the kernel `order` (row_order.cuh): how many places a bitmap covers, the bytes of shared
-# memory, the most blocks for long rows, and the most entries of a row that a warp puts in order.
+# memory, the most blocks for long rows, the most entries of a row that a warp puts in order, and
+# the rows that a warp has.
 _WINDOW, _ORDER_BYTES, _HEAVY_BLOCKS = 1 << 17, (1 << 14) + 4 * (2 * _THREADS + 1), 264
-_MOST_SHORT = 256
+_MOST_SHORT, _GROUP = 256, 4
+# For the kernel `scan`: rows of a block, bytes of shared memory.
+_SCANNED, _SCAN_BYTES = 4 * _THREADS, 8 * (_THREADS // 32 + 1) + 4 * (_BINS + 1)
 _MOST_MADE = 32  # forms of calls remembered for each graph
-
-
-class Reports:
-    """Small pinned memory that kernels write and the host reads without ever waiting.
-
-    Slots are lent and taken back. A kernel may still be running when its slot is lent again, so
-    each loan has a tag, which the kernel writes last: a report with another tag belongs to another
-    loan. A captured CUDA graph reports at each replay, long after its loan would have ended: it
-    writes to a slot that is never lent and that nobody reads.
-    """
-
-    def __init__(self, pinned: bool):
-        self._pinned = pinned
-        self._slabs: list[Tensor] = []
-        self._free: list[tuple[int, np.ndarray]] = []
-        self._unread: int | None = None
-        self._tags = itertools.count(1)
-        self._lock = threading.Lock()
-
-    def take(self) -> Report | Unread:
-        captured = capture.current()
-        with self._lock:
-            if captured and self._unread is not None:
-                return Unread(self._unread)
-            if not self._free:
-                slab = torch.zeros(_SLOTS, _SLOT, dtype=torch.int32, device="cpu",
-                                   pin_memory=self._pinned)
-                self._slabs.append(slab)
-                self._free = [(slab.data_ptr() + i * _SLOT * 4, slab.numpy()[i])
-                              for i in range(_SLOTS)]
-            address, words = self._free.pop()
-            if self._unread is None:
-                self._unread = address
-                address, words = self._free.pop()
-            if captured:
-                return Unread(self._unread)
-        return Report(self, address, words, next(self._tags) % 0x7FFFFFFF + 1)
-
-    def give_back(self, address: int, words: np.ndarray) -> None:
-        self._free.append((address, words))
-
-
-class Report:
-    """What the device tells of one built index array; ``words`` once it has, None before."""
-
-    __slots__ = ("_owner", "address", "_slot", "tag", "_words", "__weakref__")
-
-    def __init__(self, owner: Reports, address: int, slot: np.ndarray, tag: int):
-        self._owner, self.address, self._slot, self.tag, self._words = (owner, address, slot, tag,
-                                                                        None)
-
-    @property
-    def words(self) -> np.ndarray | None:
-        if self._words is None and self._slot[0] == self.tag:
-            words = self._slot.copy()
-            # else a late kernel of the slot's earlier borrower is writing
-            if self._slot[0] == self.tag:
-                self._words = words
-        return self._words
-
-    def __del__(self) -> None:
-        self._owner.give_back(self.address, self._slot)
-
-
-class Unread:
-    """The report of a captured CUDA graph; each replay has other edges, so the host reads none."""
-
-    __slots__ = ("address",)
-    words, tag = None, 1
-
-    def __init__(self, address: int):
-        self.address = address
-
-
-_reports: dict[bool, Reports] = {}
-_reports_lock = threading.Lock()
-
-
-def reports(device: torch.device) -> Reports:
-    pinned = device.type == "cuda"
-    with _reports_lock:
-        if pinned not in _reports:
-            _reports[pinned] = Reports(pinned)
-        return _reports[pinned]
 
 
 @dataclass
@@ -115,7 +31,8 @@ class Split:
     bounds."""
 
     chunk_edges: int
-    counters: Tensor  # int32 [38]
+    counters: int  # address of int32 [38]
+    memory: Tensor  # in which they lie
     chunks: Tensor  # int32 [max_chunks, 2]: row, number within the row
     heavy: Tensor  # int32 [max_heavy, 4]: row, first chunk, chunks, unused
     report: Report | Unread
@@ -213,7 +130,7 @@ class Rows:
         known = split.known  # asked first: sizes may become exact in between
         chunks, heavy = split.sizes()
         slots = -(-chunks // WARPS) * WARPS
-        counters = split.counters.data_ptr()
+        counters = split.counters
         found = Launch(
             (self.indptr.data_ptr(), self.other.data_ptr(), self.place.data_ptr(),
              np.int32(self.rows)), slots,
@@ -255,25 +172,41 @@ def _offsets(wide: bool) -> tuple[torch.dtype, tuple]:
     return (torch.int64, (("OFF_T", "i64"),)) if wide else (torch.int32, (("OFF_T", "int"),))
 
 
-def _launch(entry: str, defines: tuple, threads: int, args: tuple, shared: int = 0) -> None:
-    driver.current().kernel("structure", entry, defines)((-(-threads // _THREADS), 1), _THREADS,
-                                                         shared, args)
+def _launch(entry: str, defines: tuple, blocks: int, args: tuple, shared: int = 0) -> None:
+    driver.current().kernel("structure", entry, defines)((blocks, 1), _THREADS, shared, args)
+
+
+def _blocks(threads: int) -> int:
+    return -(-threads // _THREADS)
 
 
 def prepare() -> None:
     """Compile what builds the structure of graphs with int32 offsets. Raises CompileError."""
-    entries = ("count", "place", "split", "order", "count_src", "place_src")
+    entries = ("count", "scan", "place", "split", "order", "count_src", "place_src")
     for index, loops in (("i64", "0"), ("i64", "1"), ("int", "0")):
         defines = ("INDEX_T", index), ("LOOPS", loops), *_offsets(False)[1]
         for entry in entries:
             driver.current().kernel("structure", entry, defines)
 
 
-def _scan(degree: Tensor) -> Tensor:
-    """[rows + 1] offsets from [rows] degrees."""
-    indptr = torch.zeros(degree.shape[0] + 1, dtype=degree.dtype, device=degree.device)
-    torch.cumsum(degree, 0, dtype=degree.dtype, out=indptr[1:])
-    return indptr
+class _Lists(NamedTuple):
+    """Long rows and their chunks, as upper bounds allow for, and the report on them."""
+
+    chunks: Tensor
+    heavy: Tensor
+    report: Report | Unread
+
+    @classmethod
+    def of(cls, rows: int, edges: int, limit: int, device: torch.device) -> _Lists:
+        max_heavy = min(rows, edges // (limit + 1))
+        max_chunks = edges // limit + max_heavy if max_heavy else 0
+        return cls(torch.empty(max_chunks, 2, dtype=torch.int32, device=device),
+                   torch.empty(max_heavy, 4, dtype=torch.int32, device=device),
+                   reports(device).take())
+
+    def arguments(self, counters: int, flags: int) -> tuple:
+        return (counters, self.chunks.data_ptr(), self.heavy.data_ptr(), flags,
+                self.report.address, np.int32(self.report.tag))
 
 
 def split_rows(indptr: Tensor, edges: int, flags: Tensor | None = None,
@@ -282,37 +215,69 @@ def split_rows(indptr: Tensor, edges: int, flags: Tensor | None = None,
     report on them."""
     rows, device = indptr.shape[0] - 1, indptr.device
     limit = limit or chunk_edges(edges)
-    max_heavy = min(rows, edges // (limit + 1))
-    max_chunks = edges // limit + max_heavy if max_heavy else 0
-    counters = torch.zeros(_COUNTERS, dtype=torch.int32, device=device)
-    chunks = torch.empty(max_chunks, 2, dtype=torch.int32, device=device)
-    heavy = torch.empty(max_heavy, 4, dtype=torch.int32, device=device)
-    report = reports(device).take()
+    lists = _Lists.of(rows, edges, limit, device)
+    memory = torch.zeros(_COUNTERS, dtype=torch.int32, device=device)
+    counters = memory.data_ptr()
     _, defines = _offsets(indptr.dtype == torch.int64)
-    _launch("split", (("INDEX_T", "i64"), ("LOOPS", "0")) + defines, max(rows, 1),
-            (indptr.data_ptr(), np.int32(rows), np.int32(limit), counters.data_ptr(),
-             chunks.data_ptr(), heavy.data_ptr(), flags.data_ptr() if flags is not None else 0,
-             report.address, np.int32(report.tag)), shared=4 * (_BINS + 1))
-    return Split(limit, counters, chunks, heavy, report)
+    _launch("split", (("INDEX_T", "i64"), ("LOOPS", "0")) + defines, _blocks(max(rows, 1)),
+            (indptr.data_ptr(), np.int32(rows), np.int32(limit),
+             *lists.arguments(counters, flags.data_ptr() if flags is not None else 0)),
+            shared=4 * (_BINS + 1))
+    return Split(limit, counters, memory, *lists)
 
 
-def _ordered(indptr: Tensor, other: Tensor, place: Tensor, split: Split) -> Rows:
-    """Rows with the entries of each in ascending order of ``place``: the same in every run."""
-    total, rows = other.shape[0], indptr.shape[0] - 1
+class _Counting(NamedTuple):
+    """Memory to count in, zeros at first: ``indptr`` [rows + 1], and addresses of what the kernels
+    `count` and `scan` need beside it."""
+
+    memory: Tensor
+    indptr: Tensor
+    counters: int  # int32 [38]
+    flags: int  # int32 [2]
+    state: int  # int64 [blocks + 1]
+
+    @classmethod
+    def of(cls, rows: int, wide: bool, device: torch.device) -> _Counting:
+        dtype, _ = _offsets(wide)
+        unit = 1 if wide else 2  # offsets in eight bytes
+        head = -(-(rows + 1) // unit)
+        beside = _COUNTERS // 2 + 1
+        memory = torch.zeros(unit * (head + beside + max(1, -(-rows // _SCANNED)) + 1),
+                             dtype=dtype, device=device)
+        counters = memory.data_ptr() + 8 * head
+        return cls(memory, memory[:rows + 1], counters, counters + 4 * _COUNTERS,
+                   counters + 8 * beside)
+
+    def scan(self, edges: int, loops: int, flags: int) -> Split:
+        """Degrees become offsets; ``edges``: the most that rows may hold."""
+        rows, limit = self.indptr.shape[0] - 1, chunk_edges(edges)
+        lists = _Lists.of(rows, edges, limit, self.memory.device)
+        _, defines = _offsets(self.indptr.dtype == torch.int64)
+        _launch("scan", (("INDEX_T", "i64"), ("LOOPS", "0")) + defines,
+                max(1, -(-rows // _SCANNED)),
+                (self.memory.data_ptr(), np.int32(rows), np.int64(loops), np.int32(limit),
+                 self.state, *lists.arguments(self.counters, flags)), shared=_SCAN_BYTES)
+        return Split(limit, self.counters, self.memory, *lists)
+
+
+def _ordered(indptr: Tensor, entries: Tensor, split: Split, place: Tensor) -> Rows:
+    """Rows with the entries of each in ascending order of their places: the same in every run.
+    ``entries`` [E, 2]: places and other ends, in indptr's dtype; ``place`` [E]: memory for the
+    result."""
+    total, rows = entries.shape[0], indptr.shape[0] - 1
     _, defines = _offsets(indptr.dtype == torch.int64)
-    other_out, place_out = torch.empty_like(other), torch.empty_like(place)
+    other = torch.empty(total, dtype=torch.int32, device=indptr.device)
     long = (split if split.chunk_edges <= _MOST_SHORT
             else split_rows(indptr, total, limit=_MOST_SHORT))
     heavy_blocks = min(_HEAVY_BLOCKS, long.heavy.shape[0])
     windows = -(-total // _WINDOW)
-    blocks = heavy_blocks * windows + -(-rows // (_THREADS // 32))
     if total:
-        _launch("order", (("INDEX_T", "i64"), ("LOOPS", "0")) + defines, blocks * _THREADS,
-                (indptr.data_ptr(), np.int32(rows), np.int32(long.chunk_edges),
-                 long.counters.data_ptr(), long.heavy.data_ptr(), np.int32(heavy_blocks),
-                 np.int32(windows), other.data_ptr(), place.data_ptr(), other_out.data_ptr(),
-                 place_out.data_ptr()), shared=_ORDER_BYTES)
-    return Rows(indptr, other_out, place_out, split)
+        _launch("order", (("INDEX_T", "i64"), ("LOOPS", "0")) + defines,
+                heavy_blocks * windows + _blocks(32 * -(-rows // _GROUP)),
+                (indptr.data_ptr(), np.int32(rows), np.int32(long.chunk_edges), long.counters,
+                 long.heavy.data_ptr(), np.int32(heavy_blocks), np.int32(windows),
+                 entries.data_ptr(), other.data_ptr(), place.data_ptr()), shared=_ORDER_BYTES)
+    return Rows(indptr, other, place, split)
 
 
 def csc(src: Tensor, dst: Tensor, num_src: int, num_dst: int, loops: int, wide: bool) -> Rows:
@@ -332,18 +297,17 @@ def csc(src: Tensor, dst: Tensor, num_src: int, num_dst: int, loops: int, wide: 
     defines = (("INDEX_T", "i64" if src.dtype == torch.int64 else "int"),
                ("LOOPS", str(int(loops > 0)))) + offsets
     total = edges + loops
-    degree = torch.zeros(num_dst, dtype=dtype, device=device)
-    flags = torch.zeros(2, dtype=torch.int32, device=device)
-    head = (src.data_ptr(), dst.data_ptr(), np.int64(edges), np.int64(num_src), np.int64(num_dst),
-            np.int64(loops))
-    _launch("count", defines, total, head + (degree.data_ptr(), flags.data_ptr()))
-    indptr = _scan(degree)
-    col = torch.empty(total, dtype=torch.int32, device=device)
-    eid = torch.empty(total, dtype=dtype, device=device)
-    cursor = degree.zero_()
-    _launch("place", defines, total, head + (indptr.data_ptr(), cursor.data_ptr(),
-                                             flags.data_ptr(), col.data_ptr(), eid.data_ptr()))
-    return _ordered(indptr, col, eid, split_rows(indptr, total, flags))
+    made = _Counting.of(num_dst, wide, device)
+    number = torch.empty(total, dtype=dtype, device=device)
+    head = (src.data_ptr(), dst.data_ptr(), np.int64(edges), np.int64(num_src), np.int64(num_dst))
+    _launch("count", defines, _blocks(edges),
+            (*head, made.memory.data_ptr(), number.data_ptr(), made.flags))
+    split = made.scan(total, loops, made.flags)
+    entries = torch.empty(total, 2, dtype=dtype, device=device)
+    _launch("place", defines, _blocks(total),
+            (*head, np.int64(loops), made.memory.data_ptr(), number.data_ptr(), made.flags,
+             entries.data_ptr()))
+    return _ordered(made.indptr, entries, split, number)
 
 
 def transpose(by_dst: Rows, num_src: int) -> Rows:
@@ -351,13 +315,13 @@ def transpose(by_dst: Rows, num_src: int) -> Rows:
     total, device = by_dst.other.shape[0], by_dst.indptr.device
     dtype, offsets = _offsets(by_dst.wide)
     defines = (("INDEX_T", "i64"), ("LOOPS", "0")) + offsets
-    degree = torch.zeros(num_src, dtype=dtype, device=device)
+    made = _Counting.of(num_src, by_dst.wide, device)
+    number = torch.empty(total, dtype=dtype, device=device)
     head = (by_dst.indptr.data_ptr(), by_dst.other.data_ptr(), np.int32(by_dst.rows))
-    _launch("count_src", defines, total, head + (degree.data_ptr(),))
-    indptr = _scan(degree)
-    nbr = torch.empty(total, dtype=torch.int32, device=device)
-    position = torch.empty(total, dtype=dtype, device=device)
-    cursor = degree.zero_()
-    _launch("place_src", defines, total, head + (indptr.data_ptr(), cursor.data_ptr(),
-                                                 nbr.data_ptr(), position.data_ptr()))
-    return _ordered(indptr, nbr, position, split_rows(indptr, total))
+    _launch("count_src", defines, _blocks(total),
+            (*head, made.memory.data_ptr(), number.data_ptr()))
+    split = made.scan(total, 0, 0)
+    entries = torch.empty(total, 2, dtype=dtype, device=device)
+    _launch("place_src", defines, _blocks(total),
+            (*head, made.memory.data_ptr(), number.data_ptr(), entries.data_ptr()))
+    return _ordered(made.indptr, entries, split, number)

@@ -7,6 +7,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gnnaccel.cuda import reports
 from gnnaccel.cuda import structure as counting
 from gnnaccel.dispatch.graph import structure as sorting
 from tests.attention_cases import skewed_edges
@@ -116,6 +117,15 @@ def test_large_graph(device, how, loops):
     verify(how, src, dst, nodes, nodes, loops)
 
 
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("loops", [0, 5000])
+def test_offsets_of_many_rows(device, loops, wide):
+    """More blocks than a look back sees at once, the last of them half empty."""
+    nodes = 40 * counting._SCANNED - 700
+    src, dst = skewed_edges(nodes, nodes, 20_000, device).unbind(0)
+    verify("count", src, dst, nodes, nodes, loops, wide)
+
+
 @pytest.mark.parametrize("num_src, num_dst, loops",
                          [(3, 3, 0), (3, 3, 3), (1, 1, 0), (1, 1, 1), (4, 2, 2), (0, 5, 0),
                           (5, 0, 0), (0, 0, 0)])
@@ -178,7 +188,8 @@ def test_sorting_without_places(device):
 @pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("lengths", [
     [0, 1, 2, 31, 32, 33, 0], [255, 256, 257, 64, 0, 3], [1, 300, 2048, 5, 2049, 40],
-    [140_000, 7, 0, 3000, 300]])
+    [140_000, 7, 0, 3000, 300],
+    [20, 20, 20, 4, 20, 20, 20, 5, 64, 0, 0, 0, 65, 1, 1, 1, 128, 129]])
 def test_entries_of_a_row_are_put_in_order(device, lengths, wide):
     """Rows for a warp, for a block, and for several blocks with a bitmap each, whose entries come
     in any order."""
@@ -189,8 +200,9 @@ def test_entries_of_a_row_are_put_in_order(device, lengths, wide):
     expected = [np.sort(part) for part in np.split(rng.permutation(total), np.cumsum(lengths)[:-1])]
     place = torch.from_numpy(np.concatenate([rng.permutation(part) for part in expected])).to(
         device, indptr.dtype)
-    other = (place * 7 % 1000).to(torch.int32)
-    rows = counting._ordered(indptr, other, place, counting.split_rows(indptr, total))
+    entries = torch.stack([place, place * 7 % 1000], 1)
+    rows = counting._ordered(indptr, entries, counting.split_rows(indptr, total),
+                             torch.empty_like(place))
     assert rows.place.tolist() == np.concatenate(expected).tolist()
     assert torch.equal(rows.other, (rows.place * 7 % 1000).to(torch.int32))
 
@@ -230,8 +242,8 @@ def test_bounds_hold_for_any_distribution(device, lengths):
 def test_a_report_is_not_overtaken(device, monkeypatch):
     """A graph that lives long keeps its numbers, however many are built after it; its sizes may be
     read late."""
-    monkeypatch.setattr(counting, "_SLOTS", 8, raising=False)
-    monkeypatch.setattr(counting, "_reports", {}, raising=False)
+    monkeypatch.setattr(reports, "_SLOTS", 8)
+    monkeypatch.setattr(reports, "_reports", {})
     src, dst = skewed_edges(40, 30, 300, device).unbind(0)
     rows = counting.csc(src, dst, 40, 30, 0, False)
     early = counting.split_rows(rows.indptr, 300, limit=16)

@@ -30,12 +30,13 @@ static_assert(!KEPT || (SCORE == DOT && !EDGE),
 // value and no dropout: then their softmax does not matter.
 #define ALIKE (!EDGE || (!OWN_VALUES && !DROPOUT))
 
-// Up to this share of delta, t - delta is what equal numbers are rounded apart by.
-#define NOISE (4.f * ULP)
+// Up to this, t - delta is what equal numbers are rounded apart by.
+__device__ __forceinline__ float noise(float delta) { return 4.f * ULP * fabsf(delta); }
 
-// packed [rows, H, 4]: m, 1 / sum, delta, the node term c_dst: one 16-byte load per edge and head
-// in the pass by source. An infinite delta marks a row whose softmax does not matter: no difference
-// is beyond its limit. A delta that is infinite by itself becomes NaN, as the gradients then are.
+// packed [rows, H, 4]: m, 1 / sum, delta, and the node term c_dst or the limit below which a
+// difference from delta is noise: one 16-byte load per edge and head in the pass by source. An
+// infinite delta marks a row whose softmax does not matter: no difference is beyond its limit. A
+// delta that is infinite by itself becomes NaN, as the gradients then are.
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
 prepare(int rows, const OUT_T* __restrict__ grad, const float* __restrict__ out,
         const float* __restrict__ norm, const float* __restrict__ c_dst,
@@ -57,9 +58,8 @@ prepare(int rows, const OUT_T* __restrict__ grad, const float* __restrict__ out,
         const u64 i = (u64)row * H + h;
         const float inverse = on && h < H ? norm[i + (u64)rows * H] : 0.f;
         if (on && at.lh == 0 && h < H) {
-            const float sum = delta.hi + delta.lo;
-            const float p[4] = {norm[i], inverse, none ? infinity() : sum - 0.f * sum,
-                                DST_TERM ? c_dst[i] : 0.f};
+            const float sum = delta.hi + delta.lo, d = none ? infinity() : sum - 0.f * sum;
+            const float p[4] = {norm[i], inverse, d, DST_TERM ? c_dst[i] : noise(d)};
             store_pack<float, 4>(packed + 4 * i, p);
         }
     }
@@ -102,9 +102,12 @@ struct Inputs {
     float* kept;  // [edges, H]
 };
 
-// What `packed` holds of a destination for one head; `term` is its node term.
+// What `packed` holds of a destination for one head.
 struct Destination {
-    float m, inverse, delta, term;
+    float m, inverse, delta, last;
+
+    __device__ __forceinline__ float term() const { return DST_TERM ? last : 0.f; }
+    __device__ __forceinline__ float limit() const { return DST_TERM ? noise(delta) : last; }
 };
 
 __device__ __forceinline__ Destination destination(const float* packed, u64 row, int head,
@@ -151,14 +154,14 @@ __device__ __forceinline__ float add_edge(const Lanes& at, const Inputs& in, con
                                           float dot, float t, float src_term,
                                           const Destination& dst, float factor, bool on,
                                           Row& d_edge, Sums& sums) {
-    const float alpha = on ? exp_above(score(dot, src_term, dst.term, in.c), dst.m) * dst.inverse
+    const float alpha = on ? exp_above(score(dot, src_term, dst.term(), in.c), dst.m) * dst.inverse
                            : 0.f,
                 w = alpha * factor, gap = factor * t - dst.delta;
     // written so, it is two compares without a branch; NaN is kept
-    const bool keep = !(alpha >= 1.f) && !(fabsf(gap) <= NOISE * fabsf(dst.delta));
+    const bool keep = !(alpha >= 1.f) && !(fabsf(gap) <= dst.limit());
     const float ds = keep ? alpha * gap : 0.f;
     float d_dot, d_node;
-    score_grad(ds, dot, src_term, dst.term, in.c, d_dot, d_node);
+    score_grad(ds, dot, src_term, dst.term(), in.c, d_dot, d_node);
     sums.node[kh] += d_node;
 #pragma unroll
     for (int i = kh * KV; i < (kh + 1) * KV; ++i)

@@ -5,61 +5,95 @@
 // finds its rank: how many entries of its row have a lower place. Places are distinct, so ranks are
 // too, and the result is the same in every run: that of a stable sort.
 //
-//   short rows, up to chunk_edges <= 8 * 32 entries: a warp compares all with all
-//   middle rows, up to MIDDLE entries: a block sorts them
+//   short rows, up to FEW entries: a warp compares all with all, of several rows at once if it can
+//   middle rows, up to MIDDLE entries: a block compares all with all, or sorts them
 //   long rows: a block marks the places of one WINDOW in a bitmap; an entry's rank is the number of
 //     marks before it. The windows of a row belong to several blocks.
 #ifndef GNNACCEL_ROW_ORDER_CUH
 #define GNNACCEL_ROW_ORDER_CUH
 
-#define EACH 8                      // entries of a short row that a lane holds
+#define GROUP 4                     // rows that a warp has
+#define FEW 64
+#define COMPARED THREADS            // entries of a row that a block compares
+#define LAST ((OFF_T)(~(u64)0 >> (65 - 8 * sizeof(OFF_T))))  // no place is higher
 #define MIDDLE 2048
 #define WINDOW (1 << 17)            // places that a bitmap covers
 #define WORDS (WINDOW / 32)
 #define RUN (WORDS / THREADS)       // words of the bitmap that a thread adds up
+#define LOADS 8                     // of a thread that are under way together
+
+// An entry as `place` leaves it.
+struct __align__(2 * sizeof(OFF_T)) Entry {
+    OFF_T place, other;
+};
 
 struct Entries {
-    const int* other_in;
-    const OFF_T* place_in;
+    const Entry* in;
     int* other_out;
     OFF_T* place_out;
 
     // The place of a row's i-th entry; beyond its end one that lies in no window.
     __device__ __forceinline__ i64 place_at(i64 begin, i64 i, i64 length) const {
-        return i < length ? (i64)place_in[begin + i] : (i64)1 << 62;
+        return i < length ? (i64)in[begin + i].place : (i64)1 << 62;
     }
 
-    __device__ __forceinline__ void move(i64 from, i64 to) const {
-        other_out[to] = other_in[from];
-        place_out[to] = place_in[from];
+    __device__ __forceinline__ void put(const Entry& entry, i64 to) const {
+        other_out[to] = (int)entry.other;
+        place_out[to] = entry.place;
     }
 };
 
-// A row of up to EACH * 32 entries, by a warp. `keys`: shared memory for that many.
-__device__ __forceinline__ void order_by_comparing(const Entries& entries, i64 begin,
-                                                   int length, OFF_T* keys, int lane) {
-    OFF_T mine[EACH];
-    int rank[EACH];
+// Rows of up to FEW entries in all, by a warp. `ends`: where all rows but the last end, counted
+// from `begin`. `keys`: shared memory for FEW places.
+__device__ __forceinline__ void order_group(const Entries& entries, i64 begin, int length,
+                                            const int (&ends)[GROUP - 1], OFF_T* keys, int lane) {
+    Entry mine[FEW / 32];
 #pragma unroll
-    for (int i = 0; i < EACH; ++i) {
+    for (int i = 0; i < FEW / 32; ++i) {
         const int at = i * 32 + lane;
-        rank[i] = 0;
-        mine[i] = at < length ? entries.place_in[begin + at] : 0;
-        if (at < length) keys[at] = mine[i];
+        if (at < length) {
+            mine[i] = entries.in[begin + at];
+            keys[at] = mine[i].place;
+        }
     }
     __syncwarp();
-    const int used = (length + 31) / 32;
-    for (int j = 0; j < length; ++j) {
-        const OFF_T key = keys[j];
 #pragma unroll
-        for (int i = 0; i < EACH; ++i)
-            if (i < used) rank[i] += key < mine[i];
-    }
-#pragma unroll
-    for (int i = 0; i < EACH; ++i) {
+    for (int i = 0; i < FEW / 32; ++i) {
         const int at = i * 32 + lane;
-        if (at < length) entries.move(begin + at, begin + rank[i]);
+        if (at >= length) continue;
+        int first = 0, last = length;  // of the entry's row
+#pragma unroll
+        for (int r = 0; r < GROUP - 1; ++r) {
+            if (ends[r] <= at) first = ends[r];
+            else last = ends[r] < last ? ends[r] : last;
+        }
+        int rank = first;
+        for (int j = first; j < last; ++j) rank += keys[j] < mine[i].place;
+        entries.put(mine[i], begin + rank);
     }
+    __syncwarp();  // `keys` may be written again
+}
+
+// A row of up to COMPARED entries, by a block. `keys`: shared memory for so many places.
+__device__ __forceinline__ void order_by_comparing(const Entries& entries, i64 begin, int length,
+                                                   OFF_T* keys) {
+    struct __align__(4 * sizeof(OFF_T)) Four {
+        OFF_T of[4];
+    };
+    const int at = threadIdx.x;
+    const Entry mine = at < length ? entries.in[begin + at] : Entry{LAST, 0};
+    keys[at] = mine.place;
+    __syncthreads();
+    if (at < length) {
+        int rank = 0;
+        for (int j = 0; j < length; j += 4) {
+            const Four four = *(const Four*)(keys + j);
+#pragma unroll
+            for (int k = 0; k < 4; ++k) rank += four.of[k] < mine.place;
+        }
+        entries.put(mine, begin + rank);
+    }
+    __syncthreads();  // `keys` may be written again
 }
 
 // A row of up to MIDDLE entries, by a block: a bitonic sort of (place, position of the entry in the
@@ -69,7 +103,7 @@ __device__ __forceinline__ void order_by_exchanging(const Entries& entries, i64 
     int size = 32;
     while (size < length) size *= 2;
     for (int i = threadIdx.x; i < size; i += THREADS)
-        keys[i] = i < length ? (u64)entries.place_in[begin + i] * MIDDLE + i : ~(u64)0;
+        keys[i] = i < length ? (u64)entries.in[begin + i].place * MIDDLE + i : ~(u64)0;
     __syncthreads();
     for (int run = 2; run <= size; run *= 2)
         for (int step = run / 2; step > 0; step /= 2) {
@@ -84,8 +118,61 @@ __device__ __forceinline__ void order_by_exchanging(const Entries& entries, i64 
             __syncthreads();
         }
     for (int i = threadIdx.x; i < length; i += THREADS)
-        entries.move(begin + (i64)(keys[i] % MIDDLE), begin + i);
+        entries.put(entries.in[begin + (i64)(keys[i] % MIDDLE)], begin + i);
     __syncthreads();  // `keys` may be written again
+}
+
+// The rows that a block finds too long for a warp. Shared memory.
+struct Longer {
+    int count;
+    int row[GROUP * THREADS / 32];
+};
+
+// Rows first .. first + GROUP - 1 by a warp. Those of more than FEW entries it adds to `longer`,
+// but for those of more than chunk_edges. `keys`: shared memory for FEW places.
+__device__ __forceinline__ void order_rows(const Entries& entries, const OFF_T* indptr, i64 first,
+                                           int rows, int chunk_edges, OFF_T* keys, int lane,
+                                           Longer* longer) {
+    const OFF_T bound = lane <= GROUP ? indptr[first + lane < rows ? first + lane : rows] : 0;
+    const i64 begin = __shfl_sync(FULL_WARP, bound, 0);
+    const i64 length = __shfl_sync(FULL_WARP, bound, GROUP) - begin;
+    int ends[GROUP - 1];
+    if (length <= FEW) {
+#pragma unroll
+        for (int r = 1; r < GROUP; ++r)
+            ends[r - 1] = (int)(__shfl_sync(FULL_WARP, bound, r) - begin);
+        order_group(entries, begin, (int)length, ends, keys, lane);
+        return;
+    }
+    for (int r = 0; r < GROUP; ++r) {  // each by itself
+        const i64 from = __shfl_sync(FULL_WARP, bound, r);
+        const i64 own = __shfl_sync(FULL_WARP, bound, r + 1) - from;
+#pragma unroll
+        for (int k = 1; k < GROUP; ++k) ends[k - 1] = (int)own;
+        if (own <= FEW)
+            order_group(entries, from, (int)own, ends, keys, lane);
+        else if (own <= chunk_edges && lane == 0)
+            longer->row[atomicAdd(&longer->count, 1)] = (int)first + r;
+    }
+}
+
+// The rows of a block, but for those of more than chunk_edges <= COMPARED entries.
+__device__ __forceinline__ void order_block(const Entries& entries, const OFF_T* indptr, i64 first,
+                                            int rows, int chunk_edges, unsigned char* shared) {
+    OFF_T* keys = (OFF_T*)shared;  // [THREADS / 32 * FEW], and [COMPARED]
+    Longer* longer = (Longer*)(keys + THREADS / 32 * FEW);
+    const int warp = threadIdx.x / 32;
+    if (threadIdx.x == 0) longer->count = 0;
+    __syncthreads();
+    const i64 own = first + warp * GROUP;
+    if (own < rows)
+        order_rows(entries, indptr, own, rows, chunk_edges, keys + warp * FEW, threadIdx.x % 32,
+                   longer);
+    __syncthreads();
+    for (int i = 0; i < longer->count; ++i) {
+        const i64 begin = indptr[longer->row[i]];
+        order_by_comparing(entries, begin, (int)(indptr[longer->row[i] + 1] - begin), keys);
+    }
 }
 
 // Adds up one number of each thread of the block. Returns the sum of all; `before` gets the sum of
@@ -123,13 +210,13 @@ __device__ __forceinline__ void order_by_marks(const Entries& entries, i64 begin
     __syncthreads();
     const i64 first = (i64)window * WINDOW;
     int lower = 0;
-    for (i64 i = thread; i < length; i += THREADS * EACH) {
-        i64 at[EACH];  // loads that are under way together
+    for (i64 i = thread; i < length; i += THREADS * LOADS) {
+        i64 at[LOADS];  // loads that are under way together
 #pragma unroll
-        for (int k = 0; k < EACH; ++k)
+        for (int k = 0; k < LOADS; ++k)
             at[k] = entries.place_at(begin, i + k * THREADS, length) - first;
 #pragma unroll
-        for (int k = 0; k < EACH; ++k) {
+        for (int k = 0; k < LOADS; ++k) {
             if (at[k] < 0) ++lower;
             else if (at[k] < WINDOW) atomicOr(&bits[at[k] >> 5], 1u << (at[k] & 31));
         }
@@ -141,15 +228,16 @@ __device__ __forceinline__ void order_by_marks(const Entries& entries, i64 begin
     block_sums(marks, parts, before);
     parts[thread] = before;
     __syncthreads();
-    for (i64 i = thread; i < length; i += THREADS * EACH) {
-        i64 at[EACH];
+    for (i64 i = thread; i < length; i += THREADS * LOADS) {
+        i64 at[LOADS];
 #pragma unroll
-        for (int k = 0; k < EACH; ++k)
+        for (int k = 0; k < LOADS; ++k)
             at[k] = entries.place_at(begin, i + k * THREADS, length) - first;
 #pragma unroll
-        for (int k = 0; k < EACH; ++k)
+        for (int k = 0; k < LOADS; ++k)
             if (at[k] >= 0 && at[k] < WINDOW)
-                entries.move(begin + i + k * THREADS, base + rank_of((int)at[k], bits, parts));
+                entries.put(entries.in[begin + i + k * THREADS],
+                            base + rank_of((int)at[k], bits, parts));
     }
     __syncthreads();
 }
@@ -177,8 +265,10 @@ __device__ __forceinline__ void order_heavy(const Entries& entries, const OFF_T*
             const i64 begin = indptr[rows[i]], length = (i64)indptr[rows[i] + 1] - begin;
             if (length > MIDDLE)
                 order_by_marks(entries, begin, length, window, (u32*)shared, parts);
-            else
+            else if (length > COMPARED)
                 order_by_exchanging(entries, begin, (int)length, (u64*)shared);
+            else
+                order_by_comparing(entries, begin, (int)length, (OFF_T*)shared);
         }
         __syncthreads();
     }

@@ -2,15 +2,16 @@
 // host anything.
 //
 //   count    degrees; bad ids are skipped and flagged, self loops dropped when LOOPS asks for it
-//   place    edges into their rows (torch's cumsum made `indptr` in between)
-//   count_src, place_src   the same for the transposed graph, from the finished CSC
-//   split    the list of rows that are longer than a warp should carry, cut into chunks; and
-//   statistics for the host
+//   scan     where rows begin, in place of their degrees; the list of rows that are longer than a
+//            warp should carry, cut into chunks; and statistics for the host
+//   place    edges into their rows
 //   order    the entries of each row in ascending order of their places (row_order.cuh)
+//   count_src, place_src   as `count` and `place` for the transposed graph, from the finished CSC
+//   split    what `scan` does beside its sums, where `indptr` is there already
 //
-// Places within a row are taken with atomics, so their order varies from run to run until `order`
-// has run. If the list is already sorted by destination, which `count` finds out on the way,
-// `place` uses that order instead.
+// An edge's number within its row is what `count` had counted before it, so their order varies from
+// run to run until `order` has run. If the list is already sorted by destination, which `count`
+// finds out on the way, `place` uses that order instead.
 #include "common.cuh"
 
 #define THREADS 256
@@ -23,6 +24,11 @@ __device__ __forceinline__ i64 take(i64* counter) { return (i64)atomicAdd((u64*)
 
 __device__ __forceinline__ i64 thread_id() { return (i64)blockIdx.x * THREADS + threadIdx.x; }
 
+// Mostly it is up already, and many writes of one word would take turns.
+__device__ __forceinline__ void raise_flag(int* flag) {
+    if (*flag == 0) *flag = 1;
+}
+
 // LOOPS: edges i -> i are dropped and one is added for each node below `loops`, as the hosts do
 // before attention.
 __device__ __forceinline__ bool read_edge(const INDEX_T* src, const INDEX_T* dst, i64 e,
@@ -33,53 +39,50 @@ __device__ __forceinline__ bool read_edge(const INDEX_T* src, const INDEX_T* dst
     return valid && !(LOOPS && s == d);
 }
 
+// degree[d + 1]: how many edges end in d. number[e]: how many of its row were counted before edge
+// e.
 extern "C" __global__ void __launch_bounds__(THREADS)
 count(const INDEX_T* __restrict__ src, const INDEX_T* __restrict__ dst, i64 edges, i64 num_src,
-      i64 num_dst, i64 loops, OFF_T* __restrict__ degree, int* __restrict__ flags) {
+      i64 num_dst, OFF_T* __restrict__ degree, OFF_T* __restrict__ number,
+      int* __restrict__ flags) {
     const i64 e = thread_id();
-    if (e < edges) {
-        i64 s, d;
-        bool valid;
-        if (read_edge(src, dst, e, num_src, num_dst, s, d, valid)) take(&degree[d]);
-        if (!valid) flags[FLAG_INVALID] = 1;
-        if (!valid || (e > 0 && dst[e - 1] > d)) flags[FLAG_UNSORTED] = 1;
-    } else if (e < edges + loops) {
-        take(&degree[e - edges]);
-    }
+    if (e >= edges) return;
+    i64 s, d;
+    bool valid;
+    if (read_edge(src, dst, e, num_src, num_dst, s, d, valid)) number[e] = take(&degree[d + 1]);
+    if (!valid) raise_flag(flags + FLAG_INVALID);
+    if (!valid || (e > 0 && dst[e - 1] > d)) raise_flag(flags + FLAG_UNSORTED);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 place(const INDEX_T* __restrict__ src, const INDEX_T* __restrict__ dst, i64 edges, i64 num_src,
-      i64 num_dst, i64 loops, const OFF_T* __restrict__ indptr, OFF_T* __restrict__ cursor,
-      const int* __restrict__ flags, int* __restrict__ col, OFF_T* __restrict__ eid) {
+      i64 num_dst, i64 loops, const OFF_T* __restrict__ indptr, const OFF_T* __restrict__ number,
+      const int* __restrict__ flags, Entry* __restrict__ entries) {
     const i64 e = thread_id();
     if (e < edges) {
         i64 s, d;
         bool valid;
         if (!read_edge(src, dst, e, num_src, num_dst, s, d, valid)) return;
         const bool sorted = !LOOPS && flags[FLAG_UNSORTED] == 0;
-        const OFF_T at = sorted ? (OFF_T)e : indptr[d] + take(&cursor[d]);
-        col[at] = (int)s;
-        eid[at] = (OFF_T)e;
+        const OFF_T at = sorted ? (OFF_T)e : indptr[d] + number[e];
+        entries[at] = {(OFF_T)e, (OFF_T)s};
     } else if (e < edges + loops) {  // the loop takes its row's last place
         const i64 i = e - edges;
-        const OFF_T at = indptr[i + 1] - 1;
-        col[at] = (int)i;
-        eid[at] = (OFF_T)e;
+        entries[indptr[i + 1] - 1] = {(OFF_T)e, (OFF_T)i};
     }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 count_src(const OFF_T* __restrict__ indptr, const int* __restrict__ col, int num_dst,
-          OFF_T* __restrict__ degree) {
+          OFF_T* __restrict__ degree, OFF_T* __restrict__ number) {
     const i64 p = thread_id();
-    if (p < indptr[num_dst]) take(&degree[col[p]]);
+    if (p < indptr[num_dst]) number[p] = take(&degree[col[p] + 1]);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 place_src(const OFF_T* __restrict__ indptr, const int* __restrict__ col, int num_dst,
-          const OFF_T* __restrict__ indptr_src, OFF_T* __restrict__ cursor, int* __restrict__ nbr,
-          OFF_T* __restrict__ position) {
+          const OFF_T* __restrict__ indptr_src, const OFF_T* __restrict__ number,
+          Entry* __restrict__ entries) {
     const i64 p = thread_id();
     if (p >= indptr[num_dst]) return;
     int low = 0, high = num_dst;  // the row of place p: the last one that starts at or before it
@@ -88,10 +91,7 @@ place_src(const OFF_T* __restrict__ indptr, const int* __restrict__ col, int num
         if (indptr[mid] <= p) low = mid;
         else high = mid;
     }
-    const int s = col[p];
-    const OFF_T at = indptr_src[s] + take(&cursor[s]);
-    nbr[at] = low;
-    position[at] = (OFF_T)p;
+    entries[indptr_src[col[p]] + number[p]] = {(OFF_T)p, (OFF_T)low};
 }
 
 // counters [COUNTERS]: 0 chunks, 1 split rows, 2 longest row, 3 blocks done, 4-5 edges in split
@@ -103,70 +103,128 @@ place_src(const OFF_T* __restrict__ indptr, const int* __restrict__ col, int num
 #define COUNTERS (BINS_AT + BINS)
 #define HOST_AT 4
 
+struct Report {
+    int* counters;
+    int2* chunks;
+    int4* heavy;
+    const int* flags;
+    volatile int* host;
+    int tag;
+
+    // `bins` [BINS + 1]: shared memory; the last is the longest row.
+    __device__ __forceinline__ void begin(int* bins) const {
+        for (int i = threadIdx.x; i <= BINS; i += THREADS) bins[i] = 0;
+        __syncthreads();
+    }
+
+    __device__ __forceinline__ void add(int* bins, i64 row, OFF_T length, int chunk_edges) const {
+        const int clipped = (int)(length < 0x7fffffff ? length : 0x7fffffff);
+        atomicMax(&bins[BINS], clipped);
+        atomicAdd(&bins[32 - __clz(clipped)], 1);
+        if (length <= chunk_edges) return;
+        const int n = (int)((length + chunk_edges - 1) / chunk_edges);
+        const int first = atomicAdd(&counters[0], n), at = atomicAdd(&counters[1], 1);
+        atomicAdd((u64*)(counters + 4), (u64)length);
+        for (int c = 0; c < n; ++c) chunks[first + c] = make_int2((int)row, c);
+        heavy[at] = make_int4((int)row, first, n, 0);
+    }
+
+    // The last block to be done reports.
+    __device__ __forceinline__ void end(int* bins, const OFF_T* indptr, int rows) const {
+        const int thread = threadIdx.x;
+        __syncthreads();
+        if (thread < BINS && bins[thread]) atomicAdd(&counters[BINS_AT + thread], bins[thread]);
+        if (thread == 0) atomicMax(&counters[2], bins[BINS]);
+        __threadfence();
+        __syncthreads();
+        if (thread == 0) bins[0] = atomicAdd(&counters[3], 1) == (int)gridDim.x - 1;
+        __syncthreads();
+        if (!bins[0]) return;
+        if (thread == 0) {
+            host[0] = 0;  // whatever stands there now is about to be wrong
+            __threadfence_system();
+        }
+        __syncthreads();
+        if (thread < COUNTERS) host[HOST_AT + thread] = atomicAdd(&counters[thread], 0);
+        if (thread == 0) {
+            const i64 edges = ((const volatile OFF_T*)indptr)[rows];
+            host[1] = flags ? flags[FLAG_INVALID] : 0;
+            host[2] = (int)(edges & 0xffffffff);
+            host[3] = (int)(edges >> 32);
+        }
+        __threadfence_system();
+        __syncthreads();
+        if (thread == 0) {
+            __threadfence_system();
+            host[0] = tag;
+        }
+    }
+};
+
 extern "C" __global__ void __launch_bounds__(THREADS)
 split(const OFF_T* __restrict__ indptr, int rows, int chunk_edges, int* __restrict__ counters,
       int2* __restrict__ chunks, int4* __restrict__ heavy, const int* __restrict__ flags,
       volatile int* __restrict__ host, int tag) {
     DYNAMIC_SHARED(shared);
-    int* bins = (int*)shared;     // [BINS]
-    int* longest = bins + BINS;   // [1]
-    for (int i = threadIdx.x; i <= BINS; i += THREADS) bins[i] = 0;
-    __syncthreads();
+    const Report report = {counters, chunks, heavy, flags, host, tag};
+    report.begin((int*)shared);
     const i64 row = thread_id();
-    if (row < rows) {
-        const OFF_T length = indptr[row + 1] - indptr[row];
-        const int clipped = (int)(length < 0x7fffffff ? length : 0x7fffffff);
-        atomicMax(longest, clipped);
-        atomicAdd(&bins[32 - __clz(clipped)], 1);
-        if (length > chunk_edges) {
-            const int n = (int)((length + chunk_edges - 1) / chunk_edges);
-            const int first = atomicAdd(&counters[0], n), at = atomicAdd(&counters[1], 1);
-            atomicAdd((u64*)(counters + 4), (u64)length);
-            for (int c = 0; c < n; ++c) chunks[first + c] = make_int2((int)row, c);
-            heavy[at] = make_int4((int)row, first, n, 0);
+    if (row < rows) report.add((int*)shared, row, indptr[row + 1] - indptr[row], chunk_edges);
+    report.end((int*)shared, indptr, rows);
+}
+
+#include "scan.cuh"
+
+// indptr [rows + 1]: degree of row r at r + 1 before, where rows begin after. Rows below `loops`
+// get one edge more. state [blocks + 1]: zeros before; the last is the number of blocks that have
+// begun.
+extern "C" __global__ void __launch_bounds__(THREADS)
+scan(OFF_T* __restrict__ indptr, int rows, i64 loops, int chunk_edges, u64* __restrict__ state,
+     int* __restrict__ counters, int2* __restrict__ chunks, int4* __restrict__ heavy,
+     const int* __restrict__ flags, volatile int* __restrict__ host, int tag) {
+    DYNAMIC_SHARED(shared);
+    u64* parts = (u64*)shared;              // [THREADS / 32 + 1]
+    int* bins = (int*)(parts + THREADS / 32 + 1);  // [BINS + 1]
+    const Report report = {counters, chunks, heavy, flags, host, tag};
+    report.begin(bins);
+    const i64 first = begin_block(state, parts) * SCANNED + (i64)threadIdx.x * EACH_SCANNED;
+    OFF_T length[EACH_SCANNED];
+    u64 sum = 0;
+#pragma unroll
+    for (int i = 0; i < EACH_SCANNED; ++i) {
+        const i64 row = first + i;
+        length[i] = row < rows ? indptr[row + 1] + (row < loops) : 0;
+        sum += (u64)length[i];
+    }
+    u64 before = sum_before(sum, first / SCANNED, state, parts);
+#pragma unroll
+    for (int i = 0; i < EACH_SCANNED; ++i) {
+        const i64 row = first + i;
+        if (row < rows) {
+            before += (u64)length[i];
+            indptr[row + 1] = (OFF_T)before;
+            report.add(bins, row, length[i], chunk_edges);
         }
     }
-    __syncthreads();
-    for (int i = threadIdx.x; i < BINS; i += THREADS)
-        if (bins[i]) atomicAdd(&counters[BINS_AT + i], bins[i]);
-    if (threadIdx.x == 0) atomicMax(&counters[2], *longest);
-    __threadfence();
-    __syncthreads();
-    // the last block reports
-    if (threadIdx.x == 0 && atomicAdd(&counters[3], 1) == (int)gridDim.x - 1) {
-        const i64 edges = indptr[rows];
-        host[0] = 0;  // whatever stands there now is about to be wrong
-        __threadfence_system();
-        host[1] = flags ? flags[FLAG_INVALID] : 0;
-        host[2] = (int)(edges & 0xffffffff);
-        host[3] = (int)(edges >> 32);
-        for (int i = 0; i < COUNTERS; ++i) host[HOST_AT + i] = atomicAdd(&counters[i], 0);
-        __threadfence_system();
-        host[0] = tag;
-    }
+    report.end(bins, indptr, rows);
 }
 
 // heavy, counters: as `split` made them. The first `heavy_blocks` * `windows` blocks have the rows
-// longer than chunk_edges, which is at most EACH * 32. In the other blocks each warp has one of the
-// other rows.
+// longer than chunk_edges <= COMPARED. In the other blocks each warp has GROUP rows, and passes
+// over those.
 extern "C" __global__ void __launch_bounds__(THREADS)
 order(const OFF_T* __restrict__ indptr, int rows, int chunk_edges,
       const int* __restrict__ counters, const int4* __restrict__ heavy, int heavy_blocks,
-      int windows, const int* __restrict__ other_in, const OFF_T* __restrict__ place_in,
-      int* __restrict__ other_out, OFF_T* __restrict__ place_out) {
+      int windows, const Entry* __restrict__ in, int* __restrict__ other_out,
+      OFF_T* __restrict__ place_out) {
     DYNAMIC_SHARED(shared);
-    const Entries entries = {other_in, place_in, other_out, place_out};
+    const Entries entries = {in, other_out, place_out};
     const int block = (int)blockIdx.x, first = heavy_blocks * windows;
     if (block < first) {
         order_heavy(entries, indptr, heavy, counters[1], block % heavy_blocks, heavy_blocks,
                     block / heavy_blocks, shared);
         return;
     }
-    const int warp = threadIdx.x / 32;
-    const i64 row = (i64)(block - first) * (THREADS / 32) + warp;
-    if (row >= rows) return;
-    const i64 begin = indptr[row], length = (i64)indptr[row + 1] - begin;
-    if (length > chunk_edges) return;
-    order_by_comparing(entries, begin, (int)length, (OFF_T*)shared + warp * EACH * 32,
-                       threadIdx.x % 32);
+    order_block(entries, indptr, (i64)(block - first) * (THREADS / 32 * GROUP), rows, chunk_edges,
+                shared);
 }

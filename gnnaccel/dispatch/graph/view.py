@@ -380,7 +380,7 @@ class GraphView:
             return
         stream.wait_event(self._built)  # type: ignore[arg-type]
         split = rows.split
-        for tensor in (rows.indptr, rows.other, rows.place, split.counters, split.chunks,
+        for tensor in (rows.indptr, rows.other, rows.place, split.memory, split.chunks,
                        split.heavy, rows.inverse):
             if tensor is not None:
                 tensor.record_stream(stream)

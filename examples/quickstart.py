@@ -95,6 +95,7 @@ def fit(model: GAT, data: Data, epochs: int, seed: int) -> Result:
 # -- what is printed -------------------------------------------------------------------------------
 
 def show_results(console, native: Result, fast: Result, on_gpu: bool, compiled: dict) -> None:
+    """``compiled``: gnnaccel's kernels, how many and how long it took."""
     from rich.table import Table
 
     def mib(value: int | None) -> str:
@@ -168,6 +169,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--heads", type=int, default=8, help="heads of the first layer")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--torch-compile", action="store_true",
+                        help="train the native model with torch.compile, too")
+    parser.add_argument("--capture", action="store_true",
+                        help="train with enable(capture=True), too")
     parser.add_argument("--json", metavar="OUT", help="write the results there too")
     return parser.parse_args()
 
@@ -188,6 +193,19 @@ def introduce(console, data: Data, args: argparse.Namespace) -> None:
                   f"{data.x.shape[1]} features, {data.classes} classes. "
                   f"GAT: {args.heads} heads x {args.hidden}, then 1 head; {args.epochs} "
                   "epochs each.")
+
+
+def others(model: GAT, start: dict, data: Data, args: argparse.Namespace) -> dict[str, Result]:
+    """The runs that options ask for beside the two."""
+    found = {}
+    if args.torch_compile:
+        model.load_state_dict(start)
+        found["torch.compile"] = fit(torch.compile(model), data, args.epochs, args.seed)
+    if args.capture:
+        model.load_state_dict(start)
+        with gnnaccel.enabled(capture=True):
+            found["capture"] = fit(model, data, args.epochs, args.seed)
+    return found
 
 
 def main() -> None:
@@ -212,13 +230,18 @@ def main() -> None:
     with gnnaccel.enabled(records=4 * args.epochs + 16), console.status("training with gnnaccel"):
         fast = fit(model, data, args.epochs, args.seed)
         rows, status = decisions(), gnnaccel.status()
+    more = others(model, start, data, args)
 
     show_results(console, native, fast, device.type == "cuda", status["compiled"])
+    for name, result in more.items():
+        console.print(f"{name}: {result.epochs_per_s:.2f} epochs/s, "
+                      f"test accuracy {result.test:.3f}")
     show_decisions(console, rows, status)
     if args.json:
         with open(args.json, "w") as file:
             json.dump({"args": vars(args), "backend": status.get("backend"),
                        "native": asdict(native), "gnnaccel": asdict(fast),
+                       **{name: asdict(result) for name, result in more.items()},
                        "compiled": status["compiled"], "decisions": rows}, file, indent=2)
 
 

@@ -39,6 +39,19 @@ def test_quickstart_on_a_file(tmp_path):
 
 
 @pytest.mark.long
+def test_quickstart_with_more_runs(tmp_path):
+    random = np.random.default_rng(0)
+    np.savez(tmp_path / "graph.npz", edge_index=random.integers(0, 60, (2, 300)),
+             x=random.normal(size=(60, 7)), y=random.integers(-1, 3, 60))
+    done = run("--data", str(tmp_path / "graph.npz"), "--epochs", "3", "--torch-compile",
+               "--capture", "--json", str(tmp_path / "out.json"))
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "out.json").read_text())
+    assert result["torch.compile"]["epochs_per_s"] > 0 and result["capture"]["epochs_per_s"] > 0
+    assert "torch.compile: " in done.stdout and "capture: " in done.stdout
+
+
+@pytest.mark.long
 def test_quickstart_names_a_file_that_is_not_there(tmp_path):
     done = run("--data", str(tmp_path / "nothing.npz"))
     assert done.returncode == 1

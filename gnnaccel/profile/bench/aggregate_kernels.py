@@ -6,7 +6,6 @@ Python, allocation of results and autograd are in the times, as in a layer.
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -19,7 +18,7 @@ from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.ops.multi_reduce import multi_reduce
 from gnnaccel.dispatch.ops.operands import Operands, prepare
 from gnnaccel.dispatch.policy.reasons import Reason
-from gnnaccel.profile.bench import timing
+from gnnaccel.profile.bench import peers, timing
 from gnnaccel.profile.bench.guard import guarded
 from gnnaccel.profile.bench.result import Record
 from gnnaccel.profile.bench.shapes import Graph
@@ -52,18 +51,8 @@ def ours(graph: Graph, x: Tensor, grad: Tensor, weight: Tensor) -> Pair:
 def cusparse(graph: Graph, x: Tensor, grad: Tensor, weight: Tensor) -> Pair:
     """``torch.sparse``'s product with a CSR matrix, cuSPARSE on a GPU. The matrix and its transpose
     are made beforehand, so the gradient is the product that a user could have at best."""
-    (src, dst), size = graph.edge_index, graph.num_nodes
-
-    def matrix(rows: Tensor, columns: Tensor) -> Tensor:
-        order = torch.argsort(rows, stable=True)
-        begin = torch.zeros(size + 1, dtype=torch.int32, device=x.device)
-        begin[1:] = torch.bincount(rows, minlength=size).cumsum(0)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # that these are in beta
-            return torch.sparse_csr_tensor(begin, columns[order].int(), weight[order],
-                                           (size, size), device=x.device)
-
-    across, back = matrix(dst, src), matrix(src, dst)
+    src, dst = graph.edge_index
+    across, back = peers.both_ways(src, dst, weight, graph.num_nodes)
     return lambda: across @ x, lambda: (across @ x, back @ grad)
 
 

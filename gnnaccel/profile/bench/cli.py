@@ -27,7 +27,7 @@ def _add_what(parser) -> None:
     measured = parser.add_argument_group("what is measured")
     measured.add_argument("--suite", default="attention",
                           choices=("attention", "attention-kernel", "relational", "dgl",
-                                   "aggregate", "segment-gemm", "quantized"))
+                                   "aggregate", "segment-gemm", "quantized", "peers"))
     measured.add_argument("--shapes", type=_names, nargs="+", metavar="NAME,...",
                           help="attention, aggregate: "
                                "cora,arxiv,proteins,reddit,products,hub,uniform,tiny or a path to "
@@ -45,7 +45,9 @@ def _add_what(parser) -> None:
                           help='as "GAT 8x8" or gat8x8, "RGCN 64" or rgcn64; dgl: '
                                "gat8x8,gatv24x16,dotgat1x64,graphconv64,sage64,"
                                "relgraphconv64,hgt4x16; aggregate: "
-                               "gcn64,sage64,gcn128,sage128,gin64,sagemax64,pna64; segment-gemm: "
+                               "gcn64,sage64,gcn128,sage128,gin64,sagemax64,pna64; peers: "
+                               "gat8x8,gatv21x64,transformer1x64,gcn64,sage64,sagemax64; "
+                               "segment-gemm: "
                                "fp32,tf32,bf16; quantized: "
                                "gcn64,gcn128,gcn256,sage128,gat8x8,gat1x128, "
                                "gcn2layers128,sage2layers128,gat2layers8x16")

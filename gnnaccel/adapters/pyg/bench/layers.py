@@ -23,6 +23,7 @@ class LayerSpec:
 LAYERS = {spec.name: spec for spec in (
     LayerSpec("GAT 8x8", "GATConv", 8, 8),
     LayerSpec("GATv2 4x16", "GATv2Conv", 4, 16),
+    LayerSpec("GATv2 1x64", "GATv2Conv", 1, 64),
     LayerSpec("Transformer 1x64", "TransformerConv", 1, 64),
     LayerSpec("GAT 1x128", "GATConv", 1, 128),
 )}

@@ -1,6 +1,7 @@
 """The suite that runs layers beside compiled ones and other packages' kernels."""
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 import types
@@ -13,7 +14,8 @@ pytest.importorskip("torch_geometric")
 from gnnaccel.__main__ import main
 from gnnaccel.adapters.pyg.bench import layers as attention
 from gnnaccel.adapters.pyg.bench import plain
-from gnnaccel.profile.bench import peers, shapes, suite_peers
+from gnnaccel.profile.bench import (compiled, peers, relation_shapes, shapes, suite_peers,
+                                    timing)
 
 GRAPH = shapes.make(shapes.SHAPES["tiny"], "cpu")
 
@@ -51,7 +53,7 @@ def turbo(monkeypatch):
         return softmax(pairs @ attention_weights[0], graph) @ x_neighbors[:, 0]
 
     def transformer(graph, x, Q, K, V, scale):
-        return softmax(scale * Q[:, 0] @ K[:, 0].T, graph) @ V[:, 0]
+        return softmax(scale * K[:, 0] @ Q[:, 0].T, graph) @ V[:, 0]
 
     def reduction(graph, X, reduce):
         rows = X[None].masked_fill(graph.mask[:, :, None] == 0, -torch.inf).amax(1)
@@ -76,6 +78,26 @@ def test_every_layer_of_the_suite_is_known():
     assert set(peers.PEERS) <= set(suite_peers.LAYERS)
     for name in suite_peers.LAYERS:
         assert name in plain.LAYERS or attention.resolve(name).name == name
+
+
+def test_relations_beside_pygs_faster_layer(tmp_path):
+    out = tmp_path / "peers.json"
+    assert main(["bench", "--suite", "peers", "--quick", "--device", "cpu", "--shapes",
+                 "tiny-typed", "--out", str(out)]) == 0
+    timed = [(r["layer"], r["impl"]) for r in json.loads(out.read_text())["records"]
+             if r["timing"]]
+    assert timed == [("RGCN 64", "native"), ("RGCN 64", "gnnaccel"), ("FastRGCN 64", "native")]
+
+
+@pytest.mark.long
+def test_relations_compiled():
+    found = list(compiled.compiled_records(
+        [(relation_shapes.SHAPES["tiny-typed"], "FastRGCN 64")], "cpu",
+        {"seed": 0, "order": "random", "effort": dataclasses.asdict(timing.QUICK),
+         "kind": "relation"}, 120.0))
+    assert [(r.kind, r.layer, r.mode, r.impl) for r in found] == [
+        ("relation", "FastRGCN 64", mode, "compiled") for mode in compiled.MODES]
+    assert all(r.timing or r.error for r in found) and found[-1].timing
 
 
 def test_a_quick_run_says_what_is_not_installed(tmp_path):

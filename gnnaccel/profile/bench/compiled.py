@@ -125,7 +125,7 @@ def _serve(pipe, recipe: dict, layer: str, device: str, settings: dict) -> None:
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = str(settings["threads"])
     import torch
 
-    from gnnaccel.profile.bench import guard, shapes, timing
+    from gnnaccel.profile.bench import guard, timing
 
     graph = step = None
     while True:
@@ -139,9 +139,9 @@ def _serve(pipe, recipe: dict, layer: str, device: str, settings: dict) -> None:
             if order == "time":
                 return _timed(step, timing.Effort(**settings["effort"]))
             step = None
-            graph = graph or shapes.make(shapes.Shape(**recipe), device, settings["seed"],
-                                         settings["order"])
-            step = _compiled_step(settings.get("kind", "layer"), layer, graph, mode)
+            kind = settings.get("kind", "layer")
+            graph = graph or _graph(kind, recipe, device, settings)
+            step = _compiled_step(kind, layer, graph, mode)
             step()
             timing.release(graph.device)
 
@@ -153,19 +153,32 @@ def _serve(pipe, recipe: dict, layer: str, device: str, settings: dict) -> None:
         pipe.send(error or value)
 
 
+def _graph(kind: str, recipe: dict, device: str, settings: dict):
+    from gnnaccel.profile.bench import relation_graph, relation_shapes, shapes
+
+    where = device, settings["seed"], settings["order"]
+    if kind == "relation":
+        return relation_graph.make(relation_shapes.RelationShape(**recipe), *where)
+    return shapes.make(shapes.Shape(**recipe), *where)
+
+
 def _compiled_step(kind: str, layer: str, graph, mode: str):
-    """``kind``: of the records, which says whose layer it is: "layer", one with attention, or
-    "aggregate"."""
+    """``kind``: of the records, which says whose layer it is: "layer", one with attention,
+    "aggregate" or "relation"."""
     import torch
 
     from gnnaccel.adapters.pyg.bench import layers as pyg
-    from gnnaccel.adapters.pyg.bench import plain
-    from gnnaccel.profile.bench import aggregate_cells, steps
+    from gnnaccel.adapters.pyg.bench import plain, relational
+    from gnnaccel.profile.bench import aggregate_cells, relation_steps, steps
 
     torch._dynamo.reset()
-    step = (aggregate_cells.layer_step(plain.LAYERS[layer], graph, mode)
-            if kind == aggregate_cells.KIND else
-            steps.layer_step(pyg.resolve(layer), graph, mode))
+    step: Any
+    if kind == "relation":
+        step = relation_steps.relation_step(relational.LAYERS[layer], graph, mode)
+    elif kind == aggregate_cells.KIND:
+        step = aggregate_cells.layer_step(plain.LAYERS[layer], graph, mode)
+    else:
+        step = steps.layer_step(pyg.resolve(layer), graph, mode)
     # Compiled where Step calls it: Step keeps the plain layer's parameters and modes.
     compiled: Any = torch.compile(step.module, dynamic=False)
     step.module = compiled

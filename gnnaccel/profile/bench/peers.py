@@ -99,7 +99,8 @@ class TurboTransformer(torch.nn.Module):
         conv = self.conv
         shape = (-1, conv.heads, conv.out_channels)
         q, k, v = (lin(x).view(shape) for lin in (conv.lin_query, conv.lin_key, conv.lin_value))
-        out = self.attend(self.graph, x, Q=q, K=k, V=v, scale=conv.out_channels**-0.5)
+        # there the source asks, and the destination is asked
+        out = self.attend(self.graph, x, Q=k, K=q, V=v, scale=conv.out_channels**-0.5)
         return out.reshape(x.shape[0], -1) + conv.lin_skip(x)
 
 

@@ -9,21 +9,26 @@ from typing import Any
 import torch
 
 from gnnaccel.adapters.pyg.bench import layers as attention
-from gnnaccel.adapters.pyg.bench import plain
+from gnnaccel.adapters.pyg.bench import plain, relational
 from gnnaccel.profile.bench import (accel, aggregate_cells, compiled, layer_cells, peers, plan,
-                                    shapes, steps, suite_attention, timing)
+                                    relation_cells, relation_graph, relation_shapes, shapes, steps,
+                                    suite_attention, timing)
 from gnnaccel.profile.bench.guard import Budget
 from gnnaccel.profile.bench.result import Record
 
 MODE = "training"
 LAYERS = ("GAT 8x8", "GATv2 1x64", "Transformer 1x64", "GCN 64", "SAGE 64", "SAGE max 64")
+#: over relations: PyG's layer, and PyG's faster one of the same mathematics, which is its peer
+RELATIONAL, RELATIONAL_PEER = "RGCN 64", "FastRGCN 64"
 
 
 @dataclasses.dataclass(frozen=True)
 class PeersPlan:
-    """``layers``: by name; ``compile_limit`` in seconds, 0: nothing is compiled."""
+    """``layers``: by name, over ``shapes``; ``typed``: graphs for `RELATIONAL`; ``compile_limit``
+    in seconds, 0: nothing is compiled."""
 
     shapes: tuple[shapes.Shape, ...]
+    typed: tuple[relation_shapes.RelationShape, ...]
     layers: tuple[str, ...]
     device: torch.device
     effort: timing.Effort
@@ -37,12 +42,14 @@ def from_options(options: Any) -> PeersPlan:
     """A plan from parsed options. Raises ValueError on names that do not exist and devices that are
     not there."""
     where = plan.device(options)
-    names = plan.flat(options.shapes) or (["tiny"] if options.quick else ["arxiv"])
+    names = plan.flat(options.shapes) or (["tiny"] if options.quick else ["arxiv", "fb15k-size"])
+    typed = [relation_shapes.SHAPES[name] for name in names if name in relation_shapes.SHAPES]
+    names = [name for name in names if name not in relation_shapes.SHAPES]
     known = {name: name for name in LAYERS}
     layers = [plan.named(name, known) for name in plan.flat(options.layers)] or list(LAYERS)
     compiles = options.compile if options.compile is not None else where.type == "cuda"
-    return PeersPlan(tuple(map(shapes.resolve, names)), tuple(layers), where, plan.effort(options),
-                     plan.impls(options),
+    return PeersPlan(tuple(map(shapes.resolve, names)), tuple(typed), tuple(layers), where,
+                     plan.effort(options), plan.impls(options),
                      options.compile_limit if compiles and not options.quick else 0.0,
                      options.seed, options.order)
 
@@ -59,8 +66,22 @@ def peers_suite(wanted: PeersPlan, budget: Budget) -> Iterator[Record]:
         accel.clear_cache()
         del graph
         timing.release(wanted.device)
+    for typed in wanted.typed:
+        yield from typed_records(typed, wanted)
     if wanted.compile_limit:
         yield from compiled_records(wanted, budget)
+
+
+def typed_records(shape: relation_shapes.RelationShape, wanted: PeersPlan) -> Iterator[Record]:
+    """`RELATIONAL` and its peer over one graph; the peer natively."""
+    graph = relation_graph.make(shape, wanted.device, wanted.seed, wanted.order)
+    yield Record("shape", shape.name, device=graph.device.type, values=relation_graph.facts(graph))
+    for name, impls in ((RELATIONAL, wanted.impls), (RELATIONAL_PEER, ("native",))):
+        yield from relation_cells.layer_records(relational.LAYERS[name], graph, MODE,
+                                                wanted.effort, impls)
+    accel.clear_cache()
+    del graph
+    timing.release(wanted.device)
 
 
 def layer_records(name: str, graph: shapes.Graph, wanted: PeersPlan) -> Iterator[Record]:
@@ -109,9 +130,12 @@ def compiled_records(wanted: PeersPlan, budget: Budget) -> Iterator[Record]:
     """The compiled cells, small graphs first."""
     base = {"seed": wanted.seed, "order": wanted.order,
             "effort": dataclasses.asdict(wanted.effort)}
-    for kind in ("layer", aggregate_cells.KIND):
-        jobs = [(shape, name) for shape in wanted.shapes for name in wanted.layers
-                if kind_of(name) == kind]
+    jobs_of: dict[str, list[tuple]] = {"layer": [], aggregate_cells.KIND: [], "relation": [
+        (shape, RELATIONAL_PEER) for shape in wanted.typed]}
+    for shape in wanted.shapes:
+        for name in wanted.layers:
+            jobs_of[kind_of(name)].append((shape, name))
+    for kind, jobs in jobs_of.items():
         for wave in compiled.waves(jobs):
             if budget.spent:
                 return

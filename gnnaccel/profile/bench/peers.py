@@ -24,11 +24,12 @@ class Sum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, matrix: Tensor, transposed: Tensor, x: Tensor) -> Tensor:
         ctx.transposed = transposed
+        ctx.set_materialize_grads(False)
         return matrix @ x
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple:
-        return None, None, ctx.transposed @ grad.contiguous()
+    def backward(ctx: Any, grad: Tensor | None) -> tuple:
+        return None, None, None if grad is None else ctx.transposed @ grad.contiguous()
 
 
 class SparseGCN(torch.nn.Module):

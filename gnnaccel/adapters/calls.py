@@ -49,7 +49,8 @@ def dtypes(x: Tensor, *parameters: Tensor, mapped: bool = True) -> tuple[torch.d
         row = torch.get_autocast_dtype(device)
     out = torch.promote_types(row, torch.float32) if autocast and device == "cuda" else row
     for p in parameters:
-        out = torch.promote_types(out, p.dtype)
+        if p.dtype is not out:
+            out = torch.promote_types(out, p.dtype)
     return row, out
 
 
@@ -57,11 +58,11 @@ def rows(module: Any, x: Tensor, heads: int, width: int, plain: bool) -> Tensor 
     """What ``module``, a linear map to heads * width channels, makes of x [N, F], as attention
     takes it: [N, heads, width], or the map yet to be applied. ``plain``: the module is a linear map
     and nothing else. Autocast, and weights that are no ordinary tensors, are left to the module."""
-    parameters = module._parameters
-    weight = parameters.get("weight")
-    if (plain and type(weight) in _ORDINARY and weight.dtype is x.dtype and x.dim() == 2
-        and not torch.is_autocast_enabled(x.device.type)):
-        return Mapped(x, weight, parameters.get("bias"))
+    if plain and x.dim() == 2 and not torch.is_autocast_enabled(x.device.type):
+        parameters = module._parameters
+        weight = parameters.get("weight")
+        if type(weight) in _ORDINARY and weight.dtype is x.dtype:
+            return Mapped(x, weight, parameters.get("bias"))
     return module(x).view(-1, heads, width)
 
 

@@ -355,6 +355,17 @@ def test_another_linear_map(route, inputs, name, part, heads):
     assert close(got, expected)
 
 
+@pytest.mark.parametrize("name,part", [("GATConv", "lin"), ("TransformerConv", "lin_key")])
+def test_a_scripted_linear_map(route, inputs, name, part):
+    """Its parameters lie in no dictionary."""
+    layer = build(name).eval()
+    made = torch.nn.Linear(F, getattr(layer, part).out_channels)
+    setattr(layer, part, torch.jit.script(made))
+    layer = layer.to(route.device)
+    expected, got = both(route, lambda: layer(*inputs))
+    assert close(got, expected)
+
+
 @pytest.mark.parametrize("what", ["bias", "weight"])
 @pytest.mark.parametrize("name", ["GATConv", "GATv2Conv", "SuperGATConv"])
 def test_pruned_and_parametrized(route, inputs, name, what):

@@ -92,7 +92,8 @@ _reports_lock = threading.Lock()
 
 def reports(device: torch.device) -> Reports:
     pinned = device.type == "cuda"
-    with _reports_lock:
-        if pinned not in _reports:
-            _reports[pinned] = Reports(pinned)
-        return _reports[pinned]
+    found = _reports.get(pinned)
+    if found is None:
+        with _reports_lock:
+            found = _reports.setdefault(pinned, Reports(pinned))
+    return found

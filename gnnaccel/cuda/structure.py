@@ -2,6 +2,7 @@
 (``src/structure.cu``)."""
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -9,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import driver
+from gnnaccel.cuda.launch import Kernels
 from gnnaccel.cuda.layout import WARPS
 from gnnaccel.cuda.reports import Report, Unread, reports
 
@@ -33,8 +34,8 @@ class Split:
     chunk_edges: int
     counters: int  # address of int32 [38]
     memory: Tensor  # in which they lie
-    chunks: Tensor  # int32 [max_chunks, 2]: row, number within the row
-    heavy: Tensor  # int32 [max_heavy, 4]: row, first chunk, chunks, unused
+    lists: Tensor  # int32: `heavy`, then `chunks`
+    bounds: tuple[int, int]  # how many chunks and split rows there may be
     report: Report | Unread
     _exact: tuple[int, int] | None = field(default=None)
 
@@ -43,9 +44,24 @@ class Split:
         if self._exact is None:
             words = self.report.words
             if words is None:
-                return self.chunks.shape[0], self.heavy.shape[0]
+                return self.bounds
             self._exact = int(words[_HOST_AT]), int(words[_HOST_AT + 1])
         return self._exact
+
+    @property
+    def heavy(self) -> Tensor:
+        """int32 [most split rows, 4]: row, first chunk, chunks, unused."""
+        return self.lists[:4 * self.bounds[1]].view(-1, 4)
+
+    @property
+    def chunks(self) -> Tensor:
+        """int32 [most chunks, 2]: row, number within the row."""
+        return self.lists[4 * self.bounds[1]:].view(-1, 2)
+
+    def addresses(self) -> tuple[int, int]:
+        """Of `chunks` and of `heavy`."""
+        heavy = self.lists.data_ptr()
+        return heavy + 16 * self.bounds[1], heavy
 
     @property
     def known(self) -> bool:
@@ -130,12 +146,12 @@ class Rows:
         known = split.known  # asked first: sizes may become exact in between
         chunks, heavy = split.sizes()
         slots = -(-chunks // WARPS) * WARPS
-        counters = split.counters
+        counters, (of_chunks, of_heavy) = split.counters, split.addresses()
         found = Launch(
             (self.indptr.data_ptr(), self.other.data_ptr(), self.place.data_ptr(),
-             np.int32(self.rows)), slots,
-            (counters, split.chunks.data_ptr(), np.int32(split.chunk_edges), np.int32(slots)),
-            (counters, split.heavy.data_ptr()), chunks, heavy)
+             np.int32(self.indptr.shape[0] - 1)), slots,
+            (counters, of_chunks, np.int32(split.chunk_edges), np.int32(slots)),
+            (counters, of_heavy), chunks, heavy)
         if known:
             self._launch = found
         return found
@@ -151,12 +167,12 @@ class Rows:
 
     @property
     def wide(self) -> bool:
-        return self.indptr.dtype == torch.int64
+        return self.indptr.dtype is torch.int64
 
     def nbytes(self) -> int:
-        parts = (self.indptr, self.other, self.place, self.split.chunks, self.split.heavy,
-                 self.inverse)
-        return sum(t.nbytes for t in parts if t is not None)
+        inverse = 0 if self.inverse is None else self.inverse.nbytes
+        return (self.indptr.nbytes + self.other.nbytes + self.place.nbytes
+                + self.split.lists.nbytes + inverse)
 
 
 def chunk_edges(edges: int) -> int:
@@ -168,12 +184,11 @@ def chunk_edges(edges: int) -> int:
     return min(1024, max(64, 1 << (edges // 32768).bit_length()))
 
 
-def _offsets(wide: bool) -> tuple[torch.dtype, tuple]:
-    return (torch.int64, (("OFF_T", "i64"),)) if wide else (torch.int32, (("OFF_T", "int"),))
-
-
-def _launch(entry: str, defines: tuple, blocks: int, args: tuple, shared: int = 0) -> None:
-    driver.current().kernel("structure", entry, defines)((blocks, 1), _THREADS, shared, args)
+@functools.cache
+def _kernels(wide: bool, index: str = "i64", loops: bool = False) -> Kernels:
+    """For offsets of 64 bits if ``wide``, else of 32; ``index``: C's type of the caller's ids."""
+    return Kernels("structure", (("INDEX_T", index), ("LOOPS", str(int(loops))),
+                                 ("OFF_T", "i64" if wide else "int")))
 
 
 def _blocks(threads: int) -> int:
@@ -183,100 +198,88 @@ def _blocks(threads: int) -> int:
 def prepare() -> None:
     """Compile what builds the structure of graphs with int32 offsets. Raises CompileError."""
     entries = ("count", "scan", "place", "split", "order", "count_src", "place_src")
-    for index, loops in (("i64", "0"), ("i64", "1"), ("int", "0")):
-        defines = ("INDEX_T", index), ("LOOPS", loops), *_offsets(False)[1]
+    for index, loops in (("i64", False), ("i64", True), ("int", False)):
         for entry in entries:
-            driver.current().kernel("structure", entry, defines)
+            _kernels(False, index, loops)(entry)
 
 
-class _Lists(NamedTuple):
-    """Long rows and their chunks, as upper bounds allow for, and the report on them."""
-
-    chunks: Tensor
-    heavy: Tensor
-    report: Report | Unread
-
-    @classmethod
-    def of(cls, rows: int, edges: int, limit: int, device: torch.device) -> _Lists:
-        max_heavy = min(rows, edges // (limit + 1))
-        max_chunks = edges // limit + max_heavy if max_heavy else 0
-        return cls(torch.empty(max_chunks, 2, dtype=torch.int32, device=device),
-                   torch.empty(max_heavy, 4, dtype=torch.int32, device=device),
-                   reports(device).take())
-
-    def arguments(self, counters: int, flags: int) -> tuple:
-        return (counters, self.chunks.data_ptr(), self.heavy.data_ptr(), flags,
-                self.report.address, np.int32(self.report.tag))
+def _split(rows: int, edges: int, limit: int, counters: int, memory: Tensor,
+           flags: int) -> tuple[Split, tuple]:
+    """Room for long rows and their chunks, as upper bounds allow for, with the report on them; and
+    what a kernel that fills it is told. ``flags``: an address."""
+    device, heavy = memory.device, min(rows, edges // (limit + 1))
+    chunks = edges // limit + heavy if heavy else 0
+    lists = torch.empty(4 * heavy + 2 * chunks, dtype=torch.int32, device=device)
+    found = Split(limit, counters, memory, lists, (chunks, heavy), reports(device).take())
+    return found, (counters, *found.addresses(), flags, found.report.address,
+                   np.int32(found.report.tag))
 
 
 def split_rows(indptr: Tensor, edges: int, flags: Tensor | None = None,
                limit: int | None = None) -> Split:
     """Lists the rows of more than ``limit`` edges (default: by `chunk_edges`) and has the device
     report on them."""
-    rows, device = indptr.shape[0] - 1, indptr.device
+    rows = indptr.shape[0] - 1
     limit = limit or chunk_edges(edges)
-    lists = _Lists.of(rows, edges, limit, device)
-    memory = torch.zeros(_COUNTERS, dtype=torch.int32, device=device)
-    counters = memory.data_ptr()
-    _, defines = _offsets(indptr.dtype == torch.int64)
-    _launch("split", (("INDEX_T", "i64"), ("LOOPS", "0")) + defines, _blocks(max(rows, 1)),
-            (indptr.data_ptr(), np.int32(rows), np.int32(limit),
-             *lists.arguments(counters, flags.data_ptr() if flags is not None else 0)),
-            shared=4 * (_BINS + 1))
-    return Split(limit, counters, memory, *lists)
+    memory = torch.zeros(_COUNTERS, dtype=torch.int32, device=indptr.device)
+    split, told = _split(rows, edges, limit, memory.data_ptr(), memory,
+                         flags.data_ptr() if flags is not None else 0)
+    _kernels(indptr.dtype is torch.int64)("split")(
+        (_blocks(max(rows, 1)), 1), _THREADS, 4 * (_BINS + 1),
+        (indptr.data_ptr(), np.int32(rows), np.int32(limit), *told))
+    return split
 
 
 class _Counting(NamedTuple):
-    """Memory to count in, zeros at first: ``indptr`` [rows + 1], and addresses of what the kernels
-    `count` and `scan` need beside it."""
+    """Memory to count in, zeros at first: ``indptr`` [rows + 1], and addresses of it and of what
+    the kernels `count` and `scan` need beside it."""
 
     memory: Tensor
     indptr: Tensor
+    rows: int
+    address: int
     counters: int  # int32 [38]
     flags: int  # int32 [2]
     state: int  # int64 [blocks + 1]
 
     @classmethod
     def of(cls, rows: int, wide: bool, device: torch.device) -> _Counting:
-        dtype, _ = _offsets(wide)
         unit = 1 if wide else 2  # offsets in eight bytes
         head = -(-(rows + 1) // unit)
         beside = _COUNTERS // 2 + 1
         memory = torch.zeros(unit * (head + beside + max(1, -(-rows // _SCANNED)) + 1),
-                             dtype=dtype, device=device)
-        counters = memory.data_ptr() + 8 * head
-        return cls(memory, memory[:rows + 1], counters, counters + 4 * _COUNTERS,
+                             dtype=torch.int64 if wide else torch.int32, device=device)
+        address = memory.data_ptr()
+        counters = address + 8 * head
+        return cls(memory, memory[:rows + 1], rows, address, counters, counters + 4 * _COUNTERS,
                    counters + 8 * beside)
 
-    def scan(self, edges: int, loops: int, flags: int) -> Split:
+    def scan(self, kernels: Kernels, edges: int, loops: int, flags: int) -> Split:
         """Degrees become offsets; ``edges``: the most that rows may hold."""
-        rows, limit = self.indptr.shape[0] - 1, chunk_edges(edges)
-        lists = _Lists.of(rows, edges, limit, self.memory.device)
-        _, defines = _offsets(self.indptr.dtype == torch.int64)
-        _launch("scan", (("INDEX_T", "i64"), ("LOOPS", "0")) + defines,
-                max(1, -(-rows // _SCANNED)),
-                (self.memory.data_ptr(), np.int32(rows), np.int64(loops), np.int32(limit),
-                 self.state, *lists.arguments(self.counters, flags)), shared=_SCAN_BYTES)
-        return Split(limit, self.counters, self.memory, *lists)
+        rows, limit = self.rows, chunk_edges(edges)
+        split, told = _split(rows, edges, limit, self.counters, self.memory, flags)
+        kernels("scan")((max(1, -(-rows // _SCANNED)), 1), _THREADS, _SCAN_BYTES,
+                        (self.address, np.int32(rows), np.int64(loops), np.int32(limit),
+                         self.state, *told))
+        return split
 
 
 def _ordered(indptr: Tensor, entries: Tensor, split: Split, place: Tensor) -> Rows:
     """Rows with the entries of each in ascending order of their places: the same in every run.
     ``entries`` [E, 2]: places and other ends, in indptr's dtype; ``place`` [E]: memory for the
     result."""
-    total, rows = entries.shape[0], indptr.shape[0] - 1
-    _, defines = _offsets(indptr.dtype == torch.int64)
+    total, rows = place.shape[0], indptr.shape[0] - 1
     other = torch.empty(total, dtype=torch.int32, device=indptr.device)
     long = (split if split.chunk_edges <= _MOST_SHORT
             else split_rows(indptr, total, limit=_MOST_SHORT))
-    heavy_blocks = min(_HEAVY_BLOCKS, long.heavy.shape[0])
+    heavy_blocks = min(_HEAVY_BLOCKS, long.bounds[1])
     windows = -(-total // _WINDOW)
     if total:
-        _launch("order", (("INDEX_T", "i64"), ("LOOPS", "0")) + defines,
-                heavy_blocks * windows + _blocks(32 * -(-rows // _GROUP)),
-                (indptr.data_ptr(), np.int32(rows), np.int32(long.chunk_edges), long.counters,
-                 long.heavy.data_ptr(), np.int32(heavy_blocks), np.int32(windows),
-                 entries.data_ptr(), other.data_ptr(), place.data_ptr()), shared=_ORDER_BYTES)
+        _kernels(indptr.dtype is torch.int64)("order")(
+            (heavy_blocks * windows + _blocks(32 * -(-rows // _GROUP)), 1), _THREADS, _ORDER_BYTES,
+            (indptr.data_ptr(), np.int32(rows), np.int32(long.chunk_edges), long.counters,
+             long.lists.data_ptr(), np.int32(heavy_blocks), np.int32(windows),
+             entries.data_ptr(), other.data_ptr(), place.data_ptr()))
     return Rows(indptr, other, place, split)
 
 
@@ -293,35 +296,31 @@ def csc(src: Tensor, dst: Tensor, num_src: int, num_dst: int, loops: int, wide: 
         wide: int64 offsets.
     """
     edges, device = src.shape[0], src.device
-    dtype, offsets = _offsets(wide)
-    defines = (("INDEX_T", "i64" if src.dtype == torch.int64 else "int"),
-               ("LOOPS", str(int(loops > 0)))) + offsets
+    kernels = _kernels(wide, "i64" if src.dtype is torch.int64 else "int", loops > 0)
     total = edges + loops
     made = _Counting.of(num_dst, wide, device)
-    number = torch.empty(total, dtype=dtype, device=device)
+    number = torch.empty(total, dtype=made.memory.dtype, device=device)
     head = (src.data_ptr(), dst.data_ptr(), np.int64(edges), np.int64(num_src), np.int64(num_dst))
-    _launch("count", defines, _blocks(edges),
-            (*head, made.memory.data_ptr(), number.data_ptr(), made.flags))
-    split = made.scan(total, loops, made.flags)
-    entries = torch.empty(total, 2, dtype=dtype, device=device)
-    _launch("place", defines, _blocks(total),
-            (*head, np.int64(loops), made.memory.data_ptr(), number.data_ptr(), made.flags,
-             entries.data_ptr()))
+    kernels("count")((_blocks(edges), 1), _THREADS, 0,
+                     (*head, made.address, number.data_ptr(), made.flags))
+    split = made.scan(_kernels(wide), total, loops, made.flags)
+    entries = torch.empty(total, 2, dtype=number.dtype, device=device)
+    kernels("place")((_blocks(total), 1), _THREADS, 0,
+                     (*head, np.int64(loops), made.address, number.data_ptr(), made.flags,
+                      entries.data_ptr()))
     return _ordered(made.indptr, entries, split, number)
 
 
 def transpose(by_dst: Rows, num_src: int) -> Rows:
     """The graph grouped by source; ``place`` refers to the CSC and ascends within a row."""
     total, device = by_dst.other.shape[0], by_dst.indptr.device
-    dtype, offsets = _offsets(by_dst.wide)
-    defines = (("INDEX_T", "i64"), ("LOOPS", "0")) + offsets
-    made = _Counting.of(num_src, by_dst.wide, device)
-    number = torch.empty(total, dtype=dtype, device=device)
+    kernels, made = _kernels(by_dst.wide), _Counting.of(num_src, by_dst.wide, device)
+    number = torch.empty(total, dtype=made.memory.dtype, device=device)
     head = (by_dst.indptr.data_ptr(), by_dst.other.data_ptr(), np.int32(by_dst.rows))
-    _launch("count_src", defines, _blocks(total),
-            (*head, made.memory.data_ptr(), number.data_ptr()))
-    split = made.scan(total, 0, 0)
-    entries = torch.empty(total, 2, dtype=dtype, device=device)
-    _launch("place_src", defines, _blocks(total),
-            (*head, made.memory.data_ptr(), number.data_ptr(), entries.data_ptr()))
+    kernels("count_src")((_blocks(total), 1), _THREADS, 0,
+                         (*head, made.address, number.data_ptr()))
+    split = made.scan(kernels, total, 0, 0)
+    entries = torch.empty(total, 2, dtype=number.dtype, device=device)
+    kernels("place_src")((_blocks(total), 1), _THREADS, 0,
+                         (*head, made.address, number.data_ptr(), entries.data_ptr()))
     return _ordered(made.indptr, entries, split, number)

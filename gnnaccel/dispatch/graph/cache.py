@@ -57,11 +57,6 @@ def _key(tensors: tuple[Tensor | EdgeArrays, ...], sizes: tuple, captured: int) 
               for t in tensors], sizes, torch.are_deterministic_algorithms_enabled(), captured)
 
 
-def _capture_of(tensors: tuple[Tensor | EdgeArrays, ...]) -> int:
-    """The number of the capture whose replays may find other edges in these tensors; 0 for none."""
-    return capture.current() if type(tensors[0]) is not EdgeArrays else 0
-
-
 def _find(tensors: tuple[Tensor, ...], key: tuple) -> _Entry | None:
     entry = _entries.get(key)
     if entry is None:
@@ -87,9 +82,10 @@ def peek_many(tensors: tuple[Tensor, ...], sizes: tuple) -> bool:
     """Whether `lookup_many` would hit; during a capture, also whether it would have before."""
     if unversioned(tensors):
         return False
-    captured = _capture_of(tensors)
-    return any(_find(tensors, _key(tensors, sizes, at)) is not None
-               for at in ((captured, 0) if captured else (0,)))
+    captured = capture.current() if type(tensors[0]) is not EdgeArrays else 0
+    if _find(tensors, _key(tensors, sizes, captured)) is not None:
+        return True
+    return captured != 0 and _find(tensors, _key(tensors, sizes, 0)) is not None
 
 
 def before_capture(tensors: tuple[Tensor, ...], sizes: tuple) -> Any:
@@ -107,7 +103,7 @@ def lookup_many(tensors: tuple[Tensor, ...], sizes: tuple,
     ``make(own)`` makes it; ``own``: it must keep the tensors alive. A view has ``nbytes()``,
     ``touched`` and ``bind(*tensors)``.
     """
-    captured = capture.current() if type(tensors[0]) is not EdgeArrays else 0  # `_capture_of`
+    captured = capture.current() if type(tensors[0]) is not EdgeArrays else 0
     if captured == capture.UNKNOWN or unversioned(tensors):
         _counts["uncached"] += 1
         return make(True), "none"
@@ -165,6 +161,9 @@ def _evict(newest: tuple) -> None:
     it came up last gets a second chance. The newest stays. Where there are many, they are counted
     once an eighth more may be there, not at each miss."""
     global _counted_again
+    if len(_entries) == 1:
+        _counted_again = 0
+        return
     if _counted_again > 0:
         _counted_again -= 1
         return

@@ -104,6 +104,8 @@ class PlacedWeights:
         return entry.found[by_src] if entry.stream == stream else None
 
     def nbytes(self) -> int:
+        if not self._entries:
+            return 0
         return sum(found[1].nbytes for entry in self._entries for found in entry.found
                    if found is not None)
 

@@ -72,8 +72,7 @@ class MemoryRef(weakref.ref):
         self.version, self.tensor = tensor._version, found
         return self
 
-    def __init__(self, tensor: Any, gone: _Gone | None = None) -> None:
-        """All is done by `__new__`."""
+    __init__ = weakref.ref.__init__  # does nothing, without a call of Python's
 
     def unwritten(self, tensor: Any) -> bool:
         """Whether ``tensor`` uses this memory, and nothing was written into it."""

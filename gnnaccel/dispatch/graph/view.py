@@ -255,15 +255,15 @@ class GraphView:
 
     def nbytes(self) -> int:
         """Bytes held by the index arrays built so far."""
-        total = sum(rows.nbytes() for rows in (self._csc, self._csr) if rows is not None)
-        if self._csr_by_id is not None:
-            total += self._csr_by_id.place.nbytes
-        if self._edges is not None:
-            total += self._edges.nbytes()
+        total = self._weights.nbytes()
+        for made in (self._csc, self._csr, self._edges):
+            total += 0 if made is None else made.nbytes()
+        total += 0 if self._csr_by_id is None else self._csr_by_id.place.nbytes
         total += 0 if self._shares is None else self._shares.nbytes
-        total += sum(one.nbytes if type(one) is Tensor else one.nbytes()
-                     for made in list(self._derived.values()) for one in made)
-        return total + self._weights.nbytes()
+        if self._derived:
+            total += sum(one.nbytes if type(one) is Tensor else one.nbytes()
+                         for found in list(self._derived.values()) for one in found)
+        return total
 
     # --- building ---------------------------------------------------------------------------------
 
@@ -380,8 +380,8 @@ class GraphView:
             return
         stream.wait_event(self._built)  # type: ignore[arg-type]
         split = rows.split
-        for tensor in (rows.indptr, rows.other, rows.place, split.memory, split.chunks,
-                       split.heavy, rows.inverse):
+        for tensor in (rows.indptr, rows.other, rows.place, split.memory, split.lists,
+                       rows.inverse):
             if tensor is not None:
                 tensor.record_stream(stream)
 

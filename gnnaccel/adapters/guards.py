@@ -88,9 +88,12 @@ def edge_reason(edge_attr: Any, edges: int, x: Tensor) -> Reason | None:
 
 def lazy_reason(*modules: Any) -> Reason | None:
     for module in modules:
-        if (module is not None
-            and isinstance(getattr(module, "weight", None), UninitializedParameter)):
-            return reason("GA209")
+        if module is not None:
+            own = module._parameters  # a ScriptModule's is no dictionary
+            weight = own.get("weight") if type(own) is dict else None  # past `Module.__getattr__`
+            if isinstance(getattr(module, "weight", None) if weight is None else weight,
+                          UninitializedParameter):
+                return reason("GA209")
     return None
 
 

@@ -24,7 +24,8 @@ def rows(module: Any, x: Tensor, heads: int, width: int) -> Tensor | Mapped:
 def bias_inside(layer: Any) -> bool:
     """Whether the bias goes into the Program: heads lie side by side and no residual comes in
     between."""
-    return bool(layer.concat) and layer.bias is not None and layer._modules.get("res") is None
+    return (bool(layer.concat) and parameter(layer, "bias") is not None
+            and layer._modules.get("res") is None)
 
 
 def finish(layer: Any, out: Tensor, residual: Tensor | None, biased: bool = False) -> Tensor:

@@ -33,9 +33,9 @@ def layer_reason(layer: Any, path: Path, node_dim: int,
     states; ``hooks``: those that keep it native.
     """
     own = layer.__dict__
-    for name in hooks:
-        if own.get(name):
-            return reason("GA501", f"{name.strip('_')} are registered")
+    if any(map(own.get, hooks)):
+        name = next(filter(own.get, hooks))
+        return reason("GA501", f"{name.strip('_')} are registered")
     if own.get("_explain"):
         return reason("GA502")
     if own.get("_decomposed_layers", 1) != 1:

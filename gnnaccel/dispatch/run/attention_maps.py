@@ -58,9 +58,8 @@ def made(call: Call, tensors: dict[str, Tensor | Mapped], product=F.linear) -> d
 def run(call: Call, family: Family, tensors: dict[str, Tensor | Mapped], recompute) -> Tensor:
     """As `attention.run_cuda`. ``recompute(call, tensors)``: the same by differentiable operations,
     with the same dropout."""
-    inputs = tuple(map(tensors.get, family.names))
     if torch.is_grad_enabled():
-        plan, flat = _flattened(inputs)
+        plan, flat = _flattened(tuple(map(tensors.get, family.names)))
         for t in flat:
             if t is not None and t.requires_grad:
                 return _MappedAttention(call, family, plan, recompute).apply(*flat)

@@ -131,4 +131,8 @@ def stand_in(grad: Tensor, rows: int) -> Tensor:
 
 def wants_grad(*tensors: Tensor | None) -> bool:
     """Whether what is made of these is to be a node of autograd's graph."""
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    if torch.is_grad_enabled():
+        for t in tensors:
+            if t is not None and t.requires_grad:
+                return True
+    return False

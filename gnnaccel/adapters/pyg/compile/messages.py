@@ -98,7 +98,8 @@ def _read(layer: Any, kinds: dict[str, str]) -> Any:
     if (type(form) is Reason or form.more is not None or form.apply is not None or form.ends
         or form.width is not None):
         return _OTHER
-    why = reading.layer_reason(layer, known) or tracing.aggregation_reason(layer)
+    why = (reading.layer_reason(layer, known, reading.reductions(layer, known))
+           or tracing.aggregation_reason(layer))
     if why:
         return str(why)
     names = tuple(inspect.signature(known.functions[0]).parameters)[1:]

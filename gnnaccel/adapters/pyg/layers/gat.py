@@ -16,6 +16,7 @@ from gnnaccel.dispatch.run import attention_bound
 FIELDS = ("heads", "out_channels", "concat", "negative_slope", "dropout", "add_self_loops")
 WATCHED = ("lin_edge",)
 LINEAR = ("lin",)
+_MAPS = ("lin", "lin_src", "lin_dst", "lin_edge", "res")
 _ARGUMENTS = ("x", "edge_index"), ("edge_attr", "size", "return_attention_weights")
 _again = calls.again(_ARGUMENTS)
 _FOLDED_FROM = 1 << 18  # numbers of the [E, H, C] rows of edges, from which on none are made
@@ -33,10 +34,11 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] 
     if pair and not (isinstance(x, (tuple, list)) and len(x) == 2):
         return reason("GA206", f"x is a {type(x).__name__}")
     x_src, x_dst = x if pair else (x, x)
+    modules = layer._modules  # past `Module.__getattr__`
     why = (guards.features_reason(x_src)
-           or (guards.features_reason(x_dst, "x[1]") if x_dst is not None else None)
-           or guards.lazy_reason(layer.lin, layer.lin_src, layer.lin_dst, layer.lin_edge,
-                                 getattr(layer, "res", None)))
+           or (guards.features_reason(x_dst, "x[1]")
+               if x_dst is not None and x_dst is not x_src else None)
+           or guards.lazy_reason(*map(modules.get, _MAPS)))
     if why is not None:
         return why
     num_src = x_src.shape[0]
@@ -47,12 +49,12 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] 
     plain = edges.plain(edge_index, num_src, num_dst, x_src.device)
     if type(plain) is Reason:
         return plain
-    edge = edge_attr is not None and layer.lin_edge is not None
+    edge = edge_attr is not None and modules.get("lin_edge") is not None
     why = guards.edge_reason(edge_attr, plain.shape[1], x_src) if edge_attr is not None else None
     if why is not None:
         return why
-    same = x_src is x_dst and layer.lin is not None
-    row, out = calls.dtypes(x_src, layer.att_src)
+    same = x_src is x_dst and modules.get("lin") is not None
+    row, out = calls.dtypes(x_src, calls.parameter(layer, "att_src"))  # type: ignore[arg-type]
     program = programs.gat(layer.negative_slope, layer.dropout if layer.training else 0.0, same,
                            x_dst is not None, edge, calls.bias_inside(layer))
     stated = CallSpec(program, "GATConv", layer.heads, layer.out_channels, row, out, num_src,
@@ -94,9 +96,12 @@ def bind(layer: Any, call: Any) -> Any:
             and lin.bias is None):
         return None
     tensors = [lin._parameters.get("weight"), own.get("att_src"), own.get("att_dst")]
-    tensors += [own.get("bias")] if call.program.has_input("bias") else []
-    if (any(type(t) is not torch.nn.Parameter for t in tensors)
-        or (layer.bias is None) is (len(tensors) == 4)):
+    biased = call.program.has_input("bias")
+    tensors += [own.get("bias")] if biased else []
+    for t in tensors:
+        if type(t) is not torch.nn.Parameter:
+            return None
+    if (calls.parameter(layer, "bias") is None) is biased:
         return None
     return attention_bound.bind(call, attention_bound.Weights(*tensors))
 

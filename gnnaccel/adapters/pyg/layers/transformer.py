@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 FIELDS = ("heads", "out_channels", "concat", "dropout", "root_weight")
 WATCHED = ("lin_query", "lin_key", "lin_value")
+_MAPS = ("lin_key", "lin_query", "lin_value", "lin_edge", "lin_skip")
 _ARGUMENTS = ("x", "edge_index"), ("edge_attr", "return_attention_weights")
 again = calls.again(_ARGUMENTS)
 
@@ -36,15 +37,16 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] 
     if not isinstance(x, Tensor) and not (isinstance(x, (tuple, list)) and len(x) == 2):
         return reason("GA206", f"x is a {type(x).__name__}")
     x_src, x_dst = (x, x) if isinstance(x, Tensor) else x
-    why = (guards.features_reason(x_src) or guards.features_reason(x_dst, "x[1]")
-           or guards.lazy_reason(layer.lin_key, layer.lin_query, layer.lin_value, layer.lin_edge,
-                                 layer.lin_skip))
+    modules = layer._modules  # past `Module.__getattr__`
+    why = (guards.features_reason(x_src)
+           or (guards.features_reason(x_dst, "x[1]") if x_dst is not x_src else None)
+           or guards.lazy_reason(*map(modules.get, _MAPS)))
     if why is not None:
         return why
     plain = edges.plain(edge_index, x_src.shape[0], x_dst.shape[0], x_src.device)
     if type(plain) is Reason:
         return plain
-    if (edge_attr is None) != (layer.lin_edge is None):
+    if (edge_attr is None) != (modules.get("lin_edge") is None):
         return reason("GA206",
                       "edge_attr was given to a layer without edge_dim, or not to one with it")
     why = guards.edge_reason(edge_attr, plain.shape[1], x_src) if edge_attr is not None else None

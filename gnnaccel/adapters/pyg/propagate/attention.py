@@ -86,7 +86,7 @@ class OwnAttention:
     """One call with such a message, as an adapter of the router. ``args``: the ``edge_index``;
     ``kwargs``: everything else that ``propagate`` is given."""
 
-    host = "pyg"
+    host, bind = "pyg", None
 
     def __init__(self, found: Trace, known: reading.Known):
         self.found, self.known = found, known
@@ -96,11 +96,12 @@ class OwnAttention:
 
     def state(self, layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] | Reason:
         found, known = self.found, self.known
-        why = (guards.context_reason() or reading.layer_reason(layer, known)
+        reduces = reading.reductions(layer, known)
+        why = (guards.context_reason() or reading.layer_reason(layer, known, reduces)
                or reading._update_reason(known, kwargs))
         if why is not None:
             return why
-        if reading.reductions(layer, known) != ("sum",) or known.aggregate is not None:
+        if reduces != ("sum",) or known.aggregate is not None:
             return reason("GA201", "attention is added up")
         if layer.flow != "source_to_target":
             return reason("GA202", "attention against the flow")

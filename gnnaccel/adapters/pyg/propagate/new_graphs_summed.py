@@ -16,6 +16,7 @@ from gnnaccel.dispatch.memory import layer_memory
 from gnnaccel.dispatch.memory.checkpoints import checkpointed
 from gnnaccel.dispatch.observe import counters
 from gnnaccel.dispatch.ops import aggregation_cost, aggregation_once
+from gnnaccel.dispatch.ops.aggregation import Aggregation
 from gnnaccel.dispatch.ops.aggregation_route import Decision
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.policy.config import Config
@@ -28,19 +29,26 @@ _NEAR = 16
 
 class Summed:
     """A layer's last call that was decided to sum its list of edges. ``least``, ``most``: for how
-    many edges that holds; ``gain``, ``patience``: per edge, as `aggregation_cost` has them."""
+    many edges that holds; ``gain``, ``patience``: per edge, as `aggregation_cost` has them;
+    ``module``, ``module_class``, ``module_path``: the aggregation, its class, and what it runs;
+    ``shape``: as of `Aggregation` where messages are the rows of x as they are, else None."""
 
-    __slots__ = ("epoch", "settings", "known", "stamp", "module", "form", "reduce", "name",
-                 "given", "edges", "least", "most", "gain", "patience")
+    __slots__ = ("epoch", "settings", "known", "cls", "stamp", "module", "module_class",
+                 "module_path", "form", "reduce", "shape", "name", "given", "edges", "least",
+                 "most", "gain", "patience")
 
     def __init__(self, layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read,
                  decision: Decision, config: Config):
         count, estimate = edge_index.shape[1], decision.estimate
         assert estimate is not None
         self.epoch, self.settings = config.epoch, reading.SETTINGS(layer.__dict__)
-        self.known, self.stamp, self.module = found.known, found.known.stamp(layer), weakref.ref(
-            layer.aggr_module)
+        self.known, self.cls, self.stamp = found.known, type(layer), found.known.stamp(layer)
+        module = layer.aggr_module
+        self.module, self.module_class = weakref.ref(module), type(module)
+        self.module_path = guards.aggregation_path(type(module))
         self.form, self.reduce = found.form, found.given.reduce
+        plain = found.form.weight is None and not found.form.unfinished
+        self.shape = found.given.shape if plain else None
         self.name, self.given, self.edges = type(layer).__name__, _described(kwargs), (
             edge_index.dtype, edge_index.device)
         self.least, self.most = count // _NEAR, count * _NEAR
@@ -60,15 +68,18 @@ class Summed:
         if ((edge_index.dtype, edge_index.device) != self.edges or edge_index.is_inference()
             or self.given != _described(kwargs)):
             return False
-        if (module is not self.module() or not reading.reduces_as_ever(module)
-            or guards._any_global_hook()):
+        if module is not self.module() or type(module) is not self.module_class:
+            return False
+        within = module.__dict__
+        if (any(reading.MODULE_HOOKS(within)) or not within.keys().isdisjoint(guards.REDUCING)
+            or not self.module_path.same()):
             return False
         if (self.settings != reading.SETTINGS(own) or any(reading.HOOKS(own))
             or not own.keys().isdisjoint(reading.OVERRIDES)):
             return False
         if torch.are_deterministic_algorithms_enabled() or checkpointed():
             return False
-        if (reading.known_class(type(layer)) is not self.known
+        if (type(layer) is not self.cls or not self.known.path.same()
             or guards.context_reason() is not None):
             return False
         return self.stamp is None or self.stamp == self.known.stamp(layer)
@@ -85,13 +96,19 @@ class Summed:
         if type(sizes) is Reason:
             return None
         graph = OpGraph(edge_index, *sizes, self.settings[2] != "source_to_target")
-        weight = None if form.weight is None else form.weight(kwargs)
-        given = reading.prepared(self.reduce, layer, reading.source(kwargs, form.source), weight,
-                                 edges)
-        if form.unfinished:
-            given = completing.completed(layer, form, graph, given, kwargs)
-        if type(given) is Reason:
-            return None
+        x: Any = kwargs[form.source]
+        if type(x) is tuple or type(x) is list:
+            x = x[0]
+        given: Any
+        if self.shape is not None and not x.is_neg():  # what `reading.prepared` would give
+            given = Aggregation(self.reduce, x, None, self.shape)
+        else:
+            weight = None if form.weight is None else form.weight(kwargs)
+            given = reading.prepared(self.reduce, layer, x, weight, edges)
+            if form.unfinished:
+                given = completing.completed(layer, form, graph, given, kwargs)
+            if type(given) is Reason:
+                return None
         missed.seconds += self.gain * edges
         counters.count(self.name, "cuda")
         return reading.finished(layer, self.known, False, aggregation_once.run(graph, given),

@@ -214,7 +214,9 @@ def _read_as(form: message.Form, layer: Any, edge_index: Any, kwargs: dict, know
     """`read`, of messages of this form."""
     from gnnaccel.adapters.pyg.propagate import completing  # which needs this module
 
-    why = guards.context_reason() or layer_reason(layer, known) or _update_reason(known, kwargs)
+    reduces = reductions(layer, known)
+    why = (guards.context_reason() or layer_reason(layer, known, reduces)
+           or _update_reason(known, kwargs))
     if why is not None:
         return why
     found = sizes(layer, edge_index, kwargs, ((form.source, "j"), *form.ends))
@@ -225,14 +227,12 @@ def _read_as(form: message.Form, layer: Any, edge_index: Any, kwargs: dict, know
     if type(plain) is Reason:
         return plain
     weight = None if form.weight is None else form.weight(kwargs)
-    reduces = reductions(layer, known)
     if len(reduces) > 1 and stacked(layer, x):
         return reason("GA206", f"several aggregations over features of shape {list(x.shape)}")
-    why = next(filter(None,
-                      (means.unfit(one, x, weight, form.more is not None) for one in reduces)),
-               None)
-    if why is not None:
-        return why
+    for one in reduces:
+        why = means.unfit(one, x, weight, form.more is not None)
+        if why is not None:
+            return why
     given = prepared(reduces[0], layer, x, weight, plain.shape[1])
     if type(given) is Reason:
         return given
@@ -300,8 +300,9 @@ def prepared(reduce: Reduce, layer: Any, x: Tensor, weight: Tensor | None,
                                weight, count)
 
 
-def layer_reason(layer: Any, known: Known) -> Reason | None:
-    """Why this layer object's messages or aggregation are not what its class says."""
+def layer_reason(layer: Any, known: Known, reduces: tuple[Reduce, ...]) -> Reason | None:
+    """Why this layer object's messages or aggregation are not what its class says. ``reduces``: its
+    `reductions`."""
     own = layer.__dict__
     if any(HOOKS(own)):
         return reason("GA501", "message-passing hooks are registered")
@@ -315,21 +316,14 @@ def layer_reason(layer: Any, known: Known) -> Reason | None:
     module = own["_modules"].get("aggr_module")
     if guards._any_global_hook():
         return reason("GA501", "hooks on all modules are registered")
-    why = None if module is None else guards.reducing_reason(module)
-    if why is not None:
-        return why
-    if reductions(layer, known):
+    if reduces and known.aggregate is None:  # of a module without a reason
         return None
+    why = None if module is None else guards.reducing_reason(module)
+    if why is not None or reduces:
+        return why
     return reason("GA201",
                   "the aggregation is "
                   f"{type(module).__name__ if known.aggregate is None else layer.aggregators}")
-
-
-def reduces_as_ever(module: Any) -> bool:
-    """Whether an aggregation of the host's is still what `read` took it for; runs at every call."""
-    own = module.__dict__
-    return (not any(MODULE_HOOKS(own)) and own.keys().isdisjoint(guards.REDUCING)
-            and guards.aggregation_path(type(module)).why is None)
 
 
 def _update_reason(known: Known, kwargs: dict) -> Reason | None:

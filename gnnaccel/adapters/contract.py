@@ -21,10 +21,6 @@ def _plain(layer: Any, args: tuple, kwargs: dict, kept: None) -> Any:
     return CallInputs(x, x, edge_index)
 
 
-def _unbound(layer: Any, call: Any) -> None:
-    """Of layers whose calls are never bound."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Contract:
     """The names are those in the module. ``layer``, ``args``, ``kwargs``: of a host's call.
@@ -32,7 +28,7 @@ class Contract:
     A call:
 
     * ``state(layer, args, kwargs)``, ``run(layer, stated, given, attend)``: as of `router.Adapter`.
-    * ``bind(layer, call)``: as of `router.Adapter`.
+    * ``bind(layer, call)``: as of `router.Adapter`; None: no call is bound.
 
     A call that repeats another one (`signature.Signature` makes the keys):
 
@@ -62,7 +58,7 @@ class Contract:
 
     state: Callable[..., Any]
     run: Callable[..., Any]
-    bind: Callable[..., Any] = _unbound
+    bind: Callable[..., Any] | None = None
     FIELDS: tuple[str, ...] | None = None
     reads: Callable[..., Any] | None = None
     parts: Callable[..., Any] | None = None

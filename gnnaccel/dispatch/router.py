@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import contextvars
 import time
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -56,9 +57,9 @@ class Adapter(Protocol):
     def run(self, layer: Any, stated: CallSpec, given: CallInputs, attend: attention.Attend) -> Any:
         """The call's result; ``attend(tensors)`` runs the Program."""
 
-    def bind(self, layer: Any, call: attention.Call) -> Any:
-        """``call``, a plain one ``layer(x, edge_index)`` by kernels, as a `attention_bound.Bound`;
-        None where there is no such thing."""
+    #: (layer, call) -> a plain call ``layer(x, edge_index)`` by kernels as an
+    #: `attention_bound.Bound`, None where there is no such thing; None where there never is
+    bind: Callable[[Any, attention.Call], Any] | None
 
 
 #: whether this is inside a call over a new graph of which the whole, as one, was estimated not to
@@ -141,8 +142,7 @@ def _decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict
         and (entry is None or isinstance(stated, CallSpec))):
         bound = layer_memory.remember(layer, adapter, args, kwargs, config, stated, given, plan,
                                       call, run, entry is not None)
-        # as the repetition will be: both have to save the same tensors
-        if bound is not None and not start and checkpointed():
+        if bound is not None and not start:
             return bound(given.x_src, graph)
     if start:
         subject = _subject(layer, adapter, stated, device)

@@ -1,6 +1,9 @@
-"""Repeated plain calls of GATConv are bound to weights and kernels; the general way must give the
-same, bit for bit."""
+"""Plain calls of GATConv are bound to weights and kernels; the general way must give the same, bit
+for bit."""
 from __future__ import annotations
+
+from contextlib import contextmanager
+from unittest import mock
 
 import pytest
 import torch
@@ -51,12 +54,21 @@ def step(layer, x, edge_index, up):
     return [out.detach(), x.grad, *(p.grad for p in layer.parameters())]
 
 
+@contextmanager
+def unbound():
+    """A block in which no call is bound, and none kept for later ones."""
+    with mock.patch.object(attention_bound, "bind", lambda *args: None):
+        yield
+    memories.clear()
+
+
 def both_ways(route, layer, x, edge_index, up):
-    """(the general way, bound): the second call over the same graph is bound, if it can be."""
+    """(the general way, bound if it can be)."""
     torch.use_deterministic_algorithms(True)  # so that both graphs are in the same order
     try:
         with route.on():
-            general = step(layer, x, edge_index, up)
+            with unbound():
+                general = step(layer, x, edge_index, up)
             return general, step(layer, x, edge_index, up)
     finally:
         torch.use_deterministic_algorithms(False)
@@ -111,6 +123,18 @@ def test_ugly_graphs(nodes, edges, hub, loops, seed):
     assert all(same(a, b) for a, b in zip(general, bound))
 
 
+def test_calls_over_new_graphs_are_bound(kernels, bound_calls):
+    layer = build("GATConv", device=kernels.device)
+    for count in range(1, 13):
+        x = graphs.features(20 + count).to(kernels.device).requires_grad_()
+        edge_index = graphs.square(20 + count, 90).to(kernels.device)
+        with gnnaccel.disabled():
+            expected = step(layer, x, edge_index, None)
+        with kernels.on():
+            got = step(layer, x, edge_index, None)
+        assert len(bound_calls) == count and close(got[0], expected[0], 1e-5)
+
+
 def test_rows_of_any_layout(kernels, bound_calls):
     layer = build("GATConv", device=kernels.device)
     edge_index = graphs.square().to(kernels.device)
@@ -134,7 +158,7 @@ def test_second_derivatives(kernels, bound_calls):
     with kernels.on():
         second()
         got = second()
-    assert len(bound_calls) == 1
+    assert len(bound_calls) == 2
     for a, b in zip(got, second()):
         assert close(a, b, 1e-4)
 
@@ -172,7 +196,7 @@ def test_changes_are_seen(kernels, bound_calls, change):
     with kernels.on():
         for _ in range(2):
             layer(x, edge_index)
-        assert len(bound_calls) == 1
+        assert len(bound_calls) == 2
         if change == "weight":
             layer.lin.weight = torch.nn.Parameter(torch.randn_like(layer.lin.weight))
         elif change == "data":
@@ -186,10 +210,8 @@ def test_changes_are_seen(kernels, bound_calls, change):
             out = layer(x, edge_index)
             with gnnaccel.disabled():
                 assert close(out, layer(x, edge_index), 2e-2 if change == "autocast" else 1e-5)
-        assert out.requires_grad is (change != "frozen") and len(bound_calls) == (2
-                                                                                  if change
-                                                                                  == "frozen"
-                                                                                  else 1)
+        assert out.requires_grad is (change != "frozen")
+        assert len(bound_calls) == (3 if change in ("weight", "frozen") else 2)
 
 
 def test_autocast_from_the_first_call_on(kernels, bound_calls):
@@ -233,7 +255,7 @@ def test_memory_that_is_exchanged_before_backward(kernels, bound_calls, name):
         parameter.data = old.clone()
         old.fill_(float("nan"))
         [got] = torch.autograd.grad(out, x, torch.ones_like(out))
-    assert len(bound_calls) == 1 and close(got, expected[1], 1e-5)
+    assert len(bound_calls) == 2 and close(got, expected[1], 1e-5)
 
 
 def test_it_keeps_no_graph_alive(kernels):

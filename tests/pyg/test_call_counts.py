@@ -10,8 +10,11 @@ from torch_geometric.nn import (FiLMConv, GATConv, GATv2Conv, GCNConv, GINConv, 
                                 HGTConv, MessagePassing, PNAConv, RGATConv, RGCNConv, SAGEConv,
                                 TransformerConv)
 
+from gnnaccel.adapters.pyg.propagate import calls
 from gnnaccel.dispatch.graph import cache
-from tests.call_counts import FILES, by_kernels, counted, natively
+from gnnaccel.dispatch.ops import aggregation_cost
+from gnnaccel.dispatch.ops.aggregation_cost import Estimate
+from tests.call_counts import FILES, FRESH, by_kernels, counted, natively, over_new_graphs
 from tests.pyg import hetero_graphs
 from tests.pyg.hetero_graphs import METADATA, edges, features, hetero
 
@@ -92,6 +95,20 @@ def test_a_repeated_call_by_kernels(emulated, name):
 def test_native_calls(graph, name):
     made, inputs = LAYERS[name]
     natively(name, made(), inputs, graph)
+
+
+@pytest.mark.parametrize("train, name", product((False, True), FRESH))
+def test_calls_over_new_graphs(emulated, monkeypatch, train, name):
+    kind, _, listed = name.partition(", ")
+    made = LAYERS[kind][0] if kind != "TransformerConv" else lambda: TransformerConv(WIDTH, 8, 2)
+    options = {}
+    if listed:  # a structure never pays, its absence from the first edge on
+        estimate = Estimate(gain=9.0, structure=1e9, ours=1.0, native=10.0, once=2.0)
+        monkeypatch.setattr(aggregation_cost, "estimate", lambda *args: estimate)
+        monkeypatch.setattr(calls, "_FEW_AT_FIRST", 0)
+        options = {"when": "profitable"}
+    with emulated.on(**options):
+        over_new_graphs(name, made(), lambda: plain(40), train)
 
 
 @torch.no_grad()

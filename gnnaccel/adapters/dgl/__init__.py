@@ -117,7 +117,7 @@ def storable(layer: Any) -> Reason | bool | None:
 class _Guarded:
     """An adapter behind the checks that hold for every layer of its class."""
 
-    host = "dgl"
+    host, bind = "dgl", None
 
     def __init__(self, cls: type, module: str):
         import importlib
@@ -133,9 +133,6 @@ class _Guarded:
         self._absorbed, self.run = found.ABSORBED, found.run
         self.key = repeated.signature(found, self.paths)
         self.keep, self.again = repeated.keep, repeated.again
-
-    def bind(self, layer: Any, call: Any) -> None:
-        """None: no call of DGL's layers is bound."""
 
     def state(self, layer: Any, args: tuple, kwargs: dict) -> Any:
         why = (self._context_reason()

@@ -1,8 +1,8 @@
 """What is remembered of each layer's calls, and the short way of calls that are like one of them.
 
-A `LayerMemory` holds the last call by a faster route (`Exact`), which the next one over the same
-edges repeats, and native calls that others are like (`native_cache`). `fast_path` asks it at
-every call.
+A `LayerMemory` holds the last call by a faster route that was kept (`Exact`), which the next one
+over the same edges repeats, and native calls that others are like (`native_cache`). `fast_path`
+asks it at every call. A layer whose graphs are new each time keeps few of its calls.
 """
 from __future__ import annotations
 
@@ -35,6 +35,9 @@ from gnnaccel.dispatch.uncompiled import uncompiled
 #: what an adapter keeps of calls that cannot be repeated
 UNREPEATABLE = object()
 _HOSTS = ("torch.", "torch_geometric.", "dgl.")
+# After so many calls in a row that no kept call was like, one in seven is kept: an odd number, so
+# that where each graph comes twice it is not always the second call.
+_UNREPEATED, _EACH = 4, 7
 _numbers = itertools.count()
 _entries, _maps = settings.kept()
 _watching, _drivers = counters.watching, driver.in_place
@@ -73,12 +76,14 @@ def remember(layer: Any, adapter: Any, args: tuple, kwargs: dict, config: Config
              given: Any, plan: Any, call: Any, run: Any, quantized: bool) -> Any:
     """Keep of a call by a faster route what calls that repeat it need.
 
-    The call as `Exact.bound` has it, None where it is not. Nothing is kept where the adapter has no
-    key for the call, where its graph is none of its arguments, or of a ``quantized`` call that is
-    no plain one.
+    The call as `Exact.bound` has it, None where it cannot be bound. Nothing is kept where the
+    layer's calls are hardly repeated (`LayerMemory.keeps`), where the adapter has no key for the
+    call, where its graph is none of its arguments, or of a ``quantized`` call that is no plain one.
     """
-    key = adapter.key(layer, args, kwargs)
-    if key is None:
+    memory = memories.get(layer)
+    keeps = memory is None or memory.keeps(stated.held(call.graph))
+    binds = adapter.bind is not None and plan.route == "cuda" and not quantized
+    if not (keeps or binds):
         return None
     found = index_tensors(args, kwargs)
     if unversioned(found) or not set(map(id, given.structure)).issubset(map(id, found)):
@@ -86,12 +91,14 @@ def remember(layer: Any, adapter: Any, args: tuple, kwargs: dict, config: Config
     # only keys of such calls know the layer's weights themselves, to which a call may be bound
     plain = (not kwargs and len(found) == len(args) - 1 and type(args[0]) is Tensor
              and all(map(is_, found, args[1:])))
+    bound = adapter.bind(layer, call) if plain and binds else None
+    key = adapter.key(layer, args, kwargs) if keeps else None
+    if key is None or (quantized and not plain):
+        return bound
     kept = adapter.keep(layer, args, kwargs, stated, given)
-    if (quantized and not plain) or kept is UNREPEATABLE:
-        return None
-    bound = adapter.bind(layer, call) if plain and plan.route == "cuda" and not quantized else None
-    of(layer).exact = Exact(config.epoch, key, found, plain, call.graph, stated, plan, run,
-                            kept, bound)
+    if kept is not UNREPEATABLE:
+        of(layer).exact = Exact(config.epoch, key, found, plain, call.graph, stated, plan, run,
+                                kept, bound)
     return bound
 
 
@@ -120,16 +127,19 @@ class LayerMemory:
     and the last that summed its list of edges, each with gradients off and on; ``unread``: how
     many calls over such edges went native without a look, likewise.
 
-    ``exact``: its last call by a faster route; ``native_exact``, ``native_sized``: a native call
-    with gradients off, and one with gradients on; ``in_a_row``: native calls in a row that were
-    like an earlier one, and what follows from many (``streak``); ``number``: under which ledgers of
-    graphs know the layer; ``why``: of the last call that was not understood; ``left``: of calls of
-    a model, how many may yet show something; ``inner``: of the adapter of a layer around others,
-    what it found out about these.
+    ``exact``: the last call by a faster route that was kept; ``unrepeated``: how many such calls in
+    a row were like no kept one; ``graph``: of the last of these, what the structure cache holds,
+    weakly; ``native_exact``, ``native_sized``: a native call with gradients off, and one with
+    gradients on; ``in_a_row``: native calls in a row that were like an earlier one, and what
+    follows from many (``streak``); ``number``: under which ledgers of graphs know the layer;
+    ``why``: of the last call that was not understood; ``left``: of calls of a model, how many may
+    yet show something; ``inner``: of the adapter of a layer around others, what it found out about
+    these.
     """
 
-    __slots__ = ("exact", "native_exact", "native_sized", "number", "in_a_row", "streak", "why",
-                 "left", "over", "native_once", "summed_once", "unread", "inner")
+    __slots__ = ("exact", "unrepeated", "graph", "native_exact", "native_sized", "number",
+                 "in_a_row", "streak", "why", "left", "over", "native_once", "summed_once",
+                 "unread", "inner")
 
     def __init__(self) -> None:
         self.over: dict[int, Any] = {}
@@ -138,11 +148,25 @@ class LayerMemory:
         self.unread = [0, 0]
         self.inner: Any = None
         self.exact: Exact | None = None
+        self.unrepeated = 0
+        self.graph: weakref.ref | None = None
         self.native_exact: list[NativeExact | None] = [None, None]
         self.native_sized: list[NativeSized | None] = [None, None]
         self.number, self.in_a_row, self.left = next(_numbers), 0, WATCHED
         self.streak: NativeStreak | None = None
         self.why: Reason | None = None
+
+    def keeps(self, graph: Any) -> bool:
+        """Whether to keep a call by a faster route over this graph that is like no kept one.
+
+        Keeping a call costs as much as repeating it. After several such calls in a row, as with
+        mini-batches, a call is kept only if its graph is that of the call before, and now and then.
+        Within a checkpoint each is kept: the repetition has to save the same tensors.
+        """
+        before, self.graph = self.graph, weakref.ref(graph)
+        self.unrepeated += 1
+        return (self.unrepeated <= _UNREPEATED or not self.unrepeated % _EACH
+                or (before is not None and before() is graph) or checkpointed())
 
     def of(self, structure: Sequence[Tensor]) -> list[Any] | None:
         """What `GraphLedger.layers` has of a native call over these tensors, unwritten since."""
@@ -217,7 +241,7 @@ def fast_path(layer: Any, adapter: Any, native: Callable, args: tuple, kwargs: d
             and all_unmoved(exact.structure, indices)):
             held = exact.graph()
             if held is not None and exact.key == adapter.key(layer, args, kwargs):
-                held.touched = True
+                held.touched, memory.unrepeated = True, 0
                 counters.count(type(layer).__name__, exact.plan.route)
                 bound = exact.bound
                 if bound is not None and bound.valid():

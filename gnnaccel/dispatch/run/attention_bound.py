@@ -1,16 +1,18 @@
-"""A GAT call bound once to its weights and kernels, for graphs so small that the interpreter is
-what takes the time.
+"""A GAT call bound to its weights and kernels, for graphs so small that the interpreter is what
+takes the time.
 
-The router finds a repeated plain call by its signature, so all that the general way works out each
-time is known: which kernels, which inputs, what becomes of the result. A bound call goes from the
-features to the launches in a straight line, and takes no more allocations and autograd arguments
-than it needs. Kernels and arithmetic are those of the general way.
+Of a plain call all that the general way works out each time is known: which kernels, which inputs,
+what becomes of the result. A bound call goes from the features to the launches in a straight line,
+and takes no more allocations and autograd arguments than it needs. Kernels and arithmetic are those
+of the general way. A call that repeats another one, which the router knows by its signature, is
+bound already.
 
 It holds the weights, not the graph: that is given each time, since the structure cache decides how
 long it lives.
 """
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,8 +23,8 @@ from torch import Tensor
 from gnnaccel.cuda import additive, head_dot
 from gnnaccel.cuda.column_sum import column_sum
 from gnnaccel.cuda.dropout import OFF
-from gnnaccel.cuda.launch import THREADS, workspace
-from gnnaccel.cuda.layout import Layout, grid
+from gnnaccel.cuda.launch import THREADS, Kernels, workspace
+from gnnaccel.cuda.layout import grid
 from gnnaccel.dispatch.run import skinny_matmul
 from gnnaccel.dispatch.run.attention_families import aligned_rows
 from gnnaccel.dispatch.run.autograd import Operation
@@ -65,13 +67,23 @@ def bind(call: Call, weights: Weights) -> Bound | None:
     return Bound(call, weights) if call.out_dtype is torch.float32 and not _in_bands(call) else None
 
 
+@functools.lru_cache(maxsize=256)
+def _kernels(heads: int, width: int, wide: bool) -> tuple[Kernels, Kernels, additive.Variant]:
+    """For scores, for a forward pass alone, and for training."""
+    row = torch.float32
+    infer, train = (additive.variant(heads, width, row, row, False, False, grad, wide)
+                    for grad in (False, True))
+    return head_dot.kernels(heads, width, row), infer.forward_kernels, train
+
+
 def _in_bands(call: Call) -> bool:
     """Whether the general way gathers in bands, forward or backward: such a graph is not one for
     which the interpreter counts."""
     whole, graph = additive.variant(call.heads, call.width, torch.float32,
                                     torch.float32), call.graph
-    return any(whole.banded(nodes, rows, graph.num_edges, graph.device) is not whole
-               for nodes, rows in ((graph.num_src, graph.num_dst), (graph.num_dst, graph.num_src)))
+    src, dst, edges, device = graph.num_src, graph.num_dst, graph.num_edges, graph.device
+    return (whole.banded(src, dst, edges, device) is not whole
+            or whole.banded(dst, src, edges, device) is not whole)
 
 
 class Bound:
@@ -85,12 +97,8 @@ class Bound:
                                                             np.float32(call.attention.slope))
         self.program, self.attention = call.program, call.attention
         self._addresses = _addresses(weights)
-        self._dot = head_dot.kernels(call.heads, call.width, torch.float32)
-        infer, self.variant = (additive.variant(call.heads, call.width, torch.float32,
-                                                torch.float32, False, False, train, call.graph.wide)
-                               for train in (False, True))
-        self._infer, self._train = infer.forward_kernels, self.variant.forward_kernels
-        self.layout: Layout = infer.layout
+        self._dot, self._infer, self.variant = _kernels(call.heads, call.width, call.graph.wide)
+        self._train, self.layout = self.variant.forward_kernels, self.variant.layout
 
     def valid(self) -> bool:
         """Whether the weights lie where they lay; ``.data`` may have been replaced."""

@@ -149,7 +149,10 @@ def fast_path(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Co
                     if last.still_native(edge_index, kwargs, config) else MISSED)
         out = (last.run(layer, edge_index, kwargs)
                if last.fits(layer, edge_index, kwargs, config) else None)
-        return MISSED if out is None else out
+        if out is None:
+            return MISSED
+        memory.unrepeated = 0  # type: ignore[union-attr]  # it has `last`
+        return out
     if memory is not None:
         grad = _grad()
         like = memory.summed_once[grad]
@@ -181,11 +184,6 @@ def _signature(kwargs: dict) -> tuple:
             else:
                 found.append(float("nan"))  # a new object: equal to nothing
     return tuple(found)
-
-
-def _modes() -> tuple:
-    """What holds outside the call and matters to it."""
-    return _grad(), _deterministic(), saved_tensor_hooks(True) is None
 
 
 def too_small(layer: Any, memory: layer_memory.LayerMemory | None, edge_index: Any,
@@ -223,9 +221,10 @@ class Last:
     """A layer's last call over some edges and where it went. Holds the edges and their structure
     weakly.
 
-    ``module``, ``module_class``, ``module_path``: the aggregation, its class, and what it runs;
-    ``shape``, ``layout``: as of `Aggregation`, where nothing is done before it or after it, else
-    ``shape`` is None; ``matrix``: of edges that are a sparse matrix, which lies nowhere itself.
+    ``modes``: what holds outside the call; ``module``, ``module_class``, ``module_path``: the
+    aggregation, its class, and what it runs; ``shape``, ``layout``: as of `Aggregation`, where
+    nothing is done before it or after it, else ``shape`` is None; ``matrix``: of edges that are a
+    sparse matrix, which lies nowhere itself.
     """
 
     __slots__ = ("epoch", "edge_index", "signature", "modes", "settings", "known", "cls", "module",
@@ -360,7 +359,8 @@ def _remember(layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read,
     kept.epoch = config.epoch
     kept.matrix = None if found.matrix is None else found.matrix.kept()
     kept.edge_index = TensorRef(edge_index, pointer=decision.run is not None and not found.matrix)
-    kept.modes, kept.source, kept.name = _modes(), found.form.source, type(layer).__name__
+    kept.modes = _grad(), _deterministic(), saved_tensor_hooks(True) is None
+    kept.source, kept.name = found.form.source, type(layer).__name__
     kept.route = decision.plan.route
     if decision.run is None:
         if config.on_fallback != "native":
@@ -373,8 +373,9 @@ def _remember(layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read,
             kept.missed, kept.gain = ledger.of(graph.edge_index), decision.estimate.gain
             kept.patience = aggregation_cost.patience(decision.estimate)
         new_graphs_native.remember(layer, edge_index, kwargs, found, decision, config)
-    # ran without a structure; or hooks inside may appear
-    elif graph._view is None or len(found.reduces) > 1:
+    # ran without a structure; or hooks inside may appear; or will not be repeated
+    elif (graph._view is None or len(found.reduces) > 1
+          or not layer_memory.of(layer).keeps(graph._view)):
         return
     else:
         kept.signature, kept.decision = _signature(kwargs), decision

@@ -127,9 +127,16 @@ def remember(layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read, 
 def _described(kwargs: dict) -> tuple:
     """All of the arguments but how many rows they have. What is not understood equals nothing,
     itself included."""
-    return tuple([(name, _of(value[0]), _of(value[1])) if type(value) is tuple
-                  and len(value) == 2 else (name, _of(value))
-                  for name, value in kwargs.items()])
+    found: tuple = ()
+    for name, value in kwargs.items():
+        if type(value) is tuple and len(value) == 2:
+            first, second = value
+            one = _of(first)
+            # both ends share their features, as a rule
+            found += name, one, one if second is first else _of(second)
+        else:
+            found += name, None if value is None else _of(value)
+    return found
 
 
 def _of(value: Any) -> Any:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import shutil
 
 import pytest
@@ -204,6 +205,36 @@ class Rows(Message):
         return (x_j - x_i) / x_j.shape[0]
 
 
+class CountedParameter(Message):
+    """Counts edges where a parameter is, and no features."""
+
+    def __init__(self):
+        super().__init__()
+        self.att = nn.Parameter(torch.randn(WIDTH))
+
+    def message(self, x_i, x_j):
+        return (x_j - x_i).tanh() * (self.att / x_j.shape[0])
+
+
+class CountedNumber(Message):
+    """Calculates with Python's numbers."""
+
+    def message(self, x_i, x_j):
+        return (x_j - x_i).tanh() * math.log(x_j.shape[0])
+
+
+class CountedInt(Message):
+    def message(self, x_i, x_j):
+        return (x_j - x_i).tanh() / int(x_j.size(0))
+
+
+class CountedPiece(Message):
+    """All channels, where there are enough edges."""
+
+    def message(self, x_i, x_j):
+        return (x_j - x_i).tanh()[:, :x_j.shape[0]]
+
+
 class Caught(Message):
     """What a stand-in refuses would be caught."""
 
@@ -214,7 +245,8 @@ class Caught(Message):
             return x_j - x_i
 
 
-@pytest.mark.parametrize("cls", [Dropped, InPlace, Distance, MapOfDifference, Rows, Caught])
+@pytest.mark.parametrize("cls", [Dropped, InPlace, Distance, MapOfDifference, Rows, Caught,
+                                 CountedParameter, CountedNumber, CountedInt, CountedPiece])
 def test_messages_that_stay_native(kernels, cls):
     layer, args = cls().to(kernels.device), to(kernels.device, *arguments(cls))
     expected = layer(*copy.deepcopy(args))

@@ -16,8 +16,9 @@ from torch import Tensor
 from gnnaccel.adapters import own
 from gnnaccel.adapters.pyg import guards
 from gnnaccel.adapters.pyg.propagate import reading, tracing
+from gnnaccel.adapters.pyg.propagate.row_count import ROWS
 from gnnaccel.adapters.pyg.propagate.standins import Unseen, rows
-from gnnaccel.adapters.pyg.propagate.traced import ROWS, Node
+from gnnaccel.adapters.pyg.propagate.traced import Node
 from gnnaccel.adapters.pyg.propagate.traced_scores import Alpha, Weighted, score_of
 from gnnaccel.adapters.pyg.propagate.tracing import Special, Trace
 from gnnaccel.dispatch.ir import attention_programs as programs

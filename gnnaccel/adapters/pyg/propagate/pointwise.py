@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters.pyg.propagate.pointwise_calls import OPERATIONS
+from gnnaccel.adapters.pyg.propagate.row_count import ROWS, RowCount, counted
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
-from gnnaccel.adapters.pyg.propagate.traced import (ROWS, VIEWS, Make, Param, Value, applied,
-                                                    shaped)
+from gnnaccel.adapters.pyg.propagate.traced import VIEWS, Make, Param, Value, applied, shaped
 from gnnaccel.dispatch.generated.tree import Call, Leaf, Number, Tree, computed, leaves, mapped
 
 _SAME = frozenset(("contiguous", "clone", "float", "to", "type_as"))
@@ -39,25 +39,6 @@ _PIECES = frozenset(("chunk", "split", "unbind"))
 NAMES = frozenset((*VIEWS, *_SAME, *_OF_ROWS, *_MAPS, *_PIECES))
 
 
-class _RowCount(int):
-    """How many rows a stand-in claims to have: good for a view, not to calculate with."""
-
-    def _refuses(self, *args: Any) -> Any:
-        raise Unseen
-
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = _refuses
-    __rtruediv__ = __floordiv__ = __rfloordiv__ = __pow__ = __rpow__ = __neg__ = _refuses
-    __float__ = __bool__ = __lt__ = __le__ = __gt__ = __ge__ = __mod__ = _refuses
-
-    def __eq__(self, other: Any) -> bool:
-        return type(other) is _RowCount or self._refuses()
-
-    def __ne__(self, other: Any) -> bool:
-        return not self == other
-
-    __hash__ = int.__hash__
-
-
 class Rows(Value):
     """``tree``: how a number of a row is computed; ``meta``: how it looks."""
 
@@ -68,7 +49,7 @@ class Rows(Value):
 
     def __getattr__(self, name: str) -> Any:
         if name == "shape":
-            return (_RowCount(ROWS), *self.meta.shape[1:])
+            return (RowCount(), *self.meta.shape[1:])
         if not (name in OPERATIONS or name in VIEWS or name in _SAME or name in _OF_ROWS
                 or name in _PIECES or name in _MAPS):
             raise Unseen
@@ -84,6 +65,8 @@ class Rows(Value):
     def operate(self, name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
         args = tuple(one.alone() if isinstance(one, Rows) else one for one in args)
         kwargs = {k: one.alone() if isinstance(one, Rows) else one for k, one in kwargs.items()}
+        if name not in VIEWS and counted((args, *kwargs.values())):
+            raise Unseen
         if name in VIEWS and name != "contiguous":
             return _viewed(self, shaped(function, args, kwargs))
         if name in _SAME:

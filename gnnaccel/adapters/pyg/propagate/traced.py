@@ -18,10 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gnnaccel.adapters.pyg.propagate.row_count import ROWS, counted
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 
-#: rows that a stand-in claims to have: a prime, so that no view mixes rows without being noticed
-ROWS = 7919
 Make = Callable[[dict], Tensor]  # the rows of a call's arguments
 
 VIEWS = {"view", "reshape", "unsqueeze", "squeeze", "contiguous"}
@@ -159,7 +158,7 @@ class Param(Value):
         self.make, self.meta, self.roots = make, meta, roots
 
     def operate(self, name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
-        if name not in _OF_PARAMETERS or name == "split":
+        if name not in _OF_PARAMETERS or name == "split" or counted((args, *kwargs.values())):
             raise Unseen
         roots = tuple(root for a in (*args, *kwargs.values()) if isinstance(a, Param)
                       for root in a.roots)

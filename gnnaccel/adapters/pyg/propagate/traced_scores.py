@@ -11,8 +11,9 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional as F
 
+from gnnaccel.adapters.pyg.propagate.row_count import ROWS
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
-from gnnaccel.adapters.pyg.propagate.traced import (ROWS, VIEWS, Ends, Node, Param, Value, applied,
+from gnnaccel.adapters.pyg.propagate.traced import (VIEWS, Ends, Node, Param, Value, applied,
                                                     with_first)
 
 

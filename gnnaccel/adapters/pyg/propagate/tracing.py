@@ -24,8 +24,9 @@ from gnnaccel.adapters.pyg import guards
 from gnnaccel.adapters.pyg.propagate import reading
 from gnnaccel.adapters.pyg.propagate.message import (SPECIAL, _named, reads_special,
                                                     special_read)
+from gnnaccel.adapters.pyg.propagate.row_count import ROWS
 from gnnaccel.adapters.pyg.propagate.standins import Refuses, Unseen, rows
-from gnnaccel.adapters.pyg.propagate.traced import ROWS, Make, Param
+from gnnaccel.adapters.pyg.propagate.traced import Make, Param
 from gnnaccel.dispatch.policy.names import IdentityMap
 
 _MODULES = (torch, torch.nn, torch.nn.functional, math)

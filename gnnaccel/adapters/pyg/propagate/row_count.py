@@ -1,0 +1,40 @@
+"""How many rows stand-ins for tensors have while users' functions are traced: what to them is a
+number, but not one to calculate with."""
+from __future__ import annotations
+
+from typing import Any
+
+from gnnaccel.adapters.pyg.propagate.standins import Unseen
+
+#: rows that a stand-in claims to have: a prime, so that no view mixes rows without being noticed
+ROWS = 7919
+
+
+class RowCount:
+    """How many rows a stand-in claims to have: good for a view, not to calculate with. No integer,
+    of which `math.log` and `int` would take the value."""
+
+    def __index__(self) -> int:
+        return ROWS
+
+    def _refuses(self, *args: Any) -> Any:
+        raise Unseen
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = _refuses
+    __rtruediv__ = __floordiv__ = __rfloordiv__ = __pow__ = __rpow__ = __neg__ = _refuses
+    __float__ = __int__ = __bool__ = __lt__ = __le__ = __gt__ = __ge__ = __mod__ = _refuses
+
+    def __eq__(self, other: Any) -> bool:
+        return type(other) is RowCount or self._refuses()
+
+    def __ne__(self, other: Any) -> bool:
+        return not self == other
+
+    __hash__ = object.__hash__
+
+
+def counted(value: Any) -> bool:
+    """Whether there is a `RowCount` in it."""
+    if type(value) is slice:
+        value = value.start, value.stop, value.step
+    return isinstance(value, RowCount) or type(value) in (tuple, list) and any(map(counted, value))

@@ -25,7 +25,7 @@ class Difference(Weighing):
 
 class Summing(Weighing):
     def aggregate(self, inputs, index, dim_size):
-        return super().aggregate(inputs, index, dim_size=dim_size) * 2
+        return super().aggregate(inputs, index, dim_size=dim_size) * index.numel()
 
 
 class ByEdge(Copying):

@@ -66,6 +66,37 @@ class Generated(NamedTuple):
                 if self.weight is None else f"a linear map of {self.expression}")
 
 
+class Several(NamedTuple):
+    """Messages that are reduced each for itself: an aggregation of one of ``parts`` is asked for by
+    its `Part`."""
+
+    parts: tuple[Generated, ...]
+
+    @property
+    def tensors(self) -> dict[str, tuple[Tensor, str]]:
+        return {f"{name}_{at}": one for at, part in enumerate(self.parts)
+                for name, one in part.tensors.items()}
+
+    @property
+    def out(self) -> tuple[int, ...]:
+        """The shape of the first; each has its own."""
+        return self.parts[0].out
+
+    def __str__(self) -> str:
+        return ", ".join(map(str, self.parts))
+
+
+class Part(NamedTuple):
+    """The reduction ``how``, one of `REDUCES`, of the message ``at`` this place of `Several`."""
+
+    how: str
+    at: int
+
+    @property
+    def name(self) -> str:
+        return self.how
+
+
 def unfit(graph: OpGraph, x: Tensor, more: Generated) -> Reason | None:
     """Why these are no messages over the graph. ``x``: features that decide about the device."""
     rows = sum(one.mode == "row" for one in more.expression.inputs)

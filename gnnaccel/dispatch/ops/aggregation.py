@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from gnnaccel.dispatch.generated.messages import Part
 from gnnaccel.dispatch.ops import aggregation_means as means
 from gnnaccel.dispatch.ops import messages
 from gnnaccel.dispatch.ops.aggregation_means import PowerMean, Softmax
@@ -22,7 +23,7 @@ from gnnaccel.dispatch.ops.operands import DTYPES
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 
 REDUCES = ("sum", "mean", "max", "min", "var")
-Reduce = str | Softmax | PowerMean
+Reduce = str | Softmax | PowerMean | Part
 _UNWEIGHTED = " unweighted"
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -51,10 +52,14 @@ class Aggregation(NamedTuple):
                 if self.weight is None else (self.x, self.weight, *more, *numbers))
 
     def by(self, reduce: Reduce) -> Aggregation:
-        """With another reduction; one named "... unweighted" leaves the weights out."""
+        """With another reduction; one named "... unweighted" leaves the weights out, and a `Part`
+        takes one of several messages."""
         if type(reduce) is str and reduce.endswith(_UNWEIGHTED):
             return prepare(reduce.removesuffix(_UNWEIGHTED),  # type: ignore[return-value]
                            self.x, None, 0)
+        if type(reduce) is Part:
+            one = self.more.parts[reduce.at]  # type: ignore[union-attr]  # as it is asked for
+            return self._replace(reduce=reduce.how, shape=one.out, more=one)
         return self._replace(reduce=reduce)
 
     @property

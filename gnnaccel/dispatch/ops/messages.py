@@ -7,6 +7,7 @@ For an edge e from j to i, with x_j the row of the aggregation's own ``x``:
     Rectified    relu(x_j + edge[e]) + constant
     Gated        sigmoid(left_j + right_i + edge[e]) * (x_j + beside[e])
     Generated    any expression of rows at both ends and at the edge (`generated.messages`)
+    Several      of these, each with its own reduction
 """
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.dispatch.generated import messages as generated
-from gnnaccel.dispatch.generated.messages import Generated
+from gnnaccel.dispatch.generated.messages import Generated, Several
 from gnnaccel.dispatch.ops import torch_ops
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.policy.reasons import Reason, reason
@@ -72,13 +73,14 @@ class Gated(NamedTuple):
         return f"sigmoid({gate}) * {'x[j]' if self.beside is None else '(x[j] + z[e])'}"
 
 
-More = Shifted | Rectified | Gated | Generated
+More = Shifted | Rectified | Gated | Generated | Several
 
 
 def unfit(graph: OpGraph, x: Tensor, weight: Tensor | None, more: Any) -> Reason | None:
     """Why this is none of these messages with tensors that fit ``x`` [num_src, *features]."""
-    if type(more) is Generated:
-        return generated.unfit(graph, x, more)
+    if type(more) is Generated or type(more) is Several:
+        parts = more.parts if isinstance(more, Several) else (more,)
+        return next(filter(None, (generated.unfit(graph, x, one) for one in parts)), None)
     if weight is not None and type(more) is not Shifted:
         return reason("GA208", "weights beside other features of edges")
     for name, (t, target) in more.tensors.items():

@@ -374,7 +374,7 @@ def _remember(layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read,
             kept.patience = aggregation_cost.patience(decision.estimate)
         new_graphs_native.remember(layer, edge_index, kwargs, found, decision, config)
     # ran without a structure; or hooks inside may appear; or will not be repeated
-    elif (graph._view is None or len(found.reduces) > 1
+    elif (graph._view is None or len(found.reduces) > 1 or found.known.traced
           or not layer_memory.of(layer).keeps(graph._view)):
         return
     else:

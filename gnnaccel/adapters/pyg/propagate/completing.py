@@ -42,7 +42,8 @@ def with_more(layer: Any, form: Form, graph: OpGraph, given: Aggregation, kwargs
         if form.width is not None:
             more = messages.Gated(x, nothing.expand(graph.num_dst, form.width), more.edge,
                                   more.edge)
-    shape = more.out if type(more) is messages.Generated else tuple(x.shape[1:])
+    shape = (more.out if type(more) in (messages.Generated, messages.Several)
+             else tuple(x.shape[1:]))
     return (messages.unfit(graph, x, given.weight, more)
             or given._replace(x=x, shape=shape, more=more))
 

@@ -57,7 +57,7 @@ def watch(path: Path, function: Any) -> None:
     torch's functions and methods that it calls."""
     if type(function) is not types.FunctionType:
         return
-    named = _named(function.__code__)
+    named = [one for code in codes(function.__code__) for one in _named(code)]
     read = dict.fromkeys(name for kind, name in named if kind == "LOAD_GLOBAL")
     path.watch(itemgetter, function.__globals__,
                tuple(filter(function.__globals__.__contains__, read)))
@@ -86,7 +86,13 @@ def reads_special(code: types.CodeType) -> bool:
 def special_read(step: dis.Instruction) -> bool:
     """Whether an instruction reads an argument that message passing passes by itself."""
     names = step.argval if type(step.argval) is tuple else (step.argval,)  # some read two
-    return step.opname.startswith("LOAD_FAST") and not SPECIAL.isdisjoint(names)
+    return step.opname.startswith(("LOAD_FAST", "LOAD_DEREF")) and not SPECIAL.isdisjoint(names)
+
+
+def codes(code: types.CodeType) -> list[types.CodeType]:
+    """The code of a function, and of what is defined in it."""
+    return [code, *(one for inner in code.co_consts if isinstance(inner, types.CodeType)
+                    for one in codes(inner))]
 
 
 def _named(code: types.CodeType) -> list[tuple[str, str]]:

@@ -119,7 +119,7 @@ def remember(layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read, 
              config: Config) -> None:
     """Keep what was found out for one call, for those alike."""
     if (decision.run is aggregation_once.run and len(found.reduces) == 1
-        and not reading.stacked(layer, found.given.x)):
+        and not found.known.traced and not reading.stacked(layer, found.given.x)):
         layer_memory.of(layer).summed_once[torch.is_grad_enabled()] = Summed(
             layer, edge_index, kwargs, found, decision, config)
 

@@ -14,7 +14,7 @@ from gnnaccel.adapters.own import MESSAGE_PASSING, Path, home, is_method
 from gnnaccel.adapters.pyg import edges, guards
 from gnnaccel.adapters.pyg.propagate import adjacency, message, stock
 from gnnaccel.dispatch.graph.edge_arrays import EdgeArrays
-from gnnaccel.dispatch.ops import aggregation, aggregation_messages
+from gnnaccel.dispatch.ops import aggregation
 from gnnaccel.dispatch.ops import aggregation_means as means
 from gnnaccel.dispatch.ops.aggregation import Aggregation, Reduce
 from gnnaccel.dispatch.ops.aggregation_means import PowerMean, Softmax
@@ -32,7 +32,7 @@ TENSORS = (Tensor, Parameter)
 _REDUCES = {"SumAggregation": "sum", "MeanAggregation": "mean", "MaxAggregation": "max",
             "MinAggregation": "min"}
 #: reasons of a message without a form, or of one whose tensors do not fit it
-_NO_FORM = ("GA206", "GA208", "GA211")
+NO_FORM = ("GA206", "GA208", "GA211")
 _FUNCTIONS = ("message", "aggregate", "update", "message_and_aggregate")
 
 
@@ -40,28 +40,32 @@ class Known:
     """What is known of a class's functions.
 
     It holds as long as they and all functions on their ``path`` stay the same. ``updates``: whether
-    ``update`` does something; ``update``: its arguments.
+    ``update`` does something; ``update``: its arguments. ``of_user``: ``aggregate`` is the user's
+    own; ``traced``: it was traced (`aggregates`), and ``aggregate`` is what that found.
     """
 
     why: Reason | None
     update: tuple[str, ...]
 
-    def __init__(self, cls: type):
+    def __init__(self, cls: type, traced: stock.Aggregate | None = None):
         self.functions = tuple(getattr(cls, name) for name in _FUNCTIONS)
         self.path = Path("torch_geometric")
         self.path.watch(attrgetter, cls, _FUNCTIONS)
         self.forms: dict[tuple, message.Form | Reason] = {}
         self.own = cls.__module__.startswith("torch_geometric.")
         self.stock = stock.of_message(self.functions[0])
-        self.aggregate = stock.of_aggregate(self.functions[1])
+        self.aggregate, self.traced = stock.of_aggregate(self.functions[1]), traced is not None
+        self.of_user = self.aggregate is None and home(self.functions[1]) != "torch_geometric"
         self.updates = not is_method(self.functions[2], base(), "update", "torch_geometric")
-        self.why, self.update = (_functions_reason(cls, self),
-                                 _update_arguments(self)  # type: ignore[assignment]  # or `why`
-                                 if self.updates else ())
         for function, known in zip(self.functions, (self.stock, self.aggregate)):
             if known is not None:
                 self.path.function(function)
-        message.watch(self.path, self.functions[0])
+        for function in self.functions[:1 + self.of_user]:
+            message.watch(self.path, function)
+        self.aggregate = traced or self.aggregate
+        self.why, self.update = (_functions_reason(cls, self),
+                                 _update_arguments(self)  # type: ignore[assignment]  # or `why`
+                                 if self.updates else ())
         self.why = self.why or self.path.complete().why
 
     def stamp(self, layer: Any) -> tuple | None:
@@ -80,8 +84,9 @@ class Known:
             found = (message.form(self.functions[0], kinds)
                      if self.stock is None
                      else self.stock.form(stamp, kinds))  # type: ignore[arg-type]
-            if found is not None and self.aggregate is not None and type(found) is message.Form:
-                found = _weighted_by(found, self.aggregate.weight, kinds)
+            own = self.aggregate
+            if own is not None and own.weight is not None and type(found) is message.Form:
+                found = _weighted_by(found, own.weight, kinds)
             self.forms[key] = (found or (
                 reason("GA208", "its message has a form that is not recognised") if self.own else
                 reason("GA211", "message has a form that is not recognised")))
@@ -120,10 +125,10 @@ def base() -> type[Any]:
 
 def _functions_reason(cls: type, known: Known) -> Reason | None:
     aggregate = known.functions[1]
-    if known.aggregate is None and not is_method(aggregate, base(), "aggregate", "torch_geometric"):
-        if home(aggregate) == "torch_geometric":
-            return reason("GA208", f"{cls.__name__} aggregates in its own way")
+    if known.of_user and not known.traced:
         return reason("GA211", "aggregate is the user's own")
+    if known.aggregate is None and not is_method(aggregate, base(), "aggregate", "torch_geometric"):
+        return reason("GA208", f"{cls.__name__} aggregates in its own way")
     if known.updates and _update_arguments(known) is None:
         return reason("GA211", "update takes what belongs to edges, or to one of their ends")
     return None
@@ -175,42 +180,38 @@ class Read(NamedTuple):
 def read(layer: Any, edge_index: Any, kwargs: dict) -> Read | Reason:
     """The call as an aggregation, or why it is none. Computes nothing but weights:
     `completing.completed` does the rest."""
-    from gnnaccel.adapters.pyg.propagate import generated  # which needs this module
+    from gnnaccel.adapters.pyg.propagate import aggregates  # which needs this module
 
     known = known_class(type(layer))
+    if known.of_user:
+        return aggregates.read(layer, known, edge_index, kwargs)
     if adjacency.is_matrix(edge_index):
         matrix = known.why or adjacency.read(layer, known, edge_index, kwargs)
         if type(matrix) is Reason:
             return matrix
-        found = _read_as(matrix.form, layer, matrix.edges, matrix.arguments, known,
-                         ProductGraph if matrix.path is not None else OpGraph)
+        found = read_as(matrix.form, layer, matrix.edges, matrix.arguments, known,
+                        ProductGraph if matrix.path is not None else OpGraph)
         return found if type(found) is Reason else found._replace(matrix=matrix)
+    return read_edges(layer, edge_index, kwargs, known)
+
+
+def read_edges(layer: Any, edge_index: Any, kwargs: dict, known: Known) -> Read | Reason:
+    """`read`, of a call that is not over a sparse matrix."""
+    from gnnaccel.adapters.pyg.propagate import generated  # which needs this module
+
     form = known.form(kwargs, known.stamp(layer))
     if type(form) is message.Form and form.summed:
-        form = _not_summed(form, layer, kwargs, known)
-    found = (form if type(form) is Reason
-             else _read_as(form, layer, edge_index, kwargs, known))
-    if type(found) is Reason and found.code in _NO_FORM:
+        form = generated.not_summed(form, layer, kwargs, known)
+    found = form if type(form) is Reason else read_as(form, layer, edge_index, kwargs, known)
+    if type(found) is Reason and found.code in NO_FORM:
         other = generated.form(layer, known, kwargs, found)
         if type(other) is message.Form:
-            return _read_as(other, layer, edge_index, kwargs, known)
+            return read_as(other, layer, edge_index, kwargs, known)
     return found
 
 
-def _not_summed(form: message.Form, layer: Any, kwargs: dict, known: Known) -> message.Form:
-    """The form of a call that may ask for more than sums and means, which ``form`` is for."""
-    from gnnaccel.adapters.pyg.propagate import generated  # which needs this module
-
-    for one in reductions(layer, known):
-        if one in ("max", "min"):
-            why = aggregation_messages.only_summed(one)
-            other = generated.form(layer, known, kwargs, why)
-            return other if type(other) is message.Form else form
-    return form
-
-
-def _read_as(form: message.Form, layer: Any, edge_index: Any, kwargs: dict, known: Known,
-             graph_class: type[OpGraph] = OpGraph) -> Read | Reason:
+def read_as(form: message.Form, layer: Any, edge_index: Any, kwargs: dict, known: Known,
+            graph_class: type[OpGraph] = OpGraph) -> Read | Reason:
     """`read`, of messages of this form."""
     from gnnaccel.adapters.pyg.propagate import completing  # which needs this module
 
@@ -382,7 +383,7 @@ def finished(layer: Any, known: Known, moved: bool, out: Any, kwargs: dict) -> A
     """What the call gives: the class's own ``update`` of the result, of several combined.
     ``moved``: features were `stacked`."""
     if known.aggregate is not None:
-        out = known.aggregate.combine(layer, out if type(out) is list else [out])
+        out = known.aggregate.combine(layer, out if type(out) is list else [out], kwargs)
     elif type(out) is list:
         out = layer.aggr_module.combine(out)
     if moved:

@@ -18,6 +18,7 @@ from torch.nn.functional import linear
 from gnnaccel.adapters.own import path_of
 from gnnaccel.adapters.pyg import guards
 from gnnaccel.adapters.pyg.propagate.standins import Arguments, Form, rows
+from gnnaccel.dispatch.ops.aggregation import Reduce
 from gnnaccel.dispatch.ops.messages import Gated, Rectified
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 
@@ -32,13 +33,14 @@ class Stock(NamedTuple):
 
 
 class Aggregate(NamedTuple):
-    """An aggregation that a layer does itself: ``reduces(layer)``, names as `Aggregation.by` takes
-    them, () for others; ``weight``: the argument of ``propagate`` with weights [E] or None;
-    ``combine(layer, results)``, a result for each."""
+    """An aggregation that a layer does itself: ``reduces(layer)``, as `Aggregation.by` takes them,
+    () for others; ``weight``: the argument of ``propagate`` with weights [E] or None, or None where
+    there is no such argument; ``combine(layer, results, arguments)``, a result for each, and the
+    arguments of ``propagate``."""
 
-    reduces: Callable[[Any], tuple[str, ...]]
-    weight: str
-    combine: Callable[[Any, list[Tensor]], Tensor]
+    reduces: Callable[[Any], tuple[Reduce, ...]]
+    weight: str | None
+    combine: Callable[[Any, list[Tensor], Arguments], Any]
 
 
 @functools.cache
@@ -165,7 +167,7 @@ def _clamps() -> bool:
     return "clamp" in EGConv.aggregate.__code__.co_names
 
 
-def _eg_combined(layer: Any, results: list[Tensor]) -> Tensor:
+def _eg_combined(layer: Any, results: list[Tensor], arguments: Arguments) -> Tensor:
     found = [out.clamp(min=1e-5).sqrt() if name == "std" else out
              for name, out in zip(layer.aggregators, results)]
     return torch.stack(found, dim=1) if len(found) > 1 else found[0]

@@ -29,14 +29,14 @@ from gnnaccel.adapters.pyg.propagate.standins import Refuses, Unseen, rows
 from gnnaccel.adapters.pyg.propagate.traced import Make, Param
 from gnnaccel.dispatch.policy.names import IdentityMap
 
-_MODULES = (torch, torch.nn, torch.nn.functional, math)
-_BUILTINS = frozenset(("float", "int", "len", "None", "True", "False"))
+MODULES = (torch, torch.nn, torch.nn.functional, math)
+BUILTINS = frozenset(("float", "int", "len", "None", "True", "False"))
 _TRACES = 4  # kept for each layer
 _PLAIN = (int, float, bool, str, type(None))
 _CATCHES = frozenset(("SETUP_FINALLY", "SETUP_WITH", "PUSH_EXC_INFO"))
 _COMPARES = frozenset(("IS_OP", "COMPARE_OP", "CONTAINS_OP"))
 _NUMBERS = (int, float, bool)  # as arguments: another value is another trace
-_NOT_PLAIN_CODE = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+NOT_PLAIN_CODE = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
 class Manner(NamedTuple):
@@ -46,7 +46,8 @@ class Manner(NamedTuple):
     effects. ``prepared(function)``: the function to run on stand-ins, None where it may do more
     than compute. ``rows(end, make, meta, name)``: what stands for the argument ``name`` at the
     ``end`` "i", "j" or "e". ``found(out, layer)``: the message, None where it is not of this kind.
-    ``methods``: whether methods of the layer may be called.
+    ``methods``: whether methods of the layer may be called. ``then(out, layer, kwargs, ends,
+    edges)``: what goes on with what the message gave; it adds to the lists of a `Trace`.
     """
 
     names: frozenset[str]
@@ -54,6 +55,7 @@ class Manner(NamedTuple):
     rows: Callable[[str, Make, Tensor, str], Any]
     found: Callable[[Any, Any], Any]
     methods: bool = False
+    then: Callable[[Any, Layer, dict, list, list], Any] | None = None
 
 
 class Trace(NamedTuple):
@@ -83,7 +85,7 @@ class Trace(NamedTuple):
         return True
 
 
-class _Layer:
+class Layer:
     """Stands for the layer: gives what it holds, and notes that (``_traced_read``, by name). Its
     methods run on stand-ins as the message does; ``_traced_watched``: what they name, with the
     places where it stands. No name is one that a layer might have."""
@@ -99,12 +101,12 @@ class _Layer:
         self._traced_read[name] = value
         if type(value) in _PLAIN:
             return value
-        if callable(value) and _is_torchs(value, self._traced_manner.names):
+        if callable(value) and is_torchs(value, self._traced_manner.names):
             return value
         if type(value) in reading.TENSORS:
             return _parameter(value)
         if isinstance(value, nn.Module):
-            self._traced_read[name] = value, _looks(value)
+            self._traced_read[name] = value, looks(value)
             return _module(value)
         if type(value) is types.MethodType and value.__self__ is self._traced_layer:
             return self._method(name, value.__func__)
@@ -152,11 +154,11 @@ _ACTIVATIONS: dict[type, Callable[[Any, Any], Any]] = {
 _CALLED = ("linear", "leaky_relu", "relu", "dropout", "elu", "silu", "gelu", "softplus")
 
 
-def _looks(module: nn.Module) -> tuple:
+def looks(module: nn.Module) -> tuple:
     """What the result of a module of `_module` depends on, by identity: its options, parameters and
     hooks, its modules, and the functions that run."""
     own_dict = module.__dict__
-    inside = tuple([_looks(one) for one in own_dict["_modules"].values()]
+    inside = tuple([looks(one) for one in own_dict["_modules"].values()]
                    if type(module) is nn.Sequential else ())
     return (type(module), module.training, *map(id, module._parameters.values()),
             *(v for v in own_dict.values() if type(v) in (int, float, bool, str)),
@@ -203,7 +205,7 @@ def globals_in_place(function: types.FunctionType, names: frozenset[str],
     """What to put in place of global names of ``function``, by ``instead(value)``, None for those
     to keep; None where the function may do more than compute."""
     code, known = function.__code__, function.__globals__
-    if code.co_cellvars or code.co_flags & _NOT_PLAIN_CODE:
+    if code.co_cellvars or code.co_flags & NOT_PLAIN_CODE:
         return None
     if any(isinstance(c, types.CodeType) for c in code.co_consts):
         return None
@@ -214,8 +216,8 @@ def globals_in_place(function: types.FunctionType, names: frozenset[str],
             other = instead(value)
             if other is not None:
                 found[name] = other
-            elif not (any(value is one for one in _MODULES) or name in _BUILTINS
-                      or _is_torchs(value, names)):
+            elif not (any(value is one for one in MODULES) or name in BUILTINS
+                      or is_torchs(value, names)):
                 return None
         elif kind not in ("LOAD_ATTR", "LOAD_METHOD"):
             return None
@@ -230,7 +232,7 @@ def with_globals(function: types.FunctionType, more: dict[str, Any]) -> types.Fu
     return made
 
 
-def _is_torchs(value: Any, names: frozenset[str]) -> bool:
+def is_torchs(value: Any, names: frozenset[str]) -> bool:
     """Whether it is one of the functions ``names`` of torch or of `math`."""
     module = getattr(value, "__module__", None) or "torch"
     return getattr(value, "__name__", "") in names and module.partition(".")[0] in ("torch", "math")
@@ -250,7 +252,7 @@ class Special(Refuses):
 
 def _trace(layer: Any, kwargs: dict, manner: Manner) -> Trace:
     function = type(layer).message
-    proxy, ends, edges = _Layer(layer, manner), [], []
+    proxy, ends, edges = Layer(layer, manner), [], []
     message = _runnable(function, layer, manner)
     # a method might be handed what it then asks for under another name
     if message is None or (manner.methods and reads_special(function.__code__)):
@@ -260,15 +262,18 @@ def _trace(layer: Any, kwargs: dict, manner: Manner) -> Trace:
     found = None
     try:
         for parameter in list(inspect.signature(function).parameters.values())[1:]:
-            one, end = _stand_in(parameter, kwargs, manner)
+            one, end = stand_in(parameter, kwargs, manner)
             given[parameter.name] = one
             if end == "e":
                 edges.append(parameter.name)
             elif end:
                 ends.append((parameter.name[:-2], end))
         out = message(proxy, **given)
+        if manner.then is not None:
+            out = manner.then(out, proxy, kwargs, ends, edges)
         found = manner.found(out, layer)
-    except (Unseen, AttributeError, TypeError, ValueError, IndexError, RuntimeError):
+    except (Unseen, AttributeError, TypeError, ValueError, LookupError, RuntimeError,
+            AssertionError):
         pass  # it is none
     return Trace(found, tuple(ends), tuple(edges), proxy._traced_read, cells,
                  tuple(proxy._traced_watched))
@@ -276,20 +281,20 @@ def _trace(layer: Any, kwargs: dict, manner: Manner) -> Trace:
 
 def _runnable(function: Any, layer: Any, manner: Manner) -> types.FunctionType | None:
     """What to run of a function on stand-ins; None where it may do more than compute."""
-    if (type(function) is not types.FunctionType or _catches(function.__code__)
-        or not _special_as_arguments(function.__code__)):
+    if (type(function) is not types.FunctionType or catches(function.__code__)
+        or not special_as_arguments(function.__code__)):
         return None
-    if not _names_known(function.__code__, layer, manner.names):
+    if not names_known(function.__code__, layer, manner.names):
         return None
     return manner.prepared(function)
 
 
-def _catches(code: types.CodeType) -> bool:
+def catches(code: types.CodeType) -> bool:
     """Whether the function may catch what a stand-in raises, and go another way."""
     return any(step.opname in _CATCHES for step in dis.get_instructions(code))
 
 
-def _special_as_arguments(code: types.CodeType) -> bool:
+def special_as_arguments(code: types.CodeType) -> bool:
     """Whether the function does no more with what message passing passes by itself than hand it to
     functions. Whether ``ptr is None`` a stand-in cannot answer."""
     steps = [step for step in dis.get_instructions(code) if step.opname != "CACHE"]
@@ -302,7 +307,7 @@ def _special_as_arguments(code: types.CodeType) -> bool:
     return True
 
 
-def _names_known(code: types.CodeType, layer: Any, names: frozenset[str]) -> bool:
+def names_known(code: types.CodeType, layer: Any, names: frozenset[str]) -> bool:
     """Whether all attributes that are named are known, and methods of tensors torch's own. Those of
     the layer need not be there: a branch that is not taken may name others."""
     steps = [step for step in dis.get_instructions(code) if step.opname != "CACHE"]
@@ -325,7 +330,7 @@ def _method_is_torchs(name: str) -> bool:
     return type(found) is not types.FunctionType or own.home(found) == "torch"
 
 
-def _stand_in(parameter: inspect.Parameter, kwargs: dict, manner: Manner) -> tuple[Any, str]:
+def stand_in(parameter: inspect.Parameter, kwargs: dict, manner: Manner) -> tuple[Any, str]:
     """What stands for an argument, and the end of the edge that it belongs to, "" for none."""
     name = parameter.name
     if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
@@ -382,7 +387,7 @@ def _form(value: Any) -> Any:
 def _as_read(layer: Any, name: str, seen: Any) -> bool:
     value = getattr(layer, name, Unseen)
     if type(seen) is tuple and isinstance(seen[0], nn.Module):
-        return value is seen[0] and _looks(value) == seen[1]
+        return value is seen[0] and looks(value) == seen[1]
     return _same(getattr(value, "__func__", value), seen)
 
 

@@ -1,0 +1,155 @@
+"""A call of ``propagate`` whose ``aggregate`` is the user's own, read as reductions that we have.
+
+`traced_aggregates` finds out what it reduces. Where that is nothing but the messages, the call is
+read as if the host's ``aggregate`` did these reductions; else kernels are written for everything
+that is reduced. What torch makes of the results node by node, torch does afterwards.
+"""
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gnnaccel.adapters.pyg.propagate import generated, pointwise, reading, tracing
+from gnnaccel.adapters.pyg.propagate.node_values import NodeValue
+from gnnaccel.adapters.pyg.propagate.standins import Form, Unseen
+from gnnaccel.adapters.pyg.propagate.stock import Aggregate
+from gnnaccel.adapters.pyg.propagate.traced_aggregates import Traced, aggregated
+from gnnaccel.cuda import capture
+from gnnaccel.dispatch.generated.messages import Generated, Part, Several
+from gnnaccel.dispatch.graph import self_loops
+from gnnaccel.dispatch.ops.aggregation import Reduce
+from gnnaccel.dispatch.ops.graph import OpGraph
+from gnnaccel.dispatch.policy.reasons import Reason
+
+
+class _Summed(NamedTuple):
+    """An ``aggregate``, understood. ``messages``: what is reduced, None for nothing but the layer's
+    own messages; ``dims``: their numbers of dimensions; ``sizes``: the arguments that say how many
+    nodes there are; ``sized``: whether all reductions are told; ``known``: of the class, with what
+    this is for its ``aggregate``."""
+
+    messages: tuple[generated.Message, ...] | None
+    dims: frozenset[int]
+    sizes: frozenset[str]
+    sized: bool
+    known: reading.Known
+
+
+def read(layer: Any, known: reading.Known, edge_index: Any, kwargs: dict) -> reading.Read | Reason:
+    """As `reading.read`."""
+    why: Any = known.why
+    if type(edge_index) is not Tensor or edge_index.layout != torch.strided:
+        return why
+    if known.stock is not None or self_loops.of(edge_index) is not None:
+        return why
+    trace = tracing.trace(layer, known, kwargs, _MANNER)
+    summed: _Summed | None = trace.message
+    if summed is None or summed.known.why is not None or any(
+        layer.node_dim not in (0, -dims) for dims in summed.dims):
+        return why
+    if summed.messages is None:
+        found = reading.read_edges(layer, edge_index, kwargs, summed.known)
+    else:
+        form = _form(trace, summed.messages, why) if generated.serves(kwargs) else why
+        found = (form if type(form) is Reason
+                 else reading.read_as(form, layer, edge_index, kwargs, summed.known))
+    if type(found) is Reason:
+        return why if found.code in reading.NO_FORM else found
+    return found if _rows_are_nodes(found.graph, summed, kwargs) else why
+
+
+def _form(trace: tracing.Trace, messages: tuple[generated.Message, ...],
+          why: Reason) -> Form | Reason:
+    """Of a call with these messages; ``why`` there is none, or where what was read has changed."""
+    source = next((name for name, end in trace.ends if end == "j"), None)
+    if source is None:
+        return why
+
+    def more(given: dict, layer: Any) -> Generated | Several | Reason:
+        made: dict = {}
+        return (_together([one.generated(given, made) for one in messages])
+                if trace.holds(layer) else why)
+
+    def stand_in(given: dict, graph: OpGraph) -> Generated | Several:
+        return _together([one.stand_in(given, graph) for one in messages])
+
+    ends = tuple(end for end in trace.ends if end != (source, "j"))
+    return Form(source, None, None, more, ends, True, None, stand_in)
+
+
+def _together(parts: list[Generated]) -> Generated | Several:
+    return parts[0] if len(parts) == 1 else Several(tuple(parts))
+
+
+def _rows_are_nodes(graph: OpGraph, summed: _Summed, kwargs: dict) -> bool:
+    """Whether results have a row for each node that receives. Reductions that are not told how many
+    rows to make end with the last node that an edge enters: the device is asked for it, as the host
+    asks."""
+    if any(kwargs[name].shape[0] != graph.num_dst for name in summed.sizes):
+        return False
+    if summed.sized or not graph.num_edges:
+        return summed.sized
+    return not capture.capturing() and int(graph.index("v").max()) + 1 == graph.num_dst
+
+
+def _found(out: Any, layer: Any) -> _Summed | None:
+    """What a message and an ``aggregate`` do together."""
+    traced: Traced
+    result, sent, traced = out
+    if not traced.reductions or not _is_result(result):
+        return None
+    rows = [one for one, _ in traced.reductions]
+    reduces: tuple[Reduce, ...] = tuple(reduce for _, reduce in traced.reductions)
+    messages, counts = None, [0] * len(rows)
+    # arguments of the aggregate tell how many nodes there are, too
+    if traced.ends or not all(one is sent for one in rows) or len(set(reduces)) < len(reduces):
+        messages, reduces, counts = _messages(traced.reductions, layer)
+
+    def combine(layer: Any, results: list[Tensor], kwargs: dict) -> Any:
+        return traced.results(result, _whole(results, counts), kwargs)
+
+    known = reading.Known(type(layer), Aggregate(lambda layer: reduces, None, combine))
+    return _Summed(messages, frozenset(one.meta.dim() for one in rows), frozenset(traced.sizes),
+                   traced.sized, known)
+
+
+def _messages(reductions: list[tuple[pointwise.Rows, str]], layer: Any) -> tuple[
+        tuple[generated.Message, ...], tuple[Reduce, ...], list[int]]:
+    """The messages that kernels are to reduce, how, and of how many each reduction is made, 0 for
+    one as it is. Unseen where kernels cannot be written for them."""
+    messages: list[generated.Message] = []
+    reduces, counts = [], []
+    for rows, reduce in reductions:
+        try:
+            count, found = 0, [generated.found(rows, layer)]
+        except Unseen:
+            found = [generated.found(one, layer) for one in pointwise.apart(rows)]
+            count = len(found)
+        for one in found:
+            if one is None:
+                raise Unseen
+            messages.append(one.reduced_by((reduce,)))
+            reduces.append(reduce)
+        counts.append(count)
+    if len(messages) == 1:
+        return tuple(messages), tuple(reduces), counts
+    return tuple(messages), tuple(map(Part, reduces, range(len(reduces)))), counts
+
+
+def _whole(results: list[Tensor], counts: list[int]) -> list[Tensor]:
+    """Results of reductions; of those that ``counts`` has a number for, put together of so many."""
+    left = iter(results)
+    return [torch.stack([next(left) for _ in range(count)], 1) if count else next(left)
+            for count in counts]
+
+
+def _is_result(value: Any) -> bool:
+    if type(value) in (tuple, list):
+        return all(map(_is_result, value))
+    return value is None or type(value) is NodeValue
+
+
+_MANNER = tracing.Manner(generated.NAMES, generated.prepared, pointwise.rows, _found, True,
+                         aggregated)

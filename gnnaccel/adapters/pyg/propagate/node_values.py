@@ -1,0 +1,188 @@
+"""What stands for results per node while a user's ``aggregate`` is traced: reductions of messages,
+and what torch makes of them row by row.
+
+All that is done to them is written down as `Steps`, and done again by the same torch functions once
+the reductions of a call are there.
+"""
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnnaccel.adapters.pyg.propagate import pointwise
+from gnnaccel.adapters.pyg.propagate.pointwise_calls import OPERATIONS
+from gnnaccel.adapters.pyg.propagate.row_count import RowCount
+from gnnaccel.adapters.pyg.propagate.standins import Unseen
+from gnnaccel.adapters.pyg.propagate.traced import VIEWS, Make, Param, Value, _call, applied
+
+#: what may be called of results per node; none changes a tensor in place or draws numbers
+NAMES = frozenset((*OPERATIONS, *VIEWS, "clone", "float", "to", "type_as", "sum", "mean", "norm",
+                   "normalize", "linear", "matmul", "mm"))
+_PLAIN = (int, float, bool, str, type(None), torch.dtype)
+
+
+class NodeCount(RowCount):
+    """How many rows ``of`` has: a `NodeValue`, or the argument of ``propagate`` of this name."""
+
+    def __init__(self, of: Any):
+        self.of = of
+
+    def __eq__(self, other: Any) -> bool:
+        raise Unseen
+
+    __ne__ = __eq__
+    __hash__ = object.__hash__
+
+
+class Given(pointwise.Rows):
+    """An argument of ``propagate`` that ``aggregate`` gets as it is, or what torch makes of such,
+    row by row: beside messages it has a row for each edge, beside results one for each node.
+
+    ``make`` computes it of the arguments; ``name``: of the argument itself, else None."""
+
+    def __init__(self, rows: pointwise.Rows, make: Make, name: str | None = None):
+        super().__init__(rows.tree, rows.meta)
+        self.make, self.name = make, name
+
+    @property
+    def shape(self) -> tuple:
+        return RowCount() if self.name is None else NodeCount(self.name), *self.meta.shape[1:]
+
+    def operate(self, name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
+        rows = super().operate(name, function, args, kwargs)
+        given = (*args, *kwargs.values())
+        if type(rows) is not pointwise.Rows or not all(
+            isinstance(one, (Given, Param)) or type(one) in _PLAIN or name == "getitem"
+            for one in given):
+            return rows
+
+        def make(arguments: dict) -> Tensor:
+            return function(*(_now(one, [], arguments) for one in args),
+                            **{k: _now(one, [], arguments) for k, one in kwargs.items()})
+
+        return Given(rows, make)
+
+
+class Steps:
+    """``reductions``: (rows, name of the reduction); ``done``: of each result per node the place of
+    its reduction, or the function with its arguments that makes it of earlier ones."""
+
+    def __init__(self) -> None:
+        self.reductions: list[tuple[pointwise.Rows, str]] = []
+        self.done: list[Any] = []
+
+    def reduced(self, rows: pointwise.Rows, reduce: str) -> NodeValue:
+        """The stand-in for one more reduction."""
+        self.reductions.append((rows, reduce))
+        self.done.append(len(self.reductions) - 1)
+        return NodeValue(self, torch.empty_like(rows.meta))
+
+    def made(self, function: Callable, args: tuple, kwargs: dict, meta: Tensor) -> NodeValue:
+        """The stand-in for what a function makes."""
+        for one in (*args, *kwargs.values()):
+            self._check(one)
+        self.done.append((function, args, kwargs))
+        return NodeValue(self, meta)
+
+    def _check(self, value: Any) -> None:
+        if type(value) in (tuple, list):
+            for one in value:
+                self._check(one)
+        elif type(value) is slice:
+            if any(type(one) not in (int, type(None))
+                   for one in (value.start, value.stop, value.step)):
+                raise Unseen
+        elif type(value) is NodeCount:
+            self._check(value.of)
+        elif type(value) is NodeValue:
+            if value.steps is not self:
+                raise Unseen
+        elif not (type(value) in _PLAIN or value is Ellipsis
+                  or isinstance(value, (Param, Given))):
+            raise Unseen
+
+    def results(self, out: Any, reductions: list[Tensor], kwargs: dict) -> Any:
+        """``out`` with tensors in place of its stand-ins. ``reductions``: their results;
+        ``kwargs``: the arguments of ``propagate``."""
+        found: list[Tensor] = []
+        for step in self.done:
+            if type(step) is int:
+                one = reductions[step]
+                # no view: users may change it in place
+                found.append(one.clone() if one._is_view() else one)
+            else:
+                function, args, named = step
+                found.append(function(*(_now(one, found, kwargs) for one in args),
+                                      **{k: _now(one, found, kwargs) for k, one in named.items()}))
+        return _now(out, found, kwargs)
+
+
+def _now(value: Any, found: list[Tensor], kwargs: dict) -> Any:
+    if type(value) in (tuple, list):
+        return type(value)(_now(one, found, kwargs) for one in value)
+    if type(value) is NodeValue:
+        return found[value.at]
+    if type(value) is NodeCount:
+        of = kwargs[value.of] if type(value.of) is str else found[value.of.at]
+        return of.shape[0]
+    return value.make(kwargs) if isinstance(value, (Given, Param)) else value
+
+
+class NodeValue(Value):
+    """The last of ``steps``, so far: its place is ``at``."""
+
+    rank = 9
+
+    def __init__(self, steps: Steps, meta: Tensor):
+        self.steps, self.at, self.meta = steps, len(steps.done) - 1, meta
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in NAMES:
+            raise Unseen
+        return lambda *args, **kwargs: _call(name, getattr(Tensor, name), (self, *args), kwargs)
+
+    @property
+    def shape(self) -> tuple:
+        return NodeCount(self), *self.meta.shape[1:]
+
+    def size(self, dim: Any = None) -> Any:
+        return self.shape if dim is None else self.shape[dim]
+
+    def __getitem__(self, place: Any) -> Any:
+        first = place[0] if type(place) is tuple and place else place
+        if not (first is Ellipsis or first == slice(None)):
+            raise Unseen
+        return self.operate("getitem", operator.getitem, (self, place), {})
+
+    def __iter__(self) -> Any:
+        raise Unseen
+
+    def operate(self, name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
+        if (name not in NAMES and name != "getitem") or (
+            kwargs.get("out") is not None):
+            raise Unseen
+        # without a dimension, it depends on the number of rows what is done
+        if name == "squeeze" and not (len(args) == 2 and type(args[1]) is int):
+            raise Unseen
+        return self.steps.made(function, args, kwargs, applied(function, args, kwargs))
+
+    def beside(self, tensors: Any, dim: int) -> Any:
+        if type(dim) is not int or dim in (0, -self.meta.dim()) or not all(
+            isinstance(one, (NodeValue, Given)) for one in tensors):
+            raise Unseen
+        meta = torch.cat([one.meta for one in tensors], dim)
+        return self.steps.made(torch.cat, (list(tensors), dim), {}, meta)
+
+
+def _compares(name: str) -> None:
+    function = getattr(operator, name)
+    setattr(NodeValue, f"__{name}__",
+            lambda self, other: self.operate(name, function, (self, other), {}))
+
+
+for _name in ("pow", "gt", "lt", "ge", "le"):
+    _compares(_name)

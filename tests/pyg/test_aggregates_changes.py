@@ -1,0 +1,161 @@
+"""An ``aggregate`` of the user's own: what changes between calls is seen."""
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+import torch.nn.functional as F
+import torch_geometric
+from torch import nn
+from torch_geometric.nn import MessagePassing
+from torch_geometric.nn.aggr import MeanAggregation
+
+import gnnaccel
+from tests.pyg import aggregating_layers, graphs
+from tests.pyg.aggregating_layers import BySuper, ByModule, Extremes, Pair, Quotient, Scattered
+from tests.pyg.generated_calls import routes
+from tests.pyg.generated_layers import Message
+from tests.pyg.graphs import N
+from tests.pyg.judge import close
+from tests.pyg.test_aggregates import given
+from tests.pyg.test_generated_changes import each_seen, hooked
+
+
+def test_numbers_and_modules_of_the_layer(kernels):
+    layer = BySuper()
+
+    def write():
+        with torch.no_grad():
+            layer.scale.mul_(0.3)
+            layer.lin.weight.mul_(2.0)
+
+    each_seen(kernels, layer, *given(BySuper), changes=(
+        lambda: setattr(layer, "slope", 0.5), layer.eval, write, layer.train, write,
+        lambda: setattr(layer, "scale", nn.Parameter(torch.randn_like(layer.scale))),
+        lambda: setattr(layer, "lin", nn.Linear(12, 12, False).to(kernels.device)),
+        lambda: setattr(layer, "aggr_module", MeanAggregation()),
+        lambda: setattr(layer, "aggr_module", torch_geometric.nn.aggr.MinAggregation())))
+
+
+def test_the_reduction(kernels):
+    layer = Scattered()
+    each_seen(kernels, layer, *given(Scattered), changes=(
+        lambda: setattr(layer, "reduce", "max"), lambda: setattr(layer, "reduce", "mean"),
+        lambda: setattr(layer, "reduce", "mul")), taken="native")
+
+
+def test_an_aggregation_within_another(kernels):
+    """It is not seen when one within is replaced."""
+    layer, args = BySuper(["mean"]).to(kernels.device), [t.to(kernels.device)
+                                                         for t in given(BySuper)]
+    expected = layer(*args)
+    with kernels.on(on_fallback="native"):
+        assert close(layer(*args), expected)
+    assert routes(layer) == {"native": 1}
+
+
+def test_a_sum_by_torch_operations(route):
+    layer = Scattered()
+    each = [lambda: None, lambda: setattr(layer, "reduce", "mean"),
+            lambda: setattr(layer, "node_dim", 0)]
+    layer, args = layer.to(route.device), [t.to(route.device) for t in given(Scattered)]
+    with route.on():
+        for change in each:
+            change()
+            with gnnaccel.disabled():
+                expected = layer(*args)
+            assert close(layer(*args), expected)
+
+
+def test_a_global_number(kernels, monkeypatch):
+    layer = Quotient()
+    each_seen(kernels, layer, *given(Quotient), changes=(
+        lambda: monkeypatch.setattr(aggregating_layers, "SMALL", 3.0),))
+
+
+def test_functions_that_are_replaced(kernels, monkeypatch):
+    def other(inputs, index, dim=0, dim_size=None, reduce="sum"):
+        return inputs.new_full((dim_size, inputs.shape[1]), 7.0)
+
+    for cls, place, name, value in (
+        (Quotient, aggregating_layers, "scatter", other), (Extremes, aggregating_layers, "scatter",
+                                                           other),
+        (BySuper, F, "leaky_relu", lambda x, slope: x * slope),
+        (BySuper, MessagePassing, "aggregate", lambda self, inputs, index, ptr, dim_size:
+         other(inputs, index, 0, dim_size)),
+        (BySuper, Message, "aggregate", lambda self, inputs, index, ptr, dim_size:
+         other(inputs, index, 0, dim_size)),
+        (Scattered, Scattered, "aggregate", lambda self, inputs, index, dim_size:
+         other(inputs, index, 0, dim_size))):
+        with monkeypatch.context() as change:
+            each_seen(kernels, cls(), *given(cls), changes=(
+                lambda: change.setattr(place, name, value, raising=False),), taken="native")
+
+
+def test_a_function_of_a_module_that_is_replaced(kernels, monkeypatch):
+    layer = aggregating_layers.Statistics()
+    each_seen(kernels, layer, *given(type(layer)), changes=(lambda: monkeypatch.setattr(
+        torch_geometric.utils, "scatter", lambda inputs, index, dim, reduce: torch.ones(N, 12)),),
+        taken="native")
+
+
+@pytest.mark.parametrize("cls", [ByModule, BySuper])
+def test_hooks(kernels, cls):
+    """On the aggregation, and on the aggregate."""
+    layer = cls()
+    each_seen(kernels, layer, *given(cls), changes=(hooked(layer.aggr_module),), taken="native")
+    layer = cls()
+    each_seen(kernels, layer, *given(cls), changes=(
+        lambda: layer.register_aggregate_forward_hook(lambda module, args, out: out * 2),),
+        taken="native")
+    layer = cls()
+    each_seen(kernels, layer, *given(cls), changes=(
+        lambda: setattr(layer, "aggregate", lambda inputs, index, ptr, dim_size: inputs.new_ones(
+            N, 12)),), taken="native")
+
+
+def test_other_graphs_and_edges_in_place(kernels):
+    for cls in (Scattered, Quotient, Pair):
+        layer, (x, ei, edge) = cls().to(kernels.device), (t.to(kernels.device) for t in given(cls))
+        with kernels.on():
+            for change in (lambda: None, lambda: ei[1].fill_(4), lambda: ei.copy_(other)):
+                other = graphs.square().to(kernels.device)
+                change()
+                for edges in (ei, other, ei[:, :50]):
+                    with gnnaccel.disabled():
+                        expected = layer(x, edges, edge[:edges.shape[1]])
+                    assert close(layer(x, edges, edge[:edges.shape[1]]), expected)
+
+
+def test_small_calls_are_not_read(kernels, monkeypatch):
+    from gnnaccel.adapters.pyg.propagate import aggregates
+
+    monkeypatch.setattr(aggregates, "read", None)
+    layer, args = Quotient().to(kernels.device), [t.to(kernels.device) for t in given(Quotient)]
+    expected = layer(*args)
+    with gnnaccel.enabled(backend="cuda"):
+        assert torch.allclose(layer(*args), expected, 1e-5, 1e-5)
+    assert routes(layer) == {"native": 1}
+
+
+def test_nothing_holds_a_layer(kernels):
+    for cls in (BySuper, Quotient, ByModule):
+        layer, args = cls().to(kernels.device), [t.to(kernels.device) for t in given(cls)]
+        with kernels.on():
+            layer(*args)
+        gone = weakref.ref(layer)
+        del layer
+        gc.collect()
+        assert gone() is None
+
+
+def test_explained_and_compared(kernels):
+    layer, args = Quotient().to(kernels.device), [t.to(kernels.device) for t in given(Quotient)]
+    with kernels.on():
+        text = str(gnnaccel.explain(layer, *args))
+    assert "generated message kernel (sum" in text
+    with kernels.on():
+        found = str(gnnaccel.compare(layer, *args))
+    assert "same" in found

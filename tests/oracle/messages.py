@@ -11,6 +11,7 @@ from pathlib import Path
 
 from torch import nn
 
+from . import aggregates
 from .backends import Backend
 from .graphs import IN, Case, Draw, features, graph, nodes
 from .table import judged
@@ -40,6 +41,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from torch import {imports}
+from torch_geometric import utils
 from torch_geometric.nn import MessagePassing
 from torch_geometric.utils import add_self_loops, degree, scatter, softmax
 
@@ -154,7 +156,7 @@ _BEFORE = (
     "x_j = x_j.sort(-1)[0]",
     "x_j = F.layer_norm(x_j, x_j.shape[-1:])",
     "x_j = x_j.t().t()",
-    "x_j = x_j[:, torch.arange(x_j.size(1))]",
+    "x_j = x_j[:, torch.arange(x_j.size(1), device=x_j.device)]",
     "x_j = x_j.reshape(-1).reshape(x_j.shape)",
     "x_j = (x_j - x_j.max()).exp()",
     "x_j, x_i = x_i, x_j",
@@ -286,8 +288,8 @@ def attention(d: Draw) -> str:
 
 def source(d: Draw, name: str) -> str:
     """The text of a module with one class."""
-    attends = d.chance(0.25)
-    body = attention(d) if attends else expression(d)
+    attends, summed = d.chance(0.25), d.chance(0.3)
+    body = attention(d) if attends else d.choice(_WIDE) if summed else expression(d)
     lines = []
     if d.chance(0.3):
         lines.append("        if edge_weight is None:\n            return x_j")
@@ -297,6 +299,9 @@ def source(d: Draw, name: str) -> str:
         lines.append(f"        out = {body}\n        return out")
     else:
         lines.append(f"        return {body}")
+    pair = summed and len(lines) == 1 and d.chance(0.3)
+    if pair:
+        lines = [f"        return {body}, {expression(d, 2)}"]
     message = "\n".join(lines)
     used = [
         a
@@ -314,6 +319,10 @@ def source(d: Draw, name: str) -> str:
         if d.chance(0.3)
         else ""
     )
+    extra: set[str] = set()
+    if summed:
+        aggregate, extra = aggregates.method(d, pair)
+        more += "\n" + aggregate
     if not more and d.chance(0.2):
         lines = d.choice(_METHODS).split("\n")
         more = "\n" + "".join(f"    {line}\n" for line in lines)
@@ -322,7 +331,7 @@ def source(d: Draw, name: str) -> str:
         helper=d.choice(_HELPERS),
         name=name,
         options=options,
-        forward=_forward(d, used),
+        forward=_forward(d, used, extra),
         arguments=", ".join(used),
         message=message,
         more=more,
@@ -338,11 +347,13 @@ def _uses(text: str, name: str) -> bool:
     return re.search(rf"\b{name}\b", text) is not None
 
 
-def _forward(d: Draw, used: list[str]) -> str:
+def _forward(d: Draw, used: list[str], extra: set[str]) -> str:
+    """``extra``: what the aggregate takes besides."""
     lines = ["x = self.lin(x)" if d.chance(0.8) else "x = F.relu(self.lin(x))"]
     x = d.choice(("x=x", "x=x", "x=x", "x=(x, x)", "x=x, size=None", "x=x, size=(len(x), len(x))"))
-    passed = [x] + [f"{a}={a}" for a in ("edge_weight", "edge_attr", "norm") if a in used]
-    if d.chance(0.2) and not {"edge_weight", "edge_attr"} & set(used):
+    passed = [x] + [f"{a}={a}" for a in ("edge_weight", "edge_attr", "norm") if a in {*used, *extra}]
+    passed += ["own=x"] if "own" in extra else []
+    if d.chance(0.2) and not {"edge_weight", "edge_attr"} & {*used, *extra}:
         lines.append("edge_index, _ = add_self_loops(edge_index, num_nodes=x.size(0))")
     if "norm" in used:
         lines += [

@@ -63,6 +63,14 @@ class Attending(Conv):
         return softmax(score, index, ptr, size_i) * x_j
 
 
+class AttendingOnOneLine(Conv):
+    """Where Python 3.13 writes and reads by one instruction."""
+
+    def message(self, x_j, x_i, index, ptr, size_i):
+        a = (x_i + x_j).sum(-1, keepdim=True); b = a if ptr is None else -a  # noqa: E702
+        return softmax(b, index, ptr, size_i) * x_j
+
+
 class AttendingRenamed(Conv):
     def message(self, x_j, x_i, index, ptr, size_i):
         score, given = (x_i + x_j).sum(-1, keepdim=True), ptr
@@ -72,7 +80,8 @@ class AttendingRenamed(Conv):
 
 
 @pytest.mark.parametrize("cls", [NoPointers, NonePointers, EqualToNone, WithDefault, Sized,
-                                 HandedOn, Attending, AttendingRenamed])
+                                 HandedOn, Attending, AttendingOnOneLine,
+                                 AttendingRenamed])
 def test_messages_that_ask_what_they_were_passed(emulated, cls):
     """No stand-in can answer that: the branch for None was the one that ran, or not."""
     layer, x, ei = cls(), graphs.features(), graphs.square()

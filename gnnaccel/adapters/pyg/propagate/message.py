@@ -85,8 +85,12 @@ def reads_special(code: types.CodeType) -> bool:
 
 def special_read(step: dis.Instruction) -> bool:
     """Whether an instruction reads an argument that message passing passes by itself."""
+    if "LOAD_FAST" not in step.opname and step.opname != "LOAD_DEREF":
+        return False
     names = step.argval if type(step.argval) is tuple else (step.argval,)  # some read two
-    return step.opname.startswith(("LOAD_FAST", "LOAD_DEREF")) and not SPECIAL.isdisjoint(names)
+    if step.opname.startswith("STORE"):  # and some write one before
+        names = names[1:]
+    return not SPECIAL.isdisjoint(names)
 
 
 def codes(code: types.CodeType) -> list[types.CodeType]:

@@ -298,8 +298,9 @@ def special_as_arguments(code: types.CodeType) -> bool:
     """Whether the function does no more with what message passing passes by itself than hand it to
     functions. Whether ``ptr is None`` a stand-in cannot answer."""
     steps = [step for step in dis.get_instructions(code) if step.opname != "CACHE"]
+    cells = {*code.co_cellvars, *code.co_freevars}  # their values by LOAD_DEREF alone
     for at, step in enumerate(steps[:-1]):
-        if special_read(step):
+        if special_read(step) and (step.opname == "LOAD_DEREF" or step.argval not in cells):
             if not steps[at + 1].opname.startswith(("LOAD_", "CALL", "PRECALL", "KW_NAMES")):
                 return False
             if any(one.opname in _COMPARES for one in steps[at + 1:at + 3]):

@@ -154,8 +154,8 @@ def test_nothing_holds_a_layer(kernels):
 def test_explained_and_compared(kernels):
     layer, args = Quotient().to(kernels.device), [t.to(kernels.device) for t in given(Quotient)]
     with kernels.on():
-        text = str(gnnaccel.explain(layer, *args))
-    assert "generated message kernel (sum" in text
+        words = str(gnnaccel.explain(layer, *args)).split()  # lines end where the terminal does
+    assert {"generated", "message", "sigmoid(((i0"} <= set(words)
     with kernels.on():
         found = str(gnnaccel.compare(layer, *args))
     assert "same" in found

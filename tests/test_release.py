@@ -2,7 +2,10 @@
 commands that workflows and documents name."""
 from __future__ import annotations
 
+import configparser
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -45,3 +48,30 @@ def test_the_readme_is_short_and_names_the_commands():
     text = read("README.md")
     assert len(re.sub(r"\]\([^)]*\)", "]", text).split()) < 850
     assert {"demo", "test"} <= set(re.findall(r"^    make ([a-z-]+)", text, re.M))
+
+
+def test_a_release_names_its_repository(tmp_path):
+    """Links of the README lead to the files from anywhere, and the metadata has URLs."""
+    script = ROOT / ".ci" / "addresses.py"
+    if not script.exists():
+        pytest.skip("a source distribution has no workflows")
+    for name in ("README.md", "setup.cfg"):
+        (tmp_path / name).write_text(read(name), encoding="utf-8")
+    where = "https://host.example/owner/gnnaccel"
+    command = [sys.executable, str(script), where, "v0.2.0"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    text = (tmp_path / "README.md").read_text(encoding="utf-8")
+    links = re.findall(r"\]\(([^)\s]+)\)", text)
+    assert len(links) > 30 and all(link.startswith(("https://", "#")) for link in links)
+    assert f"{where}/blob/v0.2.0/docs/limits.md" in links
+    assert f"{where}/raw/v0.2.0/docs/results/h200-attention.png" in links
+    for link in links:  # what it leads to is there
+        if link.startswith(f"{where}/"):
+            path = link.removeprefix(f"{where}/").split("/", 2)[2].partition("#")[0]
+            assert (ROOT / path).exists(), link
+    config = configparser.ConfigParser()
+    config.read(tmp_path / "setup.cfg")
+    assert config["metadata"]["url"] == where
+    assert f"Changelog = {where}/blob/v0.2.0/CHANGELOG.md" in config["metadata"]["project_urls"]
+    again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert again.returncode and "URLs already" in again.stderr

@@ -143,7 +143,7 @@ def csr(rows: Tensor, columns: Tensor, values: Tensor, nodes: int) -> Tensor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # that these are in beta
         return torch.sparse_csr_tensor(offsets, columns[order].int(), values[order],
-                                       (nodes, nodes))
+                                       (nodes, nodes), device=rows.device)
 
 
 def with_loops(edge_index: Tensor, nodes: int) -> Tensor:

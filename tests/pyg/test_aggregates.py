@@ -149,13 +149,13 @@ return scatter(inputs, index, 0, dim_size), inputs
 out = scatter(inputs, index, 0, dim_size)\nreturn out.sum(0, keepdim=True)
 out = scatter(inputs, index, 0, dim_size)\nreturn tuple(row for row in out)[0]
 out = scatter(inputs, index, 0, dim_size)\nreturn out if out.sum() > 0 else -out
-out = scatter(inputs, index, 0, dim_size)\nreturn out / kind.view(-1, 1)
-out = scatter(inputs, index, 0, dim_size)\nreturn out + torch.rand(out.shape)
+out = scatter(inputs, index, 0, dim_size)\nreturn out / kind.view(-1, 1).to(out)
+out = scatter(inputs, index, 0, dim_size)\nreturn out + torch.rand(out.shape).to(out)
 out = scatter(inputs, index, 0, dim_size)\nreturn F.dropout(out, 0.5, True)
 try:\n    return scatter(inputs, index, 0, dim_size)\nexcept ValueError:\n    return inputs
 with torch.no_grad():\n    return scatter(inputs, index, 0, dim_size)
 d = dim_size\nif d is None:\n    inputs = -inputs\nreturn scatter(inputs, index, 0, d)
-return torch.zeros(dim_size, 12).index_add(0, index, inputs)
+return torch.zeros(dim_size, 12).to(inputs).index_add(0, index, inputs)
 return [scatter(inputs, index, 0, dim_size) for p in (ptr,) if p is None][0]
 return inputs.new_zeros(dim_size, 12).index_add(0, index, inputs)
 return scatter(inputs.cumsum(0), index, 0, dim_size)

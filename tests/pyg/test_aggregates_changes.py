@@ -97,7 +97,8 @@ def test_functions_that_are_replaced(kernels, monkeypatch):
 def test_a_function_of_a_module_that_is_replaced(kernels, monkeypatch):
     layer = aggregating_layers.Statistics()
     each_seen(kernels, layer, *given(type(layer)), changes=(lambda: monkeypatch.setattr(
-        torch_geometric.utils, "scatter", lambda inputs, index, dim, reduce: torch.ones(N, 12)),),
+        torch_geometric.utils, "scatter",
+        lambda inputs, index, dim, reduce: inputs.new_ones(N, 12)),),
         taken="native")
 
 

@@ -23,14 +23,15 @@ class Leaf:
 
     ``make`` computes them, one row for each node or edge, or just one of parameters; ``tail``: the
     shape of a row; ``blocks``: where it is not 0, the channels are so many blocks, a row has
-    a number for each, and ``tail`` says nothing; ``names``: the arguments of the call of which they
-    are made; ``roots``: the tensors, likewise; ``base``: the same for leaves that are views of each
-    other; ``pieces``: leaves that were cut out of it, for whoever cuts.
+    a number for each, and ``tail`` says nothing; ``names``: the arguments of the call, and what is
+    written for each edge, of which they are made; ``roots``: the tensors, likewise; ``base``: the
+    same for leaves that are views of each other; ``pieces``: leaves that were cut out of it, for
+    whoever cuts.
     """
 
     __slots__ = ("base", "blocks", "end", "make", "names", "pieces", "roots", "tail")
 
-    def __init__(self, end: str, make: Make, tail: Tail, names: frozenset[str],
+    def __init__(self, end: str, make: Make, tail: Tail, names: frozenset[Any],
                  roots: tuple[Make, ...], base: Any = None, blocks: int = 0):
         self.end, self.make, self.tail, self.names, self.roots = end, make, tail, names, roots
         self.base, self.blocks = self if base is None else base, blocks
@@ -74,40 +75,41 @@ BY_TORCH: dict[str, Callable[..., Any]] = {
 
 def leaves(tree: Tree) -> list[Leaf]:
     """All of them, from left to right; one that a part has which is used twice, once."""
-    found: list[Leaf] = []
+    found: dict[int, Leaf] = {}
     seen: set[int] = set()
-
-    def visit(part: Tree) -> None:
+    left = [tree]
+    while left:
+        part = left.pop()
         if id(part) in seen:
-            return
+            continue
         seen.add(id(part))
         if isinstance(part, Leaf):
-            found.append(part)
+            found[id(part)] = part
         elif isinstance(part, Call):
-            for arg in part.args:
-                visit(arg)
-
-    visit(tree)
-    return found
+            left += reversed(part.args)
+    return list(found.values())
 
 
 def folded(tree: Tree, leaf: Callable[[Leaf], Any], number: Callable[[Number], Any],
            call: Callable[[str, tuple], Any]) -> Any:
     """What comes of a tree, each part computed once: of an operation from its name and what comes
     of its arguments."""
-    made: dict[int, Any] = {}
+    return _fold(tree, {}, leaf, number, call)
 
-    def fold(part: Tree) -> Any:
-        if id(part) not in made:
-            if isinstance(part, Leaf):
-                made[id(part)] = leaf(part)
-            elif isinstance(part, Number):
-                made[id(part)] = number(part)
-            else:
-                made[id(part)] = call(part.op, tuple(map(fold, part.args)))
-        return made[id(part)]
 
-    return fold(tree)
+def _fold(part: Tree, made: dict[int, Any], leaf: Callable, number: Callable,
+          call: Callable) -> Any:
+    """``made``: what came of parts. No function that calls itself by a closure, which would keep
+    tensors until Python looks for cycles."""
+    if id(part) not in made:
+        if isinstance(part, Leaf):
+            made[id(part)] = leaf(part)
+        elif isinstance(part, Number):
+            made[id(part)] = number(part)
+        else:
+            made[id(part)] = call(part.op, tuple([_fold(arg, made, leaf, number, call)
+                                                  for arg in part.args]))
+    return made[id(part)]
 
 
 def mapped(tree: Tree, function: Callable[[Leaf], Leaf]) -> Tree:

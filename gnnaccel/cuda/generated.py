@@ -16,6 +16,7 @@ from gnnaccel.cuda.layout import grid, layout_for
 from gnnaccel.cuda.structure import Rows
 
 Numbers = tuple[float, ...]
+EXTREMA, WRITTEN = ("max", "min"), message_text.WRITTEN
 
 
 def seen_as(features: int) -> tuple[int, int]:
@@ -26,21 +27,43 @@ def seen_as(features: int) -> tuple[int, int]:
 @functools.lru_cache(maxsize=1024)
 def kernels(expression: Expression, heads: int, width: int, wide: bool,
             needs: tuple[bool, ...] | None = None, by_row: bool = True,
-            extremum: str | None = None) -> Kernels:
+            of: str = "sum") -> Kernels:
     """The kernels for messages of ``heads`` x ``width`` fp32 numbers over a graph with int64
     offsets if ``wide``: those of forward, or of one pass of backward if it is said which inputs
-    ``needs`` gradients. They sum, or find the ``extremum`` "max" or "min". ValueError for a width
-    that none covers."""
+    ``needs`` gradients. They sum, find the "max" or "min", or write for each edge the "rows", or
+    the sums of their "heads", as ``of`` says. ValueError for a width that none covers."""
     if needs is not None:
-        text = message_text.backward(expression, needs, by_row, extremum is not None)
-    elif extremum is not None:
-        text = message_text.extremum(expression, extremum == "max")
+        text = message_text.backward(expression, needs, by_row, of)
+    elif of in WRITTEN:
+        text = message_text.at_edges(expression, of == "heads")
+    elif of in EXTREMA:
+        text = message_text.extremum(expression, of == "max")
     else:
         text = message_text.forward(expression)
     defines = layout_for(heads, width).defines() + (
         ("ROW_T", "float"), ("OFF_T", "i64" if wide else "int"), ("DROPOUT", "0"))
     return Kernels(sources.write(text, "message"),
-                   defines if extremum is None else defines + message_text.EXACT)
+                   defines + message_text.EXACT if of in EXTREMA else defines)
+
+
+def at_edges(graph: Rows, expression: Expression, seen: tuple[int, int],
+             inputs: tuple[Tensor, ...], numbers: Numbers, summed: bool) -> Tensor:
+    """fp32 [edges, heads * width]: the value of each edge, or if they are ``summed``, [edges,
+    heads] of each head's channels; in the order of ``place``.
+
+    All else as of `forward`.
+    """
+    heads, width = seen
+    _check(graph, expression, seen, inputs)
+    layout = layout_for(heads, width)
+    compiled = kernels(expression, heads, width, graph.wide, of="heads" if summed else "rows")
+    launch = graph.launch()
+    out = torch.empty((graph.other.shape[0], heads if summed else heads * width),
+                      device=graph.indptr.device)
+    compiled("at_edges")(grid(launch.slots + graph.rows, layout), THREADS, 0,
+                         launch.graph + launch.split + _arguments(inputs, numbers)
+                         + (out.data_ptr(),))
+    return out
 
 
 def forward(graph: Rows, expression: Expression, seen: tuple[int, int],
@@ -81,7 +104,7 @@ def extremum(graph: Rows, expression: Expression, seen: tuple[int, int],
     heads, width = seen
     _check(graph, expression, seen, inputs)
     layout = layout_for(heads, width)
-    compiled = kernels(expression, heads, width, graph.wide, extremum=reduce)
+    compiled = kernels(expression, heads, width, graph.wide, of=reduce)
     device, launch = graph.indptr.device, graph.launch()
     out = torch.empty((graph.rows, heads * width), device=device)
     counts = torch.empty_like(out) if train else None
@@ -97,22 +120,21 @@ def extremum(graph: Rows, expression: Expression, seen: tuple[int, int],
 
 def gradients(graph: Rows, expression: Expression, seen: tuple[int, int],
               inputs: tuple[Tensor, ...], numbers: Numbers, grad: Tensor, needs: tuple[bool, ...],
-              by_row: bool, extremum: tuple[str, Tensor] | None = None) -> dict[int, Tensor]:
+              by_row: bool, of: str = "sum", best: Tensor | None = None) -> dict[int, Tensor]:
     """The gradients of one pass, by number of the input: by destination those of inputs there, at
     edges, and of parameters; by source those of inputs at the source.
 
     graph: by that end, ``place`` the number of an edge. grad: [destinations, heads * width], of the
     sums; needs: which inputs want a gradient; all else as in `forward`. The gradient of a parameter
     comes as a row for each destination, still to be added up, and that of one number for all
-    channels as [rows, tiles], likewise. ``extremum``: the reduction and its results, where messages
-    were not summed; grad is then each equal message's share.
+    channels as [rows, tiles], likewise. ``of``: as of `kernels`. Of an extremum, ``best`` is its
+    result, and grad each equal message's share; of what was written for each edge, grad is of that.
     """
     heads, width = seen
     found = message_text.wanted(expression, needs, by_row)
     if not found:
         return {}
     layout, device, launch = layout_for(heads, width), graph.indptr.device, graph.launch()
-    of, best = (None, ()) if extremum is None else (extremum[0], (extremum[1].data_ptr(),))
     compiled = kernels(expression, heads, width, graph.wide, needs, by_row, of)
     sizes = {"row": heads * width, "head": heads, "one": layout.tiles}
     results, parts = {}, {}
@@ -126,7 +148,8 @@ def gradients(graph: Rows, expression: Expression, seen: tuple[int, int],
     at = {k: part.data_ptr() for k, part in parts.items()}
     compiled("gradients")(grid(launch.slots + graph.rows, layout), THREADS, 0,
                           launch.graph + launch.split + _arguments(inputs, numbers)
-                          + (grad.data_ptr(), *best, *ends, *at.values()))
+                          + (grad.data_ptr(), *(() if best is None else (best.data_ptr(),)), *ends,
+                             *at.values()))
     if launch.heavy and parts:
         pairs = [p for k, part in at.items() for p in (part, results[k].data_ptr())]
         compiled("merge")(grid(launch.heavy, layout), THREADS, 0, launch.merge + tuple(pairs))

@@ -3,6 +3,7 @@
 ``forward`` goes over the edges by destination, ``gradients`` once by destination and once by
 source, each with what ``src/generated.cuh`` has. Backward computes the expression again and goes
 through it in reverse. Beside each there is ``merge``, which adds up the chunks of split rows.
+``at_edges`` writes what it computes for each edge instead of reducing it.
 
 Backward of an extremum looks which messages are equal to it, so both must compute the same bits:
 such kernels are to be compiled without fused multiply-adds (`EXACT`), which a compiler puts where
@@ -41,6 +42,9 @@ _WALK = """    struct Edge {{ {kinds} }};
 {body}
     }});
 """
+_MODES = {"rows": "row", "heads": "head"}
+#: what is written for each edge and not reduced: rows, or their sums for each head
+WRITTEN = tuple(_MODES)
 #: definitions of kernels that compute a message's bits again
 EXACT = (("FMAD", "0"),)
 
@@ -98,6 +102,26 @@ def extremum(expression: Expression, largest: bool) -> str:
 """
 
 
+@functools.lru_cache(maxsize=512)
+def at_edges(expression: Expression, summed: bool) -> str:
+    """The kernel ``at_edges``: the value of each edge, a row of channels, or their sums for each
+    head if they are ``summed``."""
+    w, value = _Writer(expression), f"{expression.names[expression.out]}"
+    if summed:
+        body = ["Heads found; clear_heads(found);", "EACH_CHANNEL {", *w.values("je"),
+                f"    found[k / KV] += at.owns(k / KV, k % KV) ? {value} : 0.f;", "}",
+                "sum_channels(found);", "if (on) store(at, out, (u64)place[position], found);"]
+    else:
+        body = ["if (!on) return;", "Row found; clear_row(found);", "EACH_CHANNEL {",
+                *w.values("je"), f"    found[k][c] = {value};", "}",
+                "store(at, out, (u64)place[position], found);"]
+    return w.head() + f"""\
+{_KERNEL}at_edges(GRAPH,
+        {w.parameters()}float* __restrict__ out) {{
+{_START}{w.own("ip")}{w.walk("walk_together" if summed else "walk", "je", body)}}}
+"""
+
+
 def wanted(expression: Expression, needs: tuple[bool, ...], by_row: bool) -> list[int]:
     """The inputs whose gradients one pass computes, of those that ``needs`` names."""
     return [k for k, one in enumerate(expression.inputs)
@@ -106,20 +130,23 @@ def wanted(expression: Expression, needs: tuple[bool, ...], by_row: bool) -> lis
 
 @functools.lru_cache(maxsize=512)
 def backward(expression: Expression, needs: tuple[bool, ...], by_row: bool,
-             extremum: bool = False) -> str:
+             of: str = "sum") -> str:
     """The kernels ``gradients`` and ``merge``, by destination or by source. By destination they
     are those of inputs at the destination, at the edges, and of parameters, of which each
-    destination has a part. ``needs``: which inputs want one; ``grad``: the gradient of sums. Of an
-    ``extremum``, ``grad`` is each message's share where it is equal to ``best``."""
+    destination has a part. ``needs``: which inputs want one; ``grad``: the gradient ``of`` sums, or
+    of the "rows" or sums by "heads" that `at_edges` writes. Of "max" and "min", ``grad`` is each
+    message's share where it is equal to ``best``."""
     w, found = _Writer(expression), wanted(expression, needs, by_row)
     stored = [k for k in found if expression.inputs[k].end == "e"]
     summed = [k for k in found if k not in stored]
     # the gradient of a number for all channels is a sum over lanes
     together = any(w.modes[k] != "row" for k in stored)
     edge, own = ("je", "ip") if by_row else ("ie", "jp")
-    results = ("grad", "best") if extremum else ("grad",)
-    reaching = [f"{name}_own[k][c]" if by_row else f"e.{name}[k][c]" for name in results]
-    if extremum:
+    results = ("grad", "best") if of in ("max", "min") else ("grad",)
+    edges, mine = of in WRITTEN, by_row and of not in WRITTEN
+    reaching = [f"{name}_own[k][c]" if mine else f"e.{name}{_PLACES[_MODES.get(of, 'row')]}"
+                for name in results]
+    if len(results) > 1:
         reaching = [f"of_extremum({w.names[expression.out]}, {reaching[1]}, {reaching[0]})"]
     body = ([] if together else ["if (!on) return;"]) + [
         f"{_TYPES[w.modes[k]]} to_{w.names[k]}; {_CLEAR[w.modes[k]].format('to_' + w.names[k])}"
@@ -141,8 +168,9 @@ def backward(expression: Expression, needs: tuple[bool, ...], by_row: bool,
     return w.head() + f"""\
 {_KERNEL}gradients(GRAPH,
         {w.parameters()}{arguments}) {{
-{_START}{w.own(own, results if by_row else ())}{sums}\
-{w.walk("walk_together" if together else "walk", edge, body, () if by_row else results)}{totals}}}
+{_START}{w.own(own, results if mine else ())}{sums}\
+{w.walk("walk_together" if together else "walk", edge, body, () if mine else results,
+        _MODES[of] if edges else "")}{totals}}}
 {w.merge(summed)}"""
 
 
@@ -182,8 +210,10 @@ class _Writer:
                       f"load_row(at, {name}, (u64)it.row, it.end > it.begin, {name}_own);"]
         return "".join(f"    {line}\n" for line in found)
 
-    def walk(self, way: str, ends: str, body: list[str], results: tuple[str, ...] = ()) -> str:
-        """Goes over the edges. ``results``: what is read of the result at their other end."""
+    def walk(self, way: str, ends: str, body: list[str], results: tuple[str, ...] = (),
+             at_edges: str = "") -> str:
+        """Goes over the edges. ``results``: what is read of the result at their other end, or of
+        results ``at_edges``, then in this mode."""
         kinds, loads = [], []
         for k in self.at(ends):
             row = "at_edge" if self.of.inputs[k].end == "e" else "from"
@@ -191,8 +221,10 @@ class _Writer:
             loads.append(_LOAD[self.modes[k]].format(self.names[k], row, "on",
                                                      f"e.{self.names[k]}"))
         for name in results:
-            kinds.append(f"Row {name};")
-            loads.append(f"load_row(at, {name}, from, on, e.{name});")
+            kinds.append(f"{_TYPES[at_edges or 'row']} {name};")
+            line = _LOAD[at_edges or "row"].format(name, "at_edge" if at_edges else "from", "on",
+                                                   f"e.{name}")
+            loads.append(line.replace(f"{name}_rows", name))
         rows = max(1, sum(kind.startswith("Row") for kind in kinds))
         return _WALK.format(kinds=" ".join(kinds), way=way, rows=rows,
                             loads="\n".join(f"        {line}" for line in loads),

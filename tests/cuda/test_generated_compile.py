@@ -35,15 +35,15 @@ CASES = {"modes": (MODES, (4, 8)), "modes, in tiles": (MODES, (40, 33)),
          "operations": (everything(), (1, 64)), "operations, odd": (everything(), (1, 47))}
 
 
-@pytest.mark.parametrize("extremum", [None, "max", "min"])
+@pytest.mark.parametrize("reduce", ["sum", "max", "min", "rows", "heads"])
 @pytest.mark.parametrize("case, wide, arch", [
     *zip(CASES, (False, True, False, True), (75, 90, 120, 80))])
-def test_generated_kernels_compile(case, wide, arch, extremum):
+def test_generated_kernels_compile(case, wide, arch, reduce):
     of, seen = CASES[case]
     needs = (True,) * len(of.inputs)
     passes = ((), (needs, True), (needs, False))
-    for more in passes if extremum != "min" else passes[:1]:  # whose backward is that of "max"
-        found = generated.kernels(of, *seen, wide, *more, extremum=extremum)
+    for more in passes if reduce != "min" else passes[:1]:  # whose backward is that of "max"
+        found = generated.kernels(of, *seen, wide, *more, of=reduce)
         text = sources.source(found.family)
         assert nvrtc.compile_text(text, found.defines, arch)[:4] == b"\x7fELF"
 
@@ -56,8 +56,8 @@ def test_extrema_are_found_again(by_row):
                     (Step("mul", (0, 2)), Step("mul", (1, 1)), Step("add", (3, 4))), 5)
     more = () if by_row is None else ((True,) * 3, by_row)
     fused = []
-    for extremum in (None, "max"):
-        found = generated.kernels(of, 1, 64, False, *more, extremum=extremum)
+    for reduce in ("sum", "max"):
+        found = generated.kernels(of, 1, 64, False, *more, of=reduce)
         ptx = nvrtc.compile_ptx(sources.source(found.family), found.defines, 90)
         fused.append("fma.rn" in ptx)
     assert not fused[1]

@@ -48,6 +48,17 @@ from torch_geometric.utils import add_self_loops, degree, scatter, softmax
 scale = 0.5
 {helper}
 
+class Own(nn.Module):
+    def __init__(self, out):
+        super().__init__()
+        self.maps, self.beta = nn.ModuleList([nn.Linear(out, out), nn.Linear(out, out)]), 0.7
+
+    def forward(self, x):
+        for one in self.maps:
+            x = one(x) * torch.sigmoid(self.beta * x)
+        return x
+
+
 class {name}(MessagePassing):
     def __init__(self, width, out):
         super().__init__({options})
@@ -59,6 +70,10 @@ class {name}(MessagePassing):
         self.score, self.last = nn.Linear(2 * out, 1), nn.Linear(out, 1, bias=False)
         self.act, self.eps = nn.LeakyReLU(0.1), 0.3
         self.mlp = nn.Sequential(nn.Linear(2 * out + 3, 8), nn.ReLU(), nn.Linear(8, out))
+        self.deep = nn.Sequential(nn.Linear(2 * out + 3, 8), nn.LayerNorm(8), self.act,
+                                  nn.Linear(8, 8), self.act, nn.Linear(8, out))
+        self.own, self.statistics = Own(out), nn.BatchNorm1d(out)
+        self.table, self.kept = nn.Embedding(3, out), None
 
     def forward(self, x, edge_index, edge_weight, edge_attr):
 {forward}
@@ -121,6 +136,15 @@ _WIDE = (
     "(x_j > self.att).float()",
     "x_j.masked_fill(x_j < 0, 0.1)",
     "torch.where(x_j != x_i, x_j, self.att)",
+    "self.deep(torch.cat([x_j, x_i, edge_attr], -1))",
+    "self.own(x_i * x_j)",
+    "self.statistics(x_i - x_j)",
+    "F.layer_norm(x_i * x_j, x_j.shape[-1:])",
+    "torch.softmax(x_i + x_j, -1)",
+    "self.pair(torch.cat([x_j, F.relu(x_i * x_j)], -1))",
+    "self.lin2(torch.tanh(x_i - x_j))",
+    "self.table(kind)",
+    "(self.att2.view(2, -1)[:1] * x_j * self.table.weight[kind])",
 )
 #: statements before the message is computed, which change tensors or ask what is passed
 _BEFORE = (
@@ -163,6 +187,9 @@ _BEFORE = (
     "for _ in range(2):\n    x_j = x_j * 0.9",
     "x_j = x_j if x_j.sum() > 0 else -x_j",
     "x_j = getattr(x_j, 'abs')()",
+    "self.kept = (x_i * x_j).sum(-1)\nx_j = self.kept.view(-1, 1) * x_j",
+    "self.kept = x_j",
+    "self.eps = 0.6",
 )
 _NARROW = (
     "edge_weight.view(-1, 1)",
@@ -180,6 +207,10 @@ _NARROW = (
     "(x_i - x_j)[:, :2].square().sum(-1, keepdim=True)",
     "x_i[:, :1]",
     "(x_j[:, 1:2] * edge_attr[:, 2:])",
+    "softmax(self.last(torch.tanh(x_i * x_j)), index)",
+    "softmax((x_i * x_j * self.table(kind)).sum(-1), index, ptr, size_i).view(-1, 1)",
+    "torch.sigmoid(self.score(torch.cat([x_i * x_j, x_j], -1)))",
+    "F.dropout((x_i * x_j).mean(-1, keepdim=True), 0.3, self.training)",
 )
 _SCORES = (
     "(torch.cat([x_i, x_j], dim=-1) * self.att2).sum(dim=-1)",
@@ -305,7 +336,8 @@ def source(d: Draw, name: str) -> str:
     message = "\n".join(lines)
     used = [
         a
-        for a in ("x_i", "x_j", "edge_weight", "edge_attr", "norm", "index", "ptr", "size_i")
+        for a in ("x_i", "x_j", "edge_weight", "edge_attr", "norm", "index", "ptr", "size_i",
+                  "kind")
         if _uses(message, a)
     ]
     if not any(a in used for a in ("x_i", "x_j")):
@@ -361,6 +393,7 @@ def _forward(d: Draw, used: list[str], extra: set[str]) -> str:
             "deg = degree(col, x.size(0), dtype=x.dtype).clamp(min=1)",
             "norm = deg.pow(-0.5)[row] * deg.pow(-0.5)[col]",
         ]
+    passed += ["kind=edge_index[0] % 3"] if "kind" in used else []
     d.shuffle(passed)
     call = f"self.propagate(edge_index, {', '.join(passed)})"
     lines.append(

@@ -278,16 +278,27 @@ class EdgesInQueries(InnerOfEdges):
 
 
 @pytest.mark.parametrize("cls", [EdgesInKeys, EdgesInValues, OtherEdges, EdgesInQueries])
-def test_other_places_of_edges_stay_native(emulated, cls):
-    native_because(emulated, cls(WIDTH, 8), graphs.features(), graphs.square(),
-                   graphs.edge_features(E, 3), code="GA211")
+def test_other_places_of_edges(kernels, cls):
+    """No published layer's attention: by kernels that are written for it."""
+    compare(kernels, cls(WIDTH, 8), graphs.features(), graphs.square(), graphs.edge_features(E, 3))
 
 
-@pytest.mark.parametrize("cls", [Told, Squared, Mixing])
-def test_messages_that_stay_native(emulated, cls):
-    layer, x, ei = cls(WIDTH, 8), graphs.features(), graphs.square()
-    native_because(emulated, layer, x, ei, code="GA211")
-    assert cls is not Told or layer.alpha.shape == (E, 2), "its own code did not run"
+@pytest.mark.parametrize("cls", [Told, Squared])
+def test_other_forms(kernels, cls):
+    layer = cls(WIDTH, 8)
+    compare(kernels, layer, graphs.features(), graphs.square())
+    if cls is Told:
+        layer, found = layer.to(kernels.device), []
+        x, ei = graphs.features().to(kernels.device), graphs.square().to(kernels.device)
+        for block in (gnnaccel.disabled(), kernels.on()):
+            with block:
+                layer(x, ei)
+            found.append(layer.alpha)
+        assert found[0] is not found[1] and close(*found)
+
+
+def test_messages_that_stay_native(emulated):
+    native_because(emulated, Mixing(WIDTH, 8), graphs.features(), graphs.square(), code="GA211")
 
 
 CHANGES = {

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gnnaccel.cuda import generated
+from gnnaccel.cuda import edge_softmax, generated
 from gnnaccel.cuda.expression import Expression
 from gnnaccel.cuda.launch import dense
 from gnnaccel.dispatch.generated.tree import BY_TORCH
@@ -18,10 +18,10 @@ from gnnaccel.dispatch.graph import self_loops
 from gnnaccel.dispatch.ops import torch_ops
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.policy.reasons import Reason, reason
-from gnnaccel.dispatch.run.autograd import Operation
+from gnnaccel.dispatch.run.autograd import Operation, wants_grad
 
 _TARGETS = {"j": "u", "i": "v", "e": "e", "p": "p"}
-EXTREMA = ("max", "min")
+EXTREMA, WRITTEN = generated.EXTREMA, generated.WRITTEN
 REDUCES = ("sum", "mean", *EXTREMA)
 _MOST = 12  # rows of inputs, and twice as many inputs in all: each takes registers of every lane
 
@@ -31,7 +31,9 @@ class Generated(NamedTuple):
     row of a parameter, with as many numbers as its mode has; ``numbers``: of the expression;
     ``shape``: of a message; ``seen``: its (heads, width) for the kernels. ``weight``
     [out, in], ``bias`` [out]: of a linear map that each message goes through in the end, which is
-    done with their sums."""
+    done with their sums. ``before``: what is written for each edge before, and inputs are made of:
+    messages with how ("rows" or "heads", as of `at_edges`), and numbers of columns with
+    "softmax"."""
 
     expression: Expression
     inputs: tuple[Tensor, ...]
@@ -40,6 +42,7 @@ class Generated(NamedTuple):
     seen: tuple[int, int]
     weight: Tensor | None = None
     bias: Tensor | None = None
+    before: tuple[tuple[Any, str], ...] = ()
 
     @property
     def tensors(self) -> dict[str, tuple[Tensor, str]]:
@@ -51,6 +54,12 @@ class Generated(NamedTuple):
         return {**found, **{name: (t, "p") for name, t in more.items() if t is not None}}
 
     @property
+    def all_inputs(self) -> tuple[Tensor, ...]:
+        """With those of what is written before."""
+        return (*self.inputs, *(t for one, of in self.before if of in WRITTEN
+                                for t in one.all_inputs))
+
+    @property
     def out(self) -> tuple[int, ...]:
         """The shape of a message after the map."""
         return self.shape if self.weight is None else (self.weight.shape[0],)
@@ -59,7 +68,12 @@ class Generated(NamedTuple):
     def rows_read(self) -> tuple[int, int]:
         """Rows per edge that the kernels read, and those that the host gathers of nodes."""
         ends = [one.end for one in self.expression.inputs if one.mode == "row"]
-        return max(1, ends.count("j") + ends.count("e")), max(1, ends.count("j") + ends.count("i"))
+        read, gathered = ends.count("j") + ends.count("e"), ends.count("j") + ends.count("i")
+        for more, of in self.before:
+            if of in WRITTEN:
+                ours, hosts = more.rows_read
+                read, gathered = read + ours + (of == "rows"), gathered + hosts
+        return max(1, read), max(1, gathered)
 
     def __str__(self) -> str:
         return (str(self.expression)
@@ -99,6 +113,10 @@ class Part(NamedTuple):
 
 def unfit(graph: OpGraph, x: Tensor, more: Generated) -> Reason | None:
     """Why these are no messages over the graph. ``x``: features that decide about the device."""
+    for one, of in more.before:
+        why = unfit(graph, x, one) if of in WRITTEN else None
+        if why is not None:
+            return why
     rows = sum(one.mode == "row" for one in more.expression.inputs)
     if rows > _MOST or len(more.inputs) > 2 * _MOST:
         return reason("GA208", f"a message of {len(more.inputs)} tensors, {rows} of them with a "
@@ -133,20 +151,31 @@ def made(graph: OpGraph, more: Generated, take: Callable = torch_ops.take) -> Te
     return found if more.weight is None else F.linear(found, more.weight, more.bias)
 
 
-def prepare(more: Generated, reduce: str, grad: bool) -> None:
-    """Compile what `run` launches; of backward, what a gradient for each input takes."""
-    (heads, width), extremum = more.seen, _extremum(reduce)
-    for entry in ("forward", "merge"):
-        generated.kernels(more.expression, heads, width, False, extremum=extremum)(entry)
+def prepare(more: Generated, of: str, grad: bool) -> None:
+    """Compile what `run`, or `at_edges`, launches; of backward, what a gradient for each input
+    takes. ``of``: one of `REDUCES`, "rows" or "heads"."""
+    for one, how in more.before:
+        if how in WRITTEN:
+            prepare(one, how, grad)
+        else:
+            for entry in edge_softmax.ENTRIES[:4 if grad else 2]:
+                edge_softmax.kernels(one, torch.float32, False)(entry)
+    heads, width = more.seen
+    for entry in ("at_edges",) if of in WRITTEN else ("forward", "merge"):
+        generated.kernels(more.expression, heads, width, False, of=of)(entry)
     needs = tuple(t.requires_grad for t in more.inputs)
     for by_row in (True, False):
         found = generated.entries(more.expression, needs, by_row) if grad else ()
         for entry in found:
-            generated.kernels(more.expression, heads, width, False, needs, by_row, extremum)(entry)
+            generated.kernels(more.expression, heads, width, False, needs, by_row, of)(entry)
 
 
-def _extremum(reduce: str) -> str | None:
-    return reduce if reduce in EXTREMA else None
+def key(more: Generated, of: str) -> tuple:
+    """What the kernels of `prepare` depend on, but for the graph."""
+    grad = wants_grad(*more.all_inputs)
+    return ("generated", of, more.expression, more.seen,
+            tuple(t.requires_grad and grad for t in more.inputs),
+            tuple(key(*one) if one[1] in WRITTEN else one for one in more.before))
 
 
 def run(graph: OpGraph, reduce: str, more: Generated) -> Tensor:
@@ -165,6 +194,12 @@ def run(graph: OpGraph, reduce: str, more: Generated) -> Tensor:
     return torch.addr(out, count.to(out.dtype), more.bias)
 
 
+def at_edges(graph: OpGraph, more: Generated, summed: bool) -> Tensor:
+    """[E, *shape]: the value of each edge, or if they are ``summed``, [E, heads], as many as in
+    `Generated.seen`: the sums over each head's channels; by kernels."""
+    return GeneratedAtEdges(graph, "heads" if summed else "rows", more).apply(*more.inputs)
+
+
 class _Reduced(Operation):
     """[num_dst, *shape] of the inputs of a generated message."""
 
@@ -176,15 +211,16 @@ class _Reduced(Operation):
         self.more = more._replace(inputs=(), weight=None, bias=None)
 
     def _gradients(self, needs: tuple[bool, ...], inputs: tuple[Tensor, ...], grad: Tensor,
-                   extremum: tuple[str, Tensor] | None = None) -> list[Tensor | None]:
-        """Those of the inputs. ``grad`` [num_dst, channels], ``extremum``: as of the kernels."""
+                   best: Tensor | None = None) -> list[Tensor | None]:
+        """Those of the inputs. ``grad`` [num_dst, channels], ``best``: as of the kernels."""
         more, view, found = self.more, self.graph.view(), {}
+        of = "sum" if self.reduce == "mean" else self.reduce
         given, grad = tuple(map(dense, inputs)), dense(grad)
         for by_row in (True, False):
             if generated.entries(more.expression, needs, by_row):
                 rows = view.csc() if by_row else view.csr_by_id()
                 found.update(generated.gradients(rows, more.expression, more.seen, given,
-                                                 more.numbers, grad, needs, by_row, extremum))
+                                                 more.numbers, grad, needs, by_row, of, best))
         return [self._whole(k, found[k], t) if k in found else None for k, t in enumerate(inputs)]
 
     def _whole(self, k: int, grad: Tensor, of: Tensor) -> Tensor:
@@ -237,4 +273,23 @@ class GeneratedExtremum(_Reduced):
     def backward(self, needs, saved, grad):
         *inputs, out, counts = saved
         share = grad.reshape(out.shape) / counts
-        return self._gradients(needs, tuple(inputs), share, (self.reduce, out))
+        return self._gradients(needs, tuple(inputs), share, out)
+
+
+class GeneratedAtEdges(_Reduced):
+    """What is written for each edge: "rows", or the sums of their "heads"."""
+
+    __slots__ = ()
+
+    def forward(self, needs, *inputs):
+        more, summed = self.more, self.reduce == "heads"
+        out = generated.at_edges(self.graph.view().csc(), more.expression, more.seen,
+                                 tuple(map(dense, inputs)), more.numbers, summed)
+        return out if summed else out.view(-1, *more.shape).detach(), inputs
+
+    def backward(self, needs, saved, grad):
+        return self._gradients(needs, saved, grad.reshape(grad.shape[0], -1))
+
+    def reference(self, *inputs):
+        found = made(self.graph, self.more._replace(inputs=inputs))
+        return found.view(-1, *self.more.seen).sum(-1) if self.reduce == "heads" else found

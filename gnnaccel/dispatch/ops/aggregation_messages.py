@@ -140,10 +140,9 @@ class _Generated:
             return reason("GA208", f"{aggregation.named(reduce)} of generated messages")
         if more.weight is not None and reduce in generated.EXTREMA:
             return reason("GA208", f"{reduce} of generated messages that end in a linear map")
-        grad = wants_grad(*more.inputs)
-        needs = tuple(t.requires_grad and grad for t in more.inputs)
+        grad = wants_grad(*more.all_inputs)
         return Kernel(f"generated message kernel ({reduce} of {more})",
-                      ("generated", reduce, more.expression, more.seen, needs),
+                      generated.key(more, reduce),
                       lambda: generated.prepare(more, reduce, grad),
                       lambda: _Generated.run(graph, given))
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gnnaccel.adapters.pyg.propagate import generated, pointwise, reading, tracing
+from gnnaccel.adapters.pyg.propagate import channels, generated, pointwise, reading, tracing
 from gnnaccel.adapters.pyg.propagate.node_values import NodeValue
 from gnnaccel.adapters.pyg.propagate.standins import Form, Unseen
 from gnnaccel.adapters.pyg.propagate.stock import Aggregate
@@ -67,10 +67,11 @@ def _form(trace: tracing.Trace, messages: tuple[generated.Message, ...],
     if source is None:
         return why
 
-    def more(given: dict, layer: Any) -> Generated | Several | Reason:
-        made: dict = {}
-        return (_together([one.generated(given, made) for one in messages])
-                if trace.holds(layer) else why)
+    def more(given: Any, layer: Any) -> Generated | Several | Reason:
+        if not trace.holds(layer):
+            return why
+        channels.keep(layer, trace.kept, given)
+        return _together([one.generated(given) for one in messages])
 
     def stand_in(given: dict, graph: OpGraph) -> Generated | Several:
         return _together([one.stand_in(given, graph) for one in messages])
@@ -152,4 +153,4 @@ def _is_result(value: Any) -> bool:
 
 
 _MANNER = tracing.Manner(generated.NAMES, generated.prepared, pointwise.rows, _found, True,
-                         aggregated)
+                         aggregated, channels.kept)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from gnnaccel.adapters.pyg.propagate import reading
+from gnnaccel.adapters.pyg.propagate.expressed import CallArguments
 from gnnaccel.adapters.pyg.propagate.standins import Form
 from gnnaccel.dispatch.ops import messages
 from gnnaccel.dispatch.ops.aggregation import Aggregation
@@ -26,7 +27,8 @@ def with_more(layer: Any, form: Form, graph: OpGraph, given: Aggregation, kwargs
         and torch.is_autocast_enabled(given.x.device.type)):
         return reason("GA203", "autocast is on", "call the layer outside of autocast")
     if not stand_in:
-        more: Any = form.more(kwargs, layer)  # type: ignore[misc]  # not None
+        arguments = kwargs if form.stand_in is None else CallArguments(kwargs, graph)
+        more: Any = form.more(arguments, layer)  # type: ignore[misc]  # not None
         if type(more) is Reason:
             return more
         x, more = (given.x, more) if form.width is None else more

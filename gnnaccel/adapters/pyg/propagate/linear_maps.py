@@ -2,18 +2,25 @@
 after them where a map is the last that a message does."""
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 from torch.nn import functional as F
 
-from gnnaccel.adapters.pyg.propagate.pointwise import Deferred, Rows, about, whole
+from gnnaccel.adapters.pyg.propagate import channels, pointwise
+from gnnaccel.adapters.pyg.propagate.pointwise import FEW, Deferred, Rows, about, cut, whole
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 from gnnaccel.adapters.pyg.propagate.traced import Make, Param, applied, sliced
 from gnnaccel.dispatch.generated.tree import Call, Leaf, Tree, leaves
 
 _Term = tuple[Tree, Any, Param]  # what is mapped, the shape of its rows, the weight
+
+
+def _column(make: Make, turned: bool, at: int, given: Any) -> Tensor:
+    return make(given)[:, at] if turned else make(given)[at]
 
 
 class Mapped(Deferred):
@@ -47,26 +54,58 @@ class Mapped(Deferred):
         return (*self.weight.roots, *(() if self.bias is None else self.bias.roots))
 
     def joined(self) -> Rows:
-        """As a sum over the ends of the edge."""
+        """As a sum over the ends of the edge, and of what belongs to none."""
         ends: dict[str, list[_Term]] = {}
-        cancels: list[tuple[int, str]] = []  # differences of the same features at both ends
+        sums: list[Tree] = []
         for k, part in enumerate(self.parts):
-            cut = (self.weight if len(self.parts) == 1
-                   else sliced(self.weight, self._widths, k, self._dim))
-            apart, same = _apart(part.alone().tree)
-            cancels += [(k, name) for name in same]
+            piece = (self.weight if len(self.parts) == 1
+                     else sliced(self.weight, self._widths, k, self._dim))
+            apart = self._ends_of(k, part)
+            if apart is None:
+                inside = self._in_kernels(part, piece)
+                sums += inside
+                # written for each edge before
+                apart = {} if inside else {"e": channels.at_edges(part).tree}
             for end, tree in apart.items():
-                ends.setdefault(end, []).append((tree, part.meta.shape[1:], cut))
-        if not all(self._beside(k, name) for k, name in cancels):
-            raise Unseen
-        found: Tree | None = None
-        bias = self.bias
+                ends.setdefault(end, []).append((tree, part.meta.shape[1:], piece))
+        bias, found = self.bias, None
         for end in sorted(ends, key="jie".index):  # the bias is added where there are nodes
-            leaf = self._at(end, ends[end], bias)
-            found, bias = leaf if found is None else Call("add", (found, leaf)), None
+            sums.append(self._at(end, ends[end], bias))
+            bias = None
+        if bias is not None:
+            sums.append(pointwise.tree_of(bias, self.meta))
+        for tree in sums:
+            found = tree if found is None else Call("add", (found, tree))
         if found is None:
             raise Unseen
         return Rows(found, self.meta)
+
+    def _ends_of(self, k: int, part: Rows) -> dict[str, Tree] | None:
+        """The terms of a part by the end that they are at; None where it is no sum of such, or one
+        whose terms are far larger than it is."""
+        try:
+            apart, cancels = _apart(part.alone().tree)
+        except Unseen:
+            return None
+        return apart if all(self._beside(k, name) for name in cancels) else None
+
+    def _in_kernels(self, part: Rows, weight: Param) -> list[Tree]:
+        """The map of a part by the kernels of the message: to a single channel, or of few; else
+        none."""
+        count = part.meta.shape[-1]
+        if self.meta.numel() * count == part.meta.numel():
+            product = operator.mul(part, weight.view(-1))
+            return [channels.viewed(channels.summed(product), self.meta).tree]
+        if count > FEW or part.meta.dim() != 2 or weight.meta.dim() != 2:
+            return []
+        found = []
+        for c in range(count):
+            column = Param(partial(_column, weight.make, self.name == "linear", c),
+                           weight.meta[:, c] if self.name == "linear" else weight.meta[c],
+                           weight.roots)
+            one = cut(part, part.meta[:, c:c + 1], partial(channels.channel, c), f"channel {c}")
+            found.append(operator.mul(one, column).tree)
+        return found
 
     def _beside(self, at: int, name: str) -> bool:
         """Whether features that part ``at`` has the difference of are in another part as well."""

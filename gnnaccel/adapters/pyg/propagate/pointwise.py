@@ -3,7 +3,8 @@
 A stand-in (`Rows`) has a tree of operations whose leaves are rows at the ends of the edge, at the
 edge, and parameters. Pointwise operations make larger trees. What mixes channels is done before the
 kernels: linear maps of a sum are moved to each of its parts, so that the map of a node's row runs
-once for the node; everything else only where all leaves are at one end.
+once for the node. Other operations on channels (`channels`) are done where all leaves are at one
+end, or else of what kernels write for each edge.
 """
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gnnaccel.adapters.pyg.propagate.pointwise_calls import OPERATIONS
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS, RowCount, counted
@@ -23,9 +24,9 @@ from gnnaccel.adapters.pyg.propagate.traced import VIEWS, Make, Param, Value, ap
 from gnnaccel.dispatch.generated.tree import Call, Leaf, Number, Tree, computed, leaves, mapped
 
 _SAME = frozenset(("contiguous", "clone", "float", "to", "type_as"))
-#: of rows at one end: they give one row for each
-_OF_ROWS = frozenset(("sum", "mean", "norm", "normalize"))
-_FEW = 4  # channels that may be summed where both ends meet
+#: they mix the channels of a row, and give one row for each
+_OF_ROWS = frozenset(("sum", "mean", "norm", "normalize", "layer_norm", "softmax", "embedding"))
+FEW = 4  # channels that may be summed where both ends meet, in the kernels
 #: what gives truth values, and what others are of them
 _TRUE = frozenset(("gt", "lt", "ge", "le", "eq", "ne", "logical_and", "logical_or", "logical_not",
                    "where", "masked_fill"))
@@ -68,30 +69,35 @@ class Rows(Value):
         if name not in VIEWS and counted((args, *kwargs.values())):
             raise Unseen
         if name in VIEWS and name != "contiguous":
-            return _viewed(self, shaped(function, args, kwargs))
+            return viewed(self, shaped(function, args, kwargs))
         if name in _SAME:
             return self.kept(shaped(function, args, kwargs))
         if name == "dropout":
-            return _dropout(*args, **kwargs)
+            return _channels().dropout(*args, **kwargs)
         if name in _MAPS:
             return _mapped([args[0]], name, function, args[1:], kwargs)
+        if name == "getitem" and isinstance(args[0], Param):
+            return _channels().looked_up(*args)
         if name == "getitem":
             return _piece(self, function, args, kwargs)
         if name in _PIECES:
             return _pieces(self, function, args, kwargs)
         if name in _OF_ROWS:
-            ends = {leaf.end for leaf in leaves(self.tree)} - {"p"}
-            return (_of_rows if len(ends) == 1 else _over_few)(self, name, function, args, kwargs)
+            return _channels().mixed(self, name, function, args, kwargs)
         if name not in OPERATIONS:
             raise Unseen
         meta = applied(function, args, kwargs)
         name = _of_truth(name, meta, args)
-        return Rows(OPERATIONS[name](function, tuple(_tree(a, meta) for a in args),
-                                     {k: _tree(v, meta) for k, v in kwargs.items()}), meta)
+        return Rows(OPERATIONS[name](function, tuple(tree_of(a, meta) for a in args),
+                                     {k: tree_of(v, meta) for k, v in kwargs.items()}), meta)
 
     def alone(self) -> Rows:
         """As rows of their own."""
         return self
+
+    def through(self, module: nn.Module) -> Rows:
+        """A module of torch's that looks at all edges."""
+        return _channels().through(self, module)
 
     def kept(self, meta: Tensor) -> Rows:
         """The same numbers: of truth values zeros and ones."""
@@ -165,23 +171,27 @@ class Beside(Deferred):
         return super().operate(name, function, args, kwargs)
 
     def joined(self) -> Rows:
-        trees = [part.tree for part in self.parts]
+        parts, ends = self.parts, [_channels().ends(part) for part in self.parts]
+        if len(set().union(*ends)) > 1:
+            parts = [_channels().at_edges(part) for part in parts]
+        trees = [part.tree for part in parts]
         end, names, roots = about(leaf for tree in trees for leaf in leaves(tree))
         tails = [part.meta.shape[1:] for part in self.parts]
 
         def make(given: Any) -> Tensor:
             return torch.cat([whole(tree, tail, given) for tree, tail in zip(trees, tails)], -1)
 
-        return _rows(end, make, self.meta, names, roots)
+        return made_rows(end, make, self.meta, names, roots)
 
 
 def rows(end: str, make: Make, meta: Tensor, name: str) -> Rows:
     """What stands for the argument ``name`` of ``propagate``."""
-    return _rows(end, make, meta, frozenset((name,)), (make,))
+    return made_rows(end, make, meta, frozenset((name,)), (make,))
 
 
-def _rows(end: str, make: Make, meta: Tensor, names: frozenset[str],
-          roots: tuple[Make, ...]) -> Rows:
+def made_rows(end: str, make: Make, meta: Tensor, names: frozenset[Any],
+              roots: tuple[Make, ...]) -> Rows:
+    """Rows that ``make`` computes; all else as of `Leaf`."""
     return Rows(Leaf(end, make, tuple(meta.shape[1:]), names, roots), meta)
 
 
@@ -197,13 +207,19 @@ def _of_truth(name: str, meta: Tensor, args: tuple) -> str:
     return _OF_TRUTH[name]
 
 
+def _channels() -> Any:
+    from gnnaccel.adapters.pyg.propagate import channels  # which needs this module
+
+    return channels
+
+
 def _mapped(*args: Any) -> Rows:
     from gnnaccel.adapters.pyg.propagate.linear_maps import Mapped  # which needs this module
 
     return Mapped(*args)
 
 
-def _tree(value: Any, meta: Tensor) -> Any:
+def tree_of(value: Any, meta: Tensor) -> Any:
     """A tree of an argument of an operation whose result looks like ``meta``."""
     if isinstance(value, Rows):
         if any(leaf.blocks for leaf in leaves(value.tree)):
@@ -222,7 +238,7 @@ def _tree(value: Any, meta: Tensor) -> Any:
     raise Unseen
 
 
-def about(found: Any) -> tuple[str, frozenset[str], tuple[Make, ...]]:
+def about(found: Any) -> tuple[str, frozenset[Any], tuple[Make, ...]]:
     """The end that these leaves are at, the arguments and tensors of which they are made; Unseen
     where they are at several."""
     found = list(found)
@@ -241,13 +257,13 @@ def whole(tree: Tree, tail: Any, given: Any) -> Tensor:
 
 # --- views and pieces -----------------------------------------------------------------------------
 
-def _viewed(value: Rows, meta: Tensor) -> Rows:
+def viewed(value: Rows, meta: Tensor) -> Rows:
     """Other shapes of rows. Of a sum of rows and fewer numbers these are repeated in blocks."""
     old, new = tuple(value.meta.shape[1:]), tuple(meta.shape[1:])
     if meta.dim() == 0 or meta.shape[0] != ROWS:
         raise Unseen
 
-    def viewed(leaf: Leaf) -> Leaf:
+    def of_leaf(leaf: Leaf) -> Leaf:
         count = math.prod(leaf.tail)
         if leaf.blocks:
             return leaf
@@ -260,7 +276,7 @@ def _viewed(value: Rows, meta: Tensor) -> Rows:
             return leaf.viewed((), count)
         raise Unseen
 
-    return Rows(mapped(value.tree, viewed), meta)
+    return Rows(mapped(value.tree, of_leaf), meta)
 
 
 def _piece(value: Rows, function: Callable, args: tuple, kwargs: dict) -> Rows:
@@ -272,8 +288,8 @@ def _piece(value: Rows, function: Callable, args: tuple, kwargs: dict) -> Rows:
         raise Unseen
     meta = applied(function, args, kwargs)
     if meta.numel() == value.meta.numel():  # nothing but new axes
-        return _viewed(value, meta)
-    return _cut(value, meta, lambda t: function(t, *args[1:], **kwargs), repr(place))
+        return viewed(value, meta)
+    return cut(value, meta, lambda t: function(t, *args[1:], **kwargs), repr(place))
 
 
 def _pieces(value: Rows, function: Callable, args: tuple, kwargs: dict) -> tuple[Rows, ...]:
@@ -285,15 +301,15 @@ def _pieces(value: Rows, function: Callable, args: tuple, kwargs: dict) -> tuple
     def piece(k: int) -> Callable[[Tensor], Tensor]:
         return lambda t: function(t, *args[1:], **kwargs)[k]
 
-    return tuple(_cut(value, meta, piece(k), repr((function.__name__, args[1:], kwargs, k)))
+    return tuple(cut(value, meta, piece(k), repr((function.__name__, args[1:], kwargs, k)))
                  for k, meta in enumerate(metas))
 
 
-def _cut(value: Rows, meta: Tensor, function: Callable[[Tensor], Tensor], key: str) -> Rows:
+def cut(value: Rows, meta: Tensor, function: Callable[[Tensor], Tensor], key: str) -> Rows:
     """The same piece of every leaf; ``key`` says which."""
     old, new = tuple(value.meta.shape[1:]), tuple(meta.shape[1:])
 
-    def cut(leaf: Leaf) -> Leaf:
+    def piece(leaf: Leaf) -> Leaf:
         if leaf.blocks or (leaf.tail != old and math.prod(leaf.tail) != 1):
             raise Unseen
         if math.prod(leaf.tail) == 1 and leaf.tail != old:
@@ -308,12 +324,12 @@ def _cut(value: Rows, meta: Tensor, function: Callable[[Tensor], Tensor], key: s
             pieces[old, key] = Leaf(leaf.end, make, new, leaf.names, leaf.roots)
         return pieces[old, key]
 
-    return Rows(mapped(value.tree, cut), meta)
+    return Rows(mapped(value.tree, piece), meta)
 
 
 def apart(value: Rows) -> list[Rows]:
     """Rows of few rows, such as those of vectors in space, each for itself."""
-    if value.meta.dim() != 3 or value.meta.shape[1] > _FEW:
+    if value.meta.dim() != 3 or value.meta.shape[1] > FEW:
         raise Unseen
     tree, count = value.alone().tree, value.meta.shape[1]
     return [Rows(mapped(tree, partial(_one_of, count, at)), value.meta[:, at])
@@ -335,49 +351,3 @@ def _one_of(count: int, at: int, leaf: Leaf) -> Leaf:
     if (tail, f"row {at}") not in leaf.pieces:
         leaf.pieces[tail, f"row {at}"] = Leaf(leaf.end, make, tail[1:], leaf.names, leaf.roots)
     return leaf.pieces[tail, f"row {at}"]
-
-
-def _over_few(value: Rows, name: str, function: Callable, args: tuple, kwargs: dict) -> Rows:
-    """A sum or a mean over few channels, such as those of positions, which are apart from then
-    on."""
-    dim: Any = kwargs.get("dim", args[1] if len(args) > 1 else None)
-    count, last = value.meta.shape[-1], (-1, value.meta.dim() - 1)
-    if type(dim) in (tuple, list) and len(dim) == 1:
-        dim = dim[0]
-    if name not in ("sum", "mean") or count > _FEW or args[0] is not value or dim not in last:
-        raise Unseen
-    found: Tree | None = None
-    for k in range(count):
-        one = _cut(value, value.meta[..., k:k + 1], partial(_channel, k), f"channel {k}").tree
-        found = one if found is None else Call("add", (found, one))
-    assert found is not None
-    if name == "mean":
-        found = Call("div", (found, Number(float(count))))
-    return _viewed(Rows(found, value.meta[..., :1]), applied(function, args, kwargs))
-
-
-def _channel(k: int, t: Tensor) -> Tensor:
-    return t[..., k:k + 1]
-
-
-def _of_rows(value: Rows, name: str, function: Callable, args: tuple, kwargs: dict) -> Rows:
-    """An operation on rows at one end."""
-    end, names, roots = about(leaves(value.tree))
-    if args[0] is not value or any(isinstance(a, Value) for a in args[1:]):
-        raise Unseen
-    dims = [kwargs.get("dim"), *args[1:]]
-    if any(0 in one or -value.meta.dim() in one for one in
-           ((d,) if type(d) is int else d for d in dims) if type(one) in (tuple, list)):
-        raise Unseen
-    tree, tail, rest = value.tree, value.meta.shape[1:], args[1:]
-
-    def make(given: Any) -> Tensor:
-        return function(whole(tree, tail, given), *rest, **kwargs)
-
-    return _rows(end, make, applied(function, args, kwargs), names, roots)
-
-
-def _dropout(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
-    if inplace or not isinstance(x, Rows) or (training and p != 0):
-        raise Unseen
-    return x

@@ -79,7 +79,7 @@ class _Layer(Layer):
         if name != "aggr_module":
             return super().__getattr__(name)
         module = self._traced_layer.aggr_module
-        self._traced_read[name] = module, tracing.looks(module)
+        self._traced_read[name,] = module, tracing.looks(module)
         reduces = reading._reduces(module)
         if reduces not in (("sum",), ("mean",), ("max",), ("min",)) or (
             type(module).__name__ == "MultiAggregation"):  # others are in it, which may change

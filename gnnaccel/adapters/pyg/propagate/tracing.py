@@ -20,21 +20,21 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gnnaccel.adapters import own
-from gnnaccel.adapters.pyg import guards
 from gnnaccel.adapters.pyg.propagate import reading
-from gnnaccel.adapters.pyg.propagate.message import (SPECIAL, _named, reads_special,
-                                                    special_read)
+from gnnaccel.adapters.pyg.propagate.message import SPECIAL, _named, special_read
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS
 from gnnaccel.adapters.pyg.propagate.standins import Refuses, Unseen, rows
-from gnnaccel.adapters.pyg.propagate.traced import Make, Param
+from gnnaccel.adapters.pyg.propagate.traced import Make
+from gnnaccel.adapters.pyg.propagate.traced_modules import looks, module_of, parameter
 from gnnaccel.dispatch.policy.names import IdentityMap
 
 MODULES = (torch, torch.nn, torch.nn.functional, math)
-BUILTINS = frozenset(("float", "int", "len", "None", "True", "False"))
+BUILTINS = (float, int, len, range, enumerate, zip, reversed, tuple, list)
 _TRACES = 4  # kept for each layer
 _PLAIN = (int, float, bool, str, type(None))
 _CATCHES = frozenset(("SETUP_FINALLY", "SETUP_WITH", "PUSH_EXC_INFO"))
 _COMPARES = frozenset(("IS_OP", "COMPARE_OP", "CONTAINS_OP"))
+_NEVER_NONE = ("index", "edge_index_i", "edge_index_j")
 _NUMBERS = (int, float, bool)  # as arguments: another value is another trace
 NOT_PLAIN_CODE = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
@@ -48,6 +48,7 @@ class Manner(NamedTuple):
     ``end`` "i", "j" or "e". ``found(out, layer)``: the message, None where it is not of this kind.
     ``methods``: whether methods of the layer may be called. ``then(out, layer, kwargs, ends,
     edges)``: what goes on with what the message gave; it adds to the lists of a `Trace`.
+    ``kept(value)``: how a `Trace` keeps what the message sets on the layer, if it may set any.
     """
 
     names: frozenset[str]
@@ -56,25 +57,28 @@ class Manner(NamedTuple):
     found: Callable[[Any, Any], Any]
     methods: bool = False
     then: Callable[[Any, Layer, dict, list, list], Any] | None = None
+    kept: Callable[[Any], Any] | None = None
 
 
 class Trace(NamedTuple):
     """A message, understood. ``ends``: the arguments that are features of nodes, with their end of
     the edge, in the order of the message; ``edges``: those with a row for each edge; ``read``: what
-    was read of the layer, by name; ``cells``: variables of functions around it, with what they
-    held; ``watched``: what its methods name, with the places where that stands."""
+    was read of the layer and its modules, by the names that lead there; ``cells``: variables of
+    functions around it, with what they held; ``watched``: what its methods name, with the places
+    where that stands; ``kept``: what it sets on the layer, by name."""
 
     message: Any
     ends: tuple[tuple[str, str], ...]
     edges: tuple[str, ...]
-    read: dict[str, Any]
+    read: dict[tuple[str, ...], Any]
     cells: tuple[tuple[types.CellType, Any], ...] = ()
     watched: tuple[tuple[Any, str, Any], ...] = ()
+    kept: dict[str, Any] = {}
 
     def holds(self, layer: Any) -> bool:
         """Whether all that was read is still so."""
-        for name, seen in self.read.items():
-            if not _as_read(layer, name, seen):
+        for names, seen in self.read.items():
+            if not _as_read(layer, names, seen):
                 return False
         for cell, seen in self.cells:
             if not _same(cell.cell_contents, seen):
@@ -86,37 +90,51 @@ class Trace(NamedTuple):
 
 
 class Layer:
-    """Stands for the layer: gives what it holds, and notes that (``_traced_read``, by name). Its
-    methods run on stand-ins as the message does; ``_traced_watched``: what they name, with the
-    places where it stands. No name is one that a layer might have."""
+    """Stands for the layer: gives what it holds, and notes that (``_traced_read``, by where it is:
+    the names that lead there). Its methods run on stand-ins as the message does;
+    ``_traced_watched``: what they name, with the places where it stands; ``_traced_kept``: what is
+    set on it. ``_traced_path``: the names that lead to it, of the layer itself none. No name is one
+    that a layer might have."""
 
     def __init__(self, layer: Any, manner: Manner):
         object.__setattr__(self, "_traced_layer", layer)
         object.__setattr__(self, "_traced_manner", manner)
+        object.__setattr__(self, "_traced_path", ())
         object.__setattr__(self, "_traced_read", {})
         object.__setattr__(self, "_traced_watched", [])
+        object.__setattr__(self, "_traced_kept", {})
 
     def __getattr__(self, name: str) -> Any:
-        value = getattr(self._traced_layer, name)
-        self._traced_read[name] = value
+        if name in self._traced_kept:
+            return self._traced_kept[name]
+        value, place = getattr(self._traced_layer, name), (*self._traced_path, name)
+        self._traced_read[place] = value
         if type(value) in _PLAIN:
             return value
         if callable(value) and is_torchs(value, self._traced_manner.names):
             return value
         if type(value) in reading.TENSORS:
-            return _parameter(value)
+            return parameter(value)
         if isinstance(value, nn.Module):
-            self._traced_read[name] = value, looks(value)
-            return _module(value)
+            self._traced_read[place] = value, looks(value)
+            return module_of(value, lambda module, *inside: self._module(module, (*place, *inside)))
         if type(value) is types.MethodType and value.__self__ is self._traced_layer:
-            return self._method(name, value.__func__)
+            self._traced_read[place] = value.__func__
+            return self._method(value.__func__)
         raise Unseen
 
-    def _method(self, name: str, function: Any) -> Callable:
-        self._traced_read[name] = function
+    def _module(self, module: nn.Module, path: tuple[str, ...]) -> Callable:
+        """A module of the user's own: its ``forward`` runs on stand-ins."""
+        inside = _Inside(module, self._traced_manner)
+        for name, value in (("_path", path), ("_read", self._traced_read),
+                            ("_watched", self._traced_watched)):
+            object.__setattr__(inside, "_traced" + name, value)
+        return inside._method(type(module).forward)
+
+    def _method(self, function: Any) -> Callable:
         manner = self._traced_manner
-        if (not manner.methods or _runnable(function, self._traced_layer, manner) is None
-            or function.__code__.co_freevars):
+        ready = _runnable(function, self._traced_layer, manner) if manner.methods else None
+        if ready is None or function.__code__.co_freevars:
             raise Unseen
         for _, named in _named(function.__code__):
             for place in (function.__globals__, *map(vars, (torch, F, Tensor))):
@@ -126,76 +144,39 @@ class Layer:
                         and type(place[named]) is types.FunctionType
                         and own.home(place[named]) not in ("torch", "torch_geometric")):
                         raise Unseen
-        return functools.partial(function, self)
+
+        def method(*args: Any, **kwargs: Any) -> Any:
+            # what may be None it might ask for under another name
+            if any(type(one) is Special and one.name not in _NEVER_NONE
+                   for one in (*args, *kwargs.values())):
+                raise Unseen
+            return ready(self, *args, **kwargs)
+
+        return method
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        layer = self._traced_layer
+        if (self._traced_manner.kept is None or name in _host_attributes()
+            or hasattr(type(layer), name) or type(layer).__setattr__ is not nn.Module.__setattr__
+            or any(name in layer.__dict__[kind]
+                   for kind in ("_parameters", "_buffers", "_modules"))):
+            raise Unseen
+        self._traced_kept[name] = value
+
+
+class _Inside(Layer):
+    """Stands for a module of the layer, or of one of its modules."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise Unseen
 
 
-def _parameter(value: Any) -> Param:
-    def make(given: dict) -> Tensor:
-        return value
-
-    return Param(make, torch.empty_like(value, device="meta"), (make,))
-
-
-#: modules that are one function of their input and their options
-_ACTIVATIONS: dict[type, Callable[[Any, Any], Any]] = {
-    nn.ReLU: lambda module, x: F.relu(x),
-    nn.LeakyReLU: lambda module, x: F.leaky_relu(x, module.negative_slope),
-    nn.ELU: lambda module, x: F.elu(x, module.alpha),
-    nn.SiLU: lambda module, x: F.silu(x),
-    nn.GELU: lambda module, x: F.gelu(x, approximate=module.approximate),
-    nn.Softplus: lambda module, x: F.softplus(x, module.beta, module.threshold),
-    nn.Sigmoid: lambda module, x: torch.sigmoid(x),
-    nn.Tanh: lambda module, x: torch.tanh(x),
-    nn.Dropout: lambda module, x: F.dropout(x, module.p, module.training),
-    nn.Identity: lambda module, x: x}
-_CALLED = ("linear", "leaky_relu", "relu", "dropout", "elu", "silu", "gelu", "softplus")
-
-
-def looks(module: nn.Module) -> tuple:
-    """What the result of a module of `_module` depends on, by identity: its options, parameters and
-    hooks, its modules, and the functions that run."""
-    own_dict = module.__dict__
-    inside = tuple([looks(one) for one in own_dict["_modules"].values()]
-                   if type(module) is nn.Sequential else ())
-    return (type(module), module.training, *map(id, module._parameters.values()),
-            *(v for v in own_dict.values() if type(v) in (int, float, bool, str)),
-            any(reading.MODULE_HOOKS(own_dict)), "forward" in own_dict, type(module).forward,
-            *_functions(), inside)
-
-
-def _functions() -> tuple:
-    """What the forward functions of such modules call."""
-    return (F.linear, F.leaky_relu, F.relu, F.dropout, F.elu, F.silu, F.gelu, F.softplus,
-            torch.sigmoid, torch.tanh)
-
-
-def _runs_as_written(module: nn.Module) -> bool:
-    """Whether nobody watches the module, and what it runs is torch's own."""
-    own_dict = module.__dict__
-    if any(reading.MODULE_HOOKS(own_dict)) or "forward" in own_dict:
-        return False
-    return (own.home(type(module).forward) == "torch"
-            and all(own.is_torchs(function, name, "torch_geometric")
-                    for function, name in zip(_functions(), (*_CALLED, "sigmoid", "tanh"))))
-
-
-def _module(module: nn.Module) -> Callable:
-    """What a module does, as a function; Unseen of those that are not known, or watched."""
-    linear = guards.plain_linear(module)
-    if not linear and not _runs_as_written(module):
-        raise Unseen
-    if linear or type(module) is nn.Linear:
-        weight, bias = (None if t is None else _parameter(t) for t in (module.weight, module.bias))
-        return lambda x: F.linear(x, weight, bias)  # type: ignore[arg-type]  # stand-ins
-    if type(module) is nn.Sequential:
-        inside = [_module(one) for one in module]
-        return lambda x: functools.reduce(lambda x, one: one(x), inside, x)
-    if type(module) in _ACTIVATIONS:
-        return functools.partial(_ACTIVATIONS[type(module)], module)
-    raise Unseen
+@functools.cache
+def _host_attributes() -> frozenset[str]:
+    """What any layer has, which a message had better not set. No layer of the base class is made:
+    PyG would write a ``propagate`` for it, which all others inherit."""
+    return frozenset(vars(nn.Module())).union(
+        name for kind, name in _named(reading.base().__init__.__code__) if kind == "STORE_ATTR")
 
 
 # --- tracing --------------------------------------------------------------------------------------
@@ -216,10 +197,10 @@ def globals_in_place(function: types.FunctionType, names: frozenset[str],
             other = instead(value)
             if other is not None:
                 found[name] = other
-            elif not (any(value is one for one in MODULES) or name in BUILTINS
+            elif not (any(value is one for one in (*MODULES, *BUILTINS))
                       or is_torchs(value, names)):
                 return None
-        elif kind not in ("LOAD_ATTR", "LOAD_METHOD"):
+        elif kind not in ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR"):
             return None
     return found
 
@@ -254,8 +235,7 @@ def _trace(layer: Any, kwargs: dict, manner: Manner) -> Trace:
     function = type(layer).message
     proxy, ends, edges = Layer(layer, manner), [], []
     message = _runnable(function, layer, manner)
-    # a method might be handed what it then asks for under another name
-    if message is None or (manner.methods and reads_special(function.__code__)):
+    if message is None:
         return Trace(None, (), (), {})
     given: dict[str, Any] = {}
     cells = tuple((cell, cell.cell_contents) for cell in function.__closure__ or ())
@@ -272,11 +252,13 @@ def _trace(layer: Any, kwargs: dict, manner: Manner) -> Trace:
         if manner.then is not None:
             out = manner.then(out, proxy, kwargs, ends, edges)
         found = manner.found(out, layer)
+        kept = {} if manner.kept is None else {
+            name: manner.kept(value) for name, value in proxy._traced_kept.items()}
     except (Unseen, AttributeError, TypeError, ValueError, LookupError, RuntimeError,
             AssertionError):
-        pass  # it is none
+        found, kept = None, {}  # it is none
     return Trace(found, tuple(ends), tuple(edges), proxy._traced_read, cells,
-                 tuple(proxy._traced_watched))
+                 tuple(proxy._traced_watched), kept)
 
 
 def _runnable(function: Any, layer: Any, manner: Manner) -> types.FunctionType | None:
@@ -310,8 +292,12 @@ def special_as_arguments(code: types.CodeType) -> bool:
 
 def names_known(code: types.CodeType, layer: Any, names: frozenset[str]) -> bool:
     """Whether all attributes that are named are known, and methods of tensors torch's own. Those of
-    the layer need not be there: a branch that is not taken may name others."""
+    the layer need not be there: a branch that is not taken may name others. Only the layer's may be
+    set."""
     steps = [step for step in dis.get_instructions(code) if step.opname != "CACHE"]
+    if not all(_loads_first(before, code) for before, step in zip([steps[0], *steps], steps)
+               if step.opname == "STORE_ATTR"):
+        return False
     return all((step.argval in names and _method_is_torchs(step.argval))
                or hasattr(layer, step.argval) or _loads_first(before, code)
                for before, step in zip([steps[0], *steps], steps)
@@ -349,7 +335,9 @@ def stand_in(parameter: inspect.Parameter, kwargs: dict, manner: Manner) -> tupl
     value = rows(kwargs, key, end) if end != "e" else kwargs[key]
     if value is None or (end == "e" and type(value) in _NUMBERS):
         return value, ""
-    if type(value) not in reading.TENSORS or not value.is_floating_point() or value.dim() < 1:
+    if type(value) not in reading.TENSORS or value.dim() < 1:
+        raise Unseen
+    if not value.is_floating_point() and not (manner.kept and value.dtype == torch.int64):
         raise Unseen
     meta = torch.empty(ROWS, *value.shape[1:], dtype=value.dtype, device="meta")
     if end == "e":
@@ -385,8 +373,10 @@ def _form(value: Any) -> Any:
     return (value.shape[1:], value.dtype) if isinstance(value, Tensor) else type(value)
 
 
-def _as_read(layer: Any, name: str, seen: Any) -> bool:
-    value = getattr(layer, name, Unseen)
+def _as_read(layer: Any, names: tuple[str, ...], seen: Any) -> bool:
+    value = layer
+    for name in names:
+        value = getattr(value, name, Unseen)
     if type(seen) is tuple and isinstance(seen[0], nn.Module):
         return value is seen[0] and looks(value) == seen[1]
     return _same(getattr(value, "__func__", value), seen)

@@ -1,0 +1,206 @@
+"""Operations in messages that mix the channels of a row, such as sums and norms; dropout; and the
+softmax over neighbours.
+
+Where all that a row is made of is at one end of the edge, torch computes them there, once for a
+node. Where both ends meet, kernels write the rows for each edge before (`expressed.AtEdges`), or no
+more than their sums over channels.
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from gnnaccel.adapters.pyg.propagate.expressed import AtEdges, Once, Softmax, expressed
+from gnnaccel.adapters.pyg.propagate.pointwise import (FEW, Rows, about, cut, made_rows, viewed,
+                                                       whole)
+from gnnaccel.adapters.pyg.propagate.standins import Unseen
+from gnnaccel.adapters.pyg.propagate.traced import Param, Value, applied
+from gnnaccel.adapters.pyg.propagate.traced_modules import parameter
+from gnnaccel.adapters.pyg.propagate.tracing import Special
+from gnnaccel.cuda.layout import MAX_WIDTH
+from gnnaccel.dispatch.generated.tree import Call, Leaf, Number, Tree, leaves
+
+_INPUTS = 9  # rows that channels which are apart may bring to a kernel
+_INDEX = ("index", "edge_index_i")  # two names of the same
+
+
+def ends(value: Rows) -> set[str]:
+    """The ends of the edge that the rows are made of."""
+    return {leaf.end for leaf in leaves(value.alone().tree)} - {"p"}
+
+
+def mixed(value: Rows, name: str, function: Callable, args: tuple, kwargs: dict) -> Rows:
+    """An operation that makes one row of each, of ``value``, the first of ``args``."""
+    if args[0] is not value or any(isinstance(a, Value) and not isinstance(a, Param)
+                                   for a in (*args[1:], *kwargs.values())):
+        raise Unseen
+    if name == "softmax" and type(_dim(args, kwargs)) is not int:
+        raise Unseen  # torch picks a dimension
+    if len(ends(value)) == 1:
+        return _by_torch(value, function, args, kwargs)
+    if name in ("sum", "mean") and _dim(args, kwargs) in (-1, value.meta.dim() - 1):
+        return _over_channels(value, name, function, args, kwargs)
+    return _by_torch(at_edges(value), function, args, kwargs)
+
+
+def _dim(args: tuple, kwargs: dict) -> Any:
+    dim: Any = kwargs.get("dim", args[1] if len(args) > 1 else None)
+    return dim[0] if type(dim) in (tuple, list) and len(dim) == 1 else dim
+
+
+def _by_torch(value: Rows, function: Callable, args: tuple, kwargs: dict) -> Rows:
+    """The operation on rows at one end."""
+    end, names, roots = about(leaves(value.tree))
+    dims = [kwargs.get("dim"), *args[1:]]
+    if any(0 in one or -value.meta.dim() in one for one in
+           ((d,) if type(d) is int else d for d in dims) if type(one) in (tuple, list)):
+        raise Unseen
+    tree, tail, rest = value.tree, value.meta.shape[1:], args[1:]
+    given_roots = tuple(root for a in (*rest, *kwargs.values()) if isinstance(a, Param)
+                        for root in a.roots)
+
+    def make(given: Any) -> Tensor:
+        return function(whole(tree, tail, given), *(_now(a, given) for a in rest),
+                        **{k: _now(a, given) for k, a in kwargs.items()})
+
+    return made_rows(end, Once(make), applied(function, args, kwargs), names,
+                     (*roots, *given_roots))
+
+
+def _now(value: Any, given: Any) -> Any:
+    return value.make(given) if isinstance(value, Param) else value
+
+
+# --- where both ends meet -------------------------------------------------------------------------
+
+def at_edges(value: Rows) -> Rows:
+    """The same as rows of the edges, which torch may go on with."""
+    value = value.alone()
+    if ends(value) == {"e"} and not any(leaf.blocks for leaf in leaves(value.tree)):
+        return value
+    shape = tuple(value.meta.shape[1:])
+    return Rows(_written(value, shape, shape, None), value.meta)
+
+
+def summed(value: Rows) -> Rows:
+    """[edges, heads, 1] of [edges, heads, channels]: the sums over channels. There may be no heads,
+    or several dimensions of them."""
+    shape = tuple(value.meta.shape[1:])
+    if not shape or not 0 < shape[-1] <= MAX_WIDTH or not math.prod(shape):
+        raise Unseen
+    meta = value.meta[..., :1]
+    return Rows(_written(value, shape, tuple(meta.shape[1:]), math.prod(shape[:-1])), meta)
+
+
+def _written(value: Rows, shape: tuple[int, ...], tail: tuple[int, ...],
+             heads: int | None) -> Leaf:
+    """What a kernel writes for each edge; ``heads``: of which the channels are summed, if any."""
+    if not value.meta.is_floating_point() or not ends(value) or not math.prod(shape):
+        raise Unseen
+    tree = value.alone().tree
+    message = expressed(tree, shape, heads)
+    if message is None:
+        raise Unseen
+    written = AtEdges(message, heads is not None)
+    roots = dict.fromkeys(root for leaf in leaves(tree) for root in leaf.roots)
+    return Leaf("e", written, tail, frozenset((written,)), tuple(roots))
+
+
+def _over_channels(value: Rows, name: str, function: Callable, args: tuple, kwargs: dict) -> Rows:
+    """A sum or a mean over channels where both ends meet. Few, such as those of positions, are
+    apart from then on."""
+    count = value.meta.shape[-1]
+    found: Tree | None = None
+    rows = sum(leaf.end != "p" and math.prod(leaf.tail) > 1 for leaf in leaves(value.tree))
+    if count <= FEW and count * rows <= _INPUTS:
+        for k in range(count):
+            one = cut(value, value.meta[..., k:k + 1], partial(channel, k), f"channel {k}").tree
+            found = one if found is None else Call("add", (found, one))
+    else:
+        found = summed(value).tree
+    assert found is not None
+    if name == "mean":
+        found = Call("div", (found, Number(float(count))))
+    return viewed(Rows(found, value.meta[..., :1]), applied(function, args, kwargs))
+
+
+def channel(k: int, t: Tensor) -> Tensor:
+    return t[..., k:k + 1]
+
+
+def dropout(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+    """Each edge has a mask of its own, which torch draws as for the host: in the order of edges."""
+    if inplace or not isinstance(x, Rows) or type(p) not in (int, float):
+        raise Unseen
+    if not training or p == 0:
+        return x
+    x = at_edges(x)
+    return _by_torch(x, F.dropout, (x, p, True), {})
+
+
+def through(value: Rows, module: nn.Module) -> Rows:
+    """A module of torch's, which is called once in each call: it may keep statistics of what it
+    sees, of all edges together."""
+    value = at_edges(value)
+    end, names, roots = about(leaves(value.tree))
+    tree, tail = value.tree, value.meta.shape[1:]
+    parameters = tuple(parameter(t).make for t in module._parameters.values() if t is not None)
+    make = Once(lambda given: module(whole(tree, tail, given)))
+    return made_rows(end, make, value.meta, names, (*roots, *parameters))
+
+
+def looked_up(table: Param, rows: Rows) -> Rows:
+    """The rows of a parameter that numbers name, as ``table[rows]``."""
+    if not isinstance(rows, Rows) or rows.meta.dtype != torch.int64:
+        raise Unseen
+    return _by_torch(rows, _picked, (rows, table), {})
+
+
+def _picked(rows: Tensor, table: Tensor) -> Tensor:
+    return table[rows]
+
+
+# --- neighbours -----------------------------------------------------------------------------------
+
+def softmax(src: Any, index: Any = None, ptr: Any = None, num_nodes: Any = None,
+            dim: int = 0) -> Rows:
+    """PyG's ``softmax``, over the edges that enter a node."""
+    if not isinstance(src, Rows) or not (type(index) is Special and index.name in _INDEX
+                                         and type(dim) is int and dim in (0, -src.meta.dim())):
+        raise Unseen
+    for value, named in ((ptr, ("ptr",)), (num_nodes, ("size_i", "dim_size"))):
+        if not (value is None or (type(value) is Special and value.name in named)):
+            raise Unseen
+    rows = at_edges(src)
+    tail = tuple(rows.meta.shape[1:])
+    end, names, roots = about(leaves(rows.tree))
+    if end != "e" or not math.prod(tail):
+        raise Unseen
+    tree = rows.tree
+    make = Softmax(lambda given: whole(tree, tail, given), tail)
+    return made_rows("e", make, rows.meta, names | {make}, roots)
+
+
+# --- what a message keeps -------------------------------------------------------------------------
+
+def kept(value: Any) -> Any:
+    """What `keep` needs to keep a value on the layer; Unseen where it cannot."""
+    if isinstance(value, Rows):
+        rows = at_edges(value)
+        tree, tail = rows.tree, rows.meta.shape[1:]
+        return Once(lambda given: whole(tree, tail, given))
+    if value is None or type(value) in (int, float, bool, str):
+        return value
+    raise Unseen
+
+
+def keep(layer: Any, found: dict[str, Any], given: Any) -> None:
+    """Sets what the message sets on the layer, such as ``self.alpha``: ``found`` by name."""
+    for name, value in found.items():
+        setattr(layer, name, value(given) if type(value) is Once else value)

@@ -1,0 +1,208 @@
+"""`Message`: a message as an expression, ready for the calls of its layer; and what is written for
+each edge before, where a message cannot be one expression."""
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gnnaccel.adapters.pyg.propagate.standins import Unseen
+from gnnaccel.cuda.expression import Expression
+from gnnaccel.cuda.generated import seen_as
+from gnnaccel.dispatch.generated.cut import cut
+from gnnaccel.dispatch.generated.messages import Generated, at_edges
+from gnnaccel.dispatch.generated.tree import Leaf, Make, Tree, expression, leaves
+from gnnaccel.dispatch.ops import cuda_functions
+from gnnaccel.dispatch.ops.aggregation import Reduce
+from gnnaccel.dispatch.ops.graph import OpGraph
+
+
+class CallArguments(dict):
+    """The arguments of one call of ``propagate``. ``graph``: its edges; ``made``: what was computed
+    of the arguments, each once, by what computes it; ``grad``: whether autograd records."""
+
+    __slots__ = ("graph", "grad", "made")
+
+    def __init__(self, arguments: dict, graph: OpGraph):
+        super().__init__(arguments)
+        self.graph, self.grad = graph, torch.is_grad_enabled()
+        self.made: dict[Make, Tensor] = {}
+
+
+class Once:
+    """Computes something once in each call: what others ask for again, or what draws numbers.
+
+    It is computed as the call is, with gradients or without, also where it is first asked for by
+    what needs none (`dispatch.generated.cut`)."""
+
+    def __init__(self, make: Make):
+        self.make = make
+
+    def __call__(self, given: Any) -> Tensor:
+        if type(given) is not CallArguments:
+            return self.make(given)
+        if self not in given.made:
+            with torch.set_grad_enabled(given.grad):
+                given.made[self] = self.make(given)
+        return given.made[self]
+
+
+class Before(Once):
+    """What is computed for each edge by a kernel, before the messages are reduced."""
+
+    def stand_in(self, given: dict, graph: OpGraph) -> tuple[Any, str]:
+        """As `Generated.before` has it."""
+        raise NotImplementedError
+
+
+class AtEdges(Before):
+    """``message`` at each edge, [E, *shape], or the sums of its heads, [E, heads], if ``summed``.
+    """
+
+    def __init__(self, message: Message, summed: bool):
+        self.message, self.summed = message, summed
+
+        def make(given: CallArguments) -> Tensor:
+            return at_edges(given.graph, message.generated(given), summed)
+
+        super().__init__(make)
+
+    def stand_in(self, given: dict, graph: OpGraph) -> tuple[Any, str]:
+        return self.message.stand_in(given, graph), "heads" if self.summed else "rows"
+
+
+class Softmax(Before):
+    """The softmax of rows of the edges, ``make`` [E, *tail], over those that enter each node."""
+
+    def __init__(self, make: Make, tail: tuple[int, ...]):
+        self.count = math.prod(tail)
+        super().__init__(lambda given: cuda_functions.edge_softmax(
+            given.graph, make(given).reshape(-1, self.count), "v"))
+
+    def stand_in(self, given: dict, graph: OpGraph) -> tuple[Any, str]:
+        return self.count, "softmax"
+
+
+class Message(NamedTuple):
+    """A message, ready for its calls. ``leaves``: those of the inputs of the ``expression``;
+    ``shape``: of a message; ``seen``: (heads, width) for the kernels; ``after``: of a linear map of
+    the sums its weight, its bias, the tensors of which these are made, and its channels;
+    ``mapped``: the same message with that map in the expression, if it can be there."""
+
+    expression: Expression
+    leaves: tuple[Leaf, ...]
+    numbers: tuple[float, ...]
+    shape: tuple[int, ...]
+    seen: tuple[int, int]
+    after: tuple[Make, Make | None, tuple[Make, ...], int] | None = None
+    mapped: Any = None  # a `Message`
+
+    @property
+    def of_sources(self) -> bool:
+        """Whether rows of the sources go into it."""
+        return any(leaf.end == "j" or any(isinstance(one, Before) for one in leaf.names)
+                   for leaf in self.leaves)
+
+    def reduced_by(self, reduces: tuple[Reduce, ...]) -> Message:
+        """The message for these reductions: a map can be done with sums and means alone."""
+        if self.mapped is None or all(one in ("sum", "mean") for one in reduces):
+            return self
+        return self.mapped
+
+    def generated(self, given: CallArguments) -> Generated:
+        """What the kernels take, computed from the arguments of a call."""
+        weight = bias = None
+        if self.after is not None:
+            weight = self.after[0](given)
+            bias = None if self.after[1] is None else self.after[1](given)
+        return Generated(self.expression, self._inputs(given), self.numbers, self.shape, self.seen,
+                         weight, bias)
+
+    def stand_in(self, given: dict, graph: OpGraph) -> Generated:
+        """What looks like that, of no memory."""
+        weight = None
+        if self.after is not None:
+            weight = _nothing(self.after[2], given).expand(self.after[3], self.shape[0])
+        before = {one: one.stand_in(given, graph) for leaf in self.leaves for one in leaf.names
+                  if isinstance(one, Before)}
+        return Generated(self.expression, self._stand_ins(given, graph), self.numbers, self.shape,
+                         self.seen, weight, before=tuple(before.values()))
+
+    def _inputs(self, given: CallArguments) -> tuple[Tensor, ...]:
+        """Computed from the arguments of a call."""
+        made = given.made
+        for leaf in self.leaves:
+            if leaf.make not in made:
+                made[leaf.make] = leaf.make(given)
+        return tuple([self._flat(leaf, one.mode, made[leaf.make])
+                      for leaf, one in zip(self.leaves, self.expression.inputs)])
+
+    def _stand_ins(self, given: dict, graph: OpGraph) -> tuple[Tensor, ...]:
+        """What looks like them, of no memory."""
+        sizes = {"row": math.prod(self.shape), "head": self.seen[0], "one": 1}
+        rows = {"j": graph.num_src, "i": graph.num_dst, "e": graph.num_edges, "p": 1}
+        return tuple([_nothing(leaf.roots, given).expand(rows[one.end], sizes[one.mode])
+                      for leaf, one in zip(self.leaves, self.expression.inputs)])
+
+    def _flat(self, leaf: Leaf, mode: str, t: Tensor) -> Tensor:
+        """[rows, numbers]."""
+        rows = 1 if leaf.end == "p" else t.shape[0]
+        if mode == "row" and not leaf.blocks and leaf.tail != self.shape:
+            return t.reshape(rows, *leaf.tail).expand(rows, *self.shape).reshape(rows, -1)
+        return t.reshape(rows, -1)
+
+
+def _nothing(roots: tuple[Make, ...], given: dict) -> Tensor:
+    """A number like those that are made of these tensors; it wants a gradient if they do."""
+    tensors = [root(given) for root in roots]
+    nothing = next((t for t in tensors if t.is_floating_point()), tensors[0]).new_empty(())
+    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+        nothing.requires_grad_()
+    return nothing
+
+
+def expressed(tree: Tree, shape: tuple[int, ...], heads: int | None = None) -> Message | None:
+    """The message of this ``shape`` that a tree computes; None without channels. ``heads``: in how
+    many blocks the kernels are to see the channels, if not by the leaves."""
+    tree = cut(tree)
+    inside = list(leaves(tree))
+    if not shape or not all(shape):
+        return None
+    blocks = {count for count in (_blocks(leaf, shape) for leaf in inside) if count}
+    forced = heads is not None
+    if not forced:
+        heads = blocks.pop() if len(blocks) == 1 else None
+
+    def mode(leaf: Leaf) -> str:
+        count = leaf.blocks or math.prod(leaf.tail)
+        if leaf.tail == shape or count == math.prod(shape):
+            return "row"
+        if count == 1:
+            return "one"
+        if heads is not None and _blocks(leaf, shape) == heads:
+            return "head"
+        if leaf.end == "e" or leaf.blocks:
+            raise Unseen  # would take memory of the size of the edges
+        return "row"
+
+    made, inputs, numbers = expression(tree, mode)
+    has_heads = any(one.mode == "head" for one in made.inputs)
+    seen = ((heads, math.prod(shape) // heads) if heads and (has_heads or forced)
+            else seen_as(math.prod(shape)))
+    return Message(made, tuple(inputs), numbers, shape, seen)
+
+
+def _blocks(leaf: Leaf, shape: tuple[int, ...]) -> int | None:
+    """How many blocks of equal channels the numbers of a leaf are for, if it is such a one."""
+    if leaf.blocks:
+        return leaf.blocks
+    tail = leaf.tail
+    kept = len(tail)
+    while kept and tail[kept - 1] == 1:
+        kept -= 1
+    count = math.prod(tail)
+    if len(tail) == len(shape) and 0 < kept < len(shape) and tail[:kept] == shape[:kept]:
+        return count if 1 < count < math.prod(shape) else None
+    return None

@@ -1,0 +1,117 @@
+"""Modules and parameters of a layer while its ``message`` is traced: as functions of stand-ins."""
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from gnnaccel.adapters import own
+from gnnaccel.adapters.pyg import guards
+from gnnaccel.adapters.pyg.propagate import reading
+from gnnaccel.adapters.pyg.propagate.standins import Unseen
+from gnnaccel.adapters.pyg.propagate.traced import Param
+
+
+def parameter(value: Any) -> Param:
+    def make(given: dict) -> Tensor:
+        return value
+
+    return Param(make, torch.empty_like(value, device="meta"), (make,))
+
+
+#: modules that are one function of their input and their options
+_ACTIVATIONS: dict[type, Callable[[Any, Any], Any]] = {
+    nn.ReLU: lambda module, x: F.relu(x),
+    nn.LeakyReLU: lambda module, x: F.leaky_relu(x, module.negative_slope),
+    nn.ELU: lambda module, x: F.elu(x, module.alpha),
+    nn.SiLU: lambda module, x: F.silu(x),
+    nn.GELU: lambda module, x: F.gelu(x, approximate=module.approximate),
+    nn.Softplus: lambda module, x: F.softplus(x, module.beta, module.threshold),
+    nn.Sigmoid: lambda module, x: torch.sigmoid(x),
+    nn.Tanh: lambda module, x: torch.tanh(x),
+    nn.Dropout: lambda module, x: F.dropout(x, module.p, module.training),
+    nn.LayerNorm: lambda module, x: F.layer_norm(
+        x, module.normalized_shape, *(None if t is None else parameter(t) for t in  # type: ignore
+                                      (module.weight, module.bias)), module.eps),
+    nn.BatchNorm1d: lambda module, x: x.through(module),
+    nn.Embedding: lambda module, x: F.embedding(
+        x, parameter(module.weight), module.padding_idx,  # type: ignore[arg-type]  # stand-ins
+        *_counted_rows(module)),
+    nn.Identity: lambda module, x: x}
+_CALLED = ("linear", "leaky_relu", "relu", "dropout", "elu", "silu", "gelu", "softplus",
+           "layer_norm", "batch_norm", "embedding")
+
+
+def looks(module: nn.Module) -> tuple:
+    """What the result of a module of `module_of` depends on, by identity: its options, parameters
+    and hooks, its modules, and the functions that run."""
+    own_dict = module.__dict__
+    inside = tuple([looks(one) for one in own_dict["_modules"].values()]
+                   if type(module) in (nn.Sequential, nn.ModuleList) else ())
+    return (type(module), module.training, *map(id, module._parameters.values()),
+            *(v for v in own_dict.values() if type(v) in (int, float, bool, str, tuple)),
+            any(reading.MODULE_HOOKS(own_dict)), "forward" in own_dict, type(module).forward,
+            *_functions(), inside)
+
+
+def _functions() -> tuple:
+    """What the forward functions of such modules call."""
+    return (F.linear, F.leaky_relu, F.relu, F.dropout, F.elu, F.silu, F.gelu, F.softplus,
+            F.layer_norm, F.batch_norm, F.embedding, torch.sigmoid, torch.tanh)
+
+
+def _runs_as_written(module: nn.Module) -> bool:
+    """Whether nobody watches the module, and what it runs is torch's own."""
+    own_dict = module.__dict__
+    if any(reading.MODULE_HOOKS(own_dict)) or "forward" in own_dict:
+        return False
+    return (own.home(type(module).forward) == "torch"
+            and all(own.is_torchs(function, name, "torch_geometric")
+                    for function, name in zip(_functions(), (*_CALLED, "sigmoid", "tanh"))))
+
+
+def module_of(module: nn.Module, entered: Callable) -> Any:
+    """What a module does, as a function, or a list of modules as one of such; Unseen of those that
+    are watched. ``entered(module, *names)``: the same of a module that is the user's own, ``names``
+    below ``module``."""
+    linear = guards.plain_linear(module)
+    if linear or (type(module) is nn.Linear and _runs_as_written(module)):
+        weight, bias = (None if t is None else parameter(t) for t in (module.weight, module.bias))
+        return lambda x: F.linear(x, weight, bias)  # type: ignore[arg-type]  # stand-ins
+    if type(module) in (nn.Sequential, nn.ModuleList):
+        if type(module) is nn.Sequential and not _runs_as_written(module):
+            raise Unseen
+        # one that is there several times runs several times, which `named_children` leaves out
+        inside = [module_of(one, functools.partial(_below, entered, name))
+                  for name, one in module._modules.items() if one is not None]
+        if type(module) is nn.ModuleList:
+            return tuple(inside)
+        return lambda x: functools.reduce(lambda x, one: one(x), inside, x)
+    if type(module) in _ACTIVATIONS and _runs_as_written(module):
+        return functools.partial(_ACTIVATIONS[type(module)], module)
+    if _runs_own_code(module):
+        return entered(module)
+    raise Unseen
+
+
+def _below(entered: Callable, name: str, module: nn.Module, *names: str) -> Callable:
+    return entered(module, name, *names)
+
+
+def _runs_own_code(module: nn.Module) -> bool:
+    """Whether a call of the module is its class's ``forward``, not torch's, and nobody watches."""
+    own_dict = module.__dict__
+    return not (any(reading.MODULE_HOOKS(own_dict)) or "forward" in own_dict
+                or type(module).__call__ is not nn.Module.__call__
+                or own.home(type(module).forward) == "torch")
+
+
+def _counted_rows(module: nn.Embedding) -> tuple:
+    """The other options of an embedding; Unseen where it changes its weights."""
+    if module.max_norm is not None:
+        raise Unseen
+    return None, 2.0, module.scale_grad_by_freq, module.sparse

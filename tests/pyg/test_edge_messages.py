@@ -1,0 +1,273 @@
+"""Messages that need something for each edge before they are reduced."""
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch_geometric.nn import EdgeConv
+
+import gnnaccel
+from gnnaccel.adapters.pyg.propagate import expressed
+from tests.pyg import edge_layers, graphs
+from tests.pyg.edge_layers import (FORMS, Attended, ByHeads, Deep, DeepBent, Dropped, Embedded, Keeps,
+                                   MapOfDifference, Normed, OfEachChannel, OwnModules, SideBySide, Statistics,
+                                   WithoutSoftmax)
+from tests.pyg.generated_calls import arguments, both, compare_second, hub, routes, to
+from tests.pyg.generated_layers import EDGE, WIDTH, Message
+from tests.pyg.graphs import E, N
+from tests.pyg.judge import close, compare
+from tests.pyg.test_generated_changes import each_seen
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_values_and_gradients(kernels, form):
+    compare(kernels, form(), *arguments(form))
+
+
+@pytest.mark.parametrize("aggr", ["max", "min"])
+def test_extrema_of_networks(kernels, aggr):
+    compare(kernels, Deep(aggr), *arguments(Deep))
+
+
+def test_edge_conv_of_two_maps(kernels):
+    net = nn.Sequential(nn.Linear(2 * WIDTH, 8), nn.ReLU(), nn.Linear(8, 5))
+    compare(kernels, EdgeConv(net, aggr="max"), graphs.features(), graphs.square())
+
+
+@pytest.mark.parametrize("edges", [1, 2])
+@pytest.mark.parametrize("form", [DeepBent, Attended, ByHeads, Keeps, OwnModules, SideBySide])
+def test_few_edges(kernels, form, edges):
+    x, ei, edge = arguments(form)
+    compare(kernels, form(), x, ei[:, :edges], edge if edge is None else edge[:edges])
+
+
+@pytest.mark.parametrize("form", [Attended, ByHeads, DeepBent])
+def test_rows_that_are_split(kernels, form):
+    ei = hub()
+    edge = graphs.edge_features(ei.shape[1], EDGE)
+    compare(kernels, form(), graphs.features(), ei, edge)
+
+
+@pytest.mark.parametrize("form", [WithoutSoftmax, OfEachChannel, DeepBent, Embedded])
+def test_second_derivatives(kernels, form):
+    layer = form().to(kernels.device)
+    x, ei, edge = arguments(form)
+    edge = graphs.edge_features(E, EDGE) if edge is None else edge
+    compare_second(kernels, layer, *to(kernels.device, x, ei, edge))
+
+
+@pytest.mark.parametrize("form", [ByHeads, OwnModules])
+def test_on_torch_operations(kernels, form):
+    both(kernels, form(), *arguments(form), backend="torch", on_fallback="native")
+
+
+def test_results_repeat(kernels):
+    layer, ei = ByHeads().to(kernels.device), hub().to(kernels.device)
+    x, edge = to(kernels.device, graphs.features(), graphs.edge_features(10100, EDGE))
+    found = []
+    for _ in range(2):
+        given = x.clone().requires_grad_()
+        layer.zero_grad()
+        with kernels.on():
+            out = layer(given, ei, edge)
+            out.sin().sum().backward()
+        found.append([out, given.grad, layer.for_keys.weight.grad.clone(), layer.bias.grad.clone()])
+    assert all(torch.equal(a, b) for a, b in zip(*found))
+
+
+# --- what is drawn and kept -----------------------------------------------------------------------
+
+@pytest.mark.parametrize("form", [Dropped, lambda: Attended(0.4)])
+def test_dropout_draws_as_the_host(kernels, form):
+    """One mask for a call, though several kernels read what was dropped; the next draws anew."""
+    layer = form().to(kernels.device)
+    x, ei, edge = to(kernels.device, *arguments(Dropped))
+    found = []
+    for block in (gnnaccel.disabled(), kernels.on()):
+        torch.manual_seed(3)
+        given, edges = x.clone().requires_grad_(), edge
+        with block:
+            outs = [layer(given, ei, edges) for _ in range(2)]
+            sum(outs).sin().sum().backward()
+        found.append([*outs, given.grad])
+    assert all(close(*pair) for pair in zip(*found))
+    assert not close(*found[1][:2])
+    assert routes(layer) == {"cuda": 2}
+    layer.eval()
+    both(kernels, layer, *arguments(Dropped))
+
+
+def test_statistics_are_kept_once(kernels):
+    one, other = (Statistics().to(kernels.device) for _ in range(2))
+    other.load_state_dict(one.state_dict())
+    args = to(kernels.device, *arguments(Statistics))
+    with kernels.on():
+        for _ in range(3):
+            one(*args)
+    for _ in range(3):
+        other(*args)
+    for name, buffer in other.norm.named_buffers():
+        assert torch.allclose(getattr(one.norm, name), buffer, 1e-5, 1e-6), name
+    assert one.norm.num_batches_tracked == 3
+
+
+def test_kept_attention_has_gradients(kernels):
+    layer, args = Keeps().to(kernels.device), to(kernels.device, *arguments(Keeps))
+    found = []
+    for block in (gnnaccel.disabled(), kernels.on()):
+        layer.zero_grad()
+        with block:
+            _, alpha = layer(*args)
+            (alpha * torch.linspace(0, 1, E, device=alpha.device).view(-1, 1)).sum().backward()
+        found.append([alpha, layer.q.weight.grad.clone(), layer.k.weight.grad.clone()])
+    assert routes(layer) == {"cuda": 1}
+    assert all(close(*pair) for pair in zip(*found))
+
+
+class KeepsOfHost(Message):
+    """Would set what message passing has of its own."""
+
+    def message(self, x_i, x_j):
+        self.node_dim = -2
+        return torch.relu(x_i - x_j) * x_j.sum(-1, keepdim=True)
+
+
+class KeepsParameter(Message):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(WIDTH))
+
+    def message(self, x_i, x_j):
+        self.weight = nn.Parameter(self.weight.detach() * 1.5)
+        return torch.relu(x_i - x_j) * self.weight
+
+
+@pytest.mark.parametrize("cls", [KeepsOfHost, KeepsParameter])
+def test_what_may_not_be_kept(kernels, cls):
+    layer, args = cls().to(kernels.device), to(kernels.device, *arguments(cls))
+    expected = layer(*args)
+    if cls is KeepsParameter:
+        layer.weight = nn.Parameter(torch.ones_like(layer.weight))
+    gnnaccel.reset_stats()
+    with kernels.on(on_fallback="native"):
+        got = layer(*args)
+    assert close(got, expected) and routes(layer) == {"native": 1}
+
+
+def test_nothing_is_kept_alive(kernels, monkeypatch):
+    """What a call computed is gone with its results, without a search for cycles."""
+    alive, made = [], expressed.CallArguments.__init__
+
+    class Made(dict):
+        pass
+
+    def init(self, *args):
+        made(self, *args)
+        self.made = Made()
+        alive.append(weakref.ref(self.made))
+
+    monkeypatch.setattr(expressed.CallArguments, "__init__", init)
+    layer, args = DeepBent().to(kernels.device), to(kernels.device, *arguments(DeepBent))
+    gc.disable()
+    try:
+        with kernels.on():
+            for _ in range(3):
+                layer(*args).sum().backward()
+        assert len(alive) == 3 and not any(one() is not None for one in alive)
+    finally:
+        gc.enable()
+
+
+# --- what changes ---------------------------------------------------------------------------------
+
+def test_modules_that_change(kernels):
+    layer = OwnModules()
+    each_seen(kernels, layer, *arguments(OwnModules), changes=(
+        lambda: setattr(layer.net, "last", 3.0),
+        lambda: setattr(layer.net.act[0], "beta", nn.Parameter(layer.net.act[0].beta * 2)),
+        lambda: layer.net.act.__setitem__(1, nn.Sigmoid()),
+        lambda: layer.net.maps.append(nn.Linear(6, 6).to(kernels.device)),
+        lambda: layer.net.maps[0].weight.data.mul_(0.5)))
+
+
+def test_a_replaced_forward(kernels, monkeypatch):
+    layer = OwnModules()
+    each_seen(kernels, layer, *arguments(OwnModules), changes=(
+        lambda: monkeypatch.setattr(edge_layers.Swish, "forward", lambda self, x: x * 2.0),))
+
+
+@pytest.mark.parametrize("change", [
+    lambda layer: layer.net.act[0].register_forward_hook(lambda module, args, out: out * 2),
+    lambda layer: setattr(layer.net.act[0], "forward", lambda x: x * 3)])
+def test_modules_that_are_watched(kernels, change):
+    layer = OwnModules()
+    each_seen(kernels, layer, *arguments(OwnModules), changes=(lambda: change(layer),),
+              taken="native")
+
+
+def test_a_replaced_softmax(kernels, monkeypatch):
+    layer = Attended()
+    each_seen(kernels, layer, *arguments(Attended), changes=(lambda: monkeypatch.setattr(
+        edge_layers, "softmax", lambda src, index, ptr, size: torch.ones_like(src)),),
+        taken="native")
+
+
+def test_training_and_evaluation(kernels):
+    layer = Normed()
+    each_seen(kernels, layer, *arguments(Normed), changes=(
+        layer.eval, lambda: setattr(layer.net[1], "eps", 0.3),
+        lambda: setattr(layer.net[1], "normalized_shape", (8,)), layer.train))
+
+
+class TellsItself(Message):
+    """A method asks under another name for what message passing passes by itself."""
+
+    def scaled(self, x, told):
+        return x * (2.0 if told is None else 3.0)
+
+    def message(self, x_i, x_j, ptr):
+        return self.scaled(torch.relu(x_i - x_j), ptr)
+
+
+def test_a_method_that_is_told(kernels):
+    layer, args = TellsItself().to(kernels.device), to(kernels.device, *arguments(TellsItself))
+    expected = layer(*args)
+    gnnaccel.reset_stats()
+    with kernels.on(on_fallback="native"):
+        assert close(layer(*args), expected)
+    assert routes(layer) == {"native": 1}
+
+
+def test_other_dtypes_and_autocast_stay_native(kernels):
+    layer, args = Deep().double().to(kernels.device), to(kernels.device, *arguments(Deep))
+    args = [a.double() if a is not None and a.is_floating_point() else a for a in args]
+    both(kernels, layer, *args, on_fallback="native")
+    assert routes(layer) == {"native": 1}
+
+
+def test_small_graphs_stay_native(kernels):
+    layer = Attended()
+    both(kernels, layer, *arguments(Attended), when="profitable", on_fallback="native")
+    assert routes(layer) == {"native": 1}
+
+
+def test_a_shared_mask_in_a_comparison(kernels):
+    """What is compared has no gradient; what it shares with the rest keeps its own."""
+
+    class Compared(Message):
+        def message(self, x_i, x_j, edge_attr):
+            found = F.layer_norm(x_i * x_j, (WIDTH,))
+            return torch.where(found > 0.1, found, 0.2 * found)
+
+    compare(kernels, Compared(), *arguments(Compared))
+
+
+def test_differences_are_mapped_as_such(kernels):
+    """Neighbours that are nearly alike: the maps of both are far larger than that of their
+    difference."""
+    x = 1000.0 + graphs.features(N)
+    compare(kernels, MapOfDifference(), x, graphs.square())

@@ -176,7 +176,7 @@ def runs(monkeypatch):
         output.flush()
         return status
 
-    monkeypatch.setattr(cli, "_run", pretended)
+    monkeypatch.setattr(cli, "limited", pretended)
     monkeypatch.setenv("GNNACCEL", "1")
     return made, answers
 
@@ -327,7 +327,7 @@ def test_a_run_that_takes_too_long_is_ended_with_what_it_started(tmp_path):
     path = tmp_path / "pid"
     code = (f"import subprocess, time; child = subprocess.Popen(['sleep', '60']); "
             f"open({str(path)!r}, 'w').write(str(child.pid)); time.sleep(60)")
-    assert cli._run([sys.executable, "-S", "-c", code], dict(os.environ), None, 5) is None
+    assert cli.limited([sys.executable, "-S", "-c", code], dict(os.environ), None, 5) is None
     patience = time.monotonic() + 10.0  # it was sent a signal, and may be about to end
     while _runs(path.read_text()):
         assert time.monotonic() < patience

@@ -32,7 +32,7 @@ class Run:
 
     def begin(self) -> None:
         """Seed, enable where asked, and watch."""
-        _seed(self.spec["seed"])
+        seed(self.spec["seed"])
         if self.spec["mode"] != NATIVE:
             from gnnaccel import session
 
@@ -77,7 +77,7 @@ class Run:
         from gnnaccel.cuda import driver
         from gnnaccel.dispatch.observe import counters
 
-        memory = _memory()
+        memory = peak_memory()
         if self._looking is not None:
             self._looking.end()
         found = {**self.steps.as_dict(), "ended": ended, "memory_bytes": memory,
@@ -110,19 +110,20 @@ def main() -> int:
     return 0
 
 
-def _seed(seed: int) -> None:
+def seed(number: int) -> None:
+    """Of random, torch and numpy."""
     import torch
 
-    random.seed(seed)
-    torch.manual_seed(seed)
+    random.seed(number)
+    torch.manual_seed(number)
     try:
         import numpy
     except ImportError:
         return  # nothing to seed
-    numpy.random.seed(seed)
+    numpy.random.seed(number)
 
 
-def _memory() -> int | None:
+def peak_memory() -> int | None:
     """The peak, in bytes: of the GPU's memory in use, without one of this process."""
     import torch
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
-import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -17,6 +14,7 @@ from typing import Any
 
 from gnnaccel import env
 from gnnaccel.profile.gain.child import CAPTURE, ENABLED, LOOK, NATIVE
+from gnnaccel.profile.gain.processes import limited
 
 DONE, FAILED, USAGE, NOTHING, TIMEOUT, BROKEN, STOPPED = 0, 1, 2, 3, 4, 5, 130
 _FEWEST = 5  # steps that are timed, in a run
@@ -165,10 +163,12 @@ class Runs:
             spec = dict(mode=mode, seconds=seconds, seed=self._options.seed, out=str(out),
                         kind=self._kind, target=self._target, start=time.time())
             with said.open("wb") as file:
-                status = _run([sys.executable, "-m", "gnnaccel.profile.gain.child",
-                               json.dumps(spec)],
-                              env.of_child(mode != NATIVE, PYTHONHASHSEED=str(self._options.seed)),
-                              None if self._options.show_output else file, self._options.limit)
+                status = limited([sys.executable, "-m", "gnnaccel.profile.gain.child",
+                                  json.dumps(spec)],
+                                 env.of_child(mode != NATIVE,
+                                              PYTHONHASHSEED=str(self._options.seed)),
+                                 None if self._options.show_output else file,
+                                 self._options.limit)
             tail = "\n".join(said.read_text(errors="replace").splitlines()[-_TAIL:])
             written = json.loads(out.read_text(encoding="utf-8")) if out.exists() else None
         return self._checked(mode, status, written, tail)
@@ -205,22 +205,6 @@ class Runs:
 
 def _counted(ms: list[float | None]) -> list[float]:
     return [one for one in ms[_SKIPPED:] if one is not None]
-
-
-def _run(command: list[str], environment: dict[str, str], output: Any,
-         limit: float) -> int | None:
-    """The exit status; None where it was ended at the limit. What it started goes with it."""
-    process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=output,
-                               stderr=None if output is None else subprocess.STDOUT,
-                               start_new_session=True)
-    try:
-        return process.wait(limit)
-    except subprocess.TimeoutExpired:
-        return None
-    finally:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
 
 def _positive(text: str) -> float:

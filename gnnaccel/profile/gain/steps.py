@@ -38,10 +38,23 @@ class Marks:
         return (end - start) / 1e6 if isinstance(start, int) else start.elapsed_time(end)
 
 
-class Steps:
-    """Watches this process from `install` on. ``done()`` is called after each step."""
+class Waited(Marks):
+    """Moments of the host, at which the device has done all that was asked of it before."""
 
-    def __init__(self, done: Callable[[], None]):
+    @staticmethod
+    def now() -> Any:
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        return time.perf_counter_ns()
+
+
+class Steps:
+    """Watches this process from `install` on. ``done()`` is called after each step, ``begun()``
+    where the first ``zero_grad()`` begins one; ``marks``: what moments are taken by."""
+
+    def __init__(self, done: Callable[[], None], marks: type[Marks] = Marks,
+                 begun: Callable[[], None] | None = None):
+        self._marks, self._on_begin = marks, begun
         self.count = 0  # of training steps, or of outermost calls while no optimizer steps
         self.trains = False
         self._done = done
@@ -87,7 +100,9 @@ class Steps:
 
     def _cleared(self, *_: Any) -> None:
         if self._begun is None and not _capturing():
-            self._begun = Marks.now()
+            if self._on_begin is not None:
+                self._on_begin()
+            self._begun = self._marks.now()
 
     def _differentiated(self, tensors: Any = None, *_: Any) -> None:
         loss = tensors[0] if isinstance(tensors, (tuple, list)) and tensors else tensors
@@ -106,7 +121,7 @@ class Steps:
                 return  # a second optimizer of the same step
             self._main = id(optimizer)
         self._others = 0
-        self._steps.append((self._begun, Marks.now()))
+        self._steps.append((self._begun, self._marks.now()))
         self._begun = None
         self.count += 1
         if _noted(self.count) and self._loss is not None:
@@ -122,14 +137,14 @@ class Steps:
         def wrapper(module: Any, *args: Any, **kwargs: Any) -> Any:
             if self._depth or _capturing():
                 return call(module, *args, **kwargs)
-            self._depth, start = 1, Marks.now()
+            self._depth, start = 1, self._marks.now()
             try:
                 out = call(module, *args, **kwargs)
             finally:
                 self._depth = 0
             if not self.trains:
                 kept = self._calls.setdefault((id(module), type(module).__name__), [])
-                kept.append((start, Marks.now()))
+                kept.append((start, self._marks.now()))
                 self.count += 1
                 self._done()
             return out
@@ -144,8 +159,9 @@ class Steps:
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
         what, marks = ("training step", self._steps) if self.trains else self._longest()
-        loop = [Marks.between(one[1], other[1]) for one, other in zip(marks, marks[1:])]
-        ms = [Marks.between(*one) if one[0] is not None else None for one in marks]
+        between = self._marks.between
+        loop = [between(one[1], other[1]) for one, other in zip(marks, marks[1:])]
+        ms = [between(*one) if one[0] is not None else None for one in marks]
         if sum(one is not None for one in ms) < len(ms) // 2:
             ms = loop  # no zero_grad between steps
         return {"what": what, "ms": ms, "loop_ms": loop,
@@ -154,7 +170,7 @@ class Steps:
     def _longest(self) -> tuple[str, list[tuple[Any, Any]]]:
         """The module whose calls took longest, which is not the loss function."""
         def taken(marks: list[tuple[Any, Any]]) -> float:
-            return sum(Marks.between(*one) or 0.0 for one in marks)
+            return sum(self._marks.between(*one) or 0.0 for one in marks)
 
         if not self._calls:
             return "call", []

@@ -15,6 +15,7 @@ def add_parser(commands) -> None:
     parser.set_defaults(run=run)
     _add_what(parser)
     _add_effort(parser)
+    _add_scripts(parser)
     report = parser.add_argument_group("reports")
     report.add_argument("--out", metavar="FILE.json", help="written after every cell")
     report.add_argument("--table", nargs="?", const="rich", choices=("rich", "markdown"))
@@ -27,7 +28,8 @@ def _add_what(parser) -> None:
     measured = parser.add_argument_group("what is measured")
     measured.add_argument("--suite", default="attention",
                           choices=("attention", "attention-kernel", "relational", "dgl",
-                                   "aggregate", "segment-gemm", "quantized", "peers"))
+                                   "aggregate", "segment-gemm", "quantized", "peers",
+                                   "scripts"))
     measured.add_argument("--shapes", type=_names, nargs="+", metavar="NAME,...",
                           help="attention, aggregate: "
                                "cora,arxiv,proteins,reddit,products,hub,uniform,tiny or a path to "
@@ -58,7 +60,8 @@ def _add_what(parser) -> None:
                                "with sizes and layers of its own (as "
                                "rgcnmax,hgt4heads,heteroconvsage), runs only where named; "
                                "aggregate: of floor,layers,spmm,operations,fresh,cpu,compiled; "
-                               "quantized: of kernels,models")
+                               "quantized: of kernels,models; scripts: of "
+                               "native,cold,gnnaccel,capture,bound")
     measured.add_argument("--native", action=argparse.BooleanOptionalAction, default=True,
                           help="--no-native: leave the host itself out of the layer cells; merge "
                                "with --from instead")
@@ -84,6 +87,27 @@ def _add_effort(parser) -> None:
                              "that one run")
 
 
+def _add_scripts(parser) -> None:
+    scripts = parser.add_argument_group("scripts", "options of --suite scripts")
+    scripts.add_argument("--scripts", nargs="+", metavar="SCRIPT",
+                         help="paths, patterns as 'examples/*.py', or a script with its arguments "
+                              "as \"train.py --epochs 5\"")
+    scripts.add_argument("--steps", type=int, default=200, metavar="N",
+                         help="stop a script after so many steps (default 200)")
+    scripts.add_argument("--seconds", type=float, default=10.0, metavar="S",
+                         help="stop the native run so long after its first step, and the others "
+                              "after as many steps (default 10)")
+    scripts.add_argument("--limit", type=float, default=120.0, metavar="SECONDS",
+                         help="end a run that takes longer (default 120)")
+    scripts.add_argument("--exact", action="store_true",
+                         help="dropout off, so that losses have to agree")
+    scripts.add_argument("--before", metavar="FILE.py",
+                         help="run this file in each process before the script")
+    scripts.add_argument("--preload", type=_names, nargs="+", metavar="NAME,...",
+                         help="modules or .py files that are loaded once, in a process that each "
+                              "run is forked from; wall times are then without them")
+
+
 def run(options, arguments: list[str]) -> int:
     """Measure, or read what was measured, and report. Returns 0, or 1 when the device was lost, 2
     on a bad option."""
@@ -95,6 +119,8 @@ def run(options, arguments: list[str]) -> int:
 
             if options.data and options.suite != "relational":
                 raise ValueError("--data belongs to --suite relational")
+            if options.scripts and options.suite != "scripts":
+                raise ValueError("--scripts belongs to --suite scripts")
             plan = SUITES[options.suite].plan(options)
     except (ValueError, OSError) as problem:
         progress(f"bench: {problem}")

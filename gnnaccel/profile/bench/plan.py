@@ -46,7 +46,7 @@ def settings(options) -> dict:
     """The options as they go into the result file."""
     return {name: value for name, value in vars(options).items()
             if isinstance(value, (str, int, float, bool, list, type(None)))
-            and name not in ("out", "plot", "read", "data")}
+            and name not in ("out", "plot", "read", "data", "scripts", "before", "preload")}
 
 
 def device(options) -> torch.device:

@@ -19,7 +19,7 @@ FORMAT = "gnnaccel-bench"
 VERSION = 1
 KINDS = ("shape", "layer", "check", "floor", "structure", "fresh", "overhead", "kernel", "note",
          "relation", "memory", "compaction", "segment-gemm", "dgl", "aggregate", "fresh-plain",
-         "spmm", "operation", "quantized", "quantized-model", "once")
+         "spmm", "operation", "quantized", "quantized-model", "once", "script")
 
 
 @dataclasses.dataclass
@@ -29,8 +29,8 @@ class Record:
     ``kind`` is one of KINDS. ``timing`` holds milliseconds per call (``timing.Timing``'s fields);
     ``values`` holds whatever else the kind has: ``peak_mib`` and ``resident_mib`` in MiB,
     ``rel_l2`` and ``max_abs`` of a check, ``overhead_us`` in microseconds, ``floor_ms`` in
-    milliseconds, what `once_cells.once_record` says. ``error`` is the text of a failure ("out of
-    memory", ...).
+    milliseconds, what `once_cells.once_record` and `script_figures.record` say. ``error`` is the
+    text of a failure ("out of memory", ...).
     """
 
     kind: str

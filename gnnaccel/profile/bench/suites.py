@@ -5,9 +5,10 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from gnnaccel.profile.bench import (aggregate_plan, dgl_plan, plan, relation_plan, suite_aggregate,
-                                    suite_attention, suite_dgl, suite_peers, suite_quantized,
-                                    suite_relational, suite_segment)
+from gnnaccel.profile.bench import (aggregate_plan, dgl_plan, plan, relation_plan, script_plan,
+                                    suite_aggregate, suite_attention, suite_dgl, suite_peers,
+                                    suite_quantized, suite_relational, suite_scripts,
+                                    suite_segment)
 from gnnaccel.profile.bench.guard import Budget
 from gnnaccel.profile.bench.result import Record
 
@@ -29,5 +30,6 @@ SUITES = {
     "quantized": Suite(suite_quantized.from_options, suite_quantized.quantized),
     "aggregate": Suite(aggregate_plan.from_options, suite_aggregate.aggregate),
     "peers": Suite(suite_peers.from_options, suite_peers.peers_suite),
+    "scripts": Suite(script_plan.from_options, suite_scripts.scripts),
     "segment-gemm": Suite(suite_segment.from_options, suite_segment.segment_gemm),
 }

@@ -3,7 +3,7 @@ sections."""
 from __future__ import annotations
 
 from gnnaccel.profile.bench import (aggregate_table, dgl_table, metrics, once_table, relation_table,
-                                    targets, text)
+                                    script_table, targets, text)
 from gnnaccel.profile.bench.result import Record, Result
 
 
@@ -11,8 +11,8 @@ def sections(result: Result) -> list[text.Section]:
     """What there is to show; sections without rows are left out."""
     made = [_layers(result), _floors(result), _small(result), _kernels(result), _quantized(result),
             _models(result), *relation_table.sections(result), once_table.section(result),
-            dgl_table.section(result), *aggregate_table.sections(result), _targets(result),
-            _left_out(result)]
+            dgl_table.section(result), *aggregate_table.sections(result),
+            script_table.section(result), _targets(result), _left_out(result)]
     return [section for section in made if section.rows]
 
 

@@ -1,0 +1,113 @@
+"""The table of whole scripts: a row each, and the geometric means."""
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable
+
+from gnnaccel.profile.bench import text
+from gnnaccel.profile.bench.metrics import ratio
+from gnnaccel.profile.bench.result import Record, Result
+from gnnaccel.profile.bench.script_child import BOUND, CAPTURE, COLD, ENABLED, NATIVE
+from gnnaccel.profile.bench.script_figures import KIND
+
+Runs = dict[str, Record]
+#: native's over ours, by the column's title
+_RATIOS: dict[str, Callable[[Runs], float | None]] = {
+    "gain": lambda runs: _over(runs, ENABLED, _ms),
+    "capture gain": lambda runs: _over(runs, CAPTURE, _ms),
+    "bound": lambda runs: _over(runs, BOUND, _ms),
+    "loop gain": lambda runs: _over(runs, ENABLED, _value("loop_ms")),
+    "capture loop": lambda runs: _over(runs, CAPTURE, _value("loop_ms")),
+    "cold wall": lambda runs: _over(runs, COLD, _wall),
+    "wall": lambda runs: _over(runs, ENABLED, _wall),
+    "memory": lambda runs: _over(runs, ENABLED, _value("peak_mib")),
+}
+_TIMES = {"native ms": NATIVE, "gnnaccel ms": ENABLED, "capture ms": CAPTURE}
+_COLUMNS = ("native ms", "gnnaccel ms", "gain", "capture ms", "capture gain", "bound", "loop gain",
+            "capture loop", "cold wall", "wall", "memory", "loss", "by kernels", "steps")
+_MEANING = ("gains and ratios are native's over gnnaccel's: above 1, gnnaccel takes less; "
+            "loss: largest relative difference in the first five steps; by kernels: layers' calls "
+            "that did not run natively")
+
+
+def section(result: Result) -> text.Section:
+    """Columns in which no script has anything are left out."""
+    notes: dict[str, str] = {}
+    scripts: dict[tuple[str, str], Runs] = {}
+    for record in result.find(kind=KIND):
+        scripts.setdefault((record.layer, record.device), {})[record.impl] = record
+    rows = [[_name(*key), *(_cell(title, runs, notes) for title in _COLUMNS)]
+            for key, runs in scripts.items()]
+    if not rows:
+        return text.Section("Scripts", (), [])
+    gained = sum(_RATIOS["gain"](runs) is not None for runs in scripts.values())
+    rows.append([f"geometric mean of {gained}",
+                 *(_mean(title, list(scripts.values())) for title in _COLUMNS)])
+    columns = ("script", *_COLUMNS)
+    shown = [place for place in range(len(columns))
+             if any(row[place] != text.MISSING for row in rows)]
+    return text.Section("Scripts as they are: a training step, natively and through gnnaccel",
+                        tuple(columns[place] for place in shown),
+                        [tuple(row[place] for place in shown) for row in rows],
+                        (*text.notes_of(notes), *_failures(scripts, notes), _MEANING))
+
+
+def _cell(title: str, runs: Runs, notes: dict[str, str]) -> str:
+    if title in _RATIOS:
+        return text.ratio(_RATIOS[title](runs))
+    if title in _TIMES:
+        record = runs.get(_TIMES[title])
+        return (text.MISSING if record is None else text.failure(record, notes) if record.error
+                else text.number(record.ms))
+    if title == "loss":
+        return _loss(runs)
+    if title == "steps":
+        native = runs.get(NATIVE) or runs.get(ENABLED)
+        return str(native.values["steps"]) if native and native.timing else text.MISSING
+    ours = runs.get(ENABLED)
+    share = ours.values.get("share") if ours else None
+    return text.MISSING if share is None else f"{share:.0%}"
+
+
+def _loss(runs: Runs) -> str:
+    found = [float(runs[part].values["loss_difference"]) for part in (ENABLED, CAPTURE)
+             if part in runs and runs[part].values.get("loss_difference") is not None]
+    return f"{max(found):.0e}" if found else text.MISSING
+
+
+def _mean(title: str, scripts: list[Runs]) -> str:
+    if title not in _RATIOS:
+        return text.MISSING
+    found = [one for one in map(_RATIOS[title], scripts) if one]
+    return text.ratio(statistics.geometric_mean(found) if found else None)
+
+
+def _failures(scripts: dict[tuple[str, str], Runs], notes: dict[str, str]) -> list[str]:
+    """Those of runs that have no column of their own."""
+    return [f"{_name(*key)}, {part}: {runs[part].error}" for key, runs in scripts.items()
+            for part in (COLD, BOUND) if part in runs and runs[part].error]
+
+
+def _name(name: str, device: str) -> str:
+    return f"{name} (cpu)" if device == "cpu" else name
+
+
+def _over(runs: Runs, part: str, of: Callable[[Record], float | None]) -> float | None:
+    if NATIVE not in runs or part not in runs:
+        return None
+    found = ratio(of(runs[NATIVE]), of(runs[part]))
+    return found if found is None or math.isfinite(found) else None
+
+
+def _ms(record: Record) -> float | None:
+    return record.ms
+
+
+def _value(name: str) -> Callable[[Record], float | None]:
+    return lambda record: record.values.get(name)
+
+
+def _wall(record: Record) -> float | None:
+    """A run that was stopped by its limit did other work."""
+    return None if record.values.get("ended") == "limit" else record.values.get("wall_s")

@@ -1,0 +1,152 @@
+"""``--suite scripts``: whole scripts as they are, natively and enabled, a process for each run."""
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from gnnaccel import env
+from gnnaccel.profile.bench import script_figures
+from gnnaccel.profile.bench.guard import OUT_OF_MEMORY, Budget
+from gnnaccel.profile.bench.result import Record, progress
+from gnnaccel.profile.bench.script_child import BOUND, COLD, NATIVE, Spec
+from gnnaccel.profile.bench.script_forks import CannotFork, Forks
+from gnnaccel.profile.bench.script_plan import Script, ScriptsPlan
+from gnnaccel.profile.gain.processes import limited
+
+_LEAST_S = 5.0  # with less of the budget left no run begins
+_TEXT = 300  # letters of an error
+_OWN_END = 0.9  # of the limit; past it a run stops itself after a step, and keeps what it measured
+
+
+def scripts(plan: ScriptsPlan, budget: Budget) -> Iterator[Record]:
+    """The records of each script, and a note of those that the budget did not suffice for."""
+    with contextlib.ExitStack() as stack:
+        forks = _forks(plan, stack)
+        for number, script in enumerate(plan.scripts):
+            if budget.left < _LEAST_S:
+                yield _left_out(", ".join(one.name for one in plan.scripts[number:]))
+                return
+            yield from _Runs(script, plan, budget, forks).records()
+
+
+def _forks(plan: ScriptsPlan, stack: contextlib.ExitStack) -> Forks | None:
+    if not plan.preload:
+        return None
+    try:
+        forks = Forks(list(plan.preload), _environment(plan), plan.limit)
+    except CannotFork as problem:
+        progress(f"bench: {problem}; a new process for each run instead")
+        return None
+    stack.callback(forks.close)
+    return forks
+
+
+class _Runs:
+    """Of one script."""
+
+    def __init__(self, script: Script, plan: ScriptsPlan, budget: Budget, forks: Forks | None):
+        self._script, self._plan, self._budget, self._forks = script, plan, budget, forks
+        self._native: dict[str, Any] | None = None
+        self._cold = False
+
+    def records(self) -> Iterator[Record]:
+        """In the order of the plan's parts. A script that fails natively is not run otherwise,
+        unless the memory did not suffice."""
+        with tempfile.TemporaryDirectory(prefix="gnnaccel-scripts-") as folder:
+            gpu = not self._plan.cpu
+            if NATIVE in self._plan.wanted(gpu):
+                record = self._one(NATIVE, Path(folder))
+                yield record
+                if record.error and OUT_OF_MEMORY not in record.error.lower():
+                    return
+                if self._native is not None:
+                    gpu = self._native["gpu"]
+            wanted = self._plan.wanted(gpu)
+            self._cold = COLD in wanted
+            others = [part for part in wanted if part != NATIVE]
+            for number, part in enumerate(others):
+                if self._budget.left < _LEAST_S:
+                    yield _left_out(f"{self._script.name}: {', '.join(others[number:])}")
+                    return
+                yield self._one(part, Path(folder))
+
+    def _one(self, part: str, folder: Path) -> Record:
+        limit = min(self._plan.limit, self._budget.left)
+        out = folder / f"{part}.json"
+        status, errors = self._run(part, out, folder, limit)
+        if out.exists():
+            found = json.loads(out.read_text(encoding="utf-8"))
+            if part == NATIVE:
+                self._native = found
+            return script_figures.record(self._script.name, part, found,
+                                         None if part == NATIVE else self._native)
+        given = "--limit" if limit == self._plan.limit else "what was left of the budget"
+        error = f"no end within {limit:.0f} s ({given})" if status is None else _why(status, errors)
+        cpu = self._plan.cpu if self._native is None else not self._native["gpu"]
+        device = "cpu" if cpu else "cuda"
+        return Record(script_figures.KIND, layer=self._script.name, mode="step", impl=part,
+                      device=device, error=error)
+
+    def _run(self, part: str, out: Path, folder: Path, limit: float) -> tuple[int | None, str]:
+        """The exit status, and what was said on standard error."""
+        errors, output, now = folder / f"{part}.err", folder / f"{part}.out", time.time()
+        plan, steps, seconds = self._plan, *self._until(part)
+        trains = None if self._native is None else self._native["trains"]
+        spec = dataclasses.asdict(Spec(part, self._script.path, list(self._script.arguments),
+                                       str(out), steps, now + _OWN_END * limit, now, seconds,
+                                       plan.seed, plan.exact, plan.before, trains))
+        environment = _environment(plan, part, folder / "kernels" if self._cold else None)
+        if self._forks is not None:
+            said = {"output": str(output), "errors": str(errors)}
+            status = self._forks.run(spec, environment, said, limit)
+        else:
+            with output.open("wb") as first, errors.open("wb") as second:
+                status = limited([sys.executable, "-m", "gnnaccel.profile.bench.script_child",
+                                  json.dumps(spec)], environment, first, limit, second)
+        return status, errors.read_text(errors="replace") if errors.exists() else ""
+
+    def _until(self, part: str) -> tuple[int, float]:
+        """Steps and seconds. Runs with gnnaccel make as many steps as the native one made, so that
+        wall times and memory are of the same work."""
+        if self._native is None:
+            return self._plan.steps, self._plan.seconds
+        if part == BOUND or self._native["ended"] == "script":
+            return self._plan.steps, float("inf")
+        return self._native["count"], float("inf")
+
+
+def _left_out(what: str) -> Record:
+    return Record("note", layer=what, error="not run: the budget was spent")
+
+
+def _environment(plan: ScriptsPlan, part: str = NATIVE,
+                 kernels: Path | None = None) -> dict[str, str]:
+    """``kernels``: a kernel cache of the script's own, empty at first, in place of the user's."""
+    more = {"PYTHONHASHSEED": str(plan.seed)}
+    if plan.cpu:
+        more["CUDA_VISIBLE_DEVICES"] = ""
+    if kernels is not None:
+        more["CUPY_CACHE_DIR"] = str(kernels)
+    return env.of_child(part != NATIVE, **more)
+
+
+def _why(status: int, said: str) -> str:
+    """The exception's text, which is what no longer is indented at the end of standard error; where
+    nothing was said, the exit status."""
+    lines = [line.rstrip() for line in said.splitlines() if line.strip()]
+    frames = [place for place, line in enumerate(lines) if line.startswith("  File ")]
+    last = lines[-1:]
+    if frames:
+        last = [line for line in lines[frames[-1]:] if not line.startswith(" ")] or last
+    text = " ".join(last)[:_TEXT]
+    if status < 0:
+        return f"ended by {signal.Signals(-status).name}" + (f": {text}" if text else "")
+    return text or f"exit status {status}"

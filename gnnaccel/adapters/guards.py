@@ -11,10 +11,13 @@ from torch.nn.modules import module as _modules
 from torch.nn.parameter import UninitializedParameter
 
 from gnnaccel.adapters.own import Path, forward_is_own, is_method
+from gnnaccel.dispatch.memory.checkpoints import checkpointed
+from gnnaccel.dispatch.policy.names import IdentityMap
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.uncompiled import uncompiled
 
 _tracing, _transform = torch._C._get_tracing_state, torch._C._functorch.peek_interpreter_stack
+_made: IdentityMap[bool] = IdentityMap()  # layers, as of `note_made`
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 
 
@@ -97,6 +100,30 @@ def lazy_reason(*modules: Any) -> Reason | None:
     return None
 
 
+def note_made(layer: Any, native: bool) -> None:
+    """Of a call that goes ``native`` or not: whether it makes the layer's weights within a
+    checkpoint. It is repeated in backward, when they are there, and must go natively there, too:
+    both calls have to save the same tensors."""
+    if (native and checkpointed()
+        and any(isinstance(p, UninitializedParameter) for p in layer.parameters())):
+        _made.set(layer, True)
+    elif made_here(layer) and torch._C._current_graph_task_id() == -1:
+        _made.set(layer, False)  # the next forward call: as ever
+
+
+def made_here(layer: Any) -> bool:
+    """Whether a call that is under way makes the layer's weights within a checkpoint, or repeats
+    the call that did."""
+    return bool(_made.entries) and bool(_made.get(layer))
+
+
+def repeated_reason(layer: Any) -> Reason | None:
+    """Why a call that may be such a repetition goes native."""
+    if not made_here(layer) or torch._C._current_graph_task_id() == -1:
+        return None
+    return reason("GA209", "a checkpoint repeats the call that made the weights")
+
+
 def has_hooks(module: Any) -> bool:
     """Whether calling the module does more than its ``forward``."""
     own = module.__dict__
@@ -108,6 +135,7 @@ def plain(module: Any, cls: type) -> bool:
     """Whether the module is a ``cls`` and nothing else, so that an adapter may do its work in its
     place: not a subclass (parametrizations make one), with the ``forward`` that the class was
     written with, nobody watching."""
-    return (type(module) is cls and "forward" not in module.__dict__ and not has_hooks(module)
-            and not any_global_hook()
-            and forward_is_own(cls))
+    return (type(module) is cls and "forward" not in (own := module.__dict__)
+            and not (own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"]
+                     or own["_backward_pre_hooks"])  # `has_hooks`, which runs for every module
+            and not any_global_hook() and forward_is_own(cls))

@@ -146,12 +146,12 @@ class _Guarded:
     def __init__(self, cls: type, module: str, node_dim: int | None):
         import importlib
 
-        from gnnaccel.adapters import contract, lazy, own
+        from gnnaccel.adapters import contract, own
         from gnnaccel.adapters.pyg import guards, signature
 
         self.contract = found = contract.read(
             importlib.import_module(f"gnnaccel.adapters.pyg.{module}"))
-        self._node_dim, self._guards, self._lazy = node_dim, guards, lazy
+        self._node_dim, self._guards = node_dim, guards
         self._aggregations = found.AGGREGATIONS if node_dim is not None else ()
         start = ("forward", *(own.MESSAGE_PASSING if node_dim is not None else ()))
         self.paths = own.Paths(cls, start,
@@ -164,15 +164,15 @@ class _Guarded:
         return None if self._keep is None else self._keep(stated, given)
 
     def state(self, layer: Any, args: tuple, kwargs: dict) -> Any:
-        guards, lazy = self._guards, self._lazy
-        why = guards.context_reason() or lazy.repeated_reason(layer)
+        guards = self._guards
+        why = guards.context_reason() or guards.repeated_reason(layer)
         if why is None and self._node_dim is None:
             why = guards.module_reason(layer, self.paths.of(type(layer)))
         elif why is None:
             why = guards.layer_reason(layer, self.paths.of(type(layer)), self._node_dim,
                                       self._aggregations)
         found = self._state(layer, args, kwargs) if why is None else why
-        lazy.note(layer, type(found) is Reason)
+        guards.note_made(layer, type(found) is Reason)
         return found
 
 

@@ -11,8 +11,11 @@ from gnnaccel.adapters.guards import edge_reason as edge_reason
 from gnnaccel.adapters.guards import features_reason as features_reason
 from gnnaccel.adapters.guards import has_hooks as has_hooks
 from gnnaccel.adapters.guards import lazy_reason as lazy_reason
+from gnnaccel.adapters.guards import made_here as made_here
 from gnnaccel.adapters.guards import module_reason as module_reason
+from gnnaccel.adapters.guards import note_made as note_made
 from gnnaccel.adapters.guards import plain as plain
+from gnnaccel.adapters.guards import repeated_reason as repeated_reason
 from gnnaccel.adapters.own import AGGREGATION, Path, Paths, forward_is_own
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gnnaccel.adapters import lazy
 from gnnaccel.adapters.pyg import calls, guards
 from gnnaccel.adapters.pyg.hetero import dicts, inner_convs
 from gnnaccel.adapters.pyg.hetero.dicts import EdgeType
@@ -72,7 +71,7 @@ def inside(native: Callable, forward_of_group: Callable = _forward) -> Callable:
         config = current()
         allowed = (config is not None and rules.verdict(layer, config).inside
                    and guards.context_reason() is None and not state.each_layer())
-        call = divided(layer, args, kwargs) if allowed and not lazy.made_here(layer) else None
+        call = divided(layer, args, kwargs) if allowed and not guards.made_here(layer) else None
         return (native(layer, *args, **kwargs)
                 if call is None else _run(layer, call, forward_of_group))
 

@@ -109,12 +109,14 @@ class Path:
         self._globals: dict[int, tuple[dict, dict[str, None]]] = {}  # of modules: which are named
         self._torch: dict[str, tuple[ModuleType, dict[str, None]]] = {}  # the same of torch's
 
-    def same(self) -> bool:
-        """Whether every function is still the one that was looked at."""
+    def same(self, *others: Path) -> bool:
+        """Whether every function, and every one of ``others``, is still the one that was looked
+        at."""
         try:
-            for get, place, seen in self._watched:
-                if get(place) != seen:
-                    return False
+            for path in (self, *others):
+                for get, place, seen in path._watched:
+                    if get(place) != seen:
+                        return False
         except (AttributeError, KeyError, ValueError, RuntimeError):
             # a function was deleted, or replaced by an array, which cannot be compared
             return False

@@ -30,7 +30,7 @@ from gnnaccel import env
 from gnnaccel.cuda import capture
 from gnnaccel.dispatch.graph import ledger
 from gnnaccel.dispatch.graph.edge_arrays import EdgeArrays
-from gnnaccel.dispatch.graph.tensor_ref import MemoryRef, unversioned
+from gnnaccel.dispatch.graph.tensor_ref import MemoryRef
 from gnnaccel.dispatch.graph.view import GraphView
 
 _DEFAULT_BYTES = 4 << 30
@@ -51,14 +51,18 @@ _captured: list = []
 _counted_again = 0  # misses after which bytes are counted again
 
 
-def _key(tensors: tuple[Tensor | EdgeArrays, ...], sizes: tuple, captured: int) -> tuple:
+def _key(tensors: tuple[Tensor | EdgeArrays, ...], sizes: tuple, captured: int) -> tuple | None:
+    """Under which a view of these tensors is kept; None where writes into one are not counted."""
+    for t in tensors:
+        if t.is_inference():
+            return None
     return (*[(id(t),) if type(t) is EdgeArrays else
               (id(t.untyped_storage()), t.data_ptr(), t.shape, t.stride(), t.dtype)
               for t in tensors], sizes, torch.are_deterministic_algorithms_enabled(), captured)
 
 
-def _find(tensors: tuple[Tensor, ...], key: tuple) -> _Entry | None:
-    entry = _entries.get(key)
+def _find(tensors: tuple[Tensor, ...], key: tuple | None) -> _Entry | None:
+    entry = _entries.get(key)  # type: ignore[arg-type]  # nothing is kept under None
     if entry is None:
         return None
     for ref, t in zip(entry.memory, tensors):  # `MemoryRef.unwritten`, without a call for each
@@ -80,8 +84,6 @@ def lookup(edge_index: Tensor, num_src: int, num_dst: int, loops: int = 0) -> tu
 
 def peek_many(tensors: tuple[Tensor, ...], sizes: tuple) -> bool:
     """Whether `lookup_many` would hit; during a capture, also whether it would have before."""
-    if unversioned(tensors):
-        return False
     captured = capture.current() if type(tensors[0]) is not EdgeArrays else 0
     if _find(tensors, _key(tensors, sizes, captured)) is not None:
         return True
@@ -90,8 +92,7 @@ def peek_many(tensors: tuple[Tensor, ...], sizes: tuple) -> bool:
 
 def before_capture(tensors: tuple[Tensor, ...], sizes: tuple) -> Any:
     """The view that calls outside of captures find, or None. Counts nothing and makes nothing."""
-    entry = (None if unversioned(tensors)
-             else _find(tensors, _key(tensors, sizes, 0)))
+    entry = _find(tensors, _key(tensors, sizes, 0))
     return None if entry is None else entry.view
 
 
@@ -101,26 +102,29 @@ def lookup_many(tensors: tuple[Tensor, ...], sizes: tuple,
     (not cacheable).
 
     ``make(own)`` makes it; ``own``: it must keep the tensors alive. A view has ``nbytes()``,
-    ``touched`` and ``bind(*tensors)``.
+    ``touched`` and ``bind(*tensors)``; ``bind`` is None where it needs the tensors no more.
     """
-    captured = capture.current() if type(tensors[0]) is not EdgeArrays else 0
-    if captured == capture.UNKNOWN or unversioned(tensors):
+    captured = (capture.current() if capture.capturing() and type(tensors[0]) is not EdgeArrays
+                else 0)
+    key = _key(tensors, sizes, captured)
+    if key is None or captured == capture.UNKNOWN:
         _counts["uncached"] += 1
         return make(True), "none"
     if _captured and captured != _captured[0]:
         _end_capture(captured)
     held = capture.here.held
-    key = _key(tensors, sizes, captured)
     entry = _find(tensors, key)
     if entry is None and captured and held is not None:
         entry = _find(tensors, _key(tensors, sizes, 0))
     if entry is not None:
+        view = entry.view
         if held is not None:
-            held.append(entry.view)
+            held.append(view)
         _counts["hits"] += 1
-        entry.view.touched = True
-        entry.view.bind(*tensors)
-        return entry.view, "hit"
+        view.touched = True
+        if view.bind is not None:
+            view.bind(*tensors)
+        return view, "hit"
     _counts["misses"] += 1
     view = make(False)
     drop = _dropper(key, view)

@@ -180,7 +180,7 @@ def _variant(heads: int, width: int, dtype: torch.dtype, weight: str, mean: bool
 
 def _aggregate(graph: OpGraph, mean: bool, layout: tuple[int, int, str], x: Tensor,
                weight: Tensor | None) -> Tensor:
-    view = graph.view()
+    view = graph.built or graph.view()
     if weight is None:
         return sums.total(view.csc(places=False), x, None, "place", mean)
     seen = weight.reshape(-1) if layout[2] == "edge" else weight.reshape(-1, layout[0])

@@ -58,10 +58,10 @@ class IndexGraph(OpGraph):
         return self._ends[1]
 
     def view(self) -> GraphView:
-        if self._view is None:
-            self._view, self.cached = cache.lookup_many((self.edge_index,), self._sizes(),
+        if self.built is None:
+            self.built, self.cached = cache.lookup_many((self.edge_index,), self._sizes(),
                                                         self._made)
-        return self._view
+        return self.built
 
     def _sizes(self) -> tuple:
         return "offsets" if self._offsets else "index", self._rows, self.num_dst

@@ -15,18 +15,18 @@ class OpGraph:
     """Edges ``edge_index`` [2, E], int32 or int64, from ``num_src`` to ``num_dst`` nodes. Features
     of edges are in that order. ``flipped``: its second row holds the sources.
 
-    It holds ``edge_index``, so that what is made of it can be made in backward too.
+    It holds ``edge_index``, so that what is made of it can be made in backward too. ``built``: what
+    `view` gives, None before; ``cached``: what the structure cache said of it, for records.
     """
 
-    __slots__ = ("edge_index", "num_src", "num_dst", "flipped", "cached", "_ends", "_view")
+    __slots__ = ("edge_index", "num_src", "num_dst", "flipped", "built", "cached", "_ends")
 
     def __init__(self, edge_index: Tensor, num_src: int, num_dst: int, flipped: bool = False,
                  view: GraphView | None = None):
         self.edge_index, self.num_src, self.num_dst, self.flipped = (edge_index, num_src, num_dst,
                                                                      flipped)
-        self.cached = "none"  # what the structure cache said, for records
+        self.built, self.cached = view, "none"
         self._ends: tuple[Tensor, Tensor] | None = None
-        self._view = view
 
     @property
     def num_edges(self) -> int:
@@ -47,23 +47,23 @@ class OpGraph:
 
     def view(self) -> GraphView:
         """The structure that kernels read, from the structure cache."""
-        if self._view is None:
+        if self.built is None:
             found = self_loops.of(self.edge_index)
             if found is not None:
-                self._view, self.cached = cache.lookup_many((found.edge_index,),
+                self.built, self.cached = cache.lookup_many((found.edge_index,),
                                                             (*self._sizes(), "looped", found.loops),
                                                             lambda own: self._with_loops(found,
                                                                                          own))
             elif self.flipped:
-                self._view, self.cached = cache.lookup_many((self.edge_index,), self._sizes(),
+                self.built, self.cached = cache.lookup_many((self.edge_index,), self._sizes(),
                                                             self._turned)
             else:
-                self._view, self.cached = cache.lookup(self.edge_index, self.num_src, self.num_dst)
-        return self._view
+                self.built, self.cached = cache.lookup(self.edge_index, self.num_src, self.num_dst)
+        return self.built
 
     def known(self) -> bool:
         """Whether `view` is there already."""
-        return (self._view is not None or self_loops.of(self.edge_index) is not None
+        return (self.built is not None or self_loops.of(self.edge_index) is not None
                 or cache.peek_many((self.edge_index,), self._sizes()))
 
     def _sizes(self) -> tuple:
@@ -109,13 +109,13 @@ class JoinedGraph(OpGraph):
         return self._ends[target == "v"]
 
     def view(self) -> GraphView:
-        if self._view is None:
-            self._view, self.cached = cache.lookup_many(self._structure, self._sizes(),
+        if self.built is None:
+            self.built, self.cached = cache.lookup_many(self._structure, self._sizes(),
                                                         self._joined)
-        return self._view
+        return self.built
 
     def known(self) -> bool:
-        return self._view is not None or cache.peek_many(self._structure, self._sizes())
+        return self.built is not None or cache.peek_many(self._structure, self._sizes())
 
     def _sizes(self) -> tuple:
         return "joined", self.num_src, self.num_dst, 0, self._join

@@ -112,6 +112,7 @@ class Typed(Blocks):
     """
 
     touched = False
+    bind = None
 
     @torch.inference_mode(False)  # its tensors may take part in training later
     def __init__(self, types: Tensor, num_types: int):
@@ -125,9 +126,6 @@ class Typed(Blocks):
                              f"node types that the layer was made with. {VALID}")
         self._lay(found.ends)
         self.ptr, self.relation, self.order = found.ptr, found.types, found.order
-
-    def bind(self, *types: Tensor) -> None:
-        pass
 
 
 def finish(device: torch.device) -> None:

@@ -298,6 +298,7 @@ class _Kept:
     """The tensors ``found``, derived from ``given``, as `cache.lookup_many` keeps them."""
 
     touched = False
+    bind = None  # all is computed already
 
     def __init__(self, given: tuple[Tensor, ...], found: tuple):
         self.keep(given, found)
@@ -322,6 +323,3 @@ class _Kept:
     def nbytes(self) -> int:
         """Bytes held."""
         return sum(t.nbytes for t in self._found if type(t) is Tensor)
-
-    def bind(self, *given: Tensor) -> None:
-        """Nothing: all is computed already."""

@@ -130,7 +130,7 @@ def _stand_in(parameter: inspect.Parameter, kinds: dict[str, str]) -> Any:
         return Unseen
     kind = kinds.get(name)
     if kind == "tensor":
-        return Edge(lambda given: given[name])
+        return Edge(itemgetter(name))
     if kind == "none" or (kind is None and parameter.default is None):
         return None
     return Unseen

@@ -71,15 +71,14 @@ class Summed:
         if module is not self.module() or type(module) is not self.module_class:
             return False
         within = module.__dict__
-        if (any(reading.MODULE_HOOKS(within)) or not within.keys().isdisjoint(guards.REDUCING)
-            or not self.module_path.same()):
+        if any(reading.MODULE_HOOKS(within)) or not within.keys().isdisjoint(guards.REDUCING):
             return False
         if (self.settings != reading.SETTINGS(own) or any(reading.HOOKS(own))
             or not own.keys().isdisjoint(reading.OVERRIDES)):
             return False
         if torch.are_deterministic_algorithms_enabled() or checkpointed():
             return False
-        if (type(layer) is not self.cls or not self.known.path.same()
+        if (type(layer) is not self.cls or not self.known.path.same(self.module_path)
             or guards.context_reason() is not None):
             return False
         return self.stamp is None or self.stamp == self.known.stamp(layer)

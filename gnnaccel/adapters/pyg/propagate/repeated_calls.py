@@ -142,11 +142,10 @@ class Last:
         if module is not self.module() or type(module) is not self.module_class:
             return False
         within = module.__dict__
-        if (any(reading.MODULE_HOOKS(within)) or not within.keys().isdisjoint(guards.REDUCING)
-            or not self.module_path.same()):
+        if any(reading.MODULE_HOOKS(within)) or not within.keys().isdisjoint(guards.REDUCING):
             return False
         return (own.keys().isdisjoint(reading.OVERRIDES) and type(layer) is self.cls
-                and self.known.path.same() and guards.context_reason() is None)
+                and self.known.path.same(self.module_path) and guards.context_reason() is None)
 
     def run(self, layer: Any, edge_index: Tensor, kwargs: dict) -> Any:
         """The call's result; None where the structure is gone, or the tensors are not what they
@@ -206,8 +205,8 @@ def remember(layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read, 
             kept.patience = aggregation_cost.patience(decision.estimate)
         new_graphs_native.remember(layer, edge_index, kwargs, found, decision, config)
     # ran without a structure; or hooks inside may appear; or will not be repeated
-    elif (graph._view is None or len(found.reduces) > 1 or found.known.traced
-          or not layer_memory.of(layer).keeps(graph._view)):
+    elif (graph.built is None or len(found.reduces) > 1 or found.known.traced
+          or not layer_memory.of(layer).keeps(graph.built)):
         return
     else:
         kept.signature, kept.decision = _signature(kwargs), decision
@@ -216,7 +215,7 @@ def remember(layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read, 
         kept.module, kept.module_class = weakref.ref(module), type(module)
         kept.module_path = guards.aggregation_path(type(module))
         kept.form, kept.stamp, kept.view = found.form, found.known.stamp(layer), weakref.ref(
-            graph._view)
+            graph.built)
         # its numbers may be others at the next call
         kept.reduce = given.reduce if type(given.reduce) is str else None
         kept.sizes = graph.num_src, graph.num_dst, graph.flipped

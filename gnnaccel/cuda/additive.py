@@ -11,8 +11,8 @@ from torch import Tensor
 
 from gnnaccel.cuda import additive_pmf, bands
 from gnnaccel.cuda.dropout import OFF, Dropout
-from gnnaccel.cuda.launch import THREADS, Kernels, pointers, workspace
-from gnnaccel.cuda.layout import ROW_TYPES, Layout, grid, layout_for
+from gnnaccel.cuda.launch import THREADS, Kernels, grid, workspace
+from gnnaccel.cuda.layout import ROW_TYPES, Layout, layout_for
 from gnnaccel.cuda.quantize import Int8Rows, addresses, stride
 from gnnaccel.cuda.structure import Rows
 from gnnaccel.cuda.variant import RowVariant
@@ -162,7 +162,8 @@ def forward(variant: Variant, graph: Rows, a_src: Tensor, a_dst: Tensor | None,
         saved = Saved(torch.empty((4, rows, h), device=device),
                       torch.empty((2, rows, h, d), device=device))
         kept = saved.pointers()
-    to, bias_at, *terms = pointers(out, bias, a_src, a_dst, a_edge)
+    to, bias_at, *terms = [0 if t is None else t.data_ptr()
+                           for t in (out, bias, a_src, a_dst, a_edge)]
     outputs, inputs = (to, bias_at, *kept), (*terms, np.float32(slope))
     launch = graph.launch()
     # the kernel below leaves long rows alone by their length

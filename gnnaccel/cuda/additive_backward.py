@@ -10,8 +10,7 @@ from torch import Tensor
 
 from gnnaccel.cuda.additive import Saved, Variant, check_format
 from gnnaccel.cuda.dropout import OFF, Dropout
-from gnnaccel.cuda.launch import THREADS, pointer, rows_like, workspace
-from gnnaccel.cuda.layout import grid
+from gnnaccel.cuda.launch import THREADS, grid, pointer, rows_like, workspace
 from gnnaccel.cuda.quantize import Int8Rows, addresses
 from gnnaccel.cuda.structure import Rows
 

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.cuda.dropout import Dropout
-from gnnaccel.cuda.launch import THREADS, workspace
-from gnnaccel.cuda.layout import grid
+from gnnaccel.cuda.launch import THREADS, grid, workspace
 from gnnaccel.cuda.structure import Rows
 
 if TYPE_CHECKING:

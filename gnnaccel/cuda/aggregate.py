@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from gnnaccel.cuda import bands
-from gnnaccel.cuda.launch import THREADS, Kernels, dense, pointer, pointers, workspace
-from gnnaccel.cuda.layout import MAX_WIDTH, ROW_TYPES, TYPES, Layout, grid, layout_for
+from gnnaccel.cuda.launch import THREADS, Kernels, dense, grid, pointer, workspace
+from gnnaccel.cuda.layout import MAX_WIDTH, ROW_TYPES, TYPES, Layout, layout_for
 from gnnaccel.cuda.quantize import ALIGN, Int8Rows, addresses, stride
 from gnnaccel.cuda.structure import Launch, Rows
 
@@ -276,12 +276,13 @@ def total(graph: Rows, x: Tensor, weight: Tensor | None = None, at: str = "place
     """`forward` of x [any, *features], in whatever shape its rows are: [rows, *features] of x's
     dtype.
 
-    weight: as for `forward`, [edges] or [edges, heads], where ``at`` says; scale, bias: as there;
-    into: likewise, in the result's shape. x may have any strides. A call like an earlier one costs
-    little more than its launches, which is what small graphs take.
+    weight: as for `forward`, [edges] or [edges, heads], where ``at`` says; scale, bias: as there,
+    the bias of any dtype; into: likewise, in the result's shape. x may have any strides. A call
+    like an earlier one costs little more than its launches, which is what small graphs take.
 
     ValueError as of `forward`.
     """
+    bias = None if bias is None else bias.float().contiguous()
     key = (at, mean, *[None if t is None else (t.dtype, t.shape, t.stride(), t.device,
                                                t.data_ptr() & 15)
                        for t in (x, weight, scale, bias, into)])
@@ -289,13 +290,12 @@ def total(graph: Rows, x: Tensor, weight: Tensor | None = None, at: str = "place
     if made is None:
         return _first(key, graph, x, weight, at, mean, scale, bias, into)
     alike, shape, compiled, entry, across, of_graph, partial, merge = made
-    if into is None:
-        out, add = torch.empty_like(x) if alike else torch.empty(shape, dtype=x.dtype,
-                                                                 device=x.device), _NO
-    else:
-        out, add = into, _YES
+    add, out = _NO if into is None else _YES, into
+    if out is None:
+        out = torch.empty_like(x) if alike else torch.empty(shape, dtype=x.dtype, device=x.device)
     memory = torch.empty(partial, device=x.device) if partial else None
-    rows, weights, scales, biases, part, to = pointers(x, weight, scale, bias, memory, out)
+    rows, weights, scales, biases, part, to = [
+        0 if t is None else t.data_ptr() for t in (x, weight, scale, bias, memory, out)]
     compiled(entry)(across, THREADS, 0,
                     of_graph + (rows, weights, scales, biases, add, to, part))
     if merge is not None:
@@ -313,14 +313,14 @@ def _first(key: tuple, graph: Rows, x: Tensor, weight: Tensor | None, at: str, m
     form = variant(heads, width, x.dtype, x.dtype, kind, at, False, mean, graph.wide)
     if into is not None and into.shape != (graph.rows, *x.shape[1:]):
         raise ValueError(f"into is {list(into.shape)}; needed is {[graph.rows, *x.shape[1:]]}")
-    aligned = dense(x)
-    out = forward(form, graph, aligned.view(-1, heads, width), weight, scale, bias,
+    aligned, near = dense(x), None if bias is None else dense(bias)
+    out = forward(form, graph, aligned.view(-1, heads, width), weight, scale, near,
                   None if into is None else into.view(-1, heads, width))
     # detached: a Function's result that is a view could not be changed in place
     out = into if into is not None else out.view(-1, *x.shape[1:]).detach()
     form = form.banded(x.shape[0], graph.rows, graph.other.shape[0], x.device)  # as `forward` did
     launch, layout = graph.launch(), form.layout
-    if aligned is x and graph.settled:
+    if aligned is x and near is bias and graph.settled:
         merge = ((grid(launch.heavy, layout), (*launch.merge, launch.graph[0])) if launch.heavy
                  else None)
         graph.keep(key, _Made(out.shape == x.shape, tuple(out.shape), form.kernels,

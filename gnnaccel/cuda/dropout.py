@@ -21,7 +21,7 @@ class Dropout:
     seed: int | torch.Tensor = 0
     offset: int = 0
 
-    @property
+    @functools.cached_property
     def on(self) -> bool:
         return self.p > 0.0
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda.launch import Kernels, pointers
+from gnnaccel.cuda.launch import Kernels
 
 INDICES = {torch.int32: "int", torch.int64: "i64"}
 _THREADS = 256
@@ -99,7 +99,9 @@ def add_edges(ends: Tensor, source: int, x: Tensor, rows: int, weight: Tensor | 
         lanes, tiles = _lanes(width)
         groups = _THREADS // lanes
         run = min(_RUNS[1], max(_RUNS[0], edges // (groups * _BLOCKS)))
-        first, (of_weight, of_scale, of_count) = ends.data_ptr(), pointers(weight, scale, count)
+        first = ends.data_ptr()
+        of_weight, of_scale, of_count = [0 if t is None else t.data_ptr()
+                                         for t in (weight, scale, count)]
         second = first + ends.stride(0) * ends.element_size()
         kernels(width, ends.dtype)("add_edges")((-(-edges // (groups * run)), tiles), _THREADS, 0, (
             second if source else first, first if source else second, np.int64(edges),

@@ -7,8 +7,8 @@ import functools
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda.launch import THREADS, Kernels, workspace
-from gnnaccel.cuda.layout import TYPES, Layout, grid, layout_for
+from gnnaccel.cuda.launch import THREADS, Kernels, grid, workspace
+from gnnaccel.cuda.layout import TYPES, Layout, layout_for
 from gnnaccel.cuda.structure import Rows
 
 ENTRIES = ("forward", "forward_chunks", "backward", "backward_chunks")

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda.launch import THREADS, Kernels, pointer, workspace
-from gnnaccel.cuda.layout import TYPES, Layout, grid, layout_for
+from gnnaccel.cuda.launch import THREADS, Kernels, grid, pointer, workspace
+from gnnaccel.cuda.layout import TYPES, Layout, layout_for
 from gnnaccel.cuda.structure import Rows
 
 OPS = {"copy": 0, "add": 1, "mul": 2}

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from gnnaccel.cuda import driver
-from gnnaccel.cuda.launch import THREADS, workspace
-from gnnaccel.cuda.layout import TYPES, grid, layout_for
+from gnnaccel.cuda.launch import THREADS, grid, workspace
+from gnnaccel.cuda.layout import TYPES, layout_for
 from gnnaccel.cuda.structure import Rows
 
 

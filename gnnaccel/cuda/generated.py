@@ -11,8 +11,8 @@ from gnnaccel.cuda import message_text, sources
 from gnnaccel.cuda.aggregate import factored
 from gnnaccel.cuda.column_sum import column_sum
 from gnnaccel.cuda.expression import Expression
-from gnnaccel.cuda.launch import THREADS, Kernels, pointer, workspace
-from gnnaccel.cuda.layout import grid, layout_for
+from gnnaccel.cuda.launch import THREADS, Kernels, grid, pointer, workspace
+from gnnaccel.cuda.layout import layout_for
 from gnnaccel.cuda.structure import Rows
 
 Numbers = tuple[float, ...]

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda.launch import THREADS, Kernels, pointers
-from gnnaccel.cuda.layout import TYPES, WARPS, Layout, grid, layout_for
+from gnnaccel.cuda.launch import THREADS, Kernels, grid, pointer
+from gnnaccel.cuda.layout import TYPES, WARPS, Layout, layout_for
 
 _GRAD_BLOCKS = 512
 _SUM_COLUMNS = 32  # columns of one block of `sum_blocks`, as in head_dot.cu
@@ -29,7 +29,8 @@ def dot(x: Tensor, att0: Tensor, att1: Tensor | None = None) -> tuple[Tensor, Te
     a1 = torch.empty((rows, heads), device=x.device) if att1 is not None else None
     kernels(heads, width, x.dtype)("dot")(
         grid(rows, layout, layout.slots), THREADS, 0,
-        (np.int32(rows), *pointers(x, att0, att1, a0, a1)))
+        (np.int32(rows), x.data_ptr(), att0.data_ptr(), 0 if att1 is None else att1.data_ptr(),
+         a0.data_ptr(), 0 if a1 is None else a1.data_ptr()))
     return a0, a1
 
 
@@ -42,7 +43,7 @@ def dot_grad(x: Tensor, d0: Tensor, d1: Tensor | None = None) -> Tensor:
     partial = torch.empty((blocks, 2, heads, width), device=x.device)
     total = torch.empty((2, heads, width), device=x.device)
     launch_grad(kernels(heads, width, x.dtype), layout, heads, width, blocks, np.int32(rows),
-                *pointers(x, d0, d1, partial, total))
+                x.data_ptr(), d0.data_ptr(), pointer(d1), partial.data_ptr(), total.data_ptr())
     return total
 
 

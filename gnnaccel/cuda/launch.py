@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.cuda import driver
-from gnnaccel.cuda.layout import WARPS
+from gnnaccel.cuda.layout import WARPS, Layout
 
 THREADS = 32 * WARPS
 _NONE = (0, 0, 0)
@@ -38,20 +38,26 @@ class Kernels:
         return kernel
 
 
+def grid(items: int, layout: Layout, per_warp: int = 1) -> tuple[int, int]:
+    """Blocks for ``items`` warps' worth of work, and the tiles of heads."""
+    per_block = WARPS * per_warp
+    return -(-items // per_block), layout.tiles
+
+
 def pointer(t: Tensor | None) -> int:
     """A tensor's address, the null pointer for None."""
     return 0 if t is None else t.data_ptr()
-
-
-def pointers(*tensors: Tensor | None) -> tuple[int, ...]:
-    """`pointer` of each, in one call."""
-    return tuple([0 if t is None else t.data_ptr() for t in tensors])
 
 
 def dense(t: Tensor) -> Tensor:
     """Contiguous, and aligned for the widest load."""
     t = t.contiguous()
     return t if t.data_ptr() % 16 == 0 else t.clone()
+
+
+def fp32(t: Tensor | None) -> Tensor | None:
+    """Contiguous, in fp32; None stays None."""
+    return None if t is None else t.float().contiguous()
 
 
 def rows_like(t: Tensor) -> Tensor:

@@ -93,9 +93,3 @@ def layout_for(heads: int, width: int, int8: bool = False, most_heads: int = 512
     kh = min(_power_of_two(-(-heads // hl)), 1 << (room.bit_length() - 1), 32 // hl,
              most_heads // hl)
     return Layout(heads, width, vec, lh, kv, hl, kh, int8)
-
-
-def grid(items: int, layout: Layout, per_warp: int = 1) -> tuple[int, int]:
-    """Blocks for ``items`` warps' worth of work, and the tiles of heads."""
-    per_block = WARPS * per_warp
-    return -(-items // per_block), layout.tiles

@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda.launch import THREADS, Kernels, dense, pointer, workspace
-from gnnaccel.cuda.layout import grid
+from gnnaccel.cuda.launch import THREADS, Kernels, dense, grid, pointer, workspace
 from gnnaccel.cuda.multi_reduce import Reduced, Variant, check, check_graph, variant_of
 from gnnaccel.cuda.structure import Rows
 

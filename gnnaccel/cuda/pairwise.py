@@ -11,8 +11,8 @@ from torch import Tensor
 
 from gnnaccel.cuda import bands
 from gnnaccel.cuda.dropout import OFF, Dropout
-from gnnaccel.cuda.launch import THREADS, Kernels, pointers, workspace
-from gnnaccel.cuda.layout import Layout, grid, layout_for
+from gnnaccel.cuda.launch import THREADS, Kernels, grid, workspace
+from gnnaccel.cuda.layout import Layout, layout_for
 from gnnaccel.cuda.structure import Rows
 from gnnaccel.cuda.variant import RowVariant
 
@@ -147,8 +147,9 @@ def forward(variant: Variant, graph: Rows, x: Operands, dropout: Dropout = OFF,
     launch = graph.launch()
     memory, (acc, _, stats) = workspace(launch.chunks, (h * d, 0, 3 * h), device)
     values = x.values if own_values and x.values is not None else x.keys
-    found = pointers(x.keys, values, x.queries, x.edges, x.att, x.c_src,
-                     x.c_dst if x.of_dst is None else x.of_dst, out, raw, bias, norm)
+    found = tuple([0 if t is None else t.data_ptr()
+                   for t in (x.keys, values, x.queries, x.edges, x.att, x.c_src,
+                             x.c_dst if x.of_dst is None else x.of_dst, out, raw, bias, norm)])
     variant.forward_kernels("forward")(
         grid(launch.slots + rows, layout), THREADS, 0,
         launch.graph + launch.split + found[:7] + (np.float32(x.scale), np.float32(x.slope))

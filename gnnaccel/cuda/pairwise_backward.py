@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from gnnaccel.cuda.dropout import OFF, Dropout
-from gnnaccel.cuda.launch import THREADS, pointers, rows_like, workspace
-from gnnaccel.cuda.layout import WARPS, grid
+from gnnaccel.cuda.launch import THREADS, grid, pointer, rows_like, workspace
+from gnnaccel.cuda.layout import WARPS
 from gnnaccel.cuda.pairwise import Operands, Variant
 from gnnaccel.cuda.structure import Rows
 
@@ -42,7 +42,7 @@ def prepare(variant: Variant, by_dst: Rows, x: Operands, out: Tensor, norm: Tens
     rows, layout = grad.shape[0], variant.layout
     packed = torch.empty(rows, variant.heads, 4, device=grad.device)
     variant.backward_kernels(True)("prepare")(grid(rows, layout, layout.slots), THREADS, 0, (
-        np.int32(rows), grad.data_ptr(), out.data_ptr(), norm.data_ptr(), *pointers(x.c_dst),
+        np.int32(rows), grad.data_ptr(), out.data_ptr(), norm.data_ptr(), pointer(x.c_dst),
         *by_dst.launch().graph[:2], packed.data_ptr()))
     return packed
 
@@ -121,13 +121,14 @@ def _pass(variant: Variant, by_src: bool, graph: Rows, eid: Tensor, x: Operands,
         part_att = torch.empty((blocks, h, d), device=device)
     indptr, neighbours, place, rows = launch.graph
     beside = x.c_src if not variant.vectors else x.of_src if by_src else x.of_dst
-    read = pointers(eid, *own, *other, x.edges, x.att, beside, packed)
-    written = pointers(d_a, d_b, d_node, d_edges, kept)
+    read = tuple([0 if t is None else t.data_ptr()
+                  for t in (eid, *own, *other, x.edges, x.att, beside, packed)])
+    written = tuple([0 if t is None else t.data_ptr() for t in (d_a, d_b, d_node, d_edges, kept)])
     kernels("backward")(
         (blocks, tiles), THREADS, WARPS * layout.tile_heads * d * 4 if part_att is not None else 0,
         (indptr, neighbours, place, read[0], rows) + launch.split + read[1:]
         + (np.float32(x.scale), np.float32(x.slope)) + dropout.args + written + parts
-        + pointers(part_att))
+        + (pointer(part_att),))
     if launch.heavy:
         kernels("merge")(grid(launch.heavy, layout), THREADS, layout.scratch,
                          launch.merge + written[:3] + parts)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from gnnaccel.cuda.aggregate import factored
-from gnnaccel.cuda.launch import THREADS, Kernels, check_dense, pointer, workspace
-from gnnaccel.cuda.layout import TYPES, Layout, grid, layout_for
+from gnnaccel.cuda.launch import THREADS, Kernels, check_dense, grid, pointer, workspace
+from gnnaccel.cuda.layout import TYPES, Layout, layout_for
 from gnnaccel.cuda.structure import Rows
 
 ENTRIES = ("forward", "merge", "backward", "add_parts")

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.cuda import segment_direct
-from gnnaccel.cuda.launch import Kernels, pointers
+from gnnaccel.cuda.launch import Kernels
 from gnnaccel.cuda.layout import TYPES
 from gnnaccel.cuda.segment_checks import (ACTIVATIONS, check_apart, check_epilogue, check_out,
                                           check_rest, check_rows, check_weights, heads_of,
@@ -99,8 +99,9 @@ def multiply(segments: Segments, x: Tensor, w: Tensor, *, index: Tensor | None =
             bias = bias.float()
         if dots is not None and dots.dtype is not torch.float32:
             dots = dots.float()
-        rows, at, weights, biases, scales, to, found, vectors, products, shares, rests = pointers(
-            x, index, w, bias, scale, out_index, out, dots, a, share, rest)
+        rows, at, weights, biases, scales, to, found, vectors, products, shares, rests = [
+            0 if t is None else t.data_ptr()
+            for t in (x, index, w, bias, scale, out_index, out, dots, a, share, rest)]
         made.compiled("multiply")(made.grid, made.threads, made.shared,
                                   (*made.graph, rows, at, weights, *made.steps_w, biases,
                                    made.step_bias, scales, *made.activation, to, found, vectors,

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from gnnaccel.cuda.aggregate import factored
-from gnnaccel.cuda.launch import THREADS, Kernels, pointer, workspace
-from gnnaccel.cuda.layout import TYPES, Layout, grid, layout_for
+from gnnaccel.cuda.launch import THREADS, Kernels, grid, pointer, workspace
+from gnnaccel.cuda.layout import TYPES, Layout, layout_for
 from gnnaccel.cuda.multi_reduce import check
 from gnnaccel.cuda.structure import Rows
 

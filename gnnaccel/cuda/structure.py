@@ -161,7 +161,7 @@ class Rows:
         """Whether `launch` gives the same from now on."""
         return self._launch is not None
 
-    @property
+    @functools.cached_property
     def rows(self) -> int:
         return self.indptr.shape[0] - 1
 

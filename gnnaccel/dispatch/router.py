@@ -54,7 +54,7 @@ class Adapter(Protocol):
         """The call as a Program over a graph, or why it is not one. Must not change anything nor
         compute on tensors."""
 
-    def run(self, layer: Any, stated: CallSpec, given: CallInputs, attend: attention.Attend) -> Any:
+    def run(self, layer: Any, stated: CallSpec, given: CallInputs, attend: attention.Call) -> Any:
         """The call's result; ``attend(tensors)`` runs the Program."""
 
     #: (layer, call) -> a plain call ``layer(x, edge_index)`` by kernels as an
@@ -151,7 +151,8 @@ def _decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict
         number = decisions.forward(subject, told, _graph_of(stated, graph), hit, _since(start),
                                    passes)
         run = _recording(run, decisions.on_backward(subject, told, number))
-    return adapter.run(layer, stated, given, attention.Attend(call, run))
+    call.run = run
+    return adapter.run(layer, stated, given, call)
 
 
 def _planned(stated: CallSpec, device: str, grad: bool, known: bool, config: Config) -> Plan:

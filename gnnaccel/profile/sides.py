@@ -16,7 +16,6 @@ from gnnaccel.dispatch.observe.watch import Run, Visit
 from gnnaccel.dispatch.plan.plan import Plan
 from gnnaccel.dispatch.policy import config as configs
 from gnnaccel.dispatch.policy.reasons import Reason
-from gnnaccel.dispatch.run.attention import Attend
 from gnnaccel.profile.decided import decided
 from gnnaccel.profile.undisturbed import RandomState
 
@@ -35,8 +34,9 @@ def planned(visit: Visit, plan: Plan, args: tuple, kwargs: dict) -> Any:
         raise RuntimeError(f"the call cannot be repeated: {found}")
     stated, given = found
     graph, _ = stated.lookup(given)
-    return visit.adapter.run(visit.layer, stated, given, Attend(stated.call(graph, plan),
-                                                                stated.runner(plan.route)))
+    call = stated.call(graph, plan)
+    call.run = stated.runner(plan.route)
+    return visit.adapter.run(visit.layer, stated, given, call)
 
 
 def native(visit: Visit, args: tuple, kwargs: dict) -> Any:

@@ -69,6 +69,17 @@ def test_totals_of_rows_in_any_form(device):
     assert same_bits(total(rows, x), expected)
 
 
+def test_totals_with_a_bias_in_any_form(device):
+    rows = graph(device, 40, 33, 200).csc()
+    x, bias = torch.randn(40, 24).to(device), torch.randn(24).bfloat16().to(device)
+    expected = total(rows, x, bias=bias.float())
+    memory = torch.empty(25, device=device)
+    memory[1:] = bias
+    for like in (bias, memory[1:], bias.float().repeat_interleave(2)[::2]):
+        for _ in range(2):
+            assert same_bits(total(rows, x, bias=like), expected)
+
+
 def test_what_is_remembered_of_calls_is_bounded(device):
     rows = graph(device, 4, 4, 9).csc()
     for nodes in range(4, 80):

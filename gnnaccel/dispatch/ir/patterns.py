@@ -43,6 +43,12 @@ class Attention:
     edge: bool
     vectors: bool = False
 
+    @functools.cached_property
+    def places(self) -> bool:
+        """Whether kernels look up edge ids or CSC places: for edge features, and in backward for
+        dropout."""
+        return self.edge or self.dropout > 0
+
     @property
     def family(self) -> str:
         return "additive" if self.score in ("additive", "terms") else "pairwise"

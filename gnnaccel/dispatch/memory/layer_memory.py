@@ -29,7 +29,6 @@ from gnnaccel.dispatch.policy.config import Config
 from gnnaccel.dispatch.policy.names import IdentityMap
 from gnnaccel.dispatch.policy.reasons import Reason
 from gnnaccel.dispatch.quantized import settings
-from gnnaccel.dispatch.run.attention import Attend
 from gnnaccel.dispatch.uncompiled import uncompiled
 
 #: what an adapter keeps of calls that cannot be repeated
@@ -68,8 +67,9 @@ class Exact:
     def repeat(self, layer: Any, adapter: Any, args: tuple, kwargs: dict, held: Any) -> Any:
         """The result of a call like this one. ``held``: what ``graph`` refers to."""
         stated, given = self.stated, adapter.again(layer, args, kwargs, self.kept)
-        call = stated.call(stated.over(held, given), self.plan)
-        return adapter.run(layer, stated, given, Attend(call, self.run))
+        call = stated.call(held if stated.over is None else stated.over(held, given), self.plan)
+        call.run = self.run
+        return adapter.run(layer, stated, given, call)
 
 
 def remember(layer: Any, adapter: Any, args: tuple, kwargs: dict, config: Config, stated: Any,

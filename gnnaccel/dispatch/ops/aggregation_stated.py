@@ -97,9 +97,16 @@ class AggregationInputs(NamedTuple):
         return index.flip(0) if self.graph.flipped else index
 
 
-class AggregationCall(NamedTuple):
+@dataclass
+class AggregationCall:
+    """One call; ``run`` as of `attention.Call`."""
+
     graph: OpGraph
     kernels: bool
+    run: Any = None
+
+    def __call__(self, given: AggregationInputs) -> Any:
+        return self.run(self, given)
 
 
 def _run(route: str, call: AggregationCall, given: AggregationInputs) -> Any:

@@ -20,7 +20,7 @@ from gnnaccel.cuda import aggregate as sums
 from gnnaccel.cuda import edge_softmax as softmax_kernels
 from gnnaccel.cuda import extremum as extremum_kernels
 from gnnaccel.cuda import sddmm, structure
-from gnnaccel.cuda.launch import dense
+from gnnaccel.cuda.launch import dense, fp32
 from gnnaccel.cuda.structure import Rows
 from gnnaccel.dispatch.ops import torch_ops
 from gnnaccel.dispatch.ops.graph import OpGraph
@@ -227,7 +227,7 @@ class _Extremum(Operation):
     def forward(self, needs, x, weight):
         graph, form, self.variant = self.graph, self.form, _variant_of(self.form, x, weight)
         rows = _edges_by(graph, "v") if form.of_edges else _rows_by(graph, "v")
-        out, arg = extremum_kernels.forward(self.variant, rows, dense(x), _fp32(weight))
+        out, arg = extremum_kernels.forward(self.variant, rows, dense(x), fp32(weight))
         self.like = None if weight is None else torch.empty_like(weight, device="meta")
         return out.detach(), (*((x, weight) if form.op == "mul" else (None, None)), arg)
 
@@ -240,7 +240,7 @@ class _Extremum(Operation):
             if form.op == "add":  # reads none, but is compiled for one
                 weight = grad.new_empty(0, *self.like.shape[1:], dtype=torch.float32)
             by_src = _rows_by(graph, "u")
-            d_x = extremum_kernels.pick(self.variant, by_src, arg, dense(grad), _fp32(weight))
+            d_x = extremum_kernels.pick(self.variant, by_src, arg, dense(grad), fp32(weight))
         if needs[1]:
             d_weight = _weight_grad(graph, form, x, self.like, arg, grad)
         return d_x, d_weight
@@ -262,10 +262,6 @@ class _Extremum(Operation):
 def _variant_of(form: Extremum, x: Tensor, weight: Tensor | None) -> extremum_kernels.Variant:
     return form.variant(x.shape[1], x.shape[2], x.dtype,
                         "none" if weight is None else "edge" if weight.dim() == 1 else "head")
-
-
-def _fp32(t: Tensor | None) -> Tensor | None:
-    return None if t is None else t.float().contiguous()
 
 
 def _to_places(arg: Tensor, grad: Tensor, edges: int) -> Tensor:

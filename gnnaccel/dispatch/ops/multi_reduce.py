@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gnnaccel.cuda import multi_reduce as kernels
 from gnnaccel.cuda import multi_reduce_backward as backward_kernels
-from gnnaccel.cuda.launch import dense
+from gnnaccel.cuda.launch import dense, fp32
 from gnnaccel.cuda.layout import MAX_WIDTH, TYPES
 from gnnaccel.cuda.structure import Rows, split_rows
 from gnnaccel.dispatch.ops import torch_ops
@@ -123,7 +123,7 @@ def _forward(graph: OpGraph, reduces: tuple[str, ...], x: Tensor, weight: Tensor
     by_dst = graph.view().csc(places=of_edges or weight is not None)
     if of_edges:
         by_dst = replace(by_dst, other=by_dst.place, _launch=None, made={})
-    return kernels.reduced(by_dst, x, reduces, _fp32(weight), train)
+    return kernels.reduced(by_dst, x, reduces, fp32(weight), train)
 
 
 def compiler(variant: kernels.Variant) -> Callable[[], None]:
@@ -154,7 +154,7 @@ class _MultiReduce(Operation):
 
     def backward(self, needs, saved, grad):
         (x, weight, *kept), graph, reduces = saved, self.graph, self.reduces
-        by_dst, weights, found = graph.view().csc(places=weight is not None), _fp32(
+        by_dst, weights, found = graph.view().csc(places=weight is not None), fp32(
             weight), kernels.Reduced(*kept)
         if not needs[1] and not self.of_edges:
             by_src = _by_source(graph, weight)
@@ -187,10 +187,6 @@ class _MultiReduce(Operation):
 
 def _rows(variant: kernels.Variant, x: Tensor) -> Tensor:
     return dense(x).view(-1, variant.heads, variant.width)
-
-
-def _fp32(weight: Tensor | None) -> Tensor | None:
-    return None if weight is None else weight.float().contiguous()
 
 
 def _by_source(graph: OpGraph, weight: Tensor | None) -> Rows:

@@ -126,8 +126,7 @@ class _Sum(Operation):
 def _sum(graph: OpGraph, x: Tensor, weight: Tensor | None, scale_src: Tensor | None,
          scale_dst: Tensor | None, bias: Tensor | None) -> Tensor:
     rows, placed, at = graph.view().weighted(weight)
-    return sums.total(rows, _scaled(x, scale_src), placed, at, scale=scale_dst,
-                      bias=None if bias is None else bias.float().contiguous())
+    return sums.total(rows, _scaled(x, scale_src), placed, at, scale=scale_dst, bias=bias)
 
 
 def gradient(graph: OpGraph, grad: Tensor, weight: Tensor | None) -> Tensor:

@@ -156,10 +156,17 @@ class PlainInputs(NamedTuple):
         return (self.edge_index,)
 
 
-class PlainCall(NamedTuple):
+@dataclass
+class PlainCall:
+    """One call; ``run`` as of `attention.Call`."""
+
     graph: OpGraph
     reduce: str
     kernels: bool
+    run: Any = None
+
+    def __call__(self, tensors: dict[str, Tensor | None]) -> Any:
+        return self.run(self, tensors)
 
 
 def operation(name: str) -> Any:

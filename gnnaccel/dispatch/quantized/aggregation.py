@@ -24,6 +24,7 @@ from torch import Tensor
 
 from gnnaccel.cuda import aggregate as sums
 from gnnaccel.cuda import quantize
+from gnnaccel.cuda.launch import fp32
 from gnnaccel.cuda.layout import MAX_WIDTH
 from gnnaccel.dispatch.memory.checkpoints import checkpointed
 from gnnaccel.dispatch.ops import aggregation, aggregation_cpu, aggregation_once
@@ -234,7 +235,7 @@ class _Call:
         variant = _variant(self.heads, self.width, self.use.storage.row, self.dtype, _kind(weight),
                            self.mean)
         return sums.forward(variant, self.graph.view().csc(places=weight is not None), stored,
-                            _fp32(weight))
+                            fp32(weight))
 
     def by_torch(self, x: Tensor, weight: Tensor | None, mean: bool) -> Tensor:
         weight = None if weight is None else weight.to(x.dtype).view(weight.shape[0], -1, 1)
@@ -291,7 +292,7 @@ def _by_kernels(call: _Call, given: Stored, plain: Tensor, stored: Any, weight: 
                else given.dtype)  # type: ignore[union-attr]
         by_src = view.csr(places=False) if weight is None else view.csr_by_id()
         d_x = sums.forward(_variant(call.heads, call.width, row, call.dtype, kind, False), by_src,
-                           given, _fp32(weight))
+                           given, fp32(weight))
     if needs[1]:
         variant = _variant(call.heads, call.width, call.use.storage.row, call.dtype, kind, False)
         d_weight = sums.edge_dot(variant, view.csc(), _left(given, plain, stored), stored)
@@ -330,7 +331,3 @@ def _left(given: Stored, plain: Tensor, stored: Stored | None) -> Stored:
 
 def _kind(weight: Tensor | None) -> str:
     return "none" if weight is None else "edge" if weight.dim() == 1 else "head"
-
-
-def _fp32(weight: Tensor | None) -> Tensor | None:
-    return None if weight is None else weight.float().contiguous()

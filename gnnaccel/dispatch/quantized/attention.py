@@ -213,7 +213,7 @@ class _ByTorch(Operation):
         values = rows.store(x, self.use.storage.format, False, False, flag)
         keep = None
         if call.attention.dropout > 0:
-            edges = call.graph.edges(call.needs_places())
+            edges = call.graph.edges(call.attention.places)
             ones = x.new_ones(edges.src.shape[0], call.heads)
             keep = torch.nn.functional.dropout(ones, call.attention.dropout)
         out = _attend(call, rows.read(values, x.shape), inputs, keep)
@@ -269,5 +269,5 @@ def _attend(call: Call, values: Tensor, inputs: list | tuple, keep: Tensor | Non
         tensors["a_edge"] = a_edge.float().view(-1, h)
     program = programs.additive_terms(found.slope, found.dropout, att_dst is not None,
                                       a_edge is not None)
-    return torch_backend.run(program, call.graph.edges(call.needs_places()), tensors,
+    return torch_backend.run(program, call.graph.edges(call.attention.places), tensors,
                              None if keep is None else keep.float())

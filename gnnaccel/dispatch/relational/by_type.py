@@ -14,9 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gnnaccel.cuda import segment_backward, segment_gemm
+from gnnaccel.cuda import segment_backward
 from gnnaccel.cuda.blend_grad import blend_grad
 from gnnaccel.cuda.segment_gemm_grad import weight_grad_and_sums
+from gnnaccel.dispatch.relational import cuda_maps
 from gnnaccel.dispatch.relational.cuda_maps import dense, matrices
 from gnnaccel.dispatch.relational.pairs import Blocks
 from gnnaccel.dispatch.run.autograd import Operation, gradients
@@ -50,11 +51,9 @@ def product(blocks: Blocks, rows: Tensor, weight: Tensor, transposed: bool,
     out = into
     if blocks.order is not None and out is None:
         out = rows.new_empty(rows.shape[0], weight.shape[1 if transposed else 2])
-    return segment_gemm.multiply(  # type: ignore[return-value]  # two only with dots
-        blocks.segments, dense(rows), matrices(weight), index=blocks.order, out_index=blocks.order,
-        out=out, transposed=transposed, bias=None if bias is None else bias.contiguous(),
-        precision=precision(), accumulate=into is not None, distinct=True, blend=blend,
-        gelu_grad=gelu_grad)
+    return cuda_maps.product(blocks.segments, rows, weight, transposed, blocks.order, bias,
+                             out_index=blocks.order, out=out, accumulate=into is not None,
+                             distinct=True, blend=blend, gelu_grad=gelu_grad)
 
 
 def _gradients(blocks: Blocks, rows: Tensor, grad: Tensor, weight: Tensor, transposed: bool,

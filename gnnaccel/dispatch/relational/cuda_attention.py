@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
+from gnnaccel.cuda.aggregate import total
 from gnnaccel.cuda.dropout import OFF, draw
 from gnnaccel.dispatch.ir import patterns
 from gnnaccel.dispatch.ir.program import DOMAIN_OF, EDGE, PAIR_SRC, Op, Program, name_of
-from gnnaccel.dispatch.relational.cuda_maps import total
 from gnnaccel.dispatch.run import attention
 from gnnaccel.dispatch.run.attention_families import TERMS
 
@@ -115,29 +115,26 @@ class Attend(NamedTuple):
     def reads(self) -> tuple[str, ...]:
         return self.inputs()
 
-    def _tensors(self, p: Pass) -> list[Any]:
-        rows: Any
-        rows, *others = [None if name is None else p.values[name] for name in self.terms]
-        return [rows.view(rows.shape[0], self.heads, rows.shape[1] // self.heads), *others]
-
     def forward(self, p: Pass, into: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
-        inputs, found = self._tensors(p), self.found
-        rows = inputs[0]
+        terms = [None if name is None else p.values[name] for name in self.terms[1:]]
+        rows, found = p.values[self.rows], self.found
+        width = rows.shape[1] // self.heads
         call = attention.Call(self.program, found, p.view.graph(self.source, self.target),
-                              self.heads, rows.shape[2], p.out_dtype or rows.dtype)
+                              self.heads, width, p.out_dtype or rows.dtype)
         call.dropout = draw(found.dropout, rows.device) if found.dropout else OFF
-        out, saved = TERMS.forward(call, (*inputs, bias), p.train)
+        out, saved = TERMS.forward(call, (rows.view(rows.shape[0], self.heads, width), *terms,
+                                          bias), p.train)
         p.attended[self.out] = call, saved
         return out if into is None else out.add_(into.view(out.shape))
 
     def backward(self, p: Pass) -> None:
         call, saved = p.attended.pop(self.out)
         wanted = [name in p.wanted for name in self.terms]
-        grads = TERMS.backward(call, (*self._tensors(p), None), saved, p.take(self.out),
-                               (*wanted, False))
+        inputs = [None if name is None else p.values[name] for name in self.terms]
+        grads = TERMS.backward(call, (*inputs, None), saved, p.take(self.out), (*wanted, False))
         for name, grad in zip(self.terms, grads):
             if name in p.wanted and grad is not None:
-                _more(p, name, grad.flatten(1) if name == self.rows else grad)
+                _more(p, name, grad)
 
 
 def steps_in(program: Program) -> dict[str, Any]:

@@ -5,14 +5,17 @@ Where backward is itself recorded it runs on torch operations, so that second de
 """
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch import Tensor
 
 from gnnaccel.cuda import aggregate as sums
 from gnnaccel.cuda import segment_backward, segment_gemm
+from gnnaccel.cuda.aggregate import total
 from gnnaccel.cuda.launch import dense
 from gnnaccel.cuda.layout import TYPES
 from gnnaccel.cuda.segment_gemm_grad import weight_grad
-from gnnaccel.cuda.structure import Rows
 from gnnaccel.dispatch.graph.view import GraphView
 from gnnaccel.dispatch.relational import torch_maps
 from gnnaccel.dispatch.relational.gather import Gather
@@ -40,7 +43,7 @@ def aggregate(graph: GraphView, rows: Tensor, weight: Tensor | None = None) -> T
 
 def take(rows: Tensor, gather: Gather) -> Tensor:
     """`torch_maps.take`, whose gradient is summed in a fixed order."""
-    if wants_grad(rows) and rows.dtype in TYPES:
+    if rows.requires_grad and torch.is_grad_enabled() and rows.dtype in TYPES:
         return torch_maps.Take.apply(rows, gather, aggregate)
     return rows.index_select(0, gather.index)
 
@@ -48,17 +51,18 @@ def take(rows: Tensor, gather: Gather) -> Tensor:
 # --- maps by relation -----------------------------------------------------------------------------
 
 def product(segments: segment_gemm.Segments, rows: Tensor, weight: Tensor, transposed: bool,
-            index: Tensor | None, bias: Tensor | None = None) -> Tensor:
+            index: Tensor | None, bias: Tensor | None = None, **more: Any) -> Tensor:
     """[rows of ``segments``, blocks * N]: rows [any, blocks * K], those of ``index`` if there is
-    one, times their segment's matrix [K, N] or [blocks, K, N], plus its bias."""
+    one, times their segment's matrix [K, N] or [blocks, K, N], plus its bias. ``more``: as of
+    `segment_gemm.multiply`."""
     if not rows.is_contiguous() or rows.data_ptr() % 16:
         rows = dense(rows)
     if weight.stride(-1) != 1 or weight.stride(-2) != weight.shape[-1]:
         weight = matrices(weight)
     return segment_gemm.multiply(  # type: ignore[return-value]  # two only with dots
         segments, rows, weight, index=index, transposed=transposed,
-        precision=precision(), blocks=weight.shape[1] if weight.dim() == 4 else 1,
-        bias=None if bias is None else bias.contiguous())
+        precision=precision(), blocks=weight.shape[1] if weight.ndim == 4 else 1,
+        bias=None if bias is None else bias.contiguous(), **more)
 
 
 def gradients(segments: segment_gemm.Segments, rows: Tensor, grad: Tensor, weight: Tensor,
@@ -152,16 +156,6 @@ def _variant(rows: Tensor, weight: Tensor, wide: bool) -> sums.Variant:
     heads, width = _sizes(rows, weight)
     return sums.variant(heads, width, rows.dtype, rows.dtype, _kind(weight), "place", False, False,
                         wide)
-
-
-def total(by: Rows, rows: Tensor, weight: Tensor | None = None, at: str = "place",
-          into: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
-    """The sums of `aggregate` by the index arrays ``by``. at: where an edge's weight stands, as in
-    `sums.Variant`; into: memory of the result's kind that they are added to; bias: [elements of a
-    row]."""
-    weight, bias = (None if weight is None else weight.float().contiguous(),
-                    None if bias is None else dense(bias.float()))
-    return sums.total(by, rows, weight, at, bias=bias, into=into)
 
 
 class _Aggregate(Operation):

@@ -12,12 +12,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from gnnaccel.cuda.aggregate import total
 from gnnaccel.cuda.column_sum import column_sum
 from gnnaccel.dispatch.ir.program import Program
 from gnnaccel.dispatch.relational import added as adding
 from gnnaccel.dispatch.relational import cuda_maps, execute, torch_maps
 from gnnaccel.dispatch.relational.added import Added
-from gnnaccel.dispatch.relational.cuda_maps import backward, dense, product, total
+from gnnaccel.dispatch.relational.cuda_maps import backward, dense, product
 from gnnaccel.dispatch.relational.cuda_steps import Pass, Steps, steps_of
 from gnnaccel.dispatch.relational.view import RelationView
 from gnnaccel.dispatch.run import attention
@@ -80,10 +81,13 @@ def _node(program: Program, steps: Steps, view: RelationView, values: dict[str, 
 
 
 def _forward(plan: _Plan, p: Pass) -> tuple[Tensor, ...]:
-    for step in plan.steps.steps:
-        if step.rows in plan.steps.names:
-            p.values[step.rows] = dense(p.values[step.rows])
-    into, bias = (None, None) if plan.added is None else _root(plan, p)
+    for name in plan.steps.rows:
+        t = p.values[name]
+        if not t.is_contiguous() or t.data_ptr() % 16:
+            p.values[name] = dense(t)
+    into, bias = None, p.values.get("+bias")
+    if plan.added is not None and (len(plan.added.sizes) > 1 or p.values["+matrix"] is not None):
+        into, bias = _root(plan, p, bias), None
     *first, last = plan.steps.steps
     for step in first:
         p.values[step.out] = step.forward(p)
@@ -91,25 +95,15 @@ def _forward(plan: _Plan, p: Pass) -> tuple[Tensor, ...]:
     return tuple([p.values[name] for name in plan.steps.outs])
 
 
-def _root(plan: _Plan, p: Pass) -> tuple[Tensor | None, Tensor | None]:
-    """The root term and bias: new memory for the last step to add to, or what is the same for every
-    row."""
-    (sizes, _, _, _, transposed), matrix, bias = (
-        plan.added, p.values["+matrix"], p.values["+bias"])  # type: ignore[misc]
-    if matrix is None and len(sizes) == 1:
-        return None, bias
-    blocks = p.view.blocks(sizes)
+def _root(plan: _Plan, p: Pass, bias: Tensor | None) -> Tensor:
+    """The root term and bias, which differ from row to row: new memory for the last step to add
+    to."""
+    sizes, _, _, _, transposed = plan.added  # type: ignore[misc]
+    blocks, matrix = p.view.blocks(sizes), p.values["+matrix"]
     if matrix is None:
-        return bias.index_select(0, blocks.relation), None
-    p.values[plan.rows] = dense(p.values[plan.rows])
+        return bias.index_select(0, blocks.relation)  # type: ignore[union-attr]
     return product(blocks.segments, p.values[plan.rows],
-                   matrix if matrix.dim() == 3 else matrix.unsqueeze(0), transposed, None,
-                   bias), None
-
-
-def _by_type(matrix: Tensor) -> Tensor:
-    """[types, ., .]; of one type it comes without."""
-    return matrix if matrix.dim() == 3 else matrix.unsqueeze(0)
+                   matrix if matrix.dim() == 3 else matrix.unsqueeze(0), transposed, None, bias)
 
 
 class _Node(Operation):
@@ -178,7 +172,8 @@ def _root_backward(plan: _Plan, p: Pass, grad: Tensor) -> None:
     if matrix is None:
         return
     segments = p.view.blocks(sizes).segments
-    by_rows, by_matrix = backward(segments, p.values[plan.rows], grad, _by_type(matrix), transposed,
+    by_rows, by_matrix = backward(segments, p.values[plan.rows], grad,
+                                  matrix if matrix.dim() == 3 else matrix.unsqueeze(0), transposed,
                                   None, None, plan.rows in p.wanted, "+matrix" in p.wanted)
     if by_matrix is not None:
         p.put("+matrix", by_matrix.view(matrix.shape))

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from gnnaccel.cuda.aggregate import total
 from gnnaccel.dispatch.ir.program import (DOMAIN_OF, DST, PAIR_DST, PAIR_SRC, PARAM, RELATION, Op,
                                           Program, name_of)
 from gnnaccel.dispatch.relational import cuda_attention
-from gnnaccel.dispatch.relational.cuda_maps import backward, product, total
+from gnnaccel.dispatch.relational.cuda_maps import backward, product
 from gnnaccel.dispatch.relational.view import RelationView
 from gnnaccel.dispatch.run import attention
 
@@ -62,20 +63,18 @@ class Linear(NamedTuple):
     def reads(self) -> tuple[str, ...]:
         return self.inputs()
 
-    def _index(self, p: Pass) -> Tensor | None:
-        return None if self.coarse is None else p.view.index(self.coarse, self.domain)
-
     def forward(self, p: Pass, into: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
-        index = None if self.coarse is None else p.view.index(self.coarse, self.domain)
-        return product(p.view.pairs(self.domain).segments, p.values[self.rows],
-                       p.values[self.weight], self.transposed, index)
+        pairs, coarse = p.view.pairs(self.domain), self.coarse
+        index = None if coarse is None else pairs.relation if coarse == RELATION else pairs.node
+        return product(pairs.segments, p.values[self.rows], p.values[self.weight], self.transposed,
+                       index)
 
     def backward(self, p: Pass) -> None:
-        grad, where = p.grads.pop(self.out)
-        segments = p.view.pairs(self.domain).segments
-        found, by_weight = backward(segments, p.values[self.rows], grad, p.values[self.weight],
-                                    self.transposed, self._index(p), where, self.rows in p.wanted,
-                                    self.weight in p.wanted)
+        (grad, where), pairs, coarse = p.grads.pop(self.out), p.view.pairs(self.domain), self.coarse
+        index = None if coarse is None else pairs.relation if coarse == RELATION else pairs.node
+        found, by_weight = backward(pairs.segments, p.values[self.rows], grad,
+                                    p.values[self.weight], self.transposed, index, where,
+                                    self.rows in p.wanted, self.weight in p.wanted)
         if by_weight is not None:
             before = p.so_far(self.weight)
             p.put(self.weight, by_weight if before is None else before.add_(by_weight))
@@ -107,14 +106,15 @@ class _Sum(NamedTuple):
     def forward(self, p: Pass, into: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
         graph = p.view.graph(self.source, self.target)
         weight = p.view.share_along(self.source, self.target) if self.share else None
-        return total(graph.csc(places=False), p.values[self.rows], weight, "position", into, bias)
+        return total(graph.csc(places=False), p.values[self.rows], weight, "position", bias=bias,
+                     into=into)
 
     def backward(self, p: Pass) -> None:
         graph = p.view.graph(self.source, self.target)
         weight = p.view.share_along(self.source, self.target, back=True) if self.share else None
         p.put(self.rows,
               total(graph.csr(places=False), p.take(self.out), weight, "position",
-                    p.so_far(self.rows)))
+                    into=p.so_far(self.rows)))
 
 
 class _Collect(NamedTuple):
@@ -141,15 +141,16 @@ class _Collect(NamedTuple):
 class Steps(NamedTuple):
     """``before``: operations on relations and parameters alone, left to autograd; ``ops``: those of
     the node, as ``steps``; ``after``: what is left, one by one; ``names``: what the steps read that
-    they do not make; ``outs``: what they make for others; ``kept``: what they make that backward
-    reads, ``done``: and which of those it reads no more after each of the steps; ``attends``: which
-    of them are attention."""
+    they do not make, ``rows``: and which of it as rows; ``outs``: what they make for others;
+    ``kept``: what they make that backward reads, ``done``: and which of those it reads no more
+    after each of the steps; ``attends``: which of them are attention."""
 
     before: tuple[Op, ...]
     ops: tuple[Op, ...]
     steps: tuple[Any, ...]
     after: tuple[Op, ...]
     names: tuple[str, ...]
+    rows: tuple[str, ...]
     outs: tuple[str, ...]
     kept: tuple[str, ...]
     done: tuple[tuple[str, ...], ...]
@@ -186,6 +187,7 @@ def _divided(program: Program, attended: dict[str, Any]) -> Steps | None:
     first = {name: at for at, step in reversed(list(enumerate(steps))) for name in step.reads()
              if name in made}
     return Steps(before, ops, steps, after, tuple(name for name in read if name not in made),
+                 tuple({step.rows: None for step in steps if step.rows not in made}),
                  tuple(step.out for step in steps if step.out in later), tuple(first),
                  tuple(tuple(name for name, place in first.items() if place == at)
                        for at in range(len(steps))),

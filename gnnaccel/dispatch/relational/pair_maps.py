@@ -10,11 +10,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gnnaccel.cuda.aggregate import total
 from gnnaccel.cuda.segment_gemm_grad import weight_grad_and_sums
 from gnnaccel.dispatch.ir.program import PAIR_SRC, SRC
 from gnnaccel.dispatch.policy.config import passes_on
 from gnnaccel.dispatch.relational import torch_maps
-from gnnaccel.dispatch.relational.cuda_maps import dense, gradients, product, total
+from gnnaccel.dispatch.relational.cuda_maps import dense, gradients, product
 from gnnaccel.dispatch.relational.gather import Gather
 from gnnaccel.dispatch.relational.view import RelationView
 from gnnaccel.dispatch.run import autograd

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -153,10 +153,7 @@ class RelationalSpec:
         """What of the call's graph the structure cache holds."""
         return graph
 
-    @staticmethod
-    def over(held: RelationView, given: RelationalInputs) -> RelationView:
-        """The graph of a call on these tensors, of which `held` is there."""
-        return held
+    over: ClassVar[None] = None  # as of `CallSpec`
 
     @staticmethod
     def runner(route: str) -> Callable[[RelationalCall, dict[str, Any]], Tensor]:
@@ -192,7 +189,7 @@ class RelationalInputs(NamedTuple):
 @dataclass
 class RelationalCall:
     """One relational call; ``kernels``: by the CUDA kernels; ``row``: of its attention, heads,
-    width and bytes of an element."""
+    width and bytes of an element; ``run`` as of `attention.Call`."""
 
     program: Program
     graph: RelationView
@@ -200,6 +197,14 @@ class RelationalCall:
     out_dtype: torch.dtype
     kernels: bool = False
     row: tuple[int, int, int] = (1, 1, 4)
+    run: Any = None
+
+    def __call__(self, tensors: dict[str, Any]) -> Tensor:
+        return self.run(self, tensors)
+
+    def of(self, program: Program, shapes: Shapes) -> RelationalCall:
+        """The same call of another Program."""
+        return replace(self, program=program, shapes=shapes)
 
     def optimised(self, train: bool | None = None) -> Optimised:
         """The ordering taken, and those that were not; worked out once per graph. train: whether
@@ -216,8 +221,8 @@ class RelationalCall:
         return found
 
     def build(self, train: bool) -> None:
-        """Build the index arrays that the attention will read, backward's too if it will ``train``:
-        later, rows would hold the memory that sorting needs."""
+        """Build the index arrays that the attention will read, backward's too if it will ``train``,
+        now rather than when it runs: later, rows would hold the memory that sorting needs."""
         key = "built", self.program, train
         if key in self.graph.plans:
             return
@@ -225,11 +230,11 @@ class RelationalCall:
             if step.kind == "attend":
                 found = patterns.attention(step.attr("attention"))
                 assert found is not None
-                graph, places = (self.graph.graph(step.attr("source"), step.attr("target")),
-                                 found.edge or found.dropout > 0)
-                graph.csc(places)
+                graph = self.graph.graph(step.attr("source"), step.attr("target"))
+                graph.csc(found.places)
                 if train:
-                    graph.csr(places, attention_families.keeps_scores(found, graph, *self.row))
+                    graph.csr(found.places,
+                              attention_families.keeps_scores(found, graph, *self.row))
         self.graph.plans[key] = None
 
 

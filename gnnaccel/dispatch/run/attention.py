@@ -6,35 +6,37 @@ are right.
 """
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from gnnaccel.cuda import additive, column_sum, head_dot, pairwise
 from gnnaccel.cuda.dropout import OFF, Dropout, draw, factors
+from gnnaccel.cuda.launch import dense
 from gnnaccel.dispatch.graph.view import SORT_FROM, GraphView
 from gnnaccel.dispatch.ir.patterns import Attention
 from gnnaccel.dispatch.ir.program import Program
 from gnnaccel.dispatch.run import attention_families as families
 from gnnaccel.dispatch.run import attention_folded, attention_maps, torch_backend
-from gnnaccel.dispatch.run.attention_families import Family, aligned_rows, present
+from gnnaccel.dispatch.run.attention_families import Family, present
 from gnnaccel.dispatch.run.attention_folded import Folded
 from gnnaccel.dispatch.run.attention_maps import Mapped
 from gnnaccel.dispatch.run.autograd import Operation
-
-if TYPE_CHECKING:
-    from gnnaccel.dispatch.relational.request import RelationalCall
 
 _BANDS_FROM = 21  # bits of edges: with fewer, rows that do not fit the L2 have too few edges each
 
 
 @dataclass
 class Call:
-    """One attention call. ``exposed``: the caller hands the result on as it is, so a user may
-    change it in place; where backward reads the output it must then be a copy. ``pmf``: long rows
-    by PMF."""
+    """One attention call, with which an adapter runs its Program once its tensors are made.
+
+    ``exposed``: the caller hands the result on as it is, so a user may change it in place; where
+    backward reads the output it must then be a copy. ``pmf``: long rows by PMF; ``run``: (call,
+    tensors) -> the output; ``kernels``: of a relational call, whether it runs by the CUDA kernels,
+    so that its adapter may use them as well.
+    """
 
     program: Program
     attention: Attention
@@ -45,36 +47,11 @@ class Call:
     exposed: bool = False
     pmf: bool = False
     dropout: Dropout = None  # type: ignore[assignment]  # set before anything runs by kernels
-    kernels: ClassVar[bool] = False  # as of `Attend`
-
-    def needs_places(self) -> bool:
-        """Whether kernels look up edge ids or CSC places: for edge features, and in backward for
-        dropout."""
-        return self.attention.edge or self.attention.dropout > 0
-
-
-class Attend:
-    """What an adapter gets to run its Program with, once its tensors are made; ``graph`` for what
-    else it needs of it. ``kernels``: whether a relational call runs by the CUDA kernels, so that
-    its adapter may use them as well."""
-
-    __slots__ = ("_call", "_run", "graph", "kernels")
-    _call: Any
-
-    def __init__(self, call: Call | RelationalCall, run):
-        self._call, self._run, self.graph, self.kernels = call, run, call.graph, call.kernels
-
-    def build(self, train: bool) -> None:
-        """Build what a relational call's attention reads of its graph now, rather than when it
-        runs."""
-        self._call.build(train)
-
-    def of(self, program: Program, shapes: tuple) -> Attend:
-        """To run another Program with, in the same relational call."""
-        return Attend(replace(self._call, program=program, shapes=shapes), self._run)
+    run: Any = None
+    kernels: ClassVar[bool] = False
 
     def __call__(self, tensors: dict[str, Tensor | Mapped] | Folded) -> Tensor:
-        return self._run(self._call, tensors)
+        return self.run(self, tensors)
 
 
 def size_class(edge_bits: int) -> int:
@@ -178,7 +155,7 @@ def run_torch(call: Call, tensors: dict[str, Tensor | Mapped] | Folded) -> Tenso
 
 def with_the_same_dropout(call: Call, tensors: dict[str, Tensor]) -> Tensor:
     """By the torch backend, with the dropout that the kernels drew in this call."""
-    edges = call.graph.edges(call.needs_places())
+    edges = call.graph.edges(call.attention.places)
     keep = None
     if call.attention.dropout > 0:
         keep = factors(call.dropout, edges.src.shape[0], call.heads, call.graph.device)
@@ -207,7 +184,7 @@ class _Attention(Operation):
     def backward(self, needs, saved, grad):
         inputs = tuple(saved[:len(needs)])
         del saved[:len(needs)]
-        return self.family.backward(self.call, inputs, saved, aligned_rows(grad), needs)
+        return self.family.backward(self.call, inputs, saved, dense(grad), needs)
 
     def reference(self, *inputs):
         return with_the_same_dropout(self.call, present(self.family.names, inputs))

@@ -13,8 +13,7 @@ long it lives.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -23,10 +22,8 @@ from torch import Tensor
 from gnnaccel.cuda import additive, head_dot
 from gnnaccel.cuda.column_sum import column_sum
 from gnnaccel.cuda.dropout import OFF
-from gnnaccel.cuda.launch import THREADS, Kernels, workspace
-from gnnaccel.cuda.layout import grid
+from gnnaccel.cuda.launch import THREADS, Kernels, dense, grid, workspace
 from gnnaccel.dispatch.run import skinny_matmul
-from gnnaccel.dispatch.run.attention_families import aligned_rows
 from gnnaccel.dispatch.run.autograd import Operation
 
 if TYPE_CHECKING:
@@ -37,8 +34,7 @@ _NO_DROPOUT = OFF.args
 _FORWARD_ONLY = (0, 0, 0)  # where a forward pass saves what backward needs: nowhere
 
 
-@dataclass(frozen=True)
-class Weights:
+class Weights(NamedTuple):
     """``weight`` [H * D, F] of the map; ``att_src``, ``att_dst`` H * D numbers each; ``bias`` [H *
     D] or None. All fp32."""
 
@@ -96,13 +92,13 @@ class Bound:
         self.weights, self.heads, self.width, self.slope = (weights, call.heads, call.width,
                                                             np.float32(call.attention.slope))
         self.program, self.attention = call.program, call.attention
-        self._addresses = _addresses(weights)
+        self._addresses = tuple([0 if t is None else t.data_ptr() for t in weights])
         self._dot, self._infer, self.variant = _kernels(call.heads, call.width, call.graph.wide)
         self._train, self.layout = self.variant.forward_kernels, self.variant.layout
 
     def valid(self) -> bool:
         """Whether the weights lie where they lay; ``.data`` may have been replaced."""
-        return self._addresses == _addresses(self.weights)
+        return self._addresses == tuple([0 if t is None else t.data_ptr() for t in self.weights])
 
     def __call__(self, x: Tensor, graph: GraphView) -> Tensor:
         w = self.weights
@@ -119,7 +115,7 @@ class Bound:
         by source and by destination, then `additive.Saved.small`: [6, N, H], and
         `additive.Saved.parts`."""
         h, d, n, layout, device = self.heads, self.width, x.shape[0], self.layout, x.device
-        graph_rows, (att_src, att_dst, bias, _) = graph.csc(False), self._addresses
+        graph_rows, (_, att_src, att_dst, bias) = graph.csc(False), self._addresses
         rows = skinny_matmul.linear(x, self.weights.weight, None)
         out = torch.empty((n, h * d), device=device)
         sums = torch.empty((6 if train else 2, n, h), device=device)
@@ -182,11 +178,6 @@ class Bound:
         return total
 
 
-def _addresses(w: Weights) -> tuple[int, int, int, int]:
-    return (w.att_src.data_ptr(), w.att_dst.data_ptr(), 0 if w.bias is None else w.bias.data_ptr(),
-            w.weight.data_ptr())
-
-
 class _BoundAttention(Operation):
     __slots__ = ("bound", "graph")
 
@@ -199,9 +190,9 @@ class _BoundAttention(Operation):
 
     def backward(self, needs, saved, grad):
         x, weight, att_src, att_dst, bias, rows, sums, parts = saved
-        bound, grad = self.bound, aligned_rows(grad)
+        bound, grad = self.bound, dense(grad)
         blocks = head_dot.grad_blocks(x.shape[0], bound.layout)
-        values, scratch = bound.backward(self.graph, aligned_rows(att_src), aligned_rows(att_dst),
+        values, scratch = bound.backward(self.graph, dense(att_src), dense(att_dst),
                                          rows, sums, parts, grad, blocks)
         d_src = d_dst = None
         if needs[2] or needs[3]:

@@ -15,6 +15,7 @@ from torch import Tensor
 from gnnaccel.cuda import (additive, additive_backward, aggregate, head_dot, pairwise,
                            pairwise_backward)
 from gnnaccel.cuda.column_sum import column_sum
+from gnnaccel.cuda.launch import dense
 from gnnaccel.dispatch.graph.view import GraphView
 from gnnaccel.dispatch.ir.patterns import Attention
 
@@ -47,29 +48,11 @@ def present(names: tuple[str, ...], inputs: Inputs) -> dict[str, Tensor]:
 
 # --- tensors as kernels take them -----------------------------------------------------------------
 
-@overload
-def aligned_rows(t: Tensor) -> Tensor: ...
-@overload
-def aligned_rows(t: Tensor | None) -> Tensor | None: ...
-def aligned_rows(t: Tensor | None) -> Tensor | None:
-    """Contiguous, and aligned for the widest load."""
-    if t is None:
-        return None
-    t = t.contiguous()
-    return t if t.data_ptr() % 16 == 0 else t.clone()
-
-
-@overload
-def fp32(t: Tensor, *shape: int) -> Tensor: ...
-@overload
-def fp32(t: Tensor | None, *shape: int) -> Tensor | None: ...
-def fp32(t: Tensor | None, *shape: int) -> Tensor | None:
-    """In fp32, as `aligned_rows`; of ``shape`` in memory, whatever the shape."""
-    if t is None:
-        return None
-    if t.dtype is torch.float32 and t.is_contiguous() and t.data_ptr() % 16 == 0:
-        return t  # kernels see memory, not shapes
-    return aligned_rows(t.reshape(shape).float())
+def dense_in(dtype: torch.dtype, *tensors: Tensor | None) -> list[Any]:
+    """Each in ``dtype``, contiguous, and aligned for the widest load; None stays None. Kernels see
+    memory, not shapes."""
+    return [t if t is None or (t.dtype is dtype and t.is_contiguous() and not t.data_ptr() % 16)
+            else dense(t.to(dtype)) for t in tensors]
 
 
 @overload
@@ -127,20 +110,16 @@ def additive_forward(call: Call, inputs: Inputs, train: bool,
     """``forward`` of `ADDITIVE`, values and gradients in ``form``."""
     att_dst: Any
     x, x_dst, att_src, att_dst, a_edge, bias = inputs
-    h, d = call.heads, call.width
-    x, att_src = aligned_rows(x), fp32(att_src, h, d)
-    x_dst = None if x_dst is None else aligned_rows(x_dst)
-    att_dst = None if att_dst is None else fp32(att_dst, h, d)
-    a_edge = None if a_edge is None else fp32(a_edge, -1, h)
+    x, x_dst = dense(x), None if x_dst is None else dense(x_dst)
+    att_src, att_dst, a_edge, bias = dense_in(torch.float32, att_src, att_dst, a_edge, bias)
     same = att_dst is not None and x_dst is None
     a_src, a_dst = head_dot.dot(x, att_src, att_dst if same else None)
     if x_dst is not None:
         a_dst, _ = head_dot.dot(x_dst, att_dst)
-    graph, values = call.graph.csc(places=call.needs_places()), form.values(x)
+    graph, values = call.graph.csc(places=call.attention.places), form.values(x)
     out, saved = additive.forward(form.variant(call, x, train), graph, a_src, a_dst, values,
                                   call.attention.slope, a_edge, call.dropout,
-                                  call.pmf and values is x,
-                                  None if bias is None else fp32(bias, -1))
+                                  call.pmf and values is x, bias)
     if not train:
         return out, ()
     return out, (x, x_dst, att_src, att_dst, a_edge, a_src, a_dst, *form.packed(values),
@@ -152,7 +131,7 @@ def additive_backward_of(call: Call, inputs: Inputs, saved: tuple, grad: Tensor,
     """``backward`` of `ADDITIVE`."""
     x, x_dst, att_src, att_dst, a_edge, a_src, a_dst, first, second, *result = saved
     same = att_dst is not None and x_dst is None
-    places = call.needs_places()
+    places = call.attention.places
     by_dst, by_src = call.graph.csc(places), call.graph.csr(places)
     g = additive_backward.backward(
         form.variant(call, x, True), by_dst, by_src, additive.Saved(*result),
@@ -177,23 +156,20 @@ ADDITIVE = Family(("x", "x_dst", "att_src", "att_dst", "a_edge", "bias"), additi
 # --- additive, with terms from elsewhere ----------------------------------------------------------
 
 def _terms_forward(call: Call, inputs: Inputs, train: bool) -> Result:
-    a_src: Any
-    x, *terms, att, bias = inputs
-    x, att = aligned_rows(x), None if att is None else fp32(att, call.heads, call.width)
-    a_src, a_dst, a_edge = [None if t is None else fp32(t, -1, call.heads) for t in terms]
+    x = dense(inputs[0])
+    a_src, a_dst, a_edge, att, bias = dense_in(torch.float32, *inputs[1:])
     if att is not None:
         a_src, _ = head_dot.dot(x, att)
     out, saved = additive.forward(_additive_variant(call, x, train),
-                                  call.graph.csc(places=call.needs_places()), a_src, a_dst, x,
-                                  call.attention.slope, a_edge, call.dropout, call.pmf,
-                                  None if bias is None else fp32(bias, -1))
+                                  call.graph.csc(places=call.attention.places), a_src, a_dst, x,
+                                  call.attention.slope, a_edge, call.dropout, call.pmf, bias)
     return out, (x, a_src, a_dst, a_edge, att,
                  saved.small, saved.parts) if train else ()  # type: ignore[union-attr]
 
 
 def _terms_backward(call: Call, inputs: Inputs, saved: tuple, grad: Tensor, wanted: tuple) -> tuple:
     x, a_src, a_dst, a_edge, att, *result = saved
-    places = call.needs_places()
+    places = call.attention.places
     by_dst, by_src = call.graph.csc(places), call.graph.csr(places)
     # zeros: the terms were not made from x
     vector = torch.zeros(call.heads, call.width, device=x.device) if att is None else att
@@ -234,28 +210,22 @@ def side_by_side(left: Tensor, right: Tensor | None) -> bool:
 
 def _operands(call: Call, inputs: Inputs) -> pairwise.Operands:
     keys, queries, values, edges, att, c_src, c_dst, _, of_src, of_dst = inputs
-    h, d, row = call.heads, call.width, keys.dtype
-    # rows are [-1, h, d] in memory, whatever the shape; most inputs are missing, or fit as they are
-    if values is None or not side_by_side(keys, values):
-        keys = aligned_rows(keys)
-        if values is not None:
-            values = aligned_rows(values if values.dtype is row else values.to(row))
+    # rows are [-1, heads, width] in memory, whatever the shape
+    if values is not None and side_by_side(keys, values):
+        queries, edges = dense_in(keys.dtype, queries, edges)
+    else:
+        keys, values, queries, edges = dense_in(keys.dtype, keys, values, queries, edges)
+    att, c_src, c_dst = dense_in(torch.float32, att, c_src, c_dst)
     return pairwise.Operands(
-        keys, aligned_rows(queries if queries.dtype is row else queries.to(row)), values,
-        None if edges is None else aligned_rows(edges.to(row)),
-        None if att is None else fp32(att, -1, h, d),
-        None if c_src is None else fp32(c_src, -1, h),
-        None if c_dst is None else fp32(c_dst, -1, h), call.attention.scale, call.attention.slope,
-        None if of_src is None else aligned_rows(of_src),
-        None if of_dst is None else aligned_rows(of_dst))
+        keys, queries, values, edges, att, c_src, c_dst, call.attention.scale, call.attention.slope,
+        None if of_src is None else dense(of_src), None if of_dst is None else dense(of_dst))
 
 
 def _pairwise_forward(call: Call, inputs: Inputs, train: bool) -> Result:
-    operands, bias = _operands(call, inputs), inputs[7]
+    operands, (bias,) = _operands(call, inputs), dense_in(torch.float32, inputs[7])
     variant = _pairwise_variant(call, operands.keys, train)
-    out, *saved = pairwise.forward(variant, call.graph.csc(places=call.needs_places()), operands,
-                                   call.dropout, None if bias is None else fp32(bias, -1),
-                                   keep=call.exposed)
+    out, *saved = pairwise.forward(variant, call.graph.csc(places=call.attention.places), operands,
+                                   call.dropout, bias, keep=call.exposed)
     return out, tuple(saved) if train else ()
 
 
@@ -282,7 +252,7 @@ def _pairwise_backward(call: Call, inputs: Inputs, saved: list, grad: Tensor,
                        wanted: tuple) -> tuple:
     operands = _operands(call, inputs)
     variant = _pairwise_variant(call, operands.keys, True)
-    places, keep = call.needs_places(), keeps_scores(call.attention, call.graph, call.heads,
+    places, keep = call.attention.places, keeps_scores(call.attention, call.graph, call.heads,
                                                      call.width, operands.keys.itemsize)
     by_dst, by_src = call.graph.csc(places), call.graph.csr(places, keep)
     packed = pairwise_backward.prepare(variant, by_dst, operands, *saved,

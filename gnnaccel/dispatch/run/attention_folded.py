@@ -19,9 +19,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gnnaccel.cuda.launch import dense
 from gnnaccel.dispatch.run import attention_families as families
 from gnnaccel.dispatch.run import skinny_matmul
-from gnnaccel.dispatch.run.attention_families import aligned_rows, bias_grad
+from gnnaccel.dispatch.run.attention_families import bias_grad
 from gnnaccel.dispatch.run.autograd import Operation, wants_grad
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ class _FoldedAttention(Operation):
 
     def backward(self, needs, saved, grad):
         given, kept = Folded(*saved[:len(needs)]), saved[len(needs):]
-        return _backward(self.call, given, kept, aligned_rows(grad), Folded(*needs))
+        return _backward(self.call, given, kept, dense(grad), Folded(*needs))
 
     def reference(self, *given):
         return composed(self.call, Folded(*given), self.attend)

@@ -15,8 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gnnaccel.cuda.launch import dense
 from gnnaccel.dispatch.run import skinny_matmul
-from gnnaccel.dispatch.run.attention_families import Family, aligned_rows, bias_grad, present
+from gnnaccel.dispatch.run.attention_families import Family, bias_grad, present
 from gnnaccel.dispatch.run.autograd import Operation
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ class _MappedAttention(Operation):
         count, given = len(self.plan[0]), len(needs)
         flat, inputs = saved[:given], tuple(saved[given:given + count])
         del saved[:given + count]
-        grads = self.family.backward(self.call, inputs, saved, aligned_rows(grad),
+        grads = self.family.backward(self.call, inputs, saved, dense(grad),
                                      needs[2:2 + count])
         return _through_maps(self.plan, flat, grads, needs)
 

@@ -24,7 +24,7 @@ _TALL = 1 << 15  # rows from which the GPU's time counts rather than the launch'
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """``x @ weight.T + bias``: x [N, K], weight [C, K], bias [C]. As `torch.nn.functional.linear`,
     errors of its size."""
-    segments = _tall(x, weight, weight.shape[0])
+    segments = None if x.shape[0] < _TALL else _tall(x, weight, weight.shape[0])
     if segments is None:
         return F.linear(x, weight, bias)
     return segment_gemm.multiply(  # type: ignore[return-value]  # no dots, so no pair
@@ -33,7 +33,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 def matmul(x: Tensor, weight: Tensor) -> Tensor:
     """``x @ weight``: x [N, K], weight [K, C]."""
-    segments = _tall(x, weight, weight.shape[1])
+    segments = None if x.shape[0] < _TALL else _tall(x, weight, weight.shape[1])
     return (x @ weight
             if segments is None
             else segment_gemm.multiply(  # type: ignore[return-value]
@@ -53,10 +53,9 @@ def precision() -> str:
 
 
 def _tall(x: Tensor, weight: Tensor, columns: int) -> Segments | None:
-    """All rows as one segment, if our kernel is to make this product. While a CUDA graph is
+    """All of many rows as one segment, if our kernel is to make this product. While a CUDA graph is
     captured nothing is made to keep."""
-    rows = x.shape[0]
-    if (rows < _TALL or x.dtype is not torch.float32 or weight.dtype is not torch.float32
+    if (x.dtype is not torch.float32 or weight.dtype is not torch.float32
         or not kernels_run_on(x.device)):
         return None
     if (not (x.is_contiguous() and weight.is_contiguous())
@@ -64,7 +63,7 @@ def _tall(x: Tensor, weight: Tensor, columns: int) -> Segments | None:
         return None
     if x.is_cuda and torch.cuda.is_current_stream_capturing():
         return None
-    return _whole(rows, x.device,
+    return _whole(x.shape[0], x.device,
                   torch._C._cuda_getCurrentRawStream(x.device.index) if x.is_cuda else 0)
 
 

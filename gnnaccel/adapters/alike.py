@@ -66,9 +66,9 @@ def _operands(parameters: Parameters, x_src: Sequence[Tensor], x_dst: Sequence[T
     same = len(x_src) == len(x_dst) and all(a is b for a, b in zip(x_src, x_dst))
     readers = reachability.readers(of_source, of_target, same and roots is not None)
     weight = reachability.watch(results, torch.stack(weights), readers.relations)
-    root, bias = (None if ts is None
+    root, bias = [None if ts is None
                   else reachability.watch(results, torch.stack(ts), readers.relations)
-                  for ts in (roots, biases))
+                  for ts in (roots, biases)]
     x = reachability.watch(results, _together(x_src, row), readers.sources)
     shares = _shares(of_target, mean, weight.dtype, weight.device)
     # some type is entered by several
@@ -81,8 +81,8 @@ def _operands(parameters: Parameters, x_src: Sequence[Tensor], x_dst: Sequence[T
             if same else reachability.watch(results, _together(x_dst, row), readers.targets))
     root, bias = _summed(root, shares, row), _summed(bias, shares, row)
     if len(x_dst) == 1:
-        root, bias = (None if t is None else t[0] for t in (root, bias))
-    found[ADDED] = Added(tuple(t.shape[0] for t in x_dst), rows, root, bias, True)
+        root, bias = [None if t is None else t[0] for t in (root, bias)]
+    found[ADDED] = Added(tuple([t.shape[0] for t in x_dst]), rows, root, bias, True)
     return found
 
 

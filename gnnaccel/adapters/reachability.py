@@ -116,7 +116,7 @@ def apart(of: Results | None, out: Tensor, sizes: Sequence[int]) -> tuple[Tensor
     if len(sizes) == 1:
         return (out,)
     return (_Apart.apply(of, out, sizes)
-            if out.requires_grad else tuple(part.data for part in out.split(sizes)))
+            if out.requires_grad else tuple([part.data for part in out.split(sizes)]))
 
 
 def split(of: Results | None, out: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:

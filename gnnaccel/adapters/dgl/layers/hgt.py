@@ -157,7 +157,8 @@ def _run_by_kernels(layer: Any, stated: RelationalSpec, given: RelationalInputs,
                     attend: Any) -> Tensor:
     x, ntype, x_dst, dst_type, presorted = given.operands
     attend.build(torch.is_grad_enabled() and layer.linear_k.W.requires_grad)
-    blocks, ends = _typed(layer, ntype), _typed(layer, dst_type)
+    blocks = _typed(layer, ntype)
+    ends = blocks if dst_type is ntype else _typed(layer, dst_type)
     key, query, value = [getattr(layer, name).W for name in ("linear_k", "linear_q", "linear_v")]
     if x_dst is x:
         rows, keys, queries, values = by_type.project(blocks, torch.stack([key, query, value], 1),

@@ -172,8 +172,8 @@ def run(layer: Any, stated: JoinedSpec, given: RelationalInputs, attend: Any) ->
             weight = torch.stack([parameters.dst[at] for at in members])
             a_dst.append(_terms(x_dict[name], weight,
                                 torch.cat([parameters.att_dst[at] for at in members]), terms))
-        x, a_src = (reachability.watch(results, joined(parts), readers.sources)
-                    for parts in (x, a_src))
+        x, a_src = [reachability.watch(results, joined(parts), readers.sources)
+                    for parts in (x, a_src)]
         out = attend({"x": x, "a_src": a_src,
                       "a_dst": reachability.watch(results, joined(a_dst), readers.targets)})
         return finished(results, out, together, x_dict, parameters.biases, layer.aggr, autocast)

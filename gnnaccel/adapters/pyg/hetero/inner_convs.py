@@ -141,7 +141,7 @@ class Together:
         """One for each relation, of a linear map of theirs, or of their own where ``part`` is "";
         None when none has it."""
         found = [own.get(name) for own in self._parameters[part]]
-        return found if any(t is not None for t in found) else None
+        return found if any([t is not None for t in found]) else None
 
 
 def tensors_reason(*groups: list[Tensor] | None) -> Reason | None:

@@ -165,7 +165,7 @@ def forward(variant: Variant, graph: Rows, a_src: Tensor, a_dst: Tensor | None,
     to, bias_at, *terms = [0 if t is None else t.data_ptr()
                            for t in (out, bias, a_src, a_dst, a_edge)]
     outputs, inputs = (to, bias_at, *kept), (*terms, np.float32(slope))
-    launch = graph.launch()
+    launch = graph.launched or graph.launch()
     # the kernel below leaves long rows alone by their length
     if pmf and launch.heavy and isinstance(values, Tensor):
         additive_pmf.long_rows(variant, graph, inputs, values, dropout, outputs)

@@ -320,7 +320,7 @@ def _first(key: tuple, graph: Rows, x: Tensor, weight: Tensor | None, at: str, m
     out = into if into is not None else out.view(-1, *x.shape[1:]).detach()
     form = form.banded(x.shape[0], graph.rows, graph.other.shape[0], x.device)  # as `forward` did
     launch, layout = graph.launch(), form.layout
-    if aligned is x and near is bias and graph.settled:
+    if aligned is x and near is bias and graph.launched is not None:
         merge = ((grid(launch.heavy, layout), (*launch.merge, launch.graph[0])) if launch.heavy
                  else None)
         graph.keep(key, _Made(out.shape == x.shape, tuple(out.shape), form.kernels,

@@ -75,6 +75,13 @@ def _library() -> ctypes.CDLL | None:
             and hasattr(found, "cuThreadExchangeStreamCaptureMode") else None)
 
 
+def finish(device: torch.device) -> None:
+    """Wait for the current stream, so that whoever reads what was built, on whatever stream, finds
+    it finished. Not while it is being captured, when nothing can be waited for."""
+    if device.type == "cuda" and not _cuda.is_current_stream_capturing():
+        _cuda.current_stream(device).synchronize()
+
+
 @contextlib.contextmanager
 def still() -> Iterator[list[Any]]:
     """A block of a caller who replays captures only while edges are the tensors that they were,

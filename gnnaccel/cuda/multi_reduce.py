@@ -200,7 +200,7 @@ def _first(key: tuple, graph: Rows, x: Tensor, reduces: tuple[str, ...], weight:
     form, rows = variant_of(x, reduces, weight, graph.wide), dense(x)
     out, counts, mean = forward(form, graph, rows.view(-1, form.heads, form.width), weight, train)
     shape = graph.rows, *((len(reduces),) if len(reduces) > 1 else ()), *x.shape[1:]
-    if rows is x and graph.settled:
+    if rows is x and graph.launched is not None:
         launch, layout = graph.launch(), form.layout
         merge = ((grid(launch.heavy, layout), launch.merge, launch.graph[:3]) if launch.heavy
                  else None)

@@ -151,7 +151,7 @@ def _first(key: tuple, by_dst: Rows, by_src: Rows, reduces: tuple[str, ...], x: 
     whole = Reduced(reduced.out.view(-1, len(reduces), *parts), *reduced[1:])
     terms = spread(form, by_dst, whole, gradients.view(whole.out.shape), zero_share)
     found = rows_grad(form, by_src, rows.view(-1, *parts), weight, whole.out, terms)
-    if rows is x and gradients is grad and by_src.settled:
+    if rows is x and gradients is grad and by_src.launched is not None:
         launch, layout = by_src.launch(), form.layout
         by_src.keep(key, _Made(
             kernels(form), tuple(terms.shape), grid(-(-by_dst.rows // layout.slots), layout),

@@ -144,7 +144,7 @@ def forward(variant: Variant, graph: Rows, x: Operands, dropout: Dropout = OFF,
     norm = torch.empty((2, rows, h), device=device) if variant.train else None
     own = variant.train and (keep or bias is not None or variant.out is not torch.float32)
     raw = torch.empty((rows, h, d), device=device) if own else None
-    launch = graph.launch()
+    launch = graph.launched or graph.launch()
     memory, (acc, _, stats) = workspace(launch.chunks, (h * d, 0, 3 * h), device)
     values = x.values if own_values and x.values is not None else x.keys
     found = tuple([0 if t is None else t.data_ptr()

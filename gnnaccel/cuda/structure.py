@@ -118,15 +118,16 @@ class Rows:
     of indptr's dtype: for the CSC the edge's id in the caller's order (added self loops count after
     the caller's edges), for the transposed graph its place in the CSC. The arrays may be longer
     than ``indptr[-1]``; what lies beyond is never read. ``inverse`` [edges]: of the transposed
-    graph, where it was asked for, the place in it of each edge of the CSC. ``made``: what launchers
-    found out for calls alike, by what makes them so.
+    graph, where it was asked for, the place in it of each edge of the CSC. ``launched``: what
+    `launch` gives from now on, None before that is known; ``made``: what launchers found out for
+    calls alike, by what makes them so.
     """
 
     indptr: Tensor
     other: Tensor
     place: Tensor
     split: Split
-    _launch: Launch | None = field(default=None, repr=False)
+    launched: Launch | None = field(default=None, repr=False)
     inverse: Tensor | None = None
     made: dict[tuple, Any] = field(default_factory=dict, repr=False, compare=False)
 
@@ -139,7 +140,7 @@ class Rows:
 
     def launch(self) -> Launch:
         """Kernel parameters; kept once the device has reported exact sizes."""
-        return self._launch or self._make_launch()
+        return self.launched or self._make_launch()
 
     def _make_launch(self) -> Launch:
         split = self.split
@@ -153,13 +154,8 @@ class Rows:
             (counters, of_chunks, np.int32(split.chunk_edges), np.int32(slots)),
             (counters, of_heavy), chunks, heavy)
         if known:
-            self._launch = found
+            self.launched = found
         return found
-
-    @property
-    def settled(self) -> bool:
-        """Whether `launch` gives the same from now on."""
-        return self._launch is not None
 
     @functools.cached_property
     def rows(self) -> int:

@@ -176,7 +176,7 @@ def test_without_places_of_edges(device):
     view = graph(device)
     given = Messages(*made(view, 10, False)[:2], 0.0, 1.0)
     expected = softmax_sum.forward(view.csc(), given, False)[0]
-    without = replace(view.csc(), place=view.csc().place[:0], _launch=None)
+    without = replace(view.csc(), place=view.csc().place[:0], launched=None)
     assert same_bits(softmax_sum.forward(without, given, False)[0], expected)
 
 

@@ -127,6 +127,9 @@ class GraphView:
         # `_serves`, without its call
         if rows is None or (places and rows.place.shape[0] != rows.other.shape[0]):
             rows = self._build_csc(places)
+        if self._checked and (self._built is None or torch._C._cuda_getCurrentRawStream(
+                self.device.index) == self._stream):
+            return rows  # as `_ready` would
         return self._ready(rows)
 
     def csr(self, places: bool = True, inverse: bool = False) -> Rows:
@@ -248,9 +251,7 @@ class GraphView:
             self._may_build()
             with self._lock, torch.inference_mode(False):
                 found = self._derived.setdefault(key, make())
-            if self.device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
-                # whoever reads it, on whatever stream, finds it finished
-                torch.cuda.current_stream(self.device).synchronize()
+            capture.finish(self.device)
         return found
 
     def nbytes(self) -> int:
@@ -276,7 +277,8 @@ class GraphView:
             given = self._given_csc()
             if given is not None:
                 rows = sorting.csc_as_given(given, self.num_src, self.wide, places)
-                self._wait_once()
+                if self.large:
+                    capture.finish(self.device)
             else:
                 rows = self._grouped(places)
             self._mark_built()
@@ -284,10 +286,12 @@ class GraphView:
             return rows
 
     def _grouped(self, places: bool) -> Rows:
+        """Of large graphs one wait, when they are built, buys exact sizes of the workspace from the
+        first call on."""
         src, dst = self._ends()
         if self.large:
             rows = sorting.csc(src, dst, self.num_src, self.num_dst, self.loops, self.wide, places)
-            self._wait_once()
+            capture.finish(self.device)
             return rows
         return counting.csc(src, dst, self.num_src, self.num_dst, self.loops, self.wide)
 
@@ -303,7 +307,7 @@ class GraphView:
             by_dst = self.csc(places=False)
             if self.large:
                 rows = sorting.transpose(by_dst, self.num_src, places, inverse)
-                self._wait_once()
+                capture.finish(self.device)
             else:
                 rows = counting.transpose(by_dst, self.num_src)
             self._mark_built()
@@ -320,14 +324,7 @@ class GraphView:
             # beyond the last edge both arrays hold whatever the memory held; nothing reads those
             # places, but an index must fit
             by_id = ids.index_select(0, by_src.place.clamp(0, ids.shape[0] - 1))
-            return replace(by_src, place=by_id, _launch=None, made={})
-
-    def _wait_once(self) -> None:
-        """Large graphs: one wait when they are built buys exact sizes of the workspace from the
-        first call on."""
-        if (self.device.type == "cuda" and self.large
-            and not torch.cuda.is_current_stream_capturing()):
-            torch.cuda.current_stream(self.device).synchronize()
+            return replace(by_src, place=by_id, launched=None, made={})
 
     @_ordinary_tensors
     def _build_edges(self, ids: bool) -> Edges:

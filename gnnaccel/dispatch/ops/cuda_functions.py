@@ -37,7 +37,7 @@ def _rows_by(graph: OpGraph, target: str) -> Rows:
 def _edges_by(graph: OpGraph, target: str) -> Rows:
     """The edges of each node of ``target``, with the edge itself at the other end."""
     rows = _rows_by(graph, target)
-    return replace(rows, other=rows.place, _launch=None, made={})
+    return replace(rows, other=rows.place, launched=None, made={})
 
 
 # --- between nodes and edges ----------------------------------------------------------------------

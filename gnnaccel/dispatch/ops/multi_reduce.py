@@ -122,7 +122,7 @@ def _forward(graph: OpGraph, reduces: tuple[str, ...], x: Tensor, weight: Tensor
              of_edges: bool, train: bool) -> kernels.Reduced:
     by_dst = graph.view().csc(places=of_edges or weight is not None)
     if of_edges:
-        by_dst = replace(by_dst, other=by_dst.place, _launch=None, made={})
+        by_dst = replace(by_dst, other=by_dst.place, launched=None, made={})
     return kernels.reduced(by_dst, x, reduces, fp32(weight), train)
 
 

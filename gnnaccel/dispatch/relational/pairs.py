@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gnnaccel.cuda import capture
 from gnnaccel.cuda import pairs as cuda_pairs
 from gnnaccel.errors import VALID, GraphError
 
@@ -88,7 +89,7 @@ class Blocks:
         """[N] int32: each node's type. Made where it is read, as it mostly is not."""
         types = torch.arange(len(self.ptr) - 1, dtype=torch.int32, device=self.ptr.device)
         found = types.repeat_interleave(self.ptr.diff(), output_size=self.count)
-        finish(found.device)
+        capture.finish(found.device)
         return found
 
     def nbytes(self) -> int:
@@ -126,12 +127,6 @@ class Typed(Blocks):
                              f"node types that the layer was made with. {VALID}")
         self._lay(found.ends)
         self.ptr, self.relation, self.order = found.ptr, found.types, found.order
-
-
-def finish(device: torch.device) -> None:
-    """Whoever reads what was built, on whatever stream, finds it finished."""
-    if device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
-        torch.cuda.current_stream(device).synchronize()
 
 
 def pairs_of(node: Tensor, relation: Tensor, num_nodes: int, num_relations: int,

@@ -21,7 +21,7 @@ from gnnaccel.dispatch.graph.ordered_weights import of_the_graph
 from gnnaccel.dispatch.graph.view import GraphView
 from gnnaccel.dispatch.ir.program import DST, EDGE, PAIR_DST, PAIR_SRC, RELATION, SRC
 from gnnaccel.dispatch.relational.gather import Members, RelationStatistics
-from gnnaccel.dispatch.relational.pairs import Blocks, Pairs, finish, pairs_of, pairs_of_both
+from gnnaccel.dispatch.relational.pairs import Blocks, Pairs, pairs_of, pairs_of_both
 from gnnaccel.errors import VALID, GraphError
 
 Ends = tuple[Tensor, Tensor, Tensor]
@@ -170,14 +170,9 @@ class RelationView:
                 if found is None:
                     found = make()
                     if wait:
-                        self._wait()
+                        capture.finish(self.device)
                     self._made[key] = found
         return found
-
-    def _wait(self) -> None:
-        """Once for each thing that is built: whoever reads it, on whatever stream, finds it
-        finished."""
-        finish(self.device)
 
     def pairs(self, domain: str) -> Pairs:
         """The pairs of PAIR_SRC or PAIR_DST."""
@@ -207,7 +202,7 @@ class RelationView:
         self._checked = True
         assert found is not None
         by_src, by_dst, copies = found
-        self._wait()
+        capture.finish(self.device)
         if self._filtered is not None and copies is not None:
             self._filtered = copies  # rather than the same ids twice
         for key, made in zip(((PAIR_SRC,), (PAIR_DST,),
@@ -246,7 +241,7 @@ class RelationView:
         src, dst, relation = self._given()
         # never the caller's own
         found = {SRC: src, DST: dst, RELATION: relation}[coarse].to(torch.int32, copy=True)
-        self._wait()
+        capture.finish(self.device)
         return found
 
     def graph(self, source: str, target: str) -> GraphView:

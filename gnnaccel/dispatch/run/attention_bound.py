@@ -126,7 +126,7 @@ class Bound:
                  if train else _FORWARD_ONLY)
         self._dot("dot")(grid(n, layout, layout.slots), THREADS, 0,
                          (np.int32(n), of_rows, att_src, att_dst, address, address + step))
-        launch = graph_rows.launch()
+        launch = graph_rows.launched or graph_rows.launch()
         memory, chunks = workspace(launch.chunks, (h * d, h * d if train else 0, 3 * h), device)
         kernels, outputs = self._train if train else self._infer, (out.data_ptr(), bias, *saved)
         kernels("forward")(grid(launch.slots + n, layout), THREADS, layout.scratch, (

@@ -2,6 +2,7 @@
 and how each of them and its derivatives are written in CUDA C."""
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 #: where an input has its rows: at the source, at the destination, at the edge, or one row for all
@@ -37,13 +38,7 @@ class Expression(NamedTuple):
     @property
     def names(self) -> tuple[str, ...]:
         """What each value is called in the kernels."""
-        seen: dict[str, int] = {}
-        found = []
-        for one in self.inputs:
-            found.append(f"{one.end}{seen.setdefault(one.end, 0)}")
-            seen[one.end] += 1
-        return (*found, *(f"n{k}" for k in range(self.numbers)),
-                *(f"v{k}" for k in range(len(self.steps))))
+        return _names(self)
 
     def __str__(self) -> str:
         """As a formula, in which long parts are called as in the kernels."""
@@ -55,6 +50,17 @@ class Expression(NamedTuple):
             texts.append(f"({given[0]} {sign} {given[1]})" if sign
                          else f"{op}({', '.join(given)})")
         return texts[self.out]
+
+
+@functools.lru_cache(maxsize=512)
+def _names(of: Expression) -> tuple[str, ...]:
+    seen: dict[str, int] = {}
+    found = []
+    for one in of.inputs:
+        found.append(f"{one.end}{seen.setdefault(one.end, 0)}")
+        seen[one.end] += 1
+    return (*found, *(f"n{k}" for k in range(of.numbers)),
+            *(f"v{k}" for k in range(len(of.steps))))
 
 
 class Operation(NamedTuple):

@@ -35,7 +35,7 @@ class Leaf:
                  roots: tuple[Make, ...], base: Any = None, blocks: int = 0):
         self.end, self.make, self.tail, self.names, self.roots = end, make, tail, names, roots
         self.base, self.blocks = self if base is None else base, blocks
-        self.pieces: dict[Any, Leaf] = base.pieces if isinstance(base, Leaf) else {}
+        self.pieces: dict[Any, Any] = base.pieces if isinstance(base, Leaf) else {}
 
     def viewed(self, tail: Tail, blocks: int = 0) -> Leaf:
         """With another shape of as many numbers."""

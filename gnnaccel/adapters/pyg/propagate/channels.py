@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -17,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gnnaccel.adapters.pyg.propagate.expressed import AtEdges, Once, Softmax, expressed
-from gnnaccel.adapters.pyg.propagate.pointwise import (FEW, Rows, about, cut, made_rows, viewed,
-                                                       whole)
+from gnnaccel.adapters.pyg.propagate.pointwise import (FEW, Rows, about, channel, made_rows,
+                                                       viewed, whole)
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 from gnnaccel.adapters.pyg.propagate.traced import Param, Value, applied
 from gnnaccel.adapters.pyg.propagate.traced_modules import parameter
@@ -120,7 +119,7 @@ def _over_channels(value: Rows, name: str, function: Callable, args: tuple, kwar
     rows = sum(leaf.end != "p" and math.prod(leaf.tail) > 1 for leaf in leaves(value.tree))
     if count <= FEW and count * rows <= _INPUTS:
         for k in range(count):
-            one = cut(value, value.meta[..., k:k + 1], partial(channel, k), f"channel {k}").tree
+            one = channel(value, k).tree
             found = one if found is None else Call("add", (found, one))
     else:
         found = summed(value).tree
@@ -128,10 +127,6 @@ def _over_channels(value: Rows, name: str, function: Callable, args: tuple, kwar
     if name == "mean":
         found = Call("div", (found, Number(float(count))))
     return viewed(Rows(found, value.meta[..., :1]), applied(function, args, kwargs))
-
-
-def channel(k: int, t: Tensor) -> Tensor:
-    return t[..., k:k + 1]
 
 
 def dropout(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:

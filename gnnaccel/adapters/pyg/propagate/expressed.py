@@ -3,6 +3,7 @@ each edge before, where a message cannot be one expression."""
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -37,10 +38,10 @@ class Once:
     It is computed as the call is, with gradients or without, also where it is first asked for by
     what needs none (`dispatch.generated.cut`)."""
 
-    def __init__(self, make: Make):
+    def __init__(self, make: Callable[[Any], Any]):
         self.make = make
 
-    def __call__(self, given: Any) -> Tensor:
+    def __call__(self, given: Any) -> Any:
         if type(given) is not CallArguments:
             return self.make(given)
         if self not in given.made:

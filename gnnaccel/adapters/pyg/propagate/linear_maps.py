@@ -11,16 +11,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gnnaccel.adapters.pyg.propagate import channels, pointwise
-from gnnaccel.adapters.pyg.propagate.pointwise import FEW, Deferred, Rows, about, cut, whole
+from gnnaccel.adapters.pyg.propagate.expressed import Once
+from gnnaccel.adapters.pyg.propagate.pointwise import FEW, Deferred, Rows, about, whole
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
-from gnnaccel.adapters.pyg.propagate.traced import Make, Param, applied, sliced
+from gnnaccel.adapters.pyg.propagate.traced import Make, Param, applied
 from gnnaccel.dispatch.generated.tree import Call, Leaf, Tree, leaves
 
 _Term = tuple[Tree, Any, Param]  # what is mapped, the shape of its rows, the weight
-
-
-def _column(make: Make, turned: bool, at: int, given: Any) -> Tensor:
-    return make(given)[:, at] if turned else make(given)[at]
 
 
 class Mapped(Deferred):
@@ -57,9 +54,12 @@ class Mapped(Deferred):
         """As a sum over the ends of the edge, and of what belongs to none."""
         ends: dict[str, list[_Term]] = {}
         sums: list[Tree] = []
+        pieces = Once(lambda given: self.weight.make(given).split(self._widths, self._dim))
         for k, part in enumerate(self.parts):
-            piece = (self.weight if len(self.parts) == 1
-                     else sliced(self.weight, self._widths, k, self._dim))
+            piece = self.weight
+            if len(self.parts) > 1:
+                meta = self.weight.meta.split(self._widths, self._dim)[k]
+                piece = Param(partial(pointwise.numbered, pieces, k), meta, self.weight.roots)
             apart = self._ends_of(k, part)
             if apart is None:
                 inside = self._in_kernels(part, piece)
@@ -98,14 +98,11 @@ class Mapped(Deferred):
             return [channels.viewed(channels.summed(product), self.meta).tree]
         if count > FEW or part.meta.dim() != 2 or weight.meta.dim() != 2:
             return []
-        found = []
-        for c in range(count):
-            column = Param(partial(_column, weight.make, self.name == "linear", c),
-                           weight.meta[:, c] if self.name == "linear" else weight.meta[c],
-                           weight.roots)
-            one = cut(part, part.meta[:, c:c + 1], partial(channels.channel, c), f"channel {c}")
-            found.append(operator.mul(one, column).tree)
-        return found
+        turned = self.name == "linear"
+        columns = Once(lambda given: weight.make(given).unbind(1 if turned else 0))
+        return [operator.mul(pointwise.channel(part, c), Param(
+            partial(pointwise.numbered, columns, c),
+            weight.meta.select(1 if turned else 0, c), weight.roots)).tree for c in range(count)]
 
     def _beside(self, at: int, name: str) -> bool:
         """Whether features that part ``at`` has the difference of are in another part as well."""

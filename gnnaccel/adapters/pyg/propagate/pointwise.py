@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gnnaccel.adapters.pyg.propagate.expressed import Once
 from gnnaccel.adapters.pyg.propagate.pointwise_calls import OPERATIONS
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS, RowCount, counted
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
@@ -298,33 +299,50 @@ def _pieces(value: Rows, function: Callable, args: tuple, kwargs: dict) -> tuple
         raise Unseen
     metas = function(value.meta, *args[1:], **kwargs)
 
-    def piece(k: int) -> Callable[[Tensor], Tensor]:
-        return lambda t: function(t, *args[1:], **kwargs)[k]
-
-    return tuple(cut(value, meta, piece(k), repr((function.__name__, args[1:], kwargs, k)))
+    return tuple(cut(value, meta, lambda t: function(t, *args[1:], **kwargs),
+                     repr((function.__name__, args[1:], kwargs)), k)
                  for k, meta in enumerate(metas))
 
 
-def cut(value: Rows, meta: Tensor, function: Callable[[Tensor], Tensor], key: str) -> Rows:
-    """The same piece of every leaf; ``key`` says which."""
+def channel(value: Rows, k: int) -> Rows:
+    """One channel of rows."""
+    return cut(value, value.meta[..., k:k + 1], _columns, "channels", k)
+
+
+def _columns(t: Tensor) -> tuple[Tensor, ...]:
+    return t.movedim(-1, 0).contiguous().unbind(0)
+
+
+def cut(value: Rows, meta: Tensor, function: Callable[[Tensor], Any], key: str,
+        at: int | None = None) -> Rows:
+    """The same piece of every leaf, by ``function``; ``key`` names that. It gives all pieces at
+    once, of which this is number ``at``, where that is said."""
     old, new = tuple(value.meta.shape[1:]), tuple(meta.shape[1:])
 
     def piece(leaf: Leaf) -> Leaf:
         if leaf.blocks or (leaf.tail != old and math.prod(leaf.tail) != 1):
             raise Unseen
-        if math.prod(leaf.tail) == 1 and leaf.tail != old:
+        if math.prod(leaf.tail) == 1:
             return leaf.viewed((1,) * len(new))
 
-        def make(given: Any) -> Tensor:
+        def make(given: Any) -> Any:
             t = leaf.make(given)
             return function(t.reshape(1 if leaf.end == "p" else t.shape[0], *old))
 
         pieces = leaf.pieces
-        if (old, key) not in pieces:
-            pieces[old, key] = Leaf(leaf.end, make, new, leaf.names, leaf.roots)
-        return pieces[old, key]
+        if (old, key, at) not in pieces:
+            made: Make = make
+            if at is not None:
+                made = partial(numbered, pieces.setdefault((old, key), Once(make)), at)
+            pieces[old, key, at] = Leaf(leaf.end, made, new, leaf.names, leaf.roots)
+        return pieces[old, key, at]
 
     return Rows(mapped(value.tree, piece), meta)
+
+
+def numbered(pieces: Callable[[Any], Any], at: int, given: Any) -> Tensor:
+    """One of several tensors that are computed at once."""
+    return pieces(given)[at]
 
 
 def apart(value: Rows) -> list[Rows]:

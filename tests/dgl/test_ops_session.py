@@ -98,13 +98,13 @@ def test_inside_layers_operations_are_the_layers():
     assert all(map(torch.equal, got, expected)) and set(gnnaccel.stats()) == {"GATConv"}
 
 
-def test_functions_of_the_users_run_natively(inputs_on_cpu):
+def test_functions_of_the_users_that_cannot_be_followed_run_natively(inputs_on_cpu):
     g, x = inputs_on_cpu
     g.ndata["x"] = x
     with gnnaccel.enabled(when="supported", records=9):
-        g.update_all(lambda edges: {"m": edges.src["x"]},
-                     lambda nodes: {"y": nodes.mailbox["m"].sum(1)})
-        g.apply_edges(lambda edges: {"s": edges.src["x"]})
+        g.update_all(lambda edges: {"m": edges.src["x"] * len(edges) / len(edges)},
+                     lambda nodes: {"y": nodes.mailbox["m"].sum(1) * len(nodes) / len(nodes)})
+        g.apply_edges(lambda edges: {"s": edges.src["x"] * len(edges) / len(edges)})
     assert gnnaccel.stats() == {"dgl.message_udf": dict(calls=2, routes={"native": 2},
                                                         reasons={"GA211": 2}),
                                 "dgl.reduce_udf": dict(calls=1, routes={"native": 1},
@@ -112,9 +112,9 @@ def test_functions_of_the_users_run_natively(inputs_on_cpu):
     assert close(g.ndata["y"], copy_u_sum(g, x))
     for record in gnnaccel.records():
         records.validate(record)
-    with gnnaccel.enabled(on_fallback="raise"), pytest.raises(gnnaccel.errors.FallbackError,
-                                                              match="GA211"):
-        g.apply_edges(lambda edges: {"s": edges.src["x"]})
+    with gnnaccel.enabled(when="supported", on_fallback="raise"), pytest.raises(
+        gnnaccel.errors.FallbackError, match="GA211"):
+        g.apply_edges(lambda edges: {"s": edges.src["x"] * len(edges)})
 
 
 # ---- the options ----

@@ -58,6 +58,7 @@ def install(patches: PatchSet) -> list[str]:
     from gnnaccel.adapters.dgl.bridge import zero_degree
     from gnnaccel.adapters.dgl.layers import plain
     from gnnaccel.adapters.dgl.ops import replaced
+    from gnnaccel.adapters.dgl.udf import replaced as users
     from gnnaccel.dispatch.memory import native_cache
 
     for name, module in LAYERS.items():
@@ -80,6 +81,7 @@ def install(patches: PatchSet) -> list[str]:
     native_cache.GRAPHS.update(dict.fromkeys((dgl.DGLGraph, DGLBlock), native_cache.HostGraph(
         graphs.signs, graphs.num_edges, graphs.structure, graphs.names)))
     replaced.install(patches)
+    users.install(patches)
     names = patches.names()
     bridge.install(patches)
     return names

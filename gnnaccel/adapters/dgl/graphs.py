@@ -64,6 +64,10 @@ class Edges:
                 self._bare = not bool(covered.all())
         return self._bare
 
+    def entered(self) -> Tensor:
+        """The destinations that have edges, in order. Waits for the device."""
+        return self.degrees(1, torch.int64).nonzero().squeeze(1)
+
     @torch.inference_mode(False)
     def degrees(self, end: int, dtype: torch.dtype) -> Tensor:
         """[nodes] of ``dtype``: how many edges leave each source (``end`` 0) or enter each

@@ -25,7 +25,7 @@ class Kernel(NamedTuple):
 @dataclass(frozen=True)
 class OpCall:
     """``plain`` runs it on torch operations; ``kernel``: by kernels, or why not; ``graph``: None of
-    operations without one."""
+    operations without one; ``gains``: ``plain`` is faster than the host's own code."""
 
     device: torch.device
     dtype: torch.dtype
@@ -33,6 +33,7 @@ class OpCall:
     kernel: Kernel | Reason = field(default_factory=lambda: reason("GA208",
                                                                    "no kernel computes this form"))
     graph: OpGraph | None = None
+    gains: bool = False
 
 
 def compile_reason(kernel: Kernel) -> Reason | None:

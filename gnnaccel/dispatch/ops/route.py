@@ -100,7 +100,7 @@ def torch_reason(call: OpCall, config: Config) -> Reason | None:
     """Why torch operations do not stand in for the host's own code where that can run."""
     if config.backend == "cuda":
         return reason("GA406", "backend='cuda' was asked for")
-    if config.when == "profitable":
+    if config.when == "profitable" and not call.gains:
         return reason("GA301", "torch operations gain nothing over the host's own code")
     return None
 

@@ -28,8 +28,6 @@ from gnnaccel.dispatch.uncompiled import kept_apart, uncompiled
 #: csrsum, csrmask) stay native
 ROUTED = ("gspmm", "gsddmm", "gspmm_hetero", "gsddmm_hetero", "edge_softmax", "edge_softmax_hetero",
           "segment_reduce", "scatter_add", "segment_mm", "gather_mm")
-#: functions of dgl.core that call a user's own, and what such calls are counted as
-USERS = {"invoke_edge_udf": "dgl.message_udf", "invoke_udf_reduce": "dgl.reduce_udf"}
 _SPARSE = "dgl.backend.pytorch.sparse"
 
 
@@ -54,11 +52,6 @@ def install(patches: PatchSet) -> None:
                             "Runs message passing, softmax over edges, reductions by segment and "
                             "products by type by kernels on a GPU where that is faster. With a "
                             "DGL without CUDA nothing else can run them there.")
-    core = importlib.import_module("dgl.core")
-    for name, counted in USERS.items():
-        patches.set(core, name, counting(counted, getattr(core, name)),
-                    "Counts calls of functions that a user wrote for messages and reductions; "
-                    "they always run natively.")
 
 
 def _modules() -> list[Any]:
@@ -83,7 +76,8 @@ class _Layers(threading.local):
     depth = 0
 
 
-_layers = _Layers()
+#: of this thread
+layers = _Layers()
 
 
 def around(forward: Callable, native: Callable) -> Callable:
@@ -97,11 +91,11 @@ def around(forward: Callable, native: Callable) -> Callable:
     def layer(self: Any, *args: Any, **kwargs: Any) -> Any:
         if is_compiling():
             return native(self, *args, **kwargs)
-        _layers.depth += 1
+        layers.depth += 1
         try:
             return forward(self, *args, **kwargs)
         finally:
-            _layers.depth -= 1
+            layers.depth -= 1
 
     return layer
 
@@ -131,7 +125,7 @@ def routed(name: str, native: Callable, state: Callable) -> Callable:
         else:  # in a list, or given by name
             first = first_tensor((*args, *kwargs.values()))
         on_gpu = first is not None and not first.is_cpu
-        if not on_gpu and _layers.depth:
+        if not on_gpu and layers.depth:
             return native(*args, **kwargs)
         config, can = current(), not on_gpu or built_with_cuda()
         if can and (config is None or not on_gpu and route.on_cpu_native(counted, config)):
@@ -143,24 +137,6 @@ def routed(name: str, native: Callable, state: Callable) -> Callable:
                          config)
 
     return operation
-
-
-def counting(name: str, native: Callable) -> Callable:
-    """``native``, which calls a function of the user's: always the host's own code, and says so."""
-    from torch.compiler import is_compiling
-
-    from gnnaccel.dispatch.ops import route
-    from gnnaccel.dispatch.policy.config import current
-    from gnnaccel.dispatch.policy.reasons import reason
-
-    @functools.wraps(native)
-    def users(*args: Any, **kwargs: Any) -> Any:
-        config = None if is_compiling() else current()
-        if config is None or _layers.depth:
-            return native(*args, **kwargs)
-        return route.run(name, reason("GA211"), functools.partial(native, *args, **kwargs), config)
-
-    return users
 
 
 def _error(text: str) -> Exception:

@@ -78,7 +78,8 @@ def module_of(module: nn.Module, entered: Callable) -> Any:
     """What a module does, as a function, or a list of modules as one of such; Unseen of those that
     are watched. ``entered(module, *names)``: the same of a module that is the user's own, ``names``
     below ``module``."""
-    linear = guards.plain_linear(module)
+    # not asked of others, as the host need not be installed
+    linear = own.home(type(module).forward) == "torch_geometric" and guards.plain_linear(module)
     if linear or (type(module) is nn.Linear and _runs_as_written(module)):
         weight, bias = (None if t is None else parameter(t) for t in (module.weight, module.bias))
         return lambda x: F.linear(x, weight, bias)  # type: ignore[arg-type]  # stand-ins

@@ -1,0 +1,229 @@
+"""A user's function, opened: what it is made of, whether it can do nothing but compute, and what a
+run on stand-ins depends on.
+
+A function may be a lambda, a named function or a method. It may read numbers of its module, torch's
+functions, variables of functions around it, and attributes of objects that it holds: of ``self`` of
+a method, or of a variable around it, which is most often ``self`` as well. All that is read is a
+part of a `Guard`, and looked at again at each call.
+"""
+from __future__ import annotations
+
+import dis
+import types
+import weakref
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from gnnaccel.adapters import own
+from gnnaccel.adapters.pyg.propagate import generated, node_values, pointwise, tracing
+from gnnaccel.adapters.pyg.propagate.message import _named
+from gnnaccel.adapters.pyg.propagate.standins import Unseen
+from gnnaccel.adapters.pyg.propagate.traced import Param
+
+#: what a function may name of batches, tensors and torch
+NAMES = generated.NAMES | node_values.NAMES | {"src", "dst", "data", "mailbox", "softmax", "max",
+                                               "min", "values"}
+_MANNER = tracing.Manner(NAMES, generated.prepared, pointwise.rows, generated.found, True)
+_PLAIN = (int, float, bool, str, type(None))
+_TENSORS = (Tensor, nn.Parameter)
+_ARGUMENTS = 0x04 | 0x08  # of code: *args and **kwargs
+#: what ends a run on stand-ins
+ENDS = (Unseen, AttributeError, TypeError, ValueError, LookupError, RuntimeError, AssertionError)
+
+
+class Opened(NamedTuple):
+    """``bound``: the object of a method, else None; ``cells``: variables of functions around it, by
+    name."""
+
+    function: types.FunctionType
+    bound: Any
+    cells: dict[str, Any]
+
+    @property
+    def owner(self) -> Any:
+        """What is kept of the function is kept for as long as this lives: an object that it reads
+        from, or its code where there is none."""
+        held = (self.bound, *self.cells.values())
+        return next((one for one in held if _is_held(one)), self.function.__code__)
+
+
+def opened(function: Any) -> Opened | None:
+    """The function, None where it is of another kind."""
+    bound: Any = None
+    if type(function) is types.MethodType:
+        function, bound = function.__func__, function.__self__
+        if not _is_held(bound):
+            return None
+    if type(function) is not types.FunctionType:
+        return None
+    names, closure = function.__code__.co_freevars, function.__closure__ or ()
+    try:
+        return Opened(function, bound, {name: cell.cell_contents
+                                        for name, cell in zip(names, closure)})
+    except ValueError:  # nothing is in it yet
+        return None
+
+
+def _is_held(value: Any) -> bool:
+    """Whether it is an object whose attributes a function may read."""
+    return not (type(value) in _PLAIN or isinstance(value, (Tensor, types.ModuleType))
+                or callable(value) and not isinstance(value, nn.Module)
+                or not type(value).__weakrefoffset__)
+
+
+class Held(tracing.Layer):
+    """Stands for an object that a function reads from; a module may be called as well
+    (``_traced_called``)."""
+
+    def __init__(self, held: Any):
+        super().__init__(held, _MANNER)
+        object.__setattr__(self, "_traced_called", [])
+
+    def __call__(self, x: Any) -> Any:
+        if not isinstance(self._traced_layer, nn.Module):
+            raise Unseen
+        self._traced_called.append(tracing.looks(self._traced_layer))
+        return tracing._module(self._traced_layer)(x)
+
+
+class _Seen(NamedTuple):
+    """What was read of an object. ``called``: how it looked when it was called, if it was."""
+
+    held: weakref.ref
+    read: tracing.Trace
+    called: tuple | None
+
+    def holds(self) -> bool:
+        held = self.held()
+        return (held is not None and self.read.holds(held)
+                and (self.called is None or tracing.looks(held) == self.called))
+
+
+class Guard(NamedTuple):
+    """All that a run of a function depended on, but for the tensors of the call. ``cells``: how the
+    variables around it look; ``named``: what it names, with the places where that stands."""
+
+    code: types.CodeType
+    namespace: dict[str, Any]
+    bound: weakref.ref | None
+    cells: dict[str, Any]
+    named: tuple[tuple[dict, str, Any], ...]
+    seen: tuple[_Seen, ...]
+
+    def holds(self, function: Opened) -> bool:
+        """Whether this function, with what it would read now, is the one that ran."""
+        now, bound, cells = function
+        if now.__code__ is not self.code or now.__globals__ is not self.namespace:
+            return False
+        if bound is not (None if self.bound is None else self.bound()):
+            return False
+        for name, value in cells.items():
+            if not _looks_like(value, self.cells[name]):
+                return False
+        for place, name, was in self.named:
+            if not tracing._same(place.get(name, Unseen), was):
+                return False
+        return all([one.holds() for one in self.seen])
+
+
+def _look(value: Any) -> Any:
+    """How a variable looks: of a tensor its form, of an object itself, of what nobody may read its
+    type."""
+    if type(value) in _TENSORS:
+        return value.shape, value.dtype, value.device
+    if type(value) in _PLAIN:
+        return value
+    return weakref.ref(value) if type(value).__weakrefoffset__ else type(value)
+
+
+def _looks_like(value: Any, seen: Any) -> bool:
+    if type(seen) is weakref.ref:
+        return value is seen()
+    if type(value) in _TENSORS:
+        return type(seen) is tuple and seen == _look(value)
+    return type(value) is seen or tracing._same(value, seen)
+
+
+class Run:
+    """One run of a function on stand-ins. ``prefix``: of the names of its variables among what a
+    call is given."""
+
+    def __init__(self, function: Opened, prefix: str):
+        self.function, self.prefix, self._held = function, prefix, []  # type: ignore[var-annotated]
+
+    def result(self, batch: Any) -> Any:
+        """What the function gives for a stand-in ``batch``; raises one of `ENDS` where it is not
+        followed."""
+        function, bound, cells = self.function
+        if not _may_run(self.function):
+            raise Unseen
+        closure = tuple(types.CellType(self._stand_in(name, cells[name]))
+                        for name in function.__code__.co_freevars)
+        ready = types.FunctionType(function.__code__, function.__globals__, function.__name__, None,
+                                   closure)
+        return ready(batch) if bound is None else ready(self._object(bound), batch)
+
+    def _object(self, value: Any) -> Held:
+        for one in self._held:
+            if one._traced_layer is value:
+                return one
+        self._held.append(Held(value))
+        return self._held[-1]
+
+    def _stand_in(self, name: str, value: Any) -> Any:
+        if type(value) in _PLAIN or any(value is one for one in tracing.MODULES) or (
+            callable(value) and tracing.is_torchs(value, NAMES)):
+            return value
+        if type(value) in _TENSORS:
+            key = f"{self.prefix}.{name}"
+
+            def make(given: dict) -> Tensor:
+                return given[key]
+
+            return Param(make, torch.empty_like(value, device="meta"), (make,))
+        if not _is_held(value):
+            raise Unseen
+        return self._object(value)
+
+    def guard(self) -> Guard:
+        """What the run depended on, whether or not it came to an end."""
+        function, bound, cells = self.function
+        seen = tuple(_Seen(weakref.ref(one._traced_layer),
+                           tracing.Trace(None, (), (), one._traced_read, (),
+                                         tuple(one._traced_watched)),
+                           one._traced_called[-1] if one._traced_called else None)
+                     for one in self._held)
+        return Guard(function.__code__, function.__globals__,
+                     None if bound is None else weakref.ref(bound),
+                     {name: _look(value) for name, value in cells.items()},
+                     tuple(_named_places(function)), seen)
+
+
+def _named_places(function: types.FunctionType) -> list[tuple[dict, str, Any]]:
+    return [(place, name, place[name]) for _, name in _named(function.__code__)
+            for place in (function.__globals__, *map(vars, (torch, F, Tensor))) if name in place]
+
+
+def _may_run(opened: Opened) -> bool:
+    """Whether the function takes one batch and can do nothing but compute."""
+    function, bound, cells = opened
+    code = function.__code__
+    if (code.co_argcount != (1 if bound is None else 2) or code.co_kwonlyargcount
+        or code.co_flags & _ARGUMENTS or tracing.catches(code)):
+        return False
+    if any(step.opname in ("STORE_DEREF", "DELETE_DEREF") for step in dis.get_instructions(code)):
+        return False  # changes a variable around it
+    if tracing.globals_in_place(function, NAMES, _number) is None:
+        return False
+    held = [one for one in (bound, *cells.values()) if _is_held(one)]
+    names = NAMES | {name for name in code.co_names if any(hasattr(one, name) for one in held)}
+    return tracing.names_known(code, None, names) and all(
+        type(value) is not types.FunctionType or own.home(value) == "torch"
+        for place, _, value in _named_places(function) if place is not function.__globals__)
+
+
+def _number(value: Any) -> Any:
+    return value if generated.may_be_read(value) else None

@@ -1,0 +1,157 @@
+"""What stands for a batch of nodes while a reduce function runs.
+
+A message in a mailbox (`Mail`) is rows of edges with one more dimension, the edges of a node. What
+is done to it edge by edge makes other rows of edges; a sum, a mean, a maximum or a minimum over the
+edges of a node makes a value of that node (`node_values`), of which torch computes the rest. A
+softmax over these edges is DGL's ``edge_softmax``.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from gnnaccel.adapters.dgl.udf import messages
+from gnnaccel.adapters.pyg.propagate import pointwise
+from gnnaccel.adapters.pyg.propagate.node_values import Given, NodeValue, Steps
+from gnnaccel.adapters.pyg.propagate.pointwise import Rows
+from gnnaccel.adapters.pyg.propagate.pointwise_calls import OPERATIONS
+from gnnaccel.adapters.pyg.propagate.row_count import ROWS
+from gnnaccel.adapters.pyg.propagate.standins import Refuses, Unseen
+from gnnaccel.adapters.pyg.propagate.traced import Param, Value, _call
+
+#: how many edges a node seems to have: another prime than `ROWS`, as that of the rows
+DEGREE = 7907
+#: among what a call is given: a function of messages [E, ...] that gives their softmax
+SOFTMAX = "softmax"
+_REDUCES = ("sum", "mean", "max", "min")
+
+
+class Nodes:
+    """Stands for DGL's ``NodeBatch``. ``sent``: the messages."""
+
+    def __init__(self, sent: dict[str, Rows] | messages.Fields, frame: Any, seen: dict[str, Any]):
+        self.steps = Steps()
+        self.mailbox, self.data = _Mailbox(sent, self.steps), _Data("n", frame, seen)
+
+
+class _Data(messages.Fields):
+    """Features of the nodes of a batch."""
+
+    def _rows(self, key: str, name: str, meta: Tensor) -> Given:
+        rows = pointwise.rows("i", lambda given: given[key], meta, f"nodes.{name}")
+        return Given(rows, lambda given: given[key], key)
+
+
+class _Mailbox:
+    def __init__(self, sent: Any, steps: Steps):
+        self._sent, self._steps = sent, steps
+
+    def __getitem__(self, name: str) -> Mail:
+        return Mail(self._sent[name], self._steps)
+
+
+class Mail(Value):
+    """``rows``: of the edges; what belongs to a node has one more dimension of `DEGREE`."""
+
+    rank = 10
+
+    def __init__(self, rows: Rows, steps: Steps):
+        self.rows, self.steps = rows, steps
+        self.meta = rows.meta.new_empty(ROWS, DEGREE, *rows.meta.shape[1:])
+
+    def __getattr__(self, name: str) -> Any:
+        if not (name in OPERATIONS or name in _REDUCES or name in ("softmax", "unsqueeze")):
+            raise Unseen
+        return lambda *args, **kwargs: _call(name, getattr(Tensor, name), (self, *args), kwargs)
+
+    def __getitem__(self, place: Any) -> Any:
+        raise Unseen
+
+    def size(self, dim: Any = None) -> Any:
+        raise Unseen
+
+    def operate(self, name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
+        if name in _REDUCES and args and args[0] is self:
+            return self._reduced(name, *args[1:], **kwargs)
+        if name == "softmax" and args and args[0] is self:
+            return self._softmax(*args[1:], **kwargs)
+        if name == "unsqueeze":
+            return self._unsqueezed(*args[1:], **kwargs)
+        if name not in OPERATIONS:
+            raise Unseen
+        return self._pointwise(function, args, kwargs)
+
+    def _pointwise(self, function: Callable, args: tuple, kwargs: dict) -> Mail:
+        for one in (*args, *kwargs.values()):
+            if isinstance(one, Value) and not isinstance(one, (Mail, Param)):
+                raise Unseen  # of nodes, beside messages
+        looks = function(*map(_meta, args), **{k: _meta(v) for k, v in kwargs.items()})
+        rows = function(*map(_rows, args), **{k: _rows(v) for k, v in kwargs.items()})
+        if not isinstance(rows, Rows):
+            raise Unseen
+        found = Mail(rows, self.steps)
+        if looks.shape != found.meta.shape or looks.dtype != found.meta.dtype:
+            raise Unseen  # what broadcasts over edges would do so over other rows
+        return found
+
+    def _unsqueezed(self, dim: Any) -> Mail:
+        """With a dimension behind that of the edges."""
+        if type(dim) is not int:
+            raise Unseen
+        at = dim if dim >= 0 else dim + self.meta.dim() + 1
+        if at < 2:
+            raise Unseen
+        return Mail(self.rows.unsqueeze(at - 1), self.steps)
+
+    def _over_edges(self, dim: Any) -> None:
+        if type(dim) in (tuple, list) and len(dim) == 1:
+            dim = dim[0]
+        if type(dim) is not int or dim not in (1, 1 - self.meta.dim()):
+            raise Unseen
+
+    def _reduced(self, name: str, dim: Any = None, keepdim: Any = False) -> Any:
+        self._over_edges(dim)
+        if keepdim is not False:
+            raise Unseen
+        value = self.steps.reduced(self.rows, name)
+        return Extremum(value, Refuses()) if name in ("max", "min") else value
+
+    def _softmax(self, dim: Any = None, _stacklevel: Any = 3, dtype: Any = None) -> Mail:
+        self._over_edges(dim)
+        if dtype is not None:
+            raise Unseen
+        sent = messages.ready(self.rows)
+        inside = sent.message.leaves
+        names = frozenset().union(*(leaf.names for leaf in inside))
+        roots = tuple(dict.fromkeys(root for leaf in inside for root in leaf.roots))
+
+        def make(given: dict) -> Tensor:
+            return given[SOFTMAX](sent, given)
+
+        return Mail(pointwise._rows("e", make, self.rows.meta, names, roots), self.steps)
+
+
+class Extremum(NamedTuple):
+    """As torch gives it."""
+
+    values: NodeValue
+    indices: Any
+
+
+def _meta(value: Any) -> Any:
+    return value.meta if isinstance(value, Value) else value
+
+
+def _rows(value: Any) -> Any:
+    return value.rows if isinstance(value, Mail) else value
+
+
+def reduced(out: Any) -> dict[str, NodeValue]:
+    """What a reduce function gives, by name."""
+    if type(out) is not dict or not out:
+        raise Unseen
+    if not all(type(name) is str and type(one) is NodeValue for name, one in out.items()):
+        raise Unseen
+    return out

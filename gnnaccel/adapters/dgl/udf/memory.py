@@ -1,0 +1,146 @@
+"""What pairs of message and reduce functions were found to compute, kept for as long as an object
+lives that they read from, and looked at again in each call."""
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from gnnaccel.adapters.dgl.udf import mailbox, messages
+from gnnaccel.adapters.dgl.udf.functions import ENDS, Guard, Opened, Run, opened
+from gnnaccel.adapters.dgl.udf.mailbox import Nodes
+from gnnaccel.adapters.dgl.udf.messages import Edges, Fields, Sent
+from gnnaccel.adapters.pyg.propagate.node_values import NodeValue, Steps
+from gnnaccel.dispatch.policy.names import IdentityMap
+
+_MOST = 4  # kept for each object
+Frames = dict[str, Any]  # features by place, as of `messages.Fields`; "n" of nodes in a mailbox
+
+
+class Pair(NamedTuple):
+    """What a call is given: each a user's function, one of DGL's, or None where a call has none."""
+
+    message: Any
+    reduce: Any
+
+
+class Reduced(NamedTuple):
+    """One reduction of messages: "sum", "mean", "max" or "min"."""
+
+    sent: Sent
+    how: str
+
+
+class Found(NamedTuple):
+    """What a pair computes. ``sent``: the messages, of a call without a reduction; ``reductions``;
+    ``steps``: what a reduce function of the user's makes of their results, with its ``values``;
+    ``fields``: the names of the results."""
+
+    sent: tuple[Sent, ...]
+    reductions: tuple[Reduced, ...]
+    steps: Steps | None
+    values: tuple[NodeValue, ...]
+    fields: tuple[str, ...]
+
+
+class _Kept(NamedTuple):
+    """``looks``: of what is no user's function, its description; ``seen``: how the features look
+    that were read; ``found``: None where the pair is not followed."""
+
+    looks: tuple[Any, Any]
+    seen: dict[str, Any]
+    found: Found | None
+
+    def holds(self, pair: list[Any], frames: Frames) -> bool:
+        for look, given in zip(self.looks, pair):
+            if type(look) is not Guard:
+                if look != given:
+                    return False
+            elif type(given) is not Opened or not look.holds(given):
+                return False
+        return all([_form(frames, key) == seen for key, seen in self.seen.items()])
+
+
+def _form(frames: Frames, key: str) -> Any:
+    place, _, name = key.partition(".")
+    frame = frames[place]
+    return messages.form(frame[name]) if name in frame else None
+
+
+_kept: IdentityMap[list[_Kept]] = IdentityMap()
+
+
+def understood(pair: Pair, frames: Frames) -> tuple[Found, dict[str, Any]] | None:
+    """What the pair computes of such features, and the tensors that a call of it is given; None
+    where that is not followed."""
+    given = [_given(one) for one in pair]
+    functions = [one for one in given if type(one) is Opened]
+    if not functions or any(one is None for one in given):
+        return None
+    owner = functions[0].owner
+    kept = _kept.get(owner)
+    if kept is None:
+        kept = []
+        _kept.set(owner, kept)
+    entry = next((one for one in kept if one.holds(given, frames)), None)
+    if entry is None:
+        entry = _traced(given, pair, frames)
+        kept[:] = [entry, *kept][:_MOST]
+    if entry.found is None:
+        return None
+    tensors = {key: _field(frames, key) for key in entry.seen}
+    for prefix, one in zip("cd", given):
+        if type(one) is Opened:
+            tensors.update({f"{prefix}.{name}": value for name, value in one.cells.items()
+                            if isinstance(value, Tensor)})
+    return entry.found, tensors
+
+
+def _field(frames: Frames, key: str) -> Tensor:
+    place, _, name = key.partition(".")
+    return frames[place][name]
+
+
+def _given(function: Any) -> Any:
+    """A user's function opened, None of a kind that is not; of one of DGL's what it does."""
+    if function is None:
+        return ()
+    name = getattr(function, "name", None)
+    if type(function).__module__.startswith("dgl.function."):
+        return (name, *sorted((k, v) for k, v in vars(function).items() if type(v) is str))
+    return opened(function)
+
+
+def _traced(given: list[Any], pair: Pair, frames: Frames) -> _Kept:
+    seen: dict[str, Any] = {}
+    runs = [Run(one, prefix) if type(one) is Opened else None for one, prefix in zip(given, "cd")]
+    found = None
+    try:
+        found = _found(runs, pair, frames, seen)
+    except ENDS:
+        pass  # it is not followed
+    looks = [one if run is None else run.guard() for one, run in zip(given, runs)]
+    return _Kept((looks[0], looks[1]), seen, found)
+
+
+def _found(runs: list[Any], pair: Pair, frames: Frames, seen: dict[str, Any]) -> Found:
+    message, reduce = runs
+    sent: Any
+    if pair.message is None:  # they are there
+        sent = Fields("m", frames["m"], seen)
+    else:
+        edges = Edges(frames, seen)
+        sent = (messages.built_in(pair.message, edges) if message is None
+                else messages.sent(message.result(edges)))
+    if pair.reduce is None:
+        return Found(tuple(map(messages.ready, sent.values())), (), None, (), tuple(sent))
+    if reduce is None:
+        one = Reduced(messages.ready(sent[pair.reduce.msg_field]), pair.reduce.name)
+        if one.how not in ("sum", "mean", "max", "min"):
+            raise LookupError(one.how)
+        return Found((), (one,), None, (), (pair.reduce.out_field,))
+    nodes = Nodes(sent, frames["n"], seen)
+    out = mailbox.reduced(reduce.result(nodes))
+    return Found((), tuple(Reduced(messages.ready(rows), how)
+                           for rows, how in nodes.steps.reductions),
+                 nodes.steps, tuple(out.values()), tuple(out))

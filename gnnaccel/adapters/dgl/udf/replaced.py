@@ -1,0 +1,243 @@
+"""The functions of ``dgl.core`` that run functions of users, behind the router for operations.
+
+``update_all`` and the like come to ``message_passing``. Where both functions are followed, the
+whole call is one operation. Otherwise the host's own code goes on, which makes messages
+(``invoke_edge_udf``, where ``apply_edges`` comes to as well) and reduces mailboxes
+(``invoke_udf_reduce``), each of which may still be followed by itself.
+"""
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from gnnaccel.adapters import own
+from gnnaccel.adapters.dgl import graphs
+from gnnaccel.adapters.dgl.ops import inputs
+from gnnaccel.adapters.dgl.ops.replaced import layers
+from gnnaccel.adapters.guards import context_reason
+from gnnaccel.adapters.patching import PatchSet
+from gnnaccel.cuda import driver
+from gnnaccel.dispatch.memory.checkpoints import checkpointed
+from gnnaccel.dispatch.ops import route
+from gnnaccel.dispatch.ops.call import OpCall
+from gnnaccel.dispatch.ops.graph import OpGraph
+from gnnaccel.dispatch.policy.config import Config, current
+from gnnaccel.dispatch.policy.names import IdentityMap
+from gnnaccel.dispatch.policy.reasons import Reason, reason
+from gnnaccel.dispatch.uncompiled import kept_apart, uncompiled
+
+_MESSAGES, _MAILBOXES = "dgl.message_udf", "dgl.reduce_udf"  # as they are counted
+_FEW = 1000  # edges, below which messages gain nothing on a CPU
+_AGAIN = 50
+#: by code: why it gains nothing on a CPU, and how often more that is not asked
+_no_gain: IdentityMap[list[Any]] = IdentityMap()
+_NOT_FOLLOWED = "the message or reduce function does something that is not followed"
+
+
+def install(patches: PatchSet) -> None:
+    """Replace them, through ``patches``."""
+    import importlib
+
+    core = importlib.import_module("dgl.core")
+    for name, around, why in (
+        ("message_passing", passing, "Runs `update_all` with functions that a user wrote by "
+         "kernels, where it can be seen what they compute."),
+        ("invoke_edge_udf", messages, "Makes messages of functions that a user wrote with linear "
+         "maps at the nodes, where it can be seen what they compute, and counts such calls."),
+        ("invoke_udf_reduce", mailboxes, "Runs reductions of mailboxes that a user wrote as "
+         "operations over edges, where it can be seen what they compute, and counts such calls.")):
+        native: Any = getattr(core, name, None)
+        if own.is_function(native, "dgl", name):  # what a user put there may do anything
+            patches.set(core, name, around(native), why)
+
+
+class _Left(threading.local):
+    """``messages``: what a call of this thread is whose messages the host's own code is to make."""
+
+    messages: OpCall | Reason | None = None
+
+
+_left = _Left()
+
+
+def _asked() -> Config | None:
+    """The configuration of a call that may be taken over; None where the host's own code runs:
+    within a compiled region, where it is off, and in layers that are the host's as a whole."""
+    from torch.compiler import is_compiling
+
+    return None if is_compiling() or layers.depth else current()
+
+
+def passing(native: Callable) -> Callable:
+    """``native``, which passes messages over a graph."""
+    from dgl import core
+
+    @kept_apart
+    @functools.wraps(native)
+    def message_passing(g: Any, mfunc: Any, rfunc: Any, afunc: Any) -> Any:
+        if core.is_builtin(mfunc) and core.is_builtin(rfunc):
+            return native(g, mfunc, rfunc, afunc)
+        config = _asked()
+        if config is None:
+            return native(g, mfunc, rfunc, afunc)
+        call = _passed(g, mfunc, rfunc, config)
+        if type(call) is Reason or route.choose(call, True, config).route == "native":
+            # what does not gain with DGL's own reduction gains nothing without
+            _left.messages = call if core.is_builtin(rfunc) else None
+            return native(g, mfunc, rfunc, afunc)  # whose parts are counted
+        name = _MESSAGES if core.is_builtin(rfunc) else _MAILBOXES
+        out = route.run(name, call, functools.partial(native, g, mfunc, rfunc, None), config)
+        return out if afunc is None else _applied(g, out, afunc)
+
+    return message_passing
+
+
+def _applied(g: Any, out: Any, function: Any) -> Any:
+    """What a function of nodes makes of them, with the results ``out`` in their features."""
+    from dgl import core
+    from dgl.base import ALL, NID
+
+    features = {**g.dstdata, **out}
+    return core.invoke_node_udf(g, ALL, g.dsttypes[0], function, ndata=features,
+                                orig_nid=features.get(NID))
+
+
+def messages(native: Callable) -> Callable:
+    """``native``, which makes messages by a function of the user's."""
+
+    @kept_apart
+    @functools.wraps(native)
+    def invoke_edge_udf(graph: Any, eid: Any, etype: Any, func: Any, **more: Any) -> Any:
+        config = _asked()
+        if config is None:
+            return native(graph, eid, etype, func, **more)
+        left, _left.messages = _left.messages, None
+        return route.run(_MESSAGES, left or _edges(graph, eid, func, config),
+                         functools.partial(native, graph, eid, etype, func, **more), config)
+
+    return invoke_edge_udf
+
+
+def mailboxes(native: Callable) -> Callable:
+    """``native``, which reduces messages by a function of the user's."""
+
+    @kept_apart
+    @functools.wraps(native)
+    def invoke_udf_reduce(graph: Any, func: Any, msgdata: Any, **more: Any) -> Any:
+        config = _asked()
+        if config is None:
+            return native(graph, func, msgdata, **more)
+        return route.run(_MAILBOXES, _nodes(graph, func, msgdata, config),
+                         functools.partial(native, graph, func, msgdata, **more), config)
+
+    return invoke_udf_reduce
+
+
+# --- reading calls --------------------------------------------------------------------------------
+
+@uncompiled
+def _passed(g: Any, mfunc: Any, rfunc: Any, config: Config) -> OpCall | Reason:
+    from dgl import core
+
+    if not core.is_builtin(rfunc):
+        return _read(g, mfunc, rfunc, config)
+    return _unread(g, mfunc, config) or _noted(g, mfunc, _read(g, mfunc, rfunc, config))
+
+
+@uncompiled
+def _edges(g: Any, eid: Any, function: Any, config: Config) -> OpCall | Reason:
+    from dgl.base import is_all
+
+    if not is_all(eid):
+        return reason("GA211", "a function of some of the edges")
+    return _unread(g, function, config) or _noted(g, function, _read(g, function, None, config))
+
+
+@uncompiled
+def _nodes(g: Any, function: Any, sent: Any, config: Config) -> OpCall | Reason:
+    return _read(g, None, function, config, sent)
+
+
+def _on_cpu(g: Any) -> bool:
+    return g.device.type == "cpu" and not driver.placed()
+
+
+def _unread(g: Any, function: Any, config: Config) -> Reason | None:
+    """Why a message function that would gain nothing on a CPU is not looked at."""
+    if config.when != "profitable" or not _on_cpu(g):
+        return None
+    if g.num_edges() < _FEW:
+        return reason("GA301")
+    known = _no_gain.get(getattr(function, "__code__", None))
+    if known is None or not known[1] or checkpointed():  # which may be about to repeat the call
+        return None
+    known[1] -= 1
+    return known[0]
+
+
+def _noted(g: Any, function: Any, call: OpCall | Reason) -> OpCall | Reason:
+    """``call``. What can gain nothing on a CPU is not looked at the next `_AGAIN` times."""
+    code = getattr(function, "__code__", None)
+    if code is not None and _on_cpu(g):
+        if type(call) is Reason and call.code in ("GA211", "GA301"):
+            _no_gain.set(code, [call, _AGAIN])
+        elif type(call) is OpCall and not call.gains:
+            _no_gain.set(code, [reason("GA301"), _AGAIN])
+    return call
+
+
+def _read(g: Any, mfunc: Any, rfunc: Any, config: Config, sent: Any = None) -> OpCall | Reason:
+    from gnnaccel.adapters.dgl.udf import memory, running
+
+    edges = context_reason() or graphs.homogeneous(g)
+    if type(edges) is Reason:
+        return edges
+    frames = _frames(g, sent)
+    found = memory.understood(memory.Pair(mfunc, rfunc), frames)
+    if found is None:
+        return reason("GA211", _NOT_FOLLOWED)
+    what, given = found
+    graph = _graph_of(g, given)
+    if type(graph) is Reason:
+        return graph
+    if rfunc is None:
+        return running.of_edges(g, graph, what, given, config.when == "supported")
+    if what.steps is not None and _initialises(frames["n"]):
+        return reason("GA204", "nodes that no edge enters get what an initializer gives")
+    return running.of_nodes(g, graph, what, given, graphs.of_index(g._graph, 0))
+
+
+def _frames(g: Any, sent: Any) -> dict[str, Any]:
+    """Features by place, as of `memory.understood`."""
+    src, dst = g._graph.metagraph.find_edge(0)
+    nodes = g._node_frames
+    return {"j": nodes[src], "i": nodes[dst], "n": nodes[dst], "e": g._edge_frames[0],
+            "m": sent or {}}
+
+
+def _graph_of(g: Any, given: dict[str, Any]) -> OpGraph | Reason:
+    """The edges, if the tensors of a call go with them."""
+    tensors = list(given.values())
+    if not tensors:
+        return reason("GA206", "no features are read")
+    if len({(t.device, t.dtype) for t in tensors}) > 1 or tensors[0].device != g.device:
+        return reason("GA206", "features are of several devices or dtypes")
+    if any(t.is_neg() for t in tensors):
+        return reason("GA206", "features are yet to be negated")
+    if torch.is_autocast_enabled(tensors[0].device.type):
+        return reason("GA203", "autocast is on", "call it outside of autocast")
+    if not g.num_edges():
+        return reason("GA303")
+    return inputs.single(g._graph, tensors[0].device)
+
+
+def _initialises(frame: Any) -> bool:
+    """Whether new features of nodes begin with other numbers than 0."""
+    from dgl.init import zero_initializer
+
+    return any(one not in (None, zero_initializer)
+               for one in (frame._default_initializer, *frame._initializers.values()))

@@ -1,0 +1,188 @@
+"""Calls with functions of users, as operations of `dispatch.ops`.
+
+What one of DGL's own operations computes is run by that, which has kernels of its own; other sums
+and means by kernels that are written for the message. Of what is left the messages are made on
+torch operations, with linear maps where their rows are, and reduced by DGL's operations.
+"""
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from gnnaccel.adapters.dgl.graphs import Edges
+from gnnaccel.adapters.dgl.udf.mailbox import SOFTMAX
+from gnnaccel.adapters.dgl.udf.memory import Found, Reduced
+from gnnaccel.adapters.dgl.udf.messages import DOT, Sent
+from gnnaccel.cuda import driver
+from gnnaccel.dispatch.generated import messages as generated
+from gnnaccel.dispatch.ops import aggregation_cuda
+from gnnaccel.dispatch.ops.aggregation import Aggregation
+from gnnaccel.dispatch.ops.call import Kernel, OpCall
+from gnnaccel.dispatch.ops.graph import OpGraph
+from gnnaccel.dispatch.policy.reasons import Reason, reason
+
+_BY_DGL = "DGL's own operations"
+# measured on a CPU; a call takes 0.2 ms longer
+_OPERATIONS_OF_ONE, _CALL = 15, 500_000
+
+
+def of_edges(g: Any, graph: OpGraph, found: Found, given: dict, forced: bool) -> OpCall | Reason:
+    """Messages, as ``apply_edges`` asks for them. ``forced``: they need not gain."""
+    given = _with_operations(g, graph, given)
+    gains = any(map(partial(_maps_fewer, graph, given), found.sent))
+    kernel: Kernel | Reason = reason("GA208", "no kernel writes messages of this form")
+    if all(one.operands is not None for one in found.sent):
+        kernel = Kernel(_BY_DGL, ("dgl operations",), _nothing, lambda: run(True))
+    elif not gains and not forced:
+        return reason("GA301", "messages without linear maps are made as fast by torch")
+
+    def run(by_operations: bool) -> dict[str, Tensor]:
+        return {name: _message(g, graph, one, given)
+                for name, one in zip(found.fields, found.sent)}
+
+    return _call(graph, given, lambda: run(False), kernel, gains)
+
+
+def _maps_fewer(graph: OpGraph, given: dict, sent: Sent) -> bool:
+    """Whether linear maps of nodes save more than the call takes longer, which the host does for
+    each edge. Counted in numbers read or written; a map makes `_OPERATIONS_OF_ONE` multiplications
+    in the time of one."""
+    if not sent.from_nodes:
+        return False
+    read = sum(t[0].numel() for key, t in given.items() if key[:2] in ("j.", "i."))
+    kept = [math.prod(leaf.tail) for leaf in sent.message.leaves if leaf.end in "ji"]
+    map_of_row = read * max(kept) / _OPERATIONS_OF_ONE
+    edges, nodes = graph.num_edges, max(graph.num_src, graph.num_dst)
+    return edges * (2 * read + map_of_row) > nodes * map_of_row + 2 * edges * sum(kept) + _CALL
+
+
+def _message(g: Any, graph: OpGraph, sent: Sent, given: dict) -> Tensor:
+    """One message of each edge."""
+    from dgl import ops
+
+    if sent.operands is None:
+        return sent.made(given, graph)
+    op, left, right = sent.sides(given)
+    if op == "copy_rhs":
+        return right  # type: ignore[return-value]
+    if op == "copy_lhs":
+        return ops.copy_u(g, left)
+    return ops.gsddmm(g, op, left, right, *sent.targets)
+
+
+# --- reductions -----------------------------------------------------------------------------------
+
+def of_nodes(g: Any, graph: OpGraph, found: Found, given: dict, edges: Edges) -> OpCall | Reason:
+    """Reductions of messages. The host makes mailboxes degree by degree, which is slow anywhere."""
+    given = _with_operations(g, graph, given)
+    gains = found.steps is not None or any(_maps_fewer(graph, given, one.sent) for one
+                                           in found.reductions)
+    kernel = _kernel(graph, found, given)
+    if type(kernel) is Kernel:
+        kernel = kernel._replace(run=lambda: run(True))
+
+    def run(by_kernels: bool) -> dict[str, Tensor]:
+        reduced = [_reduced(g, graph, one, given, by_kernels) for one in found.reductions]
+        return _finished(found, reduced, given, edges)
+
+    return _call(graph, given, lambda: run(False), kernel, gains)
+
+
+def _kernel(graph: OpGraph, found: Found, given: dict) -> Kernel | Reason:
+    """The way of all reductions by kernels, or why there is none. To be given its ``run``."""
+    parts: list[Kernel] = []
+    if not driver.placed() and next(iter(given.values())).is_cpu:
+        return reason("GA401", "the tensors are on the CPU, the kernels need a CUDA device")
+    for one in found.reductions:
+        if _by_operations(one):
+            continue
+        if one.how not in ("sum", "mean"):
+            return reason("GA208", f"{one.how} of messages that no operation of DGL makes")
+        asked = _aggregation(graph, one, one.sent.message.stand_in(given, graph))
+        part = asked if type(asked) is Reason else aggregation_cuda.kernel(graph, asked)
+        if type(part) is Reason:
+            return part
+        parts.append(part)
+    if not parts:
+        return Kernel(_BY_DGL, ("dgl operations",), _nothing, _nothing)
+
+    def compile_() -> None:
+        for part in parts:
+            part.compile()
+
+    return Kernel(" + ".join(dict.fromkeys(part.name for part in parts)),
+                  tuple(part.key for part in parts), compile_, _nothing)
+
+
+def _by_operations(one: Reduced) -> bool:
+    """Whether one of DGL's operations makes the messages and reduces them."""
+    return one.sent.operands is not None and one.sent.targets == ("u", "e")
+
+
+def _aggregation(graph: OpGraph, one: Reduced,
+                 message: generated.Generated) -> Aggregation | Reason:
+    x = message.inputs[0]
+    return (generated.unfit(graph, x, message)
+            or Aggregation(one.how, x, None, message.out, message))
+
+
+def _reduced(g: Any, graph: OpGraph, one: Reduced, given: dict, by_kernels: bool) -> Tensor:
+    from dgl import ops
+
+    if _by_operations(one):
+        op, left, right = one.sent.sides(given)
+        return ops.gspmm(g, op, one.how, left, right)
+    if by_kernels:
+        asked: Any = _aggregation(graph, one, one.sent.message.generated(given))
+        out = aggregation_cuda.run(graph, asked)
+        return out.squeeze(-1) if one.sent.scalar else out
+    return ops.gspmm(g, "copy_rhs", one.how, None, one.sent.made(given, graph))
+
+
+def _finished(found: Found, reduced: list[Tensor], given: dict, edges: Edges) -> dict[str, Tensor]:
+    """The results by name. A reduce function of the user's never runs for nodes that no edge
+    enters: they get zeros."""
+    if found.steps is None:
+        return dict(zip(found.fields, reduced))
+    sums = all(type(step) is int and found.reductions[step].how in ("sum", "mean")
+               for step in found.steps.done)
+    entered = None if sums or not edges.has_bare() else edges.entered()
+    if entered is not None:
+        reduced = [t.index_select(0, entered) for t in reduced]
+        given = {key: t.index_select(0, entered) if key.startswith("n.") else t
+                 for key, t in given.items()}
+    rows = found.steps.results(list(found.values), reduced, given)
+    if entered is not None:
+        rows = [t.new_zeros(edges.num_dst, *t.shape[1:]).index_copy(0, entered, t) for t in rows]
+    return dict(zip(found.fields, rows))
+
+
+# --- both -----------------------------------------------------------------------------------------
+
+def _with_operations(g: Any, graph: OpGraph, given: dict) -> dict[str, Any]:
+    """What a call is given, with the operations of DGL that functions of users may ask for."""
+    from dgl import ops
+
+    def dot(left: Tensor, right: Tensor, *targets: str) -> Tensor:
+        return ops.gsddmm(g, "dot", left, right, *targets)
+
+    made: dict[int, Tensor] = {}  # each softmax once for a call
+
+    def softmax(sent: Sent, given: dict) -> Tensor:
+        if id(sent) not in made:
+            made[id(sent)] = ops.edge_softmax(g, _message(g, graph, sent, given))
+        return made[id(sent)]
+
+    return {**given, SOFTMAX: softmax, DOT: dot}
+
+
+def _call(graph: OpGraph, given: dict, plain: Any, kernel: Kernel | Reason, gains: bool) -> OpCall:
+    first = next(t for t in given.values() if isinstance(t, Tensor))
+    return OpCall(first.device, first.dtype, plain, kernel, graph, gains)
+
+
+def _nothing() -> None:
+    """Compiles nothing: these operations have kernels of their own."""

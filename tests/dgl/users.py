@@ -249,9 +249,91 @@ class ScoresOfMaps(Layer):
         return graph.edata["s"]
 
 
+class Predictor(Layer):
+    """A network of both ends, whose score has no dimension."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(2 * WIDTH, 8), nn.Linear(8, 1)
+
+    def apply_edges(self, edges):
+        h = torch.cat([edges.src["h"], edges.dst["k"]], 1)
+        return {"s": self.second(F.relu(self.first(h))).squeeze(1)}
+
+    def passed(self, graph):
+        graph.apply_edges(self.apply_edges)
+        return graph.edata["s"]
+
+
+class Distances(Layer):
+    """Norms and sums over channels of both ends."""
+
+    EDGE = (WIDTH,)
+
+    def passed(self, graph):
+        graph.apply_edges(lambda edges: {
+            "s": torch.norm(edges.src["h"] - edges.dst["k"], dim=-1, p=2),
+            "t": (F.leaky_relu(edges.src["h"] + edges.dst["k"]) * edges.data["w"]).mean(
+                -1, keepdim=True)})
+        return graph.edata["s"], graph.edata["t"]
+
+
+class Thresholds(Layer):
+    """What is compared, and used beside, is made once with and once without gradients."""
+
+    def passed(self, graph):
+        def message(edges):
+            score = (edges.src["h"] * edges.dst["k"]).sum(-1, keepdim=True) / WIDTH
+            return {"m": torch.where(score > 0, score.exp(), score * edges.data["w"]),
+                    "h": edges.src["h"]}
+
+        def reduce(nodes):
+            alpha = F.softmax(nodes.mailbox["m"], dim=1)
+            kept = torch.where(alpha > 0.1, alpha ** 2, alpha)
+            return {"y": (kept * nodes.mailbox["h"]).sum(1)}
+
+        graph.update_all(message, reduce)
+        return graph.dstdata["y"]
+
+
+class ScoredInMailbox(Layer):
+    """Scores of the mailbox and of features of the node."""
+
+    def passed(self, graph):
+        graph.dstdata["q"] = graph.dstdata["k"].view(-1, 3, WIDTH // 3)
+        graph.srcdata["q"] = graph.srcdata["h"].view(-1, 3, WIDTH // 3)
+
+        def reduce(nodes):
+            keys = nodes.mailbox["k"]
+            score = (nodes.data["q"].unsqueeze(1) * keys).sum(-1, keepdim=True) / 2.0
+            bent = (torch.tanh(nodes.data["q"].unsqueeze(1) + keys)).mean(3, keepdim=True)
+            return {"y": (F.softmax(score, 1) * torch.sigmoid(bent) * keys).sum(1)}
+
+        graph.update_all(fn.copy_u("q", "k"), reduce)
+        return graph.dstdata["y"]
+
+
+class Scored(Layer):
+    """GATv2 as users write it: the score is made of both ends in the message."""
+
+    def __init__(self):
+        super().__init__()
+        self.attn, self.out = nn.Linear(WIDTH, 1, bias=False), nn.Linear(WIDTH, 4)
+
+    def passed(self, graph):
+        def reduce(nodes):
+            alpha = torch.softmax(nodes.mailbox["e"], dim=1)
+            return {"y": (alpha * self.out(nodes.mailbox["z"])).sum(1)}
+
+        graph.update_all(lambda edges: {"e": self.attn(F.leaky_relu(edges.src["h"]
+                                                                    + edges.dst["k"])),
+                                        "z": edges.src["h"] * edges.data["w"]}, reduce)
+        return graph.dstdata["y"]
+
+
 SUMS = (Summed, Averaged, Beside, Copied)
 EXTREMA = (Largest, Smallest)
-ATTENTION = (Attention, Products)
+ATTENTION = (Attention, Products, Scored, ScoredInMailbox, Thresholds)
 
 
 def arguments(layer: type[Layer], graph=None) -> tuple:

@@ -7,12 +7,13 @@ softmax over these edges is DGL's ``edge_softmax``.
 """
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from gnnaccel.adapters.dgl.udf import messages
+from gnnaccel.adapters.dgl.udf import features, messages
 from gnnaccel.adapters.pyg.propagate import pointwise
 from gnnaccel.adapters.pyg.propagate.node_values import Given, NodeValue, Steps
 from gnnaccel.adapters.pyg.propagate.pointwise import Rows
@@ -23,8 +24,9 @@ from gnnaccel.adapters.pyg.propagate.traced import Param, Value, _call
 
 #: how many edges a node seems to have: another prime than `ROWS`, as that of the rows
 DEGREE = 7907
-#: among what a call is given: a function of messages [E, ...] that gives their softmax
+#: among what a call is given: a function of scores [E, ...] that gives their softmax
 SOFTMAX = "softmax"
+_OTHERS = ("softmax", "unsqueeze", "matmul")
 _REDUCES = ("sum", "mean", "max", "min")
 
 
@@ -62,7 +64,7 @@ class Mail(Value):
         self.meta = rows.meta.new_empty(ROWS, DEGREE, *rows.meta.shape[1:])
 
     def __getattr__(self, name: str) -> Any:
-        if not (name in OPERATIONS or name in _REDUCES or name in ("softmax", "unsqueeze")):
+        if not (name in OPERATIONS or name in _REDUCES or name in _OTHERS):
             raise Unseen
         return lambda *args, **kwargs: _call(name, getattr(Tensor, name), (self, *args), kwargs)
 
@@ -79,22 +81,31 @@ class Mail(Value):
             return self._softmax(*args[1:], **kwargs)
         if name == "unsqueeze":
             return self._unsqueezed(*args[1:], **kwargs)
-        if name not in OPERATIONS:
+        if name not in OPERATIONS and name not in ("linear", "matmul"):
             raise Unseen
-        return self._pointwise(function, args, kwargs)
+        return self._each(function, args, kwargs)
 
-    def _pointwise(self, function: Callable, args: tuple, kwargs: dict) -> Mail:
-        for one in (*args, *kwargs.values()):
-            if isinstance(one, Value) and not isinstance(one, (Mail, Param)):
-                raise Unseen  # of nodes, beside messages
+    def _each(self, function: Callable, args: tuple, kwargs: dict) -> Mail:
         looks = function(*map(_meta, args), **{k: _meta(v) for k, v in kwargs.items()})
-        rows = function(*map(_rows, args), **{k: _rows(v) for k, v in kwargs.items()})
+        rows = function(*map(self._rows, args), **{k: self._rows(v) for k, v in kwargs.items()})
         if not isinstance(rows, Rows):
             raise Unseen
         found = Mail(rows, self.steps)
         if looks.shape != found.meta.shape or looks.dtype != found.meta.dtype:
             raise Unseen  # what broadcasts over edges would do so over other rows
         return found
+
+    def _rows(self, value: Any) -> Any:
+        """Rows of edges in place of what belongs to a node."""
+        if isinstance(value, Mail):
+            return value.rows
+        if isinstance(value, Given):  # the same for each edge of a node
+            if value.meta.dim() != self.meta.dim() or value.meta.shape[1] != 1:
+                raise Unseen
+            return features.Feature.of(value.squeeze(1))
+        if isinstance(value, Value) and not isinstance(value, Param):
+            raise Unseen  # a result beside messages
+        return value
 
     def _unsqueezed(self, dim: Any) -> Mail:
         """With a dimension behind that of the edges."""
@@ -112,6 +123,10 @@ class Mail(Value):
             raise Unseen
 
     def _reduced(self, name: str, dim: Any = None, keepdim: Any = False) -> Any:
+        dims = self.meta.dim()
+        if name in ("sum", "mean") and type(dim) is int and -dims <= dim < dims and dim % dims > 1:
+            rows = getattr(self.rows, name)(dim % dims - 1, keepdim)  # over channels
+            return Mail(rows, self.steps)
         self._over_edges(dim)
         if keepdim is not False:
             raise Unseen
@@ -122,15 +137,19 @@ class Mail(Value):
         self._over_edges(dim)
         if dtype is not None:
             raise Unseen
-        sent = messages.ready(self.rows)
-        inside = sent.message.leaves
-        names = frozenset().union(*(leaf.names for leaf in inside))
-        roots = tuple(dict.fromkeys(root for leaf in inside for root in leaf.roots))
+        rows = features.at_edges(lambda given, scores: given[SOFTMAX](scores), [self.rows],
+                                 self.rows.meta)
+        return Mail(features.Feature.of(rows), self.steps)
 
-        def make(given: dict) -> Tensor:
-            return given[SOFTMAX](sent, given)
 
-        return Mail(pointwise._rows("e", make, self.rows.meta, names, roots), self.steps)
+def _binary(name: str) -> None:
+    function = getattr(operator, name)
+    setattr(Mail, f"__{name}__", lambda self, other: self.operate(name, function, (self, other),
+                                                                  {}))
+
+
+for _name in ("pow", "gt", "lt", "ge", "le"):
+    _binary(_name)
 
 
 class Extremum(NamedTuple):
@@ -142,10 +161,6 @@ class Extremum(NamedTuple):
 
 def _meta(value: Any) -> Any:
     return value.meta if isinstance(value, Value) else value
-
-
-def _rows(value: Any) -> Any:
-    return value.rows if isinstance(value, Mail) else value
 
 
 def reduced(out: Any) -> dict[str, NodeValue]:

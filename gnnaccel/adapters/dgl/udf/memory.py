@@ -6,10 +6,11 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from gnnaccel.adapters.dgl.udf import mailbox, messages
+from gnnaccel.adapters.dgl.udf import features, mailbox, messages
+from gnnaccel.adapters.dgl.udf.features import Sent
 from gnnaccel.adapters.dgl.udf.functions import ENDS, Guard, Opened, Run, opened
 from gnnaccel.adapters.dgl.udf.mailbox import Nodes
-from gnnaccel.adapters.dgl.udf.messages import Edges, Fields, Sent
+from gnnaccel.adapters.dgl.udf.messages import Edges, Fields
 from gnnaccel.adapters.pyg.propagate.node_values import NodeValue, Steps
 from gnnaccel.dispatch.policy.names import IdentityMap
 
@@ -133,14 +134,14 @@ def _found(runs: list[Any], pair: Pair, frames: Frames, seen: dict[str, Any]) ->
         sent = (messages.built_in(pair.message, edges) if message is None
                 else messages.sent(message.result(edges)))
     if pair.reduce is None:
-        return Found(tuple(map(messages.ready, sent.values())), (), None, (), tuple(sent))
+        return Found(tuple(map(features.ready, sent.values())), (), None, (), tuple(sent))
     if reduce is None:
-        one = Reduced(messages.ready(sent[pair.reduce.msg_field]), pair.reduce.name)
+        one = Reduced(features.ready(sent[pair.reduce.msg_field]), pair.reduce.name)
         if one.how not in ("sum", "mean", "max", "min"):
             raise LookupError(one.how)
         return Found((), (one,), None, (), (pair.reduce.out_field,))
     nodes = Nodes(sent, frames["n"], seen)
     out = mailbox.reduced(reduce.result(nodes))
-    return Found((), tuple(Reduced(messages.ready(rows), how)
+    return Found((), tuple(Reduced(features.ready(rows), how)
                            for rows, how in nodes.steps.reductions),
                  nodes.steps, tuple(out.values()), tuple(out))

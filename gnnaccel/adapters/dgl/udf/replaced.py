@@ -32,8 +32,8 @@ from gnnaccel.dispatch.uncompiled import kept_apart, uncompiled
 
 _MESSAGES, _MAILBOXES = "dgl.message_udf", "dgl.reduce_udf"  # as they are counted
 _FEW = 1000  # edges, below which messages gain nothing on a CPU
-_AGAIN = 50
-#: by code: why it gains nothing on a CPU, and how often more that is not asked
+_AGAIN = 50  # calls that a message function stays native for, once it gained nothing on a CPU
+#: by code: why it gained nothing, and how many of these calls are left
 _no_gain: IdentityMap[list[Any]] = IdentityMap()
 _NOT_FOLLOWED = "the message or reduce function does something that is not followed"
 
@@ -44,12 +44,12 @@ def install(patches: PatchSet) -> None:
 
     core = importlib.import_module("dgl.core")
     for name, around, why in (
-        ("message_passing", passing, "Runs `update_all` with functions that a user wrote by "
-         "kernels, where it can be seen what they compute."),
-        ("invoke_edge_udf", messages, "Makes messages of functions that a user wrote with linear "
-         "maps at the nodes, where it can be seen what they compute, and counts such calls."),
-        ("invoke_udf_reduce", mailboxes, "Runs reductions of mailboxes that a user wrote as "
-         "operations over edges, where it can be seen what they compute, and counts such calls.")):
+        ("message_passing", passing, "Runs `update_all` as operations over edges where a user's "
+         "functions can be followed."),
+        ("invoke_edge_udf", messages, "Counts calls of a user's message function, and makes its "
+         "linear maps at the nodes where it can be followed and that is faster."),
+        ("invoke_udf_reduce", mailboxes, "Counts calls of a user's reduce function, and runs it as "
+         "operations over edges where it can be followed.")):
         native: Any = getattr(core, name, None)
         if own.is_function(native, "dgl", name):  # what a user put there may do anything
             patches.set(core, name, around(native), why)
@@ -67,9 +67,7 @@ _left = _Left()
 def _asked() -> Config | None:
     """The configuration of a call that may be taken over; None where the host's own code runs:
     within a compiled region, where it is off, and in layers that are the host's as a whole."""
-    from torch.compiler import is_compiling
-
-    return None if is_compiling() or layers.depth else current()
+    return None if torch.compiler.is_compiling() or layers.depth else current()
 
 
 def passing(native: Callable) -> Callable:
@@ -88,7 +86,10 @@ def passing(native: Callable) -> Callable:
         if type(call) is Reason or route.choose(call, True, config).route == "native":
             # what does not gain with DGL's own reduction gains nothing without
             _left.messages = call if core.is_builtin(rfunc) else None
-            return native(g, mfunc, rfunc, afunc)  # whose parts are counted
+            try:
+                return native(g, mfunc, rfunc, afunc)  # whose parts are counted
+            finally:
+                _left.messages = None
         name = _MESSAGES if core.is_builtin(rfunc) else _MAILBOXES
         out = route.run(name, call, functools.partial(native, g, mfunc, rfunc, None), config)
         return out if afunc is None else _applied(g, out, afunc)

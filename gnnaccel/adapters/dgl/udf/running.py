@@ -6,16 +6,15 @@ torch operations, with linear maps where their rows are, and reduced by DGL's op
 """
 from __future__ import annotations
 
-import math
 from functools import partial
 from typing import Any
 
 from torch import Tensor
 
 from gnnaccel.adapters.dgl.graphs import Edges
+from gnnaccel.adapters.dgl.udf.features import DOT, KEPT, MADE, Sent
 from gnnaccel.adapters.dgl.udf.mailbox import SOFTMAX
 from gnnaccel.adapters.dgl.udf.memory import Found, Reduced
-from gnnaccel.adapters.dgl.udf.messages import DOT, Sent
 from gnnaccel.cuda import driver
 from gnnaccel.dispatch.generated import messages as generated
 from gnnaccel.dispatch.ops import aggregation_cuda
@@ -35,15 +34,15 @@ def of_edges(g: Any, graph: OpGraph, found: Found, given: dict, forced: bool) ->
     gains = any(map(partial(_maps_fewer, graph, given), found.sent))
     kernel: Kernel | Reason = reason("GA208", "no kernel writes messages of this form")
     if all(one.operands is not None for one in found.sent):
-        kernel = Kernel(_BY_DGL, ("dgl operations",), _nothing, lambda: run(True))
+        kernel = Kernel(_BY_DGL, ("dgl operations",), _nothing, lambda: run())
     elif not gains and not forced:
         return reason("GA301", "messages without linear maps are made as fast by torch")
 
-    def run(by_operations: bool) -> dict[str, Tensor]:
+    def run() -> dict[str, Tensor]:
         return {name: _message(g, graph, one, given)
                 for name, one in zip(found.fields, found.sent)}
 
-    return _call(graph, given, lambda: run(False), kernel, gains)
+    return _call(graph, given, run, kernel, gains)
 
 
 def _maps_fewer(graph: OpGraph, given: dict, sent: Sent) -> bool:
@@ -53,7 +52,7 @@ def _maps_fewer(graph: OpGraph, given: dict, sent: Sent) -> bool:
     if not sent.from_nodes:
         return False
     read = sum(t[0].numel() for key, t in given.items() if key[:2] in ("j.", "i."))
-    kept = [math.prod(leaf.tail) for leaf in sent.message.leaves if leaf.end in "ji"]
+    kept = sent.kept
     map_of_row = read * max(kept) / _OPERATIONS_OF_ONE
     edges, nodes = graph.num_edges, max(graph.num_src, graph.num_dst)
     return edges * (2 * read + map_of_row) > nodes * map_of_row + 2 * edges * sum(kept) + _CALL
@@ -169,14 +168,8 @@ def _with_operations(g: Any, graph: OpGraph, given: dict) -> dict[str, Any]:
     def dot(left: Tensor, right: Tensor, *targets: str) -> Tensor:
         return ops.gsddmm(g, "dot", left, right, *targets)
 
-    made: dict[int, Tensor] = {}  # each softmax once for a call
-
-    def softmax(sent: Sent, given: dict) -> Tensor:
-        if id(sent) not in made:
-            made[id(sent)] = ops.edge_softmax(g, _message(g, graph, sent, given))
-        return made[id(sent)]
-
-    return {**given, SOFTMAX: softmax, DOT: dot}
+    return {**given, SOFTMAX: partial(ops.edge_softmax, g), DOT: dot,
+            MADE: partial(_message, g, graph), KEPT: {}}
 
 
 def _call(graph: OpGraph, given: dict, plain: Any, kernel: Kernel | Reason, gains: bool) -> OpCall:

@@ -70,7 +70,8 @@ def test_the_attention_of_the_tutorial(route, layer):
             went=followed(message_udf="torch", reduce_udf=route.backend))
 
 
-@on_routes("layer", [users.ScoresOfMaps, users.Predictor, users.Distances])
+@on_routes("layer", [users.ScoresOfMaps, users.Predictor, users.Distances,
+                    users.WritesAndReads])
 def test_messages_that_torch_makes(route, layer):
     if route.name != "emulated":
         compare(route, layer(), with_bare(), *users.arguments(layer),

@@ -296,6 +296,37 @@ class Thresholds(Layer):
         return graph.dstdata["y"]
 
 
+class GatedGCN(Layer):
+    """As benchmarks write it: the message function writes features of edges."""
+
+    EDGE = (WIDTH,)
+
+    def message_func(self, edges):
+        e_ij = edges.data["w"] + edges.src["h"] + edges.dst["k"]
+        edges.data["e"] = e_ij
+        return {"h_j": edges.src["h"], "e_ij": e_ij}
+
+    def reduce_func(self, nodes):
+        sigma_ij = torch.sigmoid(nodes.mailbox["e_ij"])
+        total = torch.sum(sigma_ij * nodes.mailbox["h_j"], dim=1)
+        return {"y": nodes.data["k"] + total / (torch.sum(sigma_ij, dim=1) + 1e-6)}
+
+    def passed(self, graph):
+        graph.update_all(self.message_func, self.reduce_func)
+        return graph.dstdata["y"], graph.edata["e"]
+
+
+class WritesAndReads(Layer):
+    def passed(self, graph):
+        def message(edges):
+            edges.data["w"] = F.relu(edges.src["h"] * edges.data["w"])
+            return {"m": edges.data["w"] * edges.dst["k"]}
+
+        graph.apply_edges(message)
+        graph.update_all(message, fn.sum("m", "y"))
+        return graph.dstdata["y"], graph.edata["w"], graph.edata["m"]
+
+
 class ScoredInMailbox(Layer):
     """Scores of the mailbox and of features of the node."""
 
@@ -331,7 +362,7 @@ class Scored(Layer):
         return graph.dstdata["y"]
 
 
-SUMS = (Summed, Averaged, Beside, Copied)
+SUMS = (Summed, Averaged, Beside, Copied, GatedGCN)
 EXTREMA = (Largest, Smallest)
 ATTENTION = (Attention, Products, Scored, ScoredInMailbox, Thresholds)
 

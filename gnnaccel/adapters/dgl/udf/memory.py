@@ -35,13 +35,15 @@ class Reduced(NamedTuple):
 class Found(NamedTuple):
     """What a pair computes. ``sent``: the messages, of a call without a reduction; ``reductions``;
     ``steps``: what a reduce function of the user's makes of their results, with its ``values``;
-    ``fields``: the names of the results."""
+    ``fields``: the names of the results; ``written``: features of edges that the message function
+    writes, by name."""
 
     sent: tuple[Sent, ...]
     reductions: tuple[Reduced, ...]
     steps: Steps | None
     values: tuple[NodeValue, ...]
     fields: tuple[str, ...]
+    written: tuple[tuple[str, Sent], ...] = ()
 
 
 class _Kept(NamedTuple):
@@ -126,13 +128,19 @@ def _traced(given: list[Any], pair: Pair, frames: Frames) -> _Kept:
 
 def _found(runs: list[Any], pair: Pair, frames: Frames, seen: dict[str, Any]) -> Found:
     message, reduce = runs
-    sent: Any
     if pair.message is None:  # they are there
-        sent = Fields("m", frames["m"], seen)
-    else:
-        edges = Edges(frames, seen)
-        sent = (messages.built_in(pair.message, edges) if message is None
-                else messages.sent(message.result(edges)))
+        return _reduced(Fields("m", frames["m"], seen), reduce, pair, frames, seen)
+    edges = Edges(frames, seen)
+    sent = (messages.built_in(pair.message, edges) if message is None
+            else messages.sent(message.result(edges)))
+    found = _reduced(sent, reduce, pair, frames, seen)
+    return found._replace(written=tuple((name, features.ready(rows)) for name, rows
+                                        in edges.data.written.items()))
+
+
+def _reduced(sent: Any, reduce: Run | None, pair: Pair, frames: Frames,
+             seen: dict[str, Any]) -> Found:
+    """What comes of messages ``sent``."""
     if pair.reduce is None:
         return Found(tuple(map(features.ready, sent.values())), (), None, (), tuple(sent))
     if reduce is None:

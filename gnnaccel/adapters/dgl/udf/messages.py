@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnaccel.adapters.dgl.udf.features import PLACES, Feature
+from gnnaccel.adapters.dgl.udf.features import PLACES, Feature, at_edges
 from gnnaccel.adapters.pyg.propagate import pointwise
 from gnnaccel.adapters.pyg.propagate.pointwise import Rows
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS
@@ -57,6 +57,23 @@ class Fields:
         return Feature.of(pointwise.rows(end, lambda given: given[key], meta, known))
 
 
+class EdgeData(Fields):
+    """Features of edges, which a message function may write: ``written``, by name."""
+
+    def __init__(self, *args: Any):
+        super().__init__(*args)
+        self.written: dict[str, Feature] = {}
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if type(name) is not str or not isinstance(value, Rows):
+            raise Unseen
+        if not value.meta.is_floating_point():
+            raise Unseen
+        # made at the edges, and read from there
+        rows = at_edges(lambda given, made: made, [value], value.meta)
+        self._made[name] = self.written[name] = Feature.of(rows)
+
+
 def form(value: Any) -> tuple | None:
     """How features look, but for the number of rows; None of those that are not followed."""
     if (type(value) not in (Tensor, torch.nn.Parameter) or not value.is_floating_point()
@@ -69,7 +86,8 @@ class Edges:
     """Stands for DGL's ``EdgeBatch``."""
 
     def __init__(self, frames: dict[str, Any], seen: dict[str, Any]):
-        self.src, self.dst, self.data = (Fields(place, frames[place], seen) for place in "jie")
+        self.src, self.dst = (Fields(place, frames[place], seen) for place in "ji")
+        self.data = EdgeData("e", frames["e"], seen)
 
 
 def sent(out: Any) -> dict[str, Rows]:

@@ -39,6 +39,7 @@ def of_edges(g: Any, graph: OpGraph, found: Found, given: dict, forced: bool) ->
         return reason("GA301", "messages without linear maps are made as fast by torch")
 
     def run() -> dict[str, Tensor]:
+        _write(g, graph, found, given)
         return {name: _message(g, graph, one, given)
                 for name, one in zip(found.fields, found.sent)}
 
@@ -56,6 +57,12 @@ def _maps_fewer(graph: OpGraph, given: dict, sent: Sent) -> bool:
     map_of_row = read * max(kept) / _OPERATIONS_OF_ONE
     edges, nodes = graph.num_edges, max(graph.num_src, graph.num_dst)
     return edges * (2 * read + map_of_row) > nodes * map_of_row + 2 * edges * sum(kept) + _CALL
+
+
+def _write(g: Any, graph: OpGraph, found: Found, given: dict) -> None:
+    """Write the features of edges that the message function writes."""
+    for name, sent in found.written:
+        g._edge_frames[0][name] = _message(g, graph, sent, given)
 
 
 def _message(g: Any, graph: OpGraph, sent: Sent, given: dict) -> Tensor:
@@ -84,6 +91,7 @@ def of_nodes(g: Any, graph: OpGraph, found: Found, given: dict, edges: Edges) ->
         kernel = kernel._replace(run=lambda: run(True))
 
     def run(by_kernels: bool) -> dict[str, Tensor]:
+        _write(g, graph, found, given)
         reduced = [_reduced(g, graph, one, given, by_kernels) for one in found.reductions]
         return _finished(found, reduced, given, edges)
 

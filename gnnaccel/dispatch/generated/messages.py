@@ -15,6 +15,7 @@ from gnnaccel.cuda.expression import Expression
 from gnnaccel.cuda.launch import dense
 from gnnaccel.dispatch.generated.tree import BY_TORCH
 from gnnaccel.dispatch.graph import self_loops
+from gnnaccel.dispatch.graph.view import kernels_run_on
 from gnnaccel.dispatch.ops import torch_ops
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.policy.reasons import Reason, reason
@@ -196,7 +197,10 @@ def run(graph: OpGraph, reduce: str, more: Generated) -> Tensor:
 
 def at_edges(graph: OpGraph, more: Generated, summed: bool) -> Tensor:
     """[E, *shape]: the value of each edge, or if they are ``summed``, [E, heads], as many as in
-    `Generated.seen`: the sums over each head's channels; by kernels."""
+    `Generated.seen`: the sums over each head's channels. By kernels, where they run."""
+    if not kernels_run_on(more.inputs[0].device):
+        found = made(graph, more)
+        return found.view(-1, *more.seen).sum(-1) if summed else found
     return GeneratedAtEdges(graph, "heads" if summed else "rows", more).apply(*more.inputs)
 
 

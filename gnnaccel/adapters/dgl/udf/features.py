@@ -1,10 +1,9 @@
 """Messages as rows of tensors, and what stands for them while a function runs.
 
 Rows at an edge's source, its destination and the edge itself are those of `pyg.propagate`, "j", "i"
-and "e", and so is most of what may be done to them. Two more things may be done here, since DGL's
-functions may ask for messages as such: products of both ends may be summed over channels, which is
-an operation of DGL's; and what mixes channels where both ends have met is done at the edges, by
-torch (`AtEdges`).
+and "e", and so is most of what may be done to them. DGL's
+functions may ask for messages as such. Products of both ends that are summed over channels are an
+operation of DGL's.
 """
 from __future__ import annotations
 
@@ -12,27 +11,21 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from gnnaccel.adapters.pyg.propagate import generated, linear_maps, pointwise
-from gnnaccel.adapters.pyg.propagate.generated import Message
+from gnnaccel.adapters.pyg.propagate.expressed import AtEdges, CallArguments, Message
 from gnnaccel.adapters.pyg.propagate.pointwise import Rows
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
-from gnnaccel.adapters.pyg.propagate.traced import Value, applied
 from gnnaccel.dispatch.generated import messages as of_dispatch
-from gnnaccel.dispatch.generated.tree import Call, Leaf, Make, leaves
+from gnnaccel.dispatch.generated.tree import Call, Leaf, leaves
 from gnnaccel.dispatch.ops.graph import OpGraph
 
-#: among what a call is given: inner products of rows at both ends, as `dgl.ops.gsddmm` makes them;
-#: messages, made at the edges
-DOT, MADE = "dot", "made"
-#: and what `AtEdges` have made in it, with and without gradients
-KEPT = "kept"
+#: among what a call is given: inner products of rows at both ends, as `dgl.ops.gsddmm` makes them
+DOT = "dot"
 PLACES = {"u": "j", "v": "i", "e": "e"}  # by DGL's names
 _TARGETS = {place: name for name, place in PLACES.items()}
 _SIDES = {"add": (True, "add"), "mul": (True, "mul"), "sub": (False, "sub")}  # may be turned round
-_SUMS = frozenset(("sum", "mean", "norm"))
 
 
 # --- stand-ins ------------------------------------------------------------------------------------
@@ -77,9 +70,10 @@ class Feature(_Own):
         return Feature(rows.tree, rows.meta)
 
     def operate(self, name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
-        if name in _SUMS and args and args[0] is self and len(_ends(self)) > 1:
-            found = _dot(*args, **kwargs) if name == "sum" else None
-            return _own(_summed(self, name, function, args[1:], kwargs) if found is None else found)
+        if name == "sum" and args and args[0] is self:
+            found = _dot(*args, **kwargs)
+            if found is not None:
+                return _own(found)
         return super().operate(name, function, args, kwargs)
 
 
@@ -89,61 +83,6 @@ class Beside(_Own, pointwise.Beside):
 
 class Mapped(_Own, linear_maps.Mapped):
     """The linear map of rows, or of several side by side."""
-
-    def at_ends(self) -> Rows | None:
-        """As a sum over the ends of the edge; None where it is none."""
-        try:
-            return super().joined()
-        except Unseen:
-            return None
-
-    def joined(self) -> Rows:
-        found = self.at_ends()
-        if found is not None:
-            return found
-        function, weight, bias = self.function, self.weight, self.bias
-
-        def mapped(given: dict, *parts: Tensor) -> Tensor:
-            x = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
-            out = function(x, weight.make(given))
-            return out if bias is None else out + bias.make(given)
-
-        return at_edges(mapped, self.parts, self.meta, self.roots)
-
-
-class AtEdges:
-    """Rows [E, ...] of edges, made of messages ``sent`` by ``function(given, *messages)``."""
-
-    def __init__(self, function: Callable[..., Tensor], sent: tuple[Sent, ...]):
-        self.function, self.sent = function, sent
-
-    def __call__(self, given: Any) -> Tensor:
-        kept, key = given[KEPT], (id(self), torch.is_grad_enabled())
-        if key not in kept:
-            kept[key] = self.function(given, *(given[MADE](one, given) for one in self.sent))
-        return kept[key]
-
-
-def at_edges(function: Callable[..., Tensor], parts: list[Rows], meta: Tensor,
-             roots: tuple[Make, ...] = ()) -> Rows:
-    """Rows at the edge: what ``function(given, *messages)`` makes of those of ``parts``."""
-    sent = tuple(map(ready, parts))
-    inside = [leaf for one in sent for leaf in one.message.leaves]
-    return pointwise._rows("e", AtEdges(function, sent), meta,
-                           frozenset().union(*(leaf.names for leaf in inside)),
-                           tuple(dict.fromkeys((*(root for leaf in inside for root in leaf.roots),
-                                                *roots))))
-
-
-def _summed(rows: Rows, name: str, function: Callable, rest: tuple, kwargs: dict) -> Rows:
-    """A sum, a mean or a norm over channels."""
-    if any(isinstance(one, Value) for one in (*rest, *kwargs.values())):
-        raise Unseen
-    try:
-        return pointwise._over_few(rows, name, function, (rows, *rest), kwargs)
-    except Unseen:
-        meta = applied(function, (rows, *rest), kwargs)
-        return at_edges(lambda given, x: function(x, *rest, **kwargs), [rows], meta)
 
 
 def _dot(rows: Rows, dim: Any = None, keepdim: Any = False) -> Rows | None:
@@ -163,12 +102,12 @@ def _dot(rows: Rows, dim: Any = None, keepdim: Any = False) -> Rows | None:
     if {left.end, right.end} != {"i", "j"}:
         return None
 
-    def make(given: dict) -> Tensor:
+    def make(given: Any) -> Tensor:
         sides = (_computed(side, given) for side in (left, right))
         out = given[DOT](*sides, _TARGETS[left.end], _TARGETS[right.end])
         return out if keepdim else out.squeeze(-1)
 
-    return pointwise._rows("e", make, rows.meta.sum(dim, keepdim), left.names | right.names,
+    return pointwise.made_rows("e", make, rows.meta.sum(dim, keepdim), left.names | right.names,
                            tuple(dict.fromkeys((*left.roots, *right.roots))))
 
 
@@ -187,25 +126,20 @@ class Sent(NamedTuple):
     @property
     def from_nodes(self) -> bool:
         """Whether there is a linear map, or the like, of nodes before an edge reads them."""
-        return any(len(leaf.roots) > 1 if leaf.end in "ji" else
-                   type(leaf.make) is AtEdges and any(one.from_nodes for one in leaf.make.sent)
-                   for leaf in self.message.leaves)
+        return any(len(leaf.roots) > 1 for leaf in _all_leaves(self.message) if leaf.end in "ji")
 
     @property
     def kept(self) -> list[int]:
         """How many numbers an edge reads of each of the rows of nodes."""
-        return [count for leaf in self.message.leaves for count in (
-            [math.prod(leaf.tail)] if leaf.end in "ji" else
-            [inner for one in leaf.make.sent for inner in one.kept]
-            if type(leaf.make) is AtEdges else [])]
+        return [math.prod(leaf.tail) for leaf in _all_leaves(self.message) if leaf.end in "ji"]
 
-    def made(self, given: dict, graph: OpGraph) -> Tensor:
+    def made(self, given: CallArguments, graph: OpGraph) -> Tensor:
         """[E, *shape]: the messages on torch operations, linear maps where their rows are."""
         message = self.message.mapped or self.message
         out = of_dispatch.made(graph, message.generated(given))
         return out.squeeze(-1) if self.scalar else out
 
-    def sides(self, given: dict) -> tuple[str, Tensor | None, Tensor | None]:
+    def sides(self, given: CallArguments) -> tuple[str, Tensor | None, Tensor | None]:
         """``operands``, computed."""
         assert self.operands is not None
         op, *sides = self.operands
@@ -213,7 +147,13 @@ class Sent(NamedTuple):
         return op, left, right
 
 
-def _computed(leaf: Leaf, given: dict) -> Tensor:
+def _all_leaves(message: Message) -> list[Leaf]:
+    """With those of what is written for each edge before."""
+    before = {one for leaf in message.leaves for one in leaf.names if isinstance(one, AtEdges)}
+    return [*message.leaves, *(leaf for one in before for leaf in _all_leaves(one.message))]
+
+
+def _computed(leaf: Leaf, given: Any) -> Tensor:
     t = leaf.make(given)
     return t if t.shape[1:] == leaf.tail else t.reshape(t.shape[0], *leaf.tail)
 
@@ -229,9 +169,11 @@ def ready(rows: Rows) -> Sent:
 
 
 def _tree(rows: Rows) -> Any:
-    """How a message is computed; None where it ends in a map that sums go through first."""
-    at_ends = rows.at_ends() if isinstance(rows, Mapped) else rows.alone()
-    return None if at_ends is None else at_ends.tree
+    """How a message is computed; None where it is no sum over the ends of the edge."""
+    try:
+        return rows.alone().tree
+    except Unseen:
+        return None
 
 
 _COPIED = {"j": ("copy_lhs", True), "e": ("copy_rhs", False)}

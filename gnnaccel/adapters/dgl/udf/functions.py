@@ -86,7 +86,10 @@ class Held(tracing.Layer):
         if not isinstance(self._traced_layer, nn.Module):
             raise Unseen
         self._traced_called.append(tracing.looks(self._traced_layer))
-        return tracing._module(self._traced_layer)(x)
+        return tracing.module_of(self._traced_layer, self._unknown)(x)
+
+    def _unknown(self, module: nn.Module, *names: str) -> Any:
+        raise Unseen
 
 
 class _Seen(NamedTuple):

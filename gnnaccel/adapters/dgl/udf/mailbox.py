@@ -14,13 +14,15 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from gnnaccel.adapters.dgl.udf import features, messages
-from gnnaccel.adapters.pyg.propagate import pointwise
+from gnnaccel.adapters.pyg.propagate import channels, pointwise
+from gnnaccel.adapters.pyg.propagate.expressed import Once
 from gnnaccel.adapters.pyg.propagate.node_values import Given, NodeValue, Steps
 from gnnaccel.adapters.pyg.propagate.pointwise import Rows
 from gnnaccel.adapters.pyg.propagate.pointwise_calls import OPERATIONS
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS
 from gnnaccel.adapters.pyg.propagate.standins import Refuses, Unseen
 from gnnaccel.adapters.pyg.propagate.traced import Param, Value, _call
+from gnnaccel.dispatch.generated.tree import leaves
 
 #: how many edges a node seems to have: another prime than `ROWS`, as that of the rows
 DEGREE = 7907
@@ -137,8 +139,11 @@ class Mail(Value):
         self._over_edges(dim)
         if dtype is not None:
             raise Unseen
-        rows = features.at_edges(lambda given, scores: given[SOFTMAX](scores), [self.rows],
-                                 self.rows.meta)
+        scores = channels.at_edges(self.rows)
+        end, names, roots = pointwise.about(leaves(scores.tree))
+        tree, tail = scores.tree, scores.meta.shape[1:]
+        make = Once(lambda given: given[SOFTMAX](pointwise.whole(tree, tail, given)))
+        rows = pointwise.made_rows(end, make, scores.meta, names, roots)
         return Mail(features.Feature.of(rows), self.steps)
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnaccel.adapters.dgl.udf.features import PLACES, Feature, at_edges
-from gnnaccel.adapters.pyg.propagate import pointwise
+from gnnaccel.adapters.dgl.udf.features import PLACES, Feature
+from gnnaccel.adapters.pyg.propagate import channels, pointwise
 from gnnaccel.adapters.pyg.propagate.pointwise import Rows
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
@@ -69,8 +69,7 @@ class EdgeData(Fields):
             raise Unseen
         if not value.meta.is_floating_point():
             raise Unseen
-        # made at the edges, and read from there
-        rows = at_edges(lambda given, made: made, [value], value.meta)
+        rows = channels.at_edges(value)  # written there, and read from there
         self._made[name] = self.written[name] = Feature.of(rows)
 
 

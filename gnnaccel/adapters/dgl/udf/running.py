@@ -12,9 +12,10 @@ from typing import Any
 from torch import Tensor
 
 from gnnaccel.adapters.dgl.graphs import Edges
-from gnnaccel.adapters.dgl.udf.features import DOT, KEPT, MADE, Sent
+from gnnaccel.adapters.dgl.udf.features import DOT, Sent
 from gnnaccel.adapters.dgl.udf.mailbox import SOFTMAX
 from gnnaccel.adapters.dgl.udf.memory import Found, Reduced
+from gnnaccel.adapters.pyg.propagate.expressed import CallArguments
 from gnnaccel.cuda import driver
 from gnnaccel.dispatch.generated import messages as generated
 from gnnaccel.dispatch.ops import aggregation_cuda
@@ -59,13 +60,13 @@ def _maps_fewer(graph: OpGraph, given: dict, sent: Sent) -> bool:
     return edges * (2 * read + map_of_row) > nodes * map_of_row + 2 * edges * sum(kept) + _CALL
 
 
-def _write(g: Any, graph: OpGraph, found: Found, given: dict) -> None:
+def _write(g: Any, graph: OpGraph, found: Found, given: CallArguments) -> None:
     """Write the features of edges that the message function writes."""
     for name, sent in found.written:
         g._edge_frames[0][name] = _message(g, graph, sent, given)
 
 
-def _message(g: Any, graph: OpGraph, sent: Sent, given: dict) -> Tensor:
+def _message(g: Any, graph: OpGraph, sent: Sent, given: CallArguments) -> Tensor:
     """One message of each edge."""
     from dgl import ops
 
@@ -136,7 +137,8 @@ def _aggregation(graph: OpGraph, one: Reduced,
             or Aggregation(one.how, x, None, message.out, message))
 
 
-def _reduced(g: Any, graph: OpGraph, one: Reduced, given: dict, by_kernels: bool) -> Tensor:
+def _reduced(g: Any, graph: OpGraph, one: Reduced, given: CallArguments,
+             by_kernels: bool) -> Tensor:
     from dgl import ops
 
     if _by_operations(one):
@@ -169,15 +171,14 @@ def _finished(found: Found, reduced: list[Tensor], given: dict, edges: Edges) ->
 
 # --- both -----------------------------------------------------------------------------------------
 
-def _with_operations(g: Any, graph: OpGraph, given: dict) -> dict[str, Any]:
+def _with_operations(g: Any, graph: OpGraph, given: dict) -> CallArguments:
     """What a call is given, with the operations of DGL that functions of users may ask for."""
     from dgl import ops
 
     def dot(left: Tensor, right: Tensor, *targets: str) -> Tensor:
         return ops.gsddmm(g, "dot", left, right, *targets)
 
-    return {**given, SOFTMAX: partial(ops.edge_softmax, g), DOT: dot,
-            MADE: partial(_message, g, graph), KEPT: {}}
+    return CallArguments({**given, SOFTMAX: partial(ops.edge_softmax, g), DOT: dot}, graph)
 
 
 def _call(graph: OpGraph, given: dict, plain: Any, kernel: Kernel | Reason, gains: bool) -> OpCall:

@@ -55,6 +55,12 @@ class Generated(NamedTuple):
         return {**found, **{name: (t, "p") for name, t in more.items() if t is not None}}
 
     @property
+    def sizes(self) -> tuple[int, int]:
+        """How many inputs there are, with those of what is written before, and of this how much."""
+        return len(self.all_inputs), len(self.before) + sum(
+            one.sizes[1] for one, of in self.before if of in WRITTEN)
+
+    @property
     def all_inputs(self) -> tuple[Tensor, ...]:
         """With those of what is written before."""
         return (*self.inputs, *(t for one, of in self.before if of in WRITTEN

@@ -87,8 +87,11 @@ def _on_cuda(graph: OpGraph, given: Aggregation, mode: str) -> Estimate:
                  rates["native_launches"][mode] * launch)
     rate = (kernels["gather_l2"]
             if graph.num_src * rows <= kernels["l2_bytes"] else kernels["gather_hbm"])
+    launches = calls * rates["launches"][mode]
+    if type(given.more) is Generated:
+        launches += _besides(given.more, mode)
     # the host launches while the GPU works
-    ours = max(moved * rates["passes"][mode] / rate, calls * rates["launches"][mode] * launch)
+    ours = max(moved * rates["passes"][mode] / rate, launches * launch)
     once = None
     if "once_passes" in rates and given.more is None:
         once = max(moved * rates["once_passes"][mode] / kernels["native_bandwidth"],
@@ -97,6 +100,14 @@ def _on_cuda(graph: OpGraph, given: Aggregation, mode: str) -> Estimate:
     there = csc_of(graph.edge_index) is not None
     structure = _structure(graph.num_edges, built - there) + there * _read_in_place()
     return Estimate(native - ours, structure, ours, native, once)
+
+
+def _besides(more: Generated, mode: str) -> float:
+    """Launches for what is written for each edge before a message, and for many inputs."""
+    rates = constants()["aggregation"]["cuda"]["generated"]
+    inputs, before = more.sizes
+    return (max(0, inputs - rates["free"]) * rates["input"][mode]
+            + before * rates["before"][mode])
 
 
 def _against_product(graph: OpGraph, given: Aggregation, mode: str,

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from typing import Any
 
 from gnnaccel.profile.bench.script_child import load_file
@@ -127,6 +128,8 @@ def _cannot() -> str | None:
             if torch.cuda.is_available():
                 torch.zeros(1, device="cuda")
             status = 0
+        except Exception:
+            traceback.print_exc()  # the reason, for whoever looks at what was said
         finally:
             os._exit(status)
     return None if _end(process, 60.0) == 0 else "the GPU does not work in forked processes"

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch_geometric.nn import EdgeConv
+from torch_geometric import nn as pyg
 
 import gnnaccel
 from gnnaccel.adapters.pyg.propagate import expressed
@@ -34,8 +34,44 @@ def test_extrema_of_networks(kernels, aggr):
 
 
 def test_edge_conv_of_two_maps(kernels):
-    net = nn.Sequential(nn.Linear(2 * WIDTH, 8), nn.ReLU(), nn.Linear(8, 5))
-    compare(kernels, EdgeConv(net, aggr="max"), graphs.features(), graphs.square())
+    maps = nn.Sequential(nn.Linear(2 * WIDTH, 8), nn.ReLU(), nn.Linear(8, 5))
+    compare(kernels, pyg.EdgeConv(maps, aggr="max"), graphs.features(), graphs.square())
+
+
+def points() -> torch.Tensor:
+    return graphs.features(N)[:, :3].contiguous()
+
+
+def net(*widths: int) -> nn.Sequential:
+    return edge_layers.network(*widths, act=nn.ReLU)
+
+
+#: layers of PyG's, with what they get besides features: "edge", "pos" before the edges, or nothing
+HOSTS = {
+    "FAConv": (lambda: pyg.FAConv(WIDTH), "x"),
+    "FeaStConv": (lambda: pyg.FeaStConv(WIDTH, 8, heads=3), ""),
+    "GMMConv": (lambda: pyg.GMMConv(WIDTH, 8, dim=EDGE, kernel_size=3), "edge"),
+    "GMMConv, separate": (lambda: pyg.GMMConv(WIDTH, 8, dim=EDGE, kernel_size=3,
+                                              separate_gaussians=True), "edge"),
+    "GeneralConv": (lambda: pyg.GeneralConv(WIDTH, 8, in_edge_channels=EDGE), "edge"),
+    "GeneralConv, attention": (lambda: pyg.GeneralConv(WIDTH, 8, attention=True, heads=2), ""),
+    "GeneralConv, products": (lambda: pyg.GeneralConv(WIDTH, 8, attention=True, heads=2,
+                                                      attention_type="dot_product"), ""),
+    "PointGNNConv": (lambda: pyg.PointGNNConv(net(WIDTH, 3), net(WIDTH + 3, 8, 8), net(8, WIDTH)),
+                     "pos"),
+    "PointNetConv": (lambda: pyg.PointNetConv(net(WIDTH + 3, 8, 8)), "pos"),
+    "PointTransformerConv": (lambda: pyg.PointTransformerConv(WIDTH, 8), "pos"),
+    "PointTransformerConv, networks": (lambda: pyg.PointTransformerConv(
+        WIDTH, 8, net(3, 6, 8), net(8, 6, 8)), "pos")}
+
+
+@pytest.mark.parametrize("name", HOSTS)
+def test_layers_of_the_host(kernels, name):
+    make, more = HOSTS[name]
+    x, ei = graphs.features(), graphs.square()
+    args = {"": (x, ei), "x": (x, x.sin(), ei), "edge": (x, ei, graphs.edge_features(E, EDGE)),
+            "pos": (x, points(), ei)}[more]
+    compare(kernels, make(), *args)
 
 
 @pytest.mark.parametrize("edges", [1, 2])

@@ -14,11 +14,11 @@ from gnnaccel.adapters.pyg import LAYERS
 from gnnaccel.adapters.pyg.propagate import reading
 from gnnaccel.dispatch.policy.reasons import Reason
 
-#: layers whose messages kernels are written for: `test_generated_messages` and
-#: `test_generated_extrema` run them
-GENERATED = {"CGConv": "its aggregation, on a GPU",
-             **dict.fromkeys(("DynamicEdgeConv", "EdgeConv"), "its aggregation, on a GPU; native with "
-                             "a maximum of a network that has more than one linear map")}
+#: layers whose messages kernels are written for: `test_generated_messages`,
+#: `test_generated_extrema` and `test_edge_messages` run them
+GENERATED = dict.fromkeys(("CGConv", "DynamicEdgeConv", "EdgeConv", "FAConv", "FeaStConv", "GMMConv",
+                           "GeneralConv", "PointGNNConv", "PointNetConv", "PointTransformerConv"),
+                          "its aggregation, on a GPU")
 PAGE = Path(__file__).parents[2] / "docs" / "layers.md"
 HEAD = "| layer | way |\n|---|---|\n"
 

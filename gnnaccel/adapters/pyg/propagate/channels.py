@@ -84,6 +84,8 @@ def at_edges(value: Rows) -> Rows:
     if ends(value) == {"e"} and not any(leaf.blocks for leaf in leaves(value.tree)):
         return value
     shape = tuple(value.meta.shape[1:])
+    if not shape:  # one number
+        return at_edges(value.unsqueeze(-1)).squeeze(-1)
     return Rows(_written(value, shape, shape, None), value.meta)
 
 

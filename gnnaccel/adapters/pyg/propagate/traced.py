@@ -31,7 +31,8 @@ _POINTWISE = _LINEAR | {"add", "sub", "relu", "leaky_relu", "sigmoid", "tanh", "
 #: names of torch's functions that mean one of these
 _ALIASES = {"multiply": "mul", "divide": "div", "true_divide": "div", "truediv": "div",
             "negative": "neg", "subtract": "sub", "rsub": "rsub", "__rsub__": "rsub"}
-_OF_PARAMETERS = _POINTWISE | {"getitem", "t", "split"}
+_OF_PARAMETERS = _POINTWISE | {"getitem", "t", "split", "pow", "square", "sqrt", "softplus", "log",
+                               "clamp", "softmax"}
 
 
 def name_of(function: Any) -> str:
@@ -129,7 +130,7 @@ def _binary(name: str, function: Callable) -> None:
                                                              (other, self), {}))
 
 
-for _operator in ("mul", "add", "sub", "truediv", "matmul"):
+for _operator in ("mul", "add", "sub", "truediv", "matmul", "pow"):
     _binary(_operator, getattr(operator, _operator))
 
 

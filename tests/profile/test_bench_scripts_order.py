@@ -173,3 +173,18 @@ def test_a_forked_run_ends_at_its_limit_with_what_it_started():
     process = subprocess.Popen(["sleep", "60"], start_new_session=True)
     assert script_forks._end(process.pid, 0.05) is None
     assert process.wait(10.0) is not None
+
+
+def test_what_is_preloaded_reads_torch_s_build_without_looking_for_gpus(tmp_path):
+    file = tmp_path / "asks.py"  # it fails where this process itself is asked
+    file.write_text("import torch\n"
+                    "torch._C._show_config = None\n"
+                    "assert 'PyTorch' in torch.__config__.show()\n")
+    script_forks.Forks([str(file)], dict(os.environ), 60.0).close()
+
+
+def test_torch_is_asked_for_its_build_again_once_all_is_loaded():
+    show = torch.__config__.show
+    with script_forks._build_told():
+        assert torch.__config__.show is not show and torch.__config__.show() == show()
+    assert torch.__config__.show is show

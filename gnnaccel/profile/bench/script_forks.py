@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 import traceback
+from collections.abc import Iterator
 from typing import Any
 
 from gnnaccel.profile.bench.script_child import load_file
@@ -92,11 +93,12 @@ def serve(names: list[str]) -> dict[str, Any] | None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that a run is not left behind
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # threads that are running would be missing after a fork
-    for name in names:
-        if name.endswith(".py"):
-            load_file(name)
-        else:
-            importlib.import_module(name)
+    with _build_told():
+        for name in names:
+            if name.endswith(".py"):
+                load_file(name)
+            else:
+                importlib.import_module(name)
     gc.freeze()  # what is loaded is not looked through, and so not copied, when a run ends
     _tell(answers, _cannot())
     for line in iter(sys.stdin.readline, ""):
@@ -109,6 +111,32 @@ def serve(names: list[str]) -> dict[str, Any] | None:
             return job["spec"]
         _tell(answers, _end(process, job["limit"]))
     return None
+
+
+@contextlib.contextmanager
+def _build_told() -> Iterator[None]:
+    """Meanwhile a text is at hand for whoever asks torch how it was built, as PyG does when it is
+    imported. torch looks for GPUs to say so. That starts CUDA's driver, which processes that are
+    forked afterwards cannot use; so a forked process asks first."""
+    import torch
+
+    show = torch.__config__.show
+    reading, writing = os.pipe()
+    process = os.fork()
+    if process == 0:
+        try:
+            os.write(writing, show().encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as answer:
+        text = answer.read()
+    os.waitpid(process, 0)
+    torch.__config__.show = lambda: text
+    try:
+        yield
+    finally:
+        torch.__config__.show = show
 
 
 def _tell(answers: Any, what: Any) -> None:
@@ -128,7 +156,7 @@ def _cannot() -> str | None:
             if torch.cuda.is_available():
                 torch.zeros(1, device="cuda")
             status = 0
-        except Exception:
+        except (RuntimeError, AssertionError):  # AssertionError: torch has no CUDA
             traceback.print_exc()  # the reason, for whoever looks at what was said
         finally:
             os._exit(status)

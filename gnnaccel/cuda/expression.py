@@ -11,6 +11,11 @@ ENDS = ("j", "i", "e", "p")
 MODES = ("row", "head", "one")
 
 
+#: the operation that is not pointwise: the sum over the channels of each head, of which all
+#: channels of the head get the result
+CHANNEL_SUM = "channel_sum"
+
+
 class Input(NamedTuple):
     """``end``: one of `ENDS`; ``mode``: one of `MODES`."""
 
@@ -19,8 +24,8 @@ class Input(NamedTuple):
 
 
 class Step(NamedTuple):
-    """An operation of `OPERATIONS` on values: inputs, then numbers, then earlier steps, counted
-    from 0."""
+    """An operation of `OPERATIONS`, or a `CHANNEL_SUM`, on values: inputs, then numbers, then
+    earlier steps, counted from 0."""
 
     op: str
     args: tuple[int, ...]
@@ -34,6 +39,12 @@ class Expression(NamedTuple):
     numbers: int
     steps: tuple[Step, ...]
     out: int
+
+    @property
+    def sums(self) -> tuple[int, ...]:
+        """The values that are sums over channels."""
+        first = len(self.inputs) + self.numbers
+        return tuple(k for k, step in enumerate(self.steps, first) if step.op == CHANNEL_SUM)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -5,6 +5,10 @@ source, each with what ``src/generated.cuh`` has. Backward computes the expressi
 through it in reverse. Beside each there is ``merge``, which adds up the chunks of split rows.
 ``at_edges`` writes what it computes for each edge instead of reducing it.
 
+Sums over channels within an expression are computed one after the other, each with all that it
+needs of the expression, by all lanes of an edge together; backward adds up what reaches each of
+them in the opposite order.
+
 Backward of an extremum looks which messages are equal to it, so both must compute the same bits:
 such kernels are to be compiled without fused multiply-adds (`EXACT`), which a compiler puts where
 it finds them.
@@ -53,14 +57,14 @@ EXACT = (("FMAD", "0"),)
 def forward(expression: Expression) -> str:
     """The kernels ``forward`` and ``merge``: sums or means of messages."""
     w = _Writer(expression)
-    body = ["if (!on) return;", "EACH_CHANNEL {", *w.values("je"),
-            f"    sum[k][c] += {w.names[expression.out]};", "}"]
+    body = [*w.begin("je"), "EACH_CHANNEL {", *w.values("je"),
+            f"    {w.where_on}sum[k][c] += {w.names[expression.out]};", "}"]
     return w.head() + f"""\
 {_KERNEL}forward(GRAPH,
         {w.parameters()}int mean, float* __restrict__ out, float* __restrict__ part) {{
 {_START}{w.own("ip")}    Row sum;
     clear_row(sum);
-{w.walk("walk", "je", body)}    sum_slots(sum);
+{w.walk(w.way, "je", body)}    sum_slots(sum);
     if (at.slot != 0) return;
     if (it.chunk < 0) finish(at, it.row, it.end - it.begin, mean, sum, out);
     else store_row(at, part, it.chunk, sum);
@@ -80,16 +84,16 @@ def extremum(expression: Expression, largest: bool) -> str:
     """The kernels ``forward`` and ``merge``: the largest messages, or the smallest, and among how
     many the gradient of each is shared."""
     w, side = _Writer(expression), "<true>" if largest else "<false>"
-    body = ["if (!on) return;", "EACH_CHANNEL {", *w.values("je"),
-            f"    keep{side}({w.names[expression.out]}, 1.f, found.best[k][c], found.times[k][c]);",
-            "}"]
+    body = [*w.begin("je"), "EACH_CHANNEL {", *w.values("je"),
+            f"    {w.where_on}keep{side}({w.names[expression.out]}, 1.f, found.best[k][c], "
+            "found.times[k][c]);", "}"]
     return w.head() + f"""\
 {_KERNEL}forward(GRAPH,
         {w.parameters()}float* __restrict__ out, float* __restrict__ counts,
         float* __restrict__ part) {{
 {_START}{w.own("ip")}    Extremum found;
     clear_extremum{side}(found);
-{w.walk("walk", "je", body)}    join_slots{side}(found);
+{w.walk(w.way, "je", body)}    join_slots{side}(found);
     store_total(at, it, found, out, counts, part);
 }}
 
@@ -108,17 +112,18 @@ def at_edges(expression: Expression, summed: bool) -> str:
     head if they are ``summed``."""
     w, value = _Writer(expression), f"{expression.names[expression.out]}"
     if summed:
-        body = ["Heads found; clear_heads(found);", "EACH_CHANNEL {", *w.values("je"),
+        body = [*w.totals("je"), "Heads found; clear_heads(found);", "EACH_CHANNEL {",
+                *w.values("je"),
                 f"    found[k / KV] += at.owns(k / KV, k % KV) ? {value} : 0.f;", "}",
                 "sum_channels(found);", "if (on) store(at, out, (u64)place[position], found);"]
     else:
-        body = ["if (!on) return;", "Row found; clear_row(found);", "EACH_CHANNEL {",
+        body = [*w.begin("je"), "Row found; clear_row(found);", "EACH_CHANNEL {",
                 *w.values("je"), f"    found[k][c] = {value};", "}",
-                "store(at, out, (u64)place[position], found);"]
+                w.where_on + "store(at, out, (u64)place[position], found);"]
     return w.head() + f"""\
 {_KERNEL}at_edges(GRAPH,
         {w.parameters()}float* __restrict__ out) {{
-{_START}{w.own("ip")}{w.walk("walk_together" if summed else "walk", "je", body)}}}
+{_START}{w.own("ip")}{w.walk("walk_together" if summed else w.way, "je", body)}}}
 """
 
 
@@ -140,7 +145,7 @@ def backward(expression: Expression, needs: tuple[bool, ...], by_row: bool,
     stored = [k for k in found if expression.inputs[k].end == "e"]
     summed = [k for k in found if k not in stored]
     # the gradient of a number for all channels is a sum over lanes
-    together = any(w.modes[k] != "row" for k in stored)
+    together = bool(w.sums) or any(w.modes[k] != "row" for k in stored)
     edge, own = ("je", "ip") if by_row else ("ie", "jp")
     results = ("grad", "best") if of in ("max", "min") else ("grad",)
     edges, mine = of in WRITTEN, by_row and of not in WRITTEN
@@ -148,7 +153,8 @@ def backward(expression: Expression, needs: tuple[bool, ...], by_row: bool,
                 for name in results]
     if len(results) > 1:
         reaching = [f"of_extremum({w.names[expression.out]}, {reaching[1]}, {reaching[0]})"]
-    body = ([] if together else ["if (!on) return;"]) + [
+    body = ([] if together else ["if (!on) return;"]) + w.totals(edge)
+    body += w.adjoint_totals(found, reaching[0], edge) + [
         f"{_TYPES[w.modes[k]]} to_{w.names[k]}; {_CLEAR[w.modes[k]].format('to_' + w.names[k])}"
         for k in stored]
     body += ["EACH_CHANNEL {", *w.values(edge),
@@ -175,12 +181,15 @@ def backward(expression: Expression, needs: tuple[bool, ...], by_row: bool,
 
 
 class _Writer:
-    """Parts of kernels for one expression."""
+    """Parts of kernels for one expression. ``sums``: its sums over channels, for which all lanes of
+    a warp go ``way`` together, and take no part where an edge is not on (``where_on``)."""
 
     def __init__(self, expression: Expression):
-        self.of, self.names = expression, expression.names
+        self.of, self.names, self.sums = expression, expression.names, expression.sums
         self.modes = [one.mode for one in expression.inputs]
         self.first = len(self.modes) + expression.numbers  # the first step
+        self.way = "walk_together" if self.sums else "walk"
+        self.where_on = "if (on) " if self.sums else ""
 
     def head(self) -> str:
         return (f"// message = {self.of}\n"
@@ -230,31 +239,88 @@ class _Writer:
                             loads="\n".join(f"        {line}" for line in loads),
                             body="\n".join(f"        {line}" for line in body))
 
-    def values(self, at_edge: str) -> list[str]:
-        """Computes the expression for one channel."""
+    def begin(self, at_edge: str) -> list[str]:
+        """What comes before the channels of an edge."""
+        return self.totals(at_edge) if self.sums else ["if (!on) return;"]
+
+    def totals(self, at_edge: str) -> list[str]:
+        """The sums over channels."""
         found = []
+        for s in self.sums:
+            (arg,) = self.of.steps[s - self.first].args
+            found += self._added_up(self.names[s], [*self.values(at_edge, arg)], self.names[arg])
+        return found
+
+    @staticmethod
+    def _added_up(name: str, lines: list[str], value: str) -> list[str]:
+        return [f"Heads {name}_total; clear_heads({name}_total);", "EACH_CHANNEL {", *lines,
+                f"    {name}_total[k / KV] += at.owns(k / KV, k % KV) ? {value} : 0.f;", "}",
+                f"sum_channels({name}_total);"]
+
+    def _needed(self, target: int) -> set[int]:
+        """The values of which one is made, but for what sums over channels are made of."""
+        found, left = set(), [target]
+        while left:
+            k = left.pop()
+            if k not in found:
+                found.add(k)
+                if k >= self.first and k not in self.sums:
+                    left += self.of.steps[k - self.first].args
+        return found
+
+    def values(self, at_edge: str, target: int | None = None) -> list[str]:
+        """Computes the expression for one channel, or no more than the value ``target`` of it."""
+        found = []
+        needed = None if target is None else self._needed(target)
         for k, one in enumerate(self.of.inputs):
             place = f"e.{self.names[k]}" if one.end in at_edge else f"{self.names[k]}_own"
             found.append(f"    const float {self.names[k]} = {place}{_PLACES[one.mode]};")
         for k, (op, args) in enumerate(self.of.steps, self.first):
+            if needed is not None and k not in needed:
+                continue
+            if k in self.sums:
+                found.append(f"    const float {self.names[k]} = {self.names[k]}_total[k / KV];")
+                continue
             kind, given = OPERATIONS[op], [self.names[a] for a in args]
             found.append(f"    const {kind.type} {self.names[k]} = {kind.value.format(*given)};")
         return found
 
-    def adjoints(self, inputs: list[int], grad: str) -> list[str]:
-        """Goes through the expression in reverse: what reaches these inputs of ``grad``."""
+    def adjoint_totals(self, inputs: list[int], grad: str, at_edge: str) -> list[str]:
+        """What reaches the sums over channels, each added up over its channels."""
+        active, found = self._active(inputs), []
+        for s in reversed(self.sums):
+            if s in active:
+                lines = [*self.values(at_edge), *self.adjoints(inputs, grad, s)]
+                found += self._added_up(f"of_{self.names[s]}", lines, f"of_{self.names[s]}")
+        return found
+
+    def _active(self, inputs: list[int]) -> set[int]:
+        """The values that gradients of these inputs go through."""
         active = set(inputs)
         for k, (op, args) in enumerate(self.of.steps, self.first):
-            if any(a in active and slope for a, slope in zip(args, OPERATIONS[op].slopes)):
+            slopes = ("",) if k in self.sums else OPERATIONS[op].slopes
+            if any(a in active and slope is not None for a, slope in zip(args, slopes)):
                 active.add(k)
+        return active
+
+    def adjoints(self, inputs: list[int], grad: str, until: int | None = None) -> list[str]:
+        """Goes through the expression in reverse: what reaches these inputs of ``grad``, or no
+        further than the value ``until``."""
+        active = self._active(inputs)
         reached: dict[int, list[str]] = {self.of.out: [grad]}
         found = []
         for k in reversed(range(self.first + len(self.of.steps))):
             if k not in active:
                 continue
             name = self.names[k]
+            if k in self.sums and k != until:  # added up before, or not asked for yet
+                arg = self.of.steps[k - self.first].args[0]
+                reached.setdefault(arg, []).append(f"of_{name}_total[k / KV]")
+                continue
             terms = reached.get(k, ["0.f"])
             found.append(f"    const float of_{name} = {' + '.join(terms)};")
+            if k == until:
+                break
             if k < self.first:
                 continue
             op, args = self.of.steps[k - self.first]

@@ -4,7 +4,7 @@ from __future__ import annotations
 import pytest
 
 from gnnaccel.cuda import generated, message_text, sources
-from gnnaccel.cuda.expression import OPERATIONS, Expression, Input, Step
+from gnnaccel.cuda.expression import CHANNEL_SUM, OPERATIONS, Expression, Input, Step
 from tests import nvrtc
 
 pytestmark = nvrtc.needed
@@ -30,14 +30,20 @@ def everything() -> Expression:
                       kinds["float"][-1])
 
 
+#: a norm of the product of both ends by its sums over channels
+SUMS = Expression((Input("j", "row"), Input("i", "row"), Input("e", "head")), 1,
+                  (Step("mul", (0, 1)), Step(CHANNEL_SUM, (4,)), Step("mul", (5, 3)),
+                   Step("sub", (4, 6)), Step("square", (7,)), Step(CHANNEL_SUM, (8,)),
+                   Step("rsqrt", (9,)), Step("mul", (7, 10)), Step("mul", (11, 2))), 12)
 _ON_TRUTHS = ("and", "or", "not", "float", "where")
 CASES = {"modes": (MODES, (4, 8)), "modes, in tiles": (MODES, (40, 33)),
+         "sums over channels": (SUMS, (4, 16)),
          "operations": (everything(), (1, 64)), "operations, odd": (everything(), (1, 47))}
 
 
 @pytest.mark.parametrize("reduce", ["sum", "max", "min", "rows", "heads"])
 @pytest.mark.parametrize("case, wide, arch", [
-    *zip(CASES, (False, True, False, True), (75, 90, 120, 80))])
+    *zip(CASES, (False, True, False, False, True), (75, 90, 90, 120, 80))])
 def test_generated_kernels_compile(case, wide, arch, reduce):
     of, seen = CASES[case]
     needs = (True,) * len(of.inputs)

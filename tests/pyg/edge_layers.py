@@ -154,6 +154,16 @@ class WithoutSoftmax(Ends):
         return self.score(q_i, k_j) * v_j
 
 
+class HeadGates(Ends):
+    """A gate for each head, from a sum over its channels; one for all of them, too."""
+
+    def message(self, q_i, k_j, v_j, edge_attr):
+        shape = -1, 2, WIDTH // 2
+        gate = torch.sigmoid((q_i * k_j).view(shape).sum(-1, keepdim=True))
+        values = v_j.view(shape) * gate + edge_attr[:, :1].unsqueeze(-1)
+        return (values / (1 + values.square().mean(-1, keepdim=True))).view(-1, WIDTH)
+
+
 class BySoftmaxMethod(Ends):
     """The softmax in a method that is handed the index."""
 
@@ -285,6 +295,6 @@ class SideBySide(Message):
         return found * torch.sigmoid(found.mean(-1, keepdim=True))
 
 
-FORMS = [Deep, DeepBent, Normed, GatedByItself, Attended, ByMap, ByHeads, Keeps, WithoutSoftmax,
+FORMS = [Deep, DeepBent, Normed, GatedByItself, Attended, ByMap, ByHeads, HeadGates, Keeps, WithoutSoftmax,
          BySoftmaxMethod, OfEachChannel, NormOfProduct, OverChannels, Dropped, Distance,
          MapOfDifference, OwnModules, Statistics, Embedded, SideBySide]

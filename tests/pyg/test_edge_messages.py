@@ -9,12 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch_geometric import nn as pyg
+from torch_geometric.nn.resolver import aggregation_resolver
 
 import gnnaccel
-from gnnaccel.adapters.pyg.propagate import expressed
+from gnnaccel.adapters.pyg.propagate import expressed, tracing
 from tests.pyg import edge_layers, graphs
-from tests.pyg.edge_layers import (FORMS, Attended, ByHeads, Deep, DeepBent, Dropped, Embedded, Keeps,
-                                   MapOfDifference, Normed, OfEachChannel, OwnModules, SideBySide, Statistics,
+from tests.pyg.edge_layers import (FORMS, Attended, ByHeads, Deep, DeepBent, Distance, Dropped,
+                                   Embedded, HeadGates, Keeps, MapOfDifference, Normed,
+                                   NormOfProduct, OfEachChannel, OwnModules, SideBySide, Statistics,
                                    WithoutSoftmax)
 from tests.pyg.generated_calls import arguments, both, compare_second, hub, routes, to
 from tests.pyg.generated_layers import EDGE, WIDTH, Message
@@ -31,6 +33,42 @@ def test_values_and_gradients(kernels, form):
 @pytest.mark.parametrize("aggr", ["max", "min"])
 def test_extrema_of_networks(kernels, aggr):
     compare(kernels, Deep(aggr), *arguments(Deep))
+
+
+@pytest.mark.parametrize("form, count", [(WithoutSoftmax, 1), (HeadGates, 2), (Normed, 2),
+                                         (NormOfProduct, 2), (Distance, 1)])
+def test_sums_over_channels_are_in_the_kernel(kernels, form, count):
+    """Nothing is written for each edge of what a sum or a norm over channels is made of."""
+    layer, args = form().to(kernels.device), to(kernels.device, *arguments(form))
+    with kernels.on(records=5):
+        layer(*args)
+        record = gnnaccel.records()[-1]
+    assert record["kernel"].count("channel_sum") <= count
+    (message,) = messages_of(layer)
+    assert len(message.expression.sums) == count
+
+
+def messages_of(layer) -> list:
+    found = tracing._traces.get(layer)
+    return [trace.message for _, trace in found if isinstance(trace.message, expressed.Message)]
+
+
+@pytest.mark.parametrize("aggr", ["max", "mean"])
+@pytest.mark.parametrize("form", [WithoutSoftmax, HeadGates, NormOfProduct])
+def test_other_reductions_of_sums_over_channels(kernels, form, aggr):
+    layer = form()
+    layer.aggr_module = aggregation_resolver(aggr)
+    compare(kernels, layer, *arguments(form))
+
+
+@pytest.mark.parametrize("width", [1, 3, 64, 130, 512])
+def test_widths_of_sums_over_channels(kernels, width):
+    class Norm(Message):
+        def message(self, x_i, x_j):
+            found = F.layer_norm(x_i * x_j, (width,))
+            return found * torch.tanh((x_i - x_j).mean(-1, keepdim=True))
+
+    compare(kernels, Norm(), torch.randn(N, width), graphs.square())
 
 
 def test_edge_conv_of_two_maps(kernels):
@@ -81,14 +119,14 @@ def test_few_edges(kernels, form, edges):
     compare(kernels, form(), x, ei[:, :edges], edge if edge is None else edge[:edges])
 
 
-@pytest.mark.parametrize("form", [Attended, ByHeads, DeepBent])
+@pytest.mark.parametrize("form", [Attended, ByHeads, DeepBent, HeadGates, Normed])
 def test_rows_that_are_split(kernels, form):
     ei = hub()
     edge = graphs.edge_features(ei.shape[1], EDGE)
     compare(kernels, form(), graphs.features(), ei, edge)
 
 
-@pytest.mark.parametrize("form", [WithoutSoftmax, OfEachChannel, DeepBent, Embedded])
+@pytest.mark.parametrize("form", [WithoutSoftmax, OfEachChannel, DeepBent, Embedded, HeadGates])
 def test_second_derivatives(kernels, form):
     layer = form().to(kernels.device)
     x, ei, edge = arguments(form)

@@ -4,13 +4,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gnnaccel.cuda.expression import CHANNEL_SUM
 from gnnaccel.dispatch.generated.tree import Call, Leaf, Make, Tree
 
 #: operations of which no gradient reaches the arguments, or just the first
 _NOTHING = frozenset(("gt", "lt", "ge", "le", "eq", "ne", "and", "or", "not", "float"))
 _TEST = "where"
 #: a gradient of 0 stays 0 on the way through these, whatever their arguments
-_HARMLESS = frozenset(("add", "sub", "neg", "abs", "relu"))
+_HARMLESS = frozenset(("add", "sub", "neg", "abs", "relu", CHANNEL_SUM))
 
 
 def cut(tree: Tree) -> Tree:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gnnaccel.cuda import edge_softmax, generated
-from gnnaccel.cuda.expression import Expression
+from gnnaccel.cuda.expression import CHANNEL_SUM, Expression
 from gnnaccel.cuda.launch import dense
 from gnnaccel.dispatch.generated.tree import BY_TORCH
 from gnnaccel.dispatch.graph import self_loops
@@ -152,7 +152,9 @@ def made(graph: OpGraph, more: Generated, take: Callable = torch_ops.take) -> Te
         values.append(at_edges.view(shapes[one.mode]))
     values += more.numbers
     for op, args in more.expression.steps:
-        values.append(BY_TORCH[op](*(values[a] for a in args)))
+        given = [values[a] for a in args]
+        values.append(given[0].expand(-1, heads, width).sum(-1, keepdim=True)
+                      if op == CHANNEL_SUM else BY_TORCH[op](*given))
     found = values[more.expression.out]
     found = found.expand(graph.num_edges, heads, width).reshape(-1, *more.shape)
     return found if more.weight is None else F.linear(found, more.weight, more.bias)

@@ -41,7 +41,12 @@ def mixed(value: Rows, name: str, function: Callable, args: tuple, kwargs: dict)
         raise Unseen
     if name == "softmax" and type(_dim(args, kwargs)) is not int:
         raise Unseen  # torch picks a dimension
-    if len(ends(value)) == 1:
+    at = ends(value)
+    if name == "layer_norm" and at not in ({"j"}, {"i"}):
+        found = _layer_norm(value, *args[1:], **kwargs)
+        if found is not None:
+            return found
+    if len(at) == 1:
         return _by_torch(value, function, args, kwargs)
     if name in ("sum", "mean") and _dim(args, kwargs) in (-1, value.meta.dim() - 1):
         return _over_channels(value, name, function, args, kwargs)
@@ -72,6 +77,22 @@ def _by_torch(value: Rows, function: Callable, args: tuple, kwargs: dict) -> Row
                      (*roots, *given_roots))
 
 
+def _layer_norm(value: Rows, normalized_shape: Any, weight: Any = None, bias: Any = None,
+                eps: float = 1e-5) -> Rows | None:
+    """Of sums over channels, which kernels compute with the rest of a message; None over other
+    dimensions than the last."""
+    count = value.meta.shape[-1]
+    if tuple(normalized_shape) != (count,) or not 0 < count <= MAX_WIDTH:
+        return None
+    rows: Any = value.alone()  # whose operators are set for all stand-ins
+    mean: Any = summed(rows)
+    apart = rows - mean / count
+    squares: Any = summed(apart * apart)
+    found = apart * (squares / count + eps).rsqrt()
+    found = found if weight is None else found * weight
+    return found if bias is None else found + bias
+
+
 def _now(value: Any, given: Any) -> Any:
     return value.make(given) if isinstance(value, Param) else value
 
@@ -79,14 +100,24 @@ def _now(value: Any, given: Any) -> Any:
 # --- where both ends meet -------------------------------------------------------------------------
 
 def at_edges(value: Rows) -> Rows:
-    """The same as rows of the edges, which torch may go on with."""
+    """The same as rows of the edges, which torch may go on with: as they are where it is hardly an
+    operation away from such, else written by a kernel."""
     value = value.alone()
-    if ends(value) == {"e"} and not any(leaf.blocks for leaf in leaves(value.tree)):
+    if ends(value) == {"e"} and not _more_than_one(value.tree):
         return value
     shape = tuple(value.meta.shape[1:])
     if not shape:  # one number
         return at_edges(value.unsqueeze(-1)).squeeze(-1)
     return Rows(_written(value, shape, shape, None), value.meta)
+
+
+def _more_than_one(tree: Tree) -> bool:
+    """Whether there is more than one operation, with sums over channels, or something that has to
+    be repeated in blocks."""
+    calls = [] if not isinstance(tree, Call) else [tree, *(a for a in tree.args
+                                                           if isinstance(a, Call))]
+    return len(calls) > 1 or any(leaf.blocks or (type(leaf.make) is AtEdges and leaf.make.summed)
+                                 for leaf in leaves(tree))
 
 
 def summed(value: Rows) -> Rows:
@@ -108,7 +139,7 @@ def _written(value: Rows, shape: tuple[int, ...], tail: tuple[int, ...],
     message = expressed(tree, shape, heads)
     if message is None:
         raise Unseen
-    written = AtEdges(message, heads is not None)
+    written = AtEdges(message, heads is not None, tree)
     roots = dict.fromkeys(root for leaf in leaves(tree) for root in leaf.roots)
     return Leaf("e", written, tail, frozenset((written,)), tuple(roots))
 

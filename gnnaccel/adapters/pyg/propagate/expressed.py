@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
-from gnnaccel.cuda.expression import Expression
+from gnnaccel.cuda.expression import CHANNEL_SUM, Expression
 from gnnaccel.cuda.generated import seen_as
 from gnnaccel.dispatch.generated.cut import cut
 from gnnaccel.dispatch.generated.messages import Generated, at_edges
-from gnnaccel.dispatch.generated.tree import Leaf, Make, Tree, expression, leaves
+from gnnaccel.dispatch.generated.tree import (Call, Leaf, Make, Tree, expression, leaves,
+                                                mapped)
 from gnnaccel.dispatch.ops import cuda_functions
 from gnnaccel.dispatch.ops.aggregation import Reduce
 from gnnaccel.dispatch.ops.graph import OpGraph
@@ -59,11 +60,11 @@ class Before(Once):
 
 
 class AtEdges(Before):
-    """``message`` at each edge, [E, *shape], or the sums of its heads, [E, heads], if ``summed``.
-    """
+    """``message``, made of ``tree``, at each edge, [E, *shape], or the sums of its heads,
+    [E, heads], if ``summed``."""
 
-    def __init__(self, message: Message, summed: bool):
-        self.message, self.summed = message, summed
+    def __init__(self, message: Message, summed: bool, tree: Tree):
+        self.message, self.summed, self.tree = message, summed, tree
 
         def make(given: CallArguments) -> Tensor:
             return at_edges(given.graph, message.generated(given), summed)
@@ -167,10 +168,12 @@ def _nothing(roots: tuple[Make, ...], given: dict) -> Tensor:
 def expressed(tree: Tree, shape: tuple[int, ...], heads: int | None = None) -> Message | None:
     """The message of this ``shape`` that a tree computes; None without channels. ``heads``: in how
     many blocks the kernels are to see the channels, if not by the leaves."""
-    tree = cut(tree)
-    inside = list(leaves(tree))
     if not shape or not all(shape):
         return None
+    tree, within = _with_sums(tree, shape, heads)
+    heads = within or heads
+    tree = cut(tree)
+    inside = list(leaves(tree))
     blocks = {count for count in (_blocks(leaf, shape) for leaf in inside) if count}
     forced = heads is not None
     if not forced:
@@ -193,6 +196,56 @@ def expressed(tree: Tree, shape: tuple[int, ...], heads: int | None = None) -> M
     seen = ((heads, math.prod(shape) // heads) if heads and (has_heads or forced)
             else seen_as(math.prod(shape)))
     return Message(made, tuple(inputs), numbers, shape, seen)
+
+
+def reshaped(tree: Tree, old: tuple[int, ...], new: tuple[int, ...]) -> Tree:
+    """A tree of rows of shape ``old`` as one of shape ``new``; Unseen where that cannot be. Of
+    fewer numbers each is for a block of channels."""
+
+    def of_leaf(leaf: Leaf) -> Leaf:
+        count = math.prod(leaf.tail)
+        if leaf.blocks:
+            return leaf
+        if count == 1:
+            return leaf.viewed((1,) * len(new))
+        if leaf.tail == old:
+            return leaf.viewed(new)
+        kept = len(old) - next(k for k, n in enumerate((*reversed(leaf.tail), 0)) if n != 1)
+        if leaf.tail[:kept] == old[:kept]:
+            return leaf.viewed((), count)
+        raise Unseen
+
+    return mapped(tree, of_leaf)
+
+
+def _with_sums(tree: Tree, shape: tuple[int, ...], heads: int | None) -> tuple[Tree, int | None]:
+    """The tree with sums over channels in it, in place of such as would be written for each edge,
+    and the heads of which these are sums; where they do not fit the message, as it is."""
+    all_leaves = leaves(tree)
+    sums = {leaf: leaf.make for leaf in all_leaves
+            if type(leaf.make) is AtEdges and leaf.make.summed}
+    found = {one.message.seen[0] for one in sums.values()}
+    others = {count for count in (_blocks(leaf, shape) for leaf in all_leaves) if count}
+    if len(found) != 1 or heads not in (None, *found) or not others <= found:
+        return tree, None
+    (count,) = found
+    seen = count, math.prod(shape) // count
+    if any(one.message.seen != seen for one in sums.values()) or any(
+        (_blocks(leaf, shape) if count > 1 else leaf.blocks or math.prod(leaf.tail)) != count
+        for leaf in sums):
+        return tree, None
+
+    def inlined(leaf: Leaf) -> Any:
+        if leaf not in sums:
+            return leaf
+        one = sums[leaf]
+        inner = reshaped(one.tree, one.message.shape, shape)
+        return Call(CHANNEL_SUM, (_with_sums(inner, shape, count)[0],))
+
+    try:
+        return mapped(tree, inlined), count
+    except Unseen:
+        return tree, None
 
 
 def _blocks(leaf: Leaf, shape: tuple[int, ...]) -> int | None:

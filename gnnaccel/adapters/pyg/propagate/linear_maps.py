@@ -87,6 +87,8 @@ class Mapped(Deferred):
             apart, cancels = _apart(part.alone().tree)
         except Unseen:
             return None
+        if apart.keys() == {"e"}:
+            return {"e": channels.at_edges(part).tree}
         return apart if all(self._beside(k, name) for name in cancels) else None
 
     def _in_kernels(self, part: Rows, weight: Param) -> list[Tree]:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gnnaccel.adapters.pyg.propagate.expressed import Once
+from gnnaccel.adapters.pyg.propagate.expressed import Once, reshaped
 from gnnaccel.adapters.pyg.propagate.pointwise_calls import OPERATIONS
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS, RowCount, counted
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
@@ -264,20 +264,7 @@ def viewed(value: Rows, meta: Tensor) -> Rows:
     if meta.dim() == 0 or meta.shape[0] != ROWS:
         raise Unseen
 
-    def of_leaf(leaf: Leaf) -> Leaf:
-        count = math.prod(leaf.tail)
-        if leaf.blocks:
-            return leaf
-        if count == 1:
-            return leaf.viewed((1,) * len(new))
-        if leaf.tail == old:
-            return leaf.viewed(new)
-        kept = len(old) - next(k for k, n in enumerate((*reversed(leaf.tail), 0)) if n != 1)
-        if leaf.tail[:kept] == old[:kept]:
-            return leaf.viewed((), count)
-        raise Unseen
-
-    return Rows(mapped(value.tree, of_leaf), meta)
+    return Rows(reshaped(value.tree, old, new), meta)
 
 
 def _piece(value: Rows, function: Callable, args: tuple, kwargs: dict) -> Rows:

@@ -7,7 +7,9 @@ from torch import Tensor
 
 import gnnaccel
 from tests.pyg import graphs
+from tests.pyg.edge_layers import Attended, ByHeads, DeepBent, HeadGates, Keeps, Normed
 from tests.pyg.every import CALLS, leaves, made, moved
+from tests.pyg.generated_calls import arguments
 from tests.pyg.graphs import N
 from tests.pyg.judge import close
 from tests.pyg.test_capture import NAMES, OF_RELATIONS
@@ -113,3 +115,20 @@ def test_two_captures_do_not_share(gpu):
         captured[1].replay()
         with gnnaccel.disabled():
             assert close(outs[1], layer(x, ei))
+
+
+@pytest.mark.parametrize("form", [Attended, ByHeads, HeadGates, DeepBent, Normed, Keeps])
+def test_messages_with_something_for_each_edge(gpu, form):
+    """Nothing that a message writes for each edge is of the capture's edges."""
+    layer, inputs = form().to(gpu.device), tuple(t.to(gpu.device) for t in arguments(form))
+    with torch.no_grad():
+        with gpu.on(on_fallback="native"):
+            warmed(lambda: layer(*inputs))
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                out = summed(layer, inputs)
+        for _ in range(3):
+            refill(inputs, edges=True)
+            graph.replay()
+            with gnnaccel.disabled():
+                assert close(out, summed(layer, inputs), 1e-4)

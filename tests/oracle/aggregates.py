@@ -69,7 +69,7 @@ _OF_TWO = (
     "{a} + {b}",
     "{a} - {b} * scale",
     "self.pair(torch.cat([{a}, {b}], dim=-1))",
-    "torch.where({a} > {b}, {a}, 0.1 * {b})",
+    "torch.where({a} > 0.7 * {b}, {a}, 0.1 * {b})",
     "torch.maximum({a}, {b})",
 )
 _ODD = (

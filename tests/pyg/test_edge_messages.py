@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch_geometric import nn as pyg
 from torch_geometric.nn.resolver import aggregation_resolver
+from torch_geometric.utils import scatter
 
 import gnnaccel
 from gnnaccel.adapters.pyg.propagate import expressed, tracing
@@ -200,6 +201,25 @@ def test_kept_attention_has_gradients(kernels):
         found.append([alpha, layer.q.weight.grad.clone(), layer.k.weight.grad.clone()])
     assert routes(layer) == {"cuda": 1}
     assert all(close(*pair) for pair in zip(*found))
+
+
+class KeepsNumber(Message):
+    """Sets what its ``aggregate`` reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = 0.3
+
+    def message(self, x_i, x_j):
+        self.scale = 0.6
+        return torch.tanh(x_i * x_j)
+
+    def aggregate(self, inputs, index, x_j, dim_size):
+        return scatter(self.scale * inputs + x_j, index, 0, dim_size)
+
+
+def test_what_is_kept_is_read_afterwards(kernels):
+    compare(kernels, KeepsNumber(), *arguments(KeepsNumber))
 
 
 class KeepsOfHost(Message):

@@ -73,6 +73,7 @@ class _Layer(Layer):
         super().__init__(message_layer._traced_layer, _OF_AGGREGATE)
         object.__setattr__(self, "_traced_read", message_layer._traced_read)
         object.__setattr__(self, "_traced_watched", message_layer._traced_watched)
+        object.__setattr__(self, "_traced_kept", message_layer._traced_kept)  # and set before
         object.__setattr__(self, "_traced_steps", traced)
 
     def __getattr__(self, name: str) -> Any:

@@ -219,7 +219,14 @@ class KeepsNumber(Message):
 
 
 def test_what_is_kept_is_read_afterwards(kernels):
-    compare(kernels, KeepsNumber(), *arguments(KeepsNumber))
+    args, found = to(kernels.device, *arguments(KeepsNumber)), []
+    for block in (gnnaccel.disabled(), kernels.on()):
+        layer = KeepsNumber().to(kernels.device)
+        with block:
+            found.append([layer(*args), layer(*args)])
+        assert layer.scale == 0.6
+    assert routes(layer) == {"cuda": 2}
+    assert all(close(*pair) for pair in zip(*found))
 
 
 class KeepsOfHost(Message):

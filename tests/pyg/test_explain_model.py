@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from torch_geometric.nn import (FeaStConv, GATConv, GATv2Conv, GCNConv, GINConv, HeteroConv,
+from torch_geometric.nn import (GATConv, GATv2Conv, GCNConv, GINConv, HeteroConv, MessagePassing,
                                 MessagePassing, PNAConv, RGCNConv, SAGEConv, SGConv, TAGConv)
 
 import gnnaccel
@@ -144,6 +144,16 @@ def test_measuring_gives_times_of_what_is_taken_over(route, net, inputs):
     assert found["changed"].measured_ms is None
 
 
+class Flipping(MessagePassing):
+    """A message of no form that is recognised."""
+
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_j):
+        return x_j.flip(-1)
+
+
 class Plain(torch.nn.Module):
     """Layers without an adapter of their own, next to one that has one."""
 
@@ -153,7 +163,7 @@ class Plain(torch.nn.Module):
                                                 8), SAGEConv(8, 8,
                                                              "mean"), GINConv(torch.nn.Linear(8, 8))
         self.pna = PNAConv(8, 8, ["mean", "std"], ["identity"], torch.tensor([1, 3, 5]))
-        self.hops, self.own, self.lonely = TAGConv(8, 8, 3), Copying(), FeaStConv(8, 8)
+        self.hops, self.own, self.lonely = TAGConv(8, 8, 3), Copying(), Flipping()
         self.idle = GCNConv(4, 4)
 
     def forward(self, x, edge_index, _):
@@ -172,7 +182,7 @@ def test_message_passing_without_an_adapter_is_a_layer_like_others(route, inputs
         "lonely": ("native", "native", 1),
         "idle": ("not called", "native", 0)}
     assert found["sage"].reasons[0]["code"] == "GA101" and found["lonely"].reasons[0][
-        "code"] == "GA208"
+        "code"] == "GA211"
     taken = [one for one in found.values() if one.route != "native"]
     assert all(one.kernel and one.measured_ms > 0 and one.graph["num_edges"] >= E for one in taken)
 

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from torch_geometric.nn import (GATConv, GATv2Conv, GCNConv, GINConv, HeteroConv, MessagePassing,
+from torch_geometric.nn import (GATConv, GATv2Conv, GCNConv, GINConv, HeteroConv,
                                 MessagePassing, PNAConv, RGCNConv, SAGEConv, SGConv, TAGConv)
 
 import gnnaccel

@@ -1,4 +1,4 @@
-"""Ten planted faults, each of which the oracle has to find.
+"""Twelve planted faults, each of which the oracle has to find.
 
     python -m tests.oracle.faults                     all of them, a minute of each core at most
     python -m tests.oracle.faults "old version" ...   these only
@@ -172,6 +172,24 @@ FAULTS = {
         "emulated",
         InModule(
             "gnnaccel.dispatch.graph.ordered_weights", ".index_select(0, order)", ".index_select(0, order.roll(1))"
+        ),
+    ),
+    "what reaches a sum over channels": Fault(
+        "messages",
+        "emulated",
+        InModule(
+            "gnnaccel.cuda.message_text",
+            'append(f"of_{name}_total[k / KV]")',
+            'append(f"1.02f * of_{name}_total[k / KV]")',
+        ),
+    ),
+    "a module that stands twice": Fault(
+        "messages",
+        "emulated",
+        InModule(
+            "gnnaccel.adapters.pyg.propagate.traced_modules",
+            "for name, one in module._modules.items() if one is not None]",
+            "for name, one in module.named_children()]",
         ),
     ),
     "stale normalisation": Fault("histories", "cpu", stale_norm),

@@ -16,7 +16,7 @@ import io
 import os
 import pkgutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import CodeType, ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -88,6 +88,21 @@ def command(code: str, arguments: list[str]) -> None:
 
 
 # --- what python sets up --------------------------------------------------------------------------
+
+def finished(run: Callable[[str, list[str]], None], name: str, arguments: list[str]) -> int:
+    """Runs code by one of the functions above, to its end: 0, also where it ends itself with status
+    0. Of code that cannot run it prints why, and returns the status. Another SystemExit comes
+    through."""
+    try:
+        run(name, arguments)
+    except CannotRun as problem:
+        print(problem, file=sys.stderr)
+        return problem.status
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            raise
+    return 0
+
 
 def _main(**attributes: Any) -> ModuleType:
     """A new ``__main__``. Processes that multiprocessing spawns look there for what they import

@@ -40,6 +40,22 @@ def routes(layer) -> dict[str, int]:
     return gnnaccel.stats()[type(layer).__name__]["routes"]
 
 
+def repeats(kernels, layer, edge_width: int) -> None:
+    """Results and all gradients are the same bits in two calls, over rows that are split."""
+    layer, ei = layer.to(kernels.device), hub().to(kernels.device)
+    x, edge = to(kernels.device, graphs.features(), graphs.edge_features(ei.shape[1], edge_width))
+    found = []
+    for _ in range(2):
+        given = [x.clone().requires_grad_(), edge.clone().requires_grad_()]
+        layer.zero_grad()
+        with kernels.on():
+            out = layer(given[0], ei, given[1])
+            out.sin().sum().backward()
+        grads = [p.grad.clone() for p in layer.parameters() if p.grad is not None]
+        found.append([out, *(t.grad for t in given if t.grad is not None), *grads])
+    assert len(found[0]) > 2 and all(torch.equal(a, b) for a, b in zip(*found))
+
+
 def compare_second(kernels, layer, x, edge_index, edge) -> None:
     """Second derivatives for each input and parameter, by kernels and natively."""
 

@@ -50,24 +50,30 @@ def summed(layer, inputs) -> Tensor:
     return torch.cat([t.flatten() for t in leaves(layer(*inputs))])
 
 
+@torch.no_grad()
+def replayed(gpu, layer, inputs, result, edges: bool) -> None:
+    """Replays of a captured ``result(layer, inputs)`` are the host's, of other inputs each time,
+    of other ``edges`` too; and so is a call after the capture."""
+    with gpu.on(on_fallback="native"):
+        warmed(lambda: layer(*inputs))
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = result(layer, inputs)
+    for _ in range(3):
+        refill(inputs, edges=edges)
+        graph.replay()
+        with gnnaccel.disabled():
+            assert close(out, result(layer, inputs), 1e-4)
+    with gpu.on(on_fallback="native"):
+        assert close(result(layer, inputs), out, 1e-4), "a call after the capture"
+
+
 @pytest.mark.parametrize("name", NAMES + [name for name in OF_RELATIONS if name in CALLS])
 def test_forward(gpu, name):
     """Edges are others at each replay; those of layers of relations stay, as they must."""
     layer, inputs = made(name)
     layer, inputs = layer.to(gpu.device), tuple(moved(value, gpu.device) for value in inputs)
-    with torch.no_grad():
-        with gpu.on(on_fallback="native"):
-            warmed(lambda: layer(*inputs))
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                out = summed(layer, inputs)
-        for _ in range(3):
-            refill(inputs, edges=name not in OF_RELATIONS)
-            graph.replay()
-            with gnnaccel.disabled():
-                assert close(out, summed(layer, inputs), 1e-4)
-        with gpu.on(on_fallback="native"):
-            assert close(summed(layer, inputs), out, 1e-4), "a call after the capture"
+    replayed(gpu, layer, inputs, summed, edges=name not in OF_RELATIONS)
 
 
 @pytest.mark.parametrize("name", ["GATConv", "GATv2Conv", "TransformerConv", "SAGEConv",
@@ -121,17 +127,7 @@ def test_two_captures_do_not_share(gpu):
 def test_messages_with_something_for_each_edge(gpu, form):
     """Nothing that a message writes for each edge is of the capture's edges."""
     layer, inputs = form().to(gpu.device), tuple(t.to(gpu.device) for t in arguments(form))
-    with torch.no_grad():
-        with gpu.on(on_fallback="native"):
-            warmed(lambda: layer(*inputs))
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                out = result(layer, inputs)
-        for _ in range(3):
-            refill(inputs, edges=True)
-            graph.replay()
-            with gnnaccel.disabled():
-                assert close(out, result(layer, inputs), 1e-4)
+    replayed(gpu, layer, inputs, result, edges=True)
 
 
 def result(layer, inputs) -> Tensor:

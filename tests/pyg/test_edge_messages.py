@@ -19,7 +19,7 @@ from tests.pyg.edge_layers import (FORMS, Attended, ByHeads, Deep, DeepBent, Dis
                                    Embedded, HeadGates, Keeps, MapOfDifference, Normed,
                                    NormOfProduct, OfEachChannel, OwnModules, SideBySide, Statistics,
                                    WithoutSoftmax)
-from tests.pyg.generated_calls import arguments, both, compare_second, hub, routes, to
+from tests.pyg.generated_calls import arguments, both, compare_second, hub, repeats, routes, to
 from tests.pyg.generated_layers import EDGE, WIDTH, Message
 from tests.pyg.graphs import E, N
 from tests.pyg.judge import close, compare
@@ -141,17 +141,7 @@ def test_on_torch_operations(kernels, form):
 
 
 def test_results_repeat(kernels):
-    layer, ei = ByHeads().to(kernels.device), hub().to(kernels.device)
-    x, edge = to(kernels.device, graphs.features(), graphs.edge_features(10100, EDGE))
-    found = []
-    for _ in range(2):
-        given = x.clone().requires_grad_()
-        layer.zero_grad()
-        with kernels.on():
-            out = layer(given, ei, edge)
-            out.sin().sum().backward()
-        found.append([out, given.grad, layer.for_keys.weight.grad.clone(), layer.bias.grad.clone()])
-    assert all(torch.equal(a, b) for a, b in zip(*found))
+    repeats(kernels, ByHeads(), EDGE)
 
 
 # --- what is drawn and kept -----------------------------------------------------------------------

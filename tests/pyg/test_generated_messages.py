@@ -14,7 +14,7 @@ import gnnaccel
 from gnnaccel.cuda.driver import using
 from tests.emulation.emulator import EmulatedDriver
 from tests.pyg import graphs
-from tests.pyg.generated_calls import arguments, both, compare_second, hub, routes, to
+from tests.pyg.generated_calls import arguments, both, compare_second, hub, repeats, routes, to
 from tests.pyg.generated_layers import (FORMS, WIDTH, Channels, Crystal, Difference, DistMult,
                                         Gate, Gaussian, Heads, Mapped, MeanNetwork, Message,
                                         Network, NormedEdge, Product, Scalars, Stacked)
@@ -153,17 +153,7 @@ def test_on_torch_operations(kernels, form):
 
 
 def test_results_repeat(kernels):
-    layer, ei = Crystal().to(kernels.device), hub().to(kernels.device)
-    x, edge = to(kernels.device, graphs.features(), graphs.edge_features(10100))
-    found = []
-    for _ in range(2):
-        given = x.clone().requires_grad_()
-        layer.zero_grad()
-        with kernels.on():
-            out = layer(given, ei, edge)
-            out.sin().sum().backward()
-        found.append([out, given.grad, layer.lin_f.weight.grad.clone()])
-    assert all(torch.equal(a, b) for a, b in zip(*found))
+    repeats(kernels, Crystal(), 4)
 
 
 # --- what stays native ----------------------------------------------------------------------------

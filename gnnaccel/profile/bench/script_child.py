@@ -152,16 +152,10 @@ def run(spec: Spec) -> int:
         load_file(spec.before)
     watched = Run(spec)
     watched.begin()
-    try:
-        launch.script(spec.script, spec.arguments)
-    except launch.CannotRun as problem:
-        print(problem, file=sys.stderr)
-        return problem.status
-    except SystemExit as end:
-        if end.code not in (None, 0):
-            raise
-    watched.write("script")
-    return 0
+    status = launch.finished(launch.script, spec.script, spec.arguments)
+    if not status:
+        watched.write("script")
+    return status
 
 
 def load_file(path: str) -> None:

@@ -98,16 +98,10 @@ def main() -> int:
     run.begin()
     name, *arguments = spec["target"]
     ways = {"-m": launch.module, "-c": launch.command}
-    try:
-        ways.get(spec["kind"], launch.script)(name, arguments)
-    except launch.CannotRun as problem:
-        print(problem, file=sys.stderr)
-        return problem.status
-    except SystemExit as end:
-        if end.code not in (None, 0):
-            raise
-    run.write(ended=True)
-    return 0
+    status = launch.finished(ways.get(spec["kind"], launch.script), name, arguments)
+    if not status:
+        run.write(ended=True)
+    return status
 
 
 def seed(number: int) -> None:

@@ -279,7 +279,7 @@ def _on_late_host(key: str) -> None:
 
 def _prepare(config: Config) -> None:
     """Begin to import CuPy beside the program where it will be needed. No GPU is touched."""
-    if "torch" in sys.modules and config.backend != "torch" and config.first_use == "background":
+    if "torch" in sys.modules and config.backend != "torch":
         from gnnaccel.cuda import background
 
         background.preload()

@@ -11,10 +11,10 @@ import importlib
 import os
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
-#: compiling in more threads at once gains little, and the program needs cores as well
-_MOST = 4
+#: threads, where there are more cores: a layer has about as many kernels
+_MOST = 12
 
 
 class Stopped(BaseException):
@@ -34,7 +34,7 @@ class _Workers:
     def submit(self, work: Callable[[], None]) -> None:
         with self.lock:
             self.open += 1
-            if self.open > len(self.pieces) < min(_MOST, max(1, (os.cpu_count() or 1) - 1)):
+            if self.open > len(self.pieces) < _most():
                 piece = threading.Lock()
                 self.pieces.append(piece)
                 threading.Thread(target=self._run, args=(piece,), daemon=True,
@@ -66,6 +66,29 @@ def submit(work: Callable[[], None]) -> None:
     _workers.submit(work)
 
 
+def share(works: Sequence[Callable[[], None]]) -> None:
+    """Run all ``works``, which must not raise, in this thread and those of this module. Returns
+    when all have ended."""
+    left, ended = list(reversed(works)), threading.Semaphore(0)
+
+    def some() -> None:
+        while left:
+            try:
+                work = left.pop()
+            except IndexError:  # another thread took the last one
+                return
+            try:
+                work()
+            finally:
+                ended.release()
+
+    for _ in range(min(len(works) - 1, _most())):
+        submit(some)
+    some()
+    for _ in works:
+        ended.acquire()
+
+
 def preload() -> None:
     """Begin to import CuPy, where there is an NVIDIA GPU that torch can use. Once per process.
 
@@ -82,6 +105,11 @@ def preload() -> None:
 def _import() -> None:
     with _importing, contextlib.suppress(ImportError):  # `driver.available` says what is missing
         importlib.import_module("cupy")
+
+
+def _most() -> int:
+    """Threads that compile at once. One core is left to the program."""
+    return min(_MOST, max(1, (os.cpu_count() or 1) - 1))
 
 
 def pending() -> int:

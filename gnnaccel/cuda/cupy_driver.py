@@ -7,12 +7,14 @@ lacks that wrapper, `PlainKernel` goes CuPy's way.
 """
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import struct
 import threading
 import time
 import warnings
+from collections.abc import Callable
 
 from . import background, capture, sources
 from .driver import CompileError, count_compile, note
@@ -29,6 +31,15 @@ _LEAST_ADDRESS = 1 << 32
 # The numpy scalars that may be parameters, by their dtype's letter; `struct` uses the same letters
 # in native mode.
 _SCALARS = frozenset("?bBhHiIlLqQefd")
+
+
+class _Here(threading.local):
+    """``wanted``: in a thread that only asks which kernels are not there, these; None elsewhere."""
+
+    wanted: list[tuple] | None = None
+
+
+_here = _Here()
 
 
 class CupyDriver:
@@ -61,13 +72,52 @@ class CupyDriver:
         """See `Driver.kernel`. Compiled here for torch's current device; for another one at its
         first launch there."""
         key = family, entry, defines
-        return self._kernels.get(key) or self._make_kernel(key)
+        found = self._kernels.get(key)
+        if found is None and _here.wanted is not None:
+            if key not in self._made:
+                _here.wanted.append(key)
+            return None
+        return found or self._make_kernel(key)
 
-    def _make_kernel(self, key: tuple):
+    def ahead(self, compile_: Callable[[], None]) -> None:
+        """See `Driver.ahead`."""
+        for work in self._to_compile(compile_):
+            background.submit(work)
+
+    def together(self, compile_: Callable[[], None]) -> None:
+        """See `Driver.together`."""
+        background.share(self._to_compile(compile_))
+
+    def _to_compile(self, compile_: Callable[[], None]) -> list[Callable[[], None]]:
+        """What compiles the kernels that ``compile_`` asks for: one for each text, since the
+        kernels of a text are compiled together."""
+        before, _here.wanted = _here.wanted, []
+        try:
+            compile_()
+            wanted = _here.wanted
+        finally:
+            _here.wanted = before
+        texts: dict[tuple, list[tuple]] = {}
+        for family, entry, defines in dict.fromkeys(wanted):
+            texts.setdefault((family, defines), []).append((family, entry, defines))
+        device = self.device_of_torch()
+        return [functools.partial(self._compile_early, keys, device) for keys in texts.values()]
+
+    def _compile_early(self, keys: list[tuple], device: int) -> None:
+        """Compile for ``device``, so that `kernel` need not. It raises what is suppressed here."""
+        with contextlib.suppress(CompileError):
+            for key in keys:
+                self._made_kernel(key).enter(device, 0)
+
+    def _made_kernel(self, key: tuple):
         with self.lock:
             kernel = self._made.get(key)
             if kernel is None:
                 kernel = self._made[key] = self._kernel_type(self, *key)
+            return kernel
+
+    def _make_kernel(self, key: tuple):
+        kernel = self._made_kernel(key)
         kernel.enter(self.device_of_torch(), 0)  # compile errors belong to this call
         with self.lock:
             launch = self._kernels.get(key)

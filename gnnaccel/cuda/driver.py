@@ -21,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
+from collections.abc import Callable
 from typing import Protocol
 
 
@@ -42,6 +43,16 @@ class Driver(Protocol):
 
         Raises CompileError.
         """
+
+    def ahead(self, compile_: Callable[[], None]) -> None:
+        """Begin to compile, beside the program, the kernels that ``compile_`` asks `kernel` for.
+
+        ``compile_`` is called at once and may be called again. It uses no kernel. An error of the
+        compiler is raised when the kernel is asked for.
+        """
+
+    def together(self, compile_: Callable[[], None]) -> None:
+        """As `ahead`, and return when they are compiled."""
 
 
 #: by `using`, innermost last; for lookups that cannot afford a call

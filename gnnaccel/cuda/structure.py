@@ -1,5 +1,5 @@
 """Index arrays of a graph as the kernels read them, and the kernels that build them
-(``src/structure.cu``)."""
+(``src/structure.cu``, ``row_split.cu``, ``row_order.cu``)."""
 from __future__ import annotations
 
 import functools
@@ -187,16 +187,26 @@ def _kernels(wide: bool, index: str = "i64", loops: bool = False) -> Kernels:
                                  ("OFF_T", "i64" if wide else "int")))
 
 
+@functools.cache
+def _of_rows(family: str, wide: bool) -> Kernels:
+    """As `_kernels`, for kernels that do not read the caller's edges."""
+    return Kernels(family, (("OFF_T", "i64" if wide else "int"),))
+
+
 def _blocks(threads: int) -> int:
     return -(-threads // _THREADS)
 
 
 def prepare() -> None:
     """Compile what builds the structure of graphs with int32 offsets. Raises CompileError."""
-    entries = ("count", "scan", "place", "split", "order", "count_src", "place_src")
+    _of_rows("row_order", False)("order")
+    for entry in ("scan", "split"):
+        _of_rows("row_split", False)(entry)
     for index, loops in (("i64", False), ("i64", True), ("int", False)):
-        for entry in entries:
+        for entry in ("count", "place"):
             _kernels(False, index, loops)(entry)
+    for entry in ("count_src", "place_src"):
+        _kernels(False)(entry)
 
 
 def _split(rows: int, edges: int, limit: int, counters: int, memory: Tensor,
@@ -220,7 +230,7 @@ def split_rows(indptr: Tensor, edges: int, flags: Tensor | None = None,
     memory = torch.zeros(_COUNTERS, dtype=torch.int32, device=indptr.device)
     split, told = _split(rows, edges, limit, memory.data_ptr(), memory,
                          flags.data_ptr() if flags is not None else 0)
-    _kernels(indptr.dtype is torch.int64)("split")(
+    _of_rows("row_split", indptr.dtype is torch.int64)("split")(
         (_blocks(max(rows, 1)), 1), _THREADS, 4 * (_BINS + 1),
         (indptr.data_ptr(), np.int32(rows), np.int32(limit), *told))
     return split
@@ -250,13 +260,13 @@ class _Counting(NamedTuple):
         return cls(memory, memory[:rows + 1], rows, address, counters, counters + 4 * _COUNTERS,
                    counters + 8 * beside)
 
-    def scan(self, kernels: Kernels, edges: int, loops: int, flags: int) -> Split:
+    def scan(self, wide: bool, edges: int, loops: int, flags: int) -> Split:
         """Degrees become offsets; ``edges``: the most that rows may hold."""
         rows, limit = self.rows, chunk_edges(edges)
         split, told = _split(rows, edges, limit, self.counters, self.memory, flags)
-        kernels("scan")((max(1, -(-rows // _SCANNED)), 1), _THREADS, _SCAN_BYTES,
-                        (self.address, np.int32(rows), np.int64(loops), np.int32(limit),
-                         self.state, *told))
+        scan = _of_rows("row_split", wide)("scan")
+        scan((max(1, -(-rows // _SCANNED)), 1), _THREADS, _SCAN_BYTES,
+             (self.address, np.int32(rows), np.int64(loops), np.int32(limit), self.state, *told))
         return split
 
 
@@ -271,7 +281,7 @@ def _ordered(indptr: Tensor, entries: Tensor, split: Split, place: Tensor) -> Ro
     heavy_blocks = min(_HEAVY_BLOCKS, long.bounds[1])
     windows = -(-total // _WINDOW)
     if total:
-        _kernels(indptr.dtype is torch.int64)("order")(
+        _of_rows("row_order", indptr.dtype is torch.int64)("order")(
             (heavy_blocks * windows + _blocks(32 * -(-rows // _GROUP)), 1), _THREADS, _ORDER_BYTES,
             (indptr.data_ptr(), np.int32(rows), np.int32(long.chunk_edges), long.counters,
              long.lists.data_ptr(), np.int32(heavy_blocks), np.int32(windows),
@@ -299,7 +309,7 @@ def csc(src: Tensor, dst: Tensor, num_src: int, num_dst: int, loops: int, wide: 
     head = (src.data_ptr(), dst.data_ptr(), np.int64(edges), np.int64(num_src), np.int64(num_dst))
     kernels("count")((_blocks(edges), 1), _THREADS, 0,
                      (*head, made.address, number.data_ptr(), made.flags))
-    split = made.scan(_kernels(wide), total, loops, made.flags)
+    split = made.scan(wide, total, loops, made.flags)
     entries = torch.empty(total, 2, dtype=number.dtype, device=device)
     kernels("place")((_blocks(total), 1), _THREADS, 0,
                      (*head, np.int64(loops), made.address, number.data_ptr(), made.flags,
@@ -315,7 +325,7 @@ def transpose(by_dst: Rows, num_src: int) -> Rows:
     head = (by_dst.indptr.data_ptr(), by_dst.other.data_ptr(), np.int32(by_dst.rows))
     kernels("count_src")((_blocks(total), 1), _THREADS, 0,
                          (*head, made.address, number.data_ptr()))
-    split = made.scan(kernels, total, 0, 0)
+    split = made.scan(by_dst.wide, total, 0, 0)
     entries = torch.empty(total, 2, dtype=number.dtype, device=device)
     kernels("place_src")((_blocks(total), 1), _THREADS, 0,
                          (*head, made.address, number.data_ptr(), entries.data_ptr()))

@@ -252,6 +252,8 @@ _SAMPLES = {
     "dropout": lambda: [layout_for(3, 1).defines() + (("OFF_T", "i64"), ("DROPOUT", "1"))],
     "pairs": lambda: [()],
     "tile_ptr": lambda: [tile_ptr.kernels.defines],
+    "row_order": lambda: [(("OFF_T", offset),) for offset in ("int", "i64")],
+    "row_split": lambda: [(("OFF_T", offset),) for offset in ("int", "i64")],
     "structure": lambda: [(("INDEX_T", index), ("LOOPS", loops), ("OFF_T", offset))
                           for index in ("i64", "int") for loops in ("0", "1")
                           for offset in ("int", "i64")],

@@ -27,16 +27,29 @@ def finished() -> None:
         time.sleep(0.005)
 
 
+class Early:
+    """A driver that notes what is to be compiled early."""
+
+    def __init__(self):
+        self.asked: list = []
+
+    def ahead(self, compile_):
+        self.asked.append(("ahead", compile_))
+
+    def together(self, compile_):
+        self.asked.append(("together", compile_))
+
+
 @pytest.fixture
 def beside(monkeypatch, tmp_path):
     """A machine with a GPU and no compiled kernels, as far as `first_use` can tell."""
-    one = object()
+    one = Early()
     monkeypatch.setattr(driver, "current", lambda: one)
     monkeypatch.setattr(structure, "prepare", lambda: None)
     monkeypatch.setattr(compiling, "_folder", lambda: tmp_path)
     monkeypatch.setattr(compiling, "_mark_of", lambda key: tmp_path / str(abs(hash(key))))
     compiling.forget()
-    yield
+    yield one
     finished()
     compiling.forget()
 
@@ -67,6 +80,69 @@ def test_a_call_is_native_until_its_kernels_are_there(beside):
         assert compiling.problem("k", work) is None
         assert configs.current().epoch > before, "what was decided before still holds"
     assert len(work.threads) == 1 and work.threads[0] is not threading.main_thread()
+
+
+def test_new_kernels_are_compiled_side_by_side_and_likely_ones_ahead(beside):
+    def later():
+        pass
+
+    first, prepare = Compile(), structure.prepare
+    with gnnaccel.enabled():
+        assert compiling.problem("k", first, later=later) is None
+        assert beside.asked == [("ahead", prepare), ("together", first), ("ahead", later)]
+        assert compiling.problem("k", first, later=later) is None
+        assert len(beside.asked) == 3 and len(first.threads) == 1
+        compiling.forget()  # another process: they are on disk
+        assert compiling.problem("k", first, later=later) is None
+        assert len(beside.asked) == 3 and len(first.threads) == 2
+        failing = Compile(driver.CompileError("line 3"))
+        assert compiling.problem("other", failing, later=later).code == "GA403"
+        assert beside.asked[3:] == [("ahead", prepare), ("together", failing)]
+
+
+@pytest.mark.parametrize("backend, imports", [("auto", 1), ("torch", 0)])
+def test_enable_begins_to_import_cupy_beside_the_program(monkeypatch, backend, imports):
+    begun = []
+    monkeypatch.setattr(background, "preload", lambda: begun.append(1))
+    gnnaccel.enable(backend=backend)
+    gnnaccel.disable()
+    assert len(begun) == imports
+
+
+def test_training_brings_the_kernels_of_evaluation(monkeypatch):
+    """What is compiled ahead is what evaluation asks for."""
+    geometric = pytest.importorskip("torch_geometric.nn")
+    from tests.emulation.emulator import EmulatedDriver
+
+    said = []
+    problem = compiling.problem
+
+    def listen(key, compile_, config=None, later=None):
+        said.append((compile_, later))
+        return problem(key, compile_, config, later)
+
+    def asked(compile_):
+        class Asked(EmulatedDriver):
+            def kernel(self, family, entry, defines=()):
+                of.add((family, entry, defines))
+                return super().kernel(family, entry, defines)
+        of: set = set()
+        with driver.using(Asked()):
+            compile_()
+        return of
+
+    monkeypatch.setattr(compiling, "problem", listen)
+    x, edges = torch.randn(30, 8), torch.randint(0, 30, (2, 200))
+    for layer in (geometric.GATConv(8, 4, heads=2, dropout=0.5), geometric.GATv2Conv(8, 4)):
+        said.clear()
+        with driver.using(EmulatedDriver()), gnnaccel.enabled(when="supported"):
+            layer(x, edges)
+            training = [pair for pair in said if pair[1] is not None]
+            said.clear()
+            with torch.no_grad():
+                layer.eval()(x, edges)
+        assert training and said and all(later is None for _, later in said)
+        assert asked(said[0][0]) <= asked(training[0][1])
 
 
 def test_what_does_not_compile_says_so(beside):

@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import tempfile
 import threading
+from collections.abc import Callable
 
 from gnnaccel.cuda import sources
 from gnnaccel.cuda.driver import CompileError, note
@@ -67,6 +68,13 @@ class EmulatedDriver:
             self._kernels[key] = self._bind(library, entry)
             note(key)
         return self._kernels[key]
+
+    def ahead(self, compile_: Callable[[], None]) -> None:
+        """See `Driver.ahead`. Nothing: compiled kernels are kept on disk."""
+
+    def together(self, compile_: Callable[[], None]) -> None:
+        """See `Driver.together`."""
+        compile_()
 
     def load_text(self, text: str, defines: tuple = ()) -> dict:
         """Every kernel of a source text (``#include "common.cuh"`` works), by name. Raises

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import sys
 import threading
 import types
@@ -13,6 +14,7 @@ import torch
 
 from gnnaccel.cuda import driver, sources
 from gnnaccel.cuda.cupy_driver import CupyDriver
+from gnnaccel.cuda.launch import Kernels
 from tests.emulation.emulator import EmulatedDriver
 
 
@@ -31,7 +33,7 @@ class FakeCuda:
         self.compiled, self.launches, self.streams, self.shared_limits = [], [], [], []
         self.failure, self.parameters, self.contexts, self.entries = None, (), {
             threading.get_ident(): 0}, {}
-        self.while_launching, self.memory = lambda: None, {}
+        self.while_launching, self.while_loading, self.memory = lambda: None, lambda: None, {}
         cupy = types.ModuleType("cupy")
         cupy.RawModule = self._module
         cupy.cuda = types.SimpleNamespace(
@@ -88,6 +90,7 @@ class FakeCuda:
         assert isinstance(options, tuple)  # CuPy refuses a list
         device = self.cupy_device
         self.use(device)  # as loading a module does
+        self.while_loading()
         self.compiled.append((device, code, options))
 
         def get_function(entry):
@@ -346,6 +349,81 @@ def test_threads_compile_a_kernel_once(fake):
     for thread in threads:
         thread.join()
     assert len(fake.compiled) == 1 and len(got) == 8 and len(set(map(id, got))) == 1
+
+
+def _of_many(cupy, got=None):
+    """What asks for four kernels, two of which have the same source; ``got``: keeps them."""
+    def compile_():
+        found = [cupy.kernel(family, entry, ()) for family, entry in
+                 (("a", "k"), ("a", "l"), ("b", "k"), ("a", "k"), ("c", "k"))]
+        if got is not None:
+            got[:] = found
+    return compile_
+
+
+def test_kernels_are_compiled_side_by_side(fake, monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    cupy, got, all_there = CupyDriver(), [], threading.Barrier(3)
+    begun: set = set()
+
+    def loading():  # no text is compiled before all have begun
+        if threading.get_ident() not in begun:
+            begun.add(threading.get_ident())
+            all_there.wait(20)
+
+    fake.while_loading = loading
+    cupy.together(_of_many(cupy))
+    assert len(begun) == 3, "the kernels of a text are compiled together"
+    assert len(fake.compiled) == 4
+    _of_many(cupy, got)()
+    assert len(fake.compiled) == 4 and all(map(callable, got))
+
+
+def test_one_core_compiles_them_all_the_same(fake, monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    cupy = CupyDriver()
+    cupy.together(_of_many(cupy))
+    assert len(fake.compiled) == 4
+    cupy.together(_of_many(cupy))
+    assert len(fake.compiled) == 4
+
+
+def test_a_kernel_that_is_compiled_ahead_is_waited_for(fake):
+    cupy, go, begun = CupyDriver(), threading.Event(), threading.Event()
+    main = threading.current_thread()
+
+    def loading():
+        assert threading.current_thread() is not main, "the program compiled it again"
+        begun.set()
+        assert go.wait(20)
+
+    fake.while_loading = loading
+    cupy.ahead(lambda: cupy.kernel("a", "k", ()))
+    assert begun.wait(20) and not fake.compiled
+    threading.Timer(0.05, go.set).start()
+    assert callable(cupy.kernel("a", "k", ())) and len(fake.compiled) == 1
+
+
+def test_what_does_not_compile_is_said_to_who_asks_for_it(fake):
+    cupy = CupyDriver()
+    fake.failure = KeyError("the compiler's log")
+    cupy.together(_of_many(cupy))
+    with pytest.raises(driver.CompileError, match="the compiler's log"):
+        cupy.kernel("b", "k", ())
+    fake.failure = None
+    assert callable(cupy.kernel("b", "k", ()))
+
+
+def test_asking_which_kernels_are_missing_leaves_no_trace(fake):
+    """A launcher's memo must not keep the answer."""
+    cupy = CupyDriver()
+    found = Kernels("a", ())
+    with driver.using(cupy):
+        cupy.together(lambda: found("k"))
+        assert callable(found("k"))
+        with pytest.raises(ZeroDivisionError):
+            cupy.together(lambda: found("l") or 1 // 0)
+        assert callable(found("l")), "kernels are still asked for only"
 
 
 # ---- choosing the driver ----

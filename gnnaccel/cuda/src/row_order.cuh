@@ -22,11 +22,6 @@
 #define RUN (WORDS / THREADS)       // words of the bitmap that a thread adds up
 #define LOADS 8                     // of a thread that are under way together
 
-// An entry as `place` leaves it.
-struct __align__(2 * sizeof(OFF_T)) Entry {
-    OFF_T place, other;
-};
-
 struct Entries {
     const Entry* in;
     int* other_out;

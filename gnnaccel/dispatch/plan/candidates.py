@@ -1,6 +1,7 @@
 """The candidates for an attention call, as data: what each can do, and what it would cost."""
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
@@ -69,13 +70,19 @@ def _cuda_reasons(family: str) -> Callable[[Request, Config], list[Reason]]:
 
 def _compiles(request: Request, found: patterns.Attention, config: Config) -> list[Reason]:
     """The last question, as it is the dearest: are the kernels there?"""
-    form = (found, request.heads, request.width, request.row, request.out, request.grad)
+    rows = request.heads, request.width, request.row, request.out
+    form = (found, *rows, request.grad)
+    evaluated = dataclasses.replace(found, dropout=0.0)
     return _there(("attention", *form, attention.size_class(request.edge_bits)),
-                  lambda: attention.prepare(*form, request.edge_bits), config)
+                  lambda: attention.prepare(*form, request.edge_bits), config, request.grad,
+                  lambda: attention.prepare(evaluated, *rows, False, request.edge_bits))
 
 
-def _there(key: Hashable, prepare: Callable[[], None], config: Config) -> list[Reason]:
-    why = compiling.problem(key, prepare, config)
+def _there(key: Hashable, prepare: Callable[[], None], config: Config, trains: bool = False,
+           evaluation: Callable[[], None] | None = None) -> list[Reason]:
+    """Why the kernels that ``prepare`` gets cannot run. Where this call ``trains``, ``evaluation``
+    gets those of the same call without gradients, which will probably follow."""
+    why = compiling.problem(key, prepare, config, evaluation if trains else None)
     return [] if why is None else [why]
 
 
@@ -112,7 +119,8 @@ def _relational_cuda_reasons(request: RelationalRequest, config: Config) -> list
         why.append(reason("GA208", f"negative_slope={slopes[0]} is negative",
                           "use a slope of 0 or more"))
     return why or _there(("relational", request._replace(fresh=False), cuda_maps.precision()),
-                         lambda: prepare(request), config)
+                         lambda: prepare(request), config, request.grad,
+                         lambda: prepare(request._replace(grad=False)))
 
 
 RELATIONAL = (

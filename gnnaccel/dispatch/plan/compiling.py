@@ -1,7 +1,7 @@
 """Whether kernels can run on a device at all, and whether those of a way to run are there.
 
-They are compiled when they are first asked about: now, or in the background while the host's own
-code runs.
+They are compiled when they are first asked about: now, side by side, or in the background while the
+host's own code runs.
 
 A way whose kernels were compiled on this machine before has a mark beside CuPy's cache. It is
 loaded at once, in milliseconds, so that runs repeat each other bit for bit. Only kernels without a
@@ -42,13 +42,14 @@ def device_reason(device: str, config: Config) -> Reason | None:
     return None if ready else reason("GA402", f"the CUDA kernels cannot run: {text}")
 
 
-def problem(key: Hashable, compile_: Callable[[], None],
-            config: Config | None = None) -> Reason | None:
+def problem(key: Hashable, compile_: Callable[[], None], config: Config | None = None,
+            later: Callable[[], None] | None = None) -> Reason | None:
     """Why the kernels that ``compile_`` gets cannot run; None where they are there.
 
     ``key``: all that decides which kernels those are. ``compile_`` raises CompileError (GA403).
     Where ``config`` (None: that which holds here) lets calls run natively meanwhile, kernels that
-    this machine has not compiled before are compiled in the background (GA408).
+    this machine has not compiled before are compiled in the background (GA408). ``later`` gets
+    those that calls of the same layer will probably need: they are compiled beside the program.
     """
     whole = id(driver.current()), key
     found = _states.get(whole, reason)
@@ -56,10 +57,10 @@ def problem(key: Hashable, compile_: Callable[[], None],
         return found  # type: ignore[return-value]
     config = configs.current() if config is None else config
     if not _may_run_natively(config) or (found is reason and _marked(key)):
-        return _compiled(whole, key, compile_)
+        return _compiled(whole, key, compile_, later)
     if found is reason:
         _states[whole] = found = reason(PENDING)
-        background.submit(lambda: _in_background(whole, key, compile_))
+        background.submit(lambda: _in_background(whole, key, compile_, later))
     return found  # type: ignore[return-value]
 
 
@@ -80,24 +81,31 @@ def _may_run_natively(config: Config | None) -> bool:
             and not checkpointed() and not torch.are_deterministic_algorithms_enabled())
 
 
-def _compiled(whole: tuple, key: Hashable, compile_: Callable[[], None]) -> Reason | None:
-    found = None
+def _compiled(whole: tuple, key: Hashable, compile_: Callable[[], None],
+              later: Callable[[], None] | None) -> Reason | None:
+    found, new = None, not driver.placed() and not _marked(key)
+    if new:
+        driver.current().ahead(structure.prepare)  # which every graph needs as well
+        driver.current().together(compile_)
     try:
         compile_()
     except driver.CompileError as error:
         found = reason("GA403", str(error).strip().partition("\n")[0])
-    if found is None and not driver.placed():
+    if new and found is None:
         _mark(key)
+        if later is not None:
+            driver.current().ahead(later)
     _states[whole] = found
     return found
 
 
-def _in_background(whole: tuple, key: Hashable, compile_: Callable[[], None]) -> None:
+def _in_background(whole: tuple, key: Hashable, compile_: Callable[[], None],
+                   later: Callable[[], None] | None) -> None:
     def with_structure() -> None:
-        structure.prepare()  # which every graph needs as well
+        structure.prepare()
         compile_()
 
-    _compiled(whole, key, with_structure)
+    _compiled(whole, key, with_structure, later)
     configs.renew()  # so that what was decided without these kernels is decided anew
 
 

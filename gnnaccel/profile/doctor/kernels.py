@@ -63,11 +63,15 @@ def error(got: Tensor, exact: Tensor) -> float:
 def _structure(case: Case) -> Iterator[tuple[str, float]]:
     rows = case.view.csc()
     degrees = torch.bincount(case.dst, minlength=case.nodes)
-    right = torch.equal(rows.indptr.diff().long(), degrees) and torch.equal(
-        case.edge_index[:, rows.place[:len(case.dst)].long()],
-        torch.stack([rows.other[:len(case.dst)].long(),
-                     torch.arange(case.nodes, device=case.device).repeat_interleave(degrees)]))
-    yield "structure", 0.0 if right else float("inf")
+    row = torch.arange(case.nodes, device=case.device).repeat_interleave(degrees)
+    place = rows.place[:len(case.dst)].long()
+    right = {
+        "structure": torch.equal(case.edge_index[:, place],
+                                 torch.stack([rows.other[:len(case.dst)].long(), row])),
+        "row_split": torch.equal(rows.indptr.diff().long(), degrees),
+        "row_order": bool(((place.diff() > 0) | (row.diff() > 0)).all())}
+    for family, is_right in right.items():
+        yield family, 0.0 if is_right else float("inf")
 
 
 def _pairs(case: Case) -> Iterator[tuple[str, float]]:
@@ -318,8 +322,9 @@ def _join(case: Case) -> Iterator[tuple[str, float]]:
 
 #: each check with the families whose verdicts it yields, in that order
 CHECKS: tuple[tuple[tuple[str, ...], Check], ...] = (
-    (("structure",), _structure), (("pairs",), _pairs), (("gather",), _gather),
-    (("dropout",), _dropout), (("head_dot",), _head_dot), (("column_sum",), _column_sum),
+    (("structure", "row_split", "row_order"), _structure), (("pairs",), _pairs),
+    (("gather",), _gather), (("dropout",), _dropout), (("head_dot",), _head_dot),
+    (("column_sum",), _column_sum),
     (("additive", "additive_backward", "additive_pmf"), _additive),
     (("pairwise", "pairwise_backward"), _pairwise),
     (("aggregate", "extremum", "sddmm", "edge_softmax"), _operations),

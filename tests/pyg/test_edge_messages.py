@@ -113,6 +113,21 @@ def test_layers_of_the_host(kernels, name):
     compare(kernels, make(), *args)
 
 
+@pytest.mark.parametrize("name, sizes", [("FAConv", (4, 0, 0)), ("GeneralConv", (2, 0, 2)),
+                                         ("GMMConv", (3, 1, 2))])
+def test_inputs_that_are_computed_for_a_call_are_counted(kernels, monkeypatch, name, sizes):
+    """Their price keeps layers native where the host is what takes the time."""
+    seen, of = [], expressed.Message.stand_in
+
+    def stand_in(*args):
+        seen.append(of(*args))
+        return seen[-1]
+
+    monkeypatch.setattr(expressed.Message, "stand_in", stand_in)
+    test_layers_of_the_host(kernels, name)
+    assert max(one.sizes for one in seen) == sizes
+
+
 @pytest.mark.parametrize("edges", [1, 2])
 @pytest.mark.parametrize("form", [DeepBent, Attended, ByHeads, Keeps, OwnModules, SideBySide])
 def test_few_edges(kernels, form, edges):

@@ -34,7 +34,8 @@ class Generated(NamedTuple):
     [out, in], ``bias`` [out]: of a linear map that each message goes through in the end, which is
     done with their sums. ``before``: what is written for each edge before, and inputs are made of:
     messages with how ("rows" or "heads", as of `at_edges`), and numbers of columns with
-    "softmax"."""
+    "softmax". ``made``: how many inputs are computed for the call, as by a linear map of features,
+    rather than passed to it."""
 
     expression: Expression
     inputs: tuple[Tensor, ...]
@@ -44,6 +45,7 @@ class Generated(NamedTuple):
     weight: Tensor | None = None
     bias: Tensor | None = None
     before: tuple[tuple[Any, str], ...] = ()
+    made: int = 0
 
     @property
     def tensors(self) -> dict[str, tuple[Tensor, str]]:
@@ -55,10 +57,12 @@ class Generated(NamedTuple):
         return {**found, **{name: (t, "p") for name, t in more.items() if t is not None}}
 
     @property
-    def sizes(self) -> tuple[int, int]:
-        """How many inputs there are, with those of what is written before, and of this how much."""
-        return len(self.all_inputs), len(self.before) + sum(
-            one.sizes[1] for one, of in self.before if of in WRITTEN)
+    def sizes(self) -> tuple[int, int, int]:
+        """How many inputs there are, with those of what is written before, of this how much, and
+        how many of the inputs are computed for the call."""
+        written = [one.sizes for one, of in self.before if of in WRITTEN]
+        return (len(self.all_inputs), len(self.before) + sum(size[1] for size in written),
+                self.made + sum(size[2] for size in written))
 
     @property
     def all_inputs(self) -> tuple[Tensor, ...]:

@@ -103,11 +103,12 @@ def _on_cuda(graph: OpGraph, given: Aggregation, mode: str) -> Estimate:
 
 
 def _besides(more: Generated, mode: str) -> float:
-    """Launches for what is written for each edge before a message, and for many inputs."""
+    """Launches for what is written for each edge before a message, for many inputs, and for those
+    that are computed for the call."""
     rates = constants()["aggregation"]["cuda"]["generated"]
-    inputs, before = more.sizes
+    inputs, before, made = more.sizes
     return (max(0, inputs - rates["free"]) * rates["input"][mode]
-            + before * rates["before"][mode])
+            + before * rates["before"][mode] + made * rates["made"][mode])
 
 
 def _against_product(graph: OpGraph, given: Aggregation, mode: str,

@@ -130,7 +130,8 @@ class Message(NamedTuple):
         before = {one: one.stand_in(given, graph) for leaf in self.leaves for one in leaf.names
                   if isinstance(one, Before)}
         return Generated(self.expression, self._stand_ins(given, graph), self.numbers, self.shape,
-                         self.seen, weight, before=tuple(before.values()))
+                         self.seen, weight, before=tuple(before.values()),
+                         made=sum(len(leaf.roots) > 1 for leaf in self.leaves))
 
     def _inputs(self, given: CallArguments) -> tuple[Tensor, ...]:
         """Computed from the arguments of a call."""

@@ -33,18 +33,47 @@ class Step(NamedTuple):
 
 class Expression(NamedTuple):
     """A message. ``numbers``: how many there are, the same for all edges, with no gradient;
-    ``out``: which value the message is."""
+    ``out``: which value the message is. ``score``: the value whose softmax over the edges that
+    enter a node is multiplied with it, if there is one: the same for all channels of a head."""
 
     inputs: tuple[Input, ...]
     numbers: int
     steps: tuple[Step, ...]
     out: int
+    score: int | None = None
+
+    @property
+    def first(self) -> int:
+        """The value that the first step makes."""
+        return len(self.inputs) + self.numbers
+
+    def made_of(self, value: int) -> set[int]:
+        """The values that one is made of, and itself, but for those that only its sums over
+        channels are made of."""
+        found, left = set(), [value]
+        while left:
+            k = left.pop()
+            if k not in found:
+                found.add(k)
+                if k >= self.first and self.steps[k - self.first].op != CHANNEL_SUM:
+                    left += self.steps[k - self.first].args
+        return found
+
+    @property
+    def scored_by_head(self) -> bool:
+        """Whether the score is made of numbers for each head alone, and its operations make nothing
+        else."""
+        assert self.score is not None
+        score = self.made_of(self.score)
+        others = self.made_of(self.out).union(
+            *(self.made_of(self.steps[k - self.first].args[0]) for k in self.sums))
+        return (all(one.mode != "row" for k, one in enumerate(self.inputs) if k in score)
+                and not any(k >= self.first for k in score & others))
 
     @property
     def sums(self) -> tuple[int, ...]:
         """The values that are sums over channels."""
-        first = len(self.inputs) + self.numbers
-        return tuple(k for k, step in enumerate(self.steps, first) if step.op == CHANNEL_SUM)
+        return tuple(k for k, step in enumerate(self.steps, self.first) if step.op == CHANNEL_SUM)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -54,13 +83,14 @@ class Expression(NamedTuple):
     def __str__(self) -> str:
         """As a formula, in which long parts are called as in the kernels."""
         names = self.names
-        texts = list(names[:len(self.inputs) + self.numbers])
+        texts = list(names[:self.first])
         for op, args in self.steps:
             given = [texts[a] if len(texts[a]) <= _LONG else names[a] for a in args]
             sign = _SIGNS.get(op)
             texts.append(f"({given[0]} {sign} {given[1]})" if sign
                          else f"{op}({', '.join(given)})")
-        return texts[self.out]
+        return (texts[self.out] if self.score is None
+                else f"softmax({texts[self.score]}) * {texts[self.out]}")
 
 
 @functools.lru_cache(maxsize=512)

@@ -12,7 +12,7 @@ from gnnaccel.cuda.aggregate import factored
 from gnnaccel.cuda.column_sum import column_sum
 from gnnaccel.cuda.expression import Expression
 from gnnaccel.cuda.launch import THREADS, Kernels, grid, pointer, workspace
-from gnnaccel.cuda.layout import layout_for
+from gnnaccel.cuda.layout import Layout, layout_for
 from gnnaccel.cuda.structure import Rows
 
 Numbers = tuple[float, ...]
@@ -54,14 +54,14 @@ def at_edges(graph: Rows, expression: Expression, seen: tuple[int, int],
     All else as of `forward`.
     """
     heads, width = seen
-    _check(graph, expression, seen, inputs)
+    check(graph, expression, seen, inputs)
     layout = layout_for(heads, width)
     compiled = kernels(expression, heads, width, graph.wide, of="heads" if summed else "rows")
     launch = graph.launch()
     out = torch.empty((graph.other.shape[0], heads if summed else heads * width),
                       device=graph.indptr.device)
     compiled("at_edges")(grid(launch.slots + graph.rows, layout), THREADS, 0,
-                         launch.graph + launch.split + _arguments(inputs, numbers)
+                         launch.graph + launch.split + arguments(inputs, numbers)
                          + (out.data_ptr(),))
     return out
 
@@ -76,14 +76,14 @@ def forward(graph: Rows, expression: Expression, seen: tuple[int, int],
     are in a fixed order. ValueError for a tensor that does not fit.
     """
     heads, width = seen
-    _check(graph, expression, seen, inputs)
+    check(graph, expression, seen, inputs)
     layout, compiled = layout_for(heads, width), kernels(expression, heads, width, graph.wide)
     device, launch = graph.indptr.device, graph.launch()
     out = torch.empty((graph.rows, heads * width), device=device)
     part = torch.empty((launch.chunks, heads * width), device=device) if launch.chunks else None
     at, mean_ = 0 if part is None else part.data_ptr(), np.int32(mean)
     compiled("forward")(grid(launch.slots + graph.rows, layout), THREADS, 0,
-                        launch.graph + launch.split + _arguments(inputs, numbers)
+                        launch.graph + launch.split + arguments(inputs, numbers)
                         + (mean_, out.data_ptr(), at))
     if launch.heavy:
         compiled("merge")(grid(launch.heavy, layout), THREADS, 0, launch.merge + (
@@ -102,7 +102,7 @@ def extremum(graph: Rows, expression: Expression, seen: tuple[int, int],
     All else as of `forward`.
     """
     heads, width = seen
-    _check(graph, expression, seen, inputs)
+    check(graph, expression, seen, inputs)
     layout = layout_for(heads, width)
     compiled = kernels(expression, heads, width, graph.wide, of=reduce)
     device, launch = graph.indptr.device, graph.launch()
@@ -110,7 +110,7 @@ def extremum(graph: Rows, expression: Expression, seen: tuple[int, int],
     counts = torch.empty_like(out) if train else None
     memory, (part, _, _) = workspace(launch.chunks, (2 * heads * width, 0, 0), device)
     compiled("forward")(grid(launch.slots + graph.rows, layout), THREADS, 0,
-                        launch.graph + launch.split + _arguments(inputs, numbers)
+                        launch.graph + launch.split + arguments(inputs, numbers)
                         + (out.data_ptr(), pointer(counts), part))
     if launch.heavy:
         compiled("merge")(grid(launch.heavy, layout), THREADS, 0,
@@ -134,26 +134,47 @@ def gradients(graph: Rows, expression: Expression, seen: tuple[int, int],
     found = message_text.wanted(expression, needs, by_row)
     if not found:
         return {}
-    layout, device, launch = layout_for(heads, width), graph.indptr.device, graph.launch()
+    layout, launch = layout_for(heads, width), graph.launch()
     compiled = kernels(expression, heads, width, graph.wide, needs, by_row, of)
-    sizes = {"row": heads * width, "head": heads, "one": layout.tiles}
-    results, parts = {}, {}
-    for k in found:
-        end, mode = expression.inputs[k]
-        rows = inputs[k].shape[0] if end == "e" else graph.rows
-        results[k] = torch.empty((rows, sizes[mode]), device=device)
-        if end != "e":
-            parts[k] = torch.empty((launch.chunks, sizes[mode]), device=device)
-    ends = [results[k].data_ptr() for k in found]
-    at = {k: part.data_ptr() for k, part in parts.items()}
+    memory = Gradients(graph, expression, layout, found, inputs)
     compiled("gradients")(grid(launch.slots + graph.rows, layout), THREADS, 0,
-                          launch.graph + launch.split + _arguments(inputs, numbers)
-                          + (grad.data_ptr(), *(() if best is None else (best.data_ptr(),)), *ends,
-                             *at.values()))
-    if launch.heavy and parts:
-        pairs = [p for k, part in at.items() for p in (part, results[k].data_ptr())]
-        compiled("merge")(grid(launch.heavy, layout), THREADS, 0, launch.merge + tuple(pairs))
-    return results
+                          launch.graph + launch.split + arguments(inputs, numbers)
+                          + (grad.data_ptr(), *(() if best is None else (best.data_ptr(),)),
+                             *memory.pointers))
+    memory.merge(compiled)
+    return memory.results
+
+
+class Gradients:
+    """Memory for the gradients ``found`` of one pass over ``graph``: ``results`` by number of the
+    input, for those that are sums a part for each chunk, and the addresses of all of them."""
+
+    def __init__(self, graph: Rows, expression: Expression, layout: Layout, found: list[int],
+                 inputs: tuple[Tensor, ...]):
+        sizes = {"row": layout.heads * layout.width, "head": layout.heads, "one": layout.tiles}
+        self.launch, self.layout, device = graph.launch(), layout, graph.indptr.device
+        self.results: dict[int, Tensor] = {}
+        self.parts: dict[int, Tensor] = {}
+        for k in found:
+            end, mode = expression.inputs[k]
+            rows = inputs[k].shape[0] if end == "e" else graph.rows
+            self.results[k] = torch.empty((rows, sizes[mode]), device=device)
+            if end != "e":
+                self.parts[k] = torch.empty((self.launch.chunks, sizes[mode]), device=device)
+
+    @property
+    def pointers(self) -> tuple[int, ...]:
+        return tuple([t.data_ptr() for those in (self.results, self.parts)
+                      for t in those.values()])
+
+    def merge(self, compiled: Kernels) -> None:
+        """Adds up the parts of split rows."""
+        launch = self.launch
+        if launch.heavy and self.parts:
+            pairs = [p for k, part in self.parts.items()
+                     for p in (part.data_ptr(), self.results[k].data_ptr())]
+            compiled("merge")(grid(launch.heavy, self.layout), THREADS, 0,
+                              launch.merge + tuple(pairs))
 
 
 def entries(expression: Expression, needs: tuple[bool, ...], by_row: bool) -> tuple[str, ...]:
@@ -170,11 +191,11 @@ def total(rows: Tensor) -> Tensor:
     return column_sum(rows) if rows.shape[0] else rows.new_zeros(rows.shape[1])
 
 
-def _arguments(inputs: tuple[Tensor, ...], numbers: Numbers) -> tuple:
+def arguments(inputs: tuple[Tensor, ...], numbers: Numbers) -> tuple:
     return (*(t.data_ptr() for t in inputs), *map(np.float32, numbers))
 
 
-def _check(graph: Rows, expression: Expression, seen: tuple[int, int],
+def check(graph: Rows, expression: Expression, seen: tuple[int, int],
            inputs: tuple[Tensor, ...]) -> None:
     sizes = {"row": seen[0] * seen[1], "head": seen[0], "one": 1}
     edges, device = graph.other.shape[0], graph.indptr.device

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import pytest
 
-from gnnaccel.cuda import generated, message_text, sources
+from gnnaccel.cuda import generated, generated_attention, message_text, sources
 from gnnaccel.cuda.expression import CHANNEL_SUM, OPERATIONS, Expression, Input, Step
 from tests import nvrtc
 
@@ -50,6 +50,29 @@ def test_generated_kernels_compile(case, wide, arch, reduce):
     passes = ((), (needs, True), (needs, False))
     for more in passes if reduce != "min" else passes[:1]:  # whose backward is that of "max"
         found = generated.kernels(of, *seen, wide, *more, of=reduce)
+        text = sources.source(found.family)
+        assert nvrtc.compile_text(text, found.defines, arch)[:4] == b"\x7fELF"
+
+
+#: softmax(leaky_relu(sum of w * tanh(i + j)) / n + e) * (sigmoid(i) * (j * norm + e)), norm by a sum
+#: over channels of j; all of it in numbers that heads have, too
+ATTENTION = Expression(
+    (Input("i", "row"), Input("j", "row"), Input("p", "row"), Input("e", "head"), Input("j", "row"),
+     Input("e", "row"), Input("j", "head"), Input("p", "one")), 2,
+    (Step("add", (0, 1)), Step("tanh", (10,)), Step("mul", (2, 11)), Step(CHANNEL_SUM, (12,)),
+     Step("leaky_relu", (13, 8)), Step("div", (14, 9)), Step("add", (15, 3)), Step("add", (16, 6)),
+     Step("mul", (17, 7)), Step("square", (4,)), Step(CHANNEL_SUM, (19,)), Step("rsqrt", (20,)),
+     Step("mul", (4, 21)), Step("add", (22, 5)), Step("sigmoid", (0,)), Step("mul", (24, 23))),
+    25, 18)
+
+
+@pytest.mark.parametrize("seen, wide, arch", [((8, 8), False, 75), ((1, 64), True, 90),
+                                              ((40, 33), False, 80), ((1, 512), False, 120)])
+def test_attention_compiles(seen, wide, arch):
+    assert ATTENTION.scored_by_head
+    needs = (True,) * len(ATTENTION.inputs)
+    for more in ((), (needs, True), (needs, False), ((False, True, *needs[2:]), False)):
+        found = generated_attention.kernels(ATTENTION, *seen, wide, *more)
         text = sources.source(found.family)
         assert nvrtc.compile_text(text, found.defines, arch)[:4] == b"\x7fELF"
 

@@ -25,7 +25,8 @@
 
 typedef float Heads[KH];
 
-__device__ __forceinline__ float sigmoid(float x) { return 1.f / (1.f + expf(-x)); }
+// A division without its branches: the last bit may be another one.
+__device__ __forceinline__ float sigmoid(float x) { return __fdividef(1.f, 1.f + expf(-x)); }
 __device__ __forceinline__ float sign(float x) { return (float)((x > 0.f) - (x < 0.f)); }
 __device__ __forceinline__ float gelu(float x) {
     return __fmul_rn(0.5f * x, 1.f + erff(x * 0.70710678119f));
@@ -119,12 +120,14 @@ __device__ __forceinline__ void merge_numbers(const Lanes& at, const int4& row, 
     if (blockIdx.y != 0) return;
     for (int n = at.lane; n < width; n += 32) {
         float sum = 0.f;
+#pragma unroll 8
         for (int i = 0; i < row.z; ++i) sum += part[(u64)(row.y + i) * width + n];
         out[(u64)row.x * width + n] = sum;
     }
 }
 
-// `walk` in steps that all slots take together, so that `use` may exchange numbers between lanes.
+// `walk` in steps that all slots take together, so that `use` may exchange numbers between lanes, and
+// all loads of a step are in flight together.
 template <class Edge, int Ahead, class Load, class Use>
 __device__ __forceinline__ void walk_together(const Lanes& at, const Item& it, const Load& load,
                                               const Use& use) {
@@ -135,6 +138,7 @@ __device__ __forceinline__ void walk_together(const Lanes& at, const Item& it, c
             const OFF_T position = first + u * SLOTS + at.slot;
             load(e[u], position, position < it.end);
         }
+        __syncwarp();  // or the compiler would begin to use the first of these before it loads the last
 #pragma unroll
         for (int u = 0; u < Ahead; ++u) {
             const OFF_T position = first + u * SLOTS + at.slot;

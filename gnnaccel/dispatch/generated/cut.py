@@ -73,11 +73,13 @@ def _reached(tree: Tree) -> set[int]:
 
 def _still(leaf: Leaf, base: Leaf | None) -> Leaf:
     """The same numbers without a gradient. ``base``: what they are then a view of, if anything."""
-    return Leaf(leaf.end, _without_gradient(leaf.make), leaf.tail, leaf.names,
-                tuple(map(_without_gradient, leaf.roots)), base, leaf.blocks)
+    return Leaf(leaf.end, without_gradient(leaf.make), leaf.tail, leaf.names,
+                tuple(map(without_gradient, leaf.roots)), base, leaf.blocks)
 
 
-def _without_gradient(make: Make) -> Make:
+def without_gradient(make: Make) -> Make:
+    """Makes the same without gradients."""
+
     def made(given: dict) -> Tensor:
         with torch.no_grad():
             return make(given).detach()

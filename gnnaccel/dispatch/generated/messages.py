@@ -3,14 +3,14 @@ kernels that are written for it."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gnnaccel.cuda import edge_softmax, generated
+from gnnaccel.cuda import edge_softmax, generated, generated_attention
 from gnnaccel.cuda.expression import CHANNEL_SUM, Expression
 from gnnaccel.cuda.launch import dense
 from gnnaccel.dispatch.generated.tree import BY_TORCH
@@ -24,7 +24,7 @@ from gnnaccel.dispatch.run.autograd import Operation, wants_grad
 _TARGETS = {"j": "u", "i": "v", "e": "e", "p": "p"}
 EXTREMA, WRITTEN = generated.EXTREMA, generated.WRITTEN
 REDUCES = ("sum", "mean", *EXTREMA)
-_MOST = 12  # rows of inputs, and twice as many inputs in all: each takes registers of every lane
+MOST = 12  # rows of inputs, and twice as many inputs in all: each takes registers of every lane
 
 
 class Generated(NamedTuple):
@@ -129,7 +129,7 @@ def unfit(graph: OpGraph, x: Tensor, more: Generated) -> Reason | None:
         if why is not None:
             return why
     rows = sum(one.mode == "row" for one in more.expression.inputs)
-    if rows > _MOST or len(more.inputs) > 2 * _MOST:
+    if rows > MOST or len(more.inputs) > 2 * MOST:
         return reason("GA208", f"a message of {len(more.inputs)} tensors, {rows} of them with a "
                       "number for each channel")
     heads, width = more.seen
@@ -147,7 +147,8 @@ def unfit(graph: OpGraph, x: Tensor, more: Generated) -> Reason | None:
 
 
 def made(graph: OpGraph, more: Generated, take: Callable = torch_ops.take) -> Tensor:
-    """[E, *out]: the messages, on torch operations. ``take``: as in `ops.messages.made`."""
+    """[E, *out]: the messages, on torch operations, with their weights. ``take``: as in
+    `ops.messages.made`."""
     heads, width = more.seen
     shapes = {"row": (-1, heads, width), "head": (-1, heads, 1), "one": (-1, 1, 1)}
     values: list = []
@@ -159,7 +160,9 @@ def made(graph: OpGraph, more: Generated, take: Callable = torch_ops.take) -> Te
         given = [values[a] for a in args]
         values.append(given[0].expand(-1, heads, width).sum(-1, keepdim=True)
                       if op == CHANNEL_SUM else BY_TORCH[op](*given))
-    found = values[more.expression.out]
+    found, score = values[more.expression.out], more.expression.score
+    if score is not None:
+        found = torch_ops.edge_softmax(graph, values[score]) * found
     found = found.expand(graph.num_edges, heads, width).reshape(-1, *more.shape)
     return found if more.weight is None else F.linear(found, more.weight, more.bias)
 
@@ -174,6 +177,9 @@ def prepare(more: Generated, of: str, grad: bool) -> None:
             for entry in edge_softmax.ENTRIES[:4 if grad else 2]:
                 edge_softmax.kernels(one, torch.float32, False)(entry)
     heads, width = more.seen
+    if more.expression.score is not None:
+        _prepare_attention(more, grad)
+        return
     for entry in ("at_edges",) if of in WRITTEN else ("forward", "merge"):
         generated.kernels(more.expression, heads, width, False, of=of)(entry)
     needs = tuple(t.requires_grad for t in more.inputs)
@@ -181,6 +187,17 @@ def prepare(more: Generated, of: str, grad: bool) -> None:
         found = generated.entries(more.expression, needs, by_row) if grad else ()
         for entry in found:
             generated.kernels(more.expression, heads, width, False, needs, by_row, of)(entry)
+
+
+def _prepare_attention(more: Generated, grad: bool) -> None:
+    needs = tuple(t.requires_grad for t in more.inputs)
+    for entry in ("forward", "merge"):
+        generated_attention.kernels(more.expression, *more.seen, False)(entry)
+    if grad:
+        for by_row, entries in generated_attention.entries(more.expression, needs).items():
+            for entry in entries:
+                generated_attention.kernels(more.expression, *more.seen, False, needs,
+                                            by_row)(entry)
 
 
 def key(more: Generated, of: str) -> tuple:
@@ -193,8 +210,10 @@ def key(more: Generated, of: str) -> tuple:
 
 def run(graph: OpGraph, reduce: str, more: Generated) -> Tensor:
     """[num_dst, *out]: one of `REDUCES` of the messages, by kernels. The largest and smallest have
-    no linear map in the end."""
-    kind = GeneratedExtremum if reduce in EXTREMA else GeneratedSum
+    no linear map in the end, and just sums are weighted."""
+    kind: type[_Reduced] = GeneratedExtremum if reduce in EXTREMA else GeneratedSum
+    if more.expression.score is not None:
+        kind = GeneratedAttention
     out = kind(graph, reduce, more).apply(*more.inputs)
     if more.weight is None:
         return out
@@ -237,6 +256,11 @@ class _Reduced(Operation):
                 rows = view.csc() if by_row else view.csr_by_id()
                 found.update(generated.gradients(rows, more.expression, more.seen, given,
                                                  more.numbers, grad, needs, by_row, of, best))
+        return self._of_inputs(found, inputs)
+
+    def _of_inputs(self, found: dict[int, Tensor],
+                   inputs: Sequence[Tensor]) -> list[Tensor | None]:
+        """What the kernels found, as the inputs are."""
         return [self._whole(k, found[k], t) if k in found else None for k, t in enumerate(inputs)]
 
     def _whole(self, k: int, grad: Tensor, of: Tensor) -> Tensor:
@@ -271,6 +295,28 @@ class GeneratedSum(_Reduced):
         if self.reduce == "mean":
             grad = grad * self.graph.view().inverse_degree().unsqueeze(1)
         return self._gradients(needs, saved, grad)
+
+
+class GeneratedAttention(_Reduced):
+    """Sums of messages that a softmax over neighbours weights, in one pass."""
+
+    __slots__ = ()
+
+    def forward(self, needs, *inputs):
+        more = self.more
+        out, kept = generated_attention.forward(
+            self.graph.view().csc(), more.expression, more.seen, tuple(map(dense, inputs)),
+            more.numbers, any(needs))
+        return out.view(-1, *more.shape).detach(), (*inputs, *(kept or ()))
+
+    def backward(self, needs, saved, grad):
+        more, view = self.more, self.graph.view()
+        inputs, kept = saved[:-3], generated_attention.Kept(*saved[-3:])
+        grad = dense(grad.reshape(grad.shape[0], math.prod(more.shape)))
+        found = generated_attention.gradients(
+            view.csc(), view.csr_by_id, more.expression, more.seen, tuple(map(dense, inputs)),
+            more.numbers, grad, kept, needs)
+        return self._of_inputs(found, inputs)
 
 
 class GeneratedExtremum(_Reduced):

@@ -55,6 +55,10 @@ class Call(NamedTuple):
 
 Tree = Leaf | Number | Call
 
+#: in place of an operation, of a message and a score: the message, weighted by the softmax of the
+#: score over the edges that enter a node. Nothing is made of it.
+WEIGHTED = "weighted"
+
 #: The operations on torch tensors, for what is computed before the kernels and where a backward is
 #: itself recorded.
 BY_TORCH: dict[str, Callable[..., Any]] = {
@@ -153,9 +157,10 @@ def expression(tree: Tree,
             steps.append(key)
         return numbered[key]
 
-    out = folded(tree, of_leaf, of_number, of_call)
+    trees = tree.args if isinstance(tree, Call) and tree.op == WEIGHTED else (tree,)
+    outs = [folded(one, of_leaf, of_number, of_call) for one in trees]
     place = {numbered[key]: k for k, key in enumerate((*inputs, *numbers, *steps))}
     made = Expression(tuple(Input(leaf.end, key[2]) for key, leaf in inputs.items()), len(numbers),
                       tuple(Step(key[0], tuple(place[a] for a in key[1:])) for key in steps),
-                      place[out])
+                      *(place[out] for out in outs))
     return made, list(inputs.values()), tuple(numbers.values())

@@ -138,6 +138,8 @@ class _Generated:
         reduce, more = given.reduce, given.more
         if type(reduce) is not str or reduce not in generated.REDUCES:
             return reason("GA208", f"{aggregation.named(reduce)} of generated messages")
+        if more.expression.score is not None and reduce != "sum":
+            return reason("GA208", f"{reduce} of messages that a softmax weights")
         if more.weight is not None and reduce in generated.EXTREMA:
             return reason("GA208", f"{reduce} of generated messages that end in a linear map")
         grad = wants_grad(*more.all_inputs)

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gnnaccel.adapters.pyg.propagate.expressed import AtEdges, Once, Softmax, expressed
+from gnnaccel.adapters.pyg.propagate.expressed import (AtEdges, Before, Once, Softmax,
+                                                       expressed)
 from gnnaccel.adapters.pyg.propagate.pointwise import (FEW, Rows, about, channel, made_rows,
                                                        viewed, whole)
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
@@ -23,6 +24,7 @@ from gnnaccel.adapters.pyg.propagate.traced import Param, Value, applied
 from gnnaccel.adapters.pyg.propagate.traced_modules import parameter
 from gnnaccel.adapters.pyg.propagate.tracing import Special
 from gnnaccel.cuda.layout import MAX_WIDTH
+from gnnaccel.dispatch.generated.cut import without_gradient
 from gnnaccel.dispatch.generated.tree import Call, Leaf, Number, Tree, leaves
 
 _INPUTS = 9  # rows that channels which are apart may bring to a kernel
@@ -114,6 +116,8 @@ def at_edges(value: Rows) -> Rows:
 def _more_than_one(tree: Tree) -> bool:
     """Whether there is more than one operation, with sums over channels, or something that has to
     be repeated in blocks."""
+    if isinstance(tree, Leaf):
+        return bool(tree.blocks)
     calls = [] if not isinstance(tree, Call) else [tree, *(a for a in tree.args
                                                            if isinstance(a, Call))]
     return len(calls) > 1 or any(leaf.blocks or (type(leaf.make) is AtEdges and leaf.make.summed)
@@ -168,8 +172,26 @@ def dropout(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False
         raise Unseen
     if not training or p == 0:
         return x
-    x = at_edges(x)
+    rows: Any = x.alone()  # whose operators are set for all stand-ins
+    if isinstance(rows.tree, Leaf) and type(rows.tree.make) is Softmax:
+        return rows * _mask(rows, p)
+    x = at_edges(rows)
     return _by_torch(x, F.dropout, (x, p, True), {})
+
+
+def _mask(x: Rows, p: float) -> Rows:
+    """What dropout multiplies weights with: kernels that make weights take it as it is."""
+    leaf, tail, dtype = x.tree, tuple(x.meta.shape[1:]), x.meta.dtype
+    assert isinstance(leaf, Leaf)
+
+    def make(given: Any) -> Tensor:
+        device = leaf.roots[0](given).device
+        ones = torch.ones((given.graph.num_edges, *tail), dtype=dtype, device=device)
+        return F.dropout(ones, p, True)
+
+    names = frozenset(one for one in leaf.names if not isinstance(one, Before))
+    roots = tuple(map(without_gradient, leaf.roots))
+    return made_rows("e", Once(make), x.meta, names, roots)
 
 
 def through(value: Rows, module: nn.Module) -> Rows:
@@ -211,7 +233,7 @@ def softmax(src: Any, index: Any = None, ptr: Any = None, num_nodes: Any = None,
     if end != "e" or not math.prod(tail):
         raise Unseen
     tree = rows.tree
-    make = Softmax(lambda given: whole(tree, tail, given), tail)
+    make = Softmax(lambda given: whole(tree, tail, given), src.alone().tree, tail)
     return made_rows("e", make, rows.meta, names | {make}, roots)
 
 

@@ -76,10 +76,11 @@ class AtEdges(Before):
 
 
 class Softmax(Before):
-    """The softmax of rows of the edges, ``make`` [E, *tail], over those that enter each node."""
+    """The softmax of rows of the edges, ``make`` [E, *tail], over those that enter each node;
+    ``tree``: of what they are made."""
 
-    def __init__(self, make: Make, tail: tuple[int, ...]):
-        self.count = math.prod(tail)
+    def __init__(self, make: Make, tree: Tree, tail: tuple[int, ...]):
+        self.tree, self.tail, self.count = tree, tail, math.prod(tail)
         super().__init__(lambda given: cuda_functions.edge_softmax(
             given.graph, make(given).reshape(-1, self.count), "v"))
 
@@ -91,7 +92,8 @@ class Message(NamedTuple):
     """A message, ready for its calls. ``leaves``: those of the inputs of the ``expression``;
     ``shape``: of a message; ``seen``: (heads, width) for the kernels; ``after``: of a linear map of
     the sums its weight, its bias, the tensors of which these are made, and its channels;
-    ``mapped``: the same message with that map in the expression, if it can be there."""
+    ``mapped``: the same message with that map in the expression, if it can be there; ``weighted``:
+    the same with the softmax that it is multiplied with as a score of the expression, if it is."""
 
     expression: Expression
     leaves: tuple[Leaf, ...]
@@ -100,6 +102,7 @@ class Message(NamedTuple):
     seen: tuple[int, int]
     after: tuple[Make, Make | None, tuple[Make, ...], int] | None = None
     mapped: Any = None  # a `Message`
+    weighted: Any = None  # likewise
 
     @property
     def of_sources(self) -> bool:
@@ -107,8 +110,11 @@ class Message(NamedTuple):
         return any(leaf.end == "j" or any(isinstance(one, Before) for one in leaf.names)
                    for leaf in self.leaves)
 
-    def reduced_by(self, reduces: tuple[Reduce, ...]) -> Message:
-        """The message for these reductions: a map can be done with sums and means alone."""
+    def reduced_by(self, reduces: tuple[Reduce, ...], keeps: bool = False) -> Message:
+        """The message for these reductions: a map can be done with sums and means alone, and a
+        softmax with sums. ``keeps``: the weights are asked for by themselves, too."""
+        if self.weighted is not None and not keeps and all(one == "sum" for one in reduces):
+            return self.weighted._replace(after=self.after)
         if self.mapped is None or all(one in ("sum", "mean") for one in reduces):
             return self
         return self.mapped

@@ -12,6 +12,7 @@ from gnnaccel.adapters.pyg.propagate import channels, linear_maps, pointwise, re
 from gnnaccel.adapters.pyg.propagate.expressed import Message, expressed
 from gnnaccel.adapters.pyg.propagate.pointwise_calls import OPERATIONS
 from gnnaccel.adapters.pyg.propagate.standins import Form, Unseen
+from gnnaccel.adapters.pyg.propagate.weighted import weighted
 from gnnaccel.cuda import driver
 from gnnaccel.dispatch.generated.messages import EXTREMA, Generated
 from gnnaccel.dispatch.ops import aggregation_messages
@@ -59,7 +60,9 @@ def found(out: Any, layer: Any) -> Message | None:
 
 
 def _of_rows(rows: pointwise.Rows) -> Message | None:
-    return expressed(rows.tree, tuple(rows.meta.shape[1:]))
+    shape = tuple(rows.meta.shape[1:])
+    message = expressed(rows.tree, shape)
+    return message and message._replace(weighted=weighted(rows.tree, shape))
 
 
 def _mapped(out: pointwise.Rows) -> Message | None:
@@ -86,7 +89,7 @@ def form(layer: Any, known: reading.Known, kwargs: dict, why: Reason) -> Form | 
     source = next((name for name, end in found.ends if end == "j"), None)
     if source is None or not found.message.of_sources:
         return why
-    message = found.message.reduced_by(reading.reductions(layer, known))
+    message = found.message.reduced_by(reading.reductions(layer, known), bool(found.kept))
     if layer.node_dim not in (0, -1 - len(message.shape)):
         return reason("GA206", f"messages of {len(message.shape) + 1} dimensions, "
                       f"node_dim={layer.node_dim}")

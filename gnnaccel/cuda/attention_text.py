@@ -1,0 +1,232 @@
+"""The text of the kernels for messages that are weighted by a softmax over neighbours: an
+`Expression` with a ``score``.
+
+``forward`` computes scores, softmax and weighted sum in one pass over the edges by destination.
+``gradients`` by destination computes them again, with what reaches each edge's score of a gradient:
+
+    of_score = weight * sum over the head's channels of grad * (message - out)
+
+where message is what was weighted, and out the result. Of what `handed` names it writes, for each
+edge, what ``gradients`` by source reads there, so that no score is computed a third time.
+
+The difference is taken before the sum. Where a row has one edge that counts, message and out are
+the same bits, and of_score is 0.
+"""
+from __future__ import annotations
+
+import functools
+import string
+
+from gnnaccel.cuda.expression import OPERATIONS, Expression
+from gnnaccel.cuda.message_text import CLEAR, KERNEL, MERGE, PLACES, START, TYPES, Writer, wanted
+
+_RESULTS = ("float* __restrict__ out, float* __restrict__ kept,\n        "
+            "float* __restrict__ bases, float* __restrict__ shares")
+_PARTS = ("float* __restrict__ part, float* __restrict__ part_tops,\n        "
+          "float* __restrict__ part_sums")
+
+
+@functools.lru_cache(maxsize=512)
+def forward(expression: Expression) -> str:
+    """The kernels ``forward`` and ``merge``: sums of weighted messages."""
+    w = _Writer(expression, "ip")
+    body = [*w.totals("je"), *w.scores("je"), "if (on) {", "    Heads before, weight;",
+            "    weigh(score, found, before, weight);", "    EACH_CHANNEL {",
+            *w.values("je", expression.out),
+            f"    found.row[k][c] = fmaf(weight[k / KV], {w.names[expression.out]},",
+            "                           found.row[k][c] * before[k / KV]);", "    }", "}"]
+    constant = _PARTS.replace("float*", "const float*")
+    return w.head() + f"""\
+{KERNEL}forward(GRAPH,
+        {w.parameters()}{_RESULTS},
+        {_PARTS}) {{
+{START}{w.own()}    Attended found;
+    clear_attended(found);
+{w.walk(w.way, "je", body)}    const Results to = {{out, kept, bases, shares}};
+    store_total(at, it, found, to, part, part_tops, part_sums);
+}}
+
+{KERNEL}merge(MERGE, {constant}, {_RESULTS}) {{
+{MERGE}    Attended found;
+    join_chunks(at, row, part, part_tops, part_sums, found);
+    const Results to = {{out, kept, bases, shares}};
+    if (at.slot == 0) finish(at, row.x, true, found, to);
+}}
+"""
+
+
+def handed(expression: Expression, needs: tuple[bool, ...]) -> list[int]:
+    """The values of which the pass by destination writes for each edge and head what reaches them
+    through the score, for the pass by source: sums over channels, and inputs there."""
+    w, found = _Writer(expression, ""), wanted(expression, needs, False)
+    active = w.active(found)
+    return [k for k in sorted(w.score) if k in found or (k in w.sums and k in active)]
+
+
+@functools.lru_cache(maxsize=512)
+def backward(expression: Expression, needs: tuple[bool, ...], by_row: bool) -> str:
+    """The kernels ``gradients`` and ``merge``, by destination or by source; arguments as of
+    `message_text.backward`."""
+    return (_by_destination if by_row else _by_source)(expression, needs)
+
+
+def _by_destination(expression: Expression, needs: tuple[bool, ...]) -> str:
+    w, found = _Writer(expression, "ip"), wanted(expression, needs, True)
+    given = handed(expression, needs)
+    stored, summed = w.apart(found)
+    for_source = bool(wanted(expression, needs, False))
+    body = [*w.totals("je"), *w.scores("je"), *_OF_SCORE_BEGIN, "EACH_CHANNEL {",
+            *w.values("je", expression.out),
+            "    of_score[k / KV] += at.owns(k / KV, k % KV)",
+            f"        ? grad_own[k][c] * ({w.names[expression.out]} - kept_own[k][c]) : 0.f;", "}",
+            "sum_channels(of_score);", "EACH_HEAD of_score[k / KV] *= weight[k / KV];"]
+    body += [f"{TYPES[w.modes[k]]} to_{w.names[k]}; {CLEAR[w.modes[k]].format('to_' + w.names[k])}"
+             for k in stored]
+    reaching = "grad_own[k][c] * weight[k / KV]"
+    body += [*w.through_score("je", found, given, stored), *w.adjoint_totals(found, reaching, "je"),
+             "EACH_CHANNEL {", *w.values("je"), *w.adjoints(found, reaching),
+             *(w.added(k, k in stored, True) for k in found), "}"]
+    body += [f"sum_channels(to_{w.names[k]});" for k in stored]
+    writes = [(f"{w.names[k]}_grad", f"to_{w.names[k]}") for k in stored]
+    if for_source:
+        writes += [("weights", "weight"), *((f"to_{w.names[k]}_rows", f"of_{w.names[k]}_total")
+                                            for k in given)]
+    if writes:
+        body += ["if (on) {", *(f"    store(at, {name}, (u64)e.edge, {value});"
+                                for name, value in writes), "}"]
+    results = ("grad", "kept", "bases", "shares")
+    arguments = [*(f"const float* __restrict__ {name}" for name in results),
+                 *_gradient_arguments(w, found, summed),
+                 *(f"float* __restrict__ {name}" for name, _ in writes[len(stored):])]
+    own = w.own([(name, "row" if name in ("grad", "kept") else "head") for name in results])
+    walk = w.walk("walk_together", "je", body, (), bool(writes))
+    return _kernels(w, summed, arguments, own, walk)
+
+
+_OF_SCORE_BEGIN = ("Heads weight, of_score; clear_heads(of_score);",
+                   "EACH_HEAD weight[k / KV] = exp_above(score[k / KV], bases_own[k / KV])",
+                   "    * shares_own[k / KV];")
+
+
+def _by_source(expression: Expression, needs: tuple[bool, ...]) -> str:
+    w, found = _Writer(expression, "jp"), wanted(expression, needs, False)
+    given = handed(expression, needs)
+    w.skip_unread(found)
+    reaching = "e.grad[k][c] * e.weights[k / KV]"
+    body = [f"const Heads& of_{w.names[k]}_total = e.to_{w.names[k]}_rows;" for k in given]
+    body += [*w.totals("ie"), *w.adjoint_totals(found, reaching, "ie"), "EACH_CHANNEL {",
+             *w.values("ie"), *w.adjoints(found, reaching),
+             *(w.added(k, False, True) for k in found), "}"]
+    body += [f"EACH_HEAD {w.led(k, f'{w.names[k]}_sum', f'of_{w.names[k]}_total[k / KV]')}"
+             for k in given if k < w.first]
+    at_edges = ["weights", *(f"to_{w.names[k]}_rows" for k in given)]
+    read = [("grad", "row", "from"), *((name, "head", "at_edge") for name in at_edges)]
+    arguments = ["const float* __restrict__ grad", *_gradient_arguments(w, found, found),
+                 *(f"const float* __restrict__ {name}" for name in at_edges)]
+    return _kernels(w, found, arguments, w.own(),
+                    w.walk("walk_together", "ie", body, read))
+
+
+def _gradient_arguments(w: _Writer, found: list[int], summed: list[int]) -> list[str]:
+    return [f"float* __restrict__ {w.names[k]}_{kind}"
+            for kind, those in (("grad", found), ("part", summed)) for k in those]
+
+
+def _kernels(w: _Writer, summed: list[int], arguments: list[str], own: str, walk: str) -> str:
+    listed = ",\n        ".join(arguments)
+    return w.head() + f"""\
+{KERNEL}gradients(GRAPH,
+        {w.parameters()}{listed}) {{
+{START}{own}{w.cleared(summed)}{walk}{w.stored(summed)}}}
+{w.merge(summed)}"""
+
+
+class _Writer(Writer):
+    """``score``: the values that the score is made of for each head."""
+
+    header = "generated_attention.cuh"
+
+    def __init__(self, expression: Expression, ends: str):
+        super().__init__(expression, ends)
+        assert expression.score is not None
+        self.score = expression.made_of(expression.score)
+
+    def apart(self, found: list[int]) -> tuple[list[int], list[int]]:
+        """Inputs at the edges, and the others."""
+        stored = [k for k in found if self.of.inputs[k].end == "e"]
+        return stored, [k for k in found if k not in stored]
+
+    def scores(self, at_edge: str) -> list[str]:
+        target = self.of.score
+        assert target is not None
+        return ["Heads score;", "EACH_HEAD {", *self.values(at_edge, target),
+                f"    score[k / KV] = {self.names[target]};", "}"]
+
+    def active(self, inputs: list[int]) -> set[int]:
+        """Without the operations that make the score: what goes through these is for heads."""
+        return {k for k in super().active(inputs)
+                if k < self.first or k in self.sums or k not in self.score}
+
+    def through_score(self, at_edge: str, inputs: list[int], given: list[int],
+                      stored: list[int]) -> list[str]:
+        """What reaches sums over channels and inputs through the score: of inputs it is added to
+        what reaches them otherwise."""
+        channels = self.active(inputs)
+        targets = {k for k in self.score
+                   if k in given or (k in self.sums and k in channels) or k in inputs}
+        if not targets:
+            return []
+        kept = sorted(k for k in targets if k in given or k >= self.first)
+        found = [f"Heads of_{self.names[k]}_total;" for k in kept]
+        found += ["EACH_HEAD {", *self.values(at_edge, self.of.score), *self._for_heads(targets)]
+        found += [f"    of_{self.names[k]}_total[k / KV] = of_{self.names[k]};" for k in kept]
+        found += ["    " + self.led(k, f"to_{self.names[k]}" if k in stored
+                                    else f"{self.names[k]}_sum", f"of_{self.names[k]}", True)
+                  for k in sorted(targets) if k in inputs]
+        return [*found, "}"]
+
+    def led(self, k: int, to: str, value: str, together: bool = False) -> str:
+        """Adds what belongs to a head to the gradient of an input."""
+        on = "on && " if together else ""
+        return f"{to}{PLACES[self.modes[k]]} += {on}leads(at, k / KV) ? {value} : 0.f;"
+
+    def _for_heads(self, targets: set[int]) -> list[str]:
+        """What reaches these values of ``of_score``, for one head."""
+        steps = [(k, *self.of.steps[k - self.first]) for k in sorted(self.score)
+                 if k >= self.first and k not in self.sums]
+        active = set(targets)
+        for k, op, args in steps:
+            if any(a in active and slope for a, slope in zip(args, OPERATIONS[op].slopes)):
+                active.add(k)
+        reached: dict[int, list[str]] = {self.of.score: ["of_score[k / KV]"]}  # type: ignore
+        found = []
+        for k in sorted(active, reverse=True):
+            name = self.names[k]
+            found.append(f"    const float of_{name} = {' + '.join(reached.get(k, ['0.f']))};")
+            if k < self.first or k in self.sums:
+                continue
+            op, args = self.of.steps[k - self.first]
+            given = [self.names[a] for a in args]
+            for a, slope in zip(args, OPERATIONS[op].slopes):
+                if a in active and slope:
+                    term = slope.format(*given, g=f"of_{name}", y=name)
+                    reached.setdefault(a, []).append(f"({term})")
+        return found
+
+    def skip_unread(self, inputs: list[int]) -> None:
+        """Leaves out all values that the gradients of these inputs are not made of."""
+        active, read = self.active(inputs), set[int]()
+        for k, (op, args) in enumerate(self.of.steps, self.first):
+            if k not in active or k in self.sums:
+                continue
+            for a, slope in zip(args, OPERATIONS[op].slopes):
+                if a in active and slope:
+                    names = {name for _, name, _, _ in string.Formatter().parse(slope) if name}
+                    read |= {k if name == "y" else args[int(name)] for name in names - {"g"}}
+        left = set(read)
+        while left:
+            k = left.pop()
+            args = () if k < self.first else self.of.steps[k - self.first].args
+            left |= set(args) - read
+            read |= set(args)
+        self.skipped = set(range(self.first + len(self.of.steps))) - read

@@ -1,0 +1,101 @@
+"""Launchers for kernels that are written for attention of users (`attention_text`)."""
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gnnaccel.cuda import attention_text, message_text, sources
+from gnnaccel.cuda.expression import Expression
+from gnnaccel.cuda.generated import Gradients, Numbers, arguments, check
+from gnnaccel.cuda.launch import THREADS, Kernels, grid, pointer, workspace
+from gnnaccel.cuda.layout import layout_for
+from gnnaccel.cuda.structure import Rows
+
+
+class Kept(NamedTuple):
+    """What backward needs of forward. ``out`` [rows, heads * width]: the result; ``bases``,
+    ``shares`` [rows, heads]: what scores are taken relative to, and 1 / sum of exponentials."""
+
+    out: Tensor
+    bases: Tensor
+    shares: Tensor
+
+
+@functools.lru_cache(maxsize=512)
+def kernels(expression: Expression, heads: int, width: int, wide: bool,
+            needs: tuple[bool, ...] | None = None, by_row: bool = True) -> Kernels:
+    """As `generated.kernels`, of an expression with a score."""
+    text = (attention_text.forward(expression) if needs is None
+            else attention_text.backward(expression, needs, by_row))
+    return Kernels(sources.write(text, "message"), layout_for(heads, width).defines() + (
+        ("ROW_T", "float"), ("OFF_T", "i64" if wide else "int"), ("DROPOUT", "0")))
+
+
+def forward(graph: Rows, expression: Expression, seen: tuple[int, int],
+            inputs: tuple[Tensor, ...], numbers: Numbers,
+            train: bool) -> tuple[Tensor, Kept | None]:
+    """fp32 [rows, heads * width]: for each row the sum of its edges' messages, each times its
+    softmax over the row's scores; 0 without edges, NaN where all scores are -inf. And with
+    ``train`` what `gradients` needs.
+
+    All else as of `generated.forward`.
+    """
+    heads, width = seen
+    check(graph, expression, seen, inputs)
+    layout, compiled = layout_for(heads, width), kernels(expression, heads, width, graph.wide)
+    device, launch = graph.indptr.device, graph.launch()
+    out = torch.empty((graph.rows, heads * width), device=device)
+    kept = Kept(torch.empty_like(out), *torch.empty((2, graph.rows, heads), device=device).unbind(
+        0)) if train else None
+    memory, parts = workspace(launch.chunks, (heads * width, heads, heads), device)
+    ends = (out.data_ptr(), *map(pointer, kept or (None,) * 3))
+    compiled("forward")(grid(launch.slots + graph.rows, layout), THREADS, 0,
+                        launch.graph + launch.split + arguments(inputs, numbers) + ends + parts)
+    if launch.heavy:
+        compiled("merge")(grid(launch.heavy, layout), THREADS, 0, launch.merge + parts + ends)
+    return out, kept
+
+
+def gradients(by_dst: Rows, by_src: Callable[[], Rows], expression: Expression,
+              seen: tuple[int, int], inputs: tuple[Tensor, ...], numbers: Numbers, grad: Tensor,
+              kept: Kept, needs: tuple[bool, ...]) -> dict[int, Tensor]:
+    """The gradients by number of the input, as `generated.gradients` gives those of each pass.
+
+    by_dst: as of `forward`; by_src: gives the graph by source, ``place`` the number of an edge.
+    grad: [rows, heads * width], contiguous, of the result.
+    """
+    heads, width = seen
+    layout = layout_for(heads, width)
+    found: dict[int, Tensor] = {}
+    handed: tuple[Tensor, ...] = ()  # from the first pass to the second
+    for by_row in entries(expression, needs):
+        graph = by_dst if by_row else by_src()
+        compiled = kernels(expression, heads, width, graph.wide, needs, by_row)
+        wanted = message_text.wanted(expression, needs, by_row)
+        memory, launch = Gradients(graph, expression, layout, wanted, inputs), graph.launch()
+        if by_row and message_text.wanted(expression, needs, False):
+            count = 1 + len(attention_text.handed(expression, needs))
+            handed = torch.empty((count, by_dst.other.shape[0], heads),
+                                 device=grad.device).unbind(0)
+        results = (grad, *(kept if by_row else ()))
+        compiled("gradients")(grid(launch.slots + graph.rows, layout), THREADS, 0,
+                              launch.graph + launch.split + arguments(inputs, numbers)
+                              + tuple(t.data_ptr() for t in results) + memory.pointers
+                              + tuple(t.data_ptr() for t in handed))
+        memory.merge(compiled)
+        found.update(memory.results)
+    return found
+
+
+def entries(expression: Expression, needs: tuple[bool, ...]) -> dict[bool, tuple[str, ...]]:
+    """The kernels that `gradients` launches, by destination (True) and by source: the first makes
+    what the second reads."""
+    found = {by_row: message_text.wanted(expression, needs, by_row) for by_row in (True, False)}
+    passes = [by_row for by_row in found if found[False] or found[by_row]]
+    return {by_row: ("gradients", "merge") if any(
+        expression.inputs[k].end != "e" for k in found[by_row]) else ("gradients",)
+        for by_row in passes}

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gnnaccel.cuda import capture
 from gnnaccel.cuda.launch import Kernels
 from gnnaccel.cuda.layout import WARPS
 from gnnaccel.cuda.reports import Report, Unread, reports
@@ -137,6 +138,22 @@ class Rows:
             self.made.clear()
         self.made[key] = found
         return found
+
+    def bare(self) -> tuple[Tensor, Tensor] | None:
+        """[rows]: whether a row has no edges, and [1] one that has some; None where all are known
+        to have some. Kept once the device has reported."""
+        device = self.indptr.device
+        stream = torch._C._cuda_getCurrentRawStream(device.index) if device.type == "cuda" else 0
+        key = "bare", stream  # whoever runs on another would have to wait for it
+        if key in self.made and not capture.capturing():
+            return self.made[key]
+        known = self.split.known and not capture.capturing()
+        if known and self.split.histogram()[:1] == [0]:
+            return self.keep(key, None)
+        with torch.inference_mode(False):
+            some = self.indptr.diff() > 0
+            found = ~some, some.byte().argmax().view(1)
+        return self.keep(key, found) if known else found
 
     def launch(self) -> Launch:
         """Kernel parameters; kept once the device has reported exact sizes."""

@@ -283,7 +283,7 @@ def test_nothing_is_kept_alive(kernels, monkeypatch):
         with kernels.on():
             for _ in range(3):
                 layer(*args).sum().backward()
-        assert len(alive) == 3 and not any(one() is not None for one in alive)
+        assert len(alive) >= 3 and not any(one() is not None for one in alive)
     finally:
         gc.enable()
 

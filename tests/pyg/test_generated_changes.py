@@ -1,6 +1,8 @@
 """Messages that kernels are written for: what changes between calls is seen."""
 from __future__ import annotations
 
+import functools
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -8,7 +10,8 @@ from torch import nn
 import gnnaccel
 from tests.pyg import generated_layers
 from tests.pyg.generated_calls import arguments, routes, to
-from tests.pyg.generated_layers import Difference, EdgeNetwork, Flagged, Message, Product
+from tests.pyg.generated_layers import (WIDTH, Difference, EdgeNetwork, Flagged, Message,
+                                        Product)
 from tests.pyg.judge import close
 
 
@@ -165,3 +168,106 @@ def test_numbers_share_kernels(emulated):
         layer.power = 2.7
         layer(*args)
     assert len(driver.noted()) == before
+
+
+# --- what keeps its identity ----------------------------------------------------------------------
+
+def test_code_that_is_reloaded_in_place(kernels):
+    """As a notebook does with a module that was edited: functions stay, their code is another."""
+
+    class Activation(nn.Module):
+        def forward(self, x):
+            return x.tanh()
+
+    class Edited(Message):
+        def __init__(self):
+            super().__init__()
+            self.act = Activation()
+
+        def message(self, x_i, x_j):
+            return self.act(self.scaled(x_j - x_i))
+
+        def scaled(self, x, by=2.0):
+            return x * by
+
+        def update(self, out):
+            return out * 2
+
+    def become(function, other):
+        return lambda: setattr(function, "__code__", other.__code__)
+
+    each_seen(kernels, Edited(), *arguments(Message), changes=(
+        become(Edited.scaled, lambda self, x, by=2.0: x / by),
+        lambda: setattr(Edited.scaled, "__defaults__", (5.0,)),
+        become(Activation.forward, lambda self, x: x.sigmoid()),
+        become(Edited.update, lambda self, out: out * 3),
+        become(Edited.message, lambda self, x_i, x_j: torch.relu(x_j - x_i) * x_j)))
+
+
+def test_parameters_of_another_shape(kernels):
+    """Set by ``data``: the parameter is the same object."""
+
+    class Weighed(Message):
+        def __init__(self):
+            super().__init__()
+            self.weight, self.lin = nn.Parameter(torch.randn(WIDTH)), nn.Linear(WIDTH, WIDTH)
+
+        def message(self, x_i, x_j):
+            score = (x_i * x_j * self.weight).sum(-1, keepdim=True)
+            return torch.sigmoid(score) * (x_j * self.weight).norm(dim=-1, keepdim=True) * (
+                self.lin(x_j) - self.lin(x_i)).tanh()
+
+    layer = Weighed()
+
+    def data(parameter, *shape):
+        return lambda: setattr(parameter, "data", torch.randn(*shape, device=kernels.device))
+
+    with torch.no_grad():
+        each_seen(kernels, layer, *arguments(Message), changes=(
+            data(layer.weight, 1), data(layer.weight, WIDTH), data(layer.lin.bias, 1),
+            data(layer.weight, 1, WIDTH)))
+
+
+def test_functions_around_those_of_torch(kernels):
+    """They have the names of what is inside, by `functools.wraps`."""
+    numbers = [1.0]
+
+    @functools.wraps(torch.tanh)
+    def scaled(x):
+        return torch.tanh(x) * numbers[0]
+
+    class Wrapped(Message):
+        def __init__(self):
+            super().__init__()
+            self.act = torch.tanh
+
+        def message(self, x_i, x_j):
+            return self.act(x_j - x_i)
+
+    layer = Wrapped()
+    each_seen(kernels, layer, *arguments(Message), taken="native", changes=(
+        lambda: setattr(layer, "act", scaled),))
+    numbers[0] = 2.0
+    args = to(kernels.device, *arguments(Message))
+    expected = layer(*args)
+    with kernels.on(on_fallback="native"):
+        assert close(layer(*args), expected)
+
+
+def test_a_tuple_of_nothing(kernels):
+    class Tuples(Message):
+        def __init__(self):
+            super().__init__()
+            self.parts = ()
+
+        def message(self, x_i, x_j):
+            return (x_j - x_i).tanh() * (1 + len(self.parts))
+
+    layer = Tuples().to(kernels.device)
+    with kernels.on(on_fallback="native"):
+        for parts in ((), (), (1,)):
+            layer.parts = parts
+            args = to(kernels.device, *arguments(Message))
+            with gnnaccel.disabled():
+                expected = layer(*args)
+            assert close(layer(*args), expected)

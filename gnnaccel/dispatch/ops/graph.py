@@ -77,6 +77,16 @@ class OpGraph:
         ends = _reversed_ends if self.flipped else torch.unbind
         return JoinedView((found.edge_index,), self.num_src, self.num_dst, ends, own, found.loops)
 
+    def unread(self, target: str) -> tuple[Tensor, Tensor] | None:
+        """[nodes]: whether no edge is at a node's rows of "u" or "v", and [1] a node with one; None
+        where all nodes are known to have one."""
+        if not kernels_run_on(self.edge_index.device):
+            index = self.index(target)
+            bare = torch.ones(self.rows(target), dtype=torch.bool, device=index.device)
+            return bare.index_fill_(0, index.long(), False), index[:1]
+        view = self.view()
+        return (view.csr if target == "u" else view.csc)(places=False).bare()
+
     def facts(self) -> dict[str, int]:
         """Of the graph, for records."""
         return dict(num_src=self.num_src, num_dst=self.num_dst, num_edges=self.num_edges)

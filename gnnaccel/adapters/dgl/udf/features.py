@@ -67,7 +67,9 @@ class Feature(_Own):
 
     @staticmethod
     def of(rows: Rows) -> Feature:
-        return Feature(rows.tree, rows.meta)
+        found = Feature(rows.tree, rows.meta)
+        rows.sharing(found)
+        return found
 
     def operate(self, name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
         if name == "sum" and args and args[0] is self:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gnnaccel.adapters import own
-from gnnaccel.adapters.pyg.propagate import generated, node_values, pointwise, tracing
+from gnnaccel.adapters.pyg.propagate import generated, naming, node_values, pointwise, tracing
 from gnnaccel.adapters.pyg.propagate.message import _named
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 from gnnaccel.adapters.pyg.propagate.traced import Param
@@ -177,8 +177,8 @@ class Run:
         return self._held[-1]
 
     def _stand_in(self, name: str, value: Any) -> Any:
-        if type(value) in _PLAIN or any(value is one for one in tracing.MODULES) or (
-            callable(value) and tracing.is_torchs(value, NAMES)):
+        if type(value) in _PLAIN or any(value is one for one in naming.MODULES) or (
+            callable(value) and naming.is_torchs(value, NAMES)):
             return value
         if type(value) in _TENSORS:
             key = f"{self.prefix}.{name}"
@@ -215,15 +215,16 @@ def _may_run(opened: Opened) -> bool:
     function, bound, cells = opened
     code = function.__code__
     if (code.co_argcount != (1 if bound is None else 2) or code.co_kwonlyargcount
-        or code.co_flags & _ARGUMENTS or tracing.catches(code)):
+        or code.co_flags & _ARGUMENTS or naming.catches(code)):
         return False
     if any(step.opname in ("STORE_DEREF", "DELETE_DEREF") for step in dis.get_instructions(code)):
         return False  # changes a variable around it
-    if tracing.globals_in_place(function, NAMES, _number) is None:
+    if naming.globals_in_place(function, NAMES, _number) is None:
         return False
     held = [one for one in (bound, *cells.values()) if _is_held(one)]
-    names = NAMES | {name for name in code.co_names if any(hasattr(one, name) for one in held)}
-    return tracing.names_known(code, None, names) and all(
+    names = NAMES | {name for name in code.co_names if any(
+        naming.attribute(one, name) is not Unseen for one in held)}
+    return naming.names_known(code, None, names) and all(
         type(value) is not types.FunctionType or own.home(value) == "torch"
         for place, _, value in _named_places(function) if place is not function.__globals__)
 

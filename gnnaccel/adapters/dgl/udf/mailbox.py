@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -17,6 +18,7 @@ from gnnaccel.adapters.dgl.udf import features, messages
 from gnnaccel.adapters.pyg.propagate import channels, pointwise
 from gnnaccel.adapters.pyg.propagate.expressed import Once
 from gnnaccel.adapters.pyg.propagate.node_values import Given, NodeValue, Steps
+from gnnaccel.adapters.pyg.propagate.nodes_read import node_rows
 from gnnaccel.adapters.pyg.propagate.pointwise import Rows
 from gnnaccel.adapters.pyg.propagate.pointwise_calls import OPERATIONS
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS
@@ -44,7 +46,7 @@ class _Data(messages.Fields):
     """Features of the nodes of a batch."""
 
     def _rows(self, key: str, name: str, meta: Tensor) -> Given:
-        rows = pointwise.rows("i", lambda given: given[key], meta, f"nodes.{name}")
+        rows = pointwise.rows("i", node_rows(itemgetter(key), "i"), meta, f"nodes.{name}")
         return Given(rows, lambda given: given[key], key)
 
 

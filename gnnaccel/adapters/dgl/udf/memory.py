@@ -11,6 +11,7 @@ from gnnaccel.adapters.dgl.udf.features import Sent
 from gnnaccel.adapters.dgl.udf.functions import ENDS, Guard, Opened, Run, opened
 from gnnaccel.adapters.dgl.udf.mailbox import Nodes
 from gnnaccel.adapters.dgl.udf.messages import Edges, Fields
+from gnnaccel.adapters.pyg.propagate.expressed import Effect, noting_effects
 from gnnaccel.adapters.pyg.propagate.node_values import NodeValue, Steps
 from gnnaccel.dispatch.policy.names import IdentityMap
 
@@ -36,7 +37,7 @@ class Found(NamedTuple):
     """What a pair computes. ``sent``: the messages, of a call without a reduction; ``reductions``;
     ``steps``: what a reduce function of the user's makes of their results, with its ``values``;
     ``fields``: the names of the results; ``written``: features of edges that the message function
-    writes, by name."""
+    writes, by name; ``effects``: as of `tracing.Trace`."""
 
     sent: tuple[Sent, ...]
     reductions: tuple[Reduced, ...]
@@ -44,6 +45,7 @@ class Found(NamedTuple):
     values: tuple[NodeValue, ...]
     fields: tuple[str, ...]
     written: tuple[tuple[str, Sent], ...] = ()
+    effects: tuple[Effect, ...] = ()
 
 
 class _Kept(NamedTuple):
@@ -119,7 +121,9 @@ def _traced(given: list[Any], pair: Pair, frames: Frames) -> _Kept:
     runs = [Run(one, prefix) if type(one) is Opened else None for one, prefix in zip(given, "cd")]
     found = None
     try:
-        found = _found(runs, pair, frames, seen)
+        with noting_effects() as effects:
+            found = _found(runs, pair, frames, seen)
+        found = found._replace(effects=tuple(effects))
     except ENDS:
         pass  # it is not followed
     looks = [one if run is None else run.guard() for one, run in zip(given, runs)]

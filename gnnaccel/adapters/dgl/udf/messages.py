@@ -6,6 +6,7 @@ What a call is given is a dict of tensors; a field is called by its place and it
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from gnnaccel.adapters.dgl.udf.features import PLACES, Feature
 from gnnaccel.adapters.pyg.propagate import channels, pointwise
+from gnnaccel.adapters.pyg.propagate.nodes_read import node_rows
 from gnnaccel.adapters.pyg.propagate.pointwise import Rows
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
@@ -54,7 +56,8 @@ class Fields:
         end = "e" if self._place == "m" else self._place
         # both ends' features go by one name, which tells differences of one feature
         known = f"nodes.{name}" if end in ("i", "j") else key
-        return Feature.of(pointwise.rows(end, lambda given: given[key], meta, known))
+        make = itemgetter(key) if end == "e" else node_rows(itemgetter(key), end)
+        return Feature.of(pointwise.rows(end, make, meta, known))
 
 
 class EdgeData(Fields):

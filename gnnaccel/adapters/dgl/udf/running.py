@@ -40,7 +40,7 @@ def of_edges(g: Any, graph: OpGraph, found: Found, given: dict, forced: bool) ->
         return reason("GA301", "messages without linear maps are made as fast by torch")
 
     def run() -> dict[str, Tensor]:
-        _write(g, graph, found, given)
+        _begin(g, graph, found, given)
         return {name: _message(g, graph, one, given)
                 for name, one in zip(found.fields, found.sent)}
 
@@ -60,8 +60,11 @@ def _maps_fewer(graph: OpGraph, given: dict, sent: Sent) -> bool:
     return edges * (2 * read + map_of_row) > nodes * map_of_row + 2 * edges * sum(kept) + _CALL
 
 
-def _write(g: Any, graph: OpGraph, found: Found, given: CallArguments) -> None:
-    """Write the features of edges that the message function writes."""
+def _begin(g: Any, graph: OpGraph, found: Found, given: CallArguments) -> None:
+    """What comes before the messages: all effects, and the features of edges that the message
+    function writes."""
+    for effect in found.effects:
+        effect(given)
     for name, sent in found.written:
         g._edge_frames[0][name] = _message(g, graph, sent, given)
 
@@ -92,7 +95,7 @@ def of_nodes(g: Any, graph: OpGraph, found: Found, given: dict, edges: Edges) ->
         kernel = kernel._replace(run=lambda: run(True))
 
     def run(by_kernels: bool) -> dict[str, Tensor]:
-        _write(g, graph, found, given)
+        _begin(g, graph, found, given)
         reduced = [_reduced(g, graph, one, given, by_kernels) for one in found.reductions]
         return _finished(found, reduced, given, edges)
 

@@ -70,11 +70,14 @@ def _form(trace: tracing.Trace, messages: tuple[generated.Message, ...],
     def more(given: Any, layer: Any) -> Generated | Several | Reason:
         if not trace.holds(layer):
             return why
-        channels.keep(layer, trace.kept, given)
+        channels.begin(layer, trace, given)
         return _together([one.generated(given) for one in messages])
 
-    def stand_in(given: dict, graph: OpGraph) -> Generated | Several:
-        return _together([one.stand_in(given, graph) for one in messages])
+    arguments = {*trace.edges, *(name for one in messages for name in one.edge_arguments)}
+
+    def stand_in(given: dict, graph: OpGraph) -> Generated | Several | Reason:
+        return (generated.unfit_edges(arguments, given, graph)
+                or _together([one.stand_in(given, graph) for one in messages]))
 
     ends = tuple(end for end in trace.ends if end != (source, "j"))
     return Form(source, None, None, more, ends, True, None, stand_in)

@@ -8,6 +8,7 @@ both ends' sum (GATv2), and inner products (Transformer).
 from __future__ import annotations
 
 import types
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -15,7 +16,9 @@ from torch import Tensor
 
 from gnnaccel.adapters import own
 from gnnaccel.adapters.pyg import guards
-from gnnaccel.adapters.pyg.propagate import reading, tracing
+from gnnaccel.adapters.pyg.propagate import naming, reading, tracing
+from gnnaccel.adapters.pyg.propagate.expressed import CallArguments
+from gnnaccel.adapters.pyg.propagate.nodes_read import argument, of_read
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS
 from gnnaccel.adapters.pyg.propagate.standins import Unseen, rows
 from gnnaccel.adapters.pyg.propagate.traced import Node
@@ -23,6 +26,7 @@ from gnnaccel.adapters.pyg.propagate.traced_scores import Alpha, Weighted, score
 from gnnaccel.adapters.pyg.propagate.tracing import Special, Trace
 from gnnaccel.dispatch.ir import attention_programs as programs
 from gnnaccel.dispatch.ir.program import Program
+from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.plan.request import CallInputs, CallSpec
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 
@@ -39,8 +43,8 @@ def _softmax_in_place(function: types.FunctionType) -> types.FunctionType | None
     has none."""
     if function.__code__.co_freevars:
         return None
-    found = tracing.globals_in_place(function, _NAMES, _as_softmax)
-    return None if not found else tracing.with_globals(function, found)
+    found = naming.globals_in_place(function, _NAMES, _as_softmax)
+    return None if not found else naming.with_globals(function, found)
 
 
 def _as_softmax(value: Any) -> Any:
@@ -111,7 +115,9 @@ class OwnAttention:
     def run(self, layer: Any, stated: CallSpec, given: CallInputs, attend: Any) -> Any:
         (kwargs,), message = given.extra, self.found.message
         assert message is not None
-        tensors = _tensors(message, stated, kwargs)
+        arguments = CallArguments(
+            kwargs, OpGraph(given.edge_index, stated.num_src, stated.num_dst))
+        tensors = _tensors(message, stated, of_read(arguments, _roots(self.found, layer)))
         # contiguous, as the host's is: a layer's own code may take views of it
         out = attend(tensors).contiguous().view(stated.num_dst, *message.meta.shape[1:])
         return reading.finished(layer, self.known, False, out, kwargs)
@@ -163,6 +169,12 @@ def _program(message: Weighted) -> tuple[Program, str]:
         return programs.gatv2(score.of["slope"], dropout, False), "GATv2Conv"
     return (programs.dot_product(score.scale, dropout, score.of["edges"] is not None),
             "TransformerConv")
+
+
+def _roots(found: Trace, layer: Any) -> tuple[Any, ...]:
+    """Of all tensors that the message is made of."""
+    return (*(argument(*one) for one in found.ends), *map(itemgetter, found.edges),
+            *((lambda given, p=p: p) for p in layer.parameters()))
 
 
 def _tensors(message: Weighted, stated: CallSpec, kwargs: dict) -> dict[str, Tensor]:

@@ -15,14 +15,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gnnaccel.adapters.pyg.propagate.expressed import (AtEdges, Before, Once, Softmax,
+from gnnaccel.adapters.pyg.propagate.expressed import (AtEdges, Before, Effect, Once, Softmax,
                                                        expressed)
+from gnnaccel.adapters.pyg.propagate.nodes_read import of_read
 from gnnaccel.adapters.pyg.propagate.pointwise import (FEW, Rows, about, channel, made_rows,
                                                        viewed, whole)
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 from gnnaccel.adapters.pyg.propagate.traced import Param, Value, applied
 from gnnaccel.adapters.pyg.propagate.traced_modules import parameter
-from gnnaccel.adapters.pyg.propagate.tracing import Special
+from gnnaccel.adapters.pyg.propagate.tracing import Special, Trace
 from gnnaccel.cuda.layout import MAX_WIDTH
 from gnnaccel.dispatch.generated.cut import without_gradient
 from gnnaccel.dispatch.generated.tree import Call, Leaf, Number, Tree, leaves
@@ -60,7 +61,8 @@ def _dim(args: tuple, kwargs: dict) -> Any:
     return dim[0] if type(dim) in (tuple, list) and len(dim) == 1 else dim
 
 
-def _by_torch(value: Rows, function: Callable, args: tuple, kwargs: dict) -> Rows:
+def _by_torch(value: Rows, function: Callable, args: tuple, kwargs: dict,
+              once: type[Once] = Once) -> Rows:
     """The operation on rows at one end."""
     end, names, roots = about(leaves(value.tree))
     dims = [kwargs.get("dim"), *args[1:]]
@@ -70,12 +72,14 @@ def _by_torch(value: Rows, function: Callable, args: tuple, kwargs: dict) -> Row
     tree, tail, rest = value.tree, value.meta.shape[1:], args[1:]
     given_roots = tuple(root for a in (*rest, *kwargs.values()) if isinstance(a, Param)
                         for root in a.roots)
+    of_nodes = (*roots, *given_roots) if end in "ji" else ()
 
     def make(given: Any) -> Tensor:
+        given = of_read(given, of_nodes)
         return function(whole(tree, tail, given), *(_now(a, given) for a in rest),
                         **{k: _now(a, given) for k, a in kwargs.items()})
 
-    return made_rows(end, Once(make), applied(function, args, kwargs), names,
+    return made_rows(end, once(make), applied(function, args, kwargs), names,
                      (*roots, *given_roots))
 
 
@@ -176,7 +180,7 @@ def dropout(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False
     if isinstance(rows.tree, Leaf) and type(rows.tree.make) is Softmax:
         return rows * _mask(rows, p)
     x = at_edges(rows)
-    return _by_torch(x, F.dropout, (x, p, True), {})
+    return _by_torch(x, F.dropout, (x, p, True), {}, Effect)
 
 
 def _mask(x: Rows, p: float) -> Rows:
@@ -191,7 +195,7 @@ def _mask(x: Rows, p: float) -> Rows:
 
     names = frozenset(one for one in leaf.names if not isinstance(one, Before))
     roots = tuple(map(without_gradient, leaf.roots))
-    return made_rows("e", Once(make), x.meta, names, roots)
+    return made_rows("e", Effect(make), x.meta, names, roots)
 
 
 def through(value: Rows, module: nn.Module) -> Rows:
@@ -201,7 +205,7 @@ def through(value: Rows, module: nn.Module) -> Rows:
     end, names, roots = about(leaves(value.tree))
     tree, tail = value.tree, value.meta.shape[1:]
     parameters = tuple(parameter(t).make for t in module._parameters.values() if t is not None)
-    make = Once(lambda given: module(whole(tree, tail, given)))
+    make = Effect(lambda given: module(whole(tree, tail, given)))
     return made_rows(end, make, value.meta, names, (*roots, *parameters))
 
 
@@ -237,10 +241,10 @@ def softmax(src: Any, index: Any = None, ptr: Any = None, num_nodes: Any = None,
     return made_rows("e", make, rows.meta, names | {make}, roots)
 
 
-# --- what a message keeps -------------------------------------------------------------------------
+# --- what a message does besides ------------------------------------------------------------------
 
 def kept(value: Any) -> Any:
-    """What `keep` needs to keep a value on the layer; Unseen where it cannot."""
+    """What `begin` needs to keep a value on the layer; Unseen where it cannot."""
     if isinstance(value, Rows):
         rows = at_edges(value)
         tree, tail = rows.tree, rows.meta.shape[1:]
@@ -250,7 +254,10 @@ def kept(value: Any) -> Any:
     raise Unseen
 
 
-def keep(layer: Any, found: dict[str, Any], given: Any) -> None:
-    """Sets what the message sets on the layer, such as ``self.alpha``: ``found`` by name."""
-    for name, value in found.items():
+def begin(layer: Any, trace: Trace, given: Any) -> None:
+    """What comes before the messages of a call: computes all effects, and sets what the message
+    sets on the layer, such as ``self.alpha``."""
+    for effect in trace.effects:
+        effect(given)
+    for name, value in trace.kept.items():
         setattr(layer, name, value(given) if type(value) is Once else value)

@@ -37,6 +37,8 @@ def with_more(layer: Any, form: Form, graph: OpGraph, given: Aggregation, kwargs
             more = more._replace(rows=more.rows.to(x.dtype))  # as the weights made of x
     elif form.stand_in is not None:
         x, more = given.x, form.stand_in(kwargs, graph)
+        if type(more) is Reason:
+            return more
     else:
         nothing = given.x.new_empty((), requires_grad=torch.is_grad_enabled())
         x = given.x if form.width is None else nothing.expand(graph.num_src, form.width)

@@ -2,8 +2,10 @@
 each edge before, where a message cannot be one expression."""
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -23,14 +25,14 @@ from gnnaccel.dispatch.ops.graph import OpGraph
 
 class CallArguments(dict):
     """The arguments of one call of ``propagate``. ``graph``: its edges; ``made``: what was computed
-    of the arguments, each once, by what computes it; ``grad``: whether autograd records."""
-
-    __slots__ = ("graph", "grad", "made")
+    of the arguments, each once, by what computes it; ``grad``: whether autograd records; ``read``:
+    as of `nodes_read.of_read`, once it was asked for."""
 
     def __init__(self, arguments: dict, graph: OpGraph):
         super().__init__(arguments)
         self.graph, self.grad = graph, torch.is_grad_enabled()
         self.made: dict[Make, Tensor] = {}
+        self.read: Any = None
 
 
 class Once:
@@ -43,12 +45,41 @@ class Once:
         self.make = make
 
     def __call__(self, given: Any) -> Any:
-        if type(given) is not CallArguments:
+        if not isinstance(given, CallArguments):
             return self.make(given)
         if self not in given.made:
             with torch.set_grad_enabled(given.grad):
                 given.made[self] = self.make(given)
         return given.made[self]
+
+
+class Effect(Once):
+    """What has to be computed once in each call, whether or not anything is made of it, and in the
+    order of the message: it draws numbers, or keeps statistics."""
+
+    def __init__(self, make: Callable[[Any], Any]):
+        super().__init__(make)
+        _effects.noted.append(self)
+
+
+class _Effects(threading.local):
+    """``noted``: those of the message that this thread traces."""
+
+    def __init__(self) -> None:
+        self.noted: list[Effect] = []
+
+
+_effects = _Effects()
+
+
+@contextlib.contextmanager
+def noting_effects() -> Iterator[list[Effect]]:
+    """A block in which a message is traced: the effects that it has, in their order."""
+    before, _effects.noted = _effects.noted, []
+    try:
+        yield _effects.noted
+    finally:
+        _effects.noted = before
 
 
 class Before(Once):
@@ -109,6 +140,18 @@ class Message(NamedTuple):
         """Whether rows of the sources go into it."""
         return any(leaf.end == "j" or any(isinstance(one, Before) for one in leaf.names)
                    for leaf in self.leaves)
+
+    @property
+    def edge_arguments(self) -> set[str]:
+        """The arguments with a row for each edge of which it is made."""
+        found = set()
+        for leaf in self.leaves:
+            for one in leaf.names:
+                if isinstance(one, AtEdges):
+                    found |= one.message.edge_arguments
+                elif leaf.end == "e" and type(one) is str:
+                    found.add(one)
+        return found
 
     def reduced_by(self, reduces: tuple[Reduce, ...], keeps: bool = False) -> Message:
         """The message for these reductions: a map can be done with sums and means alone, and a

@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from gnnaccel.adapters import own
-from gnnaccel.adapters.pyg.propagate import channels, linear_maps, pointwise, reading, tracing
+from gnnaccel.adapters.pyg.propagate import (channels, linear_maps, naming, pointwise, reading,
+                                                  tracing)
 from gnnaccel.adapters.pyg.propagate.expressed import Message, expressed
 from gnnaccel.adapters.pyg.propagate.pointwise_calls import OPERATIONS
 from gnnaccel.adapters.pyg.propagate.standins import Form, Unseen
@@ -16,6 +17,7 @@ from gnnaccel.adapters.pyg.propagate.weighted import weighted
 from gnnaccel.cuda import driver
 from gnnaccel.dispatch.generated.messages import EXTREMA, Generated
 from gnnaccel.dispatch.ops import aggregation_messages
+from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 
 NAMES = frozenset((
@@ -32,8 +34,8 @@ def prepared(function: Any) -> Any:
                 return None
         except ValueError:  # nothing is in it yet
             return None
-    found = tracing.globals_in_place(function, NAMES, _instead)
-    return None if found is None else tracing.with_globals(function, found) if found else function
+    found = naming.globals_in_place(function, NAMES, _instead)
+    return None if found is None else naming.with_globals(function, found) if found else function
 
 
 def may_be_read(value: Any) -> bool:
@@ -97,11 +99,25 @@ def form(layer: Any, known: reading.Known, kwargs: dict, why: Reason) -> Form | 
     def more(given: Any, layer: Any) -> Generated | Reason:
         if not found.holds(layer):
             return why
-        channels.keep(layer, found.kept, given)
+        channels.begin(layer, found, given)
         return message.generated(given)
 
+    arguments = {*found.edges, *message.edge_arguments}
+
+    def stand_in(given: dict, graph: OpGraph) -> Generated | Reason:
+        return unfit_edges(arguments, given, graph) or message.stand_in(given, graph)
+
     ends = tuple(end for end in found.ends if end != (source, "j"))
-    return Form(source, None, None, more, ends, True, None, message.stand_in)
+    return Form(source, None, None, more, ends, True, None, stand_in)
+
+
+def unfit_edges(names: set[str], given: dict, graph: OpGraph) -> Reason | None:
+    """Why arguments do not belong to the edges: one row may stand for all of them."""
+    for name in names:
+        rows = given[name].shape[0]
+        if rows != graph.num_edges:
+            return reason("GA206", f"{name} has {rows} rows for {graph.num_edges} edges")
+    return None
 
 
 def not_summed(found: Form, layer: Any, kwargs: dict, known: reading.Known) -> Form:

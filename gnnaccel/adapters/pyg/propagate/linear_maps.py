@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from gnnaccel.adapters.pyg.propagate import channels, pointwise
 from gnnaccel.adapters.pyg.propagate.expressed import Once
+from gnnaccel.adapters.pyg.propagate.nodes_read import of_read
 from gnnaccel.adapters.pyg.propagate.pointwise import FEW, Deferred, Rows, about, whole
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 from gnnaccel.adapters.pyg.propagate.traced import Make, Param, applied
@@ -54,11 +55,12 @@ class Mapped(Deferred):
         """As a sum over the ends of the edge, and of what belongs to none."""
         ends: dict[str, list[_Term]] = {}
         sums: list[Tree] = []
-        pieces = Once(lambda given: self.weight.make(given).split(self._widths, self._dim))
+        make, widths, dim = self.weight.make, self._widths, self._dim
+        pieces = Once(lambda given: make(given).split(widths, dim))
         for k, part in enumerate(self.parts):
             piece = self.weight
             if len(self.parts) > 1:
-                meta = self.weight.meta.split(self._widths, self._dim)[k]
+                meta = self.weight.meta.split(widths, dim)[k]
                 piece = Param(partial(pointwise.numbered, pieces, k), meta, self.weight.roots)
             apart = self._ends_of(k, part)
             if apart is None:
@@ -116,9 +118,10 @@ class Mapped(Deferred):
         _, names, roots = about(leaf for tree, _, _ in terms for leaf in leaves(tree))
         roots = (*roots, *(root for _, _, weight in terms for root in weight.roots),
                  *(() if bias is None else bias.roots))
-        function = self.function
+        function, of_nodes = self.function, roots if end in "ji" else ()
 
         def make(given: Any) -> Tensor:
+            given = of_read(given, of_nodes)
             added = None if bias is None else bias.make(given)
             out = None
             for tree, tail, weight in terms:
@@ -128,6 +131,7 @@ class Mapped(Deferred):
 
         def make_at_once(given: Any) -> Tensor:
             tree, tail, weight = terms[0]
+            given = of_read(given, of_nodes)
             return F.linear(whole(tree, tail, given), weight.make(given),
                             None if bias is None else bias.make(given))
 

@@ -46,7 +46,7 @@ class Given(pointwise.Rows):
 
     def __init__(self, rows: pointwise.Rows, make: Make, name: str | None = None):
         super().__init__(rows.tree, rows.meta)
-        self.make, self.name = make, name
+        self.make, self.name, self.of_caller = make, name, True
 
     @property
     def shape(self) -> tuple:

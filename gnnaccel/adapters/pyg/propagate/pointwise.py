@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import operator
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -42,9 +43,13 @@ NAMES = frozenset((*VIEWS, *_SAME, *_OF_ROWS, *_MAPS, *_PIECES))
 
 
 class Rows(Value):
-    """``tree``: how a number of a row is computed; ``meta``: how it looks."""
+    """``tree``: how a number of a row is computed; ``meta``: how it looks; ``memory``: all rows
+    that lie in the same memory, None for these alone; ``of_caller``: that is an argument of the
+    call."""
 
     rank = 1
+    memory: list[weakref.ref[Rows]] | None = None
+    of_caller = False
 
     def __init__(self, tree: Tree, meta: Tensor):
         self.tree, self.meta = tree, meta
@@ -70,9 +75,9 @@ class Rows(Value):
         if name not in VIEWS and counted((args, *kwargs.values())):
             raise Unseen
         if name in VIEWS and name != "contiguous":
-            return viewed(self, shaped(function, args, kwargs))
+            return self.sharing(viewed(self, shaped(function, args, kwargs)))
         if name in _SAME:
-            return self.kept(shaped(function, args, kwargs))
+            return self.sharing(self.kept(shaped(function, args, kwargs)))
         if name == "dropout":
             return _channels().dropout(*args, **kwargs)
         if name in _MAPS:
@@ -80,9 +85,9 @@ class Rows(Value):
         if name == "getitem" and isinstance(args[0], Param):
             return _channels().looked_up(*args)
         if name == "getitem":
-            return _piece(self, function, args, kwargs)
+            return self.sharing(_piece(self, function, args, kwargs))
         if name in _PIECES:
-            return _pieces(self, function, args, kwargs)
+            return tuple(map(self.sharing, _pieces(self, function, args, kwargs)))
         if name in _OF_ROWS:
             return _channels().mixed(self, name, function, args, kwargs)
         if name not in OPERATIONS:
@@ -95,6 +100,22 @@ class Rows(Value):
     def alone(self) -> Rows:
         """As rows of their own."""
         return self
+
+    def sharing(self, found: Rows) -> Rows:
+        """``found``, which lies in this one's memory."""
+        if found is not self:
+            self.memory = self.memory or [weakref.ref(self)]
+            self.memory.append(weakref.ref(found))
+            found.memory, found.of_caller = self.memory, self.of_caller
+        return found
+
+    def changed(self) -> None:
+        if self.of_caller:
+            raise Unseen
+        for one in self.memory or [weakref.ref(self)]:
+            rows = one()
+            if rows is not None:
+                rows.__class__ = Changed
 
     def through(self, module: nn.Module) -> Rows:
         """A module of torch's that looks at all edges."""
@@ -120,6 +141,13 @@ class Rows(Value):
         return self.operate("abs", torch.abs, (self,), {})
 
     __hash__ = None  # type: ignore[assignment]  # as it compares channel by channel
+
+
+class Changed(Rows):
+    """Rows that a module changed in place, in the hands of whoever had them before."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise Unseen
 
 
 def _binary(name: str, function: Callable) -> None:
@@ -151,7 +179,7 @@ class Deferred(Rows):
 
     def alone(self) -> Rows:
         if self._alone is None:
-            self._alone = self.joined()
+            self._alone = self.sharing(self.joined())
         return self._alone
 
     def joined(self) -> Rows:
@@ -187,7 +215,9 @@ class Beside(Deferred):
 
 def rows(end: str, make: Make, meta: Tensor, name: str) -> Rows:
     """What stands for the argument ``name`` of ``propagate``."""
-    return made_rows(end, make, meta, frozenset((name,)), (make,))
+    found = made_rows(end, make, meta, frozenset((name,)), (make,))
+    found.of_caller = end == "e"  # rows of nodes are gathered, into memory of their own
+    return found
 
 
 def made_rows(end: str, make: Make, meta: Tensor, names: frozenset[Any],

@@ -4,6 +4,7 @@ from __future__ import annotations
 import functools
 import inspect
 from operator import attrgetter, itemgetter
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -33,6 +34,8 @@ _REDUCES = {"SumAggregation": "sum", "MeanAggregation": "mean", "MaxAggregation"
             "MinAggregation": "min"}
 #: reasons of a message without a form, or of one whose tensors do not fit it
 NO_FORM = ("GA206", "GA208", "GA211")
+#: what else a function is
+FUNCTION = ("__code__", "__defaults__", "__kwdefaults__")
 _FUNCTIONS = ("message", "aggregate", "update", "message_and_aggregate")
 
 
@@ -62,6 +65,9 @@ class Known:
                 self.path.function(function)
         for function in self.functions[:1 + self.of_user]:
             message.watch(self.path, function)
+        for function in self.functions:
+            if type(function) is FunctionType:  # whose code a notebook may reload in place
+                self.path.watch(attrgetter, function, FUNCTION)
         self.aggregate = traced or self.aggregate
         self.why, self.update = (_functions_reason(cls, self),
                                  _update_arguments(self)  # type: ignore[assignment]  # or `why`

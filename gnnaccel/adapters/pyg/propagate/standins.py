@@ -31,8 +31,8 @@ class Form(NamedTuple):
     the edge, "i" or "j". ``costly``: ``more`` computes something of the size of the edges'
     features. ``width``: the channels that rows then have, where ``more`` makes those too: ``(rows,
     more)``, or says why not. ``stand_in(arguments, graph)``: what looks like ``more`` and computes
-    nothing, for messages that kernels are written for. ``summed``: it is a form for sums and means
-    alone."""
+    nothing, for messages that kernels are written for, or why these are none. ``summed``: it is a
+    form for sums and means alone."""
 
     source: str
     weight: Callable[[Arguments], Tensor] | None
@@ -41,7 +41,7 @@ class Form(NamedTuple):
     ends: tuple[tuple[str, str], ...] = ()
     costly: bool = False
     width: int | None = None
-    stand_in: Callable[[Arguments, Any], More] | None = None
+    stand_in: Callable[[Arguments, Any], More | Reason] | None = None
     summed: bool = False
 
     @property

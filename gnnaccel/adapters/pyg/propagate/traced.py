@@ -114,6 +114,10 @@ class Value:
     __iadd__ = __isub__ = __imul__ = __itruediv__ = __imatmul__ = _in_place
     __ipow__ = __iand__ = __ior__ = __ifloordiv__ = __imod__ = __ixor__ = _in_place
 
+    def changed(self) -> None:
+        """A module changed it in place: what lies in its memory may be used no more."""
+        raise Unseen
+
     def operate(self, name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
         """The result of an operation of which this, the first stand-in among ``args``, decides."""
         raise Unseen

@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from gnnaccel.adapters import own
-from gnnaccel.adapters.pyg.propagate import generated, pointwise, reading, tracing
+from gnnaccel.adapters.pyg.propagate import generated, naming, pointwise, reading, tracing
 from gnnaccel.adapters.pyg.propagate.message import _named, codes
 from gnnaccel.adapters.pyg.propagate.node_values import NAMES as OF_NODES
 from gnnaccel.adapters.pyg.propagate.node_values import Given, NodeCount, NodeValue, Steps
@@ -80,7 +80,7 @@ class _Layer(Layer):
         if name != "aggr_module":
             return super().__getattr__(name)
         module = self._traced_layer.aggr_module
-        self._traced_read[name,] = module, tracing.looks(module)
+        self._traced_read[name,] = tracing.Look(module, tracing.looks(module))
         reduces = reading._reduces(module)
         if reduces not in (("sum",), ("mean",), ("max",), ("min",)) or (
             type(module).__name__ == "MultiAggregation"):  # others are in it, which may change
@@ -150,16 +150,16 @@ class Traced(Steps):
         """``function`` with stand-ins for what it names; Unseen where it may do more than
         compute."""
         if type(function) is not types.FunctionType or (
-            function.__code__.co_flags & tracing.NOT_PLAIN_CODE
+            function.__code__.co_flags & naming.NOT_PLAIN_CODE
             or not {"__class__"}.issuperset(function.__code__.co_freevars)):
             raise Unseen
         more: dict[str, Any] = {}
         for code in codes(function.__code__):
             if code is not function.__code__ and code.co_name not in _INSIDE:
                 raise Unseen
-            if tracing.catches(code) or not tracing.special_as_arguments(code):
+            if naming.catches(code) or not naming.special_as_arguments(code):
                 raise Unseen
-            if not tracing.names_known(code, self.layer, _NAMES):
+            if not naming.names_known(code, self.layer, _NAMES):
                 raise Unseen
             for kind, name in _named(code):
                 if kind == "LOAD_GLOBAL":
@@ -168,14 +168,14 @@ class Traced(Steps):
                                   else self.instead(value))
                 elif kind not in _ATTRIBUTES:
                     raise Unseen
-        return tracing.with_globals(function, more)
+        return naming.with_globals(function, more)
 
     def instead(self, value: Any) -> Any:
         """What stands for a global value: itself, where it is a number or torch's; Unseen for what
         is not known."""
         import torch_geometric
 
-        if any(value is one for one in (*tracing.MODULES, *_BUILTINS)) or (
+        if any(value is one for one in (*naming.MODULES, *_BUILTINS)) or (
             generated.may_be_read(value)):
             return value
         package = sys.modules.get("torch_scatter")
@@ -190,7 +190,7 @@ class Traced(Steps):
         elif name in _OF_TORCH_SCATTER and getattr(package, name, None) is value:
             if own.home(value) in ("torch_scatter", "gnnaccel"):
                 return functools.partial(self.by_torch_scatter, _OF_TORCH_SCATTER[name])
-        elif callable(value) and tracing.is_torchs(value, _NAMES):
+        elif callable(value) and naming.is_torchs(value, _NAMES):
             return value
         raise Unseen
 

@@ -52,10 +52,18 @@ def looks(module: nn.Module) -> tuple:
     own_dict = module.__dict__
     inside = tuple([looks(one) for one in own_dict["_modules"].values()]
                    if type(module) in (nn.Sequential, nn.ModuleList) else ())
-    return (type(module), module.training, *map(id, module._parameters.values()),
+    return (type(module), module.training,
+            *map(_look, module._parameters.values()),
             *(v for v in own_dict.values() if type(v) in (int, float, bool, str, tuple)),
             any(reading.MODULE_HOOKS(own_dict)), "forward" in own_dict, type(module).forward,
             *_functions(), inside)
+
+
+def _look(t: Tensor | None) -> tuple | None:
+    """Of a parameter; its ``data`` may change its shape and dtype."""
+    if type(t) is not nn.Parameter:
+        return t if t is None else (id(t),)
+    return id(t), t.shape, t.dtype
 
 
 def _functions() -> tuple:
@@ -93,10 +101,20 @@ def module_of(module: nn.Module, entered: Callable) -> Any:
             return tuple(inside)
         return lambda x: functools.reduce(lambda x, one: one(x), inside, x)
     if type(module) in _ACTIVATIONS and _runs_as_written(module):
-        return functools.partial(_ACTIVATIONS[type(module)], module)
+        function = functools.partial(_ACTIVATIONS[type(module)], module)
+        in_place = getattr(module, "inplace", False)
+        return functools.partial(_in_place, function) if in_place else function
     if _runs_own_code(module):
         return entered(module)
     raise Unseen
+
+
+def _in_place(function: Callable, x: Any) -> Any:
+    """A module that writes its result over what it is given."""
+    found = function(x)
+    if found is not x:
+        x.changed()
+    return found
 
 
 def _below(entered: Callable, name: str, module: nn.Module, *names: str) -> Callable:

@@ -6,11 +6,8 @@ numbers; names of tensors' methods that a `Manner` lists; attributes of the laye
 """
 from __future__ import annotations
 
-import builtins
-import dis
 import functools
 import inspect
-import math
 import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -21,22 +18,23 @@ from torch.nn import functional as F
 
 from gnnaccel.adapters import own
 from gnnaccel.adapters.pyg.propagate import reading
-from gnnaccel.adapters.pyg.propagate.message import SPECIAL, _named, special_read
+from gnnaccel.adapters.pyg.propagate.expressed import Effect, noting_effects
+from gnnaccel.adapters.pyg.propagate.message import SPECIAL, _named
+from gnnaccel.adapters.pyg.propagate.naming import (attribute, catches, is_torchs, names_known,
+                                                    special_as_arguments)
+from gnnaccel.adapters.pyg.propagate.nodes_read import argument
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS
 from gnnaccel.adapters.pyg.propagate.standins import Refuses, Unseen, rows
 from gnnaccel.adapters.pyg.propagate.traced import Make
 from gnnaccel.adapters.pyg.propagate.traced_modules import looks, module_of, parameter
 from gnnaccel.dispatch.policy.names import IdentityMap
 
-MODULES = (torch, torch.nn, torch.nn.functional, math)
-BUILTINS = (float, int, len, range, enumerate, zip, reversed, tuple, list)
 _TRACES = 4  # kept for each layer
 _PLAIN = (int, float, bool, str, type(None))
-_CATCHES = frozenset(("SETUP_FINALLY", "SETUP_WITH", "PUSH_EXC_INFO"))
-_COMPARES = frozenset(("IS_OP", "COMPARE_OP", "CONTAINS_OP"))
 _NEVER_NONE = ("index", "edge_index_i", "edge_index_j")
+_FUNCTIONS = (types.FunctionType, types.MethodType, types.MethodDescriptorType, staticmethod,
+              classmethod)
 _NUMBERS = (int, float, bool)  # as arguments: another value is another trace
-NOT_PLAIN_CODE = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
 class Manner(NamedTuple):
@@ -65,7 +63,9 @@ class Trace(NamedTuple):
     the edge, in the order of the message; ``edges``: those with a row for each edge; ``read``: what
     was read of the layer and its modules, by the names that lead there; ``cells``: variables of
     functions around it, with what they held; ``watched``: what its methods name, with the places
-    where that stands; ``kept``: what it sets on the layer, by name."""
+    where that stands; ``kept``: what it sets on the layer, by name; ``effects``: what it computes
+    once in each call, in this order, whether or not anything is made of it: what draws numbers or
+    keeps statistics."""
 
     message: Any
     ends: tuple[tuple[str, str], ...]
@@ -74,6 +74,7 @@ class Trace(NamedTuple):
     cells: tuple[tuple[types.CellType, Any], ...] = ()
     watched: tuple[tuple[Any, str, Any], ...] = ()
     kept: dict[str, Any] = {}
+    effects: tuple[Effect, ...] = ()
 
     def holds(self, layer: Any) -> bool:
         """Whether all that was read is still so."""
@@ -107,16 +108,24 @@ class Layer:
     def __getattr__(self, name: str) -> Any:
         if name in self._traced_kept:
             return self._traced_kept[name]
-        value, place = getattr(self._traced_layer, name), (*self._traced_path, name)
+        found, place = attribute(self._traced_layer, name), (*self._traced_path, name)
+        if found is Unseen:
+            raise Unseen
+        if type(found) is property:
+            return self._property(name, found)
+        if hasattr(type(found), "__get__") and not isinstance(found, _FUNCTIONS):
+            raise Unseen  # runs code of the user's
+        value = getattr(self._traced_layer, name)
         self._traced_read[place] = value
         if type(value) in _PLAIN:
             return value
         if callable(value) and is_torchs(value, self._traced_manner.names):
             return value
         if type(value) in reading.TENSORS:
+            self._traced_read[place] = Look(value, _look(value))
             return parameter(value)
         if isinstance(value, nn.Module):
-            self._traced_read[place] = value, looks(value)
+            self._traced_read[place] = Look(value, looks(value))
             return module_of(value, lambda module, *inside: self._module(module, (*place, *inside)))
         if type(value) is types.MethodType and value.__self__ is self._traced_layer:
             self._traced_read[place] = value.__func__
@@ -131,11 +140,19 @@ class Layer:
             object.__setattr__(inside, "_traced" + name, value)
         return inside._method(type(module).forward)
 
+    def _property(self, name: str, found: property) -> Any:
+        """What a property of the user's gives: its function runs on stand-ins, as a method does."""
+        cls = next(one for one in type(self._traced_layer).__mro__ if name in vars(one))
+        self._traced_watched.append((vars(cls), name, found))
+        return self._method(found.fget)()
+
     def _method(self, function: Any) -> Callable:
         manner = self._traced_manner
         ready = _runnable(function, self._traced_layer, manner) if manner.methods else None
         if ready is None or function.__code__.co_freevars:
             raise Unseen
+        self._traced_watched.extend([(_Attributes(function), name, getattr(function, name))
+                                     for name in reading.FUNCTION])
         for _, named in _named(function.__code__):
             for place in (function.__globals__, *map(vars, (torch, F, Tensor))):
                 if named in place:
@@ -181,44 +198,6 @@ def _host_attributes() -> frozenset[str]:
 
 # --- tracing --------------------------------------------------------------------------------------
 
-def globals_in_place(function: types.FunctionType, names: frozenset[str],
-                     instead: Callable[[Any], Any]) -> dict[str, Any] | None:
-    """What to put in place of global names of ``function``, by ``instead(value)``, None for those
-    to keep; None where the function may do more than compute."""
-    code, known = function.__code__, function.__globals__
-    if code.co_cellvars or code.co_flags & NOT_PLAIN_CODE:
-        return None
-    if any(isinstance(c, types.CodeType) for c in code.co_consts):
-        return None
-    found = {}
-    for kind, name in _named(code):
-        if kind == "LOAD_GLOBAL":
-            value = known.get(name, getattr(builtins, name, None))
-            other = instead(value)
-            if other is not None:
-                found[name] = other
-            elif not (any(value is one for one in (*MODULES, *BUILTINS))
-                      or is_torchs(value, names)):
-                return None
-        elif kind not in ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR"):
-            return None
-    return found
-
-
-def with_globals(function: types.FunctionType, more: dict[str, Any]) -> types.FunctionType:
-    """``function`` with other values of some global names."""
-    made = types.FunctionType(function.__code__, {**function.__globals__, **more},
-                              function.__name__, function.__defaults__, function.__closure__)
-    made.__kwdefaults__ = function.__kwdefaults__
-    return made
-
-
-def is_torchs(value: Any, names: frozenset[str]) -> bool:
-    """Whether it is one of the functions ``names`` of torch or of `math`."""
-    module = getattr(value, "__module__", None) or "torch"
-    return getattr(value, "__name__", "") in names and module.partition(".")[0] in ("torch", "math")
-
-
 class Special(Refuses):
     """Stands for what message passing passes by itself."""
 
@@ -232,6 +211,12 @@ class Special(Refuses):
 
 
 def _trace(layer: Any, kwargs: dict, manner: Manner) -> Trace:
+    with noting_effects() as effects:
+        found = _followed(layer, kwargs, manner)
+    return found._replace(effects=tuple(effects))
+
+
+def _followed(layer: Any, kwargs: dict, manner: Manner) -> Trace:
     function = type(layer).message
     proxy, ends, edges = Layer(layer, manner), [], []
     message = _runnable(function, layer, manner)
@@ -239,7 +224,7 @@ def _trace(layer: Any, kwargs: dict, manner: Manner) -> Trace:
         return Trace(None, (), (), {})
     given: dict[str, Any] = {}
     cells = tuple((cell, cell.cell_contents) for cell in function.__closure__ or ())
-    found = None
+    found, kept = None, {}
     try:
         for parameter in list(inspect.signature(function).parameters.values())[1:]:
             one, end = stand_in(parameter, kwargs, manner)
@@ -252,11 +237,11 @@ def _trace(layer: Any, kwargs: dict, manner: Manner) -> Trace:
         if manner.then is not None:
             out = manner.then(out, proxy, kwargs, ends, edges)
         found = manner.found(out, layer)
-        kept = {} if manner.kept is None else {
-            name: manner.kept(value) for name, value in proxy._traced_kept.items()}
+        if manner.kept is not None:
+            kept = {name: manner.kept(value) for name, value in proxy._traced_kept.items()}
     except (Unseen, AttributeError, TypeError, ValueError, LookupError, RuntimeError,
             AssertionError):
-        found, kept = None, {}  # it is none
+        found = None  # it is none
     return Trace(found, tuple(ends), tuple(edges), proxy._traced_read, cells,
                  tuple(proxy._traced_watched), kept)
 
@@ -269,52 +254,6 @@ def _runnable(function: Any, layer: Any, manner: Manner) -> types.FunctionType |
     if not names_known(function.__code__, layer, manner.names):
         return None
     return manner.prepared(function)
-
-
-def catches(code: types.CodeType) -> bool:
-    """Whether the function may catch what a stand-in raises, and go another way."""
-    return any(step.opname in _CATCHES for step in dis.get_instructions(code))
-
-
-def special_as_arguments(code: types.CodeType) -> bool:
-    """Whether the function does no more with what message passing passes by itself than hand it to
-    functions. Whether ``ptr is None`` a stand-in cannot answer."""
-    steps = [step for step in dis.get_instructions(code) if step.opname != "CACHE"]
-    cells = {*code.co_cellvars, *code.co_freevars}  # their values by LOAD_DEREF alone
-    for at, step in enumerate(steps[:-1]):
-        if special_read(step) and (step.opname == "LOAD_DEREF" or step.argval not in cells):
-            if not steps[at + 1].opname.startswith(("LOAD_", "CALL", "PRECALL", "KW_NAMES")):
-                return False
-            if any(one.opname in _COMPARES for one in steps[at + 1:at + 3]):
-                return False
-    return True
-
-
-def names_known(code: types.CodeType, layer: Any, names: frozenset[str]) -> bool:
-    """Whether all attributes that are named are known, and methods of tensors torch's own. Those of
-    the layer need not be there: a branch that is not taken may name others. Only the layer's may be
-    set."""
-    steps = [step for step in dis.get_instructions(code) if step.opname != "CACHE"]
-    if not all(_loads_first(before, code) for before, step in zip([steps[0], *steps], steps)
-               if step.opname == "STORE_ATTR"):
-        return False
-    return all((step.argval in names and _method_is_torchs(step.argval))
-               or hasattr(layer, step.argval) or _loads_first(before, code)
-               for before, step in zip([steps[0], *steps], steps)
-               if step.opname in ("LOAD_ATTR", "LOAD_METHOD"))
-
-
-def _loads_first(step: dis.Instruction, code: types.CodeType) -> bool:
-    """Whether the instruction gives the first argument of a method, which is the layer."""
-    names = step.argval if type(step.argval) is tuple else (step.argval,)  # some load two
-    return (step.opname.startswith("LOAD_FAST") and code.co_argcount > 0
-            and names[-1] == code.co_varnames[0])
-
-
-def _method_is_torchs(name: str) -> bool:
-    """Whether nobody has put a function of their own in the place of a tensor's method."""
-    found = vars(Tensor).get(name)
-    return type(found) is not types.FunctionType or own.home(found) == "torch"
 
 
 def stand_in(parameter: inspect.Parameter, kwargs: dict, manner: Manner) -> tuple[Any, str]:
@@ -342,7 +281,7 @@ def stand_in(parameter: inspect.Parameter, kwargs: dict, manner: Manner) -> tupl
     meta = torch.empty(ROWS, *value.shape[1:], dtype=value.dtype, device="meta")
     if end == "e":
         return manner.rows("e", lambda given: given[key], meta, key), "e"
-    return manner.rows(end, lambda given: rows(given, key, end), meta, key), end
+    return manner.rows(end, argument(key, end), meta, key), end
 
 
 _traces: IdentityMap[list[tuple]] = IdentityMap()  # by layer
@@ -377,9 +316,29 @@ def _as_read(layer: Any, names: tuple[str, ...], seen: Any) -> bool:
     value = layer
     for name in names:
         value = getattr(value, name, Unseen)
-    if type(seen) is tuple and isinstance(seen[0], nn.Module):
-        return value is seen[0] and looks(value) == seen[1]
+    if type(seen) is Look:
+        return value is seen.value and seen.look == (
+            looks(value) if isinstance(value, nn.Module) else _look(value))
     return _same(getattr(value, "__func__", value), seen)
+
+
+class _Attributes:
+    """Those of an object, as of a dictionary."""
+
+    def __init__(self, of: Any):
+        self.get = functools.partial(getattr, of)
+
+
+class Look(NamedTuple):
+    """A module or a tensor, and how it looked when it was read."""
+
+    value: Any
+    look: tuple
+
+
+def _look(t: Tensor) -> tuple:
+    """Of a tensor what its ``data`` may change."""
+    return t.shape, t.dtype
 
 
 def _same(value: Any, seen: Any) -> bool:

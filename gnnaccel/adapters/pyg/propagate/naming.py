@@ -1,0 +1,132 @@
+"""What the code of a user's function names, before it runs on stand-ins: torch's functions, methods
+of tensors, attributes of the layer, and nothing else.
+"""
+from __future__ import annotations
+
+import builtins
+import dis
+import inspect
+import math
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gnnaccel.adapters import own
+from gnnaccel.adapters.pyg.propagate.message import _named, special_read
+from gnnaccel.adapters.pyg.propagate.standins import Unseen
+
+MODULES = (torch, torch.nn, torch.nn.functional, math)
+BUILTINS = (float, int, len, range, enumerate, zip, reversed, tuple, list)
+NOT_PLAIN_CODE = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+_CATCHES = frozenset(("SETUP_FINALLY", "SETUP_WITH", "PUSH_EXC_INFO"))
+_COMPARES = frozenset(("IS_OP", "COMPARE_OP", "CONTAINS_OP"))
+
+
+def globals_in_place(function: types.FunctionType, names: frozenset[str],
+                     instead: Callable[[Any], Any]) -> dict[str, Any] | None:
+    """What to put in place of global names of ``function``, by ``instead(value)``, None for those
+    to keep; None where the function may do more than compute."""
+    code, known = function.__code__, function.__globals__
+    if code.co_cellvars or code.co_flags & NOT_PLAIN_CODE:
+        return None
+    if any(isinstance(c, types.CodeType) for c in code.co_consts):
+        return None
+    found = {}
+    for kind, name in _named(code):
+        if kind == "LOAD_GLOBAL":
+            value = known.get(name, getattr(builtins, name, None))
+            other = instead(value)
+            if other is not None:
+                found[name] = other
+            elif not (any(value is one for one in (*MODULES, *BUILTINS))
+                      or is_torchs(value, names)):
+                return None
+        elif kind not in ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR"):
+            return None
+    return found
+
+
+def with_globals(function: types.FunctionType, more: dict[str, Any]) -> types.FunctionType:
+    """``function`` with other values of some global names."""
+    made = types.FunctionType(function.__code__, {**function.__globals__, **more},
+                              function.__name__, function.__defaults__, function.__closure__)
+    made.__kwdefaults__ = function.__kwdefaults__
+    return made
+
+
+def is_torchs(value: Any, names: frozenset[str]) -> bool:
+    """Whether it is one of the functions ``names`` of torch or of `math`. What somebody wrapped
+    around such a function has its name, too, but does not stand where that does."""
+    name, kind = getattr(value, "__name__", ""), type(value)
+    if name not in names:
+        return False
+    if kind is types.FunctionType:
+        place = sys.modules.get(own.original(value).__module__ or "")
+        return own.home(value) == "torch" and getattr(place, name, None) is value
+    module = getattr(value, "__module__", None) or "torch"
+    return (kind in (types.BuiltinFunctionType, types.MethodDescriptorType)
+            and module.partition(".")[0] in ("torch", "math"))
+
+
+def catches(code: types.CodeType) -> bool:
+    """Whether the function may catch what a stand-in raises, and go another way."""
+    return any(step.opname in _CATCHES for step in dis.get_instructions(code))
+
+
+def special_as_arguments(code: types.CodeType) -> bool:
+    """Whether the function does no more with what message passing passes by itself than hand it to
+    functions. Whether ``ptr is None`` a stand-in cannot answer."""
+    steps = [step for step in dis.get_instructions(code) if step.opname != "CACHE"]
+    cells = {*code.co_cellvars, *code.co_freevars}  # their values by LOAD_DEREF alone
+    for at, step in enumerate(steps[:-1]):
+        if special_read(step) and (step.opname == "LOAD_DEREF" or step.argval not in cells):
+            if not steps[at + 1].opname.startswith(("LOAD_", "CALL", "PRECALL", "KW_NAMES")):
+                return False
+            if any(one.opname in _COMPARES for one in steps[at + 1:at + 3]):
+                return False
+    return True
+
+
+def names_known(code: types.CodeType, layer: Any, names: frozenset[str]) -> bool:
+    """Whether all attributes that are named are known, and methods of tensors torch's own. Those of
+    the layer need not be there: a branch that is not taken may name others. Only the layer's may be
+    set."""
+    steps = [step for step in dis.get_instructions(code) if step.opname != "CACHE"]
+    if not all(_loads_first(before, code) for before, step in zip([steps[0], *steps], steps)
+               if step.opname == "STORE_ATTR"):
+        return False
+    return all((step.argval in names and _method_is_torchs(step.argval))
+               or attribute(layer, step.argval) is not Unseen or _loads_first(before, code)
+               for before, step in zip([steps[0], *steps], steps)
+               if step.opname in ("LOAD_ATTR", "LOAD_METHOD"))
+
+
+def _loads_first(step: dis.Instruction, code: types.CodeType) -> bool:
+    """Whether the instruction gives the first argument of a method, which is the layer."""
+    names = step.argval if type(step.argval) is tuple else (step.argval,)  # some load two
+    return (step.opname.startswith("LOAD_FAST") and code.co_argcount > 0
+            and names[-1] == code.co_varnames[0])
+
+
+def _method_is_torchs(name: str) -> bool:
+    """Whether nobody has put a function of their own in the place of a tensor's method."""
+    found = vars(Tensor).get(name)
+    return type(found) is not types.FunctionType or own.home(found) == "torch"
+
+
+def attribute(held: Any, name: str) -> Any:
+    """The attribute, found without running any code of a user's: a property is given as it is.
+    Unseen where there is none, and where a class finds its attributes in its own way."""
+    cls = type(held)
+    if cls.__getattribute__ is not object.__getattribute__ or (
+        getattr(cls, "__getattr__", None) not in (None, nn.Module.__getattr__)):
+        return Unseen
+    found = inspect.getattr_static(held, name, Unseen)
+    if found is Unseen and isinstance(held, nn.Module):
+        for kind in ("_parameters", "_buffers", "_modules"):
+            found = held.__dict__[kind].get(name, found)
+    return found

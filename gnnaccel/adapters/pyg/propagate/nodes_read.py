@@ -1,0 +1,70 @@
+"""Rows of nodes that no edge reads, where torch computes something of all rows at one end.
+
+The host computes it edge by edge, and never meets such rows. What is infinite or no number in them,
+or becomes so, such as a feature divided by a degree of 0, would reach gradients of weights, as 0
+times that is no number. Their place is taken by the row of a node that an edge reads.
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnnaccel.adapters.pyg.propagate.expressed import CallArguments
+from gnnaccel.adapters.pyg.propagate.standins import rows
+from gnnaccel.dispatch.generated.tree import Make
+
+_TARGETS = {"j": "u", "i": "v"}
+
+
+class OfRead(CallArguments):
+    """The arguments of a call whose rows of nodes are all read by some edge."""
+
+    def __init__(self, given: CallArguments):
+        super().__init__(given, given.graph)
+        self.grad = given.grad
+        self._kept: dict[tuple[int, str], Tensor] = {}
+
+    def of(self, t: Tensor, end: str) -> Tensor:
+        """``t`` [nodes, ...] at an ``end`` of the edges."""
+        key = id(t), end  # of an argument, which stays
+        if key not in self._kept:
+            self._kept[key] = _replaced(t, self.graph.unread(_TARGETS[end]), self.graph.num_edges)
+        return self._kept[key]
+
+
+def _replaced(t: Tensor, unread: tuple[Tensor, Tensor] | None, edges: int) -> Tensor:
+    if unread is None or not math.prod(t.shape):
+        return t
+    which, other = unread
+    row = t.detach().index_select(0, other) if edges else t.new_ones(1)
+    return torch.where(which.view(-1, *(1,) * (t.dim() - 1)), row, t)
+
+
+def of_read(given: Any, roots: tuple[Make, ...]) -> Any:
+    """What to compute rows of nodes of, which are made of the tensors ``roots``; the arguments
+    themselves where none of these wants a gradient."""
+    if type(given) is not CallArguments or not given.grad or not any(
+        root(given).requires_grad for root in roots):
+        return given
+    if given.read is None:
+        given.read = OfRead(given)
+    return given.read
+
+
+def node_rows(get: Callable[[Any], Tensor], end: str) -> Callable[[Any], Tensor]:
+    """``get(given)``, the rows of nodes at an ``end``, in a way that knows of `OfRead`."""
+
+    def make(given: Any) -> Tensor:
+        t = get(given)
+        return given.of(t, end) if type(given) is OfRead else t
+
+    return make
+
+
+def argument(name: str, end: str) -> Callable[[Any], Tensor]:
+    """The rows of nodes that an argument of ``propagate`` has for an ``end``."""
+    return node_rows(lambda given: rows(given, name, end), end)

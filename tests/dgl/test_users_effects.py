@@ -1,0 +1,83 @@
+"""What functions of users do besides computing, and which rows reach gradients, is as with DGL
+alone."""
+from __future__ import annotations
+
+import dgl
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tests.dgl.test_users_guards import agrees, sums
+from tests.dgl.users import WIDTH
+
+
+def apart() -> dgl.DGLGraph:
+    """No edge leaves the last node, or enters it."""
+    graph = dgl.graph((torch.randint(0, 11, (60,)), torch.randint(0, 11, (60,))), num_nodes=12)
+    graph.ndata["h"] = torch.rand(12, WIDTH) + 0.5
+    graph.edata["w"] = torch.randn(60, WIDTH)
+    return graph
+
+
+def test_dropout_in_the_order_of_the_message(emulated):
+    def message(edges):
+        first, second = F.dropout(edges.src["h"], 0.5), F.dropout(edges.dst["h"], 0.3)
+        F.dropout(edges.src["h"], 0.2)
+        return {"m": second * 2 + first}
+
+    call = sums(apart(), message)
+
+    def seeded():
+        torch.manual_seed(3)
+        return torch.cat([call().flatten(), torch.get_rng_state().float()])
+
+    agrees(emulated, seeded)
+
+
+@pytest.mark.parametrize("row", [0.0, float("nan"), float("inf")])
+def test_rows_that_no_edge_reads_reach_no_gradient(route, row):
+    graph, lin = apart(), nn.Linear(WIDTH, WIDTH)
+    graph.ndata["h"][-1] = row
+
+    def call():
+        graph.ndata["x"] = graph.ndata["h"].clone().requires_grad_()
+        out = sums(graph, lambda edges: {
+            "m": torch.tanh(lin(edges.src["x"].log())) * edges.dst["x"]})()
+        grads = torch.autograd.grad(out.square().sum(), [graph.ndata["x"], *lin.parameters()])
+        return torch.cat([out.flatten(), *(g.flatten() for g in grads)])
+
+    assert call()[-lin.weight.numel():].isfinite().all()
+    agrees(route, call)
+
+
+class Counts:
+    def __init__(self):
+        self.reads, self.number = 0, 2.0
+
+    @property
+    def scale(self):
+        self.reads += 1
+        return self.number
+
+
+def test_properties_run_as_often_as_with_dgl(emulated):
+    held = Counts()
+    agrees(emulated, sums(apart(), lambda edges: {
+        "m": torch.tanh(edges.src["h"] - edges.dst["h"]) * held.scale}), taken=False)
+    assert held.reads == 2  # by the two calls
+
+
+def test_modules_that_change_their_input(emulated):
+    act = nn.ReLU(inplace=True)
+
+    def message(edges):
+        h = edges.src["h"] - edges.dst["h"]
+        return {"m": act(h) + h}
+
+    agrees(emulated, sums(apart(), message), taken=False)
+    agrees(emulated, sums(apart(), lambda edges: {"m": act(edges.src["h"] - edges.dst["h"])}))
+    graph = apart()
+    with emulated.on(on_fallback="native"):
+        sums(graph, lambda edges: {"m": act(edges.data["w"]) * edges.src["h"]})()
+    assert (graph.edata["w"] >= 0).all()

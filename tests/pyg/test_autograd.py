@@ -6,7 +6,10 @@ import copy
 
 import pytest
 import torch
+import torch_geometric.nn as pyg
 from torch.utils.checkpoint import CheckpointError, checkpoint
+from torch_geometric.nn import MessagePassing
+from torch_geometric.utils import softmax
 
 import gnnaccel
 from gnnaccel.dispatch.graph import cache
@@ -307,3 +310,59 @@ def test_nan_in_one_row_spreads_as_natively(route):
     with route.on():
         got = layer(x, ei).isnan().any(-1)
     assert expected.any() and not expected.all() and torch.equal(got, expected)
+
+
+# ---- many gradients at once ----
+
+class Own(MessagePassing):
+    def __init__(self):
+        super().__init__()
+        self.att = torch.nn.Parameter(torch.randn(12))
+
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_i, x_j, index):
+        score = (torch.tanh(x_i + x_j) * self.att).sum(-1)
+        return x_j * softmax(score, index).unsqueeze(-1)
+
+
+def vmapped(out, x, rows):
+    return torch.vmap(lambda row: torch.autograd.grad(out, x, row, retain_graph=True)[0])(rows)
+
+
+def vmapped_twice(out, x, rows):
+    return vmapped_inside(out, x, rows.unflatten(0, (2, -1))).flatten(0, 1)
+
+
+def vmapped_inside(out, x, rows):
+    return torch.vmap(lambda row: vmapped(out, x, row))(rows)
+
+
+def batched(out, x, rows):
+    return torch.autograd.grad(out, x, rows, is_grads_batched=True)[0]
+
+
+def recorded(out, x, rows):
+    found = torch.autograd.grad(out, x, rows, is_grads_batched=True, create_graph=True)[0]
+    return torch.autograd.grad((found * x.sin()).sum(), x)[0]
+
+
+@pytest.mark.parametrize("many", [vmapped, vmapped_twice, batched, recorded])
+@pytest.mark.parametrize("name", ["Own", "GATConv", "TransformerConv", "GCNConv", "RGCNConv"])
+def test_many_gradients_at_once(route, name, many):
+    layer = Own() if name == "Own" else {
+        "GCNConv": lambda: pyg.GCNConv(12, 4), "RGCNConv": lambda: pyg.RGCNConv(12, 4, 3),
+    }.get(name, lambda: build(name))()
+    layer, args = layer.to(route.device), on(route, graphs.features(), graphs.square())
+    if name == "RGCNConv":
+        args += on(route, torch.arange(graphs.E) % 3)
+    x = args[0].requires_grad_()
+
+    def call():
+        out = layer(*args)
+        return many(out, x, torch.linspace(-1, 1, 4 * out.numel()).view(4, *out.shape).to(x))
+
+    expected = call()
+    with route.on(on_fallback="native"):
+        assert close(call(), expected)

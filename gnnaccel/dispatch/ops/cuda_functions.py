@@ -25,7 +25,7 @@ from gnnaccel.cuda.structure import Rows
 from gnnaccel.dispatch.ops import torch_ops
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.ops.operands import Operands
-from gnnaccel.dispatch.run.autograd import Operation
+from gnnaccel.dispatch.run.autograd import Operation, one_by_one
 
 
 def _rows_by(graph: OpGraph, target: str) -> Rows:
@@ -70,6 +70,7 @@ class _EdgeSum(torch.autograd.Function):
         return out.view(-1, *x.shape[1:]).detach()
 
     @staticmethod
+    @one_by_one
     def backward(ctx, grad):
         if grad is None:  # no result was used
             return None, None, None
@@ -84,6 +85,7 @@ class _Take(torch.autograd.Function):
         return x.index_select(0, graph.index(target))
 
     @staticmethod
+    @one_by_one
     def backward(ctx, grad):
         if grad is None:  # no result was used
             return None, None, None
@@ -107,6 +109,7 @@ class _Elementwise(torch.autograd.Function):
         return sddmm.elementwise(op, graph.num_edges, dense(lhs), dense(rhs), *indices).detach()
 
     @staticmethod
+    @one_by_one
     def backward(ctx, grad):
         if grad is None:  # no result was used
             return None, None, None, None, None
@@ -340,6 +343,7 @@ class _SegmentSum(torch.autograd.Function):
         return out.view(-1, *x.shape[1:]).detach()
 
     @staticmethod
+    @one_by_one
     def backward(ctx, grad):
         if grad is None:  # no result was used
             return None, None
@@ -362,6 +366,7 @@ class _SegmentExtremum(torch.autograd.Function):
         return out.view(-1, *x.shape[1:]).detach()
 
     @staticmethod
+    @one_by_one
     def backward(ctx, grad):
         if grad is None:  # no result was used
             return None, None, None

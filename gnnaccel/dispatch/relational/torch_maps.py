@@ -12,6 +12,7 @@ from gnnaccel.dispatch.ir.program import RELATION
 from gnnaccel.dispatch.relational.gather import Gather
 from gnnaccel.dispatch.relational.pairs import Blocks, Pairs
 from gnnaccel.dispatch.run import torch_segments
+from gnnaccel.dispatch.run.autograd import one_by_one
 
 _ALONE = 4096  # elements of a block's result from which another call costs less than a copy of it
 _CPU_DTYPES = (torch.float32, torch.float64)
@@ -58,6 +59,7 @@ class _Multiply(torch.autograd.Function):
         return out
 
     @staticmethod
+    @one_by_one
     def backward(ctx, grad):
         if grad is None:  # no result was used
             return None, None, None, None, None
@@ -107,6 +109,7 @@ class _Outer(torch.autograd.Function):
         return out
 
     @staticmethod
+    @one_by_one
     def backward(ctx, grad):
         if grad is None:  # no result was used
             return None, None, None
@@ -171,6 +174,7 @@ class Take(torch.autograd.Function):
         return rows.index_select(0, gather.index)
 
     @staticmethod
+    @one_by_one
     def backward(ctx, grad):
         if grad is None:  # no result was used
             return None, None, None

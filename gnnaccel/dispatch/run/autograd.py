@@ -7,11 +7,13 @@ gradient arrives, and how second derivatives are made.
 """
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch._C import _functorch
 from torch._C._functorch import unwrap_if_dead
 
 #: gradients, or what is saved of inputs: None where there is none
@@ -95,10 +97,57 @@ class _Node(torch.autograd.Function):
         else:  # no result was used: nor has any input a gradient
             return (None,) * (1 + len(needs))
         saved = list(ctx.saved_tensors)  # once: a checkpoint hands out no tensor twice
+        if any(map(_is_batched, grads)):
+            run = operation.recorded if torch.is_grad_enabled() else operation.backward
+            return None, *_one_by_one(lambda *each: run(needs, list(saved), *each), grads)
         if torch.is_grad_enabled():
             return None, *operation.recorded(needs, saved, *grads)
         ctx.maybe_clear_saved_tensors()  # unless the graph is kept: the list alone holds them now
         return None, *operation.backward(needs, saved, *grads)
+
+
+def _is_batched(grad: Tensor | None) -> bool:
+    return grad is not None and (_functorch.is_batchedtensor(grad)
+                                 or _functorch.is_legacy_batchedtensor(grad))
+
+
+def _one_by_one(run: Callable[..., Tensors], grads: Tensors) -> list[Tensor | None]:
+    """What the backward ``run(*grads)`` gives for many gradients of the results at once, as
+    ``torch.autograd.grad(..., is_grads_batched=True)`` and `torch.vmap` around it have them:
+    tensors without memory of their own, with a dimension that is not seen."""
+    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+    first: Any = next(filter(_is_batched, grads))
+    of: Any = _functorch
+    if _functorch.is_batchedtensor(first):
+        level = _functorch.maybe_get_level(first)
+    else:
+        of, level = torch, max(1, torch._C._vmapmode_increment_nesting() - 1)
+        torch._C._vmapmode_decrement_nesting()
+    count = of._remove_batch_dim(first, level, 1, 0).shape[0]
+    apart = [None if grad is None else of._remove_batch_dim(grad, level, count, 0)
+             for grad in grads]
+    each = [[None if grad is None else grad[at] for grad in apart] for at in range(count)]
+    if any(map(_is_batched, apart)):  # several such dimensions
+        found = [_one_by_one(run, one) for one in each]
+    else:
+        with temporarily_clear_interpreter_stack():
+            found = [list(run(*one)) for one in each]
+    return [None if one[0] is None else of._add_batch_dim(torch.stack(one), 0, level)
+            for one in map(list, zip(*found))]
+
+
+def one_by_one(backward: Callable[..., Tensors]) -> Callable[..., Tensors]:
+    """The ``backward`` of a `torch.autograd.Function`, of which many gradients may be asked for at
+    once."""
+
+    @functools.wraps(backward)
+    def run(ctx: Any, *grads: Tensor | None) -> Tensors:
+        if not any(map(_is_batched, grads)):
+            return backward(ctx, *grads)
+        return tuple(_one_by_one(functools.partial(backward, ctx), grads))
+
+    return run
 
 
 def gradients(function: Callable[..., Any], inputs: Tensors, needs: Sequence[bool], grads: Tensors,

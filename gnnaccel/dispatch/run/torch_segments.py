@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gnnaccel.dispatch.ir.patterns import Attention
+from gnnaccel.dispatch.run.autograd import one_by_one
 from gnnaccel.dispatch.run.torch_pairs import pair_scores
 
 #: edges times heads up to which the heads fold into one graph; measured, see docs/notes/cpu.md
@@ -164,6 +165,7 @@ class _WeightedSum(torch.autograd.Function):
         return out.index_add_(0, parts.row, rest)
 
     @staticmethod
+    @one_by_one
     def backward(ctx, grad):
         if grad is None:  # no result was used
             return None, None, None
@@ -185,6 +187,7 @@ class _EdgeDot(torch.autograd.Function):
         return _sampled(graph, left, right)
 
     @staticmethod
+    @one_by_one
     def backward(ctx, grad):
         if grad is None:  # no result was used
             return None, None, None
@@ -207,6 +210,7 @@ class _Softmax(torch.autograd.Function):
         return p
 
     @staticmethod
+    @one_by_one
     def backward(ctx, grad):
         if grad is None:  # no result was used
             return None, None

@@ -7,7 +7,7 @@ from typing import Any
 
 from gnnaccel.adapters.pyg.fx import models
 from gnnaccel.dispatch import router
-from gnnaccel.dispatch.graph import cache, ledger
+from gnnaccel.dispatch.graph import cache
 from gnnaccel.dispatch.memory import layer_memory
 from gnnaccel.dispatch.observe import decisions
 from gnnaccel.dispatch.plan import planner
@@ -49,12 +49,6 @@ def count_structures_anew() -> None:
 def warn_again() -> None:
     """Forget which warnings were given."""
     decisions._warned.clear()
-
-
-def few_ledgers(monkeypatch: Any, most: int) -> None:
-    """Sweep up the ledgers of graphs that are gone as soon as there are ``most``."""
-    monkeypatch.setattr(ledger, "_FEW", most)
-    monkeypatch.setattr(ledger, "_most", most)
 
 
 def drop_late(monkeypatch: Any) -> None:

@@ -75,7 +75,8 @@ def workspace(chunks: int, sizes: tuple[int, int, int],
     nothing to hold."""
     if not chunks:
         return None, _NONE
-    first, second, third = (chunks * size for size in sizes)
+    first, second, third = sizes
+    first, second, third = chunks * first, chunks * second, chunks * third
     memory = torch.empty(first + second + third, device=device)
     base = memory.data_ptr()
     return memory, (base, base + 4 * first if second else 0,

@@ -161,7 +161,7 @@ class Rows:
 
     def _make_launch(self) -> Launch:
         split = self.split
-        known = split.known  # asked first: sizes may become exact in between
+        known = split.report.words is not None  # asked first: sizes may become exact in between
         chunks, heavy = split.sizes()
         slots = -(-chunks // WARPS) * WARPS
         counters, (of_chunks, of_heavy) = split.counters, split.addresses()

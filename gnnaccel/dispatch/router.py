@@ -118,8 +118,8 @@ def _decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict
         if why is not None:
             return _native(layer, adapter, native, args, kwargs, config, None, None,
                            native_plan((name, why)), start)
-    device, known = given.device.type, _known(layer, stated, given, args, kwargs)
-    plan = _planned(stated, device, grad, known, config)
+    device, fresh = given.device.type, _fresh(layer, stated, given, args, kwargs)
+    plan = _planned(stated, device, grad, fresh, config)
     entry = settings.asked(layer, config)
     use: Any = None if entry is None else quantized.chosen(layer, entry, config, stated, plan)
     if plan.route == "native":
@@ -127,8 +127,8 @@ def _decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict
             entry.fell_back(use)
         if not settings.learning(use) and not capture.capturing():
             native_learning.remember(layer, given.structure, args if _quiet(config) else (), kwargs,
-                                     config, plan.code, known)
-        whole = (not known and device == "cuda" and stated.together
+                                     config, plan.code, not fresh)
+        whole = (fresh and device == "cuda" and stated.together
                  and plan.code == "GA301" and _quiet(config))
         return _native(layer, adapter, _with_its_parts(native) if whole else native, args, kwargs,
                        config, stated, given, plan, start)
@@ -155,10 +155,10 @@ def _decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict
     return adapter.run(layer, stated, given, call)
 
 
-def _planned(stated: CallSpec, device: str, grad: bool, known: bool, config: Config) -> Plan:
-    if not known and _refused.get() and config.when == "profitable":
+def _planned(stated: CallSpec, device: str, grad: bool, fresh: int, config: Config) -> Plan:
+    if fresh and _refused.get() and config.when == "profitable":
         return _AS_THE_WHOLE
-    return planner.plan(stated.request(device, grad, not known), config)
+    return planner.plan(stated.request(device, grad, fresh), config)
 
 
 def _with_its_parts(native: Any) -> Any:
@@ -178,20 +178,23 @@ def _quiet(config: Config) -> bool:
     return config.on_fallback == "native"
 
 
-def _known(layer: Any, stated: CallSpec, given: CallInputs, args: tuple, kwargs: dict) -> bool:
-    """Whether the graph's structure costs nothing more: it is there; or the layer's last call was
-    over these very edges, so there will be more; or a checkpoint may be about to repeat this call,
-    and must then find the same route; or a CUDA graph will, which few layers' own code can be
-    captured in."""
+def _fresh(layer: Any, stated: CallSpec, given: CallInputs, args: tuple, kwargs: dict) -> int:
+    """How many calls the graph's structure is expected to serve; 0 where it costs nothing more: it
+    is there; or the layer was called over these very edges, and more often than over the graph
+    before, so there will be more; or a checkpoint may be about to repeat this call, and must then
+    find the same route; or a CUDA graph will, which few layers' own code can be captured in."""
     if capture.capturing():
-        return True
+        return 0
     if unversioned(given.structure):
-        return False
-    memory = layer_memory.memories.get(layer)
-    return (stated.peek(given)
-            or (memory is not None
-                and memory.of(layer_memory.graph_of(given.structure, args, kwargs)) is not None)
-            or checkpointed())
+        return 1
+    memory = layer_memory.memories.get(layer) or layer_memory.of(layer)
+    again, expected = memory.expects(given.edge_index)
+    if stated.peek(given) or checkpointed():
+        return 0
+    if again:
+        return expected
+    met = memory.of(layer_memory.graph_of(given.structure, args, kwargs))
+    return expected if met is None else 0
 
 
 def _recording(run: Any, on_backward: Any) -> Any:

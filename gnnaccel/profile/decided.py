@@ -9,6 +9,7 @@ from gnnaccel.dispatch.ops import route as operations
 from gnnaccel.dispatch.ops.aggregation_stated import AggregationSpec
 from gnnaccel.dispatch.plan import planner
 from gnnaccel.dispatch.plan.plan import Plan, Rejected
+from gnnaccel.dispatch.plan.request import EXPECTED
 from gnnaccel.dispatch.policy import rules
 from gnnaccel.dispatch.policy.config import Config
 from gnnaccel.dispatch.policy.reasons import Reason
@@ -41,13 +42,13 @@ def decided(visit: Visit, grad: bool) -> Decided:
     if isinstance(found, Reason):
         return Decided(((name, found),))
     stated, given = found
-    plan, first = (_plan(stated, given, visit.config, grad, fresh) for fresh in (False, True))
+    plan, first = (_plan(stated, given, visit.config, grad, fresh) for fresh in (0, EXPECTED))
     return Decided(plan.rejected, plan, first, stated, given)
 
 
-def _plan(stated: Any, given: Any, config: Config, grad: bool, fresh: bool) -> Plan:
+def _plan(stated: Any, given: Any, config: Config, grad: bool, fresh: int) -> Plan:
     if isinstance(stated, AggregationSpec):
-        return stated.plan(given, config, grad, fresh)
+        return stated.plan(given, config, grad, fresh > 0)
     return planner.plan(stated.request(given.device.type, grad, fresh), config)
 
 

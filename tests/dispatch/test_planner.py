@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from gnnaccel.cuda import driver
-from gnnaccel.dispatch.ir import attention_programs
-from gnnaccel.dispatch.plan import planner
-from gnnaccel.dispatch.plan.request import Request
+from gnnaccel.dispatch.ir import attention_programs, patterns
+from gnnaccel.dispatch.plan import cost, planner
+from gnnaccel.dispatch.plan.request import EXPECTED, Request
 from gnnaccel.dispatch.policy import config
 from gnnaccel.dispatch.policy.reasons import KINDS
 
@@ -87,3 +87,26 @@ def test_plans_are_memoised_by_request_and_options():
         assert plan(asked) is plan(request())
         assert plan(request(grad=False)) is not plan(asked)
         assert plan(asked, backend="torch").route == "torch"
+
+
+def gains(fresh, grad, loops):
+    """Whether a call over a small graph on a GPU is estimated to gain by kernels."""
+    asked = request(device="cuda", grad=grad)._replace(fresh=fresh, loops=loops)
+    attention = patterns.attention(asked.program)
+    return cost.fused(asked, attention) < cost.native(asked)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_calls_share_the_price_of_a_new_structure(grad):
+    """One call alone does not pay for it, so many as are expected at first do, and more do where
+    fewer did; known graphs always gain."""
+    assert not gains(1, grad, loops=False) and gains(EXPECTED, grad, loops=False)
+    found = [gains(calls, grad, loops=True) for calls in range(1, EXPECTED + 1)]
+    assert found == sorted(found) and gains(0, grad, loops=True)
+
+
+def test_what_the_host_does_for_self_loops_is_saved_where_it_does_it():
+    with_loops, without = (request(device="cuda")._replace(fresh=1, loops=loops)
+                           for loops in (True, False))
+    assert cost.native(with_loops) > cost.native(without)
+    assert cost.native(with_loops._replace(fresh=0)) == cost.native(without._replace(fresh=0))

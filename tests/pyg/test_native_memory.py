@@ -6,7 +6,9 @@ import torch
 from torch_geometric.nn import GATConv
 
 import gnnaccel
+from gnnaccel.dispatch.memory import layer_memory
 from gnnaccel.dispatch.plan import cost
+from gnnaccel.dispatch.plan.request import EXPECTED
 from tests.pyg import graphs
 
 
@@ -48,6 +50,45 @@ def test_listening_does_not_change_the_route(monkeypatch, records):
             layer(x, ei)
         assert gnnaccel.stats()["GATConv"]["routes"] == {"native": 1, "torch": 2}
     planner.forget()
+
+
+def test_how_many_calls_a_structure_serves(monkeypatch):
+    """A new graph is expected to serve as many calls as the one before did, repeated ones and those
+    of other layers too. One that comes more often is taken to come often."""
+    from gnnaccel.dispatch.plan import planner
+    asked, plan = [], planner.plan
+    monkeypatch.setattr(planner, "plan", lambda request, config: (
+        asked.append(request.fresh), plan(request, config))[1])
+    x, first, second = graphs.features(), GATConv(5, 8, 2), GATConv(5, 8, 2)
+    x = x[:, :5]
+
+    def fresh(*layers, graph=None):
+        del asked[:]
+        graph = graphs.square().clone() if graph is None else graph
+        with torch.no_grad(), gnnaccel.enabled(when="supported"):
+            for layer in layers:
+                layer(x, graph)
+        return asked[0]
+
+    assert fresh(first, second) == EXPECTED  # nothing is known yet
+    assert fresh(first) == 2  # the graph before served both
+    for _ in range(6):  # some of these calls are kept and repeated
+        assert fresh(first, first, first) in (1, 3)
+    assert fresh(first, first, second) == 3
+
+
+def test_a_graph_that_serves_two_calls_is_no_known_one_at_the_second(monkeypatch):
+    """Native calls too: at the second call over a graph one is left, at the third it is one that
+    comes often."""
+    memory = layer_memory.of(torch.nn.Identity())
+    first, second, third = (torch.zeros(2, 3) for _ in range(3))
+    assert memory.expects(first) == (False, EXPECTED)
+    assert memory.expects(first) == (True, 0)  # the only graph so far
+    assert memory.expects(second) == (False, 2)
+    assert memory.expects(second) == (True, 1) and memory.expects(second) == (True, 0)
+    for _ in range(2 * EXPECTED):
+        memory.expects(second)
+    assert memory.expects(third) == (False, EXPECTED)  # no more than at first
 
 
 def _with_cost(seconds):

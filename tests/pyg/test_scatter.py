@@ -15,6 +15,8 @@ from torch_geometric.nn import global_add_pool, global_max_pool, global_mean_poo
 import gnnaccel
 from gnnaccel.adapters.pyg.propagate import scatter as adapter
 from gnnaccel.dispatch.ops import aggregation_cost, by_index
+from gnnaccel.dispatch.policy import config
+from gnnaccel.dispatch.policy.reasons import reason
 from tests.helpers import assert_accurate
 from tests.pyg.judge import took
 from tests.pyg.test_gpu import no_waiting
@@ -253,6 +255,33 @@ def test_what_pays():
     few = torch.empty(adapter._FEW, device="meta")
     assert all(aggregation_cost.by_index(few, name, grad).gain < 0 for name in by_index.REDUCES
                for grad in (False, True))
+
+
+def test_a_softmax_that_gains_nothing_is_not_read(emulated, monkeypatch):
+    """Small ones in training never gain; without gradients they do once their index has come often
+    enough for a structure."""
+    monkeypatch.setattr(torch.Tensor, "is_cpu", False, raising=False)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True, raising=False)
+    read = []
+    monkeypatch.setattr(adapter, "_softmax_reason",
+                        lambda *args: read.append(args) or reason("GA208", "read"))
+
+    def asked(x, by):
+        del read[:]
+        assert torch.equal(utils.softmax(x, by, None, GROUPS), NATIVE["softmax"](x, by, None, GROUPS))
+        return bool(read)
+
+    x = torch.randn(ROWS, 4)
+    with emulated.on(when="profitable", on_fallback="native"):
+        by = index()
+        assert not any(asked(x.clone().requires_grad_(), by) for _ in range(20))
+        assert gnnaccel.stats()["pyg.softmax"]["reasons"] == {"GA301": 20}
+        assert not asked(x, by) and any(asked(x, by) for _ in range(20))
+        assert not asked(x, index())
+        large = torch.empty(1 << 22, 8, device="meta")
+        assert not by_index.softmax_unpaid(large, by, config.current())
+    with emulated.on(on_fallback="native"):
+        assert asked(x, index())
 
 
 # ---- names ----

@@ -18,35 +18,38 @@ from torch import Tensor
 from gnnaccel.dispatch.graph.edge_arrays import EdgeArrays
 from gnnaccel.dispatch.graph.tensor_ref import TensorRef
 
-_FEW = 512  # ledgers, from which on those of tensors that are gone are looked for
-
 
 class GraphLedger(TensorRef):
     """Of the graph of these edges, which it refers to weakly.
 
-    ``sightings``: calls that asked about the graph; ``seconds``: what faster calls would have
-    saved; ``functions``: those of the host's, by name, whose results over it were asked for;
-    ``layers``: by `layer_memory.LayerMemory.number`, of a layer that had native calls over it, the
-    ids of all its tensors, and the state in which the call was decided as one over a known graph,
-    with gradients off and on.
+    ``key``: the edges' id; ``sightings``: calls that asked about the graph; ``calls``: those of
+    layers that its structure would have served; ``seconds``: what faster calls would have saved;
+    ``functions``: those of the host's, by name, whose results over it were asked for; ``layers``:
+    by `layer_memory.LayerMemory.number`, of a layer that had native calls over it, the ids of all
+    its tensors, and the state in which the call was decided as one over a known graph, with
+    gradients off and on.
     """
 
-    __slots__ = ("sightings", "seconds", "functions", "layers")
+    __slots__ = ("key", "sightings", "calls", "seconds", "functions", "layers")
 
+    key: int
     version: int
     sightings: int
+    calls: int
     seconds: float
     functions: tuple[str, ...]
     layers: dict[int, list[Any]]
 
     # made by `of` without a call of Python's
-    __new__ = weakref.ref.__new__  # type: ignore[assignment]  # it takes the edges alone
+    __new__ = weakref.ref.__new__  # type: ignore[assignment]  # (edges, what to call)
     __init__ = weakref.ref.__init__
 
 
 #: by the id of the edges; for lookups that cannot afford a call
 ledgers: dict[int, GraphLedger] = {}
-_most = _FEW
+# those of tensors that are gone, until the next new one; noted without a call of Python's
+_gone: list[GraphLedger] = []
+_note = _gone.append
 
 
 def of(edges: Tensor | EdgeArrays) -> GraphLedger:
@@ -54,24 +57,19 @@ def of(edges: Tensor | EdgeArrays) -> GraphLedger:
     key = id(edges)
     found = ledgers.get(key)
     if found is None or found() is not edges or found.version != edges._version:
-        if len(ledgers) >= _most:
-            _sweep()
-        found = GraphLedger(edges)
-        found.version, found.pointer = edges._version, 0  # stand-ins for tensors have no memory
-        found.sightings, found.seconds, found.functions, found.layers = 0, 0.0, (), {}
+        while _gone:
+            gone = _gone.pop()
+            if gone.key in ledgers and ledgers[gone.key] is gone:  # no other tensor lies there
+                del ledgers[gone.key]
+        found = GraphLedger(edges, _note)
+        found.key, found.version, found.pointer = key, edges._version, 0  # stand-ins have no memory
+        found.sightings, found.calls, found.seconds = 0, 0, 0.0
+        found.functions, found.layers = (), {}
         ledgers[key] = found
     return found
-
-
-def _sweep() -> None:
-    """Drops those of tensors that are gone."""
-    global _most
-    for key, found in list(ledgers.items()):
-        if found() is None and ledgers.get(key) is found:
-            ledgers.pop(key, None)
-    _most = max(_FEW, 2 * len(ledgers))
 
 
 def forget() -> None:
     """Forget every graph."""
     ledgers.clear()
+    _gone.clear()

@@ -358,7 +358,8 @@ class GraphView:
             and torch._C._cuda_getCurrentRawStream(self.device.index) != self._stream):
             self._follow(rows)
         # the transposed graph is made of what the CSC let in
-        if not self._checked and self._csc.split.known:  # type: ignore[union-attr]
+        if (not self._checked
+            and self._csc.split.report.words is not None):  # type: ignore[union-attr]
             if self._csc.split.invalid:  # type: ignore[union-attr]
                 raise GraphError("edge_index holds ids outside the graph: sources must lie in "
                                  f"[0, {self.num_src}), destinations in [0, {self.num_dst}). Found "

@@ -16,14 +16,16 @@ import torch
 from torch import Tensor
 
 from gnnaccel.cuda import capture, driver
-from gnnaccel.dispatch.graph import ledger
+from gnnaccel.dispatch.graph import ledger as ledgers
 from gnnaccel.dispatch.graph.edge_arrays import EdgeArrays
+from gnnaccel.dispatch.graph.ledger import GraphLedger
 from gnnaccel.dispatch.graph.tensor_ref import TensorRef, all_unmoved, unversioned
 from gnnaccel.dispatch.memory.checkpoints import checkpointed
 from gnnaccel.dispatch.memory.native_cache import (GRAPHS, MISSED, STREAK, WATCHED, InnerCalls,
                                                    NativeExact, NativeSized, NativeStreak, autocast,
                                                    plain_tensors, size_of)
 from gnnaccel.dispatch.observe import counters, records
+from gnnaccel.dispatch.plan.request import EXPECTED
 from gnnaccel.dispatch.policy import config as configs
 from gnnaccel.dispatch.policy.config import Config
 from gnnaccel.dispatch.policy.names import IdentityMap
@@ -48,17 +50,19 @@ class Exact:
 
     ``key``: of the adapter, all that the decision depends on but the graph; ``structure``: the
     integer tensors among the arguments, the graph's and others; ``plain``: they are all arguments
-    but the first, a plain tensor; ``graph``: its structure, held weakly, since the structure cache
-    decides how long that lives; ``kept``: of the adapter, what else a repetition needs to know;
-    ``bound``: the call bound to the layer's weights, if it can be.
+    but the first, a plain tensor; ``ledger``: of its graph; ``graph``: the structure, held weakly,
+    since the structure cache decides how long that lives; ``kept``: of the adapter, what else a
+    repetition needs to know; ``bound``: the call bound to the layer's weights, if it can be.
     """
 
-    __slots__ = ("epoch", "key", "structure", "plain", "graph", "stated", "plan", "run", "kept",
-                 "bound")
+    __slots__ = ("epoch", "key", "structure", "plain", "ledger", "graph", "stated", "plan", "run",
+                 "kept", "bound")
 
-    def __init__(self, epoch: int, key: tuple, structure: Sequence[Tensor], plain: bool, graph: Any,
-                 stated: Any, plan: Any, run: Any, kept: Any, bound: Any):
+    def __init__(self, epoch: int, key: tuple, structure: Sequence[Tensor], plain: bool,
+                 ledger: GraphLedger, graph: Any, stated: Any, plan: Any, run: Any, kept: Any,
+                 bound: Any):
         self.epoch, self.key, self.plain = epoch, key, plain
+        self.ledger = ledger
         self.graph = weakref.ref(stated.held(graph))
         self.structure = tuple(map(TensorRef, structure))
         self.stated, self.plan, self.run = stated.kept(), plan, run
@@ -97,8 +101,8 @@ def remember(layer: Any, adapter: Any, args: tuple, kwargs: dict, config: Config
         return bound
     kept = adapter.keep(layer, args, kwargs, stated, given)
     if kept is not UNREPEATABLE:
-        of(layer).exact = Exact(config.epoch, key, found, plain, call.graph, stated, plan, run,
-                                kept, bound)
+        of(layer).exact = Exact(config.epoch, key, found, plain, ledgers.of(given.edge_index),
+                                call.graph, stated, plan, run, kept, bound)
     return bound
 
 
@@ -127,19 +131,20 @@ class LayerMemory:
     and the last that summed its list of edges, each with gradients off and on; ``unread``: how
     many calls over such edges went native without a look, likewise.
 
-    ``exact``: the last call by a faster route that was kept; ``unrepeated``: how many such calls in
-    a row were like no kept one; ``graph``: of the last of these, what the structure cache holds,
-    weakly; ``native_exact``, ``native_sized``: a native call with gradients off, and one with
-    gradients on; ``in_a_row``: native calls in a row that were like an earlier one, and what
-    follows from many (``streak``); ``number``: under which ledgers of graphs know the layer;
-    ``why``: of the last call that was not understood; ``left``: of calls of a model, how many may
-    yet show something; ``inner``: of the adapter of a layer around others, what it found out about
-    these.
+    ``last``: the graph of the last decided call, and how many calls it had had by then;
+    ``expected``: how many calls the graph before it served from the layer's on; ``exact``: the last
+    call by a faster route that was kept; ``unrepeated``: how many such calls in a row were like no
+    kept one; ``graph``: of the last of these, what the structure cache holds, weakly;
+    ``native_exact``, ``native_sized``: a native call with gradients off, and one with gradients on;
+    ``in_a_row``: native calls in a row that were like an earlier one, and what follows from many
+    (``streak``); ``number``: under which ledgers of graphs know the layer; ``why``: of the last
+    call that was not understood; ``left``: of calls of a model, how many may yet show something;
+    ``inner``: of the adapter of a layer around others, what it found out about these.
     """
 
     __slots__ = ("exact", "unrepeated", "graph", "native_exact", "native_sized", "number",
                  "in_a_row", "streak", "why", "left", "over", "native_once", "summed_once",
-                 "unread", "inner")
+                 "unread", "inner", "last", "expected")
 
     def __init__(self) -> None:
         self.over: dict[int, Any] = {}
@@ -155,6 +160,25 @@ class LayerMemory:
         self.number, self.in_a_row, self.left = next(_numbers), 0, WATCHED
         self.streak: NativeStreak | None = None
         self.why: Reason | None = None
+        self.last: tuple[GraphLedger, int] | None = None
+        self.expected: int | None = None
+
+    def expects(self, edges: Any) -> tuple[bool, int]:
+        """Whether the layer's last decided call was over these edges too; and how many calls are
+        still to come over them, this one counted, if they serve as many as the edges before did
+        from the layer's call on, of whatever layers: 0 if they have served more. Notes the call.
+
+        As long as there were no others, edges that come again are taken to come often.
+        """
+        now, last = ledgers.of(edges), self.last
+        now.calls += 1
+        if last is not None:
+            if last[0] is now:
+                return True, max(0, (self.expected or 0) - (now.calls - last[1]))
+            served = last[0].calls - last[1] + 1
+            self.expected = EXPECTED if served > EXPECTED else served
+        self.last = now, now.calls
+        return False, self.expected or EXPECTED
 
     def keeps(self, graph: Any) -> bool:
         """Whether to keep a call by a faster route over this graph that is like no kept one.
@@ -171,7 +195,7 @@ class LayerMemory:
     def of(self, structure: Sequence[Tensor]) -> list[Any] | None:
         """What `GraphLedger.layers` has of a native call over these tensors, unwritten since."""
         for t in structure:
-            known = ledger.ledgers.get(id(t))
+            known = ledgers.ledgers.get(id(t))
             if (known is not None and known() is t and known.version == t._version
                 and self.number in known.layers):
                 found = known.layers[self.number]
@@ -186,7 +210,7 @@ class LayerMemory:
         if largest.is_inference():
             return False
         ids = tuple(map(id, graph))
-        known = ledger.of(largest)
+        known = ledgers.of(largest)
         found = known.layers.get(self.number)
         if found is not None and found[0] == ids:
             return found[1 + grad] != state
@@ -242,6 +266,7 @@ def fast_path(layer: Any, adapter: Any, native: Callable, args: tuple, kwargs: d
             held = exact.graph()
             if held is not None and exact.key == adapter.key(layer, args, kwargs):
                 held.touched, memory.unrepeated = True, 0
+                exact.ledger.calls += 1
                 counters.count(type(layer).__name__, exact.plan.route)
                 bound = exact.bound
                 if bound is not None and bound.valid():

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.cuda import capture
-from gnnaccel.dispatch.graph import cache
+from gnnaccel.dispatch.graph import cache, ledger
 from gnnaccel.dispatch.graph.tensor_ref import TensorMap
 from gnnaccel.dispatch.graph.view import GraphView
 from gnnaccel.dispatch.memory.checkpoints import checkpointed
@@ -26,6 +26,7 @@ from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.uncompiled import uncompiled
 
 REDUCES = ("sum", "mean", "max", "min")
+_LIMIT = 256  # estimates kept; more means many configurations
 _NO_GAIN = reason("GA301")
 _MAY_NOT_COME_AGAIN = reason("GA301", "preparing this index costs more than is saved, unless it "
                                       "is used more often")
@@ -147,6 +148,38 @@ def softmax(graph: IndexGraph, x: Tensor, config: Config) -> OpCall | Reason:
     return mapped(call, _to_change)
 
 
+#: (configuration, bits of the numbers of rows and of numbers, gradients) -> the most that a softmax
+#: gains, and the least that its structure costs
+_softmaxes: dict[tuple[int, int, int, bool], aggregation_cost.Estimate] = {}
+
+
+@uncompiled
+def softmax_unpaid(x: Tensor, index: Tensor, config: Config) -> bool:
+    """Whether the host's own code is estimated to be no slower for a softmax of ``x`` by ``index``
+    [E], since so few numbers gain nothing, or not enough yet for a structure; notes what is missed
+    then. Reads neither ``index`` nor ``x``."""
+    numbers = x.numel().bit_length()
+    if not numbers:
+        return False
+    rows = len(x).bit_length() if x.dim() else 1
+    key = config.epoch, rows, numbers, torch.is_grad_enabled() and x.requires_grad
+    found = _softmaxes.get(key)
+    if found is None:
+        if len(_softmaxes) >= _LIMIT:
+            _softmaxes.clear()
+        most = torch.empty(1 << rows >> 1, 2 << numbers - rows, dtype=x.dtype, device="meta")
+        found = _softmaxes[key] = aggregation_cost.by_index(most, "softmax", key[3])
+    if found.gain <= 0:
+        return True
+    if found.gain > found.structure or index.is_inference() or checkpointed():
+        return False
+    missed = ledger.of(_owner(index))
+    if missed.seconds > aggregation_cost.patience(found):
+        return False
+    missed.seconds += found.gain
+    return True
+
+
 def _to_change(out: Tensor) -> Tensor:
     """The same for users, who may change it in place, as the host's: backward reads ``out``."""
     return out.clone() if out.requires_grad else out
@@ -170,9 +203,12 @@ def _reason(graph: IndexGraph, x: Tensor, name: str, config: Config) -> Reason |
     found = aggregation_cost.by_index(x, name, torch.is_grad_enabled() and x.requires_grad)
     if found.gain <= 0:
         return _NO_GAIN
-    given = graph.edge_index
-    # of a view that is made anew for each call
-    owner = given if given._base is None else given._base
-    if graph.known() or checkpointed() or aggregation_cost.pays(owner, found):
+    if (graph.known() or checkpointed()
+        or aggregation_cost.pays(_owner(graph.edge_index), found)):
         return None
     return _MAY_NOT_COME_AGAIN
+
+
+def _owner(index: Tensor) -> Tensor:
+    """What an index is a view of, which is made anew for each call."""
+    return index if index._base is None else index._base

@@ -80,10 +80,10 @@ class PlainSpec:
         """As `CallSpec.together`."""
         return False
 
-    def request(self, device: str, grad: bool, fresh: bool) -> PlainRequest:
+    def request(self, device: str, grad: bool, fresh: int) -> PlainRequest:
         return PlainRequest(self.native, self.reduce, self.weighted, self.width, self.row, device,
                             self.num_src.bit_length(), self.num_dst.bit_length(),
-                            self.num_edges.bit_length(), grad, fresh)
+                            self.num_edges.bit_length(), grad, fresh > 0)
 
     def peek(self, given: PlainInputs) -> bool:
         """Whether the structure of the call's graph is there."""
@@ -127,7 +127,7 @@ class JoinedPlainSpec(PlainSpec):
 
     join: Any = None
 
-    def request(self, device: str, grad: bool, fresh: bool) -> PlainRequest:
+    def request(self, device: str, grad: bool, fresh: int) -> PlainRequest:
         return super().request(device, grad,
                                fresh)._replace(part_bits=len(self.join.parts).bit_length())
 

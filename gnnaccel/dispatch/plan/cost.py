@@ -18,9 +18,6 @@ from gnnaccel.dispatch.ir.patterns import Attention
 from gnnaccel.dispatch.plan.request import Request
 from gnnaccel.dispatch.policy import calibration
 
-# calls that a structure is expected to serve: layers and directions of one step, at the least
-_REUSE = 8
-
 
 def constants() -> dict[str, Any]:
     """The rates; of GPUs those of torch's current one, once the process uses it."""
@@ -82,10 +79,18 @@ def fused(request: Request, attention: Attention, pmf: bool = False) -> float:
     if pmf:  # long rows read their scores twice and take four launches
         seconds += _gather(request, request.num_src, terms) / 4 + 4 * rates["launch"]
     if request.fresh:
-        structure = request.num_edges * rates["structure_per_edge"] + rates[
-            "structure_launches"] * rates["launch"]
-        seconds += structure * (2 if request.grad else 1) / _REUSE
+        return rates["once"]["margin"] * (seconds + _over_a_new_graph(request, launches))
     return seconds
+
+
+def _over_a_new_graph(request: Request, launches: int) -> float:
+    """Seconds that a call takes besides ``launches`` kernels where the structure of its graph is
+    to be built: those of the host, and this call's part of the structure."""
+    rates, directions = constants()["cuda"], 2 if request.grad else 1
+    host, built = rates["once"]["launches"][mode(request)], rates["once"]["structure_launches"]
+    structure = directions * (request.num_edges * rates["structure_per_edge"]
+                              + built * rates["launch"])
+    return (host - launches) * rates["launch"] + structure / request.fresh
 
 
 def native(request: Request) -> float | None:
@@ -101,8 +106,19 @@ def native(request: Request) -> float | None:
         return None
     which = 1 if request.grad else 0
     size = request.heads * request.width * request.row.itemsize
+    launches = rates["native_launches"][request.native][which]
+    if request.fresh:
+        launches -= _never_saved(request, rates["once"])
     return (request.num_edges * size * passes[which] / rates["native_bandwidth"]
-            + rates["native_launches"][request.native][which] * rates["launch"])
+            + launches * rates["launch"])
+
+
+def _never_saved(request: Request, rates: dict[str, Any]) -> int:
+    """Launches that were measured of the host's layers, but that kernels over a new graph do not
+    save: self loops where the host adds none, and autograd's own thread, as backward runs in the
+    caller's thread whatever runs in it."""
+    loops = 0 if request.loops else rates["loops"].get(request.native, 0)
+    return loops + (rates["thread"] if request.grad else 0)
 
 
 def torch_backend(request: Request) -> float | None:

@@ -15,6 +15,11 @@ from gnnaccel.dispatch.ir.program import Program
 from gnnaccel.dispatch.run import attention
 
 
+#: calls that a structure is expected to serve as long as no earlier graph has shown how many:
+#: layers and directions of one step, at the least
+EXPECTED = 8
+
+
 class Request(NamedTuple):
     """Everything a plan depends on; the memo key. Sizes are classes of magnitude (bits), so that
     mini-batches whose sizes differ a little share a plan."""
@@ -30,8 +35,9 @@ class Request(NamedTuple):
     dst_bits: int
     edge_bits: int
     grad: bool
-    fresh: bool  # the graph's structure is not cached yet
+    fresh: int  # how many calls the graph's structure may serve if it is built now; 0: it is there
     part_bits: int = 1  # of the tensors that its edges are put together from
+    loops: bool = False  # the host adds self loops
 
     @property
     def parts(self) -> int:
@@ -79,11 +85,11 @@ class CallSpec:
         structure for each costs more than one for all."""
         return False
 
-    def request(self, device: str, grad: bool, fresh: bool) -> Request:
+    def request(self, device: str, grad: bool, fresh: int) -> Request:
         edges = self.num_edges + self.loops
         return Request(self.program, self.native, self.heads, self.width, self.row, self.out,
                        device, self.num_src.bit_length(), self.num_dst.bit_length(),
-                       edges.bit_length(), grad, fresh)
+                       edges.bit_length(), grad, fresh, loops=self.loops > 0)
 
     def peek(self, given: CallInputs) -> bool:
         """Whether the structure of the call's graph is there."""

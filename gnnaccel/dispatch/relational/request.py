@@ -92,11 +92,11 @@ class RelationalSpec:
         """As `CallSpec.together`."""
         return False
 
-    def request(self, device: str, grad: bool, fresh: bool) -> RelationalRequest:
+    def request(self, device: str, grad: bool, fresh: int) -> RelationalRequest:
         return RelationalRequest(self.program, self.native, self.shapes, self.row, self.out, device,
                                  self.num_src.bit_length(), self.num_dst.bit_length(),
                                  self.num_edges.bit_length(), self.num_relations.bit_length(), grad,
-                                 fresh, self.heads, self.width)
+                                 fresh > 0, self.heads, self.width)
 
     def _sizes(self) -> tuple:
         return ("relational", self.num_src, self.num_dst, self.num_relations, self.ignore,

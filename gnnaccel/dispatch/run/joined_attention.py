@@ -63,7 +63,7 @@ class JoinedSpec(CallSpec):
     def together(self) -> bool:
         return self.around
 
-    def request(self, device: str, grad: bool, fresh: bool) -> Request:
+    def request(self, device: str, grad: bool, fresh: int) -> Request:
         return super().request(device, grad,
                                fresh)._replace(part_bits=len(self.join.parts).bit_length())
 

@@ -105,6 +105,17 @@ def _too_few(name: str, src: Tensor, config: Config) -> bool:
     return True
 
 
+def _unpaid(name: str, src: Tensor, index: Any, config: Config) -> bool:
+    """Whether no softmax of about so many numbers gains, or none over this index yet, so that a
+    call goes native unread; counts it then."""
+    if (config.when != "profitable" or config.on_fallback != "native" or src.is_cpu
+        or type(index) is not Tensor or listening()
+        or not by_index.softmax_unpaid(src, index, config)):
+        return False
+    count(name, "native", "GA301")
+    return True
+
+
 # --- the functions as they are called -------------------------------------------------------------
 
 def _scatter(native: Callable, readout: bool = False) -> Callable:
@@ -152,6 +163,8 @@ def _softmax(native: Callable, readout: bool = False) -> Callable:
                 num_nodes: int | None = None, dim: int = 0) -> Tensor:
         config = None if is_compiling() else current()  # compiled regions trace the host's own code
         if config is None or _left_alone("pyg.softmax", src, index, readout, config):
+            return native(src, index, ptr, num_nodes, dim)
+        if ptr is None and num_nodes is not None and _unpaid("pyg.softmax", src, index, config):
             return native(src, index, ptr, num_nodes, dim)
         call: OpCall | Reason | None = context_reason() or _softmax_reason(src, index, ptr, dim)
         if call is None:

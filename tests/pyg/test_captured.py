@@ -4,6 +4,7 @@ from __future__ import annotations
 import collections
 import copy
 import pickle
+import sys
 import types
 
 import pytest
@@ -382,6 +383,28 @@ def test_new_graphs_run_as_ever(on):
     for number in range(100):
         step(model, x, torch.randint(0, 20, (2, 60 + number % 7)).to(PLACE[0]))
     assert replays() == 0 and refused()
+
+
+def test_what_is_given_up_is_hardly_looked_at(on):
+    """After twenty calls that repeat nothing arguments are not taken apart any more, and modules
+    inside cost one function each."""
+    class Deep(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.rest = pyg.GCNConv(6, 8), nn.Sequential(*[nn.ReLU() for _ in range(9)])
+
+        def forward(self, x, edge_index):
+            return self.rest(self.conv(x, edge_index))
+
+    model, (x, _) = Deep().to(PLACE[0]), given()
+    for number in range(22):
+        model(x, torch.randint(0, 20, (2, 60 + number)).to(PLACE[0]))
+    names: collections.Counter = collections.Counter()
+    given_up = x, torch.randint(0, 20, (2, 90)).to(PLACE[0])
+    sys.setprofile(lambda frame, event, _: names.update([frame.f_code.co_name] * (event == "call")))
+    model(*given_up)
+    sys.setprofile(None)
+    assert not names["apart"] and names["is_compiling"] < 9 < names["call"]
 
 
 def test_a_model_is_its_own(on):

@@ -82,7 +82,7 @@ class _Kind:
 
 class _Module:
     """What is known of a module's calls, by their form. ``open``: it is never captured, but modules
-    in it may be; ``closed``: neither is; ``calls``: those since the last one that was captured."""
+    in it may be; ``closed``: neither is; ``calls``: those in a row that repeated no other one."""
 
     def __init__(self, module: nn.Module) -> None:
         key = id(module)
@@ -145,7 +145,7 @@ def _wrapped(native: Callable) -> Callable:
 
     @functools.wraps(native)
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if is_compiling() or _here.inside:
+        if _here.inside or is_compiling():
             return native(self, *args, **kwargs)
         entry = _entries.get(id(self))
         if entry is None or entry.ref() is not self:
@@ -188,13 +188,15 @@ def _routed(native: Callable, module: nn.Module, entry: _Module, args: tuple, kw
     kind = entry.kinds.get(key)
     entry.calls += 1
     if kind is None:
-        if entry.calls > _TRIES * _KINDS:
+        if entry.calls > _TRIES:
             entry.closed = True
             told(module, "its arguments have other forms in each call")
+            return native(module, *args, **kwargs)
         if len(entry.kinds) >= _KINDS:
             entry.kinds.pop(next(iter(entry.kinds)))
         kind = entry.kinds[key] = _Kind()
     if kind.why is not None:
+        entry.closed = entry.calls > _TRIES * _KINDS
         return native(module, *args, **kwargs)
     if kind.captured is not None:
         if kind.repeats(tensors) and kind.stands():
@@ -241,6 +243,7 @@ def _watched(native: Callable, module: nn.Module, entry: _Module, kind: _Kind,
         if kind.tries > _TRIES:
             kind.why = told(module, "its graph is another one in each call")
         return native(module, *args, **kwargs)
+    entry.calls = 0
     try:
         if kind.snapshot is None or not kind.stands():
             kind.calls, kind.tries = 0, kind.tries + 1

@@ -236,7 +236,10 @@ def check(name: str, t: Tensor, shape: tuple, dtype: torch.dtype, device: torch.
           vec: int) -> None:
     """ValueError unless a kernel may read ``t`` as [*shape], of which None is any size, ``vec``
     numbers at a time."""
-    fits = t.dim() == len(shape) and all(n is None or n == m for n, m in zip(shape, t.shape))
+    fits = t.dim() == len(shape)
+    for n, m in zip(shape, t.shape):
+        if n is not None and n != m:
+            fits = False
     if (fits and t.dtype is dtype and t.device == device and t.is_contiguous()
         and t.data_ptr() % (vec * t.element_size()) == 0):
         return

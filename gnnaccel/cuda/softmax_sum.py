@@ -73,9 +73,10 @@ def forward(graph: Rows, given: Messages, train: bool) -> tuple[Tensor, Kept | N
     _check(graph, given, None)
     width, device = given.x.shape[-1], given.x.device
     out = torch.empty((graph.rows, width), dtype=given.x.dtype, device=device)
-    kept = (Kept(*(torch.empty((graph.rows, width), device=device) for _ in range(2))) if train
-            else None)
-    results = out.data_ptr(), *((t.data_ptr() for t in kept) if kept else (0, 0))
+    kept = (Kept(torch.empty((graph.rows, width), device=device),
+                 torch.empty((graph.rows, width), device=device)) if train else None)
+    results = (out.data_ptr(), 0, 0) if kept is None else (
+        out.data_ptr(), kept.center.data_ptr(), kept.total.data_ptr())
     launch, layout, compiled = graph.launch(), _layout(width), given.kernels(graph.wide)
     memory, parts = workspace(launch.chunks, (width, width, 2 * width), device)
     compiled("forward")(grid(launch.slots + graph.rows, layout), THREADS, 0,
@@ -115,6 +116,7 @@ def backward(graph: Rows, given: Messages, center: Tensor, share: Tensor, whole:
     return x_grad, edge_grad, t_grad
 
 
+@functools.lru_cache(maxsize=256)
 def _layout(width: int) -> Layout:
     return layout_for(*factored(width))
 

@@ -44,6 +44,15 @@ def test_what_was_missed_over_a_graph_is_not_missed_over_another():
     assert not aggregation_cost.pays(ei, estimate) and not aggregation_cost.pays(edges(), estimate)
 
 
+def test_what_is_built_anyway_is_missed_by_nobody():
+    """A checkpoint's structure serves calls outside of it."""
+    ei, estimate = edges(), Estimate(gain=1.0, structure=4.0)
+    assert aggregation_cost.pays(ei, estimate, True) and aggregation_cost.pays(ei, estimate)
+    assert not aggregation_cost.pays(edges(), estimate)
+    with torch.inference_mode():
+        assert aggregation_cost.pays(edges(), estimate, True)
+
+
 def test_a_graph_at_a_dead_ones_place():
     for _ in range(20):  # ids come again
         ei = edges()

@@ -178,8 +178,13 @@ def patience(estimate: Estimate) -> float:
     return _PATIENCE * estimate.structure - estimate.gain
 
 
-def pays(edge_index: Tensor, estimate: Estimate) -> bool:
-    """Whether to build the structure of these edges now; notes what is missed if not."""
+def pays(edge_index: Tensor, estimate: Estimate, anyway: bool = False) -> bool:
+    """Whether to build the structure of these edges now; notes what is missed if not. ``anyway``:
+    it is built whatever it costs, and so no later call over these edges has to miss it."""
+    if anyway:
+        if not edge_index.is_inference():
+            ledger.of(edge_index).seconds = math.inf
+        return True
     if estimate.gain > estimate.structure:
         return not capturing(edge_index)
     if edge_index.is_inference():

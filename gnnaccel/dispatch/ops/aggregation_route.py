@@ -198,7 +198,7 @@ def _cost_reason(graph: OpGraph, given: Aggregation, config: Config,
                 and found.gain <= found.structure else None), found
     # A checkpoint may be about to repeat this call, and must then find the same route: for it the
     # structure counts as there.
-    if graph.known() or checkpointed() or aggregation_cost.pays(graph.edge_index, found):
+    if graph.known() or aggregation_cost.pays(graph.edge_index, found, checkpointed()):
         return None, found
     return _MAY_NOT_COME_AGAIN, found
 

@@ -258,7 +258,8 @@ def forward(variant: Variant, graph: Rows, x: Tensor | Int8Rows, weight: Tensor 
 class _Made(NamedTuple):
     """All of a call of `total` that is the same for tensors of the same form. ``alike``: whether
     the result is of the form of x; ``partial``: numbers of unfinished sums; ``merge``: the grid
-    that puts them together, and what it is told of the graph, or None."""
+    that puts them together, and what it is told of the graph, or None; ``copied``: whether x is
+    made dense before."""
 
     alike: bool
     shape: tuple[int, ...]
@@ -268,6 +269,7 @@ class _Made(NamedTuple):
     graph: tuple
     partial: int
     merge: tuple[tuple[int, int], tuple] | None
+    copied: bool
 
 
 def total(graph: Rows, x: Tensor, weight: Tensor | None = None, at: str = "place",
@@ -278,9 +280,7 @@ def total(graph: Rows, x: Tensor, weight: Tensor | None = None, at: str = "place
 
     weight: as for `forward`, [edges] or [edges, heads], where ``at`` says; scale, bias: as there,
     the bias of any dtype; into: likewise, in the result's shape. x may have any strides. A call
-    like an earlier one costs little more than its launches, which is what small graphs take.
-
-    ValueError as of `forward`.
+    like an earlier one costs little more than its launches. ValueError as of `forward`.
     """
     bias = None if bias is None else bias.float().contiguous()
     key = (at, mean, *[None if t is None else (t.dtype, t.shape, t.stride(), t.device,
@@ -289,8 +289,8 @@ def total(graph: Rows, x: Tensor, weight: Tensor | None = None, at: str = "place
     made = graph.made.get(key)
     if made is None:
         return _first(key, graph, x, weight, at, mean, scale, bias, into)
-    alike, shape, compiled, entry, across, of_graph, partial, merge = made
-    add, out = _NO if into is None else _YES, into
+    alike, shape, compiled, entry, across, of_graph, partial, merge, copied = made
+    add, out, x = _NO if into is None else _YES, into, dense(x) if copied else x
     if out is None:
         out = torch.empty_like(x) if alike else torch.empty(shape, dtype=x.dtype, device=x.device)
     memory = torch.empty(partial, device=x.device) if partial else None
@@ -320,12 +320,12 @@ def _first(key: tuple, graph: Rows, x: Tensor, weight: Tensor | None, at: str, m
     out = into if into is not None else out.view(-1, *x.shape[1:]).detach()
     form = form.banded(x.shape[0], graph.rows, graph.other.shape[0], x.device)  # as `forward` did
     launch, layout = graph.launch(), form.layout
-    if aligned is x and near is bias and graph.launched is not None:
+    if near is bias and graph.launched is not None:
         merge = ((grid(launch.heavy, layout), (*launch.merge, launch.graph[0])) if launch.heavy
                  else None)
         graph.keep(key, _Made(out.shape == x.shape, tuple(out.shape), form.kernels,
                               *_way(layout, graph, launch), launch.graph + launch.split,
-                              launch.chunks * layout.heads * layout.width, merge))
+                              launch.chunks * layout.heads * layout.width, merge, aligned is not x))
     return out
 
 

@@ -53,15 +53,23 @@ def test_totals_by_form(device, chunk_edges, monkeypatch, options, chunk, square
     assert len(seen) == 1
 
 
-def test_totals_of_rows_in_any_form(device):
-    rows = graph(device, 40, 33, 200).csc()
+def test_totals_of_rows_in_any_form(device, monkeypatch):
+    """Remembered too, where they are made dense first."""
+    rows, seen = graph(device, 40, 33, 200).csc(), []
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    monkeypatch.setattr(aggregate, "forward",
+                        lambda *args, **kwargs: seen.append(1) or forward(*args, **kwargs))
     x = torch.randn(40, 24).to(device)
     expected = total(rows, x)
     wide, memory = torch.randn(40, 48).to(device), torch.empty(40 * 24 + 1, device=device)
     wide[:, ::2], memory[1:] = x, x.flatten()
     for like in (wide[:, ::2], memory[1:].view(40, 24), x.t().contiguous().t()):
-        for _ in range(2):
-            assert same_bits(total(rows, like), expected)
+        seen.clear()
+        for _ in range(3):
+            found = total(rows, like)
+            assert same_bits(found, expected) and found.is_contiguous() and not found._is_view()
+        assert len(seen) == 1
     with pytest.raises(ValueError, match="scale"):
         total(rows, x, scale=torch.ones(3, device=device))
     with pytest.raises(ValueError, match="into"):

@@ -6,9 +6,9 @@ from itertools import product
 
 import pytest
 import torch
-from torch_geometric.nn import (FiLMConv, GATConv, GATv2Conv, GCNConv, GINConv, HANConv, HEATConv,
-                                HGTConv, MessagePassing, PNAConv, RGATConv, RGCNConv, SAGEConv,
-                                TransformerConv)
+from torch_geometric.nn import (ARMAConv, FiLMConv, GATConv, GATv2Conv, GCNConv, GINConv, HANConv,
+                                HEATConv, HGTConv, MessagePassing, PNAConv, RGATConv, RGCNConv,
+                                SAGEConv, TransformerConv)
 
 from gnnaccel.adapters.pyg.propagate import calls
 from gnnaccel.dispatch.graph import cache
@@ -81,6 +81,7 @@ LAYERS = {
     "PNAConv": (lambda: PNAConv(WIDTH, WIDTH, ["mean", "max"], ["identity"], torch.ones(4).long()),
                 plain),
     "HANConv": (lambda: HANConv(hetero_graphs.WIDTH, WIDTH, METADATA, 2), by_type),
+    "ARMAConv": (lambda: ARMAConv(WIDTH, WIDTH, num_stacks=2, num_layers=2), plain),
     "HeteroConv of GATConv": (lambda: hetero(GATConv, add_self_loops=False), by_type),
 }
 

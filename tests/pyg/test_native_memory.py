@@ -91,6 +91,20 @@ def test_a_graph_that_serves_two_calls_is_no_known_one_at_the_second(monkeypatch
     assert memory.expects(third) == (False, EXPECTED)  # no more than at first
 
 
+def test_native_calls_over_a_graph_that_serves_two(monkeypatch):
+    """Both are as over a new graph; a third shows that it comes more often. They do not show how
+    many there are, since most are not counted."""
+    memory, state = layer_memory.of(torch.nn.Identity()), ("state",)
+    first, second, third, fourth = (torch.zeros(2, 3, dtype=torch.long) for _ in range(4))
+    memory.expects(first), memory.expects(first)
+    assert memory.expects(second) == (False, 2)
+    assert not memory.meets((second,), second)  # the call above was native
+    assert not memory.meets((second,), second, state) and memory.meets((second,), second, state)
+    assert not memory.meets((third,), third, state)
+    assert memory.expects(third) == (True, 1) and memory.meets((third,), third, state)
+    assert memory.expects(fourth) == (False, 2)
+
+
 def _with_cost(seconds):
     import dataclasses
 

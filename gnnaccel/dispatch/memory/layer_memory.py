@@ -131,8 +131,9 @@ class LayerMemory:
     and the last that summed its list of edges, each with gradients off and on; ``unread``: how
     many calls over such edges went native without a look, likewise.
 
-    ``last``: the graph of the last decided call, and how many calls it had had by then;
-    ``expected``: how many calls the graph before it served from the layer's on; ``exact``: the last
+    ``last``: the graph of the last call that was looked at, how many calls it had had by then, and
+    whether none of the layer's was native; ``expected``: how many calls the last such graph before
+    it served from the layer's on; ``exact``: the last
     call by a faster route that was kept; ``unrepeated``: how many such calls in a row were like no
     kept one; ``graph``: of the last of these, what the structure cache holds, weakly;
     ``native_exact``, ``native_sized``: a native call with gradients off, and one with gradients on;
@@ -160,24 +161,26 @@ class LayerMemory:
         self.number, self.in_a_row, self.left = next(_numbers), 0, WATCHED
         self.streak: NativeStreak | None = None
         self.why: Reason | None = None
-        self.last: tuple[GraphLedger, int] | None = None
+        self.last: tuple[GraphLedger, int, bool] | None = None
         self.expected: int | None = None
 
     def expects(self, edges: Any) -> tuple[bool, int]:
-        """Whether the layer's last decided call was over these edges too; and how many calls are
-        still to come over them, this one counted, if they serve as many as the edges before did
-        from the layer's call on, of whatever layers: 0 if they have served more. Notes the call.
+        """Whether the layer's last call was over these edges too; and how many calls are still to
+        come over them, this one counted, if they serve as many as edges before did from the layer's
+        call on, of whatever layers: 0 if they have served more. Notes the call.
 
-        As long as there were no others, edges that come again are taken to come often.
+        Only edges over which all was counted show how many: most native calls are not. As long as
+        there were no others, edges that come again are taken to come often.
         """
         now, last = ledgers.of(edges), self.last
         now.calls += 1
         if last is not None:
             if last[0] is now:
                 return True, max(0, (self.expected or 0) - (now.calls - last[1]))
-            served = last[0].calls - last[1] + 1
-            self.expected = EXPECTED if served > EXPECTED else served
-        self.last = now, now.calls
+            if last[2]:
+                served = last[0].calls - last[1] + 1
+                self.expected = EXPECTED if served > EXPECTED else served
+        self.last = now, now.calls, True
         return False, self.expected or EXPECTED
 
     def keeps(self, graph: Any) -> bool:
@@ -204,17 +207,25 @@ class LayerMemory:
 
     def meets(self, graph: Sequence[Tensor], largest: Tensor, state: tuple | None = None,
               grad: bool = False) -> bool:
-        """Whether the graph of these tensors, unwritten since, was in a native call, and is not
-        known to be native in this state however often it comes. It was from now on. Never of
-        inference tensors, which have no version."""
+        """Whether the graph of these tensors, unwritten since, was in a native call, more often
+        than graphs are expected to come in a step, and is not known to be native in this state
+        however often it comes. It was from now on. Never of inference tensors, which have no
+        version. ``state``: of a call that is about to be native, else None."""
         if largest.is_inference():
             return False
         ids = tuple(map(id, graph))
-        known = ledgers.of(largest)
-        found = known.layers.get(self.number)
+        known, last = ledgers.of(largest), self.last
+        found, again = known.layers.get(self.number), last is not None and last[0] is known
         if found is not None and found[0] == ids:
+            if (again and state is not None
+                and known.calls - last[1] + 1 < (self.expected or 0)):  # type: ignore[index]
+                known.calls += 1
+                return False
             return found[1 + grad] != state
         known.layers[self.number] = [ids, None, None]
+        if not again:
+            known.calls += 1
+        self.last = known, last[1] if again else known.calls, False  # type: ignore[index]
         return False
 
 

@@ -119,10 +119,6 @@ class AnOwn(MessagePassing):
         return torch.relu(x_j - x_i)
 
 
-def doubled(t):
-    return t * 2
-
-
 NATIVE = r"""
 if ptr is None:\n    inputs = inputs * 2\nreturn scatter(inputs, index, 0, dim_size)
 n = index.numel()\nreturn scatter(inputs, index, 0, dim_size) / n
@@ -134,7 +130,6 @@ inputs.mul_(2)\nreturn scatter(inputs, index, 0, dim_size)
 out = scatter(inputs, index, 0, dim_size)\nout += 1\nreturn out
 out = scatter(inputs, index, 0, dim_size)\nout[0] = 1\nreturn out
 out = scatter(inputs, index, 0, dim_size)\nreturn torch.relu_(out)
-out = scatter(inputs, index, 0, dim_size)\nreturn scatter(inputs * out[index], index, 0, dim_size)
 return scatter(inputs, index, 1)[:, :0] if False else inputs
 return scatter(inputs, edge_index_j, 0, dim_size)
 return scatter(inputs, index, 0, 2 * dim_size)
@@ -143,9 +138,7 @@ return scatter(inputs, index, 0)
 return scatter(inputs, index, 0, dim_size, reduce='mul')
 return scatter(inputs, torch.sort(index)[0], 0, dim_size)
 return scatter(inputs, index * 0, 0, dim_size)
-return scatter(doubled(inputs), index, 0, dim_size)
 self.kept = inputs\nreturn scatter(inputs, index, 0, dim_size)
-return scatter(inputs, index, 0, dim_size), inputs
 out = scatter(inputs, index, 0, dim_size)\nreturn out.sum(0, keepdim=True)
 out = scatter(inputs, index, 0, dim_size)\nreturn tuple(row for row in out)[0]
 out = scatter(inputs, index, 0, dim_size)\nreturn out if out.sum() > 0 else -out
@@ -153,7 +146,6 @@ out = scatter(inputs, index, 0, dim_size)\nreturn out / kind.view(-1, 1).to(out)
 out = scatter(inputs, index, 0, dim_size)\nreturn out + torch.rand(out.shape).to(out)
 out = scatter(inputs, index, 0, dim_size)\nreturn F.dropout(out, 0.5, True)
 try:\n    return scatter(inputs, index, 0, dim_size)\nexcept ValueError:\n    return inputs
-with torch.no_grad():\n    return scatter(inputs, index, 0, dim_size)
 d = dim_size\nif d is None:\n    inputs = -inputs\nreturn scatter(inputs, index, 0, d)
 return torch.zeros(dim_size, 12).to(inputs).index_add(0, index, inputs)
 return [scatter(inputs, index, 0, dim_size) for p in (ptr,) if p is None][0]

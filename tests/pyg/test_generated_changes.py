@@ -104,8 +104,8 @@ def test_methods_that_change(kernels, monkeypatch):
     monkeypatch.undo()
     layer = Helped()
     each_seen(kernels, layer, *arguments(Message), changes=(
-        lambda: monkeypatch.setattr(layer, "gate", lambda a, b: a + b, raising=False),),
-        taken="native")
+        lambda: monkeypatch.setattr(layer, "gate", lambda a, b: a + b, raising=False),
+        lambda: monkeypatch.setattr(layer, "gate", lambda a, b: a - b)))
 
 
 def hooked(module):

@@ -8,7 +8,7 @@ import torch
 
 import gnnaccel
 from tests.pyg import graphs
-from tests.pyg.graphs import E, F, N
+from tests.pyg.graphs import E, N
 from tests.pyg.judge import close
 from tests.pyg.own_layers import Copying, Weighing, hooked
 
@@ -60,16 +60,15 @@ NATIVE = {"message": (Asymmetric, "GA211"), "difference": (Difference, "GA211"),
           "replaced": (lambda: replaced(Weighing()), "GA205"),
           "aggregation": (lambda: Weighing(aggr="std"), "GA201"),
           "several": (lambda: Weighing(aggr=["std", "softmax"]), "GA201"),
-          "aggregation hook": (lambda: with_module_hook(Weighing()), "GA501"),
-          "node_dim": (lambda: Weighing(node_dim=-1), "GA206")}
+          "aggregation hook": (lambda: with_module_hook(Weighing()), "GA501")}
 
 
 @pytest.mark.parametrize("name", NATIVE)
 def test_native(name):
     make, code = NATIVE[name]
     layer, w = make(), torch.randn(E)
-    x, ei = (graphs.features(F, N) if name == "node_dim" else graphs.features()), graphs.square()
-    args = (x, ei) if isinstance(layer, Copying) else (x, ei, None if name == "node_dim" else w)
+    x, ei = graphs.features(), graphs.square()
+    args = (x, ei) if isinstance(layer, Copying) else (x, ei, w)
     expected = layer(*args)
     with gnnaccel.enabled(when="supported", records=1):
         assert torch.equal(layer(*args), expected)

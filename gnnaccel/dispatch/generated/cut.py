@@ -28,7 +28,7 @@ def cut(tree: Tree) -> Tree:
     def of_leaf(leaf: Leaf, way: str) -> Leaf:
         if way == "open" or (way == "harmless" and id(leaf.base) in reached):
             return leaf
-        found = _still(leaf, cut_off.get(id(leaf.base)))
+        found = without_gradient(leaf, cut_off.get(id(leaf.base)))
         cut_off.setdefault(id(leaf.base), found)
         return found
 
@@ -71,13 +71,13 @@ def _reached(tree: Tree) -> set[int]:
     return found
 
 
-def _still(leaf: Leaf, base: Leaf | None) -> Leaf:
+def without_gradient(leaf: Leaf, base: Leaf | None) -> Leaf:
     """The same numbers without a gradient. ``base``: what they are then a view of, if anything."""
-    return Leaf(leaf.end, without_gradient(leaf.make), leaf.tail, leaf.names,
-                tuple(map(without_gradient, leaf.roots)), base, leaf.blocks)
+    return Leaf(leaf.end, make_without_gradient(leaf.make), leaf.tail, leaf.names,
+                tuple(map(make_without_gradient, leaf.roots)), base, leaf.blocks)
 
 
-def without_gradient(make: Make) -> Make:
+def make_without_gradient(make: Make) -> Make:
     """Makes the same without gradients."""
 
     def made(given: dict) -> Tensor:

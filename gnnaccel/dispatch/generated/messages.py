@@ -24,6 +24,7 @@ from gnnaccel.dispatch.run.autograd import Operation, wants_grad
 _TARGETS = {"j": "u", "i": "v", "e": "e", "p": "p"}
 EXTREMA, WRITTEN = generated.EXTREMA, generated.WRITTEN
 REDUCES = ("sum", "mean", *EXTREMA)
+SOFTMAX = "softmax"
 MOST = 12  # rows of inputs, and twice as many inputs in all: each takes registers of every lane
 
 
@@ -33,9 +34,9 @@ class Generated(NamedTuple):
     ``shape``: of a message; ``seen``: its (heads, width) for the kernels. ``weight``
     [out, in], ``bias`` [out]: of a linear map that each message goes through in the end, which is
     done with their sums. ``before``: what is written for each edge before, and inputs are made of:
-    messages with how ("rows" or "heads", as of `at_edges`), and numbers of columns with
-    "softmax". ``made``: how many inputs are computed for the call, as by a linear map of features,
-    rather than passed to it."""
+    messages with how ("rows" or "heads", as of `at_edges`, or one of `REDUCES`, as of `reduced`),
+    and numbers of columns with "softmax". ``made``: how many inputs are computed for the call, as
+    by a linear map of features, rather than passed to it."""
 
     expression: Expression
     inputs: tuple[Tensor, ...]
@@ -60,14 +61,14 @@ class Generated(NamedTuple):
     def sizes(self) -> tuple[int, int, int]:
         """How many inputs there are, with those of what is written before, of this how much, and
         how many of the inputs are computed for the call."""
-        written = [one.sizes for one, of in self.before if of in WRITTEN]
+        written = [one.sizes for one, of in self.before if of != SOFTMAX]
         return (len(self.all_inputs), len(self.before) + sum(size[1] for size in written),
                 self.made + sum(size[2] for size in written))
 
     @property
     def all_inputs(self) -> tuple[Tensor, ...]:
         """With those of what is written before."""
-        return (*self.inputs, *(t for one, of in self.before if of in WRITTEN
+        return (*self.inputs, *(t for one, of in self.before if of != SOFTMAX
                                 for t in one.all_inputs))
 
     @property
@@ -81,7 +82,7 @@ class Generated(NamedTuple):
         ends = [one.end for one in self.expression.inputs if one.mode == "row"]
         read, gathered = ends.count("j") + ends.count("e"), ends.count("j") + ends.count("i")
         for more, of in self.before:
-            if of in WRITTEN:
+            if of != SOFTMAX:
                 ours, hosts = more.rows_read
                 read, gathered = read + ours + (of == "rows"), gathered + hosts
         return max(1, read), max(1, gathered)
@@ -125,7 +126,7 @@ class Part(NamedTuple):
 def unfit(graph: OpGraph, x: Tensor, more: Generated) -> Reason | None:
     """Why these are no messages over the graph. ``x``: features that decide about the device."""
     for one, of in more.before:
-        why = unfit(graph, x, one) if of in WRITTEN else None
+        why = unfit(graph, x, one) if of != SOFTMAX else None
         if why is not None:
             return why
     rows = sum(one.mode == "row" for one in more.expression.inputs)
@@ -171,7 +172,7 @@ def prepare(more: Generated, of: str, grad: bool) -> None:
     """Compile what `run`, or `at_edges`, launches; of backward, what a gradient for each input
     takes. ``of``: one of `REDUCES`, "rows" or "heads"."""
     for one, how in more.before:
-        if how in WRITTEN:
+        if how != SOFTMAX:
             prepare(one, how, grad)
         else:
             for entry in edge_softmax.ENTRIES[:4 if grad else 2]:
@@ -205,7 +206,7 @@ def key(more: Generated, of: str) -> tuple:
     grad = wants_grad(*more.all_inputs)
     return ("generated", of, more.expression, more.seen,
             tuple(t.requires_grad and grad for t in more.inputs),
-            tuple(key(*one) if one[1] in WRITTEN else one for one in more.before))
+            tuple(key(*one) if one[1] != SOFTMAX else one for one in more.before))
 
 
 def run(graph: OpGraph, reduce: str, more: Generated) -> Tensor:
@@ -224,6 +225,16 @@ def run(graph: OpGraph, reduce: str, more: Generated) -> Tensor:
     count = graph.view().csc(places=False).indptr.diff()
     count = count.clamp(max=1) if reduce == "mean" else count
     return torch.addr(out, count.to(out.dtype), more.bias)
+
+
+def reduced(graph: OpGraph, reduce: str, more: Generated) -> Tensor:
+    """[num_dst, *out]: one of `REDUCES` of the messages, by kernels where they run."""
+    if kernels_run_on(more.inputs[0].device):
+        return run(graph, reduce, more)
+    from gnnaccel.dispatch.ops import aggregation  # which needs this module
+
+    return aggregation.plain(graph, aggregation.Aggregation(reduce, more.inputs[0], None, more.out,
+                                                            more))
 
 
 def at_edges(graph: OpGraph, more: Generated, summed: bool) -> Tensor:

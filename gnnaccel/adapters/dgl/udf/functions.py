@@ -18,10 +18,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gnnaccel.adapters import own
-from gnnaccel.adapters.pyg.propagate import generated, naming, node_values, pointwise, tracing
+from gnnaccel.adapters.pyg.propagate import (generated, guarded, naming, node_values, pointwise,
+                                             tracing)
 from gnnaccel.adapters.pyg.propagate.message import _named
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 from gnnaccel.adapters.pyg.propagate.traced import Param
+from gnnaccel.adapters.pyg.propagate.traced_layer import Layer
+from gnnaccel.adapters.pyg.propagate.traced_modules import looks, module_of
 
 #: what a function may name of batches, tensors and torch
 NAMES = generated.NAMES | node_values.NAMES | {"src", "dst", "data", "mailbox", "softmax", "max",
@@ -31,7 +34,7 @@ _PLAIN = (int, float, bool, str, type(None))
 _TENSORS = (Tensor, nn.Parameter)
 _ARGUMENTS = 0x04 | 0x08  # of code: *args and **kwargs
 #: what ends a run on stand-ins
-ENDS = (Unseen, AttributeError, TypeError, ValueError, LookupError, RuntimeError, AssertionError)
+ENDS = tracing.ENDS
 
 
 class Opened(NamedTuple):
@@ -74,7 +77,7 @@ def _is_held(value: Any) -> bool:
                 or not type(value).__weakrefoffset__)
 
 
-class Held(tracing.Layer):
+class Held(Layer):
     """Stands for an object that a function reads from; a module may be called as well
     (``_traced_called``)."""
 
@@ -85,8 +88,8 @@ class Held(tracing.Layer):
     def __call__(self, x: Any) -> Any:
         if not isinstance(self._traced_layer, nn.Module):
             raise Unseen
-        self._traced_called.append(tracing.looks(self._traced_layer))
-        return tracing.module_of(self._traced_layer, self._unknown)(x)
+        self._traced_called.append(looks(self._traced_layer))
+        return module_of(self._traced_layer, self._unknown)(x)
 
     def _unknown(self, module: nn.Module, *names: str) -> Any:
         raise Unseen
@@ -102,7 +105,7 @@ class _Seen(NamedTuple):
     def holds(self) -> bool:
         held = self.held()
         return (held is not None and self.read.holds(held)
-                and (self.called is None or tracing.looks(held) == self.called))
+                and (self.called is None or looks(held) == self.called))
 
 
 class Guard(NamedTuple):
@@ -127,7 +130,7 @@ class Guard(NamedTuple):
             if not _looks_like(value, self.cells[name]):
                 return False
         for place, name, was in self.named:
-            if not tracing._same(place.get(name, Unseen), was):
+            if not guarded.same(place.get(name, Unseen), was):
                 return False
         return all([one.holds() for one in self.seen])
 
@@ -147,7 +150,7 @@ def _looks_like(value: Any, seen: Any) -> bool:
         return value is seen()
     if type(value) in _TENSORS:
         return type(seen) is tuple and seen == _look(value)
-    return type(value) is seen or tracing._same(value, seen)
+    return type(value) is seen or guarded.same(value, seen)
 
 
 class Run:
@@ -167,7 +170,8 @@ class Run:
                         for name in function.__code__.co_freevars)
         ready = types.FunctionType(function.__code__, function.__globals__, function.__name__, None,
                                    closure)
-        return ready(batch) if bound is None else ready(self._object(bound), batch)
+        with torch.enable_grad():  # what it does without gradients is told by that
+            return ready(batch) if bound is None else ready(self._object(bound), batch)
 
     def _object(self, value: Any) -> Held:
         for one in self._held:
@@ -229,5 +233,5 @@ def _may_run(opened: Opened) -> bool:
         for place, _, value in _named_places(function) if place is not function.__globals__)
 
 
-def _number(value: Any) -> Any:
+def _number(name: str, value: Any) -> Any:
     return value if generated.may_be_read(value) else None

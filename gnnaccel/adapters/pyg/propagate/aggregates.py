@@ -44,7 +44,7 @@ def read(layer: Any, known: reading.Known, edge_index: Any, kwargs: dict) -> rea
         return why
     if known.stock is not None or self_loops.of(edge_index) is not None:
         return why
-    trace = tracing.trace(layer, known, kwargs, _MANNER)
+    trace = tracing.trace(layer, known, kwargs, _MANNER, edge_index)
     summed: _Summed | None = trace.message
     if summed is None or summed.known.why is not None or any(
         layer.node_dim not in (0, -dims) for dims in summed.dims):
@@ -63,12 +63,12 @@ def read(layer: Any, known: reading.Known, edge_index: Any, kwargs: dict) -> rea
 def _form(trace: tracing.Trace, messages: tuple[generated.Message, ...],
           why: Reason) -> Form | Reason:
     """Of a call with these messages; ``why`` there is none, or where what was read has changed."""
-    source = next((name for name, end in trace.ends if end == "j"), None)
+    source = generated.source_of(trace)
     if source is None:
         return why
 
     def more(given: Any, layer: Any) -> Generated | Several | Reason:
-        if not trace.holds(layer):
+        if not trace.holds(layer, given.graph.num_edges):
             return why
         channels.begin(layer, trace, given)
         return _together([one.generated(given) for one in messages])
@@ -79,8 +79,7 @@ def _form(trace: tracing.Trace, messages: tuple[generated.Message, ...],
         return (generated.unfit_edges(arguments, given, graph)
                 or _together([one.stand_in(given, graph) for one in messages]))
 
-    ends = tuple(end for end in trace.ends if end != (source, "j"))
-    return Form(source, None, None, more, ends, True, None, stand_in)
+    return generated.form_of(trace, source, more, stand_in)
 
 
 def _together(parts: list[Generated]) -> Generated | Several:
@@ -102,17 +101,23 @@ def _found(out: Any, layer: Any) -> _Summed | None:
     """What a message and an ``aggregate`` do together."""
     traced: Traced
     result, sent, traced = out
-    if not traced.reductions or not _is_result(result):
+    result, alike = _result(result, {})
+    places = sorted(traced.needed(result))
+    reductions = [traced.reductions[place] for place in places]
+    if not reductions:
         return None
-    rows = [one for one, _ in traced.reductions]
-    reduces: tuple[Reduce, ...] = tuple(reduce for _, reduce in traced.reductions)
+    reductions = [(alike.get(id(one), one), reduce) for one, reduce in reductions]
+    rows = [one for one, _ in reductions]
+    reduces: tuple[Reduce, ...] = tuple(reduce for _, reduce in reductions)
     messages, counts = None, [0] * len(rows)
-    # arguments of the aggregate tell how many nodes there are, too
-    if traced.ends or not all(one is sent for one in rows) or len(set(reduces)) < len(reduces):
-        messages, reduces, counts = _messages(traced.reductions, layer)
+    # arguments of the aggregate tell how many nodes there are, too; rows that are given back are
+    # those that are reduced
+    if (traced.ends or alike or not all(one is sent for one in rows)
+        or len(set(reduces)) < len(reduces)):
+        messages, reduces, counts = _messages(reductions, layer)
 
     def combine(layer: Any, results: list[Tensor], kwargs: dict) -> Any:
-        return traced.results(result, _whole(results, counts), kwargs)
+        return traced.results(result, dict(zip(places, _whole(results, counts))), kwargs)
 
     known = reading.Known(type(layer), Aggregate(lambda layer: reduces, None, combine))
     return _Summed(messages, frozenset(one.meta.dim() for one in rows), frozenset(traced.sizes),
@@ -149,11 +154,19 @@ def _whole(results: list[Tensor], counts: list[int]) -> list[Tensor]:
             for count in counts]
 
 
-def _is_result(value: Any) -> bool:
+def _result(value: Any, alike: dict[int, pointwise.Rows]) -> tuple[Any, dict[int, pointwise.Rows]]:
+    """What an ``aggregate`` gives, with something that computes them in place of rows of the edges;
+    for each of these, by identity, what others are to be made of, so that it is computed once.
+    Unseen for what no result may be."""
     if type(value) in (tuple, list):
-        return all(map(_is_result, value))
-    return value is None or type(value) is NodeValue
+        return type(value)([_result(one, alike)[0] for one in value]), alike
+    if isinstance(value, pointwise.Rows):
+        alike[id(value)] = rows = channels.at_edges(value)
+        return channels.given_back(rows), alike
+    if value is None or type(value) is NodeValue:
+        return value, alike
+    raise Unseen
 
 
-_MANNER = tracing.Manner(generated.NAMES, generated.prepared, pointwise.rows, _found, True,
-                         aggregated, channels.kept)
+_MANNER = tracing.Manner(generated.OF_MESSAGES, generated.prepared, pointwise.rows, _found, True,
+                         aggregated, channels.kept, Traced)

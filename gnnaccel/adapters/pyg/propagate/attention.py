@@ -16,14 +16,18 @@ from torch import Tensor
 
 from gnnaccel.adapters import own
 from gnnaccel.adapters.pyg import guards
-from gnnaccel.adapters.pyg.propagate import naming, reading, tracing
+from gnnaccel.adapters.pyg.propagate import (channels, naming, node_counts, reading,
+                                             rearranged, tracing)
 from gnnaccel.adapters.pyg.propagate.expressed import CallArguments
+from gnnaccel.adapters.pyg.propagate.graph_functions import Package
 from gnnaccel.adapters.pyg.propagate.nodes_read import argument, of_read
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS
+from gnnaccel.adapters.pyg.propagate.specials import Special
 from gnnaccel.adapters.pyg.propagate.standins import Unseen, rows
 from gnnaccel.adapters.pyg.propagate.traced import Node
 from gnnaccel.adapters.pyg.propagate.traced_scores import Alpha, Weighted, score_of
-from gnnaccel.adapters.pyg.propagate.tracing import Special, Trace
+from gnnaccel.adapters.pyg.propagate.traced_layer import Layer
+from gnnaccel.adapters.pyg.propagate.tracing import Trace
 from gnnaccel.dispatch.ir import attention_programs as programs
 from gnnaccel.dispatch.ir.program import Program
 from gnnaccel.dispatch.ops.graph import OpGraph
@@ -33,32 +37,44 @@ from gnnaccel.dispatch.policy.reasons import Reason, reason
 _NAMES = frozenset((
     "cat", "concat", "sum", "mean", "mul", "add", "sub", "div", "multiply", "neg", "matmul", "relu",
     "leaky_relu", "sigmoid", "tanh", "exp", "elu", "abs", "view", "reshape", "unsqueeze", "squeeze",
-    "contiguous", "size", "dim", "dropout", "linear", "sqrt", "nn", "functional", "to", "float"))
+    "contiguous", "size", "dim", "dropout", "linear", "sqrt", "nn", "functional", "to", "float",
+    "softmax"))
 
-_INDEX = ("index", "edge_index_i")  # two names of the same
 
-
-def _softmax_in_place(function: types.FunctionType) -> types.FunctionType | None:
+def _softmax_in_place(function: types.FunctionType, layer: Layer) -> types.FunctionType | None:
     """``function`` with a softmax that makes an `Alpha`; None where it may do more than compute, or
     has none."""
     if function.__code__.co_freevars:
         return None
-    found = naming.globals_in_place(function, _NAMES, _as_softmax)
+    functions = _Functions(layer)
+    found = naming.globals_in_place(function, _NAMES,
+                                        lambda name, value: functions.instead(value))
     return None if not found else naming.with_globals(function, found)
 
 
-def _as_softmax(value: Any) -> Any:
-    return _softmax if own.is_function(value, "torch_geometric", "softmax") else None
+class _Functions:
+    """What stands for functions of PyG and einops."""
+
+    def __init__(self, layer: Layer):
+        self.names, self.watched = _NAMES, layer._traced_watched
+
+    def instead(self, value: Any) -> Any:
+        from torch_geometric import utils
+
+        if value is utils:
+            return Package(value, self)
+        if own.is_function(value, "torch_geometric", "softmax"):
+            return _softmax
+        return rearranged.instead(value)
 
 
 def _softmax(src: Any, index: Any = None, ptr: Any = None, num_nodes: Any = None,
              dim: int = 0) -> Alpha:
     score = score_of(src)
-    if not (type(index) is Special and index.name in _INDEX and dim == 0):
+    if not (type(index) is Special and index.end == "i" and dim == 0):
         raise Unseen
-    for value, names in ((ptr, ("ptr",)), (num_nodes, ("size_i", "dim_size"))):
-        if not (value is None or (type(value) is Special and value.name in names)):
-            raise Unseen
+    if not channels.is_ptr(ptr) or not channels.counts_nodes(num_nodes):
+        raise Unseen
     return Alpha(score, score.meta)
 
 
@@ -126,7 +142,7 @@ class OwnAttention:
 def _stated(layer: Any, edge_index: Any, kwargs: dict, found: Trace,
             known: reading.Known) -> tuple[CallSpec, CallInputs] | Reason:
     message: Any = found.message  # not None
-    sizes = reading.sizes(layer, edge_index, kwargs, found.ends)
+    sizes = node_counts.sizes(layer, edge_index, kwargs, found.ends)
     if type(sizes) is Reason:
         return sizes
     first = next(rows(kwargs, name, end) for name, end in found.ends if end == "j")

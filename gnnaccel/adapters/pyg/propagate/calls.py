@@ -66,11 +66,11 @@ def _decide(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Conf
         settings.note_native(layer, config, found)
     else:
         seen = kwargs if found.matrix is None else found.matrix.arguments
-        parts, stacked = (found.graph,
-                          found.given), reading.stacked(layer,
-                                                        reading.source(kwargs, found.form.source))
+        parts, stacked = (found.graph, found.given), reading.moved(layer, found.form, kwargs)
         decision = aggregation_route.decide_all(*parts, found.reduces, _asked(found, config))
         decision = quantized.narrowed(layer, *parts, config, decision, len(found.reduces) > 1)
+        if decision.run is not None:
+            seen = completing.arguments(found.form, layer, found.graph, seen, found.known.traced)
         if decision.run is not None and found.form.unfinished:
             given = completing.completed(layer, found.form, *parts, seen)
             if type(given) is Reason:

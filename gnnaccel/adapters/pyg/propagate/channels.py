@@ -20,16 +20,16 @@ from gnnaccel.adapters.pyg.propagate.expressed import (AtEdges, Before, Effect, 
 from gnnaccel.adapters.pyg.propagate.nodes_read import of_read
 from gnnaccel.adapters.pyg.propagate.pointwise import (FEW, Rows, about, channel, made_rows,
                                                        viewed, whole)
+from gnnaccel.adapters.pyg.propagate.specials import Special
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 from gnnaccel.adapters.pyg.propagate.traced import Param, Value, applied
 from gnnaccel.adapters.pyg.propagate.traced_modules import parameter
-from gnnaccel.adapters.pyg.propagate.tracing import Special, Trace
+from gnnaccel.adapters.pyg.propagate.tracing import Trace
 from gnnaccel.cuda.layout import MAX_WIDTH
-from gnnaccel.dispatch.generated.cut import without_gradient
+from gnnaccel.dispatch.generated.cut import make_without_gradient
 from gnnaccel.dispatch.generated.tree import Call, Leaf, Number, Tree, leaves
 
 _INPUTS = 9  # rows that channels which are apart may bring to a kernel
-_INDEX = ("index", "edge_index_i")  # two names of the same
 
 
 def ends(value: Rows) -> set[str]:
@@ -194,7 +194,7 @@ def _mask(x: Rows, p: float) -> Rows:
         return F.dropout(ones, p, True)
 
     names = frozenset(one for one in leaf.names if not isinstance(one, Before))
-    roots = tuple(map(without_gradient, leaf.roots))
+    roots = tuple(map(make_without_gradient, leaf.roots))
     return made_rows("e", Effect(make), x.meta, names, roots)
 
 
@@ -225,12 +225,11 @@ def _picked(rows: Tensor, table: Tensor) -> Tensor:
 def softmax(src: Any, index: Any = None, ptr: Any = None, num_nodes: Any = None,
             dim: int = 0) -> Rows:
     """PyG's ``softmax``, over the edges that enter a node."""
-    if not isinstance(src, Rows) or not (type(index) is Special and index.name in _INDEX
+    if not isinstance(src, Rows) or not (type(index) is Special and index.end == "i"
                                          and type(dim) is int and dim in (0, -src.meta.dim())):
         raise Unseen
-    for value, named in ((ptr, ("ptr",)), (num_nodes, ("size_i", "dim_size"))):
-        if not (value is None or (type(value) is Special and value.name in named)):
-            raise Unseen
+    if not is_ptr(ptr) or not counts_nodes(num_nodes):
+        raise Unseen
     rows = at_edges(src)
     tail = tuple(rows.meta.shape[1:])
     end, names, roots = about(leaves(rows.tree))
@@ -241,10 +240,22 @@ def softmax(src: Any, index: Any = None, ptr: Any = None, num_nodes: Any = None,
     return made_rows("e", make, rows.meta, names | {make}, roots)
 
 
+def is_ptr(value: Any) -> bool:
+    """Whether this is what message passing has of sorted edges, or nothing."""
+    return value is None or (type(value) is Special and value.name == "ptr")
+
+
+def counts_nodes(value: Any) -> bool:
+    """Whether this is how many nodes receive, or nothing."""
+    return value is None or (type(value) is Special and value.counts == "i")
+
+
 # --- what a message does besides ------------------------------------------------------------------
 
 def kept(value: Any) -> Any:
     """What `begin` needs to keep a value on the layer; Unseen where it cannot."""
+    if not isinstance(value, Rows) and isinstance(value, Value) and hasattr(value, "rows"):
+        return value.kept(kept)  # in another dimension than the first
     if isinstance(value, Rows):
         rows = at_edges(value)
         tree, tail = rows.tree, rows.meta.shape[1:]
@@ -252,6 +263,12 @@ def kept(value: Any) -> Any:
     if value is None or type(value) in (int, float, bool, str):
         return value
     raise Unseen
+
+
+def given_back(rows: Rows) -> Once:
+    """What gives the rows of the edges back to the user, who may change them in place."""
+    value = kept(rows)
+    return Once(lambda given: value(given).clone())
 
 
 def begin(layer: Any, trace: Trace, given: Any) -> None:

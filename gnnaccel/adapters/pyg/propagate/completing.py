@@ -19,7 +19,7 @@ def with_more(layer: Any, form: Form, graph: OpGraph, given: Aggregation, kwargs
               stand_in: bool) -> Aggregation | Reason:
     """With all that messages are made of. ``stand_in``: with nothing in place of what has to be
     computed from edges."""
-    if reading.stacked(layer, given.x):
+    if form.stand_in is None and reading.stacked(layer, given.x):
         return reason("GA206",
                       f"features of shape {list(given.x.shape)} in messages that are "
                       "more than these")
@@ -27,8 +27,8 @@ def with_more(layer: Any, form: Form, graph: OpGraph, given: Aggregation, kwargs
         and torch.is_autocast_enabled(given.x.device.type)):
         return reason("GA203", "autocast is on", "call the layer outside of autocast")
     if not stand_in:
-        arguments = kwargs if form.stand_in is None else CallArguments(kwargs, graph)
-        more: Any = form.more(arguments, layer)  # type: ignore[misc]  # not None
+        more: Any = form.more(arguments(form, layer, graph, kwargs),  # type: ignore[misc]
+                              layer)  # not None
         if type(more) is Reason:
             return more
         x, more = (given.x, more) if form.width is None else more
@@ -36,7 +36,7 @@ def with_more(layer: Any, form: Form, graph: OpGraph, given: Aggregation, kwargs
             and more.rows.dtype == reading.source(kwargs, form.source).dtype):
             more = more._replace(rows=more.rows.to(x.dtype))  # as the weights made of x
     elif form.stand_in is not None:
-        x, more = given.x, form.stand_in(kwargs, graph)
+        x, more = given.x, form.stand_in(arguments(form, layer, graph, kwargs), graph)
         if type(more) is Reason:
             return more
     else:
@@ -50,6 +50,14 @@ def with_more(layer: Any, form: Form, graph: OpGraph, given: Aggregation, kwargs
              else tuple(x.shape[1:]))
     return (messages.unfit(graph, x, given.weight, more)
             or given._replace(x=x, shape=shape, more=more))
+
+
+def arguments(form: Form, layer: Any, graph: OpGraph, kwargs: dict, traced: bool = False) -> dict:
+    """The arguments of a call, for its messages: with the graph, where these need it, or an
+    aggregate that was ``traced``."""
+    if not (traced or form.stand_in is not None) or type(kwargs) is CallArguments:
+        return kwargs
+    return CallArguments(kwargs, graph, layer)
 
 
 def completed(layer: Any, form: Form, graph: OpGraph, given: Aggregation | Reason,

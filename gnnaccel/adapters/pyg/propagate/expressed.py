@@ -15,7 +15,7 @@ from gnnaccel.adapters.pyg.propagate.standins import Unseen
 from gnnaccel.cuda.expression import CHANNEL_SUM, Expression
 from gnnaccel.cuda.generated import seen_as
 from gnnaccel.dispatch.generated.cut import cut
-from gnnaccel.dispatch.generated.messages import Generated, at_edges
+from gnnaccel.dispatch.generated.messages import Generated, at_edges, reduced
 from gnnaccel.dispatch.generated.tree import (Call, Leaf, Make, Tree, expression, leaves,
                                                 mapped)
 from gnnaccel.dispatch.ops import cuda_functions
@@ -24,13 +24,15 @@ from gnnaccel.dispatch.ops.graph import OpGraph
 
 
 class CallArguments(dict):
-    """The arguments of one call of ``propagate``. ``graph``: its edges; ``made``: what was computed
-    of the arguments, each once, by what computes it; ``grad``: whether autograd records; ``read``:
-    as of `nodes_read.of_read`, once it was asked for."""
+    """The arguments of one call of ``propagate``. ``graph``: its edges; ``layer``: whose call it
+    is; ``made``: what was computed of the arguments, each once, by what computes it; ``grad``:
+    whether autograd records; ``read``: as of `nodes_read.of_read`, once it was asked for."""
 
-    def __init__(self, arguments: dict, graph: OpGraph):
+    __slots__ = ("graph", "grad", "layer", "made", "read")
+
+    def __init__(self, arguments: dict, graph: OpGraph, layer: Any = None):
         super().__init__(arguments)
-        self.graph, self.grad = graph, torch.is_grad_enabled()
+        self.graph, self.layer, self.grad = graph, layer, torch.is_grad_enabled()
         self.made: dict[Make, Tensor] = {}
         self.read: Any = None
 
@@ -117,6 +119,17 @@ class Softmax(Before):
 
     def stand_in(self, given: dict, graph: OpGraph) -> tuple[Any, str]:
         return self.count, "softmax"
+
+
+class Reduced(Before):
+    """``message`` at each edge, reduced over those that enter a node: [num_dst, *shape]."""
+
+    def __init__(self, message: Message, reduce: str):
+        self.message, self.reduce = message, reduce
+        super().__init__(lambda given: reduced(given.graph, reduce, message.generated(given)))
+
+    def stand_in(self, given: dict, graph: OpGraph) -> tuple[Any, str]:
+        return self.message.stand_in(given, graph), self.reduce
 
 
 class Message(NamedTuple):

@@ -9,10 +9,11 @@ from typing import Any
 
 from gnnaccel.adapters import own
 from gnnaccel.adapters.pyg.propagate import (channels, linear_maps, naming, pointwise, reading,
-                                                  tracing)
+                                             stacks, tracing)
 from gnnaccel.adapters.pyg.propagate.expressed import Message, expressed
 from gnnaccel.adapters.pyg.propagate.pointwise_calls import OPERATIONS
 from gnnaccel.adapters.pyg.propagate.standins import Form, Unseen
+from gnnaccel.adapters.pyg.propagate.traced_layer import Layer
 from gnnaccel.adapters.pyg.propagate.weighted import weighted
 from gnnaccel.cuda import driver
 from gnnaccel.dispatch.generated.messages import EXTREMA, Generated
@@ -24,18 +25,34 @@ NAMES = frozenset((
     *OPERATIONS, *pointwise.NAMES, "cat", "concat", "linear", "matmul", "mm", "dropout", "dim",
     "shape", "size", "nn", "functional", "special", "multiply", "subtract", "divide", "true_divide",
     "negative", "absolute", "pi", "e", "float32"))
+#: what messages may name besides: functions of PyG and others, contents of dictionaries, and what
+#: they may have in a branch that is not taken
+OF_MESSAGES = NAMES | {
+    "scatter", "scatter_add", "scatter_sum", "scatter_mean", "scatter_softmax", "utils", "degree",
+    "index_select", "rearrange", "no_grad", "dtype", "device", "items", "keys", "values", "get",
+    "numel", "bmm", "repeat", "stack", "expand", "expand_as", "permute", "transpose", "clamp_",
+    "flatten", "zeros", "ones", "zeros_like", "ones_like", "einsum", "cumsum", "any", "all"}
 
 
-def prepared(function: Any) -> Any:
-    """``function`` with a stand-in for PyG's softmax, where it can do nothing but compute."""
+def prepared(function: Any, layer: Layer) -> Any:
+    """``function`` with stand-ins for what it names, where it can do nothing but compute."""
     for cell in function.__closure__ or ():
         try:
             if not may_be_read(cell.cell_contents):
                 return None
         except ValueError:  # nothing is in it yet
             return None
-    found = naming.globals_in_place(function, NAMES, _instead)
-    return None if found is None else naming.with_globals(function, found) if found else function
+    functions = layer._traced_functions
+
+    def instead(name: str, value: Any) -> Any:
+        if functions is None:
+            return _instead(value)
+        stands = functions.instead(value)
+        return layer._global(function.__globals__, name, value) if stands is None else stands
+
+    found = naming.globals_in_place(function, layer._traced_manner.names, instead)
+    return None if found is None else naming.with_globals(function, found) if found else (
+        function)
 
 
 def may_be_read(value: Any) -> bool:
@@ -50,6 +67,7 @@ def _instead(value: Any) -> Any:
 
 
 def found(out: Any, layer: Any) -> Message | None:
+    out = stacks.message(out, layer)
     if not isinstance(out, pointwise.Rows) or not out.meta.is_floating_point():
         return None
     after = out.of_sum() if isinstance(out, linear_maps.Mapped) else None
@@ -75,57 +93,83 @@ def _mapped(out: pointwise.Rows) -> Message | None:
         return None
 
 
-_MANNER = tracing.Manner(NAMES, prepared, pointwise.rows, found, True, kept=channels.kept)
+def functions(layer: Layer) -> Any:
+    """What stands for functions of PyG and others."""
+    from gnnaccel.adapters.pyg.propagate.graph_functions import GraphFunctions  # needs this module
+
+    return GraphFunctions(layer)
 
 
-def form(layer: Any, known: reading.Known, kwargs: dict, why: Reason) -> Form | Reason:
+_MANNER = tracing.Manner(OF_MESSAGES, prepared, pointwise.rows, found, True, kept=channels.kept,
+                         functions=functions, stacked=stacks.stand_in)
+
+
+def form(layer: Any, known: reading.Known, kwargs: dict, edge_index: Any,
+         why: Reason) -> Form | Reason:
     """What the layer's message computes, where kernels can be written for it; ``why`` none of the
     others are its form, else."""
     if known.why is not None or not serves(kwargs):
         return why
     if known.aggregate is not None and not known.traced:
         return why
-    found = tracing.trace(layer, known, kwargs, _MANNER)
+    found = tracing.trace(layer, known, kwargs, _MANNER, edge_index)
     if found.message is None:
         return why
-    source = next((name for name, end in found.ends if end == "j"), None)
-    if source is None or not found.message.of_sources:
+    source = source_of(found)
+    if source is None:
         return why
     message = found.message.reduced_by(reading.reductions(layer, known), bool(found.kept))
-    if layer.node_dim not in (0, -1 - len(message.shape)):
+    stacked = tracing.stacked(layer, kwargs)
+    if layer.node_dim not in (0, -1 - len(message.shape)) and not stacked:
         return reason("GA206", f"messages of {len(message.shape) + 1} dimensions, "
                       f"node_dim={layer.node_dim}")
 
     def more(given: Any, layer: Any) -> Generated | Reason:
-        if not found.holds(layer):
+        if not found.holds(layer, given.graph.num_edges):
             return why
         channels.begin(layer, found, given)
         return message.generated(given)
 
-    arguments = {*found.edges, *message.edge_arguments}
+    arguments = set() if stacked else {*found.edges, *message.edge_arguments}
 
     def stand_in(given: dict, graph: OpGraph) -> Generated | Reason:
         return unfit_edges(arguments, given, graph) or message.stand_in(given, graph)
 
-    ends = tuple(end for end in found.ends if end != (source, "j"))
-    return Form(source, None, None, more, ends, True, None, stand_in)
+    return form_of(found, source, more, stand_in, stacked)
 
 
 def unfit_edges(names: set[str], given: dict, graph: OpGraph) -> Reason | None:
     """Why arguments do not belong to the edges: one row may stand for all of them."""
-    for name in names:
+    for name in names & given.keys():
         rows = given[name].shape[0]
         if rows != graph.num_edges:
             return reason("GA206", f"{name} has {rows} rows for {graph.num_edges} edges")
     return None
 
 
-def not_summed(found: Form, layer: Any, kwargs: dict, known: reading.Known) -> Form:
+def source_of(found: tracing.Trace) -> str | None:
+    """The argument that decides about dtype and device: features gathered at the source, where
+    there are any, else such of the edges."""
+    source = next((name for name, end in found.ends if end == "j"), None)
+    return source or next(iter(found.edges), None)
+
+
+def form_of(found: tracing.Trace, source: str, more: Any, stand_in: Any,
+            stacked: bool = False) -> Form:
+    """The form of a call that was traced."""
+    ends = tuple(end for end in found.ends if end != (source, "j"))
+    of_edges = (source, "j") not in found.ends
+    return Form(source, None, None, more, ends, True, None, stand_in, of_edges=of_edges,
+                stacked=stacked)
+
+
+def not_summed(found: Form, layer: Any, kwargs: dict, edge_index: Any,
+               known: reading.Known) -> Form:
     """The form of a call that may ask for more than sums and means, which ``found`` is for."""
     for one in reading.reductions(layer, known):
         if one in EXTREMA:
             why = aggregation_messages.only_summed(one)
-            other = form(layer, known, kwargs, why)
+            other = form(layer, known, kwargs, edge_index, why)
             return other if type(other) is Form else found
     return found
 

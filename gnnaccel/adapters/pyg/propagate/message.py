@@ -83,14 +83,15 @@ def reads_special(code: types.CodeType) -> bool:
     return any(special_read(step) for step in dis.get_instructions(code))
 
 
-def special_read(step: dis.Instruction) -> bool:
-    """Whether an instruction reads an argument that message passing passes by itself."""
+def special_read(step: dis.Instruction, special: frozenset[str] = SPECIAL) -> bool:
+    """Whether an instruction reads an argument that message passing passes by itself, under one of
+    these names."""
     if "LOAD_FAST" not in step.opname and step.opname != "LOAD_DEREF":
         return False
     names = step.argval if type(step.argval) is tuple else (step.argval,)  # some read two
     if step.opname.startswith("STORE"):  # and some write one before
         names = names[1:]
-    return not SPECIAL.isdisjoint(names)
+    return not special.isdisjoint(names)
 
 
 def codes(code: types.CodeType) -> list[types.CodeType]:

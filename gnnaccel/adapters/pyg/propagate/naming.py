@@ -16,20 +16,22 @@ import torch
 from torch import Tensor, nn
 
 from gnnaccel.adapters import own
-from gnnaccel.adapters.pyg.propagate.message import _named, special_read
+from gnnaccel.adapters.pyg.propagate.message import SPECIAL, _named, special_read
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 
 MODULES = (torch, torch.nn, torch.nn.functional, math)
 BUILTINS = (float, int, len, range, enumerate, zip, reversed, tuple, list)
+#: what may follow where a name is read that is handed on, or taken apart
+_HANDS_ON = ("LOAD_", "CALL", "PRECALL", "KW_NAMES", "UNPACK_SEQUENCE", "BINARY_SUBSCR")
 NOT_PLAIN_CODE = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _CATCHES = frozenset(("SETUP_FINALLY", "SETUP_WITH", "PUSH_EXC_INFO"))
 _COMPARES = frozenset(("IS_OP", "COMPARE_OP", "CONTAINS_OP"))
 
 
 def globals_in_place(function: types.FunctionType, names: frozenset[str],
-                     instead: Callable[[Any], Any]) -> dict[str, Any] | None:
-    """What to put in place of global names of ``function``, by ``instead(value)``, None for those
-    to keep; None where the function may do more than compute."""
+                     instead: Callable[[str, Any], Any]) -> dict[str, Any] | None:
+    """What to put in place of global names of ``function``, by ``instead(name, value)``, None for
+    those to keep; None where the function may do more than compute."""
     code, known = function.__code__, function.__globals__
     if code.co_cellvars or code.co_flags & NOT_PLAIN_CODE:
         return None
@@ -39,10 +41,10 @@ def globals_in_place(function: types.FunctionType, names: frozenset[str],
     for kind, name in _named(code):
         if kind == "LOAD_GLOBAL":
             value = known.get(name, getattr(builtins, name, None))
-            other = instead(value)
+            other = instead(name, value)
             if other is not None:
                 found[name] = other
-            elif not (any(value is one for one in (*MODULES, *BUILTINS))
+            elif not (any(value is one for one in (*MODULES, *BUILTINS)) or is_error(value)
                       or is_torchs(value, names)):
                 return None
         elif kind not in ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR"):
@@ -72,30 +74,45 @@ def is_torchs(value: Any, names: frozenset[str]) -> bool:
             and module.partition(".")[0] in ("torch", "math"))
 
 
+def is_error(value: Any) -> bool:
+    """Whether it is one of Python's own exceptions, which a function may raise."""
+    return isinstance(value, type) and issubclass(value, Exception) and (
+        value.__module__ == "builtins")
+
+
 def catches(code: types.CodeType) -> bool:
-    """Whether the function may catch what a stand-in raises, and go another way."""
-    return any(step.opname in _CATCHES for step in dis.get_instructions(code))
+    """Whether the function may catch what a stand-in raises, and go another way. Leaving a
+    ``with`` is no such thing."""
+    steps = _steps(code)
+    return any(step.opname in _CATCHES and after.opname != "WITH_EXCEPT_START"
+               for step, after in zip(steps, [*steps[1:], steps[-1]]))
 
 
-def special_as_arguments(code: types.CodeType) -> bool:
-    """Whether the function does no more with what message passing passes by itself than hand it to
-    functions. Whether ``ptr is None`` a stand-in cannot answer."""
-    steps = [step for step in dis.get_instructions(code) if step.opname != "CACHE"]
+def special_as_arguments(code: types.CodeType, names: frozenset[str] = SPECIAL) -> bool:
+    """Whether the function does no more with what message passing passes by itself, under these
+    names, than hand it to functions, or take it apart. Whether ``ptr is None`` a stand-in cannot
+    answer."""
+    steps = _steps(code)
     cells = {*code.co_cellvars, *code.co_freevars}  # their values by LOAD_DEREF alone
     for at, step in enumerate(steps[:-1]):
-        if special_read(step) and (step.opname == "LOAD_DEREF" or step.argval not in cells):
-            if not steps[at + 1].opname.startswith(("LOAD_", "CALL", "PRECALL", "KW_NAMES")):
+        if special_read(step, names) and (step.opname == "LOAD_DEREF" or step.argval not in cells):
+            if not steps[at + 1].opname.startswith(_HANDS_ON):
                 return False
             if any(one.opname in _COMPARES for one in steps[at + 1:at + 3]):
                 return False
     return True
 
 
-def names_known(code: types.CodeType, layer: Any, names: frozenset[str]) -> bool:
+def names_known(code: types.CodeType, layer: Any, names: frozenset[str],
+                method: bool = True) -> bool:
     """Whether all attributes that are named are known, and methods of tensors torch's own. Those of
-    the layer need not be there: a branch that is not taken may name others. Only the layer's may be
-    set."""
-    steps = [step for step in dis.get_instructions(code) if step.opname != "CACHE"]
+    the layer, the first argument of a ``method``, need not be there: a branch that is not taken may
+    name others. Only the layer's may be set."""
+    steps = _steps(code)
+    if not method:
+        return all(step.opname != "STORE_ATTR" and step.argval in names
+                   and _method_is_torchs(step.argval) for step in steps
+                   if step.opname in ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR"))
     if not all(_loads_first(before, code) for before, step in zip([steps[0], *steps], steps)
                if step.opname == "STORE_ATTR"):
         return False
@@ -103,6 +120,10 @@ def names_known(code: types.CodeType, layer: Any, names: frozenset[str]) -> bool
                or attribute(layer, step.argval) is not Unseen or _loads_first(before, code)
                for before, step in zip([steps[0], *steps], steps)
                if step.opname in ("LOAD_ATTR", "LOAD_METHOD"))
+
+
+def _steps(code: types.CodeType) -> list[dis.Instruction]:
+    return [step for step in dis.get_instructions(code) if step.opname != "CACHE"]
 
 
 def _loads_first(step: dis.Instruction, code: types.CodeType) -> bool:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters.pyg import guards
-from gnnaccel.adapters.pyg.propagate import completing, reading
+from gnnaccel.adapters.pyg.propagate import completing, node_counts, reading
 from gnnaccel.dispatch.graph import ledger
 from gnnaccel.dispatch.memory import layer_memory
 from gnnaccel.dispatch.memory.checkpoints import checkpointed
@@ -91,7 +91,7 @@ class Summed:
         if missed.seconds > self.patience * edges:
             return None
         form = self.form
-        sizes = reading.sizes(layer, edge_index, kwargs, ((form.source, "j"), *form.ends))
+        sizes = node_counts.sizes(layer, edge_index, kwargs, ((form.source, "j"), *form.ends))
         if type(sizes) is Reason:
             return None
         graph = OpGraph(edge_index, *sizes, self.settings[2] != "source_to_target")

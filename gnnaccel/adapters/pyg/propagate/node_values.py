@@ -1,8 +1,10 @@
-"""What stands for results per node while a user's ``aggregate`` is traced: reductions of messages,
-and what torch makes of them row by row.
+"""What stands for results per node while a user's ``message`` or ``aggregate`` is traced.
+
+These are reductions of messages, degrees, and what torch makes of them row by row.
 
 All that is done to them is written down as `Steps`, and done again by the same torch functions once
-the reductions of a call are there.
+the reductions of a call are there. What is picked by an index of the edges is rows at that end of
+the edges (`gathered`).
 """
 from __future__ import annotations
 
@@ -14,14 +16,16 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters.pyg.propagate import pointwise
+from gnnaccel.adapters.pyg.propagate.expressed import Once
 from gnnaccel.adapters.pyg.propagate.pointwise_calls import OPERATIONS
 from gnnaccel.adapters.pyg.propagate.row_count import RowCount
+from gnnaccel.adapters.pyg.propagate.specials import Special
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 from gnnaccel.adapters.pyg.propagate.traced import VIEWS, Make, Param, Value, _call, applied
 
 #: what may be called of results per node; none changes a tensor in place or draws numbers
-NAMES = frozenset((*OPERATIONS, *VIEWS, "clone", "float", "to", "type_as", "sum", "mean", "norm",
-                   "normalize", "linear", "matmul", "mm"))
+NAMES = frozenset((*OPERATIONS, *VIEWS, "clone", "detach", "float", "to", "type_as",
+                   "sum", "mean", "norm", "normalize", "linear", "matmul", "mm"))
 _PLAIN = (int, float, bool, str, type(None), torch.dtype)
 
 
@@ -69,7 +73,10 @@ class Given(pointwise.Rows):
 
 class Steps:
     """``reductions``: (rows, name of the reduction); ``done``: of each result per node the place of
-    its reduction, or the function with its arguments that makes it of earlier ones."""
+    its reduction, or the function with its arguments that makes it of earlier ones; ``square``:
+    whether both ends of the edges are the same nodes."""
+
+    square = False
 
     def __init__(self) -> None:
         self.reductions: list[tuple[pointwise.Rows, str]] = []
@@ -77,6 +84,8 @@ class Steps:
 
     def reduced(self, rows: pointwise.Rows, reduce: str) -> NodeValue:
         """The stand-in for one more reduction."""
+        if not torch.is_grad_enabled():
+            rows = pointwise.detached(rows)
         self.reductions.append((rows, reduce))
         self.done.append(len(self.reductions) - 1)
         return NodeValue(self, torch.empty_like(rows.meta))
@@ -85,8 +94,10 @@ class Steps:
         """The stand-in for what a function makes."""
         for one in (*args, *kwargs.values()):
             self._check(one)
+        if not torch.is_grad_enabled():
+            function = torch.no_grad()(function)
         self.done.append((function, args, kwargs))
-        return NodeValue(self, meta)
+        return NodeValue(self, meta, _rows_of((*args, *kwargs.values())))
 
     def _check(self, value: Any) -> None:
         if type(value) in (tuple, list):
@@ -102,26 +113,55 @@ class Steps:
             if value.steps is not self:
                 raise Unseen
         elif not (type(value) in _PLAIN or value is Ellipsis
-                  or isinstance(value, (Param, Given))):
+                  or isinstance(value, (Param, Given))
+                  or type(value) is Special and (value.end or value.counts)):
             raise Unseen
 
-    def results(self, out: Any, reductions: list[Tensor], kwargs: dict) -> Any:
-        """``out`` with tensors in place of its stand-ins. ``reductions``: their results;
-        ``kwargs``: the arguments of ``propagate``."""
-        found: list[Tensor] = []
-        for step in self.done:
-            if type(step) is int:
-                one = reductions[step]
-                # no view: users may change it in place
-                found.append(one.clone() if one._is_view() else one)
-            else:
-                function, args, named = step
-                found.append(function(*(_now(one, found, kwargs) for one in args),
-                                      **{k: _now(one, found, kwargs) for k, one in named.items()}))
-        return _now(out, found, kwargs)
+    def needed(self, out: Any) -> set[int]:
+        """The places of the reductions of which ``out`` is made."""
+        left, seen, found = [out], set(), set()
+        while left:
+            one = left.pop()
+            if type(one) in (tuple, list):
+                left += one
+            elif type(one) is NodeCount:
+                left.append(one.of)
+            elif type(one) is NodeValue and one.at not in seen:
+                seen.add(one.at)
+                step = self.done[one.at]
+                if type(step) is int:
+                    found.add(step)
+                else:
+                    left += [*step[1], *step[2].values()]
+        return found
+
+    def results(self, out: Any, reductions: Any, kwargs: dict) -> Any:
+        """``out`` with tensors in place of its stand-ins. ``reductions``: their results, by their
+        places; ``kwargs``: the arguments of ``propagate``."""
+        return _now(out, _Found(self, reductions, kwargs), kwargs)
 
 
-def _now(value: Any, found: list[Tensor], kwargs: dict) -> Any:
+class _Found(dict):
+    """What the steps of a call give, by their places: each computed when it is first asked for."""
+
+    def __init__(self, steps: Steps, reductions: Any, kwargs: dict):
+        self.steps, self.reductions, self.kwargs = steps, reductions, kwargs
+
+    def __missing__(self, at: int) -> Tensor:
+        step = self.steps.done[at]
+        if type(step) is int:
+            one = self.reductions[step]
+            # no view: users may change it in place
+            found = one.clone() if one._is_view() else one
+        else:
+            function, args, named = step
+            found = function(*(_now(one, self, self.kwargs) for one in args),
+                             **{k: _now(one, self, self.kwargs) for k, one in named.items()})
+        self[at] = found
+        return found
+
+
+def _now(value: Any, found: Any, kwargs: dict) -> Any:
     if type(value) in (tuple, list):
         return type(value)(_now(one, found, kwargs) for one in value)
     if type(value) is NodeValue:
@@ -129,18 +169,38 @@ def _now(value: Any, found: list[Tensor], kwargs: dict) -> Any:
     if type(value) is NodeCount:
         of = kwargs[value.of] if type(value.of) is str else found[value.of.at]
         return of.shape[0]
+    if type(value) is Special:
+        graph = kwargs.graph  # type: ignore[attr-defined]  # arguments of a call
+        if value.counts:
+            return graph.num_dst if value.counts == "i" else graph.num_src
+        return graph.index("v" if value.end == "i" else "u")
+    if isinstance(value, Once):
+        return value(kwargs)
     return value.make(kwargs) if isinstance(value, (Given, Param)) else value
 
 
+def _rows_of(args: tuple) -> Any:
+    """The end whose nodes the rows of what is made of these belong to, and whether all of these
+    nodes have one."""
+    found = {one.rows for one in args if type(one) is NodeValue}
+    if any(isinstance(one, (tuple, list)) for one in args):
+        found |= {part.rows for one in args if isinstance(one, (tuple, list)) for part in one
+                  if type(part) is NodeValue}
+    return found.pop() if len(found) == 1 else ("", False) if found else ("i", True)
+
+
 class NodeValue(Value):
-    """The last of ``steps``, so far: its place is ``at``."""
+    """The last of ``steps``, so far: its place is ``at``. ``rows``: the end of the edges whose
+    nodes its rows belong to, and whether it surely has one for each."""
 
     rank = 9
 
-    def __init__(self, steps: Steps, meta: Tensor):
-        self.steps, self.at, self.meta = steps, len(steps.done) - 1, meta
+    def __init__(self, steps: Steps, meta: Tensor, rows: tuple[str, bool] = ("i", True)):
+        self.steps, self.at, self.meta, self.rows = steps, len(steps.done) - 1, meta, rows
 
     def __getattr__(self, name: str) -> Any:
+        if name == "index_select":
+            return lambda dim, index: index_select(self, dim, index)
         if name not in NAMES:
             raise Unseen
         return lambda *args, **kwargs: _call(name, getattr(Tensor, name), (self, *args), kwargs)
@@ -149,10 +209,16 @@ class NodeValue(Value):
     def shape(self) -> tuple:
         return NodeCount(self), *self.meta.shape[1:]
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.meta.dtype
+
     def size(self, dim: Any = None) -> Any:
         return self.shape if dim is None else self.shape[dim]
 
     def __getitem__(self, place: Any) -> Any:
+        if type(place) is Special:
+            return gathered(self, place)
         first = place[0] if type(place) is tuple and place else place
         if not (first is Ellipsis or first == slice(None)):
             raise Unseen
@@ -162,6 +228,8 @@ class NodeValue(Value):
         raise Unseen
 
     def operate(self, name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
+        if name == "index_select":
+            return index_select(*args, **kwargs)
         if (name not in NAMES and name != "getitem") or (
             kwargs.get("out") is not None):
             raise Unseen
@@ -186,3 +254,21 @@ def _compares(name: str) -> None:
 
 for _name in ("pow", "gt", "lt", "ge", "le"):
     _compares(_name)
+
+
+# --- back to the edges ----------------------------------------------------------------------------
+
+def index_select(value: Any, dim: Any = None, index: Any = None) -> Any:
+    """torch's function, of values per node."""
+    if type(value) is not NodeValue or type(dim) is not int or dim not in (0, -value.meta.dim()):
+        raise Unseen
+    return gathered(value, index)
+
+
+def gathered(value: NodeValue, index: Any) -> pointwise.Rows:
+    """Each edge's row of values per node: rows at the end of the edges that the index names."""
+    from gnnaccel.adapters.pyg.propagate import reduced  # which needs this module
+
+    if type(index) is not Special or not index.end or value.rows[0] == "":
+        raise Unseen
+    return reduced.at_end(value, index.end)

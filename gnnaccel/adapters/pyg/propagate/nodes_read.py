@@ -24,24 +24,25 @@ class OfRead(CallArguments):
     """The arguments of a call whose rows of nodes are all read by some edge."""
 
     def __init__(self, given: CallArguments):
-        super().__init__(given, given.graph)
+        super().__init__(given, given.graph, given.layer)
         self.grad = given.grad
-        self._kept: dict[tuple[int, str], Tensor] = {}
+        self._kept: dict[tuple[int, str, int], Tensor] = {}
 
-    def of(self, t: Tensor, end: str) -> Tensor:
-        """``t`` [nodes, ...] at an ``end`` of the edges."""
-        key = id(t), end  # of an argument, which stays
+    def of(self, t: Tensor, end: str, dim: int = 0) -> Tensor:
+        """``t`` at an ``end`` of the edges, with nodes in the dimension ``dim``."""
+        key = id(t), end, dim  # of an argument, which stays
         if key not in self._kept:
-            self._kept[key] = _replaced(t, self.graph.unread(_TARGETS[end]), self.graph.num_edges)
+            self._kept[key] = _replaced(t, self.graph.unread(_TARGETS[end]), self.graph.num_edges,
+                                        dim)
         return self._kept[key]
 
 
-def _replaced(t: Tensor, unread: tuple[Tensor, Tensor] | None, edges: int) -> Tensor:
+def _replaced(t: Tensor, unread: tuple[Tensor, Tensor] | None, edges: int, dim: int) -> Tensor:
     if unread is None or not math.prod(t.shape):
         return t
     which, other = unread
-    row = t.detach().index_select(0, other) if edges else t.new_ones(1)
-    return torch.where(which.view(-1, *(1,) * (t.dim() - 1)), row, t)
+    row = t.detach().index_select(dim, other) if edges else t.new_ones(1)
+    return torch.where(which.view(-1, *(1,) * (t.dim() - dim - 1)), row, t)
 
 
 def of_read(given: Any, roots: tuple[Make, ...]) -> Any:
@@ -55,16 +56,17 @@ def of_read(given: Any, roots: tuple[Make, ...]) -> Any:
     return given.read
 
 
-def node_rows(get: Callable[[Any], Tensor], end: str) -> Callable[[Any], Tensor]:
-    """``get(given)``, the rows of nodes at an ``end``, in a way that knows of `OfRead`."""
+def node_rows(get: Callable[[Any], Tensor], end: str, dim: int = 0) -> Callable[[Any], Tensor]:
+    """``get(given)``, the rows of nodes at an ``end``, in a way that knows of `OfRead`. ``dim``:
+    the dimension that nodes are in."""
 
     def make(given: Any) -> Tensor:
         t = get(given)
-        return given.of(t, end) if type(given) is OfRead else t
+        return given.of(t, end, dim) if type(given) is OfRead else t
 
     return make
 
 
-def argument(name: str, end: str) -> Callable[[Any], Tensor]:
+def argument(name: str, end: str, dim: int = 0) -> Callable[[Any], Tensor]:
     """The rows of nodes that an argument of ``propagate`` has for an ``end``."""
-    return node_rows(lambda given: rows(given, name, end), end)
+    return node_rows(lambda given: rows(given, name, end), end, dim)

@@ -23,9 +23,10 @@ from gnnaccel.adapters.pyg.propagate.pointwise_calls import OPERATIONS
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS, RowCount, counted
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 from gnnaccel.adapters.pyg.propagate.traced import VIEWS, Make, Param, Value, applied, shaped
+from gnnaccel.dispatch.generated.cut import without_gradient
 from gnnaccel.dispatch.generated.tree import Call, Leaf, Number, Tree, computed, leaves, mapped
 
-_SAME = frozenset(("contiguous", "clone", "float", "to", "type_as"))
+_SAME = frozenset(("contiguous", "clone", "detach", "float", "to", "type_as"))
 #: they mix the channels of a row, and give one row for each
 _OF_ROWS = frozenset(("sum", "mean", "norm", "normalize", "layer_norm", "softmax", "embedding"))
 FEW = 4  # channels that may be summed where both ends meet, in the kernels
@@ -57,6 +58,8 @@ class Rows(Value):
     def __getattr__(self, name: str) -> Any:
         if name == "shape":
             return (RowCount(), *self.meta.shape[1:])
+        if name == "dtype":
+            return self.meta.dtype
         if not (name in OPERATIONS or name in VIEWS or name in _SAME or name in _OF_ROWS
                 or name in _PIECES or name in _MAPS):
             raise Unseen
@@ -70,6 +73,12 @@ class Rows(Value):
         return self.operate("getitem", operator.getitem, (self, place), {})
 
     def operate(self, name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
+        if name == "detach":
+            return detached(self)
+        found = self._operated(name, function, args, kwargs)
+        return found if torch.is_grad_enabled() else detached(found)
+
+    def _operated(self, name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
         args = tuple(one.alone() if isinstance(one, Rows) else one for one in args)
         kwargs = {k: one.alone() if isinstance(one, Rows) else one for k, one in kwargs.items()}
         if name not in VIEWS and counted((args, *kwargs.values())):
@@ -195,7 +204,7 @@ class Beside(Deferred):
         self.parts = [part.alone() for part in parts]
 
     def operate(self, name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
-        if name in _MAPS and args[0] is self:
+        if name in _MAPS and args[0] is self and torch.is_grad_enabled():
             return _mapped(self.parts, name, function, args[1:], kwargs)
         return super().operate(name, function, args, kwargs)
 
@@ -319,6 +328,21 @@ def _pieces(value: Rows, function: Callable, args: tuple, kwargs: dict) -> tuple
     return tuple(cut(value, meta, lambda t: function(t, *args[1:], **kwargs),
                      repr((function.__name__, args[1:], kwargs)), k)
                  for k, meta in enumerate(metas))
+
+
+def detached(value: Any) -> Any:
+    """The same numbers, without gradients."""
+    if type(value) is tuple:
+        return tuple(map(detached, value))
+    value = value.alone()
+    return Rows(mapped(value.tree, _still), value.meta)
+
+
+def _still(leaf: Leaf) -> Leaf:
+    base = leaf.pieces.get("still")
+    if base is None:
+        base = leaf.pieces["still"] = without_gradient(leaf.base, None)
+    return base if leaf is leaf.base else without_gradient(leaf, base)
 
 
 def channel(value: Rows, k: int) -> Rows:

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from gnnaccel.adapters.own import MESSAGE_PASSING, Path, home, is_method
 from gnnaccel.adapters.pyg import edges, guards
-from gnnaccel.adapters.pyg.propagate import adjacency, message, stock
+from gnnaccel.adapters.pyg.propagate import adjacency, message, node_counts, stock
+from gnnaccel.adapters.pyg.propagate.node_counts import TENSORS as TENSORS
 from gnnaccel.dispatch.graph.edge_arrays import EdgeArrays
 from gnnaccel.dispatch.ops import aggregation
 from gnnaccel.dispatch.ops import aggregation_means as means
@@ -29,7 +29,6 @@ MODULE_HOOKS = itemgetter("_forward_hooks", "_forward_pre_hooks", "_backward_hoo
                           "_backward_pre_hooks")
 #: what must not be replaced on a layer object
 OVERRIDES = frozenset(MESSAGE_PASSING)
-TENSORS = (Tensor, Parameter)
 _REDUCES = {"SumAggregation": "sum", "MeanAggregation": "mean", "MaxAggregation": "max",
             "MinAggregation": "min"}
 #: reasons of a message without a form, or of one whose tensors do not fit it
@@ -207,10 +206,10 @@ def read_edges(layer: Any, edge_index: Any, kwargs: dict, known: Known) -> Read 
 
     form = known.form(kwargs, known.stamp(layer))
     if type(form) is message.Form and form.summed:
-        form = generated.not_summed(form, layer, kwargs, known)
+        form = generated.not_summed(form, layer, kwargs, edge_index, known)
     found = form if type(form) is Reason else read_as(form, layer, edge_index, kwargs, known)
     if type(found) is Reason and found.code in NO_FORM:
-        other = generated.form(layer, known, kwargs, found)
+        other = generated.form(layer, known, kwargs, edge_index, found)
         if type(other) is message.Form:
             return read_as(other, layer, edge_index, kwargs, known)
     return found
@@ -226,7 +225,10 @@ def read_as(form: message.Form, layer: Any, edge_index: Any, kwargs: dict, known
            or _update_reason(known, kwargs))
     if why is not None:
         return why
-    found = sizes(layer, edge_index, kwargs, ((form.source, "j"), *form.ends))
+    if form.of_edges:
+        found = node_counts.of_edges(layer, edge_index, kwargs, form.ends)
+    else:
+        found = node_counts.sizes(layer, edge_index, kwargs, ((form.source, "j"), *form.ends))
     if type(found) is Reason:
         return found
     x, (num_src, num_dst) = source(kwargs, form.source), found
@@ -292,7 +294,13 @@ def source(kwargs: dict, name: str) -> Any:
 
 def stacked(layer: Any, x: Tensor) -> bool:
     """Whether nodes do not come first: [*stacks, nodes, features]."""
-    return layer.node_dim == -2 and x.dim() > 2
+    return layer.node_dim % x.dim() != 0
+
+
+def moved(layer: Any, form: message.Form, kwargs: dict) -> bool:
+    """Whether results are to be moved to where the layer has nodes."""
+    return (stacked(layer, source(kwargs, form.source)) if form.stacked is None
+            else form.stacked)
 
 
 def prepared(reduce: Reduce, layer: Any, x: Tensor, weight: Tensor | None,
@@ -300,9 +308,9 @@ def prepared(reduce: Reduce, layer: Any, x: Tensor, weight: Tensor | None,
     """The aggregation with nodes, and edges, in the first dimension."""
     if stacked(layer, x):
         if weight is not None and weight.dim() <= x.dim():
-            weight = (weight[(None,) * (x.dim() - weight.dim())].movedim(-2, 0)
+            weight = (weight[(None,) * (x.dim() - weight.dim())].movedim(layer.node_dim, 0)
                       if weight.dim() > 1 else weight)
-        x = x.movedim(-2, 0)
+        x = x.movedim(layer.node_dim, 0)
     return aggregation.prepare(reduce.partition(" ")[0] if type(reduce) is str else reduce, x,
                                weight, count)
 
@@ -339,37 +347,6 @@ def _update_reason(known: Known, kwargs: dict) -> Reason | None:
             if missing else None)
 
 
-def sizes(layer: Any, edge_index: Any, kwargs: dict,
-          read: tuple[tuple[str, str], ...]) -> tuple[int, int] | Reason:
-    """The numbers of nodes at both ends, as the host finds them in the arguments ``read`` at these
-    ends."""
-    forward, node_dim, size = layer.flow == "source_to_target", layer.node_dim, kwargs.get("size")
-    if type(edge_index).__name__ == "EdgeIndex":
-        size = edge_index.sparse_size()
-    size = [None, None] if size is None else list(size)
-    for name, end in read:
-        x = kwargs[name]
-        pair = isinstance(x, (tuple, list))
-        if pair and (len(x) != 2 or not forward):
-            return (reason("GA206", f"{name} is no pair")
-                    if forward else reason(
-                        "GA202", "a pair of features with flow='target_to_source'"))
-        for side, features in enumerate(x if pair else (x,)):
-            if features is None and side and end == "j":
-                continue
-            if (type(features) not in TENSORS or features.dim() < 2
-                or node_dim not in (0, -2, -features.dim())):
-                return reason("GA206",
-                              f"features are a {type(features).__name__}, node_dim={node_dim}")
-            at = side if pair else int((end == "i") == forward)
-            rows = features.shape[node_dim]
-            if size[at] is not None and size[at] != rows:
-                return reason("GA206", f"{rows} rows of features where {size[at]} nodes are")
-            size[at] = rows
-    src, dst = size if forward else size[::-1]
-    return src, src if dst is None else dst
-
-
 def _edges(layer: Any, known: Known, edge_index: Any, num_src: int, num_dst: int,
            device: torch.device) -> Tensor | Reason:
     if type(edge_index) is EdgeArrays:  # of a sparse matrix; asked for what a tensor is
@@ -393,7 +370,7 @@ def finished(layer: Any, known: Known, moved: bool, out: Any, kwargs: dict) -> A
     elif type(out) is list:
         out = layer.aggr_module.combine(out)
     if moved:
-        out = out.movedim(0, -2).contiguous()
+        out = out.movedim(0, layer.node_dim).contiguous()
     if not known.updates:
         return out
     return layer.update(out, **{name: kwargs[name] for name in known.update})

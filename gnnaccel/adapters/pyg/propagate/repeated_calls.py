@@ -179,7 +179,7 @@ class Last:
             return None
         counters.count(self.name, self.route)
         out = self.decision.run(graph, given)  # type: ignore[misc]  # not native
-        return reading.finished(layer, self.known, reading.stacked(layer, x), out, kwargs)
+        return reading.finished(layer, self.known, reading.moved(layer, form, kwargs), out, kwargs)
 
 
 def remember(layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read, decision: Decision,

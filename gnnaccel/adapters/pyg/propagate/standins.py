@@ -32,7 +32,9 @@ class Form(NamedTuple):
     features. ``width``: the channels that rows then have, where ``more`` makes those too: ``(rows,
     more)``, or says why not. ``stand_in(arguments, graph)``: what looks like ``more`` and computes
     nothing, for messages that kernels are written for, or why these are none. ``summed``: it is a
-    form for sums and means alone."""
+    form for sums and means alone. ``of_edges``: nothing is gathered at the source, and ``source``
+    belongs to edges. ``stacked``: nodes are in another dimension than the first; None where
+    ``source`` tells."""
 
     source: str
     weight: Callable[[Arguments], Tensor] | None
@@ -43,6 +45,8 @@ class Form(NamedTuple):
     width: int | None = None
     stand_in: Callable[[Arguments, Any], More | Reason] | None = None
     summed: bool = False
+    of_edges: bool = False
+    stacked: bool | None = None
 
     @property
     def unfinished(self) -> bool:

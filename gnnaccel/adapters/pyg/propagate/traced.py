@@ -97,6 +97,8 @@ class Value:
 
     @classmethod
     def __torch_function__(cls, function, types_, args=(), kwargs=None):
+        if getattr(function, "__name__", "").endswith("_") and not function.__name__.endswith("__"):
+            raise Unseen  # changes a tensor in place
         return _call(name_of(function), function, args, kwargs or {})
 
     def __neg__(self) -> Any:

@@ -9,45 +9,43 @@ from __future__ import annotations
 import builtins
 import functools
 import inspect
-import sys
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from gnnaccel.adapters import own
-from gnnaccel.adapters.pyg.propagate import generated, naming, pointwise, reading, tracing
+from gnnaccel.adapters.pyg.propagate import (generated, guarded, naming, pointwise, reading,
+                                             tracing)
+from gnnaccel.adapters.pyg.propagate.graph_functions import GraphFunctions
 from gnnaccel.adapters.pyg.propagate.message import _named, codes
 from gnnaccel.adapters.pyg.propagate.node_values import NAMES as OF_NODES
-from gnnaccel.adapters.pyg.propagate.node_values import Given, NodeCount, NodeValue, Steps
+from gnnaccel.adapters.pyg.propagate.node_values import Given, NodeValue
+from gnnaccel.adapters.pyg.propagate.specials import Special
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 from gnnaccel.adapters.pyg.propagate.traced import Make
-from gnnaccel.adapters.pyg.propagate.tracing import Layer, Special
+from gnnaccel.adapters.pyg.propagate.traced_layer import Layer
 
-_REDUCES = {"sum": "sum", "add": "sum", "mean": "mean", "max": "max", "min": "min", "amax": "max",
-            "amin": "min"}
-#: functions of torch_scatter, with the reduction that is in their names
-_OF_TORCH_SCATTER = {"scatter": None, "scatter_add": "sum", "scatter_sum": "sum",
-                     "scatter_mean": "mean"}
-_NAMES = generated.NAMES | OF_NODES | _OF_TORCH_SCATTER.keys() | {"utils", "aggregate"}
+_NAMES = generated.OF_MESSAGES | OF_NODES | {"aggregate", "aggr_module"}
 _BUILTINS = (tuple, list, zip, enumerate, sum, int, float, len)
 _INSIDE = ("<genexpr>", "<listcomp>")  # functions that may be defined in it
-_ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR")
+_ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "STORE_ATTR")
 
 
 def aggregated(sent: Any, message_layer: Layer, kwargs: dict, ends: list[tuple[str, str]],
-               edges: list[str]) -> tuple[Any, Any, Traced]:
+               edges: list[str], edge_index: Any) -> tuple[Any, Any, Traced]:
     """What ``aggregate`` gives for messages ``sent``; the messages, and what was done. Adds to
     ``ends`` the arguments that are features of nodes; Unseen where it is not followed."""
-    traced = Traced(message_layer)
+    traced: Traced = message_layer._traced_functions
+    traced.begin(message_layer)
     function = type(traced.layer).aggregate
     ready = traced.prepared(function)
     given: dict[str, Any] = {}
     for parameter in list(inspect.signature(function).parameters.values())[2:]:
         if parameter.name == "aggr":  # the host does not give it
             raise Unseen
-        one, end = tracing.stand_in(parameter, kwargs, _OF_AGGREGATE)
+        one, end = tracing.stand_in(parameter, kwargs, _OF_AGGREGATE, traced.proxy, edge_index)
         given[parameter.name] = one
         if end in ("i", "j"):
             traced.ends.append((parameter.name[:-2], end))
@@ -62,7 +60,7 @@ def _rows(end: str, make: Make, meta: Tensor, name: str) -> pointwise.Rows:
     return Given(made, make, name) if end == "e" else made
 
 
-_OF_AGGREGATE = tracing.Manner(_NAMES, lambda function: None, _rows, lambda out, layer: None)
+_OF_AGGREGATE = tracing.Manner(_NAMES, generated.prepared, _rows, lambda out, layer: None, True)
 
 
 class _Layer(Layer):
@@ -70,72 +68,37 @@ class _Layer(Layer):
     what the message read."""
 
     def __init__(self, message_layer: Any, traced: Traced):
-        super().__init__(message_layer._traced_layer, _OF_AGGREGATE)
-        object.__setattr__(self, "_traced_read", message_layer._traced_read)
-        object.__setattr__(self, "_traced_watched", message_layer._traced_watched)
-        object.__setattr__(self, "_traced_kept", message_layer._traced_kept)  # and set before
-        object.__setattr__(self, "_traced_steps", traced)
+        super().__init__(message_layer._traced_layer, _OF_AGGREGATE, message_layer._traced_edges)
+        for name in ("_traced_read", "_traced_watched", "_traced_kept"):  # set before, some
+            object.__setattr__(self, name, getattr(message_layer, name))
+        object.__setattr__(self, "_traced_functions", traced)
 
     def __getattr__(self, name: str) -> Any:
         if name != "aggr_module":
             return super().__getattr__(name)
         module = self._traced_layer.aggr_module
-        self._traced_read[name,] = tracing.Look(module, tracing.looks(module))
+        self._traced_read[name,] = guarded.seen(module)
         reduces = reading._reduces(module)
         if reduces not in (("sum",), ("mean",), ("max",), ("min",)) or (
             type(module).__name__ == "MultiAggregation"):  # others are in it, which may change
             raise Unseen
-        return functools.partial(self._traced_steps.by_module, reduces[0])
+        return functools.partial(self._traced_functions.by_module, reduces[0])
 
 
-class Traced(Steps):
-    """The `Steps` of one ``aggregate``. ``ends``: of its arguments, as of `tracing.Trace`;
-    ``sizes``: the arguments of ``propagate`` that say how many rows results have; ``sized``:
-    whether each reduction is told how many."""
+class Traced(GraphFunctions):
+    """The `Steps` of one message and its ``aggregate``. ``ends``: of the arguments of this, as of
+    `tracing.Trace`."""
 
     def __init__(self, message_layer: Any):
-        super().__init__()
-        self.layer, self.watched = message_layer._traced_layer, message_layer._traced_watched
-        self.proxy = _Layer(message_layer, self)
+        super().__init__(message_layer)
         self.ends: list[tuple[str, str]] = []
-        self.sizes: set[str] = set()
-        self.sized = True
+
+    def begin(self, message_layer: Any) -> None:
+        """Begin with the ``aggregate``."""
+        self.layer, self.names = message_layer._traced_layer, _NAMES
+        self.proxy = _Layer(message_layer, self)
 
     # --- what reduces -----------------------------------------------------------------------------
-
-    def scatter(self, src: Any, index: Any, dim: Any = 0, dim_size: Any = None,
-                reduce: Any = "sum") -> NodeValue:
-        """PyG's ``scatter``."""
-        from torch_geometric.typing import WITH_TORCH_SCATTER
-
-        if not isinstance(src, pointwise.Rows) or type(index) is not Special:
-            raise Unseen
-        if index.name not in ("index", "edge_index_i"):
-            raise Unseen
-        if type(dim) is not int or dim not in (0, -src.meta.dim()):
-            raise Unseen
-        if type(reduce) is not str or reduce not in _REDUCES:
-            raise Unseen
-        # on a GPU torch_scatter gives the gradient of equal numbers to one of them
-        if WITH_TORCH_SCATTER and _REDUCES[reduce] in ("max", "min"):
-            raise Unseen
-        if dim_size is None:
-            self.sized = False
-        elif type(dim_size) is NodeCount and type(dim_size.of) is str:
-            self.sizes.add(dim_size.of)
-        elif type(dim_size) is not Special or dim_size.name not in ("dim_size", "size_i"):
-            raise Unseen
-        return self.reduced(src, _REDUCES[reduce])
-
-    def by_torch_scatter(self, named: str | None, src: Any, index: Any, dim: Any = -1,
-                         out: Any = None, dim_size: Any = None, reduce: Any = "sum") -> NodeValue:
-        """torch_scatter's functions; ``named``: the reduction in the name."""
-        if named is not None and reduce != "sum":
-            raise Unseen  # they have no such argument
-        reduce = named or reduce
-        if out is not None or reduce not in ("sum", "add", "mean"):
-            raise Unseen
-        return self.scatter(src, index, dim, dim_size, reduce)
 
     def by_module(self, reduce: str, x: Any, index: Any = None, ptr: Any = None,
                   dim_size: Any = None, dim: Any = -2) -> NodeValue:
@@ -165,39 +128,42 @@ class Traced(Steps):
                 if kind == "LOAD_GLOBAL":
                     value = function.__globals__.get(name, getattr(builtins, name, None))
                     more[name] = (self._super(function) if value is super
-                                  else self.instead(value))
+                                  else self._named(function, name, value))
                 elif kind not in _ATTRIBUTES:
                     raise Unseen
         return naming.with_globals(function, more)
 
-    def instead(self, value: Any) -> Any:
-        """What stands for a global value: itself, where it is a number or torch's; Unseen for what
-        is not known."""
-        import torch_geometric
-
+    def _named(self, function: types.FunctionType, name: str, value: Any) -> Any:
+        """What stands for a global value: itself, where it is torch's; Unseen for what is not
+        known."""
         if any(value is one for one in (*naming.MODULES, *_BUILTINS)) or (
-            generated.may_be_read(value)):
+            naming.is_error(value)
+            or callable(value) and naming.is_torchs(value, self.names)):
             return value
-        package = sys.modules.get("torch_scatter")
-        if isinstance(value, types.ModuleType):
-            if not any(value is one for one in (torch_geometric, torch_geometric.utils, package)):
-                raise Unseen
-            return _Module(value, self)
-        scatter, name = torch_geometric.utils.scatter, getattr(value, "__name__", "")
-        if own.original(value) is own.original(scatter):
-            if own.is_function(value, "torch_geometric", "scatter"):
-                return self.scatter
-        elif name in _OF_TORCH_SCATTER and getattr(package, name, None) is value:
-            if own.home(value) in ("torch_scatter", "gnnaccel"):
-                return functools.partial(self.by_torch_scatter, _OF_TORCH_SCATTER[name])
-        elif callable(value) and naming.is_torchs(value, _NAMES):
-            return value
-        raise Unseen
+        if isinstance(value, type) and value in type(self.layer).__mro__:
+            return _Class(value)
+        found = self.instead(value)
+        if found is None:
+            found = self.proxy._global(function.__globals__, name, value)
+        if found is None:
+            raise Unseen
+        return found
 
-    def _super(self, function: types.FunctionType) -> Callable[[], Any]:
+    def _super(self, function: types.FunctionType) -> Callable[..., Any]:
         """What stands for ``super``, where the next ``aggregate`` is the host's."""
+        cell = function.__closure__[0].cell_contents if function.__closure__ else None
+
+        def of(cls: Any = None, layer: Any = None) -> Any:
+            if cls is None:
+                return self._above(cell)
+            if type(cls) is not _Class or layer is not self.proxy:
+                raise Unseen
+            return self._above(cls.cls)
+
+        return of
+
+    def _above(self, cls: Any) -> Any:
         base, order = reading.base(), type(self.layer).__mro__
-        cls = function.__closure__[0].cell_contents if function.__closure__ else None
         if cls not in order:
             raise Unseen
         between = order[order.index(cls) + 1:order.index(base)]
@@ -211,16 +177,11 @@ class Traced(Steps):
             return self.proxy.aggr_module(inputs, index, ptr=ptr, dim_size=dim_size,
                                           dim=self.proxy.node_dim)
 
-        return lambda: types.SimpleNamespace(aggregate=aggregate)
+        return types.SimpleNamespace(aggregate=aggregate)
 
 
-class _Module:
-    """Stands for a module with ``scatter`` functions."""
+class _Class(NamedTuple):
+    """Stands for one of the layer's classes, which no more is done with than to ask what is above
+    it."""
 
-    def __init__(self, module: Any, traced: Traced):
-        self._module, self._traced = module, traced
-
-    def __getattr__(self, name: str) -> Any:
-        value = vars(self._module).get(name)
-        self._traced.watched.append((vars(self._module), name, value))
-        return self._traced.instead(value)
+    cls: type

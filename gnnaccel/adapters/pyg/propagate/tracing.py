@@ -6,56 +6,56 @@ numbers; names of tensors' methods that a `Manner` lists; attributes of the laye
 """
 from __future__ import annotations
 
-import functools
 import inspect
 import types
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor
 
-from gnnaccel.adapters import own
-from gnnaccel.adapters.pyg.propagate import reading
+from gnnaccel.adapters.pyg.propagate import guarded, reading
 from gnnaccel.adapters.pyg.propagate.expressed import Effect, noting_effects
-from gnnaccel.adapters.pyg.propagate.message import SPECIAL, _named
-from gnnaccel.adapters.pyg.propagate.naming import (attribute, catches, is_torchs, names_known,
-                                                    special_as_arguments)
+from gnnaccel.adapters.pyg.propagate.message import SPECIAL
 from gnnaccel.adapters.pyg.propagate.nodes_read import argument
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS
-from gnnaccel.adapters.pyg.propagate.standins import Refuses, Unseen, rows
+from gnnaccel.adapters.pyg.propagate.specials import special
+from gnnaccel.adapters.pyg.propagate.standins import Unseen, rows
 from gnnaccel.adapters.pyg.propagate.traced import Make
-from gnnaccel.adapters.pyg.propagate.traced_modules import looks, module_of, parameter
+from gnnaccel.adapters.pyg.propagate.traced_layer import Layer, runnable
 from gnnaccel.dispatch.policy.names import IdentityMap
 
 _TRACES = 4  # kept for each layer
-_PLAIN = (int, float, bool, str, type(None))
-_NEVER_NONE = ("index", "edge_index_i", "edge_index_j")
-_FUNCTIONS = (types.FunctionType, types.MethodType, types.MethodDescriptorType, staticmethod,
-              classmethod)
 _NUMBERS = (int, float, bool)  # as arguments: another value is another trace
+#: what a run on stand-ins may end with where it is not followed
+ENDS = (Unseen, AttributeError, TypeError, ValueError, LookupError, RuntimeError, AssertionError)
 
 
 class Manner(NamedTuple):
     """How messages of one kind are traced.
 
     ``names``: what a message may name of modules, tensors and stand-ins; anything else may have
-    effects. ``prepared(function)``: the function to run on stand-ins, None where it may do more
-    than compute. ``rows(end, make, meta, name)``: what stands for the argument ``name`` at the
-    ``end`` "i", "j" or "e". ``found(out, layer)``: the message, None where it is not of this kind.
-    ``methods``: whether methods of the layer may be called. ``then(out, layer, kwargs, ends,
-    edges)``: what goes on with what the message gave; it adds to the lists of a `Trace`.
-    ``kept(value)``: how a `Trace` keeps what the message sets on the layer, if it may set any.
+    effects. ``prepared(function, layer)``: the function to run on stand-ins, among them this of the
+    layer; None where it may do more than compute. ``rows(end, make, meta, name)``: what stands for
+    the argument ``name`` at the ``end`` "i", "j" or "e". ``found(out, layer)``: the message, None
+    where it is not of this kind. ``methods``: whether methods of the layer, and functions of the
+    user's own, may be called. ``then(out, layer, kwargs, ends, edges, edge_index)``: what goes on
+    with what the message gave; it adds to the lists of a `Trace`. ``kept(value)``: how a `Trace`
+    keeps what the message sets on the layer, if it may set any. ``functions(layer)``: what stands
+    for functions of PyG and others. ``stacked(rows, place)``: what stands for rows that are in
+    another dimension than the first, if any may be.
     """
 
     names: frozenset[str]
-    prepared: Callable[[types.FunctionType], types.FunctionType | None]
+    prepared: Callable[[types.FunctionType, Layer], types.FunctionType | None]
     rows: Callable[[str, Make, Tensor, str], Any]
     found: Callable[[Any, Any], Any]
     methods: bool = False
-    then: Callable[[Any, Layer, dict, list, list], Any] | None = None
+    then: Callable[[Any, Layer, dict, list, list, Any], Any] | None = None
     kept: Callable[[Any], Any] | None = None
+    functions: Callable[[Layer], Any] | None = None
+    stacked: Callable[[Any, int], Any] | None = None
 
 
 class Trace(NamedTuple):
@@ -76,187 +76,74 @@ class Trace(NamedTuple):
     kept: dict[str, Any] = {}
     effects: tuple[Effect, ...] = ()
 
-    def holds(self, layer: Any) -> bool:
-        """Whether all that was read is still so."""
+    def holds(self, layer: Any, edges: int | None = None) -> bool:
+        """Whether all that was read is still so, in a call over so many edges."""
         for names, seen in self.read.items():
-            if not _as_read(layer, names, seen):
+            if not guarded.still(guarded.found(layer, names), seen, edges):
                 return False
         for cell, seen in self.cells:
-            if not _same(cell.cell_contents, seen):
+            if not guarded.same(cell.cell_contents, seen):
                 return False
         for place, name, seen in self.watched:
-            if not _same(place.get(name, Unseen), seen):
+            if not guarded.still(place.get(name, Unseen), seen, edges):
                 return False
         return True
 
 
-class Layer:
-    """Stands for the layer: gives what it holds, and notes that (``_traced_read``, by where it is:
-    the names that lead there). Its methods run on stand-ins as the message does;
-    ``_traced_watched``: what they name, with the places where it stands; ``_traced_kept``: what is
-    set on it. ``_traced_path``: the names that lead to it, of the layer itself none. No name is one
-    that a layer might have."""
-
-    def __init__(self, layer: Any, manner: Manner):
-        object.__setattr__(self, "_traced_layer", layer)
-        object.__setattr__(self, "_traced_manner", manner)
-        object.__setattr__(self, "_traced_path", ())
-        object.__setattr__(self, "_traced_read", {})
-        object.__setattr__(self, "_traced_watched", [])
-        object.__setattr__(self, "_traced_kept", {})
-
-    def __getattr__(self, name: str) -> Any:
-        if name in self._traced_kept:
-            return self._traced_kept[name]
-        found, place = attribute(self._traced_layer, name), (*self._traced_path, name)
-        if found is Unseen:
-            raise Unseen
-        if type(found) is property:
-            return self._property(name, found)
-        if hasattr(type(found), "__get__") and not isinstance(found, _FUNCTIONS):
-            raise Unseen  # runs code of the user's
-        value = getattr(self._traced_layer, name)
-        self._traced_read[place] = value
-        if type(value) in _PLAIN:
-            return value
-        if callable(value) and is_torchs(value, self._traced_manner.names):
-            return value
-        if type(value) in reading.TENSORS:
-            self._traced_read[place] = Look(value, _look(value))
-            return parameter(value)
-        if isinstance(value, nn.Module):
-            self._traced_read[place] = Look(value, looks(value))
-            return module_of(value, lambda module, *inside: self._module(module, (*place, *inside)))
-        if type(value) is types.MethodType and value.__self__ is self._traced_layer:
-            self._traced_read[place] = value.__func__
-            return self._method(value.__func__)
-        raise Unseen
-
-    def _module(self, module: nn.Module, path: tuple[str, ...]) -> Callable:
-        """A module of the user's own: its ``forward`` runs on stand-ins."""
-        inside = _Inside(module, self._traced_manner)
-        for name, value in (("_path", path), ("_read", self._traced_read),
-                            ("_watched", self._traced_watched)):
-            object.__setattr__(inside, "_traced" + name, value)
-        return inside._method(type(module).forward)
-
-    def _property(self, name: str, found: property) -> Any:
-        """What a property of the user's gives: its function runs on stand-ins, as a method does."""
-        cls = next(one for one in type(self._traced_layer).__mro__ if name in vars(one))
-        self._traced_watched.append((vars(cls), name, found))
-        return self._method(found.fget)()
-
-    def _method(self, function: Any) -> Callable:
-        manner = self._traced_manner
-        ready = _runnable(function, self._traced_layer, manner) if manner.methods else None
-        if ready is None or function.__code__.co_freevars:
-            raise Unseen
-        self._traced_watched.extend([(_Attributes(function), name, getattr(function, name))
-                                     for name in reading.FUNCTION])
-        for _, named in _named(function.__code__):
-            for place in (function.__globals__, *map(vars, (torch, F, Tensor))):
-                if named in place:
-                    self._traced_watched.append((place, named, place[named]))
-                    if (place is not function.__globals__
-                        and type(place[named]) is types.FunctionType
-                        and own.home(place[named]) not in ("torch", "torch_geometric")):
-                        raise Unseen
-
-        def method(*args: Any, **kwargs: Any) -> Any:
-            # what may be None it might ask for under another name
-            if any(type(one) is Special and one.name not in _NEVER_NONE
-                   for one in (*args, *kwargs.values())):
-                raise Unseen
-            return ready(self, *args, **kwargs)
-
-        return method
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        layer = self._traced_layer
-        if (self._traced_manner.kept is None or name in _host_attributes()
-            or hasattr(type(layer), name) or type(layer).__setattr__ is not nn.Module.__setattr__
-            or any(name in layer.__dict__[kind]
-                   for kind in ("_parameters", "_buffers", "_modules"))):
-            raise Unseen
-        self._traced_kept[name] = value
-
-
-class _Inside(Layer):
-    """Stands for a module of the layer, or of one of its modules."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        raise Unseen
-
-
-@functools.cache
-def _host_attributes() -> frozenset[str]:
-    """What any layer has, which a message had better not set. No layer of the base class is made:
-    PyG would write a ``propagate`` for it, which all others inherit."""
-    return frozenset(vars(nn.Module())).union(
-        name for kind, name in _named(reading.base().__init__.__code__) if kind == "STORE_ATTR")
-
-
 # --- tracing --------------------------------------------------------------------------------------
 
-class Special(Refuses):
-    """Stands for what message passing passes by itself."""
+def _trace(layer: Any, kwargs: dict, manner: Manner, edge_index: Any) -> Trace:
+    edges = None if edge_index is None else edge_index.shape[1]
+    found = _run(layer, kwargs, manner, edge_index, None)
+    if found.message is None and manner.methods and edges and edges > 1 and any(
+        guarded.may_have_edges(one, edges) for one in found.read.values()):
+        # a tensor that the layer holds may have a row for each edge
+        other = _run(layer, kwargs, manner, edge_index, edges)
+        return found if other.message is None else other
+    return found
 
-    def __init__(self, name: str):
-        object.__setattr__(self, "name", name)
 
-    def __getattribute__(self, name: str) -> Any:
-        if name in ("name", "__class__"):
-            return object.__getattribute__(self, name)
-        raise Unseen
-
-
-def _trace(layer: Any, kwargs: dict, manner: Manner) -> Trace:
+def _run(layer: Any, kwargs: dict, manner: Manner, edge_index: Any, edges: int | None) -> Trace:
     with noting_effects() as effects:
-        found = _followed(layer, kwargs, manner)
+        found = _followed(layer, kwargs, manner, edge_index, edges)
     return found._replace(effects=tuple(effects))
 
 
-def _followed(layer: Any, kwargs: dict, manner: Manner) -> Trace:
+def _followed(layer: Any, kwargs: dict, manner: Manner, edge_index: Any,
+              edges: int | None) -> Trace:
     function = type(layer).message
-    proxy, ends, edges = Layer(layer, manner), [], []
-    message = _runnable(function, layer, manner)
+    proxy, ends, at_edges = Layer(layer, manner, edges), [], []
+    if proxy._traced_functions is not None:
+        proxy._traced_functions.square = _square(kwargs)
+    message = runnable(function, layer, manner, proxy)
     if message is None:
         return Trace(None, (), (), {})
     given: dict[str, Any] = {}
     cells = tuple((cell, cell.cell_contents) for cell in function.__closure__ or ())
     found, kept = None, {}
     try:
-        for parameter in list(inspect.signature(function).parameters.values())[1:]:
-            one, end = stand_in(parameter, kwargs, manner)
-            given[parameter.name] = one
-            if end == "e":
-                edges.append(parameter.name)
-            elif end:
-                ends.append((parameter.name[:-2], end))
-        out = message(proxy, **given)
-        if manner.then is not None:
-            out = manner.then(out, proxy, kwargs, ends, edges)
-        found = manner.found(out, layer)
-        if manner.kept is not None:
-            kept = {name: manner.kept(value) for name, value in proxy._traced_kept.items()}
-    except (Unseen, AttributeError, TypeError, ValueError, LookupError, RuntimeError,
-            AssertionError):
-        found = None  # it is none
-    return Trace(found, tuple(ends), tuple(edges), proxy._traced_read, cells,
+        with torch.enable_grad():  # what the message does without gradients is told by that
+            for parameter in list(inspect.signature(function).parameters.values())[1:]:
+                one, end = stand_in(parameter, kwargs, manner, proxy, edge_index)
+                given[parameter.name] = one
+                if end == "e":
+                    at_edges.append(parameter.name)
+                elif end:
+                    ends.append((parameter.name[:-2], end))
+            out = message(proxy, **given)
+            if manner.then is not None:
+                out = manner.then(out, proxy, kwargs, ends, at_edges, edge_index)
+            found = manner.found(out, layer)
+            kept = {} if manner.kept is None else {
+                name: manner.kept(value) for name, value in proxy._traced_kept.items()}
+    except ENDS:
+        found, kept = None, {}  # it is none
+    return Trace(found, tuple(ends), tuple(at_edges), proxy._traced_read, cells,
                  tuple(proxy._traced_watched), kept)
 
 
-def _runnable(function: Any, layer: Any, manner: Manner) -> types.FunctionType | None:
-    """What to run of a function on stand-ins; None where it may do more than compute."""
-    if (type(function) is not types.FunctionType or catches(function.__code__)
-        or not special_as_arguments(function.__code__)):
-        return None
-    if not names_known(function.__code__, layer, manner.names):
-        return None
-    return manner.prepared(function)
-
-
-def stand_in(parameter: inspect.Parameter, kwargs: dict, manner: Manner) -> tuple[Any, str]:
+def stand_in(parameter: inspect.Parameter, kwargs: dict, manner: Manner, layer: Layer,
+             edge_index: Any) -> tuple[Any, str]:
     """What stands for an argument, and the end of the edge that it belongs to, "" for none."""
     name = parameter.name
     if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
@@ -264,7 +151,7 @@ def stand_in(parameter: inspect.Parameter, kwargs: dict, manner: Manner) -> tupl
     if name in SPECIAL:
         if name == "adj_t":  # the host does not give it
             raise Unseen
-        return Special(name), ""
+        return special(name, kwargs, lambda: layer.flow, edge_index), ""
     end = name[-1] if name[-2:] in ("_i", "_j") and name[:-2] in kwargs else "e"
     key = name if end == "e" else name[:-2]
     if key not in kwargs:
@@ -278,30 +165,90 @@ def stand_in(parameter: inspect.Parameter, kwargs: dict, manner: Manner) -> tupl
         raise Unseen
     if not value.is_floating_point() and not (manner.kept and value.dtype == torch.int64):
         raise Unseen
-    meta = torch.empty(ROWS, *value.shape[1:], dtype=value.dtype, device="meta")
-    if end == "e":
-        return manner.rows("e", lambda given: given[key], meta, key), "e"
-    return manner.rows(end, argument(key, end), meta, key), end
+    if not stacked(layer._traced_layer, kwargs):
+        make = itemgetter(key) if end == "e" else argument(key, end)
+        meta = torch.empty(ROWS, *value.shape[1:], dtype=value.dtype, device="meta")
+        return manner.rows(end, make, meta, key), end
+    return _stand_in_of_stacks(manner, key, end, value,
+                               _place(layer._traced_layer, value, end, edge_index)), end
+
+
+def _stand_in_of_stacks(manner: Manner, key: str, end: str, value: Tensor, place: int) -> Any:
+    if manner.stacked is None:
+        raise Unseen
+    make = itemgetter(key) if end == "e" else argument(key, end, place)
+    others = (*value.shape[:place], *value.shape[place + 1:])
+    meta = torch.empty(ROWS, *others, dtype=value.dtype, device="meta")
+    return manner.stacked(manner.rows(end, lambda given: make(given).movedim(place, 0), meta, key),
+                          place)
+
+
+def _place(layer: Any, value: Tensor, end: str, edge_index: Any) -> int:
+    """The dimension that nodes are in, or edges. Of several that may be edges one is taken; where
+    that is the wrong one, the message does not fit together."""
+    if end != "e":
+        return layer.node_dim % value.dim()
+    edges = None if edge_index is None else edge_index.shape[1]
+    places = [at for at, size in enumerate(value.shape) if size == edges]
+    if not places:
+        raise Unseen
+    likely = layer.node_dim % value.dim()
+    return likely if likely in places else places[0]
+
+
+def stacked(layer: Any, kwargs: dict) -> bool:
+    """Whether features of nodes that the message gets have these in another dimension than the
+    first."""
+    code, node_dim = type(layer).message.__code__, layer.node_dim
+    for name in code.co_varnames[1:code.co_argcount + code.co_kwonlyargcount]:
+        if name[-2:] in ("_i", "_j") and name[:-2] in kwargs:
+            value = rows(kwargs, name[:-2], name[-1])
+            if type(value) in reading.TENSORS and value.dim() and node_dim % value.dim():
+                return True
+    return False
 
 
 _traces: IdentityMap[list[tuple]] = IdentityMap()  # by layer
 
 
-def trace(layer: Any, known: reading.Known, kwargs: dict, manner: Manner) -> Trace:
+def trace(layer: Any, known: reading.Known, kwargs: dict, manner: Manner,
+          edge_index: Any = None) -> Trace:
     """What the layer's message computes of such arguments, looked at again where anything that it
-    read has changed. ``known``: its class."""
-    key = (id(manner), known,
-           tuple([(name, _form(value)) for name, value in kwargs.items() if name != "size"]))
+    read has changed. ``known``: its class; ``edge_index``: where that is a plain tensor."""
+    if type(edge_index) is not Tensor or edge_index.layout != torch.strided:
+        edge_index = None
+    size = kwargs.get("size")
+    key = (id(manner), known, edge_index is None, torch.get_default_dtype(),
+           _square(kwargs), layer.node_dim,
+           tuple([one is None for one in size] if isinstance(size, (tuple, list)) else ()),
+           tuple([(name, _form(value)) for name, value in kwargs.items() if name != "size"]),
+           _shapes(kwargs) if manner.stacked is not None and stacked(layer, kwargs) else None)
+    edges = None if edge_index is None else edge_index.shape[1]
     kept = _traces.get(layer)
     if kept is None:
         kept = []
         _traces.set(layer, kept)
     for seen, found in kept:
-        if seen == key and found.holds(layer):
+        if seen == key and found.holds(layer, edges):
             return found
-    found = _trace(layer, kwargs, manner)
+    found = _trace(layer, kwargs, manner, edge_index)
     kept[:] = [(key, found), *(one for one in kept if one[0] != key)][:_TRACES]
     return found
+
+
+def _square(kwargs: dict) -> bool:
+    """Whether the arguments say that both ends of the edges are the same nodes."""
+    size = kwargs.get("size")
+    if any(isinstance(value, (tuple, list)) for name, value in kwargs.items() if name != "size"):
+        return False
+    return size is None or len(size) == 2 and size[0] == size[1]
+
+
+def _shapes(kwargs: dict) -> tuple:
+    """The shapes of all tensors."""
+    return tuple([one.shape for value in kwargs.values()
+                  for one in (value if isinstance(value, (tuple, list)) else (value,))
+                  if isinstance(one, Tensor)])
 
 
 def _form(value: Any) -> Any:
@@ -310,36 +257,3 @@ def _form(value: Any) -> Any:
     if type(value) in _NUMBERS:
         return type(value), value
     return (value.shape[1:], value.dtype) if isinstance(value, Tensor) else type(value)
-
-
-def _as_read(layer: Any, names: tuple[str, ...], seen: Any) -> bool:
-    value = layer
-    for name in names:
-        value = getattr(value, name, Unseen)
-    if type(seen) is Look:
-        return value is seen.value and seen.look == (
-            looks(value) if isinstance(value, nn.Module) else _look(value))
-    return _same(getattr(value, "__func__", value), seen)
-
-
-class _Attributes:
-    """Those of an object, as of a dictionary."""
-
-    def __init__(self, of: Any):
-        self.get = functools.partial(getattr, of)
-
-
-class Look(NamedTuple):
-    """A module or a tensor, and how it looked when it was read."""
-
-    value: Any
-    look: tuple
-
-
-def _look(t: Tensor) -> tuple:
-    """Of a tensor what its ``data`` may change."""
-    return t.shape, t.dtype
-
-
-def _same(value: Any, seen: Any) -> bool:
-    return value is seen or (type(value) is type(seen) and type(value) in _PLAIN and value == seen)

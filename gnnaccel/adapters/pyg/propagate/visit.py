@@ -26,6 +26,8 @@ class _Propagate:
         found = reading.read(layer, *args, kwargs)
         if type(found) is Reason:
             return found
+        kwargs = completing.arguments(found.form, layer, found.graph, kwargs,
+                                      found.known.traced)
         first = completing.completed(layer, found.form, found.graph, found.given, kwargs)
         if type(first) is Reason:
             return first
@@ -38,7 +40,7 @@ class _Propagate:
             attends: Any = attention.read(layer, *given.extra)
             return attends.run(layer, stated, given, attend)
         found, kwargs = given.more
-        moved = reading.stacked(layer, reading.source(kwargs, found.form.source))
+        moved = reading.moved(layer, found.form, kwargs)
         return reading.finished(layer, found.known, moved, attend(given), kwargs)
 
 

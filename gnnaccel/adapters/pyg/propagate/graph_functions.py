@@ -1,0 +1,159 @@
+"""What stands for functions of PyG and torch_scatter while a ``message`` is traced, or an
+``aggregate``: reductions over the edges that enter a node, degrees, the softmax over neighbours.
+"""
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from typing import Any
+
+import torch
+
+from gnnaccel.adapters import own
+from gnnaccel.adapters.pyg.propagate import (channels, naming, guarded, pointwise,
+                                             rearranged, stacks)
+from gnnaccel.adapters.pyg.propagate.node_values import NodeCount, NodeValue, Steps
+from gnnaccel.adapters.pyg.propagate.row_count import ROWS
+from gnnaccel.adapters.pyg.propagate.specials import Special
+from gnnaccel.adapters.pyg.propagate.standins import Unseen
+
+_REDUCES = {"sum": "sum", "add": "sum", "mean": "mean", "max": "max", "min": "min", "amax": "max",
+            "amin": "min"}
+#: functions of torch_scatter, with the reduction that is in their names
+_OF_TORCH_SCATTER = {"scatter": None, "scatter_add": "sum", "scatter_sum": "sum",
+                     "scatter_mean": "mean"}
+#: what may be called of them
+NAMES = frozenset((*_OF_TORCH_SCATTER, "scatter_softmax", "utils", "softmax", "degree",
+                   "index_select", "rearrange"))
+
+
+class GraphFunctions(Steps):
+    """The `Steps` of one message, with its ``aggregate`` where that is the user's own. ``sizes``:
+    the arguments of ``propagate`` that say how many rows results have; ``sized``: whether each
+    reduction is told how many."""
+
+    def __init__(self, layer: Any):
+        super().__init__()
+        self.names, self.watched = layer._traced_manner.names, layer._traced_watched
+        self.sizes: set[str] = set()
+        self.sized = True
+
+    # --- what reduces -----------------------------------------------------------------------------
+
+    def scatter(self, src: Any, index: Any, dim: Any = 0, dim_size: Any = None,
+                reduce: Any = "sum") -> NodeValue:
+        """PyG's ``scatter``."""
+        from torch_geometric.typing import WITH_TORCH_SCATTER
+
+        if not isinstance(src, pointwise.Rows) or type(index) is not Special or index.end != "i":
+            raise Unseen
+        if type(dim) is not int or dim not in (0, -src.meta.dim()):
+            raise Unseen
+        if type(reduce) is not str or reduce not in _REDUCES:
+            raise Unseen
+        # on a GPU torch_scatter gives the gradient of equal numbers to one of them
+        if WITH_TORCH_SCATTER and _REDUCES[reduce] in ("max", "min"):
+            raise Unseen
+        if dim_size is None:
+            self.sized = False
+        elif type(dim_size) is NodeCount and type(dim_size.of) is str:
+            self.sizes.add(dim_size.of)
+        elif type(dim_size) is not Special or dim_size.counts != "i":
+            raise Unseen
+        return self.reduced(src, _REDUCES[reduce])
+
+    def by_torch_scatter(self, named: str | None, src: Any, index: Any, dim: Any = -1,
+                         out: Any = None, dim_size: Any = None, reduce: Any = "sum") -> NodeValue:
+        """torch_scatter's functions; ``named``: the reduction in the name."""
+        if named is not None and reduce != "sum":
+            raise Unseen  # they have no such argument
+        reduce = named or reduce
+        if out is not None or reduce not in ("sum", "add", "mean"):
+            raise Unseen
+        return self.scatter(src, index, dim, dim_size, reduce)
+
+    def softmax_by_torch_scatter(self, src: Any, index: Any, dim: Any = -1,
+                                 dim_size: Any = None) -> Any:
+        """torch_scatter's ``scatter_softmax``."""
+        return self.softmax(src, index, None, dim_size, dim)
+
+    def softmax(self, src: Any, index: Any = None, ptr: Any = None, num_nodes: Any = None,
+                dim: Any = 0) -> Any:
+        """PyG's ``softmax``."""
+        def of(rows: pointwise.Rows, dim: Any = 0) -> pointwise.Rows:
+            found = channels.softmax(rows, index, ptr, num_nodes, dim)
+            return found if torch.is_grad_enabled() else pointwise.detached(found)
+
+        return src.of_neighbours(of, dim) if isinstance(src, stacks.Stacked) else of(src, dim)
+
+    def degree(self, function: Any, index: Any, num_nodes: Any = None,
+               dtype: Any = None) -> NodeValue:
+        """PyG's ``degree``, which ``function`` is."""
+        if type(index) is not Special or not index.end or not isinstance(
+            dtype, (torch.dtype, type(None))):
+            raise Unseen
+        if num_nodes is not None and (type(num_nodes) is not Special or not num_nodes.counts):
+            raise Unseen
+        meta = torch.empty(ROWS, dtype=dtype, device="meta")
+        whole = num_nodes is not None and (num_nodes.counts == index.end or self.square)
+        if num_nodes is not None and not whole:
+            raise Unseen
+        found = self.made(function, (index, num_nodes, dtype), {}, meta)
+        found.rows = index.end, whole
+        return found
+
+    # --- which functions --------------------------------------------------------------------------
+
+    def instead(self, value: Any) -> Any:
+        """What stands for a global value: itself, where it is a number; None for what is not
+        known."""
+        import torch_geometric
+
+        if type(value) in guarded.PLAIN and value is not None:
+            return value
+        package = sys.modules.get("torch_scatter")
+        if isinstance(value, types.ModuleType):
+            return Package(value, self) if value in (
+                torch_geometric, torch_geometric.utils, package, rearranged.package()) else None
+        found = self._of_pyg(value) or self._of_torch_scatter(value, package)
+        return found or rearranged.instead(value)
+
+    def _of_pyg(self, value: Any) -> Any:
+        from torch_geometric import utils
+
+        for name, stands in (("scatter", self.scatter), ("softmax", self.softmax),
+                             ("degree", functools.partial(self.degree, value))):
+            if own.original(value) is own.original(getattr(utils, name)):
+                if own.is_function(value, "torch_geometric", name):
+                    return stands
+        return None
+
+    def _of_torch_scatter(self, value: Any, package: Any) -> Any:
+        name = getattr(value, "__name__", "")
+        if package is None or getattr(package, name, None) is not value or (
+            own.home(value) not in ("torch_scatter", "gnnaccel")):
+            return None
+        if name == "scatter_softmax":
+            return self.softmax_by_torch_scatter
+        if name not in _OF_TORCH_SCATTER:
+            return None
+        return functools.partial(self.by_torch_scatter, _OF_TORCH_SCATTER[name])
+
+
+class Package:
+    """Stands for a module with such functions. ``functions``: what stands for them."""
+
+    def __init__(self, module: Any, functions: Any):
+        self._module, self._functions = module, functions
+
+    def __getattr__(self, name: str) -> Any:
+        value = vars(self._module).get(name)
+        self._functions.watched.append((vars(self._module), name, value))
+        found = self._functions.instead(value)
+        if found is None and callable(value) and naming.is_torchs(value,
+                                                                      self._functions.names):
+            found = value
+        if found is None:
+            raise Unseen
+        return found

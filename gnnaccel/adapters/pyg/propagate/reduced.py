@@ -1,0 +1,70 @@
+"""Values per node, such as sums of messages or degrees, that go on at the edges again: rows at one
+end of the edges, which are computed before the messages."""
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnnaccel.adapters.pyg.propagate import generated, pointwise
+from gnnaccel.adapters.pyg.propagate.expressed import Before, Once, Reduced
+from gnnaccel.adapters.pyg.propagate.node_values import NodeValue, Steps
+from gnnaccel.adapters.pyg.propagate.standins import Unseen
+from gnnaccel.adapters.pyg.propagate.traced import Make, Param
+from gnnaccel.dispatch.generated.tree import leaves
+
+
+def at_end(value: NodeValue, end: str) -> pointwise.Rows:
+    """The values as rows at this end of the edges."""
+    steps, dtype = value.steps, value.meta.dtype
+    if value.rows[0] != end and not (value.rows[1] and steps.square):
+        raise Unseen  # whether there is a row for each node cannot be told
+    before = {k: _before(*steps.reductions[k]) for k in steps.needed(value)}
+
+    def make(given: Any) -> Tensor:
+        made = {k: one(given) for k, one in before.items()}
+        found = steps.results(value, made, given)
+        more = given.graph.rows("v" if end == "i" else "u") - found.shape[0]
+        # nodes beyond have no edges
+        return torch.cat([found, found.new_zeros(more, *found.shape[1:])]) if more else found
+
+    def like(given: Any) -> Tensor:
+        return given.graph.edge_index.new_empty((), dtype=dtype)
+
+    roots = tuple(dict.fromkeys((*_roots(steps, value), like)))
+    names: frozenset[Any] = frozenset(before.values()) or frozenset((make,))
+    rows = pointwise.made_rows(end, Once(make), value.meta, names, roots)
+    return rows if torch.is_grad_enabled() else pointwise.detached(rows)
+
+
+def _before(rows: pointwise.Rows, reduce: str) -> Before:
+    message = generated.found(rows, None)
+    if message is None:
+        raise Unseen
+    return Reduced(message.reduced_by((reduce,)), reduce)
+
+
+def _roots(steps: Steps, value: NodeValue) -> list[Make]:
+    """The tensors of which the values are made."""
+    found: list[Make] = []
+    left, seen = [value], set()
+    while left:
+        one = left.pop()
+        if one.at in seen:
+            continue
+        seen.add(one.at)
+        step = steps.done[one.at]
+        if type(step) is int:
+            found += [root for leaf in leaves(steps.reductions[step][0].alone().tree)
+                      for root in leaf.roots]
+            continue
+        for arg in (*step[1], *step[2].values()):
+            for part in arg if isinstance(arg, (tuple, list)) else (arg,):
+                if type(part) is NodeValue:
+                    left.append(part)
+                elif isinstance(part, Param):
+                    found += part.roots
+                elif isinstance(part, pointwise.Rows):
+                    found += [root for leaf in leaves(part.tree) for root in leaf.roots]
+    return found

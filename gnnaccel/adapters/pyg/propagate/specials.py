@@ -1,0 +1,91 @@
+"""What stands for what message passing passes by itself, such as ``index`` and ``edge_index``.
+
+It may be handed to functions that stand in, and taken apart.
+"""
+from __future__ import annotations
+
+from typing import Any
+
+from gnnaccel.adapters.pyg.propagate.row_count import RowCount
+from gnnaccel.adapters.pyg.propagate.standins import Refuses, Unseen
+
+#: names of the ends that edges go to and come from, by the end
+_INDEX = {"index": "i", "edge_index_i": "i", "edge_index_j": "j"}
+_COUNTS = {"dim_size": "i", "size_i": "i", "size_j": "j"}
+#: what is never None
+NEVER_NONE = (*_INDEX, "edge_index", "size")
+
+
+class Special(Refuses):
+    """``name``: the argument's; ``end``: of an index the end "i" or "j" whose nodes it names, else
+    ""; ``counts``: of a number the end whose nodes it counts; ``parts``: what it may be taken
+    apart into, in order."""
+
+    __slots__ = ("counts", "end", "name", "parts")
+
+    def __init__(self, name: str, parts: tuple = ()):
+        for key, value in (("name", name), ("end", _INDEX.get(name, "")),
+                           ("counts", _COUNTS.get(name, "")), ("parts", parts)):
+            object.__setattr__(self, key, value)
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("name", "end", "counts", "parts", "__class__", "__torch_function__"):
+            return object.__getattribute__(self, name)
+        if name in ("size", "dim") and _is_index(self):
+            return lambda *args: _sizes(self)[args[0]] if args else _sizes(self)
+        if name == "shape" and _is_index(self):
+            return _sizes(self)
+        raise Unseen
+
+    def __getitem__(self, place: Any) -> Any:
+        if type(place) is not int or not self.parts or not -2 <= place < 2:
+            raise Unseen
+        return _given(self.parts[place])
+
+    def __iter__(self) -> Any:
+        if not self.parts:
+            raise Unseen
+        return iter([_given(part) for part in self.parts])
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None):
+        raise Unseen  # what another argument stands for decides
+
+    def _refuses(self, *args: Any) -> Any:
+        raise Unseen
+
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refuses
+    __len__ = __contains__ = __index__ = __int__ = __float__ = _refuses
+    __hash__ = object.__hash__
+
+
+def _is_index(special: Special) -> bool:
+    return bool(special.end) or special.name == "edge_index"
+
+
+def _sizes(special: Special) -> tuple:
+    return (2, RowCount()) if special.name == "edge_index" else (RowCount(),)
+
+
+def _given(part: Any) -> Any:
+    if part is None:
+        raise Unseen
+    return part
+
+
+def special(name: str, kwargs: dict, flow: Any, edge_index: Any) -> Special:
+    """What stands for the argument ``name`` of a call. ``flow()``: the layer's."""
+    if name == "edge_index":
+        ends = ("edge_index_j", "edge_index_i")
+    elif name == "size":
+        ends = ("size_j", "size_i")
+    else:
+        return Special(name)
+    if name == "edge_index" and edge_index is None:  # not one that can be taken apart
+        return Special(name)
+    if flow() != "source_to_target":
+        ends = ends[::-1]
+    given = kwargs.get("size") if name == "size" else (0, 0)
+    known = given if isinstance(given, (tuple, list)) and len(given) == 2 else (None, None)
+    return Special(name, tuple(None if one is None else Special(end)
+                               for one, end in zip(known, ends)))

@@ -1,0 +1,250 @@
+"""What stands for rows of nodes or edges that are not in the first dimension, such as features
+[batch, time, nodes, channels].
+
+The kernels see rows [nodes, batch, time, channels]. What a message does is done to these, where it
+leaves the dimension of the rows alone; only how the user sees the dimensions is remembered.
+"""
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from gnnaccel.adapters.pyg.propagate import channels, pointwise
+from gnnaccel.adapters.pyg.propagate.expressed import Once
+from gnnaccel.adapters.pyg.propagate.pointwise import Rows
+from gnnaccel.adapters.pyg.propagate.pointwise_calls import OPERATIONS
+from gnnaccel.adapters.pyg.propagate.row_count import ROWS, RowCount
+from gnnaccel.adapters.pyg.propagate.standins import Unseen
+from gnnaccel.adapters.pyg.propagate.traced import VIEWS, Param, Value
+from gnnaccel.dispatch.generated.tree import Leaf, mapped
+
+_SAME = frozenset(("contiguous", "clone", "detach", "float"))
+#: operations on the last dimensions, with the place of the dimension among their arguments
+_TRAILING = {"sum": 1, "mean": 1, "softmax": 1, "norm": 2, "normalize": 2, "chunk": 2, "split": 2,
+             "unbind": 1, "linear": None, "matmul": None, "mm": None, "layer_norm": None}
+
+
+class Stacked(Value):
+    """``rows``: as the kernels see them; ``meta``: as the user does, `ROWS` in the dimension
+    ``place``."""
+
+    rank = 12
+
+    def __init__(self, rows: Rows, meta: Tensor):
+        self.rows, self.meta, self.place = rows, meta, _place(meta)
+        if tuple(rows.meta.shape[1:]) != _tail(meta) or rows.meta.dtype != meta.dtype:
+            raise Unseen
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "shape":
+            return tuple(RowCount() if at == self.place else size
+                         for at, size in enumerate(self.meta.shape))
+        if name == "dtype":
+            return self.meta.dtype
+        if not (name in OPERATIONS or name in VIEWS or name in _SAME or name in _TRAILING):
+            raise Unseen
+        function = getattr(Tensor, name)
+        return lambda *args, **kwargs: self.operate(name, function, (self, *args), kwargs)
+
+    def size(self, dim: Any = None) -> Any:
+        return self.shape if dim is None else self.shape[dim]
+
+    def __getitem__(self, place: Any) -> Any:
+        return self.operate("getitem", operator.getitem, (self, place), {})
+
+    def operate(self, name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
+        if name == "dropout":
+            return self._dropped(*args[1:], **kwargs)
+        if name == "getitem":
+            self._check_piece(args[1])
+        elif name in _TRAILING:
+            args, kwargs = self._trailing(name, args, kwargs)
+        elif name not in VIEWS and name not in _SAME:
+            return _pointwise(name, function, args, kwargs)
+        if args[0] is not self or any(isinstance(one, Stacked)
+                                      for one in (*args[1:], *kwargs.values())):
+            raise Unseen
+        found = _outer(function, args, kwargs)
+        if name in VIEWS and name not in _SAME:
+            return self._viewed(found)
+        inner = self.rows.operate(name, function, (self.rows, *args[1:]), kwargs)
+        if type(found) in (tuple, list):
+            return tuple(map(Stacked, inner, found))
+        return Stacked(inner, found)
+
+    def _viewed(self, meta: Tensor) -> Stacked:
+        """Other shapes on both sides of the rows."""
+        place, shape = _place(meta), self.meta.shape
+        if math.prod(shape[:self.place]) != math.prod(meta.shape[:place]):
+            raise Unseen
+        inner = self.rows.meta.new_empty(ROWS, *_tail(meta))
+        return Stacked(pointwise.viewed(self.rows.alone(), inner), meta)
+
+    def _check_piece(self, place: Any) -> None:
+        """Pieces of the dimensions after the rows, ``x[..., :k]``."""
+        place = place if type(place) is tuple else (place,)
+        behind = self.meta.dim() - 1 - self.place
+        if not place or place[0] is not Ellipsis or Ellipsis in place[1:] or (
+            len([one for one in place[1:] if one is not None]) > behind):
+            raise Unseen
+
+    def _trailing(self, name: str, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        """The arguments, with a dimension after the rows counted from the last."""
+        behind, at = self.meta.dim() - 1 - self.place, _TRAILING[name]
+        if not behind:
+            raise Unseen
+        if at is None:
+            if name == "layer_norm" and len(tuple(args[1])) > behind or (
+                name in ("matmul", "mm") and not _is_map(args)):
+                raise Unseen
+            return args, kwargs
+        dim: Any = kwargs.get("dim", args[at] if len(args) > at else None)
+        dim = dim[0] if type(dim) in (tuple, list) and len(dim) == 1 else dim
+        if type(dim) is not int:
+            raise Unseen
+        dim = dim if dim < 0 else dim - self.meta.dim()
+        if not -behind <= dim < 0:
+            raise Unseen
+        if "dim" in kwargs:
+            return args, {**kwargs, "dim": dim}
+        return (*args[:at], dim, *args[at + 1:]), kwargs
+
+    def _dropped(self, p: float = 0.5, training: bool = True, inplace: bool = False) -> Stacked:
+        """With the mask that the host draws: in the order of the dimensions that the user sees."""
+        if inplace or type(p) not in (int, float):
+            raise Unseen
+        if not training or p == 0:
+            return self
+        rows, place = channels.at_edges(self.rows), self.place
+
+        def dropped(t: Tensor) -> Tensor:
+            if t.is_meta:
+                return t
+            return F.dropout(t.movedim(0, place).contiguous(), p, True).movedim(place, 0)
+
+        return Stacked(channels._by_torch(rows, dropped, (rows,), {}), self.meta)
+
+    def beside(self, tensors: Any, dim: int) -> Any:
+        if not all(isinstance(one, Stacked) and one.place == self.place for one in tensors):
+            raise Unseen
+        if dim not in (-1, self.meta.dim() - 1) or self.place == self.meta.dim() - 1:
+            raise Unseen
+        meta = torch.cat([one.meta for one in tensors], -1)
+        rows = [one.rows.alone() for one in tensors]
+        return Stacked(rows[0].beside(rows, -1), meta)
+
+    def of_neighbours(self, function: Callable, dim: Any) -> Stacked:
+        """A softmax over neighbours. ``dim``: the dimension that the user says."""
+        if type(dim) is not int or dim not in (self.place, self.place - self.meta.dim()):
+            raise Unseen
+        return Stacked(function(self.rows.alone()), self.meta)
+
+    def kept(self, kept: Callable) -> Once:
+        """As `channels.kept`, of the rows as the user sees them."""
+        value, place = kept(self.rows), self.place
+        return Once(lambda given: value(given).movedim(0, place).contiguous())
+
+
+def message(out: Any, layer: Any) -> Any:
+    """The rows of a message as the kernels see them; None where the layer does not reduce these."""
+    if not isinstance(out, Stacked):
+        return out
+    return out.rows if layer.node_dim in (out.place, out.place - out.meta.dim()) else None
+
+
+def stand_in(rows: Rows, place: int) -> Stacked:
+    """Rows that the user sees in the dimension ``place``."""
+    return Stacked(rows, rows.meta.movedim(0, place))
+
+
+def _pointwise(name: str, function: Callable, args: tuple, kwargs: dict) -> Stacked:
+    if name not in OPERATIONS:
+        raise Unseen
+    meta = _outer(function, args, kwargs)
+    place = _place(meta) - meta.dim()
+    inner = [_aligned(one, meta.dim(), place) for one in args]
+    named = {k: _aligned(one, meta.dim(), place) for k, one in kwargs.items()}
+    first = next(one for one in (*inner, *named.values()) if isinstance(one, Rows))
+    return Stacked(first.operate(name, function, tuple(inner), named), meta)
+
+
+def _aligned(value: Any, dims: int, place: int) -> Any:
+    """An operand as the kernels see it, of as many dimensions as the result; the rows of this are
+    in the dimension ``place``, counted from the last."""
+    if isinstance(value, Param):
+        return _without(value, place)
+    if not isinstance(value, Stacked):
+        if isinstance(value, Value):
+            raise Unseen
+        return value
+    if value.place - value.meta.dim() != place:
+        raise Unseen
+    rows, more = value.rows.alone(), dims - value.meta.dim()
+    if not more:
+        return rows
+
+    def longer(leaf: Leaf) -> Leaf:
+        if leaf.blocks:
+            raise Unseen
+        return leaf.viewed((*(1,) * more, *leaf.tail))
+
+    return Rows(mapped(rows.tree, longer),
+                rows.meta.reshape(ROWS, *(1,) * more, *rows.meta.shape[1:]))
+
+
+def _without(value: Param, place: int) -> Param:
+    """A parameter without the dimension that lies beside the rows."""
+    if value.meta.dim() < -place:
+        return value
+    if value.meta.shape[place] != 1:
+        raise Unseen
+
+    def make(given: dict) -> Tensor:
+        return value.make(given).squeeze(place)
+
+    return Param(make, value.meta.squeeze(place), value.roots)
+
+
+def _is_map(args: tuple) -> bool:
+    """Whether it is a product with a matrix or a vector from the right."""
+    return isinstance(args[1], Param) and args[1].meta.dim() <= 2
+
+
+def _outer(function: Callable, args: tuple, kwargs: dict) -> Any:
+    """How the result looks to the user."""
+    try:
+        return function(*[one.meta if isinstance(one, Value) else one for one in args],
+                        **{k: one.meta if isinstance(one, Value) else one
+                           for k, one in kwargs.items()})
+    except (RuntimeError, TypeError, IndexError, ValueError, NotImplementedError):
+        raise Unseen from None
+
+
+def _place(meta: Any) -> int:
+    """The dimension of the rows."""
+    if not isinstance(meta, Tensor) or list(meta.shape).count(ROWS) != 1:
+        raise Unseen
+    return list(meta.shape).index(ROWS)
+
+
+def _tail(meta: Tensor) -> tuple[int, ...]:
+    """The other dimensions."""
+    place = _place(meta)
+    return (*meta.shape[:place], *meta.shape[place + 1:])
+
+
+def _binary(name: str) -> None:
+    function = getattr(operator, name)
+    setattr(Stacked, f"__{name}__",
+            lambda self, other: self.operate(name, function, (self, other), {}))
+
+
+for _name in ("gt", "lt", "ge", "le", "eq", "ne"):
+    _binary(_name)
+Stacked.__hash__ = None  # type: ignore[assignment]  # as it compares number by number

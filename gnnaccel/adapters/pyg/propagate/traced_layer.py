@@ -1,0 +1,226 @@
+"""What stands for a layer while its ``message`` or its ``aggregate`` is traced."""
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from gnnaccel.adapters import own
+from gnnaccel.adapters.pyg.propagate import guarded, naming, reading
+from gnnaccel.adapters.pyg.propagate.guarded import PLAIN
+from gnnaccel.adapters.pyg.propagate.message import _named
+from gnnaccel.adapters.pyg.propagate.row_count import ROWS
+from gnnaccel.adapters.pyg.propagate.specials import NEVER_NONE, Special
+from gnnaccel.adapters.pyg.propagate.standins import Unseen
+from gnnaccel.adapters.pyg.propagate.traced_modules import module_of, parameter
+
+if TYPE_CHECKING:
+    from gnnaccel.adapters.pyg.propagate.tracing import Manner
+
+
+_FUNCTIONS = (types.FunctionType, types.MethodType, types.MethodDescriptorType, staticmethod,
+              classmethod)
+
+
+class Layer:
+    """Stands for the layer: gives what it holds, and notes that (``_traced_read``, by where it is:
+    the names that lead there). Its methods, and functions that it holds or that are global, run on
+    stand-ins as the message does; ``_traced_watched``: what they name, with the places where it
+    stands; ``_traced_kept``: what is set on it. ``_traced_path``: the names that lead to it, of the
+    layer itself none. ``_traced_edges``: of how many edges tensors with as many rows belong to
+    these, None where no tensor does; ``_traced_functions``: what stands for functions of PyG and
+    others. No name is one that a layer might have."""
+
+    def __init__(self, layer: Any, manner: Manner, edges: int | None = None):
+        for name, value in (("_layer", layer), ("_manner", manner), ("_edges", edges),
+                            ("_path", ()), ("_read", {}), ("_watched", []), ("_kept", {})):
+            object.__setattr__(self, "_traced" + name, value)
+        functions = None if manner.functions is None else manner.functions(self)
+        object.__setattr__(self, "_traced_functions", functions)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self._traced_kept:
+            return self._traced_kept[name]
+        found, place = naming.attribute(self._traced_layer, name), (*self._traced_path, name)
+        if found is Unseen:
+            raise Unseen
+        if type(found) is property:
+            return self._property(name, found)
+        if hasattr(type(found), "__get__") and not isinstance(found, _FUNCTIONS):
+            raise Unseen  # runs code of the user's
+        value = getattr(self._traced_layer, name)
+        if type(value) in reading.TENSORS:
+            look = guarded.edge_rows(value, self._traced_edges)
+            self._traced_read[place] = guarded.seen(value) if look is None else look
+            return parameter(value) if look is None else self._edge_rows(value, place)
+        self._traced_read[place] = guarded.seen(value)
+        if type(value) is types.MethodType and value.__self__ is self._traced_layer:
+            self._traced_read[place] = value.__func__
+            return self._method(value.__func__)
+        return self._shown(value, place)
+
+    def _shown(self, value: Any, place: tuple | None = None) -> Any:
+        """What stands for a value; ``place``: where it is on the layer, if it is there."""
+        if type(value) in PLAIN:
+            return value
+        if callable(value) and naming.is_torchs(value, self._traced_manner.names):
+            return value
+        if type(value) in reading.TENSORS:
+            return parameter(value)
+        if isinstance(value, nn.Module):
+            return module_of(value, functools.partial(self._module_at, place))
+        if type(value) in (list, tuple):
+            return tuple(self._lazily(one) for one in value)
+        if type(value) is dict:
+            return types.MappingProxyType({key: self._lazily(one) for key, one in value.items()})
+        if type(value) is types.FunctionType:
+            return self._function(value)
+        raise Unseen
+
+    def _lazily(self, value: Any) -> Any:
+        """What stands for a value in a list: of one that is not followed what refuses to be
+        used."""
+        try:
+            return self._shown(value)
+        except Unseen:
+            return Special("")
+
+    def _module_at(self, place: tuple | None, module: nn.Module, *inside: str) -> Callable:
+        if place is None:
+            raise Unseen
+        return self._module(module, (*place, *inside))
+
+    def _module(self, module: nn.Module, path: tuple[str, ...]) -> Callable:
+        """A module of the user's own: its ``forward`` runs on stand-ins."""
+        inside = object.__new__(_Inside)
+        for name, value in (("_layer", module), ("_path", path), ("_kept", {}),
+                            *((name, getattr(self, "_traced" + name))
+                              for name in ("_manner", "_edges", "_read", "_watched",
+                                           "_functions"))):
+            object.__setattr__(inside, "_traced" + name, value)
+        return inside._method(type(module).forward)
+
+    def _edge_rows(self, value: Tensor, path: tuple[str, ...]) -> Any:
+        """What stands for a tensor with a row for each edge, which is read anew in each call."""
+
+        def make(given: Any) -> Tensor:
+            return guarded.found(given.layer, path)
+
+        meta = torch.empty(ROWS, *value.shape[1:], dtype=value.dtype, device="meta")
+        return self._traced_manner.rows("e", make, meta, ".".join(path))
+
+    def _property(self, name: str, found: property) -> Any:
+        """What a property of the user's gives: its function runs on stand-ins, as a method does."""
+        cls = next(one for one in type(self._traced_layer).__mro__ if name in vars(one))
+        self._traced_watched.append((vars(cls), name, found))
+        return self._method(found.fget)()
+
+    # --- functions --------------------------------------------------------------------------------
+
+    def _method(self, function: Any) -> Callable:
+        ready = self._ready(function, True)
+
+        def method(*args: Any, **kwargs: Any) -> Any:
+            _check_told(function, (self, *args), kwargs)
+            return ready(self, *args, **kwargs)
+
+        return method
+
+    def _function(self, function: types.FunctionType) -> Callable:
+        """A function of the user's own, looked at when it is called."""
+        if own.home(function) in ("torch", "torch_geometric", "torch_scatter"):
+            raise Unseen
+
+        def called(*args: Any, **kwargs: Any) -> Any:
+            ready = self._ready(function, False)
+            _check_told(function, args, kwargs)
+            return ready(*args, **kwargs)
+
+        return called
+
+    def _ready(self, function: Any, method: bool) -> Callable:
+        """The function to run on stand-ins; what it names is watched."""
+        manner = self._traced_manner
+        ready = (runnable(function, self if method else None, manner, self) if manner.methods
+                 else None)
+        if ready is None or function.__code__.co_freevars:
+            raise Unseen
+        self._traced_watched.extend([(guarded.Attributes(function), name, getattr(function, name))
+                                     for name in reading.FUNCTION])
+        for _, named in _named(function.__code__):
+            for place in (function.__globals__, *map(vars, (torch, F, Tensor))):
+                if named in place:
+                    self._traced_watched.append((place, named, guarded.seen(place[named])))
+                    if (place is not function.__globals__
+                        and type(place[named]) is types.FunctionType
+                        and own.home(place[named]) not in ("torch", "torch_geometric")):
+                        raise Unseen
+        return ready
+
+    def _global(self, place: dict, name: str, value: Any) -> Any:
+        """What stands for a global value of a function that is traced; None for one that is not
+        followed, or stands for itself."""
+        if type(value) is types.FunctionType or type(value) in guarded.HOLDS_OTHERS:
+            if not self._traced_manner.methods:
+                return None
+            self._traced_watched.append((place, name, guarded.seen(value)))
+            try:
+                return self._shown(value)
+            except Unseen:
+                return None
+        return None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        layer = self._traced_layer
+        if (self._traced_manner.kept is None or name in _host_attributes()
+            or hasattr(type(layer), name) or type(layer).__setattr__ is not nn.Module.__setattr__
+            or any(name in layer.__dict__[kind]
+                   for kind in ("_parameters", "_buffers", "_modules"))):
+            raise Unseen
+        self._traced_kept[name] = value
+
+
+class _Inside(Layer):
+    """Stands for a module of the layer, or of one of its modules."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise Unseen
+
+
+@functools.cache
+def _host_attributes() -> frozenset[str]:
+    """What any layer has, which a message had better not set. No layer of the base class is made:
+    PyG would write a ``propagate`` for it, which all others inherit."""
+    return frozenset(vars(nn.Module())).union(
+        name for kind, name in _named(reading.base().__init__.__code__) if kind == "STORE_ATTR")
+
+
+def runnable(function: Any, layer: Any, manner: Manner, proxy: Layer) -> Any:
+    """What to run of a function on stand-ins; None where it may do more than compute. ``layer``:
+    its first argument, None for no method."""
+    if (type(function) is not types.FunctionType or naming.catches(function.__code__)
+        or not naming.special_as_arguments(function.__code__)):
+        return None
+    own_layer = None if layer is None else proxy._traced_layer
+    if not naming.names_known(function.__code__, own_layer, manner.names, layer is not None):
+        return None
+    return manner.prepared(function, proxy)
+
+
+def _check_told(function: Any, args: tuple, kwargs: dict) -> None:
+    """Unseen where a function may ask whether something is None that message passing passes by
+    itself."""
+    told = [one for one in (*args, *kwargs.values()) if type(one) is Special]
+    if all(one.name in NEVER_NONE for one in told):
+        return
+    bound = inspect.signature(function).bind(*args, **kwargs).arguments
+    names = frozenset(name for name, one in bound.items() if type(one) is Special
+                      and one.name not in NEVER_NONE)
+    if not naming.special_as_arguments(function.__code__, names):
+        raise Unseen

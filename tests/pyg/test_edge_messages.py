@@ -290,6 +290,33 @@ def test_nothing_is_kept_alive(kernels, monkeypatch):
 
 # --- what changes ---------------------------------------------------------------------------------
 
+class InPlace(Message):
+    """An activation that changes what it gets: new rows in a network, ``x_j``, which the host has
+    gathered, and ``z`` that is used again."""
+
+    def __init__(self, again: str):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(2 * WIDTH, 8), nn.ReLU(inplace=True), nn.Linear(8, WIDTH))
+        self.act, self.again = nn.ReLU(inplace=True), again
+
+    def message(self, x_i, x_j, edge_attr):
+        out = self.net(torch.cat([x_i, x_j], -1))
+        z = x_i - x_j
+        if self.again == "view":
+            return self.act(z.unsqueeze(0)).squeeze(0) + z
+        if self.again == "argument":
+            return self.act(x_j) + out
+        found = self.act(z)
+        return found * out + (z if self.again == "itself" else 0.0)
+
+
+@pytest.mark.parametrize("again", ["", "itself", "view", "argument"])
+def test_what_is_changed_in_place(kernels, again):
+    layer = InPlace(again)
+    both(kernels, layer, *arguments(Message), on_fallback="native")
+    assert routes(layer) == {"native" if again in ("itself", "view") else "cuda": 1}
+
+
 def test_modules_that_change(kernels):
     layer = OwnModules()
     each_seen(kernels, layer, *arguments(OwnModules), changes=(

@@ -187,6 +187,26 @@ def test_other_sizes_and_dimensions(kernels):
     assert routes(layer) == {"cuda": 16}
 
 
+class InPlace(Stacked):
+    """What is changed in place is used again, or is not."""
+
+    def __init__(self, again: bool):
+        super().__init__()
+        self.act, self.again = nn.ReLU(inplace=True), again
+
+    def message(self, x_i, x_j):
+        z = x_i - x_j
+        found = self.act(z)
+        return found * (z.exp() if self.again else x_j)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_what_is_changed_in_place(kernels, again):
+    layer = InPlace(again)
+    both(kernels, layer, *given("network"), on_fallback="native")
+    assert routes(layer) == {"native": 1}
+
+
 class Normed(Stacked):
     """Statistics of all edges, which torch takes over another dimension."""
 

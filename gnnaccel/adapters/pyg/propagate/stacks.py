@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gnnaccel.adapters.pyg.propagate import channels, pointwise
-from gnnaccel.adapters.pyg.propagate.expressed import Once
+from gnnaccel.adapters.pyg.propagate.expressed import Effect, Once
 from gnnaccel.adapters.pyg.propagate.pointwise import Rows
 from gnnaccel.adapters.pyg.propagate.pointwise_calls import OPERATIONS
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS, RowCount
@@ -128,7 +128,7 @@ class Stacked(Value):
                 return t
             return F.dropout(t.movedim(0, place).contiguous(), p, True).movedim(place, 0)
 
-        return Stacked(channels._by_torch(rows, dropped, (rows,), {}), self.meta)
+        return Stacked(channels._by_torch(rows, dropped, (rows,), {}, Effect), self.meta)
 
     def beside(self, tensors: Any, dim: int) -> Any:
         if not all(isinstance(one, Stacked) and one.place == self.place for one in tensors):

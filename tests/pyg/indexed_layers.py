@@ -269,6 +269,35 @@ class WithoutGradients(Message):
         return gate * x_j + x_i.detach()
 
 
+class Embedding(nn.Module):
+    """A network for each of several inputs, whose results are added up (HiVT)."""
+
+    def __init__(self):
+        super().__init__()
+        self.nets = nn.ModuleList(nn.Sequential(nn.Linear(width, 8), nn.LayerNorm(8),
+                                                nn.ReLU(inplace=True), nn.Linear(8, 8))
+                                  for width in (WIDTH, EDGE))
+        self.last = nn.Sequential(nn.LayerNorm(8), nn.ReLU(inplace=True))
+
+    def forward(self, inputs, more=None):
+        for i in range(len(self.nets)):
+            inputs[i] = self.nets[i](inputs[i])
+        output = torch.stack(inputs).sum(dim=0)
+        if more is not None:
+            output += torch.stack(more).mean(dim=0)
+        return self.last(output)
+
+
+class Piled(Message):
+    def __init__(self):
+        super().__init__()
+        self.embed = Embedding()
+
+    def message(self, x_i, x_j, edge_attr):
+        both = torch.stack([x_i, x_j], 0).mean(0)
+        return self.embed([x_j, edge_attr]) * both[:, :1]
+
+
 FORMS = [Helped, FromList, Held, Learned, Degrees, DegreesAtEnds, Shares, BySoftmaxFunction, OfModule,
          Receiver, Principal, Softened, lambda: Softened(True), GivesBack, BackToEdges,
-         WithoutGradients]
+         WithoutGradients, Piled]

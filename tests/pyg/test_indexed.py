@@ -8,6 +8,7 @@ import weakref
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch_geometric.nn import MessagePassing
 
@@ -16,6 +17,7 @@ from gnnaccel.adapters.pyg.propagate import pointwise, rearranged
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 from gnnaccel.adapters.standins.scatter import composite
+from gnnaccel.adapters.standins.scatter import reduce as of_torch_scatter
 from tests.pyg import graphs, indexed_layers
 from tests.pyg.edge_layers import Ends
 from tests.pyg.generated_calls import both, compare_second, hub, routes, to
@@ -177,14 +179,37 @@ class SoftenedByPackage(Softened):
         return torch_scatter.scatter_sum(inputs * weights, index, dim=0, dim_size=dim_size)
 
 
+class LargestByPackage(Message):
+    """PNA's form: means, and extrema whose gradient goes to one of equal numbers."""
+
+    def message(self, x_j):
+        return F.dropout(F.relu(x_j), 0.3, self.training)
+
+    def aggregate(self, inputs, index, dim_size=None):
+        top = torch_scatter.scatter(inputs, index, 0, None, dim_size, reduce="max")
+        low, _ = torch_scatter.scatter_min(inputs * inputs, index, dim=0, dim_size=dim_size)
+        above = inputs - top[index]
+        return top * torch_scatter.scatter_mean(inputs, index, 0) + low + torch_scatter.scatter_sum(
+            above * above, index, 0)
+
+
 torch_scatter = types.ModuleType("torch_scatter")  # a package in which there is what stands in
 torch_scatter.scatter_softmax = composite.scatter_softmax
-torch_scatter.scatter_sum = composite.scatter_sum
+for _name in ("scatter", "scatter_sum", "scatter_mean", "scatter_min"):
+    setattr(torch_scatter, _name, getattr(of_torch_scatter, _name))
 
 
 def test_softmax_of_torch_scatter(kernels, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch_scatter", torch_scatter)
     compare(kernels, SoftenedByPackage(True), *given())
+
+
+def test_extrema_of_torch_scatter(kernels, monkeypatch):
+    """Of many equal numbers; with the same mask in all that is made of the messages."""
+    monkeypatch.setitem(sys.modules, "torch_scatter", torch_scatter)
+    for train in (False, True):
+        compare(kernels, LargestByPackage(), *given(), train=train, went=lambda: gnnaccel.stats()[
+            "LargestByPackage"]["routes"] == {"cuda": 1})
 
 
 # --- what changes ---------------------------------------------------------------------------------

@@ -112,7 +112,7 @@ def _found(out: Any, layer: Any) -> _Summed | None:
     messages, counts = None, [0] * len(rows)
     # arguments of the aggregate tell how many nodes there are, too; rows that are given back are
     # those that are reduced
-    if (traced.ends or alike or not all(one is sent for one in rows)
+    if (traced.ends or alike or traced.by_rows or not all(one is sent for one in rows)
         or len(set(reduces)) < len(reduces)):
         messages, reduces, counts = _messages(reductions, layer)
 

@@ -7,7 +7,9 @@ more than their sums over channels.
 """
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -207,6 +209,25 @@ def through(value: Rows, module: nn.Module) -> Rows:
     parameters = tuple(parameter(t).make for t in module._parameters.values() if t is not None)
     make = Effect(lambda given: module(whole(tree, tail, given)))
     return made_rows(end, make, value.meta, names, (*roots, *parameters))
+
+
+class Pile(Value):
+    """Rows of the same shape in a new first dimension, over which they may be added up."""
+
+    rank = 11
+
+    def __init__(self, parts: Any, dim: int):
+        if dim != 0 or not all(isinstance(part, Rows) for part in parts) or len(
+            {part.meta.shape for part in parts}) > 1:
+            raise Unseen
+        self.parts, self.meta = tuple(parts), torch.stack([part.meta for part in parts])
+
+    def operate(self, name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
+        if name not in ("sum", "mean") or args[0] is not self or _dim(args, kwargs) != 0 or (
+            len(args) + len(kwargs) != 2):  # nothing but the dimension
+            raise Unseen
+        found: Any = functools.reduce(operator.add, self.parts)
+        return found / len(self.parts) if name == "mean" else found
 
 
 def looked_up(table: Param, rows: Rows) -> Rows:

@@ -28,7 +28,8 @@ NAMES = frozenset((
 #: what messages may name besides: functions of PyG and others, contents of dictionaries, and what
 #: they may have in a branch that is not taken
 OF_MESSAGES = NAMES | {
-    "scatter", "scatter_add", "scatter_sum", "scatter_mean", "scatter_softmax", "utils", "degree",
+    "scatter", "scatter_add", "scatter_sum", "scatter_mean", "scatter_max",
+    "scatter_min", "scatter_softmax", "utils", "degree",
     "index_select", "rearrange", "no_grad", "dtype", "device", "items", "keys", "values", "get",
     "numel", "bmm", "repeat", "stack", "expand", "expand_as", "permute", "transpose", "clamp_",
     "flatten", "zeros", "ones", "zeros_like", "ones_like", "einsum", "cumsum", "any", "all"}

@@ -13,7 +13,7 @@ import torch
 from gnnaccel.adapters import own
 from gnnaccel.adapters.pyg.propagate import (channels, naming, guarded, pointwise,
                                              rearranged, stacks)
-from gnnaccel.adapters.pyg.propagate.node_values import NodeCount, NodeValue, Steps
+from gnnaccel.adapters.pyg.propagate.node_values import EdgeRows, NodeCount, NodeValue, Steps
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS
 from gnnaccel.adapters.pyg.propagate.specials import Special
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
@@ -22,7 +22,7 @@ _REDUCES = {"sum": "sum", "add": "sum", "mean": "mean", "max": "max", "min": "mi
             "amin": "min"}
 #: functions of torch_scatter, with the reduction that is in their names
 _OF_TORCH_SCATTER = {"scatter": None, "scatter_add": "sum", "scatter_sum": "sum",
-                     "scatter_mean": "mean"}
+                     "scatter_mean": "mean", "scatter_max": "max", "scatter_min": "min"}
 #: what may be called of them
 NAMES = frozenset((*_OF_TORCH_SCATTER, "scatter_softmax", "utils", "softmax", "degree",
                    "index_select", "rearrange"))
@@ -31,7 +31,9 @@ NAMES = frozenset((*_OF_TORCH_SCATTER, "scatter_softmax", "utils", "softmax", "d
 class GraphFunctions(Steps):
     """The `Steps` of one message, with its ``aggregate`` where that is the user's own. ``sizes``:
     the arguments of ``propagate`` that say how many rows results have; ``sized``: whether each
-    reduction is told how many."""
+    reduction is told how many; ``by_rows``: whether one is computed of `EdgeRows`."""
+
+    by_rows = False
 
     def __init__(self, layer: Any):
         super().__init__()
@@ -46,32 +48,56 @@ class GraphFunctions(Steps):
         """PyG's ``scatter``."""
         from torch_geometric.typing import WITH_TORCH_SCATTER
 
-        if not isinstance(src, pointwise.Rows) or type(index) is not Special or index.end != "i":
-            raise Unseen
-        if type(dim) is not int or dim not in (0, -src.meta.dim()):
-            raise Unseen
+        _check_rows(src, index, dim)
         if type(reduce) is not str or reduce not in _REDUCES:
             raise Unseen
         # on a GPU torch_scatter gives the gradient of equal numbers to one of them
         if WITH_TORCH_SCATTER and _REDUCES[reduce] in ("max", "min"):
             raise Unseen
+        self._check_size(dim_size)
+        return self.reduced(src, _REDUCES[reduce])
+
+    def _check_size(self, dim_size: Any) -> None:
         if dim_size is None:
             self.sized = False
         elif type(dim_size) is NodeCount and type(dim_size.of) is str:
             self.sizes.add(dim_size.of)
         elif type(dim_size) is not Special or dim_size.counts != "i":
             raise Unseen
-        return self.reduced(src, _REDUCES[reduce])
 
-    def by_torch_scatter(self, named: str | None, src: Any, index: Any, dim: Any = -1,
-                         out: Any = None, dim_size: Any = None, reduce: Any = "sum") -> NodeValue:
+    def by_torch_scatter(self, function: Any, named: str | None, src: Any, index: Any,
+                         dim: Any = -1, out: Any = None, dim_size: Any = None,
+                         reduce: Any = "sum") -> Any:
         """torch_scatter's functions; ``named``: the reduction in the name."""
         if named is not None and reduce != "sum":
             raise Unseen  # they have no such argument
+        if out is not None:
+            raise Unseen
+        if named in ("max", "min"):
+            return self._by_itself(lambda *given: function(*given)[0], src, index, dim,
+                                   dim_size), Special("")
+        if reduce in ("max", "min"):
+            return self._by_itself(functools.partial(function, reduce=reduce), src, index, dim,
+                                   dim_size)
         reduce = named or reduce
-        if out is not None or reduce not in ("sum", "add", "mean"):
+        if reduce not in ("sum", "add", "mean"):
             raise Unseen
         return self.scatter(src, index, dim, dim_size, reduce)
+
+    def _by_itself(self, function: Any, src: Any, index: Any, dim: Any,
+                   dim_size: Any) -> NodeValue:
+        """A reduction of which equal numbers, or NaN, come out as this function alone does it: by
+        itself, of rows written for each edge."""
+        _check_rows(src, index, dim)
+        if not (dim_size is None or type(dim_size) is Special):
+            raise Unseen
+        self._check_size(dim_size)
+        rows = EdgeRows(channels.at_edges(src))
+        found = self.made(lambda rows, index, size: function(rows, index, 0, None, size),
+                          (rows, index, dim_size), {}, torch.empty_like(src.meta))
+        found.rows = "i", dim_size is not None
+        self.by_rows = True
+        return found
 
     def softmax_by_torch_scatter(self, src: Any, index: Any, dim: Any = -1,
                                  dim_size: Any = None) -> Any:
@@ -138,7 +164,15 @@ class GraphFunctions(Steps):
             return self.softmax_by_torch_scatter
         if name not in _OF_TORCH_SCATTER:
             return None
-        return functools.partial(self.by_torch_scatter, _OF_TORCH_SCATTER[name])
+        return functools.partial(self.by_torch_scatter, value, _OF_TORCH_SCATTER[name])
+
+
+def _check_rows(src: Any, index: Any, dim: Any) -> None:
+    """Unseen for what is no reduction of rows over the edges that enter a node."""
+    if not isinstance(src, pointwise.Rows) or type(index) is not Special or index.end != "i":
+        raise Unseen
+    if type(dim) is not int or dim not in (0, -src.meta.dim()):
+        raise Unseen
 
 
 class Package:

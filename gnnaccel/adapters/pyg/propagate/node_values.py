@@ -71,6 +71,15 @@ class Given(pointwise.Rows):
         return Given(rows, make)
 
 
+class EdgeRows(Once):
+    """The rows of the edges that ``rows`` stands for, computed once in a call."""
+
+    def __init__(self, rows: pointwise.Rows):
+        self.rows = rows
+        tree, tail = rows.tree, rows.meta.shape[1:]
+        super().__init__(lambda given: pointwise.whole(tree, tail, given))
+
+
 class Steps:
     """``reductions``: (rows, name of the reduction); ``done``: of each result per node the place of
     its reduction, or the function with its arguments that makes it of earlier ones; ``square``:
@@ -113,13 +122,22 @@ class Steps:
             if value.steps is not self:
                 raise Unseen
         elif not (type(value) in _PLAIN or value is Ellipsis
-                  or isinstance(value, (Param, Given))
+                  or isinstance(value, (Param, Given, EdgeRows))
                   or type(value) is Special and (value.end or value.counts)):
             raise Unseen
 
     def needed(self, out: Any) -> set[int]:
         """The places of the reductions of which ``out`` is made."""
-        left, seen, found = [out], set(), set()
+        return {step for step in self._steps_of(out) if type(step) is int}
+
+    def of_rows(self, out: Any) -> list[pointwise.Rows]:
+        """Rows of the edges of which ``out`` is made by torch."""
+        return [one.rows for step in self._steps_of(out) if type(step) is tuple
+                for one in step[1] if type(one) is EdgeRows]
+
+    def _steps_of(self, out: Any) -> list[Any]:
+        """All steps of which ``out`` is made."""
+        left, seen, found = [out], set(), []
         while left:
             one = left.pop()
             if type(one) in (tuple, list):
@@ -129,9 +147,8 @@ class Steps:
             elif type(one) is NodeValue and one.at not in seen:
                 seen.add(one.at)
                 step = self.done[one.at]
-                if type(step) is int:
-                    found.add(step)
-                else:
+                found.append(step)
+                if type(step) is tuple:
                     left += [*step[1], *step[2].values()]
         return found
 

@@ -33,7 +33,8 @@ def at_end(value: NodeValue, end: str) -> pointwise.Rows:
         return given.graph.edge_index.new_empty((), dtype=dtype)
 
     roots = tuple(dict.fromkeys((*_roots(steps, value), like)))
-    names: frozenset[Any] = frozenset(before.values()) or frozenset((make,))
+    names: frozenset[Any] = frozenset((*before.values(), *_written(steps, value))) or (
+        frozenset((make,)))
     rows = pointwise.made_rows(end, Once(make), value.meta, names, roots)
     return rows if torch.is_grad_enabled() else pointwise.detached(rows)
 
@@ -45,9 +46,16 @@ def _before(rows: pointwise.Rows, reduce: str) -> Before:
     return Reduced(message.reduced_by((reduce,)), reduce)
 
 
+def _written(steps: Steps, value: NodeValue) -> list[Before]:
+    """What is written for each edge that the values are made of by torch."""
+    return [name for rows in steps.of_rows(value) for leaf in leaves(rows.tree)
+            for name in leaf.names if isinstance(name, Before)]
+
+
 def _roots(steps: Steps, value: NodeValue) -> list[Make]:
     """The tensors of which the values are made."""
-    found: list[Make] = []
+    found: list[Make] = [root for rows in steps.of_rows(value) for leaf in leaves(rows.tree)
+                         for root in leaf.roots]
     left, seen = [value], set()
     while left:
         one = left.pop()

@@ -128,6 +128,10 @@ class Value:
         """The tensors, of which this decides, as one by `torch.cat`."""
         raise Unseen
 
+    def piled(self, tensors: Any, dim: int) -> Any:
+        """The same, by `torch.stack`."""
+        raise Unseen
+
 
 def _binary(name: str, function: Callable) -> None:
     setattr(Value, f"__{name}__", lambda self, other: _call(name_of(function), function,
@@ -144,6 +148,8 @@ def _call(name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
     name = _ALIASES.get(name, name)
     if name in ("cat", "concat", "concatenate"):
         return _cat(*args, **kwargs)
+    if name == "stack":
+        return _stack(*args, **kwargs)
     if kwargs.pop("inplace", False):
         raise Unseen
     stand_ins = [a for a in (*args, *kwargs.values()) if isinstance(a, Value)]
@@ -362,6 +368,12 @@ class Cat(Value):
 def sliced(weight: Param, widths: list[int], at: int, dim: int) -> Param:
     return Param(lambda given: weight.make(given).split(widths, dim)[at],
                  weight.meta.split(widths, dim)[at], weight.roots)
+
+
+def _stack(tensors: Any, dim: int = 0) -> Any:
+    if not all(isinstance(one, Value) for one in tensors):
+        raise Unseen
+    return max(tensors, key=attrgetter("rank")).piled(tensors, dim)
 
 
 def _cat(tensors: Any, dim: int = 0) -> Any:

@@ -71,26 +71,27 @@ def fused(request: Request, attention: Attention, pmf: bool = False) -> float:
         if request.grad:
             gathers += [(request.num_dst, 2 * row + 2 * terms), (request.num_src, forward)]
         launches = 1 + (4 if request.grad else 0)
-    seconds = sum(_gather(request, rows, size)
-                  for rows, size in gathers) + launches * rates["launch"]
+    seconds = sum(_gather(request, rows, size) for rows, size in gathers)
     if attention.edge:
         seconds += len(gathers) * _gather(request, request.num_edges,
                                           row if attention.family == "pairwise" else terms)
     if pmf:  # long rows read their scores twice and take four launches
-        seconds += _gather(request, request.num_src, terms) / 4 + 4 * rates["launch"]
+        seconds += _gather(request, request.num_src, terms) / 4
+        launches += 4
     if request.fresh:
-        return rates["once"]["margin"] * (seconds + _over_a_new_graph(request, launches))
-    return seconds
+        return _over_a_new_graph(request, seconds)
+    return seconds + launches * rates["launch"]
 
 
-def _over_a_new_graph(request: Request, launches: int) -> float:
-    """Seconds that a call takes besides ``launches`` kernels where the structure of its graph is
-    to be built: those of the host, and this call's part of the structure."""
+def _over_a_new_graph(request: Request, seconds: float) -> float:
+    """Seconds of a call whose kernels take ``seconds``, with its part of the graph's structure,
+    which is to be built. The host works while the GPU does."""
     rates, directions = constants()["cuda"], 2 if request.grad else 1
-    host, built = rates["once"]["launches"][mode(request)], rates["once"]["structure_launches"]
-    structure = directions * (request.num_edges * rates["structure_per_edge"]
-                              + built * rates["launch"])
-    return (host - launches) * rates["launch"] + structure / request.fresh
+    once = rates["once"]
+    host = (once["launches"][mode(request)]
+            + directions * once["structure_launches"] / request.fresh) * rates["launch"]
+    built = directions * request.num_edges * rates["structure_per_edge"] / request.fresh
+    return once["margin"] * max(host, seconds + built)
 
 
 def native(request: Request) -> float | None:
@@ -106,11 +107,11 @@ def native(request: Request) -> float | None:
         return None
     which = 1 if request.grad else 0
     size = request.heads * request.width * request.row.itemsize
+    moving = request.num_edges * size * passes[which] / rates["native_bandwidth"]
     launches = rates["native_launches"][request.native][which]
-    if request.fresh:
-        launches -= _never_saved(request, rates["once"])
-    return (request.num_edges * size * passes[which] / rates["native_bandwidth"]
-            + launches * rates["launch"])
+    if request.fresh:  # the host works while the GPU does
+        return max(moving, (launches - _never_saved(request, rates["once"])) * rates["launch"])
+    return moving + launches * rates["launch"]
 
 
 def _never_saved(request: Request, rates: dict[str, Any]) -> int:

@@ -191,10 +191,10 @@ def _fresh(layer: Any, stated: CallSpec, given: CallInputs, args: tuple, kwargs:
     again, expected = memory.expects(given.edge_index)
     if stated.peek(given) or checkpointed():
         return 0
-    if again:
+    if again and len(given.structure) == 1:
         return expected
     met = memory.of(layer_memory.graph_of(given.structure, args, kwargs))
-    return expected if met is None else 0
+    return max(1, expected) if met is None else 0
 
 
 def _recording(run: Any, on_backward: Any) -> Any:

@@ -292,7 +292,8 @@ def test_as_many_rows_by_chance(kernels):
 
 def test_functions_of_pyg_that_are_replaced(kernels, monkeypatch):
     for cls, name, value in (
-        (Degrees, "degree", lambda index, count, dtype: torch.ones(count, dtype=dtype)),
+        (Degrees, "degree", lambda index, count, dtype: torch.ones(
+            count, dtype=dtype, device=index.device)),
         (Shares, "scatter", lambda src, index, dim, dim_size: src.new_ones(dim_size, WIDTH)),
         (Softened, "softmax", lambda src, index, num_nodes: torch.ones_like(src))):
         with monkeypatch.context() as change:

@@ -173,11 +173,14 @@ def _over_channels(value: Rows, name: str, function: Callable, args: tuple, kwar
 
 
 def dropout(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
-    """Each edge has a mask of its own, which torch draws as for the host: in the order of edges."""
-    if inplace or not isinstance(x, Rows) or type(p) not in (int, float):
+    """Each edge has a mask of its own, which torch draws as for the host: in the order of edges.
+    On a GPU it draws other numbers in place."""
+    if not isinstance(x, Rows) or type(p) not in (int, float):
         raise Unseen
     if not training or p == 0:
         return x
+    if inplace:
+        raise Unseen
     rows: Any = x.alone()  # whose operators are set for all stand-ins
     if isinstance(rows.tree, Leaf) and type(rows.tree.make) is Softmax:
         return rows * _mask(rows, p)

@@ -33,7 +33,7 @@ _ACTIVATIONS: dict[type, Callable[[Any, Any], Any]] = {
     nn.Softplus: lambda module, x: F.softplus(x, module.beta, module.threshold),
     nn.Sigmoid: lambda module, x: torch.sigmoid(x),
     nn.Tanh: lambda module, x: torch.tanh(x),
-    nn.Dropout: lambda module, x: F.dropout(x, module.p, module.training),
+    nn.Dropout: lambda module, x: F.dropout(x, module.p, module.training, module.inplace),
     nn.LayerNorm: lambda module, x: F.layer_norm(
         x, module.normalized_shape, *(None if t is None else parameter(t) for t in  # type: ignore
                                       (module.weight, module.bias)), module.eps),

@@ -2,6 +2,8 @@
 indices of the edges: degrees, sums that go back to the edges, a softmax of their own."""
 from __future__ import annotations
 
+import sys
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -36,6 +38,22 @@ class Helped(Message):
     def message(self, x_i, x_j, edge_attr):
         found = ACTIVATIONS[self.kind](x_j - x_i)
         return bent(found, by=0.5) + edge_attr[:, :1]
+
+
+class ByModule(Message):
+    """Functions and numbers of a module that was imported as a whole; a branch that is not taken
+    names what is not followed."""
+
+    edge = None
+
+    def message(self, x_i, x_j, edge_attr):
+        found = this_module.bent(x_i * x_j) * this_module.SLOPE
+        if self.training and edge_attr.dim() > 7:
+            found = sorted(found) + Helped(found)
+        return found * this_module.torch.tanh(x_j)
+
+
+this_module = sys.modules[__name__]
 
 
 class FromList(Message):
@@ -298,6 +316,6 @@ class Piled(Message):
         return self.embed([x_j, edge_attr]) * both[:, :1]
 
 
-FORMS = [Helped, FromList, Held, Learned, Degrees, DegreesAtEnds, Shares, BySoftmaxFunction, OfModule,
+FORMS = [Helped, ByModule, FromList, Held, Learned, Degrees, DegreesAtEnds, Shares, BySoftmaxFunction, OfModule,
          Receiver, Principal, Softened, lambda: Softened(True), GivesBack, BackToEdges,
          WithoutGradients, Piled]

@@ -1,19 +1,25 @@
 """Features with nodes in another dimension than the first: batches, steps of time, heads."""
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch_geometric.nn import MessagePassing
 from torch_geometric.utils import softmax
+from torch_geometric.utils.num_nodes import maybe_num_nodes
 
 import gnnaccel
+from gnnaccel.adapters.standins.scatter import reduce as of_torch_scatter
+from gnnaccel.adapters.standins.scatter.segment import segment_csr
 from tests.pyg import graphs
 from tests.pyg.edge_layers import network
 from tests.pyg.generated_calls import both, routes, to
 from tests.pyg.graphs import E, N
 from tests.pyg.judge import close, compare
+from tests.pyg.test_generated_changes import each_seen
 
 BATCH, TIME, WIDTH, HEADS = 2, 3, 8, 2
 
@@ -99,6 +105,60 @@ class ByHead(Stacked):
 
     def message(self, x_j, alpha):
         return alpha.unsqueeze(-1) * x_j
+
+
+EPSILON = 1e-8  # read by a function
+
+
+def own_softmax(src, index=None, ptr=None, num_nodes=None, dim=-2):
+    """With a branch for sorted edges, which names what is not followed (tsl)."""
+    if ptr is not None:
+        return segment_csr(src, ptr)
+    count = maybe_num_nodes(index, num_nodes)
+    along = of_torch_scatter.broadcast(index, src, dim)
+    top = of_torch_scatter.scatter(src, along, dim, dim_size=count, reduce="max")
+    out = (src - top.index_select(dim, index)).exp()
+    total = of_torch_scatter.scatter(out, along, dim, dim_size=count, reduce="sum")
+    return out / (total.index_select(dim, index) + this.EPSILON)
+
+
+def told(src, index, num_nodes, dim):
+    """Asks for what message passing passes by itself."""
+    return src.tanh() if num_nodes is None else src.sigmoid()
+
+
+class OwnSoftmax(Attention):
+    def message(self, q_i, k_j, v_j, index, size_i):
+        alpha = own_softmax((q_i * k_j).sum(dim=-1), index, num_nodes=size_i, dim=-2)
+        self.alpha = alpha
+        return v_j * alpha[..., None]
+
+
+this = sys.modules[__name__]
+
+
+@pytest.fixture
+def torch_scatter(monkeypatch):
+    """The package, in which there is what stands in."""
+    monkeypatch.setitem(sys.modules, "torch_scatter", of_torch_scatter)
+
+
+def test_a_softmax_of_the_users_own(kernels, torch_scatter):
+    for train in (True, False):
+        compare(kernels, OwnSoftmax(), *given("attention"), train=train, went=lambda: routes(
+            OwnSoftmax()) == {"cuda": 1})
+
+
+def test_a_number_of_a_module_that_changes(kernels, torch_scatter, monkeypatch):
+    class Alone(OwnSoftmax):
+        def forward(self, x, edge_index):
+            return super().forward(x, edge_index)[0]
+
+    each_seen(kernels, Alone(), *given("attention"), changes=(
+        lambda: monkeypatch.setattr(this, "EPSILON", 3.0),
+        lambda: monkeypatch.setattr(this, "own_softmax",
+                                    lambda src, index, num_nodes, dim: src.sigmoid()),
+        lambda: monkeypatch.setattr(this, "own_softmax", told)), taken="native")
 
 
 def features(*sizes: int) -> torch.Tensor:

@@ -219,7 +219,7 @@ class Pile(Value):
 
     rank = 11
 
-    def __init__(self, parts: Any, dim: int):
+    def __init__(self, parts: Any, dim: int = 0):
         if dim != 0 or not all(isinstance(part, Rows) for part in parts) or len(
             {part.meta.shape for part in parts}) > 1:
             raise Unseen

@@ -12,6 +12,7 @@ from gnnaccel.adapters.pyg.propagate import (channels, linear_maps, naming, poin
                                              stacks, tracing)
 from gnnaccel.adapters.pyg.propagate.expressed import Message, expressed
 from gnnaccel.adapters.pyg.propagate.pointwise_calls import OPERATIONS
+from gnnaccel.adapters.pyg.propagate.specials import Special
 from gnnaccel.adapters.pyg.propagate.standins import Form, Unseen
 from gnnaccel.adapters.pyg.propagate.traced_layer import Layer
 from gnnaccel.adapters.pyg.propagate.weighted import weighted
@@ -49,7 +50,12 @@ def prepared(function: Any, layer: Layer) -> Any:
         if functions is None:
             return _instead(value)
         stands = functions.instead(value)
-        return layer._global(function.__globals__, name, value) if stands is None else stands
+        if stands is None:
+            stands = layer._global(function.__globals__, name, value)
+        if stands is None and value is not None and not naming.is_known(
+            value, layer._traced_manner.names):
+            return Special("")  # a branch that is not taken may name it
+        return stands
 
     found = naming.globals_in_place(function, layer._traced_manner.names, instead)
     return None if found is None else naming.with_globals(function, found) if found else (

@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import sys
 import types
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -44,10 +44,14 @@ class GraphFunctions(Steps):
     # --- what reduces -----------------------------------------------------------------------------
 
     def scatter(self, src: Any, index: Any, dim: Any = 0, dim_size: Any = None,
-                reduce: Any = "sum") -> NodeValue:
+                reduce: Any = "sum") -> Any:
         """PyG's ``scatter``."""
         from torch_geometric.typing import WITH_TORCH_SCATTER
 
+        if isinstance(src, stacks.Stacked):
+            return src.reduced(lambda rows: self.scatter(rows, _along(index, dim), 0, dim_size,
+                                                         reduce), dim)
+        index = _along(index, dim)
         _check_rows(src, index, dim)
         if type(reduce) is not str or reduce not in _REDUCES:
             raise Unseen
@@ -85,9 +89,13 @@ class GraphFunctions(Steps):
         return self.scatter(src, index, dim, dim_size, reduce)
 
     def _by_itself(self, function: Any, src: Any, index: Any, dim: Any,
-                   dim_size: Any) -> NodeValue:
+                   dim_size: Any) -> Any:
         """A reduction of which equal numbers, or NaN, come out as this function alone does it: by
         itself, of rows written for each edge."""
+        if isinstance(src, stacks.Stacked):
+            return src.reduced(lambda rows: self._by_itself(function, rows, _along(index, dim), 0,
+                                                            dim_size), dim)
+        index = _along(index, dim)
         _check_rows(src, index, dim)
         if not (dim_size is None or type(dim_size) is Special):
             raise Unseen
@@ -142,7 +150,7 @@ class GraphFunctions(Steps):
         if isinstance(value, types.ModuleType):
             return Package(value, self) if value in (
                 torch_geometric, torch_geometric.utils, package, rearranged.package()) else None
-        found = self._of_pyg(value) or self._of_torch_scatter(value, package)
+        found = self._of_pyg(value) or self._of_torch_scatter(value, package) or _other(value)
         return found or rearranged.instead(value)
 
     def _of_pyg(self, value: Any) -> Any:
@@ -165,6 +173,46 @@ class GraphFunctions(Steps):
         if name not in _OF_TORCH_SCATTER:
             return None
         return functools.partial(self.by_torch_scatter, value, _OF_TORCH_SCATTER[name])
+
+
+class Along(NamedTuple):
+    """An index in the shape of rows, along the dimension ``dim``."""
+
+    of: Special
+    dim: int
+
+
+def _along(index: Any, dim: Any) -> Any:
+    """The index, of one that was laid along this dimension."""
+    if type(index) is not Along:
+        return index
+    if index.dim != dim:
+        raise Unseen
+    return index.of
+
+
+def _other(value: Any) -> Any:
+    """What stands for functions that others reduce with."""
+    name, home = getattr(value, "__name__", ""), own.home(value)
+    if name == "broadcast" and home in ("torch_scatter", "gnnaccel"):
+        return _broadcast
+    return _counted if name == "maybe_num_nodes" and home == "torch_geometric" else None
+
+
+def _broadcast(src: Any, other: Any, dim: Any) -> Along:
+    """torch_scatter's ``broadcast``, of an index."""
+    if type(src) is not Special or not src.end or type(dim) is not int:
+        raise Unseen
+    return Along(src, dim)
+
+
+def _counted(index: Any, num_nodes: Any = None) -> Any:
+    """PyG's ``maybe_num_nodes``, of an index."""
+    if type(index) is not Special or not index.end or (
+        num_nodes is not None and (type(num_nodes) is not Special
+                                   or num_nodes.counts != index.end)):
+        raise Unseen
+    return num_nodes
 
 
 def _check_rows(src: Any, index: Any, dim: Any) -> None:

@@ -44,8 +44,7 @@ def globals_in_place(function: types.FunctionType, names: frozenset[str],
             other = instead(name, value)
             if other is not None:
                 found[name] = other
-            elif not (any(value is one for one in (*MODULES, *BUILTINS)) or is_error(value)
-                      or is_torchs(value, names)):
+            elif not is_known(value, names):
                 return None
         elif kind not in ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR"):
             return None
@@ -72,6 +71,19 @@ def is_torchs(value: Any, names: frozenset[str]) -> bool:
     module = getattr(value, "__module__", None) or "torch"
     return (kind in (types.BuiltinFunctionType, types.MethodDescriptorType)
             and module.partition(".")[0] in ("torch", "math"))
+
+
+def is_known(value: Any, names: frozenset[str]) -> bool:
+    """Whether a global value may stand for itself."""
+    return (any(value is one for one in (*MODULES, *BUILTINS)) or is_error(value)
+            or is_torchs(value, names))
+
+
+def is_users_module(value: Any) -> bool:
+    """Whether it is a module that is not torch's or one of Python's own."""
+    return isinstance(value, types.ModuleType) and (
+        value.__name__.partition(".")[0] not in ("torch", "torch_geometric", "torch_scatter",
+                                                 "einops", *sys.stdlib_module_names))
 
 
 def is_error(value: Any) -> bool:
@@ -104,20 +116,27 @@ def special_as_arguments(code: types.CodeType, names: frozenset[str] = SPECIAL) 
 
 
 def names_known(code: types.CodeType, layer: Any, names: frozenset[str],
-                method: bool = True) -> bool:
+                method: bool = True, known: dict[str, Any] | None = None) -> bool:
     """Whether all attributes that are named are known, and methods of tensors torch's own. Those of
     the layer, the first argument of a ``method``, need not be there: a branch that is not taken may
-    name others. Only the layer's may be set."""
-    steps = _steps(code)
+    name others. Only the layer's may be set. ``known``: global values; attributes of modules of the
+    user's own among them may have any name."""
+    steps, known = _steps(code), known or {}
+
+    def of_module(before: dis.Instruction) -> bool:
+        return before.opname == "LOAD_GLOBAL" and is_users_module(known.get(before.argval))
+
     if not method:
-        return all(step.opname != "STORE_ATTR" and step.argval in names
-                   and _method_is_torchs(step.argval) for step in steps
+        return all(step.opname != "STORE_ATTR" and (of_module(before) or (
+                       step.argval in names and _method_is_torchs(step.argval)))
+                   for before, step in zip([steps[0], *steps], steps)
                    if step.opname in ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR"))
     if not all(_loads_first(before, code) for before, step in zip([steps[0], *steps], steps)
                if step.opname == "STORE_ATTR"):
         return False
     return all((step.argval in names and _method_is_torchs(step.argval))
                or attribute(layer, step.argval) is not Unseen or _loads_first(before, code)
+               or of_module(before)
                for before, step in zip([steps[0], *steps], steps)
                if step.opname in ("LOAD_ATTR", "LOAD_METHOD"))
 

@@ -143,9 +143,6 @@ class Rows(Value):
             raise Unseen
         return Beside(list(tensors), torch.cat([t.meta for t in tensors], -1))
 
-    def piled(self, tensors: Any, dim: int) -> Any:
-        return _channels().Pile(tensors, dim)
-
     def __invert__(self) -> Any:
         return self.operate("logical_not", torch.logical_not, (self,), {})
 

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from gnnaccel.adapters.pyg.propagate import channels, pointwise
 from gnnaccel.adapters.pyg.propagate.expressed import Effect, Once
+from gnnaccel.adapters.pyg.propagate.node_values import NodeValue, gathered
 from gnnaccel.adapters.pyg.propagate.pointwise import Rows
 from gnnaccel.adapters.pyg.propagate.pointwise_calls import OPERATIONS
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS, RowCount
@@ -141,14 +142,45 @@ class Stacked(Value):
 
     def of_neighbours(self, function: Callable, dim: Any) -> Stacked:
         """A softmax over neighbours. ``dim``: the dimension that the user says."""
+        self._check_dim(dim)
+        return Stacked(function(self.rows.alone()), self.meta)
+
+    def reduced(self, function: Callable, dim: Any) -> Any:
+        """A reduction over the edges that enter a node, by ``function`` of rows."""
+        self._check_dim(dim)
+        return OfNodes(function(self.rows.alone()), self.place, self.meta.dim())
+
+    def _check_dim(self, dim: Any) -> None:
         if type(dim) is not int or dim not in (self.place, self.place - self.meta.dim()):
             raise Unseen
-        return Stacked(function(self.rows.alone()), self.meta)
 
     def kept(self, kept: Callable) -> Once:
         """As `channels.kept`, of the rows as the user sees them."""
         value, place = kept(self.rows), self.place
         return Once(lambda given: value(given).movedim(0, place).contiguous())
+
+
+class OfNodes(Value):
+    """Values per node in another dimension than the first, ``place`` of ``dims``: for whoever picks
+    those of the edges."""
+
+    rank = 13
+
+    def __init__(self, value: NodeValue, place: int, dims: int):
+        self.value, self.place, self.dims, self.meta = value, place, dims, value.meta
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "index_select":
+            raise Unseen
+        return lambda dim, index: self.operate(name, torch.index_select, (self, dim, index), {})
+
+    def operate(self, name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
+        if name != "index_select" or kwargs or len(args) != 3:
+            raise Unseen
+        _, dim, index = args
+        if type(dim) is not int or dim not in (self.place, self.place - self.dims):
+            raise Unseen
+        return stand_in(gathered(self.value, index), self.place)
 
 
 def message(out: Any, layer: Any) -> Any:

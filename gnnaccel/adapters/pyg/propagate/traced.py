@@ -128,10 +128,6 @@ class Value:
         """The tensors, of which this decides, as one by `torch.cat`."""
         raise Unseen
 
-    def piled(self, tensors: Any, dim: int) -> Any:
-        """The same, by `torch.stack`."""
-        raise Unseen
-
 
 def _binary(name: str, function: Callable) -> None:
     setattr(Value, f"__{name}__", lambda self, other: _call(name_of(function), function,
@@ -149,7 +145,9 @@ def _call(name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
     if name in ("cat", "concat", "concatenate"):
         return _cat(*args, **kwargs)
     if name == "stack":
-        return _stack(*args, **kwargs)
+        from gnnaccel.adapters.pyg.propagate.channels import Pile  # which needs this module
+
+        return Pile(*args, **kwargs)
     if kwargs.pop("inplace", False):
         raise Unseen
     stand_ins = [a for a in (*args, *kwargs.values()) if isinstance(a, Value)]
@@ -368,12 +366,6 @@ class Cat(Value):
 def sliced(weight: Param, widths: list[int], at: int, dim: int) -> Param:
     return Param(lambda given: weight.make(given).split(widths, dim)[at],
                  weight.meta.split(widths, dim)[at], weight.roots)
-
-
-def _stack(tensors: Any, dim: int = 0) -> Any:
-    if not all(isinstance(one, Value) for one in tensors):
-        raise Unseen
-    return max(tensors, key=attrgetter("rank")).piled(tensors, dim)
 
 
 def _cat(tensors: Any, dim: int = 0) -> Any:

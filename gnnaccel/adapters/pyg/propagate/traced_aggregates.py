@@ -122,7 +122,7 @@ class Traced(GraphFunctions):
                 raise Unseen
             if naming.catches(code) or not naming.special_as_arguments(code):
                 raise Unseen
-            if not naming.names_known(code, self.layer, _NAMES):
+            if not naming.names_known(code, self.layer, _NAMES, True, function.__globals__):
                 raise Unseen
             for kind, name in _named(code):
                 if kind == "LOAD_GLOBAL":
@@ -145,8 +145,8 @@ class Traced(GraphFunctions):
         found = self.instead(value)
         if found is None:
             found = self.proxy._global(function.__globals__, name, value)
-        if found is None:
-            raise Unseen
+        if found is None and value is not None:
+            return Special("")  # a branch that is not taken may name it
         return found
 
     def _super(self, function: types.FunctionType) -> Callable[..., Any]:

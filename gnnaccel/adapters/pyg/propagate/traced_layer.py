@@ -166,6 +166,8 @@ class Layer:
     def _global(self, place: dict, name: str, value: Any) -> Any:
         """What stands for a global value of a function that is traced; None for one that is not
         followed, or stands for itself."""
+        if naming.is_users_module(value) and self._traced_functions is not None:
+            return _Module(value, self)
         if type(value) is types.FunctionType or type(value) in guarded.HOLDS_OTHERS:
             if not self._traced_manner.methods:
                 return None
@@ -193,6 +195,27 @@ class _Inside(Layer):
         raise Unseen
 
 
+class _Module:
+    """Stands for a module of the user's own: for its numbers and functions."""
+
+    def __init__(self, module: types.ModuleType, layer: Layer):
+        self._traced_module, self._traced_layer = module, layer
+
+    def __getattr__(self, name: str) -> Any:
+        place, layer = vars(self._traced_module), self._traced_layer
+        if name not in place:
+            raise Unseen
+        value = place[name]
+        layer._traced_watched.append((place, name, guarded.seen(value)))
+        found = layer._traced_functions.instead(value)
+        found = layer._global(place, name, value) if found is None else found
+        if found is None and naming.is_known(value, layer._traced_manner.names):
+            found = value
+        if found is None and value is not None:
+            raise Unseen
+        return found
+
+
 @functools.cache
 def _host_attributes() -> frozenset[str]:
     """What any layer has, which a message had better not set. No layer of the base class is made:
@@ -204,11 +227,15 @@ def _host_attributes() -> frozenset[str]:
 def runnable(function: Any, layer: Any, manner: Manner, proxy: Layer) -> Any:
     """What to run of a function on stand-ins; None where it may do more than compute. ``layer``:
     its first argument, None for no method."""
-    if (type(function) is not types.FunctionType or naming.catches(function.__code__)
-        or not naming.special_as_arguments(function.__code__)):
+    if type(function) is not types.FunctionType or naming.catches(function.__code__):
+        return None
+    # of what a function is told `_check_told` knows
+    if layer is not None and not naming.special_as_arguments(function.__code__):
         return None
     own_layer = None if layer is None else proxy._traced_layer
-    if not naming.names_known(function.__code__, own_layer, manner.names, layer is not None):
+    known = function.__globals__ if manner.functions is not None else None
+    if not naming.names_known(function.__code__, own_layer, manner.names, layer is not None,
+                                  known):
         return None
     return manner.prepared(function, proxy)
 

@@ -271,6 +271,29 @@ def test_a_tensor_of_another_size_is_the_hosts_error(kernels):
         layer(*to(kernels.device, *given()))
 
 
+class Sides(MessagePassing):
+    """Degrees of the sources at the destinations, of features with as many rows or not."""
+
+    def __init__(self):
+        super().__init__("add")
+
+    def forward(self, x, edge_index, y):
+        return self.propagate(edge_index, x=x, y=y)
+
+    def message(self, x_j, y_i, edge_index_j, edge_index_i, size_j):
+        deg = indexed_layers.degree(edge_index_j, size_j) + 1.0
+        return torch.relu(x_j - y_i) / deg[edge_index_i].view(-1, 1)
+
+
+@pytest.mark.parametrize("rows, taken", [(N, "cuda"), (N - 4, "native"), (N + 3, "native")])
+def test_as_many_nodes_at_both_ends(kernels, rows, taken):
+    layer, (x, ei, _) = Sides(), given()
+    ei[1].clamp_(max=N - 5)
+    for other, went in ((N, "cuda"), (rows, taken), (N, "cuda")):
+        both(kernels, layer, x, ei, torch.randn(other, WIDTH), on_fallback="native")
+        assert routes(layer) == {went: 1}
+
+
 class Both(Message):
     """A tensor that has as many rows as there are edges by chance."""
 

@@ -59,7 +59,9 @@ class GraphFunctions(Steps):
         if WITH_TORCH_SCATTER and _REDUCES[reduce] in ("max", "min"):
             raise Unseen
         self._check_size(dim_size)
-        return self.reduced(src, _REDUCES[reduce])
+        found = self.reduced(src, _REDUCES[reduce])
+        found.rows = "i", dim_size is not None
+        return found
 
     def _check_size(self, dim_size: Any) -> None:
         if dim_size is None:

@@ -114,7 +114,7 @@ def _followed(layer: Any, kwargs: dict, manner: Manner, edge_index: Any,
     function = type(layer).message
     proxy, ends, at_edges = Layer(layer, manner, edges), [], []
     if proxy._traced_functions is not None:
-        proxy._traced_functions.square = _square(kwargs)
+        proxy._traced_functions.square = _square(layer, kwargs)
     message = runnable(function, layer, manner, proxy)
     if message is None:
         return Trace(None, (), (), {})
@@ -199,13 +199,34 @@ def _place(layer: Any, value: Tensor, end: str, edge_index: Any) -> int:
 def stacked(layer: Any, kwargs: dict) -> bool:
     """Whether features of nodes that the message gets have these in another dimension than the
     first."""
-    code, node_dim = type(layer).message.__code__, layer.node_dim
-    for name in code.co_varnames[1:code.co_argcount + code.co_kwonlyargcount]:
-        if name[-2:] in ("_i", "_j") and name[:-2] in kwargs:
-            value = rows(kwargs, name[:-2], name[-1])
-            if type(value) in reading.TENSORS and value.dim() and node_dim % value.dim():
-                return True
-    return False
+    return any(layer.node_dim % value.dim() for value in _of_nodes(layer, kwargs, ("message",)))
+
+
+def _of_nodes(layer: Any, kwargs: dict, functions: tuple[str, ...]) -> list[Tensor]:
+    """The features of nodes that these functions get, as `rows` gives them."""
+    found: list[Tensor] = []
+    for function in functions:
+        code = getattr(getattr(type(layer), function), "__code__", None)
+        names = () if code is None else code.co_varnames[
+            1:code.co_argcount + code.co_kwonlyargcount]
+        for name in names:
+            value: Any = kwargs.get(name[:-2]) if name[-2:] in ("_i", "_j") else None
+            if isinstance(value, (tuple, list)):
+                value = value[name[-1] == "i"] if len(value) == 2 else None
+            if type(value) in reading.TENSORS and value.dim():
+                found.append(value)
+    return found
+
+
+def _square(layer: Any, kwargs: dict) -> bool:
+    """Whether the arguments say that there are as many nodes at both ends of the edges."""
+    size, node_dim = kwargs.get("size"), layer.node_dim
+    counts = set(size if isinstance(size, (tuple, list)) else ()) - {None}
+    if len(counts) == 1 and None not in size:  # type: ignore[operator]  # it has a count
+        return True
+    counts.update(value.shape[node_dim] for value in _of_nodes(layer, kwargs, (
+        "message", "aggregate")) if -value.dim() <= node_dim < value.dim())
+    return len(counts) < 2
 
 
 _traces: IdentityMap[list[tuple]] = IdentityMap()  # by layer
@@ -219,7 +240,7 @@ def trace(layer: Any, known: reading.Known, kwargs: dict, manner: Manner,
         edge_index = None
     size = kwargs.get("size")
     key = (id(manner), known, edge_index is None, torch.get_default_dtype(),
-           _square(kwargs), layer.node_dim,
+           _square(layer, kwargs), layer.node_dim,
            tuple([one is None for one in size] if isinstance(size, (tuple, list)) else ()),
            tuple([(name, _form(value)) for name, value in kwargs.items() if name != "size"]),
            _shapes(kwargs) if manner.stacked is not None and stacked(layer, kwargs) else None)
@@ -234,14 +255,6 @@ def trace(layer: Any, known: reading.Known, kwargs: dict, manner: Manner,
     found = _trace(layer, kwargs, manner, edge_index)
     kept[:] = [(key, found), *(one for one in kept if one[0] != key)][:_TRACES]
     return found
-
-
-def _square(kwargs: dict) -> bool:
-    """Whether the arguments say that both ends of the edges are the same nodes."""
-    size = kwargs.get("size")
-    if any(isinstance(value, (tuple, list)) for name, value in kwargs.items() if name != "size"):
-        return False
-    return size is None or len(size) == 2 and size[0] == size[1]
 
 
 def _shapes(kwargs: dict) -> tuple:

@@ -69,7 +69,7 @@ def _decide(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Conf
         parts, stacked = (found.graph, found.given), reading.moved(layer, found.form, kwargs)
         decision = aggregation_route.decide_all(*parts, found.reduces, _asked(found, config))
         decision = quantized.narrowed(layer, *parts, config, decision, len(found.reduces) > 1)
-        if decision.run is not None:
+        if decision.run is not None and (found.form.unfinished or found.known.traced):
             seen = completing.arguments(found.form, layer, found.graph, seen, found.known.traced)
         if decision.run is not None and found.form.unfinished:
             given = completing.completed(layer, found.form, *parts, seen)

@@ -30,8 +30,8 @@ def sizes(layer: Any, edge_index: Any, kwargs: dict,
         for side, features in enumerate(x if pair else (x,)):
             if features is None and side and end == "j":
                 continue
-            if (type(features) not in TENSORS or features.dim() < 2
-                or not -features.dim() <= node_dim < features.dim()):
+            dims = features.dim() if type(features) in TENSORS else 0
+            if dims < 2 or not -dims <= node_dim < dims:
                 return reason("GA206",
                               f"features are a {type(features).__name__}, node_dim={node_dim}")
             at = side if pair else int((end == "i") == forward)

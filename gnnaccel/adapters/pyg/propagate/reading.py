@@ -299,8 +299,10 @@ def stacked(layer: Any, x: Tensor) -> bool:
 
 def moved(layer: Any, form: message.Form, kwargs: dict) -> bool:
     """Whether results are to be moved to where the layer has nodes."""
-    return (stacked(layer, source(kwargs, form.source)) if form.stacked is None
-            else form.stacked)
+    if form.stacked is not None:
+        return form.stacked
+    x = kwargs[form.source]  # as `source`, in each call
+    return layer.node_dim % (x[0] if isinstance(x, (tuple, list)) else x).dim() != 0
 
 
 def prepared(reduce: Reduce, layer: Any, x: Tensor, weight: Tensor | None,

@@ -81,3 +81,28 @@ def test_modules_that_change_their_input(emulated):
     with emulated.on(on_fallback="native"):
         sums(graph, lambda edges: {"m": act(edges.data["w"]) * edges.src["h"]})()
     assert (graph.edata["w"] >= 0).all()
+
+
+@pytest.mark.parametrize("largest", [True, False])
+@pytest.mark.parametrize("message", [
+    lambda edges: {"m": edges.src["x"]},
+    lambda edges: {"m": torch.tanh(edges.src["x"] - edges.dst["x"])}])
+def test_no_number_wins_in_a_mailbox(route, message, largest):
+    graph = apart()
+    graph.ndata["h"][3, 1], graph.ndata["h"][5, 2:4] = float("nan"), float("inf")
+    graph.ndata["h"][6, 2] = -float("inf")
+
+    def most(nodes):
+        return {"y": nodes.mailbox["m"].max(1)[0]}
+
+    def least(nodes):
+        return {"y": nodes.mailbox["m"].min(dim=1).values}
+
+    def call():
+        graph.ndata["x"] = graph.ndata["h"].clone().requires_grad_()
+        out = sums(graph, message, most if largest else least)()
+        (grad,) = torch.autograd.grad(out[:, 4:].square().sum(), [graph.ndata["x"]])
+        return torch.cat([out, grad]).nan_to_num(77.0, 88.0, 99.0)
+
+    assert (call() == 77.0).any()
+    agrees(route, call, None)

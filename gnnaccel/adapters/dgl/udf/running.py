@@ -96,7 +96,8 @@ def of_nodes(g: Any, graph: OpGraph, found: Found, given: dict, edges: Edges) ->
 
     def run(by_kernels: bool) -> dict[str, Tensor]:
         _begin(g, graph, found, given)
-        reduced = [_reduced(g, graph, one, given, by_kernels) for one in found.reductions]
+        reduced = [_reduced(g, graph, one, given, by_kernels, found.steps is not None)
+                   for one in found.reductions]
         return _finished(found, reduced, given, edges)
 
     return _call(graph, given, lambda: run(False), kernel, gains)
@@ -140,18 +141,29 @@ def _aggregation(graph: OpGraph, one: Reduced,
             or Aggregation(one.how, x, None, message.out, message))
 
 
-def _reduced(g: Any, graph: OpGraph, one: Reduced, given: CallArguments,
-             by_kernels: bool) -> Tensor:
+def _reduced(g: Any, graph: OpGraph, one: Reduced, given: CallArguments, by_kernels: bool,
+             of_torch: bool) -> Tensor:
+    """``of_torch``: a NaN is the largest and the smallest, as with torch's functions of mailboxes.
+    DGL's reductions pass over it."""
     from dgl import ops
 
-    if _by_operations(one):
-        op, left, right = one.sent.sides(given)
-        return ops.gspmm(g, op, one.how, left, right)
-    if by_kernels:
+    if by_kernels and not _by_operations(one):
         asked: Any = _aggregation(graph, one, one.sent.message.generated(given))
         out = aggregation_cuda.run(graph, asked)
         return out.squeeze(-1) if one.sent.scalar else out
-    return ops.gspmm(g, "copy_rhs", one.how, None, one.sent.made(given, graph))
+    if _by_operations(one):
+        op, left, right = one.sent.sides(given)
+        out = ops.gspmm(g, op, one.how, left, right)
+    else:
+        out = ops.gspmm(g, "copy_rhs", one.how, None, one.sent.made(given, graph))
+    if not of_torch or one.how not in ("max", "min"):
+        return out
+    messages = one.sent.made(given, graph)
+    numbers = ~messages.isnan()
+    if numbers.is_cpu and bool(numbers.all()):
+        return out
+    none = ops.gspmm(g, "copy_rhs", "sum", None, messages.masked_fill(numbers, 0.0))
+    return out.masked_fill(none.isnan(), 0.0) + none
 
 
 def _finished(found: Found, reduced: list[Tensor], given: dict, edges: Edges) -> dict[str, Tensor]:

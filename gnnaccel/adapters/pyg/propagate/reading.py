@@ -4,7 +4,6 @@ from __future__ import annotations
 import functools
 import inspect
 from operator import attrgetter, itemgetter
-from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -65,7 +64,8 @@ class Known:
         for function in self.functions[:1 + self.of_user]:
             message.watch(self.path, function)
         for function in self.functions:
-            if type(function) is FunctionType:  # whose code a notebook may reload in place
+            # whose code a notebook may reload in place
+            if home(function) not in ("", "torch_geometric"):
                 self.path.watch(attrgetter, function, FUNCTION)
         self.aggregate = traced or self.aggregate
         self.why, self.update = (_functions_reason(cls, self),

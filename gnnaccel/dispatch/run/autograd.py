@@ -19,6 +19,7 @@ from torch._C._functorch import unwrap_if_dead
 #: gradients, or what is saved of inputs: None where there is none
 Tensors = Sequence[Tensor | None]
 
+_is_vmapped, _is_of_batch = _functorch.is_batchedtensor, _functorch.is_legacy_batchedtensor
 _transforms_active = torch._C._are_functorch_transforms_active
 
 
@@ -91,13 +92,16 @@ class _Node(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple:
         operation, needs = ctx.operation, ctx.needs_input_grad[1:]
+        used = batched = False
         for grad in grads:
             if grad is not None:
-                break
-        else:  # no result was used: nor has any input a gradient
+                used = True
+                # `_is_batched`, without its call
+                batched = batched or _is_of_batch(grad) or _is_vmapped(grad)
+        if not used:  # no result was used: nor has any input a gradient
             return (None,) * (1 + len(needs))
         saved = list(ctx.saved_tensors)  # once: a checkpoint hands out no tensor twice
-        if any(map(_is_batched, grads)):
+        if batched:
             run = operation.recorded if torch.is_grad_enabled() else operation.backward
             return None, *_one_by_one(lambda *each: run(needs, list(saved), *each), grads)
         if torch.is_grad_enabled():
@@ -107,8 +111,7 @@ class _Node(torch.autograd.Function):
 
 
 def _is_batched(grad: Tensor | None) -> bool:
-    return grad is not None and (_functorch.is_batchedtensor(grad)
-                                 or _functorch.is_legacy_batchedtensor(grad))
+    return grad is not None and (_is_vmapped(grad) or _is_of_batch(grad))
 
 
 def _one_by_one(run: Callable[..., Tensors], grads: Tensors) -> list[Tensor | None]:
@@ -119,7 +122,7 @@ def _one_by_one(run: Callable[..., Tensors], grads: Tensors) -> list[Tensor | No
 
     first: Any = next(filter(_is_batched, grads))
     of: Any = _functorch
-    if _functorch.is_batchedtensor(first):
+    if _is_vmapped(first):
         level = _functorch.maybe_get_level(first)
     else:
         of, level = torch, max(1, torch._C._vmapmode_increment_nesting() - 1)

@@ -73,7 +73,12 @@ class {name}(MessagePassing):
         self.deep = nn.Sequential(nn.Linear(2 * out + 3, 8), nn.LayerNorm(8), self.act,
                                   nn.Linear(8, 8), self.act, nn.Linear(8, out))
         self.own, self.statistics = Own(out), nn.BatchNorm1d(out)
+        self.over = nn.LeakyReLU(0.3, inplace=True)
         self.table, self.kept = nn.Embedding(3, out), None
+
+    @property
+    def root(self):
+        return self.eps ** 0.5
 
     def forward(self, x, edge_index, edge_weight, edge_attr):
 {forward}
@@ -145,6 +150,10 @@ _WIDE = (
     "self.lin2(torch.tanh(x_i - x_j))",
     "self.table(kind)",
     "(self.att2.view(2, -1)[:1] * x_j * self.table.weight[kind])",
+    "self.lin2(x_j / reach_j)",
+    "F.normalize(x_j / reach_j.sqrt(), dim=-1)",
+    "self.over(x_i - x_j)",
+    "(self.root * x_j)",
 )
 #: statements before the message is computed, which change tensors or ask what is passed
 _BEFORE = (
@@ -167,6 +176,12 @@ _BEFORE = (
     "if isinstance(edge_attr, torch.Tensor):\n    x_j = x_j * 0.3",
     "assert x_j.dim() == 2",
     "x_j = F.dropout(x_j, 0.5, True)",
+    "y = F.dropout(x_j, 0.5, True)\nx_j = F.dropout(x_j, 0.2, True) + y",
+    "y = F.dropout(x_j * x_i, 0.5, True)\nx_j = F.dropout(x_i, 0.3, True) * y",
+    "F.dropout(x_j, 0.5, True)\nx_j = F.dropout(x_i + x_j, 0.5, True)",
+    "y = x_j - x_i\nx_j = self.over(y) + y",
+    "y = x_j * x_i\nz = y.view(-1, 2, y.size(-1) // 2)\nself.over(z)\nx_j = y + x_j",
+    "self.over(x_j)",
     "x_j = x_j * torch.rand_like(x_j)",
     "x_j = x_j.detach()",
     "x_j = x_j - x_j.mean(0)",
@@ -337,7 +352,7 @@ def source(d: Draw, name: str) -> str:
     used = [
         a
         for a in ("x_i", "x_j", "edge_weight", "edge_attr", "norm", "index", "ptr", "size_i",
-                  "kind")
+                  "kind", "reach_j")
         if _uses(message, a)
     ]
     if not any(a in used for a in ("x_i", "x_j")):
@@ -393,6 +408,9 @@ def _forward(d: Draw, used: list[str], extra: set[str]) -> str:
             "deg = degree(col, x.size(0), dtype=x.dtype).clamp(min=1)",
             "norm = deg.pow(-0.5)[row] * deg.pow(-0.5)[col]",
         ]
+    if "reach_j" in used:
+        lines.append("leave = edge_index[0 if self.flow == 'source_to_target' else 1]")
+        passed.append("reach=degree(leave, x.size(0)).to(x.dtype).view(-1, 1)")
     passed += ["kind=edge_index[0] % 3"] if "kind" in used else []
     d.shuffle(passed)
     call = f"self.propagate(edge_index, {', '.join(passed)})"

@@ -87,7 +87,6 @@ def enable(*, backend: str | None = None, when: str | None = None, on_fallback: 
             _sync()
             for doubt in doubts:
                 warnings.warn(f"gnnaccel: {doubt}", RuntimeWarning, stacklevel=2)
-        _prepare(config)
         if before is None:
             _log.info("%s", _greeting(config))
 
@@ -270,19 +269,9 @@ def _on_late_host(key: str) -> None:
     """A host was imported after ``enable()``: what could not be checked then can be now."""
     doubts = rules.take_unknown()
     if key == "torch":
-        for config in _live():
-            _prepare(config)
         doubts += dict.fromkeys(doubt for config in _live() for doubt in _doubts(config))
     for doubt in doubts:
         warnings.warn(f"gnnaccel: {doubt}", RuntimeWarning, stacklevel=2)
-
-
-def _prepare(config: Config) -> None:
-    """Begin to import CuPy beside the program where it will be needed. No GPU is touched."""
-    if "torch" in sys.modules and config.backend != "torch":
-        from gnnaccel.cuda import background
-
-        background.preload()
 
 
 # --- keeping patches and sinks as the live configurations want them -------------------------------

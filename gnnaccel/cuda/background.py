@@ -1,4 +1,4 @@
-"""Work beside the program: CuPy is imported and kernels are compiled in threads of their own.
+"""Work beside the program: kernels are compiled in threads of their own.
 
 NVRTC leaves the interpreter lock free, so the program goes on meanwhile. A process that forks waits
 for what is being done at that moment, one that ends for the kernels that are being compiled.
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import importlib
 import os
 import queue
 import threading
@@ -55,8 +54,6 @@ class _Workers:
 
 
 _here = threading.local()
-_imported: list[bool] = []
-_importing = threading.Lock()
 _workers = _Workers()
 
 
@@ -87,24 +84,6 @@ def share(works: Sequence[Callable[[], None]]) -> None:
     some()
     for _ in works:
         ended.acquire()
-
-
-def preload() -> None:
-    """Begin to import CuPy, where there is an NVIDIA GPU that torch can use. Once per process.
-
-    The GPU itself is left alone: a process that has used it cannot fork others that do.
-    """
-    import torch
-
-    if _imported or torch.version.cuda is None or not os.path.exists("/dev/nvidiactl"):
-        return
-    _imported.append(True)
-    threading.Thread(target=_import, daemon=True, name="gnnaccel: importing CuPy").start()
-
-
-def _import() -> None:
-    with _importing, contextlib.suppress(ImportError):  # `driver.available` says what is missing
-        importlib.import_module("cupy")
 
 
 def _most() -> int:
@@ -138,7 +117,6 @@ def _stop() -> None:
 
 
 def _before_fork() -> None:
-    _importing.acquire()
     _workers.lock.acquire()
     for held in _workers.pieces:
         held.acquire()
@@ -148,12 +126,11 @@ def _in_parent() -> None:
     for held in _workers.pieces:
         held.release()
     _workers.lock.release()
-    _importing.release()
 
 
 def _in_child() -> None:
-    global _workers, _importing
-    _workers, _importing = _Workers(), threading.Lock()
+    global _workers
+    _workers = _Workers()
 
 
 atexit.register(_stop)

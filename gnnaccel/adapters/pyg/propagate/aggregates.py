@@ -134,7 +134,7 @@ def _messages(reductions: list[tuple[pointwise.Rows, str]], layer: Any) -> tuple
         try:
             count, found = 0, [generated.found(rows, layer)]
         except Unseen:
-            found = [generated.found(one, layer) for one in pointwise.apart(rows)]
+            found = [generated.found(one, layer) for one in channels.apart(rows)]
             count = len(found)
         for one in found:
             if one is None:

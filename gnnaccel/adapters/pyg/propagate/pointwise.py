@@ -384,29 +384,3 @@ def cut(value: Rows, meta: Tensor, function: Callable[[Tensor], Any], key: str,
 def numbered(pieces: Callable[[Any], Any], at: int, given: Any) -> Tensor:
     """One of several tensors that are computed at once."""
     return pieces(given)[at]
-
-
-def apart(value: Rows) -> list[Rows]:
-    """Rows of few rows, such as those of vectors in space, each for itself."""
-    if value.meta.dim() != 3 or value.meta.shape[1] > FEW:
-        raise Unseen
-    tree, count = value.alone().tree, value.meta.shape[1]
-    return [Rows(mapped(tree, partial(_one_of, count, at)), value.meta[:, at])
-            for at in range(count)]
-
-
-def _one_of(count: int, at: int, leaf: Leaf) -> Leaf:
-    """The row ``at`` of a leaf that has so many, or one for all."""
-    tail = leaf.tail
-    if leaf.blocks or len(tail) != 2 or tail[0] not in (1, count):
-        raise Unseen
-    if tail[0] == 1:
-        return leaf.viewed(tail[1:])
-
-    def make(given: Any) -> Tensor:
-        t = leaf.make(given)
-        return t.reshape(1 if leaf.end == "p" else t.shape[0], *tail)[:, at]
-
-    if (tail, f"row {at}") not in leaf.pieces:
-        leaf.pieces[tail, f"row {at}"] = Leaf(leaf.end, make, tail[1:], leaf.names, leaf.roots)
-    return leaf.pieces[tail, f"row {at}"]

@@ -139,15 +139,17 @@ class Rows:
         self.made[key] = found
         return found
 
-    def bare(self) -> tuple[Tensor, Tensor] | None:
+    def bare(self, repeated: bool = False) -> tuple[Tensor, Tensor] | None:
         """[rows]: whether a row has no edges, and [1] one that has some; None where all are known
-        to have some. Kept once the device has reported."""
+        to have some. Kept once the device has reported. ``repeated``: the caller will ask again and
+        has to get as many tensors, whatever is known by then."""
         device = self.indptr.device
         stream = torch._C._cuda_getCurrentRawStream(device.index) if device.type == "cuda" else 0
         key = "bare", stream  # whoever runs on another would have to wait for it
-        if key in self.made and not capture.capturing():
+        anew = repeated or capture.capturing()
+        if key in self.made and not anew:
             return self.made[key]
-        known = self.split.known and not capture.capturing()
+        known = self.split.known and not anew
         if known and self.split.histogram()[:1] == [0]:
             return self.keep(key, None)
         with torch.inference_mode(False):

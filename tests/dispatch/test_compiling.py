@@ -303,24 +303,3 @@ def test_the_first_and_the_second_run_on_a_machine(tmp_path):
     assert first["native"] == reasons["GA408"] > 0 and first["cuda"] >= 2
     assert second.keys() == {"cuda"} and not none
     assert worst < 1e-4 and other < 1e-4
-
-
-_FORK = """
-import os, torch, gnnaccel
-from torch_geometric.nn import GATConv
-gnnaccel.enable(first_use="background")
-child = os.fork()
-if not child:
-    layer = GATConv(64, 24, heads=3).cuda()
-    x, edges = torch.randn(20_000, 64).cuda(), torch.randint(0, 20_000, (2, 400_000)).cuda()
-    for _ in range(3):
-        layer(x, edges).sum().item()
-    os._exit(gnnaccel.stats()["GATConv"]["calls"] != 3)
-assert os.waitpid(child, 0)[1] == 0
-"""
-
-
-@pytest.mark.gpu
-def test_a_fork_can_use_the_gpu_after_enable():
-    done = _run(_FORK)
-    assert done.returncode == 0, done.stderr

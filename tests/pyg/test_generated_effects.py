@@ -8,9 +8,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from torch_geometric.utils import degree, softmax
 
 import gnnaccel
+from gnnaccel.cuda import structure
 from tests.pyg import graphs
 from tests.pyg.generated_calls import routes
 from tests.pyg.generated_layers import WIDTH, Message
@@ -266,3 +268,35 @@ def test_properties_that_only_compute(kernels):
     agrees(kernels, layer, *given())
     layer.root = 9.0
     agrees(kernels, layer, *given())
+
+
+class Mapped(Message):
+    """A map of both ends, which moves to the nodes."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(2 * WIDTH, 8), nn.Tanh(), nn.Linear(8, WIDTH))
+
+    def message(self, x_i, x_j):
+        return self.net(torch.cat([x_i, x_j], -1))
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_a_checkpoint_saves_the_same_although_more_is_known_of_the_graph(emulated, monkeypatch,
+                                                                          before):
+    """A GPU may tell only meanwhile that all nodes have edges."""
+    layer, x = Mapped(), graphs.features().requires_grad_()
+    ring = torch.arange(N)
+    ei = torch.cat([graphs.square(), torch.stack([ring, ring.roll(1)])], 1)
+    known = [False]
+    monkeypatch.setattr(structure.Split, "known", property(lambda split: known[0]))
+    expected = torch.autograd.grad(layer(x, ei).square().sum(), [x, *layer.parameters()])
+    with emulated.on():
+        if before:  # what a call outside has kept must not matter either
+            layer(x, ei)
+        out = checkpoint(layer, x, ei, use_reentrant=False)
+        known[0] = True
+        if before:
+            layer(x, ei)
+        got = torch.autograd.grad(out.square().sum(), [x, *layer.parameters()])
+    assert all(map(close, got, expected)) and routes(layer).keys() == {"cuda"}

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from gnnaccel.dispatch.graph import cache, joining, self_loops, structure
 from gnnaccel.dispatch.graph.view import GraphView, kernels_run_on
+from gnnaccel.dispatch.memory.checkpoints import checkpointed
 from gnnaccel.dispatch.run.joined_attention import JoinedView
 
 
@@ -85,7 +86,7 @@ class OpGraph:
             bare = torch.ones(self.rows(target), dtype=torch.bool, device=index.device)
             return bare.index_fill_(0, index.long(), False), index[:1]
         view = self.view()
-        return (view.csr if target == "u" else view.csc)(places=False).bare()
+        return (view.csr if target == "u" else view.csc)(places=False).bare(checkpointed())
 
     def facts(self) -> dict[str, int]:
         """Of the graph, for records."""

@@ -259,7 +259,7 @@ def _draw(case: Case, exact: torch.nn.Module, seed: int, mode: str,
     """
     x = {k: t.to(DEVICE, next(_floats(case.module), torch.zeros(())).dtype)
          for k, t in draws.features(case.x, seed).items()}
-    with gnnaccel.disabled():
+    with gnnaccel.disabled():  # of the truth copies: a module's own result may not be changed
         try:
             native = _run(case.call, case.module, x, seed, mode)
         except Exception:
@@ -269,8 +269,8 @@ def _draw(case: Case, exact: torch.nn.Module, seed: int, mode: str,
                  {k: nudged(t, at, apart=apart) for k, t in x.items()}, seed, mode)
             for at in range(near)]
         truth = (None if native is None
-                 else _run(case.truth, exact, {k: t.cpu().double() for k, t in x.items()}, seed,
-                           mode))
+                 else _run(lambda *of: {k: t.clone() for k, t in case.truth(*of).items()}, exact,
+                           {k: t.cpu().double() for k, t in x.items()}, seed, mode))
     try:
         with enable():
             if mode == "again":

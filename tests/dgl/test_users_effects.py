@@ -106,3 +106,29 @@ def test_no_number_wins_in_a_mailbox(route, message, largest):
 
     assert (call() == 77.0).any()
     agrees(route, call, None)
+
+
+@pytest.mark.parametrize("first", ["no_grad", "reentrant"])
+def test_a_function_first_seen_without_gradients(route, first):
+    graph = apart()
+
+    def call(weight):
+        graph.edata["s"] = weight
+        graph.apply_edges(lambda edges: {"t": edges.src["h"][:, 0] * edges.dst["h"][:, 1]
+                                         * edges.data["s"]})
+        return graph.edata["t"]
+
+    def with_gradients():
+        weight = torch.ones(60, requires_grad=True)
+        return torch.autograd.grad(call(weight).sum(), [weight])[0]
+
+    def of_route():
+        if first == "no_grad":
+            with torch.no_grad():
+                call(torch.ones(60))
+        else:
+            torch.utils.checkpoint.checkpoint(
+                call, torch.ones(60, requires_grad=True), use_reentrant=True)
+        return with_gradients()
+
+    agrees(route, of_route, taken=None)  # no kernel makes such messages

@@ -170,8 +170,7 @@ class Run:
                         for name in function.__code__.co_freevars)
         ready = types.FunctionType(function.__code__, function.__globals__, function.__name__, None,
                                    closure)
-        with torch.enable_grad():  # what it does without gradients is told by that
-            return ready(batch) if bound is None else ready(self._object(bound), batch)
+        return ready(batch) if bound is None else ready(self._object(bound), batch)
 
     def _object(self, value: Any) -> Held:
         for one in self._held:

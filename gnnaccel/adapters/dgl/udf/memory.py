@@ -11,7 +11,7 @@ from gnnaccel.adapters.dgl.udf.features import Sent
 from gnnaccel.adapters.dgl.udf.functions import ENDS, Guard, Opened, Run, opened
 from gnnaccel.adapters.dgl.udf.mailbox import Nodes
 from gnnaccel.adapters.dgl.udf.messages import Edges, Fields
-from gnnaccel.adapters.pyg.propagate.expressed import Effect, noting_effects
+from gnnaccel.adapters.pyg.propagate.expressed import Effect, following
 from gnnaccel.adapters.pyg.propagate.node_values import NodeValue, Steps
 from gnnaccel.dispatch.policy.names import IdentityMap
 
@@ -121,7 +121,7 @@ def _traced(given: list[Any], pair: Pair, frames: Frames) -> _Kept:
     runs = [Run(one, prefix) if type(one) is Opened else None for one, prefix in zip(given, "cd")]
     found = None
     try:
-        with noting_effects() as effects:
+        with following() as effects:
             found = _found(runs, pair, frames, seen)
         found = found._replace(effects=tuple(effects))
     except ENDS:

@@ -75,11 +75,14 @@ _effects = _Effects()
 
 
 @contextlib.contextmanager
-def noting_effects() -> Iterator[list[Effect]]:
-    """A block in which a message is traced: the effects that it has, in their order."""
+def following() -> Iterator[list[Effect]]:
+    """A block in which a message is traced: the effects that it has, in their order. It serves
+    calls with and without gradients: what the message itself does without them is told by their
+    being recorded elsewhere."""
     before, _effects.noted = _effects.noted, []
     try:
-        yield _effects.noted
+        with torch.enable_grad():
+            yield _effects.noted
     finally:
         _effects.noted = before
 

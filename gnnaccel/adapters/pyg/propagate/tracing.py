@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters.pyg.propagate import guarded, reading
-from gnnaccel.adapters.pyg.propagate.expressed import Effect, noting_effects
+from gnnaccel.adapters.pyg.propagate.expressed import Effect, following
 from gnnaccel.adapters.pyg.propagate.message import SPECIAL
 from gnnaccel.adapters.pyg.propagate.nodes_read import argument
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS
@@ -104,7 +104,7 @@ def _trace(layer: Any, kwargs: dict, manner: Manner, edge_index: Any) -> Trace:
 
 
 def _run(layer: Any, kwargs: dict, manner: Manner, edge_index: Any, edges: int | None) -> Trace:
-    with noting_effects() as effects:
+    with following() as effects:
         found = _followed(layer, kwargs, manner, edge_index, edges)
     return found._replace(effects=tuple(effects))
 
@@ -122,20 +122,19 @@ def _followed(layer: Any, kwargs: dict, manner: Manner, edge_index: Any,
     cells = tuple((cell, cell.cell_contents) for cell in function.__closure__ or ())
     found, kept = None, {}
     try:
-        with torch.enable_grad():  # what the message does without gradients is told by that
-            for parameter in list(inspect.signature(function).parameters.values())[1:]:
-                one, end = stand_in(parameter, kwargs, manner, proxy, edge_index)
-                given[parameter.name] = one
-                if end == "e":
-                    at_edges.append(parameter.name)
-                elif end:
-                    ends.append((parameter.name[:-2], end))
-            out = message(proxy, **given)
-            if manner.then is not None:
-                out = manner.then(out, proxy, kwargs, ends, at_edges, edge_index)
-            found = manner.found(out, layer)
-            kept = {} if manner.kept is None else {
-                name: manner.kept(value) for name, value in proxy._traced_kept.items()}
+        for parameter in list(inspect.signature(function).parameters.values())[1:]:
+            one, end = stand_in(parameter, kwargs, manner, proxy, edge_index)
+            given[parameter.name] = one
+            if end == "e":
+                at_edges.append(parameter.name)
+            elif end:
+                ends.append((parameter.name[:-2], end))
+        out = message(proxy, **given)
+        if manner.then is not None:
+            out = manner.then(out, proxy, kwargs, ends, at_edges, edge_index)
+        found = manner.found(out, layer)
+        kept = {} if manner.kept is None else {
+            name: manner.kept(value) for name, value in proxy._traced_kept.items()}
     except ENDS:
         found, kept = None, {}  # it is none
     return Trace(found, tuple(ends), tuple(at_edges), proxy._traced_read, cells,

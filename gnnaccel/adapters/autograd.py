@@ -24,6 +24,7 @@ from gnnaccel.dispatch.policy.config import current
 
 # through which torch.autograd.backward, torch.autograd.grad and Tensor.backward go
 _ENTRY = "_engine_run_backward"
+_OF_STEPS = ("gnnaccel.adapters.captured.modules", "gnnaccel.adapters.captured.optimizers")
 
 
 def install(patches: PatchSet) -> list[str]:
@@ -50,15 +51,16 @@ def install(patches: PatchSet) -> list[str]:
 
 
 def requantized(patches: PatchSet) -> None:
-    """As `gnnaccel.adapters.requantized`: modules as CUDA graphs, where they are asked for."""
-    name = "gnnaccel.adapters.captured.modules"
-    if configs.capturing or name in sys.modules:
-        importlib.import_module(name).asked(patches)
+    """As `gnnaccel.adapters.requantized`: whole steps, where they are asked for."""
+    if configs.capturing or _OF_STEPS[0] in sys.modules:
+        for name in _OF_STEPS:
+            importlib.import_module(name).asked(patches)
 
 
 def on_demand(patches: PatchSet) -> None:
     """Replace what `requantized` may replace."""
-    importlib.import_module("gnnaccel.adapters.captured.modules").replace_call(patches)
+    for name in _OF_STEPS:
+        importlib.import_module(name).replace(patches)
 
 
 def _in_this_thread(native: Callable, torch: Any) -> Callable:

@@ -100,12 +100,12 @@ def _of_graphs(module: nn.Module) -> bool:
 def asked(patches: PatchSet) -> None:
     """Put the wrapper of ``Module.__call__`` in or out, as the configurations ask."""
     if configs.capturing and not patches.holds(nn.Module, "__call__"):
-        replace_call(patches)
+        replace(patches)
     elif not configs.capturing:
         patches.undo(nn.Module, "__call__")
 
 
-def replace_call(patches: PatchSet) -> None:
+def replace(patches: PatchSet) -> None:
     """Put the wrapper in."""
     patches.set(
         nn.Module, "__call__", _wrapped(nn.Module.__call__),

@@ -96,6 +96,25 @@ def test_on_a_gpu_there_are_a_cold_and_a_captured_run_with_the_native_ones_steps
     assert row["capture gain"] == "2x" and row["cold wall"] == "0.25x" and row["memory"] == "1x"
 
 
+def test_of_several_runs_the_fastest_counts(runs, monkeypatch):
+    times = iter([5.0, 1.0, 3.0, 2.0, 4.0, 1.5])
+    monkeypatch.setattr(suite_scripts._Runs, "_run", lambda self, part, out, folder, limit: (
+        out.write_text(json.dumps(seen(next(times)))), (0, ""))[1])
+    records = parts_of(runs, scripts=runs.plan.scripts[:1], parts=("native", "gnnaccel"), repeat=3)
+    assert [(one.impl, one.ms, one.values["runs_ms"]) for one in records] == [
+        ("native", 3.0, [5.0, 3.0, 4.0]), ("gnnaccel", 1.0, [1.0, 2.0, 1.5])]
+
+
+def test_runs_for_which_the_budget_does_not_suffice_are_left_out(runs):
+    left = iter([50.0] * 5 + [1.0] * 9)  # two runs, and the limit of a third
+    budget = type("Budget", (), {"left": property(lambda self: next(left))})()
+    plan = dataclasses.replace(runs.plan, scripts=runs.plan.scripts[:1], repeat=2,
+                               parts=("native", "gnnaccel"))
+    records = list(suite_scripts.scripts(plan, budget))
+    assert [(one.kind, len(one.values["runs_ms"])) for one in records] == [
+        ("script", 2), ("script", 1)]
+
+
 def test_a_cold_run_has_a_kernel_cache_of_its_own(monkeypatch, runs):
     monkeypatch.undo()
     places = []

@@ -75,7 +75,8 @@ def _add_effort(parser) -> None:
     effort = parser.add_argument_group("how long")
     effort.add_argument("--quick", action="store_true",
                         help="a tiny graph and few repetitions, to see that it runs")
-    effort.add_argument("--repeat", type=int, metavar="N", help="timed batches per cell")
+    effort.add_argument("--repeat", type=int, metavar="N", help="timed batches per cell; "
+                        "scripts: runs of each part, the fastest of which counts (1)")
     effort.add_argument("--compile", action=argparse.BooleanOptionalAction, default=None,
                         help="torch.compile too (default: on a GPU, unless --quick)")
     effort.add_argument("--compile-limit", type=float, default=75.0, metavar="SECONDS",

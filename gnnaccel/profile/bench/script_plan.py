@@ -30,7 +30,8 @@ class Script:
 @dataclasses.dataclass(frozen=True)
 class ScriptsPlan:
     """``parts``: those named, None for what the device makes sense of; ``seconds``, ``limit``: as
-    the options of these names; ``cpu``: scripts are to see no GPU."""
+    the options of these names; ``cpu``: scripts are to see no GPU; ``repeat``: runs of each
+    part."""
 
     scripts: tuple[Script, ...]
     parts: tuple[str, ...] | None
@@ -43,6 +44,7 @@ class ScriptsPlan:
     before: str | None
     preload: tuple[str, ...]
     seed: int
+    repeat: int = 1
 
     def wanted(self, gpu: bool) -> list[str]:
         """The parts, in the order of PARTS. ``gpu``: whether the script uses one."""
@@ -57,8 +59,8 @@ def from_options(options: Any) -> ScriptsPlan:
     if not options.scripts:
         raise ValueError("--suite scripts needs --scripts: paths, patterns, or a script with its "
                          'arguments as "train.py --epochs 5"')
-    for name in ("steps", "seconds", "limit"):
-        if not getattr(options, name) > 0:
+    for name in ("steps", "seconds", "limit", "repeat"):
+        if getattr(options, name) is not None and not getattr(options, name) > 0:
             raise ValueError(f"--{name} {getattr(options, name):g} is not above 0")
     preload = plan.flat(options.preload)
     for file in (options.before, *(name for name in preload if name.endswith(".py"))):
@@ -72,7 +74,8 @@ def from_options(options: Any) -> ScriptsPlan:
         steps, seconds = min(steps, _QUICK_STEPS), min(seconds, _QUICK_SECONDS)
     return ScriptsPlan(_scripts(options.scripts), named, options.native,
                        plan.device(options).type == "cpu", steps, seconds, options.limit,
-                       options.exact, options.before, tuple(preload), options.seed)
+                       options.exact, options.before, tuple(preload), options.seed,
+                       options.repeat or 1)
 
 
 def _scripts(given: list[str]) -> tuple[Script, ...]:

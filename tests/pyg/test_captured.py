@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import functools
 import pickle
 import sys
 import types
@@ -192,6 +193,67 @@ def test_globals_are_seen(on, monkeypatch):
         first = [model(*args) for _ in range(6)][-1]
         monkeypatch.setitem(globals(), "SCALE", 3.0)
         assert torch.allclose(model(*args), first * 3, atol=1e-5)
+
+
+class Held(Net):
+    """Functions are among its attributes."""
+
+    def __init__(self, act):
+        super().__init__()
+        self.act = act
+
+    def forward(self, x, edge_index):
+        act = self.act[0] if isinstance(self.act, list) else self.act
+        return act(super().forward(x, edge_index))
+
+
+def times(factor, x):
+    return x * factor * TIMES
+
+
+def closing(box):
+    return lambda x: x * box[0]
+
+
+TIMES = 2.0
+HELD = {"a global": (lambda: lambda x: x * TIMES, lambda act: globals().update(TIMES=3.0)),
+        "a partial's function": (lambda: functools.partial(times, 0.5),
+                                 lambda act: globals().update(TIMES=3.0)),
+        "in a list": (lambda: [lambda x: x * TIMES], lambda act: globals().update(TIMES=3.0)),
+        "a partial's argument": (lambda: functools.partial(times, torch.ones((), device=PLACE[0])),
+                                 lambda act: act.args[0].mul_(2)),
+        "a closure": (lambda: closing([1.0]),
+                      lambda act: act.__closure__[0].cell_contents.__setitem__(0, 4.0)),
+        "its code": (lambda: lambda x: x * 2,
+                     lambda act: setattr(act, "__code__", (lambda x: x + 1).__code__))}
+
+
+@pytest.mark.parametrize("what", HELD)
+def test_functions_among_the_attributes(on, what, monkeypatch):
+    monkeypatch.setitem(globals(), "TIMES", 2.0)
+    make, change = HELD[what]
+    model, args = Held(make()).eval(), given()
+    with torch.no_grad():
+        for _ in range(8):
+            found = model(*args)
+        assert modules.summary()["replays"] == {"Held": 4}
+        change(model.act[0] if isinstance(model.act, list) else model.act)
+        found = model(*args)
+        with gnnaccel.disabled():
+            assert same([found], [model(*args)])
+
+
+@pytest.mark.parametrize("act", [
+    lambda x: print(end="") or x,
+    [type("Told", (), {"times": lambda self, x: x * 2})().times]])
+def test_functions_that_are_not_followed(on, act):
+    model, args = Held(act).eval(), given()
+    with torch.no_grad():
+        for _ in range(8):
+            found = model(*args)
+        with gnnaccel.disabled():
+            assert same([found], [model(*args)])
+    assert "Held" not in modules.summary()["replays"] and modules.summary()["refused"]["Held"]
 
 
 def test_a_replaced_forward_is_seen(on, monkeypatch):

@@ -1,17 +1,19 @@
 """What the functions of a user's modules read besides their arguments and attributes: globals,
-closures and defaults. Code of libraries is not looked at."""
+closures and defaults; of functions that are attributes, too. Code of libraries is not looked at."""
 from __future__ import annotations
 
 import dis
+import functools
 import os
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from operator import is_
 from typing import Any
 
 from torch import nn
 
-from gnnaccel.adapters.captured.state import LIBRARIES, Frozen
+from gnnaccel.adapters.captured.state import ASIDE, LIBRARIES, Frozen
 from gnnaccel.adapters.captured.values import Unknown
 
 #: what acts on the world, or reads it, which a replay would not
@@ -36,13 +38,40 @@ class Reads:
         self._seen: set[int] = set()
         self._names = set(_CALLED)
         self._methods: dict[str, list[types.FunctionType]] = {}
-        for cls in dict.fromkeys(type(m) for m in modules):
-            self._class(cls)
+        self._tree(modules)
         self._reach()
 
     def holds(self) -> bool:
         """Whether all is as it was."""
         return all(one.holds() for one in self.frozen)
+
+    def _tree(self, modules: Iterable[nn.Module]) -> None:
+        for m in modules:
+            self._class(type(m))
+            for name, value in vars(m).items():
+                if name not in ASIDE:
+                    self._held(f"the attribute {name}", value)
+
+    def _held(self, name: str, value: Any) -> None:
+        """A value that the code may reach and call."""
+        if isinstance(value, types.FunctionType):
+            self._function(value)
+        elif isinstance(value, functools.partial):
+            self._held(name, value.func)
+            self._frozen(name, lambda: (value.args, value.keywords))
+            self._held(name, [*value.args, *value.keywords.values()])
+        elif isinstance(value, (list, tuple, set, dict)) and id(value) not in self._seen:
+            self._seen.add(id(value))
+            for one in value.values() if isinstance(value, dict) else value:
+                self._held(name, one)
+        elif isinstance(value, types.MethodType) and not _is_library(value.__func__.__module__):
+            raise Unknown(f"{name}, a method of an object")
+
+    def _frozen(self, name: str, get: Any) -> None:
+        try:
+            self.frozen.append(Frozen(get))
+        except Unknown as problem:
+            raise Unknown(f"{name}, {problem}") from None
 
     def _class(self, cls: type) -> None:
         """Its methods are looked at once their names are read somewhere."""
@@ -70,6 +99,7 @@ class Reads:
         if id(function) in self._seen or _is_library(function.__module__):
             return
         self._seen.add(id(function))
+        self.frozen.append(_Code(function))
         code, given = function.__code__, function.__globals__
         attributes = {name for inner in _codes(code) for name in inner.co_names}
         self._names |= attributes
@@ -89,7 +119,7 @@ class Reads:
             self._module(value, attributes)
         elif isinstance(value, nn.Module):
             self.modules.append(value)
-            self._class(type(value))
+            self._tree(value.modules())
         elif isinstance(value, type):
             self._class(value)
         elif isinstance(value, types.FunctionType):
@@ -98,10 +128,8 @@ class Reads:
         elif callable(value) and _is_library(getattr(value, "__module__", None)):
             self.frozen.append(_Identity(get))
         else:
-            try:
-                self.frozen.append(Frozen(get))
-            except Unknown as problem:
-                raise Unknown(f"the name {name}, {problem}") from None
+            self._frozen(f"the name {name}", get)
+            self._held(f"the name {name}", value)
 
     def _module(self, module: types.ModuleType, attributes: set[str]) -> None:
         top = module.__name__.partition(".")[0]
@@ -125,6 +153,23 @@ class _Identity:
 
     def holds(self) -> bool:
         return self._get() is self._value
+
+
+class _Code:
+    """What a function consists of, which tools that load changed files replace in place."""
+
+    __slots__ = ("_function", "_parts")
+
+    def __init__(self, function: types.FunctionType) -> None:
+        self._function, self._parts = function, self._now(function)
+
+    @staticmethod
+    def _now(function: types.FunctionType) -> tuple:
+        return function.__code__, function.__defaults__, function.__kwdefaults__
+
+    def holds(self) -> bool:
+        """Whether it is as it was."""
+        return all(map(is_, self._now(self._function), self._parts))
 
 
 def _content(cell: Any) -> Any:

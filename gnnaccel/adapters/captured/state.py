@@ -8,6 +8,7 @@ graph itself.
 from __future__ import annotations
 
 import contextlib
+import types
 import warnings
 import weakref
 from collections.abc import Iterable, Iterator
@@ -27,7 +28,8 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
           "_message_forward_hooks", "_aggregate_forward_pre_hooks", "_aggregate_forward_hooks",
           "_message_and_aggregate_forward_pre_hooks", "_message_and_aggregate_forward_hooks",
           "_edge_update_forward_pre_hooks", "_edge_update_forward_hooks")
-_ASIDE = frozenset((*_TABLES, *_HOOKS, "_non_persistent_buffers_set", "_is_full_backward_hook",
+#: what a module keeps besides its own attributes
+ASIDE = frozenset((*_TABLES, *_HOOKS, "_non_persistent_buffers_set", "_is_full_backward_hook",
                     "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks",
                     "_load_state_dict_post_hooks", "_forward_hooks_with_kwargs",
                     "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs"))
@@ -141,8 +143,9 @@ def _contents(modules: list[nn.Module], root: nn.Module) -> tuple[list[Frozen], 
     frozen, tensors = [], []
     for m in modules:
         for name, value in vars(m).items():
-            if name in _ASIDE or isinstance(value, (bool, int, float, str, type(None))):
-                continue
+            if name in ASIDE or isinstance(value, (bool, int, float, str, type(None),
+                                                   types.FunctionType)):
+                continue  # what a function reads is told by `Reads`
             if isinstance(value, Tensor):
                 tensors.append(value)
             elif isinstance(value, (list, dict, set, tuple)):

@@ -32,6 +32,11 @@ def test_steps_that_warm_up_do_not_count():
     assert script_figures.record("x", "native", seen(), None).ms == 2.0
 
 
+def test_evaluation_after_some_steps_counts_in_the_loop():
+    found = seen() | {"loop_ms": [9.0] * 10 + [1.0, 1.0, 1.0, 9.0] * 5}
+    assert script_figures.record("x", "native", found, None).values["loop_ms"] == 3.0
+
+
 @pytest.mark.parametrize("native, ours, found", [
     ([2.0, 1.0], [2.0, 1.1], 0.1), ([1.0] * 6, [1.0] * 5 + [2.0], 0.0), ([], [1.0], None),
     ([math.nan], [math.nan], 0.0), ([1.0, 1.0], [1.0, math.nan], math.inf),

@@ -19,8 +19,9 @@ def record(name: str, part: str, found: dict[str, Any], native: dict[str, Any] |
     """One run's. ``timing``: of a step, zero_grad to the end of the optimizer's step, the device
     waited for at both. ``values``: ``what`` is timed, ``steps``, ``ended`` (what ended the run:
     the "script", so many "steps" or "seconds", the "limit"), ``loop_ms`` from the end of a step to
-    the end of the next (median), ``wall_s`` from the process's start to the end of the script or
-    of its last step, ``first_step_s`` to the end of its first, ``peak_mib``, ``losses`` of the
+    the end of the next (mean: evaluation may come after some steps only), ``wall_s`` from the
+    process's start to the end of the script or of its last step, ``first_step_s`` to the end of its
+    first, ``peak_mib``, ``losses`` of the
     first steps, ``loss_difference`` (`difference`, where there is ``native``), ``share`` of layers'
     calls that did not run natively, ``routes`` and ``reasons`` of these calls, ``compile_s`` and
     ``kernels`` (compiled or loaded), ``replays`` and ``refused`` of captured calls. The part
@@ -32,7 +33,7 @@ def record(name: str, part: str, found: dict[str, Any], native: dict[str, Any] |
     if not ms:
         return Record(**place, error=_nothing(found))
     values = {"what": found["what"], "steps": len(found["ms"]), "ended": found["ended"],
-              "loop_ms": statistics.median(loop) if loop else None, "wall_s": found["wall_s"],
+              "loop_ms": statistics.fmean(loop) if loop else None, "wall_s": found["wall_s"],
               "first_step_s": found["first_step_s"],
               "peak_mib": found["memory_bytes"] and found["memory_bytes"] / _MIB,
               "losses": [_text(loss) for loss in _losses(found)]}

@@ -37,7 +37,7 @@ def _side(runs: list[dict[str, Any]]) -> Side:
     # JSON has made strings of the numbers of steps
     losses = {int(step): loss for step, loss in runs[0]["losses"].items()}
     return Side([statistics.median(run["ms"]) for run in runs], sum(len(run["ms"]) for run in runs),
-                statistics.median(loops) if loops and runs[0]["what"] == "training step" else None,
+                statistics.fmean(loops) if loops and runs[0]["what"] == "training step" else None,
                 max((run["memory_bytes"] or 0 for run in runs), default=0) or None, losses)
 
 

@@ -19,8 +19,9 @@ _SHOWN = 3  # of what to try
 @dataclass
 class Side:
     """One way of running. ``runs_ms``: the median step of each run or block; ``loop_ms``: from the
-    end of a step to the end of the next, with all that lies between; ``memory_bytes``: the peak, of
-    the device on a GPU and of the process without one; ``losses``: by the number of the step."""
+    end of a step to the end of the next on average, with all that lies between; ``memory_bytes``:
+    the peak, of the device on a GPU and of the process without one; ``losses``: by the number of
+    the step."""
 
     runs_ms: list[float]
     steps: int

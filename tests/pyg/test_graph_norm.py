@@ -16,6 +16,7 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm  # by a user, before enabl
 from torch_geometric.transforms import GCNNorm
 
 import gnnaccel
+from gnnaccel.adapters.pyg.propagate import graph_norm
 from gnnaccel.dispatch.graph import cache
 from tests.pyg import graphs
 from tests.pyg.graphs import E, F, N
@@ -256,6 +257,7 @@ def test_scripted_and_compiled():
 def test_ids_out_of_range_raise_before_the_host_reads_them(route, options, weight, wrong,
                                                            monkeypatch):
     """On a GPU the host would fail an assertion on the device, which makes the process useless."""
+    monkeypatch.setattr(graph_norm, "_unused", [0])  # as if no graph had come before
     layer = GCNConv(F, 4, **options).to(route.device)
     x, right = graphs.features().to(route.device), graphs.square().to(route.device)
     weights = () if weight is None else (weight.to(route.device),)
@@ -270,6 +272,21 @@ def test_ids_out_of_range_raise_before_the_host_reads_them(route, options, weigh
     native = layer(x, right, *weights)  # the device still works
     with route.on(on_fallback="native"):
         assert close(layer(x, right, *weights), native)
+
+
+@pytest.mark.gpu
+def test_graphs_that_are_new_each_time_are_not_waited_for(gpu, monkeypatch):
+    monkeypatch.setattr(graph_norm, "_unused", [0])
+    checks, aminmax = [], torch.aminmax
+    monkeypatch.setattr(torch, "aminmax", lambda *a: (checks.append(1), aminmax(*a))[1])
+    layer, x = GCNConv(F, 4).to(gpu.device), graphs.features().to(gpu.device)
+    with gpu.on(on_fallback="native"):
+        for _ in range(20):
+            layer(x, graphs.square().to(gpu.device))
+        assert 0 < len(checks) <= 9
+        kept = graphs.square().to(gpu.device)
+        outs = [layer(x, kept) for _ in range(3)]
+        assert 0 < len(checks) <= 10 and close(outs[2], outs[0])
 
 
 @pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])

@@ -172,14 +172,16 @@ def checking(native: Callable) -> Callable:
     """``native``, `gcn_norm`, which raises GraphError for ids out of range.
 
     The host's function fails an assertion on the device then, which ends the process. The check
-    waits once for each graph.
+    waits once for each graph. After `_TRIED` graphs that did not come again it would do so in each
+    call: from then on the host's own assertion has to do.
     """
 
     @functools.wraps(native)
     def norm(edge_index: Any, edge_weight: Tensor | None = None, num_nodes: Any = None,
              *more: Any, **kwargs: Any) -> Any:
         if not is_compiling() and _to_be_checked(edge_index, num_nodes):
-            if find("ids", checked, (edge_index, num_nodes), {}) is None:
+            kept = find("ids", checked, (edge_index, num_nodes), {})
+            if kept is None and _unused[0] < _TRIED:
                 checked(edge_index, num_nodes)
         return native(edge_index, edge_weight, num_nodes, *more, **kwargs)
 

@@ -203,14 +203,8 @@ class _Writer(Writer):
         for k in sorted(active, reverse=True):
             name = self.names[k]
             found.append(f"    const float of_{name} = {' + '.join(reached.get(k, ['0.f']))};")
-            if k < self.first or k in self.sums:
-                continue
-            op, args = self.of.steps[k - self.first]
-            given = [self.names[a] for a in args]
-            for a, slope in zip(args, OPERATIONS[op].slopes):
-                if a in active and slope:
-                    term = slope.format(*given, g=f"of_{name}", y=name)
-                    reached.setdefault(a, []).append(f"({term})")
+            if k >= self.first and k not in self.sums:
+                self.pass_on(k, active, reached)
         return found
 
     def skip_unread(self, inputs: list[int]) -> None:

@@ -344,13 +344,17 @@ class Writer:
                 break
             if k < self.first:
                 continue
-            op, args = self.of.steps[k - self.first]
-            given = [self.names[a] for a in args]
-            for a, slope in zip(args, OPERATIONS[op].slopes):
-                if a in active and slope:
-                    term = slope.format(*given, g=f"of_{name}", y=name)
-                    reached.setdefault(a, []).append(f"({term})")
+            self.pass_on(k, active, reached)
         return found
+
+    def pass_on(self, k: int, active: set[int], reached: dict[int, list[str]]) -> None:
+        """Adds what reaches the arguments of step ``k``, those that are ``active``, through it."""
+        op, args = self.of.steps[k - self.first]
+        name, given = self.names[k], [self.names[a] for a in args]
+        for a, slope in zip(args, OPERATIONS[op].slopes):
+            if a in active and slope:
+                term = slope.format(*given, g=f"of_{name}", y=name)
+                reached.setdefault(a, []).append(f"({term})")
 
     def added(self, k: int, stored: bool, together: bool) -> str:
         """Adds a channel's part to the gradient of an input."""

@@ -152,12 +152,6 @@ class Message(NamedTuple):
     weighted: Any = None  # likewise
 
     @property
-    def of_sources(self) -> bool:
-        """Whether rows of the sources go into it."""
-        return any(leaf.end == "j" or any(isinstance(one, Before) for one in leaf.names)
-                   for leaf in self.leaves)
-
-    @property
     def edge_arguments(self) -> set[str]:
         """The arguments with a row for each edge of which it is made."""
         found = set()

@@ -88,7 +88,7 @@ def compare(task: Task, layer: str, seeds: int, epochs: int,
             progress(f"{task.title}, {name}: seed {seed} of {seeds}, {side}")
             mine = copy.deepcopy(model)
             gnnaccel.reset_stats()
-            with gnnaccel.enabled() if side == "gnnaccel" else nullcontext():
+            with gnnaccel.enabled(first_use="wait") if side == "gnnaccel" else nullcontext():
                 runs[side].append(fit(mine, task, epochs, seed))
             if side == "gnnaccel":
                 decisions.calls += (epochs + 1) * sum(isinstance(part, MessagePassing)

@@ -62,8 +62,8 @@ def enable(*, backend: str | None = None, when: str | None = None, on_fallback: 
     - ``backward``: "caller": where a process uses one GPU, backward runs in the thread that asked
       for it, which spares every step of training a change of threads; "workers": in autograd's
       own threads, as without gnnaccel
-    - ``first_use``: "wait": calls wait while their kernels are compiled for the first time;
-      "background": they run natively meanwhile (GA408)
+    - ``first_use``: "background": calls run natively while kernels are compiled that this machine
+      has not compiled before (GA408); "wait": they wait
     - ``decisions``: the path of a file with decisions to keep to (``python -m gnnaccel log
       --export``); True: those that `autotune` kept; False: none
     - ``compile``: True: layers inside ``torch.compile`` take the same ways as elsewhere, as

@@ -10,6 +10,8 @@ import pytest
 
 # no folder: what was calibrated on this machine is not to change decisions
 os.environ["GNNACCEL_CACHE_DIR"] = os.devnull
+# calls wait for kernels, so that they take the same way on any machine
+os.environ.setdefault("GNNACCEL_FIRST_USE", "wait")
 
 import gnnaccel  # noqa: F401  (before dgl, which pytest-xdist may import to show a warning of its)
 from tests import thinning

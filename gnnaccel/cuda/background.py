@@ -12,8 +12,10 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
-#: threads, where there are more cores: a layer has about as many kernels
+#: threads while a call waits, where there are more cores: a layer has about as many kernels
 _MOST = 12
+#: threads beside a program that goes on; each takes some of the speed of the core it shares
+_BESIDE = 4
 
 
 class Stopped(BaseException):
@@ -30,10 +32,11 @@ class _Workers:
         self.open = 0
         self.stopping = False
 
-    def submit(self, work: Callable[[], None]) -> None:
+    def submit(self, work: Callable[[], None], most: int) -> None:
+        """``most``: threads that there may be for it."""
         with self.lock:
             self.open += 1
-            if self.open > len(self.pieces) < _most():
+            if self.open > len(self.pieces) < most:
                 piece = threading.Lock()
                 self.pieces.append(piece)
                 threading.Thread(target=self._run, args=(piece,), daemon=True,
@@ -60,7 +63,7 @@ _workers = _Workers()
 def submit(work: Callable[[], None]) -> None:
     """Run ``work`` in a thread of this module, after what was submitted before. It must not
     raise."""
-    _workers.submit(work)
+    _workers.submit(work, _beside())
 
 
 def share(works: Sequence[Callable[[], None]]) -> None:
@@ -79,16 +82,23 @@ def share(works: Sequence[Callable[[], None]]) -> None:
             finally:
                 ended.release()
 
-    for _ in range(min(len(works) - 1, _most())):
-        submit(some)
+    # a thread of this module waits for nobody else
+    most = _most() if getattr(_here, "piece", None) is None else _beside()
+    for _ in range(min(len(works) - 1, most)):
+        _workers.submit(some, most)
     some()
     for _ in works:
         ended.acquire()
 
 
 def _most() -> int:
-    """Threads that compile at once. One core is left to the program."""
+    """Threads that compile at once while a call waits. One core is left to the program."""
     return min(_MOST, max(1, (os.cpu_count() or 1) - 1))
+
+
+def _beside() -> int:
+    """Threads that compile at once while the program goes on."""
+    return min(_BESIDE, max(1, (os.cpu_count() or 1) // 4))
 
 
 def pending() -> int:

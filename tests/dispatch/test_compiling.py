@@ -67,9 +67,10 @@ class Compile:
             raise self.error
 
 
-def test_a_call_is_native_until_its_kernels_are_there(beside):
+def test_a_call_is_native_until_its_kernels_are_there(beside, monkeypatch):
     work = Compile()
-    with gnnaccel.enabled(first_use="background"):
+    monkeypatch.delenv("GNNACCEL_FIRST_USE", raising=False)
+    with gnnaccel.enabled():
         before = configs.current().epoch
         for _ in range(3):
             assert compiling.problem("k", work).code == "GA408"
@@ -195,6 +196,29 @@ def test_who_must_not_run_natively_does_not_wait_for_the_background(beside):
         assert compiling.problem("k", work) is None
 
 
+def test_fewer_threads_beside_a_program_that_goes_on(monkeypatch):
+    monkeypatch.setattr(background, "_workers", background._Workers())
+    monkeypatch.setattr(os, "cpu_count", lambda: 32)
+    go, ended = threading.Event(), threading.Semaphore(0)
+
+    def work():
+        go.wait(20)
+        ended.release()
+
+    def within():  # shares its own work with nobody else
+        background.share([work] * 20)
+
+    for _ in range(20):
+        background.submit(work)
+    background.submit(within)
+    assert len(background._workers.pieces) == 4
+    go.set()
+    background.share([work] * 20)
+    assert len(background._workers.pieces) <= 12
+    for _ in range(60):
+        assert ended.acquire(timeout=20)
+
+
 def _run(text: str) -> subprocess.CompletedProcess:
     return subprocess.run([sys.executable, "-c", text], capture_output=True, text=True,
                           timeout=60, env={**os.environ, "PYTHONPATH": str(ROOT)})
@@ -292,7 +316,7 @@ def test_the_first_and_the_second_run_on_a_machine(tmp_path):
     import json
 
     env = {**os.environ, "PYTHONPATH": str(ROOT), "CUPY_CACHE_DIR": str(tmp_path)}
-    env["GNNACCEL_FIRST_USE"] = "background"
+    env.pop("GNNACCEL_FIRST_USE", None)
     found = []
     for _ in range(2):
         done = subprocess.run([sys.executable, "-c", _SCRIPT], capture_output=True, text=True,

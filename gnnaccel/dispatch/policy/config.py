@@ -64,7 +64,7 @@ class Config:
     when: str = "profitable"
     on_fallback: str = "native"
     backward: str = "caller"
-    first_use: str = "wait"
+    first_use: str = "background"
     include: tuple[str | type, ...] = ()
     exclude: tuple[str | type, ...] = ()
     records: int = 0

@@ -75,7 +75,7 @@ KINDS: dict[str, Kind] = {
     "GA407": Kind("captured in a CUDA graph without an earlier call",
                   "run the same step once before the capture"),
     "GA408": Kind("its kernels are being compiled in the background",
-                  "later calls run by them; leave first_use='background' out to wait"),
+                  "later calls run by them; enable(first_use='wait') waits"),
     "GA409": Kind("the host samples in place of the GPU",
                   "nothing to do: a DGL built with CUDA samples on the GPU"),
     "GA501": Kind("message-passing hooks are registered", "remove the hooks from the layer"),

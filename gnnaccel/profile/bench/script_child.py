@@ -74,7 +74,9 @@ class Run:
             session.enable(include=NO_LAYER, capture=False)
             self._report = Report()
         else:
-            session.enable(capture=self.spec.mode == CAPTURE)
+            # a first run as it is; the steps of the others are not to begin natively
+            session.enable(capture=self.spec.mode == CAPTURE,
+                           first_use=None if self.spec.mode == COLD else "wait")
 
     # --- while it runs ---
 

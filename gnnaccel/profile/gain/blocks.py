@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -50,7 +51,8 @@ def gain(step: Callable[[], Any], seconds: float = 10.0) -> Gain:
 
 
 def _gain(step: Callable[[], Any], seconds: float) -> Gain:
-    ways = {True: _native, False: session.enabled}
+    ways: dict[bool, Callable[[], Any]] = {
+        True: _native, False: functools.partial(session.enabled, first_use="wait")}
     for native in (True, False):
         with ways[native]():
             _block(step, _WARM)

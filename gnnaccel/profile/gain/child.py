@@ -36,7 +36,7 @@ class Run:
         if self.spec["mode"] != NATIVE:
             from gnnaccel import session
 
-            session.enable(capture=self.spec["mode"] == CAPTURE or None)
+            session.enable(capture=self.spec["mode"] == CAPTURE or None, first_use="wait")
         self.steps.install()
 
     def _stepped(self) -> None:

@@ -27,7 +27,7 @@ class Look:
         """Measure from here on; with ``native`` every layer runs the host's own code."""
         self._open = contextlib.ExitStack()
         self._open.enter_context(session.enabled(include=NO_LAYER) if native
-                                 else session.enabled())
+                                 else session.enabled(first_use="wait"))
         self._open.enter_context(self._reports[native])
 
     def end(self) -> None:

@@ -159,8 +159,8 @@ def forward(variant: Variant, graph: Rows, a_src: Tensor, a_dst: Tensor | None,
     out = torch.empty((rows, h, d), dtype=variant.out, device=device)
     saved, kept = None, (0, 0, 0)
     if variant.train:
-        saved = Saved(torch.empty((4, rows, h), device=device),
-                      torch.empty((2, rows, h, d), device=device))
+        saved = Saved(torch.empty((4, rows, h), dtype=torch.float32, device=device),
+                      torch.empty((2, rows, h, d), dtype=torch.float32, device=device))
         kept = saved.pointers()
     to, bias_at, *terms = [0 if t is None else t.data_ptr()
                            for t in (out, bias, a_src, a_dst, a_edge)]

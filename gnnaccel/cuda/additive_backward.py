@@ -51,15 +51,16 @@ def backward(variant: Variant, by_dst: Rows, graph: Rows, saved: Saved, grad: Te
     h, d, layout = variant.heads, variant.width, variant.backward_layout
     kernels = variant.edge_grad_kernels if edge_grad else variant.backward_kernels
     small, plus, minus = saved.pointers()
-    packed, d_a_dst = (torch.empty((num_dst, h, 4), device=device),
-                       torch.empty((num_dst, h), device=device))
+    packed, d_a_dst = (torch.empty((num_dst, h, 4), dtype=torch.float32, device=device),
+                       torch.empty((num_dst, h), dtype=torch.float32, device=device))
     kernels("prepare")(grid(num_dst, layout, layout.slots), THREADS, 0, (
         np.int32(num_dst), *addresses(grad), plus, minus, small, pointer(a_dst), np.float32(slope),
         *by_dst.launch().graph[:2], *addresses(values), packed.data_ptr(), d_a_dst.data_ptr()))
     memory, parts = workspace(launch.chunks, (h * d, h * d, h), device)
-    d_values = (torch.empty((graph.rows, h, d), device=device) if isinstance(values, Int8Rows)
+    d_values = (torch.empty((graph.rows, h, d), dtype=torch.float32, device=device)
+                if isinstance(values, Int8Rows)
                 else rows_like(values))
-    d_a_src = torch.empty((graph.rows, h), device=device)
+    d_a_src = torch.empty((graph.rows, h), dtype=torch.float32, device=device)
     d_a_edge = None if a_edge is None or not edge_grad else _of_edges(graph, a_edge)
     tail = (*addresses(values), att_src.data_ptr(), pointer(att_dst),
             d_a_dst.data_ptr() if att_dst is not None else 0, d_values.data_ptr(),

@@ -293,7 +293,7 @@ def total(graph: Rows, x: Tensor, weight: Tensor | None = None, at: str = "place
     add, out, x = _NO if into is None else _YES, into, dense(x) if copied else x
     if out is None:
         out = torch.empty_like(x) if alike else torch.empty(shape, dtype=x.dtype, device=x.device)
-    memory = torch.empty(partial, device=x.device) if partial else None
+    memory = torch.empty(partial, dtype=torch.float32, device=x.device) if partial else None
     rows, weights, scales, biases, part, to = [
         0 if t is None else t.data_ptr() for t in (x, weight, scale, bias, memory, out)]
     compiled(entry)(across, THREADS, 0,
@@ -378,8 +378,8 @@ def edge_dot(variant: Variant, graph: Rows, left: Tensor | Int8Rows,
     _check_rows(variant, graph, "right", right)
     launch = graph.launch()
     # Not every place need have an edge. Only the device knows; zeroing costs less than asking it.
-    full = graph.split.known and graph.split.edges == edges
-    out = (torch.empty if full else torch.zeros)((edges, layout.heads), device=graph.indptr.device)
+    make = torch.empty if graph.split.known and graph.split.edges == edges else torch.zeros
+    out = make((edges, layout.heads), dtype=torch.float32, device=graph.indptr.device)
     kernels = variant.int8_dot if isinstance(left, Int8Rows) else variant.kernels
     kernels("edge_dot")(grid(launch.slots + rows, layout), THREADS, 0,
                         launch.graph + launch.split + addresses(left) + addresses(right)

@@ -42,12 +42,12 @@ def blend_grad(segments: Segments, grad: Tensor, rest: Tensor, share: Tensor,
     if d_rest is not None:
         expect("d_rest", d_rest, grad.dtype, tuple(grad.shape), grad.device)
     if not segments.rows or not columns:
-        return torch.zeros(segments.count, device=grad.device)
+        return torch.zeros(segments.count, dtype=torch.float32, device=grad.device)
     places = [t.data_ptr() for t in (grad, rest, d_rest) if t is not None]
     vec = next(v for v in (4, 2, 1) if columns % v == 0
                and not any(at % (v * grad.element_size()) for at in places))
     blocks = min(_MOST, -(-segments.rows * (columns // vec) // (_THREADS * _EACH)))
-    out = torch.zeros((blocks, segments.count), device=grad.device)
+    out = torch.zeros((blocks, segments.count), dtype=torch.float32, device=grad.device)
     kernels(columns, vec, grad.dtype)("blend_grad")((blocks, 1), _THREADS, 4 * _THREADS // 32, (
         segments.ptr.data_ptr(), np.int32(segments.count), pointer(order), grad.data_ptr(),
         rest.data_ptr(), share.data_ptr(), pointer(d_rest), out.data_ptr()))

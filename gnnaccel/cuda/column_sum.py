@@ -51,7 +51,7 @@ def column_sum(x: Tensor) -> Tensor:
     rows, columns = x.shape
     high, across, shared, compiled = _shape(columns, x.dtype, x.data_ptr() % 16)
     blocks = min(_MOST, -(-rows // (high * _EACH)))
-    part = torch.empty((blocks, columns), device=x.device)
+    part = torch.empty((blocks, columns), dtype=torch.float32, device=x.device)
     compiled("column_sum")((blocks, across), _THREADS, shared, (np.int64(rows), np.int32(columns),
                                                                 x.data_ptr(), part.data_ptr()))
     return part.view(columns) if blocks == 1 else _total(part)
@@ -59,7 +59,7 @@ def column_sum(x: Tensor) -> Tensor:
 
 def _total(part: Tensor) -> Tensor:
     blocks, columns = part.shape
-    out = torch.empty(columns, device=part.device)
+    out = torch.empty(columns, dtype=torch.float32, device=part.device)
     _, across, shared, compiled = _shape(columns, torch.float32, 0, _NARROW)
     compiled("column_sum")((1, across), _THREADS, shared, (np.int64(blocks), np.int32(columns),
                                                            part.data_ptr(), out.data_ptr()))

@@ -72,7 +72,7 @@ def key_args(key: Key) -> tuple[Any, Any]:
 def factors(dropout: Dropout, edges: int, heads: int, device: torch.device) -> torch.Tensor:
     """[edges, heads] fp32 in CSC order: 0 or 1 / (1 - p), the very numbers the attention kernels
     draw (``src/dropout.cu``)."""
-    out = torch.empty(edges, heads, device=device)
+    out = torch.empty(edges, heads, dtype=torch.float32, device=device)
     defines = layout_for(heads, 1).defines() + (("OFF_T", "i64"), ("DROPOUT", "1"))
     driver.current().kernel("dropout", "factors", defines)(
         (-(-edges * heads // 256), 1), 256, 0,

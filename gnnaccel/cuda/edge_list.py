@@ -94,7 +94,7 @@ def add_edges(ends: Tensor, source: int, x: Tensor, rows: int, weight: Tensor | 
     device = x.device
     _check(ends, source, x, rows, weight, scale, count, device)
     edges, (nodes, width) = ends.shape[1], x.shape
-    out = torch.zeros((rows, width), device=device)
+    out = torch.zeros((rows, width), dtype=torch.float32, device=device)
     if edges and rows:
         lanes, tiles = _lanes(width)
         groups = _THREADS // lanes

@@ -49,7 +49,7 @@ def forward(graph: Rows, left: Tensor, right: Tensor, edge: Tensor, values: Tens
     check_dense(graph, left, left=(left, None), right=(right, graph.rows), edge=(edge, edges),
                 values=(values, left.shape[0]))
     found = Gated(torch.empty_like(edge), torch.empty_like(right),
-                  torch.empty((graph.rows, width), device=device))
+                  torch.empty((graph.rows, width), dtype=torch.float32, device=device))
     launch, layout, compiled = (graph.launch(), _layout(width),
                                 kernels(width, left.dtype, graph.wide))
     memory, (part, _, _) = workspace(launch.chunks, (2 * width, 0, 0), device)

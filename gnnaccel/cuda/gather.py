@@ -15,7 +15,7 @@ def row_gather(graph: Rows, x: Tensor) -> Tensor:
     """Sums of the neighbours' rows [rows, F] fp32, F <= 512; rows that are split stay incomplete
     (it is a floor)."""
     layout, launch = layout_for(1, x.shape[1]), graph.launch()
-    out = torch.zeros(graph.rows, x.shape[1], device=x.device)
+    out = torch.zeros(graph.rows, x.shape[1], dtype=torch.float32, device=x.device)
     memory, (part, _, _) = workspace(launch.chunks, (x.shape[1], 0, 0), x.device)
     defines = layout.defines() + (("ROW_T", TYPES[x.dtype]),
                                   ("OFF_T", "i64" if graph.wide else "int"), ("DROPOUT", "0"))

@@ -59,7 +59,7 @@ def at_edges(graph: Rows, expression: Expression, seen: tuple[int, int],
     compiled = kernels(expression, heads, width, graph.wide, of="heads" if summed else "rows")
     launch = graph.launch()
     out = torch.empty((graph.other.shape[0], heads if summed else heads * width),
-                      device=graph.indptr.device)
+                      dtype=torch.float32, device=graph.indptr.device)
     compiled("at_edges")(grid(launch.slots + graph.rows, layout), THREADS, 0,
                          launch.graph + launch.split + arguments(inputs, numbers)
                          + (out.data_ptr(),))
@@ -79,8 +79,9 @@ def forward(graph: Rows, expression: Expression, seen: tuple[int, int],
     check(graph, expression, seen, inputs)
     layout, compiled = layout_for(heads, width), kernels(expression, heads, width, graph.wide)
     device, launch = graph.indptr.device, graph.launch()
-    out = torch.empty((graph.rows, heads * width), device=device)
-    part = torch.empty((launch.chunks, heads * width), device=device) if launch.chunks else None
+    out = torch.empty((graph.rows, heads * width), dtype=torch.float32, device=device)
+    part = (torch.empty((launch.chunks, heads * width), dtype=torch.float32, device=device)
+            if launch.chunks else None)
     at, mean_ = 0 if part is None else part.data_ptr(), np.int32(mean)
     compiled("forward")(grid(launch.slots + graph.rows, layout), THREADS, 0,
                         launch.graph + launch.split + arguments(inputs, numbers)
@@ -106,7 +107,7 @@ def extremum(graph: Rows, expression: Expression, seen: tuple[int, int],
     layout = layout_for(heads, width)
     compiled = kernels(expression, heads, width, graph.wide, of=reduce)
     device, launch = graph.indptr.device, graph.launch()
-    out = torch.empty((graph.rows, heads * width), device=device)
+    out = torch.empty((graph.rows, heads * width), dtype=torch.float32, device=device)
     counts = torch.empty_like(out) if train else None
     memory, (part, _, _) = workspace(launch.chunks, (2 * heads * width, 0, 0), device)
     compiled("forward")(grid(launch.slots + graph.rows, layout), THREADS, 0,
@@ -158,9 +159,10 @@ class Gradients:
         for k in found:
             end, mode = expression.inputs[k]
             rows = inputs[k].shape[0] if end == "e" else graph.rows
-            self.results[k] = torch.empty((rows, sizes[mode]), device=device)
+            self.results[k] = torch.empty((rows, sizes[mode]), dtype=torch.float32, device=device)
             if end != "e":
-                self.parts[k] = torch.empty((self.launch.chunks, sizes[mode]), device=device)
+                self.parts[k] = torch.empty((self.launch.chunks, sizes[mode]), dtype=torch.float32,
+                                            device=device)
 
     @property
     def pointers(self) -> tuple[int, ...]:

@@ -48,9 +48,9 @@ def forward(graph: Rows, expression: Expression, seen: tuple[int, int],
     check(graph, expression, seen, inputs)
     layout, compiled = layout_for(heads, width), kernels(expression, heads, width, graph.wide)
     device, launch = graph.indptr.device, graph.launch()
-    out = torch.empty((graph.rows, heads * width), device=device)
-    kept = Kept(torch.empty_like(out), *torch.empty((2, graph.rows, heads), device=device).unbind(
-        0)) if train else None
+    out = torch.empty((graph.rows, heads * width), dtype=torch.float32, device=device)
+    kept = (Kept(torch.empty_like(out), *torch.empty((2, graph.rows, heads), dtype=torch.float32,
+                                                     device=device)) if train else None)
     memory, parts = workspace(launch.chunks, (heads * width, heads, heads), device)
     ends = (out.data_ptr(), *map(pointer, kept or (None,) * 3))
     compiled("forward")(grid(launch.slots + graph.rows, layout), THREADS, 0,
@@ -80,7 +80,7 @@ def gradients(by_dst: Rows, by_src: Callable[[], Rows], expression: Expression,
         if by_row and message_text.wanted(expression, needs, False):
             count = 1 + len(attention_text.handed(expression, needs))
             handed = torch.empty((count, by_dst.other.shape[0], heads),
-                                 device=grad.device).unbind(0)
+                                 dtype=torch.float32, device=grad.device).unbind(0)
         results = (grad, *(kept if by_row else ()))
         compiled("gradients")(grid(launch.slots + graph.rows, layout), THREADS, 0,
                               launch.graph + launch.split + arguments(inputs, numbers)

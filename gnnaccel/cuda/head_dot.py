@@ -25,8 +25,9 @@ def dot(x: Tensor, att0: Tensor, att1: Tensor | None = None) -> tuple[Tensor, Te
     H] fp32 each."""
     rows, heads, width = x.shape
     layout = layout_for(heads, width)
-    a0 = torch.empty((rows, heads), device=x.device)
-    a1 = torch.empty((rows, heads), device=x.device) if att1 is not None else None
+    a0 = torch.empty((rows, heads), dtype=torch.float32, device=x.device)
+    a1 = (torch.empty((rows, heads), dtype=torch.float32, device=x.device)
+          if att1 is not None else None)
     kernels(heads, width, x.dtype)("dot")(
         grid(rows, layout, layout.slots), THREADS, 0,
         (np.int32(rows), x.data_ptr(), att0.data_ptr(), 0 if att1 is None else att1.data_ptr(),
@@ -40,8 +41,8 @@ def dot_grad(x: Tensor, d0: Tensor, d1: Tensor | None = None) -> Tensor:
     rows, heads, width = x.shape
     layout = layout_for(heads, width)
     blocks = grad_blocks(rows, layout)
-    partial = torch.empty((blocks, 2, heads, width), device=x.device)
-    total = torch.empty((2, heads, width), device=x.device)
+    partial = torch.empty((blocks, 2, heads, width), dtype=torch.float32, device=x.device)
+    total = torch.empty((2, heads, width), dtype=torch.float32, device=x.device)
     launch_grad(kernels(heads, width, x.dtype), layout, heads, width, blocks, np.int32(rows),
                 x.data_ptr(), d0.data_ptr(), pointer(d1), partial.data_ptr(), total.data_ptr())
     return total

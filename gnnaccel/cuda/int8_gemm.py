@@ -65,9 +65,9 @@ def product(x: Int8Rows, weight: Int8Rows, bias: Tensor | None = None,
                          "torch.float32, contiguous")
     compiled, per_block = kernels(x.width, columns, out, full and out is torch.int8)
     if out is torch.int8:
-        scale = torch.empty(rows, device=device)
+        scale = torch.empty(rows, dtype=torch.float32, device=device)
         result = torch.empty((rows, stride(columns)), dtype=torch.int8, device=device)
-        whole = torch.empty((rows, columns), device=device) if full else None
+        whole = torch.empty((rows, columns), dtype=torch.float32, device=device) if full else None
         made: Tensor | Int8Rows | tuple[Int8Rows, Tensor] = Int8Rows(result, scale, columns)
         if whole is not None:
             made = Int8Rows(result, scale, columns), whole

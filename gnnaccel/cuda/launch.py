@@ -77,7 +77,7 @@ def workspace(chunks: int, sizes: tuple[int, int, int],
         return None, _NONE
     first, second, third = sizes
     first, second, third = chunks * first, chunks * second, chunks * third
-    memory = torch.empty(first + second + third, device=device)
+    memory = torch.empty(first + second + third, dtype=torch.float32, device=device)
     base = memory.data_ptr()
     return memory, (base, base + 4 * first if second else 0,
                     base + 4 * (first + second) if third else 0)

@@ -124,7 +124,8 @@ def forward(variant: Variant, graph: Rows, x: Tensor, weight: Tensor | None = No
     out = torch.empty((rows, len(variant.reduces), *shape), dtype=variant.row, device=device)
     counts = (torch.empty((rows, variant.extrema, *shape), dtype=torch.int32, device=device)
               if train and variant.extrema else None)
-    mean = torch.empty((rows, *shape), device=device) if train and variant.moments else None
+    mean = (torch.empty((rows, *shape), dtype=torch.float32, device=device)
+            if train and variant.moments else None)
     launch = graph.launch()
     memory, (part, _, _) = workspace(launch.chunks, (variant.partial * size, 0, 0), device)
     given, found = (x.data_ptr(), pointer(weight)), (out.data_ptr(), pointer(counts), pointer(mean))
@@ -182,8 +183,8 @@ def reduced(graph: Rows, x: Tensor, reduces: tuple[str, ...], weight: Tensor | N
     out = torch.empty(made.shape, dtype=form.row, device=device)
     counts = (None if made.counts is None
               else torch.empty(made.counts, dtype=torch.int32, device=device))
-    mean = None if made.mean is None else torch.empty(made.mean, device=device)
-    memory = torch.empty(made.partial, device=device) if made.partial else None
+    mean = None if made.mean is None else torch.empty(made.mean, dtype=torch.float32, device=device)
+    memory = torch.empty(made.partial, dtype=torch.float32, device=device) if made.partial else None
     given, part = (x.data_ptr(), pointer(weight)), (pointer(memory),)
     found = out.data_ptr(), pointer(counts), pointer(mean)
     form.kernels("forward")(made.grid, THREADS, 0, made.graph + given + found + part)

@@ -39,7 +39,8 @@ def spread(variant: Variant, graph: Rows, reduced: Reduced, grad: Tensor,
         raise ValueError("the forward kept nothing for backward: call it with train=True")
     layout, device = variant.layout, graph.indptr.device
     check("grad", grad, tuple(reduced.out.shape), variant.row, device, layout.vec)
-    found = torch.empty((graph.rows, variant.terms, variant.heads, variant.width), device=device)
+    found = torch.empty((graph.rows, variant.terms, variant.heads, variant.width),
+                        dtype=torch.float32, device=device)
     kernels(variant)("spread")(grid(-(-graph.rows // layout.slots), layout), THREADS, 0, (
         graph.indptr.data_ptr(), np.int32(graph.rows), grad.data_ptr(), reduced.out.data_ptr(),
         pointer(reduced.counts), pointer(reduced.mean), np.int32(zero_share), found.data_ptr()))
@@ -77,7 +78,7 @@ def weight_grad(variant: Variant, graph: Rows, x: Tensor, weight: Tensor, out: T
     check_graph(variant, graph, x, weight)
     _check_results(variant, out, coefficients, device, graph.rows)
     columns = variant.heads if variant.weight == "head" else layout.tiles
-    found = torch.zeros((weight.shape[0], columns), device=device)
+    found = torch.zeros((weight.shape[0], columns), dtype=torch.float32, device=device)
     launch = graph.launch()
     kernels(variant)("edge_grad")(grid(launch.slots + graph.rows, layout), THREADS, 0,
                                   launch.graph + launch.split + (
@@ -128,8 +129,10 @@ def gradient(by_dst: Rows, by_src: Rows, reduces: tuple[str, ...], x: Tensor,
     made = by_src.made.get(key)
     if made is None:
         return _first(key, by_dst, by_src, reduces, x, weight, reduced, grad, zero_share)
-    terms, found = torch.empty(made.terms, device=x.device), torch.empty_like(x)
-    memory = torch.empty(made.partial, device=x.device) if made.partial else None
+    terms = torch.empty(made.terms, dtype=torch.float32, device=x.device)
+    found = torch.empty_like(x)
+    memory = (torch.empty(made.partial, dtype=torch.float32, device=x.device)
+              if made.partial else None)
     address, part = found.data_ptr(), pointer(memory)
     made.kernels("spread")(made.spread, THREADS, 0, (
         by_dst.indptr.data_ptr(), made.rows, grad.data_ptr(), out.data_ptr(), pointer(counts),

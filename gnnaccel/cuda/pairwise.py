@@ -141,9 +141,9 @@ def forward(variant: Variant, graph: Rows, x: Operands, dropout: Dropout = OFF,
     h, d, device, layout, rows = (variant.heads, variant.width, x.keys.device, variant.layout,
                                   graph.rows)
     out = torch.empty((rows, h, d), dtype=variant.out, device=device)
-    norm = torch.empty((2, rows, h), device=device) if variant.train else None
+    norm = torch.empty((2, rows, h), dtype=torch.float32, device=device) if variant.train else None
     own = variant.train and (keep or bias is not None or variant.out is not torch.float32)
-    raw = torch.empty((rows, h, d), device=device) if own else None
+    raw = torch.empty((rows, h, d), dtype=torch.float32, device=device) if own else None
     launch = graph.launched or graph.launch()
     memory, (acc, _, stats) = workspace(launch.chunks, (h * d, 0, 3 * h), device)
     values = x.values if own_values and x.values is not None else x.keys

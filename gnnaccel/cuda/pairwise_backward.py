@@ -40,7 +40,7 @@ def prepare(variant: Variant, by_dst: Rows, x: Operands, out: Tensor, norm: Tens
     """What `backward` needs of the results of `pairwise.forward`, ``out`` (without bias) and
     ``norm``, and of ``grad`` [num_dst, H, D] of ``variant.out``: [num_dst, H, 4] fp32."""
     rows, layout = grad.shape[0], variant.layout
-    packed = torch.empty(rows, variant.heads, 4, device=grad.device)
+    packed = torch.empty(rows, variant.heads, 4, dtype=torch.float32, device=grad.device)
     variant.backward_kernels(True)("prepare")(grid(rows, layout, layout.slots), THREADS, 0, (
         np.int32(rows), grad.data_ptr(), out.data_ptr(), norm.data_ptr(), pointer(x.c_dst),
         *by_dst.launch().graph[:2], packed.data_ptr()))
@@ -58,7 +58,8 @@ def backward(variant: Variant, by_dst: Rows, by_src: Rows, x: Operands, packed: 
     """
     # zeros: dropped self loops are never visited
     d_edges = None if x.edges is None or not edge_grad else torch.zeros_like(x.edges)
-    kept = torch.empty(by_src.other.shape[0], variant.heads, device=grad.device) if keep else None
+    kept = (torch.empty(by_src.other.shape[0], variant.heads, dtype=torch.float32,
+                        device=grad.device) if keep else None)
     d_keys, d_values, d_c_src, _ = _pass(variant, True, by_src, by_dst.place, x, packed, grad,
                                          None, dropout, kept)
     if kept is not None:
@@ -106,7 +107,7 @@ def _pass(variant: Variant, by_src: bool, graph: Rows, eid: Tensor, x: Operands,
         d_a = rows_like(own[0])
         d_b = rows_like(values) if by_src and variant.own_values else None
     term, vector = x.c_src if by_src else x.c_dst, variant.vectors and not by_src
-    d_node = (torch.empty((graph.rows, h, d), device=device) if vector
+    d_node = (torch.empty((graph.rows, h, d), dtype=torch.float32, device=device) if vector
               else None if term is None else torch.empty_like(term))
     variant = variant.banded(other[0].shape[0], graph, 2 if by_src or variant.own_values else 1)
     layout, launch, kernels = (variant.layout, graph.launch(),
@@ -118,7 +119,7 @@ def _pass(variant: Variant, by_src: bool, graph: Rows, eid: Tensor, x: Operands,
     part_att = None
     if not by_src and variant.score == "gatv2" and not vector:
         blocks = max(1, min(blocks, _ATT_BLOCKS))
-        part_att = torch.empty((blocks, h, d), device=device)
+        part_att = torch.empty((blocks, h, d), dtype=torch.float32, device=device)
     indptr, neighbours, place, rows = launch.graph
     beside = x.c_src if not variant.vectors else x.of_src if by_src else x.of_dst
     read = tuple([0 if t is None else t.data_ptr()

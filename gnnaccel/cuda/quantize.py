@@ -102,7 +102,7 @@ def int8_rows(x: Tensor, key: Key | None = None, flag: Tensor | None = None) -> 
                          f"[1], torch.int32, on {x.device}")
     count, width = x.shape[0], x.shape[1:].numel()
     data = torch.empty((count, stride(width)), dtype=torch.int8, device=x.device)
-    scale = torch.empty(count, device=x.device)
+    scale = torch.empty(count, dtype=torch.float32, device=x.device)
     if count:
         vec = next(v for v in (4, 2, 1) if width % v == 0
                    and x.data_ptr() % (v * x.element_size()) == 0)

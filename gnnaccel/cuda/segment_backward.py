@@ -193,11 +193,12 @@ def backward(segments: Segments, plan: Plan | None, x: Tensor, dy: Tensor, w: Te
         out = torch.empty(made.shape, dtype=made.dtype, device=x.device)
     elif gelu_grad is not None:
         check_apart(None, gelu_grad, out)
-    found = (torch.zeros if made.compiled is None else torch.empty)((segments.count, made.weight),
-                                                                    device=x.device)
+    found = (torch.zeros if made.compiled is None else torch.empty)(
+        (segments.count, made.weight), dtype=torch.float32, device=x.device)
     if made.compiled is not None:
         across = made.grid[0]
-        partial = torch.empty((2 * across, made.weight), device=x.device) if across > 1 else None
+        partial = (torch.empty((2 * across, made.weight), dtype=torch.float32, device=x.device)
+                   if across > 1 else None)
         made.compiled("backward")(made.grid, made.threads, made.shared, made.graph + (
             x.data_ptr(), pointer(index), dy.data_ptr(), pointer(dy_index), w.data_ptr())
             + made.steps_w + (

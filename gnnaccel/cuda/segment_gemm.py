@@ -92,8 +92,8 @@ def multiply(segments: Segments, x: Tensor, w: Tensor, *, index: Tensor | None =
         out = torch.empty(made.shape, dtype=made.dtype, device=x.device)
     elif rest is not None:
         check_apart(share, rest, out)
-    a = None if made.planes is None else (torch.empty if made.planes[0] == 1
-                                          else torch.zeros)(made.planes, device=x.device)
+    a = None if made.planes is None else (torch.empty if made.planes[0] == 1 else torch.zeros)(
+        made.planes, dtype=torch.float32, device=x.device)
     if made.compiled is not None:
         if bias is not None and bias.dtype is not torch.float32:
             bias = bias.float()

@@ -52,7 +52,7 @@ def weight_grad(segments: Segments, x: Tensor, dy: Tensor, *, index: Tensor | No
     made = _of(segments, x, dy, index, dy_index, blocks, scale, precision, False)
     shape = (segments.count, blocks, made.k, made.n)
     if out is None:
-        out = torch.zeros(shape, device=x.device)
+        out = torch.zeros(shape, dtype=torch.float32, device=x.device)
     else:
         expect("out", out, torch.float32, shape, x.device)
         out.zero_()
@@ -69,7 +69,7 @@ def weight_grad_and_sums(segments: Segments, x: Tensor, dy: Tensor, *, index: Te
     views of one memory."""
     made = _of(segments, x, dy, index, dy_index, blocks, scale, precision, True)
     matrices = blocks * made.k * made.n
-    out = torch.zeros((segments.count, made.weight), device=x.device)
+    out = torch.zeros((segments.count, made.weight), dtype=torch.float32, device=x.device)
     _run(made, x, dy, index, dy_index, scale, out)
     return out[:, :matrices].unflatten(1, (blocks, made.k, made.n)), out[:, matrices:]
 
@@ -132,7 +132,8 @@ def _run(made: _Made, x: Tensor, dy: Tensor, index: Tensor | None, dy_index: Ten
     if made.compiled is None:
         return
     across = made.grid[0]
-    partial = torch.empty((2 * across, made.weight), device=x.device) if across > 1 else None
+    partial = (torch.empty((2 * across, made.weight), dtype=torch.float32, device=x.device)
+               if across > 1 else None)
     made.compiled("weight_grad")(made.grid, made.threads, made.shared, made.graph + (
         x.data_ptr(), pointer(index), dy.data_ptr(), pointer(dy_index), pointer(scale),
         out.data_ptr(), pointer(partial)))

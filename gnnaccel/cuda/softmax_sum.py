@@ -73,8 +73,9 @@ def forward(graph: Rows, given: Messages, train: bool) -> tuple[Tensor, Kept | N
     _check(graph, given, None)
     width, device = given.x.shape[-1], given.x.device
     out = torch.empty((graph.rows, width), dtype=given.x.dtype, device=device)
-    kept = (Kept(torch.empty((graph.rows, width), device=device),
-                 torch.empty((graph.rows, width), device=device)) if train else None)
+    kept = (Kept(torch.empty((graph.rows, width), dtype=torch.float32, device=device),
+                 torch.empty((graph.rows, width), dtype=torch.float32, device=device))
+            if train else None)
     results = (out.data_ptr(), 0, 0) if kept is None else (
         out.data_ptr(), kept.center.data_ptr(), kept.total.data_ptr())
     launch, layout, compiled = graph.launch(), _layout(width), given.kernels(graph.wide)
@@ -103,7 +104,7 @@ def backward(graph: Rows, given: Messages, center: Tensor, share: Tensor, whole:
     x_grad, edge_grad = torch.empty_like(given.x), None
     if edge and given.edge is not None:
         edge_grad = torch.empty_like(given.edge)
-    t_grad = torch.empty((graph.rows, width), device=device) if t else None
+    t_grad = torch.empty((graph.rows, width), dtype=torch.float32, device=device) if t else None
     launch, layout, compiled = graph.launch(), _layout(width), given.kernels(graph.wide)
     memory, (part, t_part, _) = workspace(launch.chunks, (width, width if t else 0, 0), device)
     compiled("backward")(grid(launch.slots + graph.rows, layout), THREADS, 0,

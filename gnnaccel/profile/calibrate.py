@@ -48,11 +48,12 @@ def measure(device: Any, sizes: Sizes, l2: int, repeats: int = 5,
         return statistics.median(timing.measure(call, device, effort).ms
                                  for _ in range(repeats)) / 1e3
 
-    source = torch.zeros(sizes.copy // 4, device=device)
+    source = torch.zeros(sizes.copy // 4, dtype=torch.float32, device=device)
     target = torch.empty_like(source)
     found = {"copy": 2 * sizes.copy / seconds(functools.partial(target.copy_, source))}
     del source, target
-    x, att = torch.ones(4, 1, 8, device=device), torch.ones(1, 8, device=device)
+    x = torch.ones(4, 1, 8, dtype=torch.float32, device=device)
+    att = torch.ones(1, 8, dtype=torch.float32, device=device)
     found["launch"] = seconds(lambda: head_dot.dot(x, att))
     for name, rows in (("gather_l2", max(1, l2 // 3 // (4 * _ROW))),
                        ("gather_hbm", sizes.hbm_rows)):
@@ -74,7 +75,7 @@ def _gathered(device: Any, rows: int, edges: int, seconds) -> float:
     src = torch.randint(0, rows, (edges,), device=device, generator=generator)
     dst = torch.arange(edges, device=device) // 32
     view = GraphView(torch.stack([src, dst]), rows, -(-edges // 32), own=True).csc(places=False)
-    x = torch.zeros(rows, _ROW, device=device)
+    x = torch.zeros(rows, _ROW, dtype=torch.float32, device=device)
     return edges * 4 * _ROW / seconds(lambda: row_gather(view, x))
 
 

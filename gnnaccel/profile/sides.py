@@ -140,8 +140,8 @@ def _gradients(outs: dict[str, Tensor], leaves: dict[str, Tensor], upstream: lis
     ends, weights = [], []
     generator = torch.Generator("cpu").manual_seed(seed + 1000)
     for place, out in enumerate(outs.values()):
-        weight = (torch.randn(out.shape, generator=generator, device="cpu") if upstream is None
-                  else upstream[place])
+        weight = (torch.randn(out.shape, generator=generator, dtype=torch.float32, device="cpu")
+                  if upstream is None else upstream[place])
         if out.requires_grad and weight is not None:
             ends.append(out)
             weights.append(weight.to(out))

@@ -21,7 +21,7 @@ from gnnaccel.cuda import capture
 
 _ALIGN = 16  # numbers from one gradient to the next begin at multiples of these
 _keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
-_freed = torch.empty(0, device="cpu")
+_freed = torch.empty(0, dtype=torch.float32, device="cpu")
 
 
 class Refused(Exception):
@@ -148,7 +148,7 @@ class Captured:
             offset = sizes.get(g.dtype, 0)
             sizes[g.dtype] = offset + -(-g.numel() // _ALIGN) * _ALIGN
             groups.setdefault(g.dtype, []).append(g)
-            stride = torch.empty(g.shape, device="meta").stride()
+            stride = torch.empty(g.shape, dtype=g.dtype, device="meta").stride()
             self._places.append((list(groups).index(g.dtype), tuple(g.shape), stride, offset))
         flat = [torch.empty(sizes[dtype], dtype=dtype, device=self._work.device)
                 for dtype in groups]
@@ -374,6 +374,6 @@ def _recover(generator: Any, clean: Any, index: int, pool: Any) -> None:
         with torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"):
             pass
     try:
-        torch.rand(1, device=torch.device("cuda", index))
+        torch.rand(1, dtype=torch.float32, device=torch.device("cuda", index))
     except RuntimeError:
         generator.graphsafe_set_state(clean)

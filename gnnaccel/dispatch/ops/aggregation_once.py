@@ -70,7 +70,7 @@ def _summed(graph: OpGraph, mean: bool, x: Tensor,
             weight: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """The result, and what divided each sum, as a factor."""
     rows, ends = dense(x).flatten(1), _ends(graph)
-    count = torch.zeros(graph.num_dst, device=x.device) if mean else None
+    count = torch.zeros(graph.num_dst, dtype=torch.float32, device=x.device) if mean else None
     out = edge_list.add_edges(ends, int(graph.flipped), rows, graph.num_dst, weight, None, count)
     inverse = edge_list.average(out, count, ends.dtype) if mean else None  # type: ignore[arg-type]
     return out if x.dim() == 2 else out.view(-1, *x.shape[1:]), inverse

@@ -116,7 +116,7 @@ class Watch:
         if not numbers.is_cuda:
             self._pending = numbers, None
             return
-        kept = torch.empty(numbers.shape, device="cpu", pin_memory=True)
+        kept = torch.empty(numbers.shape, dtype=torch.float32, device="cpu", pin_memory=True)
         kept.copy_(numbers, non_blocking=True)
         event = torch.cuda.Event()
         event.record()

@@ -117,9 +117,9 @@ class Bound:
         h, d, n, layout, device = self.heads, self.width, x.shape[0], self.layout, x.device
         graph_rows, (_, att_src, att_dst, bias) = graph.csc(False), self._addresses
         rows = skinny_matmul.linear(x, self.weights.weight, None)
-        out = torch.empty((n, h * d), device=device)
-        sums = torch.empty((6 if train else 2, n, h), device=device)
-        parts = torch.empty((2, n, h, d), device=device) if train else None
+        out = torch.empty((n, h * d), dtype=torch.float32, device=device)
+        sums = torch.empty((6 if train else 2, n, h), dtype=torch.float32, device=device)
+        parts = torch.empty((2, n, h, d), dtype=torch.float32, device=device) if train else None
         address, of_rows, step = sums.data_ptr(), rows.data_ptr(), 4 * n * h
         saved = ((address + 2 * step,
                   parts.data_ptr(), parts.data_ptr() + 4 * n * h * d)  # type: ignore[union-attr]
@@ -147,7 +147,7 @@ class Bound:
             0], self.variant.backward_layout, rows.device
         by_src, by_dst = graph.csr(False), graph.csc(False)
         launch, kernels, step = by_src.launch(), self.variant.backward_kernels, 4 * n * h
-        scratch = torch.empty(6 * n * h + blocks * 2 * h * d, device=device)
+        scratch = torch.empty(6 * n * h + blocks * 2 * h * d, dtype=torch.float32, device=device)
         values = torch.empty_like(rows)
         packed, plus, a_src, of_grad = (scratch.data_ptr(), parts.data_ptr(), sums.data_ptr(),
                                         grad.data_ptr())
@@ -171,7 +171,7 @@ class Bound:
         """[2, *shape]: the gradients of both attention vectors, out of `backward`'s memory."""
         n, h = rows.shape[0], self.heads
         d_a_dst = scratch.data_ptr() + 16 * n * h
-        total = torch.empty((2, *shape), device=rows.device)
+        total = torch.empty((2, *shape), dtype=torch.float32, device=rows.device)
         head_dot.launch_grad(self._dot, self.layout, self.heads, self.width, blocks, np.int32(n),
                              rows.data_ptr(), d_a_dst + 4 * n * h, d_a_dst, d_a_dst + 8 * n * h,
                              total.data_ptr())

@@ -172,7 +172,8 @@ def _terms_backward(call: Call, inputs: Inputs, saved: tuple, grad: Tensor, want
     places = call.attention.places
     by_dst, by_src = call.graph.csc(places), call.graph.csr(places)
     # zeros: the terms were not made from x
-    vector = torch.zeros(call.heads, call.width, device=x.device) if att is None else att
+    vector = (torch.zeros(call.heads, call.width, dtype=torch.float32, device=x.device)
+              if att is None else att)
     g = additive_backward.backward(_additive_variant(call, x, True), by_dst, by_src,
                                    additive.Saved(*result), grad, a_src, a_dst, x, vector, None,
                                    call.attention.slope, a_edge, wanted[3], call.dropout)

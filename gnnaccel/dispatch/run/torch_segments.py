@@ -262,7 +262,8 @@ def _silence() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         ptr, column = (torch.tensor(ids, device="cpu") for ids in ([0, 1], [0]))
-        torch.sparse_csr_tensor(ptr, column, torch.ones(1, device="cpu"), (1, 1), device="cpu")
+        values = torch.ones(1, dtype=torch.float32, device="cpu")
+        torch.sparse_csr_tensor(ptr, column, values, (1, 1), device="cpu")
 
 
 # --- attention ------------------------------------------------------------------------------------

@@ -47,7 +47,8 @@ class Case:
         self.graph = OpGraph(self.edge_index, self.nodes, self.nodes)
 
     def normal(self, *shape: int) -> Tensor:
-        return torch.randn(*shape, generator=self._generator, device="cpu").to(self.device)
+        return torch.randn(*shape, generator=self._generator, dtype=torch.float32,
+                           device="cpu").to(self.device)
 
 
 Check = Callable[[Case], Iterator[tuple[str, float]]]
@@ -189,7 +190,7 @@ def _operations(case: Case) -> Iterator[tuple[str, float]]:
 
 def _edge_list(case: Case) -> Iterator[tuple[str, float]]:
     x, weight, count = (case.normal(case.nodes, 64), case.normal(2000),
-                        torch.zeros(case.nodes, device=case.device))
+                        torch.zeros(case.nodes, dtype=torch.float32, device=case.device))
     got = edge_list.add_edges(case.edge_index, 0, x, case.nodes, weight, None, count)
     edge_list.average(got, count, torch.int64)
     degree = torch.bincount(case.dst, minlength=case.nodes).clamp(min=1).double()

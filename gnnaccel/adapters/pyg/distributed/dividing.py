@@ -298,7 +298,7 @@ def _own_numbers(device: torch.device, rank: int, wanted: bool) -> Iterator[None
             drawn = not torch.equal(generator.get_state(), start)
             generator.set_state(known)
             if drawn:  # so that the next layer draws others
-                torch.rand(1, generator=generator, device=generator.device)
+                torch.rand(1, generator=generator, dtype=torch.float32, device=generator.device)
 
 
 def _checksum(edge_index: Tensor) -> int:

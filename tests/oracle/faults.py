@@ -1,4 +1,4 @@
-"""Twelve planted faults, each of which the oracle has to find.
+"""Thirteen planted faults, each of which the oracle has to find.
 
     python -m tests.oracle.faults                     all of them, a minute of each core at most
     python -m tests.oracle.faults "old version" ...   these only
@@ -105,6 +105,25 @@ def stale_norm() -> None:
             module.gcn_norm = remembered
 
 
+def followed_as_called() -> None:
+    """DGL's users' functions, followed with gradients where the first call has them."""
+    import contextlib
+
+    from gnnaccel.adapters.dgl.udf import memory
+
+    following = memory.following
+
+    @contextlib.contextmanager
+    def as_called():
+        import torch
+
+        wanted = torch.is_grad_enabled()
+        with following() as effects, torch.set_grad_enabled(wanted):
+            yield effects
+
+    memory.following = as_called
+
+
 FAULTS = {
     "permuted shares": Fault(
         "table",
@@ -192,6 +211,7 @@ FAULTS = {
             "for name, one in module.named_children()]",
         ),
     ),
+    "first seen without gradients": Fault("dgl", "cpu", followed_as_called),
     "stale normalisation": Fault("histories", "cpu", stale_norm),
 }
 

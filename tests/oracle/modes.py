@@ -194,16 +194,21 @@ def prepared(case: Case, mode: Mode) -> Case:
     )
 
 
-def run(case: Case, mode: Mode, device: torch.device, seed: int) -> Results:
-    """Outputs and gradients of a copy of the module, by name; ``mode.before`` calls come first."""
+def run(case: Case, mode: Mode, device: torch.device, seed: int,
+        earlier: Callable[[nn.Module], None] | None = None) -> Results:
+    """Outputs and gradients of a copy of the module, by name; ``earlier`` is given the copy first, and
+    ``mode.before`` calls come next."""
     module = copy.deepcopy(case.module)
+    if earlier is not None:
+        earlier(module)
     for turn in range(mode.before):
         with torch.set_grad_enabled(mode.gradients is not None and turn != 1):
-            _once(module, case, mode, device, seed)
-    return _once(module, case, mode, device, seed)
+            once(module, case, mode, device, seed)
+    return once(module, case, mode, device, seed)
 
 
-def _once(module: nn.Module, case: Case, mode: Mode, device: torch.device, seed: int) -> Results:
+def once(module: nn.Module, case: Case, mode: Mode, device: torch.device, seed: int) -> Results:
+    """Outputs and gradients of one call."""
     torch.manual_seed(seed)
     leaves: dict[str, Tensor] = {}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import random
 import traceback
@@ -11,7 +12,7 @@ from typing import Any
 
 import torch
 
-from . import composed, layers, typed_layers
+from . import composed, earlier, layers, typed_layers
 from .backends import Backend, off
 from .graphs import Case, Draw, with_one_weight_a_loop
 from .judge import (
@@ -70,8 +71,12 @@ def judged(build: Callable[[int], Case], seed: int, mode: str, backend: Backend)
 
     "refused" where the host does not run it either.
     """
+    new, before = earlier.drawn(seed)
+    if new:
+        earlier.forget()
     try:
-        return _verdict(Trial(build, seed, MODES[mode], backend))
+        found = _verdict(Trial(build, seed, MODES[mode], backend, MODES.get(before)))
+        return found if before is None or found in (None, "refused") else f"{found} | after {before}"
     finally:
         torch.set_default_device(None)
         torch.use_deterministic_algorithms(False)
@@ -79,12 +84,13 @@ def judged(build: Callable[[int], Case], seed: int, mode: str, backend: Backend)
 
 @dataclass(frozen=True)
 class Trial:
-    """A case in a mode on a backend."""
+    """A case in a mode on a backend. ``before``: the mode of an earlier call, if there is one."""
 
     build: Callable[[int], Case]
     seed: int
     mode: Mode
     backend: Backend
+    before: Mode | None = None
 
     def case(self, look: int = 0) -> Case:
         """The case on the device. ``look``: with other numbers."""
@@ -119,7 +125,7 @@ class Trial:
     def host(self, case: Case, mode: Mode | None = None) -> Results:
         """The host's own results, of the case as it is."""
         with off():
-            found = run(case, mode or self.mode, self.backend.device, self.seed)
+            found = self._run(case, mode or self.mode)
         self.backend.finish()
         return found
 
@@ -147,9 +153,19 @@ class Trial:
 
     def ours(self, case: Case) -> Results:
         with self.backend.splitting(self.seed), self.backend.on(**self.mode.options):
-            found = run(case, self.mode, self.backend.device, self.seed)
+            found = self._run(case, self.mode, self.before.options if self.before else None)
         self.backend.finish()
         return found
+
+    def _run(self, case: Case, mode: Mode, options: dict | None = None) -> Results:
+        """The results; ``options``: of `enabled` in an earlier call, in place of none."""
+        device = self.backend.device
+
+        def before(module: torch.nn.Module) -> None:
+            with contextlib.nullcontext() if options is None else self.backend.on(**options):
+                attempt(lambda: earlier.call(module, case, self.before, device, self.seed))
+
+        return run(case, mode, device, self.seed, None if self.before is None else before)
 
     def exact(self, case: Case) -> Results:
         """The host's own layer in fp64; in its place, where it does not run so, as it is."""

@@ -52,7 +52,8 @@ class Contract:
 
     Layers around others:
 
-    * ``inside(native)``: what stands in for the host's forward where that runs.
+    * ``inside(native, forward)``: what stands in for the host's forward where that runs; layers
+      that are made of it are called by ``forward``, the routed one.
     * ``around(forward, native)``: what the class gets in the place of ``forward``, the routed one.
     """
 

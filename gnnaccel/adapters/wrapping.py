@@ -11,7 +11,8 @@ def routed(native: Callable, adapter: Any, inside: Callable | None = None,
     """``native``, a class's own forward, behind the router: ``adapter`` (`dispatch.router.Adapter`)
     states its calls.
 
-    ``inside(native)``: what stands in for ``native`` on its route, of layers around others.
+    ``inside(native, forward)``: what stands in for ``native`` on its route, of layers around
+    others; ``forward``: what this gives, for layers that are made of them.
     ``compiled(native, layer, args, kwargs)``: a call in code that is compiled; None: such code gets
     ``native``.
     """
@@ -22,7 +23,7 @@ def routed(native: Callable, adapter: Any, inside: Callable | None = None,
     from gnnaccel.dispatch.router import decide
     from gnnaccel.dispatch.uncompiled import kept_apart
 
-    instead, remembered = native if inside is None else inside(native), memories.entries
+    remembered = memories.entries
 
     @kept_apart
     @functools.wraps(native)
@@ -40,4 +41,5 @@ def routed(native: Callable, adapter: Any, inside: Callable | None = None,
                 return out
         return decide(self, adapter, instead, args, kwargs, config)
 
+    instead = native if inside is None else inside(native, forward)
     return forward

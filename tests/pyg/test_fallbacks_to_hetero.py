@@ -100,6 +100,16 @@ def test_layers_that_are_replaced(route):
             made(x, ei)
 
 
+def test_a_forward_that_a_user_puts_on_the_models_class_runs(route):
+    made, x, ei = made_for(route)
+    checked(route, made, x, ei)
+    generated = type(made).forward
+    type(made).forward = lambda *args: {name: t * 2 for name, t in generated(*args).items()}
+    checked(route, made, x, ei)
+    type(made).forward = generated
+    assert "HeteroConv" in checked(route, made, x, ei)
+
+
 def test_rules(route):
     made, x, ei = made_for(route)
     gnnaccel.exclude(made.first[CITING])

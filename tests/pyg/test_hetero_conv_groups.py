@@ -120,6 +120,19 @@ def test_changes_between_calls(route):
         same(got, made(x, ei))
 
 
+def test_a_forward_that_a_user_puts_on_the_class_runs_once(route, monkeypatch):
+    """Not for each group as well."""
+    made = mixed().to(route.device)
+    x, ei = on(route.device, features(), edges())
+    expected = {name: t * 2 for name, t in made(x, ei).items()}
+    with route.on(on_fallback="native"), monkeypatch.context() as patch:
+        made(x, ei)
+        routed = HeteroConv.forward
+        patch.setattr(HeteroConv, "forward", lambda *args: {
+            name: t * 2 for name, t in routed(*args).items()})
+        same(made(x, ei), expected)
+
+
 def test_what_is_remembered_goes_with_the_layer(route):
     gc.collect()
     before = probes.kept()["HeteroConv layers"]

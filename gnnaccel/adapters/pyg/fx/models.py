@@ -119,9 +119,11 @@ def _code_of(model: Any) -> Code:
 def _generated(model: Any, native: weakref.ref) -> Code:
     if not any(map(layers.is_kind, model.modules())) or getattr(model, "_is_replica", False):
         return Code(native)
-    if (type(model.graph._codegen) is not torch.fx.graph.CodeGen
-        or model.graph.python_code("self").src != model.code):
-        return Code(native)  # the graph was changed after the code was made of it
+    if type(model.graph._codegen) is not torch.fx.graph.CodeGen:
+        return Code(native)
+    code = model.graph.python_code("self")
+    if code.src != model.code or _steps(native()) != _steps(_function(code)):
+        return Code(native)  # it was changed since, or a function of the user's runs instead
     graph = copy.deepcopy(model.graph)
     absent = trim.passed_through(graph, model)
     if absent is None:
@@ -136,7 +138,17 @@ def _generated(model: Any, native: weakref.ref) -> Code:
 
 
 def _compiled(graph: torch.fx.Graph) -> Callable:
-    code = graph.python_code("self")
+    return _function(graph.python_code("self"))
+
+
+def _function(code: Any) -> Callable:
+    """The function of a graph's code."""
     namespace = dict(code.globals)
     exec(compile(code.src, "<gnnaccel: a model of to_hetero>", "exec"), namespace)
     return namespace["forward"]
+
+
+def _steps(function: Any) -> tuple | None:
+    """What tells a function's code from another's, wherever its text is from."""
+    code = getattr(function, "__code__", None)
+    return code and (code.co_code, code.co_names, code.co_varnames, code.co_consts)

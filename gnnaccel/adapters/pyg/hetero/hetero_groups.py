@@ -58,13 +58,10 @@ class Call(NamedTuple):
     edge_index_dict: Mapping[EdgeType, Any]
 
 
-def _forward(layer: Any, *given: Any) -> Any:
-    return layer.forward(*given)
-
-
-def inside(native: Callable, forward_of_group: Callable = _forward) -> Callable:
+def inside(native: Callable, forward_of_group: Callable) -> Callable:
     """``native``, the host's own loop over the layers, with groups of them as one where there are
-    such groups; ``forward_of_group(layer, x_dict, edge_index_dict)``: how one is called."""
+    such groups; ``forward_of_group(layer, x_dict, edge_index_dict)``: how one is called, whatever a
+    user puts in the place of the class's ``forward``."""
 
     @functools.wraps(native)
     def forward(layer: Any, *args: Any, **kwargs: Any) -> Any:

@@ -70,7 +70,7 @@ MOST: dict[str, dict[str, tuple[int, int]]] = {
     "GATv2Conv": {"kernels": (51, 112), "known": (50, 75), "new": (52, 80)},
     "TransformerConv": {"kernels": (54, 119), "known": (50, 75), "new": (52, 80)},
     "RGATConv": {"kernels": (62, 131), "known": (50, 76), "new": (52, 80)},
-    "FiLMConv": {"kernels": (86, 189), "known": (66, 92), "new": (68, 96)},
+    "FiLMConv": {"kernels": (88, 189), "known": (130, 92), "new": (132, 96)},
     "HEATConv": {"kernels": (163, 308), "known": (66, 101), "new": (68, 104)},
     "PNAConv": {"kernels": (49, 150), "known": (58, 83), "new": (60, 88)},
     "HANConv": {"kernels": (96, 213), "known": (88, 142), "new": (92, 151)},

@@ -55,6 +55,11 @@ class Contract:
     * ``inside(native, forward)``: what stands in for the host's forward where that runs; layers
       that are made of it are called by ``forward``, the routed one.
     * ``around(forward, native)``: what the class gets in the place of ``forward``, the routed one.
+
+    A class of which some layers just pass messages:
+
+    * ``propagates(layer)``: PyG: whether this is one of them. Its ``forward`` is the host's own
+      then, and its ``propagate`` is taken over as in classes without a module. None: none is.
     """
 
     state: Callable[..., Any]
@@ -72,6 +77,7 @@ class Contract:
     ABSORBED: dict[str, type] = dataclasses.field(default_factory=dict)
     inside: Callable[..., Any] | None = None
     around: Callable[..., Any] | None = None
+    propagates: Callable[[Any], bool] | None = None
 
     def repeated(self) -> Callable[..., Any]:
         """``again``, or what gives the tensors of a plain call."""

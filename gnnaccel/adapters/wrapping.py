@@ -43,3 +43,15 @@ def routed(native: Callable, adapter: Any, inside: Callable | None = None,
 
     instead = native if inside is None else inside(native, forward)
     return forward
+
+
+def by_layer(chosen: Callable[[Any], bool], theirs: Callable, others: Callable) -> Callable:
+    """A method that is ``theirs`` for the ``chosen`` layers and for all ``others`` that one."""
+    from gnnaccel.dispatch.uncompiled import kept_apart
+
+    @kept_apart
+    @functools.wraps(theirs)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return (theirs if chosen(self) else others)(self, *args, **kwargs)
+
+    return method

@@ -46,7 +46,7 @@ OFTEN = {
     **dict.fromkeys(("GATConv pair", "GATv2Conv edges", "TransformerConv edges", "GCNConv"), 2),
     **dict.fromkeys(("SAGEConv pair", "GraphConv", "PNAConv", "GENConv", "RGATConv", "HGTConv"), 2),
     **dict.fromkeys(("CGConv", "EdgeConv", "FeaStConv", "GMMConv", "GeneralConv", "NNConv"), 0.4),
-    **dict.fromkeys(("HypergraphConv", "PANConv", "FAConv", "FiLMConv one", "PNAConv edges"), 0.4),
+    **dict.fromkeys(("HypergraphConv", "PANConv", "FAConv"), 0.4),
 }
 
 

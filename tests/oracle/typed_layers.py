@@ -72,6 +72,23 @@ def film(d: Draw) -> Case:
     return one_type(d, pyg.FiLMConv(IN, OUT, num_relations=RELATIONS, **options), "type")
 
 
+def film_one(d: Draw) -> Case:
+    """One relation: it passes messages."""
+    options = d.choice(
+        (
+            {},
+            {"aggr": "add"},
+            {"aggr": d.choice(("max", "min"))},
+            {"act": None},
+            {"act": d.choice((nn.Tanh(), nn.ELU(), nn.LeakyReLU(0.2), nn.PReLU()))},
+            {"nn": nn.Sequential(nn.Linear(IN, 5), nn.Tanh(), nn.Linear(5, 2 * OUT))},
+            {"flow": "target_to_source"},
+        )
+    )
+    pairs = "flow" not in options
+    return one_type(d, pyg.FiLMConv((IN, IN) if pairs else IN, OUT, **options), pairs=pairs)
+
+
 def heat(d: Draw) -> Case:
     n = d.choice((2, 20))
     edge_index, kind = graph(d, n, n)
@@ -220,7 +237,7 @@ TABLE = {
     "RGATConv edges": lambda d: one_type(
         d, pyg.RGATConv(IN, OUT, RELATIONS, edge_dim=EDGE, heads=d.choice((1, 2))), "both"
     ),
-    "FiLMConv one": lambda d: one_type(d, pyg.FiLMConv(IN, OUT)),
+    "FiLMConv one": film_one,
     "HANConv": han,
     "HeteroConv": hetero,
     "to_hetero": to_hetero,

@@ -26,7 +26,8 @@ HEAD = "| layer | way |\n|---|---|\n"
 def way(name: str) -> str | None:
     cls = getattr(nn, name)
     if name in LAYERS:
-        return "as a whole"
+        return ("as a whole; with one relation its aggregation, on a GPU" if name == "FiLMConv"
+                else "as a whole")
     if not (isinstance(cls, type) and issubclass(cls, MessagePassing)) or cls is MessagePassing:
         return None
     if "self.propagate(" not in inspect.getsource(inspect.getmodule(cls)):

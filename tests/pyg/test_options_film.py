@@ -78,7 +78,7 @@ def test_derivatives():
 
 
 @pytest.mark.parametrize("options, code",
-                         [({"num_relations": 1}, "GA208"), ({"act": torch.nn.Tanh()}, "GA208"),
+                         [({"act": torch.nn.Tanh()}, "GA208"),
                           ({"aggr": "max"}, "GA201"),
                           ({"nn": torch.nn.Sequential(torch.nn.Linear(F, 16))}, "GA208")])
 def test_what_runs_natively(options, code):
@@ -88,3 +88,87 @@ def test_what_runs_natively(options, code):
         got = layer(x, edge_index, edge_type)
         assert gnnaccel.records()[-1]["rejected"][0]["code"] == code
     assert torch.equal(got, layer(x, edge_index, edge_type))
+
+
+# --- one relation: message passing like any other layer's -----------------------------------------
+
+def films(width: int = F) -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(width, 12), torch.nn.ReLU(),
+                               torch.nn.Linear(12, 16))
+
+
+@pytest.mark.parametrize("options", [
+    {}, {"act": None}, {"aggr": "max"}, {"nn": films()}, {"aggr": "add", "act": torch.nn.Tanh()}, {"aggr": "min", "act": None},
+    {"act": torch.nn.LeakyReLU(0.3)}, {"flow": "target_to_source"},
+    {"act": torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU())}])
+def test_options_with_one_relation(kernels, options):
+    torch.manual_seed(0)
+    compare(kernels, FiLMConv(F, 8, **options), features(), square())
+
+
+@pytest.mark.parametrize("width", [1, 7, 64, 320])
+def test_widths_with_one_relation(kernels, width):
+    torch.manual_seed(1)
+    compare(kernels, FiLMConv(3, width), features(width=3), square())
+
+
+@pytest.mark.parametrize("options", [{}, {"aggr": "max"}, {"nn": films(5)}])
+def test_bipartite_with_one_relation(kernels, options):
+    torch.manual_seed(2)
+    compare(kernels, FiLMConv((F, 5), 8, **options), (features(), features(M, 5)), bipartite())
+
+
+def test_maps_that_are_initialised_late_with_one_relation(kernels):
+    torch.manual_seed(3)
+    layer = FiLMConv(-1, 8)
+    layer(features(), square())
+    compare(kernels, layer, features(), square())
+    late, x, edges = FiLMConv(-1, 8).to(kernels.device), features(), square()
+    with kernels.on():
+        found = late(x.to(kernels.device), edges.to(kernels.device))
+    torch.testing.assert_close(found.cpu(), late.cpu()(x, edges), rtol=1e-5, atol=1e-5)
+
+
+def test_edges_change_between_calls_with_one_relation(kernels):
+    torch.manual_seed(4)
+    layer = FiLMConv(F, 8)
+    for edges in (square(), square()[:, :7], square()):
+        compare(kernels, layer, features(), edges)
+
+
+@pytest.mark.parametrize("options, code", [({"act": torch.nn.PReLU()}, "GA208"),
+                                           ({"aggr": "median"}, "GA201")])
+def test_what_runs_natively_with_one_relation(emulated, options, code):
+    layer, x, edges = FiLMConv(F, 8, **options), features(), square()
+    with emulated.on(on_fallback="native", records=1):
+        got = layer(x, edges)
+        assert gnnaccel.records()[-1]["rejected"][0]["code"] == code
+    assert torch.equal(got, layer(x, edges))
+
+
+def test_a_call_with_one_relation_counts_once(emulated):
+    """The whole layer is not asked about first."""
+    with emulated.on():
+        FiLMConv(F, 8)(features(), square())
+    assert gnnaccel.stats()["FiLMConv"]["routes"] == {"cuda": 1}
+
+
+def test_relations_are_never_passed_one_by_one(emulated):
+    """Where the layer with relations is native, so is each of them."""
+    layer = FiLMConv(F, 8, R, aggr="max")
+    with emulated.on(on_fallback="native"):
+        layer(features(), square(), types())
+    assert gnnaccel.stats()["FiLMConv"]["routes"] == {"native": 1}
+
+
+def test_a_subclass_with_one_relation(emulated):
+    class Mine(FiLMConv):
+        pass
+
+    with emulated.on():
+        layer = Mine(F, 8)
+        layer(features(), square())
+        assert Mine._orig_propagate is not Mine.propagate
+    assert gnnaccel.stats()["Mine"]["routes"] == {"cuda": 1}
+    assert not getattr(Mine._orig_propagate, "routed", False)
+    assert not getattr(Mine.propagate, "routed", False)

@@ -7,11 +7,13 @@ Classes are patched, never instances, so state_dict, pickle, deepcopy, DDP and h
 from __future__ import annotations
 
 import functools
+import importlib
 import threading
 from typing import Any
 
+from gnnaccel.adapters import contract
 from gnnaccel.adapters.patching import PatchSet
-from gnnaccel.adapters.wrapping import routed
+from gnnaccel.adapters.wrapping import by_layer, routed
 from gnnaccel.dispatch.policy import rules
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 
@@ -52,8 +54,12 @@ def install(patches: PatchSet) -> list[str]:
         cls = getattr(nn, name)
         adapter = _Guarded(cls, module, node_dim)
         forward = routed(cls.forward, adapter, adapter.contract.inside, tracing.carried(cls))
-        around = adapter.contract.around
-        patches.set(cls, "forward", around(forward, cls.forward) if around else forward,
+        around, propagates = adapter.contract.around, adapter.contract.propagates
+        if around is not None:
+            forward = around(forward, cls.forward)
+        if propagates is not None:
+            forward = by_layer(propagates, cls.forward, forward)
+        patches.set(cls, "forward", forward,
                     "Runs the layer by gnnaccel's kernels where that is faster.")
         rules.register_class(f"{cls.__module__}.{cls.__qualname__}")
     replaced.install(patches)
@@ -100,11 +106,25 @@ def redone() -> list[Any]:
 
 
 def adapter_of(layer: Any) -> _Guarded | None:
-    """The adapter of the layer's class, or of the host class that it derives from."""
-    for cls in type(layer).__mro__:
-        if cls.__name__ in LAYERS and cls.__module__.startswith("torch_geometric."):
-            return _Guarded(cls, *LAYERS[cls.__name__])
-    return None
+    """The adapter of the layer's class, or of the host class that it derives from; None where there
+    is none, or only its ``propagate`` is taken over."""
+    cls = known_class(type(layer))
+    found = None if cls is None else _Guarded(cls, *LAYERS[cls.__name__])
+    if found is None or found.contract.propagates is None:
+        return found
+    return None if found.contract.propagates(layer) else found
+
+
+def known_class(cls: type) -> type | None:
+    """The class, or the one that it derives from, that has an adapter."""
+    return next((base for base in cls.__mro__ if base.__name__ in LAYERS
+                 and base.__module__.startswith("torch_geometric.")), None)
+
+
+def propagates(cls: type) -> Any:
+    """As `Contract.propagates`, of a class with an adapter."""
+    return contract.read(importlib.import_module(
+        f"gnnaccel.adapters.pyg.{LAYERS[cls.__name__][0]}")).propagates
 
 
 def path_of(cls: type) -> Any:
@@ -144,9 +164,7 @@ class _Guarded:
     host = "pyg"
 
     def __init__(self, cls: type, module: str, node_dim: int | None):
-        import importlib
-
-        from gnnaccel.adapters import contract, own
+        from gnnaccel.adapters import own
         from gnnaccel.adapters.pyg import guards, signature
 
         self.contract = found = contract.read(

@@ -1,4 +1,5 @@
-"""FiLMConv as a Program."""
+"""FiLMConv as a Program. With one relation it passes messages as any other layer does, and its
+``propagate`` is taken over."""
 from __future__ import annotations
 
 from typing import Any
@@ -17,15 +18,16 @@ FIELDS = ("out_channels", "num_relations")
 _ARGUMENTS = ("x", "edge_index"), ("edge_type",)
 
 
+def propagates(layer: Any) -> bool:
+    return layer.num_relations <= 1
+
+
 def state(layer: Any, args: tuple,
           kwargs: dict) -> tuple[RelationalSpec, RelationalInputs] | Reason:
     bound = calls.bind(args, kwargs, *_ARGUMENTS)
     if bound is None:
         return reason("GA206", "the arguments do not fit FiLMConv.forward")
     x, edge_index, edge_type = bound
-    if layer.num_relations <= 1:
-        return reason("GA208", "one relation: the layer is no relational one",
-                      "use num_relations > 1")
     if not isinstance(x, Tensor) and not (isinstance(x, (tuple, list)) and len(x) == 2):
         return reason("GA206", f"x is a {type(x).__name__}")
     x_src, x_dst = (x, x) if isinstance(x, Tensor) else x

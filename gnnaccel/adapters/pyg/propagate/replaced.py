@@ -1,5 +1,5 @@
 """``propagate`` of every message-passing class that has no adapter of its own, replaced by one that
-asks for a faster way.
+asks for a faster way; of a class with one too, where some of its layers just pass messages.
 
 PyG writes a ``propagate`` for each class when that is first instantiated, into the class itself;
 ours is put around it then. Where PyG could not write one, the class inherits the general one, and
@@ -14,6 +14,7 @@ from typing import Any
 
 from gnnaccel.adapters import own as own_code
 from gnnaccel.adapters.patching import PatchSet
+from gnnaccel.adapters.wrapping import by_layer
 from gnnaccel.dispatch.policy import rules
 from gnnaccel.dispatch.uncompiled import kept_apart, uncompiled
 
@@ -50,10 +51,9 @@ def _subclasses(cls: type) -> Iterator[type]:
 
 
 def _has_adapter(cls: type) -> bool:
-    from gnnaccel.adapters.pyg import LAYERS
+    from gnnaccel.adapters.pyg import known_class
 
-    return any(base.__name__ in LAYERS and base.__module__.startswith("torch_geometric.")
-               for base in cls.__mro__)
+    return known_class(cls) is not None
 
 
 def _taking_over(native: Callable, patches: PatchSet) -> Callable:
@@ -81,14 +81,21 @@ def _taking_over(native: Callable, patches: PatchSet) -> Callable:
 def _take_over(cls: type[Any], patches: PatchSet) -> None:
     from torch_geometric.nn import MessagePassing
 
-    own, native = vars(cls), cls.propagate
-    if getattr(native, "routed", False) or _has_adapter(cls):
+    from gnnaccel.adapters.pyg import known_class, propagates
+
+    own, native, known = vars(cls), cls.propagate, known_class(cls)
+    chosen = None if known is None else propagates(known)
+    if getattr(native, "routed", False) or (known is not None and chosen is None):
         return
     written = (own.get("propagate") is native is own.get(_KEPT[1])
                and own.get(_KEPT[0]) is not native)
     general = native is MessagePassing.propagate and cls is not MessagePassing
     if (written or general) and own_code.is_method(native, cls, "propagate", "torch_geometric"):
-        patches.set(cls, "propagate", routed(native),
+        taken = routed(native)
+        if chosen is not None:
+            taken = by_layer(chosen, taken, native)
+            taken.__wrapped__ = native  # type: ignore[attr-defined]
+        patches.set(cls, "propagate", taken,
                     "Runs the aggregation as one operation over the graph, without a message per "
                     "edge, where that is faster.")
 

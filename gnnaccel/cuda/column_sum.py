@@ -18,28 +18,28 @@ _NARROW = 4  # packs of the second launch, whose rows are few: more of them are 
 
 
 @functools.lru_cache(maxsize=256)
-def kernels(packs: int, vec: int, dtype: torch.dtype) -> Kernels:
-    """The kernel for blocks of ``packs`` (a power of two up to 256) times ``vec`` columns."""
-    return Kernels("column_sum", (("PACKS", str(packs)), ("VEC", str(vec)),
-                                  ("ROW_T", TYPES[dtype])))
+def kernels(vec: int, dtype: torch.dtype) -> Kernels:
+    """The kernel for packs of ``vec`` columns."""
+    return Kernels("column_sum", (("VEC", str(vec)), ("ROW_T", TYPES[dtype])))
 
 
 @functools.lru_cache(maxsize=1024)
 def _shape(columns: int, dtype: torch.dtype, address: int,
-           most: int = 32) -> tuple[int, int, int, Kernels]:
-    """(rows of a block, blocks across, shared bytes, kernel) for rows of this kind; ``address``:
-    theirs modulo 16; ``most``: packs of columns that a block takes."""
+           most: int = 32) -> tuple[int, int, int, np.int32, Kernels]:
+    """(rows of a block, blocks across, shared bytes, bits of its packs, kernel) for rows of this
+    kind; ``address``: theirs modulo 16; ``most``: packs of columns that a block takes, a power of
+    two up to 256."""
     vec = next(v for v in (4, 2, 1) if columns % v == 0 and address % (v * dtype.itemsize) == 0)
-    packs = min(most, 1 << (columns // vec - 1).bit_length())
-    return (_THREADS // packs, -(-columns // (packs * vec)), 4 * _THREADS * vec,
-            kernels(packs, vec, dtype))
+    shift = min(most.bit_length() - 1, (columns // vec - 1).bit_length())
+    return (_THREADS >> shift, -(-columns // (vec << shift)), 4 * _THREADS * vec, np.int32(shift),
+            kernels(vec, dtype))
 
 
 def prepare(columns: int, dtype: torch.dtype) -> None:
     """Compile what `column_sum` launches for well aligned rows of this kind. Raises
     CompileError."""
-    _shape(columns, dtype, 0)[3]("column_sum")
-    _shape(columns, torch.float32, 0, _NARROW)[3]("column_sum")
+    for kind in {dtype, torch.float32}:
+        _shape(columns, kind, 0)[-1]("column_sum")
 
 
 def column_sum(x: Tensor) -> Tensor:
@@ -49,18 +49,20 @@ def column_sum(x: Tensor) -> Tensor:
     KeyError for another dtype.
     """
     rows, columns = x.shape
-    high, across, shared, compiled = _shape(columns, x.dtype, x.data_ptr() % 16)
+    high, across, shared, shift, compiled = _shape(columns, x.dtype, x.data_ptr() % 16)
     blocks = min(_MOST, -(-rows // (high * _EACH)))
     part = torch.empty((blocks, columns), dtype=torch.float32, device=x.device)
-    compiled("column_sum")((blocks, across), _THREADS, shared, (np.int64(rows), np.int32(columns),
-                                                                x.data_ptr(), part.data_ptr()))
+    compiled("column_sum")((blocks, across), _THREADS, shared,
+                           (np.int64(rows), np.int32(columns), shift, x.data_ptr(),
+                            part.data_ptr()))
     return part.view(columns) if blocks == 1 else _total(part)
 
 
 def _total(part: Tensor) -> Tensor:
     blocks, columns = part.shape
     out = torch.empty(columns, dtype=torch.float32, device=part.device)
-    _, across, shared, compiled = _shape(columns, torch.float32, 0, _NARROW)
-    compiled("column_sum")((1, across), _THREADS, shared, (np.int64(blocks), np.int32(columns),
-                                                           part.data_ptr(), out.data_ptr()))
+    _, across, shared, shift, compiled = _shape(columns, torch.float32, 0, _NARROW)
+    compiled("column_sum")((1, across), _THREADS, shared,
+                           (np.int64(blocks), np.int32(columns), shift, part.data_ptr(),
+                            out.data_ptr()))
     return out

@@ -53,6 +53,7 @@ class CupyDriver:
         self._cupy = cupy
         self._kernels: dict = {}  # what callers get
         self._made: dict = {}  # the kernels, some of which may not be compiled yet
+        self._texts: dict = {}  # a lock for each text
         self._streams: dict = {}
         self.lock = threading.RLock()
         self.device_of_torch = (getattr(torch._C, "_cuda_getDevice", None)
@@ -162,8 +163,11 @@ class CupyDriver:
         """A ``cupy.RawKernel`` for the device that is current in CuPy. Raises CompileError."""
         text = sources.defined(family, defines)
         start = time.perf_counter()
+        with self.lock:
+            one = self._texts.setdefault((family, defines), threading.Lock())
         try:
-            with background.piece(), capture.loading():
+            # whoever wants another kernel of this text waits, rather than to compile it as well
+            with background.piece(), one, capture.loading():
                 return self._cupy.RawModule(
                     code=text, options=sources.options(defines)).get_function(entry)
         except self._cupy.cuda.compiler.CompileException as problem:

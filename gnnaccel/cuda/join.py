@@ -1,4 +1,4 @@
-"""Edges of several types as one list (``src/join.cu``): one copy to the device and one launch,
+"""Edges of several types as one list (``src/join.cuh``): one copy to the device and one launch,
 however many types there are."""
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _THREADS = 256
 _WIDE = {torch.int32: 0, torch.int64: 1}
 _COUNTS = (0, 0, 0, 0)  # no addresses: ids that count upwards
 
-kernels = Kernels("join", ())
+kernels = Kernels("structure", (("OFF_T", "int"),))  # in whose text it is
 
 
 class Range(NamedTuple):
@@ -83,7 +83,7 @@ def _edges(part: Tensor | tuple[Tensor, Tensor] | None,
 
 
 def _addresses(part: Tensor | tuple[Tensor, Tensor] | None) -> tuple[int, int, int, int]:
-    """Address and pitch of sources and destinations, as join.cu has them."""
+    """Address and pitch of sources and destinations, as join.cuh has them."""
     if part is None:
         return _COUNTS
     if isinstance(part, tuple):

@@ -200,15 +200,8 @@ def chunk_edges(edges: int) -> int:
 
 
 @functools.cache
-def _kernels(wide: bool, index: str = "i64", loops: bool = False) -> Kernels:
-    """For offsets of 64 bits if ``wide``, else of 32; ``index``: C's type of the caller's ids."""
-    return Kernels("structure", (("INDEX_T", index), ("LOOPS", str(int(loops))),
-                                 ("OFF_T", "i64" if wide else "int")))
-
-
-@functools.cache
-def _of_rows(family: str, wide: bool) -> Kernels:
-    """As `_kernels`, for kernels that do not read the caller's edges."""
+def _kernels(family: str, wide: bool) -> Kernels:
+    """For offsets of 64 bits if ``wide``, else of 32."""
     return Kernels(family, (("OFF_T", "i64" if wide else "int"),))
 
 
@@ -218,14 +211,12 @@ def _blocks(threads: int) -> int:
 
 def prepare() -> None:
     """Compile what builds the structure of graphs with int32 offsets. Raises CompileError."""
-    _of_rows("row_order", False)("order")
+    _kernels("row_order", False)("order")
     for entry in ("scan", "split"):
-        _of_rows("row_split", False)(entry)
-    for index, loops in (("i64", False), ("i64", True), ("int", False)):
-        for entry in ("count", "place"):
-            _kernels(False, index, loops)(entry)
-    for entry in ("count_src", "place_src"):
-        _kernels(False)(entry)
+        _kernels("row_split", False)(entry)
+    for entry in ("count_i64", "place_i64", "count_int", "place_int", "count_src", "place_src",
+                  "join"):
+        _kernels("structure", False)(entry)
 
 
 def _split(rows: int, edges: int, limit: int, counters: int, memory: Tensor,
@@ -249,7 +240,7 @@ def split_rows(indptr: Tensor, edges: int, flags: Tensor | None = None,
     memory = torch.zeros(_COUNTERS, dtype=torch.int32, device=indptr.device)
     split, told = _split(rows, edges, limit, memory.data_ptr(), memory,
                          flags.data_ptr() if flags is not None else 0)
-    _of_rows("row_split", indptr.dtype is torch.int64)("split")(
+    _kernels("row_split", indptr.dtype is torch.int64)("split")(
         (_blocks(max(rows, 1)), 1), _THREADS, 4 * (_BINS + 1),
         (indptr.data_ptr(), np.int32(rows), np.int32(limit), *told))
     return split
@@ -283,7 +274,7 @@ class _Counting(NamedTuple):
         """Degrees become offsets; ``edges``: the most that rows may hold."""
         rows, limit = self.rows, chunk_edges(edges)
         split, told = _split(rows, edges, limit, self.counters, self.memory, flags)
-        scan = _of_rows("row_split", wide)("scan")
+        scan = _kernels("row_split", wide)("scan")
         scan((max(1, -(-rows // _SCANNED)), 1), _THREADS, _SCAN_BYTES,
              (self.address, np.int32(rows), np.int64(loops), np.int32(limit), self.state, *told))
         return split
@@ -300,7 +291,7 @@ def _ordered(indptr: Tensor, entries: Tensor, split: Split, place: Tensor) -> Ro
     heavy_blocks = min(_HEAVY_BLOCKS, long.bounds[1])
     windows = -(-total // _WINDOW)
     if total:
-        _of_rows("row_order", indptr.dtype is torch.int64)("order")(
+        _kernels("row_order", indptr.dtype is torch.int64)("order")(
             (heavy_blocks * windows + _blocks(32 * -(-rows // _GROUP)), 1), _THREADS, _ORDER_BYTES,
             (indptr.data_ptr(), np.int32(rows), np.int32(long.chunk_edges), long.counters,
              long.lists.data_ptr(), np.int32(heavy_blocks), np.int32(windows),
@@ -321,25 +312,26 @@ def csc(src: Tensor, dst: Tensor, num_src: int, num_dst: int, loops: int, wide: 
         wide: int64 offsets.
     """
     edges, device = src.shape[0], src.device
-    kernels = _kernels(wide, "i64" if src.dtype is torch.int64 else "int", loops > 0)
+    kernels, ids = _kernels("structure", wide), "i64" if src.dtype is torch.int64 else "int"
     total = edges + loops
     made = _Counting.of(num_dst, wide, device)
     number = torch.empty(total, dtype=made.memory.dtype, device=device)
-    head = (src.data_ptr(), dst.data_ptr(), np.int64(edges), np.int64(num_src), np.int64(num_dst))
-    kernels("count")((_blocks(edges), 1), _THREADS, 0,
-                     (*head, made.address, number.data_ptr(), made.flags))
+    head = (src.data_ptr(), dst.data_ptr(), np.int64(edges), np.int64(num_src), np.int64(num_dst),
+            np.int64(loops))
+    kernels(f"count_{ids}")((_blocks(edges), 1), _THREADS, 0,
+                            (*head, made.address, number.data_ptr(), made.flags))
     split = made.scan(wide, total, loops, made.flags)
     entries = torch.empty(total, 2, dtype=number.dtype, device=device)
-    kernels("place")((_blocks(total), 1), _THREADS, 0,
-                     (*head, np.int64(loops), made.address, number.data_ptr(), made.flags,
-                      entries.data_ptr()))
+    kernels(f"place_{ids}")((_blocks(total), 1), _THREADS, 0,
+                            (*head, made.address, number.data_ptr(), made.flags,
+                             entries.data_ptr()))
     return _ordered(made.indptr, entries, split, number)
 
 
 def transpose(by_dst: Rows, num_src: int) -> Rows:
     """The graph grouped by source; ``place`` refers to the CSC and ascends within a row."""
     total, device = by_dst.other.shape[0], by_dst.indptr.device
-    kernels, made = _kernels(by_dst.wide), _Counting.of(num_src, by_dst.wide, device)
+    kernels, made = _kernels("structure", by_dst.wide), _Counting.of(num_src, by_dst.wide, device)
     number = torch.empty(total, dtype=made.memory.dtype, device=device)
     head = (by_dst.indptr.data_ptr(), by_dst.other.data_ptr(), np.int32(by_dst.rows))
     kernels("count_src")((_blocks(total), 1), _THREADS, 0,

@@ -1,5 +1,5 @@
 """Where the tiles of each segment begin, for every height of tiles at once
-(``src/tile_ptr.cu``)."""
+(``src/tile_ptr.cuh``)."""
 from __future__ import annotations
 
 import numpy as np
@@ -14,7 +14,12 @@ HEIGHTS = (16, 32, 64, 128)
 _THREADS = 256
 _MOST = 1 << 16  # segments; a thread walks 256 of them
 
-kernels = Kernels("tile_ptr", ())
+kernels = Kernels("pairs", ())  # in whose text it is
+
+
+def prepare() -> None:
+    """Compile the kernel. Raises CompileError."""
+    kernels("tile_ptr")
 
 
 def tile_ptr(ptr: Tensor) -> dict[int, Tensor]:

@@ -7,7 +7,7 @@ import torch
 from gnnaccel.cuda import (additive, aggregate, edge_list, edge_softmax, extremum, gated, gated_sum,
                            int8_gemm, multi_reduce, multi_reduce_backward, pairwise, quantize,
                            rectified, sddmm, segment_backward, segment_direct, segment_gemm,
-                           segment_gemm_grad, softmax_sum, tile_ptr)
+                           segment_gemm_grad, softmax_sum)
 from gnnaccel.cuda.layout import TYPES, layout_for
 from gnnaccel.cuda.segment_plan import grad_plan, product_plan
 
@@ -223,9 +223,8 @@ _SAMPLES = {
     "segment_gemm_grad": _segment_gemm_grad,
     "segment_backward": _segment_backward,
     "head_dot": _rows,
-    "column_sum": lambda: [(("PACKS", packs), ("VEC", vec), ("ROW_T", row))
-                           for packs, vec, row in (("16", "4", "float"), ("1", "1", "f16"),
-                                                   ("32", "2", "bf16"))],
+    "column_sum": lambda: [(("VEC", vec), ("ROW_T", row))
+                           for vec, row in (("4", "float"), ("1", "f16"), ("2", "bf16"))],
     "blend_grad": lambda: [(("COLUMNS", columns), ("VEC", vec), ("ROW_T", row))
                            for columns, vec, row in (("64", "4", "float"), ("33", "1", "f16"),
                                                      ("6", "2", "bf16"))],
@@ -247,14 +246,10 @@ _SAMPLES = {
     "int8_gemm": lambda: [int8_gemm.kernels(*form)[0].defines for form in (
         (128, 128, torch.float32), (128, 128, torch.int8, True), (47, 7, torch.float16),
         (602, 256, torch.bfloat16), (128, 128, torch.int8), (5, 41, torch.int8))],
-    "join": lambda: [()],
     "gather": lambda: _rows(("OFF_T", "int"), ("DROPOUT", "0")),
     "dropout": lambda: [layout_for(3, 1).defines() + (("OFF_T", "i64"), ("DROPOUT", "1"))],
     "pairs": lambda: [()],
-    "tile_ptr": lambda: [tile_ptr.kernels.defines],
     "row_order": lambda: [(("OFF_T", offset),) for offset in ("int", "i64")],
     "row_split": lambda: [(("OFF_T", offset),) for offset in ("int", "i64")],
-    "structure": lambda: [(("INDEX_T", index), ("LOOPS", loops), ("OFF_T", offset))
-                          for index in ("i64", "int") for loops in ("0", "1")
-                          for offset in ("int", "i64")],
+    "structure": lambda: [(("OFF_T", offset),) for offset in ("int", "i64")],
 }

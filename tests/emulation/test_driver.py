@@ -6,6 +6,7 @@ import ctypes
 import os
 import sys
 import threading
+import time
 import types
 
 import numpy as np
@@ -402,6 +403,24 @@ def test_a_kernel_that_is_compiled_ahead_is_waited_for(fake):
     assert begun.wait(20) and not fake.compiled
     threading.Timer(0.05, go.set).start()
     assert callable(cupy.kernel("a", "k", ())) and len(fake.compiled) == 1
+
+
+def test_a_text_is_compiled_by_one_thread_at_a_time(fake):
+    """Who wants another of its kernels meanwhile takes it from CuPy's memory afterwards."""
+    cupy, begun, open_, most = CupyDriver(), threading.Event(), [], []
+
+    def loading():
+        open_.append(None)
+        most.append(len(open_))
+        begun.set()
+        time.sleep(0.05)
+        open_.pop()
+
+    fake.while_loading = loading
+    cupy.ahead(lambda: cupy.kernel("a", "first", ()))
+    assert begun.wait(20)
+    assert callable(cupy.kernel("a", "second", ()))
+    assert most == [1, 1]
 
 
 def test_what_does_not_compile_is_said_to_who_asks_for_it(fake):

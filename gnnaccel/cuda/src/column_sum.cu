@@ -2,27 +2,28 @@
 // second launch over the blocks' sums, by blocks that are one pack or a few wide, makes the total.
 // The order of summation depends on the sizes alone, so results repeat.
 //
-// A block is PACKS columns of VEC numbers wide and 256 / PACKS rows high; blockIdx.y walks wider
-// rows.
+// A block is 1 << shift packs of VEC columns wide and THREADS >> shift rows high; blockIdx.y walks
+// wider rows.
 #include "common.cuh"
 
 #define THREADS 256
-#define HIGH (THREADS / PACKS)
 #define IN_FLIGHT 4
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-column_sum(i64 rows, int columns, const ROW_T* __restrict__ x, float* __restrict__ out) {
+column_sum(i64 rows, int columns, int shift, const ROW_T* __restrict__ x,
+           float* __restrict__ out) {
     DYNAMIC_SHARED(shared);
-    float* const sums = (float*)shared;  // [HIGH][PACKS][VEC]
-    const int pack = threadIdx.x % PACKS, high = threadIdx.x / PACKS;
-    const int column = (blockIdx.y * PACKS + pack) * VEC;
-    const i64 stride = (i64)gridDim.x * HIGH;
+    float* const sums = (float*)shared;  // [height][packs][VEC]
+    const int packs = 1 << shift, height = THREADS >> shift;
+    const int pack = threadIdx.x & (packs - 1), high = threadIdx.x >> shift;
+    const int column = (blockIdx.y * packs + pack) * VEC;
+    const i64 stride = (i64)gridDim.x * height;
     float sum[VEC];
 #pragma unroll
     for (int v = 0; v < VEC; ++v) sum[v] = 0.f;
     if (column < columns) {
         const ROW_T* const base = x + column;
-        i64 row = (i64)blockIdx.x * HIGH + high;
+        i64 row = (i64)blockIdx.x * height + high;
         for (; row + (IN_FLIGHT - 1) * stride < rows; row += IN_FLIGHT * stride) {
             float part[IN_FLIGHT][VEC];
 #pragma unroll
@@ -41,13 +42,13 @@ column_sum(i64 rows, int columns, const ROW_T* __restrict__ x, float* __restrict
     }
 #pragma unroll
     for (int v = 0; v < VEC; ++v) sums[threadIdx.x * VEC + v] = sum[v];
-#pragma unroll
-    for (int half = HIGH / 2; half; half /= 2) {
+#pragma unroll 1
+    for (int half = height / 2; half; half /= 2) {
         __syncthreads();
         if (high < half) {
 #pragma unroll
             for (int v = 0; v < VEC; ++v)
-                sums[threadIdx.x * VEC + v] += sums[(threadIdx.x + half * PACKS) * VEC + v];
+                sums[threadIdx.x * VEC + v] += sums[(threadIdx.x + half * packs) * VEC + v];
         }
     }
     if (high == 0 && column < columns) {

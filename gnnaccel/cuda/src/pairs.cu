@@ -10,11 +10,12 @@
 //   tally, arrange    nodes in any order of types: how many there are of each, and a stable order
 //   by type
 //
+// In the same text, as it is small too: where the tiles of segments begin (tile_ptr.cuh).
+//
 // Marks and numbers do not depend on who comes first: threads that write to the same place write
 // the same there.
 #include "common.cuh"
-
-#define THREADS 256
+#include "tile_ptr.cuh"
 
 // What `collect`, and `number` after it, tell the host.
 #define INVALID 0  // ids out of range were seen

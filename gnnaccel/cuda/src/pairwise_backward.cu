@@ -33,6 +33,11 @@ static_assert(!KEPT || (SCORE == DOT && !EDGE),
 // Up to this, t - delta is what equal numbers are rounded apart by.
 __device__ __forceinline__ float noise(float delta) { return 4.f * ULP * fabsf(delta); }
 
+#if BY_SRC
+
+// `prepare` is compiled with the pass by source, which reads what it makes, as that by destination
+// does.
+//
 // packed [rows, H, 4]: m, 1 / sum, delta, and the node term c_dst or the limit below which a
 // difference from delta is noise: one 16-byte load per edge and head in the pass by source. An
 // infinite delta marks a row whose softmax does not matter: no difference is beyond its limit. A
@@ -65,7 +70,6 @@ prepare(int rows, const OUT_T* __restrict__ grad, const float* __restrict__ out,
     }
 }
 
-#if BY_SRC
 typedef ROW_T SELF_B_T;
 typedef OUT_T OTHER_B_T;
 #define OTHER_B 1

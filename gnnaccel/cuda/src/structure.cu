@@ -1,16 +1,20 @@
 // Building the index arrays of a graph from its edge list, without a sort and without telling the
 // host anything.
 //
-//   count    degrees; bad ids are skipped and flagged, self loops dropped when LOOPS asks for it
+//   count_i64, count_int   degrees; bad ids are skipped and flagged, self loops dropped where nodes
+//            get loops of their own; for ids of 64 and of 32 bits
 //   scan     where rows begin, in place of their degrees, and more (row_split.cu)
-//   place    edges into their rows
+//   place_i64, place_int   edges into their rows
 //   order    the entries of each row in ascending order of their places (row_order.cu)
 //   count_src, place_src   as `count` and `place` for the transposed graph, from the finished CSC
 //
 // An edge's number within its row is what `count` had counted before it, so their order varies from
 // run to run until `order` has run. If the list is already sorted by destination, which `count`
 // finds out on the way, `place` uses that order instead.
+//
+// In the same text, as it is small too: how edges of several types are put together (join.cuh).
 #include "structure.cuh"
+#include "join.cuh"
 
 __device__ __forceinline__ int take(int* counter) { return atomicAdd(counter, 1); }
 __device__ __forceinline__ i64 take(i64* counter) { return (i64)atomicAdd((u64*)counter, (u64)1); }
@@ -20,41 +24,46 @@ __device__ __forceinline__ void raise_flag(int* flag) {
     if (*flag == 0) *flag = 1;
 }
 
-// LOOPS: edges i -> i are dropped and one is added for each node below `loops`, as the hosts do
+// With `loops`, edges i -> i are dropped and one is added for each node below it, as the hosts do
 // before attention.
-__device__ __forceinline__ bool read_edge(const INDEX_T* src, const INDEX_T* dst, i64 e,
-                                          i64 num_src, i64 num_dst, i64& s, i64& d, bool& valid) {
+template <typename T>
+__device__ __forceinline__ bool read_edge(const T* src, const T* dst, i64 e, i64 num_src,
+                                          i64 num_dst, i64 loops, i64& s, i64& d, bool& valid) {
     s = src[e];
     d = dst[e];
     valid = s >= 0 && s < num_src && d >= 0 && d < num_dst;
-    return valid && !(LOOPS && s == d);
+    return valid && !(loops && s == d);
 }
 
 // degree[d + 1]: how many edges end in d. number[e]: how many of its row were counted before edge
 // e.
-extern "C" __global__ void __launch_bounds__(THREADS)
-count(const INDEX_T* __restrict__ src, const INDEX_T* __restrict__ dst, i64 edges, i64 num_src,
-      i64 num_dst, OFF_T* __restrict__ degree, OFF_T* __restrict__ number,
-      int* __restrict__ flags) {
+template <typename T>
+__device__ __forceinline__ void count(const T* __restrict__ src, const T* __restrict__ dst,
+                                      i64 edges, i64 num_src, i64 num_dst, i64 loops,
+                                      OFF_T* __restrict__ degree, OFF_T* __restrict__ number,
+                                      int* __restrict__ flags) {
     const i64 e = thread_id();
     if (e >= edges) return;
     i64 s, d;
     bool valid;
-    if (read_edge(src, dst, e, num_src, num_dst, s, d, valid)) number[e] = take(&degree[d + 1]);
+    if (read_edge(src, dst, e, num_src, num_dst, loops, s, d, valid)) number[e] = take(&degree[d + 1]);
     if (!valid) raise_flag(flags + FLAG_INVALID);
     if (!valid || (e > 0 && dst[e - 1] > d)) raise_flag(flags + FLAG_UNSORTED);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
-place(const INDEX_T* __restrict__ src, const INDEX_T* __restrict__ dst, i64 edges, i64 num_src,
-      i64 num_dst, i64 loops, const OFF_T* __restrict__ indptr, const OFF_T* __restrict__ number,
-      const int* __restrict__ flags, Entry* __restrict__ entries) {
+template <typename T>
+__device__ __forceinline__ void place(const T* __restrict__ src, const T* __restrict__ dst,
+                                      i64 edges, i64 num_src, i64 num_dst, i64 loops,
+                                      const OFF_T* __restrict__ indptr,
+                                      const OFF_T* __restrict__ number,
+                                      const int* __restrict__ flags,
+                                      Entry* __restrict__ entries) {
     const i64 e = thread_id();
     if (e < edges) {
         i64 s, d;
         bool valid;
-        if (!read_edge(src, dst, e, num_src, num_dst, s, d, valid)) return;
-        const bool sorted = !LOOPS && flags[FLAG_UNSORTED] == 0;
+        if (!read_edge(src, dst, e, num_src, num_dst, loops, s, d, valid)) return;
+        const bool sorted = !loops && flags[FLAG_UNSORTED] == 0;
         const OFF_T at = sorted ? (OFF_T)e : indptr[d] + number[e];
         entries[at] = {(OFF_T)e, (OFF_T)s};
     } else if (e < edges + loops) {  // the loop takes its row's last place
@@ -62,6 +71,23 @@ place(const INDEX_T* __restrict__ src, const INDEX_T* __restrict__ dst, i64 edge
         entries[indptr[i + 1] - 1] = {(OFF_T)e, (OFF_T)i};
     }
 }
+
+#define OF_IDS(T)                                                                                 \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                         \
+    count_##T(const T* __restrict__ src, const T* __restrict__ dst, i64 edges, i64 num_src,       \
+              i64 num_dst, i64 loops, OFF_T* __restrict__ degree, OFF_T* __restrict__ number,     \
+              int* __restrict__ flags) {                                                          \
+        count(src, dst, edges, num_src, num_dst, loops, degree, number, flags);                   \
+    }                                                                                             \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                         \
+    place_##T(const T* __restrict__ src, const T* __restrict__ dst, i64 edges, i64 num_src,       \
+              i64 num_dst, i64 loops, const OFF_T* __restrict__ indptr,                           \
+              const OFF_T* __restrict__ number, const int* __restrict__ flags,                    \
+              Entry* __restrict__ entries) {                                                      \
+        place(src, dst, edges, num_src, num_dst, loops, indptr, number, flags, entries);          \
+    }
+OF_IDS(i64)
+OF_IDS(int)
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 count_src(const OFF_T* __restrict__ indptr, const int* __restrict__ col, int num_dst,

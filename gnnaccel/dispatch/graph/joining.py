@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from gnnaccel.cuda import capture, driver
+from gnnaccel.cuda import capture, driver, structure
 from gnnaccel.cuda import join as cuda_join
 from gnnaccel.cuda.join import Range
 from gnnaccel.dispatch.graph.edge_arrays import EdgeArrays
@@ -35,6 +35,7 @@ def serves(structure: Sequence[Tensor | EdgeArrays], num_nodes: int, num_loops: 
 
 @functools.lru_cache(maxsize=4)
 def _compiles(using: driver.Driver) -> bool:
+    using.ahead(structure.prepare)  # which a new graph needs after it
     try:
         cuda_join.prepare()
     except driver.CompileError:

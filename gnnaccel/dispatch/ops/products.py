@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import segment_backward, segment_gemm
+from gnnaccel.cuda import segment_backward, segment_gemm, tile_ptr
 from gnnaccel.cuda.layout import TYPES
 from gnnaccel.dispatch.ops.call import Kernel
 from gnnaccel.dispatch.policy.reasons import Reason, reason
@@ -75,6 +75,7 @@ def kernel(name: str, a: Tensor, b: Tensor, run: Callable[[], Tensor]) -> Kernel
     key = "segment_gemm", k, n, a.dtype, rows.bit_length(), count.bit_length(), precision
 
     def compile_() -> None:
+        tile_ptr.prepare()
         segment_gemm.prepare(k, n, 1, a.dtype, rows, count, False, precision, a.device)
         segment_backward.prepare(k, n, 1, a.dtype, rows, count, False, precision, a.device)
 

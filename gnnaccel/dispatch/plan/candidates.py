@@ -72,9 +72,10 @@ def _compiles(request: Request, found: patterns.Attention, config: Config) -> li
     """The last question, as it is the dearest: are the kernels there?"""
     rows = request.heads, request.width, request.row, request.out
     form = (found, *rows, request.grad)
-    evaluated = dataclasses.replace(found, dropout=0.0)
-    return _there(("attention", *form, attention.size_class(request.edge_bits)),
-                  lambda: attention.prepare(*form, request.edge_bits), config, request.grad,
+    evaluated, biased = dataclasses.replace(found, dropout=0.0), attention.biased(request.program,
+                                                                                  found)
+    return _there(("attention", *form, attention.size_class(request.edge_bits), biased),
+                  lambda: attention.prepare(*form, request.edge_bits, biased), config, request.grad,
                   lambda: attention.prepare(evaluated, *rows, False, request.edge_bits))
 
 

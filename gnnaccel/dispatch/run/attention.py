@@ -60,9 +60,10 @@ def size_class(edge_bits: int) -> int:
 
 
 def prepare(found: Attention, heads: int, width: int, row: torch.dtype, out: torch.dtype,
-            grad: bool, edge_bits: int) -> None:
+            grad: bool, edge_bits: int, biased: bool = True) -> None:
     """Compile what a call of this kind, on a graph of so many bits of edges, will launch, so that a
-    kernel that does not compile is known before anything runs.
+    kernel that does not compile is known before anything runs. ``biased``: a bias was added to
+    rows or to the result, as `biased` says.
 
     Raises CompileError. Costs nothing where it has been done.
     """
@@ -78,9 +79,15 @@ def prepare(found: Attention, heads: int, width: int, row: torch.dtype, out: tor
     for compiled, entries in wanted:
         for entry in entries:
             compiled(entry)
-    if grad:
+    if grad and biased:
         for dtype in {row, out}:
             column_sum.prepare(heads * width, dtype)
+
+
+def biased(program: Program, found: Attention) -> bool:
+    """Whether a call may give gradients to biases: of its result, or of the maps that it makes rows
+    by itself, as `attention_maps` and `attention_folded` do."""
+    return found.score in ("dot", "gatv2") or program.has_input("bias")
 
 
 def _additive_kernels(kernels: additive.Variant, found: Attention, grad: bool,
@@ -104,8 +111,8 @@ def _pairwise_kernels(kernels: pairwise.Variant, found: Attention, grad: bool,
     """What pairwise attention launches, with its entries."""
     wanted: list[tuple] = [(kernels.forward_kernels, ("forward", "merge"))]
     if grad:
-        wanted += [(kernels.backward_kernels(by_src), ("prepare", "backward", "merge"))
-                   for by_src in (True, False)]
+        wanted += [(kernels.backward_kernels(True), ("prepare", "backward", "merge")),
+                   (kernels.backward_kernels(False), ("backward", "merge"))]
         # where scores may be kept
         if found.score == "dot" and not found.edge and edge_bits >= SORT_FROM.bit_length():
             wanted += [(kernels.backward_kernels(True, True), ("backward", "merge")),

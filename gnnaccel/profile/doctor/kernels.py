@@ -67,8 +67,8 @@ def _structure(case: Case) -> Iterator[tuple[str, float]]:
     row = torch.arange(case.nodes, device=case.device).repeat_interleave(degrees)
     place = rows.place[:len(case.dst)].long()
     right = {
-        "structure": torch.equal(case.edge_index[:, place],
-                                 torch.stack([rows.other[:len(case.dst)].long(), row])),
+        "structure": _joins(case) and torch.equal(
+            case.edge_index[:, place], torch.stack([rows.other[:len(case.dst)].long(), row])),
         "row_split": torch.equal(rows.indptr.diff().long(), degrees),
         "row_order": bool(((place.diff() > 0) | (row.diff() > 0)).all())}
     for family, is_right in right.items():
@@ -86,6 +86,7 @@ def _pairs(case: Case) -> Iterator[tuple[str, float]]:
         (found.relation * case.nodes + found.node, keys), (found.of_edge, of_edge),
         (pairs.sort_types(types, 3).order,  # type: ignore[union-attr]
          torch.sort(types, stable=True).indices)))
+    right = right and _tiles(case)
     yield "pairs", error(share, 1 / counts[of_edge].double()) if right else float("inf")
 
 
@@ -301,24 +302,22 @@ def _int8(case: Case) -> Iterator[tuple[str, float]]:
                              exact)
 
 
-def _tile_ptr(case: Case) -> Iterator[tuple[str, float]]:
+def _tiles(case: Case) -> bool:
     rows = torch.randint(0, 200, (300,), device=case.device)
     ptr = torch.cat([rows.new_zeros(1), rows.cumsum(0)]).int()
     made = tile_ptr.tile_ptr(ptr)
-    same = all(torch.equal(found[1:].long(), (-(-rows // height)).cumsum(0)) and not found[0]
+    return all(torch.equal(found[1:].long(), (-(-rows // height)).cumsum(0)) and not found[0]
                for height, found in made.items())
-    yield "tile_ptr", 0.0 if same else float("inf")
 
 
-def _join(case: Case) -> Iterator[tuple[str, float]]:
+def _joins(case: Case) -> bool:
     parts = [torch.randint(0, 7, (2, edges), device=case.device) for edges in (5, 0, 300)]
     made = join.join(parts, [(at, 7 * at, 7, 7 * at, 7) for at in range(3)], case.device)
     relation = torch.tensor([0, 2], device=case.device).repeat_interleave(
         torch.tensor([5, 300], device=case.device))
     src, dst = torch.cat(parts, 1) + 7 * relation
-    same = all(torch.equal(got.long(), expected)
+    return all(torch.equal(got.long(), expected)
                for got, expected in zip(made, (src, dst, relation))) and int(made.wrong) == 6
-    yield "join", 0.0 if same else float("inf")
 
 
 #: each check with the families whose verdicts it yields, in that order
@@ -329,7 +328,7 @@ CHECKS: tuple[tuple[tuple[str, ...], Check], ...] = (
     (("additive", "additive_backward", "additive_pmf"), _additive),
     (("pairwise", "pairwise_backward"), _pairwise),
     (("aggregate", "extremum", "sddmm", "edge_softmax"), _operations),
-    (("edge_list",), _edge_list), (("tile_ptr",), _tile_ptr), (("join",), _join),
+    (("edge_list",), _edge_list),
     (("segment_direct", "segment_gemm", "segment_gemm_grad", "segment_backward"), _segments),
     (("blend_grad",), _blend_grad), (("gated",), _gated), (("gated_sum", "rectified"), _messages),
     (("softmax_sum",), _softmax_sum), (("multi_reduce", "multi_reduce_backward"), _multi_reduce),

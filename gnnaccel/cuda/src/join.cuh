@@ -14,9 +14,11 @@
 // A part without addresses counts upwards: its edge i goes from the i-th source to the i-th
 // destination. `wrong` holds twice the number of parts; what is left there is the least 2 * part +
 // end whose ids are not all in range. Such ids become -1, which is no node to whoever reads them.
-#include "common.cuh"
+#ifndef GNNACCEL_JOIN_CUH
+#define GNNACCEL_JOIN_CUH
 
-#define THREADS 256
+#include "structure.cuh"
+
 #define PART 9
 
 __device__ __forceinline__ i64 id_at(i64 address, i64 pitch, i64 at) {
@@ -28,7 +30,7 @@ __device__ __forceinline__ i64 id_at(i64 address, i64 pitch, i64 at) {
 extern "C" __global__ void __launch_bounds__(THREADS)
 join(int parts, int edges, i64* __restrict__ table, int* __restrict__ src, int* __restrict__ dst,
      int* __restrict__ relation) {
-    const i64 e = (i64)blockIdx.x * THREADS + threadIdx.x;
+    const i64 e = thread_id();
     if (e >= edges) return;
     const i64* first = table + 1;
     // the last part that begins at or before this edge; those before it that begin there are empty
@@ -49,3 +51,5 @@ join(int parts, int edges, i64* __restrict__ table, int* __restrict__ src, int* 
         (end ? dst : src)[e] = valid ? (int)(id + part[5 + 2 * end]) : -1;
     }
 }
+
+#endif

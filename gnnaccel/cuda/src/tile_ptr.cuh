@@ -3,6 +3,9 @@
 // height; the segments of a new graph are read once.
 //
 // Each block makes one height. A thread adds up a strip of segments, the block sums the strips.
+#ifndef GNNACCEL_TILE_PTR_CUH
+#define GNNACCEL_TILE_PTR_CUH
+
 #include "common.cuh"
 
 #define THREADS 256
@@ -37,3 +40,5 @@ tile_ptr(const int* __restrict__ ptr, int segments, int* __restrict__ out) {
     }
     if (threadIdx.x == THREADS - 1) row[segments] = sums[threadIdx.x];
 }
+
+#endif

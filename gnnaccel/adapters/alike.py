@@ -17,6 +17,7 @@ from torch import Tensor
 
 from gnnaccel.adapters import reachability
 from gnnaccel.dispatch.relational.added import ADDED, Added
+from gnnaccel.dispatch.relational.beside import RootTerm
 
 
 class Parameters(NamedTuple):
@@ -44,6 +45,17 @@ def run(attend: Callable[[dict], Tensor], parameters: Parameters, x_src: Sequenc
         return parts
     return tuple(_rooted(*of_type, parameters, mean, row)
                  for of_type in zip(parts, x_dst, of_target))
+
+
+def root_term(parameters: Parameters, types: int) -> RootTerm | None:
+    """What `run` adds to a Program's result, for destinations of so many types; None: nothing, or
+    not by the Program's kernels."""
+    _, biases, roots = parameters
+    if roots is None:
+        return None if biases is None else RootTerm(0, biases[0].shape[0], types, True, True)
+    if len({t.shape for t in roots}) > 1:
+        return None
+    return RootTerm(roots[0].shape[1], roots[0].shape[0], types, biases is not None, True)
 
 
 def _made_of(parameters: Parameters, x_src: Sequence[Tensor], x_dst: Sequence[Tensor],

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import functools
+import math
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from gnnaccel.cuda.layout import TYPES
 from gnnaccel.cuda.segment_checks import check_rows, expect
 from gnnaccel.cuda.segment_plan import Segments
 
-__all__ = ["blend_grad"]
+__all__ = ["blend_grad", "prepare"]
 
 _THREADS = 256
 _MOST = 132 * 16  # blocks: twice what runs at once on an H100 or H200
@@ -24,6 +25,11 @@ def kernels(columns: int, vec: int, dtype: torch.dtype) -> Kernels:
     """The kernel for rows of ``columns`` numbers, ``vec`` of which are read at once."""
     return Kernels("blend_grad", (("COLUMNS", str(columns)), ("VEC", str(vec)),
                                   ("ROW_T", TYPES[dtype])))
+
+
+def prepare(columns: int, dtype: torch.dtype) -> None:
+    """Compile what `blend_grad` launches for well aligned rows. Raises CompileError."""
+    kernels(columns, math.gcd(4, columns), dtype)("blend_grad")
 
 
 def blend_grad(segments: Segments, grad: Tensor, rest: Tensor, share: Tensor,

@@ -15,12 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import segment_direct, segment_gemm
+from gnnaccel.cuda import segment_direct, segment_gemm, segment_gemm_grad
 from gnnaccel.cuda.launch import Kernels, pointer
 from gnnaccel.cuda.layout import TYPES
 from gnnaccel.cuda.segment_checks import (check_apart, check_out, check_pair, check_rest,
                                           check_weights)
-from gnnaccel.cuda.segment_gemm_grad import add_parts, merge_of, weight_grad, weight_grad_and_sums
+from gnnaccel.cuda.segment_gemm_grad import (MERGES, add_parts, merge_of, weight_grad,
+                                             weight_grad_and_sums)
 from gnnaccel.cuda.segment_plan import (Segments, as_defines, grid_blocks, precision_of,
                                         shared_limit, side_stride, up)
 
@@ -285,14 +286,19 @@ def kernels(plan: Plan, blocks: int, row: torch.dtype, out: torch.dtype, precisi
 
 
 def prepare(k: int, n: int, blocks: int, dtype: torch.dtype, rows: int, segments: int,
-            transposed: bool, precision: str, device: torch.device) -> None:
-    """Compile what `gradients` makes dx by, for x with k columns of a block, dy with n, and well
-    aligned tensors. Raises CompileError."""
+            transposed: bool, precision: str, device: torch.device, sums: bool = False,
+            write: str = "PLAIN") -> None:
+    """Compile what `gradients` launches, for x with k columns of a block, dy with n, and well
+    aligned tensors; ``write`` as for `kernels`. Raises CompileError."""
     name = precision_of(precision, dtype, n)
     plan, size = _plan(n, k, dtype, name, shared_limit(device)), dtype.itemsize
     if plan is None:
-        return segment_gemm.prepare(n, k, blocks, dtype, rows, segments, not transposed, precision,
-                                    device)
-    kernels(plan, blocks, dtype, dtype, name, not transposed, math.gcd(16, k * size),
-            math.gcd(16, n * size), math.gcd(16, (k if transposed else n) * size),
-            segment_direct.store_width(plan.strip, dtype, _NEW), "PLAIN", False)("backward")
+        segment_gemm.prepare(n, k, blocks, dtype, rows, segments, not transposed, precision,
+                             device, write)
+        sides = (n, k) if transposed and not sums else (k, n)  # as `_apart` has them
+        return segment_gemm_grad.prepare(*sides, blocks, dtype, precision, device, sums)
+    compiled = kernels(plan, blocks, dtype, dtype, name, not transposed, math.gcd(16, k * size),
+                       math.gcd(16, n * size), math.gcd(16, (k if transposed else n) * size),
+                       segment_direct.store_width(plan.strip, dtype, _NEW), write, sums)
+    for entry in ("backward", *MERGES):
+        compiled(entry)

@@ -164,11 +164,11 @@ def _make(segments: Segments, options: tuple, tensors: tuple) -> _Made:
 
 
 def prepare(k: int, n: int, blocks: int, dtype: torch.dtype, rows: int, segments: int,
-            transposed: bool, precision: str, device: torch.device) -> None:
-    """Compile what `multiply` launches for such sizes and well aligned tensors. Raises
-    CompileError."""
+            transposed: bool, precision: str, device: torch.device, write: str = "PLAIN") -> None:
+    """Compile what `multiply` launches for such sizes and well aligned tensors; ``write`` as for
+    `kernels`. Raises CompileError."""
     plan = _plan(k, n, dtype, rows, segments, transposed, precision, False, device)
-    _compiled(plan, k, n, blocks, dtype, dtype, transposed, precision, 0, 0, 0, "PLAIN",
+    _compiled(plan, k, n, blocks, dtype, dtype, transposed, precision, 0, 0, 0, write,
               None)("multiply")
 
 

@@ -14,7 +14,9 @@ from gnnaccel.cuda.segment_checks import check_pair, expect
 from gnnaccel.cuda.segment_plan import (GradPlan, Segments, as_defines, grad_plan, grid_blocks,
                                         precision_of, shared_limit)
 
-__all__ = ["weight_grad", "weight_grad_and_sums"]
+__all__ = ["MERGES", "prepare", "weight_grad", "weight_grad_and_sums"]
+
+MERGES = "merge", "merge_wide"  #: the kernels of ``src/segment_merge.cuh``
 
 _MERGE_THREADS, _MERGE_COLUMNS, _MERGE_WIDE = 256, 32, 1024  # as in segment_merge.cuh
 _MERGE_SHARED = 4 * (2 * _MERGE_THREADS + _MERGE_THREADS // 32)
@@ -126,6 +128,18 @@ def _make(segments: Segments, x: Tensor, dy: Tensor, index: Tensor | None, dy_in
                  *merge_of(weight, segments.count, across))
 
 
+def prepare(k: int, n: int, blocks: int, dtype: torch.dtype, precision: str, device: torch.device,
+            sums: bool = False) -> None:
+    """Compile what `weight_grad` launches, or with ``sums`` `weight_grad_and_sums`, for such sizes
+    and well aligned tensors. Raises CompileError."""
+    size = dtype.itemsize
+    compiled = kernels(grad_plan(k, n, dtype, shared_limit(device)), k, n, blocks, dtype,
+                       precision_of(precision, dtype), math.gcd(16, k * size),
+                       math.gcd(16, n * size), sums)
+    for entry in ("weight_grad", *MERGES):
+        compiled(entry)
+
+
 def _run(made: _Made, x: Tensor, dy: Tensor, index: Tensor | None, dy_index: Tensor | None,
          scale: Tensor | None, out: Tensor) -> None:
     """out: [S, values of a segment], zeros."""
@@ -147,7 +161,7 @@ def merge_of(weight: int, count: int, across: int) -> tuple[str, tuple[int, int]
     divided = min(count, across)
     wide = across <= _MANY_PARTS * divided
     pieces = -(-weight // (_MERGE_WIDE if wide else _MERGE_COLUMNS)) * divided
-    return "merge_wide" if wide else "merge", (min(pieces, _MERGE_BLOCKS), 1)
+    return MERGES[wide], (min(pieces, _MERGE_BLOCKS), 1)
 
 
 def add_parts(made: Any, partial: Tensor, out: Tensor) -> None:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import pytest
 import torch
@@ -295,11 +296,25 @@ def test_what_was_found_out_for_one_call_serves_only_those_alike(device):
 
 
 def test_prepare_compiles_what_serves(device, monkeypatch):
-    compiled = []
-    monkeypatch.setattr(EmulatedDriver, "kernel", lambda self, family, entry,
-                        defines=(): compiled.append((family, entry)))
-    with driver.using(EmulatedDriver()):
-        for n in (64, 33):
-            segment_backward.prepare(64, n, 1, torch.float32, 1000, 4, False, "fp32",
-                                     torch.device("cpu"))
-    assert compiled == [("segment_backward", "backward"), ("segment_gemm", "multiply")]
+    """All kernels, and no others: those that `gradients` finds afterwards have the same texts."""
+    texts, kernel = [], EmulatedDriver.kernel
+    monkeypatch.setattr(EmulatedDriver, "kernel", lambda self, family, entry, defines=():
+                        texts.append((family, defines)) or kernel(self, family, entry, defines))
+    segments = make_segments("cpu", LENGTHS)
+    for n, transposed, sums, written in itertools.product(
+            (64, 33), (False, True), (False, True), ({}, {"accumulate": True})):
+        x, dy = torch.randn(sum(LENGTHS), 64), torch.randn(sum(LENGTHS), n)
+        w = torch.randn(len(LENGTHS), *((n, 64) if transposed else (64, n)))
+        with driver.using(EmulatedDriver()):
+            segments.tile_ptr(16)  # whose kernel is no part of it
+            texts.clear()
+            segment_backward.prepare(64, n, 1, torch.float32, sum(LENGTHS), len(LENGTHS),
+                                     transposed, "fp32", torch.device("cpu"), sums,
+                                     "BLEND" if written else "PLAIN")
+            prepared = set(texts)
+            texts.clear()
+        with driver.using(EmulatedDriver()):  # which has none of them
+            gradients(segments, x, dy, w, transposed=transposed, sums=sums,
+                      out=torch.zeros_like(x), **written)
+        assert set(texts) == prepared
+        assert len(prepared) == (1 if n == 64 else 2)

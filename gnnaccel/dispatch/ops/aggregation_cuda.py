@@ -60,22 +60,25 @@ def kernel(graph: OpGraph, given: Aggregation) -> Kernel | Reason:
                 *(whole.banded(nodes, rows, graph.num_edges, given.x.device)
                   for nodes, rows in (ahead, back))}
 
+    grad = wants_grad(given.x, given.weight)
+    shared = grad and mean and weight == "none" and _fewer_edges(graph, math.prod(given.shape))
+
     def compile_() -> None:
-        for averaged in {mean, False}:  # backward never averages
+        for averaged in {mean, mean and not grad}:  # backward never averages
             for at in ("place",) if weight == "none" else ("place", "position"):
                 for form in forms(averaged, at):
                     for entry in _ENTRIES:
                         form.kernels(entry)
                     if weight != "none" and at == "place":
                         form.kernels("edge_dot")
-        if mean and weight == "none":  # whose gradient may be a weighted sum
+        if shared:  # the gradient is a weighted sum from the second time on
             for entry in _ENTRIES:
                 for form in forms(False, "position", "edge"):
                     form.kernels(entry)
 
     cut = len(forms(False, "place")) > 1
     return Kernel(f"fused {given.reduce}" + ", in bands of channels" * cut,
-                  ("aggregation", heads, width, weight, dtype, mean, cut), compile_,
+                  ("aggregation", heads, width, weight, dtype, mean, cut, grad, shared), compile_,
                   lambda: run(graph, given))
 
 
@@ -205,7 +208,9 @@ class _Aggregate(Operation):
         (x, weight), graph, layout = saved or (None, None), self.graph, self.layout
         view, shares = graph.view(), None
         if self.mean:
-            shares = view.shares_by_src() if weight is None and _fewer_edges(graph, grad) else None
+            features = math.prod(grad.shape[1:])
+            shares = (view.shares_by_src()
+                      if weight is None and _fewer_edges(graph, features) else None)
             if shares is None:
                 grad = (grad
                         * view.inverse_degree().view(-1, *(1,) * (grad.dim() - 1))).to(grad.dtype)
@@ -234,9 +239,9 @@ class _Aggregate(Operation):
         return aggregation.plain(self.graph, given)
 
 
-def _fewer_edges(graph: OpGraph, grad: Tensor) -> bool:
+def _fewer_edges(graph: OpGraph, features: int) -> bool:
     """Whether to read a number at each edge is less than to scale all gradients first."""
-    return 2 * graph.num_edges <= grad.numel()
+    return 2 * graph.num_edges <= graph.num_dst * features
 
 
 def _as_seen(weight: Tensor | None, layout: tuple[int, int, str]) -> Tensor | None:

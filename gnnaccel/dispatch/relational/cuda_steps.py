@@ -89,7 +89,7 @@ class Linear(NamedTuple):
 
 class _Sum(NamedTuple):
     """The sum over the edges from ``source`` to ``target``, each counting its ``share`` of a mean
-    or once."""
+    or once: then by the kernel that others take, which is told "place"."""
 
     out: str
     rows: str
@@ -106,15 +106,15 @@ class _Sum(NamedTuple):
     def forward(self, p: Pass, into: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
         graph = p.view.graph(self.source, self.target)
         weight = p.view.share_along(self.source, self.target) if self.share else None
-        return total(graph.csc(places=False), p.values[self.rows], weight, "position", bias=bias,
-                     into=into)
+        return total(graph.csc(places=False), p.values[self.rows], weight,
+                     "position" if self.share else "place", bias=bias, into=into)
 
     def backward(self, p: Pass) -> None:
         graph = p.view.graph(self.source, self.target)
         weight = p.view.share_along(self.source, self.target, back=True) if self.share else None
         p.put(self.rows,
-              total(graph.csr(places=False), p.take(self.out), weight, "position",
-                    into=p.so_far(self.rows)))
+              total(graph.csr(places=False), p.take(self.out), weight,
+                    "position" if self.share else "place", into=p.so_far(self.rows)))
 
 
 class _Collect(NamedTuple):

@@ -1,57 +1,139 @@
-"""Compiling what a relational call will launch before it runs, so that a kernel that does not
-compile is a reason (GA403)."""
+"""Compiling what a relational call will launch before it runs, so that its kernels are compiled
+side by side, and one that does not compile is a reason (GA403)."""
 from __future__ import annotations
 
+import functools
 from math import prod
+from typing import TYPE_CHECKING
 
 import torch
 
-from gnnaccel.cuda import head_dot, pairs, segment_backward, segment_gemm
+from gnnaccel.cuda import (aggregate, driver, head_dot, pairs, segment_backward, segment_gemm,
+                           segment_gemm_grad, tile_ptr)
 from gnnaccel.cuda.layout import TYPES
 from gnnaccel.dispatch.ir import patterns
 from gnnaccel.dispatch.ir.program import PAIR_DST, PAIR_SRC, Op, Program, name_of
-from gnnaccel.dispatch.relational import cuda_maps
+from gnnaccel.dispatch.relational import cuda_maps, cuda_steps
 from gnnaccel.dispatch.relational.counting import Shape, shapes_of_all
 from gnnaccel.dispatch.relational.optimise import optimise
-from gnnaccel.dispatch.relational.request import RelationalRequest
 from gnnaccel.dispatch.run import attention
+
+if TYPE_CHECKING:  # which needs this module
+    from gnnaccel.dispatch.relational.request import RelationalRequest
+
+_SUMMED = ("reduce", "mean_sum", "collect", "mix")
+#: times the estimate of the cheapest ordering up to which another may be taken in the end
+_CLOSE = 2.0
 
 
 def prepare(request: RelationalRequest) -> None:
-    """Compile what finds a graph's pairs, the fused attention of every ordering and the products by
-    segment of each. Raises CompileError; costs nothing where it has been done.
+    """Compile what finds a graph's pairs, the fused attention and the products by segment of every
+    ordering that may be taken, the sums over edges of the one that probably is, and what the layer
+    launches beside its Program. Raises CompileError; costs nothing where it has been done.
 
     The sizes are estimates, so a product may be cut into other tiles in the end: the source is the
-    same.
+    same. What they mislead about, `taken` compiles.
     """
     pairs.prepare()
-    statistics = request.statistics()
-    found: set[patterns.Attention] = set()
-    for ordering in optimise(request.program, dict(request.shapes), statistics, "cuda").orderings:
-        known = shapes_of_all(ordering.program, dict(request.shapes))
-        for step in ordering.program.ops:
-            if step.kind == "attend":
-                found.add(patterns.attention(  # type: ignore[arg-type]
-                    step.attr("attention")))
-            elif step.kind == "linear" and step.args[1].endswith("@rel") and request.row in TYPES:
-                _product(step, ordering.program, known, request,
-                         statistics.rows(ordering.program.domains[step.out]))
-    if request.heads == 1 and any(attended.score == "terms" for attended in found):
-        for entry in ("dot", "grad", "sum_blocks") if request.grad else ("dot",):
-            head_dot.kernels(1, request.width, request.row)(entry)
+    tile_ptr.prepare()
+    first, *others = optimise(request.program, dict(request.shapes), request.statistics(), "cuda",
+                              train=request.grad).orderings
+    for ordering in (first, *[one for one in others if one.seconds <= _CLOSE * first.seconds]):
+        _operations(ordering.program, request)
+    if request.row not in TYPES:
+        return
+    _sums(first.program, request)
+    if request.beside is not None:
+        steps = cuda_steps.steps_of(first.program)
+        request.beside.prepare(request, steps is not None and not steps.after)
+
+
+def taken(program: Program, request: RelationalRequest) -> None:
+    """Compile side by side what ``program``, which is the ordering taken, launches and `prepare`
+    has not compiled."""
+    _taken(id(driver.current()), program, request._replace(fresh=False))
+
+
+@functools.lru_cache(maxsize=512)
+def _taken(using: int, program: Program, request: RelationalRequest) -> None:
+    def compile_() -> None:
+        _operations(program, request)
+        if request.row in TYPES:
+            _sums(program, request)
+
+    driver.current().together(compile_)
+
+
+def _operations(program: Program, request: RelationalRequest) -> None:
+    """Compile a Program's attention and products by segment."""
+    known, found = shapes_of_all(program, dict(request.shapes)), set()
+    for step in program.ops:
+        if step.kind == "attend":
+            found.add(patterns.attention(step.attr("attention")))
+        elif step.kind == "linear" and step.args[1].endswith("@rel") and request.row in TYPES:
+            _product(step, program, known, request)
     for attended in found:
+        assert attended is not None
+        terms = attended.score == "terms"
+        if request.heads == 1 and terms:
+            for entry in ("dot", "grad", "sum_blocks") if request.grad else ("dot",):
+                head_dot.kernels(1, request.width, request.row)(entry)
         attention.prepare(attended, request.heads, request.width, request.row, request.out,
-                          request.grad, request.edge_bits)
+                          request.grad, request.edge_bits, terms)
 
 
-def _product(step: Op, program: Program, known: dict[str, Shape], request: RelationalRequest,
-             rows: int) -> None:
+def sums(features: int, request: RelationalRequest, weighted: bool = False,
+         at: str = "place") -> None:
+    """Compile the sums of rows of so many ``features``, each ``weighted`` or not."""
+    form = aggregate.variant(*aggregate.factored(features), request.row, request.row,
+                             "edge" if weighted else "none", at, False, False,
+                             request.edge_bits > 31)
+    for entry in ("forward", "forward_short", "merge"):
+        form.kernels(entry)
+
+
+def product(k: int, n: int, blocks: int, request: RelationalRequest, rows: int, segments: int,
+            transposed: bool) -> None:
+    """Compile a product by segment and, as the request has it, its gradients."""
+    device, precision = torch.device(request.device), cuda_maps.precision()
+    segment_gemm.prepare(k, n, blocks, request.row, rows, segments, transposed, precision, device)
+    if request.grad and request.rows_grad:
+        segment_backward.prepare(k, n, blocks, request.row, rows, segments, transposed, precision,
+                                 device)
+    elif request.grad:
+        sides = (n, k) if transposed else (k, n)
+        segment_gemm_grad.prepare(*sides, blocks, request.row, precision, device)
+
+
+def _product(step: Op, program: Program, known: dict[str, Shape],
+             request: RelationalRequest) -> None:
     if program.domains[step.out] not in (PAIR_SRC, PAIR_DST):
         return
     shape = known[name_of(step.args[1])]
     blocks, (k, n), transposed = prod(shape[:-2]), shape[-2:], bool(step.get("transposed"))
     if transposed:
         k, n = n, k
-    for family in (segment_gemm, segment_backward) if request.grad else (segment_gemm,):
-        family.prepare(k, n, blocks, request.row, rows, 1 << request.relation_bits, transposed,
-                       cuda_maps.precision(), torch.device(request.device))
+    product(k, n, blocks, request, request.statistics().rows(program.domains[step.out]),
+            1 << request.relation_bits, transposed)
+
+
+def _sums(program: Program, request: RelationalRequest) -> None:
+    """Compile a Program's sums over edges, and those by which its backward gathers."""
+    grad = request.grad and request.rows_grad
+    known = shapes_of_all(program, dict(request.shapes))
+    inside = cuda_steps.steps_of(program)
+    for op in program.ops:
+        end = op.args[0].partition("@")[2]
+        if op.kind == "linear" and end and program.domains[op.out] in (PAIR_SRC, PAIR_DST) and grad:
+            sums(prod(known[name_of(op.args[0])]), request)
+        if op.kind not in _SUMMED or not known[op.out]:
+            continue
+        # a mixture's weights are parameters, which are looked up where they stand
+        mixed, meant = op.kind == "mix", bool(op.get("mean"))
+        weighted = mixed or meant or op.kind != "collect" and len(op.args) > 1
+        if inside is not None and op in inside.ops:
+            sums(prod(known[op.out]), request, weighted, "position" if weighted else "place")
+        else:
+            sums(prod(known[op.out]), request, weighted)
+            if meant and len(op.args) == 1:  # from the second time on in their order
+                sums(prod(known[op.out]), request, True, "position")

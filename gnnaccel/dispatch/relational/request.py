@@ -22,6 +22,7 @@ from gnnaccel.dispatch.relational.counting import Shape
 from gnnaccel.dispatch.relational.execute import run as execute
 from gnnaccel.dispatch.relational.gather import RelationStatistics
 from gnnaccel.dispatch.relational.optimise import Optimised, optimise
+from gnnaccel.dispatch.relational.prepare import taken
 from gnnaccel.dispatch.relational.view import RelationView
 from gnnaccel.dispatch.run import attention, attention_families
 
@@ -35,7 +36,7 @@ class RelationalRequest(NamedTuple):
     """Everything a relational plan depends on; the memo key. Sizes are classes of magnitude (bits).
 
     ``shapes``: of one row of each input of the Program, of the whole for parameters;
-    ``relation_bits``: of the relations.
+    ``relation_bits``: of the relations; ``rows_grad``, ``beside``: as of `RelationalSpec`.
     """
 
     program: Program
@@ -52,6 +53,8 @@ class RelationalRequest(NamedTuple):
     fresh: bool
     heads: int = 1
     width: int = 1  # channels per head of the attention, if there is one
+    rows_grad: bool = True
+    beside: Any = None
 
     def statistics(self) -> RelationStatistics:
         """Of a graph of these sizes in which half of the pairs that there can be are distinct."""
@@ -68,7 +71,8 @@ class RelationalSpec:
 
     ``make(own, compact)``: the `RelationView` of the call's graph; ``ignore`` as there; ``heads``,
     ``width``: of its attention; ``layout``: what else the view depends on, hashable; ``around``: as
-    of `JoinedSpec`.
+    of `JoinedSpec`; ``rows_grad``: whether gradients of the rows that the Program reads may be
+    asked for; ``beside``: of `relational.beside`, what is launched beside the Program.
     """
 
     program: Program
@@ -86,6 +90,8 @@ class RelationalSpec:
     width: int = 1
     layout: Hashable = None
     around: bool = False
+    rows_grad: bool = True
+    beside: Any = None
 
     @property
     def together(self) -> bool:
@@ -96,7 +102,8 @@ class RelationalSpec:
         return RelationalRequest(self.program, self.native, self.shapes, self.row, self.out, device,
                                  self.num_src.bit_length(), self.num_dst.bit_length(),
                                  self.num_edges.bit_length(), self.num_relations.bit_length(), grad,
-                                 fresh > 0, self.heads, self.width)
+                                 fresh > 0, self.heads, self.width, self.rows_grad and grad,
+                                 self.beside)
 
     def _sizes(self) -> tuple:
         return ("relational", self.num_src, self.num_dst, self.num_relations, self.ignore,
@@ -142,7 +149,7 @@ class RelationalSpec:
         if kernels:
             graph.kernels = True
         return RelationalCall(self.program, graph, self.shapes, self.out, kernels,
-                              (self.heads, self.width, self.row.itemsize))
+                              (self.heads, self.width, self.row.itemsize), self)
 
     def kept(self) -> RelationalSpec:
         """As it is remembered: without the edges, which ``make`` holds."""
@@ -189,7 +196,8 @@ class RelationalInputs(NamedTuple):
 @dataclass
 class RelationalCall:
     """One relational call; ``kernels``: by the CUDA kernels; ``row``: of its attention, heads,
-    width and bytes of an element; ``run`` as of `attention.Call`."""
+    width and bytes of an element; ``stated``: what it is a call of; ``run`` as of
+    `attention.Call`."""
 
     program: Program
     graph: RelationView
@@ -197,6 +205,7 @@ class RelationalCall:
     out_dtype: torch.dtype
     kernels: bool = False
     row: tuple[int, int, int] = (1, 1, 4)
+    stated: RelationalSpec | None = None
     run: Any = None
 
     def __call__(self, tensors: dict[str, Any]) -> Tensor:
@@ -218,6 +227,9 @@ class RelationalCall:
             found = optimise(self.program, dict(self.shapes), self.graph.statistics(), device,
                              passes, train)
             self.graph.plans[key] = found
+            if self.kernels and self.stated is not None:
+                request = self.stated.request(self.graph.device.type, train, 0)
+                taken(found.program, request._replace(program=self.program, shapes=self.shapes))
         return found
 
     def build(self, train: bool) -> None:

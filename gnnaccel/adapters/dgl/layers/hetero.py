@@ -99,7 +99,9 @@ def _stated(g: Any, call: _Call, together: Inner,
     view = views.viewer(structure, num_src, num_dst, relations, layout)
     stated = RelationalSpec(program, "dgl.HeteroGraphConv", shapes, weight.dtype, weight.dtype,
                             num_src, num_dst, sum(t.shape[1] for t in structure), relations, view,
-                            layout=layout)
+                            layout=layout,
+                            rows_grad=any(call.x_src[name].requires_grad for name in call.sources),
+                            beside=alike.root_term(together.parameters, len(call.targets)))
     return stated, RelationalInputs(structure, weight.device, _Operands(call, together, mean))
 
 

@@ -13,6 +13,7 @@ from gnnaccel.adapters.dgl import graphs
 from gnnaccel.adapters.dgl.layers import typed_weights
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.relational import added, statements
+from gnnaccel.dispatch.relational.beside import RootTerm
 from gnnaccel.dispatch.relational.request import RelationalInputs, RelationalSpec, shapes_of
 
 FIELDS: tuple[str, ...] = ()
@@ -58,8 +59,11 @@ def state(layer: Any, args: tuple,
                                      norm)), views.viewer(structure, src, dst, typed.num_types)
     # whose costs have little in common
     native = "dgl.RelGraphConv bdd" if typed.regularizer == "bdd" else "dgl.RelGraphConv"
+    root = RootTerm(typed.in_size if layer.self_loop else 0, typed.out_size, 1, bool(layer.bias),
+                    False)
     stated = RelationalSpec(program, native, shapes, row, row, src, dst, edges, typed.num_types,
-                            view)
+                            view, rows_grad=feat.requires_grad,
+                            beside=None if layer.layer_norm else root)
     return stated, RelationalInputs(structure, feat.device, _Operands(feat, norm, dst))
 
 

@@ -75,12 +75,15 @@ def state(layer: Any, together: Together, x_dict: Mapping[str, Any],
     program = statements.rgcn(together.mean, False, transposed=True, weighted=weighted)
     view = relations.viewer(graph.structure, graph.num_nodes, graph.num_dst, len(rows.names),
                             layout)
+    x_src = [x_dict[name] for name in together.sources]
     stated = RelationalSpec(program, native, shapes, row, row, graph.num_nodes, graph.num_dst,
-                            edges, len(rows.names), view, layout=layout)
+                            edges, len(rows.names), view, layout=layout,
+                            rows_grad=any(x.requires_grad for x in x_src),
+                            beside=alike.root_term(found, len(rows.x_dst)))
     ordered = _ordered(found, together, rows)
     norms = _norms(graph, rows, looped, row) if weighted else None
     return stated, RelationalInputs(graph.structure, weight.device, _Operands(
-        together, ordered, [x_dict[name] for name in together.sources], rows, norms))
+        together, ordered, x_src, rows, norms))
 
 
 def keep(operands: _Operands) -> tuple:

@@ -15,26 +15,21 @@ from gnnaccel.adapters.pyg.hetero import dicts, relations
 from gnnaccel.adapters.pyg.layers.hetero_dict_linear import called_as_part
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.relational import by_type, pair_maps, statements
+from gnnaccel.dispatch.relational.beside import MapsByType
 from gnnaccel.dispatch.relational.request import RelationalInputs, RelationalSpec, shapes_of
 
 FIELDS = ("heads", "out_channels", "edge_types", "edge_types_map", "dst_node_types")
 _ARGUMENTS = ("x_dict", "edge_index_dict"), ()
 
 
-class _Maps:
-    """Whether the maps by node type are ``plain``, once that was asked."""
-
-    plain: bool | None = None
-
-
 class _Operands(NamedTuple):
     """``types``: node types that take part, in the order of their nodes; ``graph``: where each
-    begins, and the edge types given; ``maps``: of all calls that repeat this one."""
+    begins, and the edge types given; ``plain``: whether the maps by node type are."""
 
     x_dict: Mapping[str, Tensor]
     types: tuple[str, ...]
     graph: dicts.Graph
-    maps: _Maps
+    plain: bool
 
 
 def state(layer: Any, args: tuple,
@@ -70,11 +65,12 @@ def state(layer: Any, args: tuple,
     width, n = layer.out_channels // heads, found.num_nodes
     program = statements.hgt(1 / math.sqrt(width), heads)
     view = relations.viewer(found.structure, n, n, relation_count, found.layout)
+    maps = _maps(layer, x_dict, types, {row, out})
     stated = RelationalSpec(program, "HGTConv", _shapes(program, heads, width), row, out, n, n,
                             found.num_edges, relation_count, view, heads=heads, width=width,
-                            layout=found.layout)
+                            layout=found.layout, beside=maps)
     return stated, RelationalInputs(found.structure, weight.device,
-                                    _Operands(x_dict, types, found, _Maps()))
+                                    _Operands(x_dict, types, found, maps is not None))
 
 
 def keep(stated: RelationalSpec, given: RelationalInputs) -> _Operands:
@@ -131,10 +127,8 @@ def _weights_reason(layer: Any, row: torch.dtype) -> Reason | None:
 
 def run(layer: Any, stated: RelationalSpec, given: RelationalInputs,
         attend: Any) -> dict[str, Tensor]:
-    x_dict, types, graph, maps = given.operands
-    if attend.kernels and maps.plain is None:
-        maps.plain = _maps_are_plain(layer, x_dict, types, stated)
-    if attend.kernels and maps.plain:
+    x_dict, types, graph, plain = given.operands
+    if attend.kernels and plain:
         return _run_by_kernels(layer, stated, given, attend)
     kqv = called_as_part(layer.kqv_lin, x_dict)
     keys, queries, values = (torch.cat(parts)
@@ -158,8 +152,18 @@ def _attended(layer: Any, stated: RelationalSpec, given: RelationalInputs, atten
         return attend({**tensors, "p": _priors(layer, given.operands.graph.present)}).flatten(1)
 
 
+def _maps(layer: Any, x_dict: Mapping[str, Tensor], types: tuple[str, ...],
+          dtypes: set[torch.dtype]) -> MapsByType | None:
+    """The maps by node type, where they are plain."""
+    if not _maps_are_plain(layer, x_dict, types, dtypes):
+        return None
+    k, n = x_dict[types[0]].shape[1], layer.out_channels
+    return MapsByType(k, n, len(types), k == n, True,
+                      any(x_dict[name].requires_grad for name in types))
+
+
 def _maps_are_plain(layer: Any, x_dict: Mapping[str, Tensor], types: tuple[str, ...],
-                    stated: RelationalSpec) -> bool:
+                    dtypes: set[torch.dtype]) -> bool:
     """Whether the maps by node type can run as products by segment: linear maps and nothing else,
     alike for all types, each of which has both."""
     maps = [layer._modules[name] for name in ("kqv_lin", "out_lin")]
@@ -171,7 +175,7 @@ def _maps_are_plain(layer: Any, x_dict: Mapping[str, Tensor], types: tuple[str, 
         return False
     shapes: tuple[set[Any], ...] = ({x_dict[name].shape[1] for name in types},
                                     *({lin.bias is None for lin in group} for group in lins))
-    dtypes = {stated.row, stated.out, *(x_dict[name].dtype for name in types),
+    dtypes = {*dtypes, *(x_dict[name].dtype for name in types),
               *[entries.parameter(layer.skip, name).dtype for name in types]}
     dtypes.update(lin.weight.dtype for group in lins for lin in group)
     return all(len(found) == 1 for found in (*shapes, dtypes))

@@ -10,6 +10,7 @@ from gnnaccel.adapters.pyg import calls, guards
 from gnnaccel.adapters.pyg.hetero import relations
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.relational import added, statements
+from gnnaccel.dispatch.relational.beside import RootTerm
 from gnnaccel.dispatch.relational.request import RelationalInputs, RelationalSpec, shapes_of
 
 FIELDS = ("in_channels_l", "out_channels", "num_relations", "num_bases", "num_blocks", "aggr")
@@ -56,10 +57,13 @@ def state(layer: Any, args: tuple,
     ignore = not fast and _ignores(layer)
     view = relations.viewer(found, x_src.shape[0], x_dst.shape[0], layer.num_relations,
                             ignore=ignore)
+    root = RootTerm(x_dst.shape[1] if layer.root is not None and x_dst.dim() == 2 else 0,
+                    layer.out_channels, 1, layer.bias is not None, False)
     stated = RelationalSpec(program, "FastRGCNConv" if fast else "RGCNConv",
                             shapes_of(program, _inputs(layer, operands.x)), row, out,
                             x_src.shape[0], x_dst.shape[0], found[0].shape[1],
-                            layer.num_relations, view, ignore)
+                            layer.num_relations, view, ignore,
+                            rows_grad=embedded or x_src.requires_grad, beside=root)
     return stated, RelationalInputs(found, device, operands)
 
 

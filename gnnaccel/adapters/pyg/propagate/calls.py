@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gnnaccel.adapters.pyg import guards
 from gnnaccel.adapters.pyg.propagate import (adjacency, attention, completing, new_graphs_summed,
                                              reading, repeated_calls, visit)
 from gnnaccel.cuda import capture, driver
@@ -57,7 +58,9 @@ def _decide(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Conf
             start: int) -> Any:
     """``start``: when the call began, 0 when nobody listens."""
     verdict = rules.verdict(layer, config)
-    found: reading.Read | Reason = (reading.read(layer, edge_index, kwargs)
+    free = config.when == "profitable" and config.on_fallback == "native"
+    found: reading.Read | Reason = (((free and _still_lazy(layer))
+                                     or reading.read(layer, edge_index, kwargs))
                                     if verdict.inside
                                     else verdict.reason)  # type: ignore[assignment]
     seen = kwargs
@@ -90,6 +93,13 @@ def _decide(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Conf
         keep = new_graphs_summed if decision.again else repeated_calls
         keep.remember(layer, edge_index, kwargs, found, decision, config)
     return out
+
+
+def _still_lazy(layer: Any) -> Reason | None:
+    """GA209 where this call only serves to make the layer's weights, as calls over lazy layers do
+    once: its kernels would take longer to compile than it takes. Not in a checkpoint, which must
+    repeat a call the same way."""
+    return None if checkpointed() else guards.lazy_reason(*layer._modules.values())
 
 
 def _asked(found: reading.Read, config: Config) -> Config:

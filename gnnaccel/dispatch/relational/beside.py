@@ -1,0 +1,70 @@
+"""What relational layers launch beside their Programs, as data for `prepare`, which compiles
+it."""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from gnnaccel.cuda import blend_grad, column_sum, segment_backward, segment_gemm, segment_gemm_grad
+from gnnaccel.dispatch.relational import cuda_maps
+from gnnaccel.dispatch.relational.prepare import product, sums
+
+if TYPE_CHECKING:
+    from gnnaccel.dispatch.relational.request import RelationalRequest
+
+
+class RootTerm(NamedTuple):
+    """What `Added` describes: ``k``: columns of its rows, 0 where it has no matrix; ``n``: of the
+    result; ``types``: of destinations; ``bias``: whether it has one; ``transposed``: as there."""
+
+    k: int
+    n: int
+    types: int
+    bias: bool
+    transposed: bool
+
+    def prepare(self, request: RelationalRequest, inside: bool) -> None:
+        """Compile it. ``inside``: it is added by the kernels of the Program's one node; else by
+        torch. Raises CompileError."""
+        if inside and self.k:
+            product(self.k, self.n, 1, request, 1 << request.dst_bits, self.types, self.transposed)
+        if not inside or not self.bias or not request.grad:
+            return
+        if self.types == 1:
+            column_sum.prepare(self.n, request.row)
+        else:
+            sums(self.n, request)
+
+
+class MapsByType(NamedTuple):
+    """HGT's maps before and after its attention, of `by_type`, for nodes of so many ``types``: from
+    ``k`` columns to ``n``, and from ``n`` to ``n``. ``gated``: the result is blended with what came
+    in; ``transposed``: as there; ``rows_grad``: what came in wants gradients."""
+
+    k: int
+    n: int
+    types: int
+    gated: bool
+    transposed: bool
+    rows_grad: bool
+
+    def prepare(self, request: RelationalRequest, inside: bool) -> None:
+        """Compile them. Raises CompileError."""
+        (k, n, types, gated, transposed, rows_grad), row = self, request.row
+        device, precision = torch.device(request.device), cuda_maps.precision()
+        sizes = row, 1 << request.src_bits, types, transposed, precision, device
+        segment_gemm.prepare(k, n, 1, *sizes)
+        segment_gemm.prepare(n, n, 1, *sizes, "BLEND" if gated else "PLAIN")
+        if not request.grad:
+            return
+        segment_backward.prepare(n, n, 1, *sizes, True, "GELU_GRAD")
+        if gated:
+            blend_grad.prepare(n, row)
+        if not rows_grad:
+            return segment_gemm_grad.prepare(k, n, 1, row, precision, device, True)
+        # the gradients of several maps are added up where they are fp32
+        added = row is torch.float32
+        for write in dict.fromkeys(("BLEND" if gated and added else "PLAIN",
+                                    "BLEND" if added else "PLAIN")):
+            segment_backward.prepare(k, n, 1, *sizes, True, write)

@@ -11,11 +11,11 @@ import functools
 
 import torch
 
-__all__ = ["LINE", "channels", "few", "heads", "pay"]
+__all__ = ["LINE", "LONG", "channels", "few", "heads", "pay"]
 
 LINE = 128  # bytes that the L2 holds together
 _LEAST = 32 * 2**20  # bytes of all rows, below which nothing is asked
-_LONG = 16  # edges of a row, on average, beside which one more pass over the graph costs little
+LONG = 16  # edges of a row, on average, beside which one more pass over the graph costs little
 
 
 @functools.cache
@@ -42,7 +42,7 @@ def pay(nodes: int, row: int, rows: int, edges: int, device: torch.device, *, si
     held = nodes * row
     # lanes of half types load half as many bytes each, so what the L2 saves them shows later
     l2, band = l2_bytes(device), max(LINE, least)
-    worth = held > (0.75 if size > 2 else 1.0) * l2 and edges >= _LONG * max(nodes, rows)
+    worth = held > (0.75 if size > 2 else 1.0) * l2 and edges >= LONG * max(nodes, rows)
     return worth and row >= 2 * band and nodes * band <= share * l2
 
 

@@ -13,8 +13,11 @@ from torch_geometric.nn import (GATConv, GCNConv, HANConv, HeteroConv, HGTConv, 
 import gnnaccel
 from gnnaccel.cuda import driver, pairs, structure
 from gnnaccel.dispatch.graph import joining
+from gnnaccel.dispatch.ir import attention_programs, patterns
 from gnnaccel.dispatch.plan import candidates, compiling, planner
+from gnnaccel.dispatch.plan.request import CallSpec
 from gnnaccel.dispatch.relational import prepare
+from gnnaccel.dispatch.run import attention
 from tests.emulation.emulator import EmulatedDriver
 
 NODES, EDGES = 90, 600
@@ -197,6 +200,17 @@ def test_what_the_graph_shows_is_prepared_too(asked, monkeypatch):
         _run(model, args)
     assert {"aggregate", "segment_gemm_grad"} <= {family for family, _ in asked.prepared}
     assert not asked.late
+
+
+@pytest.mark.parametrize("edges,texts", [(2_315_598, 3), (3_000_000, 6)])
+def test_kernels_in_bands_are_prepared_for_graphs_of_long_rows(asked, edges, texts):
+    """Those of ogbn-arxiv are too short for bands."""
+    program, form = attention_programs.dot_product(0.5, 0.0, False), (2, 32, *[torch.float32] * 2)
+    request = CallSpec(program, "TransformerConv", *form, 169_343, 169_343, edges, 0,
+                       False).request("cpu", True, 0)
+    asked.within(attention.prepare)(patterns.attention(program), *form, True, request.edge_bits,
+                                    False, request.long)
+    assert len(asked.prepared) == texts
 
 
 @pytest.mark.parametrize("wrapped", [False, True], ids=["", "checkpoint"])

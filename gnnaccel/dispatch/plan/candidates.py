@@ -74,9 +74,12 @@ def _compiles(request: Request, found: patterns.Attention, config: Config) -> li
     form = (found, *rows, request.grad)
     evaluated, biased = dataclasses.replace(found, dropout=0.0), attention.biased(request.program,
                                                                                   found)
-    return _there(("attention", *form, attention.size_class(request.edge_bits), biased),
-                  lambda: attention.prepare(*form, request.edge_bits, biased), config, request.grad,
-                  lambda: attention.prepare(evaluated, *rows, False, request.edge_bits))
+    return _there(("attention", *form, attention.size_class(request.edge_bits, request.long),
+                   biased),
+                  lambda: attention.prepare(*form, request.edge_bits, biased, request.long), config,
+                  request.grad,
+                  lambda: attention.prepare(evaluated, *rows, False, request.edge_bits,
+                                            long=request.long))
 
 
 def _there(key: Hashable, prepare: Callable[[], None], config: Config, trains: bool = False,

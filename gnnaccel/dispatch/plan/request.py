@@ -8,6 +8,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from gnnaccel.cuda.bands import LONG
 from gnnaccel.dispatch.graph import cache
 from gnnaccel.dispatch.graph.view import GraphView
 from gnnaccel.dispatch.ir import patterns
@@ -38,6 +39,7 @@ class Request(NamedTuple):
     fresh: int  # how many calls the graph's structure may serve if it is built now; 0: it is there
     part_bits: int = 1  # of the tensors that its edges are put together from
     loops: bool = False  # the host adds self loops
+    long: bool = True  # on both sides so many edges a node that bands may pay
 
     @property
     def parts(self) -> int:
@@ -89,7 +91,8 @@ class CallSpec:
         edges = self.num_edges + self.loops
         return Request(self.program, self.native, self.heads, self.width, self.row, self.out,
                        device, self.num_src.bit_length(), self.num_dst.bit_length(),
-                       edges.bit_length(), grad, fresh, loops=self.loops > 0)
+                       edges.bit_length(), grad, fresh, loops=self.loops > 0,
+                       long=edges >= LONG * self.num_src and edges >= LONG * self.num_dst)
 
     def peek(self, given: CallInputs) -> bool:
         """Whether the structure of the call's graph is there."""

@@ -25,6 +25,7 @@ from gnnaccel.dispatch.run.attention_folded import Folded
 from gnnaccel.dispatch.run.attention_maps import Mapped
 from gnnaccel.dispatch.run.autograd import Operation
 
+_KEPT_FROM = SORT_FROM.bit_length()  # bits of edges from which on backward may keep scores
 _BANDS_FROM = 21  # bits of edges: with fewer, rows that do not fit the L2 have too few edges each
 
 
@@ -54,16 +55,18 @@ class Call:
         return self.run(self, tensors)
 
 
-def size_class(edge_bits: int) -> int:
-    """What `prepare` needs to know of ``edge_bits``: equal for graphs with the same kernels."""
-    return (edge_bits >= _BANDS_FROM) + (edge_bits > 31)
+def size_class(edge_bits: int, long: bool) -> int:
+    """What `prepare` needs to know of ``edge_bits`` and ``long``: equal for graphs with the same
+    kernels."""
+    return (long and edge_bits >= _BANDS_FROM) + 2 * (edge_bits >= _KEPT_FROM) + 4 * (
+        edge_bits > 31)
 
 
 def prepare(found: Attention, heads: int, width: int, row: torch.dtype, out: torch.dtype,
-            grad: bool, edge_bits: int, biased: bool = True) -> None:
+            grad: bool, edge_bits: int, biased: bool = True, long: bool = True) -> None:
     """Compile what a call of this kind, on a graph of so many bits of edges, will launch, so that a
     kernel that does not compile is known before anything runs. ``biased``: a bias was added to
-    rows or to the result, as `biased` says.
+    rows or to the result, as `biased` says; ``long``: its rows may be read in bands.
 
     Raises CompileError. Costs nothing where it has been done.
     """
@@ -71,10 +74,11 @@ def prepare(found: Attention, heads: int, width: int, row: torch.dtype, out: tor
     score = () if found.family == "additive" else (found.score, False, found.vectors)
     kernels = family.variant(heads, width, row, out, found.edge, found.dropout > 0, grad,
                              edge_bits > 31, *score)
+    cut = long and edge_bits >= _BANDS_FROM
     if found.family == "additive":
-        wanted = _additive_kernels(kernels, found, grad, edge_bits)
+        wanted = _additive_kernels(kernels, found, grad, cut)
     else:
-        forms = (kernels, *(kernels.in_bands() if edge_bits >= _BANDS_FROM else ()))
+        forms = (kernels, *(kernels.in_bands() if cut else ()))
         wanted = [one for form in forms for one in _pairwise_kernels(form, found, grad, edge_bits)]
     for compiled, entries in wanted:
         for entry in entries:
@@ -91,10 +95,9 @@ def biased(program: Program, found: Attention) -> bool:
 
 
 def _additive_kernels(kernels: additive.Variant, found: Attention, grad: bool,
-                      edge_bits: int) -> list[tuple]:
+                      in_bands: bool) -> list[tuple]:
     """What additive attention launches, with its entries."""
-    cut = ((kernels.in_bands(False), kernels.in_bands(True))
-           if edge_bits >= _BANDS_FROM else ((), ()))
+    cut = (kernels.in_bands(False), kernels.in_bands(True)) if in_bands else ((), ())
     wanted: list[tuple] = [(form.forward_kernels, ("forward", "merge"))
                            for form in (kernels, *cut[0])]
     if found.score == "additive":
@@ -114,7 +117,7 @@ def _pairwise_kernels(kernels: pairwise.Variant, found: Attention, grad: bool,
         wanted += [(kernels.backward_kernels(True), ("prepare", "backward", "merge")),
                    (kernels.backward_kernels(False), ("backward", "merge"))]
         # where scores may be kept
-        if found.score == "dot" and not found.edge and edge_bits >= SORT_FROM.bit_length():
+        if found.score == "dot" and not found.edge and edge_bits >= _KEPT_FROM:
             wanted += [(kernels.backward_kernels(True, True), ("backward", "merge")),
                        (kernels.backward_kernels(False, True), ("queries", "merge"))]
         if found.vectors:

@@ -265,7 +265,7 @@ def test_a_layer_goes_by_kernels_once_they_are_there(monkeypatch, tmp_path):
     geometric = pytest.importorskip("torch_geometric.nn")
     from tests.emulation.emulator import EmulatedDriver
 
-    monkeypatch.setattr(compiling, "_may_run_natively", lambda config: True)
+    monkeypatch.setattr(compiling, "may_run_natively", lambda config: True)
     monkeypatch.setattr(compiling, "_mark_of", lambda key: tmp_path / "never")
     go, prepared = threading.Event(), structure.prepare
     monkeypatch.setattr(structure, "prepare", lambda: go.wait(20) and prepared())

@@ -25,6 +25,7 @@ from gnnaccel.dispatch.memory.native_cache import (GRAPHS, MISSED, STREAK, WATCH
                                                    NativeExact, NativeSized, NativeStreak, autocast,
                                                    plain_tensors, size_of)
 from gnnaccel.dispatch.observe import counters, records
+from gnnaccel.dispatch.plan.compiling import PENDING
 from gnnaccel.dispatch.plan.request import EXPECTED
 from gnnaccel.dispatch.policy import config as configs
 from gnnaccel.dispatch.policy.config import Config
@@ -326,7 +327,9 @@ def looked_at(memory: LayerMemory, layer: Any, args: tuple, kwargs: dict, config
     state = config.epoch, layer.training, autocast(), len(_drivers)  # `native_cache.state_of`
     given = (*args, *kwargs.values()) if kwargs else args
     like: NativeExact | NativeSized | None = memory.native_exact[grad]
-    if like is None or like.state != state or not like.fits(given, kwargs):
+    if (like is None or like.state != state or not like.fits(given, kwargs)
+        # a checkpoint repeats its calls, when the kernels may be there
+        or (like.code == PENDING and checkpointed())):
         like = memory.native_sized[grad]
         if like is None or like.state != state:
             return None

@@ -31,6 +31,7 @@ from gnnaccel.dispatch.memory.layer_memory import LayerMemory, of_the_host
 from gnnaccel.dispatch.memory.native_cache import (MISSED, WATCHED, NativeExact, NativeSized,
                                                    plain_tensors, state_of)
 from gnnaccel.dispatch.observe import counters
+from gnnaccel.dispatch.plan.compiling import PENDING
 from gnnaccel.dispatch.policy.config import Config
 from gnnaccel.dispatch.policy.reasons import Reason
 from gnnaccel.dispatch.quantized import settings
@@ -40,7 +41,7 @@ _FEW = 2000
 # about the layer and its arguments
 _LASTING = ("GA201", "GA202", "GA205", "GA206", "GA208", "GA210", "GA303")
 _OF_THE_LAYER = ("GA201", "GA205", "GA208")
-_ESTIMATED = ("GA301", "GA401")
+_OF_A_SIZE = ("GA301", "GA401", PENDING)  # of calls over graphs of about one size
 _entries, _maps = settings.kept()
 _grad = torch.is_grad_enabled
 
@@ -66,11 +67,11 @@ def remember(layer: Any, structure: tuple[Tensor, ...], args: tuple, kwargs: dic
         if met is not None and (_on_cpu(found) or code == "GA301"):
             met[1 + _grad()] = state_of(layer, config)
         # on a GPU a call on dictionaries may stay native for a reason that passes, such as a
-        # capture
-        if ((_on_cpu(found) or (not kwargs and len(found) == len(args)))
+        # capture; when kernels are there, all is decided anew
+        if ((_on_cpu(found) or code == PENDING or (not kwargs and len(found) == len(args)))
             and not any(t.is_inference() for t in found)):
             memory.native_exact[_grad()] = NativeExact(layer, given, kwargs, config, code)
-    elif _on_cpu(found) or code in _ESTIMATED:
+    elif _on_cpu(found) or code in _OF_A_SIZE:
         like = NativeSized(layer, given, kwargs, config, code)
         memory.native_sized[_grad()] = _met(memory, like, given, kwargs)
 

@@ -56,7 +56,7 @@ def problem(key: Hashable, compile_: Callable[[], None], config: Config | None =
     if found is None or (found is not reason and found.code != PENDING):  # type: ignore[union-attr]
         return found  # type: ignore[return-value]
     config = configs.current() if config is None else config
-    if not _may_run_natively(config) or (found is reason and _marked(key)):
+    if not may_run_natively(config) or (found is reason and _marked(key)):
         return _compiled(whole, key, compile_, later)
     if found is reason:
         _states[whole] = found = reason(PENDING)
@@ -69,7 +69,7 @@ def forget() -> None:
     _states.clear()
 
 
-def _may_run_natively(config: Config | None) -> bool:
+def may_run_natively(config: Config | None) -> bool:
     """Whether calls may run natively until their kernels are there, and by kernels from then on.
 
     Not in a checkpoint, which must repeat a call the same way, nor in a capture; nor where the user

@@ -1,0 +1,83 @@
+"""Layers whose kernels are not compiled yet: native calls that cost little, and none in a
+checkpoint that the kernels' arrival would change."""
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+from torch_geometric.nn import GATConv, HGTConv, RGCNConv
+
+import gnnaccel
+from gnnaccel.cuda.driver import using
+from gnnaccel.dispatch.memory.checkpoints import checkpointed
+from gnnaccel.dispatch.plan import compiling
+from gnnaccel.dispatch.policy import config as configs
+from gnnaccel.dispatch.policy.reasons import reason
+from tests.call_counts import counted
+from tests.emulation.emulator import EmulatedDriver
+
+TYPES = ["a", "b"]
+RELATIONS = [("a", "to", "b"), ("b", "to", "a")]
+
+
+def plain():
+    return GATConv(8, 8, 2), (torch.randn(40, 8), torch.randint(0, 40, (2, 300)))
+
+
+def typed():
+    return RGCNConv(8, 8, 3), (torch.randn(40, 8), torch.randint(0, 40, (2, 300)),
+                               torch.randint(0, 3, (300,)))
+
+
+def by_type():
+    return HGTConv(8, 8, (TYPES, RELATIONS), 2), (
+        {t: torch.randn(40, 8) for t in TYPES},
+        {r: torch.randint(0, 40, (2, 300)) for r in RELATIONS})
+
+
+@pytest.fixture
+def pending(monkeypatch):
+    """Kernels that are compiled in the background for as long as the list is not empty."""
+    left = [1]
+    real = compiling.problem
+
+    def problem(*args, **kwargs):
+        if left and not checkpointed():
+            return reason(compiling.PENDING)
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(compiling, "problem", problem)
+    with using(EmulatedDriver()), gnnaccel.enabled(backend="cuda", when="supported",
+                                                   on_fallback="native"):
+        yield left
+
+
+@pytest.mark.parametrize("make", [plain, typed, by_type])
+def test_calls_that_wait_are_remembered_and_decided_anew(pending, make):
+    layer, args = make()
+    gnnaccel.reset_stats()
+    for _ in range(6):
+        layer(*args)
+    [one] = [one for name, one in gnnaccel.stats().items() if name == type(layer).__name__]
+    assert one["reasons"] == {"GA408": 6}
+    repeated = counted(lambda: layer(*args)).python
+    pending.clear()
+    configs.renew()
+    gnnaccel.reset_stats()
+    layer(*args)
+    assert gnnaccel.stats()[type(layer).__name__]["routes"] == {"cuda": 1}
+    with gnnaccel.disabled():
+        natively = counted(lambda: layer(*args)).python
+    assert repeated <= natively + 12
+
+
+@pytest.mark.parametrize("make", [plain, typed])
+def test_a_checkpoint_repeats_its_calls(pending, make):
+    layer, (x, *rest) = make()
+    for _ in range(4):
+        layer(x, *rest)
+    out = checkpoint(layer, x.requires_grad_(), *rest, use_reentrant=False)
+    pending.clear()
+    configs.renew()  # the kernels have come between forward and backward
+    out.sum().backward()
+    assert x.grad is not None

@@ -157,10 +157,11 @@ class Path:
         self.torch_functions(function)
 
     def torch_functions(self, function: Any) -> None:
-        """Adds the functions that this one names in modules of torch's, as in ``F.dropout``."""
+        """Adds the functions that this one names in modules of torch's, as in ``F.dropout``, and in
+        `math`."""
         for first, *names in _dotted(function.__code__):
             value = function.__globals__.get(first)
-            if type(value) is not ModuleType or _top(value.__name__) != "torch":
+            if type(value) is not ModuleType or _top(value.__name__) not in ("torch", "math"):
                 continue
             for name in names:
                 module, value = value, getattr(value, name, None)

@@ -3,6 +3,7 @@ DGL runs it."""
 from __future__ import annotations
 
 import gc
+import math
 import subprocess
 import sys
 import weakref
@@ -345,3 +346,15 @@ def test_maps_of_nodes_gain_on_a_cpu():
         got = call()
     assert close(got, expected)
     assert gnnaccel.stats()["dgl.message_udf"]["routes"] == {"torch": 1}
+
+
+def test_a_function_of_math_that_is_replaced_between_calls(route, monkeypatch):
+    graph = filled()
+
+    def call():
+        graph.update_all(lambda edges: {"m": edges.src["h"] * math.sqrt(2.0)}, fn.sum("m", "y"))
+        return graph.ndata["y"]
+
+    before = agrees(route, call, taken=None)
+    monkeypatch.setattr(math, "sqrt", lambda number: number)
+    assert not close(agrees(route, call, taken=None), before)

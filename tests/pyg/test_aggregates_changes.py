@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import weakref
 
 import pytest
@@ -11,6 +12,7 @@ import torch_geometric
 from torch import nn
 from torch_geometric.nn import MessagePassing
 from torch_geometric.nn.aggr import MeanAggregation
+from torch_geometric.utils import scatter
 
 import gnnaccel
 from tests.pyg import aggregating_layers, graphs
@@ -163,3 +165,31 @@ def test_explained_and_compared(kernels):
     with kernels.on():
         found = str(gnnaccel.compare(layer, *args))
     assert "same" in found
+
+
+class Bounded(MessagePassing):
+    """Names functions of torch and of `math`."""
+
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_j):
+        return x_j * math.sqrt(2.0)
+
+    def aggregate(self, inputs, index, dim_size=None):
+        return F.relu(scatter(inputs, index, 0, dim_size, "mean")) * math.sqrt(3.0)
+
+
+@pytest.mark.parametrize(("place", "name", "other"), [
+    (F, "relu", F.elu), (math, "sqrt", lambda number: number)])
+def test_a_function_that_is_replaced_between_calls(route, monkeypatch, place, name, other):
+    layer = Bounded()
+    args = graphs.features().to(route.device), graphs.square().to(route.device)
+    expected = layer(*args)
+    with route.on(on_fallback="native"):
+        assert close(layer(*args), expected)
+        monkeypatch.setattr(place, name, other)
+        got = layer(*args)
+        with gnnaccel.disabled():
+            changed = layer(*args)
+    assert not close(changed, expected) and close(got, changed)

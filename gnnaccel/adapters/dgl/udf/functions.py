@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from gnnaccel.adapters import own
 from gnnaccel.adapters.pyg.propagate import (generated, guarded, naming, node_values, pointwise,
@@ -210,7 +209,7 @@ class Run:
 
 def _named_places(function: types.FunctionType) -> list[tuple[dict, str, Any]]:
     return [(place, name, place[name]) for _, name in _named(function.__code__)
-            for place in (function.__globals__, *map(vars, (torch, F, Tensor))) if name in place]
+            for place in (function.__globals__, *map(vars, naming.PLACES)) if name in place]
 
 
 def _may_run(opened: Opened) -> bool:

@@ -71,7 +71,8 @@ class Known:
         self.why, self.update = (_functions_reason(cls, self),
                                  _update_arguments(self)  # type: ignore[assignment]  # or `why`
                                  if self.updates else ())
-        self.why = self.why or self.path.complete().why
+        changed = self.path.complete().why  # whatever else there is: it is what `same` compares
+        self.why = self.why or changed
 
     def stamp(self, layer: Any) -> tuple | None:
         """What a form depends on of the layer."""

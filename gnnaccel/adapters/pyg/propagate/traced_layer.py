@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from gnnaccel.adapters import own
 from gnnaccel.adapters.pyg.propagate import guarded, naming, reading
@@ -154,7 +153,7 @@ class Layer:
         self._traced_watched.extend([(guarded.Attributes(function), name, getattr(function, name))
                                      for name in reading.FUNCTION])
         for _, named in _named(function.__code__):
-            for place in (function.__globals__, *map(vars, (torch, F, Tensor))):
+            for place in (function.__globals__, *map(vars, naming.PLACES)):
                 if named in place:
                     self._traced_watched.append((place, named, guarded.seen(place[named])))
                     if (place is not function.__globals__

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters.captured import graphs, modules
-from gnnaccel.dispatch.graph.tensor_ref import TensorRef
+from gnnaccel.dispatch.graph.tensor_ref import TensorRef, unversioned
 
 _CALLS = 2  # calls alike before one is captured
 _FORMS = 8  # forms of arguments of which something is kept
@@ -34,7 +34,7 @@ class Region:
 
     def __call__(self, *given: Any) -> Any:
         tensors = [one for one in given if isinstance(one, Tensor)]
-        if (self.why or not tensors or not modules.possible()
+        if (self.why or not tensors or not modules.possible() or unversioned(tensors)
             or torch.is_autocast_enabled(tensors[0].device.type)):
             return self._run(*given)
         form = self._form(given, tensors)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from gnnaccel.adapters.captured import values
 from gnnaccel.cuda import capture
+from gnnaccel.dispatch.run.autograd import one_by_one
 
 _ALIGN = 16  # numbers from one gradient to the next begin at multiples of these
 _keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
@@ -227,6 +228,7 @@ class _Replay(torch.autograd.Function):
         return outs
 
     @staticmethod
+    @one_by_one
     def backward(ctx: Any, *grads: Tensor | None) -> tuple:
         captured: Captured = ctx.captured
         _ = ctx.saved_tensors  # raises torch's error the second time

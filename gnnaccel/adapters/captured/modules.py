@@ -27,7 +27,7 @@ from gnnaccel.adapters.captured.values import Unknown
 from gnnaccel.adapters.guards import context_reason
 from gnnaccel.adapters.patching import PatchSet
 from gnnaccel.cuda import capture
-from gnnaccel.dispatch.graph.tensor_ref import TensorRef
+from gnnaccel.dispatch.graph.tensor_ref import TensorRef, unversioned
 from gnnaccel.dispatch.memory.checkpoints import checkpointed
 from gnnaccel.dispatch.observe import records
 from gnnaccel.dispatch.policy import config as configs
@@ -182,7 +182,7 @@ def _routed(native: Callable, module: nn.Module, entry: _Module, args: tuple, kw
     except Unknown as problem:
         return _left(native, module, entry, args, kwargs, f"its arguments hold {problem}")
     device = _device(module, tensors)
-    if device is None:
+    if device is None or unversioned(tensors):
         return native(module, *args, **kwargs)
     key = _key(form, tensors, module, device)
     kind = entry.kinds.get(key)

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from gnnaccel.adapters.captured import values
 from gnnaccel.adapters.captured.values import Unknown
+from gnnaccel.dispatch.graph.tensor_ref import unversioned
 
 _TABLES = ("_parameters", "_buffers", "_modules")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks",
@@ -33,6 +34,7 @@ ASIDE = frozenset((*_TABLES, *_HOOKS, "_non_persistent_buffers_set", "_is_full_b
                     "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks",
                     "_load_state_dict_post_hooks", "_forward_hooks_with_kwargs",
                     "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs"))
+INFERENCE = "a tensor made in inference mode"  # writes to which are not counted
 #: packages whose objects count as unchanging where a module keeps one
 LIBRARIES = ("torch", "torch_geometric", "torch_scatter", "torch_sparse", "torch_cluster", "dgl",
              "gnnaccel", "builtins", "functools", "collections", "typing", "inspect")
@@ -63,6 +65,8 @@ class Snapshot:
         self.buffers = [b for m in every for b in vars(m)["_buffers"].values() if b is not None]
         self._wanted = [p.requires_grad for p in self.parameters]
         self._contents, attributes = _contents(every, first)
+        if unversioned((*self.buffers, *attributes)):
+            raise Unknown(INFERENCE)
         self._places = [*self.parameters, *self.buffers, *attributes]
         self._pointers = [t.data_ptr() for t in self._places]
         # of numbers that say how, not how much, a CUDA graph's kernels may depend on the contents
@@ -123,6 +127,8 @@ class Frozen:
         self._get = get
         tensors: list[Tensor] = []
         self._form = values.apart(get(), tensors)
+        if unversioned(tensors):
+            raise Unknown(INFERENCE)
         self._tensors = tensors
         self._versions = [(t.data_ptr(), t._version) for t in tensors]
 

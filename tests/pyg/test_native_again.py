@@ -9,10 +9,11 @@ import weakref
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
-from torch_geometric.nn import (GATConv, GCNConv, HEATConv, HeteroConv, HGTConv, RGATConv, SAGEConv,
-                                to_hetero)
+from torch_geometric.nn import (GATConv, GCNConv, HEATConv, HeteroConv, HGTConv, MessagePassing,
+                                RGATConv, SAGEConv, to_hetero)
 
 import gnnaccel
+from gnnaccel.adapters.pyg.propagate import reading
 from gnnaccel.dispatch.graph import cache, ledger
 from gnnaccel.dispatch.memory import layer_memory, native_cache
 from gnnaccel.dispatch.memory.layer_memory import memories
@@ -459,3 +460,32 @@ def test_numbers_of_what_is_no_tensor():
     ei = edges()
     assert native_cache.size_of(ei) == sum(t.numel() for t in ei.values())
     assert native_cache.size_of({**ei, "more": None}) == float("inf")
+
+
+class WithoutForm(MessagePassing):
+    """Whose messages have a form without ``w``, and on a CPU none with it."""
+
+    def __init__(self):
+        super().__init__(aggr="sum")
+
+    def forward(self, x, edge_index, w=None):
+        return self.propagate(edge_index, x=x, w=w)
+
+    def message(self, x_j, w):
+        return x_j if w is None else torch.tanh(x_j - w)
+
+
+def test_a_message_without_a_form_on_a_cpu_is_not_read_again(monkeypatch):
+    layer, x, edges = WithoutForm(), torch.randn(30, 4), torch.randint(0, 30, (2, 1500))
+    reads, read = [], reading.read
+    monkeypatch.setattr(reading, "read", lambda *args: reads.append(1) or read(*args))
+    w = torch.randn(1500, 1)
+    expected = layer(x, edges, w)
+    with gnnaccel.enabled():
+        for _ in range(12):
+            assert torch.equal(layer(x, edges, w), expected)
+        assert len(reads) == 1
+        assert gnnaccel.stats()["WithoutForm"]["routes"] == {"native": 12}
+        before = len(reads)
+        layer(x, edges)  # whose arguments are of other kinds
+        assert len(reads) == before + 1

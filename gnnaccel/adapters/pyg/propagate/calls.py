@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters.pyg import guards
-from gnnaccel.adapters.pyg.propagate import (adjacency, attention, completing, new_graphs_summed,
-                                             reading, repeated_calls, visit)
+from gnnaccel.adapters.pyg.propagate import (adjacency, attention, completing, new_graphs_native,
+                                             new_graphs_summed, reading, repeated_calls, visit)
 from gnnaccel.cuda import capture, driver
 from gnnaccel.dispatch import router
 from gnnaccel.dispatch.graph import self_loops
@@ -67,6 +67,7 @@ def _decide(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Conf
     if type(found) is Reason:
         decision, parts, stacked = aggregation_route.native(found), None, False
         settings.note_native(layer, config, found)
+        new_graphs_native.remember_formless(layer, edge_index, kwargs, found, config)
     else:
         seen = kwargs if found.matrix is None else found.matrix.arguments
         parts, stacked = (found.graph, found.given), reading.moved(layer, found.form, kwargs)

@@ -9,13 +9,17 @@ from torch import Tensor
 
 from gnnaccel.adapters.pyg.propagate import reading
 from gnnaccel.adapters.pyg.propagate.adjacency import edges_of, is_matrix
+from gnnaccel.cuda import driver
 from gnnaccel.dispatch.graph import ledger
 from gnnaccel.dispatch.memory import layer_memory
 from gnnaccel.dispatch.memory.checkpoints import checkpointed
 from gnnaccel.dispatch.ops import aggregation_cost
 from gnnaccel.dispatch.ops.aggregation_route import Decision
 from gnnaccel.dispatch.policy.config import Config
+from gnnaccel.dispatch.policy.reasons import Reason
+from gnnaccel.dispatch.quantized import settings
 
+_drivers = driver.in_place
 _MORE = 1.25  # times as many edges as the call that was decided: where others might gain
 
 
@@ -65,6 +69,33 @@ class Native:
             return False
         missed.seconds += self.gain * edges
         return True
+
+
+class Formless:
+    """A layer's last call on a CPU whose message has no form that anything but the host's own code
+    could compute there. Calls with such arguments stay native. ``kinds``: of the arguments;
+    ``code``: why it was native."""
+
+    __slots__ = ("epoch", "kinds", "name", "code")
+
+    def __init__(self, layer: Any, kwargs: dict, why: Reason, config: Config):
+        self.epoch, self.kinds = config.epoch, list(map(type, kwargs.values()))
+        self.name, self.code = type(layer).__name__, why.code
+
+    def holds(self, edge_index: Any, kwargs: dict, config: Config) -> bool:
+        """As of `Native`."""
+        return (self.epoch == config.epoch and type(edge_index) is Tensor and edge_index.is_cpu
+                and not _drivers and self.kinds == list(map(type, kwargs.values())))
+
+
+def remember_formless(layer: Any, edge_index: Any, kwargs: dict, why: Reason,
+                      config: Config) -> None:
+    """Keep of a native call on a CPU that it was so for its message."""
+    if (why.code in ("GA208", "GA211") and type(edge_index) is Tensor and edge_index.is_cpu
+            and edge_index.layout is torch.strided and not _drivers
+            and config.on_fallback == "native" and settings.asked(layer, config) is None):
+        layer_memory.of(layer).native_once[torch.is_grad_enabled()] = Formless(layer, kwargs, why,
+                                                                               config)
 
 
 def remember(layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read, decision: Decision,

@@ -15,7 +15,7 @@ from gnnaccel.cuda.layout import TYPES, Layout, layout_for
 from gnnaccel.cuda.structure import Rows
 
 REDUCES = ("sum", "mean", "var", "std", "max", "min")
-WEIGHTS = {"none": 0, "edge": 1, "head": 2}
+WEIGHTS = {"none": 0, "edge": 1, "head": 2, "added": 3}
 _PLACES = dict(zip(REDUCES, ("SUM_AT", "MEAN_AT", "VAR_AT", "STD_AT", "MAX_AT", "MIN_AT")))
 
 
@@ -25,7 +25,8 @@ class Variant:
 
     ``heads`` x ``width`` of a row of dtype ``row``; ``reduces``: some of `REDUCES`, in the order of
     the result; ``weight``: a key of `WEIGHTS`: messages are rows, or rows times a number per edge,
-    or per edge and head; ``wide``: the graph has int64 offsets.
+    or per edge and head, or rows to each of which one of its edge is added; ``wide``: the graph has
+    int64 offsets.
     """
 
     heads: int
@@ -78,6 +79,8 @@ class Variant:
         flags |= {at: self.reduces.index(name) if name in self.reduces else -1
                   for name, at in _PLACES.items()}
         unroll = min(self.layout.unroll, 32 // self.layout.slots)  # a turn is 32 edges
+        if self.weight == "added":  # each brings two rows
+            unroll = max(1, unroll // 2)
         return self.layout.defines(unroll) + tuple((k, str(v)) for k, v in flags.items())
 
     @functools.cached_property
@@ -102,7 +105,7 @@ class Reduced(NamedTuple):
 def forward(variant: Variant, graph: Rows, x: Tensor, weight: Tensor | None = None,
             train: bool = False) -> Reduced:
     """Every reduce of ``variant`` over the messages ``weight[place[e], h] * x[other[e], h]`` of
-    each row's edges e.
+    each row's edges e, with "added" ``x[other[e], h] + weight[place[e], h]``.
 
     "var" is the mean of squares less the square of the mean, "std" its root, 0 where the variance
     is at most 1e-5 (PyG's `StdAggregation`). Rows without edges are 0 throughout. NaN wins both
@@ -111,7 +114,8 @@ def forward(variant: Variant, graph: Rows, x: Tensor, weight: Tensor | None = No
     Args:
         x: [nodes of the other side, H, D] of ``variant.row``, contiguous. Ids are not checked
             against it.
-        weight: fp32 [edges] or [edges, H] by place; None with "none".
+        weight: fp32 [edges] or [edges, H] by place; with "added" [edges, H, D] of ``variant.row``;
+            None with "none".
         train: whether `multi_reduce_backward` will be asked.
 
     Raises:
@@ -140,9 +144,12 @@ def forward(variant: Variant, graph: Rows, x: Tensor, weight: Tensor | None = No
 # ---- rows of any shape, remembered by their form ----
 
 def variant_of(x: Tensor, reduces: tuple[str, ...], weight: Tensor | None,
-               wide: bool = False) -> Variant:
-    """The variant for x [any, *features] with weights [edges], [edges, H] or none."""
+               wide: bool = False, added: bool = False) -> Variant:
+    """The variant for x [any, *features] with weights [edges], [edges, H] or none; where rows of
+    edges are ``added``, [edges, *features]."""
     features = math.prod(x.shape[1:])
+    if added:
+        return variant(*factored(features), x.dtype, reduces, "added", wide)
     if weight is not None and weight.dim() == 2:
         return variant(weight.shape[1], features // weight.shape[1], x.dtype, reduces, "head", wide)
     return variant(*factored(features), x.dtype, reduces, "none" if weight is None else "edge",
@@ -166,19 +173,22 @@ class _Made(NamedTuple):
 
 
 def reduced(graph: Rows, x: Tensor, reduces: tuple[str, ...], weight: Tensor | None = None,
-            train: bool = False) -> Reduced:
+            train: bool = False, added: bool = False) -> Reduced:
     """`forward` of x [any, *features], in whatever shape its rows are: ``out`` is [rows, reduces,
     *features], of a single reduce [rows, *features].
 
-    weight: fp32 [edges], or [edges, H] of which each is for a part of the features. x may have any
-    strides. A call like an earlier one costs little more than its launches, which is what small
-    graphs take. ValueError as of `forward`.
+    weight: fp32 [edges], or [edges, H] of which each is for a part of the features; if it is
+    ``added``, [edges, *features] of x's dtype, contiguous. x may have any strides. A call like an
+    earlier one costs little more than its launches, which is what small graphs take. ValueError as
+    of `forward`.
     """
-    key = ("reduced", reduces, train, x.dtype, x.shape, x.stride(), x.device, x.data_ptr() & 15,
-           None if weight is None else (weight.dtype, weight.shape, weight.stride(), weight.device))
+    key = ("reduced", reduces, train, added, x.dtype, x.shape, x.stride(), x.device,
+           x.data_ptr() & 15,
+           None if weight is None else (weight.dtype, weight.shape, weight.stride(), weight.device,
+                                        added and weight.data_ptr() & 15))
     made = graph.made.get(key)
     if made is None:
-        return _first(key, graph, x, reduces, weight, train)
+        return _first(key, graph, x, reduces, weight, train, added)
     form, device = made.variant, x.device
     out = torch.empty(made.shape, dtype=form.row, device=device)
     counts = (None if made.counts is None
@@ -195,10 +205,12 @@ def reduced(graph: Rows, x: Tensor, reduces: tuple[str, ...], weight: Tensor | N
 
 
 def _first(key: tuple, graph: Rows, x: Tensor, reduces: tuple[str, ...], weight: Tensor | None,
-           train: bool) -> Reduced:
+           train: bool, added: bool) -> Reduced:
     """A call of `reduced` unlike those before: checked, and remembered if the next one needs
     nothing but the same launches."""
-    form, rows = variant_of(x, reduces, weight, graph.wide), dense(x)
+    form, rows = variant_of(x, reduces, weight, graph.wide, added), dense(x)
+    if added:
+        weight = weight.view(-1, form.heads, form.width)  # type: ignore[union-attr]  # as it is added
     out, counts, mean = forward(form, graph, rows.view(-1, form.heads, form.width), weight, train)
     shape = graph.rows, *((len(reduces),) if len(reduces) > 1 else ()), *x.shape[1:]
     if rows is x and graph.launched is not None:
@@ -228,7 +240,10 @@ def check_graph(variant: Variant, graph: Rows, x: Tensor, weight: Tensor | None,
     if (weight is None) != (variant.weight == "none"):
         raise ValueError(f"weight is {'missing' if weight is None else 'given'}, but the variant "
                          f"has weight={variant.weight!r}")
-    if weight is not None:
+    if variant.weight == "added":
+        check("weight", weight,  # type: ignore[arg-type]  # as was asked above
+              (None, variant.heads, variant.width), variant.row, device, variant.layout.vec)
+    elif weight is not None:
         shape = (variant.heads,) if variant.weight == "head" else ()
         check("weight", weight, (None, *shape), torch.float32, device, 1)
 

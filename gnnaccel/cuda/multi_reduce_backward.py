@@ -72,18 +72,21 @@ def rows_grad(variant: Variant, graph: Rows, x: Tensor, weight: Tensor | None, o
 
 def weight_grad(variant: Variant, graph: Rows, x: Tensor, weight: Tensor, out: Tensor,
                 coefficients: Tensor) -> Tensor:
-    """As ``weight``, fp32: its gradient. graph, x, weight, out: of `multi_reduce.forward`.
-    ValueError for what does not fit."""
+    """As ``weight``, fp32: its gradient; of one that is "added", in its dtype. graph, x, weight,
+    out: of `multi_reduce.forward`. ValueError for what does not fit."""
     layout, device = variant.layout, graph.indptr.device
     check_graph(variant, graph, x, weight)
     _check_results(variant, out, coefficients, device, graph.rows)
-    columns = variant.heads if variant.weight == "head" else layout.tiles
-    found = torch.zeros((weight.shape[0], columns), dtype=torch.float32, device=device)
+    if variant.weight == "added":
+        found = torch.zeros_like(weight)
+    else:
+        columns = variant.heads if variant.weight == "head" else layout.tiles
+        found = torch.zeros((weight.shape[0], columns), dtype=torch.float32, device=device)
     launch = graph.launch()
     kernels(variant)("edge_grad")(grid(launch.slots + graph.rows, layout), THREADS, 0,
                                   launch.graph + launch.split + (
         x.data_ptr(), pointer(weight), out.data_ptr(), coefficients.data_ptr(), found.data_ptr()))
-    return found if variant.weight == "head" else found.sum(1)
+    return found.sum(1) if variant.weight == "edge" else found
 
 
 def _check_results(variant: Variant, out: Tensor, coefficients: Tensor, device: torch.device,
@@ -92,6 +95,19 @@ def _check_results(variant: Variant, out: Tensor, coefficients: Tensor, device: 
     check("out", out, (rows, len(variant.reduces), *shape), variant.row, device, variant.layout.vec)
     check("coefficients", coefficients, (out.shape[0], variant.terms, *shape), torch.float32,
           device, variant.layout.vec)
+
+
+def added_grad(by_dst: Rows, reduces: tuple[str, ...], x: Tensor, added: Tensor, reduced: Reduced,
+               grad: Tensor, zero_share: bool) -> Tensor:
+    """As ``added``: its gradient, each edge's part in that of x. The arguments are those of
+    `multi_reduce.reduced` with ``added`` and ``train``; grad: as ``reduced.out``, with any strides.
+    ValueError as of `spread`."""
+    form = variant_of(x, reduces, added, by_dst.wide, True)
+    parts = form.heads, form.width
+    whole = reduced._replace(out=reduced.out.view(-1, len(reduces), *parts))
+    terms = spread(form, by_dst, whole, dense(grad).view(whole.out.shape), zero_share)
+    return weight_grad(form, by_dst, dense(x).view(-1, *parts), added.view(-1, *parts), whole.out,
+                       terms).view(added.shape)
 
 
 # ---- rows of any shape, remembered by their form ----

@@ -158,7 +158,8 @@ def _extremum():
 
 def _multi_reduce():
     forms = ((("max",),), (multi_reduce.REDUCES, "head", True), (("std", "min"), "edge"),
-             (("mean", "sum"),))
+             (("mean", "sum"),), (("mean", "min", "max", "std"), "added"),
+             (multi_reduce.REDUCES, "added", True))
     for i, more in enumerate(forms):
         yield multi_reduce.Variant(*_SIZES[i % 3], _TYPES[i % 3][0], *more)
 

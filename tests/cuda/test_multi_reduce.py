@@ -21,18 +21,20 @@ F32 = torch.float32
 ALL = REDUCES
 SETS = [("max",), ("min",), ("std", "mean", "min", "max"), ("mean", "sum"), ("var",),
         ("max", "std"), ALL, ("sum", "min")]
-WEIGHTS = ["none", "edge", "head"]
+WEIGHTS = ["none", "edge", "head", "added"]
 
 
 def made(v: Variant, rows: Rows, others: int, equal: bool = True) -> tuple[Tensor, Tensor | None]:
     """Random rows and weights; with ``equal`` many numbers are."""
     edges, device = rows.other.shape[0], rows.indptr.device
     x, shape = torch.randn(others, v.heads, v.width), {"none": None, "edge": (edges,),
-                                                       "head": (edges, v.heads)}[v.weight]
+                                                       "head": (edges, v.heads),
+                                                       "added": (edges, v.heads,
+                                                                 v.width)}[v.weight]
     weight = shape and torch.randn(shape)
     if equal:
         x, weight = x.mul(2).round().div(2), shape and weight.mul(2).round()
-    return x.to(device, v.row), shape and weight.to(device)
+    return x.to(device, v.row), shape and weight.to(device, v.row if v.weight == "added" else F32)
 
 
 def messages(v: Variant, rows: Rows, x: Tensor, weight: Tensor | None,
@@ -41,7 +43,9 @@ def messages(v: Variant, rows: Rows, x: Tensor, weight: Tensor | None,
     total = int(rows.indptr[-1])
     row = torch.repeat_interleave(rows.indptr.diff().long(), output_size=total)
     value = x[rows.other[:total].long()].to(dtype)
-    if weight is not None:
+    if v.weight == "added":
+        value = (x[rows.other[:total].long()] + weight[rows.place[:total].long()]).to(dtype)
+    elif weight is not None:
         value = value * weight.to(dtype)[rows.place[:total].long()].view(total,
                                                                          v.heads
                                                                          if weight.dim() == 2
@@ -112,13 +116,14 @@ def _check_kept(v: Variant, rows: Rows, x: Tensor, weight: Tensor | None, kept) 
 def test_sizes(device, chunk_edges, heads, width):
     chunk_edges(40)
     view, i = graph(device), heads + width
-    check(variant(heads, width, F32, SETS[i % len(SETS)], WEIGHTS[i % 3]), view.csc(), view.num_src)
+    check(variant(heads, width, F32, SETS[i % len(SETS)], WEIGHTS[i % 4]), view.csc(),
+          view.num_src)
 
 
 @pytest.mark.parametrize("chunk", [1024, 16])
 @pytest.mark.parametrize("reduces, weight",
                          [*itertools.product(SETS[:4], ["none"]), (ALL, "none"), (ALL, "edge"),
-                          (ALL, "head")])
+                          (ALL, "head"), (ALL, "added"), (("max", "std"), "added")])
 def test_sets(device, chunk_edges, reduces, weight, chunk):
     chunk_edges(chunk)
     view = graph(device)
@@ -138,6 +143,7 @@ def test_half_rows_and_wide_offsets(device, chunk_edges, dtype):
     check(variant(3, 5, dtype, ("mean", "max", "min", "sum"), "head", True), view.csc(),
           view.num_src)
     check(variant(3, 8, dtype, ("min", "max"), wide=True), view.csc(), view.num_src)
+    check(variant(3, 8, dtype, ("mean", "min", "max"), "added", True), view.csc(), view.num_src)
 
 
 @pytest.mark.parametrize("num_src, num_dst, edges", [(40, 30, 0), (1, 1, 1), (5, 0, 0), (0, 5, 0)])
@@ -212,6 +218,8 @@ def test_inputs_that_do_not_fit(device):
         forward(v, rows, x, torch.ones(200, device=device))
     with pytest.raises(ValueError, match="wide=True"):
         forward(replace(v, wide=True), rows, x)
+    with pytest.raises(ValueError, match="weight is .*needed is .any, 3, 5"):
+        forward(replace(v, weight="added"), rows, x, torch.ones(200, device=device))
     with pytest.raises(ValueError, match="places=True"):
         forward(replace(v, weight="edge"), replace(rows, place=rows.place[:0]), x,
                 torch.ones(200, device=device))

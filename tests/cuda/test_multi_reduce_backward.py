@@ -28,6 +28,13 @@ def gradients(v: Variant, view, x: Tensor, weight: Tensor | None, grad: Tensor,
     """Of x and the weights, by the kernels."""
     rows, found = view.csc(), forward(v, view.csc(), x, weight, True)
     terms = backward.spread(v, rows, found, grad, zero_share)
+    if v.weight == "added":  # whose gradient is that of the messages
+        d_weight = backward.weight_grad(v, rows, x, weight, found.out, terms)
+        by_edge = x.new_empty(weight.shape[0], dtype=torch.long)
+        total = int(rows.indptr[-1])
+        by_edge[rows.place[:total].long()] = rows.other[:total].long()
+        wide = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
+        return wide.index_add(0, by_edge, d_weight.double()).to(x.dtype), d_weight
     d_x = backward.rows_grad(v, view.csr_by_id(), x, weight, found.out, terms)
     return (d_x,
             None if weight is None else backward.weight_grad(v, rows, x, weight, found.out, terms))
@@ -65,7 +72,7 @@ def check(v: Variant, view, equal: bool = True) -> tuple:
 def test_sizes(device, chunk_edges, heads, width):
     chunk_edges(40)
     i = heads + width
-    check(variant(heads, width, F32, SETS[i % len(SETS)], WEIGHTS[i % 3]), graph(device))
+    check(variant(heads, width, F32, SETS[i % len(SETS)], WEIGHTS[i % 4]), graph(device))
 
 
 @pytest.mark.parametrize("chunk", [1024, 16])
@@ -85,6 +92,7 @@ def test_half_rows_and_wide_offsets(device, chunk_edges, dtype):
     view = graph(device, wide=True)
     check(variant(3, 5, dtype, ("mean", "max"), wide=True), view)
     check(variant(3, 8, dtype, ("min", "sum"), "head", True), view)
+    check(variant(3, 8, dtype, ("min", "mean"), "added", True), view)
 
 
 def test_half_products_are_compared_as_they_are_rounded(device):

@@ -26,12 +26,14 @@ def leaves(*tensors: Tensor | None) -> list[Tensor | None]:
 
 
 def judged(graph: OpGraph, x: Tensor, reduces: tuple[str, ...], weight: Tensor | None = None,
-           zero_share: bool = True, of_edges: bool = False) -> None:
+           zero_share: bool = True, of_edges: bool = False, added: Tensor | None = None) -> None:
     """The kernels' result and gradients against torch operations in fp32 and fp64."""
     results = []
     for dtype, way in ((x.dtype, "kernel"), (x.dtype, "plain"), (F64, "plain")):
-        a, w = leaves(x.to(dtype), None if weight is None else weight.to(dtype))
-        call = multi_reduce(graph, a, reduces, w, zero_share, of_edges)
+        more = weight if added is None else added
+        a, w = leaves(x.to(dtype), None if more is None else more.to(dtype))
+        call = multi_reduce(graph, a, reduces, w if added is None else None, zero_share, of_edges,
+                            w if added is not None else None)
         if way == "kernel":
             assert isinstance(call.kernel,
                               Kernel) and compile_reason(call.kernel) is None, call.kernel
@@ -69,6 +71,37 @@ def test_against_operations(device, reduces, shape, weight):
 def test_messages_of_edges(device, reduces, shape):
     graph = graph_of(device)
     judged(graph, torch.randn(200, *shape).mul(4).round().div(4).to(device), reduces, of_edges=True)
+
+
+@on_devices("reduces,shape",
+            [(PNA, (8,)), (("max",), (3, 5)), (REDUCES, ()), (("var",), (7,)), (PNA, (375,))])
+@pytest.mark.parametrize("zero_share", [True, False])
+def test_rows_of_edges_that_are_added(device, reduces, shape, zero_share):
+    x, added = (torch.randn(rows, *shape).mul(4).round().div(4).to(device) for rows in (40, 200))
+    judged(graph_of(device), x, reduces, None, zero_share, added=added)
+
+
+def test_rows_of_edges_alone_want_a_gradient(device):
+    graph, x = graph_of(device), torch.randn(40, 6).to(device)
+    added = torch.randn(6, 200).to(device).t().requires_grad_()
+    call = multi_reduce(graph, x, PNA, added=added)
+    for got, expected in zip(*(torch.autograd.grad(run().square().sum(), added)
+                               for run in (call.kernel.run, call.plain))):
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+    with torch.no_grad():
+        torch.testing.assert_close(call.kernel.run(), call.plain(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("more", [dict(weight=torch.ones(200)), dict(of_edges=True)])
+def test_rows_of_edges_beside_weights(more):
+    call = multi_reduce(graph_of("cpu"), torch.randn(40, 6), PNA, added=torch.randn(200, 6), **more)
+    assert isinstance(call.kernel, Reason) and call.kernel.code == "GA206"
+
+
+def test_rows_of_edges_that_do_not_fit():
+    for added in (torch.randn(200, 5), torch.randn(199, 6), torch.randn(200, 6).double()):
+        call = multi_reduce(graph_of("cpu"), torch.randn(40, 6), PNA, added=added)
+        assert isinstance(call.kernel, Reason) and call.kernel.code == "GA206"
 
 
 @settings(max_examples=20, deadline=None)

@@ -44,7 +44,8 @@ OFTEN = {
     **dict.fromkeys(("GATConv", "SAGEConv"), 4),
     **dict.fromkeys(("GATConv edges", "GATv2Conv", "TransformerConv", "EGConv", "RGCNConv"), 3),
     **dict.fromkeys(("GATConv pair", "GATv2Conv edges", "TransformerConv edges", "GCNConv"), 2),
-    **dict.fromkeys(("SAGEConv pair", "GraphConv", "PNAConv", "GENConv", "RGATConv", "HGTConv"), 2),
+    **dict.fromkeys(("SAGEConv pair", "GraphConv", "PNAConv", "PNAConv edges", "GENConv"), 2),
+    **dict.fromkeys(("RGATConv", "HGTConv"), 2),
     **dict.fromkeys(("CGConv", "EdgeConv", "FeaStConv", "GMMConv", "GeneralConv", "NNConv"), 0.4),
     **dict.fromkeys(("HypergraphConv", "PANConv", "FAConv"), 0.4),
 }

@@ -22,7 +22,7 @@ def compiled_calls(name):
 
 
 #: cases that no faster route takes
-NATIVE_INSIDE = ("GATConv of means", "RGATConv scaled", "PNAConv deep", "PNAConv with edges")
+NATIVE_INSIDE = ("GATConv of means", "RGATConv scaled", "PNAConv deep")
 
 
 def quick(label):

@@ -6,6 +6,10 @@ import torch
 from torch_geometric.nn import PNAConv
 
 import gnnaccel
+from gnnaccel.adapters.pyg.layers import pna_maps
+from gnnaccel.dispatch.ops import several
+from gnnaccel.dispatch.ops.plain import PlainSpec
+from gnnaccel.dispatch.plan import candidates
 from tests.pyg.graphs import E, EDGE, F, N, edge_features, features, square
 from tests.pyg.judge import close, compare, on_routes
 from tests.routes import opened
@@ -71,7 +75,7 @@ def test_in_eval_mode_without_gradients(route):
 
 
 @pytest.mark.parametrize("made, args, code", [
-    (lambda: layer(edge_dim=EDGE), lambda: (features(), square(), edge_features()), "GA208"),
+
     (lambda: layer(pre_layers=2), lambda: (features(), square()), "GA208"),
     (lambda: layer(["mean", "mul"]), lambda: (features(), square()), "GA201"),
     (lambda: layer(["mean", "mean"]), lambda: (features(), square()), "GA201")])
@@ -109,3 +113,163 @@ def test_no_tensor_has_the_size_of_the_edges(emulated, monkeypatch):
             module(x, edge_index).sum().backward()
     assert saved and max(saved) < edges * F
     assert E < edges
+
+
+# --- features of edges ----------------------------------------------------------------------------
+
+def with_edges(aggregators=AGGREGATORS, scalers=SCALERS, **options) -> PNAConv:
+    return layer(aggregators, scalers, **{"edge_dim": EDGE, **options})
+
+
+@on_routes("aggregators", [AGGREGATORS, ["max"], ["sum", "var"]],
+           [["std"], ["mean", "std", "sum", "max"], ["var", "min"]])
+def test_aggregators_with_edges(route, aggregators):
+    compare(route, with_edges(aggregators), features(), square(), edge_features(), floor=FLOOR)
+
+
+@on_routes("options", [dict(towers=4), dict(towers=4, divide_input=True), dict(post_layers=2)],
+           [dict(towers=2, train_norm=True), dict(towers=3, divide_input=True, post_layers=3, out=9),
+            dict(towers=2, out=2)])
+def test_options_with_edges(route, options):
+    compare(route, with_edges(**options), features(), square(), edge_features(), floor=FLOOR)
+
+
+@on_routes("scalers", [["linear"], ["identity"]], [SCALERS[1:], ["inverse_linear", "identity"]])
+def test_scalers_with_edges(route, scalers):
+    compare(route, with_edges(["mean", "max"], scalers, towers=2), features(), square(),
+            edge_features(), floor=FLOOR)
+
+
+@on_routes("width,size", [(7, 1), (1, 30)], [(64, 50), (130, 3)])
+def test_widths_with_edges(route, width, size):
+    """Whose two maps of edges' features are multiplied first, or not."""
+    compare(route, with_edges(["mean", "min"], width=width, edge_dim=size, towers=2),
+            features(width=width), square(), edge_features(width=size), floor=FLOOR)
+
+
+def test_maps_of_edges_are_multiplied_first_where_that_is_less():
+    encoder, weight = torch.randn(6, 4).double(), torch.randn(18, 6).double()
+    for edges in (1, 500):
+        edge = torch.randn(edges, 4).double()
+        torch.testing.assert_close(pna_maps._of_edges(edge, encoder, weight),
+                                   edge @ encoder.t() @ weight.t())
+
+
+def test_edges_without_gradients(route):
+    module, x = with_edges(towers=2).to(route.device), features().to(route.device).requires_grad_()
+    edge_index, edge = square().to(route.device), edge_features().to(route.device)
+    found = []
+    for on in (False, True):
+        with route.on() if on else gnnaccel.disabled():
+            out = module(x, edge_index, edge)
+        found.append((out, *torch.autograd.grad(out.square().sum(), [x, *module.parameters()])))
+    for got, expected in zip(*found[::-1]):
+        torch.testing.assert_close(got, expected, rtol=2e-3, atol=2e-4)
+
+
+def test_in_eval_mode_without_gradients_with_edges(route):
+    compare(route, with_edges().requires_grad_(False), features(), square(), edge_features(),
+            train=False, require=False, floor=FLOOR)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_16_bits_with_edges(kernels, dtype):
+    """As near to the truth as the host is, within the rounding of what is rounded."""
+    torch.manual_seed(1)
+    module = with_edges(["mean", "max", "min"], towers=2).to(kernels.device)
+    given = [t.to(kernels.device) for t in (features(), edge_features())]
+    edge_index = square().to(kernels.device)
+    exact = module.double()(given[0].double(), edge_index, given[1].double())
+    module, (x, edge) = module.to(dtype), [t.to(dtype) for t in given]
+    plain = module(x, edge_index, edge)
+    with kernels.on():
+        got = module(x, edge_index, edge)
+    assert got.dtype == dtype
+    errors = [(one.double() - exact).norm() / exact.norm() for one in (got, plain)]
+    assert errors[0] <= 2 * errors[1] + torch.finfo(dtype).eps
+
+
+def test_maps_that_are_initialised_late_with_edges(route):
+    module = with_edges(edge_dim=-1).to(route.device)
+    given = [t.to(route.device) for t in (features(), square(), edge_features())]
+    with route.on(on_fallback="native"):
+        module(*given)
+        got = module(*given)
+    assert gnnaccel.stats()["PNAConv"]["routes"] == {"native": 1, route.backend: 1}
+    torch.testing.assert_close(got, module(*given), rtol=1e-4, atol=1e-4)
+
+
+def test_edges_whose_features_change(route):
+    """A call that repeats another one but for these."""
+    module, given = with_edges(towers=2).to(route.device), [t.to(route.device) for t in
+                                                            (features(), square())]
+    for _ in range(4):
+        edge = edge_features().to(route.device)
+        expected = module(*given, edge)
+        with route.on():
+            torch.testing.assert_close(module(*given, edge), expected, rtol=1e-4, atol=1e-4)
+
+
+def replaced(name: str) -> PNAConv:
+    module = with_edges()
+    if name == "hook":
+        module.edge_encoder.register_forward_hook(lambda *_: None)
+    elif name == "module":
+        module.edge_encoder = torch.nn.Sequential(module.edge_encoder, torch.nn.ReLU())
+    return module
+
+
+@pytest.mark.parametrize("made, code", [
+    (lambda: with_edges(pre_layers=2), "GA208"), (lambda: replaced("hook"), "GA208"),
+    (lambda: replaced("module"), "GA208")])
+def test_what_is_left_to_pyg_with_edges(route, made, code):
+    module = made().to(route.device)
+    given = [t.to(route.device) for t in (features(), square(), edge_features())]
+    expected = module(*given)
+    with route.on(on_fallback="native"):
+        assert close(module(*given), expected)
+    assert list(gnnaccel.stats()["PNAConv"]["reasons"]) == [code]
+
+
+@pytest.mark.parametrize("change", ["none", "rows", "width", "dtype"])
+def test_edges_that_the_host_refuses(route, change):
+    module = with_edges().to(route.device)
+    edge = {"none": None, "rows": edge_features(E - 1), "width": edge_features(width=EDGE + 1),
+            "dtype": edge_features().double()}[change]
+    given = [t if t is None else t.to(route.device) for t in (features(), square(), edge)]
+    with route.on(on_fallback="native"), pytest.raises(RuntimeError):
+        module(*given)
+
+
+def test_maps_after_the_sums_that_have_hooks_are_called(route):
+    module, seen = with_edges(towers=2).to(route.device), []
+    for nn in module.post_nns:
+        nn[0].register_forward_hook(lambda *_: seen.append(1))
+    given = [t.to(route.device) for t in (features(), square(), edge_features())]
+    expected = module(*given)
+    with route.on():
+        torch.testing.assert_close(module(*given), expected, rtol=1e-4, atol=1e-4)
+    assert len(seen) == 4
+
+
+def seconds(width: int, edges: int, towers: int, grad: bool) -> tuple[float, float]:
+    """Of a call with edges over a new graph on a GPU, by kernels and natively."""
+    stated = PlainSpec("PNAConv with edges", several.name_of(AGGREGATORS, True), False,
+                       width * towers, torch.float32, edges // 2, edges // 2, edges, False, towers)
+    request = stated.request("cuda", grad, 1)
+    return candidates.PLAIN[0].seconds(request), candidates.native_plain(request)
+
+
+def test_what_a_call_over_a_new_graph_is_estimated_to_take():
+    """Many towers, or a large graph, gain at once; small ones without gradients do not."""
+    for size, kernels in (((75, 6000, 5, True), True), ((75, 6000, 1, True), False),
+                          ((75, 6000, 5, False), False), ((64, 2_000_000, 1, True), True),
+                          ((64, 2_000_000, 1, False), True)):
+        ours, native = seconds(*size)
+        assert (ours < native) is kernels, (size, ours, native)
+
+
+def test_nothing_speaks_against_kernels_over_a_known_graph():
+    request = PlainSpec("PNAConv with edges", several.name_of(AGGREGATORS, True), False, 8,
+                        torch.float32, 4, 4, 9, False, 1).request("cuda", True, 0)
+    assert candidates.PLAIN[0].seconds(request) is None

@@ -74,6 +74,12 @@ __device__ __forceinline__ void load_shift(const Lanes& at, const Graph& g, int 
     load_row(at, g.x, some ? (u64)g.other[position] : 0, some, shift);
     if (WEIGHT == NO_WEIGHT || !some) return;
     const u64 place = (u64)g.place[position];
+    if (WEIGHT == ADDED_ROW) {
+        Row added;
+        load_added(at, g, place, true, added);
+        add_rounded(shift, added);
+        return;
+    }
 #pragma unroll
     for (int k = 0; k < PACKS; ++k) {
         const int head = at.head(k / KV);
@@ -86,16 +92,18 @@ __device__ __forceinline__ void load_shift(const Lanes& at, const Graph& g, int 
 
 __device__ __forceinline__ void fold(const Lanes& at, const Graph& g, const Turn& t, int first,
                                      const Row& shift, Found& f) {
-    Row v[UNROLL];
+    Row v[UNROLL], added[WEIGHT == ADDED_ROW ? UNROLL : 1];
     float w[UNROLL][KH];
 #pragma unroll
     for (int u = 0; u < UNROLL; ++u) {
         const int e = first + u * SLOTS + at.slot;
         load_row(at, g.x, t.row(e), e < t.edges, v[u]);
+        if (WEIGHT == ADDED_ROW) load_added(at, g, t.line(e), e < t.edges, added[u]);
         t.weights(at, g, e, e < t.edges, w[u]);
     }
 #pragma unroll
-    for (int u = 0; u < UNROLL; ++u)
+    for (int u = 0; u < UNROLL; ++u) {
+        if (WEIGHT == ADDED_ROW) add_rounded(v[u], added[u]);
         if (first + u * SLOTS + at.slot < t.edges)
 #pragma unroll
             for (int k = 0; k < PACKS; ++k)
@@ -103,6 +111,7 @@ __device__ __forceinline__ void fold(const Lanes& at, const Graph& g, const Turn
                 for (int c = 0; c < VEC; ++c)
                     add_message(f[k][c], message(v[u][k][c], w[u][k / KV]),
                                 MOMENTS ? shift[k][c] : 0.f);
+    }
 }
 
 struct Results {

@@ -3,14 +3,17 @@
 //
 // SUM_AT .. MIN_AT say where a reduce stands among the REDUCES of the result, -1 that it is not
 // asked for. The message of edge e is m(e) = w(e, h) x[other(e), h, :]; WEIGHT says whether w is 1,
-// one number per edge or one per edge and head, at the edge's place. Messages are rounded to ROW_T
-// before anything is made of them: backward then finds the same ones equal as forward did.
+// one number per edge or one per edge and head, at the edge's place. With ADDED_ROW it is
+// m(e) = x[other(e), h, :] + w(e, h, :), of a row w of ROW_T for each edge. Messages are rounded to
+// ROW_T before anything is made of them: backward then finds the same ones equal as forward did.
 #pragma once
 #include "merge.cuh"
 
 #define NO_WEIGHT 0
 #define EDGE_WEIGHT 1
 #define HEAD_WEIGHT 2
+#define ADDED_ROW 3
+#define FACTOR (WEIGHT == EDGE_WEIGHT || WEIGHT == HEAD_WEIGHT)
 
 #define TOTAL (SUM_AT >= 0 || MEAN_AT >= 0)
 #define MOMENTS (VAR_AT >= 0 || STD_AT >= 0)
@@ -65,5 +68,20 @@ struct Turn {
 };
 
 __device__ __forceinline__ float message(float x, float w) {
-    return WEIGHT == NO_WEIGHT ? x : to_float(from_float<ROW_T>(__fmul_rn(x, w)));
+    return FACTOR ? to_float(from_float<ROW_T>(__fmul_rn(x, w))) : x;
+}
+
+// The lane's share of what edge `line` adds to a row; nothing where no edge adds any.
+__device__ __forceinline__ void load_added(const Lanes& at, const Graph& g, u64 line, bool on,
+                                           Row& r) {
+    if (WEIGHT == ADDED_ROW) load_row(at, (const ROW_T*)g.weight, line, on, r);
+}
+
+__device__ __forceinline__ void add_rounded(Row& a, const Row& b) {
+    if (WEIGHT != ADDED_ROW) return;
+#pragma unroll
+    for (int k = 0; k < PACKS; ++k)
+#pragma unroll
+        for (int c = 0; c < VEC; ++c)
+            a[k][c] = to_float(from_float<ROW_T>(__fadd_rn(a[k][c], b[k][c])));
 }

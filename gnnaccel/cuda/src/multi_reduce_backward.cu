@@ -4,7 +4,8 @@
 //   [r, TERMS, h, :], once per row
 //   backward, add_parts:  out[s, h, :] = sum over s's edges e of w(e, h) dm(e), over the transposed
 //   graph
-//   edge_grad:            <x[other(e), h, :], dm(e)> for every edge e of r: the gradient of w
+//   edge_grad:            <x[other(e), h, :], dm(e)> for every edge e of r: the gradient of w; of a
+//   row w that is added, dm(e) itself, of which those of x are the sums
 //
 // A message's gradient is
 //   dm(e) = A[r] + B[r] m(e) + (m(e) is r's largest) * top[r] + (m(e) is r's smallest) * bottom[r];
@@ -163,8 +164,7 @@ backward(const OFF_T* __restrict__ indptr, const int* __restrict__ other,
                         const float d = message_grad(terms[u], k, c, message(own[k][c], f),
                                                      coefficients, row[u],
                                                      at.offset(k / KV, k % KV) + c);
-                        of_turn[k][c] = WEIGHT == NO_WEIGHT ? of_turn[k][c] + d
-                            : fmaf(f, d, of_turn[k][c]);
+                        of_turn[k][c] = FACTOR ? fmaf(f, d, of_turn[k][c]) : of_turn[k][c] + d;
                     }
                 }
         }
@@ -173,7 +173,8 @@ backward(const OFF_T* __restrict__ indptr, const int* __restrict__ other,
     store_sum(at, it, sum, out, part);
 }
 
-// With a weight per edge out is [edges, tiles of heads], with one per head [edges, H].
+// With a weight per edge out is [edges, tiles of heads], with one per head [edges, H], with a row of
+// ROW_T that is added [edges, H, D].
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
 edge_grad(const OFF_T* __restrict__ indptr, const int* __restrict__ other,
           const OFF_T* __restrict__ place, int rows, const int* __restrict__ counters,
@@ -198,6 +199,20 @@ edge_grad(const OFF_T* __restrict__ indptr, const int* __restrict__ other,
             float w[KH], of_edge = 0.f;
             load_row(at, x, t.row(e), on, v);
             t.weights(at, g, e, on, w);
+            if (WEIGHT == ADDED_ROW) {
+                Row d;
+                load_added(at, g, line, on, d);
+                add_rounded(v, d);
+#pragma unroll
+                for (int k = 0; k < PACKS; ++k)
+#pragma unroll
+                    for (int c = 0; c < VEC; ++c)
+                        d[k][c] = on && at.owns(k / KV, k % KV)
+                            ? message_grad(terms, k, c, v[k][c], coefficients, (u64)it.row,
+                                           at.offset(k / KV, k % KV) + c) : 0.f;
+                if (on) store_row(at, (ROW_T*)out, line, d);
+                continue;
+            }
 #pragma unroll
             for (int kh = 0; kh < KH; ++kh) {
                 float s = 0.f;

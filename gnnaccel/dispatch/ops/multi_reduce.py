@@ -15,7 +15,7 @@ from gnnaccel.cuda import multi_reduce_backward as backward_kernels
 from gnnaccel.cuda.launch import dense, fp32
 from gnnaccel.cuda.layout import MAX_WIDTH, TYPES
 from gnnaccel.cuda.structure import Rows, split_rows
-from gnnaccel.dispatch.ops import torch_ops
+from gnnaccel.dispatch.ops import cuda_functions, torch_ops
 from gnnaccel.dispatch.ops.call import Kernel, OpCall
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.policy.reasons import Reason, reason
@@ -28,27 +28,30 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 def multi_reduce(graph: OpGraph, x: Tensor, reduces: tuple[str, ...], weight: Tensor | None = None,
-                 zero_share: bool = True, of_edges: bool = False) -> OpCall:
+                 zero_share: bool = True, of_edges: bool = False,
+                 added: Tensor | None = None) -> OpCall:
     """[num_dst, reduces, *features]: each of ``reduces`` (some of `REDUCES`) of ``x`` [num_src,
     *features] over the edges that enter a node, times ``weight`` [E] or, with features [H, D], [E,
-    H]. With ``of_edges`` x is [E, *features], by edge id.
+    H]; or plus ``added`` [E, *features]. With ``of_edges`` x is [E, *features], by edge id.
 
     As PyG's aggregations: nodes that no edge enters get 0; equal messages share the gradient of
     "max" and "min" evenly, an extremum of exactly 0 keeping a share for itself (not with
     ``zero_share`` False); "std" is 0 where the variance is at most 1e-5.
     """
     return OpCall(x.device, x.dtype,
-                  lambda: by_operations(graph, x, reduces, weight, zero_share, of_edges),
-                  _kernel(graph, x, tuple(reduces), weight, zero_share, of_edges), graph)
+                  lambda: by_operations(graph, x, reduces, weight, zero_share, of_edges, added),
+                  _kernel(graph, x, tuple(reduces), weight, zero_share, of_edges, added), graph)
 
 
 # --- by torch operations --------------------------------------------------------------------------
 
 def by_operations(graph: OpGraph, x: Tensor, reduces: tuple[str, ...], weight: Tensor | None,
-                  zero_share: bool, of_edges: bool = False) -> Tensor:
+                  zero_share: bool, of_edges: bool = False, added: Tensor | None = None) -> Tensor:
     """`multi_reduce`, on any device, differentiable any number of times. Messages have the size of
     the edges here."""
     message, index = torch_ops.take(graph, x, "e" if of_edges else "u"), graph.index("v").long()
+    if added is not None:
+        message = message + added
     if weight is not None:
         message = message * weight.to(x.dtype).view(*weight.shape,
                                                     *(1,) * (message.dim() - weight.dim()))
@@ -88,7 +91,7 @@ def _root(variance: Tensor) -> Tensor:
 # --- by kernels -----------------------------------------------------------------------------------
 
 def _kernel(graph: OpGraph, x: Tensor, reduces: tuple[str, ...], weight: Tensor | None,
-            zero_share: bool, of_edges: bool) -> Kernel | Reason:
+            zero_share: bool, of_edges: bool, added: Tensor | None) -> Kernel | Reason:
     if not graph.num_edges or graph.num_edges >= 2**31:
         return reason("GA303", "there are no edges, or too many")
     features = math.prod(x.shape[1:])
@@ -96,23 +99,58 @@ def _kernel(graph: OpGraph, x: Tensor, reduces: tuple[str, ...], weight: Tensor 
         return reason("GA203",
                       f"features are {x.dtype} {list(x.shape[1:])}; the kernels take "
                       f"{', '.join(map(str, TYPES))}")
-    if weight is not None and of_edges:
+    if (weight is not None) + of_edges + (added is not None) > 1:
         return reason("GA206", "weights for messages that are features of edges",
                       "multiply them beforehand")
+    if added is not None and (added.dtype != x.dtype
+                              or added.shape != (graph.num_edges, *x.shape[1:])):
+        return reason("GA206", f"rows {list(added.shape)} of {added.dtype} to be added to "
+                      f"{list(x.shape)} of {x.dtype} over {graph.num_edges} edges")
     if weight is not None and weight.dim() == 2:
         if x.dim() != 3 or weight.shape[1] != x.shape[1] or x.shape[2] > MAX_WIDTH:
             return reason("GA206", f"weights {list(weight.shape)} for features {list(x.shape[1:])}")
-    made = kernels.variant_of(x, reduces, weight)
+    made = kernels.variant_of(x, reduces, weight, added=added is not None)
     return Kernel(f"fused {', '.join(reduces)}", ("multi_reduce", made), compiler(made),
                   lambda: run(graph, x, reduces, weight, zero_share,
-                              of_edges).view(-1, len(reduces), *x.shape[1:]))
+                              of_edges, added).view(-1, len(reduces), *x.shape[1:]))
+
+
+class _OfEdgesToo(Operation):
+    """[num_dst, reduces, *features] of x [num_src, *features] and of rows [E, *features] that are
+    added to it."""
+
+    __slots__ = ("graph", "reduces", "zero_share")
+
+    def __init__(self, graph: OpGraph, reduces: tuple[str, ...], zero_share: bool):
+        self.graph, self.reduces, self.zero_share = graph, reduces, zero_share
+
+    def forward(self, needs, x, added):
+        found = kernels.reduced(self.graph.view().csc(), x, self.reduces, dense(added), True, True)
+        alone = self.reduces in (("var",), ("std",))  # as `_MultiReduce` says
+        return found.out.clone() if alone else found.out.detach(), (x, added, *found)
+
+    def backward(self, needs, saved, grad):
+        x, added, *kept = saved
+        d_added = backward_kernels.added_grad(self.graph.view().csc(), self.reduces, x,
+                                              dense(added), kernels.Reduced(*kept), grad,
+                                              self.zero_share)
+        d_x = cuda_functions.edge_sum(self.graph, d_added, "u") if needs[0] else None
+        return d_x, d_added if needs[1] else None
+
+    def reference(self, x, added):
+        out = by_operations(self.graph, x, self.reduces, None, self.zero_share, added=added)
+        return out if len(self.reduces) > 1 else out.squeeze(1)
 
 
 def run(graph: OpGraph, x: Tensor, reduces: tuple[str, ...], weight: Tensor | None = None,
-        zero_share: bool = True, of_edges: bool = False) -> Tensor:
+        zero_share: bool = True, of_edges: bool = False, added: Tensor | None = None) -> Tensor:
     """`multi_reduce` by the kernels, without a look whether there are some: [num_dst, reduces,
     *features], of a single reduce [num_dst, *features]. Weights [E, H] are each for a part of the
     features, in whatever shape those are."""
+    if added is not None:
+        if wants_grad(x, added):
+            return _OfEdgesToo(graph, reduces, zero_share).apply(x, added)
+        return kernels.reduced(graph.view().csc(), x, reduces, dense(added), added=True).out
     if wants_grad(x, weight):
         return _MultiReduce(graph, reduces, zero_share, of_edges).apply(x, weight)
     return _forward(graph, reduces, x, weight, of_edges, False).out
@@ -129,10 +167,17 @@ def _forward(graph: OpGraph, reduces: tuple[str, ...], x: Tensor, weight: Tensor
 def compiler(variant: kernels.Variant) -> Callable[[], None]:
     """What compiles all that a call and its backward launch."""
     def compile_() -> None:
-        entries = [(variant.kernels, _FORWARD), (backward_kernels.kernels(variant), _BACKWARD)]
+        backward: tuple[str, ...] = _BACKWARD
+        if variant.weight == "added":
+            backward = "spread", "edge_grad"
+            sums = cuda_functions.sum_variant(variant.heads * variant.width, variant.row).kernels
+            for entry in ("forward", "merge"):
+                sums(entry)
+        elif variant.weight != "none":
+            backward += ("edge_grad",)
+        entries = [(variant.kernels, _FORWARD), (backward_kernels.kernels(variant), backward)]
         for found, names in entries:
-            for name in names + (("edge_grad",) if names is _BACKWARD
-                                 and variant.weight != "none" else ()):
+            for name in names:
                 found(name)
 
     return compile_

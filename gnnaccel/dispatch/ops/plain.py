@@ -17,7 +17,8 @@ from gnnaccel.dispatch.ops import gated_sums, neighbours, several
 from gnnaccel.dispatch.ops.graph import JoinedGraph, OpGraph
 
 #: what there is to compute, by name
-OPERATIONS = {"sum": neighbours, "max": neighbours, "gated": gated_sums, "several": several}
+OPERATIONS = {"sum": neighbours, "max": neighbours, "gated": gated_sums, "several": several,
+              "several with edges": several}
 
 
 class PlainRequest(NamedTuple):
@@ -34,7 +35,7 @@ class PlainRequest(NamedTuple):
     edge_bits: int
     grad: bool
     fresh: bool
-    part_bits: int = 1  # of the tensors that its edges are put together from
+    parts: int = 1  # as of a `PlainSpec`
 
     @property
     def out(self) -> torch.dtype:
@@ -45,7 +46,7 @@ class PlainRequest(NamedTuple):
 class PlainSpec:
     """A call that the adapter understood, without its tensors. ``native``: the host layer's class;
     ``reduce``: of `OPERATIONS`; ``weighted``: by edge; ``width``: channels of the rows that travel;
-    ``row``: their dtype."""
+    ``row``: their dtype; ``parts``: how many things the host computes one after the other."""
 
     native: str
     reduce: str
@@ -56,6 +57,7 @@ class PlainSpec:
     num_dst: int
     num_edges: int
     on_cpu: bool
+    parts: int = 1
 
     def __str__(self) -> str:
         formula = operation(self.reduce).FORMULAS[self.reduce.partition(":")[0]]
@@ -83,7 +85,7 @@ class PlainSpec:
     def request(self, device: str, grad: bool, fresh: int) -> PlainRequest:
         return PlainRequest(self.native, self.reduce, self.weighted, self.width, self.row, device,
                             self.num_src.bit_length(), self.num_dst.bit_length(),
-                            self.num_edges.bit_length(), grad, fresh > 0)
+                            self.num_edges.bit_length(), grad, fresh > 0, self.parts)
 
     def peek(self, given: PlainInputs) -> bool:
         """Whether the structure of the call's graph is there."""
@@ -128,8 +130,9 @@ class JoinedPlainSpec(PlainSpec):
     join: Any = None
 
     def request(self, device: str, grad: bool, fresh: int) -> PlainRequest:
+        # a class of magnitude
         return super().request(device, grad,
-                               fresh)._replace(part_bits=len(self.join.parts).bit_length())
+                               fresh)._replace(parts=1 << len(self.join.parts).bit_length())
 
     def peek(self, given: Any) -> bool:
         return JoinedGraph(given.structure, self.num_src, self.num_dst, self.join).known()

@@ -152,7 +152,7 @@ def _plain_cuda_reasons(request: PlainRequest, config: Config) -> list[Reason]:
 
 
 def _plain_once(ours: bool) -> Callable[[PlainRequest], float | None]:
-    return lambda request: cost.once(request, ours, 1 << request.part_bits,
+    return lambda request: cost.once(request, ours, request.parts,
                                      request.width << request.edge_bits)
 
 

@@ -280,9 +280,18 @@ def _multi_reduce(case: Case) -> Iterator[tuple[str, float]]:
         return multi_reduce.multi_reduce(case.graph, inputs["x"], multi_reduce.REDUCES,
                                          inputs["weight"])
 
-    forward, backward = _differentiated(case, tensors, lambda inputs: _run(call(inputs)),
-                                        lambda inputs: call(inputs).plain())
-    yield from (("multi_reduce", forward), ("multi_reduce_backward", backward))
+    def with_rows(inputs: dict[str, Tensor]) -> OpCall:
+        return multi_reduce.multi_reduce(case.graph, inputs["x"], multi_reduce.REDUCES,
+                                         added=inputs["added"])
+
+    of_edges = {"x": tensors["x"], "added": case.normal(len(case.dst), 24)}
+    def errors(given: dict[str, Tensor],
+               way: Callable[[dict[str, Tensor]], OpCall]) -> tuple[float, float]:
+        return _differentiated(case, given, lambda inputs: _run(way(inputs)),
+                               lambda inputs: way(inputs).plain())
+
+    found = errors(tensors, call), errors(of_edges, with_rows)
+    yield from zip(("multi_reduce", "multi_reduce_backward"), map(max, *found))
 
 
 def _int8(case: Case) -> Iterator[tuple[str, float]]:

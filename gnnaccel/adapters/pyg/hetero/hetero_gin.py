@@ -44,7 +44,7 @@ def state(layer: Any, together: Together, x_dict: Mapping[str, Any],
         return graph
     stated = JoinedPlainSpec("HeteroConv of GINConv", "sum", False, first.shape[1], first.dtype,
                              graph.num_nodes, graph.num_dst, graph.num_edges, first.is_cpu,
-                             graph.layout)
+                             join=graph.layout)
     return stated, RelationalInputs(graph.structure, first.device, _Operands(x_dict, together))
 
 

@@ -1,8 +1,9 @@
 """PNAConv: its messages are linear in both ends, so they are made once per node; its reduces come
 in one pass.
 
-A message is W x_i + V x_j + b. What is of node i shifts the mean and the extrema of node i's
-messages and leaves their variance as it is, so only V x_j travels.
+A message is W x_i + V x_j + b, with features of edges W x_i + V x_j + U (E e + c) + b. What is of
+node i shifts the mean and the extrema of node i's messages and leaves their variance as it is, so
+only V x_j and U E e travel. `pna_maps` has the products.
 """
 from __future__ import annotations
 
@@ -12,9 +13,11 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters.pyg import calls, edges, guards
+from gnnaccel.adapters.pyg.layers import pna_maps
 from gnnaccel.dispatch.ops import several
 from gnnaccel.dispatch.ops.plain import PlainInputs, PlainSpec, in_degrees
 from gnnaccel.dispatch.policy.reasons import Reason, reason
+from gnnaccel.dispatch.quantized import settings
 
 AGGREGATIONS = ("DegreeScalerAggregation",)
 INSIDE = ("MultiAggregation", "SumAggregation", "MeanAggregation", "MaxAggregation",
@@ -23,7 +26,6 @@ FIELDS = ("edge_dim", "F_in", "towers", "divide_input")
 _ARGUMENTS = ("x", "edge_index"), ("edge_attr",)
 _REDUCES = {f"{name.capitalize()}Aggregation": name
             for name in ("sum", "mean", "max", "min", "var", "std")}
-_SHIFTED = ("mean", "max", "min")
 
 
 def state(layer: Any, args: tuple, kwargs: dict) -> tuple[PlainSpec, PlainInputs] | Reason:
@@ -31,12 +33,14 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[PlainSpec, PlainInputs
     if bound is None:
         return reason("GA206", "the arguments do not fit PNAConv.forward")
     x, edge_index, edge_attr = bound
-    if edge_attr is not None or layer.edge_dim is not None:
-        return reason("GA208", "messages have features of edges")
+    if (edge_attr is None) is not (layer.edge_dim is None):  # an error in the host
+        return reason("GA206", f"edge_dim is {layer.edge_dim}, edge_attr is "
+                      f"{type(edge_attr).__name__}")
     reduces = _reduces(layer.aggr_module)
     if type(reduces) is Reason:
         return reduces
-    why = guards.features_reason(x) or _maps_reason(layer, x)
+    why = (guards.features_reason(x) or _maps_reason(layer, x)
+           or (None if edge_attr is None else _encoder_reason(layer, x)))
     if why is not None:
         return why
     # an error in the host
@@ -46,9 +50,18 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[PlainSpec, PlainInputs
     plain = edges.plain(edge_index, nodes, nodes, x.device)
     if type(plain) is Reason:
         return plain
-    stated = PlainSpec("PNAConv", several.name_of(reduces), False, layer.towers * layer.F_in,
-                       x.dtype, nodes, nodes, plain.shape[1], False)
-    return stated, PlainInputs(plain, x.device, (x, reduces))
+    if edge_attr is not None:
+        why = guards.edge_reason(edge_attr, plain.shape[1], x)
+        if why is None and edge_attr.shape[1:] != layer.edge_encoder.weight.shape[1:]:
+            why = reason("GA206", f"edge_attr is {list(edge_attr.shape)}")
+        if why is not None:
+            return why
+    name = "PNAConv" if edge_attr is None else "PNAConv with edges"
+    stated = PlainSpec(name, several.name_of(reduces, edge_attr is not None), False,
+                       layer.towers * layer.F_in, x.dtype, nodes, nodes, plain.shape[1], False,
+                       layer.towers)
+    kept = pna_maps.runs_of(reduces), pna_maps.joins(layer.post_nns, x.dtype)
+    return stated, PlainInputs(plain, x.device, (x, edge_attr, *kept))
 
 
 def reads(layer: Any, args: tuple, kwargs: dict) -> tuple:
@@ -59,14 +72,16 @@ def reads(layer: Any, args: tuple, kwargs: dict) -> tuple:
     return aggr.mode, [one.__dict__.get("semi_grad") for one in moments]
 
 
-def keep(stated: PlainSpec, given: PlainInputs) -> list[str]:
-    """The aggregations, by name."""
-    return given.operands[1]
+def keep(stated: PlainSpec, given: PlainInputs) -> tuple[list[tuple[str, int]], bool]:
+    """The aggregations, as of `pna_maps.runs_of`, and whether the maps after them are one
+    product."""
+    return given.operands[2:]
 
 
-def again(layer: Any, args: tuple, kwargs: dict, kept: list[str]) -> PlainInputs:
-    x, edge_index, _ = calls.bound(args, kwargs, *_ARGUMENTS)
-    return PlainInputs(edge_index, x.device, (x, kept))
+def again(layer: Any, args: tuple, kwargs: dict,
+          kept: tuple[list[tuple[str, int]], bool]) -> PlainInputs:
+    x, edge_index, edge_attr = calls.bound(args, kwargs, *_ARGUMENTS)
+    return PlainInputs(edge_index, x.device, (x, edge_attr, *kept))
 
 
 def _reduces(scaled: Any) -> list[str] | Reason:
@@ -95,6 +110,7 @@ def _reduces(scaled: Any) -> list[str] | Reason:
 def _maps_reason(layer: Any, x: Tensor) -> Reason | None:
     if torch.is_autocast_enabled(x.device.type):
         return reason("GA203", "autocast is on", "call the layer outside of autocast")
+    width = layer.F_in * (2 if layer.edge_dim is None else 3)
     for nn in layer.pre_nns:
         if (len(nn) != 1 or not guards.plain_linear(nn[0])
             or not guards.plain(nn, torch.nn.Sequential)):
@@ -104,46 +120,31 @@ def _maps_reason(layer: Any, x: Tensor) -> Reason | None:
             return reason("GA203", f"x is {x.dtype}, the layer's weights are {nn[0].weight.dtype}")
         if nn[0].bias is None:
             return reason("GA208", "messages are made without a bias")
+        if nn[0].weight.shape != (layer.F_in, width):
+            return reason("GA206", f"a map of messages is {list(nn[0].weight.shape)}")
+    return None
+
+
+def _encoder_reason(layer: Any, x: Tensor) -> Reason | None:
+    """Why the map of edges' features is more than a linear map, or does not fit."""
+    encoder = layer._modules.get("edge_encoder")
+    why = guards.lazy_reason(encoder)
+    if why is not None:
+        return why
+    if not guards.plain_linear(encoder) or encoder.weight.shape[0] != layer.F_in:
+        return reason("GA208", f"the map of edges' features is a {type(encoder).__name__}, of "
+                      "other sizes or with hooks", "use the layer's own map")
+    if encoder.weight.dtype != x.dtype:
+        return reason("GA203", f"x is {x.dtype}, the layer's weights are {encoder.weight.dtype}")
     return None
 
 
 def run(layer: Any, stated: PlainSpec, given: PlainInputs, attend: Any) -> Tensor:
-    (x, reduces), towers, width = given.operands, layer.towers, layer.F_in
-    x = x.view(-1, towers, width) if layer.divide_input else x.unsqueeze(1).expand(-1, towers, -1)
-    weight = torch.stack([nn[0].weight for nn in layer.pre_nns])
-    bias = torch.stack([nn[0].bias for nn in layer.pre_nns])
-    own = _mapped(x, weight[..., :width]) + bias
-    found = attend({"x": _mapped(x, weight[..., width:])})  # [N, reduces, towers, F]
-    degree = in_degrees(attend.graph, attend.kernels).to(x.dtype)
-    some = (degree > 0).to(x.dtype)
-    shares = [some if name in _SHIFTED else degree if name == "sum" else torch.zeros_like(some)
-              for name in reduces]
-    found = torch.addcmul(found, torch.stack(shares, 1).view(-1, len(reduces), 1, 1),
-                          own.unsqueeze(1))
-    out = _scaled(layer.aggr_module, found.transpose(1, 2).flatten(2), degree.view(-1, 1, 1))
-    out = torch.cat([x, out], dim=-1)
-    return layer.lin(torch.cat([nn(out[:, i]) for i, nn in enumerate(layer.post_nns)], dim=1))
-
-
-def _mapped(x: Tensor, weight: Tensor) -> Tensor:
-    """[N, towers, F]: each tower's rows times its matrix."""
-    if weight.shape[0] == 1:
-        return (x[:, 0] @ weight[0].t()).unsqueeze(1)
-    return torch.bmm(x.transpose(0, 1), weight.transpose(1, 2)).transpose(0, 1)
-
-
-def _scaled(module: Any, out: Tensor, degree: Tensor) -> Tensor:
-    """The scalers' shares of ``out`` side by side, as `DegreeScalerAggregation` makes them."""
-    parts = []
-    for scaler in module.scaler:
-        if scaler == "identity":
-            parts.append(out)
-        elif scaler == "amplification":
-            parts.append(out * (torch.log(degree + 1) / module.avg_deg_log))
-        elif scaler == "attenuation":
-            parts.append(out * (module.avg_deg_log / torch.log(degree.clamp(min=1) + 1)))
-        elif scaler == "linear":
-            parts.append(out * (degree / module.avg_deg_lin))
-        else:
-            parts.append(out * (module.avg_deg_lin / degree.clamp(min=1)))
-    return torch.cat(parts, dim=-1) if len(parts) > 1 else parts[0]
+    x, edge_attr, runs, joined = given.operands
+    own, sent, added = pna_maps.before(layer, x, edge_attr)
+    found = attend({"x": sent, "edge": added})  # [N, reduces, towers * F]
+    degree = in_degrees(attend.graph, attend.kernels)
+    messages = pna_maps.shifted(layer, found, own, degree, runs)
+    if joined and not settings.maps_asked():
+        return layer.lin(pna_maps.after(layer, x, messages, degree))
+    return layer.lin(pna_maps.one_by_one(layer, x, messages, degree))

@@ -45,7 +45,8 @@ _TITLES = {
     "bridge": "## Functions of DGL, where it was built without CUDA\n\nThese are replaced only where torch has a GPU that this "
               "DGL cannot use ([DGL](dgl.md)). What is not on a GPU goes to the original.",
 }
-_OTHERS = ", and that of every other class of message passing whose `forward` is not replaced"
+_OTHERS = (", and that of every other class of message passing whose `forward` is not replaced; of `FiLMConv`, for "
+           "layers with one relation")
 
 
 def collect() -> dict[str, list[Patch]]:

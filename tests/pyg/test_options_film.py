@@ -6,6 +6,8 @@ import torch
 from torch_geometric.nn import FiLMConv
 
 import gnnaccel
+from gnnaccel.adapters.pyg.propagate import reading
+from gnnaccel.dispatch.ops import aggregation_cost
 from tests.pyg.graphs import E, F, M, bipartite, features, square
 from tests.pyg.judge import compare, on_routes
 
@@ -172,3 +174,17 @@ def test_a_subclass_with_one_relation(emulated):
     assert gnnaccel.stats()["Mine"]["routes"] == {"cuda": 1}
     assert not getattr(Mine._orig_propagate, "routed", False)
     assert not getattr(Mine.propagate, "routed", False)
+
+
+@pytest.mark.parametrize("nodes, edges, width, pays", [(5000, 60_000, 320, True),
+                                                       (3000, 30_000, 64, False)])
+def test_whether_a_new_graph_pays_on_a_gpu(emulated, nodes, edges, width, pays):
+    """PyG's `film.py` has batches as the first, each over another graph."""
+    layer, x = FiLMConv(width, width), torch.randn(nodes, width)
+    beta, gamma = layer.films[0](x).split(width, -1)
+    with emulated.on():
+        found = reading.read(layer, torch.randint(0, nodes, (2, edges)),
+                             dict(x=layer.lins[0](x), beta=beta, gamma=gamma))
+    for mode in ("forward", "training"):
+        estimate = aggregation_cost._on_cuda(found.graph, found.given, mode)
+        assert (estimate.gain > estimate.structure) is pays

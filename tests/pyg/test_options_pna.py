@@ -273,3 +273,20 @@ def test_nothing_speaks_against_kernels_over_a_known_graph():
     request = PlainSpec("PNAConv with edges", several.name_of(AGGREGATORS, True), False, 8,
                         torch.float32, 4, 4, 9, False, 1).request("cuda", True, 0)
     assert candidates.PLAIN[0].seconds(request) is None
+
+
+@pytest.mark.parametrize("options", [{}, dict(towers=2), dict(towers=4, divide_input=True)])
+def test_second_derivatives_with_edges(route, options):
+    torch.manual_seed(2)
+    module = with_edges(["mean", "max", "var"], ["identity", "attenuation"], **options)
+    module = module.to(route.device)
+    edge_index, found = square().to(route.device), []
+    inputs = [t.to(route.device).requires_grad_() for t in (features(), edge_features())]
+    for on in (False, True):
+        with route.on() if on else gnnaccel.disabled():
+            out = module(inputs[0], edge_index, inputs[1])
+        first = torch.autograd.grad(out.square().sum(), inputs, create_graph=True)
+        parameters = [*inputs, module.pre_nns[0][0].weight, module.edge_encoder.weight]
+        found.append(torch.autograd.grad(sum(t.square().sum() for t in first), parameters))
+    for got, expected in zip(*found[::-1]):
+        torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max()))

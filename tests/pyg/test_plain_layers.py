@@ -177,7 +177,7 @@ NATIVE = {
                               "GA208"),
     "ResGated tanh": (lambda: ResGatedGraphConv(F, 6, act=torch.nn.Tanh()), False, "GA208"),
     "PNA": (lambda: PNAConv(F, 6, ["mean", "max"], ["identity"], torch.tensor([1, 3, 5]),
-                            edge_dim=4), True, "GA208"),
+                            edge_dim=4, pre_layers=2), True, "GA208"),
 }
 
 

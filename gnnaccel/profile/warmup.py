@@ -112,8 +112,9 @@ def _all(path: str, kernels: list[Key]) -> int:
 
 def _problem(family: str, entry: str, defines: tuple) -> str | None:
     """What is wrong with a kernel's name or definitions, which come from a file."""
-    if (family not in sources.families()
-        or not re.search(rf"\b{re.escape(entry)}\(", sources.source(family))):
+    # a macro makes kernels that differ by a type alone, the last part of their names
+    names = rf"\b(?:{re.escape(entry)}|{re.escape(entry.rpartition('_')[0])}_##T)\("
+    if family not in sources.families() or not re.search(names, sources.source(family)):
         return f"{entry} of {family} is no kernel of this version of gnnaccel"
     odd = next((f"{name}={value}" for name, value in defines
                 if not (_NAME.fullmatch(name) and _VALUE.fullmatch(value))), None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
-from torch_geometric.nn import GATConv, GINConv, RGCNConv, TransformerConv
+from torch_geometric.nn import GATConv, GINConv, RGCNConv, SGConv, TransformerConv
 
 import gnnaccel
 from gnnaccel.adapters.pyg.propagate import calls
@@ -112,3 +112,15 @@ def test_calls_in_checkpoints_are_kept(decided, name):
         with gnnaccel.disabled():
             expected = torch.autograd.grad(layer(x, *more).square().sum(), x)
         assert close(x.grad, *expected, 1e-4)
+
+
+def test_hops_of_a_layer_are_alike_where_nothing_is_recorded(monkeypatch):
+    """The features that come in may want a gradient, those of the second hop cannot then."""
+    seen, native = [], calls._decide
+    monkeypatch.setattr(calls, "_decide", lambda *args: (seen.append(1), native(*args))[1])
+    monkeypatch.setattr(calls, "_FEW_AT_FIRST", 0)  # edges are read from the first call on
+    layer, x = SGConv(F, 4, K=2), graphs.features().requires_grad_()
+    with gnnaccel.enabled(), torch.no_grad():
+        for _ in range(6):
+            layer(x, graphs.square())
+    assert len(seen) <= 2

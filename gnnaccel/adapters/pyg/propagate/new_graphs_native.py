@@ -114,4 +114,5 @@ def remember(layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read, 
 
 
 def _described(x: Tensor) -> tuple:
-    return x.shape[1:], x.dtype, x.is_cuda, x.requires_grad
+    # where nothing is recorded, one hop of a layer wants a gradient no more than the next
+    return x.shape[1:], x.dtype, x.is_cuda, x.requires_grad and torch.is_grad_enabled()

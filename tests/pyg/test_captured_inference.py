@@ -82,3 +82,35 @@ def test_a_piece_of_a_compiled_model(on):
         made = x.clone()
     with torch.no_grad():
         assert all(same([region(made)], [region(x)]) for _ in range(8))
+
+
+class Reading(nn.Module):
+    """Has a tensor that is no parameter, and asks whether gradients are recorded."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.conv, self.kind = pyg.GCNConv(6, 3), kind
+        self.scale = torch.tensor(0.5, requires_grad=kind != "none")
+        self.hidden = self.scale * 2 if kind == "made" else self.scale
+
+    def forward(self, x, edge_index):
+        out = self.conv(x, edge_index) * self.hidden.to(x.device)
+        return out if torch.is_grad_enabled() else out * 3
+
+
+@pytest.mark.parametrize("trained", [True, False])
+@pytest.mark.parametrize("kind", ["leaf", "made", "none"])
+def test_gradients_of_what_is_no_parameter(on, kind, trained):
+    model, args = Reading(kind).to(given()[0].device).requires_grad_(trained), given()
+
+    def found() -> list:
+        out = model(*args)
+        if not out.requires_grad:
+            return [out]
+        wanted = [t for t in (model.scale, *model.parameters()) if t.requires_grad]
+        return [out.detach(), *torch.autograd.grad(out.square().sum(), wanted, retain_graph=True)]
+
+    with gnnaccel.disabled():
+        native = found()
+    assert all(same(found(), native) for _ in range(12))
+    assert bool(replays("Reading")) is (kind == "none")

@@ -50,8 +50,7 @@ class Work:
     def run(self, tensors: list[Tensor]) -> tuple[Any, list[Tensor]]:
         """The form and the tensors of the result."""
         found: list[Tensor] = []
-        with torch.set_grad_enabled(self.grad):
-            out = self.call(tensors)
+        out = self.call(tensors)
         try:
             return values.result_apart(out, found), found
         except values.Unknown as problem:
@@ -107,6 +106,8 @@ class Captured:
         used = {t.untyped_storage().data_ptr() for t in (*self._static, *self._leaves)}
         if any(out.untyped_storage().data_ptr() in used for out in found):
             raise Refused("its result uses the memory of an argument")
+        if not {id(t) for t in self._leaves}.issuperset(map(id, _reached_by(found))):
+            raise Refused("its result has gradients of what is no parameter and no argument")
         if self._work.grad and not wanted:
             raise Refused("no result depends on what wants gradients")
 
@@ -249,6 +250,20 @@ class _Replay(torch.autograd.Function):
         if not _keeps_graph():
             ctx.once.done, ctx.tensors = True, None
         return None, None, *found
+
+
+def _reached_by(found: list[Tensor]) -> Iterator[Tensor]:
+    """The leaves that gradients of these results come to."""
+    yield from (out for out in found if out.requires_grad and out.is_leaf)
+    todo: list[Any] = [out.grad_fn for out in found if out.grad_fn is not None]
+    seen = set(todo)
+    while todo:
+        node = todo.pop()
+        if hasattr(node, "variable"):  # where gradients add up
+            yield node.variable
+        new = {one for one, _ in node.next_functions if one is not None} - seen
+        seen |= new
+        todo += new
 
 
 def _recomputed(captured: Captured, tensors: list[Tensor], grads: list[Tensor | None]) -> list:

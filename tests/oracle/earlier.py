@@ -38,7 +38,7 @@ def forget() -> None:
         if name.startswith("gnnaccel."):
             for value in list(vars(module).values()):
                 if type(value) is IdentityMap:
-                    for key, (owner, _) in list(value.entries.items()):
+                    for key, (owner, _) in value.entries.copy().items():  # objects may go
                         if isinstance(owner(), (CodeType, FunctionType, type)):
                             value.entries.pop(key, None)
 

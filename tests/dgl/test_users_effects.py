@@ -132,3 +132,16 @@ def test_a_function_first_seen_without_gradients(route, first):
         return with_gradients()
 
     agrees(route, of_route, taken=None)  # no kernel makes such messages
+
+
+def test_a_network_of_the_edges_in_double_precision(route):
+    """No kernel writes its input then."""
+    graph, net = apart(), torch.nn.Sequential(torch.nn.Linear(2 * WIDTH, 5), torch.nn.ReLU(),
+                                              torch.nn.Linear(5, 3)).double()
+    graph.ndata["h"] = graph.ndata["h"].double()
+
+    def call():
+        graph.apply_edges(lambda edges: {"t": net(torch.cat([edges.src["h"], edges.dst["h"]], 1))})
+        return graph.edata["t"]
+
+    agrees(route, call, taken=None)

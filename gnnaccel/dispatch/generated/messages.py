@@ -239,8 +239,9 @@ def reduced(graph: OpGraph, reduce: str, more: Generated) -> Tensor:
 
 def at_edges(graph: OpGraph, more: Generated, summed: bool) -> Tensor:
     """[E, *shape]: the value of each edge, or if they are ``summed``, [E, heads], as many as in
-    `Generated.seen`: the sums over each head's channels. By kernels, where they run."""
-    if not kernels_run_on(more.inputs[0].device):
+    `Generated.seen`: the sums over each head's channels. By kernels, where they run: in fp32."""
+    if not kernels_run_on(more.inputs[0].device) or any(t.dtype is not torch.float32
+                                                        for t in more.inputs):
         found = made(graph, more)
         return found.view(-1, *more.seen).sum(-1) if summed else found
     return GeneratedAtEdges(graph, "heads" if summed else "rows", more).apply(*more.inputs)

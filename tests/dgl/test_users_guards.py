@@ -358,3 +358,18 @@ def test_a_function_of_math_that_is_replaced_between_calls(route, monkeypatch):
     before = agrees(route, call, taken=None)
     monkeypatch.setattr(math, "sqrt", lambda number: number)
     assert not close(agrees(route, call, taken=None), before)
+
+
+def test_a_weight_that_is_no_parameter(route):
+    """As a network gives it that makes the weights of another one."""
+    graph, net = filled(), nn.Sequential(nn.Linear(2 * WIDTH, 5), nn.ReLU(), nn.Linear(5, 3))
+    weight = net[0].weight.detach()
+    del net[0].weight
+
+    def call():
+        graph.apply_edges(lambda edges: {"t": net(torch.cat([edges.src["h"], edges.dst["h"]], 1))})
+        return graph.edata["t"]
+
+    for factor in (1.0, 2.0, 1.0):
+        net[0].weight = weight * factor
+        agrees(route, call, taken=None)

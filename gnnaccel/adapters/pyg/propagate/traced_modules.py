@@ -73,9 +73,11 @@ def _functions() -> tuple:
 
 
 def _runs_as_written(module: nn.Module) -> bool:
-    """Whether nobody watches the module, and what it runs is torch's own."""
+    """Whether nobody watches the module, and what it runs is torch's own, on its parameters: a
+    weight that is a plain tensor may be another one in each call, which `looks` does not see."""
     own_dict = module.__dict__
-    if any(reading.MODULE_HOOKS(own_dict)) or "forward" in own_dict:
+    if (any(reading.MODULE_HOOKS(own_dict))
+        or not own_dict.keys().isdisjoint(("forward", "weight", "bias"))):
         return False
     return (own.home(type(module).forward) == "torch"
             and all(own.is_torchs(function, name, "torch_geometric")

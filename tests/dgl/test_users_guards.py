@@ -13,6 +13,7 @@ import dgl.function as fn
 import pytest
 import torch
 import torch.nn.functional as F
+import torch_geometric
 from torch import nn
 
 import gnnaccel
@@ -360,9 +361,10 @@ def test_a_function_of_math_that_is_replaced_between_calls(route, monkeypatch):
     assert not close(agrees(route, call, taken=None), before)
 
 
-def test_a_weight_that_is_no_parameter(route):
+@pytest.mark.parametrize("linear", [nn.Linear, torch_geometric.nn.Linear])
+def test_a_weight_that_is_no_parameter(route, linear):
     """As a network gives it that makes the weights of another one."""
-    graph, net = filled(), nn.Sequential(nn.Linear(2 * WIDTH, 5), nn.ReLU(), nn.Linear(5, 3))
+    graph, net = filled(), nn.Sequential(linear(2 * WIDTH, 5), nn.ReLU(), nn.Linear(5, 3))
     weight = net[0].weight.detach()
     del net[0].weight
 

@@ -72,12 +72,16 @@ def _functions() -> tuple:
             F.layer_norm, F.batch_norm, F.embedding, torch.sigmoid, torch.tanh)
 
 
+#: what a module has for itself where it does not run its class's code on its parameters
+_OWN = frozenset(("forward", "weight", "bias"))
+
+
 def _runs_as_written(module: nn.Module) -> bool:
     """Whether nobody watches the module, and what it runs is torch's own, on its parameters: a
     weight that is a plain tensor may be another one in each call, which `looks` does not see."""
     own_dict = module.__dict__
     if (any(reading.MODULE_HOOKS(own_dict))
-        or not own_dict.keys().isdisjoint(("forward", "weight", "bias"))):
+        or not _OWN.isdisjoint(own_dict)):
         return False
     return (own.home(type(module).forward) == "torch"
             and all(own.is_torchs(function, name, "torch_geometric")
@@ -89,7 +93,8 @@ def module_of(module: nn.Module, entered: Callable) -> Any:
     are watched. ``entered(module, *names)``: the same of a module that is the user's own, ``names``
     below ``module``."""
     # not asked of others, as the host need not be installed
-    linear = own.home(type(module).forward) == "torch_geometric" and guards.plain_linear(module)
+    linear = (own.home(type(module).forward) == "torch_geometric" and guards.plain_linear(module)
+              and _OWN.isdisjoint(module.__dict__))
     if linear or (type(module) is nn.Linear and _runs_as_written(module)):
         weight, bias = (None if t is None else parameter(t) for t in (module.weight, module.bias))
         return lambda x: F.linear(x, weight, bias)  # type: ignore[arg-type]  # stand-ins

@@ -233,6 +233,7 @@ def test_a_run_can_be_replayed(tmp_path, gat, capsys):
     gat()
     gnnaccel.disable()
     assert main(["log", str(tmp_path / "run.jsonl"), "--export", str(tmp_path / "d.json")]) == 0
+    gnnaccel.clear_records()  # of tests before
     gnnaccel.enable(when="profitable", decisions=tmp_path / "d.json", records=10)
     gat()
     assert [r["kernel"] for r in gnnaccel.records()] == ["torch backend"]

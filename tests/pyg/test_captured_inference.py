@@ -90,11 +90,11 @@ class Reading(nn.Module):
     def __init__(self, kind: str) -> None:
         super().__init__()
         self.conv, self.kind = pyg.GCNConv(6, 3), kind
-        self.scale = torch.tensor(0.5, requires_grad=kind != "none")
+        self.scale = torch.tensor(0.5, requires_grad=kind != "none", device=given()[0].device)
         self.hidden = self.scale * 2 if kind == "made" else self.scale
 
     def forward(self, x, edge_index):
-        out = self.conv(x, edge_index) * self.hidden.to(x.device)
+        out = self.conv(x, edge_index) * self.hidden
         return out if torch.is_grad_enabled() else out * 3
 
 

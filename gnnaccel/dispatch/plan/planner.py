@@ -30,7 +30,7 @@ def plan(request: Request | RelationalRequest | PlainRequest, config: Config) ->
     """The route for ``request`` under ``config``."""
     key = (config.epoch, request)
     found = _memo.get(key)
-    if found is None or (found.code == compiling.PENDING
+    if found is None or (found.route == "native" and found.code == compiling.PENDING
                          and not compiling.may_run_natively(config)):
         if len(_memo) >= _LIMIT:
             _memo.clear()

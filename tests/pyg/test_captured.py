@@ -334,9 +334,17 @@ def test_backward_twice(on):
     model, args = Net(), given()
     for _ in range(6):
         step(model, *args)
+    model.zero_grad()
     out = model(*args).sum()
     out.backward(retain_graph=True)
+    once = [p.grad.clone() for p in model.parameters()]
     out.backward()
+    with gnnaccel.disabled():  # the second pass reads what the first one read
+        twin = copy.deepcopy(model)
+        twin.zero_grad()
+        twin(*args).sum().backward()
+    assert same(once, [p.grad for p in twin.parameters()])
+    assert same([p.grad for p in model.parameters()], [2 * g for g in once])
     with pytest.raises(RuntimeError, match="second time"):
         out.backward()
 

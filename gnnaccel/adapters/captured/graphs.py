@@ -56,11 +56,13 @@ class Work:
         except values.Unknown as problem:
             raise Refused(f"its result holds {problem}") from None
 
-    def gradients(self, found: list[Tensor], leaves: list[Tensor],
-                  grads: list[Tensor]) -> list[Tensor | None]:
-        """Of each of ``leaves``, None where nothing depends on it."""
+    def gradients(self, found: list[Tensor], leaves: list[Tensor], grads: list[Tensor],
+                  keep: bool = False) -> list[Tensor | None]:
+        """Of each of ``leaves``, None where nothing depends on it. ``keep``: what was saved for
+        them stays."""
         outs = [out for out in found if out.requires_grad]
-        return list(torch.autograd.grad(outs, leaves, grads, allow_unused=True))
+        return list(torch.autograd.grad(outs, leaves, grads, retain_graph=keep,
+                                        allow_unused=True))
 
 
 class Captured:
@@ -137,7 +139,9 @@ class Captured:
     def _flattened(self) -> list[Tensor]:
         """Backward, with the gradients of each dtype put side by side, so that a replay copies them
         by one operation."""
-        found = self._work.gradients(self._outs, self._leaves, self._grads)
+        # with retain_graph, or for many gradients, one forward pass has several backward passes,
+        # none of which may write where another one reads
+        found = self._work.gradients(self._outs, self._leaves, self._grads, keep=True)
         self._places: list[tuple[int, tuple, tuple, int] | None] = []
         groups: dict[torch.dtype, list[Tensor]] = {}
         sizes: dict[torch.dtype, int] = {}

@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
-from torch_geometric.nn import GATConv, HGTConv, RGCNConv
+from torch_geometric.nn import (GATConv, HeteroConv, HGTConv, RGCNConv, SAGEConv,
+                                TransformerConv)
 
 import gnnaccel
 from gnnaccel.cuda.driver import using
 from gnnaccel.dispatch.memory.checkpoints import checkpointed
+from gnnaccel.dispatch.ops import aggregation_route
 from gnnaccel.dispatch.plan import compiling
 from gnnaccel.dispatch.policy import config as configs
 from gnnaccel.dispatch.policy.reasons import reason
@@ -33,6 +35,27 @@ def by_type():
     return HGTConv(8, 8, (TYPES, RELATIONS), 2), (
         {t: torch.randn(40, 8) for t in TYPES},
         {r: torch.randint(0, 40, (2, 300)) for r in RELATIONS})
+
+
+class Around(torch.nn.Module):
+    """A layer of tensors around a HeteroConv, which is native for its unlike layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.edges = {r: torch.randint(0, 40, (2, 300)) for r in RELATIONS}
+        self.conv = HeteroConv({RELATIONS[0]: GATConv(8, 8, add_self_loops=False),
+                                RELATIONS[1]: TransformerConv(8, 8)})
+
+    def forward(self, x):
+        return torch.cat(list(self.conv(dict.fromkeys(TYPES, x), self.edges).values()))
+
+
+def around():
+    return Around(), (torch.randn(40, 8),)
+
+
+def summed():
+    return SAGEConv(8, 8), (torch.randn(40, 8), torch.randint(0, 40, (2, 300)))
 
 
 @pytest.fixture
@@ -71,12 +94,17 @@ def test_calls_that_wait_are_remembered_and_decided_anew(pending, make):
     assert repeated <= natively + 12
 
 
-@pytest.mark.parametrize("make", [plain, typed])
-def test_a_checkpoint_repeats_its_calls(pending, make):
+@pytest.mark.parametrize("make", [plain, typed, summed, around])
+def test_a_checkpoint_repeats_its_calls(pending, make, monkeypatch):
+    monkeypatch.setattr(aggregation_route, "_without_kernels", lambda graph, given, config, why, _:
+                        aggregation_route.native(why))  # torch operations gain nothing on a GPU
     layer, (x, *rest) = make()
-    for _ in range(4):
+    x.requires_grad_()
+    gnnaccel.reset_stats()
+    for _ in range(6):
         layer(x, *rest)
-    out = checkpoint(layer, x.requires_grad_(), *rest, use_reentrant=False)
+    assert {route for one in gnnaccel.stats().values() for route in one["routes"]} == {"native"}
+    out = checkpoint(layer, x, *rest, use_reentrant=False)
     pending.clear()
     configs.renew()  # the kernels have come between forward and backward
     out.sum().backward()

@@ -329,7 +329,7 @@ def looked_at(memory: LayerMemory, layer: Any, args: tuple, kwargs: dict, config
     like: NativeExact | NativeSized | None = memory.native_exact[grad]
     if (like is None or like.state != state or not like.fits(given, kwargs)
         # a checkpoint repeats its calls, when the kernels may be there
-        or (like.code == PENDING and checkpointed())):
+        or ((like.code == PENDING or like.inner.waiting) and checkpointed())):
         like = memory.native_sized[grad]
         if like is None or like.state != state:
             return None
@@ -358,6 +358,7 @@ def _watched(inner: InnerCalls, native: Callable, layer: Any, args: tuple, kwarg
     if (seen is not None and seen.native and not (seen.decided and inner.lasting)
         and of_the_host(layer)):
         inner.tally, inner.left = counters.tally(seen.counts), 0
+        inner.waiting = any(code == PENDING for _, _, code in seen.counts)
         inner.silent = sum(seen.counts.values()) > 1
     return out
 

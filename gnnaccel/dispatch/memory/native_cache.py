@@ -108,13 +108,15 @@ class InnerCalls:
     """What the calls inside a native call came to. ``tally``: counts them, the call itself among
     them, once it is known that all are native, and ``silent`` then says whether there are any;
     ``lasting``: only where nothing was decided anew, so that over the same tensors nothing will be;
-    ``left``: calls that may yet show this."""
+    ``left``: calls that may yet show this; ``waiting``: some of those counted are native until
+    their kernels are compiled."""
 
-    __slots__ = ("tally", "silent", "lasting", "left")
+    __slots__ = ("tally", "silent", "lasting", "left", "waiting")
 
     def __init__(self, lasting: bool, watched: bool = True):
         self.tally: counters.Tally | None = None
         self.silent, self.lasting, self.left = False, lasting, WATCHED if watched else 0
+        self.waiting = False
 
 
 def state_of(layer: Any, config: Config) -> tuple:

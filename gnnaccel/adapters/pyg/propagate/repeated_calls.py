@@ -19,6 +19,7 @@ from gnnaccel.dispatch.ops import aggregation_cost, aggregation_cuda
 from gnnaccel.dispatch.ops.aggregation import Aggregation
 from gnnaccel.dispatch.ops.aggregation_route import Decision
 from gnnaccel.dispatch.ops.graph import OpGraph
+from gnnaccel.dispatch.plan.compiling import PENDING
 from gnnaccel.dispatch.policy.config import Config
 from gnnaccel.dispatch.policy.reasons import Reason
 
@@ -106,8 +107,9 @@ class Last:
             return False
         if torch.is_grad_enabled() is not self.modes[0]:
             return False
-        # in a checkpoint: autograd saves the weights that reading a call makes
-        if self.weighs and saved_tensor_hooks(True) is not None:
+        # in a checkpoint: autograd saves the weights that reading a call makes; and the kernels may
+        # be there when it repeats the call
+        if (self.weighs or self.code == PENDING) and saved_tensor_hooks(True) is not None:
             return False
         missed = self.missed
         if missed is None:

@@ -105,8 +105,9 @@ class CupyDriver:
         return [functools.partial(self._compile_early, keys, device) for keys in texts.values()]
 
     def _compile_early(self, keys: list[tuple], device: int) -> None:
-        """Compile for ``device``, so that `kernel` need not. It raises what is suppressed here."""
-        with contextlib.suppress(CompileError):
+        """Compile for ``device``, so that `kernel` need not. It raises what is suppressed here, be
+        it the compiler's or a full disk's: no error may end a thread that others wait for."""
+        with contextlib.suppress(Exception):
             for key in keys:
                 self._made_kernel(key).enter(device, 0)
 

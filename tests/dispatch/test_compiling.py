@@ -148,6 +148,47 @@ def test_what_does_not_compile_says_so(beside):
     assert len(work.threads) == 1
 
 
+def test_an_error_that_is_not_the_compilers_ends_the_waiting(beside, capfd):
+    broken, next_ = Compile(OSError("no space\non disk")), Compile()
+    broken.go.set()
+    next_.go.set()
+    with gnnaccel.enabled(first_use="background"):
+        before = configs.current().epoch
+        assert compiling.problem("k", broken).code == "GA408"
+        finished()
+        why = compiling.problem("k", broken)
+        assert why.code == "GA403" and "OSError: no space" in str(why)
+        assert configs.current().epoch > before
+        assert compiling.problem("next", next_).code == "GA408"  # the thread goes on
+        finished()
+        assert compiling.problem("next", next_) is None
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_kernels_are_compiled_for_the_device_of_the_thread_that_asks(beside, monkeypatch):
+    entered = []
+
+    class Device:
+        def __init__(self, index):
+            self.index = index
+
+        def __enter__(self):
+            entered.append((self.index, threading.current_thread() is threading.main_thread()))
+
+        def __exit__(self, *_):
+            pass
+
+    work = Compile()
+    work.go.set()
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "device", Device)
+    with gnnaccel.enabled(first_use="background"):
+        assert compiling.problem("k", work).code == "GA408"
+        finished()
+    assert entered == [(3, False)] and len(work.threads) == 1
+
+
 def test_what_this_machine_has_compiled_before_is_waited_for(beside):
     first, second = Compile(), Compile()
     with gnnaccel.enabled(first_use="wait"):
@@ -258,6 +299,36 @@ assert os.waitpid(child, 0)[1] == 0
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0] == "first True" and "of the child" in lines
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_fork_does_not_take_along_the_lock_of_configurations():
+    done = _run("""
+import os, signal, threading, time
+import gnnaccel
+from gnnaccel.cuda import background, structure
+from gnnaccel.dispatch.plan import compiling
+from gnnaccel.dispatch.policy import config as configs
+begun = threading.Event()
+class Slow(dict):
+    def clear(self):
+        begun.set()
+        time.sleep(0.5)
+        super().clear()
+gnnaccel.enable()
+configs._epochs = Slow(configs._epochs)
+structure.prepare = compiling._mark = lambda *_: None
+compiling._marked = lambda key: True
+background.submit(lambda: compiling._in_background(("k",), "k", lambda: None, None, -1))
+begun.wait()
+child = os.fork()
+if not child:
+    signal.alarm(10)
+    with gnnaccel.enabled(records=1):
+        os._exit(0)
+assert os.waitpid(child, 0)[1] == 0, "the child hangs"
+""")
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_layer_goes_by_kernels_once_they_are_there(monkeypatch, tmp_path):

@@ -60,7 +60,9 @@ def problem(key: Hashable, compile_: Callable[[], None], config: Config | None =
         return _compiled(whole, key, compile_, later)
     if found is reason:
         _states[whole] = found = reason(PENDING)
-        background.submit(lambda: _in_background(whole, key, compile_, later))
+        # each thread has a current device of its own
+        device = torch.cuda.current_device() if torch.cuda.is_initialized() else -1
+        background.submit(lambda: _in_background(whole, key, compile_, later, device))
     return found  # type: ignore[return-value]
 
 
@@ -90,7 +92,7 @@ def _compiled(whole: tuple, key: Hashable, compile_: Callable[[], None],
     try:
         compile_()
     except driver.CompileError as error:
-        found = reason("GA403", str(error).strip().partition("\n")[0])
+        found = reason("GA403", _first_line(error))
     if new and found is None:
         _mark(key)
         if later is not None:
@@ -100,13 +102,23 @@ def _compiled(whole: tuple, key: Hashable, compile_: Callable[[], None],
 
 
 def _in_background(whole: tuple, key: Hashable, compile_: Callable[[], None],
-                   later: Callable[[], None] | None) -> None:
+                   later: Callable[[], None] | None, device: int) -> None:
+    """``device``: the one that is current where the kernels were asked for; -1: none is."""
     def with_structure() -> None:
         structure.prepare()
         compile_()
 
-    _compiled(whole, key, with_structure, later)
-    configs.renew()  # so that what was decided without these kernels is decided anew
+    try:
+        with torch.cuda.device(device):
+            _compiled(whole, key, with_structure, later)
+    except Exception as error:  # noqa: BLE001 - nobody waits for this thread; calls tell of it
+        _states[whole] = reason("GA403", f"{type(error).__name__}: {_first_line(error)}")
+    with background.piece():  # a process that forks must not find the lock taken
+        configs.renew()  # so that what was decided without these kernels is decided anew
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
 
 
 # --- marks ----------------------------------------------------------------------------------------

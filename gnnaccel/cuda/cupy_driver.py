@@ -34,7 +34,8 @@ _SCALARS = frozenset("?bBhHiIlLqQefd")
 
 
 class _Here(threading.local):
-    """``wanted``: in a thread that only asks which kernels are not there, these; None elsewhere."""
+    """``wanted``: in a thread that only asks which kernels callers have not got yet, these; None
+    elsewhere."""
 
     wanted: list[tuple] | None = None
 
@@ -75,8 +76,7 @@ class CupyDriver:
         key = family, entry, defines
         found = self._kernels.get(key)
         if found is None and _here.wanted is not None:
-            if key not in self._made:
-                _here.wanted.append(key)
+            _here.wanted.append(key)
             return None
         return found or self._make_kernel(key)
 
@@ -89,18 +89,28 @@ class CupyDriver:
         """See `Driver.together`."""
         background.share(self._to_compile(compile_))
 
-    def _to_compile(self, compile_: Callable[[], None]) -> list[Callable[[], None]]:
-        """What compiles the kernels that ``compile_`` asks for: one for each text, since the
-        kernels of a text are compiled together."""
+    def ready(self, compile_: Callable[[], None]) -> bool:
+        """See `Driver.ready`."""
+        device = self.device_of_torch()
+        return all(key in self._made and self._made[key].there(device)
+                   for key in self._wanted(compile_))
+
+    def _wanted(self, compile_: Callable[[], None]) -> list[tuple]:
+        """The kernels that ``compile_`` asks for and no caller has got yet."""
         before, _here.wanted = _here.wanted, []
         try:
             compile_()
-            wanted = _here.wanted
+            return list(dict.fromkeys(_here.wanted))
         finally:
             _here.wanted = before
+
+    def _to_compile(self, compile_: Callable[[], None]) -> list[Callable[[], None]]:
+        """What compiles the kernels that ``compile_`` asks for: one for each text, since the
+        kernels of a text are compiled together."""
         texts: dict[tuple, list[tuple]] = {}
-        for family, entry, defines in dict.fromkeys(wanted):
-            texts.setdefault((family, defines), []).append((family, entry, defines))
+        for key in self._wanted(compile_):
+            if key not in self._made:
+                texts.setdefault((key[0], key[2]), []).append(key)
         device = self.device_of_torch()
         return [functools.partial(self._compile_early, keys, device) for keys in texts.values()]
 
@@ -231,6 +241,10 @@ class _Kernel:
         with self._driver.current_device(own):
             self.launch(grid, threads, shared, args)
         return True
+
+    def there(self, device: int) -> bool:
+        """Whether it is loaded on ``device``."""
+        return device in self._loaded
 
     def enter(self, device: int, shared: int) -> _Loaded:
         """Make ``device`` current, load the kernel there, and let it use ``shared`` bytes. Raises

@@ -54,6 +54,10 @@ class Driver(Protocol):
     def together(self, compile_: Callable[[], None]) -> None:
         """As `ahead`, and return when they are compiled."""
 
+    def ready(self, compile_: Callable[[], None]) -> bool:
+        """Whether the kernels that ``compile_`` asks `kernel` for are all compiled. It uses no
+        kernel."""
+
 
 #: by `using`, innermost last; for lookups that cannot afford a call
 in_place: list = []

@@ -32,12 +32,16 @@ class Early:
 
     def __init__(self):
         self.asked: list = []
+        self.there: list = []
 
     def ahead(self, compile_):
         self.asked.append(("ahead", compile_))
 
     def together(self, compile_):
         self.asked.append(("together", compile_))
+
+    def ready(self, compile_):
+        return compile_ in self.there
 
 
 @pytest.fixture
@@ -135,6 +139,16 @@ def test_training_brings_the_kernels_of_evaluation(monkeypatch):
                 layer.eval()(x, edges)
         assert training and said and all(later is None for _, later in said)
         assert asked(said[0][0]) <= asked(training[0][1])
+
+
+def test_a_call_of_another_size_that_needs_no_new_kernel_does_not_wait(beside):
+    work = Compile()
+    beside.there.append(work)
+    with gnnaccel.enabled(first_use="background"):
+        before = configs.current().epoch
+        assert compiling.problem("another size", work) is None
+        assert configs.current().epoch == before, "all was decided anew for nothing"
+    assert work.threads == [threading.main_thread()]
 
 
 def test_what_does_not_compile_says_so(beside):

@@ -76,6 +76,10 @@ class EmulatedDriver:
         """See `Driver.together`."""
         compile_()
 
+    def ready(self, compile_: Callable[[], None]) -> bool:
+        """See `Driver.ready`. Never: to ask would be to compile."""
+        return False
+
     def load_text(self, text: str, defines: tuple = ()) -> dict:
         """Every kernel of a source text (``#include "common.cuh"`` works), by name. Raises
         CompileError."""

@@ -433,6 +433,26 @@ def test_what_does_not_compile_is_said_to_who_asks_for_it(fake):
     assert callable(cupy.kernel("b", "k", ()))
 
 
+def test_kernels_are_ready_once_they_are_compiled_for_the_device(fake):
+    cupy, go = CupyDriver(), threading.Event()
+    fake.while_loading = lambda: go.wait(20)
+    work = _of_many(cupy)
+    assert not cupy.ready(work) and not fake.compiled
+    cupy.ahead(work)
+    assert not cupy.ready(work), "they are being compiled"
+    go.set()
+    cupy.together(work)
+    work()
+    assert cupy.ready(work) and len(fake.compiled) == 4
+    cupy.ahead(lambda: cupy.kernel("e", "k", ()))
+    until = time.monotonic() + 20
+    while not cupy.ready(lambda: cupy.kernel("e", "k", ())):
+        assert time.monotonic() < until
+        time.sleep(0.005)
+    fake.device = 1
+    assert not cupy.ready(lambda: cupy.kernel("e", "k", ()))
+
+
 def test_asking_which_kernels_are_missing_leaves_no_trace(fake):
     """A launcher's memo must not keep the answer."""
     cupy = CupyDriver()

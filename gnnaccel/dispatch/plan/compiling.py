@@ -56,7 +56,9 @@ def problem(key: Hashable, compile_: Callable[[], None], config: Config | None =
     if found is None or (found is not reason and found.code != PENDING):  # type: ignore[union-attr]
         return found  # type: ignore[return-value]
     config = configs.current() if config is None else config
-    if not may_run_natively(config) or (found is reason and _marked(key)):
+    # a call of another size may need nothing new
+    if not may_run_natively(config) or (
+            found is reason and (_marked(key) or driver.current().ready(compile_))):
         return _compiled(whole, key, compile_, later)
     if found is reason:
         _states[whole] = found = reason(PENDING)

@@ -4,9 +4,11 @@ from __future__ import annotations
 import collections
 import copy
 import functools
+import gc
 import pickle
 import sys
 import types
+import weakref
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ from torch_geometric.data import Data
 
 import gnnaccel
 from gnnaccel.adapters.captured import modules
+from gnnaccel.dispatch.policy import config as configs
 from tests.pyg.recorded import recorded  # noqa: F401
 
 SCALE = 1.0
@@ -121,6 +124,21 @@ def test_evaluation_is_captured_apart(on):
     with gnnaccel.disabled(), torch.no_grad():
         expected = model(*args)
     assert replays() == before + 2 and all(torch.allclose(o, expected, atol=1e-5) for o in outs)
+
+
+def test_captures_of_before_are_let_go_when_all_is_decided_anew(on):
+    """As when kernels have been compiled: each capture holds memory."""
+    model, args = Net(), given()
+    trained(model, args)
+    assert replays() == 8
+    captured = weakref.ref(next(iter(modules._entries[id(model)].kinds.values())).captured)
+    configs.renew()
+    trained(model, args)
+    gc.collect()
+    assert replays() == 16 and captured() is None
+    with gnnaccel.enabled(records=0):  # the same options, so the same epoch
+        trained(model, args, 2)
+    assert len(modules._entries[id(model)].kinds) == 1 and replays() == 18
 
 
 def test_results_are_the_callers_own(on):

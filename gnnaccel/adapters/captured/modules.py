@@ -192,6 +192,8 @@ def _routed(native: Callable, module: nn.Module, entry: _Module, args: tuple, kw
             entry.closed = True
             told(module, "its arguments have other forms in each call")
             return native(module, *args, **kwargs)
+        for old in [old for old in entry.kinds if configs.stale(old[-1])]:
+            del entry.kinds[old]  # which no call will be like
         if len(entry.kinds) >= _KINDS:
             entry.kinds.pop(next(iter(entry.kinds)))
         kind = entry.kinds[key] = _Kind()
@@ -224,6 +226,7 @@ class _Call(NamedTuple):
 
 
 def _key(form: Any, tensors: list[Tensor], module: nn.Module, device: torch.device) -> tuple:
+    """What calls of one form have in common; the configuration's epoch comes last."""
     config = configs.current()
     return (form, *[(t.shape, t.stride(), t.dtype, t.device, t.requires_grad) for t in tensors],
             torch.is_grad_enabled(), module.training, torch.is_autocast_enabled(device.type),

@@ -196,6 +196,7 @@ compiling = False
 capturing = False
 _generation = 0
 _last_epoch = 0
+_renewed = 0  # the largest epoch that no longer holds
 _epochs: dict[tuple[Config, int], int] = {}
 
 
@@ -276,6 +277,11 @@ def epoch() -> int:
     return _last_epoch
 
 
+def stale(epoch: int) -> bool:
+    """Whether no configuration has this epoch any more, nor will have it again."""
+    return epoch <= _renewed
+
+
 def with_epoch(config: Config) -> Config:
     """``config`` with the epoch of its options under the present rules."""
     global _last_epoch
@@ -329,9 +335,10 @@ def bump() -> int:
 def renew() -> None:
     """Give every live configuration a new epoch: what was decided and remembered no longer
     counts, because something besides rules and options has changed."""
-    global _active
+    global _active, _renewed
     with _lock:
         _epochs.clear()
+        _renewed = _last_epoch
         if _active is not None:
             _active = with_epoch(_active)
         for cell in _cells:

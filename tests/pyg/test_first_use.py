@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch_geometric.nn
 from torch.utils.checkpoint import checkpoint
-from torch_geometric.nn import (GATConv, HeteroConv, HGTConv, RGCNConv, SAGEConv,
+from torch_geometric.nn import (GATConv, GraphConv, HeteroConv, HGTConv, RGCNConv, SAGEConv,
                                 TransformerConv)
 
 import gnnaccel
@@ -15,6 +16,7 @@ from gnnaccel.dispatch.ops import aggregation_route
 from gnnaccel.dispatch.plan import compiling
 from gnnaccel.dispatch.policy import config as configs
 from gnnaccel.dispatch.policy.reasons import reason
+from gnnaccel.dispatch.quantized import settings
 from tests.call_counts import counted
 from tests.emulation.emulator import EmulatedDriver
 
@@ -109,3 +111,31 @@ def test_a_checkpoint_repeats_its_calls(pending, make, monkeypatch):
     configs.renew()  # the kernels have come between forward and backward
     out.sum().backward()
     assert x.grad is not None
+
+
+@pytest.mark.parametrize("make", [plain, summed])
+def test_a_checkpoint_repeats_calls_whose_quantized_kernels_are_not_there(pending, monkeypatch,
+                                                                          make):
+    """Those for rows and maps of fp32 are."""
+    waits = compiling.problem
+
+    def problem(key, compile_, *more):
+        if "quantized" not in str(key):
+            return compile_()
+        return waits(key, compile_, *more)
+
+    monkeypatch.setattr(compiling, "problem", problem)
+    layer, (x, edges) = make()
+    last = GraphConv(layer(x, edges).shape[1], 4)  # the last one is not quantized
+    model = torch_geometric.nn.Sequential("x, e", [(layer, "x, e -> x"), (last, "x, e -> x")])
+    gnnaccel.quantize(model, "int8")
+    for _ in range(6):
+        model(x.requires_grad_(), edges)
+    [entry] = [one for one in settings.entries() if one.layer == type(layer).__name__]
+    assert entry.reasons.get("GA408") and not entry.quantized
+    out = checkpoint(model, x, edges, use_reentrant=False)
+    assert entry.quantized == 1
+    pending.clear()
+    configs.renew()
+    out.sum().backward()
+    assert x.grad is not None and entry.quantized == 2

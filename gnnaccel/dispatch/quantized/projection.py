@@ -51,7 +51,8 @@ def mapped(linear: Any, entry: Entry, config: Config, x: Tensor, native: Native,
     """
     weight, bias = linear.weight, linear.bias
     key = _signature(config, x, weight, bias, why_native)
-    if entry.decided is None or entry.decided[0] != key:
+    if (entry.decided is None or entry.decided[0] != key
+        or settings.learning(entry.decided[1])):
         use = decide(linear, entry, config, x, weight, bias, why_native)
         entry.decided = key, use if type(use) is Reason else _Run(use)
         if type(use) is Use:

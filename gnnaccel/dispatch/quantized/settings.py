@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from gnnaccel.dispatch.plan.compiling import PENDING
 from gnnaccel.dispatch.policy import rules
 from gnnaccel.dispatch.policy.config import Config
 from gnnaccel.dispatch.policy.names import IdentityMap
@@ -205,8 +206,9 @@ def wanted(layer: Any, found: Entry, config: Config, checkpointed: bool) -> Stor
 
 
 def learning(use: Any) -> bool:
-    """Whether the next call is to be decided anew: which layer comes last is not known yet."""
-    return type(use) is Reason and use.code == "GA606"
+    """Whether the next call is to be decided anew: which layer comes last is not known yet; or the
+    kernels are being compiled, for which a checkpoint waits, and others do not."""
+    return type(use) is Reason and use.code in ("GA606", PENDING)
 
 
 def captured(device: torch.device) -> bool:

@@ -39,7 +39,6 @@ _MEMORY = 8  # a capture may take this part of the memory that is free
 #: types of devices whose calls are captured
 DEVICES = {"cuda"}
 _log = logging.getLogger("gnnaccel")
-_lock = threading.RLock()
 
 
 class _Here(threading.local):
@@ -231,6 +230,7 @@ def _key(form: Any, tensors: list[Tensor], module: nn.Module, device: torch.devi
     return (form, *[(t.shape, t.stride(), t.dtype, t.device, t.requires_grad) for t in tensors],
             torch.is_grad_enabled(), module.training, torch.is_autocast_enabled(device.type),
             torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled(),
+            torch.get_default_dtype(),
             config.epoch if config is not None else 0)
 
 
@@ -253,7 +253,7 @@ def _watched(native: Callable, module: nn.Module, entry: _Module, kind: _Kind,
             if kind.tries > _TRIES:
                 raise Unknown("changes in each call")
             kind.reads = Reads(list(module.modules()))
-            kind.snapshot = Snapshot([module, *kind.reads.modules])
+            kind.snapshot = Snapshot([module, *kind.reads.modules], device)
     except Unknown as problem:
         return _left(native, module, entry, args, kwargs, f"its state: {problem}")
     if kind.calls < _CALLS:

@@ -1,9 +1,12 @@
 """What the functions of a user's modules read besides their arguments and attributes: globals,
-closures and defaults; of functions that are attributes, too. Code of libraries is not looked at."""
+closures, defaults, attributes of classes and functions, and what they import; of functions that are
+attributes, too. Code of libraries is not looked at."""
 from __future__ import annotations
 
 import dis
+import enum
 import functools
+import importlib.util
 import os
 import sys
 import types
@@ -25,7 +28,8 @@ _CHANGING_MODULES = frozenset(("time", "datetime", "logging", "warnings", "io", 
 
 #: methods that a host calls
 _CALLED = ("forward", "message", "aggregate", "update", "edge_update", "message_and_aggregate",
-           "propagate", "reduce", "__call__", "__getattr__", "__getattribute__")
+           "propagate", "reduce", "__call__", "__getattr__", "__getattribute__", "backward",
+           "setup_context")
 
 
 class Reads:
@@ -35,9 +39,9 @@ class Reads:
         """Raises Unknown where something that is read cannot be compared."""
         self.frozen: list[Any] = []
         self.modules: list[nn.Module] = []
-        self._seen: set[int] = set()
+        self._seen: set[Any] = set()
         self._names = set(_CALLED)
-        self._methods: dict[str, list[types.FunctionType]] = {}
+        self._members: dict[str, list[type]] = {}
         self._tree(modules)
         self._reach()
 
@@ -46,7 +50,9 @@ class Reads:
         return all(one.holds() for one in self.frozen)
 
     def _tree(self, modules: Iterable[nn.Module]) -> None:
-        for m in modules:
+        every = [m for m in modules if id(m) not in self._seen]
+        self._seen.update(map(id, every))
+        for m in every:
             self._class(type(m))
             for name, value in vars(m).items():
                 if name not in ASIDE:
@@ -56,6 +62,10 @@ class Reads:
         """A value that the code may reach and call."""
         if isinstance(value, types.FunctionType):
             self._function(value)
+        elif isinstance(value, nn.Module):  # one that its owner does not know as a submodule
+            if id(value) not in self._seen:
+                self.modules.append(value)
+                self._tree(value.modules())
         elif isinstance(value, functools.partial):
             self._held(name, value.func)
             self._frozen(name, lambda: (value.args, value.keywords))
@@ -74,32 +84,47 @@ class Reads:
             raise Unknown(f"{name}, {problem}") from None
 
     def _class(self, cls: type) -> None:
-        """Its methods are looked at once their names are read somewhere."""
+        """Its methods and values are looked at once their names are read somewhere."""
         for base in cls.__mro__:
             if id(base) in self._seen or _is_library(base.__module__):
                 continue
             self._seen.add(id(base))
-            for name, value in vars(base).items():
-                if isinstance(value, property):
-                    value = value.fget
-                function = getattr(value, "__func__", value)
-                if isinstance(function, types.FunctionType):
-                    self._methods.setdefault(name, []).append(function)
+            for name in vars(base):
+                self._members.setdefault(name, []).append(base)
 
     def _reach(self) -> None:
         while True:
-            name = next((name for name in self._methods if name in self._names), None)
+            # a name that is put together at run time may be any
+            some = "getattr" in self._names
+            name = next((name for name in self._members
+                         if name in self._names or some and not name.startswith("__")), None)
             if name is None:
                 return
-            for function in self._methods.pop(name):
-                self._function(function)
+            for cls in self._members.pop(name):
+                self._member(cls, name, vars(cls)[name])
+
+    def _member(self, cls: type, name: str, value: Any) -> None:
+        function: Any = getattr(value, "__func__", value)
+        if isinstance(value, (property, functools.cached_property)):
+            function = value.fget if isinstance(value, property) else value.func
+        if isinstance(function, types.FunctionType):
+            self._function(function)
+            self.frozen.append(_Identity(lambda: vars(cls).get(name)))
+        elif not (issubclass(cls, enum.Enum) or name.startswith("__")
+                  or hasattr(type(value), "__get__")):
+            self._value(f"{cls.__qualname__}.{name}", value, lambda: vars(cls)[name], self._names)
 
     def _function(self, function: types.FunctionType) -> None:
-        function = getattr(function, "__wrapped__", function)
-        if id(function) in self._seen or _is_library(function.__module__):
+        inner = getattr(function, "__wrapped__", None)
+        if isinstance(inner, types.FunctionType):
+            self._function(inner)
+        if id(function) in self._seen or _is_library(function.__globals__.get("__name__")):
             return
         self._seen.add(id(function))
         self.frozen.append(_Code(function))
+        if function.__dict__.keys() - {"__wrapped__"}:
+            self._frozen(f"the attributes of {function.__qualname__}", lambda: {
+                name: value for name, value in vars(function).items() if name != "__wrapped__"})
         code, given = function.__code__, function.__globals__
         attributes = {name for inner in _codes(code) for name in inner.co_names}
         self._names |= attributes
@@ -108,6 +133,8 @@ class Reads:
                 self._value(name, given[name], lambda name=name: given[name], attributes)
             elif name in _ACTING:
                 raise Unknown(f"{function.__qualname__} calls {name}")
+        for module in _imported(code, given):
+            self._module(module, attributes)
         for name, cell in zip(code.co_freevars, function.__closure__ or ()):
             if name != "__class__":
                 self._value(name, _content(cell), lambda cell=cell: cell.cell_contents, attributes)
@@ -115,13 +142,19 @@ class Reads:
             self._value("a default", value, lambda value=value: value, attributes)
 
     def _value(self, name: str, value: Any, get: Any, attributes: set[str]) -> None:
+        owner = (getattr(value, "__module__", None) or "").lstrip("_").partition(".")[0]
+        if callable(value) and (owner in _CHANGING_MODULES or owner == "builtins"
+                                and getattr(value, "__name__", None) in _ACTING):
+            raise Unknown(f"the name {name}, which is {value!r}")
         if isinstance(value, types.ModuleType):
             self._module(value, attributes)
+            self.frozen.append(_Identity(get))
         elif isinstance(value, nn.Module):
-            self.modules.append(value)
-            self._tree(value.modules())
+            self._held(name, value)
+            self.frozen.append(_Identity(get))
         elif isinstance(value, type):
             self._class(value)
+            self.frozen.append(_Identity(get))
         elif isinstance(value, types.FunctionType):
             self._function(value)
             self.frozen.append(Frozen(get))
@@ -138,13 +171,16 @@ class Reads:
         if _is_library(module.__name__):
             return
         for name in attributes & vars(module).keys():
+            if (id(module), name) in self._seen:
+                continue
+            self._seen.add((id(module), name))
             value = vars(module)[name]
             self._value(f"{module.__name__}.{name}", value,
                         lambda name=name: vars(module)[name], attributes)
 
 
 class _Identity:
-    """An object of a library that is read by name, such as a function made by ``functools``."""
+    """An object that is read by name, of which only that it is the same one is compared here."""
 
     __slots__ = ("_get", "_value")
 
@@ -152,7 +188,10 @@ class _Identity:
         self._get, self._value = get, get()
 
     def holds(self) -> bool:
-        return self._get() is self._value
+        try:
+            return self._get() is self._value
+        except LookupError:
+            return False
 
 
 class _Code:
@@ -165,7 +204,8 @@ class _Code:
 
     @staticmethod
     def _now(function: types.FunctionType) -> tuple:
-        return function.__code__, function.__defaults__, function.__kwdefaults__
+        return (function.__code__, function.__defaults__, function.__kwdefaults__,
+                len(function.__dict__))  # a small number is one object
 
     def holds(self) -> bool:
         """Whether it is as it was."""
@@ -194,6 +234,20 @@ def _globals(code: types.CodeType) -> Iterator[str]:
                 raise Unknown(f"{inner.co_name} sets the global {step.argval}")
             if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
                 yield step.argval
+
+
+def _imported(code: types.CodeType, given: dict[str, Any]) -> Iterator[types.ModuleType]:
+    """The modules that are imported in the code, of those that are there."""
+    for inner in _codes(code):
+        steps = list(dis.get_instructions(inner))
+        for number, step in enumerate(steps):
+            if step.opname == "IMPORT_NAME":
+                level = steps[number - 2].argval
+                name = importlib.util.resolve_name("." * level + step.argval,
+                                                   given.get("__package__"))
+                for one in dict.fromkeys((name.partition(".")[0], name)):
+                    if one in sys.modules:
+                        yield sys.modules[one]
 
 
 def _is_library(name: str | None) -> bool:

@@ -7,6 +7,7 @@ graph itself.
 """
 from __future__ import annotations
 
+import collections
 import contextlib
 import types
 import warnings
@@ -38,13 +39,15 @@ INFERENCE = "a tensor made in inference mode"  # writes to which are not counted
 #: packages whose objects count as unchanging where a module keeps one
 LIBRARIES = ("torch", "torch_geometric", "torch_scatter", "torch_sparse", "torch_cluster", "dgl",
              "gnnaccel", "builtins", "functools", "collections", "typing", "inspect")
+#: objects of these that a module keeps are compared
+_CONTAINERS = (list, dict, set, tuple, collections.deque)
 
 
 class Snapshot:
     """The state of ``roots`` and of all modules in them. Raises Unknown where something in them
-    cannot be compared. The first of ``roots`` is not kept alive."""
+    cannot be compared. The first of ``roots`` is not kept alive, and runs on ``device``."""
 
-    def __init__(self, roots: Iterable[nn.Module]) -> None:
+    def __init__(self, roots: Iterable[nn.Module], device: torch.device) -> None:
         first, *others = roots
         self._root = weakref.ref(first)
         every = list(dict.fromkeys([m for root in (first, *others) for m in root.modules()]))
@@ -67,11 +70,13 @@ class Snapshot:
         self._contents, attributes = _contents(every, first)
         if unversioned((*self.buffers, *attributes)):
             raise Unknown(INFERENCE)
-        self._places = [*self.parameters, *self.buffers, *attributes]
-        self._pointers = [t.data_ptr() for t in self._places]
-        # of numbers that say how, not how much, a CUDA graph's kernels may depend on the contents
-        self._whole = [t for t in (*self.buffers, *attributes)
-                       if t.dim() and not t.is_floating_point()]
+        self.buffers += attributes
+        self.tensors = [*self.parameters, *self.buffers]
+        self._places = list(map(_place, self.tensors))
+        # of numbers that say how, not how much, a CUDA graph's kernels may depend on the contents;
+        # those on the host are read when it is captured
+        self._whole = [t for t in self.buffers if t.device.type != device.type
+                       or t.dim() and not t.is_floating_point()]
         self._versions = [t._version for t in self._whole]
         _check(self.parameters)
 
@@ -81,7 +86,7 @@ class Snapshot:
         return (type(root) is self._root_class
                 and [type(m) for m in self._modules] == self._classes
                 and self._attributes_hold() and not any(self._hooks)
-                and [t.data_ptr() for t in self._places] == self._pointers
+                and list(map(_place, self.tensors)) == self._places
                 and [p.requires_grad for p in self.parameters] == self._wanted
                 and [t._version for t in self._whole] == self._versions
                 and all(held.holds() for held in self._contents))
@@ -110,6 +115,10 @@ class Snapshot:
             return True
         return all(a is b or (type(a) is type(b) and type(a) in (int, float, str) and a == b)
                    for a, b in zip(chain.from_iterable(self._views), self._held))
+
+
+def _place(t: Tensor) -> tuple:
+    return t.data_ptr(), t.shape, t.stride(), t.dtype
 
 
 def _ancestry(modules: list[nn.Module]) -> list[type]:
@@ -152,9 +161,11 @@ def _contents(modules: list[nn.Module], root: nn.Module) -> tuple[list[Frozen], 
             if name in ASIDE or isinstance(value, (bool, int, float, str, type(None),
                                                    types.FunctionType)):
                 continue  # what a function reads is told by `Reads`
+            if isinstance(value, nn.Module):
+                continue  # `Reads` has it among its modules
             if isinstance(value, Tensor):
                 tensors.append(value)
-            elif isinstance(value, (list, dict, set, tuple)):
+            elif isinstance(value, _CONTAINERS) or values.of_data(value):
                 frozen.append(Frozen(lambda value=value: value))
             elif getattr(value, "__self__", None) is root:
                 raise Unknown(f"the attribute {name}, a method of the module itself")

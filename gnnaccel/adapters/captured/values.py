@@ -13,7 +13,7 @@ from torch import Tensor
 
 _TENSORS = (Tensor, torch.nn.Parameter)
 _PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device,
-                    torch.Size, slice, type(Ellipsis)))
+                    torch.Size, type(Ellipsis)))
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, type,
               types.ModuleType)
 _NAMESPACES = (argparse.Namespace, types.SimpleNamespace)
@@ -55,9 +55,16 @@ def _others(value: Any, kind: type, tensors: list[Tensor]) -> Any:
         return kind, *[(key, apart(one, tensors)) for key, one in value.items()]
     elif kind in _NAMESPACES:
         return kind, apart(vars(value), tensors)
-    elif kind.__module__.startswith(_DATA) and hasattr(value, "to_dict"):
+    elif kind is slice:
+        return kind, *[apart(one, tensors) for one in (value.start, value.stop, value.step)]
+    elif of_data(value) and hasattr(value, "to_dict"):
         return kind, apart(value.to_dict(), tensors)
     raise Unknown(f"an object of class {kind.__module__}.{kind.__qualname__}")
+
+
+def of_data(value: Any) -> bool:
+    """Whether it is an object of PyG's classes for data."""
+    return type(value).__module__.startswith(_DATA)
 
 
 def together(form: Any, tensors: Any) -> Any:

@@ -83,8 +83,10 @@ class Region:
                    if not (copied or t.requires_grad)
                    and (t.is_floating_point() or not t.dim())]
         wanted = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
-        return graphs.Work(call, call, tensors, form.copied, [], [], buffers, tensors[0].device,
-                           wanted)
+        kept = [t for t, copied in zip(tensors, form.copied)
+                if not copied and t.is_floating_point()]
+        return graphs.Work(call, call, tensors, form.copied, [], [], buffers, kept,
+                           tensors[0].device, wanted)
 
 
 class _Form:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters.captured import values
+from gnnaccel.adapters.captured.results import Tied
 from gnnaccel.cuda import capture
 from gnnaccel.dispatch.run.autograd import one_by_one
 
@@ -33,15 +34,16 @@ class Work:
     """A call to capture. ``call(arguments)`` runs the module on tensors in the order of
     ``tensors``, and so does ``aside``, on copies of the module's buffers. ``copied``: for each
     tensor, whether later calls may bring another one of that shape; ``buffers``: of the module,
-    which runs on ``device``; ``parameters``: those that gradients are wanted for, and ``aliases``
-    what stands for them in ``call``; ``grad``: whether autograd records."""
+    which runs on ``device``; ``kept``: its other tensors; ``parameters``: those that gradients are
+    wanted for, and ``aliases`` what stands for them in ``call``; ``grad``: if autograd records.
+    """
 
     def __init__(self, call: Callable[[list[Tensor]], Any], aside: Callable[[list[Tensor]], Any],
                  tensors: list[Tensor], copied: list[bool], parameters: list[Tensor],
-                 aliases: list[Tensor], buffers: list[Tensor], device: torch.device,
-                 grad: bool) -> None:
+                 aliases: list[Tensor], buffers: list[Tensor], kept: list[Tensor],
+                 device: torch.device, grad: bool) -> None:
         self.call, self.aside, self.copied, self.buffers = call, aside, copied, buffers
-        self.grad = grad
+        self.grad, self.kept = grad, kept
         self.device = device
         self.parameters, self.aliases = (parameters, aliases) if grad else ([], [])
         self.inputs = [i for i, t in enumerate(tensors) if grad and t.requires_grad]
@@ -56,12 +58,12 @@ class Work:
         except values.Unknown as problem:
             raise Refused(f"its result holds {problem}") from None
 
-    def gradients(self, found: list[Tensor], leaves: list[Tensor], grads: list[Tensor],
-                  keep: bool = False) -> list[Tensor | None]:
-        """Of each of ``leaves``, None where nothing depends on it. ``keep``: what was saved for
-        them stays."""
+    def gradients(self, found: list[Tensor], leaves: list[Tensor],
+                  grads: list[Tensor], again: bool = False) -> list[Tensor | None]:
+        """Of each of ``leaves``, None where nothing depends on it. ``again``: there may be another
+        backward, which needs the same memory."""
         outs = [out for out in found if out.requires_grad]
-        return list(torch.autograd.grad(outs, leaves, grads, retain_graph=keep,
+        return list(torch.autograd.grad(outs, leaves, grads, retain_graph=again,
                                         allow_unused=True))
 
 
@@ -86,6 +88,11 @@ class Captured:
                 self._compare()
             except torch.cuda.OutOfMemoryError:
                 raise Refused("a capture takes more memory than there is") from None
+            except Refused:
+                raise
+            except Exception as problem:  # noqa: BLE001 - of the user's code: a backward, say
+                raise Refused("its code, run for a capture, raises "
+                              f"{type(problem).__name__}: {problem}") from None
         # callers keep what they pass; only that is kept here which is copied into
         self._copies = [t.detach() if copied else None
                         for t, copied in zip(self._static, work.copied)]
@@ -105,10 +112,12 @@ class Captured:
             if copied and not torch.equal(held, given):
                 raise Refused("it writes to an argument, which is another one in each call")
         self._reaches = self._reached(found)
-        used = {t.untyped_storage().data_ptr() for t in (*self._static, *self._leaves)}
-        if any(out.untyped_storage().data_ptr() in used for out in found):
-            raise Refused("its result uses the memory of an argument")
-        if not {id(t) for t in self._leaves}.issuperset(map(id, _reached_by(found))):
+        work = self._work
+        tied = Tied(found, [*self._static, *self._leaves, *work.buffers, *work.kept])
+        self._groups = tied.groups
+        if tied.why is not None:
+            raise Refused(tied.why)
+        if not {id(t) for t in self._leaves}.issuperset(map(id, tied.leaves)):
             raise Refused("its result has gradients of what is no parameter and no argument")
         if self._work.grad and not wanted:
             raise Refused("no result depends on what wants gradients")
@@ -139,9 +148,7 @@ class Captured:
     def _flattened(self) -> list[Tensor]:
         """Backward, with the gradients of each dtype put side by side, so that a replay copies them
         by one operation."""
-        # with retain_graph, or for many gradients, one forward pass has several backward passes,
-        # none of which may write where another one reads
-        found = self._work.gradients(self._outs, self._leaves, self._grads, keep=True)
+        found = self._work.gradients(self._outs, self._leaves, self._grads, again=True)
         self._places: list[tuple[int, tuple, tuple, int] | None] = []
         groups: dict[torch.dtype, list[Tensor]] = {}
         sizes: dict[torch.dtype, int] = {}
@@ -211,12 +218,14 @@ class Captured:
 
 
 class _Pass:
-    """One forward pass; ``done`` once its backward needs nothing any more."""
+    """One forward pass; ``done`` once no backward needs anything any more. ``freed``: the groups of
+    results, see `Tied`, of which a backward was the last."""
 
-    __slots__ = ("done", "__weakref__")
+    __slots__ = ("done", "freed", "__weakref__")
 
     def __init__(self) -> None:
         self.done = False
+        self.freed: set[int] = set()
 
 
 class _Replay(torch.autograd.Function):
@@ -236,8 +245,10 @@ class _Replay(torch.autograd.Function):
     @one_by_one
     def backward(ctx: Any, *grads: Tensor | None) -> tuple:
         captured: Captured = ctx.captured
-        _ = ctx.saved_tensors  # raises torch's error the second time
         given = [g for g, wanted in zip(grads, captured._differentiable) if wanted]
+        groups = {n for g, n in zip(given, captured._groups) if g is not None}
+        if groups & ctx.once.freed:
+            _ = ctx.saved_tensors  # raises torch's error
         if torch.is_grad_enabled():
             return None, None, *_recomputed(captured, ctx.tensors, given)
         for held, g in zip(captured._grads, given):
@@ -252,22 +263,10 @@ class _Replay(torch.autograd.Function):
             used = [r for g, r in zip(given, captured._reaches) if g is not None]
             found = [g if any(r[k] for r in used) else None for k, g in enumerate(found)]
         if not _keeps_graph():
-            ctx.once.done, ctx.tensors = True, None
+            ctx.once.freed |= groups
+            if ctx.once.freed.issuperset(captured._groups):
+                ctx.once.done, ctx.tensors = True, None
         return None, None, *found
-
-
-def _reached_by(found: list[Tensor]) -> Iterator[Tensor]:
-    """The leaves that gradients of these results come to."""
-    yield from (out for out in found if out.requires_grad and out.is_leaf)
-    todo: list[Any] = [out.grad_fn for out in found if out.grad_fn is not None]
-    seen = set(todo)
-    while todo:
-        node = todo.pop()
-        if hasattr(node, "variable"):  # where gradients add up
-            yield node.variable
-        new = {one for one, _ in node.next_functions if one is not None} - seen
-        seen |= new
-        todo += new
 
 
 def _recomputed(captured: Captured, tensors: list[Tensor], grads: list[Tensor | None]) -> list:
@@ -315,12 +314,13 @@ def _put_back(buffers: list[Tensor], before: list[Tensor]) -> None:
 
 @contextlib.contextmanager
 def _as_before(work: Work) -> Iterator[None]:
-    """A block after which buffers and random numbers are as before it."""
-    before, state = [b.clone() for b in work.buffers], _state(work.device)
+    """A block after which what the module has and random numbers are as before it."""
+    written = [t for t in (*work.buffers, *work.kept) if not t.is_inference()]
+    before, state = [b.detach().clone() for b in written], _state(work.device)
     try:
         yield
     finally:
-        _put_back(work.buffers, before)
+        _put_back(written, before)
         _set_state(work.device, state)
 
 

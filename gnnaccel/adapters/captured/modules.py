@@ -19,10 +19,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from gnnaccel.adapters.captured import graphs, values
 from gnnaccel.adapters.captured.reads import Reads
-from gnnaccel.adapters.captured.state import Snapshot, random_state, waits
+from gnnaccel.adapters.captured.state import Snapshot, function_modes, random_state, waits
 from gnnaccel.adapters.captured.values import Unknown
 from gnnaccel.adapters.guards import context_reason
 from gnnaccel.adapters.patching import PatchSet
@@ -171,7 +172,8 @@ def possible() -> bool:
     return (configs.current() is not None and not records.sinks
             and not capture.capturing() and not torch.is_inference_mode_enabled()
             and not torch.is_anomaly_enabled()
-            and not checkpointed() and context_reason() is None)
+            and not checkpointed() and context_reason() is None
+            and not function_modes())
 
 
 def _routed(native: Callable, module: nn.Module, entry: _Module, args: tuple, kwargs: dict) -> Any:
@@ -305,6 +307,8 @@ def _observed(native: Callable, module: nn.Module, entry: _Module, kind: _Kind,
         why = "it waits for the device"
     elif random_state(device) != drawn:
         why = "it draws random numbers on the host"
+    elif not values.same((given.args, given.kwargs), given.form, given.tensors):
+        why = "it changes its arguments"
     elif device.type == "cuda":
         free = torch.cuda.mem_get_info(device)[0]
         if (torch.cuda.memory_allocated(device) - held) * _MEMORY > free:
@@ -328,6 +332,8 @@ def _unfit(given: _Call) -> str | None:
         return "its arguments are on several devices"
     if torch.is_autocast_enabled(device.type):
         return "autocast is on"
+    if parametrize._cache_enabled:
+        return "parametrizations are cached"
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return "the process is one of several"
     return None
@@ -335,8 +341,8 @@ def _unfit(given: _Call) -> str | None:
 
 def _work(native: Callable, module: nn.Module, kind: _Kind, given: _Call) -> graphs.Work:
     ref: Any = weakref.ref(module)
-    snapshot, form = kind.snapshot, given.form
-    assert snapshot is not None
+    snapshot, reads, form = kind.snapshot, kind.reads, given.form
+    assert snapshot is not None and reads is not None
 
     # an earlier result that is still there keeps the nodes that add up the gradients of the
     # parameters on their stream, and a capture would wait for that
@@ -348,6 +354,11 @@ def _work(native: Callable, module: nn.Module, kind: _Kind, given: _Call) -> gra
             return native(ref(), *args, **kwargs)
 
     def aside(tensors: list[Tensor]) -> Any:
+        if not (snapshot.holds() and reads.holds()):
+            raise RuntimeError(
+                f"{type(ref()).__name__} was changed between forward and a backward with "
+                "create_graph=True, which runs its code again, as its calls run as CUDA graphs; "
+                "leave it out with gnnaccel.enable(capture=False)")
         args, kwargs = values.together(form, iter(tensors))
         buffers = {name: b.clone() for name, b in ref().named_buffers()}
         before, _here.inside = _here.inside, True
@@ -357,9 +368,11 @@ def _work(native: Callable, module: nn.Module, kind: _Kind, given: _Call) -> gra
             _here.inside = before
 
     wanted = [t for t in (*snapshot.parameters, *given.tensors) if t.requires_grad]
+    kept = [t for t, copied in zip(given.tensors, kind.copied)
+            if not copied and t.is_floating_point()]
     return graphs.Work(call, aside, given.tensors, kind.copied, list(aliases),
-                       list(aliases.values()), snapshot.buffers, given.device,
-                       torch.is_grad_enabled() and bool(wanted))
+                       list(aliases.values()), snapshot.buffers, [*snapshot.parameters, *kept],
+                       given.device, torch.is_grad_enabled() and bool(wanted))
 
 
 def _left(native: Callable, module: nn.Module, entry: _Module, args: tuple, kwargs: dict,

@@ -143,14 +143,12 @@ class Frozen:
 
     def holds(self) -> bool:
         """Whether the value is what it was: equal numbers, these very tensors, unwritten."""
-        tensors: list[Tensor] = []
         try:
-            form = values.apart(self._get(), tensors)
-        except (Unknown, LookupError, ValueError):
+            value = self._get()
+        except (LookupError, ValueError):
             return False
-        return (form == self._form and len(tensors) == len(self._tensors)
-                and all(map(is_, tensors, self._tensors))
-                and [(t.data_ptr(), t._version) for t in tensors] == self._versions)
+        return values.same(value, self._form, self._tensors) and self._versions == [
+            (t.data_ptr(), t._version) for t in self._tensors]
 
 
 def _contents(modules: list[nn.Module], root: nn.Module) -> tuple[list[Frozen], list[Tensor]]:
@@ -191,6 +189,15 @@ def _check(parameters: list[nn.Parameter]) -> None:
     devices = {p.device for p in parameters}
     if len(devices) > 1:
         raise Unknown("parameters on several devices")
+
+
+def function_modes() -> bool:
+    """Whether something sees all functions of torch, besides a default device."""
+    from torch.overrides import _get_current_function_mode_stack
+    from torch.utils._device import DeviceContext
+
+    return torch._C._len_torch_function_stack() > 0 and not all(
+        type(mode) is DeviceContext for mode in _get_current_function_mode_stack())
 
 
 def random_state(device: torch.device) -> tuple:

@@ -6,6 +6,7 @@ import argparse
 import collections
 import enum
 import types
+from operator import is_
 from typing import Any
 
 import torch
@@ -60,6 +61,16 @@ def _others(value: Any, kind: type, tensors: list[Tensor]) -> Any:
     elif of_data(value) and hasattr(value, "to_dict"):
         return kind, apart(value.to_dict(), tensors)
     raise Unknown(f"an object of class {kind.__module__}.{kind.__qualname__}")
+
+
+def same(value: Any, form: Any, tensors: list[Tensor]) -> bool:
+    """Whether `apart` gives this form still, and these very tensors."""
+    found: list[Tensor] = []
+    try:
+        now = apart(value, found)
+    except Unknown:
+        return False
+    return now == form and len(found) == len(tensors) and all(map(is_, found, tensors))
 
 
 def of_data(value: Any) -> bool:

@@ -1,0 +1,57 @@
+"""How the results of a module's call hang together: by memory, and by what autograd recorded."""
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+
+class Tied:
+    """The results ``found`` of a call. ``groups``: a number for each of those that want gradients;
+    where two have the same one, a backward through one frees what the other's needs. ``leaves``:
+    what gradients come to. ``why``: a reason why copies of the results are no results; None."""
+
+    def __init__(self, found: list[Tensor], held: list[Tensor]) -> None:
+        """``held``: arguments, and what belongs to the module."""
+        wanted = [out for out in found if out.requires_grad]
+        records = [_record(out) for out in wanted]
+        self.leaves = [out for out in wanted if out.is_leaf]
+        self.leaves += [node.variable for record in records for node in record if _adds_up(node)]
+        self.groups = _groups(records)
+        places = [out.data_ptr() for out in found if out.numel()]
+        memory = {t.untyped_storage().data_ptr() for t in held}
+        self.why: str | None = None
+        if any(out.untyped_storage().data_ptr() in memory for out in found):
+            self.why = "its result uses the memory of an argument, or of the module"
+        elif len(set(places)) < len(places):
+            self.why = "two of its results use the same memory"
+        elif any(out.grad_fn in record and out.grad_fn is not other.grad_fn
+                 for out in wanted for other, record in zip(wanted, records)):
+            self.why = "one of its results is computed from another one"
+
+
+def _adds_up(node: Any) -> bool:
+    """Whether the gradients of a leaf add up there."""
+    return hasattr(node, "variable")
+
+
+def _record(out: Tensor) -> set:
+    """The nodes of autograd behind ``out``."""
+    found = set() if out.grad_fn is None else {out.grad_fn}
+    todo: list[Any] = list(found)
+    while todo:
+        new = {one for one, _ in todo.pop().next_functions if one is not None} - found
+        found |= new
+        todo += new
+    return found
+
+
+def _groups(records: list[set]) -> list[int]:
+    owner: dict[Any, int] = {}
+    numbers = list(range(len(records)))
+    for k, record in enumerate(records):
+        inner = [node for node in record if not _adds_up(node)]
+        for joined in {numbers[owner[node]] for node in inner if node in owner}:
+            numbers = [numbers[k] if n == joined else n for n in numbers]
+        owner.update(dict.fromkeys(inner, k))
+    return numbers

@@ -1,0 +1,250 @@
+"""``enable(capture=True)``: results that hang together, and what a call writes to."""
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch.nn.utils import parametrizations, parametrize
+from torch.overrides import TorchFunctionMode
+from torch_geometric.data import Data
+
+import gnnaccel
+from tests.pyg.recorded import recorded  # noqa: F401
+from tests.pyg.test_captured import Net, given, on, refused, replays, same  # noqa: F401
+
+
+def both(model, run, times: int = 10) -> None:
+    """What ``run(model, *args)`` gives, beside a twin that runs natively; all have to be equal."""
+    twin, args = copy.deepcopy(model), given()
+    for number in range(times):
+        found = run(model, *args)
+        with gnnaccel.disabled():
+            expected = run(twin, *args)
+        assert [one is None for one in found] == [one is None for one in expected], number
+        assert same([one for one in found if one is not None],
+                    [one for one in expected if one is not None]), number
+
+
+def features() -> torch.Tensor:
+    return given()[0]
+
+
+class Apart(Net):
+    """Two results that share nothing."""
+
+    def forward(self, x, edge_index):
+        return self.one(x, edge_index), self.two(torch.cat([x, x[:, :2]], 1), edge_index)
+
+
+def gradients(out, model) -> list:
+    return list(torch.autograd.grad(out.pow(2).sum(), list(model.parameters()), allow_unused=True))
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_backward_for_each_result(on, turned):
+    def run(model, *args):
+        outs = model(*args)
+        return [g for out in (reversed(outs) if turned else outs) for g in gradients(out, model)]
+
+    both(Apart(), run)
+    assert replays("Apart") == 6
+    model, args = Apart(), given()
+    for _ in range(6):
+        one, two = model(*args)
+        gradients(one, model), gradients(two, model)
+        with pytest.raises(RuntimeError, match="second time"):
+            gradients(one, model)
+
+
+def test_a_second_backward_has_the_same_numbers(on):
+    """What it needs is not written over by the first one."""
+    def run(model, *args):
+        out = model(*args)
+        first = torch.autograd.grad(out.pow(2).sum(), list(model.parameters()), retain_graph=True)
+        return [*first, *gradients(out, model)]
+
+    both(Net(0.0), run)
+    assert replays() == 6
+
+
+class Hidden(Net):
+    def forward(self, x, edge_index):
+        hidden = self.norm(self.one(x, edge_index)).relu()
+        return self.two(hidden, edge_index), hidden
+
+
+def of_hidden(model, *args):
+    out, hidden = model(*args)
+    return list(torch.autograd.grad(out.pow(2).sum(), [hidden, *model.parameters()]))
+
+
+def kept(model, *args):
+    model.zero_grad()
+    out, hidden = model(*args)
+    hidden.retain_grad()
+    out.pow(2).sum().backward()
+    return [hidden.grad, *[p.grad for p in model.parameters()]]
+
+
+def hooked(model, *args):
+    model.zero_grad()
+    out, hidden = model(*args)
+    hidden.register_hook(lambda grad: grad * 3)
+    out.pow(2).sum().backward()
+    return [p.grad for p in model.parameters()]
+
+
+@pytest.mark.parametrize("run", [of_hidden, kept, hooked])
+def test_a_result_that_another_one_is_computed_from(on, run):
+    both(Hidden(), run)
+    assert not replays("Hidden")
+
+
+class Ways(Net):
+    """Forward calls one of the functions below."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.way = WAYS.index(way)
+        self.count = torch.zeros(1, device=features().device)
+        self.register_buffer("total", torch.zeros(3, device=features().device))
+
+    def forward(self, x, edge_index):
+        return WAYS[self.way](self, Net.forward(self, x, edge_index))
+
+
+def twice(model, out):
+    return out, out
+
+
+def with_a_buffer(model, out):
+    return out, model.total
+
+
+def with_an_attribute(model, out):
+    return out, model.count
+
+
+def counting(model, out):
+    model.count += 1
+    return out, out + 1
+
+
+def decaying(model, out):
+    model.one.bias.data.add_(1)
+    return out * 2, out + 1
+
+
+WAYS = (twice, with_a_buffer, with_an_attribute, counting, decaying)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_memory_of_the_module_and_of_other_results(on, way):
+    def run(model, *args):
+        with torch.no_grad():
+            one, two = model(*args)
+            two.mul_(0.5).add_(1)
+            return [one.clone(), model.count.clone(), model.total.clone(), model.one.bias.clone()]
+
+    both(Ways(way).eval(), run)
+
+
+class Taking(Net):
+    """Puts what it computes into its argument."""
+
+    def forward(self, held):
+        x, edge_index = (held[0], held[1]) if isinstance(held, list) else (
+            held["x"], held["edge_index"])
+        hidden = super().forward(x, edge_index)
+        if isinstance(held, list):
+            held.append(hidden)
+        else:
+            held["hidden"] = hidden
+        return hidden * 2
+
+
+@pytest.mark.parametrize("make", [
+    lambda x, e: [x, e], lambda x, e: dict(x=x, edge_index=e), lambda x, e: Data(x, e)])
+def test_arguments_that_a_module_puts_something_into(on, make):
+    def run(model, *args):
+        held = make(*args)
+        model(held)
+        return [held[2] if isinstance(held, list) else held["hidden"]]
+
+    both(Taking().eval(), run)
+    assert refused("Taking") == ["it changes its arguments"]
+
+
+class Forward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+
+class Failing(Forward):
+    @staticmethod
+    def backward(ctx, grad):
+        raise ValueError("there is none")
+
+
+class OneWay(Net):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x, edge_index):
+        return self.function(super().forward(x, edge_index))
+
+
+@pytest.mark.parametrize("function", [lambda x: Forward.apply(x), lambda x: Failing.apply(x)])
+def test_a_backward_that_there_is_not(on, function):
+    """Nobody asked for it."""
+    both(OneWay(function), lambda model, *args: [model(*args).detach()])
+    assert not replays("OneWay") and "raises" in refused("OneWay")[0]
+
+
+def test_cached_parametrizations(on):
+    model = Net()
+    parametrizations.weight_norm(model.two.lin)
+
+    def run(model, *args):
+        with parametrize.cached():
+            return gradients(model(*args), model)
+
+    both(model, run)
+
+
+class Halved(TorchFunctionMode):
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        return out / 2 if function is torch.nn.functional.linear else out
+
+
+def test_a_mode_that_sees_functions(on):
+    model, args = Net().eval(), given()
+
+    def run(model, *args):
+        with Halved():
+            return [model(*args).detach()]
+
+    for _ in range(6):
+        model(*args)
+    assert replays() == 2
+    with gnnaccel.disabled():
+        expected = run(model, *args)
+    assert same(run(model, *args), expected) and replays() == 2
+
+
+def test_a_module_changed_before_gradients_of_gradients(on):
+    model, (x, edge_index) = Net().train(), given()
+    x.requires_grad_()
+    for _ in range(6):
+        before = replays()
+        out = model(x, edge_index)
+        model.eval()
+        if replays() > before:
+            with pytest.raises(RuntimeError, match="was changed between forward"):
+                torch.autograd.grad(out.pow(3).sum(), x, create_graph=True)
+        model.train()
+    assert replays()

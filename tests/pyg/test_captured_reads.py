@@ -4,11 +4,13 @@ from __future__ import annotations
 import collections
 import copy
 import functools
+import os
 import sys
 import types
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch_geometric.data import Data
 
@@ -137,6 +139,16 @@ class Square(Net):
         return super().forward(x, edge_index) * self.square.weight[:3, 0].sum() * self.square(x).sum()
 
 
+class OfLibraries(Net):
+    def __init__(self):
+        super().__init__()
+        self.noise = torch.distributions.Normal(0.0, torch.ones(6, device=given()[0].device))
+
+    def forward(self, x, edge_index):
+        x = F.elu(x) * float(os.environ.get("OF_A_USER", "1")) * self.noise.scale
+        return super().forward(x, edge_index)
+
+
 def here(**values):
     return lambda model: globals().update(values)
 
@@ -167,6 +179,10 @@ CHANGES = {
     "a hidden module's weight": (OfHidden, lambda m: setattr(
         m.__dict__["teacher"][1], "weight", nn.Parameter(torch.ones(6, 6, device=given()[0].device)))),
     "a Data": (OfData, lambda m: setattr(m.data, "edge_index", given()[1].flip(0).contiguous())),
+    "a function of torch": (OfLibraries, lambda m: setattr(F, "elu", F.relu)),
+    "the environment": (OfLibraries, lambda m: os.environ.update(OF_A_USER="3")),
+    "an object of torch's": (OfLibraries, lambda m: setattr(
+        m.noise, "scale", torch.full((6,), 3.0, device=given()[0].device))),
     "a weight's strides": (Square, lambda m: setattr(
         m.square.weight, "data", m.square.weight.data.t())),
 }
@@ -179,6 +195,8 @@ def test_a_change_of_what_is_read(on, what, monkeypatch):
             alpha=1.0, table=[1.0], nested=types.SimpleNamespace(v=1.0)))).items():
         monkeypatch.setitem(globals(), name, value)
     monkeypatch.setattr(helper, "scale", 1.0, raising=False)
+    monkeypatch.setattr(F, "elu", F.elu)
+    monkeypatch.setenv("OF_A_USER", "1")
     monkeypatch.setattr(Owning, "table", [1.0])
     monkeypatch.setattr(Owning, "nested", {"a": 1.0})
     settings = types.ModuleType("settings_of_a_user")
@@ -207,6 +225,52 @@ def test_a_deque_is_no_constant(on):
             before = model(*args)
         model.last.appendleft(4.0)
         assert torch.allclose(model(*args), before * 2, atol=1e-5)
+
+
+class Drawing(Net):
+    """Takes the next of something."""
+
+    def __init__(self, held):
+        super().__init__()
+        self.held = held
+
+    def forward(self, x, edge_index):
+        drawn = (torch.rand(1, generator=self.held) if isinstance(self.held, torch.Generator)
+                 else next(self.held) if hasattr(self.held, "__next__") else self.held[0])
+        return super().forward(x, edge_index) * float(drawn)
+
+
+@pytest.mark.parametrize("make", [lambda: torch.Generator().manual_seed(1),
+                                  lambda: iter(range(1, 99)), lambda: bytearray(b"ab")])
+def test_what_moves_on_is_no_constant(on, make):
+    models, args = [Drawing(make()).eval() for _ in range(2)], given()
+    for number in range(12):
+        if number == 8 and isinstance(models[0].held, bytearray):
+            for model in models:
+                model.held[0] = 5
+        found = models[0](*args)
+        with gnnaccel.disabled():
+            assert same([found], [models[1](*args)]), number
+
+
+class Twins(Net):
+    def forward(self, one, two, edge_index):
+        return super().forward(one, edge_index) * (1 if one is two else two.mean())
+
+
+def test_one_tensor_as_two_arguments(on):
+    model, (x, edge_index) = Twins().eval(), given()
+    for number in range(24):
+        one = (x + number % 2).requires_grad_(number >= 12)
+        two = one if number % 12 < 6 else one.detach().clone()
+        found = model(one, two, edge_index)
+        with gnnaccel.disabled():
+            expected = model(one, two, edge_index)
+        assert same([found], [expected]), number
+        if number >= 12:
+            assert same(*[list(torch.autograd.grad(out.pow(2).sum(), one))
+                          for out in (found, expected)])
+    assert replays("Twins") >= 2
 
 
 def counted(function):

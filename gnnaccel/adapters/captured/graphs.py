@@ -17,17 +17,13 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters.captured import values
-from gnnaccel.adapters.captured.results import Tied
+from gnnaccel.adapters.captured.results import Refused, Tied, alike
 from gnnaccel.cuda import capture
 from gnnaccel.dispatch.run.autograd import one_by_one
 
 _ALIGN = 16  # numbers from one gradient to the next begin at multiples of these
 _keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
 _freed = torch.empty(0, dtype=torch.float32, device="cpu")
-
-
-class Refused(Exception):
-    """The call cannot be captured; the message says why."""
 
 
 class Work:
@@ -46,7 +42,8 @@ class Work:
         self.grad, self.kept = grad, kept
         self.device = device
         self.parameters, self.aliases = (parameters, aliases) if grad else ([], [])
-        self.inputs = [i for i, t in enumerate(tensors) if grad and t.requires_grad]
+        first = {id(t): i for i, t in reversed(list(enumerate(tensors)))}
+        self.inputs = [i for i in sorted(first.values()) if grad and tensors[i].requires_grad]
         self.tensors = tensors
 
     def run(self, tensors: list[Tensor]) -> tuple[Any, list[Tensor]]:
@@ -74,10 +71,13 @@ class Captured:
         """Captures ``work`` and compares. Raises Refused."""
         self._work, self._thread = work, threading.get_ident()
         self._last: weakref.ref | None = None
-        self._static = [t.detach().clone() if copied else t
-                        for t, copied in zip(work.tensors, work.copied)]
-        for i in work.inputs:
-            self._static[i] = self._static[i].detach().requires_grad_()
+        stands: dict[int, Tensor] = {}  # one for each tensor, however often it is given
+        for t, copied in zip(work.tensors, work.copied):
+            if id(t) not in stands:
+                held = t.detach().clone() if copied else t
+                wanted = work.grad and t.requires_grad
+                stands[id(t)] = held.detach().requires_grad_() if wanted else held
+        self._static = [stands[id(t)] for t in work.tensors]
         self._leaves = [*work.aliases, *[self._static[i] for i in work.inputs]]
         with _as_before(work), _any_stream(), capture.still() as self._held:
             start = _state(work.device)
@@ -184,13 +184,13 @@ class Captured:
         _put_back(work.buffers, before)
         _set_state(work.device, start)
         self._forward()
-        _alike(self._outs, expected, "the result")
-        _alike(work.buffers, buffers, "a buffer")
+        alike(self._outs, expected, "the result")
+        alike(work.buffers, buffers, "a buffer")
         if work.grad:
             for held, g in zip(self._grads, grads):
                 held.copy_(g)
             self._backward()
-            _alike(self._handed_out(), gradients, "a gradient")
+            alike(self._handed_out(), gradients, "a gradient")
 
     # --- replaying --------------------------------------------------------------------------------
 
@@ -283,24 +283,6 @@ def _recomputed(captured: Captured, tensors: list[Tensor], grads: list[Tensor | 
     pairs = [(o, g) for o, g in zip((o for o in found if o.requires_grad), grads) if g is not None]
     outs, given = [o for o, _ in pairs], [g for _, g in pairs]
     return list(torch.autograd.grad(outs, leaves, given, create_graph=True, allow_unused=True))
-
-
-def _alike(found: list, expected: list, what: str) -> None:
-    """Refused unless both are equal but for rounding, next to the largest number of all."""
-    sizes = [float(t.detach().abs()[t.isfinite()].max()) for t in expected
-             if t is not None and t.is_floating_point() and bool(t.isfinite().any())]
-    for a, b in zip(found, expected):
-        if a is None or b is None:
-            if a is not b:
-                raise Refused(f"{what} of a replay is missing")
-        elif not a.is_floating_point():
-            if not torch.equal(a, b):
-                raise Refused(f"{what} of a replay differs from that of the call")
-        else:
-            near = 1e-4 if a.dtype in (torch.float32, torch.float64) else 2e-2
-            if not torch.allclose(a.detach().double(), b.detach().double(), rtol=near,
-                                  atol=near * max(sizes, default=0.0), equal_nan=True):
-                raise Refused(f"{what} of a replay differs from that of the call")
 
 
 # --- the device -----------------------------------------------------------------------------------

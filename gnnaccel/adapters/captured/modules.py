@@ -229,7 +229,10 @@ class _Call(NamedTuple):
 def _key(form: Any, tensors: list[Tensor], module: nn.Module, device: torch.device) -> tuple:
     """What calls of one form have in common; the configuration's epoch comes last."""
     config = configs.current()
-    return (form, *[(t.shape, t.stride(), t.dtype, t.device, t.requires_grad) for t in tensors],
+    same = [*map(id, tensors)]
+    given_twice = tuple(map(same.index, same)) if len(set(same)) < len(same) else ()
+    return (form, given_twice,
+            *[(t.shape, t.stride(), t.dtype, t.device, t.requires_grad) for t in tensors],
             torch.is_grad_enabled(), module.training, torch.is_autocast_enabled(device.type),
             torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled(),
             torch.get_default_dtype(),
@@ -266,6 +269,7 @@ def _watched(native: Callable, module: nn.Module, entry: _Module, kind: _Kind,
             kind.captured = graphs.Captured(_work(native, module, kind, given))
         except graphs.Refused as problem:
             kind.why = str(problem)
+            entry.open = len(entry.kinds) == 1 and len(list(module.children())) > 0
     if kind.why is not None:
         told(module, kind.why)
         return native(module, *args, **kwargs)

@@ -42,6 +42,8 @@ class Reads:
         self._seen: set[Any] = set()
         self._names = set(_CALLED)
         self._members: dict[str, list[type]] = {}
+        self._library: list[tuple[dict, str, Any]] = []
+        self.frozen.append(_Names(self._library))
         self._tree(modules)
         self._reach()
 
@@ -168,13 +170,22 @@ class Reads:
         top = module.__name__.partition(".")[0]
         if top in _CHANGING_MODULES:
             raise Unknown(f"the module {module.__name__}")
-        if _is_library(module.__name__):
-            return
+        if module is os and not attributes.isdisjoint(("environ", "getenv")):
+            self.frozen.append(Frozen(lambda: dict(os.environ)))
+        library = _is_library(module.__name__)
         for name in attributes & vars(module).keys():
             if (id(module), name) in self._seen:
                 continue
             self._seen.add((id(module), name))
             value = vars(module)[name]
+            if library and isinstance(value, types.ModuleType):
+                if _is_library(value.__name__) and value.__name__.startswith(f"{top}."):
+                    self._module(value, attributes)
+                continue
+            if library:
+                if callable(value):  # which a user may replace
+                    self._library.append((vars(module), name, value))
+                continue
             self._value(f"{module.__name__}.{name}", value,
                         lambda name=name: vars(module)[name], attributes)
 
@@ -192,6 +203,18 @@ class _Identity:
             return self._get() is self._value
         except LookupError:
             return False
+
+
+class _Names:
+    """Functions and classes of libraries, as their modules name them."""
+
+    __slots__ = ("_names",)
+
+    def __init__(self, names: list[tuple[dict, str, Any]]) -> None:
+        self._names = names
+
+    def holds(self) -> bool:
+        return all([given.get(name) is value for given, name, value in self._names])
 
 
 class _Code:

@@ -1,9 +1,14 @@
-"""How the results of a module's call hang together: by memory, and by what autograd recorded."""
+"""The results of a module's call: how they hang together, and whether a replay's are those."""
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
+
+
+class Refused(Exception):
+    """The call cannot be captured; the message says why."""
 
 
 class Tied:
@@ -55,3 +60,21 @@ def _groups(records: list[set]) -> list[int]:
             numbers = [numbers[k] if n == joined else n for n in numbers]
         owner.update(dict.fromkeys(inner, k))
     return numbers
+
+
+def alike(found: list, expected: list, what: str) -> None:
+    """Refused unless both are equal but for rounding, next to the largest number of all."""
+    sizes = [float(t.detach().abs()[t.isfinite()].max()) for t in expected
+             if t is not None and t.is_floating_point() and bool(t.isfinite().any())]
+    for a, b in zip(found, expected):
+        if a is None or b is None:
+            if a is not b:
+                raise Refused(f"{what} of a replay is missing")
+        elif not a.is_floating_point():
+            if not torch.equal(a, b):
+                raise Refused(f"{what} of a replay differs from that of the call")
+        else:
+            near = 1e-4 if a.dtype in (torch.float32, torch.float64) else 2e-2
+            if not torch.allclose(a.detach().double(), b.detach().double(), rtol=near,
+                                  atol=near * max(sizes, default=0.0), equal_nan=True):
+                raise Refused(f"{what} of a replay differs from that of the call")

@@ -39,6 +39,9 @@ INFERENCE = "a tensor made in inference mode"  # writes to which are not counted
 #: packages whose objects count as unchanging where a module keeps one
 LIBRARIES = ("torch", "torch_geometric", "torch_scatter", "torch_sparse", "torch_cluster", "dgl",
              "gnnaccel", "builtins", "functools", "collections", "typing", "inspect")
+#: classes of Python whose objects do not change
+_UNCHANGING = (bytes, complex, frozenset, range, slice, type(Ellipsis), type(NotImplemented),
+               types.BuiltinFunctionType, type)
 #: objects of these that a module keeps are compared
 _CONTAINERS = (list, dict, set, tuple, collections.deque)
 
@@ -58,6 +61,8 @@ class Snapshot:
         self._views = [d.values() for m in every
                        for d in (vars(m), *[vars(m)[name] for name in _TABLES])]
         self._views += [vars(cls).values() for cls in _ancestry(every)]
+        self._views += [vars(value).values() for m in every for name, value in vars(m).items()
+                        if name not in ASIDE and _is_object(value)]
         self._lengths = [len(view) for view in self._views]
         self._held = [value for view in self._views for value in view]
         self._hooks = [vars(m)[name] for m in every for name in _HOOKS if name in vars(m)]
@@ -173,8 +178,17 @@ def _contents(modules: list[nn.Module], root: nn.Module) -> tuple[list[Frozen], 
     return frozen, tensors
 
 
+def _is_object(value: Any) -> bool:
+    """Whether it is an object of a library's class, with attributes of its own."""
+    return (hasattr(value, "__dict__") and not isinstance(value, (Tensor, nn.Module, type))
+            and not hasattr(value, "__qualname__") and not isinstance(value, types.ModuleType)
+            and _of_a_library(value))
+
+
 def _of_a_library(value: Any) -> bool:
     owner = value if callable(value) and hasattr(value, "__qualname__") else type(value)
+    if owner is torch.Generator or owner.__module__ == "builtins" and owner is type(value):
+        return owner in _UNCHANGING
     return (getattr(owner, "__module__", None) or "").partition(".")[0] in LIBRARIES
 
 

@@ -25,6 +25,7 @@ from gnnaccel.dispatch.memory.checkpoints import checkpointed
 from gnnaccel.dispatch.ops import route
 from gnnaccel.dispatch.ops.call import OpCall
 from gnnaccel.dispatch.ops.graph import OpGraph
+from gnnaccel.dispatch.plan.compiling import PENDING
 from gnnaccel.dispatch.policy.config import Config, current
 from gnnaccel.dispatch.policy.names import IdentityMap
 from gnnaccel.dispatch.policy.reasons import Reason, reason
@@ -83,9 +84,12 @@ def passing(native: Callable) -> Callable:
         if config is None:
             return native(g, mfunc, rfunc, afunc)
         call = _passed(g, mfunc, rfunc, config)
-        if type(call) is Reason or route.choose(call, True, config).route == "native":
-            # what does not gain with DGL's own reduction gains nothing without
-            _left.messages = call if core.is_builtin(rfunc) else None
+        plan = None if type(call) is Reason else route.choose(call, True, config)
+        if plan is None or plan.route == "native":
+            # what does not gain with DGL's own reduction gains nothing without; what waits for
+            # kernels is not asked again, as they may have come, which would reduce the messages too
+            left = plan.rejected[0][1] if plan is not None and plan.code == PENDING else call
+            _left.messages = left if core.is_builtin(rfunc) else None
             try:
                 return native(g, mfunc, rfunc, afunc)  # whose parts are counted
             finally:

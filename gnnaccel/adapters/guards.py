@@ -92,10 +92,10 @@ def edge_reason(edge_attr: Any, edges: int, x: Tensor) -> Reason | None:
 def lazy_reason(*modules: Any) -> Reason | None:
     for module in modules:
         if module is not None:
+            # past `Module.__getattr__`: a parametrization would compute the weight once more
             own = module._parameters  # a ScriptModule's is no dictionary
-            weight = own.get("weight") if type(own) is dict else None  # past `Module.__getattr__`
-            if isinstance(getattr(module, "weight", None) if weight is None else weight,
-                          UninitializedParameter):
+            weight = own.get("weight") if isinstance(own, dict) else getattr(module, "weight", None)
+            if isinstance(weight, UninitializedParameter):
                 return reason("GA209")
     return None
 

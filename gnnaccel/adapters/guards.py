@@ -2,6 +2,7 @@
 happens, what it is given, and modules that do more than they are."""
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from gnnaccel.dispatch.uncompiled import uncompiled
 _tracing, _transform = torch._C._get_tracing_state, torch._C._functorch.peek_interpreter_stack
 _made: IdentityMap[bool] = IdentityMap()  # layers, as of `note_made`
 _dispatch_modes = torch._C._len_torch_dispatch_stack
+_DICTS = (dict, OrderedDict)  # a module's parameters, by torch's version
 
 
 def _any_global_hook() -> bool:
@@ -94,7 +96,7 @@ def lazy_reason(*modules: Any) -> Reason | None:
         if module is not None:
             # past `Module.__getattr__`: a parametrization would compute the weight once more
             own = module._parameters  # a ScriptModule's is no dictionary
-            weight = own.get("weight") if isinstance(own, dict) else getattr(module, "weight", None)
+            weight = own.get("weight") if type(own) in _DICTS else getattr(module, "weight", None)
             if isinstance(weight, UninitializedParameter):
                 return reason("GA209")
     return None

@@ -10,16 +10,8 @@ import torch
 from torch import nn
 
 from tests.oracle import earlier, table
-from tests.oracle.backends import Backend
 from tests.oracle.graphs import Case
 from tests.oracle.modes import MODES
-
-
-@pytest.fixture
-def backend():
-    found = Backend("cpu")
-    with found.session():
-        yield found
 
 
 def test_what_is_kept_of_functions_is_forgotten():

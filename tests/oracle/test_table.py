@@ -7,17 +7,9 @@ import pytest
 pytest.importorskip("torch_geometric")
 
 from tests.oracle import histories, table
-from tests.oracle.backends import Backend
 from tests.oracle.graphs import Case, Draw, one_type
 from tests.oracle.modes import MODES
 from tests.oracle.trees import layers_in_a_row
-
-
-@pytest.fixture
-def backend():
-    found = Backend("cpu")
-    with found.session():
-        yield found
 
 
 def trial(backend, make) -> table.Trial:

@@ -6,7 +6,6 @@ fused kernel is given the count that all parameters share.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -91,26 +90,12 @@ def _fit(lists: tuple[list[Tensor], ...], options: dict[str, Any]) -> bool:
 
 
 def _fused(lists: tuple[list[Tensor], ...], options: dict[str, Any]) -> None:
-    """The kernel corrects for the steps so far in fp32, 1 - beta ** step, which loses digits in the
-    first ones. It is told that there were infinitely many, when nothing is left to correct, and
-    given numbers that are corrected here."""
+    """The step of an optimizer made with ``fused=True``, its counts of steps left on the host."""
     parameters, gradients, means, squares, largest, steps = lists
     torch._foreach_add_(steps, 1)
-    count, numbers = steps[0].item(), {name: options[name] for name in _NUMBERS}
-    of_squares = math.sqrt(1 - numbers["beta2"] ** count)
-    rate = numbers["lr"] * of_squares / (1 - numbers["beta1"] ** count)
-    decoupled = options.get("decoupled_weight_decay")
-    if decoupled and rate:
-        numbers["weight_decay"] *= numbers["lr"] / rate
-    numbers["lr"], numbers["eps"] = rate, numbers["eps"] * of_squares
-    update = torch._fused_adamw_ if decoupled else torch._fused_adam_
-    update(parameters, gradients, means, squares, largest,
-           [_endless(parameters[0].device)] * len(parameters), amsgrad=options["amsgrad"],
-           maximize=options["maximize"], grad_scale=None, found_inf=None, **numbers)
-
-
-@functools.cache
-def _endless(device: torch.device) -> Tensor:
-    """The number of steps that the kernel is told, on the device."""
-    with torch.inference_mode(False):
-        return torch.full((), math.inf, dtype=torch.float32, device=device)
+    # one number on the device, which the kernel reads for each parameter
+    step = torch.full((), steps[0].item(), dtype=torch.float32, device=parameters[0].device)
+    update = torch._fused_adamw_ if options.get("decoupled_weight_decay") else torch._fused_adam_
+    update(parameters, gradients, means, squares, largest, [step] * len(parameters),
+           amsgrad=options["amsgrad"], maximize=options["maximize"], grad_scale=None,
+           found_inf=None, **{name: options[name] for name in _NUMBERS})

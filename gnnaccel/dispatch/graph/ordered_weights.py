@@ -22,6 +22,8 @@ _MOST = 4  # weights kept per graph
 Placed = tuple[Rows, Tensor]
 #: by storage: the version and the same weights in fp32, for weights of 16 bits
 _derived: IdentityMap[tuple[int, Tensor] | None] = IdentityMap()
+#: by storage: the version of weights that are `inexact`
+_inexact: IdentityMap[int] = IdentityMap()
 
 
 def of_the_graph(weight: Tensor, exact: Tensor | None = None) -> Tensor:
@@ -30,6 +32,18 @@ def of_the_graph(weight: Tensor, exact: Tensor | None = None) -> Tensor:
     `in_fp32`."""
     _derived.set(weight.untyped_storage(), None if exact is None else (weight._version, exact))
     return weight
+
+
+def inexact(weight: Tensor) -> None:
+    """Let it be known of weights of 16 bits that they were divided by sums that the host took in 16
+    bits. Its own sum over the neighbours errs likewise, see `in_fp32`; that of kernels does not."""
+    _inexact.set(weight.untyped_storage(), weight._version)
+
+
+def is_inexact(weight: Tensor) -> bool:
+    """Whether these are weights that are `inexact`, and not written to since."""
+    return (weight.element_size() == 2
+            and _inexact.get(weight.untyped_storage()) == weight._version)
 
 
 def in_fp32(weight: Tensor) -> Tensor:

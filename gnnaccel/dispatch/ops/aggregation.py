@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.dispatch.generated.messages import Part
+from gnnaccel.dispatch.graph.ordered_weights import is_inexact
 from gnnaccel.dispatch.ops import aggregation_means as means
 from gnnaccel.dispatch.ops import messages
 from gnnaccel.dispatch.ops.aggregation_means import PowerMean, Softmax
@@ -94,6 +95,8 @@ def prepare(reduce: Reduce, x: Tensor, weight: Tensor | None, edges: int) -> Agg
         return reason("GA206",
                       f"weights {list(weight.shape)} for {edges} edges and features "
                       f"{list(x.shape)}")
+    if weight.requires_grad and is_inexact(weight):
+        return reason("GA203", f"{weight.dtype} weights with a gradient, divided by such sums")
     shape = []
     for a, b in zip(x.shape[1:], weight.shape[1:]):
         if a != b and a != 1 and b != 1:

@@ -119,7 +119,11 @@ def keeping(native: Callable, method: bool = False, captured: Callable | None = 
             return alone(*args, **kwargs)  # which would find nothing for its parts either
         if weighted is not None and named.why() is None:
             found = weighted(*args, **kwargs)
-        return native(*args, **kwargs) if found is None else found
+        if found is None:
+            found = native(*args, **kwargs)
+            if weights is not None and current() is not None:
+                _told_over_weights(native, args, kwargs, found)
+        return found
 
     return kept
 
@@ -249,8 +253,24 @@ def _told(native: Callable, args: tuple, kwargs: dict, found: Any) -> None:
         ordered_weights.of_the_graph(found[i], None if exact is found else exact[i])
 
 
+@uncompiled
+def _told_over_weights(native: Callable, args: tuple, kwargs: dict, found: Any) -> None:
+    """Weights of 16 bits on a GPU, normalised by the host's sums in 16 bits, are known with what
+    they are in fp32, or, where they have gradients, as none that kernels may read."""
+    for weight in found if type(found) is tuple else ():
+        if (type(weight) is Tensor and weight.is_floating_point() and weight.element_size() == 2
+            and (weight.is_cuda or driver.placed()) and not is_compiling()):
+            if weight.requires_grad:
+                ordered_weights.inexact(weight)
+            else:
+                _told(native, args, kwargs, found)
+            return
+
+
 def _in_fp32(argument: Any) -> Any:
     small = type(argument) is torch.dtype and argument in (torch.bfloat16, torch.float16)
+    if type(argument) is Tensor and argument.is_floating_point():
+        return argument.float()
     return torch.float32 if small else argument
 
 

@@ -233,6 +233,9 @@ def read_as(form: message.Form, layer: Any, edge_index: Any, kwargs: dict, known
     if type(found) is Reason:
         return found
     x, (num_src, num_dst) = source(kwargs, form.source), found
+    why = stock.divides(type(layer), x)
+    if why is not None:
+        return why
     plain = _edges(layer, known, edge_index, num_src, num_dst, x.device)
     if type(plain) is Reason:
         return plain

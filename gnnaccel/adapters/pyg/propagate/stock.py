@@ -73,6 +73,17 @@ def _found(known: dict[type, Any], function: Any, name: str) -> Any:
     return None
 
 
+def divides(cls: type, x: Tensor) -> Reason | None:
+    """A class whose forward divides what it aggregates by a sum of the same weights, which the host
+    takes in the features' type. In 16 bits on a GPU that sum stops growing, and so does the host's
+    over the neighbours, but not that of kernels: the two errors would not cancel."""
+    from torch_geometric.nn import WLConvContinuous
+
+    if x.element_size() > 2 or cls.forward is not WLConvContinuous.forward:
+        return None
+    return reason("GA203", f"{x.dtype} features, divided by sums in 16 bits")
+
+
 # --- relu(x_j + e) --------------------------------------------------------------------------------
 
 def _gine(stamp: tuple, kinds: dict[str, str]) -> Form | None:

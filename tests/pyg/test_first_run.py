@@ -16,7 +16,9 @@ from gnnaccel.dispatch.graph import joining
 from gnnaccel.dispatch.ir import attention_programs, patterns
 from gnnaccel.dispatch.plan import candidates, compiling, planner
 from gnnaccel.dispatch.plan.request import CallSpec
-from gnnaccel.dispatch.relational import prepare
+from gnnaccel.dispatch.policy import config
+from gnnaccel.dispatch.policy.reasons import reason
+from gnnaccel.dispatch.relational.request import RelationalCall
 from gnnaccel.dispatch.run import attention
 from tests.emulation.emulator import EmulatedDriver
 
@@ -162,7 +164,6 @@ def asked(monkeypatch):
 
     monkeypatch.setattr(compiling, "_compiled", one.within(first))
     monkeypatch.setattr(joining, "_compiles", one.within(joining._compiles.__wrapped__))
-    monkeypatch.setattr(prepare, "_taken", one.within(prepare._taken.__wrapped__))
     with driver.using(one):
         planner.forget()
         yield one
@@ -200,6 +201,37 @@ def test_what_the_graph_shows_is_prepared_too(asked, monkeypatch):
         _run(model, args)
     assert {"aggregate", "segment_gemm_grad"} <= {family for family, _ in asked.prepared}
     assert not asked.late
+
+
+def test_the_expected_ordering_runs_while_another_is_compiled(asked, monkeypatch):
+    """No call waits for the kernels of the ordering that the graph shows to be cheaper."""
+    runs, pending, asks = [], ["ordering"], compiling.problem
+
+    def problem(key, *args):
+        return reason(compiling.PENDING) if key[0] in pending else asks(key, *args)
+
+    def optimised(self, *args):
+        runs.append(made(self, *args))
+        return runs[-1]
+
+    made = RelationalCall.optimised
+    monkeypatch.setattr(RelationalCall, "optimised", optimised)
+    monkeypatch.setattr(compiling, "problem", problem)
+    torch.manual_seed(0)
+    layer = RGCNConv(16, 24, 5, root_weight=False, bias=False)
+    model, args = _over_edges(Layers(layer), 16, torch.randint(0, 5, (EDGES,)))
+    expected = model(*args)
+    with gnnaccel.enabled(backend="cuda", when="supported"):
+        for _ in range(3):
+            assert torch.allclose(model(*args), expected, atol=1e-5)
+        assert not asked.late
+        assert {one.taken.name for one in runs} == {"aggregate_first"}
+        pending.clear()
+        config.renew()  # as when they are there
+        runs.clear()
+        assert torch.allclose(model(*args), expected, atol=1e-5)
+    assert {one.taken.name for one in runs} == {"as stated"}
+    assert runs[0].taken.seconds < runs[0].orderings[1].seconds
 
 
 @pytest.mark.parametrize("edges,texts", [(2_315_598, 3), (3_000_000, 6)])

@@ -22,7 +22,7 @@ from gnnaccel.dispatch.relational.counting import Shape
 from gnnaccel.dispatch.relational.execute import run as execute
 from gnnaccel.dispatch.relational.gather import RelationStatistics
 from gnnaccel.dispatch.relational.optimise import Optimised, optimise
-from gnnaccel.dispatch.relational.prepare import taken
+from gnnaccel.dispatch.relational.prepare import prepared
 from gnnaccel.dispatch.relational.view import RelationView
 from gnnaccel.dispatch.run import attention, attention_families
 
@@ -207,13 +207,14 @@ class RelationalCall:
     row: tuple[int, int, int] = (1, 1, 4)
     stated: RelationalSpec | None = None
     run: Any = None
+    meanwhile: Any = None  # its `optimised`, while kernels of the cheapest ordering are compiled
 
     def __call__(self, tensors: dict[str, Any]) -> Tensor:
         return self.run(self, tensors)
 
     def of(self, program: Program, shapes: Shapes) -> RelationalCall:
         """The same call of another Program."""
-        return replace(self, program=program, shapes=shapes)
+        return replace(self, program=program, shapes=shapes, meanwhile=None)
 
     def optimised(self, train: bool | None = None) -> Optimised:
         """The ordering taken, and those that were not; worked out once per graph. train: whether
@@ -222,14 +223,19 @@ class RelationalCall:
         passes: Any = PASSES if config is None else config.passes  # `passes_on`
         key = self.program, self.shapes, passes, train
         found = self.graph.plans.get(key)
+        if found is None and self.meanwhile is not None and self.meanwhile[0] == key:
+            return self.meanwhile[1]
         if found is None:
             device = "cuda" if self.graph.device.type == "cuda" else "cpu"
             found = optimise(self.program, dict(self.shapes), self.graph.statistics(), device,
                              passes, train)
-            self.graph.plans[key] = found
             if self.kernels and self.stated is not None:
                 request = self.stated.request(self.graph.device.type, train, 0)
-                taken(found.program, request._replace(program=self.program, shapes=self.shapes))
+                now = prepared(found, request._replace(program=self.program, shapes=self.shapes))
+                if now is not found:
+                    self.meanwhile = key, now
+                    return now
+            self.graph.plans[key] = found
         return found
 
     def build(self, train: bool) -> None:

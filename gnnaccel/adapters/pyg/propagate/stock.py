@@ -73,7 +73,7 @@ def _found(known: dict[type, Any], function: Any, name: str) -> Any:
     return None
 
 
-def divides(cls: type, x: Tensor) -> Reason | None:
+def divides(cls: type[Any], x: Tensor) -> Reason | None:
     """A class whose forward divides what it aggregates by a sum of the same weights, which the host
     takes in the features' type. In 16 bits on a GPU that sum stops growing, and so does the host's
     over the neighbours, but not that of kernels: the two errors would not cancel."""

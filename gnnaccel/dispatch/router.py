@@ -120,6 +120,9 @@ def _decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict
                            native_plan((name, why)), start)
     device, fresh = given.device.type, _fresh(layer, stated, given, args, kwargs)
     plan = _planned(stated, device, grad, fresh, config)
+    made = None if plan.route == "native" else stated.lookup(given)
+    if plan.route == "cuda" and isinstance(stated, RelationalSpec):
+        plan = _over_this_graph(stated, made[0], plan, grad)
     entry = settings.asked(layer, config)
     use: Any = None if entry is None else quantized.chosen(layer, entry, config, stated, plan)
     if plan.route == "native":
@@ -133,7 +136,7 @@ def _decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict
         return _native(layer, adapter, _with_its_parts(native) if whole else native, args, kwargs,
                        config, stated, given, plan, start)
     counters.count(name, plan.route)
-    graph, hit = stated.lookup(given)
+    graph, hit = made  # type: ignore[misc]  # not native
     call, run = stated.call(graph, plan), stated.runner(plan.route)
     if entry is not None:
         run = quantized.runner(entry, use, run)
@@ -159,6 +162,12 @@ def _planned(stated: CallSpec, device: str, grad: bool, fresh: int, config: Conf
     if fresh and _refused.get() and config.when == "profitable":
         return _AS_THE_WHOLE
     return planner.plan(stated.request(device, grad, fresh), config)
+
+
+def _over_this_graph(stated: RelationalSpec, graph: Any, plan: Plan, grad: bool) -> Plan:
+    """``plan``; native where kernels that this graph's pairs call for cannot run, or not yet."""
+    why = stated.call(graph, plan).problem(grad)
+    return plan if why is None else native_plan((plan.kernel or "kernels", why))
 
 
 def _with_its_parts(native: Any) -> Any:

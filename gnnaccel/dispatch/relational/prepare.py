@@ -2,8 +2,6 @@
 side by side, and one that does not compile is a reason (GA403)."""
 from __future__ import annotations
 
-import dataclasses
-import functools
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -15,8 +13,10 @@ from gnnaccel.cuda.layout import TYPES
 from gnnaccel.dispatch.ir import patterns
 from gnnaccel.dispatch.ir.program import PAIR_DST, PAIR_SRC, Op, Program, name_of
 from gnnaccel.dispatch.plan import compiling
+from gnnaccel.dispatch.policy.reasons import Reason
 from gnnaccel.dispatch.relational import cuda_maps, cuda_steps
 from gnnaccel.dispatch.relational.counting import Shape, shapes_of_all
+from gnnaccel.dispatch.relational.gather import RelationStatistics
 from gnnaccel.dispatch.relational.optimise import Optimised, optimise
 from gnnaccel.dispatch.run import attention
 
@@ -34,14 +34,14 @@ def prepare(request: RelationalRequest) -> None:
     launches beside its Program. Raises CompileError; costs nothing where it has been done.
 
     The sizes are estimates, so a product may be cut into other tiles in the end: the source is the
-    same. What they mislead about, `prepared` compiles.
+    same. What they mislead about, `problem` compiles.
     """
     pairs.prepare()
     tile_ptr.prepare()
     first, *others = optimise(request.program, dict(request.shapes), request.statistics(), "cuda",
                               train=request.grad).orderings
     for ordering in (first, *[one for one in others if one.seconds <= _CLOSE * first.seconds]):
-        _operations(ordering.program, request)
+        _operations(ordering.program, request, request.statistics())
     if request.row not in TYPES:
         return
     _sums(first.program, request)
@@ -50,34 +50,40 @@ def prepare(request: RelationalRequest) -> None:
         request.beside.prepare(request, steps is not None and not steps.after)
 
 
-def prepared(found: Optimised, request: RelationalRequest) -> Optimised:
-    """``found`` with the ordering first whose kernels are there: the cheapest, or, while its own are
-    compiled, the one that `prepare` took for it."""
-    key = "ordering", found.program, request._replace(fresh=False), cuda_maps.precision()
-    if compiling.problem(key, functools.partial(_ordering, found.program, request)) is None:
-        return found
-    expected = optimise(request.program, dict(request.shapes), request.statistics(), "cuda",
-                        train=request.grad).program
-    first = [one for one in found.orderings if one.program == expected]
-    others = tuple(one for one in found.orderings if one.program != expected)
-    return dataclasses.replace(found, orderings=(*first, *others))
+def problem(found: Optimised, request: RelationalRequest) -> Reason | None:
+    """Why what the ordering taken launches over this graph cannot run, or not yet; None where it
+    can. Compiles side by side what `prepare` has not compiled; see `compiling.problem`."""
+    counted = found.statistics
+    key = ("ordering", found.program, request._replace(fresh=False), cuda_maps.precision(),
+           counted.pairs_src.bit_length(), counted.pairs_dst.bit_length())
+
+    def compile_() -> None:
+        _operations(found.program, request, counted)
+        if request.row in TYPES:
+            _sums(found.program, request)
+            _coefficients(found.program, request)
+
+    return compiling.problem(key, compile_)
 
 
-def _ordering(program: Program, request: RelationalRequest) -> None:
-    """Compile what a Program launches."""
-    _operations(program, request)
-    if request.row in TYPES:
-        _sums(program, request)
+def _coefficients(program: Program, request: RelationalRequest) -> None:
+    """Compile the sums by which the coefficients of a mixture, of which each row has a copy, get
+    their gradients."""
+    known = shapes_of_all(program, dict(request.shapes))
+    for op in program.ops:
+        if op.kind == "mix" and request.grad:
+            sums(prod(known[name_of(op.args[0])]), request)
 
 
-def _operations(program: Program, request: RelationalRequest) -> None:
+def _operations(program: Program, request: RelationalRequest,
+                counted: RelationStatistics) -> None:
     """Compile a Program's attention and products by segment."""
     known, found = shapes_of_all(program, dict(request.shapes)), set()
     for step in program.ops:
         if step.kind == "attend":
             found.add(patterns.attention(step.attr("attention")))
         elif step.kind == "linear" and step.args[1].endswith("@rel") and request.row in TYPES:
-            _product(step, program, known, request)
+            _product(step, program, known, request, counted)
     for attended in found:
         assert attended is not None
         terms = attended.score == "terms"
@@ -111,16 +117,16 @@ def product(k: int, n: int, blocks: int, request: RelationalRequest, rows: int, 
         segment_gemm_grad.prepare(*sides, blocks, request.row, precision, device)
 
 
-def _product(step: Op, program: Program, known: dict[str, Shape],
-             request: RelationalRequest) -> None:
+def _product(step: Op, program: Program, known: dict[str, Shape], request: RelationalRequest,
+             counted: RelationStatistics) -> None:
     if program.domains[step.out] not in (PAIR_SRC, PAIR_DST):
         return
     shape = known[name_of(step.args[1])]
     blocks, (k, n), transposed = prod(shape[:-2]), shape[-2:], bool(step.get("transposed"))
     if transposed:
         k, n = n, k
-    product(k, n, blocks, request, request.statistics().rows(program.domains[step.out]),
-            1 << request.relation_bits, transposed)
+    product(k, n, blocks, request, counted.rows(program.domains[step.out]), counted.num_relations,
+            transposed)
 
 
 def _sums(program: Program, request: RelationalRequest) -> None:

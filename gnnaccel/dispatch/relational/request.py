@@ -22,7 +22,7 @@ from gnnaccel.dispatch.relational.counting import Shape
 from gnnaccel.dispatch.relational.execute import run as execute
 from gnnaccel.dispatch.relational.gather import RelationStatistics
 from gnnaccel.dispatch.relational.optimise import Optimised, optimise
-from gnnaccel.dispatch.relational.prepare import prepared
+from gnnaccel.dispatch.relational.prepare import problem
 from gnnaccel.dispatch.relational.view import RelationView
 from gnnaccel.dispatch.run import attention, attention_families
 
@@ -207,14 +207,13 @@ class RelationalCall:
     row: tuple[int, int, int] = (1, 1, 4)
     stated: RelationalSpec | None = None
     run: Any = None
-    meanwhile: Any = None  # its `optimised`, while kernels of the cheapest ordering are compiled
 
     def __call__(self, tensors: dict[str, Any]) -> Tensor:
         return self.run(self, tensors)
 
     def of(self, program: Program, shapes: Shapes) -> RelationalCall:
         """The same call of another Program."""
-        return replace(self, program=program, shapes=shapes, meanwhile=None)
+        return replace(self, program=program, shapes=shapes)
 
     def optimised(self, train: bool | None = None) -> Optimised:
         """The ordering taken, and those that were not; worked out once per graph. train: whether
@@ -223,20 +222,23 @@ class RelationalCall:
         passes: Any = PASSES if config is None else config.passes  # `passes_on`
         key = self.program, self.shapes, passes, train
         found = self.graph.plans.get(key)
-        if found is None and self.meanwhile is not None and self.meanwhile[0] == key:
-            return self.meanwhile[1]
         if found is None:
             device = "cuda" if self.graph.device.type == "cuda" else "cpu"
             found = optimise(self.program, dict(self.shapes), self.graph.statistics(), device,
                              passes, train)
-            if self.kernels and self.stated is not None:
-                request = self.stated.request(self.graph.device.type, train, 0)
-                now = prepared(found, request._replace(program=self.program, shapes=self.shapes))
-                if now is not found:
-                    self.meanwhile = key, now
-                    return now
             self.graph.plans[key] = found
+            self._problem(found, train)  # what has to be compiled is, side by side
         return found
+
+    def problem(self, train: bool) -> Reason | None:
+        """Why the kernels of the ordering taken cannot run over this graph, or not yet."""
+        return self._problem(self.optimised(train), train)
+
+    def _problem(self, found: Optimised, train: bool) -> Reason | None:
+        if not self.kernels or self.stated is None:
+            return None
+        request = self.stated.request(self.graph.device.type, train, 0)
+        return problem(found, request._replace(program=self.program, shapes=self.shapes))
 
     def build(self, train: bool) -> None:
         """Build the index arrays that the attention will read, backward's too if it will ``train``,

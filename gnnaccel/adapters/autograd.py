@@ -24,13 +24,15 @@ from gnnaccel.dispatch.policy.config import current
 
 # through which torch.autograd.backward, torch.autograd.grad and Tensor.backward go
 _ENTRY = "_engine_run_backward"
-_OF_STEPS = ("gnnaccel.adapters.captured.modules", "gnnaccel.adapters.captured.optimizers")
+_OF_STEPS = "gnnaccel.adapters.captured.modules"
 
 
 def install(patches: PatchSet) -> list[str]:
     """Replace the entry of backward. Nothing where this torch has none by that name: then its
     threads stay."""
     import torch
+
+    from gnnaccel.adapters import optimizers  # which needs torch
 
     native = vars(torch.autograd).get(_ENTRY)
     if native is not None:
@@ -47,20 +49,19 @@ def install(patches: PatchSet) -> list[str]:
                    "goes straight to torch's function.",
             cost="0.3 microseconds per backward pass on a CPU, where it does nothing. Hooks and "
                  "custom autograd functions run in the calling thread.")
+    optimizers.install(patches)
     return patches.names()
 
 
 def requantized(patches: PatchSet) -> None:
     """As `gnnaccel.adapters.requantized`: whole steps, where they are asked for."""
-    if configs.capturing or _OF_STEPS[0] in sys.modules:
-        for name in _OF_STEPS:
-            importlib.import_module(name).asked(patches)
+    if configs.capturing or _OF_STEPS in sys.modules:
+        importlib.import_module(_OF_STEPS).asked(patches)
 
 
 def on_demand(patches: PatchSet) -> None:
     """Replace what `requantized` may replace."""
-    for name in _OF_STEPS:
-        importlib.import_module(name).replace(patches)
+    importlib.import_module(_OF_STEPS).replace(patches)
 
 
 def _in_this_thread(native: Callable, torch: Any) -> Callable:

@@ -224,6 +224,7 @@ _SAMPLES = {
     "segment_gemm_grad": _segment_gemm_grad,
     "segment_backward": _segment_backward,
     "head_dot": _rows,
+    "adam": lambda: [(("FMAD", "0"),)],
     "column_sum": lambda: [(("VEC", vec), ("ROW_T", row))
                            for vec, row in (("4", "float"), ("1", "f16"), ("2", "bf16"))],
     "blend_grad": lambda: [(("COLUMNS", columns), ("VEC", vec), ("ROW_T", row))

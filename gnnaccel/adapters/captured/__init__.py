@@ -2,6 +2,5 @@
 
 `modules` stands in the place of ``torch.nn.Module.__call__`` and decides which module's calls are
 captured, `graphs` captures and replays, `state` compares the Python state of modules, `reads` that
-of the names which their code reads, and `values` takes arguments and results apart. `optimizers`
-makes Adam's steps in one kernel.
+of the names which their code reads, and `values` takes arguments and results apart.
 """

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import (blend_grad, column_sum, driver, dropout, edge_list, gather, head_dot,
-                           int8_gemm, join, pairs, quantize, segment_backward, segment_gemm,
-                           segment_gemm_grad, tile_ptr)
+from gnnaccel.cuda import (adam, blend_grad, column_sum, driver, dropout, edge_list, gather,
+                           head_dot, int8_gemm, join, pairs, quantize, segment_backward,
+                           segment_gemm, segment_gemm_grad, tile_ptr)
 from gnnaccel.cuda.segment_plan import Segments
 from gnnaccel.dispatch.graph.view import GraphView
 from gnnaccel.dispatch.ir import attention_programs, patterns
@@ -116,6 +116,14 @@ def _head_dot(case: Case) -> Iterator[tuple[str, float]]:
 def _column_sum(case: Case) -> Iterator[tuple[str, float]]:
     x = case.normal(777, 40)
     yield "column_sum", error(column_sum.column_sum(x), x.double().sum(0))
+
+
+def _adam(case: Case) -> Iterator[tuple[str, float]]:
+    x, grad = case.normal(111, 40), case.normal(111, 40)
+    expected = x - 0.1 * grad.double() / (grad.double().abs() + 1e-3)  # of a first step
+    numbers = adam.Numbers(-1.0, 0.001 ** 0.5, 0.1, 0.999, 0.001, 1e-3, 0.0, 1.0, False)
+    adam.step([(x, grad, torch.zeros_like(x), torch.zeros_like(x), None)], numbers)
+    yield "adam", error(x, expected)
 
 
 def _additive(case: Case) -> Iterator[tuple[str, float]]:
@@ -333,7 +341,7 @@ def _joins(case: Case) -> bool:
 CHECKS: tuple[tuple[tuple[str, ...], Check], ...] = (
     (("structure", "row_split", "row_order"), _structure), (("pairs",), _pairs),
     (("gather",), _gather), (("dropout",), _dropout), (("head_dot",), _head_dot),
-    (("column_sum",), _column_sum),
+    (("column_sum",), _column_sum), (("adam",), _adam),
     (("additive", "additive_backward", "additive_pmf"), _additive),
     (("pairwise", "pairwise_backward"), _pairwise),
     (("aggregate", "extremum", "sddmm", "edge_softmax"), _operations),

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import gnnaccel
+from gnnaccel.cuda import structure
 from tests.pyg import graphs
 from tests.pyg.generated_calls import routes
 from tests.pyg.generated_layers import Message
@@ -72,6 +73,26 @@ class LogSigmoid(Compared):
         return F.logsigmoid(x_j - x_i) + F.logsigmoid(30 * x_j)
 
 
+class MappedTwice(Compared):
+    """What is compared is also a value."""
+
+    def message(self, x_i, x_j):
+        mapped = self.lin(x_j)
+        return torch.where(mapped * x_i > 0.1, mapped, x_i)
+
+
+class Crossed(Compared):
+    """Two maps at each end."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.maps = nn.ModuleList(nn.Linear(2 * WIDTH, WIDTH) for _ in range(2))
+
+    def message(self, x_i, x_j):
+        both = torch.cat([x_i, x_j], -1)
+        return torch.sigmoid(self.maps[0](both)) * F.softplus(self.maps[1](both)) * x_i
+
+
 class Indicator(Compared):
     def message(self, x_i, x_j):
         return (x_j > x_i).float()
@@ -123,6 +144,37 @@ def test_as_torch(kernels, cls, aggr):
     assert routes(layer) == {"cuda": 1}
     wrong = [name for name in expected if not same(got[name], expected[name])]
     assert not wrong
+
+
+@pytest.mark.parametrize("aggr", ["add", "max"])
+@pytest.mark.parametrize("unread", [True, False], ids=["", "all nodes have edges"])
+def test_what_is_compared_has_its_gradient_as_a_value(kernels, aggr, unread):
+    """Rows of nodes that no edge reads are replaced once in a call, first for the comparison."""
+    layer, (x, ei) = MappedTwice(aggr=aggr).to(kernels.device), of_halves(kernels.device)
+    if unread:
+        ei = ei[:, (ei < N // 2).all(0)]
+    else:
+        ei = torch.cat([ei, torch.arange(N, device=ei.device).expand(2, -1)], 1)
+    expected = found(layer, x, ei)
+    with kernels.on():
+        for _ in range(2):
+            got = found(layer, x, ei)
+            assert all(same(got[name], expected[name]) for name in expected)
+    assert routes(layer) == {"cuda": 2}
+
+
+def test_the_same_bits_before_and_after_the_device_has_reported(emulated, monkeypatch):
+    """Which nodes have edges is known some time after a graph's first call."""
+    torch.manual_seed(0)
+    layer, x, ei = Crossed(), torch.randn(N, WIDTH), graphs.square(edges=4 * E)
+    ei = torch.cat([ei, torch.arange(N).expand(2, -1)], 1)
+    late = lambda rows, repeated=False: (  # noqa: E731
+        rows.indptr.diff() == 0, (rows.indptr.diff() > 0).byte().argmax().view(1))
+    with emulated.on():
+        early = found(layer, x, ei)
+        monkeypatch.setattr(structure.Rows, "bare", late)
+        got = found(layer, x, ei)
+        assert all(a is b or torch.equal(a, b) for a, b in zip(got.values(), early.values()))
 
 
 def test_a_parameter_that_is_compared(emulated):

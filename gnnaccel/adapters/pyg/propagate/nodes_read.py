@@ -32,14 +32,17 @@ class OfRead(CallArguments):
         """``t`` at an ``end`` of the edges, with nodes in the dimension ``dim``."""
         key = id(t), end, dim  # of an argument, which stays
         if key not in self._kept:
-            self._kept[key] = _replaced(t, self.graph.unread(_TARGETS[end]), self.graph.num_edges,
-                                        dim)
+            # as the call is, also where what needs no gradient asks first
+            with torch.set_grad_enabled(self.grad):
+                self._kept[key] = _replaced(t, self.graph.unread(_TARGETS[end]),
+                                            self.graph.num_edges, dim)
         return self._kept[key]
 
 
 def _replaced(t: Tensor, unread: tuple[Tensor, Tensor] | None, edges: int, dim: int) -> Tensor:
     if unread is None or not math.prod(t.shape):
-        return t
+        # gradients are added up as below: whether nodes are known to be read is a matter of time
+        return t.view_as(t)
     which, other = unread
     row = t.detach().index_select(dim, other) if edges else t.new_ones(1)
     return torch.where(which.view(-1, *(1,) * (t.dim() - dim - 1)), row, t)

@@ -147,6 +147,30 @@ def test_gradients_of_nodes_without_edges(route):
     assert bool(expected.isfinite().all()) and close(layer.map.weight.grad, expected)
 
 
+class ComparedMaps(Layer):
+    """A map that is only compared, and one of the same features that is used."""
+
+    EDGE = (WIDTH,)
+
+    def __init__(self):
+        super().__init__()
+        self.bound, self.map = torch.nn.Linear(WIDTH, WIDTH), torch.nn.Linear(WIDTH, WIDTH)
+
+    def message(self, edges):
+        k = edges.dst["k"]
+        return {"m": torch.where(self.bound(k) < edges.data["w"], self.map(k), edges.src["h"])}
+
+    def passed(self, graph):
+        graph.update_all(self.message, fn.sum("m", "y"))
+        return graph.dstdata["y"]
+
+
+@on_routes("layer", [ComparedMaps])
+def test_what_is_compared_and_used(route, layer):
+    compare(route, layer(), with_bare(), *users.arguments(layer),
+            went=followed(message_udf=route.backend))
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_mailboxes_of_other_dtypes(dtype):
     graph, layer = with_bare(), users.Summed().to(dtype)

@@ -171,6 +171,43 @@ def test_what_is_compared_and_used(route, layer):
             went=followed(message_udf=route.backend))
 
 
+class TruthBeside(Layer):
+    """Truth values beside features."""
+
+    EDGE = (WIDTH,)
+
+    def __init__(self):
+        super().__init__()
+        self.map = torch.nn.Linear(2 * WIDTH, WIDTH)
+
+    def passed(self, graph):
+        graph.update_all(lambda edges: {"m": self.map(torch.cat(
+            [edges.src["h"], edges.data["w"] > edges.dst["k"]], 1))}, fn.sum("m", "y"))
+        return graph.dstdata["y"]
+
+
+@on_routes("layer", [TruthBeside])
+def test_truth_values_beside_features(route, layer):
+    compare(route, layer(), with_bare(), *users.arguments(layer),
+            went=followed(message_udf=route.backend))
+
+
+def test_a_map_of_rows_of_several_dtypes():
+    """Numbers that `torch.where` chooses are of the default dtype; DGL's own code maps them beside
+    wider ones."""
+    graph, layer = with_bare(), torch.nn.Linear(2 * WIDTH, 3).double()
+    graph.ndata["h"] = torch.randn(graphs.N, WIDTH, dtype=torch.float64)
+
+    def call():
+        graph.update_all(lambda edges: {"m": layer(torch.cat(
+            [edges.src["h"], torch.where(edges.dst["h"] > 0, 1.5, -0.5)], 1))}, fn.sum("m", "y"))
+        return graph.ndata.pop("y")
+
+    expected = call()
+    with gnnaccel.enabled(when="supported"):
+        assert close(call(), expected, 1e-10)
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_mailboxes_of_other_dtypes(dtype):
     graph, layer = with_bare(), users.Summed().to(dtype)

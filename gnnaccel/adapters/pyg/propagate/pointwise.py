@@ -141,7 +141,9 @@ class Rows(Value):
     def beside(self, tensors: Any, dim: int) -> Any:
         if dim not in (-1, self.meta.dim() - 1) or not all(isinstance(t, Rows) for t in tensors):
             raise Unseen
-        return Beside(list(tensors), torch.cat([t.meta for t in tensors], -1))
+        meta = torch.cat([t.meta for t in tensors], -1)
+        parts = [t.alone() for t in tensors]  # of one dtype, as torch makes them
+        return Beside([part.kept(part.meta.to(meta.dtype)) for part in parts], meta)
 
     def __invert__(self) -> Any:
         return self.operate("logical_not", torch.logical_not, (self,), {})
@@ -201,7 +203,7 @@ class Beside(Deferred):
 
     def __init__(self, parts: list[Rows], meta: Tensor):
         super().__init__(meta)
-        self.parts = [part.alone() for part in parts]
+        self.parts = parts
 
     def operate(self, name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
         if name in _MAPS and args[0] is self and torch.is_grad_enabled():

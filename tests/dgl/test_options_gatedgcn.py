@@ -53,6 +53,29 @@ def test_a_loss_of_one_result_alone(route):
         assert all(close(a, b) for a, b in zip(*found))
 
 
+class Halved(torch.nn.Module):
+    """Changes what a layer gives."""
+
+    def __init__(self, layer: GatedGCNConv):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, *args):
+        return tuple(t.mul_(0.5) for t in self.layer(*args))
+
+
+@on_routes("by", ["activation", "caller"])
+@pytest.mark.parametrize("batch_norm", [False, True])
+def test_results_that_are_changed_in_place(route, by, batch_norm):
+    layer = GatedGCNConv(F, 4, 6, batch_norm=batch_norm,
+                         activation=torch.nn.ReLU(inplace=True) if by == "activation" else None)
+    if batch_norm:
+        layer.bn_node, layer.bn_edge = torch.nn.Identity(), torch.nn.Identity()
+    compare(route, Halved(layer) if by == "caller" else layer, graphs.square(), graphs.features(),
+            torch.randn(E, 4), floor=FLOOR,
+            went=lambda: set(gnnaccel.stats()["GatedGCNConv"]["routes"]) == {route.backend})
+
+
 def test_dropout_is_drawn_as_the_host_draws_it(route):
     layer = GatedGCNConv(F, 4, 6, dropout=0.5).to(route.device)
     g, x, e = (graphs.square().to(route.device), graphs.features().to(route.device),

@@ -41,10 +41,12 @@ def run(layer: Any, stated: PlainSpec, given: PlainInputs, attend: Any) -> tuple
     nodes, _, (edge_feat,) = given.operands
     feat = nodes.x_src
     own, values, left, right = layer.A(feat), layer.B(feat), layer.D(feat), layer.E(feat)
-    edges, sums = attend(dict(left=left, right=right, edge=layer.C(edge_feat), values=values))
-    out = own + sums
+    score, sums = attend(dict(left=left, right=right, edge=layer.C(edge_feat), values=values))
+    out, edges = own + sums, score
     if layer.batch_norm:
         out, edges = layer.bn_node(out), layer.bn_edge(edges)
+    if edges is score and score.requires_grad:
+        edges = score.clone()  # backward reads the scores; what is made of them may be in place
     if layer.activation:
         out, edges = layer.activation(out), layer.activation(edges)
     if layer.residual:

@@ -262,6 +262,16 @@ def test_graphs_of_other_kinds(route, inputs):
     fails_alike(route, "GA204", made, lambda: made(several, x, et))
 
 
+def test_self_loops_of_more_destinations_than_sources(route):
+    """Of one source DGL adds the only row to all of them."""
+    g = dgl.heterograph({("a", "r", "b"): ([0, 0], [1, 3])},
+                        num_nodes_dict={"a": 1, "b": 5}).to(route.device)
+    x, et = graphs.features(1).to(route.device), torch.tensor([0, 2], device=route.device)
+    made = layer().to(route.device)
+    natively(route, "GA206", made, lambda: made(g, x, et))
+    compare(route, layer(self_loop=False), g, x, et)
+
+
 def test_types_beyond_the_layers(route, inputs):
     g, x, et = inputs
     with route.on(), pytest.raises(GraphError, match="edge types from 0 to 5"):

@@ -46,6 +46,8 @@ def state(layer: Any, args: tuple,
     src, dst, edges = found[0].num_src, found[0].num_dst, etypes.shape[0]
     if feat.shape[0] != src:
         return reason("GA206", f"feat has {feat.shape[0]} rows for {src} nodes")
+    if layer.self_loop and src < dst:  # the host then adds one row to all, or raises
+        return reason("GA206", f"{dst} destinations have self loops, of {src} sources")
     # where the host's messages look for it
     norm = g.edata["norm"] if norm is None and "norm" in g.edata else norm
     why = None if norm is None else _norm_reason(norm, edges, feat.device)

@@ -208,6 +208,23 @@ def test_a_map_of_rows_of_several_dtypes():
         assert close(call(), expected, 1e-10)
 
 
+@pytest.mark.parametrize("message", [
+    lambda edges: {"m": torch.cat([edges.src["a"], edges.dst["a"]], dim=-1)},
+    lambda edges: {"m": torch.cat([edges.src["a"], edges.dst["a"] + len(edges)], dim=-1)}])
+def test_messages_that_are_not_one_for_each_edge(message):
+    """Of one dimension the last is that of the edges: DGL takes the first of so many."""
+    graph = with_bare()
+    graph.ndata["a"] = torch.randn(graphs.N)
+
+    def call():
+        graph.update_all(message, lambda nodes: {"y": nodes.mailbox["m"].sum(1)})
+        return graph.ndata.pop("y")
+
+    expected = call()
+    with gnnaccel.enabled(when="supported"):
+        assert close(call(), expected)
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_mailboxes_of_other_dtypes(dtype):
     graph, layer = with_bare(), users.Summed().to(dtype)

@@ -237,6 +237,8 @@ def _graph_of(g: Any, given: dict[str, Any]) -> OpGraph | Reason:
         return reason("GA203", "autocast is on", "call it outside of autocast")
     if not g.num_edges():
         return reason("GA303")
+    if any(t.shape[0] != g.num_edges() for key, t in given.items() if key[:2] == "m."):
+        return reason("GA206", "messages are not one for each edge")
     return inputs.single(g._graph, tensors[0].device)
 
 

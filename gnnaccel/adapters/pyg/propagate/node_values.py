@@ -253,7 +253,14 @@ class NodeValue(Value):
         # without a dimension, it depends on the number of rows what is done
         if name == "squeeze" and not (len(args) == 2 and type(args[1]) is int):
             raise Unseen
+        if name == "normalize" and self._over_rows(*args[1:], *kwargs.values()):
+            raise Unseen
         return self.steps.made(function, args, kwargs, applied(function, args, kwargs))
+
+    def _over_rows(self, *rest: Any) -> bool:
+        """Whether one of an operation's numbers may be the dimension of the rows."""
+        return any(type(one) not in (int, float, type(None)) or one in (0, -self.meta.dim())
+                   for one in rest)
 
     def beside(self, tensors: Any, dim: int) -> Any:
         if type(dim) is not int or dim in (0, -self.meta.dim()) or not all(

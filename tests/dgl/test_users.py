@@ -225,6 +225,24 @@ def test_messages_that_are_not_one_for_each_edge(message):
         assert close(call(), expected)
 
 
+@pytest.mark.parametrize("layer", [users.Attention, users.Scored])
+@pytest.mark.parametrize("when", ["profitable", "supported"])
+def test_second_derivatives_of_attention(layer, when):
+    """As torch's softmax of a mailbox has them; DGL's own softmax on a CPU has none."""
+    graph, made = with_bare(), layer().double()
+    inputs = [t.double().requires_grad_() for t in users.arguments(layer)]
+
+    def seconds():
+        firsts = torch.autograd.grad(made(graph, *inputs).square().sum(), inputs, create_graph=True)
+        return torch.autograd.grad(sum(t.square().sum() for t in firsts), inputs)
+
+    expected = seconds()
+    with gnnaccel.enabled(when=when):
+        got = seconds()
+    assert set(gnnaccel.stats()["dgl.reduce_udf"]["routes"]) == {"torch"}
+    assert all(close(a, b, 1e-9) for a, b in zip(got, expected))
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_mailboxes_of_other_dtypes(dtype):
     graph, layer = with_bare(), users.Summed().to(dtype)

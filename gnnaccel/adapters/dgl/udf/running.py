@@ -23,6 +23,7 @@ from gnnaccel.dispatch.ops.aggregation import Aggregation
 from gnnaccel.dispatch.ops.call import Kernel, OpCall
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.policy.reasons import Reason, reason
+from gnnaccel.dispatch.run.autograd import Operation
 
 _BY_DGL = "DGL's own operations"
 # measured on a CPU; a call takes 0.2 ms longer
@@ -193,7 +194,46 @@ def _with_operations(g: Any, graph: OpGraph, given: dict) -> CallArguments:
     def dot(left: Tensor, right: Tensor, *targets: str) -> Tensor:
         return ops.gsddmm(g, "dot", left, right, *targets)
 
-    return CallArguments({**given, SOFTMAX: partial(ops.edge_softmax, g), DOT: dot}, graph)
+    return CallArguments({**given, SOFTMAX: partial(_softmax, g), DOT: dot}, graph)
+
+
+def _softmax(g: Any, scores: Tensor) -> Tensor:
+    from dgl import ops
+
+    if scores.is_cpu and not driver.placed():
+        return _Softmax(g._graph).apply(scores)
+    return ops.edge_softmax(g, scores)
+
+
+class _Softmax(Operation):
+    """DGL's ``edge_softmax`` on a CPU, differentiable any number of times as torch's softmax of a
+    mailbox is: the host's own backward is one kernel without a gradient. ``index``: the edges; the
+    graph itself would keep its features."""
+
+    __slots__ = ("index",)
+
+    def __init__(self, index: Any):
+        self.index = index
+
+    def forward(self, needs, scores):
+        from dgl import backend
+
+        out = backend.edge_softmax(self.index, scores)
+        return out, (out,)
+
+    def backward(self, needs, saved, grad):
+        from dgl._sparse_ops import _edge_softmax_backward
+
+        (out,) = saved
+        return (_edge_softmax_backward(self.index, out, out * grad),)
+
+    def recorded(self, needs, saved, grad):
+        from dgl import backend
+
+        (out,) = saved
+        parts = out * grad
+        sums = backend.gspmm(self.index, "copy_rhs", "sum", None, parts)
+        return (parts - backend.gsddmm(self.index, "mul", out, sums, "e", "v"),)
 
 
 def _call(graph: OpGraph, given: dict, plain: Any, kernel: Kernel | Reason, gains: bool) -> OpCall:

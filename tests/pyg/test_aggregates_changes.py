@@ -193,3 +193,27 @@ def test_a_function_that_is_replaced_between_calls(route, monkeypatch, place, na
         with gnnaccel.disabled():
             changed = layer(*args)
     assert not close(changed, expected) and close(got, changed)
+
+
+class ChangesInMessage(Message):
+    """PyG gives the aggregate the very rows that the message got."""
+
+    def __init__(self, view: bool):
+        super().__init__()
+        self.act, self.view = nn.LeakyReLU(0.3, inplace=True), view
+
+    def message(self, x_j):
+        self.act(x_j.view(-1, 4, 3) if self.view else x_j)
+        return 2.0 * torch.ones_like(x_j[:, :1])
+
+    def aggregate(self, inputs, index, dim_size, x_j):
+        return scatter(inputs / (1.0 + x_j.abs()), index, 0, dim_size)
+
+
+@pytest.mark.parametrize("view", [False, True])
+def test_what_the_message_changed_in_place(kernels, view):
+    layer, (x, ei, _) = ChangesInMessage(view).to(kernels.device), given(Scattered)
+    x, ei = x.to(kernels.device), ei.to(kernels.device)
+    expected = layer(x, ei)
+    with kernels.on(on_fallback="native"):
+        assert close(layer(x, ei), expected)

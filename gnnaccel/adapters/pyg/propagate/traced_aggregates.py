@@ -33,17 +33,20 @@ _INSIDE = ("<genexpr>", "<listcomp>")  # functions that may be defined in it
 _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "STORE_ATTR")
 
 
-def aggregated(sent: Any, message_layer: Layer, kwargs: dict, ends: list[tuple[str, str]],
-               edges: list[str], edge_index: Any) -> tuple[Any, Any, Traced]:
-    """What ``aggregate`` gives for messages ``sent``; the messages, and what was done. Adds to
-    ``ends`` the arguments that are features of nodes; Unseen where it is not followed."""
+def aggregated(sent: Any, message_layer: Layer, kwargs: dict, before: dict[str, Any],
+               ends: list[tuple[str, str]], edges: list[str],
+               edge_index: Any) -> tuple[Any, Any, Traced]:
+    """What ``aggregate`` gives for messages ``sent``; the messages, and what was done. ``before``:
+    what stood for the message's arguments, which may have changed them in place. Adds to ``ends``
+    the arguments that are features of nodes; Unseen where it is not followed."""
     traced: Traced = message_layer._traced_functions
     traced.begin(message_layer)
     function = type(traced.layer).aggregate
     ready = traced.prepared(function)
     given: dict[str, Any] = {}
     for parameter in list(inspect.signature(function).parameters.values())[2:]:
-        if parameter.name == "aggr":  # the host does not give it
+        # the host does not give it; or it is what the message left
+        if parameter.name == "aggr" or type(before.get(parameter.name)) is pointwise.Changed:
             raise Unseen
         one, end = tracing.stand_in(parameter, kwargs, _OF_AGGREGATE, traced.proxy, edge_index)
         given[parameter.name] = one

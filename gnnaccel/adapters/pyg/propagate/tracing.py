@@ -40,11 +40,11 @@ class Manner(NamedTuple):
     layer; None where it may do more than compute. ``rows(end, make, meta, name)``: what stands for
     the argument ``name`` at the ``end`` "i", "j" or "e". ``found(out, layer)``: the message, None
     where it is not of this kind. ``methods``: whether methods of the layer, and functions of the
-    user's own, may be called. ``then(out, layer, kwargs, ends, edges, edge_index)``: what goes on
-    with what the message gave; it adds to the lists of a `Trace`. ``kept(value)``: how a `Trace`
-    keeps what the message sets on the layer, if it may set any. ``functions(layer)``: what stands
-    for functions of PyG and others. ``stacked(rows, place)``: what stands for rows that are in
-    another dimension than the first, if any may be.
+    user's own, may be called. ``then(out, layer, kwargs, given, ends, edges, edge_index)``: what
+    goes on with what the message gave for the stand-ins ``given``; it adds to the lists of a
+    `Trace`. ``kept(value)``: how a `Trace` keeps what the message sets on the layer, if it may set
+    any. ``functions(layer)``: what stands for functions of PyG and others. ``stacked(rows,
+    place)``: what stands for rows that are in another dimension than the first, if any may be.
     """
 
     names: frozenset[str]
@@ -52,7 +52,7 @@ class Manner(NamedTuple):
     rows: Callable[[str, Make, Tensor, str], Any]
     found: Callable[[Any, Any], Any]
     methods: bool = False
-    then: Callable[[Any, Layer, dict, list, list, Any], Any] | None = None
+    then: Callable[[Any, Layer, dict, dict, list, list, Any], Any] | None = None
     kept: Callable[[Any], Any] | None = None
     functions: Callable[[Layer], Any] | None = None
     stacked: Callable[[Any, int], Any] | None = None
@@ -131,7 +131,7 @@ def _followed(layer: Any, kwargs: dict, manner: Manner, edge_index: Any,
                 ends.append((parameter.name[:-2], end))
         out = message(proxy, **given)
         if manner.then is not None:
-            out = manner.then(out, proxy, kwargs, ends, at_edges, edge_index)
+            out = manner.then(out, proxy, kwargs, given, ends, at_edges, edge_index)
         found = manner.found(out, layer)
         kept = {} if manner.kept is None else {
             name: manner.kept(value) for name, value in proxy._traced_kept.items()}

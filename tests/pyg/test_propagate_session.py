@@ -61,6 +61,8 @@ def test_repeated_calls_follow_what_has_no_other_name(route):
         yield layer, x, ei, w
         yield layer, torch._neg_view(x), ei, w
         yield layer, x, ei, w
+        yield layer, x, ei, torch._neg_view(w)
+        yield Weighing(), x, ei, torch._neg_view(w)
         layer.aggr_module.__class__ = MaxAggregation
         yield layer, x, ei, w
         layer.aggr_module.__class__ = SumAggregation

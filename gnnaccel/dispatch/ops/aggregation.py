@@ -91,25 +91,26 @@ def prepare(reduce: Reduce, x: Tensor, weight: Tensor | None, edges: int) -> Agg
         return Aggregation(reduce, x, None, tuple(x.shape[1:]))
     if weight.layout != torch.strided or weight.device != x.device:
         return reason("GA206", f"weights are {weight.layout}, on {weight.device}")
+    if weight.is_neg():
+        return reason("GA206", "weights are a view that negates its numbers", "call resolve_neg()")
     if weight.dim() != x.dim() or weight.shape[0] != edges:
         return reason("GA206",
                       f"weights {list(weight.shape)} for {edges} edges and features "
                       f"{list(x.shape)}")
     if weight.requires_grad and is_inexact(weight):
         return reason("GA203", f"{weight.dtype} weights with a gradient, divided by such sums")
-    shape = []
-    for a, b in zip(x.shape[1:], weight.shape[1:]):
+    tails = [*zip(x.shape[1:], weight.shape[1:])]
+    for a, b in tails:
         if a != b and a != 1 and b != 1:
             return reason("GA206",
                           f"weights {list(weight.shape)} and features {list(x.shape)} do "
                           "not broadcast")
-        shape.append(b if a == 1 else a)
     if weight.dtype != x.dtype:
         dtype = torch.promote_types(weight.dtype, x.dtype)
         if dtype not in DTYPES:
             return reason("GA203", f"weights are {weight.dtype}")
         x, weight = x.to(dtype), weight.to(dtype)
-    return Aggregation(reduce, x, weight, tuple(shape))
+    return Aggregation(reduce, x, weight, tuple([b if a == 1 else a for a, b in tails]))
 
 
 def plain(graph: OpGraph, given: Aggregation) -> Tensor:

@@ -144,9 +144,9 @@ class Last:
         if module is not self.module() or type(module) is not self.module_class:
             return False
         within = module.__dict__
-        if any(reading.MODULE_HOOKS(within)) or not within.keys().isdisjoint(guards.REDUCING):
+        if any(reading.MODULE_HOOKS(within)) or not guards.REDUCING.isdisjoint(within):
             return False
-        return (own.keys().isdisjoint(reading.OVERRIDES) and type(layer) is self.cls
+        return (reading.OVERRIDES.isdisjoint(own) and type(layer) is self.cls
                 and self.known.path.same(self.module_path) and guards.context_reason() is None)
 
     def run(self, layer: Any, edge_index: Tensor, kwargs: dict) -> Any:
@@ -167,7 +167,7 @@ class Last:
         weight = None if form.weight is None else form.weight(kwargs)
         graph = OpGraph(edge_index, num_src, num_dst, flipped, view)
         if (self.shape is not None and not x.is_neg()
-            and (weight is None or weight.dtype is x.dtype)):
+            and (weight is None or (weight.dtype is x.dtype and not weight.is_neg()))):
             counters.count(self.name, self.route)
             # what `reading.prepared` and `reading.finished` would give
             return self.decision.run(graph,  # type: ignore[misc]  # not native

@@ -199,6 +199,15 @@ def test_rows_of_edges_that_are_not_one_each(emulated):
                    code="GA206")
 
 
+def test_features_without_data(route):
+    """Shapes alone, as a model is asked for them before it is loaded."""
+    layer, more = made("InnerOfEdges")
+    given = [one.to("meta") for one in (graphs.features(), graphs.square(), *more)]
+    with route.on(on_fallback="native"):
+        out = layer.to("meta")(*given)
+    assert out.is_meta and out.shape == (N, 16)
+
+
 class Bare(Tutorial):
     """With the features as they are given."""
 

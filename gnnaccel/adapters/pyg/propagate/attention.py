@@ -146,8 +146,9 @@ def _stated(layer: Any, edge_index: Any, kwargs: dict, found: Trace,
     if type(sizes) is Reason:
         return sizes
     first = next(rows(kwargs, name, end) for name, end in found.ends if end == "j")
-    if reading.stacked(layer, first) or torch.is_autocast_enabled(first.device.type):
-        return reason("GA206", "attention over stacked features, or under autocast")
+    if reading.stacked(layer, first) or first.is_meta or (
+        torch.is_autocast_enabled(first.device.type)):
+        return reason("GA206", "attention over stacked features, without data, or under autocast")
     plain = reading._edges(layer, known, edge_index, *sizes, first.device)
     if type(plain) is Reason:
         return plain

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch_geometric import nn as pyg
 from torch_geometric.nn.resolver import aggregation_resolver
-from torch_geometric.utils import scatter
+from torch_geometric.utils import scatter, softmax
 
 import gnnaccel
 from gnnaccel.adapters.pyg.propagate import expressed, tracing
@@ -204,6 +204,33 @@ def test_kept_attention_has_gradients(kernels):
             _, alpha = layer(*args)
             (alpha * torch.linspace(0, 1, E, device=alpha.device).view(-1, 1)).sum().backward()
         found.append([alpha, layer.q.weight.grad.clone(), layer.k.weight.grad.clone()])
+    assert routes(layer) == {"cuda": 1}
+    assert all(close(*pair) for pair in zip(*found))
+
+
+class KeepsOfHeads(Keeps):
+    """One number for each edge, which is dropped and laid out after it was kept."""
+
+    def message(self, q_i, k_j, v_j, index, ptr, size_i):
+        self.alpha = alpha = softmax((q_i * k_j).sum(dim=-1) * 0.3, index, ptr, size_i)
+        return F.dropout(alpha, 0.3, self.training).view(-1, 1) * v_j
+
+
+@pytest.mark.parametrize("form", [Keeps, KeepsOfHeads])
+def test_the_gradient_of_kept_attention_is_of_what_the_message_makes(kernels, form):
+    """As those ask for it who explain a model: by `retain_grad`, a hook, or by its name."""
+    layer, args = form().to(kernels.device).train(), to(kernels.device, *arguments(form))
+    found = []
+    for block in (gnnaccel.disabled(), kernels.on()):
+        layer.zero_grad()
+        torch.manual_seed(4)
+        with block:
+            out, alpha = layer(*args)
+            alpha.retain_grad()
+            alpha.register_hook(lambda grad: grad * 2)
+            (by_name,) = torch.autograd.grad(out.sin().sum(), alpha, retain_graph=True)
+            out.sin().sum().backward()
+        found.append([by_name, alpha.grad, layer.q.weight.grad.clone()])
     assert routes(layer) == {"cuda": 1}
     assert all(close(*pair) for pair in zip(*found))
 

@@ -122,11 +122,13 @@ def mapped(tree: Tree, function: Callable[[Leaf], Leaf]) -> Tree:
 
 
 def computed(tree: Tree, given: Any) -> Any:
-    """A tree whose leaves are at one end, or parameters, on torch operations."""
+    """A tree whose leaves are at one end, or parameters, on torch operations. Of a leaf that has
+    its shape it is the tensor itself, whose gradient users may ask for."""
 
     def rows(leaf: Leaf) -> Tensor:
         t = leaf.make(given)
-        return t.reshape(1 if leaf.end == "p" else t.shape[0], *leaf.tail)
+        shape = (1 if leaf.end == "p" else t.shape[0], *leaf.tail)
+        return t if t.shape == shape else t.reshape(shape)
 
     return folded(tree, rows, lambda number: number.value, lambda op, args: BY_TORCH[op](*args))
 

@@ -117,8 +117,7 @@ class Softmax(Before):
 
     def __init__(self, make: Make, tree: Tree, tail: tuple[int, ...]):
         self.tree, self.tail, self.count = tree, tail, math.prod(tail)
-        super().__init__(lambda given: cuda_functions.edge_softmax(
-            given.graph, make(given).reshape(-1, self.count), "v"))
+        super().__init__(lambda given: cuda_functions.edge_softmax(given.graph, make(given), "v"))
 
     def stand_in(self, given: dict, graph: OpGraph) -> tuple[Any, str]:
         return self.count, "softmax"

@@ -23,9 +23,11 @@ from typing import Any
 from gnnaccel.dispatch.policy.names import IdentityMap
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 
-#: the methods of a layer that PyG's message passing calls
+#: the methods by which PyG's message passing gathers what a ``message`` gets
+GATHERS = ("_check_input", "_set_size", "_index_select", "_lift", "_collect")
+#: all methods of a layer that PyG's message passing calls
 MESSAGE_PASSING = ("message", "edge_update", "aggregate", "update", "message_and_aggregate",
-                   "propagate", "edge_updater")
+                   "propagate", "edge_updater", *GATHERS)
 _OURS = __name__.partition(".")[0]
 # packages whose objects do not count as replacements of a host's functions
 _SILENT = frozenset(("builtins", "typing", "torch", *sys.stdlib_module_names))

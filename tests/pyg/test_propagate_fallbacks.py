@@ -2,13 +2,15 @@
 from __future__ import annotations
 
 import copy
+import types
 
 import pytest
 import torch
+from torch_geometric.nn import GATConv
 
 import gnnaccel
 from tests.pyg import graphs
-from tests.pyg.graphs import E, N
+from tests.pyg.graphs import E, F, N
 from tests.pyg.judge import close
 from tests.pyg.own_layers import Copying, Weighing, hooked
 
@@ -31,6 +33,27 @@ class Summing(Weighing):
 class ByEdge(Copying):
     def update(self, aggregated, x_i):
         return aggregated
+
+
+class Gathering:
+    """Gathers twice of what there is."""
+
+    def _index_select(self, src, index):
+        return 2 * src.index_select(self.node_dim, index)
+
+
+class GatheringWeighing(Gathering, Weighing):
+    pass
+
+
+class GatheringGAT(Gathering, GATConv):
+    def forward(self, x, edge_index, w):
+        return super().forward(x, edge_index)
+
+
+def gathering(layer):
+    layer._index_select = types.MethodType(Gathering._index_select, layer)
+    return layer
 
 
 def replaced(layer):
@@ -58,6 +81,9 @@ NATIVE = {"message": (Asymmetric, "GA211"), "difference": (Difference, "GA211"),
           "aggregate": (Summing, "GA211"), "update": (ByEdge, "GA211"),
           "hook": (lambda: hooked(Weighing()), "GA501"),
           "replaced": (lambda: replaced(Weighing()), "GA205"),
+          "gathers": (GatheringWeighing, "GA205"),
+          "gathers by itself": (lambda: gathering(Weighing()), "GA205"),
+          "a layer of PyG's": (lambda: GatheringGAT(F, 4), "GA205"),
           "aggregation": (lambda: Weighing(aggr="std"), "GA201"),
           "several": (lambda: Weighing(aggr=["std", "softmax"]), "GA201"),
           "aggregation hook": (lambda: with_module_hook(Weighing()), "GA501")}

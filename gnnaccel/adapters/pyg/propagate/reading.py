@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gnnaccel.adapters.own import MESSAGE_PASSING, Path, home, is_method
+from gnnaccel.adapters.own import GATHERS, MESSAGE_PASSING, Path, home, is_method
 from gnnaccel.adapters.pyg import edges, guards
 from gnnaccel.adapters.pyg.propagate import adjacency, message, node_counts, stock
 from gnnaccel.adapters.pyg.propagate.node_counts import TENSORS as TENSORS
@@ -42,7 +42,8 @@ class Known:
 
     It holds as long as they and all functions on their ``path`` stay the same. ``updates``: whether
     ``update`` does something; ``update``: its arguments. ``of_user``: ``aggregate`` is the user's
-    own; ``traced``: it was traced (`aggregates`), and ``aggregate`` is what that found.
+    own; ``traced``: it was traced (`aggregates`), and ``aggregate`` is what that found;
+    ``gathers``: those of `GATHERS` that this PyG has.
     """
 
     why: Reason | None
@@ -51,7 +52,8 @@ class Known:
     def __init__(self, cls: type, traced: stock.Aggregate | None = None):
         self.functions = tuple(getattr(cls, name) for name in _FUNCTIONS)
         self.path = Path("torch_geometric")
-        self.path.watch(attrgetter, cls, _FUNCTIONS)
+        self.gathers = tuple(name for name in GATHERS if hasattr(cls, name))
+        self.path.watch(attrgetter, cls, (*_FUNCTIONS, *self.gathers))
         self.forms: dict[tuple, message.Form | Reason] = {}
         self.own = cls.__module__.startswith("torch_geometric.")
         self.stock = stock.of_message(self.functions[0])
@@ -131,6 +133,9 @@ def base() -> type[Any]:
 
 def _functions_reason(cls: type, known: Known) -> Reason | None:
     aggregate = known.functions[1]
+    for name in known.gathers:
+        if not is_method(getattr(cls, name), base(), name, "torch_geometric"):
+            return reason("GA205", f"{cls.__name__} overrides {name}")
     if known.of_user and not known.traced:
         return reason("GA211", "aggregate is the user's own")
     if known.aggregate is None and not is_method(aggregate, base(), "aggregate", "torch_geometric"):

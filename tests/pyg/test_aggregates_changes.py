@@ -41,6 +41,74 @@ def test_numbers_and_modules_of_the_layer(kernels):
         lambda: setattr(layer, "aggr_module", torch_geometric.nn.aggr.MinAggregation())))
 
 
+SEEN = []
+
+
+def noted(results, seen=[], *, options={"scale": 2.0}):  # noqa: B006 - as users write it
+    seen.append(1)
+    return results * options["scale"] * len(seen)
+
+
+def scaled(x, options={"scale": 2.0}):  # noqa: B006 - as users write it
+    return x * options["scale"]
+
+
+class Scaled(Scattered):
+    def message(self, x_i, x_j):
+        return scaled(torch.tanh(x_i * x_j))
+
+
+class ToHelper(Scattered):
+    """Adds to a list that a function has as long as it lives."""
+
+    def aggregate(self, inputs, index, dim_size):
+        return noted(scatter(inputs, index, 0, dim_size))
+
+
+class ToLayer(Scattered):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def aggregate(self, inputs, index, dim_size):
+        self.seen.append(1)
+        return scatter(inputs, index, 0, dim_size) * len(self.seen)
+
+
+class ToModule(Scattered):
+    def aggregate(self, inputs, index, dim_size):
+        SEEN.append(1)
+        return scatter(inputs, index, 0, dim_size) * len(SEEN)
+
+
+def test_what_a_function_has_by_default(kernels, monkeypatch):
+    """A dictionary may have other things in each call."""
+    layer = Scaled().to(kernels.device)
+    args = [one.to(kernels.device) for one in given(Scaled)]
+    for scale in (2.0, 3.0, 2.0):
+        monkeypatch.setitem(scaled.__defaults__[0], "scale", scale)
+        expected = layer(*args)
+        with kernels.on(on_fallback="native"):
+            assert close(layer(*args), expected)
+
+
+@pytest.mark.parametrize("form", [ToHelper, ToLayer, ToModule])
+def test_lists_that_outlive_a_call(kernels, form):
+    """Only lists of the function itself may be added to: each call adds to the others once."""
+    def calls(block):
+        for one in (SEEN, noted.__defaults__[0]):
+            one.clear()
+        layer = form().to(kernels.device)
+        args = [one.to(kernels.device) for one in given(form)]
+        with block:
+            return [layer(*args) for _ in range(3)]
+
+    torch.manual_seed(0)
+    expected = calls(gnnaccel.disabled())
+    torch.manual_seed(0)
+    assert all(map(close, calls(kernels.on(on_fallback="native")), expected))
+
+
 def test_the_reduction(kernels):
     layer = Scattered()
     each_seen(kernels, layer, *given(Scattered), changes=(

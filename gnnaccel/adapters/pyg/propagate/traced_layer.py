@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _FUNCTIONS = (types.FunctionType, types.MethodType, types.MethodDescriptorType, staticmethod,
               classmethod)
+_MAY_CHANGE = (list, dict, set)  # as defaults: what they have may be other things in each call
 
 
 class Layer:
@@ -148,7 +149,9 @@ class Layer:
         manner = self._traced_manner
         ready = (runnable(function, self if method else None, manner, self) if manner.methods
                  else None)
-        if ready is None or function.__code__.co_freevars:
+        if ready is None or function.__code__.co_freevars or any(
+            type(one) in _MAY_CHANGE for one in (*(function.__defaults__ or ()),
+                                                 *(function.__kwdefaults__ or {}).values())):
             raise Unseen
         self._traced_watched.extend([(guarded.Attributes(function), name, getattr(function, name))
                                      for name in reading.FUNCTION])

@@ -198,6 +198,23 @@ class Normed(Message):
         return torch.where(total > 0.1, F.normalize(total, dim=-1) / norm.clamp(max=2.0), middle)
 
 
+class Appended(Message):
+    """Several statistics, one after the other in a list, as PNA's code often has it."""
+
+    def message(self, x_i, x_j):
+        return torch.tanh(x_i * x_j)
+
+    def aggregate(self, inputs, index, dim_size):
+        outs = []
+        for name in ("mean", "max", "min", "std"):
+            if name == "std":
+                square = scatter(inputs * inputs, index, 0, dim_size, reduce="mean")
+                outs.append(torch.sqrt(torch.relu(square - outs[0] * outs[0]) + 1e-3))
+            else:
+                outs.append(scatter(inputs, index, 0, dim_size, reduce=name))
+        return torch.cat(outs, dim=-1)
+
+
 class OfEdges(Message):
     """Sums of features of edges alone, and of the receiving node, beside one of neighbours."""
 
@@ -232,6 +249,6 @@ class Twice(Message):
 
 
 FORMS = (Scattered, ByModule, BySuper, Quotient, Pair, Vectors, Statistics, Extremes, Changed,
-         Normed, OfEdges, Twice)
+         Normed, Appended, OfEdges, Twice)
 #: those that torch operations take over on a CPU
 PLAIN = (Scattered, ByModule)

@@ -27,7 +27,8 @@ from gnnaccel.adapters.pyg.propagate.standins import Unseen
 from gnnaccel.adapters.pyg.propagate.traced import Make
 from gnnaccel.adapters.pyg.propagate.traced_layer import Layer
 
-_NAMES = generated.OF_MESSAGES | OF_NODES | {"aggregate", "aggr_module"}
+#: ``append``: of lists that it makes itself, as no others come to it
+_NAMES = generated.OF_MESSAGES | OF_NODES | {"aggregate", "aggr_module", "append"}
 _BUILTINS = (tuple, list, zip, enumerate, sum, int, float, len)
 _INSIDE = ("<genexpr>", "<listcomp>")  # functions that may be defined in it
 _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "STORE_ATTR")

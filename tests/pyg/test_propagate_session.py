@@ -8,13 +8,15 @@ import pickle
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch_geometric.nn import (GENConv, GINEConv, MaxAggregation, MessagePassing,
                                 ResGatedGraphConv, SumAggregation)
 
 import gnnaccel
 from gnnaccel.dispatch.observe import records
 from gnnaccel.dispatch.policy import rules
-from tests.pyg import graphs
+from tests.pyg import aggregating_layers, edge_layers, graphs
+from tests.pyg.generated_calls import arguments
 from tests.pyg.graphs import E, F, N
 from tests.pyg.judge import close
 from tests.pyg.own_layers import Copying, Inherited, Updating, Weighing, hooked
@@ -370,3 +372,36 @@ def test_classes_are_left_alone_when_a_session_is_over():
 
     Own()
     assert not hasattr(Own.propagate, "routed")
+
+
+class Operations(TorchDispatchMode):
+    """Notes the operations that run, as those who count them do."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.seen.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("form", [edge_layers.Keeps, edge_layers.Deep, aggregating_layers.Quotient])
+def test_whoever_looks_at_operations_sees_the_hosts(route, form):
+    """Not what a message does on stand-ins, while it is found out what it computes; the next call
+    does not suffer from it."""
+    args = [one.to(route.device) for one in arguments(form)]
+    layer = form().to(route.device)
+    found = []
+    for block in (gnnaccel.disabled(), route.on(on_fallback="native")):
+        with block, Operations() as operations:
+            layer(*args)
+        found.append(operations.seen)
+    assert found[0] == found[1]
+    if route.backend == "cuda":
+        assert set(gnnaccel.stats()[form.__name__]["reasons"]) == {"GA405"}
+    with route.on(on_fallback="native"):
+        traced = torch.jit.trace(layer, tuple(args), check_trace=False)
+        assert len(list(traced(*args))) == len(list(layer(*args)))
+    if route.backend == "cuda":
+        assert gnnaccel.stats()[form.__name__]["routes"]["cuda"] == 1

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from gnnaccel.adapters.guards import context_reason
 from gnnaccel.adapters.pyg.propagate import channels, generated, pointwise, reading, tracing
 from gnnaccel.adapters.pyg.propagate.node_values import NodeValue
 from gnnaccel.adapters.pyg.propagate.standins import Form, Unseen
@@ -48,7 +49,7 @@ def read(layer: Any, known: reading.Known, edge_index: Any, kwargs: dict) -> rea
     summed: _Summed | None = trace.message
     if summed is None or summed.known.why is not None or any(
         layer.node_dim not in (0, -dims) for dims in summed.dims):
-        return why
+        return context_reason() or why
     if summed.messages is None:
         found = reading.read_edges(layer, edge_index, kwargs, summed.known)
     else:

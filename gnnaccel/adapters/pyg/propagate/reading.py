@@ -218,6 +218,7 @@ def read_edges(layer: Any, edge_index: Any, kwargs: dict, known: Known) -> Read 
         other = generated.form(layer, known, kwargs, edge_index, found)
         if type(other) is message.Form:
             return read_as(other, layer, edge_index, kwargs, known)
+        found = guards.context_reason() or found
     return found
 
 

@@ -77,9 +77,11 @@ def divides(cls: type[Any], x: Tensor) -> Reason | None:
     """A class whose forward divides what it aggregates by a sum of the same weights, which the host
     takes in the features' type. In 16 bits on a GPU that sum stops growing, and so does the host's
     over the neighbours, but not that of kernels: the two errors would not cancel."""
+    if x.element_size() > 2:
+        return None
     from torch_geometric.nn import WLConvContinuous
 
-    if x.element_size() > 2 or cls.forward is not WLConvContinuous.forward:
+    if cls.forward is not WLConvContinuous.forward:
         return None
     return reason("GA203", f"{x.dtype} features, divided by sums in 16 bits")
 

@@ -219,10 +219,11 @@ class GraphView:
         return self._shares
 
     def all_covered(self) -> bool:
-        """Whether every destination is known to have an edge; False while the device has not
-        reported."""
+        """Whether every destination has an edge, as far as that is known from the first call on. Of
+        graphs that are not ``large`` the device tells some time later: when must not decide how
+        numbers are rounded."""
         rows = self._csc
-        if rows is None or not rows.split.known:
+        if rows is None or not self.large or not rows.split.known:
             return False
         if self._no_isolated is None:
             self._no_isolated = rows.split.histogram()[:1] == [0]

@@ -121,8 +121,8 @@ def _decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict
     device, fresh = given.device.type, _fresh(layer, stated, given, args, kwargs)
     plan = _planned(stated, device, grad, fresh, config)
     made = None if plan.route == "native" else stated.lookup(given)
-    if plan.route == "cuda" and isinstance(stated, RelationalSpec):
-        plan = _over_this_graph(stated, made[0], plan, grad)
+    if plan.route == "cuda" and stated.by_graph:
+        plan = _over_this_graph(stated, made[0], plan, grad)  # type: ignore[arg-type,index]
     entry = settings.asked(layer, config)
     use: Any = None if entry is None else quantized.chosen(layer, entry, config, stated, plan)
     if plan.route == "native":

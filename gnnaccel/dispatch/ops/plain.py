@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -58,6 +58,7 @@ class PlainSpec:
     num_edges: int
     on_cpu: bool
     parts: int = 1
+    by_graph: ClassVar[bool] = False  # as of `CallSpec`
 
     def __str__(self) -> str:
         formula = operation(self.reduce).FORMULAS[self.reduce.partition(":")[0]]

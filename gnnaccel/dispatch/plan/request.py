@@ -119,6 +119,8 @@ class CallSpec:
 
     #: (held, given) -> the graph of a call on these tensors; None: it is what `held` gives
     over: ClassVar[None] = None
+    #: whether the graph decides which kernels run, beside sizes
+    by_graph: ClassVar[bool] = False
 
     @staticmethod
     def runner(route: str):

@@ -161,6 +161,7 @@ class RelationalSpec:
         return graph
 
     over: ClassVar[None] = None  # as of `CallSpec`
+    by_graph: ClassVar[bool] = True  # likewise
 
     @staticmethod
     def runner(route: str) -> Callable[[RelationalCall, dict[str, Any]], Tensor]:

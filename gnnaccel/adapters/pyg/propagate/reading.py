@@ -239,9 +239,8 @@ def read_as(form: message.Form, layer: Any, edge_index: Any, kwargs: dict, known
     if type(found) is Reason:
         return found
     x, (num_src, num_dst) = source(kwargs, form.source), found
-    why = stock.divides(type(layer), x)
-    if why is not None:
-        return why
+    if x.dtype in stock.HALF and stock.divides(type(layer)):
+        return reason("GA203", f"{x.dtype} features, divided by sums in 16 bits")
     plain = _edges(layer, known, edge_index, num_src, num_dst, x.device)
     if type(plain) is Reason:
         return plain

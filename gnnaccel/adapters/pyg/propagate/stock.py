@@ -23,6 +23,9 @@ from gnnaccel.dispatch.ops.messages import Gated, Rectified
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 
 
+HALF = (torch.float16, torch.bfloat16)
+
+
 class Stock(NamedTuple):
     """``stamp(layer)``; ``form(stamp, kinds)``, as `message.form`, with a reason where there is
     none; ``usual``: the stamp of a layer as it is constructed."""
@@ -73,17 +76,13 @@ def _found(known: dict[type, Any], function: Any, name: str) -> Any:
     return None
 
 
-def divides(cls: type[Any], x: Tensor) -> Reason | None:
-    """A class whose forward divides what it aggregates by a sum of the same weights, which the host
-    takes in the features' type. In 16 bits on a GPU that sum stops growing, and so does the host's
-    over the neighbours, but not that of kernels: the two errors would not cancel."""
-    if x.element_size() > 2:
-        return None
+def divides(cls: type[Any]) -> bool:
+    """Whether the class's forward divides what it aggregates by a sum of the same weights, which
+    the host takes in the features' type. In 16 bits on a GPU that sum stops growing, and so does
+    the host's over the neighbours, but not that of kernels: the two errors would not cancel."""
     from torch_geometric.nn import WLConvContinuous
 
-    if cls.forward is not WLConvContinuous.forward:
-        return None
-    return reason("GA203", f"{x.dtype} features, divided by sums in 16 bits")
+    return cls.forward is WLConvContinuous.forward
 
 
 # --- relu(x_j + e) --------------------------------------------------------------------------------

@@ -58,7 +58,8 @@ def read(layer: Any, known: reading.Known, edge_index: Any, kwargs: dict) -> rea
                  else reading.read_as(form, layer, edge_index, kwargs, summed.known))
     if type(found) is Reason:
         return why if found.code in reading.NO_FORM else found
-    return found if _rows_are_nodes(found.graph, summed, kwargs) else why
+    fits = found.graph.num_dst <= trace.most and _rows_are_nodes(found.graph, summed, kwargs)
+    return found if fits else why
 
 
 def _form(trace: tracing.Trace, messages: tuple[generated.Message, ...],

@@ -57,6 +57,7 @@ class _Functions:
 
     def __init__(self, layer: Layer):
         self.names, self.watched = _NAMES, layer._traced_watched
+        self.counts = layer._traced_counts
 
     def instead(self, value: Any) -> Any:
         from torch_geometric import utils
@@ -64,18 +65,18 @@ class _Functions:
         if value is utils:
             return Package(value, self)
         if own.is_function(value, "torch_geometric", "softmax"):
-            return _softmax
+            return self._softmax
         return rearranged.instead(value)
 
-
-def _softmax(src: Any, index: Any = None, ptr: Any = None, num_nodes: Any = None,
-             dim: int = 0) -> Alpha:
-    score = score_of(src)
-    if not (type(index) is Special and index.end == "i" and dim == 0):
-        raise Unseen
-    if not channels.is_ptr(ptr) or not channels.counts_nodes(num_nodes):
-        raise Unseen
-    return Alpha(score, score.meta)
+    def _softmax(self, src: Any, index: Any = None, ptr: Any = None, num_nodes: Any = None,
+                 dim: int = 0) -> Alpha:
+        """PyG's ``softmax``."""
+        score, num_nodes = score_of(src), channels.noted(num_nodes, self.counts)
+        if not (type(index) is Special and index.end == "i" and dim == 0):
+            raise Unseen
+        if not channels.is_ptr(ptr) or not channels.counts_nodes(num_nodes):
+            raise Unseen
+        return Alpha(score, score.meta)
 
 
 def _weighted(out: Any, layer: Any) -> Weighted | None:
@@ -145,6 +146,8 @@ def _stated(layer: Any, edge_index: Any, kwargs: dict, found: Trace,
     sizes = node_counts.sizes(layer, edge_index, kwargs, found.ends)
     if type(sizes) is Reason:
         return sizes
+    if sizes[1] > found.most:
+        return reason("GA206", f"a softmax over {found.most} nodes where {sizes[1]} receive")
     first = next(rows(kwargs, name, end) for name, end in found.ends if end == "j")
     if reading.stacked(layer, first) or first.is_meta or (
         torch.is_autocast_enabled(first.device.type)):

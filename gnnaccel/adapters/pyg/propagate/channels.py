@@ -274,6 +274,15 @@ def counts_nodes(value: Any) -> bool:
     return value is None or (type(value) is Special and value.counts == "i")
 
 
+def noted(num_nodes: Any, counts: list[int]) -> Any:
+    """How many nodes receive; None in place of a number, which is added to ``counts``. A softmax of
+    more nodes than there are is the same."""
+    if type(num_nodes) is not int:
+        return num_nodes
+    counts.append(num_nodes)
+    return None
+
+
 def apart(value: Rows) -> list[Rows]:
     """Rows of few rows, such as those of vectors in space, each for itself."""
     if value.meta.dim() != 3 or value.meta.shape[1] > FEW:

@@ -132,7 +132,7 @@ def form(layer: Any, known: reading.Known, kwargs: dict, edge_index: Any,
                       f"node_dim={layer.node_dim}")
 
     def more(given: Any, layer: Any) -> Generated | Reason:
-        if not found.holds(layer, given.graph.num_edges):
+        if not found.holds(layer, given.graph.num_edges) or found.most < given.graph.num_dst:
             return why
         channels.begin(layer, found, given)
         return message.generated(given)
@@ -140,6 +140,8 @@ def form(layer: Any, known: reading.Known, kwargs: dict, edge_index: Any,
     arguments = set() if stacked else {*found.edges, *message.edge_arguments}
 
     def stand_in(given: dict, graph: OpGraph) -> Generated | Reason:
+        if found.most < graph.num_dst:
+            return why
         return unfit_edges(arguments, given, graph) or message.stand_in(given, graph)
 
     return form_of(found, source, more, stand_in, stacked)

@@ -38,6 +38,7 @@ class GraphFunctions(Steps):
     def __init__(self, layer: Any):
         super().__init__()
         self.names, self.watched = layer._traced_manner.names, layer._traced_watched
+        self.counts = layer._traced_counts
         self.sizes: set[str] = set()
         self.sized = True
 
@@ -117,6 +118,8 @@ class GraphFunctions(Steps):
     def softmax(self, src: Any, index: Any = None, ptr: Any = None, num_nodes: Any = None,
                 dim: Any = 0) -> Any:
         """PyG's ``softmax``."""
+        num_nodes = channels.noted(num_nodes, self.counts)
+
         def of(rows: pointwise.Rows, dim: Any = 0) -> pointwise.Rows:
             found = channels.softmax(rows, index, ptr, num_nodes, dim)
             return found if torch.is_grad_enabled() else pointwise.detached(found)

@@ -34,12 +34,14 @@ class Layer:
     stand-ins as the message does; ``_traced_watched``: what they name, with the places where it
     stands; ``_traced_kept``: what is set on it. ``_traced_path``: the names that lead to it, of the
     layer itself none. ``_traced_edges``: of how many edges tensors with as many rows belong to
-    these, None where no tensor does; ``_traced_functions``: what stands for functions of PyG and
-    others. No name is one that a layer might have."""
+    these, None where no tensor does; ``_traced_counts``: numbers of nodes that receive, as the
+    message says; ``_traced_functions``: what stands for functions of PyG and others. No
+    name is one that a layer might have."""
 
     def __init__(self, layer: Any, manner: Manner, edges: int | None = None):
         for name, value in (("_layer", layer), ("_manner", manner), ("_edges", edges),
-                            ("_path", ()), ("_read", {}), ("_watched", []), ("_kept", {})):
+                            ("_path", ()), ("_read", {}), ("_watched", []), ("_kept", {}),
+                            ("_counts", [])):
             object.__setattr__(self, "_traced" + name, value)
         functions = None if manner.functions is None else manner.functions(self)
         object.__setattr__(self, "_traced_functions", functions)
@@ -102,7 +104,7 @@ class Layer:
         for name, value in (("_layer", module), ("_path", path), ("_kept", {}),
                             *((name, getattr(self, "_traced" + name))
                               for name in ("_manner", "_edges", "_read", "_watched",
-                                           "_functions"))):
+                                           "_counts", "_functions"))):
             object.__setattr__(inside, "_traced" + name, value)
         return inside._method(type(module).forward)
 

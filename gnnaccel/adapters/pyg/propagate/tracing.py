@@ -7,6 +7,7 @@ numbers; names of tensors' methods that a `Manner` lists; attributes of the laye
 from __future__ import annotations
 
 import inspect
+import math
 import types
 from collections.abc import Callable
 from operator import itemgetter
@@ -66,7 +67,8 @@ class Trace(NamedTuple):
     functions around it, with what they held; ``watched``: what its methods name, with the places
     where that stands; ``kept``: what it sets on the layer, by name; ``effects``: what it computes
     once in each call, in this order, whether or not anything is made of it: what draws numbers or
-    keeps statistics."""
+    keeps statistics; ``most``: how many nodes may receive, as the message says by numbers of its
+    own how many there are."""
 
     message: Any
     ends: tuple[tuple[str, str], ...]
@@ -76,6 +78,7 @@ class Trace(NamedTuple):
     watched: tuple[tuple[Any, str, Any], ...] = ()
     kept: dict[str, Any] = {}
     effects: tuple[Effect, ...] = ()
+    most: float = math.inf
 
     def holds(self, layer: Any, edges: int | None = None) -> bool:
         """Whether all that was read is still so, in a call over so many edges."""
@@ -139,7 +142,8 @@ def _followed(layer: Any, kwargs: dict, manner: Manner, edge_index: Any,
     except ENDS:
         found, kept = None, {}  # it is none
     return Trace(found, tuple(ends), tuple(at_edges), proxy._traced_read, cells,
-                 tuple(proxy._traced_watched), kept)
+                 tuple(proxy._traced_watched), kept,
+                 most=min(proxy._traced_counts, default=math.inf))
 
 
 def stand_in(parameter: inspect.Parameter, kwargs: dict, manner: Manner, layer: Layer,

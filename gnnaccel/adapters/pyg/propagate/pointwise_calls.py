@@ -8,9 +8,10 @@ from typing import Any
 from torch import Tensor
 
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
-from gnnaccel.dispatch.generated.tree import Call, Number
+from gnnaccel.dispatch.generated.tree import Call, Leaf, Number
 
-_ONE, _SQUARES = Number(1.0), {2.0: "square", 0.5: "sqrt", -0.5: "rsqrt", -1.0: "reciprocal"}
+_ONE, _ZERO = Number(1.0), Number(0.0)
+_SQUARES = {2.0: "square", 0.5: "sqrt", -0.5: "rsqrt", -1.0: "reciprocal"}
 Made = Callable[[Any, tuple, dict], Any]  # of the function, its arguments as trees, and those named
 
 
@@ -102,14 +103,18 @@ def _with_numbers(op: str, **defaults: float) -> Made:
     """Functions with options that are numbers."""
 
     def made(function: Any, args: tuple, kwargs: dict) -> Call:
-        given = _given(args, kwargs, "input", **{k: Number(v) for k, v in defaults.items()},
-                       inplace=Number(0.0))
-        x, *numbers, inplace = given
-        if inplace != Number(0.0) or not all(type(n) is Number for n in numbers):
-            raise Unseen
-        return Call(op, (x, *numbers))
+        return Call(op, tuple(_numbered(args, kwargs, **defaults)))
 
     return made
+
+
+def _numbered(args: tuple, kwargs: dict, **defaults: float) -> list[Any]:
+    """The argument of a function, and its options, which are numbers."""
+    *found, inplace = _given(args, kwargs, "input",
+                             **{k: Number(v) for k, v in defaults.items()}, inplace=_ZERO)
+    if inplace != _ZERO or not all(type(n) is Number for n in found[1:]):
+        raise Unseen
+    return found
 
 
 def _clamped(op: str) -> Made:
@@ -135,6 +140,44 @@ def _gelu(function: Any, args: tuple, kwargs: dict) -> Call:
     return Call("gelu" if approximate == "none" else "gelu_tanh", (x,))
 
 
+def _prelu(function: Any, args: tuple, kwargs: dict) -> Call:
+    """With a slope for each channel, the first dimension after that of the rows."""
+    x, slope = _given(args, kwargs, "input", "weight")
+    if type(slope) is not Leaf or slope.end != "p":
+        raise Unseen
+    if slope.tail:
+        slope = slope.viewed(slope.tail[::-1])  # all but the last are 1
+    above = Call("gt", (x, _ZERO))
+    # its gradient is 0 times 0 where x is infinite, not 0 times x
+    below = Call("mul", (slope, Call("where", (above, _ZERO, x))))
+    return Call("where", (above, x, below))
+
+
+def _selu(function: Any, args: tuple, kwargs: dict) -> Call:
+    (x,) = _numbered(args, kwargs)
+    return Call("mul", (Call("elu", (x, Number(1.6732632423543772))), Number(1.0507009873554805)))
+
+
+def _celu(function: Any, args: tuple, kwargs: dict) -> Call:
+    x, alpha = _numbered(args, kwargs, alpha=1.0)
+    if alpha.value <= 0.0:
+        raise Unseen
+    below = Call("elu", (Call("mul", (x, Number(1.0 / alpha.value))), _ONE))
+    return Call("where", (Call("gt", (x, _ZERO)), x, Call("mul", (below, alpha))))
+
+
+def _hardtanh(function: Any, args: tuple, kwargs: dict) -> Call:
+    """Without gradients at its bounds, where those of `torch.clamp` go on."""
+    x, least, most = _numbered(args, kwargs, min_val=-1.0, max_val=1.0)
+    inside = Call("where", (Call("ge", (x, most)), most, x))
+    return Call("where", (Call("le", (x, least)), least, inside))
+
+
+def _mish(function: Any, args: tuple, kwargs: dict) -> Call:
+    (x,) = _numbered(args, kwargs)
+    return Call("mul", (x, Call("tanh", (Call("softplus", (x, _ONE, Number(20.0))),))))
+
+
 #: by the name of the function or method
 OPERATIONS: dict[str, Made] = {
     **{name: _unary(name) for name in (
@@ -151,4 +194,5 @@ OPERATIONS: dict[str, Made] = {
     "leaky_relu": _with_numbers("leaky_relu", negative_slope=0.01),
     "elu": _with_numbers("elu", alpha=1.0),
     "softplus": _with_numbers("softplus", beta=1.0, threshold=20.0), "gelu": _gelu,
+    "prelu": _prelu, "selu": _selu, "celu": _celu, "hardtanh": _hardtanh, "mish": _mish,
 }

@@ -33,6 +33,11 @@ _ACTIVATIONS: dict[type, Callable[[Any, Any], Any]] = {
     nn.Softplus: lambda module, x: F.softplus(x, module.beta, module.threshold),
     nn.Sigmoid: lambda module, x: torch.sigmoid(x),
     nn.Tanh: lambda module, x: torch.tanh(x),
+    nn.PReLU: lambda module, x: F.prelu(x, parameter(module.weight)),  # type: ignore  # stand-ins
+    nn.SELU: lambda module, x: F.selu(x),
+    nn.CELU: lambda module, x: F.celu(x, module.alpha),
+    nn.Hardtanh: lambda module, x: F.hardtanh(x, module.min_val, module.max_val),
+    nn.Mish: lambda module, x: F.mish(x),
     nn.Dropout: lambda module, x: F.dropout(x, module.p, module.training, module.inplace),
     nn.LayerNorm: lambda module, x: F.layer_norm(
         x, module.normalized_shape, *(None if t is None else parameter(t) for t in  # type: ignore
@@ -43,7 +48,7 @@ _ACTIVATIONS: dict[type, Callable[[Any, Any], Any]] = {
         *_counted_rows(module)),
     nn.Identity: lambda module, x: x}
 _CALLED = ("linear", "leaky_relu", "relu", "dropout", "elu", "silu", "gelu", "softplus",
-           "layer_norm", "batch_norm", "embedding")
+           "layer_norm", "batch_norm", "embedding", "prelu", "selu", "celu", "hardtanh", "mish")
 
 
 def looks(module: nn.Module) -> tuple:
@@ -69,7 +74,8 @@ def _look(t: Tensor | None) -> tuple | None:
 def _functions() -> tuple:
     """What the forward functions of such modules call."""
     return (F.linear, F.leaky_relu, F.relu, F.dropout, F.elu, F.silu, F.gelu, F.softplus,
-            F.layer_norm, F.batch_norm, F.embedding, torch.sigmoid, torch.tanh)
+            F.layer_norm, F.batch_norm, F.embedding, F.prelu, F.selu, F.celu, F.hardtanh, F.mish,
+            torch.sigmoid, torch.tanh)
 
 
 #: what a module has for itself where it does not run its class's code on its parameters

@@ -38,7 +38,7 @@ _NAMES = frozenset((
     "cat", "concat", "sum", "mean", "mul", "add", "sub", "div", "multiply", "neg", "matmul", "relu",
     "leaky_relu", "sigmoid", "tanh", "exp", "elu", "abs", "view", "reshape", "unsqueeze", "squeeze",
     "contiguous", "size", "dim", "dropout", "linear", "sqrt", "nn", "functional", "to", "float",
-    "softmax"))
+    "softmax", "einsum"))
 
 
 def _softmax_in_place(function: types.FunctionType, layer: Layer) -> types.FunctionType | None:

@@ -148,6 +148,10 @@ def _call(name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
         from gnnaccel.adapters.pyg.propagate.channels import Pile  # which needs this module
 
         return Pile(*args, **kwargs)
+    if name == "einsum":
+        from gnnaccel.adapters.pyg.propagate.einsums import einsum  # which needs this module
+
+        return einsum(*args, **kwargs)
     if kwargs.pop("inplace", False):
         raise Unseen
     stand_ins = [a for a in (*args, *kwargs.values()) if isinstance(a, Value)]

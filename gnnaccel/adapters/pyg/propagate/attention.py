@@ -26,7 +26,7 @@ from gnnaccel.adapters.pyg.propagate.specials import Special
 from gnnaccel.adapters.pyg.propagate.standins import Unseen, rows
 from gnnaccel.adapters.pyg.propagate.traced import Node
 from gnnaccel.adapters.pyg.propagate.traced_scores import Alpha, Weighted, score_of
-from gnnaccel.adapters.pyg.propagate.traced_layer import Layer
+from gnnaccel.adapters.pyg.propagate.traced_layer import Layer, by_name
 from gnnaccel.adapters.pyg.propagate.tracing import Trace
 from gnnaccel.dispatch.ir import attention_programs as programs
 from gnnaccel.dispatch.ir.program import Program
@@ -53,7 +53,7 @@ def _softmax_in_place(function: types.FunctionType, layer: Layer) -> types.Funct
 
 
 class _Functions:
-    """What stands for functions of PyG and einops."""
+    """What stands for functions of PyG and einops, and for `getattr`."""
 
     def __init__(self, layer: Layer):
         self.names, self.watched = _NAMES, layer._traced_watched
@@ -66,6 +66,8 @@ class _Functions:
             return Package(value, self)
         if own.is_function(value, "torch_geometric", "softmax"):
             return self._softmax
+        if value is getattr:
+            return by_name
         return rearranged.instead(value)
 
     def _softmax(self, src: Any, index: Any = None, ptr: Any = None, num_nodes: Any = None,

@@ -17,6 +17,7 @@ from gnnaccel.adapters.pyg.propagate.node_values import EdgeRows, NodeCount, Nod
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS
 from gnnaccel.adapters.pyg.propagate.specials import Special
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
+from gnnaccel.adapters.pyg.propagate.traced_layer import by_name
 
 _REDUCES = {"sum": "sum", "add": "sum", "mean": "mean", "max": "max", "min": "min", "amax": "max",
             "amin": "min"}
@@ -197,7 +198,9 @@ def _along(index: Any, dim: Any) -> Any:
 
 
 def _other(value: Any) -> Any:
-    """What stands for functions that others reduce with."""
+    """What stands for functions that others reduce with, or read the layer with."""
+    if value is getattr:
+        return by_name
     name, home = getattr(value, "__name__", ""), own.home(value)
     if name == "broadcast" and home in ("torch_scatter", "gnnaccel"):
         return _broadcast

@@ -163,12 +163,16 @@ def _method_is_torchs(name: str) -> bool:
 def attribute(held: Any, name: str) -> Any:
     """The attribute, found without running any code of a user's: a property is given as it is.
     Unseen where there is none, and where a class finds its attributes in its own way."""
-    cls = type(held)
-    if cls.__getattribute__ is not object.__getattribute__ or (
-        getattr(cls, "__getattr__", None) not in (None, nn.Module.__getattr__)):
+    if finds_by_code(type(held)):
         return Unseen
     found = inspect.getattr_static(held, name, Unseen)
     if found is Unseen and isinstance(held, nn.Module):
         for kind in ("_parameters", "_buffers", "_modules"):
             found = held.__dict__[kind].get(name, found)
     return found
+
+
+def finds_by_code(cls: type) -> bool:
+    """Whether a class finds its attributes in its own way."""
+    return cls.__getattribute__ is not object.__getattribute__ or (
+        getattr(cls, "__getattr__", None) not in (None, nn.Module.__getattr__))

@@ -192,6 +192,21 @@ class Layer:
         self._traced_kept[name] = value
 
 
+def by_name(held: Any, name: Any, *default: Any) -> Any:
+    """What stands for `getattr`, of a layer or of one of its modules. That it has no such attribute
+    is noted, too."""
+    if not isinstance(held, Layer) or type(name) is not str or name.startswith(("__", "_traced")):
+        raise Unseen
+    of = held._traced_layer
+    if not default or name in held._traced_kept or naming.attribute(of, name) is not Unseen:
+        return getattr(held, name)
+    if naming.finds_by_code(type(of)):
+        raise Unseen
+    place = (*held._traced_path, name)
+    held._traced_read[place] = Unseen
+    return default[0]
+
+
 class _Inside(Layer):
     """Stands for a module of the layer, or of one of its modules."""
 

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -51,12 +52,17 @@ _CALLED = ("linear", "leaky_relu", "relu", "dropout", "elu", "silu", "gelu", "so
            "layer_norm", "batch_norm", "embedding", "prelu", "selu", "celu", "hardtanh", "mish")
 
 
+#: modules that hold others under names, or in their order
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+
+
 def looks(module: nn.Module) -> tuple:
     """What the result of a module of `module_of` depends on, by identity: its options, parameters
     and hooks, its modules, and the functions that run."""
     own_dict = module.__dict__
-    inside = tuple([looks(one) for one in own_dict["_modules"].values()]
-                   if type(module) in (nn.Sequential, nn.ModuleList) else ())
+    inside = tuple([(name, None if one is None else looks(one))
+                    for name, one in own_dict["_modules"].items()]
+                   if type(module) in _CONTAINERS else ())
     return (type(module), module.training,
             *map(_look, module._parameters.values()),
             *(v for v in own_dict.values() if type(v) in (int, float, bool, str, tuple)),
@@ -95,24 +101,26 @@ def _runs_as_written(module: nn.Module) -> bool:
 
 
 def module_of(module: nn.Module, entered: Callable) -> Any:
-    """What a module does, as a function, or a list of modules as one of such; Unseen of those that
-    are watched. ``entered(module, *names)``: the same of a module that is the user's own, ``names``
-    below ``module``."""
+    """What a module does, as a function, or a list or dictionary of modules as one of such; Unseen
+    of those that are watched. ``entered(module, *names)``: the same of a module that is the user's
+    own, ``names`` below ``module``."""
     # not asked of others, as the host need not be installed
     linear = (own.home(type(module).forward) == "torch_geometric" and guards.plain_linear(module)
               and _OWN.isdisjoint(module.__dict__))
     if linear or (type(module) is nn.Linear and _runs_as_written(module)):
         weight, bias = (None if t is None else parameter(t) for t in (module.weight, module.bias))
         return lambda x: F.linear(x, weight, bias)  # type: ignore[arg-type]  # stand-ins
-    if type(module) in (nn.Sequential, nn.ModuleList):
+    if type(module) in _CONTAINERS:
         if type(module) is nn.Sequential and not _runs_as_written(module):
             raise Unseen
         # one that is there several times runs several times, which `named_children` leaves out
-        inside = [module_of(one, functools.partial(_below, entered, name))
-                  for name, one in module._modules.items() if one is not None]
+        inside = {name: module_of(one, functools.partial(_below, entered, name))
+                  for name, one in module._modules.items() if one is not None}
+        if type(module) is nn.ModuleDict:
+            return types.MappingProxyType(inside)
         if type(module) is nn.ModuleList:
-            return tuple(inside)
-        return lambda x: functools.reduce(lambda x, one: one(x), inside, x)
+            return tuple(inside.values())
+        return lambda x: functools.reduce(lambda x, one: one(x), inside.values(), x)
     if type(module) in _ACTIVATIONS and _runs_as_written(module):
         function = functools.partial(_ACTIVATIONS[type(module)], module)
         in_place = getattr(module, "inplace", False)

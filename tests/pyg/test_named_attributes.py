@@ -1,0 +1,162 @@
+"""Messages that read their layer by `getattr`, or modules that it holds in a dictionary."""
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch_geometric.utils import softmax
+
+import gnnaccel
+from tests.pyg import graphs
+from tests.pyg.generated_calls import arguments, routes
+from tests.pyg.generated_layers import EDGE, WIDTH, Message
+from tests.pyg.judge import close, compare
+from tests.pyg.own_attention import Scored
+
+
+LAST = "twice"  # the method that a message calls
+LAST_OF_TENSORS = "relu"
+
+
+class Named(Message):
+    def __init__(self):
+        super().__init__()
+        self.w_0, self.w_1 = (nn.Parameter(torch.randn(WIDTH)) for _ in range(2))
+        self.lin, self.scale, self.first = nn.Linear(WIDTH, WIDTH), 2.0, "lin"
+
+    def twice(self, x):
+        return 2 * x
+
+    def message(self, x_i, x_j):
+        out = getattr(self, self.first)(x_j) * getattr(self, "scale", 1.0)
+        for k in range(2):
+            out = out * torch.sigmoid(getattr(self, f"w_{k}") * x_i)
+        return getattr(self, LAST)(out) + getattr(self, "shift", 0.5)
+
+
+class Inner(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin, self.end = nn.Linear(WIDTH, WIDTH), "n"
+
+    def forward(self, x):
+        return torch.tanh(getattr(self, f"li{self.end}")(x)) * getattr(self, "factor", 1.5)
+
+
+class Nested(Message):
+    def __init__(self):
+        super().__init__()
+        self.inner = Inner()
+
+    def message(self, x_i, x_j):
+        return self.inner(x_i) * x_j
+
+
+class Dictionary(Message):
+    """With a module of torch's, and of the user's own."""
+
+    def __init__(self):
+        super().__init__()
+        self.maps = nn.ModuleDict({"node": nn.Linear(WIDTH, WIDTH), "edge": nn.Sequential(
+            nn.Linear(EDGE, WIDTH), nn.SiLU()), "inner": Inner()})
+
+    def message(self, x_i, x_j, edge_attr):
+        out = self.maps["edge"](edge_attr) * self.maps["inner"](x_i)
+        return out * torch.sigmoid(self.maps["node"](x_j) + x_i)
+
+
+class All(Dictionary):
+    def __init__(self):
+        super().__init__()
+        del self.maps["edge"]
+
+    def message(self, x_i, x_j):
+        out = x_j
+        for name, one in self.maps.items():
+            out = out * one(x_i) if name != "inner" else out + one(x_i)
+        return out
+
+
+class Attention(Scored):
+    by = "score"
+
+    def message(self, x_i, x_j, index, size_i):
+        alpha = self.act(getattr(self, self.by)(torch.cat((x_j, x_i), -1)))
+        return softmax(alpha, index, num_nodes=size_i) * x_j
+
+
+@pytest.mark.parametrize("cls", [Named, Nested, Dictionary, All])
+def test_values_and_gradients(kernels, cls):
+    compare(kernels, cls(), *arguments(Message)[:3 if cls is Dictionary else 2])
+
+
+def test_attention(route):
+    compare(route, Attention(WIDTH, 8), graphs.features(), graphs.square())
+
+
+def changes(layer):
+    """What is done to a layer between calls."""
+    if isinstance(layer, Named):
+        return [lambda: setattr(layer, "shift", 3.0), lambda: setattr(layer, "scale", 1),
+                lambda: delattr(layer, "shift"), lambda: delattr(layer, "scale"),
+                lambda: setattr(layer, "shift", nn.Parameter(torch.randn(WIDTH))),
+                lambda: setattr(layer, "lin", nn.Linear(WIDTH, WIDTH)),
+                lambda: setattr(layer, "twice", lambda x: 3 * x)]
+    if isinstance(layer, Nested):
+        return [lambda: setattr(layer.inner, "factor", 0.5),
+                lambda: delattr(layer.inner, "factor")]
+    maps = layer.maps
+    return [lambda: maps.update({"node": nn.Linear(WIDTH, WIDTH)}),
+            lambda: maps.update({"more": nn.Tanh()}), lambda: maps.pop("more"),
+            lambda: maps.update({"inner": maps.pop("node"), "node": maps.pop("inner")}),
+            lambda: maps.update({"node": nn.Tanh()}),
+            lambda: maps["node"].register_forward_hook(lambda *args: args[-1] * 2)]
+
+
+@pytest.mark.parametrize("cls", [Named, Nested, Dictionary, All])
+def test_what_changes_between_calls(emulated, cls):
+    """Attributes that come and go, modules that are replaced, renamed, and watched."""
+    layer, (x, ei, edge) = cls(), arguments(Message)
+    given = (x, ei, edge) if cls is Dictionary else (x, ei)
+    for change in [lambda: None, *changes(layer)]:
+        change()
+        expected = layer(*given)
+        with emulated.on(on_fallback="native"):
+            for _ in range(2):
+                assert close(layer(*given), expected)
+
+
+def test_a_module_that_is_gone(emulated):
+    layer, given = Dictionary(), arguments(Message)
+    with emulated.on(on_fallback="native"):
+        layer(*given)
+        layer.maps["node"] = None
+        with pytest.raises(TypeError):
+            layer(*given)
+
+
+class OfTensors(Message):
+    """Read by `getattr` from something else than the layer."""
+
+    def message(self, x_j):
+        return getattr(x_j, LAST_OF_TENSORS)()
+
+
+class ByCode(Named):
+    """Finds what is not there."""
+
+    def __getattr__(self, name):
+        return 5.0 if name == "shift" else super().__getattr__(name)
+
+    def message(self, x_i, x_j):
+        return torch.relu(x_i) * x_j * getattr(self, "shift", 1.0)
+
+
+@pytest.mark.parametrize("cls", [OfTensors, ByCode])
+def test_others_stay_native(emulated, cls):
+    layer, given = cls(), arguments(Message)[:2]
+    expected = layer(*given)
+    gnnaccel.reset_stats()
+    with emulated.on(on_fallback="native"):
+        assert close(layer(*given), expected)
+    assert routes(layer) == {"native": 1}

@@ -152,7 +152,7 @@ def test_it_is_replaced_and_put_back():
     with gnnaccel.enabled():
         assert torch.autograd._engine_run_backward.__wrapped__ is native
         assert gnnaccel.status()["hosts"]["torch"]["patched"] == [
-            "torch.autograd._engine_run_backward"]
+            "torch.autograd._engine_run_backward", "torch.optim.adam.adam"]
     assert torch.autograd._engine_run_backward is native
 
 
@@ -160,5 +160,6 @@ def test_a_torch_without_that_entry_is_left_alone(monkeypatch):
     native = torch.autograd._engine_run_backward
     monkeypatch.delattr(torch.autograd, "_engine_run_backward")
     with gnnaccel.enabled():
-        assert gnnaccel.status()["hosts"]["torch"]["patched"] == []
+        assert gnnaccel.status()["hosts"]["torch"]["patched"] == [
+            "torch.optim.adam.adam"]
     monkeypatch.setattr(torch.autograd, "_engine_run_backward", native, raising=False)

@@ -426,7 +426,7 @@ def test_what_cannot_be_repeated_is_told_and_the_script_goes_on(inputs, monkeypa
     with gnnaccel.enabled(backend="torch", when="supported"), Comparer() as comparer:
         # Of the host's own code alone, and not on the path that is looked at before a layer is
         # taken over.
-        monkeypatch.setattr(torch_geometric.nn.MessagePassing, "_index_select", fails)
+        monkeypatch.setattr(torch_geometric.nn.MessagePassing, "_index_select_safe", fails)
         assert layer(*inputs).shape == (30, 16)
     (one,) = comparer.result.layers
     assert one.verdict == "not compared" and one.notes == ["OSError: no more of this"]

@@ -207,8 +207,8 @@ FAULTS = {
         "emulated",
         InModule(
             "gnnaccel.adapters.pyg.propagate.traced_modules",
-            "for name, one in module._modules.items() if one is not None]",
-            "for name, one in module.named_children()]",
+            "for name, one in module._modules.items() if one is not None}",
+            "for name, one in module.named_children()}",
         ),
     ),
     "first seen without gradients": Fault("dgl", "cpu", followed_as_called),

@@ -102,6 +102,13 @@ def disable() -> None:
         _sync()
 
 
+def again(config: Config) -> None:
+    """Make ``config``, which `enable` made before, the process's again."""
+    with _lock:
+        configs.set_active(config)
+        _sync()
+
+
 @contextlib.contextmanager
 def enabled(*, backend: str | None = None, when: str | None = None, on_fallback: str | None = None,
             include: Any = None, exclude: Any = None, records: int | None = None, log: Any = None,

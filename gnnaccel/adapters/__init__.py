@@ -7,13 +7,14 @@ quantized or compiled models need, and ``on_demand(patches)``, which replaces al
 """
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import re
 import sys
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -90,6 +91,17 @@ def uninstall() -> None:
         captured = sys.modules.get("gnnaccel.adapters.captured.modules")
         if captured is not None:
             captured.let_go()
+
+
+@contextlib.contextmanager
+def aside() -> Iterator[None]:
+    """A block in which every host is as it was before it was patched. What is kept of graphs and of
+    captured calls stays."""
+    with contextlib.ExitStack() as stack:
+        with _lock:
+            for host in _hosts.values():
+                stack.enter_context(host.patches.aside())
+        yield
 
 
 def state() -> dict[str, dict[str, Any]]:

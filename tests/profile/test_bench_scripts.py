@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import sys
 import textwrap
@@ -13,7 +14,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("torch_geometric")
 
 from gnnaccel.__main__ import main  # noqa: E402
-from gnnaccel.profile.bench import result, script_exact, script_plan, table  # noqa: E402
+from gnnaccel.profile.bench import result, script_exact, script_plan, script_turns, table  # noqa: E402
 from gnnaccel.profile.bench.result import Record, Result  # noqa: E402
 from gnnaccel.profile.bench.script_child import Run, Spec  # noqa: E402
 
@@ -250,3 +251,57 @@ def test_a_record_of_the_kind_can_be_read_and_merged():
     again = dataclasses.replace(first, timing={"ms": 1.0})
     assert result.merge([Result(records=[first]), Result(records=[again])]).records == [again]
     assert "script" in result.KINDS
+
+
+# --- ways that take turns -------------------------------------------------------------------------
+
+TURNS = """
+calls, seen, own = [0], [], GATConv.forward
+def planted(x):
+    before, calls[0] = calls[0], gnnaccel.stats().get("GATConv", {}).get("calls", 0)
+    seen.append((gnnaccel.status()["enabled"], calls[0] - before,
+                 own is GATConv.forward))
+    return x
+try:
+    train(10**6)
+finally:
+    import json
+    with open(sys.argv[1], "w") as file:
+        json.dump(seen, file)
+"""
+
+
+def test_ways_take_turns_in_one_process(tmp_path, monkeypatch):
+    monkeypatch.setenv("GNNACCEL_WHEN", "supported")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+    script, told, out = tmp_path / "one.py", tmp_path / "told", tmp_path / "out.json"
+    script.write_text(HEAD.replace("assert PREPARED", "PREPARED = sys.argv\nassert PREPARED")
+                      + TURNS)
+    assert main(["bench", "--suite", "scripts", "--device", "cpu", "--steps", "20", "--parts",
+                 "turns", "--scripts", f"{script} {told}", "--out", str(out)]) == 0
+    found = result.load(out).one(kind="script", impl="turns")
+    turns = found.values["turns"]
+    assert found.error is None and found.timing["ms"] == turns["gnnaccel"]["ms"]
+    assert {way: one["calls"] for way, one in turns.items()} == {"native": 21, "gnnaccel": 21}
+    seen = json.loads(told.read_text())
+    native, ours = [False, 0, True], [True, 1, False]  # what stands where, and whose calls count
+    assert seen == [native] * 10 + [ours] * 20 + [native] * 20 + [ours] * 20 + [native] * 10
+
+
+def test_steps_that_count_where_ways_take_turns():
+    ways = ["native"] * 10 + ["gnnaccel"] * 10 + ["native"] * 10 + ["gnnaccel"] * 8
+    found = script_turns.counted(ways, [float(number) for number in range(38)])
+    assert found == {"native": [23.0, 24.0, 25.0, 26.0, 27.0, 28.0, 29.0],
+                     "gnnaccel": [33.0, 34.0, 35.0, 36.0, 37.0]}
+    assert set(script_turns.counted(ways[:-1], [1.0] * 37)) == {"native"}  # four steps are few
+
+
+def test_the_table_of_ways_that_took_turns():
+    turns = {"native": {"ms": 3.0}, "gnnaccel": {"ms": 2.0}}
+    said = table.markdown(Result(records=[Record("script", layer="a.py", impl="turns",
+                                                 timing={"ms": 2.0}, values={"turns": turns}),
+                                          Record("script", layer="b.py", impl="turns",
+                                                 error="too few steps")]))
+    assert "| script | in turns |" in said and "| a.py | 1.5x |" in said
+    assert "b.py, turns: too few steps" in said

@@ -12,7 +12,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-NATIVE, COLD, ENABLED, CAPTURE, BOUND = "native", "cold", "gnnaccel", "capture", "bound"
+NATIVE, COLD, ENABLED, CAPTURE = "native", "cold", "gnnaccel", "capture"
+TURNS, BOUND = "turns", "bound"
 _LOOKED = 10  # steps in which a run for the bound times the layers
 BEFORE_LOOK = 3  # steps before these
 
@@ -48,6 +49,7 @@ class Run:
         self.steps = Steps(self._stepped, Waited, self._begun)
         self._first: float | None = None
         self._report: Any = None
+        self._turns: Any = None
         self._looked, self._looking = 0, False
         self._written = False
 
@@ -73,6 +75,10 @@ class Run:
 
             session.enable(include=NO_LAYER, capture=False)
             self._report = Report()
+        elif self.spec.mode == TURNS:
+            from gnnaccel.profile.bench.script_turns import Turns
+
+            self._turns = Turns()
         else:
             # a first run as it is; the steps of the others are not to begin natively
             session.enable(capture=self.spec.mode == CAPTURE,
@@ -92,6 +98,8 @@ class Run:
         if self._looking:
             self._report.stop()
             self._looking, self._looked = False, self._looked + 1
+        if self._turns is not None and (self.steps.trains or self.spec.trains is False):
+            self._turns.stepped()
         why = self._over(now - self._first, now)
         if why:
             self.write(why)
@@ -132,7 +140,8 @@ class Run:
                  "trains": self.steps.trains, "wall_s": wall, "first_step_s": first,
                  "memory_bytes": child.peak_memory(), "gpu": torch.cuda.is_initialized(),
                  "stats": counters.stats(), "compiled": driver.compile_seconds(),
-                 "captured": session.status()["captured"], "layers_ms": self._layers_ms()}
+                 "captured": session.status()["captured"], "layers_ms": self._layers_ms(),
+                 "ways": None if self._turns is None else self._turns.ways}
         partial = Path(self.spec.out + ".partial")
         partial.write_text(json.dumps(found), encoding="utf-8")
         partial.replace(self.spec.out)

@@ -7,7 +7,8 @@ import statistics
 from typing import Any
 
 from gnnaccel.profile.bench.result import Record
-from gnnaccel.profile.bench.script_child import BEFORE_LOOK, BOUND
+from gnnaccel.profile.bench.script_child import BEFORE_LOOK, BOUND, ENABLED, NATIVE, TURNS
+from gnnaccel.profile.bench.script_turns import counted
 
 KIND = "script"
 _WARM = 10  # steps that do not count, or a third where there are fewer than three times as many
@@ -26,7 +27,8 @@ def record(name: str, part: str, found: dict[str, Any], native: dict[str, Any] |
     calls that did not run natively, ``routes`` and ``reasons`` of these calls, ``compile_s`` and
     ``kernels`` (compiled or loaded), ``replays`` and ``refused`` of captured calls. The part
     `BOUND` has what is left of a native step without its layers for ``timing``, and
-    ``layers_share``, their part of a step."""
+    ``layers_share``, their part of a step. The part `TURNS` has the steps with gnnaccel for
+    ``timing``, and ``turns``: by way the median step, its deciles, and of how many steps."""
     ms, loop = (_counted(found[key]) for key in ("ms", "loop_ms"))
     place: dict[str, Any] = dict(kind=KIND, layer=name, mode="step", impl=part,
                  device="cuda" if found["gpu"] else "cpu")
@@ -41,11 +43,27 @@ def record(name: str, part: str, found: dict[str, Any], native: dict[str, Any] |
         values["loss_difference"] = _text(difference(_losses(native), _losses(found)))
     if part == BOUND:
         return _bound(place, found, values, native)
+    if part == TURNS:
+        return _turns(place, found, values)
     values |= _calls(found["stats"])
     values["compile_s"], values["kernels"] = found["compiled"]
     if found["captured"]["replays"] or found["captured"]["refused"]:
         values |= found["captured"]
     return Record(**place, timing=_timing(ms, found["ms"]), values=values)
+
+
+def _turns(place: dict[str, Any], found: dict[str, Any], values: dict[str, Any]) -> Record:
+    taken = counted(found["ways"], found["ms"])
+    if not {NATIVE, ENABLED} <= set(taken):
+        return Record(**place, error="too few steps for the ways to take turns")
+    for one in ("loss_difference", "losses"):  # each way goes on where another one was
+        values.pop(one, None)
+    timings = {way: _timing(steps, found["ms"]) for way, steps in taken.items()}
+    values["turns"] = {way: {name: timing[name] for name in ("ms", "p10_ms", "p90_ms", "calls")}
+                       for way, timing in timings.items()}
+    if found["captured"]["replays"] or found["captured"]["refused"]:
+        values |= found["captured"]
+    return Record(**place, timing=timings[ENABLED], values=values)
 
 
 def difference(native: list[float], ours: list[float]) -> float | None:

@@ -9,10 +9,10 @@ import shlex
 from typing import Any
 
 from gnnaccel.profile.bench import plan
-from gnnaccel.profile.bench.script_child import BOUND, CAPTURE, COLD, ENABLED, NATIVE
+from gnnaccel.profile.bench.script_child import BOUND, CAPTURE, COLD, ENABLED, NATIVE, TURNS
 
 #: in the order of a script's runs
-PARTS = (NATIVE, COLD, ENABLED, CAPTURE, BOUND)
+PARTS = (NATIVE, COLD, ENABLED, CAPTURE, TURNS, BOUND)
 _ON_A_GPU = (COLD, CAPTURE)  # unless they are named
 _QUICK_STEPS, _QUICK_SECONDS = 20, 2.0
 
@@ -50,7 +50,7 @@ class ScriptsPlan:
         """The parts, in the order of PARTS. ``gpu``: whether the script uses one."""
         return [part for part in PARTS if (self.native or part != NATIVE) and (
             part in self.parts if self.parts is not None else
-            part != BOUND and (gpu or part not in _ON_A_GPU))]
+            part not in (TURNS, BOUND) and (gpu or part not in _ON_A_GPU))]
 
 
 def from_options(options: Any) -> ScriptsPlan:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from gnnaccel.profile.bench import text
 from gnnaccel.profile.bench.metrics import ratio
 from gnnaccel.profile.bench.result import Record, Result
-from gnnaccel.profile.bench.script_child import BOUND, CAPTURE, COLD, ENABLED, NATIVE
+from gnnaccel.profile.bench.script_child import BOUND, CAPTURE, COLD, ENABLED, NATIVE, TURNS
 from gnnaccel.profile.bench.script_figures import KIND
 
 Runs = dict[str, Record]
@@ -16,6 +16,8 @@ Runs = dict[str, Record]
 _RATIOS: dict[str, Callable[[Runs], float | None]] = {
     "gain": lambda runs: _over(runs, ENABLED, _ms),
     "capture gain": lambda runs: _over(runs, CAPTURE, _ms),
+    "in turns": lambda runs: _in_turns(runs, ENABLED),
+    "capture in turns": lambda runs: _in_turns(runs, CAPTURE),
     "bound": lambda runs: _over(runs, BOUND, _ms),
     "loop gain": lambda runs: _over(runs, ENABLED, _value("loop_ms")),
     "capture loop": lambda runs: _over(runs, CAPTURE, _value("loop_ms")),
@@ -24,8 +26,9 @@ _RATIOS: dict[str, Callable[[Runs], float | None]] = {
     "memory": lambda runs: _over(runs, ENABLED, _value("peak_mib")),
 }
 _TIMES = {"native ms": NATIVE, "gnnaccel ms": ENABLED, "capture ms": CAPTURE}
-_COLUMNS = ("native ms", "gnnaccel ms", "gain", "capture ms", "capture gain", "bound", "loop gain",
-            "capture loop", "cold wall", "wall", "memory", "loss", "by kernels", "steps")
+_COLUMNS = ("native ms", "gnnaccel ms", "gain", "capture ms", "capture gain", "in turns",
+            "capture in turns", "bound", "loop gain", "capture loop", "cold wall", "wall",
+            "memory", "loss", "by kernels", "steps")
 _MEANING = ("gains and ratios are native's over gnnaccel's: above 1, gnnaccel takes less; "
             "loss: largest relative difference in the first five steps; by kernels: layers' calls "
             "that did not run natively")
@@ -86,7 +89,7 @@ def _mean(title: str, scripts: list[Runs]) -> str:
 def _failures(scripts: dict[tuple[str, str], Runs], notes: dict[str, str]) -> list[str]:
     """Those of runs that have no column of their own."""
     return [f"{_name(*key)}, {part}: {runs[part].error}" for key, runs in scripts.items()
-            for part in (COLD, BOUND) if part in runs and runs[part].error]
+            for part in (COLD, TURNS, BOUND) if part in runs and runs[part].error]
 
 
 def _name(name: str, device: str) -> str:
@@ -98,6 +101,14 @@ def _over(runs: Runs, part: str, of: Callable[[Record], float | None]) -> float 
         return None
     found = ratio(of(runs[NATIVE]), of(runs[part]))
     return found if found is None or math.isfinite(found) else None
+
+
+def _in_turns(runs: Runs, way: str) -> float | None:
+    """Native steps over those of a way that took turns with them in one process."""
+    if TURNS not in runs or runs[TURNS].error:
+        return None
+    taken = runs[TURNS].values["turns"]
+    return taken[NATIVE]["ms"] / taken[way]["ms"] if way in taken else None
 
 
 def _ms(record: Record) -> float | None:

@@ -16,13 +16,14 @@ from gnnaccel import env
 from gnnaccel.profile.bench import script_figures
 from gnnaccel.profile.bench.guard import OUT_OF_MEMORY, Budget
 from gnnaccel.profile.bench.result import Record, progress
-from gnnaccel.profile.bench.script_child import BOUND, COLD, NATIVE, Spec
+from gnnaccel.profile.bench.script_child import BOUND, COLD, NATIVE, TURNS, Spec
 from gnnaccel.profile.bench.script_forks import CannotFork, Forks
 from gnnaccel.profile.bench.script_plan import Script, ScriptsPlan
 from gnnaccel.profile.gain.processes import limited
 
 _LEAST_S = 5.0  # with less of the budget left no run begins
 _TEXT = 300  # letters of an error
+_OF_TURNS = 4  # times as many steps: three ways, and what does not count
 _OWN_END = 0.9  # of the limit; past it a run stops itself after a step, and keeps what it measured
 
 
@@ -130,6 +131,8 @@ class _Runs:
     def _until(self, part: str) -> tuple[int, float]:
         """Steps and seconds. Runs with gnnaccel make as many steps as the native one made, so that
         wall times and memory are of the same work."""
+        if part == TURNS:
+            return _OF_TURNS * self._plan.steps, _OF_TURNS * self._plan.seconds
         if self._native is None:
             return self._plan.steps, self._plan.seconds
         if part == BOUND or self._native["ended"] == "script":

@@ -80,9 +80,9 @@ class Link:
         rows = self.rows
         flat = x.reshape(len(x), -1) if x.numel() else x.reshape(len(x), _width(x))
         out = flat.new_empty((rows.extended, flat.shape[1]))
+        self._swap(flat.index_select(0, rows.send_rows), rows.receive, rows.send, layer, backward,
+                   out[len(flat):])
         out[:len(flat)] = flat
-        out[len(flat):] = self._swap(flat.index_select(0, rows.send_rows), rows.receive, rows.send,
-                                    layer, backward)
         return out.reshape(rows.extended, *x.shape[1:])
 
     def home(self, grad: Tensor, layer: Any = "") -> Tensor:
@@ -97,11 +97,12 @@ class Link:
         came = self._swap(flat[own:], rows.send, rows.receive, layer, True)
         for at, more in zip(rows.send_rows.split(rows.send), came.split(rows.send)):
             if len(at):
-                found.index_copy_(0, at, found.index_select(0, at) + more)
+                found.index_add_(0, at, more)
         return found.reshape(own, *grad.shape[1:])
 
     def _swap(self, rows: Tensor, receive: list[int], send: list[int], layer: Any,
-              backward: bool) -> Tensor:
+              backward: bool, into: Tensor | None = None) -> Tensor:
+        """What the others send for ``rows``, by part; written ``into`` that, where it is given."""
         dtype, width = rows.dtype, rows.shape[1]
         narrow = self._exchange if dtype.is_floating_point else "fp32"
         as_int8 = narrow == "int8" and width + 4 < width * dtype.itemsize
@@ -109,13 +110,15 @@ class Link:
             rows = _packed(rows)
         elif narrow == "bf16" and dtype.itemsize > 2:
             rows = rows.to(torch.bfloat16)
-        out = rows.new_empty((sum(receive), rows.shape[1]))
+        out = (into if into is not None and rows.dtype == dtype
+               else rows.new_empty((sum(receive), rows.shape[1])))
         count = rows.shape[1] * rows.element_size() * (sum(send) - send[self._rank])
         with exchanges.around(Exchange(alive(layer), backward, count, rows.device)):
             all_to_all(out, rows.contiguous(), receive, send, self._group)
         self.calls += 1
         self.bytes += count
-        return (_unpacked(out) if as_int8 else out).to(dtype)
+        found = (_unpacked(out) if as_int8 else out).to(dtype)
+        return found if into is None or found is into else into.copy_(found)
 
 
 def alive(layer: Any) -> Any:
@@ -191,7 +194,8 @@ class _GlobalMean(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         both = torch.stack([total.double(), total.new_tensor(count, dtype=torch.float64)])
         dist.all_reduce(both, group=group)
-        ctx.scale = dist.get_world_size(group) / max(float(both[1]), 1.0)
+        # on the device, for which nobody has to wait
+        ctx.scale = (dist.get_world_size(group) / both[1].clamp(min=1)).to(total.dtype)
         return (both[0] / both[1]).to(total.dtype)
 
     @staticmethod

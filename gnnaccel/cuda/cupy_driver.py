@@ -16,8 +16,11 @@ import time
 import warnings
 from collections.abc import Callable
 
+import torch
+
 from . import background, capture, sources
 from .driver import CompileError, count_compile, note
+from .out_of_memory import with_room
 
 # Dynamic shared memory that a kernel may use without asking for more.
 _PLAIN_SHARED = 48 * 1024
@@ -50,7 +53,6 @@ class CupyDriver:
 
     def __init__(self):
         import cupy
-        import torch
         self._cupy = cupy
         self._kernels: dict = {}  # what callers get
         self._made: dict = {}  # the kernels, some of which may not be compiled yet
@@ -179,13 +181,22 @@ class CupyDriver:
         try:
             # whoever wants another kernel of this text waits, rather than to compile it as well
             with background.piece(), one, capture.loading():
-                return self._cupy.RawModule(
-                    code=text, options=sources.options(defines)).get_function(entry)
+                return with_room(lambda: _loaded(self._cupy.RawModule(
+                    code=text, options=sources.options(defines)).get_function(entry)))
         except self._cupy.cuda.compiler.CompileException as problem:
             raise CompileError(
                 f"{family}.cu did not compile with {list(defines)}:\n{problem}") from problem
+        except torch.cuda.OutOfMemoryError as problem:
+            raise CompileError(f"{family}.cu was not loaded: {problem}") from problem
         finally:
             count_compile(time.perf_counter() - start)
+
+
+def _loaded(raw):
+    """The ``cupy.RawKernel``, on the device by now. CUDA loads a function when it is first launched
+    or asked about, for which memory may be missing later on."""
+    getattr(raw, "local_size_bytes", None)
+    return raw
 
 
 def argument_code(value) -> str:
@@ -299,8 +310,12 @@ class DirectKernel(_Kernel):
         except (struct.error, OverflowError) as problem:
             raise TypeError(f"{self._source[1]}: the arguments {args} do not fit {self._codes!r}: "
                             f"{problem}") from problem
-        self._launch_kernel(loaded.address, x, y, 1, threads, 1, 1, shared,
-                            self._raw_stream(device), parameters, 0)
+        try:
+            self._launch_kernel(loaded.address, x, y, 1, threads, 1, 1, shared,
+                                self._raw_stream(device), parameters, 0)
+        except RuntimeError as problem:
+            with_room(lambda: self._launch_kernel(loaded.address, x, y, 1, threads, 1, 1, shared,
+                                                  self._raw_stream(device), parameters, 0), problem)
         self._free.append(buffer)
 
     def _make_buffer(self, args: tuple) -> tuple:
@@ -339,7 +354,9 @@ class PlainKernel(_Kernel):
         if loaded is None or self._device_of_cupy() != device or loaded.shared < shared:
             loaded = self.enter(device, shared)
         stream = self._driver.stream(self._raw_stream(device))
-        loaded.function(grid, (threads,), self._typed(args), shared_mem=shared, stream=stream)
+        typed = self._typed(args)
+        with_room(lambda: loaded.function(grid, (threads,), typed, shared_mem=shared,
+                                          stream=stream))
 
     def _typed(self, args: tuple) -> tuple:
         """CuPy goes by the arguments' types, so plain ints and floats get those of the first

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from gnnaccel.cuda import driver, sources
+from gnnaccel.cuda import capture, driver, sources
 from gnnaccel.cuda.cupy_driver import CupyDriver
+from gnnaccel.cuda.driver import CompileError
 from gnnaccel.cuda.launch import Kernels
 from tests.emulation.emulator import EmulatedDriver
 
@@ -245,6 +246,65 @@ def test_a_failed_launch_is_followed_by_a_good_one(direct):
     direct.while_launching = lambda: None
     kernel((1, 1), 32, 0, (2,))
     assert [launch[4] for launch in direct.launches] == [(2,)]
+
+
+# ---- memory that CUDA lacks ----
+
+class NoMemory(RuntimeError):
+    """As CuPy raises it."""
+    status = 2
+
+
+def failing(times, error=NoMemory):
+    """A function that raises so many times."""
+    left = [error()] * times
+    return lambda: left and (_ for _ in ()).throw(left.pop())
+
+
+@pytest.fixture
+def emptied(monkeypatch):
+    """Appended to whenever torch's allocator is asked to give memory back."""
+    calls = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append(None))
+    return calls
+
+
+def test_a_kernel_is_loaded_once_torch_has_given_memory_back(fake, emptied):
+    fake.while_loading = failing(1)
+    CupyDriver().kernel("some", "k", ())((1, 1), 32, 0, ())
+    assert len(fake.launches) == len(emptied) == 1
+
+
+def test_a_kernel_for_which_there_is_no_memory_at_all(fake, emptied):
+    fake.while_loading = failing(2)
+    with pytest.raises(CompileError, match=r"some.cu was not loaded: CUDA out of memory"):
+        CupyDriver().kernel("some", "k", ())
+    assert len(emptied) == 1
+
+
+def test_a_kernel_is_launched_once_torch_has_given_memory_back(direct, emptied):
+    direct.parameters = (POINTER,)
+    kernel = CupyDriver().kernel("some", "k", ())
+    direct.while_launching = failing(1)
+    kernel((1, 1), 32, 0, (5,))
+    assert [launch[4] for launch in direct.launches] == [(5,)] and len(emptied) == 1
+    direct.while_launching = failing(2)
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        kernel((1, 1), 32, 0, (6,))
+    direct.while_launching = failing(1, RuntimeError)
+    with pytest.raises(RuntimeError):  # another error is no reason
+        kernel((1, 1), 32, 0, (7,))
+    kernel((1, 1), 32, 0, (8,))
+    assert [launch[4] for launch in direct.launches] == [(5,), (8,)] and len(emptied) == 2
+
+
+def test_memory_is_not_given_back_within_a_capture(direct, emptied, monkeypatch):
+    kernel = CupyDriver().kernel("some", "k", ())
+    monkeypatch.setattr(capture, "capturing", lambda: True)
+    direct.while_launching = failing(1)
+    with pytest.raises(NoMemory):
+        kernel((1, 1), 32, 0, ())
+    assert emptied == []
 
 
 # ---- threads, devices, shared memory ----

@@ -52,6 +52,12 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
         default=0,
         help="at most so many of each part, instead of --seconds alone",
     )
+    parser.add_argument(
+        "--scale",
+        type=int,
+        default=1,
+        help="so many times as many nodes and edges, of the parts table, dgl and messages",
+    )
     parser.add_argument("--replay", default="", help="first:last:step, the cases of one process")
     parser.add_argument("--out", default="", help="a file for a summary in JSON")
     return parser.parse_args(arguments)
@@ -124,6 +130,8 @@ def main(arguments: list[str]) -> int:
     if arguments[:1] == ["worker"]:
         return worker.work(worker_options(arguments[1:]))
     options, start = parsed(arguments), time.time()
+    if options.scale != 1:  # for the processes that this one starts
+        os.environ["GNNACCEL_ORACLE_SCALE"] = str(options.scale)
     parts, names = (
         [w for w in options.what if w in PARTS],
         [w for w in options.what if w not in PARTS],

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .backends import Backend
-from .graphs import IN, KINDS, Case, Draw, edges, features, mlp, nodes
+from .graphs import IN, KINDS, SCALE, Case, Draw, edges, features, mlp, nodes
 from .modes import MODES
 from .table import judged
 
@@ -34,7 +34,7 @@ def graph(d: Draw, pairs: bool = False) -> tuple[Any, int, int, str]:
         d.choice(("plain", "plain", "pair", "block") if pairs else ("plain",)),
     )
     n = nodes(d)
-    m = d.choice((1, 3, 11, 20)) if form == "pair" else n
+    m = SCALE * d.choice((1, 3, 11, 20)) if form == "pair" else n
     ends = tuple(edges(d, n, m, kind))
     idtype = d.choice((torch.int64, torch.int64, torch.int32))
     if form == "pair":

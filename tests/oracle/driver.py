@@ -123,6 +123,7 @@ def reproducer(task: Task, seed: int, what: str) -> str:
         + f" --seed {seed}"
         + (f" --mode {mode}" if mode else "" if " '" in line else " --one")
         + f" --backend {task.backend}"
+        + (f" --scale {scale}" if (scale := os.environ.get("GNNACCEL_ORACLE_SCALE")) else "")
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import zlib
 from dataclasses import dataclass, field
@@ -11,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn import PDNConv
 
+#: how many times as many nodes, edges, and edges of super-nodes (``--scale``)
+SCALE = int(os.environ.get("GNNACCEL_ORACLE_SCALE", "1"))
 IN = 8  # channels of features
 EDGE = 3  # channels of edge features
 RELATIONS = 3
@@ -97,7 +100,7 @@ class Case:
 
 def edges(d: Draw, sources: int, targets: int, kind: str, count: int = 0) -> Tensor:
     """Edges [2, E] of a graph of this kind."""
-    count = count or d.choice((7, 33, 80, 150))
+    count = SCALE * (count or d.choice((7, 33, 80, 150)))
     both = min(sources, targets)
 
     def random_edges(size: int) -> Tensor:
@@ -121,7 +124,7 @@ def edges(d: Draw, sources: int, targets: int, kind: str, count: int = 0) -> Ten
     if kind == "from_one":
         return torch.stack([torch.zeros(count, dtype=torch.long), d.integers(targets, count)])
     if kind in ("hub", "source_hub"):
-        long = d.choice(LONG)
+        long = SCALE * d.choice(LONG)
         ends = [d.integers(sources, long), torch.full((long,), targets - 1)]
         if kind == "source_hub":
             ends = [torch.full((long,), sources - 1), d.integers(targets, long)]
@@ -129,7 +132,7 @@ def edges(d: Draw, sources: int, targets: int, kind: str, count: int = 0) -> Ten
     if kind == "isolated":
         return torch.stack([d.integers(sources // 3, count), d.integers(targets // 3, count)])
     if kind in ("single", "few", "many", "none"):
-        return random_edges({"single": 1, "few": 3, "many": 2000, "none": 0}[kind])
+        return random_edges({"single": 1, "few": 3, "many": 2000 * SCALE, "none": 0}[kind])
     if kind == "chain":
         return torch.stack([torch.arange(both - 1), torch.arange(1, both)])
     if kind == "one_each":
@@ -187,7 +190,7 @@ def channels(d: Draw, usual: int) -> int:
 
 
 def nodes(d: Draw) -> int:
-    return d.choice((1, 2, 5, 20, 20, 33))
+    return SCALE * d.choice((1, 2, 5, 20, 20, 33))
 
 
 def graph(d: Draw, sources: int, targets: int, loops: bool = True) -> tuple[Tensor, str]:
@@ -226,7 +229,7 @@ def one_type(
     """
     apart = pairs and d.chance(0.4)
     n = nodes(d)
-    m = d.choice((1, 3, 11, 20)) if apart else n
+    m = SCALE * d.choice((1, 3, 11, 20)) if apart else n
     edge_index, kind = graph(d, n, m, loops)
     kwargs: dict[str, Any] = edge_values(d, edge, edge_index.shape[1], edge_channels)
     x: Any = features(d, n, IN)
@@ -253,10 +256,11 @@ def with_one_weight_a_loop(case: Case) -> Case:
                  and values.shape[0] == edge_index.shape[1]]
         for values in found:
             loops = (edge_index[0] == edge_index[1]).nonzero()[:, 0]
-            nodes = edge_index[0, loops].tolist()
-            first = [int(loops[nodes.index(node)]) for node in nodes]
+            nodes, place = edge_index[0, loops].long().unique(return_inverse=True)
+            first = place.new_full(nodes.shape, len(loops)).scatter_reduce(
+                0, place, torch.arange(len(loops)), "amin")
             with torch.no_grad():
-                values[loops] = values[first].clone()
+                values[loops] = values[loops[first[place]]]
     return case
 
 

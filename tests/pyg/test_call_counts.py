@@ -10,6 +10,7 @@ from torch_geometric.nn import (ARMAConv, FiLMConv, GATConv, GATv2Conv, GCNConv,
                                 HEATConv, HGTConv, MessagePassing, PNAConv, RGATConv, RGCNConv,
                                 SAGEConv, TransformerConv)
 
+import gnnaccel
 from gnnaccel.adapters.pyg.propagate import calls
 from gnnaccel.dispatch.graph import cache
 from gnnaccel.dispatch.ops import aggregation_cost
@@ -134,3 +135,44 @@ def test_calls_are_counted():
     found = counted(lambda: cache.info())
     assert found.python >= 2 and found.builtin >= 1
     assert os.path.join("dispatch", "graph", "cache.py") in found.files
+
+
+def in_turns(layer, args) -> tuple[dict[str, int], dict[str, int]]:
+    """Python calls of one call in training, in evaluation, and in evaluation with gradients: where
+    calls of its kind came before, and where all kinds take turns."""
+    def train():
+        layer.train()(*args)
+
+    def evaluate():
+        with torch.no_grad():
+            layer.eval()(*args)
+
+    def watch():
+        layer.eval()(*args)
+
+    kinds, alone = (train, evaluate, watch), {}
+    for kind in kinds:
+        for _ in range(80):
+            kind()
+        alone[kind.__name__] = counted(kind).python
+    for _ in range(6):
+        for kind in kinds:
+            kind()
+    return alone, {kind.__name__: counted(kind).python for kind in kinds}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_training_and_evaluation_take_turns(emulated, name):
+    made, inputs = LAYERS[name]
+    with emulated.on():
+        alone, turns = in_turns(made(), inputs(40))
+    assert turns == alone
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_training_and_evaluation_take_turns_natively(name):
+    made, inputs = LAYERS[name]
+    with gnnaccel.enabled(backend="cuda"):
+        alone, turns = in_turns(made(), inputs())
+    # streaks end, and then each call is compared
+    assert all(turns[kind] <= alone[kind] + 60 for kind in turns), (alone, turns)

@@ -23,6 +23,8 @@ from tests import probes
 from tests.pyg.hetero_graphs import (CITES, KNOWS, METADATA, RELATIONS, WIDTH, edges, features,
                                      hetero, same)
 
+NO_GRAD = 2  # `layer_memory.mode_of` a layer in training, with gradients off
+
 
 @pytest.fixture
 def read(monkeypatch):
@@ -99,7 +101,7 @@ def test_changes_are_seen(enabled, read, change):
     settled(layer, x, ei)
     assert not is_read(read, layer, x, ei)
     memory = memories.get(layer)
-    memory.native_sized = [None, None]  # which others may be like
+    memory.native_sized = [None] * 4  # which others may be like
     assert is_read(read, layer, *CHANGES[change](layer, x, ei))
 
 
@@ -180,7 +182,7 @@ def test_a_large_relation_inside_a_native_layer_is_accelerated(enabled):
 def test_models_of_to_hetero_as_a_whole(enabled, read):
     made, x, ei = to_hetero(_Net(), METADATA), features(), edges()
     settled(made, x, ei)
-    kept = memories.get(made).native_exact[False]
+    kept = memories.get(made).native_exact[NO_GRAD]
     assert kept is not None and kept.inner.silent
     gnnaccel.reset_stats()
     read.clear()
@@ -217,7 +219,7 @@ def test_calls_inside_over_what_is_made_of_the_graph_are_counted(enabled):
     routes = {name: one["routes"] for name, one in gnnaccel.stats().items()}
     assert routes == {"HGTConv": {"native": 8}, "HeteroDictLinear": {"native": 16},
                       "HeteroLinear": {"native": 16}}
-    assert memories.get(layer).native_exact[False].inner.silent
+    assert memories.get(layer).native_exact[NO_GRAD].inner.silent
 
 
 def test_counts_that_nobody_is_to_see(enabled):
@@ -281,7 +283,7 @@ def test_what_is_derived_of_a_graph_is_still_kept(enabled):
     names = [CITES, KNOWS]
     layer, x, ei = HeteroConv({name: GCNConv(WIDTH, 4) for name in names}), features(), edges(names)
     settled(layer, x, ei)
-    assert memories.get(layer).native_exact[False].inner.silent
+    assert memories.get(layer).native_exact[NO_GRAD].inner.silent
     hits = cache.info()["hits"]
     settled(layer, x, ei, 3)
     assert cache.info()["hits"] == hits + 6
@@ -292,7 +294,7 @@ def test_what_is_derived_of_a_graph_is_still_kept(enabled):
 def test_a_dropped_graph_is_not_kept_and_its_place_is_not_mistaken(enabled, read):
     layer, x, ei = hetero(SAGEConv), features(), edges()
     settled(layer, x, ei)
-    kept = memories.get(layer).native_exact[False]
+    kept = memories.get(layer).native_exact[NO_GRAD]
     refs = [weakref.ref(t) for t in ei.values()]
     memory = [weakref.ref(t.untyped_storage()) for t in ei.values()]
     others = {k: t.clone() for k, t in ei.items()}

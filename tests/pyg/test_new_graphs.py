@@ -40,7 +40,7 @@ def decided(emulated, monkeypatch):
 def kept(layer) -> list:
     """The calls that the layer's memory holds."""
     memory = memories.get(layer)
-    return [*([] if memory.exact is None else [memory.exact]), *memory.over.values()]
+    return [*filter(None, memory.exact), *(one for over in memory.over for one in over.values())]
 
 
 @pytest.mark.parametrize("name", LAYERS)

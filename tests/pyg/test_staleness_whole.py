@@ -122,7 +122,7 @@ def warmed(route, name: str) -> tuple[Any, tuple]:
     layer, args = spread(case.layer().to(route.device)).eval(), place(case.inputs(), route.device)
     for _ in range(3):
         results(layer, args, {})
-    assert memories.get(layer).exact is not None
+    assert any(memories.get(layer).exact)
     return layer, args
 
 
@@ -334,7 +334,7 @@ def test_an_aggregation_that_changes(route):
 def test_nothing_of_a_call_is_kept_alive(route, name):
     with route.on():
         layer, args = warmed(route, name)
-        kept = [weakref.ref(t) for t in (*tensors(list(args)), memories.get(layer).exact.graph())]
+        kept = [weakref.ref(t) for t in (*tensors(list(args)), next(filter(None, memories.get(layer).exact)).graph())]
         del args
         gc.collect()
     assert all(ref() is None for ref in kept)

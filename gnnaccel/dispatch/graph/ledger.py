@@ -26,8 +26,8 @@ class GraphLedger(TensorRef):
     layers that its structure would have served; ``seconds``: what faster calls would have saved;
     ``functions``: those of the host's, by name, whose results over it were asked for; ``layers``:
     by `layer_memory.LayerMemory.number`, of a layer that had native calls over it, the ids of all
-    its tensors, and the state in which the call was decided as one over a known graph, with
-    gradients off and on.
+    its tensors, and the state in which the call was decided as one over a known graph, in each
+    `layer_memory.mode_of` the layer.
     """
 
     __slots__ = ("key", "sightings", "calls", "seconds", "functions", "layers")

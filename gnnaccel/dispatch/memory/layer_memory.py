@@ -102,9 +102,15 @@ def remember(layer: Any, adapter: Any, args: tuple, kwargs: dict, config: Config
         return bound
     kept = adapter.keep(layer, args, kwargs, stated, given)
     if kept is not UNREPEATABLE:
-        of(layer).exact = Exact(config.epoch, key, found, plain, ledgers.of(given.edge_index),
-                                call.graph, stated, plan, run, kept, bound)
+        of(layer).exact[mode_of(layer)] = Exact(config.epoch, key, found, plain,
+                                                ledgers.of(given.edge_index), call.graph, stated,
+                                                plan, run, kept, bound)
     return bound
+
+
+def mode_of(layer: Any) -> int:
+    """One of four: whether gradients are on, and whether the layer is training."""
+    return _grad() + 2 * (layer.training is True)
 
 
 def index_tensors(args: tuple, kwargs: dict) -> list[Any]:
@@ -127,17 +133,17 @@ def index_tensors(args: tuple, kwargs: dict) -> list[Any]:
 class LayerMemory:
     """Of one layer.
 
-    ``over``: message passing's last calls over some edges, by the id of these; ``native_once``,
-    ``summed_once``: of those over edges that had not been seen before, the last that was native,
-    and the last that summed its list of edges, each with gradients off and on; ``unread``: how
-    many calls over such edges went native without a look, likewise.
+    In each `mode_of` the layer, as training and evaluation take turns: ``exact``, the last call by
+    a faster route that was kept; ``native_exact``, ``native_sized``, a native call; ``over``,
+    message passing's last calls over some edges, by the id of these. With gradients off and on:
+    ``native_once``, ``summed_once``, of calls over edges that had not been seen before, the last
+    that was native, and the last that summed its list of edges; ``unread``, how many calls over
+    such edges went native without a look.
 
     ``last``: the graph of the last call that was looked at, how many calls it had had by then, and
     whether none of the layer's was native; ``expected``: how many calls the last such graph before
-    it served from the layer's on; ``exact``: the last
-    call by a faster route that was kept; ``unrepeated``: how many such calls in a row were like no
-    kept one; ``graph``: of the last of these, what the structure cache holds, weakly;
-    ``native_exact``, ``native_sized``: a native call with gradients off, and one with gradients on;
+    it served from the layer's on; ``unrepeated``: how many calls by a faster route in a row were
+    like no kept one; ``graph``: of the last of these, what the structure cache holds, weakly;
     ``in_a_row``: native calls in a row that were like an earlier one, and what follows from many
     (``streak``); ``number``: under which ledgers of graphs know the layer; ``why``: of the last
     call that was not understood; ``left``: of calls of a model, how many may yet show something;
@@ -149,16 +155,16 @@ class LayerMemory:
                  "unread", "inner", "last", "expected")
 
     def __init__(self) -> None:
-        self.over: dict[int, Any] = {}
+        self.over: list[dict[int, Any]] = [{}, {}, {}, {}]
         self.native_once: list[Any] = [None, None]
         self.summed_once: list[Any] = [None, None]
         self.unread = [0, 0]
         self.inner: Any = None
-        self.exact: Exact | None = None
+        self.exact: list[Exact | None] = [None] * 4
         self.unrepeated = 0
         self.graph: weakref.ref | None = None
-        self.native_exact: list[NativeExact | None] = [None, None]
-        self.native_sized: list[NativeSized | None] = [None, None]
+        self.native_exact: list[NativeExact | None] = [None] * 4
+        self.native_sized: list[NativeSized | None] = [None] * 4
         self.number, self.in_a_row, self.left = next(_numbers), 0, WATCHED
         self.streak: NativeStreak | None = None
         self.why: Reason | None = None
@@ -207,11 +213,11 @@ class LayerMemory:
         return None
 
     def meets(self, graph: Sequence[Tensor], largest: Tensor, state: tuple | None = None,
-              grad: bool = False) -> bool:
+              mode: int = 0) -> bool:
         """Whether the graph of these tensors, unwritten since, was in a native call, more often
         than graphs are expected to come in a step, and is not known to be native in this state
         however often it comes. It was from now on. Never of inference tensors, which have no
-        version. ``state``: of a call that is about to be native, else None."""
+        version. ``state``, ``mode``: of a call that is about to be native, else None and 0."""
         if largest.is_inference():
             return False
         ids = tuple(map(id, graph))
@@ -222,8 +228,8 @@ class LayerMemory:
                 and known.calls - last[1] + 1 < (self.expected or 0)):  # type: ignore[index]
                 known.calls += 1
                 return False
-            return found[1 + grad] != state
-        known.layers[self.number] = [ids, None, None]
+            return found[1 + mode] != state
+        known.layers[self.number] = [ids, *[None] * 4]
         if not again:
             known.calls += 1
         self.last = known, last[1] if again else known.calls, False  # type: ignore[index]
@@ -270,7 +276,9 @@ def fast_path(layer: Any, adapter: Any, native: Callable, args: tuple, kwargs: d
     if capture.capturing():  # what earlier calls showed need not hold for what replays find
         return MISSED
     memory = entry[1]
-    exact = memory.exact
+    # `mode_of`, without its call
+    mode = _grad() + 2 * (layer.training is True)  # type: ignore[union-attr]  # no None here
+    exact = memory.exact[mode]
     if exact is not None and exact.epoch == config.epoch:
         indices = args[1:] if exact.plain else index_tensors(args, kwargs)
         if (indices and exact.structure[-1]() is indices[-1]
@@ -293,9 +301,8 @@ def fast_path(layer: Any, adapter: Any, native: Callable, args: tuple, kwargs: d
         streak.left -= 1
         like = streak.like
     else:
-        grad = _grad()
-        found = memory.native_exact[grad] or memory.native_sized[grad]
-        found = found and looked_at(memory, layer, args, kwargs, config, grad)
+        found = memory.native_exact[mode] or memory.native_sized[mode]
+        found = found and looked_at(memory, layer, args, kwargs, config, mode)
         if found is None:
             memory.in_a_row, memory.streak = 0, None
             return MISSED
@@ -322,20 +329,20 @@ def _size(edges: Any) -> float:
 
 
 def looked_at(memory: LayerMemory, layer: Any, args: tuple, kwargs: dict, config: Config,
-              grad: bool) -> NativeExact | NativeSized | None:
-    """The earlier call that this one is like. ``grad``: whether gradients are on."""
+              mode: int) -> NativeExact | NativeSized | None:
+    """The earlier call that this one is like. ``mode``: as `mode_of` says."""
     state = config.epoch, layer.training, autocast(), len(_drivers)  # `native_cache.state_of`
     given = (*args, *kwargs.values()) if kwargs else args
-    like: NativeExact | NativeSized | None = memory.native_exact[grad]
+    like: NativeExact | NativeSized | None = memory.native_exact[mode]
     if (like is None or like.state != state or not like.fits(given, kwargs)
         # a checkpoint repeats its calls, when the kernels may be there
         or ((like.code == PENDING or like.inner.waiting) and checkpointed())):
-        like = memory.native_sized[grad]
+        like = memory.native_sized[mode]
         if like is None or like.state != state:
             return None
         graph = like.fits(given, kwargs)
         if graph is MISSED or checkpointed() or (
-            graph and memory.meets(graph[0], graph[1], state, grad)):
+            graph and memory.meets(graph[0], graph[1], state, mode)):
             return None
     if like.edges_at is not None and not kwargs:
         memory.in_a_row += 1

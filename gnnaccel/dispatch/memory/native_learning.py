@@ -22,12 +22,11 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from gnnaccel.cuda import driver
 from gnnaccel.dispatch.memory import layer_memory
-from gnnaccel.dispatch.memory.layer_memory import LayerMemory, of_the_host
+from gnnaccel.dispatch.memory.layer_memory import LayerMemory, mode_of, of_the_host
 from gnnaccel.dispatch.memory.native_cache import (MISSED, WATCHED, NativeExact, NativeSized,
                                                    plain_tensors, state_of)
 from gnnaccel.dispatch.observe import counters
@@ -43,7 +42,6 @@ _LASTING = ("GA201", "GA202", "GA205", "GA206", "GA208", "GA210", "GA303")
 _OF_THE_LAYER = ("GA201", "GA205", "GA208")
 _OF_A_SIZE = ("GA301", "GA401", PENDING)  # of calls over graphs of about one size
 _entries, _maps = settings.kept()
-_grad = torch.is_grad_enabled
 
 
 def _on_cpu(found: list[Tensor]) -> bool:
@@ -65,15 +63,15 @@ def remember(layer: Any, structure: tuple[Tensor, ...], args: tuple, kwargs: dic
     if known:
         met = memory.of(structure)
         if met is not None and (_on_cpu(found) or code == "GA301"):
-            met[1 + _grad()] = state_of(layer, config)
+            met[1 + mode_of(layer)] = state_of(layer, config)
         # on a GPU a call on dictionaries may stay native for a reason that passes, such as a
         # capture; when kernels are there, all is decided anew
         if ((_on_cpu(found) or code == PENDING or (not kwargs and len(found) == len(args)))
             and not any(t.is_inference() for t in found)):
-            memory.native_exact[_grad()] = NativeExact(layer, given, kwargs, config, code)
+            memory.native_exact[mode_of(layer)] = NativeExact(layer, given, kwargs, config, code)
     elif _on_cpu(found) or code in _OF_A_SIZE:
         like = NativeSized(layer, given, kwargs, config, code)
-        memory.native_sized[_grad()] = _met(memory, like, given, kwargs)
+        memory.native_sized[mode_of(layer)] = _met(memory, like, given, kwargs)
 
 
 def _size(t: Tensor) -> int:
@@ -98,18 +96,18 @@ def remember_reason(layer: Any, args: tuple, kwargs: dict, config: Config, why: 
     found = plain_tensors(given) if again and why.code in _LASTING else None
     if found is None or any(t.is_inference() for t in found):
         return
-    like, grad = NativeSized(layer, given, kwargs, config, why.code), _grad()
+    like, mode = NativeSized(layer, given, kwargs, config, why.code), mode_of(layer)
     of_layer = (why.code in _OF_THE_LAYER
                 or (why.code == "GA210" and any(code in why.text for code in _OF_THE_LAYER)))
     if of_layer or (_on_cpu(found) and like.edges < 2 * _FEW):
-        memory.native_exact[grad] = NativeExact(layer, given, kwargs, config, why.code)
-        memory.native_sized[grad] = _met(memory, like, given, kwargs)
+        memory.native_exact[mode] = NativeExact(layer, given, kwargs, config, why.code)
+        memory.native_sized[mode] = _met(memory, like, given, kwargs)
 
 
 def watch(model: Any, ours: Callable, args: tuple, kwargs: dict, config: Config) -> Any:
     """``ours(model, *args, **kwargs)``, a call of a model of which it shall be remembered if all of
     it is native: then `run` runs the host's own code for others like it."""
-    memory, grad, given = layer_memory.of(model), _grad(), (*args, *kwargs.values())
+    memory, mode, given = layer_memory.of(model), mode_of(model), (*args, *kwargs.values())
     found = (plain_tensors(given) if memory.left and config.on_fallback == "native"
              and not (_entries or _maps) else None)
     if found is None or any(t.is_inference() for t in found):
@@ -119,14 +117,14 @@ def watch(model: Any, ours: Callable, args: tuple, kwargs: dict, config: Config)
     if seen is None:
         return out
     kept: NativeExact | NativeSized | None
-    kept, before = None, memory.native_sized[grad]
+    kept, before = None, memory.native_sized[mode]
     if seen.native and seen.counts and of_the_host(model):
         if seen.lasting and _on_cpu(found):
-            kept = memory.native_exact[grad] = NativeExact(model, given, kwargs, config, None)
+            kept = memory.native_exact[mode] = NativeExact(model, given, kwargs, config, None)
         elif (before is None or before.state[0] != config.epoch
               or before.fits(given, kwargs) is MISSED):
             like = NativeSized(model, given, kwargs, config, None)
-            kept = memory.native_sized[grad] = _met(memory, like, given, kwargs)
+            kept = memory.native_sized[mode] = _met(memory, like, given, kwargs)
     if kept is None:
         memory.left -= 1
     else:

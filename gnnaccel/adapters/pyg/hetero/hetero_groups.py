@@ -88,12 +88,13 @@ def divided(layer: Any, args: tuple, kwargs: dict) -> Call | None:
         return None
     present = tuple(map(edge_index_dict.__contains__, memo.names))
     added = layer.aggr in dicts.ADDED_UP
-    found = memo.divisions.get((added, present))
+    key = (layer.training, added, *present)
+    found = memo.divisions.get(key)
     if found is None or not found.holds():
         found = _divide(memo, present, added, found)
         if len(memo.divisions) >= inner_convs.MOST:
             memo.divisions.clear()
-        memo.divisions[added, present] = found
+        memo.divisions[key] = found
     if not found.groups:
         return None
     names = [name for name, there in zip(memo.names, present) if there]

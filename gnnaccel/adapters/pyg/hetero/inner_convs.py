@@ -162,17 +162,17 @@ def one_shape(group: list[Tensor]) -> bool:
 class Memo:
     """What `LayerMemory.inner` is of a HeteroConv.
 
-    ``together``, ``divisions`` (`hetero_groups`): by which of the layer's edge types a call names;
-    the latter also by whether relations are added up.
+    ``together``, ``divisions`` (`hetero_groups`): by whether the layer is training, and by which of
+    its edge types a call names; the latter also by whether relations are added up.
     """
 
     def __init__(self, modules: dict[str, Any], names: tuple[EdgeType, ...]):
         self.keys, self.convs, self.names = tuple(modules), tuple(modules.values()), names
         self.together: dict[tuple[bool, ...], Together] = {}
-        self.divisions: dict[tuple[bool, tuple[bool, ...]], Any] = {}
+        self.divisions: dict[tuple[bool, ...], Any] = {}
 
 
-MOST = 8  # sets of edge types that are remembered for a layer
+MOST = 16  # of each, that are remembered for a layer
 
 
 def look_through(layer: Any, edge_index_dict: Mapping) -> Together | Reason:
@@ -181,15 +181,16 @@ def look_through(layer: Any, edge_index_dict: Mapping) -> Together | Reason:
     if type(memo) is Reason:
         return memo
     present = tuple(map(edge_index_dict.__contains__, memo.names))
+    key = (layer.training, *present)
     found: Together | Reason | None
-    found = memo.together.get(present)
+    found = memo.together.get(key)
     if found is None or not found.unchanged():
         found = _look_closely(memo, present)
         if type(found) is Reason:
             return found
         if len(memo.together) >= MOST:
             memo.together.clear()
-        memo.together[present] = found
+        memo.together[key] = found
     return found
 
 
@@ -210,7 +211,8 @@ def memo_of(layer: Any) -> Memo | Reason:
 def remember(layer: Any, together: Together) -> None:
     """Of a layer that has been made of these: they need no further look."""
     memo = Memo(layer.convs._modules, tuple(layer.convs.keys()))
-    memo.together[(True,) * len(together.names)] = together
+    every = (True,) * len(together.names)
+    memo.together[(layer.training,) + every] = together
     layer_memory.of(layer).inner = memo
 
 

@@ -137,7 +137,10 @@ def fast_path(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Co
     `MISSED` for any other."""
     entry = memories.entries.get(id(layer))
     memory = entry[1] if entry is not None and entry[0]() is layer else None
-    last = None if memory is None else memory.over.get(id(edge_index))
+    grad = _grad()
+    # in the layer's `mode_of`, without its call
+    last = (None if memory is None
+            else memory.over[grad + 2 * (layer.training is True)].get(id(edge_index)))
     if last is not None and last.edge_index() is edge_index:  # a new batch may lie where one was
         if last.route == "native":
             return (native(layer, edge_index, **kwargs)
@@ -149,7 +152,6 @@ def fast_path(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Co
         memory.unrepeated = 0  # type: ignore[union-attr]  # it has `last`
         return out
     if memory is not None:
-        grad = _grad()
         like = memory.summed_once[grad]
         if like is not None and like.fits(layer, edge_index, kwargs, config):
             out = like.run(layer, edge_index, kwargs)

@@ -227,7 +227,7 @@ def remember(layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read, 
         kept.shape, kept.layout = given.shape if plain else None, None
         if plain and given.weight is not None:
             kept.layout = aggregation_cuda.layout_of(given)
-    memory = layer_memory.of(layer)
-    if len(memory.over) >= _LAYERS_GRAPHS:
-        memory.over = {}
-    memory.over[id(edge_index)] = kept
+    over = layer_memory.of(layer).over[layer_memory.mode_of(layer)]
+    if len(over) >= _LAYERS_GRAPHS:
+        over.clear()
+    over[id(edge_index)] = kept

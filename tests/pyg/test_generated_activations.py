@@ -18,7 +18,9 @@ WIDTH = 12
 MODULES = {"PReLU": nn.PReLU, "PReLU of channels": lambda: nn.PReLU(WIDTH), "SELU": nn.SELU,
            "CELU": nn.CELU, "CELU of 0.3": lambda: nn.CELU(0.3), "Hardtanh": nn.Hardtanh,
            "Hardtanh of 0.1": lambda: nn.Hardtanh(-0.5, 0.1), "Mish": nn.Mish,
-           "SELU in place": lambda: nn.SELU(inplace=True)}
+           "SELU in place": lambda: nn.SELU(inplace=True), "ReLU6": nn.ReLU6,
+           "Hardsigmoid": nn.Hardsigmoid, "Hardswish": nn.Hardswish, "LogSigmoid": nn.LogSigmoid,
+           "Softsign": nn.Softsign, "Tanhshrink": nn.Tanhshrink}
 
 
 class Bends(Message):
@@ -82,15 +84,39 @@ class Mish(Message):
         return F.mish(x_j - x_i) * x_j
 
 
+class Bounded(Message):
+    def message(self, x_i, x_j):
+        return F.relu6(x_j - x_i) * F.hardsigmoid(x_i) + F.hardswish(2 * x_j + x_i)
+
+
+class Soft(Message):
+    def message(self, x_i, x_j):
+        return F.softsign(x_j - x_i) + F.tanhshrink(x_j * x_i)
+
+
+class Between(Message):
+    """Weights of rows, and a number on either side of one half."""
+
+    def message(self, x_i, x_j):
+        near = torch.lerp(x_i, x_j, 0.3) + x_j.lerp(x_i, 0.7)
+        return near + torch.lerp(x_i, x_j * x_i, torch.sigmoid(3 * x_j))
+
+
+class Added(Message):
+    def message(self, x_i, x_j):
+        return torch.addcmul(x_j, x_i, x_j, value=0.5) + x_j.addcdiv(x_i, 1 + x_j.square())
+
+
 @pytest.mark.parametrize("cls, name", [*((Bends, name) for name in MODULES), *(
     (Lifted, name) for name in MODULES if "place" not in name)])
 def test_modules(kernels, cls, name):
     compare(kernels, cls(MODULES[name]()), *arguments(Message)[:2])
 
 
-@pytest.mark.parametrize("make", [lambda: Sloped(1), lambda: Sloped(3), Alone, SELU, CELU, Hardtanh,
-                                  Mish], ids=["1 slope", "3 slopes", "alone", "selu", "celu",
-                                              "hardtanh", "mish"])
+@pytest.mark.parametrize("make", [
+    lambda: Sloped(1), lambda: Sloped(3), Alone, SELU, CELU, Hardtanh, Mish, Bounded, Soft, Between,
+    Added], ids=["1 slope", "3 slopes", "alone", "selu", "celu", "hardtanh", "mish", "bounded",
+                 "soft", "between", "added"])
 def test_functions(kernels, make):
     compare(kernels, make(), *arguments(Message)[:2])
 
@@ -115,7 +141,7 @@ def test_corners(kernels, name):
     """At 0, at bounds, and far out, at infinities and of NaN, as torch's."""
     values = torch.tensor([0.0, -0.0, 1.0, -1.0, 0.1, -0.5, 1e-6, -1e-6, 19.9, 20.1, -20.0, 90.0,
                            -90.0, 1e4, -1e4, 3e38, -3e38, torch.inf, -torch.inf, torch.nan])
-    if "Hardtanh" in name or "ELU" in name.replace("PReLU", ""):
+    if "Hard" in name or "ELU" in name.replace("PReLU", "") or name == "ReLU6":
         values = values[:-1]  # of NaN, torch's gradient differs by device, and in a CPU's vectors
     x = torch.zeros(N, WIDTH)
     x[:len(values)] = values.unsqueeze(1)
@@ -133,7 +159,7 @@ def test_corners(kernels, name):
 
 @pytest.mark.parametrize("name, option, value", [
     ("PReLU", "weight", nn.Parameter(torch.tensor([0.7]))), ("CELU", "alpha", 0.2),
-    ("Hardtanh", "max_val", 0.3)])
+    ("Hardtanh", "max_val", 0.3), ("ReLU6", "max_val", 0.5)])
 def test_options_that_change(emulated, name, option, value):
     layer, given = Bends(MODULES[name]()), (graphs.features(), graphs.square(edges=E))
     for _ in range(2):

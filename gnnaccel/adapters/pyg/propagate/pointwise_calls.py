@@ -173,6 +173,61 @@ def _hardtanh(function: Any, args: tuple, kwargs: dict) -> Call:
     return Call("where", (Call("le", (x, least)), least, inside))
 
 
+def _bounded(x: Any, least: float, most: float) -> Call:
+    """Between two numbers, and without a gradient at these."""
+    return _hardtanh(None, (x, Number(least), Number(most)), {})
+
+
+def _relu6(function: Any, args: tuple, kwargs: dict) -> Call:
+    (x,) = _numbered(args, kwargs)
+    return _bounded(x, 0.0, 6.0)
+
+
+def _hardsigmoid(function: Any, args: tuple, kwargs: dict) -> Call:
+    (x,) = _numbered(args, kwargs)
+    return Call("div", (_bounded(Call("add", (x, Number(3.0))), 0.0, 6.0), Number(6.0)))
+
+
+def _hardswish(function: Any, args: tuple, kwargs: dict) -> Call:
+    (x,) = _numbered(args, kwargs)
+    inside = _bounded(Call("add", (x, Number(3.0))), 0.0, 6.0)
+    return Call("div", (Call("mul", (x, inside)), Number(6.0)))
+
+
+def _softsign(function: Any, args: tuple, kwargs: dict) -> Call:
+    (x,) = _given(args, kwargs, "input")
+    return Call("div", (x, Call("add", (Call("abs", (x,)), _ONE))))
+
+
+def _tanhshrink(function: Any, args: tuple, kwargs: dict) -> Call:
+    (x,) = _given(args, kwargs, "input")
+    return Call("sub", (x, Call("tanh", (x,))))
+
+
+def _lerp(function: Any, args: tuple, kwargs: dict) -> Call:
+    """From the end that is nearer, as torch's."""
+    start, end, weight = _given(args, kwargs, "input", "end", "weight")
+    way = Call("sub", (end, start))
+    near = Call("add", (start, Call("mul", (weight, way))))
+    far = Call("sub", (end, Call("mul", (way, Call("sub", (_ONE, weight))))))
+    if type(weight) is Number:
+        return near if abs(weight.value) < 0.5 else far
+    return Call("where", (Call("lt", (Call("abs", (weight,)), Number(0.5))), near, far))
+
+
+def _with_two(op: str) -> Made:
+    """The sum of one and what ``op`` makes of two others, scaled by ``value``."""
+
+    def made(function: Any, args: tuple, kwargs: dict) -> Call:
+        x, left, right, value = _given(args, kwargs, "input", "tensor1", "tensor2", value=_ONE)
+        if type(value) is not Number:
+            raise Unseen
+        left = left if value == _ONE else Call("mul", (value, left))
+        return Call("add", (x, Call(op, (left, right))))
+
+    return made
+
+
 def _mish(function: Any, args: tuple, kwargs: dict) -> Call:
     (x,) = _numbered(args, kwargs)
     return Call("mul", (x, Call("tanh", (Call("softplus", (x, _ONE, Number(20.0))),))))
@@ -195,4 +250,7 @@ OPERATIONS: dict[str, Made] = {
     "elu": _with_numbers("elu", alpha=1.0),
     "softplus": _with_numbers("softplus", beta=1.0, threshold=20.0), "gelu": _gelu,
     "prelu": _prelu, "selu": _selu, "celu": _celu, "hardtanh": _hardtanh, "mish": _mish,
+    "relu6": _relu6, "hardsigmoid": _hardsigmoid, "hardswish": _hardswish, "softsign": _softsign,
+    "tanhshrink": _tanhshrink, "lerp": _lerp, "addcmul": _with_two("mul"),
+    "addcdiv": _with_two("div"),
 }

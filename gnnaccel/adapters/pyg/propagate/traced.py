@@ -31,6 +31,7 @@ _POINTWISE = _LINEAR | {"add", "sub", "relu", "leaky_relu", "sigmoid", "tanh", "
 #: names of torch's functions that mean one of these
 _ALIASES = {"multiply": "mul", "divide": "div", "true_divide": "div", "truediv": "div",
             "negative": "neg", "subtract": "sub", "rsub": "rsub", "__rsub__": "rsub"}
+_OF_THREE = frozenset(("where", "lerp", "addcmul", "addcdiv"))
 _OF_PARAMETERS = _POINTWISE | {"getitem", "t", "split", "pow", "square", "sqrt", "softplus", "log",
                                "clamp", "softmax"}
 
@@ -157,7 +158,7 @@ def _call(name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
     stand_ins = [a for a in (*args, *kwargs.values()) if isinstance(a, Value)]
     if any(isinstance(a, (list, tuple)) and any(isinstance(b, Value) for b in a) for a in args):
         raise Unseen
-    if len([one for one in stand_ins if not isinstance(one, Param)]) > 2 and name != "where":
+    if len([one for one in stand_ins if not isinstance(one, Param)]) > 2 and name not in _OF_THREE:
         raise Unseen
     # of two the one that knows more of attention decides
     return max(stand_ins, key=attrgetter("rank")).operate(name, function, args, kwargs)

@@ -39,6 +39,12 @@ _ACTIVATIONS: dict[type, Callable[[Any, Any], Any]] = {
     nn.CELU: lambda module, x: F.celu(x, module.alpha),
     nn.Hardtanh: lambda module, x: F.hardtanh(x, module.min_val, module.max_val),
     nn.Mish: lambda module, x: F.mish(x),
+    nn.ReLU6: lambda module, x: F.hardtanh(x, module.min_val, module.max_val),
+    nn.Hardsigmoid: lambda module, x: F.hardsigmoid(x),
+    nn.Hardswish: lambda module, x: F.hardswish(x),
+    nn.LogSigmoid: lambda module, x: F.logsigmoid(x),
+    nn.Softsign: lambda module, x: F.softsign(x),
+    nn.Tanhshrink: lambda module, x: F.tanhshrink(x),
     nn.Dropout: lambda module, x: F.dropout(x, module.p, module.training, module.inplace),
     nn.LayerNorm: lambda module, x: F.layer_norm(
         x, module.normalized_shape, *(None if t is None else parameter(t) for t in  # type: ignore
@@ -49,7 +55,8 @@ _ACTIVATIONS: dict[type, Callable[[Any, Any], Any]] = {
         *_counted_rows(module)),
     nn.Identity: lambda module, x: x}
 _CALLED = ("linear", "leaky_relu", "relu", "dropout", "elu", "silu", "gelu", "softplus",
-           "layer_norm", "batch_norm", "embedding", "prelu", "selu", "celu", "hardtanh", "mish")
+           "layer_norm", "batch_norm", "embedding", "prelu", "selu", "celu", "hardtanh", "mish",
+           "hardsigmoid", "hardswish", "logsigmoid", "softsign", "tanhshrink")
 
 
 #: modules that hold others under names, or in their order
@@ -81,7 +88,8 @@ def _functions() -> tuple:
     """What the forward functions of such modules call."""
     return (F.linear, F.leaky_relu, F.relu, F.dropout, F.elu, F.silu, F.gelu, F.softplus,
             F.layer_norm, F.batch_norm, F.embedding, F.prelu, F.selu, F.celu, F.hardtanh, F.mish,
-            torch.sigmoid, torch.tanh)
+            F.hardsigmoid, F.hardswish, F.logsigmoid, F.softsign, F.tanhshrink, torch.sigmoid,
+            torch.tanh)
 
 
 #: what a module has for itself where it does not run its class's code on its parameters

@@ -103,6 +103,39 @@ def test_torch_scatter(kernels, monkeypatch):
     compare(kernels, Chosen(), *given(Chosen))
 
 
+class Overwritten(Message):
+    def message(self, x_i, x_j):
+        return x_j * torch.sigmoid(x_i)
+
+    def aggregate(self, inputs, index, dim_size):
+        inputs *= 2
+        return scatter(inputs, index, 0, dim_size)
+
+
+class OfTheCaller(Message):
+    """Which edge features are the messages themselves."""
+
+    edge = 12
+
+    def message(self, edge_attr):
+        return edge_attr
+
+    aggregate = Overwritten.aggregate
+
+
+def test_messages_that_are_overwritten(kernels):
+    compare(kernels, Overwritten(), *given(Overwritten))
+
+
+def test_features_of_edges_that_are_overwritten(emulated):
+    layer, (x, ei, edge) = OfTheCaller(), given(OfTheCaller)
+    mine = edge.clone()
+    expected = layer(x, ei, edge)
+    with emulated.on(on_fallback="native"):
+        assert torch.equal(layer(x, ei, mine), expected)
+    assert torch.equal(mine, edge)
+
+
 # --- what stays native ----------------------------------------------------------------------------
 
 class AnOwn(MessagePassing):
@@ -125,7 +158,6 @@ n = index.numel()\nreturn scatter(inputs, index, 0, dim_size) / n
 n = inputs.shape[0]\nreturn scatter(inputs, index, 0, dim_size) * n
 return scatter(inputs, index, 0, dim_size) * len(inputs)
 return scatter(inputs, index, 0, dim_size) * dim_size
-inputs *= 2\nreturn scatter(inputs, index, 0, dim_size)
 inputs.mul_(2)\nreturn scatter(inputs, index, 0, dim_size)
 out = scatter(inputs, index, 0, dim_size)\nout += 1\nreturn out
 out = scatter(inputs, index, 0, dim_size)\nout[0] = 1\nreturn out

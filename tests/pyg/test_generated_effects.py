@@ -2,6 +2,7 @@
 gradients, is what the host's own code does."""
 from __future__ import annotations
 
+import copy
 import functools
 
 import pytest
@@ -143,6 +144,107 @@ class DroppedInPlace(InPlace):
     (KeptAndChanged, "native"), (InputForgotten, "cuda"), (DroppedInPlace, "native")])
 def test_modules_that_change_their_input(kernels, cls, taken):
     agrees(kernels, cls(), *given(), taken=taken)
+
+
+class Function(InPlace):
+    """PyG's own AttentiveFP."""
+
+    def message(self, x_i, x_j, edge_attr):
+        h = F.leaky_relu_(self.lin(x_j) + edge_attr)
+        return F.elu(h * x_i, inplace=True)
+
+
+class Methods(InPlace):
+    def message(self, x_i, x_j):
+        return (x_j - x_i).mul_(2).relu_() * x_i.clone().clamp_(max=0.5)
+
+
+class Operators(InPlace):
+    def message(self, x_i, x_j, edge_attr):
+        out = self.lin(x_j)
+        out += edge_attr
+        out *= x_i
+        out -= 0.5
+        out /= 2 + x_j.abs()
+        return out
+
+
+class Gathered(InPlace):
+    def message(self, x_i, x_j):
+        x_j *= 2
+        return torch.tanh(x_j - x_i)
+
+
+class StatementAlone(InPlace):
+    def message(self, x_i, x_j):
+        h = x_j - x_i
+        h.relu_()
+        return h * x_j
+
+
+class OperandUsedAgain(InPlace):
+    def message(self, x_i, x_j):
+        h = x_j - x_i
+        first = h
+        h *= x_j
+        return h + first
+
+
+class PieceOfIt(InPlace):
+    def message(self, x_i, x_j):
+        h = x_j * x_i
+        h[:, :WIDTH // 2].mul_(0.5)
+        return h + x_i
+
+
+class WithoutHistory(InPlace):
+    """What autograd has of it goes on as if nothing had happened."""
+
+    def message(self, x_i, x_j):
+        h = x_j - 2 * x_i
+        with torch.no_grad():
+            h = h.mul_(3)
+        return h + x_i
+
+
+class Detached(InPlace):
+    def message(self, x_i, x_j):
+        h = x_j - x_i
+        h.detach().mul_(2)
+        return h + x_i
+
+
+class Truth(InPlace):
+    """Ones and zeros, where ``h > 0`` has truth values."""
+
+    def message(self, x_i, x_j):
+        return (x_j.detach() * x_i.detach()).gt_(0) * 0.5 + x_j
+
+
+@pytest.mark.parametrize("cls, taken", [
+    (Function, "cuda"), (Methods, "cuda"), (Operators, "cuda"), (Gathered, "cuda"),
+    (StatementAlone, "native"), (OperandUsedAgain, "native"), (PieceOfIt, "native"),
+    (WithoutHistory, "native"), (Detached, "native"), (Truth, "native")])
+def test_functions_that_change_their_input(kernels, cls, taken):
+    agrees(kernels, cls(), *given(), taken=taken)
+
+
+@pytest.mark.parametrize("change", [lambda t: F.relu_(t), lambda t: t.mul_(2),
+                                    lambda t: F.silu(t, inplace=True)])
+def test_a_parameter_that_a_message_changes(emulated, change):
+    """Each call changes it once."""
+    class ChangesIt(InPlace):
+        def message(self, x_i, x_j):
+            return x_j * self.change(self.scale) - x_i
+
+    layer, (x, ei, _) = ChangesIt(), given()
+    layer.register_buffer("scale", torch.linspace(-1, 2, WIDTH))
+    layer.change = change
+    other = copy.deepcopy(layer)
+    for _ in range(2):
+        with emulated.on(on_fallback="native"):
+            got = layer(x, ei)
+        assert close(got, other(x, ei)) and torch.equal(layer.scale, other.scale)
 
 
 def test_a_module_that_changes_features_of_the_caller(emulated):

@@ -20,8 +20,8 @@ from torch.nn import functional as F
 from gnnaccel.adapters.pyg.propagate.expressed import (AtEdges, Before, Effect, Once, Softmax,
                                                        expressed)
 from gnnaccel.adapters.pyg.propagate.nodes_read import of_read
-from gnnaccel.adapters.pyg.propagate.pointwise import (FEW, Rows, about, channel, made_rows,
-                                                       viewed, whole)
+from gnnaccel.adapters.pyg.propagate.pointwise import (FEW, Rows, about, cut, made_rows, viewed,
+                                                       whole)
 from gnnaccel.adapters.pyg.propagate.specials import Special
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 from gnnaccel.adapters.pyg.propagate.traced import Param, Value, applied
@@ -170,6 +170,15 @@ def _over_channels(value: Rows, name: str, function: Callable, args: tuple, kwar
     if name == "mean":
         found = Call("div", (found, Number(float(count))))
     return viewed(Rows(found, value.meta[..., :1]), applied(function, args, kwargs))
+
+
+def channel(value: Rows, k: int) -> Rows:
+    """One channel of rows."""
+    return cut(value, value.meta[..., k:k + 1], _columns, "channels", k)
+
+
+def _columns(t: Tensor) -> tuple[Tensor, ...]:
+    return t.movedim(-1, 0).contiguous().unbind(0)
 
 
 def dropout(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:

@@ -23,16 +23,16 @@ from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 
 NAMES = frozenset((
-    *OPERATIONS, *pointwise.NAMES, "cat", "concat", "linear", "matmul", "mm", "dropout", "dim",
-    "shape", "size", "nn", "functional", "special", "multiply", "subtract", "divide", "true_divide",
-    "negative", "absolute", "pi", "e", "float32"))
+    *OPERATIONS, *pointwise.NAMES, *pointwise.IN_PLACE, "cat", "concat", "linear", "matmul", "mm",
+    "dropout", "dim", "shape", "size", "nn", "functional", "special", "multiply", "subtract",
+    "divide", "true_divide", "negative", "absolute", "pi", "e", "float32"))
 #: what messages may name besides: functions of PyG and others, contents of dictionaries, and what
 #: they may have in a branch that is not taken
 OF_MESSAGES = NAMES | {
     "scatter", "scatter_add", "scatter_sum", "scatter_mean", "scatter_max",
     "scatter_min", "scatter_softmax", "utils", "degree",
     "index_select", "rearrange", "no_grad", "dtype", "device", "items", "keys", "values", "get",
-    "numel", "bmm", "repeat", "stack", "expand", "expand_as", "permute", "transpose", "clamp_",
+    "numel", "bmm", "repeat", "stack", "expand", "expand_as", "permute", "transpose",
     "flatten", "zeros", "ones", "zeros_like", "ones_like", "einsum", "cumsum", "any", "all"}
 
 

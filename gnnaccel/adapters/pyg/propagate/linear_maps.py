@@ -104,7 +104,7 @@ class Mapped(Deferred):
             return []
         turned = self.name == "linear"
         columns = Once(lambda given: weight.make(given).unbind(1 if turned else 0))
-        return [operator.mul(pointwise.channel(part, c), Param(
+        return [operator.mul(channels.channel(part, c), Param(
             partial(pointwise.numbered, columns, c),
             weight.meta.select(1 if turned else 0, c), weight.roots)).tree for c in range(count)]
 

@@ -19,10 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from gnnaccel.adapters.pyg.propagate.expressed import Once, reshaped
-from gnnaccel.adapters.pyg.propagate.pointwise_calls import OPERATIONS
+from gnnaccel.adapters.pyg.propagate.pointwise_calls import OPERATIONS, TRUE, of_truth
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS, RowCount, counted
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
-from gnnaccel.adapters.pyg.propagate.traced import VIEWS, Make, Param, Value, applied, shaped
+from gnnaccel.adapters.pyg.propagate.traced import (VIEWS, Make, Param, Value, _call, applied,
+                                                      shaped)
 from gnnaccel.dispatch.generated.cut import without_gradient
 from gnnaccel.dispatch.generated.tree import Call, Leaf, Number, Tree, computed, leaves, mapped
 
@@ -30,11 +31,8 @@ _SAME = frozenset(("contiguous", "clone", "detach", "float", "to", "type_as"))
 #: they mix the channels of a row, and give one row for each
 _OF_ROWS = frozenset(("sum", "mean", "norm", "normalize", "layer_norm", "softmax", "embedding"))
 FEW = 4  # channels that may be summed where both ends meet, in the kernels
-#: what gives truth values, and what others are of them
-_TRUE = frozenset(("gt", "lt", "ge", "le", "eq", "ne", "logical_and", "logical_or", "logical_not",
-                   "where", "masked_fill"))
-_OF_TRUTH = {"add": "logical_or", "mul": "logical_and", "maximum": "logical_or",
-             "minimum": "logical_and"}
+#: what writes the result of an operation over its first argument, of the same dtype
+IN_PLACE = {f"{name}_": name for name in OPERATIONS.keys() - TRUE | {"masked_fill"}}
 _MAPS = frozenset(("linear", "matmul", "mm"))
 _PIECES = frozenset(("chunk", "split", "unbind"))
 
@@ -60,6 +58,8 @@ class Rows(Value):
             return (RowCount(), *self.meta.shape[1:])
         if name == "dtype":
             return self.meta.dtype
+        if name in IN_PLACE:
+            return partial(self.overwritten, IN_PLACE[name], getattr(Tensor, name), self)
         if not (name in OPERATIONS or name in VIEWS or name in _SAME or name in _OF_ROWS
                 or name in _PIECES or name in _MAPS):
             raise Unseen
@@ -74,7 +74,7 @@ class Rows(Value):
 
     def operate(self, name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
         if name == "detach":
-            return detached(self)
+            return self.sharing(detached(self))
         found = self._operated(name, function, args, kwargs)
         return found if torch.is_grad_enabled() else detached(found)
 
@@ -102,7 +102,7 @@ class Rows(Value):
         if name not in OPERATIONS:
             raise Unseen
         meta = applied(function, args, kwargs)
-        name = _of_truth(name, meta, args)
+        name = of_truth(name, meta, args)
         return Rows(OPERATIONS[name](function, tuple(tree_of(a, meta) for a in args),
                                      {k: tree_of(v, meta) for k, v in kwargs.items()}), meta)
 
@@ -125,6 +125,14 @@ class Rows(Value):
             rows = one()
             if rows is not None:
                 rows.__class__ = Changed
+
+    def overwritten(self, name: str, function: Callable, *args: Any, **kwargs: Any) -> Rows:
+        # without gradients those of these rows would flow on
+        if name not in IN_PLACE.values() or not torch.is_grad_enabled():
+            raise Unseen
+        found = _call(name, function, args, kwargs)
+        self.changed()
+        return found
 
     def through(self, module: nn.Module) -> Rows:
         """A module of torch's that looks at all edges."""
@@ -155,7 +163,7 @@ class Rows(Value):
 
 
 class Changed(Rows):
-    """Rows that a module changed in place, in the hands of whoever had them before."""
+    """Rows that were changed in place, in the hands of whoever had them before."""
 
     def __getattribute__(self, name: str) -> Any:
         raise Unseen
@@ -167,6 +175,16 @@ def _binary(name: str, function: Callable) -> None:
 
     setattr(Rows, f"__{function.__name__.strip('_')}__", call)
 
+
+def _overwriting(sign: str, name: str) -> None:
+    def call(self: Rows, other: Any) -> Any:
+        return self.overwritten(name, getattr(Tensor, f"{name}_"), self, other)
+
+    setattr(Rows, f"__i{sign}__", call)
+
+
+for _sign, _name in (("add", "add"), ("sub", "sub"), ("mul", "mul"), ("truediv", "div")):
+    _overwriting(_sign, _name)
 
 for _name in ("gt", "lt", "ge", "le", "eq", "ne", "pow"):
     _binary(_name, getattr(operator, _name))
@@ -235,18 +253,6 @@ def made_rows(end: str, make: Make, meta: Tensor, names: frozenset[Any],
               roots: tuple[Make, ...]) -> Rows:
     """Rows that ``make`` computes; all else as of `Leaf`."""
     return Rows(Leaf(end, make, tuple(meta.shape[1:]), names, roots), meta)
-
-
-def _of_truth(name: str, meta: Tensor, args: tuple) -> str:
-    """The operation, of truth values the one that gives truth values as torch's does."""
-    if name in ("sub", "rsub", "neg") and any(
-        isinstance(a, Value) and a.meta.dtype == torch.bool for a in args):
-        raise Unseen  # nor does torch
-    if meta.dtype != torch.bool or name in _TRUE:
-        return name
-    if name not in _OF_TRUTH:
-        raise Unseen
-    return _OF_TRUTH[name]
 
 
 def _channels() -> Any:
@@ -345,15 +351,6 @@ def _still(leaf: Leaf) -> Leaf:
     if base is None:
         base = leaf.pieces["still"] = without_gradient(leaf.base, None)
     return base if leaf is leaf.base else without_gradient(leaf, base)
-
-
-def channel(value: Rows, k: int) -> Rows:
-    """One channel of rows."""
-    return cut(value, value.meta[..., k:k + 1], _columns, "channels", k)
-
-
-def _columns(t: Tensor) -> tuple[Tensor, ...]:
-    return t.movedim(-1, 0).contiguous().unbind(0)
 
 
 def cut(value: Rows, meta: Tensor, function: Callable[[Tensor], Any], key: str,

@@ -5,13 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
+from gnnaccel.adapters.pyg.propagate.traced import Value
 from gnnaccel.dispatch.generated.tree import Call, Leaf, Number
 
 _ONE, _ZERO = Number(1.0), Number(0.0)
 _SQUARES = {2.0: "square", 0.5: "sqrt", -0.5: "rsqrt", -1.0: "reciprocal"}
+#: what gives truth values, and what others are of them
+TRUE = frozenset(("gt", "lt", "ge", "le", "eq", "ne", "logical_and", "logical_or", "logical_not",
+                  "where", "masked_fill"))
+_OF_TRUTH = {"add": "logical_or", "mul": "logical_and", "maximum": "logical_or",
+             "minimum": "logical_and"}
 Made = Callable[[Any, tuple, dict], Any]  # of the function, its arguments as trees, and those named
 
 
@@ -254,3 +261,15 @@ OPERATIONS: dict[str, Made] = {
     "tanhshrink": _tanhshrink, "lerp": _lerp, "addcmul": _with_two("mul"),
     "addcdiv": _with_two("div"),
 }
+
+
+def of_truth(name: str, meta: Tensor, args: tuple) -> str:
+    """The operation, of truth values the one that gives truth values as torch's does."""
+    if name in ("sub", "rsub", "neg") and any(
+        isinstance(a, Value) and a.meta.dtype == torch.bool for a in args):
+        raise Unseen  # nor does torch
+    if meta.dtype != torch.bool or name in TRUE:
+        return name
+    if name not in _OF_TRUTH:
+        raise Unseen
+    return _OF_TRUTH[name]

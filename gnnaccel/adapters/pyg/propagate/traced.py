@@ -99,7 +99,7 @@ class Value:
     @classmethod
     def __torch_function__(cls, function, types_, args=(), kwargs=None):
         if getattr(function, "__name__", "").endswith("_") and not function.__name__.endswith("__"):
-            raise Unseen  # changes a tensor in place
+            return _overwritten(function, args, kwargs or {})
         return _call(name_of(function), function, args, kwargs or {})
 
     def __neg__(self) -> Any:
@@ -111,14 +111,18 @@ class Value:
     __ne__ = __eq__
     __hash__ = object.__hash__
 
-    def _in_place(self, other: Any) -> Any:  # other names of it, and views, would change as well
+    def _in_place(self, other: Any) -> Any:
         raise Unseen
 
     __iadd__ = __isub__ = __imul__ = __itruediv__ = __imatmul__ = _in_place
     __ipow__ = __iand__ = __ior__ = __ifloordiv__ = __imod__ = __ixor__ = _in_place
 
     def changed(self) -> None:
-        """A module changed it in place: what lies in its memory may be used no more."""
+        """It was changed in place: what lies in its memory may be used no more."""
+        raise Unseen
+
+    def overwritten(self, name: str, function: Callable, *args: Any, **kwargs: Any) -> Any:
+        """The result of an operation that writes it over this, the first of ``args``."""
         raise Unseen
 
     def operate(self, name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
@@ -154,7 +158,7 @@ def _call(name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
 
         return einsum(*args, **kwargs)
     if kwargs.pop("inplace", False):
-        raise Unseen
+        return _overwritten(function, args, kwargs)
     stand_ins = [a for a in (*args, *kwargs.values()) if isinstance(a, Value)]
     if any(isinstance(a, (list, tuple)) and any(isinstance(b, Value) for b in a) for a in args):
         raise Unseen
@@ -162,6 +166,12 @@ def _call(name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
         raise Unseen
     # of two the one that knows more of attention decides
     return max(stand_ins, key=attrgetter("rank")).operate(name, function, args, kwargs)
+
+
+def _overwritten(function: Callable, args: tuple, kwargs: dict) -> Any:
+    if not args or not isinstance(args[0], Value):
+        raise Unseen
+    return args[0].overwritten(name_of(function), function, *args, **kwargs)
 
 
 class Param(Value):

@@ -242,15 +242,13 @@ class Pile(Value):
         return found / len(self.parts) if name == "mean" else found
 
 
-def looked_up(table: Param, rows: Rows) -> Rows:
-    """The rows of a parameter that numbers name, as ``table[rows]``."""
-    if not isinstance(rows, Rows) or rows.meta.dtype != torch.int64:
+def looked_up(function: Callable, table: Param, *place: Any, **named: Any) -> Rows:
+    """The rows of a parameter that numbers name, as ``table[rows]`` or by `torch.index_select`."""
+    *dim, rows = *place, *named.values()
+    if dim not in ([], [0]) or list(named) not in ([], ["index"], ["dim", "index"]) or (
+        not isinstance(rows, Rows)) or rows.meta.dtype != torch.int64:
         raise Unseen
-    return _by_torch(rows, _picked, (rows, table), {})
-
-
-def _picked(rows: Tensor, table: Tensor) -> Tensor:
-    return table[rows]
+    return _by_torch(rows, lambda rows, table: function(table, *dim, rows), (rows, table), {})
 
 
 # --- neighbours -----------------------------------------------------------------------------------

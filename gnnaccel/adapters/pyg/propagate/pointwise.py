@@ -91,8 +91,8 @@ class Rows(Value):
             return _channels().dropout(*args, **kwargs)
         if name in _MAPS:
             return _mapped([args[0]], name, function, args[1:], kwargs)
-        if name == "getitem" and isinstance(args[0], Param):
-            return _channels().looked_up(*args)
+        if name in ("getitem", "index_select") and isinstance(args[0], Param):
+            return _channels().looked_up(function, *args, **kwargs)
         if name == "getitem":
             return self.sharing(_piece(self, function, args, kwargs))
         if name in _PIECES:

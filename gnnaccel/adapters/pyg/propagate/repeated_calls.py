@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from gnnaccel.dispatch.graph.view import GraphView
 
 _grad, _deterministic = torch.is_grad_enabled, torch.are_deterministic_algorithms_enabled
+_PLAIN = frozenset((int, float, bool, str))
 _LAYERS_GRAPHS = 4  # calls over so many graphs are remembered for each layer
 
 
@@ -42,8 +43,8 @@ def _signature(kwargs: dict) -> tuple:
         for one in value if type(value) is tuple and len(value) == 2 else (value,):
             if type(one) in reading.TENSORS:
                 found.append((one.shape, one.dtype, one.device, one.layout, one.requires_grad))
-            elif one is None or (type(one) is int and one is not value):
-                found.append(one)
+            elif one is None or type(one) in _PLAIN:
+                found.append((type(one), one))
             else:
                 found.append(float("nan"))  # a new object: equal to nothing
     return tuple(found)

@@ -33,7 +33,7 @@ _ALIASES = {"multiply": "mul", "divide": "div", "true_divide": "div", "truediv":
             "negative": "neg", "subtract": "sub", "rsub": "rsub", "__rsub__": "rsub"}
 _OF_THREE = frozenset(("where", "lerp", "addcmul", "addcdiv"))
 _OF_PARAMETERS = _POINTWISE | {"getitem", "t", "split", "pow", "square", "sqrt", "softplus", "log",
-                               "clamp", "softmax"}
+                               "clamp", "softmax", "index_select"}
 
 
 def name_of(function: Any) -> str:

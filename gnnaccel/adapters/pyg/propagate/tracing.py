@@ -24,12 +24,12 @@ from gnnaccel.adapters.pyg.propagate.nodes_read import argument
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS
 from gnnaccel.adapters.pyg.propagate.specials import special
 from gnnaccel.adapters.pyg.propagate.standins import Unseen, rows
-from gnnaccel.adapters.pyg.propagate.traced import Make
+from gnnaccel.adapters.pyg.propagate.traced import Make, Param
 from gnnaccel.adapters.pyg.propagate.traced_layer import Layer, runnable
 from gnnaccel.dispatch.policy.names import IdentityMap
 
 _TRACES = 4  # kept for each layer
-_NUMBERS = (int, float, bool)  # as arguments: another value is another trace
+_NUMBERS = (int, float, bool, str)  # as arguments: another value is another trace
 #: what a run on stand-ins may end with where it is not followed
 ENDS = (Unseen, AttributeError, TypeError, ValueError, LookupError, RuntimeError, AssertionError)
 
@@ -67,8 +67,9 @@ class Trace(NamedTuple):
     functions around it, with what they held; ``watched``: what its methods name, with the places
     where that stands; ``kept``: what it sets on the layer, by name; ``effects``: what it computes
     once in each call, in this order, whether or not anything is made of it: what draws numbers or
-    keeps statistics; ``most``: how many nodes may receive, as the message says by numbers of its
-    own how many there are."""
+    keeps statistics; ``whole``: the arguments that belong to no node or edge, with their shapes;
+    ``rows``: those that seemed to belong to the edges as they had as many rows; ``most``: how many
+    nodes may receive, as the message says by numbers of its own how many there are."""
 
     message: Any
     ends: tuple[tuple[str, str], ...]
@@ -78,10 +79,20 @@ class Trace(NamedTuple):
     watched: tuple[tuple[Any, str, Any], ...] = ()
     kept: dict[str, Any] = {}
     effects: tuple[Effect, ...] = ()
+    whole: tuple[tuple[str, torch.Size], ...] = ()
+    rows: tuple[str, ...] = ()
     most: float = math.inf
 
-    def holds(self, layer: Any, edges: int | None = None) -> bool:
-        """Whether all that was read is still so, in a call over so many edges."""
+    def holds(self, layer: Any, edges: int | None = None, kwargs: dict | None = None) -> bool:
+        """Whether all that was read is still so, in a call over so many edges; and ``kwargs``, if
+        these are given, belong to what they belonged to."""
+        if kwargs is not None:
+            for name, shape in self.whole:
+                if kwargs[name].shape != shape:
+                    return False
+            for name in self.rows:
+                if kwargs[name].shape[0] != edges:
+                    return False
         for names, seen in self.read.items():
             if not guarded.still(guarded.found(layer, names), seen, edges):
                 return False
@@ -116,7 +127,7 @@ def _run(layer: Any, kwargs: dict, manner: Manner, edge_index: Any, edges: int |
 def _followed(layer: Any, kwargs: dict, manner: Manner, edge_index: Any,
               edges: int | None) -> Trace:
     function = type(layer).message
-    proxy, ends, at_edges = Layer(layer, manner, edges), [], []
+    proxy, ends, at_edges, whole = Layer(layer, manner, edges), [], [], []
     if proxy._traced_functions is not None:
         proxy._traced_functions.square = _square(layer, kwargs)
     message = runnable(function, layer, manner, proxy)
@@ -131,6 +142,8 @@ def _followed(layer: Any, kwargs: dict, manner: Manner, edge_index: Any,
             given[parameter.name] = one
             if end == "e":
                 at_edges.append(parameter.name)
+            elif type(one) is Param:
+                whole.append((parameter.name, kwargs[parameter.name].shape))
             elif end:
                 ends.append((parameter.name[:-2], end))
         out = message(proxy, **given)
@@ -142,7 +155,8 @@ def _followed(layer: Any, kwargs: dict, manner: Manner, edge_index: Any,
     except ENDS:
         found, kept = None, {}  # it is none
     return Trace(found, tuple(ends), tuple(at_edges), proxy._traced_read, cells,
-                 tuple(proxy._traced_watched), kept,
+                 tuple(proxy._traced_watched), kept, whole=tuple(whole),
+                 rows=() if edge_index is None or stacked(layer, kwargs) else tuple(at_edges),
                  most=min(proxy._traced_counts, default=math.inf))
 
 
@@ -165,16 +179,27 @@ def stand_in(parameter: inspect.Parameter, kwargs: dict, manner: Manner, layer: 
     value = rows(kwargs, key, end) if end != "e" else kwargs[key]
     if value is None or (end == "e" and type(value) in _NUMBERS):
         return value, ""
-    if type(value) not in reading.TENSORS or value.dim() < 1:
+    if type(value) not in reading.TENSORS:
         raise Unseen
     if not value.is_floating_point() and not (manner.kept and value.dtype == torch.int64):
         raise Unseen
-    if not stacked(layer._traced_layer, kwargs):
+    of_nodes = stacked(layer._traced_layer, kwargs)
+    if end == "e" and manner.kept and not of_nodes and not _of_edges(value, edge_index):
+        make = itemgetter(key)
+        return Param(make, torch.empty_like(value, device="meta"), (make,)), ""
+    if value.dim() < 1:
+        raise Unseen
+    if not of_nodes:
         make = itemgetter(key) if end == "e" else argument(key, end)
         meta = torch.empty(ROWS, *value.shape[1:], dtype=value.dtype, device="meta")
         return manner.rows(end, make, meta, key), end
     return _stand_in_of_stacks(manner, key, end, value,
                                _place(layer._traced_layer, value, end, edge_index)), end
+
+
+def _of_edges(value: Tensor, edge_index: Tensor | None) -> bool:
+    """Whether a tensor has a row for each edge, as far as can be told."""
+    return edge_index is None or (value.dim() > 0 and value.shape[0] == edge_index.shape[1])
 
 
 def _stand_in_of_stacks(manner: Manner, key: str, end: str, value: Tensor, place: int) -> Any:
@@ -254,7 +279,7 @@ def trace(layer: Any, known: reading.Known, kwargs: dict, manner: Manner,
         kept = []
         _traces.set(layer, kept)
     for seen, found in kept:
-        if seen == key and found.holds(layer, edges):
+        if seen == key and found.holds(layer, edges, kwargs):
             return found
     # whoever looks at all operations would see those on stand-ins; such a call is native anyway
     if context_reason() is not None:

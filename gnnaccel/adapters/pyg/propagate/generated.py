@@ -9,7 +9,7 @@ from typing import Any
 
 from gnnaccel.adapters import own
 from gnnaccel.adapters.pyg.propagate import (channels, linear_maps, naming, pointwise, reading,
-                                             stacks, tracing)
+                                             stacks, supers, tracing)
 from gnnaccel.adapters.pyg.propagate.expressed import Message, expressed
 from gnnaccel.adapters.pyg.propagate.pointwise_calls import OPERATIONS
 from gnnaccel.adapters.pyg.propagate.specials import Special
@@ -38,9 +38,12 @@ OF_MESSAGES = NAMES | {
 
 def prepared(function: Any, layer: Layer) -> Any:
     """``function`` with stand-ins for what it names, where it can do nothing but compute."""
-    for cell in function.__closure__ or ():
+    for variable, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
         try:
-            if not may_be_read(cell.cell_contents):
+            if variable == supers.CELL:
+                if not naming.class_for_super(function.__code__):
+                    return None
+            elif not may_be_read(cell.cell_contents):
                 return None
         except ValueError:  # nothing is in it yet
             return None
@@ -49,6 +52,10 @@ def prepared(function: Any, layer: Layer) -> Any:
     def instead(name: str, value: Any) -> Any:
         if functions is None:
             return _instead(value)
+        if value is super:
+            return supers.above(function, layer)
+        if isinstance(value, type) and value in type(layer._traced_layer).__mro__:
+            return supers.Class(value, layer)
         stands = functions.instead(value)
         if stands is None:
             stands = layer._global(function.__globals__, name, value)

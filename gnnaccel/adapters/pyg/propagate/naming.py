@@ -48,7 +48,7 @@ def globals_in_place(function: types.FunctionType, names: frozenset[str],
                 found[name] = other
             elif not is_known(value, names):
                 return None
-        elif kind not in ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR"):
+        elif kind not in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "STORE_ATTR"):
             return None
     return found
 
@@ -141,6 +141,14 @@ def names_known(code: types.CodeType, layer: Any, names: frozenset[str],
                or of_module(before)
                for before, step in zip([steps[0], *steps], steps)
                if step.opname in ("LOAD_ATTR", "LOAD_METHOD"))
+
+
+def class_for_super(code: types.CodeType) -> bool:
+    """Whether a method reads the variable that has its class for ``super()`` alone."""
+    steps = _steps(code)
+    return all(after.opname == "LOAD_SUPER_ATTR"
+               for step, after in zip(steps, [*steps[2:], *steps[-1:] * 2])
+               if step.argval == "__class__" and step.opname.startswith("LOAD_"))
 
 
 def _steps(code: types.CodeType) -> list[dis.Instruction]:

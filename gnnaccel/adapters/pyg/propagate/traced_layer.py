@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gnnaccel.adapters import own
-from gnnaccel.adapters.pyg.propagate import guarded, naming, reading
+from gnnaccel.adapters.pyg.propagate import guarded, naming, reading, supers
 from gnnaccel.adapters.pyg.propagate.guarded import PLAIN
 from gnnaccel.adapters.pyg.propagate.message import _named
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS
@@ -151,7 +151,7 @@ class Layer:
         manner = self._traced_manner
         ready = (runnable(function, self if method else None, manner, self) if manner.methods
                  else None)
-        if ready is None or function.__code__.co_freevars or any(
+        if ready is None or not {supers.CELL}.issuperset(function.__code__.co_freevars) or any(
             type(one) in _MAY_CHANGE for one in (*(function.__defaults__ or ()),
                                                  *(function.__kwdefaults__ or {}).values())):
             raise Unseen

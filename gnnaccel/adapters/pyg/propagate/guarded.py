@@ -10,7 +10,7 @@ from gnnaccel.adapters.pyg.propagate.standins import Unseen
 from gnnaccel.adapters.pyg.propagate.traced_modules import looks
 
 PLAIN = (int, float, bool, str, type(None))
-HOLDS_OTHERS = (list, tuple, dict)
+HOLDS_OTHERS = (list, tuple, dict, functools.partial)
 
 
 class Look(NamedTuple):
@@ -28,7 +28,8 @@ class Attributes:
 
 
 class Contents(NamedTuple):
-    """What a list, a tuple or a dictionary has: of this ``kind``, by its ``keys``."""
+    """What a list, a tuple, a dictionary or a function with some arguments has: of this ``kind``,
+    by its ``keys``."""
 
     kind: Any
     keys: tuple
@@ -47,8 +48,16 @@ def seen(value: Any) -> Any:
     if isinstance(value, (nn.Module, Tensor)):
         return Look(value, _look(value))
     if type(value) in HOLDS_OTHERS:
-        keys = tuple(value) if type(value) is dict else tuple(range(len(value)))
-        return Contents(type(value), keys, tuple(seen(value[key]) for key in keys))
+        held = _held(value)
+        keys = tuple(held) if type(held) is dict else tuple(range(len(held)))
+        return Contents(type(value), keys, tuple(seen(held[key]) for key in keys))
+    return value
+
+
+def _held(value: Any) -> Any:
+    """What such a value holds, as a sequence or a dictionary."""
+    if type(value) is functools.partial:
+        return {**value.keywords, "": (value.func, value.args)}
     return value
 
 
@@ -57,9 +66,13 @@ def still(value: Any, was: Any, edges: int | None = None) -> bool:
     if type(was) is Look:
         return value is was.value and _look(value) == was.look
     if isinstance(was, Contents):
-        if type(value) is not was.kind or len(value) != len(was.keys):
+        if type(value) is not was.kind:
             return False
-        keys = tuple(value) if was.kind is dict else was.keys
+        if was.kind is functools.partial:
+            value = _held(value)
+        if len(value) != len(was.keys):
+            return False
+        keys = tuple(value) if type(value) is dict else was.keys
         return keys == was.keys and all(still(value[key], one, edges)
                                         for key, one in zip(keys, was.values))
     if type(was) is EdgeRows:

@@ -81,6 +81,10 @@ class Layer:
             return tuple(self._lazily(one) for one in value)
         if type(value) is dict:
             return types.MappingProxyType({key: self._lazily(one) for key, one in value.items()})
+        if type(value) is functools.partial:
+            given = [self._shown(one) for one in (*value.args, *value.keywords.values())]
+            named = dict(zip(value.keywords, given[len(value.args):]))
+            return functools.partial(self._shown(value.func), *given[:len(value.args)], **named)
         if type(value) is types.FunctionType:
             return self._function(value)
         raise Unseen

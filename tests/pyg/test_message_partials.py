@@ -1,0 +1,104 @@
+"""Messages that call functions of which some arguments are given before."""
+from __future__ import annotations
+
+import functools
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch_geometric.nn import MessagePassing
+
+from tests.pyg import graphs
+from tests.pyg.generated_calls import routes
+from tests.pyg.graphs import F as WIDTH
+from tests.pyg.judge import close, compare
+
+HERE = sys.modules[__name__]
+
+
+def gate(a, b, power=1, *, by=1.0):
+    return torch.sigmoid((a + b) / by) ** power * b
+
+
+halved = functools.partial(gate, by=2.0)
+
+
+class Conv(MessagePassing):
+    def __init__(self, act=None):
+        super().__init__(aggr="add")
+        self.act = act
+
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_i, x_j):
+        return self.act(x_j - x_i)
+
+
+class Global(Conv):
+    def message(self, x_i, x_j):
+        return halved(x_i, x_j, power=2)
+
+
+class Listed(Conv):
+    def __init__(self):
+        super().__init__([functools.partial(F.elu, alpha=0.7), functools.partial(gate, by=3.0)])
+
+    def message(self, x_i, x_j):
+        return self.act[1](self.act[0](x_i), x_j)
+
+
+CASES = [lambda: Conv(functools.partial(F.leaky_relu, negative_slope=0.3)), Global, Listed,
+         lambda: Conv(functools.partial(torch.mul, nn.Parameter(torch.randn(WIDTH)))),
+         lambda: Conv(functools.partial(gate, 0.5, power=2))]
+
+
+@pytest.mark.parametrize("make", CASES)
+def test_values_and_gradients(kernels, make):
+    compare(kernels, make(), graphs.features(), graphs.square())
+
+
+@pytest.mark.parametrize("act", [functools.partial(torch.dropout, p=0.5, train=True),
+                                 functools.partial(nn.Tanh().forward)])
+def test_native(emulated, act):
+    layer, x, ei = Conv(act), graphs.features(), graphs.square()
+    torch.manual_seed(0)
+    expected = layer(x, ei)
+    torch.manual_seed(0)
+    with emulated.on(on_fallback="native"):
+        assert close(layer(x, ei), expected)
+    assert routes(layer) == {"native": 1}
+
+
+def new_keyword(layer, patch):
+    layer.act.keywords["by"] = 5.0
+
+
+def another(layer, patch):
+    layer.act = functools.partial(gate, 0.7)
+
+
+def another_code(layer, patch):
+    patch.setattr(gate, "__code__", (lambda a, b, power=1, *, by=1.0: a * b).__code__)
+
+
+@pytest.mark.parametrize("change", [new_keyword, another, another_code])
+def test_functions_that_change(emulated, monkeypatch, change):
+    layer, x, ei = Conv(functools.partial(gate, 0.5, by=2.0)), graphs.features(), graphs.square()
+    for _ in range(2):
+        expected = layer(x, ei)
+        with emulated.on():
+            for _ in range(2):
+                assert close(layer(x, ei), expected)
+        change(layer, monkeypatch)
+
+
+def test_a_global_function_that_changes(emulated, monkeypatch):
+    layer, x, ei = Global(), graphs.features(), graphs.square()
+    for by in (2.0, 3.0):
+        monkeypatch.setattr(HERE, "halved", functools.partial(gate, by=by))
+        expected = layer(x, ei)
+        with emulated.on():
+            assert close(layer(x, ei), expected)

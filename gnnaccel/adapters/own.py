@@ -62,7 +62,10 @@ def is_torchs(function: Any, name: str, host: str) -> bool:
     if type(found) is FunctionType:
         return home(found) in ("torch", host)
     if type(found) is BuiltinFunctionType:
-        return found.__name__.replace("_", "") == name.replace("_", "")
+        # torch.linalg.norm is torch._C._linalg's linalg_norm
+        place = (found.__module__ or "").rpartition("._")[2]
+        own_name = found.__name__.removeprefix(f"{place}_")
+        return own_name.replace("_", "") == name.replace("_", "")
     return _top(type(found).__module__) == "torch"
 
 

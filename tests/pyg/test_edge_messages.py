@@ -373,7 +373,7 @@ def test_a_replaced_softmax(kernels, monkeypatch):
     layer = Attended()
     each_seen(kernels, layer, *arguments(Attended), changes=(lambda: monkeypatch.setattr(
         edge_layers, "softmax", lambda src, index, ptr, size: torch.ones_like(src)),),
-        taken="native")
+        taken="cuda")
 
 
 def test_training_and_evaluation(kernels):

@@ -31,6 +31,7 @@ from gnnaccel.cuda.layout import MAX_WIDTH
 from gnnaccel.dispatch.generated.cut import make_without_gradient
 from gnnaccel.dispatch.generated.tree import Call, Leaf, Number, Tree, leaves, mapped
 
+_KEEPING = ("softmax", "log_softmax", "softmin", "cumsum")  # as many channels as there were
 _INPUTS = 9  # rows that channels which are apart may bring to a kernel
 
 
@@ -44,8 +45,8 @@ def mixed(value: Rows, name: str, function: Callable, args: tuple, kwargs: dict)
     if args[0] is not value or any(isinstance(a, Value) and not isinstance(a, Param)
                                    for a in (*args[1:], *kwargs.values())):
         raise Unseen
-    if name == "softmax" and type(_dim(args, kwargs)) is not int:
-        raise Unseen  # torch picks a dimension
+    if name in _KEEPING and type(_dim(args, kwargs)) is not int:
+        raise Unseen  # torch picks a dimension, or it has another name
     at = ends(value)
     if name == "layer_norm" and at not in ({"j"}, {"i"}):
         found = _layer_norm(value, *args[1:], **kwargs)
@@ -172,6 +173,25 @@ def _over_channels(value: Rows, name: str, function: Callable, args: tuple, kwar
     return viewed(Rows(found, value.meta[..., :1]), applied(function, args, kwargs))
 
 
+def glu(input: Any, dim: int = -1) -> Any:
+    """torch's gate: one half of the channels by the sigmoid of the other."""
+    left, right = input.chunk(2, dim)
+    return left * right.sigmoid()
+
+
+def cosine_similarity(x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8) -> Any:
+    """torch's function, of channels."""
+    if dim not in (-1, x1.meta.dim() - 1) or x1.meta.dim() != x2.meta.dim():
+        raise Unseen
+    return (F.normalize(x1, dim=-1, eps=eps) * F.normalize(x2, dim=-1, eps=eps)).sum(-1)
+
+
+def pairwise_distance(x1: Any, x2: Any, p: float = 2.0, eps: float = 1e-6,
+                      keepdim: bool = False) -> Any:
+    """torch's function."""
+    return (x1 - x2 + eps).norm(p=p, dim=-1, keepdim=keepdim)
+
+
 def channel(value: Rows, k: int) -> Rows:
     """One channel of rows."""
     return cut(value, value.meta[..., k:k + 1], _columns, "channels", k)
@@ -223,14 +243,22 @@ def through(value: Rows, module: nn.Module) -> Rows:
     return made_rows(end, make, value.meta, names, (*roots, *parameters))
 
 
+def pile(parts: Any, dim: int = 0) -> Any:
+    """What stands for ``torch.stack``: of channels they are side by side."""
+    if not all(isinstance(part, Rows) for part in parts):
+        raise Unseen
+    if dim in (-1, parts[0].meta.dim()):
+        return torch.cat([part.unsqueeze(-1) for part in parts], -1)
+    return Pile(parts, dim)
+
+
 class Pile(Value):
     """Rows of the same shape in a new first dimension, over which they may be added up."""
 
     rank = 11
 
     def __init__(self, parts: Any, dim: int = 0):
-        if dim != 0 or not all(isinstance(part, Rows) for part in parts) or len(
-            {part.meta.shape for part in parts}) > 1:
+        if dim != 0 or len({part.meta.shape for part in parts}) > 1:
             raise Unseen
         self.parts, self.meta = tuple(parts), torch.stack([part.meta for part in parts])
 

@@ -18,6 +18,7 @@ from gnnaccel.adapters.pyg.propagate.traced_layer import Layer
 from gnnaccel.adapters.pyg.propagate.weighted import weighted
 from gnnaccel.cuda import driver
 from gnnaccel.dispatch.generated.messages import EXTREMA, Generated
+from gnnaccel.dispatch.generated.tree import leaves
 from gnnaccel.dispatch.ops import aggregation_messages
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.policy.reasons import Reason, reason
@@ -32,8 +33,8 @@ OF_MESSAGES = NAMES | {
     "scatter", "scatter_add", "scatter_sum", "scatter_mean", "scatter_max",
     "scatter_min", "scatter_softmax", "utils", "degree",
     "index_select", "rearrange", "no_grad", "dtype", "device", "items", "keys", "values", "get",
-    "numel", "bmm", "repeat", "stack", "expand", "expand_as", "permute", "transpose",
-    "flatten", "zeros", "ones", "zeros_like", "ones_like", "einsum", "cumsum", "any", "all"}
+    "numel", "bmm", "repeat", "stack", "permute", "transpose", "zeros",
+    "ones", "zeros_like", "ones_like", "einsum", "any", "all", "linalg", "vector_norm"}
 
 
 def prepared(function: Any, layer: Layer) -> Any:
@@ -95,6 +96,8 @@ def found(out: Any, layer: Any) -> Message | None:
 
 def _of_rows(rows: pointwise.Rows) -> Message | None:
     shape = tuple(rows.meta.shape[1:])
+    if not leaves(rows.tree):
+        return None
     message = expressed(rows.tree, shape)
     return message and message._replace(weighted=weighted(rows.tree, shape))
 

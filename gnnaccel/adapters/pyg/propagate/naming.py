@@ -19,9 +19,9 @@ from gnnaccel.adapters import own
 from gnnaccel.adapters.pyg.propagate.message import SPECIAL, _named, special_read
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 
-MODULES = (torch, torch.nn, torch.nn.functional, math)
+MODULES = (torch, torch.nn, torch.nn.functional, torch.linalg, math)
 #: where stands what such code names as an attribute, but for what users hold
-PLACES = (torch, torch.nn.functional, math, Tensor)
+PLACES = (torch, torch.nn.functional, torch.linalg, math, Tensor)
 BUILTINS = (float, int, len, range, enumerate, zip, reversed, tuple, list)
 #: what may follow where a name is read that is handed on, or taken apart
 _HANDS_ON = ("LOAD_", "CALL", "PRECALL", "KW_NAMES", "UNPACK_SEQUENCE", "BINARY_SUBSCR")

@@ -29,16 +29,19 @@ from gnnaccel.dispatch.generated.tree import Call, Leaf, Number, Tree, computed,
 
 _SAME = frozenset(("contiguous", "clone", "detach", "float", "to", "type_as"))
 #: they mix the channels of a row, and give one row for each
-_OF_ROWS = frozenset(("sum", "mean", "norm", "normalize", "layer_norm", "softmax", "embedding"))
+_OF_ROWS = frozenset(("sum", "mean", "norm", "normalize", "layer_norm", "softmax", "embedding",
+                      "std", "var", "amax", "amin", "logsumexp", "log_softmax", "softmin",
+                      "cumsum"))
 FEW = 4  # channels that may be summed where both ends meet, in the kernels
 #: what writes the result of an operation over its first argument, of the same dtype
 IN_PLACE = {f"{name}_": name for name in OPERATIONS.keys() - TRUE | {"masked_fill"}}
 _MAPS = frozenset(("linear", "matmul", "mm"))
-_PIECES = frozenset(("chunk", "split", "unbind"))
-
-
-#: what a message may call of stand-ins besides pointwise operations
-NAMES = frozenset((*VIEWS, *_SAME, *_OF_ROWS, *_MAPS, *_PIECES))
+_PIECES = ("chunk", "split", "unbind")
+_COMPOSED = frozenset(("glu", "cosine_similarity", "pairwise_distance"))
+_REPEATED = ("expand", "expand_as")
+_LIKE = {"zeros_like": 0.0, "ones_like": 1.0}
+#: what may be called of stand-ins besides
+NAMES = frozenset((*VIEWS, *_SAME, *_OF_ROWS, *_MAPS, *_PIECES, *_COMPOSED, *_REPEATED))
 
 
 class Rows(Value):
@@ -61,7 +64,7 @@ class Rows(Value):
         if name in IN_PLACE:
             return partial(self.overwritten, IN_PLACE[name], getattr(Tensor, name), self)
         if not (name in OPERATIONS or name in VIEWS or name in _SAME or name in _OF_ROWS
-                or name in _PIECES or name in _MAPS):
+                or name in _PIECES or name in _MAPS or name in _REPEATED):
             raise Unseen
         function = getattr(Tensor, name)
         return lambda *args, **kwargs: self.operate(name, function, (self, *args), kwargs)
@@ -99,12 +102,23 @@ class Rows(Value):
             return tuple(map(self.sharing, _pieces(self, function, args, kwargs)))
         if name in _OF_ROWS:
             return _channels().mixed(self, name, function, args, kwargs)
+        if name in _COMPOSED:
+            return getattr(_channels(), name)(*args, **kwargs)
+        if name in _REPEATED:
+            return self.sharing(self._expanded(applied(function, args, kwargs)))
+        if name in _LIKE and (args, kwargs) == ((self,), {}):
+            return Rows(Number(_LIKE[name]), self.meta)
         if name not in OPERATIONS:
             raise Unseen
         meta = applied(function, args, kwargs)
         name = of_truth(name, meta, args)
         return Rows(OPERATIONS[name](function, tuple(tree_of(a, meta) for a in args),
                                      {k: tree_of(v, meta) for k, v in kwargs.items()}), meta)
+
+    def _expanded(self, meta: Tensor) -> Rows:
+        if meta.dim() != self.meta.dim():
+            raise Unseen
+        return Rows(self.tree, meta)
 
     def alone(self) -> Rows:
         """As rows of their own."""

@@ -23,14 +23,15 @@ from gnnaccel.adapters.pyg.propagate.standins import Unseen
 
 Make = Callable[[dict], Tensor]  # the rows of a call's arguments
 
-VIEWS = {"view", "reshape", "unsqueeze", "squeeze", "contiguous"}
+VIEWS = {"view", "reshape", "unsqueeze", "squeeze", "flatten", "contiguous"}
 #: linear in their first argument
 _LINEAR = VIEWS | {"mul", "div", "neg", "sum", "mean", "matmul"}
 _POINTWISE = _LINEAR | {"add", "sub", "relu", "leaky_relu", "sigmoid", "tanh", "exp", "elu", "abs",
                         "linear", "to", "float"}
 #: names of torch's functions that mean one of these
 _ALIASES = {"multiply": "mul", "divide": "div", "true_divide": "div", "truediv": "div",
-            "negative": "neg", "subtract": "sub", "rsub": "rsub", "__rsub__": "rsub"}
+            "negative": "neg", "subtract": "sub", "rsub": "rsub", "__rsub__": "rsub",
+            "linalg_norm": "norm", "linalg_vector_norm": "norm"}
 _OF_THREE = frozenset(("where", "lerp", "addcmul", "addcdiv"))
 _OF_PARAMETERS = _POINTWISE | {"getitem", "t", "split", "pow", "square", "sqrt", "softplus", "log",
                                "clamp", "softmax", "index_select"}
@@ -150,9 +151,9 @@ def _call(name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
     if name in ("cat", "concat", "concatenate"):
         return _cat(*args, **kwargs)
     if name == "stack":
-        from gnnaccel.adapters.pyg.propagate.channels import Pile  # which needs this module
+        from gnnaccel.adapters.pyg.propagate.channels import pile  # which needs this module
 
-        return Pile(*args, **kwargs)
+        return pile(*args, **kwargs)
     if name == "einsum":
         from gnnaccel.adapters.pyg.propagate.einsums import einsum  # which needs this module
 

@@ -45,6 +45,9 @@ _ACTIVATIONS: dict[type, Callable[[Any, Any], Any]] = {
     nn.LogSigmoid: lambda module, x: F.logsigmoid(x),
     nn.Softsign: lambda module, x: F.softsign(x),
     nn.Tanhshrink: lambda module, x: F.tanhshrink(x),
+    nn.Softmax: lambda module, x: F.softmax(x, dim=module.dim),
+    nn.LogSoftmax: lambda module, x: F.log_softmax(x, dim=module.dim),
+    nn.GLU: lambda module, x: F.glu(x, module.dim),
     nn.Dropout: lambda module, x: F.dropout(x, module.p, module.training, module.inplace),
     nn.LayerNorm: lambda module, x: F.layer_norm(
         x, module.normalized_shape, *(None if t is None else parameter(t) for t in  # type: ignore
@@ -56,7 +59,8 @@ _ACTIVATIONS: dict[type, Callable[[Any, Any], Any]] = {
     nn.Identity: lambda module, x: x}
 _CALLED = ("linear", "leaky_relu", "relu", "dropout", "elu", "silu", "gelu", "softplus",
            "layer_norm", "batch_norm", "embedding", "prelu", "selu", "celu", "hardtanh", "mish",
-           "hardsigmoid", "hardswish", "logsigmoid", "softsign", "tanhshrink")
+           "hardsigmoid", "hardswish", "logsigmoid", "softsign", "tanhshrink",
+           "softmax", "log_softmax", "glu")
 
 
 #: modules that hold others under names, or in their order
@@ -88,8 +92,8 @@ def _functions() -> tuple:
     """What the forward functions of such modules call."""
     return (F.linear, F.leaky_relu, F.relu, F.dropout, F.elu, F.silu, F.gelu, F.softplus,
             F.layer_norm, F.batch_norm, F.embedding, F.prelu, F.selu, F.celu, F.hardtanh, F.mish,
-            F.hardsigmoid, F.hardswish, F.logsigmoid, F.softsign, F.tanhshrink, torch.sigmoid,
-            torch.tanh)
+            F.hardsigmoid, F.hardswish, F.logsigmoid, F.softsign, F.tanhshrink, F.softmax,
+            F.log_softmax, F.glu, torch.sigmoid, torch.tanh)
 
 
 #: what a module has for itself where it does not run its class's code on its parameters

@@ -1,0 +1,166 @@
+"""Operations on the channels of a message, of one end of the edge and of both."""
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tests.pyg import graphs
+from tests.pyg.generated_calls import both, routes
+from tests.pyg.generated_layers import Message
+from tests.pyg.graphs import F as WIDTH
+from tests.pyg.judge import compare
+
+
+class Standard(Message):
+    """A norm by hand, of the source and of both ends."""
+
+    def message(self, x_i, x_j):
+        out = (x_j - x_j.mean(-1, keepdim=True)) / (x_j.std(-1, keepdim=True) + 1e-5)
+        both = x_j * x_i
+        return out + both / torch.sqrt(both.var(dim=-1, unbiased=False, keepdim=True) + 1e-3)
+
+
+class Extremes(Message):
+    def message(self, x_i, x_j):
+        return (x_i * x_j.amax(-1, keepdim=True) - (x_j - x_i).amin(dim=1, keepdim=True)
+                + torch.logsumexp(x_j + x_i, -1, keepdim=True))
+
+
+class Logarithms(Message):
+    def __init__(self):
+        super().__init__()
+        self.of_one, self.of_both = nn.LogSoftmax(-1), nn.Softmax(dim=1)
+
+    def message(self, x_i, x_j):
+        return self.of_one(x_j) * F.softmin(x_i, dim=-1) + self.of_both(x_j - x_i)
+
+
+class Cumulative(Message):
+    def message(self, x_i, x_j):
+        return x_j.cumsum(-1) * x_i + torch.cumsum(x_j * x_i, dim=1)
+
+
+class Gated(Message):
+    def __init__(self):
+        super().__init__()
+        self.lin, self.glu = nn.Linear(2 * WIDTH, 2 * WIDTH), nn.GLU()
+
+    def message(self, x_i, x_j):
+        out = self.lin(torch.cat([x_i, x_j], -1))
+        return F.glu(out) + self.glu(out * 0.5)
+
+
+class Similar(Message):
+    def message(self, x_i, x_j):
+        return x_j * F.cosine_similarity(x_i, x_j, dim=-1).unsqueeze(-1) + (
+            x_i * torch.cosine_similarity(x_i * x_j, x_j).view(-1, 1))
+
+
+class Distant(Message):
+    def message(self, x_i, x_j):
+        far = F.pairwise_distance(x_i, x_j, keepdim=True)
+        return x_j * torch.exp(-far) + x_i * F.pairwise_distance(x_i, x_j, p=1).unsqueeze(1)
+
+
+class Rotated(Message):
+    """RotatE's and ComplEx's: halves side by side, in turns."""
+
+    def message(self, x_i, x_j):
+        (a, b), (c, d) = x_j.chunk(2, -1), x_i.chunk(2, -1)
+        return torch.stack([a * c - b * d, a * d + b * c], dim=-1).flatten(1)
+
+
+class Angles(Message):
+    """Of PPFNet: numbers of the edge beside one another."""
+
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(3, WIDTH)
+
+    def message(self, x_i, x_j):
+        far = torch.linalg.norm(x_i[:, :3] - x_j[:, :3], dim=-1)
+        kinds = [far, torch.linalg.vector_norm(x_j, dim=1), (x_i * x_j).sum(-1)]
+        return self.lin(torch.stack(kinds, dim=1)) * x_j
+
+
+class Repeated(Message):
+    """SAN's: what is divided beside what divides."""
+
+    def message(self, x_i, x_j):
+        x_i, x_j = x_i.view(-1, 3, 4), x_j.view(-1, 3, 4)
+        score = torch.exp((x_i * x_j).sum(-1, keepdim=True).clamp(-2, 2))
+        return torch.cat([x_j * score, score.expand(-1, -1, 4)], -1).flatten(1)
+
+
+class RepeatedAs(Message):
+    def message(self, x_i, x_j):
+        x_j = x_j.view(-1, 3, 4)
+        return (x_j * x_i[:, :3].unsqueeze(-1).expand_as(x_j)).reshape(-1, WIDTH)
+
+
+class Filled(Message):
+    def message(self, x_i, x_j):
+        return torch.where(x_j > x_i, x_j * x_i, torch.zeros_like(x_i)) + (
+            torch.ones_like(x_j) - x_i)
+
+
+FORMS = [Standard, Extremes, Logarithms, Cumulative, Gated, Similar, Distant, Rotated, Angles,
+         Repeated, RepeatedAs, Filled]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_values_and_gradients(kernels, form):
+    compare(kernels, form(), graphs.features(), graphs.square())
+
+
+@pytest.mark.parametrize("form", [Standard, Extremes, Similar, Distant, Angles])
+def test_at_zero(emulated, form):
+    """Where ends are equal, or rows are zero, gradients are torch's."""
+    layer, ei = form(), graphs.square()
+    ei = torch.cat([ei, torch.arange(6).expand(2, -1)], 1)
+    x = graphs.features().round()
+    x[:4], x[4:7] = 0, 1
+    found = []
+    for route in (False, True):
+        given = x.clone().requires_grad_()
+        with emulated.on() if route else contextlib.nullcontext():
+            out = layer(given, ei)
+            out.sin().sum().backward()
+        found.append((out, given.grad))
+    for a, b in zip(*found, strict=True):
+        assert torch.allclose(a, b, 1e-4, 1e-4 * max(1.0, b.detach().abs().max().item()), equal_nan=True)
+
+
+class OverRows(Message):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def message(self, x_i, x_j):
+        return self.function(x_j - x_i) * x_j
+
+
+@pytest.mark.parametrize("function", [
+    lambda t: t.std(0), lambda t: t.cumsum(0), lambda t: t.cumsum(dim=-2),
+    lambda t: torch.cumsum(t, axis=0), lambda t: t.var(0, keepdim=True), lambda t: t.std(),
+    lambda t: t.amax((0, 1)), lambda t: t.log_softmax(0), lambda t: F.softmin(t, dim=0),
+    lambda t: t.logsumexp(0), lambda t: torch.zeros_like(t), lambda t: F.glu(t.t(), 0).sum(),
+    lambda t: F.cosine_similarity(t, t, dim=0)])
+def test_over_edges(emulated, function):
+    """All edges together: the host does that."""
+    layer, x, ei = OverRows(function), graphs.features(), graphs.square()
+    both(emulated, layer, x, ei, on_fallback="native")
+
+
+class Nothing(Message):
+    def message(self, x_i, x_j):
+        return torch.ones_like(x_j)
+
+
+def test_a_message_of_nothing(emulated):
+    both(emulated, Nothing(), graphs.features(), graphs.square(), on_fallback="native")
+    assert routes(Nothing()) == {"native": 1}

@@ -7,12 +7,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch_geometric.nn import MessagePassing
+from torch_geometric.utils import degree
 
 from tests.pyg import graphs
 from tests.pyg.generated_calls import both, routes
 from tests.pyg.generated_layers import Message
 from tests.pyg.graphs import F as WIDTH
-from tests.pyg.judge import compare
+from tests.pyg.judge import close, compare
 
 
 class Standard(Message):
@@ -164,3 +166,41 @@ class Nothing(Message):
 def test_a_message_of_nothing(emulated):
     both(emulated, Nothing(), graphs.features(), graphs.square(), on_fallback="native")
     assert routes(Nothing()) == {"native": 1}
+
+
+class Frequencies(MessagePassing):
+    """FAGCN's: a number for each node, without an axis."""
+
+    def __init__(self, **options):
+        super().__init__(node_dim=0, **options)
+        self.gate = nn.Linear(2 * WIDTH, 1)
+
+    def forward(self, x, edge_index):
+        deg = degree(edge_index[1], x.size(0)).to(x).clamp(min=1)
+        return self.propagate(edge_index, d=deg.pow(-0.5) * x[:, 0], h=x)
+
+    def message(self, d_i, d_j, h_i, h_j):
+        gate = torch.tanh(self.gate(torch.cat([h_i, h_j], dim=1))).squeeze(-1)
+        return h_j * (gate * d_i * d_j).unsqueeze(-1)
+
+
+@pytest.mark.parametrize("aggr", ["add", "max"])
+def test_numbers_of_nodes(kernels, aggr):
+    compare(kernels, Frequencies(aggr=aggr), graphs.features(), graphs.square())
+
+
+class Lonely(MessagePassing):
+    """Of such numbers alone."""
+
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, d=x[:, 0].contiguous())
+
+    def message(self, d_i, d_j):
+        return torch.tanh(d_j - d_i)
+
+
+def test_numbers_alone(emulated):
+    layer, x, ei = Lonely(node_dim=0), graphs.features(), graphs.square()
+    expected = layer(x, ei)
+    with emulated.on(on_fallback="native"):
+        assert close(layer(x, ei), expected)

@@ -53,7 +53,8 @@ def read(layer: Any, known: reading.Known, edge_index: Any, kwargs: dict) -> rea
     if summed.messages is None:
         found = reading.read_edges(layer, edge_index, kwargs, summed.known)
     else:
-        form = _form(trace, summed.messages, why) if generated.serves(kwargs) else why
+        form = (_form(trace, generated.source_of(trace, kwargs), summed.messages, why)
+                if generated.serves(kwargs) else why)
         found = (form if type(form) is Reason
                  else reading.read_as(form, layer, edge_index, kwargs, summed.known))
     if type(found) is Reason:
@@ -62,10 +63,9 @@ def read(layer: Any, known: reading.Known, edge_index: Any, kwargs: dict) -> rea
     return found if fits else why
 
 
-def _form(trace: tracing.Trace, messages: tuple[generated.Message, ...],
+def _form(trace: tracing.Trace, source: str | None, messages: tuple[generated.Message, ...],
           why: Reason) -> Form | Reason:
     """Of a call with these messages; ``why`` there is none, or where what was read has changed."""
-    source = generated.source_of(trace)
     if source is None:
         return why
 

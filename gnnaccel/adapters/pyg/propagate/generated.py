@@ -132,7 +132,7 @@ def form(layer: Any, known: reading.Known, kwargs: dict, edge_index: Any,
     found = tracing.trace(layer, known, kwargs, _MANNER, edge_index)
     if found.message is None:
         return why
-    source = source_of(found)
+    source = source_of(found, kwargs)
     if source is None:
         return why
     message = found.message.reduced_by(reading.reductions(layer, known), bool(found.kept))
@@ -166,11 +166,15 @@ def unfit_edges(names: set[str], given: dict, graph: OpGraph) -> Reason | None:
     return None
 
 
-def source_of(found: tracing.Trace) -> str | None:
+def source_of(found: tracing.Trace, kwargs: dict) -> str | None:
     """The argument that decides about dtype and device: features gathered at the source, where
-    there are any, else such of the edges."""
-    source = next((name for name, end in found.ends if end == "j"), None)
-    return source or next(iter(found.edges), None)
+    there are any of several channels, else such of the edges."""
+    for name, end in found.ends:
+        if end == "j":
+            x = kwargs[name]
+            if (x[0] if type(x) in (tuple, list) else x).ndim > 1:
+                return name
+    return next(iter(found.edges), None)
 
 
 def form_of(found: tracing.Trace, source: str, more: Any, stand_in: Any,

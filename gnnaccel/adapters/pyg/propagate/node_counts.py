@@ -31,7 +31,7 @@ def sizes(layer: Any, edge_index: Any, kwargs: dict,
             if features is None and side and end == "j":
                 continue
             dims = features.dim() if type(features) in TENSORS else 0
-            if dims < 2 or not -dims <= node_dim < dims:
+            if not -dims <= node_dim < dims:
                 return reason("GA206",
                               f"features are a {type(features).__name__}, node_dim={node_dim}")
             at = side if pair else int((end == "i") == forward)

@@ -185,7 +185,7 @@ def stand_in(parameter: inspect.Parameter, kwargs: dict, manner: Manner, layer: 
         raise Unseen
     of_nodes = stacked(layer._traced_layer, kwargs)
     if end == "e" and manner.kept and not of_nodes and not _of_edges(value, edge_index):
-        make = itemgetter(key)
+        make: Make = itemgetter(key)
         return Param(make, torch.empty_like(value, device="meta"), (make,)), ""
     if value.dim() < 1:
         raise Unseen

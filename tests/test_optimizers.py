@@ -195,6 +195,27 @@ def test_what_is_no_case_for_the_kernel(device):
     assert [state["step"].item() for state in optimizer.state.values()] == [2, 2, 1, 1]
 
 
+@pytest.mark.parametrize("where", ["parameter", "gradient", "average"])
+def test_views_that_negate_their_numbers(device, where):
+    """Their memory holds the numbers' opposites."""
+    found = []
+    gnnaccel.reset_stats()
+    for block in (enabled(device), gnnaccel.disabled()):
+        given = torch.linspace(-1, 1, 6, device=device)
+        weight = nn.Parameter(torch._neg_view(given) if where == "parameter" else given)
+        optimizer = torch.optim.Adam([weight], 0.1)
+        weight.grad = torch.arange(6.0, device=device)
+        optimizer.step()
+        if where == "gradient":
+            weight.grad = torch._neg_view(weight.grad)
+        elif where == "average":
+            optimizer.state[weight]["exp_avg"] = torch._neg_view(optimizer.state[weight]["exp_avg"])
+        with block:
+            optimizer.step()
+        found.append(weight.detach().clone())
+    assert torch.equal(*found) and not runs()
+
+
 def test_on_a_cpu_torch_runs_unasked():
     assert not driver.placed()
     model = net()

@@ -90,14 +90,16 @@ def _fit(lists: Lists, options: dict[str, Any]) -> bool:
 
 
 def _alike(parameters: list[Tensor], *others: list[Tensor]) -> bool:
-    """Whether all are plain tensors of fp32, contiguous, on one device, and the others of their
-    parameters' shapes. A step asks this of each: no functions are called for them."""
+    """Whether all are plain tensors of fp32, contiguous, on one device, that hold their numbers as
+    they are (no views that negate), and the others of their parameters' shapes. A step asks this
+    of each: no Python functions are called for them."""
     device, fp32, strided = parameters[0].get_device(), torch.float32, torch.strided
     for parameter, *beside in zip(parameters, *others):
         shape = parameter.shape
         for t in (parameter, *beside):
             if (type(t) not in _TENSORS or t.dtype is not fp32 or t.layout is not strided
-                or t.get_device() != device or not t.is_contiguous() or t.shape != shape):
+                or t.get_device() != device or not t.is_contiguous() or t.is_neg()
+                or t.shape != shape):
                 return False
     return True
 

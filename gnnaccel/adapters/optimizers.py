@@ -82,6 +82,8 @@ def _fit(lists: Lists, options: dict[str, Any]) -> bool:
     if any(type(options[name]) not in (float, int) for name in _NUMBERS):
         return False
     count = len(parameters)
+    if len(set(map(id, parameters))) != count:  # torch's kernels write to one twice
+        return False
     if options["amsgrad"] and not (len(largest) == count
                                    and _alike(parameters, gradients, largest)):
         return False

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch_geometric.nn.conv import gcn_conv
+from torch_geometric.nn.models import LabelPropagation
 
 import gnnaccel
 from gnnaccel.dispatch.graph import cache
@@ -58,3 +60,21 @@ def test_layers_under_another_default_dtype(route, name, dtype):
         assert (a is None) is (b is None)
         assert a is None or a.dtype == b.dtype
         assert a is None or torch.allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_kept_is_of_the_default_dtype(route):
+    """GCN's normalisation of edges alone is of the default dtype where no other is given: PyG's
+    `LabelPropagation` gives none."""
+    edge_index = torch.randint(7, (2, 30)).to(route.device)
+    label, model = torch.arange(7, device=route.device) % 3, LabelPropagation(3, 0.8)
+    for dtype in (torch.float32, torch.float64, torch.float32):
+        torch.set_default_dtype(dtype)
+        try:
+            expected = gcn_conv.gcn_norm(edge_index, None, 7)[1], model(label, edge_index)
+            with gnnaccel.enabled(backend=route.backend):
+                for _ in range(3):  # kept from the second on
+                    found = gcn_conv.gcn_norm(edge_index, None, 7)[1], model(label, edge_index)
+                    for one, two in zip(found, expected):
+                        assert one.dtype is two.dtype and torch.allclose(one, two, atol=1e-6)
+        finally:
+            torch.set_default_dtype(torch.float32)

@@ -312,7 +312,8 @@ def _key(name: str, args: tuple, kwargs: dict) -> tuple[tuple[Tensor, ...], tupl
     if not tensors:
         return None
     device = tensors[0].device.type
-    values.append(torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None)
+    values += (torch.get_default_dtype(), torch.get_autocast_dtype(device)
+               if torch.is_autocast_enabled(device) else None)
     return tuple(tensors), tuple(values)
 
 

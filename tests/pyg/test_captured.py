@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import copy
 import functools
 import gc
@@ -331,6 +332,26 @@ def test_two_forwards_before_a_backward(on):
     with gnnaccel.disabled():
         (model(*args).sum() + model(*args).pow(2).sum()).backward()
     assert same(found, [p.grad for p in model.parameters()])
+
+
+@pytest.mark.parametrize("captured_at", [3, 4])
+def test_a_capture_between_forwards_and_their_backward(on, captured_at):
+    """The first forward has kept its batch norm's buffers, which the second one's capture puts
+    back. Four calls repeat each other before one is captured."""
+    model, args = Net(), given()
+    twin = copy.deepcopy(model)
+    for _ in range(captured_at - 1):
+        step(model, *args)
+        with gnnaccel.disabled():
+            step(twin, *args)
+    found = []
+    for one, block in ((model, contextlib.nullcontext()), (twin, gnnaccel.disabled())):
+        one.zero_grad()
+        with block:
+            outs = [one(*args) for _ in range(3)]
+            sum(out.pow(2).sum() for out in outs).backward()
+        found.append([*(p.grad for p in one.parameters()), *one.buffers()])
+    assert replays() and same(*found)
 
 
 def test_gradients_add_up(on):

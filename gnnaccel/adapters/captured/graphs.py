@@ -289,9 +289,11 @@ def _recomputed(captured: Captured, tensors: list[Tensor], grads: list[Tensor | 
 
 @torch.no_grad()
 def _put_back(buffers: list[Tensor], before: list[Tensor]) -> None:
+    """Not a write that autograd counts: an earlier forward may have kept the buffer, as that of a
+    batch norm does, for a backward that is still to come."""
     for b, held in zip(buffers, before):
         if not torch.equal(b, held):
-            b.copy_(held)
+            b.data.copy_(held)
 
 
 @contextlib.contextmanager

@@ -90,7 +90,7 @@ FRESH: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {
     "GCNConv": ((1586, 1446), (2352, 2170)),
     "SAGEConv": ((1408, 1134), (2175, 1762)),
     "GINConv": ((1408, 1134), (2126, 1698)),
-    "FiLMConv of one relation": ((2568, 2550), (3478, 3356)),
+    "FiLMConv of one relation": ((2568, 2550), (3478, 3364)),
     "GCNConv, list": ((384, 656), (504, 920)),
     "SAGEConv, list": ((248, 520), (368, 776)),
     "GINConv, list": ((208, 448), (328, 688)),

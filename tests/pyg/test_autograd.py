@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch_geometric.nn as pyg
 from torch.utils.checkpoint import CheckpointError, checkpoint
+from torch_geometric import utils
 from torch_geometric.nn import MessagePassing
 from torch_geometric.utils import softmax
 
@@ -366,3 +367,41 @@ def test_many_gradients_at_once(route, name, many):
     expected = call()
     with route.on(on_fallback="native"):
         assert close(call(), expected)
+
+
+def imaginary(out):
+    """A loss in which ``out`` is the imaginary part of complex numbers, as in scores of links."""
+    score = torch.complex(torch.ones_like(out), out).conj() * torch.tensor(0.3 - 2j).to(out.device)
+    return (score.real * torch.linspace(-1, 1, out.numel()).view(out.shape).to(out)).sum()
+
+
+@pytest.mark.parametrize("name", [*NAMES, "Own", "GCNConv", "RGCNConv", "scatter", "softmax"])
+def test_gradients_that_negate_their_numbers(route, name):
+    """The gradient of an imaginary part may be a view whose memory holds the opposites."""
+    layer = {"GCNConv": lambda: pyg.GCNConv(12, 4), "RGCNConv": lambda: pyg.RGCNConv(12, 4, 3),
+             "Own": Own, "scatter": lambda: utils.scatter, "softmax": lambda: utils.softmax,
+             }.get(name, lambda: build(name))()
+    x, edge_index = on(route, graphs.features(), graphs.square())
+    args, options = [x.requires_grad_(), edge_index], {}
+    if name == "RGCNConv":
+        args += on(route, torch.arange(graphs.E) % 3)
+    elif name in ("scatter", "softmax"):
+        args[1] = edge_index[1, :len(x)]
+        options = {"reduce": "max"} if name == "scatter" else {"num_nodes": len(x)}
+    else:
+        layer.to(route.device)
+    parameters = [*layer.parameters()] if isinstance(layer, torch.nn.Module) else []
+
+    def call():
+        function = getattr(utils, name) if name in ("scatter", "softmax") else layer
+        out, negated = function(*args, **options), []
+        out.register_hook(lambda grad: negated.append(grad.is_neg()))
+        found = torch.autograd.grad(imaginary(out), [x, *parameters], retain_graph=True)
+        assert negated == [True]
+        rows = torch._neg_view(torch.linspace(-1, 1, 2 * out.numel()).view(2, *out.shape).to(x))
+        return [*found, *torch.autograd.grad(out, x, rows, is_grads_batched=True)]
+
+    expected = call()
+    with route.on(on_fallback="native"):
+        for one, two in zip(call(), expected):
+            assert torch.allclose(one, two, rtol=1e-3, atol=1e-5)

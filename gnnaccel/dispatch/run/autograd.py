@@ -92,18 +92,21 @@ class _Node(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple:
         operation, needs = ctx.operation, ctx.needs_input_grad[1:]
-        used = batched = False
+        used = batched = negated = False
         for grad in grads:
             if grad is not None:
                 used = True
                 # `_is_batched`, without its call
                 batched = batched or _is_of_batch(grad) or _is_vmapped(grad)
+                negated = negated or grad.is_neg()
         if not used:  # no result was used: nor has any input a gradient
             return (None,) * (1 + len(needs))
         saved = list(ctx.saved_tensors)  # once: a checkpoint hands out no tensor twice
         if batched:
             run = operation.recorded if torch.is_grad_enabled() else operation.backward
             return None, *_one_by_one(lambda *each: run(needs, list(saved), *each), grads)
+        if negated:
+            grads = _resolved(grads)
         if torch.is_grad_enabled():
             return None, *operation.recorded(needs, saved, *grads)
         ctx.maybe_clear_saved_tensors()  # unless the graph is kept: the list alone holds them now
@@ -112,6 +115,12 @@ class _Node(torch.autograd.Function):
 
 def _is_batched(grad: Tensor | None) -> bool:
     return grad is not None and (_is_vmapped(grad) or _is_of_batch(grad))
+
+
+def _resolved(grads: Tensors) -> tuple[Tensor | None, ...]:
+    """The gradients as kernels read them: memory holds the opposites of a view that negates its
+    numbers, as the gradient of a complex number's imaginary part may be."""
+    return tuple([None if grad is None else grad.resolve_neg() for grad in grads])
 
 
 def _one_by_one(run: Callable[..., Tensors], grads: Tensors) -> list[Tensor | None]:
@@ -135,19 +144,19 @@ def _one_by_one(run: Callable[..., Tensors], grads: Tensors) -> list[Tensor | No
         found = [_one_by_one(run, one) for one in each]
     else:
         with temporarily_clear_interpreter_stack():
-            found = [list(run(*one)) for one in each]
+            found = [list(run(*_resolved(one))) for one in each]
     return [None if one[0] is None else of._add_batch_dim(torch.stack(one), 0, level)
             for one in map(list, zip(*found))]
 
 
 def one_by_one(backward: Callable[..., Tensors]) -> Callable[..., Tensors]:
     """The ``backward`` of a `torch.autograd.Function`, of which many gradients may be asked for at
-    once."""
+    once, and which reads their memory."""
 
     @functools.wraps(backward)
     def run(ctx: Any, *grads: Tensor | None) -> Tensors:
         if not any(map(_is_batched, grads)):
-            return backward(ctx, *grads)
+            return backward(ctx, *_resolved(grads))
         return tuple(_one_by_one(functools.partial(backward, ctx), grads))
 
     return run

@@ -194,6 +194,19 @@ def test_what_keeps_a_map_fp32(graph):
                                                                   {}], "its layer is excluded"
 
 
+def test_features_that_negate_their_numbers_keep_a_map_fp32(kernels, graph):
+    """Their memory holds the opposites; the call before was in int8."""
+    x, ei = (t.to(kernels.device) for t in graph)
+    model = GraphConv(F, H).to(kernels.device)
+    expected = model(-x, ei)
+    with kernels.on(on_fallback="native"):
+        gnnaccel.quantize(model, guard=False)
+        model(x, ei)
+        found = model(torch._neg_view(x), ei)
+        assert 1 in [row.quantized for row in gnnaccel.quant_report(model).maps]
+    assert relative(found, expected) < 0.05
+
+
 def test_the_guard_of_a_map(graph, caplog):
     """A channel a thousand times the others: all else of its rows becomes zero."""
     x, ei = graph[0].clone(), graph[1]

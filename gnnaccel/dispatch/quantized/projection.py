@@ -68,7 +68,8 @@ def _signature(config: Config, x: Tensor, weight: Tensor, bias: Tensor | None,
                why_native: Reason | None) -> tuple:
     """All that `decide` looks at."""
     return (config.epoch, config.block_precision, x.shape, x.dtype, x.device, x.layout,
-            x.requires_grad, type(x), type(weight), weight.dtype, weight.device,
+            x.requires_grad, x.is_neg(), type(x), type(weight), weight.dtype, weight.device,
+            weight.is_neg(),
             None if bias is None else bias.dtype, torch.is_grad_enabled(),
             torch.is_autocast_enabled(x.device.type), precision(), why_native)
 
@@ -109,6 +110,8 @@ def _unfit(x: Tensor, weight: Tensor, bias: Tensor | None) -> Reason | None:
         return reason("GA603",
                       "a linear map in another dtype than fp32, on several devices or "
                       "under autocast")
+    if x.is_neg() or weight.is_neg():
+        return reason("GA603", "a linear map of views that negate their numbers")
     if x.dim() != 2 or x.shape[1] != weight.shape[1]:
         return reason("GA603",
                       f"a linear map of features {list(x.shape)} with weights {list(weight.shape)}")

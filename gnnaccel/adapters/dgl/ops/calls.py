@@ -21,9 +21,11 @@ _REDUCES = ("sum", "max", "min")
 
 def cast(x: Any) -> Any:
     """``x`` as DGL's operations cast it under autocast: floating tensors on a GPU, but not
-    float64."""
-    if (not isinstance(x, Tensor) or x.device.type != "cuda"
-        or not torch.is_autocast_enabled("cuda")):
+    float64. As kernels read it: no view that negates its numbers."""
+    if not isinstance(x, Tensor):
+        return x
+    x = x.resolve_neg()
+    if x.device.type != "cuda" or not torch.is_autocast_enabled("cuda"):
         return x
     return (x.to(torch.get_autocast_dtype("cuda")) if x.is_floating_point()
             and x.dtype != torch.float64 else x)

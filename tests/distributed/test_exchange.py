@@ -100,6 +100,26 @@ def test_each_row_is_sent_once(tmp_path, exchange):
         assert torch.equal(mine["matrix"][len(mine["own"]):], x[mine["halo"]].bfloat16().float())
 
 
+def negated(rank, world, folder):
+    """Gradients that come home of ones that are views which negate, and of the same numbers."""
+    part, found = distributed.load_part(folder), []
+    with distributed.use(part):
+        for dtype in (torch.float32, torch.float16):
+            x = torch.ones(len(part.own), 3, dtype=dtype, requires_grad=True)
+            rows = distributed.halo_rows(x)
+            given = (torch.arange(rows.numel()) % 5).view(rows.shape).to(dtype)
+            found.append([torch.autograd.grad(rows, x, grad, retain_graph=True)[0]
+                          for grad in (torch._neg_view(given), -given)])
+    return found
+
+
+def test_gradients_that_negate_their_numbers_go_home(tmp_path):
+    """Those of 16 bits go as bytes, of which such a view has none."""
+    folder = graphs.cut(graphs.homogeneous(), 2, tmp_path)["random"]
+    for mine in start(2, negated, folder):
+        assert all(torch.equal(one, two) for one, two in mine)
+
+
 def rounded(rank, world, folder):
     """What comes of rows with numbers of very different sizes, and of their gradients."""
     part = distributed.load_part(folder)

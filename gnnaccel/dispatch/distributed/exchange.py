@@ -114,7 +114,7 @@ class Link:
                else rows.new_empty((sum(receive), rows.shape[1])))
         count = rows.shape[1] * rows.element_size() * (sum(send) - send[self._rank])
         with exchanges.around(Exchange(alive(layer), backward, count, rows.device)):
-            all_to_all(out, rows.contiguous(), receive, send, self._group)
+            all_to_all(out, rows.resolve_neg().contiguous(), receive, send, self._group)
         self.calls += 1
         self.bytes += count
         found = (_unpacked(out) if as_int8 else out).to(dtype)

@@ -170,6 +170,27 @@ def test_training_and_evaluation_take_turns(emulated, name):
 
 
 @pytest.mark.parametrize("name", LAYERS)
+def test_a_few_graphs_take_turns(emulated, name):
+    """A layer that is shared by several graphs, as by those of validation and test."""
+    made, inputs = LAYERS[name]
+    layer, graphs = made(), [inputs(40 + count) for count in range(3)]
+
+    def repeated(args) -> int:
+        return counted(lambda: layer(*args)).python
+
+    with emulated.on():
+        for args in graphs:
+            for _ in range(6):
+                layer(*args)
+        alone = repeated(graphs[-1])
+        for _ in range(4):
+            for args in graphs:
+                layer(*args)
+        turns = [repeated(args) for args in graphs]
+    assert max(turns) <= alone
+
+
+@pytest.mark.parametrize("name", LAYERS)
 def test_training_and_evaluation_take_turns_natively(name):
     made, inputs = LAYERS[name]
     with gnnaccel.enabled(backend="cuda"):

@@ -124,3 +124,31 @@ def test_hops_of_a_layer_are_alike_where_nothing_is_recorded(monkeypatch):
         for _ in range(6):
             layer(x, graphs.square())
     assert len(seen) <= 2
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_graphs_in_turn_of_which_one_changes(emulated, name):
+    """Calls over several graphs are kept: none is repeated over other edges than its own."""
+    layer, graphs = LAYERS[name](), [inputs(name) for _ in range(3)]
+
+    def right() -> None:
+        for args in graphs:
+            with gnnaccel.disabled():
+                expected = layer(*args)
+            torch.testing.assert_close(layer(*args), expected, rtol=1e-4, atol=1e-5)
+
+    with emulated.on():
+        for _ in range(3):
+            right()
+        graphs[1][1][0].copy_(graphs[1][1][0].flip(0))
+        right()
+        with torch.no_grad():
+            for weight in layer.parameters():
+                weight.mul_(1.5)
+        right()
+        x, edge_index, *more = graphs[2]
+        edge_index.data = edge_index.data.flip(1)  # other edges in the same tensor
+        right()
+        graphs[0] = (graphs[0][0][:, :], *graphs[2][1:])  # one graph twice
+        for _ in range(2):
+            right()

@@ -37,6 +37,7 @@ from gnnaccel.dispatch.uncompiled import uncompiled
 #: what an adapter keeps of calls that cannot be repeated
 UNREPEATABLE = object()
 _HOSTS = ("torch.", "torch_geometric.", "dgl.")
+_GRAPHS = 4  # calls over so many graphs are kept in each mode
 # After so many calls in a row that no kept call was like, one in seven is kept: an odd number, so
 # that where each graph comes twice it is not always the second call.
 _UNREPEATED, _EACH = 4, 7
@@ -53,11 +54,12 @@ class Exact:
     integer tensors among the arguments, the graph's and others; ``plain``: they are all arguments
     but the first, a plain tensor; ``ledger``: of its graph; ``graph``: the structure, held weakly,
     since the structure cache decides how long that lives; ``kept``: of the adapter, what else a
-    repetition needs to know; ``bound``: the call bound to the layer's weights, if it can be.
+    repetition needs to know; ``bound``: the call bound to the layer's weights, if it can be;
+    ``older``: the one that was kept before, over another graph.
     """
 
     __slots__ = ("epoch", "key", "structure", "plain", "ledger", "graph", "stated", "plan", "run",
-                 "kept", "bound")
+                 "kept", "bound", "older")
 
     def __init__(self, epoch: int, key: tuple, structure: Sequence[Tensor], plain: bool,
                  ledger: GraphLedger, graph: Any, stated: Any, plan: Any, run: Any, kept: Any,
@@ -68,6 +70,18 @@ class Exact:
         self.structure = tuple(map(TensorRef, structure))
         self.stated, self.plan, self.run = stated.kept(), plan, run
         self.kept, self.bound = kept, bound
+        self.older: Exact | None = None
+
+    def after(self, older: Exact | None) -> Exact:
+        """This one, with so many of those kept before as are over other graphs that still live."""
+        last, count, mine = self, 1, self.structure[-1]()
+        while older is not None and count < _GRAPHS:
+            edges = older.structure[-1]()
+            if edges is not None and edges is not mine and older.epoch == self.epoch:
+                last.older, last, count = older, older, count + 1
+            older = older.older
+        last.older = None
+        return self
 
     def repeat(self, layer: Any, adapter: Any, args: tuple, kwargs: dict, held: Any) -> Any:
         """The result of a call like this one. ``held``: what ``graph`` refers to."""
@@ -102,9 +116,9 @@ def remember(layer: Any, adapter: Any, args: tuple, kwargs: dict, config: Config
         return bound
     kept = adapter.keep(layer, args, kwargs, stated, given)
     if kept is not UNREPEATABLE:
-        of(layer).exact[mode_of(layer)] = Exact(config.epoch, key, found, plain,
-                                                ledgers.of(given.edge_index), call.graph, stated,
-                                                plan, run, kept, bound)
+        exact, mode = of(layer).exact, mode_of(layer)
+        exact[mode] = Exact(config.epoch, key, found, plain, ledgers.of(given.edge_index),
+                            call.graph, stated, plan, run, kept, bound).after(exact[mode])
     return bound
 
 
@@ -134,11 +148,11 @@ class LayerMemory:
     """Of one layer.
 
     In each `mode_of` the layer, as training and evaluation take turns: ``exact``, the last call by
-    a faster route that was kept; ``native_exact``, ``native_sized``, a native call; ``over``,
-    message passing's last calls over some edges, by the id of these. With gradients off and on:
-    ``native_once``, ``summed_once``, of calls over edges that had not been seen before, the last
-    that was native, and the last that summed its list of edges; ``unread``, how many calls over
-    such edges went native without a look.
+    a faster route that was kept, and by it a few before; ``native_exact``, ``native_sized``, a
+    native call; ``over``, message passing's last calls over some edges, by the id of these. With
+    gradients off and on: ``native_once``, ``summed_once``, of calls over edges that had not been
+    seen before, the last that was native, and the last that summed its list of edges; ``unread``,
+    how many calls over such edges went native without a look.
 
     ``last``: the graph of the last call that was looked at, how many calls it had had by then, and
     whether none of the layer's was native; ``expected``: how many calls the last such graph before
@@ -279,8 +293,13 @@ def fast_path(layer: Any, adapter: Any, native: Callable, args: tuple, kwargs: d
     # `mode_of`, without its call
     mode = _grad() + 2 * (layer.training is True)  # type: ignore[union-attr]  # no None here
     exact = memory.exact[mode]
-    if exact is not None and exact.epoch == config.epoch:
-        indices = args[1:] if exact.plain else index_tensors(args, kwargs)
+    indices: Any
+    found: Any = None
+    while exact is not None and exact.epoch == config.epoch:
+        if exact.plain:
+            indices = args[1:]
+        else:
+            indices = found = index_tensors(args, kwargs) if found is None else found
         if (indices and exact.structure[-1]() is indices[-1]
             and all_unmoved(exact.structure, indices)):
             held = exact.graph()
@@ -292,6 +311,7 @@ def fast_path(layer: Any, adapter: Any, native: Callable, args: tuple, kwargs: d
                 if bound is not None and bound.valid():
                     return bound(args[0], held)
                 return exact.repeat(layer, adapter, args, kwargs, held)
+        exact = exact.older
     if _tracing() is not None:  # a tracer would write the comparisons down
         return MISSED
     streak = memory.streak

@@ -67,6 +67,10 @@ class Cut:
                          {relation: edges}, {relation: self.edges.rows}, {}, {})
         self.part.data = {relation: SimpleNamespace(edge_index=edges)}
 
+    def take(self, kind: str | None) -> Take | None:
+        """The rows that this process takes of a type of nodes, or of "edges"; None for None."""
+        return None if kind is None else self.edges if kind == "edges" else self.nodes[kind]
+
     def gives_all_some(self) -> bool:
         """Whether each process has nodes of each type, and edges."""
         return all(self.edge_counts) and all(all(take.counts) for take in self.nodes.values())

@@ -9,7 +9,6 @@ and metrics see what they see in one process.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -19,10 +18,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gnnaccel.adapters import guards
-from gnnaccel.adapters.pyg.distributed import layers
+from gnnaccel.adapters.pyg.distributed import arguments
+from gnnaccel.adapters.pyg.distributed.arguments import Arguments
 from gnnaccel.dispatch.distributed import state
-from gnnaccel.dispatch.distributed.ranges import Cut, Take
+from gnnaccel.dispatch.distributed.draws import Draws
+from gnnaccel.dispatch.distributed.ranges import Cut
 from gnnaccel.dispatch.distributed.replicas import enter, leave
 from gnnaccel.dispatch.distributed.session import Session
 from gnnaccel.dispatch.graph.tensor_ref import TensorMap
@@ -31,13 +31,11 @@ from gnnaccel.errors import PartitionError
 
 
 class _Plan(NamedTuple):
-    """A call that is divided: over which session, and which rows of each argument are taken, by the
-    argument's name (and place, where it is a pair)."""
+    """A call that is divided, and over which session."""
 
     session: Session
     cut: Cut
-    bound: Any
-    takes: dict[tuple[str, int | None], Any]
+    given: Arguments
 
 
 class Divider:
@@ -65,12 +63,13 @@ class Divider:
         weights = {key: weight for key, weight in layer.named_parameters()
                    if weight.requires_grad and torch.is_grad_enabled()}
         shared = self._arguments(found, weights)
-        x = found.bound.arguments["x"]
-        device = (x if isinstance(x, Tensor) else x[0]).device
-        with (self._own_cache(layer, found.session), _active(found.session),
-              _own_numbers(device, self.rank, layer.training)):
-            out = torch.func.functional_call(layer, shared, found.bound.args[1:],
-                                             found.bound.kwargs)
+        draws = Draws(found.given.device) if layer.training else None
+        bound = found.given.bound
+        with (arguments.caches(layer, self._kept(layer, found.session)), _active(found.session),
+              draws.within(self.rank) if draws is not None else contextlib.nullcontext()):
+            out = torch.func.functional_call(layer, shared, bound.args[1:], bound.kwargs)
+        if draws is not None:
+            draws.end()
         own = found.cut.nodes[found.cut.target]
         if not isinstance(out, Tensor) or len(out) != own.counts[self.rank]:
             raise PartitionError(f"{name} gave {_looks(out)}; divided over processes it has to "
@@ -79,34 +78,14 @@ class Divider:
         return leave(out, own.rows, own.counts, self.group, weakref.ref(layer))
 
     def _plan(self, layer: Any, args: tuple, kwargs: dict) -> _Plan | Reason:
-        why = undividable(layer)
-        if why is not None:
-            return why
-        bound = layers.signature(type(layer).forward).bind(layer, *args, **kwargs)
-        given = bound.arguments
-        edge_index, x = given.get("edge_index"), given.get("x")
-        if (type(edge_index) is not Tensor or edge_index.dtype != torch.long
-                or edge_index.dim() != 2 or len(edge_index) != 2
-                or edge_index.layout is not torch.strided):
-            return reason("GA704", "edge_index is no plain tensor [2, E] of int64")
-        edges = edge_index.shape[1]
-        if edges < self.least:
-            return reason("GA704", f"its graphs have less than {self.least} edges",
-                          "--partition=EDGES sets another limit")
-        if given.get("return_attention_weights") is not None:
-            return reason("GA704", "return_attention_weights asks for rows of edges")
-        sizes, why = _sizes(layer, x, edges)
-        if why is not None:
-            return why
-        session, cut = self._cut(edge_index, sizes, isinstance(x, Tensor))
+        given = arguments.read(layer, args, kwargs, self.least)
+        if isinstance(given, Reason):
+            return given
+        session, cut = self._cut(given.edge_index, given.sizes, given.one)
         if cut is None:
             return reason("GA704", "its graph has edges of nodes that do not exist, or too few "
                           "nodes or edges to give each process some")
-        takes = _takes(given, sizes, edges, cut)
-        if takes is None:
-            return reason("GA704", "an argument besides x could be rows of sources or of "
-                          "destinations")
-        return _Plan(session, cut, bound, takes)
+        return _Plan(session, cut, given)
 
     def _cut(self, edge_index: Tensor, sizes: tuple[int, int], one: bool) -> tuple[Any, Any]:
         """(session, cut) of a graph; (None, None) where it cannot be divided. Collective when the
@@ -130,21 +109,21 @@ class Divider:
     def _arguments(self, plan: _Plan, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         """Puts the own rows in place of the arguments; the weights, by name, as the call is to use
         them."""
-        given = plan.bound.arguments
+        given = plan.given
         tensors, takes, places = [], [], []
-        for (name, at), take in plan.takes.items():
-            value = given[name] if at is None else given[name][at]
+        for place, kind in given.kinds.items():
+            value, take = given.value(place), plan.cut.take(kind)
             if value.requires_grad and torch.is_grad_enabled():
                 tensors.append(value)
                 takes.append(take)
-                places.append((name, at))
+                places.append(place)
             elif take is not None:
-                _put(given, name, at, self._rows_of(value, take))
+                given.put(place, self._rows_of(value, take))
         found = enter([*tensors, *weights.values()], [*takes, *[None] * len(weights)],
-                      self.group, weakref.ref(given["self"]))
-        for (name, at), value in zip(places, found):
-            _put(given, name, at, value)
-        given["edge_index"] = next(iter(plan.session.part.edges.values()))
+                      self.group, weakref.ref(given.bound.arguments["self"]))
+        for place, value in zip(places, found):
+            given.put(place, value)
+        given.bound.arguments["edge_index"] = next(iter(plan.session.part.edges.values()))
         return dict(zip(weights, found[len(places):]))
 
     def _rows_of(self, value: Tensor, take: Any) -> Tensor:
@@ -161,7 +140,7 @@ class Divider:
 
     def _compare(self, layer: Any, plan: _Plan) -> None:
         """At a layer's first call: whether all processes hold the same features."""
-        x = plan.bound.arguments["x"]
+        x = plan.given.bound.arguments["x"]
         x = x if isinstance(x, Tensor) else x[0]
         if layer not in self._compared and not x.requires_grad:
             same(self.group, f"features for {type(layer).__name__}", float(x.double().sum()))
@@ -176,95 +155,12 @@ class Divider:
                     for weight in group["params"] if weight.grad is not None]
             same(self.group, f"{len(sums)} weights", float(sum(sums)))
 
-    @contextlib.contextmanager
-    def _own_cache(self, layer: Any, session: Session) -> Iterator[None]:
-        """A block in which what ``cached=True`` keeps is that of the divided calls."""
-        own = layer.__dict__
-        names = [name for name in own if name.startswith("_cached")]
-        held = {name: own[name] for name in names}
+    def _kept(self, layer: Any, session: Session) -> dict[str, Any]:
+        """What ``cached=True`` keeps of the divided calls over a session."""
         known = self._caches.get(layer)
-        kept = known[1] if known is not None and known[0]() is session else {}
-        own.update({name: kept.get(name) for name in names})
-        try:
-            yield
-        finally:
-            if names:
-                self._caches[layer] = weakref.ref(session), {name: own[name] for name in names}
-                own.update(held)
-
-
-def undividable(layer: Any) -> Reason | None:
-    """Why a layer runs whole, whatever it is called with."""
-    why = guards.context_reason() or layers.refusal(layer)
-    if why is not None:
-        return why
-    base = next(cls for cls in type(layer).__mro__ if cls.__module__.startswith("torch_geometric."))
-    if base.__name__ not in layers.COMPARED or not layers.forward_is_hosts(layer):
-        return reason("GA704", "its forward is the script's own, which may look at all nodes")
-    if guards.has_hooks(layer) or guards.lazy_reason(*layer.modules()) is not None:
-        return reason("GA704", "it has hooks, or parameters that are not initialised yet")
-    if base.__name__ == "SuperGATConv" and layer.training:
-        return reason("GA704", "its loss draws pairs of all nodes")
-    for module in layer.modules():
-        if module is layer:
-            continue
-        why = layers.whole_graph(module)
-        if why is not None:
-            return why
-        if isinstance(module, torch.nn.modules.batchnorm._BatchNorm) and (
-                module.training or module.running_mean is None):
-            return reason("GA704", "batch normalisation inside it takes statistics of all nodes")
-    return None
-
-
-def _sizes(layer: Any, x: Any, edges: int) -> tuple[tuple[int, int], Reason | None]:
-    """The numbers of sources and destinations, or why they are not clear."""
-    pair = x if isinstance(x, (tuple, list)) else (x, x)
-    if len(pair) != 2 or not all(type(one) in (Tensor, torch.nn.Parameter) and one.dim()
-                                 for one in pair):
-        return (0, 0), reason("GA704", "x is no tensor, and no pair of tensors, with a row a node")
-    if any(layer.node_dim % one.dim() for one in pair if one.is_floating_point() and one.dim() > 1):
-        return (0, 0), reason("GA704", "its nodes are not the first dimension of x")
-    if pair is x and getattr(layer, "add_self_loops", False):
-        return (0, 0), reason("GA704", "it adds self loops between a pair's nodes")
-    sizes = len(pair[0]), len(pair[1])
-    if edges in sizes:
-        return sizes, reason("GA704", "the graph has as many edges as nodes, so arguments could be "
-                             "rows of either")
-    return sizes, None
-
-
-def _takes(given: Any, sizes: tuple[int, int], edges: int, cut: Cut
-           ) -> dict[tuple[str, int | None], Any] | None:
-    """Which rows of each tensor among the arguments are taken, None being the whole; or None, where
-    that is not clear."""
-    def of(value: Tensor, kind: str) -> Take | None:
-        rows = len(value) if value.dim() else -1
-        return (cut.edges if rows == edges else
-                cut.nodes[kind] if rows == sizes[kind == cut.target] else None)
-
-    found: dict[tuple[str, int | None], Any] = {}
-    for name, value in given.items():
-        if name in ("self", "edge_index", "size"):
-            continue
-        if isinstance(value, Tensor):
-            found[name, None] = of(value, cut.target)
-            if cut.source != cut.target and value.dim() and len(value) in sizes:
-                return None
-        elif isinstance(value, (tuple, list)):
-            for at, one in enumerate(value[:2]):
-                if isinstance(one, Tensor):
-                    found[name, at] = of(one, (cut.source, cut.target)[at])
-    return found
-
-
-def _put(given: Any, name: str, at: int | None, value: Tensor) -> None:
-    if at is None:
-        given[name] = value
-    else:
-        pair = list(given[name])
-        pair[at] = value
-        given[name] = tuple(pair)
+        if known is None or known[0]() is not session:
+            known = self._caches[layer] = weakref.ref(session), {}
+        return known[1]
 
 
 @contextlib.contextmanager
@@ -274,31 +170,6 @@ def _active(session: Session) -> Iterator[None]:
         yield
     finally:
         state.current = None
-
-
-@contextlib.contextmanager
-def _own_numbers(device: torch.device, rank: int, wanted: bool) -> Iterator[None]:
-    """A block in which each process draws random numbers of its own, which follow from the state of
-    the generators before it; after it the generators are alike in all processes again."""
-    if not wanted:
-        yield
-        return
-    generators = [torch.default_generator]
-    if device.type == "cuda":
-        generators.append(torch.cuda.default_generators[device.index])
-    before = [generator.get_state() for generator in generators]
-    for generator, known in zip(generators, before):
-        digest = hashlib.blake2b(known.numpy().tobytes(), digest_size=7).digest()
-        generator.manual_seed(int.from_bytes(digest, "little") + rank)
-    seeded = [generator.get_state() for generator in generators]
-    try:
-        yield
-    finally:
-        for generator, known, start in zip(generators, before, seeded):
-            drawn = not torch.equal(generator.get_state(), start)
-            generator.set_state(known)
-            if drawn:  # so that the next layer draws others
-                torch.rand(1, generator=generator, dtype=torch.float32, device=generator.device)
 
 
 def _checksum(edge_index: Tensor) -> int:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from gnnaccel.cuda import (additive, aggregate, edge_list, edge_softmax, extremum, gated, gated_sum,
-                           int8_gemm, multi_reduce, multi_reduce_backward, pairwise, quantize,
-                           rectified, sddmm, segment_backward, segment_direct, segment_gemm,
-                           segment_gemm_grad, softmax_sum)
+                           host_rows, int8_gemm, multi_reduce, multi_reduce_backward, pairwise,
+                           quantize, rectified, sddmm, segment_backward, segment_direct,
+                           segment_gemm, segment_gemm_grad, softmax_sum)
 from gnnaccel.cuda.layout import TYPES, layout_for
 from gnnaccel.cuda.segment_plan import grad_plan, product_plan
 
@@ -250,6 +250,7 @@ _SAMPLES = {
         (602, 256, torch.bfloat16), (128, 128, torch.int8), (5, 41, torch.int8))],
     "gather": lambda: _rows(("OFF_T", "int"), ("DROPOUT", "0")),
     "dropout": lambda: [layout_for(3, 1).defines() + (("OFF_T", "i64"), ("DROPOUT", "1"))],
+    "host_rows": lambda: [host_rows.kernels(size).defines for size in host_rows.WORDS],
     "pairs": lambda: [()],
     "row_order": lambda: [(("OFF_T", offset),) for offset in ("int", "i64")],
     "row_split": lambda: [(("OFF_T", offset),) for offset in ("int", "i64")],

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from gnnaccel.cuda import (adam, blend_grad, column_sum, driver, dropout, edge_list, gather,
-                           head_dot, int8_gemm, join, pairs, quantize, segment_backward,
-                           segment_gemm, segment_gemm_grad, tile_ptr)
+                           head_dot, host_rows, int8_gemm, join, pairs, quantize,
+                           segment_backward, segment_gemm, segment_gemm_grad, tile_ptr)
 from gnnaccel.cuda.segment_plan import Segments
 from gnnaccel.dispatch.graph.view import GraphView
 from gnnaccel.dispatch.ir import attention_programs, patterns
@@ -116,6 +116,19 @@ def _head_dot(case: Case) -> Iterator[tuple[str, float]]:
 def _column_sum(case: Case) -> Iterator[tuple[str, float]]:
     x = case.normal(777, 40)
     yield "column_sum", error(column_sum.column_sum(x), x.double().sum(0))
+
+
+def _host_rows(case: Case) -> Iterator[tuple[str, float]]:
+    x = case.normal(90, 12)
+    far, back = (t.pin_memory() if x.is_cuda else t for t in (x.cpu(), torch.zeros(90, 12)))
+    ids = torch.randperm(90, generator=torch.Generator().manual_seed(1))
+    close = torch.empty_like(x)
+    host_rows.fetch(far, ids.int().to(x.device), close)
+    wrong = error(close, x[ids.to(x.device)].double())
+    host_rows.put(close, ids.int().to(x.device), back)
+    if x.is_cuda:
+        torch.cuda.synchronize()
+    yield "host_rows", max(wrong, error(back, far.double()))
 
 
 def _adam(case: Case) -> Iterator[tuple[str, float]]:
@@ -341,7 +354,7 @@ def _joins(case: Case) -> bool:
 CHECKS: tuple[tuple[tuple[str, ...], Check], ...] = (
     (("structure", "row_split", "row_order"), _structure), (("pairs",), _pairs),
     (("gather",), _gather), (("dropout",), _dropout), (("head_dot",), _head_dot),
-    (("column_sum",), _column_sum), (("adam",), _adam),
+    (("column_sum",), _column_sum), (("adam",), _adam), (("host_rows",), _host_rows),
     (("additive", "additive_backward", "additive_pmf"), _additive),
     (("pairwise", "pairwise_backward"), _pairwise),
     (("aggregate", "extremum", "sddmm", "edge_softmax"), _operations),

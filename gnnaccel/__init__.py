@@ -18,6 +18,7 @@ from gnnaccel._version import __version__
 if TYPE_CHECKING:  # for editors and type checkers, which cannot see through __getattr__
     from gnnaccel import distributed as distributed
     from gnnaccel import errors as errors
+    from gnnaccel.adapters.pyg.offload.running import offload as offload
     from gnnaccel.adapters.standins import standins as standins
     from gnnaccel.dispatch.graph import cache as cache
     from gnnaccel.dispatch.observe.counters import reset_stats as reset_stats
@@ -73,6 +74,7 @@ _HOMES: dict[str, tuple[str, str | None]] = {
     "cache": ("gnnaccel.dispatch.graph.cache", None),
     "autotune": ("gnnaccel.profile.autotune", "autotune"),
     "distributed": ("gnnaccel.distributed", None),
+    "offload": ("gnnaccel.adapters.pyg.offload.running", "offload"),
     "errors": ("gnnaccel.errors", None),
     "standins": ("gnnaccel.adapters.standins", "standins"),
     "load_ipython_extension": ("gnnaccel.magics", "load_ipython_extension"),

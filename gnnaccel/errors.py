@@ -38,3 +38,8 @@ class PartitionError(GnnaccelError, ValueError):
     """A partitioned graph, or a call over one, is not what it has to be: a folder that is
     half-written or was changed, a part on the wrong rank, features of another length, a layer that
     needs all nodes at once. The message says what was seen, what is needed and what to do."""
+
+
+class OffloadError(GnnaccelError, RuntimeError):
+    """A call over rows in the host's memory cannot run in bands on the GPU. The message names the
+    layer or the operation, and says what to do."""

@@ -52,9 +52,7 @@ class Session:
         known = self._last.get(kind)
         if (known is not None and known[0].unwritten(x) and known[1].requires_grad == wanted):
             return known[1]
-        self._compare(kind, x, name, who)
-        found = halo_rows(x, self.links[kind],
-                          who if layer is None else weakref.ref(layer))
+        found = self._extended(kind, x, name, who, layer)
         if not (x.is_inference() or found.is_inference()):
             last = self._last
 
@@ -64,6 +62,10 @@ class Session:
 
             last[kind] = TensorRef(x, forget), found
         return found
+
+    def _extended(self, kind: str, x: Tensor, name: str, who: str, layer: Any) -> Tensor:
+        self._compare(kind, x, name, who)
+        return halo_rows(x, self.links[kind], who if layer is None else weakref.ref(layer))
 
     def check_edges(self, edge_index: Tensor, source: str, target: str) -> None:
         """PartitionError where edges are not numbered as this part's. Each tensor is looked at

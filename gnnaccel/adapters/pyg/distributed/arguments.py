@@ -3,6 +3,7 @@ arguments have a row for each node or edge."""
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -41,6 +42,11 @@ class Arguments(NamedTuple):
     def device(self) -> torch.device:
         x = self.bound.arguments["x"]
         return (x if isinstance(x, Tensor) else x[0]).device
+
+    def copy(self) -> Arguments:
+        """The same, of which arguments can be replaced by themselves."""
+        bound = inspect.BoundArguments(self.bound.signature, dict(self.bound.arguments))
+        return self._replace(bound=bound)
 
     def value(self, place: Place) -> Tensor:
         name, at = place

@@ -53,7 +53,8 @@ def install(patches: PatchSet) -> None:
     from torch_geometric.nn import LayerNorm, MessagePassing
     from torch_geometric.nn.aggr import Aggregation
 
-    active = "While a part is active (`gnnaccel.distributed.use` or `init`)."
+    active = ("While a part is active (`gnnaccel.distributed.use` or `init`), or within "
+              "`gnnaccel.offload`.")
     refuses = "Refuses what would need all nodes of the graph, of which a part has some."
     patches.set(MessagePassing, "__call__", _over_parts(MessagePassing.__call__),
                 "Gets the rows of other parts' nodes before the layer gathers them.", active=active)

@@ -1,0 +1,1 @@
+"""PyG's layers over rows that stay in the host's memory: `gnnaccel.offload`."""

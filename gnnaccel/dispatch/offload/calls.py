@@ -1,0 +1,178 @@
+"""A function's call over rows of the host, band by band.
+
+Where a layer gathers what all bands have to compute first, such as rows after a linear map, the
+bands run up to there, and the rows are collected in the host's memory; then they run again, up to
+the next such place or the end. Backward runs each of these stages again, the last one first.
+"""
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+from gnnaccel.dispatch.distributed.draws import Draws
+from gnnaccel.dispatch.offload import gradients, pipeline
+from gnnaccel.dispatch.offload.memory import Memory
+from gnnaccel.dispatch.offload.plan import Band, Bands
+from gnnaccel.dispatch.offload.session import BandSession, Key, Reached
+from gnnaccel.errors import OffloadError
+
+#: where rows that were asked for are: among the inputs, or collected in the host's memory
+Answers: TypeAlias = "dict[Key, int | Tensor]"
+
+
+class Function(Protocol):
+    """What is run over each band: from the band's rows of each input and from all else it is
+    differentiated by, both on the device, to a row for each own destination. ``session``: None
+    where bands have no edges."""
+
+    def __call__(self, session: BandSession | None, inputs: list[Tensor],
+                 whole: list[Tensor]) -> Tensor: ...
+
+
+class Held(NamedTuple):
+    """What has come for a band. ``extended``: rows [own + halo, ...] by key; ``share``: rows of the
+    gradient, in backward."""
+
+    inputs: list[Tensor]
+    edges: Tensor | None
+    extended: dict[Key, Tensor]
+    share: Tensor | None
+
+    def tensors(self) -> Iterator[Tensor]:
+        yield from self.inputs
+        yield from self.extended.values()
+        yield from (t for t in (self.edges, self.share) if t is not None)
+
+
+class Result(NamedTuple):
+    """What a band came to: rows for ``key``, or for the call (None)."""
+
+    key: Key | None
+    rows: Tensor
+
+    def tensors(self) -> list[Tensor]:
+        return [self.rows]
+
+
+class Call:
+    """One call of ``function``. ``kinds``: of which type of nodes each input has rows, or "edges";
+    ``draws``: where it may draw random numbers; ``known``: which input the rows of a key are, as an
+    earlier call found out; brought up to date; ``name``: for messages."""
+
+    def __init__(self, function: Function, bands: Bands, kinds: list[str], memory: Memory,
+                 name: str, draws: Draws | None = None, known: dict[Key, int] | None = None):
+        self._function, self.bands, self.kinds = function, bands, kinds
+        self.memory, self._draws, self._name = memory, draws, name
+        self._known = {} if known is None else known
+        self.answers: Answers = dict(self._known)
+
+    def __call__(self, inputs: list[Tensor], whole: list[Tensor]) -> Tensor:
+        """The results, in the host's memory; differentiable, once. ``inputs``: contiguous, on the
+        host."""
+        if torch.is_grad_enabled() and any(t.requires_grad for t in (*inputs, *whole)):
+            return gradients.in_bands(self, inputs, whole)
+        return self.forward(inputs, whole)
+
+    def forward(self, inputs: list[Tensor], whole: list[Tensor]) -> Tensor:
+        with torch.no_grad():
+            whole = [t.to(self.memory.device) for t in whole]
+            while True:
+                key, rows = self._stage(inputs, whole)
+                if key is None:
+                    break
+                self.answers[key] = rows
+        self._known.clear()
+        self._known.update({key: at for key, at in self.answers.items() if isinstance(at, int)})
+        if self._draws is not None:
+            self._draws.end()
+        return rows
+
+    def _stage(self, inputs: list[Tensor], whole: list[Tensor]) -> tuple[Key | None, Tensor]:
+        """Runs all bands up to the first rows that are missing, or to the end; which these are, and
+        all of them."""
+        found: list[Result] = []
+
+        def store(band: Band, result: Result) -> None:
+            key, rows = result
+            kind = self.bands.target if key is None else self.bands.source
+            if not found:
+                shape = self.bands.sizes[kind], *rows.shape[1:]
+                found.append(Result(key, self.memory.empty(shape, rows.dtype)))
+            if key != found[0].key or rows.shape[1:] != found[0].rows.shape[1:]:
+                raise OffloadError(f"{self._name} took another way over one band of the graph than "
+                                   "over another, so that it cannot run in bands")
+            self.memory.put(rows, band.own[kind], found[0].rows)
+
+        pipeline.run(self.memory.device, self.bands.bands,
+                     lambda band: self.load(band, inputs, self.answers),
+                     lambda band, held: self.run(band, held, inputs, held.inputs, whole)[0],
+                     store, lambda held: held.tensors())
+        return found[0]
+
+    def load(self, band: Band, inputs: list[Tensor], answers: Answers,
+             gradient: Tensor | None = None, kind: str = "") -> Held:
+        """The band's rows of the inputs, of ``answers``, and of the gradient of rows of a kind."""
+        memory, rows, extended = self.memory, [], {}
+        for at, (far, own) in enumerate(zip(inputs, self.kinds)):
+            keys = [key for key, answer in answers.items() if answer is at]
+            close = memory.fetch(far.detach(), band.rows(own), *([band.halo] if keys else ()))
+            extended.update(dict.fromkeys(keys, close))
+            rows.append(close[:band.count(own)] if keys else close)
+        for key, answer in answers.items():
+            if isinstance(answer, Tensor):
+                extended[key] = self._extended(band, answer)
+        share = None if gradient is None else memory.fetch(gradient, band.own[kind])
+        return Held(rows, self.bands.edges(band, memory), extended, share)
+
+    def run(self, band: Band, held: Held, far: list[Tensor], inputs: list[Tensor],
+            whole: list[Tensor], goal: Key | None = None) -> tuple[Result, BandSession | None]:
+        """The band's result: of the call, or of the rows that are missing, or of ``goal``. ``far``:
+        the inputs on the host; ``inputs``: the band's."""
+        def halo(key: Key, x: Tensor) -> Tensor | None:
+            if key == goal or not self._answered(key, x, inputs):
+                return None
+            if key in held.extended:
+                return held.extended[key]
+            answer = self.answers[key]
+            return self._extended(band, far[answer].detach() if isinstance(answer, int) else answer)
+
+        session = (None if held.edges is None
+                   else BandSession(self.bands, band, held.edges, halo))
+        with (self._draws.within(band.number) if self._draws is not None
+              else contextlib.nullcontext()):
+            try:
+                result = Result(None, self._function(session, inputs, whole))
+            except Reached as reached:
+                result = Result(reached.key, reached.rows)
+        self._check(band, result)
+        return result, session
+
+    def _answered(self, key: Key, x: Tensor, inputs: list[Tensor]) -> bool:
+        """Whether rows that are asked for are there: those of an input are."""
+        answer = self.answers.get(key)
+        if isinstance(answer, Tensor) or (answer is not None and inputs[answer] is x):
+            return True
+        found = next((at for at, (t, kind) in enumerate(zip(inputs, self.kinds))
+                      if t is x and kind == self.bands.source), None)
+        if found is None:
+            self.answers.pop(key, None)
+            return False
+        self.answers[key] = found
+        return True
+
+    def _extended(self, band: Band, far: Tensor) -> Tensor:
+        """[own + halo, ...]: the halo's rows, behind room for the own."""
+        return self.memory.fetch(far, band.halo, free=band.count(self.bands.source))
+
+    def _check(self, band: Band, result: Result) -> None:
+        rows = result.rows
+        own = band.count(self.bands.target if result.key is None else self.bands.source)
+        if not isinstance(rows, Tensor) or not rows.dim() or len(rows) != own:
+            what = (f"a tensor {list(rows.shape)}" if isinstance(rows, Tensor)
+                    else f"a {type(rows).__name__}")
+            raise OffloadError(f"{self._name} gave {what} over a band of {own} rows; to run in "
+                               "bands it has to give a tensor with as many")

@@ -1,0 +1,120 @@
+"""Backward of a call in bands: each stage runs again, with gradients, the last one first."""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from gnnaccel.dispatch.offload import pipeline
+from gnnaccel.dispatch.offload.memory import Where
+from gnnaccel.dispatch.offload.plan import Band
+from gnnaccel.dispatch.offload.session import BandSession, Key
+
+if TYPE_CHECKING:
+    from gnnaccel.dispatch.offload.calls import Answers, Call, Held
+
+
+def in_bands(call: Call, inputs: list[Tensor], whole: list[Tensor]) -> Tensor:
+    """``call.forward``, differentiable once. Nothing is kept of it but what it was given, and the
+    rows that were collected between stages."""
+    return _InBands.apply(call, len(inputs), *inputs, *whole)
+
+
+class _InBands(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, call: Call, inputs: int, *tensors: Tensor) -> Tensor:
+        ctx.call, ctx.inputs = call, inputs
+        device = call.memory.device.type
+        ctx.autocast = (device, torch.get_autocast_dtype(device),
+                        torch.is_autocast_enabled(device))
+        ctx.save_for_backward(*tensors)
+        return call.forward(list(tensors[:inputs]), list(tensors[inputs:]))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        tensors, needs = list(ctx.saved_tensors), list(ctx.needs_input_grad[2:])
+        backward = _Backward(ctx.call, tensors[:ctx.inputs], tensors[ctx.inputs:], needs,
+                             ctx.autocast)
+        return None, None, *backward.run(grad.contiguous())
+
+
+class _Backward:
+    """The gradients of one call, added up band by band. ``needs``: which of ``inputs`` and
+    ``whole`` they are wanted of."""
+
+    def __init__(self, call: Call, inputs: list[Tensor], whole: list[Tensor], needs: list[bool],
+                 autocast: tuple[str, torch.dtype, bool]):
+        self._call, self._memory, self._autocast = call, call.memory, autocast
+        self._inputs, self._far_whole, self._needs = inputs, whole, needs
+        self._whole = [t.detach().to(self._memory.device) for t in whole]
+        self._sums: dict[Key | int, Tensor] = {}  # in the host's memory
+        self._shares: list[Tensor | None] = [None] * len(whole)
+
+    def run(self, grad: Tensor) -> list[Tensor | None]:
+        """The gradients, each where its tensor is; None where nothing reaches it."""
+        answers = self._call.answers
+        stages = [key for key, answer in answers.items() if isinstance(answer, Tensor)]
+        self._stage(None, grad, answers)
+        while stages:
+            goal = stages.pop()
+            gradient = self._sums.pop(goal, None)
+            if gradient is not None:
+                self._stage(goal, gradient, {key: answer for key, answer in answers.items()
+                                             if key in stages or isinstance(answer, int)})
+        return [*(self._sums.get(at) for at in range(len(self._inputs))),
+                *(None if share is None else share.to(far.device)
+                  for share, far in zip(self._shares, self._far_whole))]
+
+    def _stage(self, goal: Key | None, gradient: Tensor, answers: Answers) -> None:
+        """Runs all bands up to ``goal``, whose gradient it is, and back."""
+        call = self._call
+        kind = call.bands.target if goal is None else call.bands.source
+        pipeline.run(self._memory.device, call.bands.bands,
+                     lambda band: call.load(band, self._inputs, answers, gradient, kind),
+                     lambda band, held: self._pull(band, held, goal), lambda band, result: None,
+                     lambda held: () if held is None else held.tensors())
+
+    def _pull(self, band: Band, held: Held, goal: Key | None) -> None:
+        """Adds a band's gradients up."""
+        inputs = [t.detach().requires_grad_(need) for t, need in zip(held.inputs, self._needs)]
+        whole = [t.detach().requires_grad_(need)
+                 for t, need in zip(self._whole, self._needs[len(inputs):])]
+        with torch.enable_grad(), torch.autocast(*self._autocast):
+            result, session = self._call.run(band, held, self._inputs, inputs, whole, goal)
+        if not result.rows.requires_grad:
+            return
+        wanted = self._wanted(band, inputs, whole, session)
+        found = torch.autograd.grad(result.rows, [leaf for _, _, leaf in wanted], held.share,
+                                    allow_unused=True)
+        for (at, where, leaf), grad in zip(wanted, found):
+            if grad is None:
+                continue
+            if where is not None:
+                self._memory.add(grad, where, self._sum(at, leaf))
+            else:
+                known = self._shares[at]
+                self._shares[at] = grad if known is None else known + grad
+
+    def _wanted(self, band: Band, inputs: list[Tensor], whole: list[Tensor],
+                session: BandSession | None) -> list[tuple[Any, Where | None, Tensor]]:
+        """What gradients are asked of: (to which sum they are added, at which rows, the tensor);
+        of ``whole``, its place and None."""
+        found: list[tuple[Any, Where | None, Tensor]] = [
+            (at, band.rows(kind), leaf)
+            for at, (kind, leaf) in enumerate(zip(self._call.kinds, inputs)) if leaf.requires_grad]
+        for key, leaf in ({} if session is None else session.leaves).items():
+            answer = self._call.answers[key]
+            found.append((answer if isinstance(answer, int) else key, band.halo, leaf))
+        found += [(at, None, leaf) for at, leaf in enumerate(whole) if leaf.requires_grad]
+        return found
+
+    def _sum(self, at: Key | int, leaf: Tensor) -> Tensor:
+        """All rows' gradients of an input, or of rows that were asked for."""
+        if at not in self._sums:
+            bands = self._call.bands
+            rows = len(self._inputs[at]) if isinstance(at, int) else bands.sizes[bands.source]
+            self._sums[at] = self._memory.zeros((rows, *leaf.shape[1:]), leaf.dtype)
+        return self._sums[at]

@@ -1,0 +1,88 @@
+"""Rows of the host's memory as a device fetches, writes and adds to them."""
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from gnnaccel.cuda import driver, host_rows
+
+#: which rows: a range, or numbers, int32 on the host, none twice where rows are written
+Where: TypeAlias = "slice | Tensor"
+
+
+def count(where: Where) -> int:
+    """How many rows that are."""
+    return where.stop - where.start if isinstance(where, slice) else len(where)
+
+
+class Memory:
+    """The host's memory, seen from ``device``. ``fetched``, ``stored``: bytes that were moved to it
+    and back.
+
+    Where the device is a GPU, all it does is work of the current stream, and rows by number are
+    copied by the GPU itself where they are pinned (`cuda.host_rows`), else collected by the host.
+    """
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self.fetched = self.stored = 0
+        self._on_gpu = device.type == "cuda"
+
+    def empty(self, shape: Any, dtype: torch.dtype) -> Tensor:
+        """Memory of the host, pinned where the device is a GPU."""
+        return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=self._on_gpu)
+
+    def zeros(self, shape: Any, dtype: torch.dtype) -> Tensor:
+        return self.empty(shape, dtype).zero_()
+
+    def keep(self, t: Tensor) -> Tensor:
+        """``t``, wherever it is, in memory of the host."""
+        return self.empty(t.shape, t.dtype).copy_(t)
+
+    def whole(self, far: Tensor) -> Tensor:
+        """All of a tensor of the host, on the device."""
+        self.fetched += far.numel() * far.element_size()
+        return far.to(self.device, non_blocking=True, copy=True)
+
+    def fetch(self, far: Tensor, *wheres: Where, free: int = 0) -> Tensor:
+        """The rows at ``wheres``, one behind the other, behind ``free`` rows of anything."""
+        close = torch.empty((free + sum(map(count, wheres)), *far.shape[1:]), dtype=far.dtype,
+                            device=self.device)
+        at = free
+        for where in wheres:
+            end = at + count(where)
+            self._fetch(far, where, close[at:end])
+            at = end
+        self.fetched += close[free:].numel() * close.element_size()
+        return close
+
+    def _fetch(self, far: Tensor, where: Where, close: Tensor) -> None:
+        if isinstance(where, slice):
+            close.copy_(far[where], non_blocking=True)
+        elif self._by_kernel(far):
+            host_rows.fetch(far, where.to(self.device, non_blocking=True), close)
+        elif self._on_gpu:
+            staged = self.empty(close.shape, far.dtype)
+            close.copy_(torch.index_select(far, 0, where, out=staged), non_blocking=True)
+        else:
+            torch.index_select(far, 0, where, out=close)
+
+    def put(self, close: Tensor, where: Where, far: Tensor) -> None:
+        """Write rows of the device to ``where`` in ``far``."""
+        self.stored += close.numel() * close.element_size()
+        if isinstance(where, slice):
+            far[where].copy_(close, non_blocking=True)
+        elif self._by_kernel(far):
+            host_rows.put(close.contiguous(), where.to(self.device, non_blocking=True), far)
+        else:
+            far.index_copy_(0, where.long(), close.cpu())
+
+    def add(self, close: Tensor, where: Where, far: Tensor) -> None:
+        """Add rows of the device to those at ``where`` in ``far``."""
+        self.put(self.fetch(far, where).add_(close), where, far)
+
+    def _by_kernel(self, far: Tensor) -> bool:
+        return (self._on_gpu and far.is_pinned() and far.is_contiguous()
+                and driver.available()[0])

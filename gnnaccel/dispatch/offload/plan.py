@@ -1,0 +1,166 @@
+"""A graph's bands: ranges of consecutive destinations, the edges that enter them, and the rows of
+other bands that these come from."""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gnnaccel.dispatch.distributed.building import Relation
+from gnnaccel.dispatch.distributed.cutting import chunks
+from gnnaccel.dispatch.distributed.ranges import bounds
+from gnnaccel.dispatch.graph.tensor_ref import TensorMap
+from gnnaccel.dispatch.offload.memory import Memory, Where, count
+from gnnaccel.errors import VALID, GraphError, OffloadError
+
+_CHUNK = 1 << 26  # edges that the device looks at at once
+_MOST = 2**31  # nodes and edges are numbered in 32 bits
+#: the share of a range of rows from which on the whole range is fetched, in one copy
+_DENSE = 0.9
+
+
+class Band(NamedTuple):
+    """A band of a graph, or of rows without one. ``own``: its rows by type of nodes; ``halo``: the
+    sources besides its own; ``edges``: int32 [2, E], sources numbered over [own | halo] and
+    destinations over [own]; ``edge_ids``: int32 [E], ascending. On the host."""
+
+    number: int
+    own: dict[str, slice]
+    halo: Where
+    edges: Tensor | None
+    edge_ids: Where
+
+    def rows(self, kind: str) -> Where:
+        """Where its rows of a type of nodes, or of "edges", are."""
+        return self.edge_ids if kind == "edges" else self.own[kind]
+
+    def count(self, kind: str) -> int:
+        """How many own nodes of a type it has."""
+        return count(self.own[kind])
+
+
+@dataclass
+class Bands:
+    """All bands. ``sizes``: how many rows there are of each type; ``relation``: the types of
+    sources and destinations; ``resident``: int64 [2, E] by band, edges that stay on the device, so
+    that what is derived from them is known again: among that, ``norms``."""
+
+    bands: list[Band]
+    sizes: dict[str, int]
+    relation: Relation
+    resident: dict[int, Tensor] = field(default_factory=dict)
+    norms: TensorMap[dict[Any, Any]] = field(default_factory=TensorMap)
+
+    @property
+    def source(self) -> str:
+        return self.relation[0]
+
+    @property
+    def target(self) -> str:
+        return self.relation[2]
+
+    def edges(self, band: Band, memory: Memory) -> Tensor | None:
+        """A band's edges on the device, int64 [2, E]; None where bands have none."""
+        if band.edges is None:
+            return None
+        found = self.resident.get(band.number)
+        return memory.whole(band.edges).long() if found is None else found
+
+    def keep_edges(self, memory: Memory) -> None:
+        """From now on edges stay on the device."""
+        for band in self.bands:
+            if band.edges is not None:
+                self.resident[band.number] = memory.whole(band.edges).long()
+
+
+def ranges(rows: int, parts: int) -> Bands:
+    """Bands of ``rows`` rows that know no edges."""
+    ends = [rows * at // parts for at in range(parts + 1)]
+    return Bands([Band(at, {"rows": slice(low, high)}, slice(0, 0), None, slice(0, 0))
+                  for at, (low, high) in enumerate(zip(ends, ends[1:])) if low < high or not at],
+                 {"rows": rows}, ("rows", "", "rows"))
+
+
+def cut(edge_index: Tensor, sizes: tuple[int, int], relation: Relation, parts: int,
+        memory: Memory) -> Bands:
+    """At most ``parts`` bands of a graph, with about as many edges each.
+
+    ``edge_index``: int64 [2, E], on any device; it is read in chunks, which the device looks at.
+    ``sizes``: the numbers of sources and destinations; equal types in ``relation`` are the same
+    nodes. GraphError where an edge names a node that does not exist.
+    """
+    if max(*sizes, edge_index.shape[1]) >= _MOST:
+        raise OffloadError(f"a graph of {sizes} nodes and {edge_index.shape[1]} edges has more "
+                           "than its bands can number, 2^31 - 1")
+    source, _, target = relation
+    own = {target: bounds(_degrees(edge_index, sizes, memory.device) + 1, parts)}
+    if source != target:
+        own[source] = [sizes[0] * at // parts for at in range(parts + 1)]
+    found = []
+    for at in range(parts):
+        mine = {kind: slice(*ends[at:at + 2]) for kind, ends in own.items()}
+        if at == 0 or any(map(count, mine.values())):
+            found.append(_band(at, edge_index, sizes[0], mine, relation, memory))
+    return Bands(found, {source: sizes[0], target: sizes[1]}, relation)
+
+
+def _degrees(edge_index: Tensor, sizes: tuple[int, int], device: torch.device) -> Tensor:
+    """How many edges enter each node, int64, on the device."""
+    found = torch.zeros(sizes[1], dtype=torch.long, device=device)
+    for at in chunks(edge_index.shape[1], _CHUNK):
+        part = edge_index[:, at].to(device)
+        low, high = (end.tolist() for end in torch.aminmax(part, dim=1))
+        if min(low) < 0 or high[0] >= sizes[0] or high[1] >= sizes[1]:
+            raise GraphError(f"edge_index names nodes from {min(low)} to {max(high)}; there are "
+                             f"{sizes[0]} sources and {sizes[1]} destinations. {VALID}")
+        found += torch.bincount(part[1], minlength=sizes[1])
+    return found
+
+
+def _band(number: int, edge_index: Tensor, sources: int, own: dict[str, slice],
+          relation: Relation, memory: Memory) -> Band:
+    source, _, target = relation
+    ids, ends = [], []
+    for first, part in _entering(edge_index, own[target], memory.device):
+        ids.append((part[0] + first).int())
+        ends.append(part[1:])
+    starts, stops = torch.cat(ends, 1) if ends else torch.empty(
+        (2, 0), dtype=torch.long, device=memory.device)
+    halo, place = _halo(starts, sources, own[source])
+    edges = torch.stack([place[starts], (stops - own[target].start).int()])
+    return Band(number, own, halo if isinstance(halo, slice) else memory.keep(halo),
+                memory.keep(edges), memory.keep(torch.cat(ids) if ids else starts.int()))
+
+
+def _entering(edge_index: Tensor, own: slice, device: torch.device) -> Iterator[tuple[int, Tensor]]:
+    """By chunk, its first edge's number and, int64 [3, E], the edges that enter ``own``: numbers
+    within the chunk, sources and destinations."""
+    for at in chunks(edge_index.shape[1], _CHUNK):
+        stops = edge_index[1, at].to(device)
+        mine = ((stops >= own.start) & (stops < own.stop)).nonzero().view(-1)
+        if len(mine):
+            yield at.start, torch.stack([mine, edge_index[0, at].to(device)[mine], stops[mine]])
+
+
+def _halo(starts: Tensor, sources: int, own: slice) -> tuple[Where, Tensor]:
+    """The rows besides ``own`` that a band's edges come from, ascending; and each source's place,
+    int32, among [own | halo]. A range, where it has few rows more."""
+    needed = torch.zeros(sources, dtype=torch.bool, device=starts.device)
+    needed[starts] = True
+    needed[own] = False
+    halo = needed.nonzero().view(-1).int()
+    place = torch.empty(sources, dtype=torch.int32, device=starts.device)
+    first = count(own)
+    found: Where = halo
+    if len(halo):
+        low, high = int(halo[0]), int(halo[-1]) + 1
+        if len(halo) >= _DENSE * (high - low):
+            found = slice(low, high)
+            halo = torch.arange(low, high, dtype=torch.int32, device=starts.device)
+        place[halo.long()] = torch.arange(first, first + len(halo), dtype=torch.int32,
+                                          device=starts.device)
+    place[own] = torch.arange(first, dtype=torch.int32, device=starts.device)
+    return found, place

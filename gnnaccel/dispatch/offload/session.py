@@ -1,0 +1,78 @@
+"""A band as a layer sees it: a part of the graph whose halo rows are in the host's memory."""
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from gnnaccel.dispatch.distributed.part import Part, Rows
+from gnnaccel.dispatch.distributed.session import Session
+from gnnaccel.dispatch.offload.memory import count
+from gnnaccel.dispatch.offload.plan import Band, Bands
+from gnnaccel.errors import OffloadError
+
+#: rows that a layer asks of all bands: their name, and how many of that name it asked for before
+Key: TypeAlias = "tuple[str, int]"
+
+
+class Reached(Exception):
+    """A band has computed rows, [own sources, ...], that other bands need before it goes on."""
+
+    def __init__(self, key: Key, rows: Tensor):
+        super().__init__(key)
+        self.key, self.rows = key, rows
+
+
+class BandSession(Session):
+    """One run of a layer over a band. ``halo``: gives the rows [own + halo, ...] that were asked
+    for, of which the first may be of anything, from a key and the own rows; or None, where other
+    bands have to compute them first, and then the run ends by `Reached`. ``leaves``: the halo's
+    rows that gradients are wanted of."""
+
+    def __init__(self, bands: Bands, band: Band, edges: Tensor,
+                 halo: Callable[[Key, Tensor], Tensor | None]):
+        nothing = torch.empty(0, dtype=torch.long)
+        source, _, target = bands.relation
+        rows = {kind: Rows(bands.sizes[kind], nothing.new_empty(1).expand(count(own)), nothing,
+                           nothing, [0], [0]) for kind, own in band.own.items()}
+        rows[source].halo = nothing.new_empty(1).expand(count(band.halo))
+        self._begin(Part(band.number, len(bands.bands), Path("the rows of the host"), "",
+                         source != target, rows, {bands.relation: edges}, {}, {}, {},
+                         _Edges(bands.relation, edges)), None, "fp32")
+        self.norms = bands.norms
+        self._halo, self._asked = halo, Counter[str]()
+        self.leaves: dict[Key, Tensor] = {}
+
+    def check_edges(self, edge_index: Tensor, source: str, target: str) -> None:
+        """Nothing: the plan has made them."""
+
+    def _extended(self, kind: str, x: Tensor, name: str, who: str, layer: Any) -> Tensor:
+        key = name, self._asked[name]
+        self._asked[name] += 1
+        own = len(self.part.rows[kind].own)
+        if x.dim() == 0 or len(x) != own:
+            raise OffloadError(f"{who} gathers {name} of shape {list(x.shape)} over a band of "
+                               f"{own} sources; it needs a row for each")
+        found = self._halo(key, x)
+        if found is None:
+            raise Reached(key, x)
+        if not (torch.is_grad_enabled() and x.requires_grad):
+            if found.data_ptr() != x.data_ptr():
+                found[:own] = x
+            return found
+        self.leaves[key] = found[own:].detach().requires_grad_()
+        return torch.cat([x, self.leaves[key]])
+
+
+class _Edges:
+    """A part's data, as far as layers over parts ask for it."""
+
+    def __init__(self, relation: Any, edges: Tensor):
+        self._relation, self.edge_index = relation, edges
+
+    def __getitem__(self, relation: Any) -> _Edges:
+        return self

@@ -1,0 +1,79 @@
+"""How much memory of the device a band takes, and so how many bands there are."""
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gnnaccel.dispatch.offload.memory import count
+from gnnaccel.dispatch.offload.plan import Bands
+from gnnaccel.dispatch.policy import config
+
+#: the share of the device's free memory that bands may take
+_SHARE = 0.6
+#: bytes of an edge besides its rows: int32 and int64 ends, and a sorted structure
+_EDGE = 56
+_ON_HOST = 1 << 30
+#: the share of a call's room that edges may take to stay on the device, and what one takes then:
+#: int64 ends, a sorted structure, and GCN's normalisation
+_RESIDENT = 0.2
+_STAYS = 64
+
+
+class Widths(NamedTuple):
+    """Bytes of the rows of a call: ``node``: of the inputs, for each node; ``edge``: for each edge;
+    ``widest``: of a row that the layer computes."""
+
+    node: int
+    edge: int
+    widest: int
+
+    @classmethod
+    def of(cls, inputs: list[Tensor], kinds: list[str], weights: Iterable[Tensor]) -> Widths:
+        """The widest row is taken from the inputs and the weights' sizes."""
+        bytes_of = [t.shape[1:].numel() * t.element_size() for t in inputs]
+        node = sum(width for width, kind in zip(bytes_of, kinds) if kind != "edges")
+        sizes = (max(t.shape, default=0) * t.element_size() for t in weights)
+        return cls(node, sum(bytes_of) - node, max(node, *sizes, 1) if weights else node)
+
+    def need(self, own: int, halo: int, edges: int) -> int:
+        """Bytes of one band's work, and of two bands' rows. Where gnnaccel is enabled no row is
+        written for an edge."""
+        rows, messages = own + halo, 0 if config.current() is not None else 2 * self.widest
+        return (2 * (rows * self.node + edges * (self.edge + 12)) + 2 * rows * self.widest
+                + own * self.widest + edges * (_EDGE + self.edge + messages))
+
+    def of_bands(self, bands: Bands) -> int:
+        """Bytes of the band that takes most."""
+        source, _, target = bands.relation
+        return max(self.need(max(count(band.own[source]), count(band.own[target])),
+                             count(band.halo), count(band.edge_ids)) for band in bands.bands)
+
+    def parts(self, sizes: tuple[int, int], edges: int, room: int) -> int:
+        """How many bands fit into ``room`` bytes, if edges come from anywhere."""
+        most = max(1, max(sizes))
+        parts = 1
+        while parts < most:
+            own, mine = -(-most // parts), -(-edges // parts)
+            halo = int((sizes[0] - own) * -math.expm1(-mine / max(1, sizes[0]))) if parts > 1 else 0
+            if self.need(own, max(0, halo), mine) <= room:
+                break
+            parts = min(most, max(parts + 1, parts * 5 // 4))
+        return parts
+
+    @staticmethod
+    def stay(edges: int, room: int) -> bool:
+        """Whether a graph's edges stay on the device."""
+        return edges * _STAYS <= room * _RESIDENT
+
+    @staticmethod
+    def room(device: torch.device) -> int:
+        """Bytes that a call may take: a share of what is free."""
+        if device.type != "cuda":
+            return _ON_HOST
+        free, _ = torch.cuda.mem_get_info(device)
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int((free + unused) * _SHARE)

@@ -7,8 +7,8 @@ the next such place or the end. Backward runs each of these stages again, the la
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import NamedTuple, Protocol, TypeAlias
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -60,13 +60,15 @@ class Result(NamedTuple):
 
 class Call:
     """One call of ``function``. ``kinds``: of which type of nodes each input has rows, or "edges";
-    ``draws``: where it may draw random numbers; ``known``: which input the rows of a key are, as an
-    earlier call found out; brought up to date; ``name``: for messages."""
+    ``name``: for messages; ``around``: the block that it runs in, forward and backward; ``draws``:
+    where it may draw random numbers; ``known``: which input the rows of a key are, as an earlier
+    call found out; brought up to date."""
 
     def __init__(self, function: Function, bands: Bands, kinds: list[str], memory: Memory,
-                 name: str, draws: Draws | None = None, known: dict[Key, int] | None = None):
+                 name: str, around: Callable[[], contextlib.AbstractContextManager[Any]],
+                 draws: Draws | None = None, known: dict[Key, int] | None = None):
         self._function, self.bands, self.kinds = function, bands, kinds
-        self.memory, self._draws, self._name = memory, draws, name
+        self.memory, self._draws, self._name, self.around = memory, draws, name, around
         self._known = {} if known is None else known
         self.answers: Answers = dict(self._known)
 
@@ -78,7 +80,7 @@ class Call:
         return self.forward(inputs, whole)
 
     def forward(self, inputs: list[Tensor], whole: list[Tensor]) -> Tensor:
-        with torch.no_grad():
+        with self.around(), torch.no_grad():
             whole = [t.to(self.memory.device) for t in whole]
             while True:
                 key, rows = self._stage(inputs, whole)

@@ -36,9 +36,10 @@ class _InBands(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
         tensors, needs = list(ctx.saved_tensors), list(ctx.needs_input_grad[2:])
-        backward = _Backward(ctx.call, tensors[:ctx.inputs], tensors[ctx.inputs:], needs,
-                             ctx.autocast)
-        return None, None, *backward.run(grad.contiguous())
+        with ctx.call.around():
+            backward = _Backward(ctx.call, tensors[:ctx.inputs], tensors[ctx.inputs:], needs,
+                                 ctx.autocast)
+            return None, None, *backward.run(grad.contiguous())
 
 
 class _Backward:

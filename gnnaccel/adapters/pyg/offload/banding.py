@@ -18,6 +18,7 @@ from gnnaccel.dispatch.graph.tensor_ref import TensorMap
 from gnnaccel.dispatch.offload import calls, plan
 from gnnaccel.dispatch.offload.memory import Memory
 from gnnaccel.dispatch.offload.plan import Bands
+from gnnaccel.dispatch.offload.rowwise import RowWise
 from gnnaccel.dispatch.offload.session import BandSession, Key
 from gnnaccel.dispatch.offload.sizes import Widths
 from gnnaccel.dispatch.policy.reasons import Reason
@@ -26,13 +27,15 @@ from gnnaccel.errors import OffloadError
 
 class Bander:
     """Runs layers whose features are in the host's memory band by band on ``memory.device``.
-    ``limit``: the bytes that a band may take there; None: by the device's free memory. ``around``:
-    the block that a layer runs in, also in backward. ``ran``: how many calls ran, by the layer's
-    class and the number of bands."""
+    ``limit``: the bytes that a call may take there; None: by the device's free memory.
+    ``installed``: gives the block that a layer runs in, also in backward. ``rowwise``: the mode for
+    what is called between layers; ``ran``: how many layers' calls ran, by class and number of
+    bands."""
 
     def __init__(self, memory: Memory, limit: int | None,
-                 around: Callable[[], contextlib.AbstractContextManager[Any]]):
-        self.memory, self.limit, self._around = memory, limit, around
+                 installed: Callable[[], contextlib.AbstractContextManager[Any]]):
+        self.memory, self.limit, self._installed = memory, limit, installed
+        self.rowwise = RowWise(memory, self.room)
         self.ran: Counter[tuple[str, int]] = Counter()
         self._plans: TensorMap[dict[Any, list[Bands]]] = TensorMap()
         self._known: weakref.WeakKeyDictionary[Any, dict[Key, int]] = weakref.WeakKeyDictionary()
@@ -41,6 +44,10 @@ class Bander:
         """What the layer gives, for all nodes, in the host's memory."""
         if not _on_host((*args, *kwargs.values())):
             return native(layer, *args, **kwargs)
+        with self.rowwise.paused():
+            return self._call(layer, args, kwargs)
+
+    def _call(self, layer: Any, args: tuple, kwargs: dict) -> Tensor:
         name = type(layer).__name__
         given = arguments.read(layer, args, kwargs)
         if isinstance(given, Reason):
@@ -60,7 +67,7 @@ class Bander:
                                    [*inputs, *whole[len(weights):]],
                                    dict(zip(weights, whole)), session)
 
-        call = calls.Call(function, bands, kinds, self.memory, name,
+        call = calls.Call(function, bands, kinds, self.memory, name, self._around,
                           Draws(self.memory.device) if layer.training else None,
                           self._known.setdefault(layer, {}))
         return call(inputs, [*weights.values(), *map(given.value, others)])
@@ -72,11 +79,16 @@ class Bander:
         for place, value in zip(places, values):
             given.put(place, value)
         given.bound.arguments["edge_index"] = next(iter(session.part.edges.values()))
-        with self._around(), _active(session), arguments.caches(layer, {}):
+        with _active(session), arguments.caches(layer, {}):
             return torch.func.functional_call(layer, weights, given.bound.args[1:],
                                               given.bound.kwargs)
 
-    def _room(self) -> int:
+    @contextlib.contextmanager
+    def _around(self) -> Iterator[None]:
+        with self._installed(), self.rowwise.paused():
+            yield
+
+    def room(self) -> int:
         """The bytes that a call may take, as they were free at the first."""
         if self.limit is None:
             self.limit = Widths.room(self.memory.device)
@@ -86,7 +98,7 @@ class Bander:
         """The graph's bands for rows of these widths; kept while it is unwritten."""
         edge_index, lasting = given.edge_index, not given.edge_index.is_inference()
         known = (self._plans.get(edge_index) if lasting else None) or {}
-        key, room = (given.sizes, given.one), self._room()
+        key, room = (given.sizes, given.one), self.room()
         parts = widths.parts(given.sizes, edge_index.shape[1], room)
         for bands in known.get(key, ()):
             if len(bands.bands) <= 2 * parts and widths.of_bands(bands) <= room:

@@ -41,7 +41,8 @@ def offload(limit: int | str = "auto", *, device: Any = None) -> Iterator[Bander
     with installed():
         state.divider = bander
         try:
-            yield bander
+            with bander.rowwise:
+                yield bander
         finally:
             state.divider = None
 

@@ -220,6 +220,25 @@ def test_bands_are_made_once_a_graph():
                                    rtol=1e-6, atol=1e-6)
 
 
+def test_rows_that_fit_are_fetched_once():
+    from torch_geometric.nn import APPNP, SAGEConv
+
+    x, edges = torch.randn(NODES, 4), graph(edges=4000)[1]
+    layer, hops = SAGEConv(4, 8), APPNP(3, 0.1)
+    for run in (layer, hops):
+        right = run(x, edges)
+        moved = []
+        for limit in (100_000, 2_000):  # 960 bytes of rows are less than a share of the first alone
+            with offload(limit, device="cpu") as ran, torch.no_grad():
+                torch.testing.assert_close(run(x, edges), right, rtol=1e-5, atol=1e-5)
+            (_, bands), = ran.ran
+            assert bands > 1
+            plan, = ran._plans.get(edges).values()
+            moved.append(ran.memory.fetched - sum(8 * band.edges.shape[1]
+                                                  for band in plan[0].bands))
+        assert moved[0] < moved[1]
+
+
 def test_edges_that_are_few_stay_on_the_device():
     from torch_geometric.nn import GCNConv
 
@@ -245,8 +264,7 @@ def test_kernels_run_bands(name):
 
     out, gradients = layer_cases.run(name, layer_cases.data())
     gnnaccel.reset_stats()
-    with (driver.using(EmulatedDriver()), gnnaccel.enabled(when="supported"),
-          offload(7000, device="cpu") as ran):
+    with (driver.using(EmulatedDriver()), gnnaccel.enabled(), offload(14_000, device="cpu") as ran):
         found, shares = layer_cases.run(name, layer_cases.data())
     assert min(bands for _, bands in ran.ran) > 1
     routes = gnnaccel.stats()[name]["routes"]

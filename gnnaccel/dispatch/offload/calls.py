@@ -16,6 +16,7 @@ from torch import Tensor
 from gnnaccel.dispatch.distributed.draws import Draws
 from gnnaccel.dispatch.offload import gradients, pipeline
 from gnnaccel.dispatch.offload.memory import Memory
+from gnnaccel.dispatch.offload.near import Near
 from gnnaccel.dispatch.offload.plan import Band, Bands
 from gnnaccel.dispatch.offload.session import BandSession, Key, Reached
 from gnnaccel.errors import OffloadError
@@ -62,20 +63,24 @@ class Call:
     """One call of ``function``. ``kinds``: of which type of nodes each input has rows, or "edges";
     ``name``: for messages; ``around``: the block that it runs in, forward and backward; ``draws``:
     where it may draw random numbers; ``known``: which input the rows of a key are, as an earlier
-    call found out; brought up to date."""
+    call found out; brought up to date; ``spare``: bytes of the device for rows that many bands
+    need: where all rows of a tensor fit, they are fetched once."""
 
     def __init__(self, function: Function, bands: Bands, kinds: list[str], memory: Memory,
                  name: str, around: Callable[[], contextlib.AbstractContextManager[Any]],
-                 draws: Draws | None = None, known: dict[Key, int] | None = None):
+                 draws: Draws | None = None, known: dict[Key, int] | None = None, spare: int = 0):
         self._function, self.bands, self.kinds = function, bands, kinds
         self.memory, self._draws, self._name, self.around = memory, draws, name, around
         self._known = {} if known is None else known
         self.answers: Answers = dict(self._known)
+        self.near = Near(memory, bands, spare)
+        self._recomputed = False
 
     def __call__(self, inputs: list[Tensor], whole: list[Tensor]) -> Tensor:
         """The results, in the host's memory; differentiable, once. ``inputs``: contiguous, on the
         host."""
         if torch.is_grad_enabled() and any(t.requires_grad for t in (*inputs, *whole)):
+            self._recomputed = True
             return gradients.in_bands(self, inputs, whole)
         return self.forward(inputs, whole)
 
@@ -87,6 +92,7 @@ class Call:
                 if key is None:
                     break
                 self.answers[key] = rows
+        self.near.forget()
         self._known.clear()
         self._known.update({key: at for key, at in self.answers.items() if isinstance(at, int)})
         if self._draws is not None:
@@ -103,7 +109,9 @@ class Call:
             kind = self.bands.target if key is None else self.bands.source
             if not found:
                 shape = self.bands.sizes[kind], *rows.shape[1:]
-                found.append(Result(key, self.memory.empty(shape, rows.dtype)))
+                # what backward needs again stays with the host
+                where = self.memory if key is None or self._recomputed else self.near
+                found.append(Result(key, where.empty(shape, rows.dtype)))
             if key != found[0].key or rows.shape[1:] != found[0].rows.shape[1:]:
                 raise OffloadError(f"{self._name} took another way over one band of the graph than "
                                    "over another, so that it cannot run in bands")
@@ -121,7 +129,8 @@ class Call:
         memory, rows, extended = self.memory, [], {}
         for at, (far, own) in enumerate(zip(inputs, self.kinds)):
             keys = [key for key, answer in answers.items() if answer is at]
-            close = memory.fetch(far.detach(), band.rows(own), *([band.halo] if keys else ()))
+            far = self.near.of(far) if keys else far.detach()
+            close = memory.fetch(far, band.rows(own), *([band.halo] if keys else ()))
             extended.update(dict.fromkeys(keys, close))
             rows.append(close[:band.count(own)] if keys else close)
         for key, answer in answers.items():
@@ -140,7 +149,7 @@ class Call:
             if key in held.extended:
                 return held.extended[key]
             answer = self.answers[key]
-            return self._extended(band, far[answer].detach() if isinstance(answer, int) else answer)
+            return self._extended(band, far[answer] if isinstance(answer, int) else answer)
 
         session = (None if held.edges is None
                    else BandSession(self.bands, band, held.edges, halo))
@@ -168,7 +177,8 @@ class Call:
 
     def _extended(self, band: Band, far: Tensor) -> Tensor:
         """[own + halo, ...]: the halo's rows, behind room for the own."""
-        return self.memory.fetch(far, band.halo, free=band.count(self.bands.source))
+        return self.memory.fetch(self.near.of(far), band.halo,
+                                 free=band.count(self.bands.source))
 
     def _check(self, band: Band, result: Result) -> None:
         rows = result.rows

@@ -51,12 +51,12 @@ class _Backward:
         self._call, self._memory, self._autocast = call, call.memory, autocast
         self._inputs, self._far_whole, self._needs = inputs, whole, needs
         self._whole = [t.detach().to(self._memory.device) for t in whole]
-        self._sums: dict[Key | int, Tensor] = {}  # in the host's memory
+        self._sums: dict[Key | int, Tensor] = {}
         self._shares: list[Tensor | None] = [None] * len(whole)
 
     def run(self, grad: Tensor) -> list[Tensor | None]:
         """The gradients, each where its tensor is; None where nothing reaches it."""
-        answers = self._call.answers
+        call, answers = self._call, self._call.answers
         stages = [key for key, answer in answers.items() if isinstance(answer, Tensor)]
         self._stage(None, grad, answers)
         while stages:
@@ -65,7 +65,8 @@ class _Backward:
             if gradient is not None:
                 self._stage(goal, gradient, {key: answer for key, answer in answers.items()
                                              if key in stages or isinstance(answer, int)})
-        return [*(self._sums.get(at) for at in range(len(self._inputs))),
+        call.near.forget()
+        return [*(self._far(self._sums.get(at)) for at in range(len(self._inputs))),
                 *(None if share is None else share.to(far.device)
                   for share, far in zip(self._shares, self._far_whole))]
 
@@ -117,5 +118,9 @@ class _Backward:
         if at not in self._sums:
             bands = self._call.bands
             rows = len(self._inputs[at]) if isinstance(at, int) else bands.sizes[bands.source]
-            self._sums[at] = self._memory.zeros((rows, *leaf.shape[1:]), leaf.dtype)
+            self._sums[at] = self._call.near.empty((rows, *leaf.shape[1:]), leaf.dtype).zero_()
         return self._sums[at]
+
+    def _far(self, rows: Tensor | None) -> Tensor | None:
+        """In the host's memory."""
+        return rows if rows is None or rows.device.type == "cpu" else self._memory.keep(rows)

@@ -34,20 +34,18 @@ class Memory:
         """Memory of the host, pinned where the device is a GPU."""
         return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=self._on_gpu)
 
-    def zeros(self, shape: Any, dtype: torch.dtype) -> Tensor:
-        return self.empty(shape, dtype).zero_()
-
     def keep(self, t: Tensor) -> Tensor:
         """``t``, wherever it is, in memory of the host."""
         return self.empty(t.shape, t.dtype).copy_(t)
 
-    def whole(self, far: Tensor) -> Tensor:
+    def near(self, far: Tensor) -> Tensor:
         """All of a tensor of the host, on the device."""
         self.fetched += far.numel() * far.element_size()
         return far.to(self.device, non_blocking=True, copy=True)
 
     def fetch(self, far: Tensor, *wheres: Where, free: int = 0) -> Tensor:
-        """The rows at ``wheres``, one behind the other, behind ``free`` rows of anything."""
+        """The rows at ``wheres``, one behind the other, behind ``free`` rows of anything. ``far``
+        is on the host, or on the device."""
         close = torch.empty((free + sum(map(count, wheres)), *far.shape[1:]), dtype=far.dtype,
                             device=self.device)
         at = free
@@ -55,27 +53,31 @@ class Memory:
             end = at + count(where)
             self._fetch(far, where, close[at:end])
             at = end
-        self.fetched += close[free:].numel() * close.element_size()
+        if self._crosses(far):
+            self.fetched += close[free:].numel() * close.element_size()
         return close
 
     def _fetch(self, far: Tensor, where: Where, close: Tensor) -> None:
         if isinstance(where, slice):
             close.copy_(far[where], non_blocking=True)
+        elif far.device == self.device:
+            torch.index_select(far, 0, self._numbers(where), out=close)
         elif self._by_kernel(far):
-            host_rows.fetch(far, where.to(self.device, non_blocking=True), close)
-        elif self._on_gpu:
+            host_rows.fetch(far, self._numbers(where), close)
+        else:
             staged = self.empty(close.shape, far.dtype)
             close.copy_(torch.index_select(far, 0, where, out=staged), non_blocking=True)
-        else:
-            torch.index_select(far, 0, where, out=close)
 
     def put(self, close: Tensor, where: Where, far: Tensor) -> None:
-        """Write rows of the device to ``where`` in ``far``."""
-        self.stored += close.numel() * close.element_size()
+        """Write rows of the device to ``where`` in ``far``, which may be on the device itself."""
+        if self._crosses(far):
+            self.stored += close.numel() * close.element_size()
         if isinstance(where, slice):
             far[where].copy_(close, non_blocking=True)
+        elif far.device == self.device:
+            far.index_copy_(0, self._numbers(where).long(), close)
         elif self._by_kernel(far):
-            host_rows.put(close.contiguous(), where.to(self.device, non_blocking=True), far)
+            host_rows.put(close.contiguous(), self._numbers(where), far)
         else:
             far.index_copy_(0, where.long(), close.cpu())
 
@@ -83,6 +85,12 @@ class Memory:
         """Add rows of the device to those at ``where`` in ``far``."""
         self.put(self.fetch(far, where).add_(close), where, far)
 
+    def _numbers(self, where: Tensor) -> Tensor:
+        return where.to(self.device, non_blocking=True)
+
+    def _crosses(self, far: Tensor) -> bool:
+        """Whether rows of ``far`` come over the link. Without a GPU all are counted."""
+        return not self._on_gpu or far.device != self.device
+
     def _by_kernel(self, far: Tensor) -> bool:
-        return (self._on_gpu and far.is_pinned() and far.is_contiguous()
-                and driver.available()[0])
+        return far.is_pinned() and far.is_contiguous() and driver.available()[0]

@@ -58,6 +58,7 @@ def run(device: torch.device, bands: Sequence[Band], load: Callable[[Band], Any]
         for t in tensors(result):
             t.record_stream(storing)
         if ahead is None and at + 1 < len(bands):
+            loading.wait_event(computed)  # what the first band has fetched for all
             ahead = loaded(bands[at + 1])
         held = ahead
     main.wait_stream(storing)

@@ -20,6 +20,8 @@ _CHUNK = 1 << 26  # edges that the device looks at at once
 _MOST = 2**31  # nodes and edges are numbered in 32 bits
 #: the share of a range of rows from which on the whole range is fetched, in one copy
 _DENSE = 0.9
+#: the rows that all bands fetch of others, as a share of all, from which on they are many
+_AGAIN = 0.2
 
 
 class Band(NamedTuple):
@@ -62,18 +64,23 @@ class Bands:
     def target(self) -> str:
         return self.relation[2]
 
+    def again(self) -> bool:
+        """Whether bands fetch many rows of sources more than once."""
+        halo = sum(count(band.halo) for band in self.bands)
+        return len(self.bands) > 1 and halo > _AGAIN * self.sizes[self.source]
+
     def edges(self, band: Band, memory: Memory) -> Tensor | None:
         """A band's edges on the device, int64 [2, E]; None where bands have none."""
         if band.edges is None:
             return None
         found = self.resident.get(band.number)
-        return memory.whole(band.edges).long() if found is None else found
+        return memory.near(band.edges).long() if found is None else found
 
     def keep_edges(self, memory: Memory) -> None:
         """From now on edges stay on the device."""
         for band in self.bands:
             if band.edges is not None:
-                self.resident[band.number] = memory.whole(band.edges).long()
+                self.resident[band.number] = memory.near(band.edges).long()
 
 
 def ranges(rows: int, parts: int) -> Bands:

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import NamedTuple
 
 import torch
@@ -10,13 +10,14 @@ from torch import Tensor
 
 from gnnaccel.dispatch.offload.memory import count
 from gnnaccel.dispatch.offload.plan import Bands
-from gnnaccel.dispatch.policy import config
 
 #: the share of the device's free memory that bands may take
 _SHARE = 0.6
 #: bytes of an edge besides its rows: int32 and int64 ends, and a sorted structure
 _EDGE = 56
 _ON_HOST = 1 << 30
+#: the share of a call's room that rows may take which all bands need
+_NEAR = 0.4
 #: the share of a call's room that edges may take to stay on the device, and what one takes then:
 #: int64 ends, a sorted structure, and GCN's normalisation
 _RESIDENT = 0.2
@@ -25,26 +26,30 @@ _STAYS = 64
 
 class Widths(NamedTuple):
     """Bytes of the rows of a call: ``node``: of the inputs, for each node; ``edge``: for each edge;
-    ``widest``: of a row that the layer computes."""
+    ``widest``: of a row that the layer computes; ``sources``: whether it computes rows of the halo,
+    too; ``fused``: whether it writes no rows for edges."""
 
     node: int
     edge: int
     widest: int
+    sources: bool
+    fused: bool
 
     @classmethod
-    def of(cls, inputs: list[Tensor], kinds: list[str], weights: Iterable[Tensor]) -> Widths:
+    def of(cls, inputs: list[Tensor], kinds: list[str], weights: Collection[Tensor], sources: bool,
+           fused: bool) -> Widths:
         """The widest row is taken from the inputs and the weights' sizes."""
         bytes_of = [t.shape[1:].numel() * t.element_size() for t in inputs]
         node = sum(width for width, kind in zip(bytes_of, kinds) if kind != "edges")
         sizes = (max(t.shape, default=0) * t.element_size() for t in weights)
-        return cls(node, sum(bytes_of) - node, max(node, *sizes, 1) if weights else node)
+        return cls(node, sum(bytes_of) - node, max(node, 1, *sizes), sources, fused)
 
     def need(self, own: int, halo: int, edges: int) -> int:
-        """Bytes of one band's work, and of two bands' rows. Where gnnaccel is enabled no row is
-        written for an edge."""
-        rows, messages = own + halo, 0 if config.current() is not None else 2 * self.widest
-        return (2 * (rows * self.node + edges * (self.edge + 12)) + 2 * rows * self.widest
-                + own * self.widest + edges * (_EDGE + self.edge + messages))
+        """Bytes of one band's work, and of two bands' rows."""
+        rows = own + halo
+        return (2 * (rows * self.node + edges * (self.edge + 12)) + 3 * own * self.widest
+                + 2 * rows * self.widest * self.sources
+                + edges * (_EDGE + self.edge + 2 * self.widest * (not self.fused)))
 
     def of_bands(self, bands: Bands) -> int:
         """Bytes of the band that takes most."""
@@ -63,6 +68,11 @@ class Widths(NamedTuple):
                 break
             parts = min(most, max(parts + 1, parts * 5 // 4))
         return parts
+
+    @staticmethod
+    def near(room: int) -> int:
+        """The part of a call's room that is for rows which all bands need."""
+        return int(room * _NEAR)
 
     @staticmethod
     def stay(edges: int, room: int) -> bool:

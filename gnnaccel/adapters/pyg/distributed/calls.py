@@ -124,7 +124,7 @@ def _over_part(session: Session, native: Callable, layer: Any, args: tuple, kwar
     relation = _relation(session, edge_index, type(layer).__name__)
     session.check_edges(edge_index, relation[0], relation[2])
     call = _Call(session, relation, layer)
-    if _is_bipartite(layer):
+    if layers.is_bipartite(layer):
         _loops_possible(layer, relation)
         given.arguments["x"] = _pair(call, given.arguments.get("x"))
         if given.arguments.get("size") is not None:
@@ -173,12 +173,6 @@ def _relation(session: Session, edge_index: Tensor, name: str) -> Relation:
     raise PartitionError(f"{name} was called with edges [2, {edge_index.shape[1]}] that are none "
                          "of this part's relations. Use the tensors of part.data; part.to(device) "
                          "moves them")
-
-
-def _is_bipartite(layer: Any) -> bool:
-    """Whether it is such a layer, with the ``forward`` that PyG gave it."""
-    return any(base.__name__ in layers.BIPARTITE and base.__module__.startswith("torch_geometric.")
-               and type(layer).forward is vars(base).get("forward") for base in type(layer).__mro__)
 
 
 def _loops_possible(layer: Any, relation: Relation) -> None:

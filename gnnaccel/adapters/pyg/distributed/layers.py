@@ -11,6 +11,8 @@ from gnnaccel.dispatch.policy.reasons import Reason, reason
 #: called with (sources, destinations): their adapters have kernels for that, and RGCN's forward
 #: would send rows once a relation
 BIPARTITE = ("GATConv", "GATv2Conv", "TransformerConv", "RGCNConv", "FastRGCNConv")
+#: over parts they run natively, and write rows for edges
+NATIVE = frozenset(("AGNNConv", "FiLMConv", "HEATConv", "PNAConv", "RGATConv", "SuperGATConv"))
 #: compared with the whole graph's results by tests/distributed/test_layers.py
 COMPARED = frozenset((
     "AGNNConv", "APPNP", "ARMAConv", "CGConv", "ClusterGCNConv", "DNAConv", "EGConv", "EdgeConv",
@@ -55,6 +57,12 @@ def refusal(layer: Any) -> Reason | None:
         if name not in COMPARED:
             return reason("GA702", f"{name} was never compared over a partitioned graph")
     return None
+
+
+def is_bipartite(layer: Any) -> bool:
+    """Whether it is one of `BIPARTITE`, with the ``forward`` that PyG gave it."""
+    return any(base.__name__ in BIPARTITE and base.__module__.startswith("torch_geometric.")
+               and type(layer).forward is vars(base).get("forward") for base in type(layer).__mro__)
 
 
 @functools.cache

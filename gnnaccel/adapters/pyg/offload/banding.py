@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnaccel.adapters.pyg.distributed import arguments
+from gnnaccel.adapters.pyg.distributed import arguments, layers
 from gnnaccel.adapters.pyg.distributed.arguments import Arguments
+from gnnaccel.cuda import driver
 from gnnaccel.dispatch.distributed import state
 from gnnaccel.dispatch.distributed.draws import Draws
 from gnnaccel.dispatch.graph.tensor_ref import TensorMap
@@ -21,8 +22,12 @@ from gnnaccel.dispatch.offload.plan import Bands
 from gnnaccel.dispatch.offload.rowwise import RowWise
 from gnnaccel.dispatch.offload.session import BandSession, Key
 from gnnaccel.dispatch.offload.sizes import Widths
+from gnnaccel.dispatch.policy import config
 from gnnaccel.dispatch.policy.reasons import Reason
 from gnnaccel.errors import OffloadError
+
+
+_BY_KERNELS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class Bander:
@@ -58,7 +63,9 @@ class Bander:
         kinds = [kind for kind in given.kinds.values() if kind is not None]
         others = [place for place, kind in given.kinds.items() if kind is None]
         weights = dict(layer.named_parameters())
-        bands = self._bands(given, Widths.of(inputs, kinds, weights.values()))
+        widths = Widths.of(inputs, kinds, weights.values(), layers.is_bipartite(layer),
+                           self._fused(layer, inputs))
+        bands = self._bands(given, widths)
         self.ran[name, len(bands.bands)] += 1
 
         def function(session: BandSession | None, inputs: list[Tensor],
@@ -69,7 +76,7 @@ class Bander:
 
         call = calls.Call(function, bands, kinds, self.memory, name, self._around,
                           Draws(self.memory.device) if layer.training else None,
-                          self._known.setdefault(layer, {}))
+                          self._known.setdefault(layer, {}), Widths.near(self.room()))
         return call(inputs, [*weights.values(), *map(given.value, others)])
 
     def _over_band(self, layer: Any, given: Arguments, places: list[arguments.Place],
@@ -83,9 +90,21 @@ class Bander:
             return torch.func.functional_call(layer, weights, given.bound.args[1:],
                                               given.bound.kwargs)
 
+    def _fused(self, layer: Any, inputs: list[Tensor]) -> bool:
+        """Whether kernels run the layer, as far as is known before."""
+        names = {cls.__name__ for cls in type(layer).__mro__}
+        return (config.current() is not None and self.memory.device.type == "cuda"
+                and driver.available()[0] and names.isdisjoint(layers.NATIVE)
+                and all(t.dtype in _BY_KERNELS for t in inputs if t.is_floating_point()))
+
     @contextlib.contextmanager
     def _around(self) -> Iterator[None]:
-        with self._installed(), self.rowwise.paused():
+        """A block for a call's bands, in which layers run by kernels where they can, profitable or
+        not: so a band takes less memory."""
+        base = config.current()
+        with (self._installed(), self.rowwise.paused(),
+              contextlib.nullcontext() if base is None
+              else config.override(config.make({"when": "supported"}, base))):
             yield
 
     def room(self) -> int:
@@ -98,7 +117,7 @@ class Bander:
         """The graph's bands for rows of these widths; kept while it is unwritten."""
         edge_index, lasting = given.edge_index, not given.edge_index.is_inference()
         known = (self._plans.get(edge_index) if lasting else None) or {}
-        key, room = (given.sizes, given.one), self.room()
+        key, room = (given.sizes, given.one), self.room() - Widths.near(self.room())
         parts = widths.parts(given.sizes, edge_index.shape[1], room)
         for bands in known.get(key, ()):
             if len(bands.bands) <= 2 * parts and widths.of_bands(bands) <= room:

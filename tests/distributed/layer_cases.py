@@ -107,18 +107,19 @@ CASES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], tuple]]] = {
 }
 
 
-def run(name: str, d: Any, rows: Any = slice(None)) -> tuple[torch.Tensor, dict[str, Any]]:
+def run(name: str, d: Any, rows: Any = slice(None), device: Any = "cpu"
+        ) -> tuple[torch.Tensor, dict[str, Any]]:
     """A layer's result over ``d``, and gradients of weights and features. ``rows``: the nodes'
-    numbers in the whole graph, of which the loss depends."""
+    numbers in the whole graph, of which the loss depends; ``device``: where the layer is."""
     from torch_geometric import nn as pyg
 
     torch.manual_seed(0)
     make, arguments = CASES[name]
-    layer, d = make(pyg).eval(), d.clone()
+    layer, d = make(pyg).eval().to(device), d.clone()
     d.x.requires_grad_()
     out = layer(*arguments(d))
     share = torch.randn(homogeneous().num_nodes, *out.shape[1:],
                         generator=torch.Generator().manual_seed(5))[rows]
     (out * share).sum().backward()
-    found = {key: p.grad for key, p in layer.named_parameters() if p.grad is not None}
+    found = {key: p.grad.cpu() for key, p in layer.named_parameters() if p.grad is not None}
     return out.detach(), {**found, "x": d.x.grad}

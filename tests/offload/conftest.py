@@ -5,4 +5,4 @@ import pytest
 
 pytest.importorskip("torch_geometric")
 
-from tests.routes import clean, one_thread  # noqa: F401
+from tests.routes import clean, gpu, one_thread  # noqa: F401

@@ -10,6 +10,7 @@ from gnnaccel import offload
 from gnnaccel.dispatch.offload import calls, rowwise
 from gnnaccel.errors import OffloadError
 from tests.distributed import graphs
+from tests.offload import checks
 
 NODES, WIDTH = 60, 6
 
@@ -175,39 +176,9 @@ def test_devices_that_do_not_fit_are_named():
             torch.mv(x, torch.randn(3))
 
 
-class Net(nn.Module):
-    """Layers, and what stands between them."""
-
-    def __init__(self, dropout=0.5):
-        from torch_geometric.nn import (BatchNorm, GATConv, GCNConv, JumpingKnowledge, LayerNorm,
-                                        SAGEConv)
-
-        super().__init__()
-        self.lin, self.first, self.norm = nn.Linear(WIDTH, 8), GCNConv(8, 8), BatchNorm(8)
-        self.second, self.layer_norm = SAGEConv(8, 8), LayerNorm(8, mode="node")
-        self.third, self.jump = GATConv(8, 4, heads=2), JumpingKnowledge("cat")
-        self.head, self.dropout = nn.Linear(24, 3), dropout
-
-    def forward(self, x, edge_index):
-        x = self.lin(x).relu()
-        a = F.relu(self.norm(self.first(x, edge_index)))
-        b = F.elu(self.layer_norm(self.second(a, edge_index)) + a)
-        c = self.third(F.dropout(b, self.dropout, self.training), edge_index)
-        return F.log_softmax(self.head(self.jump([a, b, c])), dim=-1)
-
-
 def test_a_model_trains(ran):
     def run():
-        torch.manual_seed(0)
-        g = graphs.generator(3)
-        model, x = Net(dropout=0.0), torch.randn(ROWS, generator=g).requires_grad_()
-        edges = torch.randint(0, NODES, (2, 300), generator=g)
-        mask, y = torch.rand(NODES, generator=g) < 0.5, torch.randint(0, 3, (NODES,), generator=g)
-        out = model(x, edges)
-        loss = F.nll_loss(out[mask], y[mask])
-        loss.backward()
-        return [out.detach(), loss.detach(), *(p.grad for p in model.parameters()), x.grad,
-                *model.buffers()]
+        return checks.trained("cpu", NODES, WIDTH, 300)
 
     right = run()
     with offload(8000, device="cpu") as bander:
@@ -220,7 +191,7 @@ def test_a_model_trains(ran):
 
 
 def test_a_model_with_dropout_repeats():
-    model, g = Net(), graphs.generator(3)
+    model, g = checks.Net(WIDTH), graphs.generator(3)
     x, edges = torch.randn(ROWS, generator=g), torch.randint(0, NODES, (2, 300), generator=g)
     found = []
     for seed in (1, 1, 2):

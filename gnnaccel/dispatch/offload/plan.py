@@ -92,10 +92,11 @@ def ranges(rows: int, parts: int) -> Bands:
 
 
 def cut(edge_index: Tensor, sizes: tuple[int, int], relation: Relation, parts: int,
-        memory: Memory) -> Bands:
+        memory: Memory, room: int = 0) -> Bands:
     """At most ``parts`` bands of a graph, with about as many edges each.
 
-    ``edge_index``: int64 [2, E], on any device; it is read in chunks, which the device looks at.
+    ``edge_index``: int64 [2, E], on any device; it is read in chunks, which the device looks at,
+    or as a whole, where it takes at most half of ``room`` bytes.
     ``sizes``: the numbers of sources and destinations; equal types in ``relation`` are the same
     nodes. GraphError where an edge names a node that does not exist.
     """
@@ -103,6 +104,8 @@ def cut(edge_index: Tensor, sizes: tuple[int, int], relation: Relation, parts: i
         raise OffloadError(f"a graph of {sizes} nodes and {edge_index.shape[1]} edges has more "
                            "than its bands can number, 2^31 - 1")
     source, _, target = relation
+    if 2 * edge_index.numel() * edge_index.element_size() <= room:
+        edge_index = edge_index.to(memory.device, non_blocking=True)
     own = {target: bounds(_degrees(edge_index, sizes, memory.device) + 1, parts)}
     if source != target:
         own[source] = [sizes[0] * at // parts for at in range(parts + 1)]

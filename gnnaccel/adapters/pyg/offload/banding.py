@@ -27,6 +27,9 @@ from gnnaccel.dispatch.policy.reasons import Reason
 from gnnaccel.errors import OffloadError
 
 
+#: options within bands: layers run by kernels where they can, profitable or not, and wait for
+#: them, so that no rows are written for edges
+_WITHIN = {"when": "supported", "first_use": "wait"}
 _BY_KERNELS = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -99,12 +102,11 @@ class Bander:
 
     @contextlib.contextmanager
     def _around(self) -> Iterator[None]:
-        """A block for a call's bands, in which layers run by kernels where they can, profitable or
-        not: so a band takes less memory."""
+        """A block for a call's bands."""
         base = config.current()
         with (self._installed(), self.rowwise.paused(),
               contextlib.nullcontext() if base is None
-              else config.override(config.make({"when": "supported"}, base))):
+              else config.override(config.make(_WITHIN, base))):
             yield
 
     def room(self) -> int:
@@ -123,7 +125,8 @@ class Bander:
             if len(bands.bands) <= 2 * parts and widths.of_bands(bands) <= room:
                 return bands
         while True:
-            found = plan.cut(edge_index, given.sizes, given.relation, parts, self.memory)
+            found = plan.cut(edge_index, given.sizes, given.relation, parts, self.memory,
+                             room)
             need = widths.of_bands(found)
             if need <= room or parts >= max(given.sizes):
                 break

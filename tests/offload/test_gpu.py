@@ -1,0 +1,105 @@
+"""On a GPU: streams, pinned memory, and kernels that read it."""
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import gnnaccel
+from gnnaccel.dispatch.offload.memory import Memory
+from gnnaccel.errors import OffloadError
+from tests.helpers import same_bits
+from tests.offload import checks
+
+#: also without one, by the ways of a CPU
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+@pytest.fixture(params=DEVICES)
+def where(request):
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("torch reports no CUDA device")
+    return request.param
+
+
+@pytest.mark.parametrize("enabled", [False, True])
+@pytest.mark.parametrize("limit, pinned", [(4000, True), (20_000, False), (10**9, True)])
+def test_layers(where, limit, pinned, enabled):
+    if where == "cpu" and (enabled or limit != 4000):
+        pytest.skip("as in test_layers.py")
+    switched = gnnaccel.enabled() if enabled else contextlib.nullcontext()
+    with switched:
+        found = dict(checks.layers(where, limit, pinned and where == "cuda"))
+    assert {name: error for name, error in found.items() if error > 1e-4} == {}
+
+
+@pytest.mark.parametrize("enabled", [False, True])
+def test_a_model_trains(where, enabled):
+    right = checks.trained("cpu", 200, 6, 1500)
+    with (gnnaccel.enabled() if enabled else contextlib.nullcontext(), checks.small_bands(),
+          gnnaccel.offload(20_000, device=where) as ran):
+        found = checks.trained(where, 200, 6, 1500)
+    assert len(ran.ran) == 3 and min(bands for _, bands in ran.ran) > 1
+    for got, truth in zip(found, right):
+        assert checks.difference(got, truth) < 1e-4
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+def test_rows_move(where, pinned):
+    memory = Memory(torch.device(where, 0) if where == "cuda" else torch.device("cpu"))
+    far = torch.randn(100, 5)
+    far = far.pin_memory() if pinned and where == "cuda" else far
+    ids = memory.keep(torch.randperm(100)[:37].int())
+    close = memory.fetch(far, slice(3, 9), ids, free=2)
+    assert close.device.type == where
+    assert same_bits(close[2:].cpu(), torch.cat([far[3:9], far[ids.long()]]))
+    right = far.clone()
+    right[3:9] = 1
+    right[ids.long()] += 2
+    memory.put(torch.ones(6, 5, device=where), slice(3, 9), far)
+    memory.add(torch.full((37, 5), 2.0, device=where), ids, far)
+    if where == "cuda":
+        torch.cuda.synchronize()
+    assert same_bits(far, right)
+    kept = memory.near(far)
+    assert same_bits(memory.fetch(kept, ids).cpu(), far[ids.long()])
+
+
+@pytest.mark.gpu
+def test_results_are_pinned_and_devices_that_do_not_fit_are_named(gpu):
+    from torch_geometric.nn import SAGEConv
+
+    layer = SAGEConv(6, 8).to(gpu.device)
+    x, edges = torch.randn(60, 6), torch.randint(0, 60, (2, 300))
+    with gnnaccel.offload(), torch.no_grad():
+        out = layer(x, edges)
+        assert out.is_pinned() and out.relu().device.type == "cpu"
+        assert F.linear(out, layer.lin_l.weight[:, :1].t().contiguous()).is_pinned()
+        with pytest.raises(OffloadError, match="^cdist of tensors in the host's memory"):
+            torch.cdist(x, layer.lin_l.weight[:, :6])
+        near = layer(x.to(gpu.device), edges.to(gpu.device))  # as ever
+        assert near.is_cuda
+    torch.testing.assert_close(out, near.cpu(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.gpu
+def test_memory_stays_below_the_limit(gpu):
+    from torch_geometric.nn import SAGEConv
+
+    nodes, edges = 400_000, 4_000_000
+    layer = SAGEConv(64, 64).to(gpu.device)
+    x = torch.randn(nodes, 64).pin_memory()
+    edge_index = torch.randint(0, nodes, (2, edges))
+    right = layer.cpu()(x, edge_index)
+    layer.to(gpu.device)
+    for enabled in (False, True):
+        torch.cuda.reset_peak_memory_stats()
+        before, limit = torch.cuda.memory_allocated(), 120 << 20
+        with (gnnaccel.enabled(first_use="wait") if enabled else contextlib.nullcontext(),
+              gnnaccel.offload(limit) as ran, torch.no_grad()):
+            out = layer(x, edge_index)
+        assert max(bands for _, bands in ran.ran) > 1
+        assert torch.cuda.max_memory_allocated() - before < 1.2 * limit
+        torch.testing.assert_close(out, right, rtol=1e-4, atol=1e-5)

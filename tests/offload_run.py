@@ -1,0 +1,171 @@
+"""A graph larger than a GPU: are results in bands right there, and how fast do rows come?
+
+    python -m tests.offload_run
+
+pytest does not collect this file. Every figure is one line of JSON on standard output. First layers and
+a model, which trains, are compared with the whole graph on the CPU (``--no-checks`` leaves that
+out). Then two layers of SAGEConv over a random graph in pinned memory, 25 M nodes, 128 features and
+400 M edges, are timed: by default with rows that fit the GPU fetched once, and with bands that each
+fetch their own. ``share_of_link``: the bytes that came, by the time, over the rate of a pinned
+copy. It takes about 90 GiB of the host's memory. In less than a minute, and 15 GiB:
+
+    python -m tests.offload_run --nodes 4000000 --edges 60000000
+
+The exit status is 1 where a difference is above ``--tolerance``. Without a GPU bands are computed
+by the CPU, for small numbers of nodes.
+"""
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+import time
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import gnnaccel
+from tests.offload import checks
+
+#: rows that are computed by themselves, to be compared
+_SAMPLE = 200
+_CHUNK = 1 << 25
+
+
+def say(**figure: Any) -> None:
+    print(json.dumps(figure), flush=True)
+
+
+class Net(nn.Module):
+    """Two layers of SAGEConv."""
+
+    def __init__(self, width: int):
+        from torch_geometric.nn import SAGEConv
+
+        super().__init__()
+        self.first, self.second = SAGEConv(width, width), SAGEConv(width, width)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.second(self.first(x, edge_index).relu(), edge_index)
+
+
+def check(device: str) -> float:
+    """The largest difference of layers' and a model's results and gradients."""
+    worst = 0.0
+    for limit, pinned, enabled in ((4000, True, False), (4000, True, True), (20_000, False, False)):
+        pinned = pinned and device == "cuda"
+        with gnnaccel.enabled() if enabled else contextlib.nullcontext():
+            found = dict(checks.layers(device, limit, pinned))
+        name = max(found, key=found.__getitem__)
+        say(check="layers", count=len(found), limit=limit, pinned=pinned, enabled=enabled,
+            worst=name, difference=found[name])
+        worst = max(worst, found[name])
+    right = checks.trained("cpu", 200, 6, 1500)
+    with checks.small_bands(), gnnaccel.offload(20_000, device=device):
+        found = checks.trained(device, 200, 6, 1500)
+    apart = max(map(checks.difference, found, right))
+    say(check="a model trains", difference=apart)
+    return max(worst, apart)
+
+
+def link(device: torch.device) -> dict[str, float]:
+    """GB/s of pinned copies of 1 GiB to the device, and back."""
+    size, rounds = 1 << 30, 5
+    far = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+    close = torch.empty(size, dtype=torch.uint8, device=device)
+    rates = {}
+    for way, (to, of) in {"to_device": (close, far), "to_host": (far, close)}.items():
+        to.copy_(of, non_blocking=True)
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        for _ in range(rounds):
+            to.copy_(of, non_blocking=True)
+        torch.cuda.synchronize()
+        rates[way] = rounds * size / (time.perf_counter() - began) / 1e9
+    return rates
+
+
+def made(nodes: int, edges: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Features and random edges in the host's memory, pinned where the device is a GPU."""
+    pinned = device.type == "cuda"
+    x = torch.empty(nodes, width, pin_memory=pinned)
+    for rows in x.split(1 << 20):
+        rows.copy_(torch.randn(rows.shape, device=device))
+    edge_index = torch.empty(2, edges, dtype=torch.long, pin_memory=pinned)
+    for ends in edge_index:
+        for part in ends.split(_CHUNK):
+            part.copy_(torch.randint(0, nodes, part.shape, device=device))
+    return x, edge_index
+
+
+def sampled(model: Net, x: Tensor, edge_index: Tensor) -> float:
+    """How far the first layer's first rows are from the layer over their edges alone."""
+    mine = torch.cat([at + (part < _SAMPLE).nonzero().view(-1)
+                      for at, part in zip(range(0, edge_index.shape[1], _CHUNK),
+                                          edge_index[1].split(_CHUNK))])
+    sources, place = edge_index[0, mine].unique(return_inverse=True)
+    layer = type(model.first)(x.shape[1], model.first.out_channels).double()
+    layer.load_state_dict({key: value.cpu() for key, value in model.first.state_dict().items()})
+    with torch.no_grad():
+        right = layer((x[sources].double(), x[:_SAMPLE].double()),
+                      torch.stack([place, edge_index[1, mine]]))
+        with gnnaccel.offload(device=next(model.parameters()).device):
+            found = model.first(x, edge_index)
+    return checks.difference(found[:_SAMPLE], right)
+
+
+def measure(model: Net, x: Tensor, edge_index: Tensor, limit: int | str, rate: float) -> None:
+    device = next(model.parameters()).device
+    with gnnaccel.offload(limit, device=device) as ran, torch.no_grad():
+        for run in ("first", "second", "third"):
+            fetched, stored = ran.memory.fetched, ran.memory.stored
+            began = time.perf_counter()
+            out = model(x, edge_index)
+            seconds = time.perf_counter() - began
+            del out
+            fetched, stored = ran.memory.fetched - fetched, ran.memory.stored - stored
+            say(measure=run, limit=limit, seconds=round(seconds, 3),
+                bands=sorted({bands for _, bands in ran.ran}), fetched_gb=fetched / 1e9,
+                stored_gb=stored / 1e9, gb_per_s=fetched / seconds / 1e9,
+                share_of_link=round(fetched / seconds / 1e9 / rate, 3) if rate else None,
+                peak_gb=torch.cuda.max_memory_allocated() / 1e9 if rate else None)
+
+
+def options(given: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--nodes", type=int, default=25_000_000)
+    parser.add_argument("--edges", type=int, default=400_000_000)
+    parser.add_argument("--width", type=int, default=128)
+    parser.add_argument("--limit", type=int, action="append", help="bytes; may be given several "
+                        "times; default: auto, and twice the rows' bytes, of which no tensor fits")
+    parser.add_argument("--tolerance", type=float, default=1e-4)
+    parser.add_argument("--no-checks", action="store_true")
+    parser.add_argument("--native", action="store_true", help="without gnnaccel's layers")
+    return parser.parse_args(given)
+
+
+def main(given: list[str] | None = None) -> int:
+    asked = options(given)
+    device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    worst = 0.0 if asked.no_checks else check(device.type)
+    rates = link(device) if device.type == "cuda" else {"to_device": 0.0}
+    began = time.perf_counter()
+    x, edge_index = made(asked.nodes, asked.edges, asked.width, device)
+    say(device=torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+        torch=torch.__version__, link_gb_per_s=rates, nodes=asked.nodes, edges=asked.edges,
+        width=asked.width, made_s=round(time.perf_counter() - began, 1))
+    torch.manual_seed(0)
+    model = Net(asked.width).to(device).eval()
+    limits = asked.limit or ["auto", 2 * x.numel() * x.element_size()]
+    with contextlib.nullcontext() if asked.native else gnnaccel.enabled():
+        apart = sampled(model, x, edge_index)
+        say(check=f"{_SAMPLE} rows of the first layer", difference=apart)
+        for limit in limits:
+            measure(model, x, edge_index, limit, rates["to_device"])
+    return int(max(worst, apart) > asked.tolerance)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

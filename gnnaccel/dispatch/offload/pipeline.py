@@ -48,18 +48,23 @@ def run(device: torch.device, bands: Sequence[Band], load: Callable[[Band], Any]
             computed.synchronize()  # its rows' memory is free, so that no third band's is asked for
             ahead = loaded(bands[at + 1])
         main.wait_event(held[1])
-        for t in tensors(held[0]):
-            t.record_stream(main)
+        _used(tensors(held[0]), main)
         result = compute(band, held[0])
         computed = main.record_event()
         storing.wait_event(computed)
         with torch.cuda.stream(storing):
             store(band, result)
-        for t in tensors(result):
-            t.record_stream(storing)
+        _used(tensors(result), storing)
+        del result  # before another band's rows are asked for
         if ahead is None and at + 1 < len(bands):
             loading.wait_event(computed)  # what the first band has fetched for all
             ahead = loaded(bands[at + 1])
         held = ahead
     main.wait_stream(storing)
     main.synchronize()
+
+
+def _used(tensors: Iterable[Tensor], stream: Any) -> None:
+    """Tensors of another stream are used by this one: their memory is free after that."""
+    for t in tensors:
+        t.record_stream(stream)

@@ -71,10 +71,12 @@ class RowWise(TorchFunctionMode):
         tensors = list(_tensors((*args, *kwargs.values())))
         if not any(t.dim() and t.device.type == "cpu" for t in tensors):
             return func(*args, **kwargs)
-        name, beside = func.__name__, any(t.device.type != "cpu" for t in tensors)
+        name, beside = getattr(func, "__name__", ""), any(t.device.type != "cpu" for t in tensors)
         places = _places(name, func, args, kwargs, tensors)
         if places and (beside or _bytes(map(tensors.__getitem__, places)) >= _SMALL):
-            others = [t for at, t in enumerate(tensors) if at not in places]
+            # a product of all rows with something as large is none of rows
+            others = (t for at, t in enumerate(tensors)
+                      if at not in places and t.device.type == "cpu")
             if _bytes(others) <= self._room() // 8:
                 with self.paused():
                     return self._run(name, func, args, kwargs, tensors, places)

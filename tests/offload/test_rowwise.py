@@ -29,7 +29,7 @@ def ran(monkeypatch):
     forward = calls.Call.forward
 
     def counted(self, inputs, whole):
-        found.append((self._name, len(self.bands.bands)))
+        found.append((self.name, len(self.bands.bands)))
         return forward(self, inputs, whole)
 
     monkeypatch.setattr(calls.Call, "forward", counted)

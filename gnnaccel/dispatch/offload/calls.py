@@ -64,15 +64,18 @@ class Call:
     ``name``: for messages; ``around``: the block that it runs in, forward and backward; ``draws``:
     where it may draw random numbers; ``known``: which input the rows of a key are, as an earlier
     call found out; brought up to date; ``spare``: bytes of the device for rows that many bands
-    need: where all rows of a tensor fit, they are fetched once."""
+    need: where all rows of a tensor fit, they are fetched once; ``result``: what it gives rows of,
+    by default of destinations."""
 
     def __init__(self, function: Function, bands: Bands, kinds: list[str], memory: Memory,
                  name: str, around: Callable[[], contextlib.AbstractContextManager[Any]],
-                 draws: Draws | None = None, known: dict[Key, int] | None = None, spare: int = 0):
+                 draws: Draws | None = None, known: dict[Key, int] | None = None, spare: int = 0,
+                 result: str | None = None):
         self._function, self.bands, self.kinds = function, bands, kinds
-        self.memory, self._draws, self._name, self.around = memory, draws, name, around
+        self.memory, self._draws, self.name, self.around = memory, draws, name, around
         self._known = {} if known is None else known
         self.answers: Answers = dict(self._known)
+        self._result = bands.target if result is None else result
         self.near = Near(memory, bands, spare)
         self._recomputed = False
 
@@ -106,16 +109,16 @@ class Call:
 
         def store(band: Band, result: Result) -> None:
             key, rows = result
-            kind = self.bands.target if key is None else self.bands.source
+            kind = self.kind(key)
             if not found:
-                shape = self.bands.sizes[kind], *rows.shape[1:]
+                shape = self.bands.rows(kind), *rows.shape[1:]
                 # what backward needs again stays with the host
                 where = self.memory if key is None or self._recomputed else self.near
                 found.append(Result(key, where.empty(shape, rows.dtype)))
             if key != found[0].key or rows.shape[1:] != found[0].rows.shape[1:]:
-                raise OffloadError(f"{self._name} took another way over one band of the graph than "
+                raise OffloadError(f"{self.name} took another way over one band of the graph than "
                                    "over another, so that it cannot run in bands")
-            self.memory.put(rows, band.own[kind], found[0].rows)
+            self.memory.put(rows, band.rows(kind), found[0].rows)
 
         pipeline.run(self.memory.device, self.bands.bands,
                      lambda band: self.load(band, inputs, self.answers),
@@ -136,7 +139,7 @@ class Call:
         for key, answer in answers.items():
             if isinstance(answer, Tensor):
                 extended[key] = self._extended(band, answer)
-        share = None if gradient is None else memory.fetch(gradient, band.own[kind])
+        share = None if gradient is None else memory.fetch(gradient, band.rows(kind))
         return Held(rows, self.bands.edges(band, memory), extended, share)
 
     def run(self, band: Band, held: Held, far: list[Tensor], inputs: list[Tensor],
@@ -162,6 +165,10 @@ class Call:
         self._check(band, result)
         return result, session
 
+    def kind(self, key: Key | None) -> str:
+        """What a band's result for ``key`` has rows of."""
+        return self._result if key is None else self.bands.source
+
     def _answered(self, key: Key, x: Tensor, inputs: list[Tensor]) -> bool:
         """Whether rows that are asked for are there: those of an input are."""
         answer = self.answers.get(key)
@@ -182,9 +189,9 @@ class Call:
 
     def _check(self, band: Band, result: Result) -> None:
         rows = result.rows
-        own = band.count(self.bands.target if result.key is None else self.bands.source)
+        own = band.count(self.kind(result.key))
         if not isinstance(rows, Tensor) or not rows.dim() or len(rows) != own:
             what = (f"a tensor {list(rows.shape)}" if isinstance(rows, Tensor)
                     else f"a {type(rows).__name__}")
-            raise OffloadError(f"{self._name} gave {what} over a band of {own} rows; to run in "
+            raise OffloadError(f"{self.name} gave {what} over a band of {own} rows; to run in "
                                "bands it has to give a tensor with as many")

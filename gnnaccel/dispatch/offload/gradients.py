@@ -11,6 +11,7 @@ from gnnaccel.dispatch.offload import pipeline
 from gnnaccel.dispatch.offload.memory import Where
 from gnnaccel.dispatch.offload.plan import Band
 from gnnaccel.dispatch.offload.session import BandSession, Key
+from gnnaccel.errors import OffloadError
 
 if TYPE_CHECKING:
     from gnnaccel.dispatch.offload.calls import Answers, Call, Held
@@ -73,7 +74,7 @@ class _Backward:
     def _stage(self, goal: Key | None, gradient: Tensor, answers: Answers) -> None:
         """Runs all bands up to ``goal``, whose gradient it is, and back."""
         call = self._call
-        kind = call.bands.target if goal is None else call.bands.source
+        kind = call.kind(goal)
         pipeline.run(self._memory.device, call.bands.bands,
                      lambda band: call.load(band, self._inputs, answers, gradient, kind),
                      lambda band, held: self._pull(band, held, goal), lambda band, result: None,
@@ -89,6 +90,8 @@ class _Backward:
         if not result.rows.requires_grad:
             return
         wanted = self._wanted(band, inputs, whole, session)
+        if band is self._call.bands.bands[0]:
+            self._check(result.rows, [leaf for _, _, leaf in wanted])
         found = torch.autograd.grad(result.rows, [leaf for _, _, leaf in wanted], held.share,
                                     allow_unused=True)
         for (at, where, leaf), grad in zip(wanted, found):
@@ -99,6 +102,22 @@ class _Backward:
             else:
                 known = self._shares[at]
                 self._shares[at] = grad if known is None else known + grad
+
+    def _check(self, rows: Tensor, leaves: list[Tensor]) -> None:
+        """OffloadError where a function is differentiated by something that it was not given."""
+        known, left, seen = set(map(id, leaves)), [rows.grad_fn], set()
+        while left:
+            node = left.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            left += [after for after, _ in node.next_functions]
+            leaf = getattr(node, "variable", None)
+            if leaf is not None and id(leaf) not in known:
+                raise OffloadError(
+                    f"{self._call.name} uses a tensor {list(leaf.shape)} with a gradient that is "
+                    "none of its arguments and weights. Pass it as an argument of propagate, or "
+                    "detach it")
 
     def _wanted(self, band: Band, inputs: list[Tensor], whole: list[Tensor],
                 session: BandSession | None) -> list[tuple[Any, Where | None, Tensor]]:

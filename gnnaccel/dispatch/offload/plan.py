@@ -40,8 +40,8 @@ class Band(NamedTuple):
         return self.edge_ids if kind == "edges" else self.own[kind]
 
     def count(self, kind: str) -> int:
-        """How many own nodes of a type it has."""
-        return count(self.own[kind])
+        """How many of these rows it has."""
+        return count(self.rows(kind))
 
 
 @dataclass
@@ -63,6 +63,12 @@ class Bands:
     @property
     def target(self) -> str:
         return self.relation[2]
+
+    def rows(self, kind: str) -> int:
+        """How many nodes of a type, or "edges", there are."""
+        if kind == "edges":
+            return sum(count(band.edge_ids) for band in self.bands)
+        return self.sizes[kind]
 
     def again(self) -> bool:
         """Whether bands fetch many rows of sources more than once."""

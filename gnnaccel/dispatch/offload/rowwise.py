@@ -67,6 +67,8 @@ class RowWise(TorchFunctionMode):
                            kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         if self._paused:
+            if func in _OF_ALL:
+                _refuse_statistics(func, args, kwargs)
             return func(*args, **kwargs)
         tensors = list(_tensors((*args, *kwargs.values())))
         if not any(t.dim() and t.device.type == "cpu" for t in tensors):
@@ -139,6 +141,19 @@ class RowWise(TorchFunctionMode):
 
         return self._in_bands("batch_norm", function, [input],
                               [mean, var, *(t for t in (weight, bias) if t is not None)])
+
+
+_OF_ALL = (torch.nn.functional.batch_norm, torch.nn.functional.instance_norm)
+
+
+def _refuse_statistics(func: Any, args: tuple, kwargs: dict) -> None:
+    """OffloadError where a band would normalise its rows by what they are themselves."""
+    given = named(func, args, kwargs)
+    if (given.get("training") or given.get("use_input_stats", func is _OF_ALL[1])
+            or given.get("running_mean") is None):
+        raise OffloadError(f"{func.__name__} within a layer's messages takes statistics of all "
+                           "edges, of which a band has some. Call model.eval(), or use "
+                           "torch.nn.LayerNorm")
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:

@@ -129,11 +129,11 @@ def _over_part(session: Session, native: Callable, layer: Any, args: tuple, kwar
         given.arguments["x"] = _pair(call, given.arguments.get("x"))
         if given.arguments.get("size") is not None:
             given.arguments["size"] = call.size
-        with _within():
+        with within():
             return native(*given.args, **given.kwargs)
     held = norm.replaced(type(layer), functools.partial(norm.over_part, call))
     try:
-        with _steps(layer, call), _within():
+        with steps(layer, functools.partial(_step, layer, call)), within():
             return native(layer, *args, **kwargs)
     finally:
         norm.put_back(held)
@@ -192,7 +192,7 @@ def _pair(call: _Call, x: Any) -> tuple[Any, Any]:
 
 
 @contextlib.contextmanager
-def _within() -> Iterator[None]:
+def within() -> Iterator[None]:
     global _inside
     _inside += 1
     try:
@@ -202,10 +202,10 @@ def _within() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _steps(layer: Any, call: _Call) -> Iterator[None]:
-    """A block in which the layer's `propagate` and `edge_updater` get halo rows first. They are
-    put on the layer itself, and taken off while the class's own runs, which gnnaccel may have
-    replaced too."""
+def steps(layer: Any, run: Callable[[str, Any, Any, dict], Any]) -> Iterator[None]:
+    """A block in which ``run(name, edge_index, size, kwargs)`` stands for the layer's `propagate`
+    and `edge_updater`. It is put on the layer itself, and taken off while it runs: it may call the
+    class's own, which gnnaccel may have replaced too."""
     own = layer.__dict__
     held = {name: own[name] for name in _STEPS if name in own}
 
@@ -217,26 +217,31 @@ def _steps(layer: Any, call: _Call) -> Iterator[None]:
             own.pop(name, None)
         own.update(held)
 
-    def run(name: str, arguments: Any, edge_index: Any, kwargs: dict) -> Any:
-        kwargs["size"] = call.size
-        kwargs = _extended(layer, arguments, kwargs, call)
+    def instead(name: str, edge_index: Any, size: Any, kwargs: dict) -> Any:
         take_off()
         try:
-            return getattr(layer, name)(edge_index, **kwargs)
+            return run(name, edge_index, size, kwargs)
         finally:
             put()
 
     def propagate(edge_index: Any, size: Any = None, **kwargs: Any) -> Any:
-        return run("propagate", layer._user_args, edge_index, kwargs)
+        return instead("propagate", edge_index, size, kwargs)
 
     def edge_updater(edge_index: Any, size: Any = None, **kwargs: Any) -> Any:
-        return run("edge_updater", layer._edge_user_args, edge_index, kwargs)
+        return instead("edge_updater", edge_index, size, kwargs)
 
     put()
     try:
         yield
     finally:
         take_off()
+
+
+def _step(layer: Any, call: _Call, name: str, edge_index: Any, size: Any, kwargs: dict) -> Any:
+    """A step that gets halo rows first."""
+    asked = layer._user_args if name == "propagate" else layer._edge_user_args
+    return getattr(layer, name)(edge_index, **_extended(layer, asked, {**kwargs,
+                                                                       "size": call.size}, call))
 
 
 def _extended(layer: Any, arguments: Any, kwargs: dict, call: _Call) -> dict:

@@ -2,28 +2,33 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from gnnaccel.adapters.pyg.distributed import arguments, layers
+from gnnaccel.adapters import guards
+from gnnaccel.adapters.pyg.distributed import arguments, calls, layers
 from gnnaccel.adapters.pyg.distributed.arguments import Arguments
+from gnnaccel.adapters.pyg.distributed.calls import within
+from gnnaccel.adapters.pyg.offload import steps
 from gnnaccel.cuda import driver
 from gnnaccel.dispatch.distributed import state
+from gnnaccel.dispatch.distributed.building import Relation
 from gnnaccel.dispatch.distributed.draws import Draws
 from gnnaccel.dispatch.graph.tensor_ref import TensorMap
-from gnnaccel.dispatch.offload import calls, plan
+from gnnaccel.dispatch.offload import plan
+from gnnaccel.dispatch.offload.calls import Call
 from gnnaccel.dispatch.offload.memory import Memory
 from gnnaccel.dispatch.offload.plan import Bands
 from gnnaccel.dispatch.offload.rowwise import RowWise
 from gnnaccel.dispatch.offload.session import BandSession, Key
 from gnnaccel.dispatch.offload.sizes import Widths
 from gnnaccel.dispatch.policy import config
-from gnnaccel.dispatch.policy.reasons import Reason
 from gnnaccel.errors import OffloadError
 
 
@@ -31,6 +36,16 @@ from gnnaccel.errors import OffloadError
 #: them, so that no rows are written for edges
 _WITHIN = {"when": "supported", "first_use": "wait"}
 _BY_KERNELS = (torch.float32, torch.float16, torch.bfloat16)
+
+
+class _Graph(NamedTuple):
+    """A graph that is to be cut. ``sizes``: the numbers of sources and destinations, of the types
+    in ``relation``; ``flipped``: whether edge_index has destinations first."""
+
+    edge_index: Tensor
+    sizes: tuple[int, int]
+    relation: Relation
+    flipped: bool = False
 
 
 class Bander:
@@ -46,52 +61,70 @@ class Bander:
         self.rowwise = RowWise(memory, self.room)
         self.ran: Counter[tuple[str, int]] = Counter()
         self._plans: TensorMap[dict[Any, list[Bands]]] = TensorMap()
-        self._known: weakref.WeakKeyDictionary[Any, dict[Key, int]] = weakref.WeakKeyDictionary()
+        self._known: weakref.WeakKeyDictionary[Any, dict[str, dict[Key, int]]] = (
+            weakref.WeakKeyDictionary())
 
     def call(self, native: Callable, layer: Any, args: tuple, kwargs: dict) -> Any:
         """What the layer gives, for all nodes, in the host's memory."""
         if not _on_host((*args, *kwargs.values())):
             return native(layer, *args, **kwargs)
+        why = guards.context_reason()
+        if why is not None and why.code != "GA501":  # hooks see what they see over the whole graph
+            raise OffloadError(f"{type(layer).__name__} cannot run in bands: {why.text}")
         with self.rowwise.paused():
-            return self._call(layer, args, kwargs)
+            given = arguments.read(layer, args, kwargs)
+            if isinstance(given, Arguments):
+                return self._whole(layer, given)
+        with calls.steps(layer, functools.partial(self._step, layer)):
+            return native(layer, *args, **kwargs)
 
-    def _call(self, layer: Any, args: tuple, kwargs: dict) -> Tensor:
-        name = type(layer).__name__
-        given = arguments.read(layer, args, kwargs)
-        if isinstance(given, Reason):
-            raise OffloadError(f"{name} cannot run over rows in the host's memory: {given.text}. "
-                               "Move its inputs to the GPU before, or call it on sampled batches")
+    def _whole(self, layer: Any, given: Arguments) -> Tensor:
+        """A call of which everything runs in bands."""
         places = [place for place, kind in given.kinds.items() if kind is not None]
-        inputs = [given.value(place).contiguous() for place in places]
+        inputs = [given.value(place) for place in places]
         kinds = [kind for kind in given.kinds.values() if kind is not None]
         others = [place for place, kind in given.kinds.items() if kind is None]
+
+        def function(session: BandSession, inputs: list[Tensor], whole: list[Tensor],
+                     weights: dict[str, Tensor]) -> Tensor:
+            return _over_band(layer, given.copy(), dict(zip([*places, *others],
+                                                            [*inputs, *whole])), weights, session)
+
+        return self._in_bands(layer, type(layer).__name__, function,
+                              _Graph(given.edge_index, given.sizes, given.relation), inputs, kinds,
+                              [given.value(place) for place in others])
+
+    def _step(self, layer: Any, name: str, edge_index: Any, size: Any, kwargs: dict) -> Tensor:
+        """`propagate` or `edge_updater` of a layer, of which nothing else runs in bands."""
+        with self.rowwise.paused():
+            step = steps.read(layer, name, edge_index, size, kwargs)
+            graph = _Graph(step.edge_index, step.sizes, step.relation, step.reversed)
+            return self._in_bands(layer, step.title, step.over_band, graph, step.inputs, step.kinds,
+                                  step.whole_values, step.result)
+
+    def _in_bands(self, layer: Any, title: str, function: Callable[..., Tensor], graph: _Graph,
+                  inputs: list[Tensor], kinds: list[str], others: list[Tensor],
+                  result: str | None = None) -> Tensor:
+        """``function(session, inputs, others, weights)`` over each band."""
+        inputs = [t.contiguous() for t in inputs]
         weights = dict(layer.named_parameters())
+        # messages of a step alone may be any, so rows for edges are allowed for
         widths = Widths.of(inputs, kinds, weights.values(), layers.is_bipartite(layer),
-                           self._fused(layer, inputs))
-        bands = self._bands(given, widths)
-        self.ran[name, len(bands.bands)] += 1
+                           result is None and self._fused(layer, inputs))
+        bands = self._bands(graph, widths)
+        self.ran[title, len(bands.bands)] += 1
 
-        def function(session: BandSession | None, inputs: list[Tensor],
-                     whole: list[Tensor]) -> Tensor:
-            return self._over_band(layer, given.copy(), [*places, *others],
-                                   [*inputs, *whole[len(weights):]],
-                                   dict(zip(weights, whole)), session)
+        def over_band(session: BandSession | None, inputs: list[Tensor],
+                      whole: list[Tensor]) -> Tensor:
+            assert session is not None
+            with _active(session), within():
+                return function(session, inputs, whole[len(weights):], dict(zip(weights, whole)))
 
-        call = calls.Call(function, bands, kinds, self.memory, name, self._around,
-                          Draws(self.memory.device) if layer.training else None,
-                          self._known.setdefault(layer, {}), Widths.near(self.room()))
-        return call(inputs, [*weights.values(), *map(given.value, others)])
-
-    def _over_band(self, layer: Any, given: Arguments, places: list[arguments.Place],
-                   values: list[Tensor], weights: dict[str, Tensor],
-                   session: BandSession | None) -> Any:
-        assert session is not None
-        for place, value in zip(places, values):
-            given.put(place, value)
-        given.bound.arguments["edge_index"] = next(iter(session.part.edges.values()))
-        with _active(session), arguments.caches(layer, {}):
-            return torch.func.functional_call(layer, weights, given.bound.args[1:],
-                                              given.bound.kwargs)
+        known = self._known.setdefault(layer, {}).setdefault(title, {})
+        call = Call(over_band, bands, kinds, self.memory, title, self._around,
+                    Draws(self.memory.device) if layer.training else None, known,
+                    Widths.near(self.room()), result)
+        return call(inputs, [*weights.values(), *others])
 
     def _fused(self, layer: Any, inputs: list[Tensor]) -> bool:
         """Whether kernels run the layer, as far as is known before."""
@@ -115,27 +148,38 @@ class Bander:
             self.limit = Widths.room(self.memory.device)
         return self.limit
 
-    def _bands(self, given: Arguments, widths: Widths) -> Bands:
+    def _bands(self, graph: _Graph, widths: Widths) -> Bands:
         """The graph's bands for rows of these widths; kept while it is unwritten."""
-        edge_index, lasting = given.edge_index, not given.edge_index.is_inference()
+        edge_index, sizes, relation, flipped = graph
+        lasting, edges = not edge_index.is_inference(), edge_index.shape[1]
         known = (self._plans.get(edge_index) if lasting else None) or {}
-        key, room = (given.sizes, given.one), self.room() - Widths.near(self.room())
-        parts = widths.parts(given.sizes, edge_index.shape[1], room)
+        key, room = graph[1:], self.room() - Widths.near(self.room())
+        parts = widths.parts(sizes, edges, room)
         for bands in known.get(key, ()):
             if len(bands.bands) <= 2 * parts and widths.of_bands(bands) <= room:
                 return bands
         while True:
-            found = plan.cut(edge_index, given.sizes, given.relation, parts, self.memory,
-                             room)
+            found = plan.cut(edge_index.flip(0) if flipped else edge_index, sizes, relation, parts,
+                             self.memory, room)
             need = widths.of_bands(found)
-            if need <= room or parts >= max(given.sizes):
+            if need <= room or parts >= max(sizes):
                 break
-            parts = min(max(given.sizes), max(parts + 1, int(parts * min(need / room, 4.0))))
+            parts = min(max(sizes), max(parts + 1, int(parts * min(need / room, 4.0))))
         if lasting:
-            if widths.stay(edge_index.shape[1], room):
+            if widths.stay(edges, room):
                 found.keep_edges(self.memory)
             self._plans.set(edge_index, {**known, key: [found, *known.get(key, ())]})
         return found
+
+
+def _over_band(layer: Any, given: Arguments, values: dict[arguments.Place, Tensor],
+               weights: dict[str, Tensor], session: BandSession) -> Any:
+    for place, value in values.items():
+        given.put(place, value)
+    given.bound.arguments["edge_index"] = next(iter(session.part.edges.values()))
+    with arguments.caches(layer, {}):
+        return torch.func.functional_call(layer, weights, given.bound.args[1:],
+                                          given.bound.kwargs)
 
 
 def _on_host(values: tuple) -> bool:

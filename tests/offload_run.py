@@ -133,6 +133,19 @@ def measure(model: Net, x: Tensor, edge_index: Tensor, limit: int | str, rate: f
                 peak_gb=torch.cuda.max_memory_allocated() / 1e9 if rate else None)
 
 
+def train(model: Net, x: Tensor, edge_index: Tensor, limit: int | str) -> None:
+    """Times steps of training, of which the loss is over a sample of the rows."""
+    device = next(model.parameters()).device
+    weights = torch.linspace(-1, 1, _SAMPLE * x.shape[1]).view(_SAMPLE, -1)
+    with gnnaccel.offload(limit, device=device) as ran:
+        for step in ("first", "second"):
+            began = time.perf_counter()
+            model.zero_grad()
+            (model(x, edge_index)[:_SAMPLE] * weights).sum().backward()
+            say(train=step, limit=limit, seconds=round(time.perf_counter() - began, 3),
+                ran=str(ran))
+
+
 def options(given: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--nodes", type=int, default=25_000_000)
@@ -142,6 +155,8 @@ def options(given: list[str] | None) -> argparse.Namespace:
                         "times; default: auto, and twice the rows' bytes, of which no tensor fits")
     parser.add_argument("--tolerance", type=float, default=1e-4)
     parser.add_argument("--no-checks", action="store_true")
+    parser.add_argument("--train", action="store_true", help="also time steps of training, which "
+                        "take twice the host's memory")
     parser.add_argument("--native", action="store_true", help="without gnnaccel's layers")
     return parser.parse_args(given)
 
@@ -164,6 +179,8 @@ def main(given: list[str] | None = None) -> int:
         say(check=f"{_SAMPLE} rows of the first layer", difference=apart)
         for limit in limits:
             measure(model, x, edge_index, limit, rates["to_device"])
+        if asked.train:
+            train(model, x, edge_index, limits[0])
     return int(max(worst, apart) > asked.tolerance)
 
 

@@ -115,6 +115,36 @@ def test_rows_that_are_collected_between_stages_are_few():
         assert stored == 4 * (NODES * width + collected), layer
 
 
+def test_what_ran_is_said():
+    from torch_geometric.nn import SAGEConv
+
+    x, edges = graph()
+    with offload(device="cpu") as ran:
+        assert str(ran) == "no layer; 0 GB came to cpu, 0 GB went back"
+        out = SAGEConv(WIDTH, 8)(x, edges)
+    assert str(ran) == (f"SAGEConv in 1 band: 1 call; {ran.memory.fetched / 1e9:.3g} GB came to "
+                        f"cpu, {out.numel() * 4 / 1e9:.3g} GB went back")
+
+
+def test_degrees_are_collected_once_a_graph():
+    from torch_geometric.nn import GCNConv
+
+    x, edges = graph()
+    weight = torch.rand(400)
+    layer, improved = GCNConv(WIDTH, 8), GCNConv(WIDTH, 8, improved=True)
+    rows = 4 * NODES * (8 + 8)  # after the linear map, and the result
+    with offload(BANDS, device="cpu") as ran, torch.no_grad():
+        moved = [0]
+        for one, rest in ((layer, ()), (layer, ()), (improved, ()), (layer, (weight,)),
+                          (layer, (weight,)), (improved, ())):
+            right = GCNConv.forward(one, x, edges, *rest)
+            torch.testing.assert_close(one(x, edges, *rest), right, rtol=1e-5, atol=1e-6)
+            moved.append(ran.memory.stored)
+    degrees = 4 * NODES
+    assert [b - a for a, b in zip(moved, moved[1:])] == [
+        rows + degrees, rows, rows + degrees, rows + degrees, rows + degrees, rows]
+
+
 def test_dropout_is_drawn_again_in_backward():
     from torch_geometric.nn import GATConv
 

@@ -8,12 +8,14 @@ from tests import offload_run
 
 def test_the_script_runs(capsys):
     assert offload_run.main(["--nodes", "3000", "--edges", "30000", "--width", "8", "--limit",
-                             "300000", "--limit", "100000", "--no-checks"]) == 0
+                             "300000", "--limit", "100000", "--no-checks",
+                             "--train"]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     checked, = (line for line in lines if "check" in line)
     assert checked["difference"] < 1e-5
     measured = [line for line in lines if "measure" in line]
     assert [line["measure"] for line in measured] == 2 * ["first", "second", "third"]
+    assert [line["train"] for line in lines if "train" in line] == ["first", "second"]
     assert all(line["bands"][0] > 1 and line["fetched_gb"] > 0 for line in measured)
 
 

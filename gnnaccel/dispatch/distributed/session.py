@@ -13,6 +13,10 @@ from gnnaccel.dispatch.distributed.part import Part, check_edges
 from gnnaccel.dispatch.graph.tensor_ref import TensorMap, TensorRef
 from gnnaccel.errors import PartitionError
 
+#: how the names of rows begin that the graph alone decides
+OF_THE_GRAPH = "the graph's degrees"
+
+
 class Session:
     """Exchanges for one part in one process group. Making one is collective: every process of the
     group takes part, and each raises PartitionError where one holds a part that does not fit."""

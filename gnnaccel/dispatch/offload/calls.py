@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.dispatch.distributed.draws import Draws
+from gnnaccel.dispatch.distributed.session import OF_THE_GRAPH
 from gnnaccel.dispatch.offload import gradients, pipeline
 from gnnaccel.dispatch.offload.memory import Memory
 from gnnaccel.dispatch.offload.near import Near
@@ -74,7 +75,7 @@ class Call:
         self._function, self.bands, self.kinds = function, bands, kinds
         self.memory, self._draws, self.name, self.around = memory, draws, name, around
         self._known = {} if known is None else known
-        self.answers: Answers = dict(self._known)
+        self.answers: Answers = {**self._known, **bands.derived}
         self._result = bands.target if result is None else result
         self.near = Near(memory, bands, spare)
         self._recomputed = False
@@ -95,6 +96,8 @@ class Call:
                 if key is None:
                     break
                 self.answers[key] = rows
+                if key[0].startswith(OF_THE_GRAPH):
+                    self.bands.derived[key] = rows
         self.near.forget()
         self._known.clear()
         self._known.update({key: at for key, at in self.answers.items() if isinstance(at, int)})
@@ -112,8 +115,9 @@ class Call:
             kind = self.kind(key)
             if not found:
                 shape = self.bands.rows(kind), *rows.shape[1:]
-                # what backward needs again stays with the host
-                where = self.memory if key is None or self._recomputed else self.near
+                # what is needed after the call stays with the host
+                lasting = key is None or self._recomputed or key[0].startswith(OF_THE_GRAPH)
+                where = self.memory if lasting else self.near
                 found.append(Result(key, where.empty(shape, rows.dtype)))
             if key != found[0].key or rows.shape[1:] != found[0].rows.shape[1:]:
                 raise OffloadError(f"{self.name} took another way over one band of the graph than "

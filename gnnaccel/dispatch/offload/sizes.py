@@ -15,6 +15,10 @@ from gnnaccel.dispatch.offload.plan import Bands
 _SHARE = 0.6
 #: bytes of an edge besides its rows: int32 and int64 ends, and a sorted structure
 _EDGE = 56
+#: no row of a layer is as long; weights may be, such as one for each node
+_WIDE = 1 << 14
+#: bytes of a band whose rows come while another computes, where all would fit at once
+_ALONG = 1 << 28
 _ON_HOST = 1 << 30
 #: the share of a call's room that rows may take which all bands need
 _NEAR = 0.4
@@ -41,7 +45,7 @@ class Widths(NamedTuple):
         """The widest row is taken from the inputs and the weights' sizes."""
         bytes_of = [t.shape[1:].numel() * t.element_size() for t in inputs]
         node = sum(width for width, kind in zip(bytes_of, kinds) if kind != "edges")
-        sizes = (max(t.shape, default=0) * t.element_size() for t in weights)
+        sizes = (min(max(t.shape, default=0), _WIDE) * t.element_size() for t in weights)
         return cls(node, sum(bytes_of) - node, max(node, 1, *sizes), sources, fused)
 
     def need(self, own: int, halo: int, edges: int) -> int:
@@ -60,7 +64,7 @@ class Widths(NamedTuple):
     def parts(self, sizes: tuple[int, int], edges: int, room: int) -> int:
         """How many bands fit into ``room`` bytes, if edges come from anywhere."""
         most = max(1, max(sizes))
-        parts = 1
+        parts = max(1, min(8, most * self.node // _ALONG))
         while parts < most:
             own, mine = -(-most // parts), -(-edges // parts)
             halo = int((sizes[0] - own) * -math.expm1(-mine / max(1, sizes[0]))) if parts > 1 else 0

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gnnaccel.dispatch.distributed.session import OF_THE_GRAPH
 from gnnaccel.dispatch.graph.ordered_weights import of_the_graph
 
 _NAME = "gcn_norm"
@@ -65,7 +66,9 @@ def over_part(call: Any, native: Any, edge_index: Any,
 
 def _computed(call: Any, edge_index: Tensor, edge_weight: Tensor | None, improved: bool,
               add_self_loops: bool, dtype: Any) -> tuple[Tensor, Tensor]:
-    own = len(call.session.part.rows[call.relation[0]].own)
+    own, what = len(call.session.part.rows[call.relation[0]].own), "the degrees"
+    if edge_weight is None and edge_index is call.session.part.edges.get(call.relation):
+        what = f"{OF_THE_GRAPH}, {improved=}, {add_self_loops=}, {dtype}"
     if add_self_loops:
         # as the layer's module has it: gnnaccel keeps the edges
         loops = sys.modules["torch_geometric.nn.conv.gcn_conv"].add_remaining_self_loops
@@ -77,5 +80,5 @@ def _computed(call: Any, edge_index: Tensor, edge_weight: Tensor | None, improve
     degrees = scatter(edge_weight, edge_index[1], dim=0, dim_size=own, reduce="sum")
     inverse = degrees.pow(-0.5)
     inverse = inverse.masked_fill(inverse == float("inf"), 0)
-    extended = call.extend(inverse, "the degrees")
+    extended = call.extend(inverse, what)
     return edge_index, extended[edge_index[0]] * edge_weight * inverse[edge_index[1]]

@@ -64,6 +64,13 @@ class Bander:
         self._known: weakref.WeakKeyDictionary[Any, dict[str, dict[Key, int]]] = (
             weakref.WeakKeyDictionary())
 
+    def __str__(self) -> str:
+        ran = "".join(f"{name} in {bands} band{'s' * (bands != 1)}: {count} "
+                      f"call{'s' * (count != 1)}; " for (name, bands), count in self.ran.items())
+        memory = self.memory
+        return (f"{ran or 'no layer; '}{memory.fetched / 1e9:.3g} GB came to {memory.device}, "
+                f"{memory.stored / 1e9:.3g} GB went back")
+
     def call(self, native: Callable, layer: Any, args: tuple, kwargs: dict) -> Any:
         """What the layer gives, for all nodes, in the host's memory."""
         if not _on_host((*args, *kwargs.values())):
@@ -165,6 +172,8 @@ class Bander:
             if need <= room or parts >= max(sizes):
                 break
             parts = min(max(sizes), max(parts + 1, int(parts * min(need / room, 4.0))))
+        for bands in known.get(key, ())[:1]:
+            found.derived = bands.derived  # which does not depend on how it is cut
         if lasting:
             if widths.stay(edges, room):
                 found.keep_edges(self.memory)

@@ -44,7 +44,7 @@ class Band(NamedTuple):
         return count(self.rows(kind))
 
 
-@dataclass
+@dataclass(eq=False)
 class Bands:
     """All bands. ``sizes``: how many rows there are of each type; ``relation``: the types of
     sources and destinations; ``resident``: int64 [2, E] by band, edges that stay on the device, so
@@ -89,6 +89,11 @@ class Bands:
         for band in self.bands:
             if band.edges is not None:
                 self.resident[band.number] = memory.near(band.edges).long()
+
+    def let_go(self) -> None:
+        """Nothing of it stays on the device."""
+        self.resident.clear()
+        self.norms = TensorMap()
 
 
 def ranges(rows: int, parts: int) -> Bands:

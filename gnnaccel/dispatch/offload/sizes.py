@@ -62,16 +62,17 @@ class Widths(NamedTuple):
                              count(band.halo), count(band.edge_ids)) for band in bands.bands)
 
     def parts(self, sizes: tuple[int, int], edges: int, room: int) -> int:
-        """How many bands fit into ``room`` bytes, if edges come from anywhere."""
-        most = max(1, max(sizes))
-        parts = max(1, min(8, most * self.node // _ALONG))
+        """How many bands fit into ``room`` bytes, if edges come from anywhere. One of few numbers,
+        1, 2, 3, 4, 6, 8, 12, ..., so that layers of different widths share bands."""
+        most, parts = max(1, max(sizes)), 1
+        least = min(8, most * self.node // _ALONG)
         while parts < most:
             own, mine = -(-most // parts), -(-edges // parts)
             halo = int((sizes[0] - own) * -math.expm1(-mine / max(1, sizes[0]))) if parts > 1 else 0
-            if self.need(own, max(0, halo), mine) <= room:
+            if parts >= least and self.need(own, max(0, halo), mine) <= room:
                 break
-            parts = min(most, max(parts + 1, parts * 5 // 4))
-        return parts
+            parts = parts + 1 if parts < 4 else _next(parts)
+        return min(parts, most)
 
     @staticmethod
     def near(room: int) -> int:
@@ -91,3 +92,9 @@ class Widths(NamedTuple):
         free, _ = torch.cuda.mem_get_info(device)
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int((free + unused) * _SHARE)
+
+
+def _next(parts: int) -> int:
+    """The next larger of 4, 6, 8, 12, 16, 24, ..."""
+    power = 1 << (parts.bit_length() - 1)
+    return power * 2 if parts > power else parts + power // 2

@@ -38,6 +38,12 @@ _WITHIN = {"when": "supported", "first_use": "wait"}
 _BY_KERNELS = (torch.float32, torch.float16, torch.bfloat16)
 
 
+#: by edge_index, then by device and sizes, then by how many were asked for: a graph's bands
+plans: TensorMap[dict[Any, dict[int, Bands]]] = TensorMap()
+#: by layer and what is called of it: which of its inputs it gathers as they are
+_known: weakref.WeakKeyDictionary[Any, dict[str, dict[Key, int]]] = weakref.WeakKeyDictionary()
+
+
 class _Graph(NamedTuple):
     """A graph that is to be cut. ``sizes``: the numbers of sources and destinations, of the types
     in ``relation``; ``flipped``: whether edge_index has destinations first."""
@@ -60,9 +66,7 @@ class Bander:
         self.memory, self.limit, self._installed = memory, limit, installed
         self.rowwise = RowWise(memory, self.room)
         self.ran: Counter[tuple[str, int]] = Counter()
-        self._plans: TensorMap[dict[Any, list[Bands]]] = TensorMap()
-        self._known: weakref.WeakKeyDictionary[Any, dict[str, dict[Key, int]]] = (
-            weakref.WeakKeyDictionary())
+        self._resident: list[Bands] = []
 
     def __str__(self) -> str:
         ran = "".join(f"{name} in {bands} band{'s' * (bands != 1)}: {count} "
@@ -127,7 +131,7 @@ class Bander:
             with _active(session), within():
                 return function(session, inputs, whole[len(weights):], dict(zip(weights, whole)))
 
-        known = self._known.setdefault(layer, {}).setdefault(title, {})
+        known = _known.setdefault(layer, {}).setdefault(title, {})
         call = Call(over_band, bands, kinds, self.memory, title, self._around,
                     Draws(self.memory.device) if layer.training else None, known,
                     Widths.near(self.room()), result)
@@ -157,28 +161,38 @@ class Bander:
 
     def _bands(self, graph: _Graph, widths: Widths) -> Bands:
         """The graph's bands for rows of these widths; kept while it is unwritten."""
-        edge_index, sizes, relation, flipped = graph
-        lasting, edges = not edge_index.is_inference(), edge_index.shape[1]
-        known = (self._plans.get(edge_index) if lasting else None) or {}
-        key, room = graph[1:], self.room() - Widths.near(self.room())
-        parts = widths.parts(sizes, edges, room)
-        for bands in known.get(key, ()):
-            if len(bands.bands) <= 2 * parts and widths.of_bands(bands) <= room:
-                return bands
-        while True:
-            found = plan.cut(edge_index.flip(0) if flipped else edge_index, sizes, relation, parts,
-                             self.memory, room)
-            need = widths.of_bands(found)
-            if need <= room or parts >= max(sizes):
-                break
-            parts = min(max(sizes), max(parts + 1, int(parts * min(need / room, 4.0))))
-        for bands in known.get(key, ())[:1]:
-            found.derived = bands.derived  # which does not depend on how it is cut
-        if lasting:
-            if widths.stay(edges, room):
-                found.keep_edges(self.memory)
-            self._plans.set(edge_index, {**known, key: [found, *known.get(key, ())]})
+        lasting = not graph.edge_index.is_inference()
+        held = (plans.get(graph.edge_index) if lasting else None) or {}
+        key, room = (self.memory.device, *graph[1:]), self.room() - Widths.near(self.room())
+        known, parts = held.get(key, {}), widths.parts(graph.sizes, graph.edge_index.shape[1], room)
+        found = known.get(parts)
+        if found is None or widths.of_bands(found) > room:
+            found = self._cut(graph, widths, parts, room)
+            for bands in known.values():
+                found.derived = bands.derived  # which does not depend on how it is cut
+            if lasting:
+                plans.set(graph.edge_index, {**held, key: {**known, parts: found}})
+        if lasting and not found.resident and widths.stay(graph.edge_index.shape[1], room):
+            found.keep_edges(self.memory)
+            self._resident.append(found)
         return found
+
+    def _cut(self, graph: _Graph, widths: Widths, parts: int, room: int) -> Bands:
+        """``parts`` bands, or as many more as it takes."""
+        edge_index, most = graph.edge_index, max(graph.sizes)
+        if graph.flipped:
+            edge_index = edge_index.flip(0)
+        while True:
+            found = plan.cut(edge_index, graph.sizes, graph.relation, parts, self.memory, room)
+            need = widths.of_bands(found)
+            if need <= room or parts >= most:
+                return found
+            parts = min(most, max(parts + 1, int(parts * min(need / room, 4.0))))
+
+    def close(self) -> None:
+        """At the end of the block: nothing stays on the device."""
+        while self._resident:
+            self._resident.pop().let_go()
 
 
 def _over_band(layer: Any, given: Arguments, values: dict[arguments.Place, Tensor],

@@ -45,6 +45,7 @@ def offload(limit: int | str = "auto", *, device: Any = None) -> Iterator[Bander
                 yield bander
         finally:
             state.divider = None
+            bander.close()
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ pytest.importorskip("torch_geometric")
 
 import gnnaccel
 from gnnaccel import offload
+from gnnaccel.adapters.pyg.offload import banding
 from gnnaccel.adapters.pyg.offload.banding import plans
 from gnnaccel.cuda import driver
 from gnnaccel.errors import GraphError, OffloadError
@@ -253,6 +254,21 @@ def test_bands_are_made_once_a_graph():
         edges[0] = edges[0].flip(0)  # which the plan does not stand for any more
         torch.testing.assert_close(layer(x, edges), SAGEConv.forward(layer, x, edges),
                                    rtol=1e-6, atol=1e-6)
+
+
+def test_a_hub_does_not_make_bands_without_end(monkeypatch):
+    from torch_geometric.nn import SAGEConv
+
+    cuts, cut = [], banding.plan.cut
+    monkeypatch.setattr(banding.plan, "cut", lambda *given: cuts.append(given[3]) or cut(*given))
+    x, edges = torch.randn(3000, WIDTH), torch.randint(0, 3000, (2, 9000))
+    edges[1, :6000] = 7
+    layer = SAGEConv(WIDTH, 8)
+    with offload(400_000, device="cpu"), torch.no_grad():
+        out = layer(x, edges)
+        assert torch.allclose(layer(x, edges), out)
+    assert 1 < len(cuts) < 6 and max(cuts) < 100  # once, though the hub's edges never fit
+    torch.testing.assert_close(out, layer(x, edges), rtol=1e-5, atol=1e-5)
 
 
 def test_rows_that_fit_are_fetched_once():

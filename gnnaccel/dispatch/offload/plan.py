@@ -49,7 +49,8 @@ class Bands:
     """All bands. ``sizes``: how many rows there are of each type; ``relation``: the types of
     sources and destinations; ``resident``: int64 [2, E] by band, edges that stay on the device, so
     that what is derived from them is known again: among that, ``norms``; ``derived``: rows that
-    the graph alone decides, on the host, by the key that layers ask for them by."""
+    the graph alone decides, on the host, by the key that layers ask for them by; ``fitted``:
+    whether they were as many as it took."""
 
     bands: list[Band]
     sizes: dict[str, int]
@@ -57,6 +58,7 @@ class Bands:
     resident: dict[int, Tensor] = field(default_factory=dict)
     norms: TensorMap[dict[Any, Any]] = field(default_factory=TensorMap)
     derived: dict[Any, Tensor] = field(default_factory=dict)
+    fitted: bool = True
 
     @property
     def source(self) -> str:

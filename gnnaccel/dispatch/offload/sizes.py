@@ -12,7 +12,7 @@ from gnnaccel.dispatch.offload.memory import count
 from gnnaccel.dispatch.offload.plan import Bands
 
 #: the share of the device's free memory that bands may take
-_SHARE = 0.6
+_SHARE = 0.75
 #: bytes of an edge besides its rows: int32 and int64 ends, and a sorted structure
 _EDGE = 56
 #: no row of a layer is as long; weights may be, such as one for each node
@@ -21,7 +21,7 @@ _WIDE = 1 << 14
 _ALONG = 1 << 28
 _ON_HOST = 1 << 30
 #: the share of a call's room that rows may take which all bands need
-_NEAR = 0.4
+_NEAR = 0.55
 #: the share of a call's room that edges may take to stay on the device, and what one takes then:
 #: int64 ends, a sorted structure, and GCN's normalisation
 _RESIDENT = 0.2
@@ -74,10 +74,12 @@ class Widths(NamedTuple):
             parts = parts + 1 if parts < 4 else _next(parts)
         return min(parts, most)
 
-    @staticmethod
-    def near(room: int) -> int:
-        """The part of a call's room that is for rows which all bands need."""
-        return int(room * _NEAR)
+    def near(self, sources: int, room: int) -> int:
+        """The part of a call's room that is for rows which all bands need: none where not even
+        those of one tensor fit."""
+        least = min(width for width in (self.node, self.widest) if width)
+        part = int(room * _NEAR)
+        return part if self.node and sources * least <= part else 0
 
     @staticmethod
     def stay(edges: int, room: int) -> bool:

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -35,6 +36,8 @@ from gnnaccel.errors import OffloadError
 #: options within bands: layers run by kernels where they can, profitable or not, and wait for
 #: them, so that no rows are written for edges
 _WITHIN = {"when": "supported", "first_use": "wait"}
+#: the largest part of the memory before that more bands may take, to be tried again
+_HELPS = 0.9
 _BY_KERNELS = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -122,7 +125,8 @@ class Bander:
         # messages of a step alone may be any, so rows for edges are allowed for
         widths = Widths.of(inputs, kinds, weights.values(), layers.is_bipartite(layer),
                            result is None and self._fused(layer, inputs))
-        bands = self._bands(graph, widths)
+        near = widths.near(graph.sizes[0], self.room())
+        bands = self._bands(graph, widths, self.room() - near)
         self.ran[title, len(bands.bands)] += 1
 
         def over_band(session: BandSession | None, inputs: list[Tensor],
@@ -134,7 +138,7 @@ class Bander:
         known = _known.setdefault(layer, {}).setdefault(title, {})
         call = Call(over_band, bands, kinds, self.memory, title, self._around,
                     Draws(self.memory.device) if layer.training else None, known,
-                    Widths.near(self.room()), result)
+                    near, result)
         return call(inputs, [*weights.values(), *others])
 
     def _fused(self, layer: Any, inputs: list[Tensor]) -> bool:
@@ -159,14 +163,15 @@ class Bander:
             self.limit = Widths.room(self.memory.device)
         return self.limit
 
-    def _bands(self, graph: _Graph, widths: Widths) -> Bands:
-        """The graph's bands for rows of these widths; kept while it is unwritten."""
+    def _bands(self, graph: _Graph, widths: Widths, room: int) -> Bands:
+        """The graph's bands for rows of these widths; kept while it is unwritten. ``room``: the
+        bytes that they may take."""
         lasting = not graph.edge_index.is_inference()
         held = (plans.get(graph.edge_index) if lasting else None) or {}
-        key, room = (self.memory.device, *graph[1:]), self.room() - Widths.near(self.room())
+        key = self.memory.device, *graph[1:]
         known, parts = held.get(key, {}), widths.parts(graph.sizes, graph.edge_index.shape[1], room)
         found = known.get(parts)
-        if found is None or widths.of_bands(found) > room:
+        if found is None or (found.fitted and widths.of_bands(found) > room):
             found = self._cut(graph, widths, parts, room)
             for bands in known.values():
                 found.derived = bands.derived  # which does not depend on how it is cut
@@ -178,15 +183,18 @@ class Bander:
         return found
 
     def _cut(self, graph: _Graph, widths: Widths, parts: int, room: int) -> Bands:
-        """``parts`` bands, or as many more as it takes."""
-        edge_index, most = graph.edge_index, max(graph.sizes)
+        """``parts`` bands, or as many more as it takes, while that helps: the edges that enter one
+        node are in one band."""
+        edge_index, most, before = graph.edge_index, max(graph.sizes), math.inf
         if graph.flipped:
             edge_index = edge_index.flip(0)
         while True:
             found = plan.cut(edge_index, graph.sizes, graph.relation, parts, self.memory, room)
             need = widths.of_bands(found)
-            if need <= room or parts >= most:
+            if need <= room or parts >= most or need > _HELPS * before:
+                found.fitted = need <= room
                 return found
+            before = need
             parts = min(most, max(parts + 1, int(parts * min(need / room, 4.0))))
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ out). Then two layers of SAGEConv over a random graph in pinned memory, 25 M nod
 fetch their own. ``share_of_link``: the bytes that came, by the time, over the rate of a pinned
 copy. It takes about 90 GiB of the host's memory. In less than a minute, and 15 GiB:
 
-    python -m tests.offload_run --nodes 4000000 --edges 60000000
+    python -m tests.offload_run --nodes 4000000 --edges 60000000 --no-checks
 
 The exit status is 1 where a difference is above ``--tolerance``. Without a GPU bands are computed
 by the CPU, for small numbers of nodes.
@@ -54,10 +54,11 @@ class Net(nn.Module):
 def check(device: str) -> float:
     """The largest difference of layers' and a model's results and gradients."""
     worst = 0.0
-    for limit, pinned, enabled in ((4000, True, False), (4000, True, True), (20_000, False, False)):
+    for limit, pinned, enabled, names in ((4000, True, False, ()), (4000, True, True, checks.FEW),
+                                          (20_000, False, False, checks.FEW)):
         pinned = pinned and device == "cuda"
         with gnnaccel.enabled() if enabled else contextlib.nullcontext():
-            found = dict(checks.layers(device, limit, pinned))
+            found = dict(checks.layers(device, limit, pinned, names))
         name = max(found, key=found.__getitem__)
         say(check="layers", count=len(found), limit=limit, pinned=pinned, enabled=enabled,
             worst=name, difference=found[name])
@@ -152,7 +153,8 @@ def options(given: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--edges", type=int, default=400_000_000)
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--limit", type=int, action="append", help="bytes; may be given several "
-                        "times; default: auto, and twice the rows' bytes, of which no tensor fits")
+                        "times; default: auto, and 1.5 times the rows' bytes, of which too little is "
+                        "for rows that all bands need")
     parser.add_argument("--tolerance", type=float, default=1e-4)
     parser.add_argument("--no-checks", action="store_true")
     parser.add_argument("--train", action="store_true", help="also time steps of training, which "
@@ -173,7 +175,7 @@ def main(given: list[str] | None = None) -> int:
         width=asked.width, made_s=round(time.perf_counter() - began, 1))
     torch.manual_seed(0)
     model = Net(asked.width).to(device).eval()
-    limits = asked.limit or ["auto", 2 * x.numel() * x.element_size()]
+    limits = asked.limit or ["auto", 3 * x.numel() * x.element_size() // 2]
     with contextlib.nullcontext() if asked.native else gnnaccel.enabled():
         apart = sampled(model, x, edge_index)
         say(check=f"{_SAMPLE} rows of the first layer", difference=apart)

@@ -107,15 +107,17 @@ CASES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], tuple]]] = {
 }
 
 
-def run(name: str, d: Any, rows: Any = slice(None), device: Any = "cpu"
+def run(name: str, d: Any, rows: Any = slice(None), device: Any = "cpu", pinned: bool = False
         ) -> tuple[torch.Tensor, dict[str, Any]]:
     """A layer's result over ``d``, and gradients of weights and features. ``rows``: the nodes'
-    numbers in the whole graph, of which the loss depends; ``device``: where the layer is."""
+    numbers in the whole graph, of which the loss depends; ``device``: where the layer is;
+    ``pinned``: whether what it is called with is in pinned memory."""
     from torch_geometric import nn as pyg
 
     torch.manual_seed(0)
     make, arguments = CASES[name]
     layer, d = make(pyg).eval().to(device), d.clone()
+    d = d.pin_memory() if pinned else d
     d.x.requires_grad_()
     out = layer(*arguments(d))
     share = torch.randn(homogeneous().num_nodes, *out.shape[1:],

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +12,10 @@ from torch import Tensor, nn
 import gnnaccel
 from gnnaccel.dispatch.offload import rowwise
 from tests.distributed import graphs, layer_cases
+
+
+#: a few layers, by different ways
+FEW = ("GATConv", "GCNConv", "GINConv", "RGCNConv", "SAGEConv", "TransformerConv")
 
 
 class Net(nn.Module):
@@ -70,17 +74,14 @@ def small_bands() -> Iterator[None]:
         rowwise._SMALL, rowwise._BAND = held
 
 
-def layers(device: str, limit: int, pinned: bool) -> Iterator[tuple[str, float]]:
-    """By layer, the largest difference of results and gradients."""
+def layers(device: str, limit: int, pinned: bool, names: Iterable[str] = ()
+           ) -> Iterator[tuple[str, float]]:
+    """By layer, of ``names`` or all, the largest difference of results and gradients."""
     warnings.simplefilter("ignore")
-    data = layer_cases.data()
-    if pinned:
-        for key, value in data.to_dict().items():
-            data[key] = value.pin_memory() if isinstance(value, Tensor) else value
-    for name in sorted(layer_cases.CASES):
+    for name in sorted(names or layer_cases.CASES):
         out, gradients = layer_cases.run(name, layer_cases.data())
         with gnnaccel.offload(limit, device=device):
-            found, shares = layer_cases.run(name, data, device=device)
+            found, shares = layer_cases.run(name, layer_cases.data(), device=device, pinned=pinned)
         assert found.device.type == "cpu" and shares.keys() == gradients.keys(), name
         yield name, max(difference(found, out),
                         *(difference(shares[key], gradients[key]) for key in gradients))

@@ -31,7 +31,8 @@ def test_layers(where, limit, pinned, enabled):
         pytest.skip("as in test_layers.py")
     switched = gnnaccel.enabled() if enabled else contextlib.nullcontext()
     with switched:
-        found = dict(checks.layers(where, limit, pinned and where == "cuda"))
+        found = dict(checks.layers(where, limit, pinned and where == "cuda",
+                                   checks.FEW if enabled else ()))
     assert {name: error for name, error in found.items() if error > 1e-4} == {}
 
 

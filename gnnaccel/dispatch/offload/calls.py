@@ -150,8 +150,10 @@ class Call:
             whole: list[Tensor], goal: Key | None = None) -> tuple[Result, BandSession | None]:
         """The band's result: of the call, or of the rows that are missing, or of ``goal``. ``far``:
         the inputs on the host; ``inputs``: the band's."""
+        given = [(t, _version(t)) for t in inputs]
+
         def halo(key: Key, x: Tensor) -> Tensor | None:
-            if key == goal or not self._answered(key, x, inputs):
+            if key == goal or not self._answered(key, x, given):
                 return None
             if key in held.extended:
                 return held.extended[key]
@@ -173,13 +175,12 @@ class Call:
         """What a band's result for ``key`` has rows of."""
         return self._result if key is None else self.bands.source
 
-    def _answered(self, key: Key, x: Tensor, inputs: list[Tensor]) -> bool:
-        """Whether rows that are asked for are there: those of an input are."""
-        answer = self.answers.get(key)
-        if isinstance(answer, Tensor) or (answer is not None and inputs[answer] is x):
+    def _answered(self, key: Key, x: Tensor, given: list[tuple[Tensor, int]]) -> bool:
+        """Whether rows that are asked for are there: those of an input are, as it was given."""
+        if isinstance(self.answers.get(key), Tensor):
             return True
-        found = next((at for at, (t, kind) in enumerate(zip(inputs, self.kinds))
-                      if t is x and kind == self.bands.source), None)
+        found = next((at for at, ((t, version), kind) in enumerate(zip(given, self.kinds))
+                      if t is x and version == _version(x) and kind == self.bands.source), None)
         if found is None:
             self.answers.pop(key, None)
             return False
@@ -199,3 +200,8 @@ class Call:
                     else f"a {type(rows).__name__}")
             raise OffloadError(f"{self.name} gave {what} over a band of {own} rows; to run in "
                                "bands it has to give a tensor with as many")
+
+
+def _version(t: Tensor) -> int:
+    """How many times a tensor was written to; those of inference mode do not count."""
+    return 0 if t.is_inference() else t._version

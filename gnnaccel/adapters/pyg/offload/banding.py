@@ -121,7 +121,8 @@ class Bander:
                   result: str | None = None) -> Tensor:
         """``function(session, inputs, others, weights)`` over each band."""
         inputs = [t.contiguous() for t in inputs]
-        weights = dict(layer.named_parameters())
+        weights = dict(layer.named_parameters()) | {
+            name: t for name, t in layer.named_buffers() if t.device != self.memory.device}
         # messages of a step alone may be any, so rows for edges are allowed for
         widths = Widths.of(inputs, kinds, weights.values(), layers.is_bipartite(layer),
                            result is None and self._fused(layer, inputs))

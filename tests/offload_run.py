@@ -177,8 +177,10 @@ def main(given: list[str] | None = None) -> int:
     model = Net(asked.width).to(device).eval()
     limits = asked.limit or ["auto", 3 * x.numel() * x.element_size() // 2]
     with contextlib.nullcontext() if asked.native else gnnaccel.enabled():
+        began = time.perf_counter()
         apart = sampled(model, x, edge_index)
-        say(check=f"{_SAMPLE} rows of the first layer", difference=apart)
+        say(check=f"{_SAMPLE} rows of the first layer", difference=apart,
+            seconds_with_bands_made=round(time.perf_counter() - began, 3))
         for limit in limits:
             measure(model, x, edge_index, limit, rates["to_device"])
         if asked.train:

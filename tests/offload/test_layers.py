@@ -16,6 +16,7 @@ from gnnaccel import offload
 from gnnaccel.adapters.pyg.offload import banding
 from gnnaccel.adapters.pyg.offload.banding import plans
 from gnnaccel.cuda import driver
+from gnnaccel.dispatch.graph import cache
 from gnnaccel.errors import GraphError, OffloadError
 from tests.distributed import graphs, layer_cases
 
@@ -292,9 +293,10 @@ def test_edges_that_are_few_stay_on_the_device():
     from torch_geometric.nn import GCNConv
 
     x, edges = torch.randn(NODES, 256), graph()[1][:, :80]
-    layer = GCNConv(256, 8)
+    layer, limit = GCNConv(256, 8), cache.limit()
     with offload(100_000, device="cpu") as ran, torch.no_grad():
         found = [layer(x, edges)]
+        assert cache.limit() > limit  # all bands' structures
         first = ran.memory.stored
         found.append(layer(x, edges))
         (_, count), = ran.ran
@@ -302,7 +304,7 @@ def test_edges_that_are_few_stay_on_the_device():
         assert count > 1 and len(bands.resident) == count
         # degrees are known, and with them the normalisation
         assert first - (ran.memory.stored - first) == 4 * NODES
-    assert not bands.resident
+    assert not bands.resident and cache.limit() == limit
     for out in found:
         torch.testing.assert_close(out, layer(x, edges), rtol=1e-5, atol=1e-6)
 

@@ -22,10 +22,10 @@ _ALONG = 1 << 28
 _ON_HOST = 1 << 30
 #: the share of a call's room that rows may take which all bands need
 _NEAR = 0.55
-#: the share of a call's room that edges may take to stay on the device, and what one takes then:
+#: the share of what is left that edges may take to stay on the device, and what one takes then:
 #: int64 ends, a sorted structure, and GCN's normalisation
-_RESIDENT = 0.2
-_STAYS = 64
+_RESIDENT = 0.4
+_STAYS = 40
 
 
 class Widths(NamedTuple):
@@ -78,13 +78,14 @@ class Widths(NamedTuple):
         """The part of a call's room that is for rows which all bands need: none where not even
         those of one tensor fit."""
         least = min(width for width in (self.node, self.widest) if width)
-        part = int(room * _NEAR)
+        part = min(int(room * _NEAR), int(sources * max(self.node, self.widest) * 1.1))
         return part if self.node and sources * least <= part else 0
 
     @staticmethod
-    def stay(edges: int, room: int) -> bool:
-        """Whether a graph's edges stay on the device."""
-        return edges * _STAYS <= room * _RESIDENT
+    def stay(edges: int, room: int) -> int:
+        """The bytes that a graph's edges take where they stay on the device; 0 where they do
+        not."""
+        return edges * _STAYS if edges * _STAYS <= room * _RESIDENT else 0
 
     @staticmethod
     def room(device: torch.device) -> int:

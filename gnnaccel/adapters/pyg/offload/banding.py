@@ -21,6 +21,7 @@ from gnnaccel.cuda import driver
 from gnnaccel.dispatch.distributed import state
 from gnnaccel.dispatch.distributed.building import Relation
 from gnnaccel.dispatch.distributed.draws import Draws
+from gnnaccel.dispatch.graph import cache
 from gnnaccel.dispatch.graph.tensor_ref import TensorMap
 from gnnaccel.dispatch.offload import plan
 from gnnaccel.dispatch.offload.calls import Call
@@ -36,6 +37,8 @@ from gnnaccel.errors import OffloadError
 #: options within bands: layers run by kernels where they can, profitable or not, and wait for
 #: them, so that no rows are written for edges
 _WITHIN = {"when": "supported", "first_use": "wait"}
+#: bytes that an edge of a band that stays takes in the cache of structures
+_STRUCTURE = 24
 #: the largest part of the memory before that more bands may take, to be tried again
 _HELPS = 0.9
 _BY_KERNELS = (torch.float32, torch.float16, torch.bfloat16)
@@ -70,6 +73,7 @@ class Bander:
         self.rowwise = RowWise(memory, self.room)
         self.ran: Counter[tuple[str, int]] = Counter()
         self._resident: list[Bands] = []
+        self._edges = 0  # of all that stay
 
     def __str__(self) -> str:
         ran = "".join(f"{name} in {bands} band{'s' * (bands != 1)}: {count} "
@@ -166,8 +170,10 @@ class Bander:
 
     def _bands(self, graph: _Graph, widths: Widths, room: int) -> Bands:
         """The graph's bands for rows of these widths; kept while it is unwritten. ``room``: the
-        bytes that they may take."""
+        bytes that they and the edges may take."""
         lasting = not graph.edge_index.is_inference()
+        stay = widths.stay(graph.edge_index.shape[1], room) if lasting else 0
+        room -= stay
         held = (plans.get(graph.edge_index) if lasting else None) or {}
         key = self.memory.device, *graph[1:]
         known, parts = held.get(key, {}), widths.parts(graph.sizes, graph.edge_index.shape[1], room)
@@ -178,9 +184,9 @@ class Bander:
                 found.derived = bands.derived  # which does not depend on how it is cut
             if lasting:
                 plans.set(graph.edge_index, {**held, key: {**known, parts: found}})
-        if lasting and not found.resident and widths.stay(graph.edge_index.shape[1], room):
-            found.keep_edges(self.memory)
-            self._resident.append(found)
+        if stay and not found.resident and widths.stay(self._edges + graph.edge_index.shape[1],
+                                                       self.room()):
+            self._keep(found, graph.edge_index.shape[1])
         return found
 
     def _cut(self, graph: _Graph, widths: Widths, parts: int, room: int) -> Bands:
@@ -198,10 +204,19 @@ class Bander:
             before = need
             parts = min(most, max(parts + 1, int(parts * min(need / room, 4.0))))
 
+    def _keep(self, bands: Bands, edges: int) -> None:
+        """Edges stay on the device until the block ends, and with them their structures."""
+        bands.keep_edges(self.memory)
+        self._resident.append(bands)
+        self._edges += edges
+        cache.set_limit(cache.limit() + edges * _STRUCTURE)
+
     def close(self) -> None:
         """At the end of the block: nothing stays on the device."""
         while self._resident:
             self._resident.pop().let_go()
+        cache.set_limit(cache.limit() - self._edges * _STRUCTURE)
+        self._edges = 0
 
 
 def _over_band(layer: Any, given: Arguments, values: dict[arguments.Place, Tensor],

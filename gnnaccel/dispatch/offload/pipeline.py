@@ -28,10 +28,16 @@ def run(device: torch.device, bands: Sequence[Band], load: Callable[[Band], Any]
     it may tell what there is to load. ``tensors``: those in what ``load`` and ``compute`` return.
     Results are there when this returns.
     """
-    if device.type != "cuda":
-        for band in bands:
-            store(band, compute(band, load(band)))
+    if device.type == "cuda":
+        _overlapped(device, bands, load, compute, store, tensors)
         return
+    for band in bands:
+        store(band, compute(band, load(band)))
+
+
+def _overlapped(device: torch.device, bands: Sequence[Band], load: Callable[[Band], Any],
+                compute: Callable[[Band, Any], Any], store: Callable[[Band, Any], None],
+                tensors: Callable[[Any], Iterable[Tensor]]) -> None:
     main = torch.cuda.current_stream(device)
     loading, storing = _streams(main.device)
 

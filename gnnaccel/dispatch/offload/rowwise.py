@@ -24,14 +24,16 @@ _SMALL = 1 << 22
 #: bytes of a band, where the device has room: enough to hide what starting it costs
 _BAND = 1 << 27
 
+#: conversions, to which dtype
+_TYPES = {"float": torch.float32, "half": torch.float16, "bfloat16": torch.bfloat16,
+          "double": torch.float64}
 #: rows are the first argument, all else is the same for each
 _FIRST = frozenset((
     "linear", "relu", "relu6", "gelu", "elu", "selu", "celu", "leaky_relu", "silu", "mish", "prelu",
     "hardtanh", "hardswish", "hardsigmoid", "softplus", "softsign", "logsigmoid", "tanhshrink",
     "threshold", "tanh", "sigmoid", "exp", "log", "log1p", "sqrt", "rsqrt", "abs", "neg", "square",
     "reciprocal", "sin", "cos", "clamp", "layer_norm", "rms_norm", "batch_norm", "dropout",
-    "alpha_dropout", "embedding", "matmul", "mm", "__rsub__", "__rdiv__", "float", "half",
-    "bfloat16", "double"))
+    "alpha_dropout", "embedding", "matmul", "mm", "__rsub__", "__rdiv__", *_TYPES))
 #: the same, along dimensions other than the first: where the argument is, and what it is if absent
 _ALONG = {"softmax": (1, None), "log_softmax": (1, None), "normalize": (2, 1), "glu": (1, -1),
           "sum": (1, None), "mean": (1, None), "amax": (1, None), "amin": (1, None),
@@ -173,12 +175,15 @@ def _places(name: str, func: Any, args: tuple, kwargs: dict, tensors: list[Tenso
         found = [t for t in tensors if t.dim() == deepest and len(t) == most]
         if name == "where" and len(args) < 3:
             return []
-    elif args and args[0] is tensors[0] and _row_by_row(name, func, args, kwargs, tensors[0]):
+    elif (args and args[0] is tensors[0] and _row_by_row(name, func, args, kwargs, tensors[0])
+          and not any(t.dim() and t.device.type == "cpu" and len(t) == len(tensors[0])
+                      for t in tensors[1:])):  # which may be rows, too
         found = tensors[:1]
     else:
         return []
     if not all(t.dim() and t.device.type == "cpu" and type(t) in _PLAIN
-               and t.layout is torch.strided and len(t) == len(found[0]) for t in found):
+               and t.layout is torch.strided and t.stride(0) == max(t.stride())
+               and len(t) == len(found[0]) for t in found):
         return []
     return [at for at, t in enumerate(tensors) if any(t is one for one in found)]
 
@@ -213,6 +218,12 @@ def _row_by_row(name: str, func: Any, args: tuple, kwargs: dict, x: Tensor) -> b
         return bool(given.get("training", True)) and given.get("p", 0.5) > 0
     if name == "layer_norm":
         return len(given.get("normalized_shape", ())) < x.dim()
+    if name in _TYPES:
+        return x.dtype != _TYPES[name]
+    if name == "embedding":
+        return not any(given.get(key) for key in ("max_norm", "scale_grad_by_freq", "sparse"))
+    if name in ("matmul", "mm") and (len(args) < 2 or args[1].dim() > 2):
+        return False
     return x.dim() > 1 or name not in _MATRICES
 
 

@@ -89,3 +89,12 @@ def test_what_does_not_fit_is_an_error(edges):
              "another way over one band")):
         with pytest.raises(OffloadError, match=words):
             called(wrong, edges, x)
+
+
+def test_many_bands_add_up_no_rounding_to_a_weights_gradient():
+    rows = torch.full((2000, 1), 0.1)
+    weight = torch.ones(1, requires_grad=True)
+    call = Call(lambda session, inputs, whole: inputs[0] * whole[0], plan.ranges(2000, 2000),
+                ["rows"], MEMORY, "a function", contextlib.nullcontext)
+    call([rows], [weight]).sum().backward()
+    assert weight.grad.item() == pytest.approx(2000 * rows[0].double().item(), rel=1e-7)

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from gnnaccel.dispatch.offload.calls import Answers, Call, Held
 
 
+#: what bands' shares of a weight's gradient are added up in
+_WIDER = {torch.float32: torch.float64, torch.float16: torch.float32, torch.bfloat16: torch.float32}
+
+
 def in_bands(call: Call, inputs: list[Tensor], whole: list[Tensor]) -> Tensor:
     """``call.forward``, differentiable once. Nothing is kept of it but what it was given, and the
     rows that were collected between stages."""
@@ -68,7 +72,7 @@ class _Backward:
                                              if key in stages or isinstance(answer, int)})
         call.near.forget()
         return [*(self._far(self._sums.get(at)) for at in range(len(self._inputs))),
-                *(None if share is None else share.to(far.device)
+                *(None if share is None else share.to(far.device, far.dtype)
                   for share, far in zip(self._shares, self._far_whole))]
 
     def _stage(self, goal: Key | None, gradient: Tensor, answers: Answers) -> None:
@@ -100,7 +104,7 @@ class _Backward:
             if where is not None:
                 self._memory.add(grad, where, self._sum(at, leaf))
             else:
-                known = self._shares[at]
+                known, grad = self._shares[at], grad.to(_WIDER.get(grad.dtype, grad.dtype))
                 self._shares[at] = grad if known is None else known + grad
 
     def _check(self, rows: Tensor, leaves: list[Tensor]) -> None:

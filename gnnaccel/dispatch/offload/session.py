@@ -35,7 +35,7 @@ class BandSession(Session):
 
     def __init__(self, bands: Bands, band: Band, edges: Tensor,
                  halo: Callable[[Key, Tensor], Tensor | None]):
-        nothing = torch.empty(0, dtype=torch.long)
+        nothing = torch.empty(0, dtype=torch.long, device="cpu")
         source, _, target = bands.relation
         rows = {kind: Rows(bands.sizes[kind], nothing.new_empty(1).expand(count(own)), nothing,
                            nothing, [0], [0]) for kind, own in band.own.items()}

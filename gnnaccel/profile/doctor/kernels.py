@@ -120,8 +120,8 @@ def _column_sum(case: Case) -> Iterator[tuple[str, float]]:
 
 def _host_rows(case: Case) -> Iterator[tuple[str, float]]:
     x = case.normal(90, 12)
-    far, back = (t.pin_memory() if x.is_cuda else t for t in (x.cpu(), torch.zeros(90, 12)))
-    ids = torch.randperm(90, generator=torch.Generator().manual_seed(1))
+    far, back = (t.pin_memory() if x.is_cuda else t for t in (x.cpu(), torch.zeros_like(x.cpu())))
+    ids = torch.arange(90, device="cpu") * 7 % 90  # each once, in another order
     close = torch.empty_like(x)
     host_rows.fetch(far, ids.int().to(x.device), close)
     wrong = error(close, x[ids.to(x.device)].double())

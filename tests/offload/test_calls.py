@@ -2,10 +2,14 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import weakref
 
 import pytest
 import torch
+from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 
+import gnnaccel
 from gnnaccel.dispatch.distributed.building import EDGE
 from gnnaccel.dispatch.offload import plan
 from gnnaccel.dispatch.offload.calls import Call
@@ -98,3 +102,34 @@ def test_many_bands_add_up_no_rounding_to_a_weights_gradient():
                 ["rows"], MEMORY, "a function", contextlib.nullcontext)
     call([rows], [weight]).sum().backward()
     assert weight.grad.item() == pytest.approx(2000 * rows[0].double().item(), rel=1e-7)
+
+
+@pytest.mark.parametrize("kind", [SAGEConv, GCNConv, GATConv])
+@pytest.mark.parametrize("train", [False, True])
+def test_rows_of_earlier_bands_are_let_go_of(kind, train, monkeypatch):
+    """Without waiting for the garbage collector: at most three bands have rows on the device."""
+    live, most = weakref.WeakSet(), []
+    native = Memory.fetch
+
+    def fetch(self, far, *wheres, free=0):
+        close = native(self, far, *wheres, free=free)
+        if len(wheres) > 1 or free:
+            live.add(close.untyped_storage())
+            most.append(len(live))
+        return close
+
+    monkeypatch.setattr(Memory, "fetch", fetch)
+    torch.manual_seed(0)
+    layer, x, edges = kind(8, 8), torch.randn(200, 8), torch.randint(0, 200, (2, 900))
+    x.requires_grad_(train)
+    gc.collect()
+    gc.disable()
+    try:
+        with gnnaccel.offload(limit=12_000) as ran, torch.set_grad_enabled(train):
+            out = layer(x, edges)
+        if train:
+            out.sum().backward()
+    finally:
+        gc.enable()
+    assert max(bands for _, bands in ran.ran) > 8 and len(most) > 8
+    assert max(most) <= 3

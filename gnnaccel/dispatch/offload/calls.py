@@ -168,6 +168,9 @@ class Call:
                 result = Result(None, self._function(session, inputs, whole))
             except Reached as reached:
                 result = Result(reached.key, reached.rows)
+            finally:
+                if session is not None:
+                    session.close()
         self._check(band, result)
         return result, session
 

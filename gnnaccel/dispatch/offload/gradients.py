@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 from gnnaccel.dispatch.offload import pipeline
 from gnnaccel.dispatch.offload.memory import Where
 from gnnaccel.dispatch.offload.plan import Band
-from gnnaccel.dispatch.offload.session import BandSession, Key
+from gnnaccel.dispatch.offload.session import Key
 from gnnaccel.errors import OffloadError
 
 if TYPE_CHECKING:
@@ -91,9 +91,10 @@ class _Backward:
                  for t, need in zip(self._whole, self._needs[len(inputs):])]
         with torch.enable_grad(), torch.autocast(*self._autocast):
             result, session = self._call.run(band, held, self._inputs, inputs, whole, goal)
+        leaves = {} if session is None else session.taken_leaves()
         if not result.rows.requires_grad:
             return
-        wanted = self._wanted(band, inputs, whole, session)
+        wanted = self._wanted(band, inputs, whole, leaves)
         if band is self._call.bands.bands[0]:
             self._check(result.rows, [leaf for _, _, leaf in wanted])
         found = torch.autograd.grad(result.rows, [leaf for _, _, leaf in wanted], held.share,
@@ -124,13 +125,13 @@ class _Backward:
                     "detach it")
 
     def _wanted(self, band: Band, inputs: list[Tensor], whole: list[Tensor],
-                session: BandSession | None) -> list[tuple[Any, Where | None, Tensor]]:
+                leaves: dict[Key, Tensor]) -> list[tuple[Any, Where | None, Tensor]]:
         """What gradients are asked of: (to which sum they are added, at which rows, the tensor);
         of ``whole``, its place and None."""
         found: list[tuple[Any, Where | None, Tensor]] = [
             (at, band.rows(kind), leaf)
             for at, (kind, leaf) in enumerate(zip(self._call.kinds, inputs)) if leaf.requires_grad]
-        for key, leaf in ({} if session is None else session.leaves).items():
+        for key, leaf in leaves.items():
             answer = self._call.answers[key]
             found.append((answer if isinstance(answer, int) else key, band.halo, leaf))
         found += [(at, None, leaf) for at, leaf in enumerate(whole) if leaf.requires_grad]

@@ -16,7 +16,8 @@ from gnnaccel.dispatch.graph.tensor_ref import TensorMap
 from gnnaccel.dispatch.offload.memory import Memory, Where, count
 from gnnaccel.errors import VALID, GraphError, OffloadError
 
-_CHUNK = 1 << 26  # edges that the device looks at at once
+_CHUNK = 1 << 26  # edges that the device looks at at once, at most, ...
+_LOOK = 64  # ... and the bytes that one of them takes meanwhile
 _MOST = 2**31  # nodes and edges are numbered in 32 bits
 #: the share of a range of rows from which on the whole range is fetched, in one copy
 _DENSE = 0.9
@@ -119,23 +120,25 @@ def cut(edge_index: Tensor, sizes: tuple[int, int], relation: Relation, parts: i
         raise OffloadError(f"a graph of {sizes} nodes and {edge_index.shape[1]} edges has more "
                            "than its bands can number, 2^31 - 1")
     source, _, target = relation
+    chunk = min(_CHUNK, max(1 << 16, room // _LOOK)) if room else _CHUNK
     if 2 * edge_index.numel() * edge_index.element_size() <= room:
         edge_index = edge_index.to(memory.device, non_blocking=True)
-    own = {target: bounds(_degrees(edge_index, sizes, memory.device) + 1, parts)}
+    own = {target: bounds(_degrees(edge_index, sizes, memory.device, chunk) + 1, parts)}
     if source != target:
         own[source] = [sizes[0] * at // parts for at in range(parts + 1)]
     found = []
     for at in range(parts):
         mine = {kind: slice(*ends[at:at + 2]) for kind, ends in own.items()}
         if at == 0 or any(map(count, mine.values())):
-            found.append(_band(at, edge_index, sizes[0], mine, relation, memory))
+            found.append(_band(at, edge_index, sizes[0], mine, relation, memory, chunk))
     return Bands(found, {source: sizes[0], target: sizes[1]}, relation)
 
 
-def _degrees(edge_index: Tensor, sizes: tuple[int, int], device: torch.device) -> Tensor:
+def _degrees(edge_index: Tensor, sizes: tuple[int, int], device: torch.device,
+             chunk: int) -> Tensor:
     """How many edges enter each node, int64, on the device."""
     found = torch.zeros(sizes[1], dtype=torch.long, device=device)
-    for at in chunks(edge_index.shape[1], _CHUNK):
+    for at in chunks(edge_index.shape[1], chunk):
         part = edge_index[:, at].to(device)
         low, high = (end.tolist() for end in torch.aminmax(part, dim=1))
         if min(low) < 0 or high[0] >= sizes[0] or high[1] >= sizes[1]:
@@ -146,10 +149,10 @@ def _degrees(edge_index: Tensor, sizes: tuple[int, int], device: torch.device) -
 
 
 def _band(number: int, edge_index: Tensor, sources: int, own: dict[str, slice],
-          relation: Relation, memory: Memory) -> Band:
+          relation: Relation, memory: Memory, chunk: int) -> Band:
     source, _, target = relation
     ids, ends = [], []
-    for first, part in _entering(edge_index, own[target], memory.device):
+    for first, part in _entering(edge_index, own[target], memory.device, chunk):
         ids.append((part[0] + first).int())
         ends.append(part[1:])
     starts, stops = torch.cat(ends, 1) if ends else torch.empty(
@@ -160,10 +163,11 @@ def _band(number: int, edge_index: Tensor, sources: int, own: dict[str, slice],
                 memory.keep(edges), memory.keep(torch.cat(ids) if ids else starts.int()))
 
 
-def _entering(edge_index: Tensor, own: slice, device: torch.device) -> Iterator[tuple[int, Tensor]]:
+def _entering(edge_index: Tensor, own: slice, device: torch.device,
+              chunk: int) -> Iterator[tuple[int, Tensor]]:
     """By chunk, its first edge's number and, int64 [3, E], the edges that enter ``own``: numbers
     within the chunk, sources and destinations."""
-    for at in chunks(edge_index.shape[1], _CHUNK):
+    for at in chunks(edge_index.shape[1], chunk):
         stops = edge_index[1, at].to(device)
         mine = ((stops >= own.start) & (stops < own.stop)).nonzero().view(-1)
         if len(mine):

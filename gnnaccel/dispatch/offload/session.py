@@ -47,6 +47,17 @@ class BandSession(Session):
         self._halo, self._asked = halo, Counter[str]()
         self.leaves: dict[Key, Tensor] = {}
 
+    def close(self) -> None:
+        """The layer has run: rows of the device are let go of, but for ``leaves``. A layer's own
+        `propagate`, which is put back by functions that refer to each other, holds the session."""
+        super().close()
+        self._halo = _closed
+
+    def taken_leaves(self) -> dict[Key, Tensor]:
+        """``leaves``, which the session has no longer."""
+        found, self.leaves = self.leaves, {}
+        return found
+
     def check_edges(self, edge_index: Tensor, source: str, target: str) -> None:
         """Nothing: the plan has made them."""
 
@@ -66,6 +77,10 @@ class BandSession(Session):
             return found
         self.leaves[key] = found[own:].detach().requires_grad_()
         return torch.cat([x, self.leaves[key]])
+
+
+def _closed(key: Key, x: Tensor) -> None:
+    """Rows that are asked for once the layer has run: there are none."""
 
 
 class _Edges:

@@ -106,7 +106,7 @@ def warmed(route, name: str) -> tuple[Any, tuple]:
     layer = spread(case.layer().to(route.device)).eval()
     for _ in range(3):
         results(layer, args, {})
-    assert memories.get(layer).exact is not None
+    assert any(memories.get(layer).exact)
     return layer, args
 
 
@@ -346,7 +346,8 @@ def test_relations_of_a_heterograph(route):
 def test_nothing_of_a_call_is_kept_alive(route, name):
     with route.on():
         layer, args = warmed(route, name)
-        kept = [weakref.ref(t) for t in (*tensors(list(args)), memories.get(layer).exact.graph())]
+        held = next(filter(None, memories.get(layer).exact))
+        kept = [weakref.ref(t) for t in (*tensors(list(args)), held.graph())]
         kept += [weakref.ref(g._graph) for g in args if isinstance(g, dgl.DGLGraph)]
         del args
         gc.collect()

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("torch_geometric")
 
 from gnnaccel.__main__ import main  # noqa: E402
-from gnnaccel.profile.bench import result, script_exact, script_plan, script_turns, table  # noqa: E402
+from gnnaccel.profile.bench import result, script_exact, script_figures, script_plan, table  # noqa: E402
 from gnnaccel.profile.bench.result import Record, Result  # noqa: E402
 from gnnaccel.profile.bench.script_child import Run, Spec  # noqa: E402
 
@@ -291,10 +291,10 @@ def test_ways_take_turns_in_one_process(tmp_path, monkeypatch):
 
 def test_steps_that_count_where_ways_take_turns():
     ways = ["native"] * 10 + ["gnnaccel"] * 10 + ["native"] * 10 + ["gnnaccel"] * 8
-    found = script_turns.counted(ways, [float(number) for number in range(38)])
+    found = script_figures.counted(ways, [float(number) for number in range(38)])
     assert found == {"native": [23.0, 24.0, 25.0, 26.0, 27.0, 28.0, 29.0],
                      "gnnaccel": [33.0, 34.0, 35.0, 36.0, 37.0]}
-    assert set(script_turns.counted(ways[:-1], [1.0] * 37)) == {"native"}  # four steps are few
+    assert set(script_figures.counted(ways[:-1], [1.0] * 37)) == {"native"}  # four steps are few
 
 
 def test_the_table_of_ways_that_took_turns():

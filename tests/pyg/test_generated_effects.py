@@ -323,7 +323,7 @@ class Scored(Message):
 
 def test_one_row_for_all_edges(kernels):
     x, ei, _ = given()
-    agrees(kernels, Scored(), x, ei, torch.randn(1, WIDTH), taken="native")
+    agrees(kernels, Scored(), x, ei, torch.randn(1, WIDTH))
     agrees(kernels, Scored(), x, ei, torch.randn(E, WIDTH))
 
 

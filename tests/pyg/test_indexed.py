@@ -314,14 +314,15 @@ def test_as_many_rows_by_chance(kernels):
 
 
 def test_functions_of_pyg_that_are_replaced(kernels, monkeypatch):
-    for cls, name, value in (
+    for cls, name, value, taken in (
         (Degrees, "degree", lambda index, count, dtype: torch.ones(
-            count, dtype=dtype, device=index.device)),
-        (Shares, "scatter", lambda src, index, dim, dim_size: src.new_ones(dim_size, WIDTH)),
-        (Softened, "softmax", lambda src, index, num_nodes: torch.ones_like(src))):
+            count, dtype=dtype, device=index.device), "native"),
+        (Shares, "scatter", lambda src, index, dim, dim_size: src.new_ones(dim_size, WIDTH),
+         "native"),
+        (Softened, "softmax", lambda src, index, num_nodes: torch.ones_like(src), "cuda")):
         with monkeypatch.context() as change:
             each_seen(kernels, cls(), *given(), changes=(
-                lambda: change.setattr(indexed_layers, name, value),), taken="native")
+                lambda: change.setattr(indexed_layers, name, value),), taken=taken)
 
 
 def test_other_graphs_and_edges_in_place(kernels):

@@ -14,6 +14,7 @@ from typing import Any
 
 NATIVE, COLD, ENABLED, CAPTURE = "native", "cold", "gnnaccel", "capture"
 TURNS, BOUND = "turns", "bound"
+BLOCK = 10  # steps of one way, where ways take turns; then the next has its turn
 _LOOKED = 10  # steps in which a run for the bound times the layers
 BEFORE_LOOK = 3  # steps before these
 

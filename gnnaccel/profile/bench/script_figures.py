@@ -7,12 +7,15 @@ import statistics
 from typing import Any
 
 from gnnaccel.profile.bench.result import Record
-from gnnaccel.profile.bench.script_child import BEFORE_LOOK, BOUND, ENABLED, NATIVE, TURNS
-from gnnaccel.profile.bench.script_turns import counted
+from gnnaccel.profile.bench.script_child import BEFORE_LOOK, BLOCK, BOUND, ENABLED, NATIVE, TURNS
 
 KIND = "script"
 _WARM = 10  # steps that do not count, or a third where there are fewer than three times as many
 _COMPARED = 5  # losses of the first steps
+# where ways take turns:
+_SKIPPED = 3  # steps of each turn that do not count
+_FIRST = 1  # turns of each way that do not: kernels are compiled, structures built, calls captured
+_LEAST = 5  # steps of each way, for a result
 _MIB = 2**20
 
 
@@ -64,6 +67,17 @@ def _turns(place: dict[str, Any], found: dict[str, Any], values: dict[str, Any])
     if found["captured"]["replays"] or found["captured"]["refused"]:
         values |= found["captured"]
     return Record(**place, timing=timings[ENABLED], values=values)
+
+
+def counted(ways: list[str], ms: list[float | None]) -> dict[str, list[float]]:
+    """By way, the times of the steps that count, where there are enough."""
+    found: dict[str, list[float]] = {}
+    begun: dict[str, int] = {}
+    for number, (way, one) in enumerate(zip(ways, ms)):
+        begun[way] = begun.get(way, 0) + (number % BLOCK == 0)
+        if begun[way] > _FIRST and number % BLOCK >= _SKIPPED and one is not None:
+            found.setdefault(way, []).append(one)
+    return {way: steps for way, steps in found.items() if len(steps) >= _LEAST}
 
 
 def difference(native: list[float], ours: list[float]) -> float | None:

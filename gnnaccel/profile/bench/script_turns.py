@@ -9,12 +9,7 @@ import torch
 
 from gnnaccel import adapters, session
 from gnnaccel.dispatch.policy import config as configs
-from gnnaccel.profile.bench.script_child import CAPTURE, ENABLED, NATIVE
-
-BLOCK = 10  # steps of one way, then the next has its turn
-_SKIPPED = 3  # steps of each block that do not count
-_FIRST = 1  # blocks of each way that do not: kernels are compiled, structures built, calls captured
-_LEAST = 5  # steps of each way, for a result
+from gnnaccel.profile.bench.script_child import BLOCK, CAPTURE, ENABLED, NATIVE
 
 
 class Turns:
@@ -50,14 +45,3 @@ class Turns:
         else:
             session.again(self._made[way])
         self._way = way
-
-
-def counted(ways: list[str], ms: list[float | None]) -> dict[str, list[float]]:
-    """By way, the times of the steps that count, where there are enough."""
-    found: dict[str, list[float]] = {}
-    begun: dict[str, int] = {}
-    for number, (way, one) in enumerate(zip(ways, ms)):
-        begun[way] = begun.get(way, 0) + (number % BLOCK == 0)
-        if begun[way] > _FIRST and number % BLOCK >= _SKIPPED and one is not None:
-            found.setdefault(way, []).append(one)
-    return {way: steps for way, steps in found.items() if len(steps) >= _LEAST}

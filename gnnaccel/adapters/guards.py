@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn.modules import module as _modules
 from torch.nn.parameter import UninitializedParameter
+from torch.utils._device import DeviceContext
 
 from gnnaccel.adapters.own import Path, forward_is_own, is_method
 from gnnaccel.dispatch.memory.checkpoints import checkpointed
@@ -20,6 +21,8 @@ from gnnaccel.dispatch.uncompiled import uncompiled
 _tracing, _transform = torch._C._get_tracing_state, torch._C._functorch.peek_interpreter_stack
 _made: IdentityMap[bool] = IdentityMap()  # layers, as of `note_made`
 _dispatch_modes = torch._C._len_torch_dispatch_stack
+_function_modes, _mode_at = torch._C._len_torch_function_stack, torch._C._get_function_stack_at
+_DEVICE_MODES = (DeviceContext,)  # that say where tensors are made, and nothing else
 _DICTS = (dict, OrderedDict)  # a module's parameters, by torch's version
 
 
@@ -35,19 +38,28 @@ any_global_hook = getattr(_modules, "_has_any_global_hook", _any_global_hook)
 
 @uncompiled
 def context_reason() -> Reason | None:
-    """Why nothing can be taken over here: tracing, a transform that must see every operation, or
-    hooks that must see every module."""
+    """Why nothing can be taken over here: tracing, a transform or a mode that must see every
+    operation, or hooks that must see every module."""
     if _tracing() is not None:
         return reason("GA404", "torch.jit is tracing")
     if _transform() is not None:
         return reason("GA405")
     if _dispatch_modes():
         return reason("GA405", "a torch dispatch mode is active")
+    if (modes := _function_modes()) and sees_functions(modes):
+        return reason("GA405", "a torch function mode is active",
+                      "call the layer outside of the mode")
     if forward_ad._current_level >= 0:
         return reason("GA405", "forward-mode differentiation is going on")
     if any_global_hook():
         return reason("GA501", "hooks on all modules are registered")
     return None
+
+
+def sees_functions(modes: int) -> bool:
+    """Whether one of so many active function modes is more than a default device, and may change
+    what torch's functions give."""
+    return any(type(_mode_at(i)) not in _DEVICE_MODES for i in range(modes))
 
 
 def module_reason(layer: Any, path: Path) -> Reason | None:

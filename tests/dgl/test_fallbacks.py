@@ -7,6 +7,7 @@ import pytest
 import torch
 from dgl.nn import GATConv
 from torch.autograd import forward_ad
+from torch.overrides import TorchFunctionMode
 
 import gnnaccel
 from tests.compiled_frames import frames
@@ -167,6 +168,29 @@ def test_transforms(route, layer, inputs):
         layer.requires_grad_(False)
         torch.jit.trace(lambda x: layer(g, x), x, check_trace=False)
     assert gnnaccel.stats()["GATConv"]["reasons"] == {"GA405": 1, "GA404": 1}
+
+
+class Negated(TorchFunctionMode):
+    """Negates what linear maps give."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        return -out if function is torch.nn.functional.linear else out
+
+
+def test_modes_that_see_functions(route, layer, inputs):
+    def negated():
+        with Negated():
+            return layer(*inputs)
+
+    expected = layer(*inputs)
+    with route.on():
+        for _ in range(3):
+            assert close(layer(*inputs), expected)
+    native_because(route, "GA405", negated)
+    with route.on():
+        for _ in range(3):
+            assert close(layer(*inputs), expected)
 
 
 @pytest.mark.long

@@ -23,7 +23,7 @@ from torch.nn.utils import parametrize
 
 from gnnaccel.adapters.captured import graphs, values
 from gnnaccel.adapters.captured.reads import Reads
-from gnnaccel.adapters.captured.state import Snapshot, function_modes, random_state, waits
+from gnnaccel.adapters.captured.state import Snapshot, random_state, waits
 from gnnaccel.adapters.captured.values import Unknown
 from gnnaccel.adapters.guards import context_reason
 from gnnaccel.adapters.patching import PatchSet
@@ -172,8 +172,7 @@ def possible() -> bool:
     return (configs.current() is not None and not records.sinks
             and not capture.capturing() and not torch.is_inference_mode_enabled()
             and not torch.is_anomaly_enabled()
-            and not checkpointed() and context_reason() is None
-            and not function_modes())
+            and not checkpointed() and context_reason() is None)
 
 
 def _routed(native: Callable, module: nn.Module, entry: _Module, args: tuple, kwargs: dict) -> Any:

@@ -205,15 +205,6 @@ def _check(parameters: list[nn.Parameter]) -> None:
         raise Unknown("parameters on several devices")
 
 
-def function_modes() -> bool:
-    """Whether something sees all functions of torch, besides a default device."""
-    from torch.overrides import _get_current_function_mode_stack
-    from torch.utils._device import DeviceContext
-
-    return torch._C._len_torch_function_stack() > 0 and not all(
-        type(mode) is DeviceContext for mode in _get_current_function_mode_stack())
-
-
 def random_state(device: torch.device) -> tuple:
     """The states of the generators that code on the host may draw from; not that of ``device``,
     if it is a GPU, which a CUDA graph moves itself."""

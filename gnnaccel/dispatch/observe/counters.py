@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 Key = tuple[str, str, "str | None"]
+_OF_THE_CONTEXT = ("GA404", "GA405", "GA501")  # reasons that the next call need not have
 
 _counts: defaultdict[Key, int] = defaultdict(int)
 _tallies: dict[tuple, Tally] = {}
@@ -67,9 +68,10 @@ def _add_up() -> None:
 
 
 class Watch:
-    """What one thread counts for a while. ``native``: nothing but native calls; ``lasting``: all of
-    them will be native again over the same tensors; ``decided``: some were not native because of an
-    earlier call, but looked at anew."""
+    """What one thread counts for a while. ``native``: nothing but native calls, none because of
+    where it happened, such as within a mode of torch; ``lasting``: all of them will be native again
+    over the same tensors; ``decided``: some were not native because of an earlier call, but looked
+    at anew."""
 
     __slots__ = ("thread", "counts", "native", "lasting", "decided")
     counts: defaultdict[Key, int]
@@ -86,7 +88,8 @@ def note(counts: tuple[tuple[Key, int], ...], lasting: bool, decided: bool = Fal
             watch.lasting, watch.decided = watch.lasting and lasting, watch.decided or decided
             for key, n in counts:
                 watch.counts[key] += n
-                watch.native = watch.native and key[1] == "native"
+                watch.native = (watch.native and key[1] == "native"
+                                and key[2] not in _OF_THE_CONTEXT)
 
 
 @contextlib.contextmanager

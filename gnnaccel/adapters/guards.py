@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn.modules import module as _modules
-from torch.nn.parameter import UninitializedParameter
+from torch.nn.parameter import Parameter, UninitializedParameter
 from torch.utils._device import DeviceContext
 
 from gnnaccel.adapters.own import Path, forward_is_own, is_method
@@ -19,6 +19,7 @@ from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.uncompiled import uncompiled
 
 _tracing, _transform = torch._C._get_tracing_state, torch._C._functorch.peek_interpreter_stack
+_grad = torch.is_grad_enabled
 _made: IdentityMap[bool] = IdentityMap()  # layers, as of `note_made`
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _function_modes, _mode_at = torch._C._len_torch_function_stack, torch._C._get_function_stack_at
@@ -76,7 +77,7 @@ def module_reason(layer: Any, path: Path) -> Reason | None:
 
 def features_reason(x: Any, name: str = "x") -> Reason | None:
     """Why this feature tensor cannot be taken: not a plain dense [N, F] floating tensor."""
-    if type(x) is not Tensor and type(x) is not torch.nn.Parameter:
+    if type(x) is not Tensor and type(x) is not Parameter:
         return reason("GA206", f"{name} is a {type(x).__name__}")
     if x.dim() != 2:
         return reason("GA206", f"{name} has {x.dim()} dimensions")
@@ -89,7 +90,7 @@ def features_reason(x: Any, name: str = "x") -> Reason | None:
 def edge_reason(edge_attr: Any, edges: int, x: Tensor) -> Reason | None:
     """Why these edge features cannot be taken: not one plain row of the features' dtype per
     edge."""
-    if type(edge_attr) is not Tensor and type(edge_attr) is not torch.nn.Parameter:
+    if type(edge_attr) is not Tensor and type(edge_attr) is not Parameter:
         return reason("GA206", f"edge_attr is a {type(edge_attr).__name__}")
     if (edge_attr.layout != torch.strided or edge_attr.dim() not in (1, 2)
         or edge_attr.shape[0] != edges or edge_attr.is_neg()):
@@ -104,6 +105,9 @@ def edge_reason(edge_attr: Any, edges: int, x: Tensor) -> Reason | None:
 
 
 def lazy_reason(*modules: Any) -> Reason | None:
+    """Why a layer with these maps runs the host's own code: a weight is still to be made, or was
+    made in inference mode, so that autograd cannot save it, and gradients are on."""
+    trained = _grad()
     for module in modules:
         if module is not None:
             # past `Module.__getattr__`: a parametrization would compute the weight once more
@@ -111,6 +115,9 @@ def lazy_reason(*modules: Any) -> Reason | None:
             weight = own.get("weight") if type(own) in _DICTS else getattr(module, "weight", None)
             if isinstance(weight, UninitializedParameter):
                 return reason("GA209")
+            if trained and type(weight) is Parameter and weight.is_inference():
+                return reason("GA209", "a weight was made in inference mode",
+                              "make the layer's weights outside of torch.inference_mode()")
     return None
 
 

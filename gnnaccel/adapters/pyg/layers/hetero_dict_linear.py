@@ -140,8 +140,10 @@ def _operands(layer: Any, x_dict: Mapping[str, Any]) -> _Operands | Reason:
         if not guards.plain_linear(module):
             return reason("GA208", f"the map of {name!r} is no plain Linear, or has hooks")
         weight, bias = module._parameters["weight"], module._parameters["bias"]
-        if type(weight) is UninitializedParameter:
-            return reason("GA209")
+        if type(weight) is UninitializedParameter or weight.is_inference():
+            why = guards.lazy_reason(module)
+            if why is not None:
+                return why
         for t in (x, weight) if bias is None else (x, weight, bias):
             dtypes.add(t.dtype)
             devices.add(t.device)

@@ -234,6 +234,47 @@ def test_a_parameter_that_is_given_twice(device):
         assert torch.equal(*found)
 
 
+@pytest.mark.parametrize("cls", [torch.optim.Adam, torch.optim.AdamW])
+@pytest.mark.parametrize("other", ["parameter", "exp_avg", "exp_avg_sq", "another"])
+def test_gradients_that_share_memory_with_what_is_written(device, cls, other):
+    """torch decays a parameter before it reads the gradient."""
+    found = []
+    gnnaccel.reset_stats()
+    for block in (enabled(device), gnnaccel.disabled()):
+        weights = [nn.Parameter(torch.linspace(1, 2, 6, device=device) * n) for n in (1, 2)]
+        optimizer = cls(weights, 0.1, weight_decay=0.5)
+        for weight in weights:
+            weight.grad = torch.arange(6.0, device=device)
+        optimizer.step()
+        weight = weights[0]
+        weight.grad = (weights[other == "another"].detach() if other in ("parameter", "another")
+                       else optimizer.state[weight][other])
+        with block:
+            optimizer.step()
+        found.append([*weights, *kept(optimizer)])
+    assert all(map(torch.equal, *found)) and not runs()
+
+
+@pytest.mark.parametrize("what", ["parameter", "averages"])
+def test_what_was_made_in_inference_mode(device, what):
+    """Nobody may write to it outside of that mode: torch raises, with some of it done."""
+    found = []
+    for block in (enabled(device), gnnaccel.disabled()):
+        with torch.inference_mode(what == "parameter"):
+            weight = nn.Parameter(torch.ones(3, device=device))
+        optimizer = torch.optim.Adam([weight], 0.1)
+        weight.grad = torch.arange(3.0, device=device)
+        with block:
+            if what == "averages":
+                with torch.inference_mode():
+                    optimizer.step()
+            for _ in range(2):
+                with pytest.raises(RuntimeError, match="Inplace update to inference tensor"):
+                    optimizer.step()
+        found.append([weight, *kept(optimizer)])
+    assert all(map(torch.allclose, *found))
+
+
 def test_on_a_cpu_torch_runs_unasked():
     assert not driver.placed()
     model = net()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from gnnaccel.dispatch.policy.config import current
 _NAME = "torch.adam"
 _LISTS = 6  # parameters, gradients, and what the optimizer keeps of each
 _TENSORS = (Tensor, nn.Parameter)
+_place = Tensor.data_ptr
 #: options of `torch.optim.adam.adam` that leave the way open, and with which of their values
 _OPEN = {"foreach": None, "fused": None, "capturable": False, "differentiable": False,
          "grad_scale": None, "found_inf": None, "has_complex": False}
@@ -88,15 +90,19 @@ def _fit(lists: Lists, options: dict[str, Any]) -> bool:
                                    and _alike(parameters, gradients, largest)):
         return False
     return (len(gradients) == len(means) == len(squares) == len(steps) == count
-            and _alike(parameters, gradients, means, squares) and _in_step(steps))
+            and _alike(parameters, gradients, means, squares) and _in_step(steps)
+            and _apart(gradients, parameters, means, squares, largest))
 
 
 def _alike(parameters: list[Tensor], *others: list[Tensor]) -> bool:
     """Whether all are plain tensors of fp32, contiguous, on one device, that hold their numbers as
-    they are (no views that negate), and the others of their parameters' shapes. A step asks this
-    of each: no Python functions are called for them."""
+    they are (no views that negate), the others of their parameters' shapes, and no parameter made
+    in inference mode, outside of which nobody may write to it. A step asks this of each: no Python
+    functions are called for them."""
     device, fp32, strided = parameters[0].get_device(), torch.float32, torch.strided
     for parameter, *beside in zip(parameters, *others):
+        if parameter.is_inference():
+            return False
         shape = parameter.shape
         for t in (parameter, *beside):
             if (type(t) not in _TENSORS or t.dtype is not fp32 or t.layout is not strided
@@ -104,6 +110,16 @@ def _alike(parameters: list[Tensor], *others: list[Tensor]) -> bool:
                 or t.shape != shape):
                 return False
     return True
+
+
+def _apart(gradients: list[Tensor], *written: list[Tensor]) -> bool:
+    """Whether no ``written`` tensor begins where another one or a gradient does: torch writes list
+    after list, and reads the gradients in between. Empty tensors begin nowhere."""
+    places = list(map(_place, chain(*written)))
+    found = set(places)
+    found.discard(0)
+    return (len(found) == len(places) - places.count(0)
+            and found.isdisjoint(map(_place, gradients)))
 
 
 def _in_step(steps: list[Tensor]) -> bool:

@@ -3,7 +3,8 @@ the router for operations.
 
 Modules of PyG import these functions from each other by name, so every such name is replaced; not
 those of the layers and of the utilities that they call, which belong to what was decided of the
-layer. Aggregation modules serve layers, which pass them a row of their ``edge_index``, and as
+layer. Nor those where the functions are defined: that is where pickles of what was imported earlier
+look for it. Aggregation modules serve layers, which pass them a row of their ``edge_index``, and as
 readouts, with an index that is a tensor of its own: only that is routed. The functions for pooling
 are not replaced, but what they call: so what a user imported earlier is routed too. On a CPU the
 host's own code runs.
@@ -62,9 +63,7 @@ def install(patches: PatchSet) -> None:
     for module in _modules():
         for name, value in list(vars(module).items()):
             found = made.get(value) if inspect.isfunction(value) else None
-            if (found is not None
-                and (value.__module__ == module.__name__
-                     or not module.__name__.startswith(_LAYERS))):
+            if found is not None and not module.__name__.startswith(_LAYERS):
                 patches.set(module, name, found[module.__name__.startswith(_AGGREGATIONS)],
                             "Runs reductions and softmax over groups of rows, and so pooling, by "
                             "kernels on a GPU where that is faster; on a CPU PyG's code runs.")
@@ -72,7 +71,8 @@ def install(patches: PatchSet) -> None:
 
 def _scriptable(wrapper: Callable, native: Callable) -> Callable:
     """``wrapper``, for which `torch.jit.script` compiles ``native``, also where a user's function
-    calls it by a global name."""
+    calls it by a global name, and which pickles name where users find it."""
+    wrapper.__module__ = _UTILS.rstrip(".")
     wrapper.__dict__.update(__script_if_tracing_wrapper=True, __original_fn=native)
     return wrapper
 

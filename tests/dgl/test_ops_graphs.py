@@ -1,14 +1,19 @@
 """Operations over graphs of every shape: no edges, nodes without edges, hubs, duplicates, self
-loops, one node."""
+loops, one node; and graphs that are gone before backward."""
 from __future__ import annotations
 
+import gc
+
 import dgl
+import dgl.function as fn
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import gnnaccel
+from tests.dgl import graphs
+from tests.dgl.judge import close
 from tests.dgl.op_cases import finite
 from tests.helpers import relative
 
@@ -88,3 +93,31 @@ def test_kernels(emulated, names):
         compared(case, torch.float32, 1e-4, backend="auto")
 
     held()
+
+
+@pytest.mark.parametrize("degree", [1, 2])
+@pytest.mark.parametrize("message", ["copied", "weighted"])
+@pytest.mark.parametrize("ids", [True, False])
+def test_gradients_of_sums_after_the_graph_is_gone(route, message, ids, degree):
+    """Of the host's CSC, with and without ids, what forward did not read is not there."""
+    indptr, src, eid = (t.to(route.device) for t in graphs.square().adj_tensors("csc"))
+    x, w = graphs.features().to(route.device), torch.rand(len(src), 1, device=route.device)
+
+    def gradients():
+        left = [x.clone().requires_grad_(), w.clone().requires_grad_()][:1 + (message != "copied")]
+        g = dgl.graph(("csc", (indptr, src, eid if ids else eid[:0])), num_nodes=graphs.N)
+        g.ndata["h"] = left[0]
+        g.edata["w"] = left[-1] if message == "weighted" else w
+        g.update_all(fn.u_mul_e("h", "w", "m") if message == "weighted" else fn.copy_u("h", "m"),
+                     fn.sum("m", "y"))
+        found = g.ndata["y"].pow(3).sum()
+        del g
+        gc.collect()
+        for _ in range(degree):
+            grads = torch.autograd.grad(found, left, create_graph=degree > 1)
+            found = sum(grad.pow(2).sum() for grad in grads)
+        return grads
+
+    truth = gradients()
+    with route.on():
+        assert all(map(close, gradients(), truth))

@@ -6,6 +6,8 @@ within a row is the same both ways.
 """
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -84,6 +86,12 @@ def csc_as_given(given: CSC, num_src: int, wide: bool, places: bool) -> Rows:
     indptr = given.indptr.to(dtype)
     return Rows(indptr, given.src.to(torch.int32), place,
                 cuda_structure.split_rows(indptr, edges, flags))
+
+
+def with_places(rows: Rows) -> Rows:
+    """``rows`` in the order of edge ids, with `Rows.place`."""
+    place = torch.arange(rows.other.shape[0], dtype=rows.indptr.dtype, device=rows.other.device)
+    return replace(rows, place=place, launched=None, made={})
 
 
 def edges_as_given(given: CSC, num_src: int, ids: bool) -> tuple[Tensor, Tensor, Tensor | None]:

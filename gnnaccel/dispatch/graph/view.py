@@ -20,8 +20,8 @@ from gnnaccel.dispatch.run.torch_backend import Edges
 from gnnaccel.errors import VALID, GraphError
 
 # Above this many edges a radix sort beats counting with atomics, and costs so much less than what
-# follows that waiting for
-# the report once is nothing. Measured on an H200; see docs/notes/attention.md.
+# follows that waiting for the report once is nothing. Measured on an H200; see
+# docs/notes/attention.md.
 SORT_FROM = 1 << 22
 
 
@@ -276,7 +276,9 @@ class GraphView:
                 return self._csc
             self._may_build()
             given = self._given_csc()
-            if given is not None:
+            if self._in_order and self._csc is not None:  # in backward the edges may be gone
+                rows = sorting.with_places(self._csc)
+            elif given is not None:
                 rows = sorting.csc_as_given(given, self.num_src, self.wide, places)
                 if self.large:
                     capture.finish(self.device)
@@ -287,8 +289,7 @@ class GraphView:
             return rows
 
     def _grouped(self, places: bool) -> Rows:
-        """Of large graphs one wait, when they are built, buys exact sizes of the workspace from the
-        first call on."""
+        """Of large graphs one wait, when they are built, buys exact sizes of workspaces at once."""
         src, dst = self._ends()
         if self.large:
             rows = sorting.csc(src, dst, self.num_src, self.num_dst, self.loops, self.wide, places)

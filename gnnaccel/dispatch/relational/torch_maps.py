@@ -127,7 +127,7 @@ def aggregate(graph: GraphView, rows: Tensor, weight: Tensor | None = None) -> T
     rows: [num_src, width], or [num_src, heads, width] with a weight per head. weight: [E] or [E,
     heads], in the order of the graph's edge ids.
     """
-    edges = graph.edges()
+    edges = graph.edges(ids=weight is not None)
     if weight is not None and edges.eid is not None:
         weight = weight.index_select(0, edges.eid)
     if (rows.device.type != "cpu" or rows.dtype not in _CPU_DTYPES or not edges.src.shape[0]

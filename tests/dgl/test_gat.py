@@ -85,6 +85,22 @@ def test_nodes_without_edges_where_they_are_allowed(route):
     compare(route, GATConv(F, 8, 2, residual=True, allow_zero_in_degree=True), g, graphs.features())
 
 
+def test_gradients_of_nodes_without_edges_that_are_no_numbers(route):
+    """The root of what is 0 at such nodes has none; what belongs to other nodes keeps its own."""
+    layer = GATConv(F, 5, 3, bias=False, allow_zero_in_degree=True)
+    graph, x = dgl.graph(graphs.square(N - 3).edges(), num_nodes=N), graphs.features()
+
+    def gradients(device):
+        layer.to(device).zero_grad()
+        layer(graph.to(device), x.to(device)).pow(2).sum(-1).sqrt().sum().backward()
+        return [p.grad.cpu() for p in layer.parameters()]
+
+    expected = gradients(torch.device("cpu"))
+    with route.on():
+        got = gradients(route.device)
+    assert all(p.isfinite().all() for p in expected) and all(map(close, got, expected))
+
+
 def test_nodes_without_edges_where_they_are_not(route):
     g = dgl.graph((torch.randint(0, N, (90,)), torch.randint(0, N // 2, (90,))),
                   num_nodes=N).to(route.device)

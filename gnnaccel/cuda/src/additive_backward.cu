@@ -12,9 +12,10 @@
 //
 // plus, minus and the masses were saved by forward. The line for da_dst uses that softmax gradients
 // sum to zero over a destination; written with both masses it loses nothing when one edge takes
-// nearly all of the softmax. The line for da_src is a small difference of large numbers. So rows
-// are added up by steps, and inner products are computed twofold. With EDGE_GRAD each edge's term
-// of da_src is computed anyway, not twofold, and da_src is their sum.
+// nearly all of the softmax. A destination without edges has none, even where dO_i is not finite.
+// The line for da_src is a small difference of large numbers. So rows are added up by steps, and
+// inner products are computed twofold. With EDGE_GRAD each edge's term of da_src is computed
+// anyway, not twofold, and da_src is their sum.
 //
 // Some edges have no gradient through their score, whatever that difference rounds to: g_e is 0
 // for an edge that takes all of the softmax (alpha_e = 1), and for all edges of a row whose edges
@@ -112,18 +113,20 @@ prepare(int rows, const GRAD_T* __restrict__ grad,
         if (on && at.lh == 0 && h < H) {
             // of edges that weigh next to nothing beside copies, a_dst's formula loses nothing
             const float sign = still ? -1.f : 1.f, factor = none ? 0.f : 1.f - slope;
+            const float high = small[i + 2 * all], low = small[i + 3 * all];
+            const float turn = high == 0.f && low == 0.f  // no edges: whatever dO is
+                ? 0.f : factor * (up * low - down * high);
 #if GRAD_INT8
             const float own = grad_scale[row];
             const float q[4] = {a_dst ? a_dst[i] : 0.f, small[i], sign * inverse * own,
                                 delta.hi + delta.lo};
             store_pack<float, 4>(packed + 4 * i, q);
-            d_a_dst[i] = factor * own
-                * (up * small[i + 3 * all] - down * small[i + 2 * all]);
+            d_a_dst[i] = turn * own;
 #else
             const float q[4] = {a_dst ? a_dst[i] : 0.f, small[i], sign * inverse,
                                 delta.hi + delta.lo};
             store_pack<float, 4>(packed + 4 * i, q);
-            d_a_dst[i] = factor * (up * small[i + 3 * all] - down * small[i + 2 * all]);
+            d_a_dst[i] = turn;
 #endif
         }
     }

@@ -346,3 +346,21 @@ def test_on_a_dgl_without_cuda(place, layer):
     gnnaccel.reset_stats()
     got = made(graph, *(t.to(place) for t in args)).detach()
     assert close(got.cpu(), expected, 1e-4)
+
+
+@pytest.mark.parametrize("reduce", [lambda nodes: {"y": nodes.mailbox["m"].max(1)[0]},
+                                    lambda nodes: {"y": nodes.mailbox["m"].min(1)[0]}])
+def test_equal_messages_of_a_mailbox(reduce):
+    """On a CPU, by default: the first has the gradient, as with torch's functions."""
+    graph = graphs.square()
+
+    def gradient():
+        w = torch.ones(graph.num_edges(), 2, requires_grad=True)
+        graph.edata["w"] = w
+        graph.update_all(fn.copy_e("w", "m"), reduce)
+        return torch.autograd.grad(graph.ndata["y"].sum(), w)[0]
+
+    expected = gradient()
+    gnnaccel.enable()
+    assert torch.equal(gradient(), expected)
+    assert followed(reduce_udf="torch")()

@@ -18,7 +18,7 @@ from gnnaccel.adapters.dgl.udf.memory import Found, Reduced
 from gnnaccel.adapters.pyg.propagate.expressed import CallArguments
 from gnnaccel.cuda import driver
 from gnnaccel.dispatch.generated import messages as generated
-from gnnaccel.dispatch.ops import aggregation_cuda
+from gnnaccel.dispatch.ops import aggregation_cuda, torch_ops
 from gnnaccel.dispatch.ops.aggregation import Aggregation
 from gnnaccel.dispatch.ops.call import Kernel, OpCall
 from gnnaccel.dispatch.ops.graph import OpGraph
@@ -152,14 +152,27 @@ def _reduced(g: Any, graph: OpGraph, one: Reduced, given: CallArguments, by_kern
         asked: Any = _aggregation(graph, one, one.sent.message.generated(given))
         out = aggregation_cuda.run(graph, asked)
         return out.squeeze(-1) if one.sent.scalar else out
+    if of_torch and one.how in ("max", "min"):
+        return _extremum(g, graph, one, given)
     if _by_operations(one):
+        op, left, right = one.sent.sides(given)
+        return ops.gspmm(g, op, one.how, left, right)
+    return ops.gspmm(g, "copy_rhs", one.how, None, one.sent.made(given, graph))
+
+
+def _extremum(g: Any, graph: OpGraph, one: Reduced, given: CallArguments) -> Tensor:
+    """As torch's functions of mailboxes give it. Of equal messages the first has the gradient,
+    which on a CPU is DGL's last."""
+    from dgl import ops
+
+    messages = one.sent.made(given, graph)
+    if messages.is_cpu and messages.requires_grad and not driver.placed():
+        out = torch_ops.extremum(messages, graph.index("v"), graph.num_dst, one.how == "max")
+    elif _by_operations(one):
         op, left, right = one.sent.sides(given)
         out = ops.gspmm(g, op, one.how, left, right)
     else:
-        out = ops.gspmm(g, "copy_rhs", one.how, None, one.sent.made(given, graph))
-    if not of_torch or one.how not in ("max", "min"):
-        return out
-    messages = one.sent.made(given, graph)
+        out = ops.gspmm(g, "copy_rhs", one.how, None, messages)
     numbers = ~messages.isnan()
     if numbers.is_cpu and bool(numbers.all()):
         return out

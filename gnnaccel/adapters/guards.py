@@ -23,7 +23,8 @@ _grad = torch.is_grad_enabled
 _made: IdentityMap[bool] = IdentityMap()  # layers, as of `note_made`
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _function_modes, _mode_at = torch._C._len_torch_function_stack, torch._C._get_function_stack_at
-_DEVICE_MODES = (DeviceContext,)  # that say where tensors are made, and nothing else
+#: function modes in which layers give what they give outside: a default device's, and gnnaccel's
+PASSIVE_MODES: set[type] = {DeviceContext}
 _DICTS = (dict, OrderedDict)  # a module's parameters, by torch's version
 
 
@@ -58,9 +59,8 @@ def context_reason() -> Reason | None:
 
 
 def sees_functions(modes: int) -> bool:
-    """Whether one of so many active function modes is more than a default device, and may change
-    what torch's functions give."""
-    return any(type(_mode_at(i)) not in _DEVICE_MODES for i in range(modes))
+    """Whether one of so many active function modes may change what torch's functions give."""
+    return any(type(_mode_at(i)) not in PASSIVE_MODES for i in range(modes))
 
 
 def module_reason(layer: Any, path: Path) -> Reason | None:

@@ -225,7 +225,7 @@ def device(monkeypatch):
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(dataloader, "_prefetcher_entry", _simulating(dataloader._prefetcher_entry))
     monkeypatch.setattr(bridge, "has_accelerator", lambda: True)
-    monkeypatch.setattr(guards, "_DEVICE_MODES", (*guards._DEVICE_MODES, _Mode))
+    monkeypatch.setattr(guards, "PASSIVE_MODES", {*guards.PASSIVE_MODES, _Mode})
     before = torch.__future__.get_overwrite_module_params_on_conversion()
     torch.__future__.set_overwrite_module_params_on_conversion(True)
     transfers.clear()

@@ -1,6 +1,7 @@
 """Layers in bands compute what they compute over the whole graph: outputs and gradients."""
 from __future__ import annotations
 
+import contextlib
 import functools
 import shutil
 import warnings
@@ -342,3 +343,22 @@ def test_what_cannot_run_is_named():
             pass
     before = SAGEConv(WIDTH, 8)
     assert before(x, edges).shape == (NODES, 8)
+
+
+def test_rows_and_gradients_that_negate_their_numbers():
+    from torch_geometric.nn import SAGEConv
+
+    torch.manual_seed(0)
+    layer, edges = SAGEConv(4, 4), torch.randint(0, 40, (2, 200))
+    x = torch.complex(torch.zeros(40, 4), torch.randn(40, 4)).conj().imag
+    weight = torch.complex(torch.zeros(40, 4), torch.randn(40, 4)).conj().imag
+    assert x.is_neg() and weight.is_neg()
+    found = []
+    for block in (contextlib.nullcontext(), gnnaccel.offload(limit=3000)):
+        leaf = x.clone().requires_grad_()
+        with block:
+            out = layer(x, edges) + layer(leaf, edges)
+        out.backward(weight)
+        found.append((out.detach(), leaf.grad))
+    for one, other in zip(*found):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)

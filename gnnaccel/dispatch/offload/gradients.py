@@ -31,6 +31,7 @@ class _InBands(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: Call, inputs: int, *tensors: Tensor) -> Tensor:
         ctx.call, ctx.inputs = call, inputs
+        ctx.set_materialize_grads(False)
         device = call.memory.device.type
         ctx.autocast = (device, torch.get_autocast_dtype(device),
                         torch.is_autocast_enabled(device))
@@ -39,12 +40,14 @@ class _InBands(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Any:
+    def backward(ctx: Any, grad: Tensor | None) -> Any:
+        if grad is None:
+            return (None,) * len(ctx.needs_input_grad)
         tensors, needs = list(ctx.saved_tensors), list(ctx.needs_input_grad[2:])
         with ctx.call.around():
             backward = _Backward(ctx.call, tensors[:ctx.inputs], tensors[ctx.inputs:], needs,
                                  ctx.autocast)
-            return None, None, *backward.run(grad.contiguous())
+            return None, None, *backward.run(grad.resolve_neg().contiguous())
 
 
 class _Backward:

@@ -33,6 +33,8 @@ from gnnaccel.dispatch.offload.sizes import Widths
 from gnnaccel.dispatch.policy import config
 from gnnaccel.errors import OffloadError
 
+guards.PASSIVE_MODES.add(RowWise)
+
 
 #: options within bands: layers run by kernels where they can, profitable or not, and wait for
 #: them, so that no rows are written for edges
@@ -124,7 +126,7 @@ class Bander:
                   inputs: list[Tensor], kinds: list[str], others: list[Tensor],
                   result: str | None = None) -> Tensor:
         """``function(session, inputs, others, weights)`` over each band."""
-        inputs = [t.contiguous() for t in inputs]
+        inputs = [t.resolve_neg().contiguous() for t in inputs]
         weights = dict(layer.named_parameters()) | {
             name: t for name, t in layer.named_buffers() if t.device != self.memory.device}
         # messages of a step alone may be any, so rows for edges are allowed for

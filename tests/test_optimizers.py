@@ -198,6 +198,8 @@ def test_what_is_no_case_for_the_kernel(device):
 @pytest.mark.parametrize("where", ["parameter", "gradient", "average"])
 def test_views_that_negate_their_numbers(device, where):
     """Their memory holds the numbers' opposites."""
+    if torch.device(device).type == "cuda" and where != "gradient":
+        pytest.skip("torch's own steps take no such tensors on a GPU")
     found = []
     gnnaccel.reset_stats()
     for block in (enabled(device), gnnaccel.disabled()):

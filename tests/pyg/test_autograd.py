@@ -388,9 +388,8 @@ def test_gradients_that_negate_their_numbers(route, name):
     elif name in ("scatter", "softmax"):
         args[1] = edge_index[1, :len(x)]
         options = {"reduce": "max"} if name == "scatter" else {"num_nodes": len(x)}
-    else:
-        layer.to(route.device)
-    parameters = [*layer.parameters()] if isinstance(layer, torch.nn.Module) else []
+    parameters = ([*layer.to(route.device).parameters()] if isinstance(layer, torch.nn.Module)
+                  else [])
 
     def call():
         function = getattr(utils, name) if name in ("scatter", "softmax") else layer

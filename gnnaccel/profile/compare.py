@@ -133,7 +133,7 @@ def _upstream(model: torch.nn.Module, inputs: tuple, kwargs: dict,
 @contextlib.contextmanager
 def watching(watcher: watch.Watcher, sink: Callable):
     """A block in which ``watcher`` stands around the calls and ``sink`` gets the records."""
-    watch.add(watcher, sink)
+    watch.add(watcher, sink, repeats=True)
     try:
         yield
     finally:
@@ -163,7 +163,7 @@ class Comparer:
         self._lock = threading.RLock()
 
     def __enter__(self) -> Comparer:
-        watch.add(self._watch, self._sink)
+        watch.add(self._watch, self._sink, repeats=True)
         return self
 
     def __exit__(self, *_: Any) -> None:

@@ -40,7 +40,7 @@ class Tuner:
         self._sink = self._recorded
 
     def __enter__(self) -> Tuner:
-        watch.add(self._watch, self._sink)
+        watch.add(self._watch, self._sink, repeats=True)
         return self
 
     def __exit__(self, *_: Any) -> None:

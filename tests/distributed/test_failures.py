@@ -152,8 +152,8 @@ def test_a_model_is_checked_before_training():
     assert distributed.check(good) == []
     with pytest.warns(RuntimeWarning, match="1.module: GA703"):
         assert "SyncBatchNorm" in distributed.check(nn.Sequential(nn.ReLU(), pyg.BatchNorm(3)))[0]
-    with pytest.raises(PartitionError, match=r"0: GA701 GraphNorm.*; 1: GA701 HGTConv"):
-        distributed.check(nn.Sequential(pyg.GraphNorm(3), pyg.HGTConv(
+    with pytest.raises(PartitionError, match=r"0: GA701 GraphNorm.*; 1: GA701 HANConv"):
+        distributed.check(nn.Sequential(pyg.GraphNorm(3), pyg.HANConv(
             3, 4, (["a"], [("a", "to", "a")]))))
 
 

@@ -40,7 +40,8 @@ def observed(rank, world, folder):
         before = distributed.exchanged()["node"]
         with gnnaccel.report() as report:
             for _ in range(2):
-                model(part.data.x, part.data.edge_index).sum().backward()
+                x = part.data.x.clone().requires_grad_()
+                model(x, part.data.edge_index).sum().backward()
         after = distributed.exchanged()["node"]
         model(part.data.x, part.data.edge_index)  # nobody listens any more
     rows = part.rows["node"]
@@ -58,9 +59,10 @@ def test_bytes_and_times_by_layer(tmp_path):
         assert "sent MB" in text
         by_name = {entry["name"]: entry for entry in found}
         assert by_name.keys() == {"first", "second"}
-        for entry in found:
-            assert entry["forward_bytes"] == 2 * out * 8 * 4 and entry["forwards"] == 2
-            assert entry["backward_bytes"] == 2 * back * 8 * 4 and entry["backwards"] == 2
+        for name, width in (("first", 8), ("second", 4)):  # rows after their linear maps
+            entry = by_name[name]
+            assert entry["forward_bytes"] == 2 * out * width * 4 and entry["forwards"] == 2
+            assert entry["backward_bytes"] == 2 * back * width * 4 and entry["backwards"] == 2
             assert entry["forward_ms"] > 0 and entry["backward_ms"] > 0
         assert sum(e["forward_bytes"] + e["backward_bytes"] for e in found) == sent["bytes"]
         assert f"exchanged with other processes, by rank {rank}" in table

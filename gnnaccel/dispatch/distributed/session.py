@@ -21,6 +21,9 @@ class Session:
     """Exchanges for one part in one process group. Making one is collective: every process of the
     group takes part, and each raises PartitionError where one holds a part that does not fit."""
 
+    #: whether rows may be mapped before they are sent, or the halo's where they arrive
+    maps_first = True
+
     def __init__(self, part: Part, group: Any, exchange: str):
         if exchange not in EXCHANGES:
             raise PartitionError(f"exchange={exchange!r}; it has to be one of {EXCHANGES}")
@@ -41,7 +44,7 @@ class Session:
         self.part, self.exchange, self.group = part, exchange, group
         self.links = {kind: Link(rows, part.rank, self.group, exchange)
                       for kind, rows in part.rows.items()}
-        self._last: dict[str, tuple[TensorRef, Tensor]] = {}
+        self._last: dict[tuple[Any, ...], tuple[TensorRef, Tensor]] = {}
         #: what adapters derive from edges alone, by edges and then by what it depends on besides
         self.norms: TensorMap[dict[Any, Any]] = TensorMap()
         self._widths: dict[tuple[Any, ...], None] = {}
@@ -50,21 +53,22 @@ class Session:
     def extend(self, kind: str, x: Tensor, name: str = "x", who: str = "",
                layer: Any = None) -> Tensor:
         """`halo_rows` of nodes of a type. The same tensor, unwritten since, is sent once: several
-        relations of a layer share it, and features that no gradient is asked of stay.
-        ``who``, ``layer``: what asks, by name and as an object."""
-        wanted = torch.is_grad_enabled() and x.requires_grad
-        known = self._last.get(kind)
-        if (known is not None and known[0].unwritten(x) and known[1].requires_grad == wanted):
+        relations of a layer share it, and features that no gradient is asked of stay while a model
+        trains. ``who``, ``layer``: what asks, by name and as an object."""
+        # rows with gradients, and those of evaluation, do not put features in training out
+        key = kind, torch.is_grad_enabled(), x.requires_grad, "" if x.requires_grad else name
+        known = self._last.get(key)
+        if known is not None and known[0].unmoved(x):
             return known[1]
         found = self._extended(kind, x, name, who, layer)
         if not (x.is_inference() or found.is_inference()):
             last = self._last
 
             def forget(ref: weakref.ref) -> None:
-                if kind in last and last[kind][0] is ref:
-                    del last[kind]
+                if key in last and last[key][0] is ref:
+                    del last[key]
 
-            last[kind] = TensorRef(x, forget), found
+            last[key] = TensorRef(x, forget), found
         return found
 
     def _extended(self, kind: str, x: Tensor, name: str, who: str, layer: Any) -> Tensor:

@@ -32,6 +32,7 @@ Watcher = Callable[[Visit, Run], Any]
 
 _lock = threading.Lock()
 _watchers: tuple[Watcher, ...] = ()  # replaced, never changed in place
+_repeating: tuple[Watcher, ...] = ()  # those of them that run calls several times
 
 
 def around(visit: Visit, run: Run) -> Any:
@@ -45,19 +46,26 @@ def _call(watcher: Watcher, run: Run, visit: Visit) -> Any:
     return watcher(visit, run)
 
 
-def add(watcher: Watcher, sink: records.Sink) -> None:
+def repeating() -> bool:
+    """Whether somebody runs calls several times, with copies of their tensors."""
+    return bool(_repeating)
+
+
+def add(watcher: Watcher, sink: records.Sink, repeats: bool = False) -> None:
     """Let ``watcher(visit, run)`` stand around every call: it returns what ``run(visit)`` does.
-    ``sink`` gets the records."""
-    global _watchers
+    ``sink`` gets the records. ``repeats``: it may run a call several times."""
+    global _watchers, _repeating
     with _lock:
         _watchers = (*_watchers, watcher)
+        _repeating = (*_repeating, *[watcher] * repeats)
     records.subscribe(sink)
 
 
 def remove(watcher: Watcher, sink: records.Sink) -> None:
     """The opposite of `add`."""
-    global _watchers
+    global _watchers, _repeating
     with _lock:
         # bound methods are made anew each time
         _watchers = tuple(known for known in _watchers if known != watcher)
+        _repeating = tuple(known for known in _repeating if known != watcher)
     records.unsubscribe(sink)

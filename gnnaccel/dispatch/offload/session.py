@@ -33,6 +33,8 @@ class BandSession(Session):
     bands have to compute them first, and then the run ends by `Reached`. ``leaves``: the halo's
     rows that gradients are wanted of."""
 
+    maps_first = False  # what bands compute of rows and gather again is a stage of its own
+
     def __init__(self, bands: Bands, band: Band, edges: Tensor,
                  halo: Callable[[Key, Tensor], Tensor | None]):
         nothing = torch.empty(0, dtype=torch.long, device="cpu")

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from gnnaccel.adapters.patching import PatchSet
-from gnnaccel.adapters.pyg.distributed import layers, norm
+from gnnaccel.adapters.pyg.distributed import layers, maps, norm, types
 from gnnaccel.dispatch.distributed import state
 from gnnaccel.dispatch.distributed.building import EDGE, Relation
 from gnnaccel.dispatch.distributed.session import Session
@@ -24,6 +24,7 @@ class _Call(NamedTuple):
     session: Session
     relation: Relation
     layer: Any
+    watched: maps.Watched | None = None
 
     @property
     def name(self) -> str:
@@ -32,6 +33,9 @@ class _Call(NamedTuple):
     def extend(self, x: Tensor, what: str, dim: int = 0) -> Tensor:
         """``x`` with the halo's rows, along ``dim``."""
         kind = self.relation[0]
+        mapped = self.watched.extended(x) if self.watched is not None else None
+        if mapped is not None:
+            return mapped
         if x.dim() and dim % x.dim():
             rows = self.session.extend(kind, x.movedim(dim, 0).contiguous(), what, self.name,
                                        self.layer)
@@ -120,20 +124,26 @@ def _over_part(session: Session, native: Callable, layer: Any, args: tuple, kwar
     if why is not None:
         raise PartitionError(f"{why}. {why.hint}")
     given = layers.signature(type(layer).forward).bind_partial(layer, *args, **kwargs)
+    if layers.is_typed(layer):
+        with within():
+            return types.over_part(session, native, layer, given)
     edge_index = _edges(layer, given.arguments.get("edge_index"), (*args, *kwargs.values()))
     relation = _relation(session, edge_index, type(layer).__name__)
     session.check_edges(edge_index, relation[0], relation[2])
     call = _Call(session, relation, layer)
     if layers.is_bipartite(layer):
         _loops_possible(layer, relation)
-        given.arguments["x"] = _pair(call, given.arguments.get("x"))
+        x = given.arguments.get("x")
         if given.arguments.get("size") is not None:
             given.arguments["size"] = call.size
-        with within():
+        with maps.before_exchange(call, x) as sources, within():
+            given.arguments["x"] = (sources, x) if sources is not None else _pair(call, x)
             return native(*given.args, **given.kwargs)
     held = norm.replaced(type(layer), functools.partial(norm.over_part, call))
+    watched = maps.Watched(call, given.arguments.get("x"))
+    step = functools.partial(_step, layer, call._replace(watched=watched))
     try:
-        with steps(layer, functools.partial(_step, layer, call)), within():
+        with watched.block(), steps(layer, step), within():
             return native(layer, *args, **kwargs)
     finally:
         norm.put_back(held)

@@ -11,6 +11,8 @@ from gnnaccel.dispatch.policy.reasons import Reason, reason
 #: called with (sources, destinations): their adapters have kernels for that, and RGCN's forward
 #: would send rows once a relation
 BIPARTITE = ("GATConv", "GATv2Conv", "TransformerConv", "RGCNConv", "FastRGCNConv")
+#: called with dictionaries by type of nodes and of edges; own and halo rows are their nodes
+TYPED = ("HGTConv",)
 #: over parts they run natively, and write rows for edges
 NATIVE = frozenset(("AGNNConv", "FiLMConv", "HEATConv", "PNAConv", "RGATConv", "SuperGATConv"))
 #: compared with the whole graph's results by tests/distributed/test_layers.py
@@ -31,7 +33,7 @@ REFUSED = {
     "ChebConv": _LEAVING, "DirGNNConv": _LEAVING,
     "HypergraphConv": _OTHERS, "SignedConv": _OTHERS, "GravNetConv": _OTHERS, "PANConv": _OTHERS,
     "DynamicEdgeConv": _OTHERS, "XConv": _OTHERS,
-    "HGTConv": "it joins the node types by their numbers of nodes", "HANConv": _ALL,
+    "HANConv": _ALL,
     "WLConv": "it numbers colours by a table of its own process",
     **dict.fromkeys(("GraphNorm", "InstanceNorm", "PairNorm", "MeanSubtractionNorm",
                      "DiffGroupNorm", "GraphSizeNorm", "TopKPooling", "SAGPooling", "EdgePooling",
@@ -54,6 +56,9 @@ def refusal(layer: Any) -> Reason | None:
     if getattr(layer, "_explain", None):
         return reason("GA702", f"{name} is being explained")
     if base.__module__.startswith("torch_geometric.") and name != "MessagePassing":
+        if name in TYPED:
+            return None if forward_is_hosts(layer) else reason(
+                "GA702", f"a class that derives from {name} has a forward of its own")
         if name not in COMPARED:
             return reason("GA702", f"{name} was never compared over a partitioned graph")
     return None
@@ -63,6 +68,12 @@ def is_bipartite(layer: Any) -> bool:
     """Whether it is one of `BIPARTITE`, with the ``forward`` that PyG gave it."""
     return any(base.__name__ in BIPARTITE and base.__module__.startswith("torch_geometric.")
                and type(layer).forward is vars(base).get("forward") for base in type(layer).__mro__)
+
+
+def is_typed(layer: Any) -> bool:
+    """Whether it is one of `TYPED`, with the ``forward`` that PyG gave it."""
+    return any(base.__name__ in TYPED and base.__module__.startswith("torch_geometric.")
+               for base in type(layer).__mro__) and forward_is_hosts(layer)
 
 
 @functools.cache

@@ -1,0 +1,124 @@
+"""Linear maps of a layer over a part: which rows are mapped, and which are sent.
+
+A map that comes before rows are gathered can be applied to own rows, whose results are sent, or to
+own and halo rows. The first is cheaper where rows have gradients, the second where they have none:
+then the same rows stay with their receiver, and a step sends nothing for them.
+"""
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnnaccel.adapters.pyg import guards
+from gnnaccel.dispatch.observe import watch
+
+#: layers called with (sources, destinations): what maps the sources' rows that are gathered, where
+#: that is all that the layer does with them
+_SOURCE = {"GATConv": ("lin", "lin_src"), "GATv2Conv": ("lin_l",)}
+#: rows without gradients are sent as they are where they are at most so many times as wide as what
+#: is gathered, forward and backward, of them
+_WIDER = 2
+
+
+@contextlib.contextmanager
+def before_exchange(call: Any, x: Any) -> Iterator[Tensor | None]:
+    """A block in which maps of sources are applied to own rows, whose results are sent. Gives what
+    stands for the rows of sources in the layer's call: a tensor of their shape, full of NaN, which
+    holds one number. None where the sources' rows are to be sent themselves.
+
+    ``call``: the layer's, `calls._Call`; ``x``: what it is called with.
+    """
+    maps = _of_sources(call, x)
+    if not maps:
+        yield None
+        return
+    sources = x.new_full((1, 1), float("nan")).expand(call.size[0], x.shape[1])
+    made: dict[int, Tensor] = {}
+
+    def forward(module: Any, rows: Tensor) -> Tensor:
+        if rows is not sources and rows is not x:
+            return type(module).forward(module, rows)
+        own = made.get(id(module))
+        if own is None:
+            own = made[id(module)] = type(module).forward(module, x)
+        return call.extend(own, "mapped x") if rows is sources else own
+
+    with _replaced(maps, forward):
+        yield sources
+
+
+def _of_sources(call: Any, x: Any) -> list[Any]:
+    """The maps that are applied to own rows alone; the same on all processes."""
+    layer = call.layer
+    if not (call.session.maps_first and isinstance(x, Tensor) and x.dim() == 2
+            and torch.is_grad_enabled() and x.requires_grad
+            and not watch.repeating()):  # with copies of what stands for the rows
+        return []
+    names = next((_SOURCE[cls.__name__] for cls in type(layer).__mro__
+                  if cls.__name__ in _SOURCE), ())
+    maps = [layer._modules[name] for name in names if layer._modules.get(name) is not None]
+    return maps if all(_narrows(module, x) for module in maps) else []
+
+
+def _narrows(module: Any, x: Tensor) -> bool:
+    return guards.plain_linear(module) and module.weight.shape[0] <= x.shape[1]
+
+
+class Watched:
+    """The maps of a layer during one call, which lets go of everything at its end. ``x``: what the
+    layer is called with."""
+
+    def __init__(self, call: Any, x: Any):
+        self._call, self._x = call, x
+        self._made: list[tuple[Tensor, Any]] = []
+
+    def extended(self, value: Tensor) -> Tensor | None:
+        """[own + halo, ...] where ``value`` is what a map made of rows without gradients: the
+        halo's rows are mapped here. None for other tensors."""
+        module = next((module for made, module in self._made if made is value), None)
+        if module is None:
+            return None
+        own = len(value)
+        halo = self._call.extend(self._x, "x")[own:]
+        return torch.cat([value, type(module).forward(module, halo)])
+
+    @contextlib.contextmanager
+    def block(self) -> Iterator[None]:
+        """A block in which the layer runs."""
+        def forward(module: Any, rows: Tensor) -> Tensor:
+            found = type(module).forward(module, rows)
+            if rows is self._x and found.requires_grad:
+                self._made.append((found, module))
+            return found
+
+        try:
+            with _replaced(self._maps(), forward):
+                yield
+        finally:
+            self._x, self._made = None, []
+
+    def _maps(self) -> list[Any]:
+        x = self._x
+        if not (self._call.session.maps_first and isinstance(x, Tensor) and x.dim() == 2
+                and torch.is_grad_enabled() and not x.requires_grad):
+            return []
+        return [module for module in self._call.layer._modules.values()
+                if module is not None and guards.plain_linear(module)
+                and x.shape[1] <= _WIDER * module.weight.shape[0]]
+
+
+@contextlib.contextmanager
+def _replaced(maps: list[Any], forward: Any) -> Iterator[None]:
+    """A block in which ``forward(module, rows)`` stands for that of each map."""
+    for module in maps:
+        module.__dict__["forward"] = functools.partial(forward, module)
+    try:
+        yield
+    finally:
+        for module in maps:
+            module.__dict__.pop("forward", None)

@@ -14,8 +14,9 @@ from gnnaccel.dispatch.distributed.part import Part, Rows
 
 #: a graph is made in so many pieces, by ranges of destinations, for any number of parts alike
 PIECES = 8
-#: of the clustered graphs: nodes a cluster, and the share of edges that come from anywhere
-CLUSTER, OUTSIDE = 5_000, 0.05
+#: nodes of a cluster, and the share of edges that come from anywhere, in clustered graphs
+CLUSTER = 5_000
+OUTSIDE = {"clustered": 0.05, "well clustered": 0.01}
 Edges: TypeAlias = "dict[Relation, Tensor]"
 
 
@@ -58,7 +59,7 @@ def bounds(count: int, pieces: range) -> tuple[int, int]:
 def edges(shape: Shape, kind: str, pieces: range, device: torch.device) -> Edges:
     """int64 [2, E] by relation, of the edges that enter these pieces, in the graph's numbers.
     ``kind``: "random", any source; "power law", sources in proportion to r^-0.8 of their rank r;
-    "clustered", `OUTSIDE` from anywhere and the others from the destination's cluster."""
+    those of `OUTSIDE`, that share from anywhere, the others from the destination's cluster."""
     found: Edges = {}
     for number, (relation, count) in enumerate(shape.edges.items()):
         source, target = shape.nodes[relation[0]], shape.nodes[relation[2]]
@@ -81,11 +82,11 @@ def _sources(kind: str, ends: Tensor, source: int, target: int, g: torch.Generat
         # spread over all numbers, so that every part has some of the hubs
         return ranks * 7919 % source
     found = torch.randint(0, source, ends.shape, generator=g, device=device)
-    if kind == "clustered":
+    if kind in OUTSIDE:
         size = min(CLUSTER, max(source // PIECES, 1))
         near = ends * source // target // size * size
         near += torch.randint(0, size, ends.shape, generator=g, device=device)
-        inside = torch.rand(ends.shape, generator=g, device=device) >= OUTSIDE
+        inside = torch.rand(ends.shape, generator=g, device=device) >= OUTSIDE[kind]
         found = torch.where(inside, near.clamp_(max=source - 1), found)
     return found
 

@@ -259,3 +259,33 @@ def test_what_needs_an_active_part():
     for call in (lambda: distributed.halo_rows(torch.ones(2, 3)), distributed.exchanged):
         with pytest.raises(PartitionError, match="needs an active part"):
             call()
+
+
+def groups(rank, world, folder):
+    """The groups that parts exchange by: of all processes, of a group of the same, and of all again
+    once they were joined anew."""
+    from gnnaccel.dispatch.distributed import state
+
+    part, found = distributed.load_part(folder), []
+
+    def used(group=None):
+        with distributed.use(part, group=group):
+            found.append(state.current.group)
+            distributed.halo_rows(part.data.x)
+
+    used()
+    used()
+    others = dist.new_group([0, 1])
+    used(others)
+    used(others)
+    dist.destroy_process_group()
+    store = dist.FileStore(f"{folder}/../joined-anew", world)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+    used()
+    return [found[0] is found[1], found[2] is found[3], found[0] is found[2], found[0] is found[4]]
+
+
+def test_parts_share_a_group_of_their_own(tmp_path):
+    folder = graphs.cut(graphs.homogeneous(), 2, tmp_path)["random"]
+    for found in start(2, groups, folder):
+        assert found == [True, True, False, False]

@@ -192,7 +192,8 @@ class _GlobalMean(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, total: Tensor, count: int, group: Any) -> Tensor:
         ctx.set_materialize_grads(False)
-        both = torch.stack([total.double(), total.new_tensor(count, dtype=torch.float64)])
+        both = torch.full((2,), float(count), dtype=torch.float64, device=total.device)
+        both[0] = total  # by a kernel: a copy from the host would wait for the device
         dist.all_reduce(both, group=group)
         # on the device, for which nobody has to wait
         ctx.scale = (dist.get_world_size(group) / both[1].clamp(min=1)).to(total.dtype)

@@ -28,9 +28,7 @@ class Session:
         if exchange not in EXCHANGES:
             raise PartitionError(f"exchange={exchange!r}; it has to be one of {EXCHANGES}")
         _agree(part, group, exchange)
-        # a group of its own: its order of calls does not depend on when DDP sums gradients up
-        self._begin(part, dist.new_group(
-            None if group is None else dist.get_process_group_ranks(group)), exchange)
+        self._begin(part, _beside(group), exchange)
 
     @classmethod
     def of_group(cls, part: Part, group: Any) -> Session:
@@ -108,6 +106,22 @@ class Session:
                                              for rank, what in enumerate(seen))
                                  + ". Every process has to run the same model over its part")
         self._widths[key] = None
+
+
+#: by a group's ranks: the group, and the one beside it
+_groups: dict[tuple[int, ...], tuple[Any, Any]] = {}
+
+
+def _beside(group: Any) -> Any:
+    """A group of the same processes for exchanges alone, whose order of calls does not depend on
+    when DDP sums gradients up. One for all parts: NCCL takes GPU memory for each, which it keeps.
+    Collective where there is none yet."""
+    whole = dist.group.WORLD if group is None else group
+    ranks = tuple(dist.get_process_group_ranks(whole))
+    known = _groups.get(ranks)
+    if known is None or known[0] is not whole:  # a group that is gone has ended those beside it
+        known = _groups[ranks] = whole, dist.new_group(list(ranks))
+    return known[1]
 
 
 def _gathered(mine: Any, group: Any) -> list[Any]:

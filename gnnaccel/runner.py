@@ -71,6 +71,8 @@ def add_enable_options(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--when", choices=CHOICES["when"])
     parser.add_argument("--capture", action="store_true", default=None,
                         help="replay the calls of modules as CUDA graphs, once they repeat")
+    parser.add_argument("--offload", action="store_const", const="auto",
+                        help="PyG's layers run over features in the host's memory in bands")
     parser.add_argument("--decisions", metavar="FILE.json",
                         help="keep to the decisions in this file (log --export)")
 
@@ -104,7 +106,8 @@ def enable_options(options: argparse.Namespace) -> dict[str, Any]:
         raise ValueError("--autotune keeps to what it has timed; leave --decisions out")
     found.update(log=options.log, decisions=options.autotune or options.decisions,
                  backend=options.backend, when=options.when,
-                 on_fallback="raise" if options.strict else None, capture=options.capture)
+                 on_fallback="raise" if options.strict else None, capture=options.capture,
+                 offload=options.offload)
     return {name: value for name, value in found.items() if value is not None}
 
 
@@ -122,7 +125,8 @@ def _start(options: argparse.Namespace) -> Any:
     if env.switch() is False:
         _complain("the environment variable GNNACCEL says off: everything runs natively", 0)
     else:
-        _carry(given)
+        # processes of a loader are to leave the GPU alone
+        _carry({name: value for name, value in given.items() if name != "offload"})
     if observe is None:
         return None
     return observe.start(profile=options.profile, compare=options.compare, report=options.report,

@@ -26,7 +26,7 @@ from gnnaccel.dispatch.observe import records as dispatch_records
 from gnnaccel.dispatch.policy import config as configs
 from gnnaccel.dispatch.policy import rules
 from gnnaccel.dispatch.policy.config import Config
-from gnnaccel.errors import UnknownLayerError
+from gnnaccel.errors import OffloadError, UnknownLayerError
 from gnnaccel.profile.sinks import JsonlSink, LoggerSink, RingSink
 from gnnaccel.profile.status_text import Status
 
@@ -43,8 +43,8 @@ PACKAGES = {"torch": ("torch",), "torch_geometric": ("torch-geometric",), "dgl":
 def enable(*, backend: str | None = None, when: str | None = None, on_fallback: str | None = None,
            include: Any = None, exclude: Any = None, records: int | None = None, log: Any = None,
            passes: Any = None, backward: str | None = None, first_use: str | None = None,
-           decisions: Any = None, compile: bool | None = None,
-           capture: bool | None = None) -> None:
+           decisions: Any = None, compile: bool | None = None, capture: bool | None = None,
+           offload: bool | int | str | None = None) -> None:
     """Take over the known layers of PyG and DGL in this process, from now on and also when they are
     imported later.
 
@@ -70,11 +70,14 @@ def enable(*, backend: str | None = None, when: str | None = None, on_fallback: 
       operators that the compiler carries (docs/compile.md); False: it gets the host's own code
     - ``capture``: True: calls of whole modules that repeat are replayed as CUDA graphs
       (docs/compile.md); False: none are
+    - ``offload``: "auto": PyG's layers run over features in the host's memory in bands on the GPU,
+      as in an `offload` block that this thread keeps open; a number: with so many bytes of the GPU
+      for a layer's call; False: they do not (docs/offload.md)
 
     Called again it changes the options given and leaves the others. What is never given comes from
     the environment (see `gnnaccel.env`), then from the defaults. ``GNNACCEL=0`` makes the call do
-    nothing. Raises ValueError for a wrong value, UnknownLayerError for a name that is no layer;
-    then everything is as before.
+    nothing. Raises ValueError for a wrong value, UnknownLayerError for a name that is no layer,
+    OffloadError where ``offload`` cannot be; then everything is as before.
     """
     given = {name: value for name, value in locals().items() if value is not None}
     with _lock:
@@ -113,8 +116,8 @@ def again(config: Config) -> None:
 def enabled(*, backend: str | None = None, when: str | None = None, on_fallback: str | None = None,
             include: Any = None, exclude: Any = None, records: int | None = None, log: Any = None,
             passes: Any = None, backward: str | None = None, first_use: str | None = None,
-            decisions: Any = None, compile: bool | None = None,
-            capture: bool | None = None) -> Iterator[None]:
+            decisions: Any = None, compile: bool | None = None, capture: bool | None = None,
+            offload: bool | int | str | None = None) -> Iterator[None]:
     """A block in which gnnaccel is enabled in this thread or task, with the options of `enable`.
 
     Options not given come from the surrounding block, else from the process's configuration, else
@@ -134,7 +137,8 @@ def enabled(*, backend: str | None = None, when: str | None = None, on_fallback:
     try:
         for doubt in doubts:
             warnings.warn(f"gnnaccel: {doubt}", RuntimeWarning, stacklevel=3)
-        with configs.override(config):
+        block = _offload_blocks().option(config.offload) if "offload" in given else _NOTHING
+        with configs.override(config), block:
             yield
     finally:
         with _lock:
@@ -283,6 +287,25 @@ def _on_late_host(key: str) -> None:
 
 # --- keeping patches and sinks as the live configurations want them -------------------------------
 
+_NOTHING = contextlib.nullcontext()
+
+
+def _offload_blocks() -> Any:
+    """The module whose blocks the option stands for. OffloadError without PyG."""
+    if importlib.util.find_spec("torch_geometric") is None:
+        raise OffloadError("offload= is for PyG's layers, and PyG is not installed")
+    from gnnaccel.adapters.pyg.offload import running
+
+    return running
+
+
+def _sync_offload() -> None:
+    active = configs.active()
+    wanted = None if active is None else active.offload
+    if wanted is not None or "gnnaccel.adapters.pyg.offload.running" in sys.modules:
+        _offload_blocks().hold(wanted)
+
+
 def _live() -> list[Config]:
     """The configurations that hold anywhere in the process."""
     active = configs.active()
@@ -298,6 +321,7 @@ def _sync() -> None:
         adapters.requantized()
     else:
         adapters.uninstall()
+    _sync_offload()
     _sync_sinks(live)
 
 

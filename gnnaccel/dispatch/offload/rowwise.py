@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, overrides
 from torch.overrides import TorchFunctionMode
 
 from gnnaccel.dispatch.distributed.draws import Draws
@@ -49,12 +49,19 @@ _DRAWING = frozenset(("dropout", "alpha_dropout"))
 
 class RowWise(TorchFunctionMode):
     """A block in which operations over rows of the host run in bands on ``memory.device``. ``room``
-    gives the bytes that a call may take there."""
+    gives the bytes that a call may take there. ``idle``: whether everything passes through."""
 
     def __init__(self, memory: Memory, room: Callable[[], int]):
         super().__init__()
         self._memory, self._room = memory, room
-        self._paused = False
+        self._paused = self.idle = False
+
+    def end(self) -> None:
+        """Leave the block. Within a mode that was entered later, which has to be left first, or in
+        another thread, the mode stays where it is and does nothing."""
+        self.idle = True
+        if overrides._get_current_function_mode() is self:
+            self.__exit__(None, None, None)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -68,6 +75,8 @@ class RowWise(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: tuple = (),
                            kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
+        if self.idle:
+            return func(*args, **kwargs)
         if self._paused:
             if func in _OF_ALL:
                 _refuse_statistics(func, args, kwargs)

@@ -56,8 +56,9 @@ class Config:
     pinned decisions (`dispatch.pins`), held as what it contains; True: those that ``autotune``
     kept; None or False: none. ``compile``: whether layers inside ``torch.compile`` are operators
     that take the same ways as elsewhere. ``capture``: whether calls of modules that repeat are
-    replayed as CUDA graphs. ``epoch`` and ``stamp`` (the rule generation at which the
-    lists were given) are set by this module.
+    replayed as CUDA graphs. ``offload``: "auto", or the bytes of the GPU that a layer's call may
+    take over rows in the host's memory; None or False: such calls run as they are. ``epoch`` and
+    ``stamp`` (the rule generation at which the lists were given) are set by this module.
     """
 
     backend: str = "auto"
@@ -73,6 +74,7 @@ class Config:
     decisions: None | pins.Decisions | tuned.Tuned = None
     compile: bool = False
     capture: bool = False
+    offload: None | str | int = None
     precision: None | str = None
     block_precision: None | str = None
     epoch: int = field(default=0, compare=False)
@@ -86,6 +88,7 @@ class Config:
         object.__setattr__(self, "records", _record_count(self.records))
         object.__setattr__(self, "log", _log_target(self.log))
         object.__setattr__(self, "passes", _passes(self.passes))
+        object.__setattr__(self, "offload", _offload(self.offload))
         object.__setattr__(self, "decisions", _decisions(self.decisions))
         for name in ("compile", "capture"):
             if not isinstance(getattr(self, name), bool):
@@ -147,6 +150,15 @@ def _decisions(seen: Any) -> None | pins.Decisions | tuned.Tuned:
         return pins.read(seen)
     raise ValueError(f"decisions={seen!r} is not known; use the path of a file that log "
                      "--export wrote, or True for autotune's")
+
+
+def _offload(seen: Any) -> None | str | int:
+    if seen is None or seen is False or seen == "auto":
+        return seen or None
+    if isinstance(seen, int) and not isinstance(seen, bool) and seen > 0:
+        return seen
+    raise ValueError(f"offload={seen!r} is not known; use 'auto', or the bytes of the GPU that one "
+                     "layer's call may take; False for none")
 
 
 def _record_count(seen: Any) -> int:

@@ -213,6 +213,15 @@ class Bander:
         self._edges += edges
         cache.set_limit(cache.limit() + edges * _STRUCTURE)
 
+    @contextlib.contextmanager
+    def left(self) -> Iterator[None]:
+        """A block in which nothing runs in bands."""
+        state.divider, self.rowwise.idle = None, True
+        try:
+            yield
+        finally:
+            state.divider, self.rowwise.idle = self, False
+
     def close(self) -> None:
         """At the end of the block: nothing stays on the device."""
         while self._resident:

@@ -15,6 +15,7 @@ from gnnaccel.dispatch.offload.memory import Memory
 from gnnaccel.errors import OffloadError
 
 _blocks = 0
+_held: tuple[int | str | None, contextlib.ExitStack] = None, contextlib.ExitStack()
 _patches = PatchSet()
 
 
@@ -41,11 +42,41 @@ def offload(limit: int | str = "auto", *, device: Any = None) -> Iterator[Bander
     with installed():
         state.divider = bander
         try:
-            with bander.rowwise:
-                yield bander
+            bander.rowwise.__enter__()
+            yield bander
         finally:
+            bander.rowwise.end()
             state.divider = None
             bander.close()
+
+
+def hold(limit: int | str | None) -> None:
+    """What ``enable()`` asks for: an `offload` block with this limit that stays open until another
+    limit is asked for, or None, for none."""
+    global _held
+    if limit == _held[0]:
+        return
+    block, _held = _held[1], (None, contextlib.ExitStack())
+    block.close()
+    if limit is not None:
+        block = contextlib.ExitStack()
+        block.enter_context(offload(limit))
+        _held = limit, block
+
+
+@contextlib.contextmanager
+def option(limit: int | str | None) -> Iterator[Any]:
+    """A block in which an option of ``enabled()`` holds: `offload` with this limit, or, for None,
+    none. Within another `offload` block that one's limit stays."""
+    around = state.divider if isinstance(state.divider, Bander) else None
+    if limit is None and around is not None:
+        with around.left():
+            yield None
+    elif limit is None or around is not None:
+        yield around
+    else:
+        with offload(limit) as bander:
+            yield bander
 
 
 @contextlib.contextmanager

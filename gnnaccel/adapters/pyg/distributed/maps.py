@@ -75,12 +75,13 @@ class Watched:
 
     def __init__(self, call: Any, x: Any):
         self._call, self._x = call, x
-        self._made: list[tuple[Tensor, Any]] = []
+        self._made: list[tuple[Tensor, int, Any]] = []
 
     def extended(self, value: Tensor) -> Tensor | None:
         """[own + halo, ...] where ``value`` is what a map made of rows without gradients: the
-        halo's rows are mapped here. None for other tensors."""
-        module = next((module for made, module in self._made if made is value), None)
+        halo's rows are mapped here. None for other tensors, and where it was written since."""
+        module = next((module for made, version, module in self._made
+                       if made is value and version == value._version), None)
         if module is None:
             return None
         own = len(value)
@@ -93,7 +94,7 @@ class Watched:
         def forward(module: Any, rows: Tensor) -> Tensor:
             found = type(module).forward(module, rows)
             if rows is self._x and found.requires_grad:
-                self._made.append((found, module))
+                self._made.append((found, found._version, module))
             return found
 
         try:

@@ -7,8 +7,7 @@ then the same rows stay with their receiver, and a step sends nothing for them.
 from __future__ import annotations
 
 import contextlib
-import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -33,8 +32,8 @@ def before_exchange(call: Any, x: Any) -> Iterator[Tensor | None]:
 
     ``call``: the layer's, `calls._Call`; ``x``: what it is called with.
     """
-    maps = _of_sources(call, x)
-    if not maps:
+    names = _of_sources(call, x)
+    if not names:
         yield None
         return
     sources = x.new_full((1, 1), float("nan")).expand(call.size[0], x.shape[1])
@@ -48,12 +47,12 @@ def before_exchange(call: Any, x: Any) -> Iterator[Tensor | None]:
             own = made[id(module)] = type(module).forward(module, x)
         return call.extend(own, "mapped x") if rows is sources else own
 
-    with _replaced(maps, forward):
+    with _replaced(call.layer, names, forward):
         yield sources
 
 
-def _of_sources(call: Any, x: Any) -> list[Any]:
-    """The maps that are applied to own rows alone; the same on all processes."""
+def _of_sources(call: Any, x: Any) -> list[str]:
+    """The names of maps that are applied to own rows alone; the same on all processes."""
     layer = call.layer
     if not (call.session.maps_first and isinstance(x, Tensor) and x.dim() == 2
             and torch.is_grad_enabled() and x.requires_grad
@@ -61,8 +60,8 @@ def _of_sources(call: Any, x: Any) -> list[Any]:
         return []
     names = next((_SOURCE[cls.__name__] for cls in type(layer).__mro__
                   if cls.__name__ in _SOURCE), ())
-    maps = [layer._modules[name] for name in names if layer._modules.get(name) is not None]
-    return maps if all(_narrows(module, x) for module in maps) else []
+    found = [name for name in names if layer._modules.get(name) is not None]
+    return found if all(_narrows(layer._modules[name], x) for name in found) else []
 
 
 def _narrows(module: Any, x: Tensor) -> bool:
@@ -98,28 +97,40 @@ class Watched:
             return found
 
         try:
-            with _replaced(self._maps(), forward):
+            with _replaced(self._call.layer, self._maps(), forward):
                 yield
         finally:
             self._x, self._made = None, []
 
-    def _maps(self) -> list[Any]:
+    def _maps(self) -> list[str]:
         x = self._x
         if not (self._call.session.maps_first and isinstance(x, Tensor) and x.dim() == 2
                 and torch.is_grad_enabled() and not x.requires_grad):
             return []
-        return [module for module in self._call.layer._modules.values()
+        return [name for name, module in self._call.layer._modules.items()
                 if module is not None and guards.plain_linear(module)
                 and x.shape[1] <= _WIDER * module.weight.shape[0]]
 
 
+class _Standin(torch.nn.Module):
+    """What stands for a map: ``run(map, rows)``. It looks the same in each call, so that calls are
+    known again, as they would not be with another ``forward`` on the map itself."""
+
+    def __init__(self, module: Any, run: Callable[[Any, Tensor], Tensor]):
+        super().__init__()
+        self.map, self.run, self.training = module, run, module.training
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return self.run(self.map, rows)
+
+
 @contextlib.contextmanager
-def _replaced(maps: list[Any], forward: Any) -> Iterator[None]:
-    """A block in which ``forward(module, rows)`` stands for that of each map."""
-    for module in maps:
-        module.__dict__["forward"] = functools.partial(forward, module)
+def _replaced(layer: Any, maps: list[str], run: Callable[[Any, Tensor], Tensor]) -> Iterator[None]:
+    """A block in which ``run(module, rows)`` stands for these maps of a layer."""
+    modules = layer._modules
+    held = {name: modules[name] for name in maps}
     try:
+        modules.update((name, _Standin(module, run)) for name, module in held.items())
         yield
     finally:
-        for module in maps:
-            module.__dict__.pop("forward", None)
+        modules.update(held)

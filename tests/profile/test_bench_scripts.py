@@ -14,7 +14,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("torch_geometric")
 
 from gnnaccel.__main__ import main  # noqa: E402
-from gnnaccel.profile.bench import result, script_exact, script_figures, script_plan, table  # noqa: E402
+from gnnaccel.profile.bench import (result, script_exact, script_figures,  # noqa: E402
+                                    script_plan, script_table, table)
 from gnnaccel.profile.bench.result import Record, Result  # noqa: E402
 from gnnaccel.profile.bench.script_child import Run, Spec  # noqa: E402
 
@@ -266,8 +267,8 @@ try:
     train(10**6)
 finally:
     import json
-    with open(sys.argv[1], "w") as file:
-        json.dump(seen, file)
+    with open(sys.argv[1], "a") as file:
+        file.write(json.dumps(seen) + "\\n")
 """
 
 
@@ -279,14 +280,19 @@ def test_ways_take_turns_in_one_process(tmp_path, monkeypatch):
     script.write_text(HEAD.replace("assert PREPARED", "PREPARED = sys.argv\nassert PREPARED")
                       + TURNS)
     assert main(["bench", "--suite", "scripts", "--device", "cpu", "--steps", "20", "--parts",
-                 "turns", "--scripts", f"{script} {told}", "--out", str(out)]) == 0
-    found = result.load(out).one(kind="script", impl="turns")
+                 "turns,bound", "--scripts", f"{script} {told}", "--out", str(out)]) == 0
+    both = result.load(out)
+    found = both.one(kind="script", impl="turns")
     turns = found.values["turns"]
     assert found.error is None and found.timing["ms"] == turns["gnnaccel"]["ms"]
     assert {way: one["calls"] for way, one in turns.items()} == {"native": 21, "gnnaccel": 21}
-    seen = json.loads(told.read_text())
+    seen = json.loads(told.read_text().splitlines()[0])
     native, ours = [False, 0, True], [True, 1, False]  # what stands where, and whose calls count
     assert seen == [native] * 10 + [ours] * 20 + [native] * 20 + [ours] * 20 + [native] * 10
+    bound = both.one(kind="script", impl="bound")
+    left = 1 - bound.values["layers_share"]
+    assert bound.error is None and bound.ms == pytest.approx(left * turns["native"]["ms"])
+    assert "| script | in turns | bound |" in table.markdown(both)
 
 
 def test_steps_that_count_where_ways_take_turns():
@@ -305,3 +311,19 @@ def test_the_table_of_ways_that_took_turns():
                                                  error="too few steps")]))
     assert "| script | in turns |" in said and "| a.py | 1.5x |" in said
     assert "b.py, turns: too few steps" in said
+
+
+@pytest.mark.parametrize("parts, shown", [
+    ({"turns": 3.0}, "6x"), ({"native": 4.0, "turns": 3.0}, "8x"), ({"native": 4.0}, "8x"),
+    ({"native": None, "turns": 3.0}, "6x"), ({}, None)])
+def test_the_bound_of_native_steps_that_took_turns(parts, shown):
+    """Those of a native run come first, where it did not fail."""
+    records = [Record("script", layer="a.py", impl="bound", timing={"ms": 0.5}),
+               Record("script", layer="a.py", impl="gnnaccel", timing={"ms": 2.0},
+                      values={"steps": 9})]
+    for part, ms in parts.items():
+        values = {"steps": 9, "turns": {"native": {"ms": ms}, "gnnaccel": {"ms": 2.0}}}
+        records.append(Record("script", layer="a.py", impl=part, values=values,
+                              **({"timing": {"ms": ms}} if ms else {"error": "out of memory"})))
+    section = script_table.section(Result(records=records))
+    assert dict(zip(section.columns, section.rows[0])).get("bound") == shown

@@ -54,6 +54,24 @@ def test_a_loss_that_is_no_number_can_be_saved(tmp_path):
     assert "NaN" not in path.read_text() and "| inf |" in table.markdown(result.load(path))
 
 
+def test_a_bound_needs_native_steps_and_layers_that_were_timed():
+    ways = (["native"] * 10 + ["gnnaccel"] * 10) * 2
+    turns = seen(ways=ways) | {"ms": [8.0] * 20 + [4.0] * 10 + [1.0] * 10}
+    layers = seen(layers_ms=1.5)
+    cases = [(layers, None, turns, 1.0), (layers, seen(), turns, 0.5), (layers, seen(), None, 0.5),
+             (layers, None, None, "needs native steps"),
+             (layers, None, {**turns, "ms": turns["ms"][:20], "ways": ways[:20]},
+              "needs native steps"),
+             (seen(), None, turns, "needs gradients cleared"),
+             (seen(what="call"), None, turns, "needs an optimizer")]
+    for found, native, taken, want in cases:
+        record = script_figures.record("x", "bound", {**found, "ms": [2.0] * 30}, native, taken)
+        if isinstance(want, str):
+            assert want in record.error
+        else:
+            assert record.ms == pytest.approx(want)
+
+
 def test_nothing_to_measure():
     for ended, said in (("script", "nothing to measure"), ("limit", "within the limit")):
         found = seen(ended=ended) | {"ms": [], "loop_ms": []}

@@ -19,7 +19,8 @@ _LEAST = 5  # steps of each way, for a result
 _MIB = 2**20
 
 
-def record(name: str, part: str, found: dict[str, Any], native: dict[str, Any] | None) -> Record:
+def record(name: str, part: str, found: dict[str, Any], native: dict[str, Any] | None,
+           turns: dict[str, Any] | None = None) -> Record:
     """One run's. ``timing``: of a step, zero_grad to the end of the optimizer's step, the device
     waited for at both. ``values``: ``what`` is timed, ``steps``, ``ended`` (what ended the run:
     the "script", so many "steps" or "seconds", the "limit"), ``loop_ms`` from the end of a step to
@@ -29,9 +30,10 @@ def record(name: str, part: str, found: dict[str, Any], native: dict[str, Any] |
     first steps, ``loss_difference`` (`difference`, where there is ``native``), ``share`` of layers'
     calls that did not run natively, ``routes`` and ``reasons`` of these calls, ``compile_s`` and
     ``kernels`` (compiled or loaded), ``replays`` and ``refused`` of captured calls. The part
-    `BOUND` has what is left of a native step without its layers for ``timing``, and
-    ``layers_share``, their part of a step. The part `TURNS` has the steps with gnnaccel for
-    ``timing``, and ``turns``: by way the median step, its deciles, and of how many steps."""
+    `BOUND` has what is left of a native step (of the ``native`` run, or of ``turns``) without its
+    layers for ``timing``, and ``layers_share``, their part of a step. The part `TURNS` has the
+    steps with gnnaccel for ``timing``, and ``turns``: by way the median step, its deciles, and of
+    how many steps."""
     ms, loop = (_counted(found[key]) for key in ("ms", "loop_ms"))
     place: dict[str, Any] = dict(kind=KIND, layer=name, mode="step", impl=part,
                  device="cuda" if found["gpu"] else "cpu")
@@ -45,7 +47,7 @@ def record(name: str, part: str, found: dict[str, Any], native: dict[str, Any] |
     if native is not None:
         values["loss_difference"] = _text(difference(_losses(native), _losses(found)))
     if part == BOUND:
-        return _bound(place, found, values, native)
+        return _bound(place, found, values, native_steps(native, turns))
     if part == TURNS:
         return _turns(place, found, values)
     values |= _calls(found["stats"])
@@ -78,6 +80,14 @@ def counted(ways: list[str], ms: list[float | None]) -> dict[str, list[float]]:
         if begun[way] > _FIRST and number % BLOCK >= _SKIPPED and one is not None:
             found.setdefault(way, []).append(one)
     return {way: steps for way, steps in found.items() if len(steps) >= _LEAST}
+
+
+def native_steps(native: dict[str, Any] | None, turns: dict[str, Any] | None) -> list[float]:
+    """The times of native steps that count: of the native run, where there is none of the run in
+    which ways took turns."""
+    if native is not None:
+        return _counted(native["ms"])
+    return [] if turns is None else counted(turns["ways"], turns["ms"]).get(NATIVE, [])
 
 
 def difference(native: list[float], ours: list[float]) -> float | None:
@@ -126,15 +136,16 @@ def _calls(stats: dict[str, Any]) -> dict[str, Any]:
 
 
 def _bound(place: dict[str, Any], found: dict[str, Any], values: dict[str, Any],
-           native: dict[str, Any] | None) -> Record:
+           native: list[float]) -> Record:
     layers = found["layers_ms"]
-    if native is None or layers is None:
-        return Record(**place, error="needs a native run, and gradients cleared before each step"
-                      if native is None or found["what"] == "training step" else
-                      "needs an optimizer")
+    if layers is None:
+        return Record(**place, error="needs gradients cleared before each step"
+                      if found["what"] == "training step" else "needs an optimizer")
+    if not native:
+        return Record(**place, error="needs native steps, of the part native or turns")
     looked = [one for one in found["ms"][BEFORE_LOOK:] if one is not None]
     share = min(1.0, layers * len(looked) / sum(looked))
-    left = [(1 - share) * statistics.median(_counted(native["ms"]))]
+    left = [(1 - share) * statistics.median(native)]
     return Record(**place, timing=_timing(left, left) | {"calls": len(looked)},
                   values={**values, "layers_share": share})
 

@@ -18,7 +18,7 @@ _RATIOS: dict[str, Callable[[Runs], float | None]] = {
     "capture gain": lambda runs: _over(runs, CAPTURE, _ms),
     "in turns": lambda runs: _in_turns(runs, ENABLED),
     "capture in turns": lambda runs: _in_turns(runs, CAPTURE),
-    "bound": lambda runs: _over(runs, BOUND, _ms),
+    "bound": lambda runs: _over_bound(runs),
     "loop gain": lambda runs: _over(runs, ENABLED, _value("loop_ms")),
     "capture loop": lambda runs: _over(runs, CAPTURE, _value("loop_ms")),
     "cold wall": lambda runs: _over(runs, COLD, _wall),
@@ -109,6 +109,16 @@ def _in_turns(runs: Runs, way: str) -> float | None:
         return None
     taken = runs[TURNS].values["turns"]
     return taken[NATIVE]["ms"] / taken[way]["ms"] if way in taken else None
+
+
+def _over_bound(runs: Runs) -> float | None:
+    """Native steps over what is left of them without layers; without a native run, of those that
+    took turns."""
+    if NATIVE in runs and runs[NATIVE].ms is not None:
+        return _over(runs, BOUND, _ms)
+    if BOUND not in runs or TURNS not in runs or runs[TURNS].error:
+        return None
+    return ratio(runs[TURNS].values["turns"][NATIVE]["ms"], runs[BOUND].ms)
 
 
 def _ms(record: Record) -> float | None:

@@ -56,6 +56,7 @@ class _Runs:
     def __init__(self, script: Script, plan: ScriptsPlan, budget: Budget, forks: Forks | None):
         self._script, self._plan, self._budget, self._forks = script, plan, budget, forks
         self._native: dict[str, Any] | None = None
+        self._turns: dict[str, Any] | None = None
         self._cold = False
 
     def records(self) -> Iterator[Record]:
@@ -101,8 +102,10 @@ class _Runs:
             found = json.loads(out.read_text(encoding="utf-8"))
             if part == NATIVE:
                 self._native = found
+            elif part == TURNS:
+                self._turns = found
             return script_figures.record(self._script.name, part, found,
-                                         None if part == NATIVE else self._native)
+                                         None if part == NATIVE else self._native, self._turns)
         given = "--limit" if limit == self._plan.limit else "what was left of the budget"
         error = f"no end within {limit:.0f} s ({given})" if status is None else _why(status, errors)
         cpu = self._plan.cpu if self._native is None else not self._native["gpu"]

@@ -53,4 +53,4 @@ def warn_again() -> None:
 
 def drop_late(monkeypatch: Any) -> None:
     """Let the cache hear nothing of tensors that have gone."""
-    monkeypatch.setattr(cache, "_dropper", lambda key, view: None)
+    monkeypatch.setattr(cache, "_drop", lambda key, view, ref: None)

@@ -282,13 +282,15 @@ def total(graph: Rows, x: Tensor, weight: Tensor | None = None, at: str = "place
     the bias of any dtype; into: likewise, in the result's shape. x may have any strides. A call
     like an earlier one costs little more than its launches. ValueError as of `forward`.
     """
-    bias = None if bias is None else bias.float().contiguous()
+    bias = None if bias is None else dense(bias.float())
     key = (at, mean, *[None if t is None else (t.dtype, t.shape, t.stride(), t.device,
                                                t.data_ptr() & 15)
                        for t in (x, weight, scale, bias, into)])
     made = graph.made.get(key)
     if made is None:
-        return _first(key, graph, x, weight, at, mean, scale, bias, into)
+        made = _made(graph, x, weight, at, mean, scale, bias, into)
+        if graph.launched is not None:
+            graph.keep(key, made)
     alike, shape, compiled, entry, across, of_graph, partial, merge, copied = made
     add, out, x = _NO if into is None else _YES, into, dense(x) if copied else x
     if out is None:
@@ -303,30 +305,34 @@ def total(graph: Rows, x: Tensor, weight: Tensor | None = None, at: str = "place
     return out
 
 
-def _first(key: tuple, graph: Rows, x: Tensor, weight: Tensor | None, at: str, mean: bool,
-           scale: Tensor | None, bias: Tensor | None, into: Tensor | None) -> Tensor:
-    """A call of `total` unlike those before: checked; its launches are kept if they are all."""
-    features = math.prod(x.shape[1:])
+def _made(graph: Rows, x: Tensor, weight: Tensor | None, at: str, mean: bool,
+          scale: Tensor | None, bias: Tensor | None, into: Tensor | None) -> _Made:
+    """Of a call of `total` unlike those before, which is checked."""
+    features, device = math.prod(x.shape[1:]), graph.indptr.device
     heads, width = (factored(features) if weight is None or weight.dim() == 1
                     else (weight.shape[1], features // weight.shape[1]))
     kind = "none" if weight is None else "edge" if weight.dim() == 1 else "head"
     form = variant(heads, width, x.dtype, x.dtype, kind, at, False, mean, graph.wide)
-    if into is not None and into.shape != (graph.rows, *x.shape[1:]):
-        raise ValueError(f"into is {list(into.shape)}; needed is {[graph.rows, *x.shape[1:]]}")
-    aligned, near = dense(x), None if bias is None else dense(bias)
-    out = forward(form, graph, aligned.view(-1, heads, width), weight, scale, near,
-                  None if into is None else into.view(-1, heads, width))
-    # detached: a Function's result that is a view could not be changed in place
-    out = into if into is not None else out.view(-1, *x.shape[1:]).detach()
-    form = form.banded(x.shape[0], graph.rows, graph.other.shape[0], x.device)  # as `forward` did
+    rows, shape = graph.rows, (graph.rows, *x.shape[1:])
+    aligned = dense(x)
+    _check("x", aligned.view(-1, heads, width), (heads, width), x.dtype, device, 1, 0)
+    if weight is not None:
+        _check_graph(form, graph, True)
+        _check_weight(form, graph, weight)
+    if scale is not None:
+        _check("scale", scale, (rows,), torch.float32, device, 4)
+    if bias is not None:
+        _check("bias", bias, (features,), torch.float32, device, 16)
+    form = form.banded(x.shape[0], rows, graph.other.shape[0], device)
+    if into is not None:
+        _check("into", into, shape, x.dtype, device,
+               min(16, form.layout.vec * into.element_size()))
     launch, layout = graph.launch(), form.layout
-    if near is bias and graph.launched is not None:
-        merge = ((grid(launch.heavy, layout), (*launch.merge, launch.graph[0])) if launch.heavy
-                 else None)
-        graph.keep(key, _Made(out.shape == x.shape, tuple(out.shape), form.kernels,
-                              *_way(layout, graph, launch), launch.graph + launch.split,
-                              launch.chunks * layout.heads * layout.width, merge, aligned is not x))
-    return out
+    merge = ((grid(launch.heavy, layout), (*launch.merge, launch.graph[0])) if launch.heavy
+             else None)
+    return _Made(shape == x.shape, shape, form.kernels, *_way(layout, graph, launch),
+                 launch.graph + launch.split, launch.chunks * layout.heads * layout.width, merge,
+                 aligned is not x)
 
 
 def _way(layout: Layout, graph: Rows, launch: Launch) -> tuple[str, tuple[int, int]]:

@@ -32,7 +32,7 @@ class Reports:
         self._lock = threading.Lock()
 
     def take(self) -> Report | Unread:
-        captured = capture.current()
+        captured = capture.capturing()
         with self._lock:
             if captured and self._unread is not None:
                 return Unread(self._unread)

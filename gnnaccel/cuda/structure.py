@@ -22,6 +22,7 @@ _COUNTERS, _HOST_AT, _BINS_AT, _BINS = 38, 4, 6, 32
 # the rows that a warp has.
 _WINDOW, _ORDER_BYTES, _HEAVY_BLOCKS = 1 << 17, (1 << 14) + 4 * (2 * _THREADS + 1), 264
 _MOST_SHORT, _GROUP = 256, 4
+_GROUPS = _GROUP * (_THREADS // 32)  # rows of a block
 # For the kernel `scan`: rows of a block, bytes of shared memory.
 _SCANNED, _SCAN_BYTES = 4 * _THREADS, 8 * (_THREADS // 32 + 1) + 4 * (_BINS + 1)
 _MOST_MADE = 32  # forms of calls remembered for each graph
@@ -205,10 +206,6 @@ def _kernels(family: str, wide: bool) -> Kernels:
     return Kernels(family, (("OFF_T", "i64" if wide else "int"),))
 
 
-def _blocks(threads: int) -> int:
-    return -(-threads // _THREADS)
-
-
 def prepare() -> None:
     """Compile what builds the structure of graphs with int32 offsets. Raises CompileError."""
     _kernels("row_order", False)("order")
@@ -241,7 +238,7 @@ def split_rows(indptr: Tensor, edges: int, flags: Tensor | None = None,
     split, told = _split(rows, edges, limit, memory.data_ptr(), memory,
                          flags.data_ptr() if flags is not None else 0)
     _kernels("row_split", indptr.dtype is torch.int64)("split")(
-        (_blocks(max(rows, 1)), 1), _THREADS, 4 * (_BINS + 1),
+        (-(-max(rows, 1) // _THREADS), 1), _THREADS, 4 * (_BINS + 1),
         (indptr.data_ptr(), np.int32(rows), np.int32(limit), *told))
     return split
 
@@ -292,7 +289,7 @@ def _ordered(indptr: Tensor, entries: Tensor, split: Split, place: Tensor) -> Ro
     windows = -(-total // _WINDOW)
     if total:
         _kernels("row_order", indptr.dtype is torch.int64)("order")(
-            (heavy_blocks * windows + _blocks(32 * -(-rows // _GROUP)), 1), _THREADS, _ORDER_BYTES,
+            (heavy_blocks * windows + -(-rows // _GROUPS), 1), _THREADS, _ORDER_BYTES,
             (indptr.data_ptr(), np.int32(rows), np.int32(long.chunk_edges), long.counters,
              long.lists.data_ptr(), np.int32(heavy_blocks), np.int32(windows),
              entries.data_ptr(), other.data_ptr(), place.data_ptr()))
@@ -318,11 +315,11 @@ def csc(src: Tensor, dst: Tensor, num_src: int, num_dst: int, loops: int, wide: 
     number = torch.empty(total, dtype=made.memory.dtype, device=device)
     head = (src.data_ptr(), dst.data_ptr(), np.int64(edges), np.int64(num_src), np.int64(num_dst),
             np.int64(loops))
-    kernels(f"count_{ids}")((_blocks(edges), 1), _THREADS, 0,
+    kernels(f"count_{ids}")((-(-edges // _THREADS), 1), _THREADS, 0,
                             (*head, made.address, number.data_ptr(), made.flags))
     split = made.scan(wide, total, loops, made.flags)
     entries = torch.empty(total, 2, dtype=number.dtype, device=device)
-    kernels(f"place_{ids}")((_blocks(total), 1), _THREADS, 0,
+    kernels(f"place_{ids}")((-(-total // _THREADS), 1), _THREADS, 0,
                             (*head, made.address, number.data_ptr(), made.flags,
                              entries.data_ptr()))
     return _ordered(made.indptr, entries, split, number)
@@ -330,14 +327,14 @@ def csc(src: Tensor, dst: Tensor, num_src: int, num_dst: int, loops: int, wide: 
 
 def transpose(by_dst: Rows, num_src: int) -> Rows:
     """The graph grouped by source; ``place`` refers to the CSC and ascends within a row."""
-    total, device = by_dst.other.shape[0], by_dst.indptr.device
-    kernels, made = _kernels("structure", by_dst.wide), _Counting.of(num_src, by_dst.wide, device)
+    total, device, wide = by_dst.other.shape[0], by_dst.indptr.device, by_dst.wide
+    kernels, made = _kernels("structure", wide), _Counting.of(num_src, wide, device)
     number = torch.empty(total, dtype=made.memory.dtype, device=device)
     head = (by_dst.indptr.data_ptr(), by_dst.other.data_ptr(), np.int32(by_dst.rows))
-    kernels("count_src")((_blocks(total), 1), _THREADS, 0,
+    kernels("count_src")((-(-total // _THREADS), 1), _THREADS, 0,
                          (*head, made.address, number.data_ptr()))
-    split = made.scan(by_dst.wide, total, 0, 0)
+    split = made.scan(wide, total, 0, 0)
     entries = torch.empty(total, 2, dtype=number.dtype, device=device)
-    kernels("place_src")((_blocks(total), 1), _THREADS, 0,
+    kernels("place_src")((-(-total // _THREADS), 1), _THREADS, 0,
                          (*head, made.address, number.data_ptr(), entries.data_ptr()))
     return _ordered(made.indptr, entries, split, number)

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from gnnaccel.cuda import aggregate
-from gnnaccel.cuda.aggregate import forward, total
+from gnnaccel.cuda.aggregate import _made as made
+from gnnaccel.cuda.aggregate import total
 from tests.attention_cases import graph
 from tests.cuda.test_aggregate import make, run
 from tests.helpers import ROUNDING, relative, same_bits
@@ -21,7 +22,7 @@ TOTALS = [dict(mean=True, bias=True), dict(weight="edge"), dict(weight="head", a
 @pytest.mark.parametrize("chunk", [1024, 16])
 @pytest.mark.parametrize("square", [True, False])
 def test_totals_by_form(device, chunk_edges, monkeypatch, options, chunk, square):
-    """The first call goes by way of `forward`; those like it give the same, without checks."""
+    """The first call is checked, and gives what `forward` does; those like it give the same, without checks."""
     chunk_edges(chunk)
     rows = graph(device, 40, 40 if square else 33, 400).csc()
     p = make(rows, 40, 3, 8, **options)
@@ -36,8 +37,7 @@ def test_totals_by_form(device, chunk_edges, monkeypatch, options, chunk, square
     x = p.x if options.get("weight") == "head" else p.x.flatten(1)
     expected, seen = run(p), []
     first = call(x)
-    monkeypatch.setattr(aggregate, "forward", lambda *args,
-                        **kwargs: seen.append(1) or forward(*args, **kwargs))
+    monkeypatch.setattr(aggregate, "_made", lambda *args: seen.append(1) or made(*args))
     again, other = call(x), call(x.clone())
     assert all(same_bits(got, expected.view(got.shape)) and got.shape == (rows.rows, *x.shape[1:])
                and not got._is_view()
@@ -58,8 +58,7 @@ def test_totals_of_rows_in_any_form(device, monkeypatch):
     rows, seen = graph(device, 40, 33, 200).csc(), []
     if device.type == "cuda":
         torch.cuda.synchronize()
-    monkeypatch.setattr(aggregate, "forward",
-                        lambda *args, **kwargs: seen.append(1) or forward(*args, **kwargs))
+    monkeypatch.setattr(aggregate, "_made", lambda *args: seen.append(1) or made(*args))
     x = torch.randn(40, 24).to(device)
     expected = total(rows, x)
     wide, memory = torch.randn(40, 48).to(device), torch.empty(40 * 24 + 1, device=device)

@@ -214,9 +214,9 @@ def test_a_new_version_survives_the_old_entrys_end():
     gc.collect()
     assert look(edge_index) == "hit"
     key, entry = next(iter(cache._entries.items()))
-    cache._dropper(key, object())(None)  # a callback that comes late, for a view before this one
+    cache._drop(key, object(), None)  # a callback that comes late, for a view before this one
     assert look(edge_index) == "hit"
-    cache._dropper(key, entry.view)(None)
+    cache._drop(key, entry.view, None)
     assert look(edge_index) == "miss"
 
 

@@ -2,13 +2,14 @@
 from __future__ import annotations
 
 import os
+import random
 from itertools import product
 
 import pytest
 import torch
-from torch_geometric.nn import (ARMAConv, FiLMConv, GATConv, GATv2Conv, GCNConv, GINConv, HANConv,
-                                HEATConv, HGTConv, MessagePassing, PNAConv, RGATConv, RGCNConv,
-                                SAGEConv, TransformerConv)
+from torch_geometric.nn import (ARMAConv, FiLMConv, GATConv, GATv2Conv, GCNConv, GENConv, GINConv,
+                                GINEConv, GraphConv, HANConv, HEATConv, HGTConv, MessagePassing,
+                                PNAConv, RGATConv, RGCNConv, SAGEConv, TransformerConv)
 
 import gnnaccel
 from gnnaccel.adapters.pyg.propagate import calls
@@ -36,8 +37,22 @@ class Own(MessagePassing):
         return x_j
 
 
-def plain(count: int = EDGES) -> tuple:
-    return torch.randn(NODES, WIDTH), torch.randint(NODES, (2, count))
+class Gated(MessagePassing):
+    """A user's layer with a message for which kernels are written."""
+
+    def __init__(self) -> None:
+        super().__init__(aggr="add")
+        self.lin, self.edge = torch.nn.Linear(WIDTH, WIDTH), torch.nn.Linear(5, WIDTH)
+
+    def forward(self, x, edge_index, edge_attr):
+        return self.propagate(edge_index, x=self.lin(x), e=self.edge(edge_attr))
+
+    def message(self, x_i, x_j, e):
+        return torch.sigmoid(x_i * e) * x_j
+
+
+def plain(count: int = EDGES, nodes: int = NODES) -> tuple:
+    return torch.randn(nodes, WIDTH), torch.randint(nodes, (2, count))
 
 
 def matrix(count: int = EDGES) -> tuple:
@@ -50,8 +65,12 @@ def typed(count: int = EDGES) -> tuple:
     return *plain(count), torch.randint(3, (count,))
 
 
-def attributed(count: int = EDGES) -> tuple:
-    return *plain(count), torch.randn(count, 5)
+def attributed(count: int = EDGES, nodes: int = NODES) -> tuple:
+    return *plain(count, nodes), torch.randn(count, 5)
+
+
+def weighted(count: int = EDGES, nodes: int = NODES) -> tuple:
+    return *plain(count, nodes), torch.rand(count)
 
 
 def of_types(count: int = EDGES) -> tuple:
@@ -88,6 +107,16 @@ LAYERS = {
     "ARMAConv": (lambda: ARMAConv(WIDTH, WIDTH, num_stacks=2, num_layers=2), plain),
     "HeteroConv of GATConv": (lambda: hetero(GATConv, add_self_loops=False), by_type),
 }
+#: the same of layers whose calls over new graphs are counted, where it is not of `LAYERS`
+OVER_NEW = {
+    "TransformerConv": (lambda: TransformerConv(WIDTH, 8, 2), plain),
+    "GENConv": (lambda: GENConv(WIDTH, WIDTH), plain),
+    "GENConv with edges": (lambda: GENConv(WIDTH, WIDTH, edge_dim=5), attributed),
+    "GINEConv": (lambda: GINEConv(torch.nn.Linear(WIDTH, WIDTH), edge_dim=5), attributed),
+    "GraphConv": (lambda: GraphConv(WIDTH, WIDTH), plain),
+    "GraphConv with weights": (lambda: GraphConv(WIDTH, WIDTH), weighted),
+    "a user's generated": (Gated, attributed),
+}
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -105,7 +134,7 @@ def test_native_calls(graph, name):
 @pytest.mark.parametrize("train, name", product((False, True), FRESH))
 def test_calls_over_new_graphs(emulated, monkeypatch, train, name):
     kind, _, listed = name.partition(", ")
-    made = LAYERS[kind][0] if kind != "TransformerConv" else lambda: TransformerConv(WIDTH, 8, 2)
+    made, inputs = OVER_NEW.get(kind) or LAYERS[kind]
     options = {}
     if listed:  # a structure never pays, its absence from the first edge on
         estimate = Estimate(gain=9.0, structure=1e9, ours=1.0, native=10.0, once=2.0)
@@ -113,7 +142,8 @@ def test_calls_over_new_graphs(emulated, monkeypatch, train, name):
         monkeypatch.setattr(calls, "_FEW_AT_FIRST", 0)
         options = {"when": "profitable"}
     with emulated.on(**options):
-        over_new_graphs(name, made(), lambda: plain(40), train)
+        over_new_graphs(name, made(),
+                        lambda: inputs(random.randint(33, 60), random.randint(8, 15)), train)
 
 
 @torch.no_grad()

@@ -21,6 +21,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -79,7 +80,7 @@ def peek(edge_index: Tensor, num_src: int, num_dst: int, loops: int = 0) -> bool
 def lookup(edge_index: Tensor, num_src: int, num_dst: int, loops: int = 0) -> tuple[GraphView, str]:
     """The view of these edges and "hit", "miss" or "none" (not cacheable)."""
     return lookup_many((edge_index,), (num_src, num_dst, loops),
-                       lambda own: GraphView(edge_index, num_src, num_dst, loops, own))
+                       partial(GraphView, edge_index, num_src, num_dst, loops))
 
 
 def peek_many(tensors: tuple[Tensor, ...], sizes: tuple) -> bool:
@@ -127,9 +128,9 @@ def lookup_many(tensors: tuple[Tensor, ...], sizes: tuple,
         return view, "hit"
     _counts["misses"] += 1
     view = make(False)
-    drop = _dropper(key, view)
+    drop = partial(_drop, key, view)
     with _lock:
-        _entries[key] = _Entry(view, tuple(MemoryRef(t, drop) for t in tensors))
+        _entries[key] = _Entry(view, tuple([MemoryRef(t, drop) for t in tensors]))
         _entries.move_to_end(key)
         if captured:
             _captured[:] = [captured, threading.get_ident(), *_captured[2:], key]
@@ -149,15 +150,13 @@ def _end_capture(captured: int) -> None:
             _captured.clear()
 
 
-def _dropper(key: tuple, view: GraphView) -> Any:
-    def drop(_: weakref.ref) -> None:
-        with _lock:
-            entry = _entries.get(key)
-            # the key may serve a later tensor at the same address by now
-            if entry is not None and entry.view is view:
-                del _entries[key]
-
-    return drop
+def _drop(key: tuple, view: GraphView, _: weakref.ref) -> None:
+    """The memory of one of the view's tensors is gone."""
+    with _lock:
+        entry = _entries.get(key)
+        # the key may serve a later tensor at the same address by now
+        if entry is not None and entry.view is view:
+            del _entries[key]
 
 
 def _evict(newest: tuple) -> None:

@@ -88,7 +88,7 @@ class GraphView:
         self._stream = 0
         self._built: torch.cuda.Event | None = None
         self._checked = False
-        self._captured = capture.current()
+        self._captured = capture.current() if capture.capturing() else 0
 
     def bind(self, edge_index: Tensor | EdgeArrays) -> None:
         """The tensor to build from, equal in value to that of the constructor."""
@@ -360,9 +360,9 @@ class GraphView:
             and torch._C._cuda_getCurrentRawStream(self.device.index) != self._stream):
             self._follow(rows)
         # the transposed graph is made of what the CSC let in
-        if (not self._checked
-            and self._csc.split.report.words is not None):  # type: ignore[union-attr]
-            if self._csc.split.invalid:  # type: ignore[union-attr]
+        words = None if self._checked else self._csc.split.report.words  # type: ignore[union-attr]
+        if words is not None:
+            if words[1]:  # `Split.invalid`, without its call
                 raise GraphError("edge_index holds ids outside the graph: sources must lie in "
                                  f"[0, {self.num_src}), destinations in [0, {self.num_dst}). Found "
                                  "on the GPU after the call that used it; such edges were left "

@@ -319,10 +319,9 @@ def _made(graph: Rows, x: Tensor, weight: Tensor | None, at: str, mean: bool,
     if weight is not None:
         _check_graph(form, graph, True)
         _check_weight(form, graph, weight)
-    if scale is not None:
-        _check("scale", scale, (rows,), torch.float32, device, 4)
-    if bias is not None:
-        _check("bias", bias, (features,), torch.float32, device, 16)
+    for name, t, count in ("scale", scale, rows), ("bias", bias, features):
+        if t is not None:
+            _check(name, t, (count,), torch.float32, device, 4)
     form = form.banded(x.shape[0], rows, graph.other.shape[0], device)
     if into is not None:
         _check("into", into, shape, x.dtype, device,
@@ -336,16 +335,12 @@ def _made(graph: Rows, x: Tensor, weight: Tensor | None, at: str, mean: bool,
 
 
 def _way(layout: Layout, graph: Rows, launch: Launch) -> tuple[str, tuple[int, int]]:
-    """The kernel for a graph's rows, and its grid."""
-    short = _short(layout, graph)
+    """The kernel for a graph's rows, and its grid. Where a warp holds several rows, and they are
+    short, it sums them side by side."""
+    short = (layout.slots > 1 and layout.lh * layout.hl >= layout.unroll
+             and graph.other.shape[0] <= _SHORT * graph.rows)
     warps = launch.slots + (-(-graph.rows // layout.slots) if short else graph.rows)
     return "forward_short" if short else "forward", grid(warps, layout)
-
-
-def _short(layout: Layout, graph: Rows) -> bool:
-    """Whether a warp holds several rows, and they are so short that it sums them side by side."""
-    return (layout.slots > 1 and layout.lh * layout.hl >= layout.unroll
-            and graph.other.shape[0] <= _SHORT * graph.rows)
 
 
 def _result(variant: Variant, into: Tensor | None, rows: int,

@@ -26,7 +26,7 @@ class Reports:
     def __init__(self, pinned: bool):
         self._pinned = pinned
         self._slabs: list[Tensor] = []
-        self._free: list[tuple[int, np.ndarray]] = []
+        self.free: list[tuple[int, np.ndarray]] = []  # slots that are not lent
         self._unread: int | None = None
         self._tags = itertools.count(1)
         self._lock = threading.Lock()
@@ -36,22 +36,19 @@ class Reports:
         with self._lock:
             if captured and self._unread is not None:
                 return Unread(self._unread)
-            if not self._free:
+            if not self.free:
                 slab = torch.zeros(_SLOTS, _SLOT, dtype=torch.int32, device="cpu",
                                    pin_memory=self._pinned)
                 self._slabs.append(slab)
-                self._free = [(slab.data_ptr() + i * _SLOT * 4, slab.numpy()[i])
+                self.free += [(slab.data_ptr() + i * _SLOT * 4, slab.numpy()[i])
                               for i in range(_SLOTS)]
-            address, words = self._free.pop()
+            address, words = self.free.pop()
             if self._unread is None:
                 self._unread = address
-                address, words = self._free.pop()
+                address, words = self.free.pop()
             if captured:
                 return Unread(self._unread)
         return Report(self, address, words, next(self._tags) % 0x7FFFFFFF + 1)
-
-    def give_back(self, address: int, words: np.ndarray) -> None:
-        self._free.append((address, words))
 
 
 class Report:
@@ -73,7 +70,7 @@ class Report:
         return self._words
 
     def __del__(self) -> None:
-        self._owner.give_back(self.address, self._slot)
+        self._owner.free.append((self.address, self._slot))
 
 
 class Unread:

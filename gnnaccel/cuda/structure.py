@@ -164,8 +164,8 @@ class Rows:
 
     def _make_launch(self) -> Launch:
         split = self.split
-        known = split.report.words is not None  # asked first: sizes may become exact in between
         chunks, heavy = split.sizes()
+        known = split._exact is not None
         slots = -(-chunks // WARPS) * WARPS
         counters, (of_chunks, of_heavy) = split.counters, split.addresses()
         found = Launch(

@@ -29,9 +29,9 @@ def inputs(name: str) -> tuple:
 def decided(emulated, monkeypatch):
     """One entry for each call by kernels that was like no kept one."""
     seen = []
-    for module in router, calls:
-        native = module._decide
-        monkeypatch.setattr(module, "_decide",
+    for module, name in (router, "_decide"), (calls, "_read"):
+        native = getattr(module, name)
+        monkeypatch.setattr(module, name,
                             lambda *args, native=native: (seen.append(1), native(*args))[1])
     with emulated.on():
         yield seen

@@ -5,7 +5,7 @@ import threading
 import weakref
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -72,7 +72,8 @@ class GraphView:
         self.touched = False  # used since the cache last looked for something to drop
         self._kept: Tensor | EdgeArrays | tuple[Tensor, ...] | None = edge_index if own else None
         self._source = weakref.ref(edge_index)
-        given = self._given_csc()
+        self._arrays = type(edge_index) is EdgeArrays  # which may come with a CSC
+        given = self._given_csc() if self._arrays else None
         self._in_order = given is not None and not given.ids.shape[0]  # edge ids are places in it
         self._lock = threading.RLock()
         self._csc: Rows | None = None
@@ -272,10 +273,10 @@ class GraphView:
     @_ordinary_tensors
     def _build_csc(self, places: bool) -> Rows:
         with self._lock:
-            if _serves(self._csc, places):  # built by another thread meanwhile
-                return self._csc
+            if (rows := self._csc) is not None and _serves(rows, places):
+                return rows  # built by another thread meanwhile
             self._may_build()
-            given = self._given_csc()
+            given = self._given_csc() if self._arrays else None
             if self._in_order and self._csc is not None:  # in backward the edges may be gone
                 rows = sorting.with_places(self._csc)
             elif given is not None:
@@ -290,22 +291,23 @@ class GraphView:
 
     def _grouped(self, places: bool) -> Rows:
         """Of large graphs one wait, when they are built, buys exact sizes of workspaces at once."""
-        src, dst = self._ends()
-        if self.large:
-            rows = sorting.csc(src, dst, self.num_src, self.num_dst, self.loops, self.wide, places)
-            capture.finish(self.device)
-            return rows
-        return counting.csc(src, dst, self.num_src, self.num_dst, self.loops, self.wide)
+        given = *self._ends(), self.num_src, self.num_dst, self.loops, self.wide
+        if not self.large:
+            return counting.csc(*given)
+        rows = sorting.csc(*given, places)
+        capture.finish(self.device)
+        return rows
 
     @_ordinary_tensors
     def _build_csr(self, places: bool, inverse: bool) -> Rows:
         with self._lock:
-            if _serves(self._csr, places, inverse):
-                return self._csr
+            if (rows := self._csr) is not None:
+                if _serves(rows, places, inverse):
+                    return rows
+                # never less than there was: those who asked for it would build it again
+                places, inverse = (places or _serves(rows, True),
+                                   inverse or _serves(rows, False, True))
             self._may_build()
-            # never less than there was: those who asked for it would build it again
-            places, inverse = (places or _serves(self._csr, True),
-                               inverse or _serves(self._csr, False, True))
             by_dst = self.csc(places=False)
             if self.large:
                 rows = sorting.transpose(by_dst, self.num_src, places, inverse)
@@ -363,10 +365,10 @@ class GraphView:
         words = None if self._checked else self._csc.split.report.words  # type: ignore[union-attr]
         if words is not None:
             if words[1]:  # `Split.invalid`, without its call
-                raise GraphError("edge_index holds ids outside the graph: sources must lie in "
-                                 f"[0, {self.num_src}), destinations in [0, {self.num_dst}). Found "
-                                 "on the GPU after the call that used it; such edges were left "
-                                 f"out. {VALID}")
+                raise GraphError(
+                    "edge_index holds ids outside the graph: sources must lie in [0, "
+                    f"{self.num_src}), destinations in [0, {self.num_dst}). Found on the GPU after "
+                    f"the call that used it; such edges were left out. {VALID}")
             self._checked = True
         return rows
 
@@ -386,11 +388,10 @@ class GraphView:
                 tensor.record_stream(stream)
 
 
-def _serves(rows: Rows | None, places: bool, inverse: bool = False) -> TypeGuard[Rows]:
-    """Whether these index arrays are there, with ``places`` and ``inverse`` if they are asked
-    for."""
-    return (rows is not None and not (places and rows.place.shape[0] != rows.other.shape[0])
-            and not (inverse and rows.inverse is None))
+def _serves(rows: Rows, places: bool, inverse: bool = False) -> bool:
+    """Whether these index arrays have ``places`` and ``inverse`` if they are asked for."""
+    return not (places and rows.place.shape[0] != rows.other.shape[0]
+                or inverse and rows.inverse is None)
 
 
 def kernels_run_on(device: torch.device) -> bool:

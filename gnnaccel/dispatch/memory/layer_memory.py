@@ -150,9 +150,9 @@ class LayerMemory:
     In each `mode_of` the layer, as training and evaluation take turns: ``exact``, the last call by
     a faster route that was kept, and by it a few before; ``native_exact``, ``native_sized``, a
     native call; ``over``, message passing's last calls over some edges, by the id of these. With
-    gradients off and on: ``native_once``, ``summed_once``, of calls over edges that had not been
-    seen before, the last that was native, and the last that summed its list of edges; ``unread``,
-    how many calls over such edges went native without a look.
+    gradients off and on: ``native_once``, ``taken_once``, of calls over edges that had not been
+    seen before, the last that was native, and the last that ran by kernels; ``unread``, how many
+    calls over such edges went native without a look.
 
     ``last``: the graph of the last call that was looked at, how many calls it had had by then, and
     whether none of the layer's was native; ``expected``: how many calls the last such graph before
@@ -165,13 +165,13 @@ class LayerMemory:
     """
 
     __slots__ = ("exact", "unrepeated", "graph", "native_exact", "native_sized", "number",
-                 "in_a_row", "streak", "why", "left", "over", "native_once", "summed_once",
+                 "in_a_row", "streak", "why", "left", "over", "native_once", "taken_once",
                  "unread", "inner", "last", "expected")
 
     def __init__(self) -> None:
         self.over: list[dict[int, Any]] = [{}, {}, {}, {}]
         self.native_once: list[Any] = [None, None]
-        self.summed_once: list[Any] = [None, None]
+        self.taken_once: list[Any] = [None, None]
         self.unread = [0, 0]
         self.inner: Any = None
         self.exact: list[Exact | None] = [None] * 4

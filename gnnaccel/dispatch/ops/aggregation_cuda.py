@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.cuda import aggregate as sums
+from gnnaccel.cuda import bands
 from gnnaccel.cuda.launch import dense
 from gnnaccel.cuda.layout import MAX_WIDTH, TYPES
 from gnnaccel.dispatch.ops import aggregation
@@ -32,20 +33,22 @@ _MULTI = ("max", "min", "var")  # by the kernels of several reduces
 
 def kernel(graph: OpGraph, given: Aggregation) -> Kernel | Reason:
     """The way of `aggregation.plain` by kernels, or why there is none."""
+    edges = graph.num_edges
     if given.x.dtype not in TYPES:
         return reason("GA203",
                       f"{given.x.dtype} features; the kernels take {', '.join(map(str, TYPES))}")
-    if not all(given.shape) or graph.num_edges >= _MAX_EDGES:
+    if not all(given.shape) or edges >= _MAX_EDGES:
         return reason("GA206",
                       "rows are empty"
-                      if not all(given.shape) else f"{graph.num_edges} edges; int32 counts them")
-    if not graph.num_edges:
+                      if not all(given.shape) else f"{edges} edges; int32 counts them")
+    if not edges:
         return reason("GA303")
     if type(given.reduce) is Softmax:
         return aggregation_softmax.kernel(graph, given)  # type: ignore[arg-type]
     if given.more is not None:
         return aggregation_messages.kernel(graph, given)
-    given = means.inner(given)
+    if type(given.reduce) is PowerMean:
+        given = means.inner(given)
     if given.reduce in _MULTI:
         found = _multi(graph, given, (given.reduce,))
         return found._replace(run=lambda: run(graph, given)) if type(found) is Kernel else found
@@ -57,8 +60,8 @@ def kernel(graph: OpGraph, given: Aggregation) -> Kernel | Reason:
     def forms(averaged: bool, at: str, weight: str = weight) -> set[sums.Variant]:
         whole = _variant(heads, width, dtype, weight, averaged, at)
         return {whole,
-                *(whole.banded(nodes, rows, graph.num_edges, given.x.device)
-                  for nodes, rows in (ahead, back))}
+                *[whole.banded(nodes, rows, edges, given.x.device)
+                  for nodes, rows in (ahead, back)]}
 
     grad = wants_grad(given.x, given.weight)
     shared = grad and mean and weight == "none" and _fewer_edges(graph, math.prod(given.shape))
@@ -76,7 +79,8 @@ def kernel(graph: OpGraph, given: Aggregation) -> Kernel | Reason:
                 for form in forms(False, "position", "edge"):
                     form.kernels(entry)
 
-    cut = len(forms(False, "place")) > 1
+    small = bands.few(max(ahead), math.prod(given.shape) * dtype.itemsize)
+    cut = not small and len(forms(False, "place")) > 1
     return Kernel(f"fused {given.reduce}" + ", in bands of channels" * cut,
                   ("aggregation", heads, width, weight, dtype, mean, cut, grad, shared), compile_,
                   lambda: run(graph, given))

@@ -21,6 +21,7 @@ from gnnaccel.dispatch.ops.aggregation import Aggregation, Reduce
 from gnnaccel.dispatch.ops.aggregation_cost import Estimate
 from gnnaccel.dispatch.ops.call import compile_reason
 from gnnaccel.dispatch.ops.graph import OpGraph, ProductGraph
+from gnnaccel.dispatch.plan import compiling
 from gnnaccel.dispatch.plan.compiling import device_reason
 from gnnaccel.dispatch.plan.plan import KERNELS, TORCH, Plan
 from gnnaccel.dispatch.plan.plan import native as native_plan
@@ -87,7 +88,8 @@ def decide(graph: OpGraph, given: Aggregation, config: Config,
     kernel = against or aggregation_cuda.kernel(graph, given)
     if type(kernel) is Reason:
         return _without_kernels(graph, given, config, kernel, asked)
-    why, estimate = _cost_reason(graph, given, config, asked)
+    why, estimate = ((None, None) if config.when != "profitable"
+                     else _cost_reason(graph, given, config, asked))
     if why is _ONCE:
         name = aggregation_once.kernel(graph, given).name  # type: ignore[union-attr]
         found = _taken("cuda", name, aggregation_once.run, estimate,
@@ -95,7 +97,7 @@ def decide(graph: OpGraph, given: Aggregation, config: Config,
         return found._replace(again=True)
     if why is not None:
         return _refused(estimate, (KERNELS, why))
-    against = compile_reason(kernel)
+    against = compiling.problem(kernel.key, kernel.compile)  # `compile_reason`, without its call
     if against is not None:
         return _without_kernels(graph, given, config, against, asked)
     return _taken("cuda", kernel.name, aggregation_cuda.run, estimate)
@@ -177,9 +179,7 @@ def _unfit_by_torch(graph: OpGraph, given: Aggregation) -> Reason | None:
 
 def _cost_reason(graph: OpGraph, given: Aggregation, config: Config,
                  asked: Asked | None) -> tuple[Reason | None, Estimate | None]:
-    """Why the host's own code is no slower."""
-    if config.when != "profitable":
-        return None, None
+    """Why the host's own code is no slower, if calls are to gain."""
     # at each replay the structure is built anew, if it may not be used from before
     still = capture.here.held is not None and graph.known()
     if asked is None and capture.capturing() and not still:
@@ -219,13 +219,13 @@ def _differentiated(given: Aggregation) -> bool:
 # --- the run --------------------------------------------------------------------------------------
 
 def run(layer: Any, host: str, found: tuple[OpGraph, Aggregation] | None, decision: Decision,
-        config: Config, finish: Callable[[Tensor], Any], call_native: Callable[[], Any],
+        config: Config, finish: Callable[[Any], Any] | None, call_native: Callable[[], Any],
         start: int) -> Any:
-    """Count, record and run one call of ``layer``. ``finish``: what the layer makes of the result;
-    ``start``: when the call began, 0 when nobody listens."""
+    """Count, record and run one call of ``layer``. ``finish``: what the layer makes of the result,
+    None of one that is native; ``start``: when the call began, 0 when nobody listens."""
     plan, spent = decision.plan, (time.perf_counter_ns() - start) / 1e3
     name = type(layer).__name__
-    counters.count(name, plan.route, plan.code)
+    counters.count(name, plan.route, plan.code if decision.run is None else None)
     if decision.run is None:
         if start:
             decisions.told(_subject(layer, host, found), plan, found and found[0], spent)
@@ -235,7 +235,7 @@ def run(layer: Any, host: str, found: tuple[OpGraph, Aggregation] | None, decisi
     out = decision.run(*found)  # type: ignore[misc]
     if start:
         decisions.told(_subject(layer, host, found), plan, found and found[0], spent, out)
-    return finish(out)
+    return finish(out)  # type: ignore[misc]  # not native
 
 
 def _by_design(plan: Plan) -> bool:

@@ -43,13 +43,10 @@ from gnnaccel.dispatch.quantized.use import Use, decide
 from gnnaccel.dispatch.run.autograd import Operation, gradients, stand_in
 
 
-def narrowed(layer: Any, graph: OpGraph, given: Aggregation, config: Config, decision: Decision,
-             several: bool = False) -> Decision:
-    """``decision`` of one call of ``layer`` with rows in the format that it is asked to have; as it
-    is where nothing asks. ``several``: it is about several reductions of the same messages."""
-    entry = settings.asked(layer, config)
-    if entry is None:
-        return decision
+def narrowed(layer: Any, entry: Entry, graph: OpGraph, given: Aggregation, config: Config,
+             decision: Decision, several: bool = False) -> Decision:
+    """``decision`` of one call of ``layer`` with rows in the format that ``entry`` asks for.
+    ``several``: it is about several reductions of the same messages."""
     grad = torch.is_grad_enabled() and given.x.requires_grad
     sizes = Sizes(graph.num_src, graph.num_dst, graph.num_edges, math.prod(given.shape),
                   given.x.element_size(), grad)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gnnaccel.adapters.pyg import guards
 from gnnaccel.adapters.pyg.propagate import (adjacency, attention, completing, new_graphs_native,
-                                             new_graphs_summed, reading, repeated_calls, visit)
+                                             new_graphs_taken, reading, repeated_calls, visit)
 from gnnaccel.cuda import capture, driver
 from gnnaccel.dispatch import router
 from gnnaccel.dispatch.graph import self_loops
@@ -63,36 +63,48 @@ def _decide(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Conf
                                      or reading.read(layer, edge_index, kwargs))
                                     if verdict.inside
                                     else verdict.reason)  # type: ignore[assignment]
-    seen = kwargs
-    if type(found) is Reason:
-        decision, parts, stacked = aggregation_route.native(found), None, False
-        settings.note_native(layer, config, found)
-        new_graphs_native.remember_formless(layer, edge_index, kwargs, found, config)
-    else:
-        seen = kwargs if found.matrix is None else found.matrix.arguments
-        parts, stacked = (found.graph, found.given), reading.moved(layer, found.form, kwargs)
-        decision = aggregation_route.decide_all(*parts, found.reduces, _asked(found, config))
-        decision = quantized.narrowed(layer, *parts, config, decision, len(found.reduces) > 1)
-        if decision.run is not None and (found.form.unfinished or found.known.traced):
-            seen = completing.arguments(found.form, layer, found.graph, seen, found.known.traced)
-        if decision.run is not None and found.form.unfinished:
-            given = completing.completed(layer, found.form, *parts, seen)
-            if type(given) is Reason:
-                decision = aggregation_route.native(given)
-            else:
-                found = found._replace(given=given)
-                parts = (found.graph, given)
+    if type(found) is not Reason:
+        return _read(layer, native, edge_index, kwargs, found, config, start)
+    settings.note_native(layer, config, found)
+    new_graphs_native.remember_formless(layer, edge_index, kwargs, found, config)
+    return aggregation_route.run(layer, "pyg", None, aggregation_route.native(found), config,
+                                 None, lambda: _natively(native, layer, edge_index, kwargs), start)
+
+
+def _read(layer: Any, native: Any, edge_index: Any, kwargs: dict, found: reading.Read,
+          config: Config, start: int, memory: layer_memory.LayerMemory | None = None) -> Any:
+    """A call that was read, decided and run. ``memory``: the layer's, if the call was read as the
+    one that this has."""
+    (graph, given, form, known, reduces, matrix), seen = found, kwargs
+    stacked, asked = memory is None and reading.moved(layer, form, kwargs), config
+    if matrix is not None:
+        seen, asked = matrix.arguments, _asked(found, config)
+    decision = aggregation_route.decide_all(graph, given, reduces, asked)
+    entry, unfinished = settings.asked(layer, config), form.unfinished
+    if entry is not None:
+        decision = quantized.narrowed(layer, entry, graph, given, config, decision,
+                                      len(reduces) > 1)
+    if decision.run is not None and (unfinished or known.traced):
+        seen = completing.arguments(form, layer, graph, seen, known.traced)
+    if decision.run is not None and unfinished:
+        made = completing.completed(layer, form, graph, given, seen)
+        if type(made) is Reason:
+            decision = aggregation_route.native(made)
+        else:
+            given = made
+            found = found._replace(given=given)
 
     def finish(out: Any) -> Any:
-        return reading.finished(layer, found.known,  # type: ignore[union-attr]  # not native
-                                stacked, out, seen)
+        return reading.finished(layer, known, stacked, out, seen)
 
-    out = aggregation_route.run(layer, "pyg", parts, decision, config, finish,
+    out = aggregation_route.run(layer, "pyg", (graph, given), decision, config, finish,
                                 lambda: _natively(native, layer, edge_index, kwargs), start)
-    if (parts is not None and type(edge_index) is Tensor and not edge_index.is_inference()
+    if (type(edge_index) is Tensor and not edge_index.is_inference()
         and not capture.capturing()):
-        keep = new_graphs_summed if decision.again else repeated_calls
-        keep.remember(layer, edge_index, kwargs, found, decision, config)
+        if decision.run is not None and memory is None:
+            new_graphs_taken.remember(layer, edge_index, kwargs, found, decision, config)
+        if not decision.again:
+            repeated_calls.remember(layer, edge_index, kwargs, found, decision, config, memory)
     return out
 
 
@@ -104,9 +116,9 @@ def _still_lazy(layer: Any) -> Reason | None:
 
 
 def _asked(found: reading.Read, config: Config) -> Config:
-    """The configuration of a call: what the host refuses need not gain."""
-    matrix = found.matrix
-    if matrix is None or not adjacency.host_refuses(matrix, found.reduces[0], found.given.x):
+    """The configuration of a call over a matrix: what the host refuses need not gain."""
+    if not adjacency.host_refuses(found.matrix,  # type: ignore[arg-type]  # there is one
+                                  found.reduces[0], found.given.x):
         return config
     return dataclasses.replace(config, when="supported")
 
@@ -151,12 +163,11 @@ def fast_path(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Co
             return MISSED
         memory.unrepeated = 0  # type: ignore[union-attr]  # it has `last`
         return out
-    if memory is not None:
-        like = memory.summed_once[grad]
-        if like is not None and like.fits(layer, edge_index, kwargs, config):
-            out = like.run(layer, edge_index, kwargs)
-            return MISSED if out is None else out
-    if too_small(layer, memory, edge_index, config):
+    taken = None if memory is None else memory.taken_once[grad]
+    if (taken is not None and taken.summed and taken.fits(layer, edge_index, kwargs, config)
+            and (out := taken.run(layer, edge_index, kwargs)) is not None):
+        return out
+    if config.when == "profitable" and too_small(layer, memory, edge_index, config):
         return native(layer, edge_index, **kwargs)
     if memory is None:
         return MISSED
@@ -164,15 +175,19 @@ def fast_path(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Co
     if like is not None and like.holds(edge_index, kwargs, config):
         counters.count(like.name, "native", like.code)
         return native(layer, edge_index, **kwargs)
-    return MISSED
+    if taken is None or taken.summed or not taken.fits(layer, edge_index, kwargs, config):
+        return MISSED
+    found = taken.read(layer, edge_index, kwargs)
+    return (MISSED if found is None
+            else _read(layer, native, edge_index, kwargs, found, config, 0, memory))
 
 
 def too_small(layer: Any, memory: layer_memory.LayerMemory | None, edge_index: Any,
               config: Config) -> bool:
-    """Whether a call may go native without being read; counts it then. Over so few edges nothing
-    gains on a CPU, and a graph hardly seen before, of not many more, does not pay for its structure
-    yet. One of many such calls is read, as a GPU may gain without a structure."""
-    if (type(edge_index) is not Tensor or edge_index.dim() != 2 or config.when != "profitable"
+    """Whether a call that has to gain may go native without being read; counts it then. Over so few
+    edges nothing gains on a CPU, and a graph hardly seen before, of not many more, does not pay for
+    its structure yet. One of many such calls is read, as a GPU may gain without a structure."""
+    if (type(edge_index) is not Tensor or edge_index.dim() != 2
         or config.on_fallback != "native"):
         return False
     if settings.asked(layer, config) is not None:  # whose calls are counted

@@ -154,7 +154,10 @@ def form(layer: Any, known: reading.Known, kwargs: dict, edge_index: Any,
             return why
         return unfit_edges(arguments, given, graph) or message.stand_in(given, graph)
 
-    return form_of(found, source, more, stand_in, stacked)
+    def alike(layer: Any, known: reading.Known, kwargs: dict, graph: OpGraph) -> bool:
+        return tracing.trace(layer, known, kwargs, _MANNER, graph.edge_index) is found
+
+    return form_of(found, source, more, stand_in, stacked)._replace(alike=alike)
 
 
 def unfit_edges(names: set[str], given: dict, graph: OpGraph) -> Reason | None:

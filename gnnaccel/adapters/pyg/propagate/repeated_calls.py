@@ -186,9 +186,13 @@ class Last:
 
 
 def remember(layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read, decision: Decision,
-             config: Config) -> None:
-    """Keep this call for those over the same edges."""
-    graph, given = found.graph, found.given
+             config: Config, memory: layer_memory.LayerMemory | None) -> None:
+    """Keep this call for those over the same edges. ``memory``: the layer's, if it is at hand."""
+    graph, given, memory = found.graph, found.given, memory or layer_memory.of(layer)
+    # ran without a structure; or hooks inside may appear; or will not be repeated
+    if decision.run is not None and (graph.built is None or len(found.reduces) > 1
+                                     or found.known.traced or not memory.keeps(graph.built)):
+        return
     kept = Last()
     kept.epoch = config.epoch
     kept.matrix = None if found.matrix is None else found.matrix.kept()
@@ -207,10 +211,6 @@ def remember(layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read, 
             kept.missed, kept.gain = ledger.of(graph.edge_index), decision.estimate.gain
             kept.patience = aggregation_cost.patience(decision.estimate)
         new_graphs_native.remember(layer, edge_index, kwargs, found, decision, config)
-    # ran without a structure; or hooks inside may appear; or will not be repeated
-    elif (graph.built is None or len(found.reduces) > 1 or found.known.traced
-          or not layer_memory.of(layer).keeps(graph.built)):
-        return
     else:
         kept.signature, kept.decision = _signature(kwargs), decision
         module, kept.cls = layer.aggr_module, type(layer)
@@ -218,7 +218,7 @@ def remember(layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read, 
         kept.module, kept.module_class = weakref.ref(module), type(module)
         kept.module_path = guards.aggregation_path(type(module))
         kept.form, kept.stamp, kept.view = found.form, found.known.stamp(layer), weakref.ref(
-            graph.built)
+            graph.built)  # type: ignore[arg-type]  # there, as the call ran by it
         # its numbers may be others at the next call
         kept.reduce = given.reduce if type(given.reduce) is str else None
         kept.sizes = graph.num_src, graph.num_dst, graph.flipped
@@ -228,7 +228,7 @@ def remember(layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read, 
         kept.shape, kept.layout = given.shape if plain else None, None
         if plain and given.weight is not None:
             kept.layout = aggregation_cuda.layout_of(given)
-    over = layer_memory.of(layer).over[layer_memory.mode_of(layer)]
+    over = memory.over[layer_memory.mode_of(layer)]
     if len(over) >= _LAYERS_GRAPHS:
         over.clear()
     over[id(edge_index)] = kept

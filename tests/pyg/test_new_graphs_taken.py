@@ -1,0 +1,292 @@
+"""What was read of a call by kernels holds for calls alike over new graphs, of other sizes; what
+changed in between is read anew."""
+from __future__ import annotations
+
+import contextlib
+import random
+
+import pytest
+import torch
+from torch_geometric.nn import (FiLMConv, GCNConv, GENConv, GINConv, GINEConv, GraphConv,
+                                MessagePassing, PNAConv, SAGEConv, SimpleConv, aggr)
+
+import gnnaccel
+from gnnaccel.adapters.pyg.propagate import new_graphs_taken, reading
+from gnnaccel.dispatch.memory.layer_memory import memories
+from tests.judge import close
+from tests.pyg import graphs
+from tests.pyg.graphs import EDGE, F
+
+
+class Own(MessagePassing):
+    """A user's layer, for whose message kernels are written."""
+
+    def __init__(self, aggr: str = "add") -> None:
+        super().__init__(aggr=aggr)
+        self.lin, self.edge = torch.nn.Linear(F, F), torch.nn.Linear(EDGE, F)
+        self.scale, self.rate, self.alpha = 0.5, 0.0, torch.nn.Parameter(torch.rand(F))
+
+    def forward(self, x, edge_index, edge_attr):
+        return self.propagate(edge_index, x=self.lin(x), e=self.edge(edge_attr))
+
+    def message(self, x_i, x_j, e):
+        return self.scale * torch.sigmoid(x_i * e + self.alpha) * x_j
+
+
+class Weighted(MessagePassing):
+    """A user's layer with a weight for each edge."""
+
+    def forward(self, x, edge_index, w):
+        return self.propagate(edge_index, x=x, w=w, size=None)
+
+    def message(self, x_j, w):
+        return w.view(-1, 1) * x_j
+
+
+def relu() -> torch.nn.Module:
+    return torch.nn.Linear(F, F)
+
+
+#: layer -> how it is made, and the width of features of its edges: 0 for none, None for a number
+LAYERS = {
+    "SAGEConv": (lambda: SAGEConv(F, 6), 0), "SAGEConv max": (lambda: SAGEConv(F, 6, "max"), 0),
+    "GraphConv": (lambda: GraphConv(F, 6), 0),
+    "GraphConv weighted": (lambda: GraphConv(F, 6, "mean"), None),
+    "GINConv": (lambda: GINConv(relu()), 0), "GCNConv": (lambda: GCNConv(F, 6), 0),
+    "GINEConv": (lambda: GINEConv(relu(), edge_dim=EDGE), EDGE),
+    "GENConv": (lambda: GENConv(F, 6), 0),
+    "GENConv learnt": (lambda: GENConv(F, 6, learn_t=True), 0),
+    "GENConv edges": (lambda: GENConv(F, 6, edge_dim=EDGE), EDGE),
+    "GENConv power": (lambda: GENConv(F, 6, aggr="powermean", learn_p=True), 0),
+    "FiLMConv": (lambda: FiLMConv(F, 6), 0), "SimpleConv": (lambda: SimpleConv(), None),
+    "Own": (Own, EDGE), "Own max": (lambda: Own("max"), EDGE), "Weighted": (Weighted, None),
+}
+
+
+def inputs(width: int | None, nodes: int = 0, edges: int = 0) -> tuple:
+    """Of a call over a new graph with a hub, copies of edges, and a node without any."""
+    nodes, edges = nodes or random.randint(12, 40), edges or random.randint(40, 150)
+    x, edge_index = graphs.features(nodes), graphs.square(nodes, edges)
+    return x, edge_index, *(() if width == 0 else (graphs.edge_features(edges, width),))
+
+
+def step(layer, args) -> list:
+    """The result, and the gradients of all features and weights."""
+    args = [t.detach().clone().requires_grad_() if t.is_floating_point() else t for t in args]
+    out = layer(*args)
+    wanted = [t for t in (*args, *layer.parameters()) if t.requires_grad]
+    found = torch.autograd.grad(out.square().sum(), wanted, allow_unused=True)
+    return [out, *found]
+
+
+def right(layer, args) -> bool:
+    """Whether a call gives what the host's own code does in double precision, or where that loses
+    digits in single precision, as much. Over ids of 32 bits the host's gradients are wrong."""
+    wide = [t if t.is_floating_point() else t.long() for t in args]
+    with gnnaccel.disabled():
+        exact = step(layer.double(), [t.double() if t.is_floating_point() else t for t in wide])
+        host = step(layer.float(), wide)
+    found = step(layer, args)
+    return all((a is None) is (b is None) and (a is None or close(a, b.float(), 2e-4 if a.numel() > 1 else 5e-3)
+                                               or close(a, c, 2e-4) or (a.isnan() & c.isnan()).any())
+               for a, b, c in zip(found, exact, host))
+
+
+@pytest.fixture
+def reads(emulated, monkeypatch):
+    """One entry for each call that was read."""
+    seen, native = [], reading.read
+    monkeypatch.setattr(reading, "read", lambda *args: (seen.append(1), native(*args))[1])
+    with emulated.on(on_fallback="native"):
+        yield seen
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_calls_over_new_graphs_are_read_once(reads, name):
+    made, width = LAYERS[name]
+    layer = made()
+    for _ in range(8):
+        assert right(layer, inputs(width))
+    assert len(reads) == 1
+    assert {one for s in gnnaccel.stats().values() for one in s["routes"]} == {"cuda"}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_training_and_inference_take_turns(reads, name):
+    made, width = LAYERS[name]
+    layer = made()
+    for _ in range(4):
+        assert right(layer, inputs(width))
+        with torch.no_grad():
+            args = inputs(width)
+            with gnnaccel.disabled():
+                expected = layer(*args)
+            assert close(layer(*args), expected, 1e-4)
+    assert len(reads) == 2
+
+
+# --- what changes between calls -------------------------------------------------------------------
+
+def _hook(module, args, out):
+    return 2 * out
+
+
+def _doubled(x_j):
+    return 2 * x_j
+
+
+def _method(layer):
+    layer.message = lambda **given: 3 * given["x_j"]
+
+
+CHANGES = {
+    "weights": lambda layer: [p.data.mul_(1.5) for p in layer.parameters()],
+    "other weights": lambda layer: [layer._parameters.update(
+        {name: torch.nn.Parameter(2 * p.detach())}) for layer in layer.modules()
+        for name, p in [*layer._parameters.items()] if p is not None],
+    "frozen": lambda layer: [p.requires_grad_(False) for p in layer.parameters()],
+    "aggregation": lambda layer: setattr(layer, "aggr_module", aggr.MinAggregation()),
+    "aggregation's hook": lambda layer: layer.aggr_module.register_forward_hook(_hook2),
+    "aggregation's method": lambda layer: setattr(layer.aggr_module, "reduce",
+                                                  lambda x, *args, **more: x.sum(0, keepdim=True)),
+    "message hook": lambda layer: layer.register_message_forward_hook(_hook),
+    "propagate hook": lambda layer: layer.register_propagate_forward_hook(_hook),
+    "aggregate hook": lambda layer: layer.register_aggregate_forward_hook(_hook),
+    "message": _method,
+    "flow": lambda layer: setattr(layer, "flow", "target_to_source"),
+    "evaluation": lambda layer: layer.eval(),
+    "number": lambda layer: [setattr(layer.aggr_module, name, value)
+                             for name, value in (("t", 3.0), ("p", 2.0))
+                             if type(getattr(layer.aggr_module, name, None)) is float],
+    "eps": lambda layer: type(layer) is GENConv and setattr(layer, "eps", 0.25),
+    "what a message reads": lambda layer: setattr(layer, "scale", 4.0),
+    "map of edges": lambda layer: [setattr(layer, name, torch.nn.Linear(EDGE, len(m.weight)))
+                                   for name, m in layer.named_children()
+                                   if name in ("lin", "lin_edge", "edge")
+                                   and m.weight.shape[1] == EDGE],
+}
+
+
+def _hook2(module, args, out):
+    return out + 1
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("name", LAYERS)
+def test_what_changes_is_seen(reads, name, change):
+    made, width = LAYERS[name]
+    layer = made()
+    for _ in range(3):
+        assert right(layer, inputs(width))
+    CHANGES[change](layer)
+    for _ in range(3):
+        assert right(layer, inputs(width))
+
+
+@pytest.mark.parametrize("name", ["Own", "Weighted"])
+def test_a_class_whose_message_is_replaced(reads, name, monkeypatch):
+    made, width = LAYERS[name]
+    layer = made()
+    for _ in range(3):
+        assert right(layer, inputs(width))
+    with monkeypatch.context() as patch:
+        given = ("x_i", "x_j", "e") if name == "Own" else ("x_j", "w")
+        other = (lambda self, x_i, x_j, e: x_j - 2 * x_i) if name == "Own" else (
+            lambda self, x_j, w: x_j - w.view(-1, 1))
+        assert other.__code__.co_varnames[1:] == given
+        patch.setattr(type(layer), "message", other)
+        for _ in range(2):
+            assert right(layer, inputs(width))
+    assert right(layer, inputs(width))
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_graphs_of_any_kind(reads, name):
+    """Few edges and many, one node, ids of 32 bits, features that want no gradient, views."""
+    made, width = LAYERS[name]
+    layer = made()
+    for _ in range(3):
+        assert right(layer, inputs(width))
+    for nodes, edges in ((12, 1200), (300, 40), (3000, 9000), (13, 41)):
+        assert right(layer, inputs(width, nodes, edges))
+    args = list(inputs(width))
+    assert right(layer, [args[0], args[1].int(), *args[2:]])
+    assert right(layer, [args[0], args[1].flip(1).flip(1)[:, ::1], *args[2:]])
+    assert right(layer, [torch.randn(2 * args[0].shape[0], F)[::2], *args[1:]])
+    for empty in (args[1][:, :0],):  # no edges at all
+        assert right(layer, [args[0], empty, *(t[:0] for t in args[2:])])
+    assert right(layer, inputs(width))
+
+
+@pytest.mark.parametrize("name", ["SAGEConv", "GraphConv", "SAGEConv max"])
+def test_two_kinds_of_nodes(reads, name):
+    """Pairs of features, of as many nodes at the ends as the call says."""
+    layer = LAYERS[name][0]()
+    for nodes, others in ((30, 20), (20, 30), (25, 25), (14, 40)):
+        edge_index = graphs.bipartite(nodes, others)
+        pair = torch.randn(nodes, F), torch.randn(others, F)
+        for size in (None, (nodes, others)):
+            with gnnaccel.disabled():
+                expected = layer(pair, edge_index, size=size)
+            assert close(layer(pair, edge_index.clone(), size=size), expected, 1e-4)
+    assert right(layer, inputs(0))
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_where_the_call_happens(reads, name):
+    """Another dtype, autocast, other settings, hooks on all modules, a checkpoint."""
+    made, width = LAYERS[name]
+    layer = made()
+    for _ in range(3):
+        assert right(layer, inputs(width))
+    args = inputs(width)
+    every = torch.nn.modules.module.register_module_forward_hook
+    places = [torch.autocast("cpu", torch.bfloat16), gnnaccel.enabled(exclude=[type(layer)]),
+              gnnaccel.enabled(backend="torch"), hooked(every)]
+    for place in places:
+        with place:
+            with gnnaccel.disabled():
+                expected = layer(*args)
+            assert close(layer(*args), expected, 1e-4 if expected.dtype is torch.float32 else 0.05)
+    saved = torch.utils.checkpoint.checkpoint(
+        layer, args[0].requires_grad_(), *args[1:], use_reentrant=False)
+    found = torch.autograd.grad(saved.square().sum(), args[0])[0]
+    with gnnaccel.disabled():
+        expected = torch.autograd.grad(layer(*args).square().sum(), args[0])[0]
+    assert close(found, expected, 1e-4)
+
+
+@contextlib.contextmanager
+def hooked(register):
+    handle = register(lambda module, args, out: None)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def test_what_is_not_kept(reads):
+    """Of several reductions, and of layers that aggregate in their own way."""
+    layers = [PNAConv(F, 6, ["mean", "max"], ["identity"], torch.ones(4).long()),
+              SAGEConv(F, 6, ["mean", "max"])]
+    for layer in layers:
+        for _ in range(3):
+            assert right(layer, inputs(0))
+        memory = memories.get(layer)
+        assert memory is None or memory.taken_once == [None, None]
+
+
+def test_arguments_that_nobody_describes():
+    """Equal nothing, themselves included; numbers of rows do not count."""
+    described = new_graphs_taken._described
+    x = torch.randn(4, 3)
+    assert described(dict(x=x, n=2)) == described(dict(x=torch.randn(9, 3), n=2))
+    for other in (dict(x=x, n=True), dict(x=x, n=2.0), dict(x=x), dict(x=(x, x), n=2),
+                  dict(x=x.double(), n=2), dict(x=x[:, :2], n=2), dict(n=2, x=x),
+                  dict(x=x.clone().requires_grad_(), n=2), dict(x=x, n="2"), dict(x=x, n=None)):
+        assert described(dict(x=x, n=2)) != described(other)
+    assert described(dict(x=object())) != described(dict(x=object()))
+    a, b = x, x.clone()
+    assert described(dict(x=(a, a))) != described(dict(x=(a, b)))
+    assert described(dict(size=(3, 4))) == described(dict(size=(5, 6)))
+    assert described(dict(size=(3, None))) != described(dict(size=(5, 6)))

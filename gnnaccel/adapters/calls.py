@@ -54,7 +54,7 @@ def dtypes(x: Tensor, *parameters: Tensor, mapped: bool = True) -> tuple[torch.d
     return row, out
 
 
-def rows(module: Any, x: Tensor, heads: int, width: int, plain: bool) -> Tensor | Mapped:
+def rows(module: Any, x: Tensor, heads: int, width: int, plain: bool = True) -> Tensor | Mapped:
     """What ``module``, a linear map to heads * width channels, makes of x [N, F], as attention
     takes it: [N, heads, width], or the map yet to be applied. ``plain``: the module is a linear map
     and nothing else. Autocast, and weights that are no ordinary tensors, are left to the module."""

@@ -20,7 +20,7 @@ from gnnaccel.dispatch.uncompiled import uncompiled
 
 _tracing, _transform = torch._C._get_tracing_state, torch._C._functorch.peek_interpreter_stack
 _grad = torch.is_grad_enabled
-_made: IdentityMap[bool] = IdentityMap()  # layers, as of `note_made`
+made: IdentityMap[bool] = IdentityMap()  # layers, as of `note_made`
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _function_modes, _mode_at = torch._C._len_torch_function_stack, torch._C._get_function_stack_at
 #: function modes in which layers give what they give outside: a default device's, and gnnaccel's
@@ -127,15 +127,15 @@ def note_made(layer: Any, native: bool) -> None:
     both calls have to save the same tensors."""
     if (native and checkpointed()
         and any(isinstance(p, UninitializedParameter) for p in layer.parameters())):
-        _made.set(layer, True)
+        made.set(layer, True)
     elif made_here(layer) and torch._C._current_graph_task_id() == -1:
-        _made.set(layer, False)  # the next forward call: as ever
+        made.set(layer, False)  # the next forward call: as ever
 
 
 def made_here(layer: Any) -> bool:
     """Whether a call that is under way makes the layer's weights within a checkpoint, or repeats
     the call that did."""
-    return bool(_made.entries) and bool(_made.get(layer))
+    return bool(made.entries) and bool(made.get(layer))
 
 
 def repeated_reason(layer: Any) -> Reason | None:

@@ -18,12 +18,14 @@ _NUMBERS = frozenset((type(None), bool, int, float, str))
 _REPLACED = frozenset(("forward", "reduce"))
 
 
-def of_arguments(given: tuple) -> tuple[list, torch.device] | None:
-    """How these arguments look, and the device of one of them; None where one is not understood.
+def of_arguments(given: tuple) -> tuple[list, list, torch.device] | None:
+    """How many rows these arguments have, how they look beside that, and the device of one of them;
+    None where one is not understood.
 
     Understood are plain tensors, numbers, strings, None, pairs and dictionaries of these, and a
     host's graphs: of a graph the names of its types count, its structure is in `layer_memory`.
     """
+    rows: list = []
     found: list = []
     device, todo = None, list(given)
     for a in todo:  # which grows by what is in pairs and dictionaries
@@ -31,11 +33,12 @@ def of_arguments(given: tuple) -> tuple[list, torch.device] | None:
         if kind is Tensor or kind is Parameter:
             device = a.device
             if not a.is_floating_point():
-                found.append("index")
+                found += ("index",)
             elif a.is_meta or a.is_neg():
                 return None
             else:
-                found += a.shape, a.dtype, device, a.layout
+                rows += a.shape[:1]
+                found += a.ndim, a.shape[1:], a.dtype, device, a.layout
         elif kind in _NUMBERS:
             found += kind, a
         elif kind is dict:
@@ -48,7 +51,7 @@ def of_arguments(given: tuple) -> tuple[list, torch.device] | None:
             found += kind, GRAPHS[kind].names(a)
         else:
             return None
-    return None if device is None else (found, device)
+    return None if device is None else (rows, found, device)
 
 
 def of_modules(layer: Any, args: tuple = (), options: tuple[str, ...] = ()) -> list | None:
@@ -71,13 +74,14 @@ def of_modules(layer: Any, args: tuple = (), options: tuple[str, ...] = ()) -> l
         cls, inside = type(module), own["_modules"]
         found += cls, cls.forward, own["training"]
         for tensors in (own["_parameters"], own["_buffers"]):
-            for t in tensors.values():
+            for t in tensors.values() if tensors else ():
                 kind = type(t)
                 if kind is Parameter or kind is Tensor:
                     found += kind, t.dtype, t.shape, t.device
                 else:
-                    found.append(kind)
+                    found += (kind,)
         if inside:
-            found.append([name for name, m in inside.items() if m is not None])
-            modules += [m for m in inside.values() if m is not None]
+            there = [one for one in inside.items() if one[1] is not None]
+            found += ([name for name, _ in there],)
+            modules += [m for _, m in there]
     return found

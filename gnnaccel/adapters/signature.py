@@ -4,6 +4,9 @@ This is what makes a repeated call cheap, and it runs at every call, hence its p
 is not in it: integer tensors, and the arrays of a host's own graph, are compared by `layer_memory`,
 as the very tensors of the earlier call, unwritten since.
 
+The numbers of rows come first: calls of a layer whose signatures are equal in all else differ in
+their graphs alone, as those over mini-batches do (`Contract.resized`).
+
 What is no tensor, number, graph or dictionary of tensors, and a layer that somebody watches by
 hooks, has no signature. Its calls are stated anew each time.
 """
@@ -45,14 +48,14 @@ class Signature:
                                                         if kwargs else args)
         if found is None or (self._hooks is not None and any(self._hooks(own))):
             return None
-        given, device = found
+        rows, given, device = found
         path = self._paths.of(type(layer))
         if path.why is not None or not own.keys().isdisjoint(path.names):
             return None
         parts = self._parts(layer, args)
         if parts is None:
             return None
-        return (self._values(own), len(args), tuple(kwargs), given, parts,
+        return (rows, self._values(own), len(args), tuple(kwargs), given, parts,
                 _autocast_dtype(device.type) if _autocast_on(device.type) else None, _grad_on(),
                 _deterministic(), torch.get_default_dtype(),
                 None if self._reads is None else self._reads(layer, args, kwargs))

@@ -12,6 +12,7 @@ from gnnaccel.cuda.layout import WARPS, Layout
 
 THREADS = 32 * WARPS
 _NONE = (0, 0, 0)
+NOTHING = None, _NONE  # a `workspace` of no chunks, for those who ask before
 
 
 class Kernels:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gnnaccel.cuda import bands
 from gnnaccel.cuda.dropout import OFF, Dropout
-from gnnaccel.cuda.launch import THREADS, Kernels, grid, workspace
+from gnnaccel.cuda.launch import NOTHING, THREADS, Kernels, grid, workspace
 from gnnaccel.cuda.layout import Layout, layout_for
 from gnnaccel.cuda.structure import Rows
 from gnnaccel.cuda.variant import RowVariant
@@ -54,7 +54,7 @@ class Variant(RowVariant):
         long = self.heads > 1 and self.width * self.row.itemsize >= bands.LINE
         return (_by_head(self),) if long else ()
 
-    @property
+    @functools.cached_property
     def own_values(self) -> bool:
         """Whether values are rows of their own; otherwise they are the keys."""
         return self.score == "dot"
@@ -145,7 +145,8 @@ def forward(variant: Variant, graph: Rows, x: Operands, dropout: Dropout = OFF,
     own = variant.train and (keep or bias is not None or variant.out is not torch.float32)
     raw = torch.empty((rows, h, d), dtype=torch.float32, device=device) if own else None
     launch = graph.launched or graph.launch()
-    memory, (acc, _, stats) = workspace(launch.chunks, (h * d, 0, 3 * h), device)
+    memory, (acc, _, stats) = (workspace(launch.chunks, (h * d, 0, 3 * h), device)
+                               if launch.chunks else NOTHING)
     values = x.values if own_values and x.values is not None else x.keys
     found = tuple([0 if t is None else t.data_ptr()
                    for t in (x.keys, values, x.queries, x.edges, x.att, x.c_src,

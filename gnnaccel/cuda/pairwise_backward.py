@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.cuda.dropout import OFF, Dropout
-from gnnaccel.cuda.launch import THREADS, grid, pointer, rows_like, workspace
+from gnnaccel.cuda.launch import NOTHING, THREADS, grid, pointer, rows_like, workspace
 from gnnaccel.cuda.layout import WARPS
 from gnnaccel.cuda.pairwise import Operands, Variant
 from gnnaccel.cuda.structure import Rows
@@ -43,7 +43,7 @@ def prepare(variant: Variant, by_dst: Rows, x: Operands, out: Tensor, norm: Tens
     packed = torch.empty(rows, variant.heads, 4, dtype=torch.float32, device=grad.device)
     variant.backward_kernels(True)("prepare")(grid(rows, layout, layout.slots), THREADS, 0, (
         np.int32(rows), grad.data_ptr(), out.data_ptr(), norm.data_ptr(), pointer(x.c_dst),
-        *by_dst.launch().graph[:2], packed.data_ptr()))
+        *(by_dst.launched or by_dst.launch()).graph[:2], packed.data_ptr()))
     return packed
 
 
@@ -71,10 +71,6 @@ def backward(variant: Variant, by_dst: Rows, by_src: Rows, x: Operands, packed: 
     return Gradients(d_keys, d_queries, d_values, d_edges, d_att, d_c_src, d_c_dst)
 
 
-def _values(variant: Variant, x: Operands) -> Tensor:
-    return x.keys if x.values is None or not variant.own_values else x.values
-
-
 def _queries(variant: Variant, graph: Rows, inverse: Tensor, x: Operands, kept: Tensor) -> Tensor:
     """The gradient of queries from those of the scores."""
     variant = variant.banded(x.keys.shape[0], graph, 1)
@@ -96,7 +92,7 @@ def _pass(variant: Variant, by_src: bool, graph: Rows, eid: Tensor, x: Operands,
     """One direction: (gradient of its score rows, of its value rows, of its node term, of the
     attention vector)."""
     h, d, device = variant.heads, variant.width, grad.device
-    values = _values(variant, x)
+    values = x.values if x.values is not None and variant.own_values else x.keys
     d_b: Tensor | None
     own, other = (((x.keys, values), (x.queries, grad)) if by_src
                   else ((x.queries, grad), (x.keys, values)))
@@ -110,11 +106,11 @@ def _pass(variant: Variant, by_src: bool, graph: Rows, eid: Tensor, x: Operands,
     d_node = (torch.empty((graph.rows, h, d), dtype=torch.float32, device=device) if vector
               else None if term is None else torch.empty_like(term))
     variant = variant.banded(other[0].shape[0], graph, 2 if by_src or variant.own_values else 1)
-    layout, launch, kernels = (variant.layout, graph.launch(),
+    layout, launch, kernels = (variant.layout, graph.launched or graph.launch(),
                                variant.backward_kernels(by_src, kept is not None))
     row = h * d
-    memory, parts = workspace(launch.chunks, (row, row if d_b is not None or vector else 0, h),
-                              device)
+    memory, parts = (workspace(launch.chunks, (row, row if d_b is not None or vector else 0, h),
+                               device) if launch.chunks else NOTHING)
     blocks, tiles = grid(launch.slots + graph.rows, layout)
     part_att = None
     if not by_src and variant.score == "gatv2" and not vector:
@@ -129,7 +125,7 @@ def _pass(variant: Variant, by_src: bool, graph: Rows, eid: Tensor, x: Operands,
         (blocks, tiles), THREADS, WARPS * layout.tile_heads * d * 4 if part_att is not None else 0,
         (indptr, neighbours, place, read[0], rows) + launch.split + read[1:]
         + (np.float32(x.scale), np.float32(x.slope)) + dropout.args + written + parts
-        + (pointer(part_att),))
+        + (0 if part_att is None else part_att.data_ptr(),))
     if launch.heavy:
         kernels("merge")(grid(launch.heavy, layout), THREADS, layout.scratch,
                          launch.merge + written[:3] + parts)

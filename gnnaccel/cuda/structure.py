@@ -223,9 +223,10 @@ def _split(rows: int, edges: int, limit: int, counters: int, memory: Tensor,
     device, heavy = memory.device, min(rows, edges // (limit + 1))
     chunks = edges // limit + heavy if heavy else 0
     lists = torch.empty(4 * heavy + 2 * chunks, dtype=torch.int32, device=device)
-    found = Split(limit, counters, memory, lists, (chunks, heavy), reports(device).take())
-    return found, (counters, *found.addresses(), flags, found.report.address,
-                   np.int32(found.report.tag))
+    report, address = reports(device).take(), lists.data_ptr()
+    return (Split(limit, counters, memory, lists, (chunks, heavy), report),
+            # as `Split.addresses`
+            (counters, address + 16 * heavy, address, flags, report.address, np.int32(report.tag)))
 
 
 def split_rows(indptr: Tensor, edges: int, flags: Tensor | None = None,

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from gnnaccel.cuda import capture
+from gnnaccel.dispatch.graph import ledger as ledgers
 from gnnaccel.dispatch.graph.tensor_ref import unversioned
 from gnnaccel.dispatch.graph.view import GraphView
 from gnnaccel.dispatch.memory import layer_memory, native_learning
 from gnnaccel.dispatch.memory.checkpoints import checkpointed
-from gnnaccel.dispatch.memory.layer_memory import MISSED, fast_path
+from gnnaccel.dispatch.memory.layer_memory import MISSED, LayerMemory, fast_path
 from gnnaccel.dispatch.observe import counters, decisions, records, watch
 from gnnaccel.dispatch.observe.decisions import Subject
 from gnnaccel.dispatch.plan import planner
@@ -54,6 +55,11 @@ class Adapter(Protocol):
         """The call as a Program over a graph, or why it is not one. Must not change anything nor
         compute on tensors."""
 
+    #: (layer, args, kwargs, like) -> as `state`, of a call that differs from the kept one ``like``
+    #: (`layer_memory.Exact`) in its graph and in numbers of rows alone, and so has its program;
+    #: None where that cannot be seen; None where it never can
+    resized: Callable[[Any, tuple, dict, Any], Any] | None
+
     def run(self, layer: Any, stated: CallSpec, given: CallInputs, attend: attention.Call) -> Any:
         """The call's result; ``attend(tensors)`` runs the Program."""
 
@@ -86,7 +92,7 @@ def route(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict,
 def decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict,
            config: Config) -> Any:
     """`route` of a call that is like no earlier one."""
-    if records.listening():
+    if records.sinks:  # `records.listening`, without its call
         return watch.around(watch.Visit(layer, adapter, native, args, kwargs, config), _told)
     return _decide(layer, adapter, native, args, kwargs, config, 0)
 
@@ -105,20 +111,28 @@ def _decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict
         settings.note_native(layer, config, verdict.reason)  # type: ignore[arg-type]
         return _native(layer, adapter, native, args, kwargs, config, None, None,
                        native_plan((name, verdict.reason)), start)  # type: ignore[arg-type]
-    found = adapter.state(layer, args, kwargs)
+    held = layer_memory.memories.entries.get(id(layer))  # `IdentityMap.get`, without its call
+    memory = held[1] if held is not None and held[0]() is layer else None
+    found, like, grad = None, None, torch.is_grad_enabled()
+    if adapter.resized is not None and memory is not None:
+        like = memory.exact[grad + 2 * (layer.training is True)]  # `mode_of`, without its call
+        if like is not None and like.epoch == config.epoch:
+            found = adapter.resized(layer, args, kwargs, like)
+    if found is None:
+        like, found = None, adapter.state(layer, args, kwargs)
     if type(found) is Reason:
         settings.note_native(layer, config, found)
         if _quiet(config) and not capture.capturing():
             native_learning.remember_reason(layer, args, kwargs, config, found)
         return _native(layer, adapter, native, args, kwargs, config, None, None,
                        native_plan((name, found)), start)
-    (stated, given), grad = found, torch.is_grad_enabled()
+    stated, given = found
     if capture.capturing() and isinstance(stated, RelationalSpec):
-        why = stated.captured_reason(given)
+        why = stated.captured_reason(given)  # type: ignore[arg-type]  # of such a spec
         if why is not None:
             return _native(layer, adapter, native, args, kwargs, config, None, None,
                            native_plan((name, why)), start)
-    device, fresh = given.device.type, _fresh(layer, stated, given, args, kwargs)
+    device, fresh = given.device.type, _fresh(memory, layer, stated, given, args, kwargs)
     plan = _planned(stated, device, grad, fresh, config)
     made = None if plan.route == "native" else stated.lookup(given)
     if plan.route == "cuda" and stated.by_graph:
@@ -141,10 +155,10 @@ def _decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict
     if entry is not None:
         run = quantized.runner(entry, use, run)
     # nothing of a call in a capture holds for another one
-    if (hit != "none" and not capture.capturing() and not settings.learning(use)
-        and (entry is None or isinstance(stated, CallSpec))):
+    if (hit != "none" and not capture.capturing()
+        and (entry is None or (isinstance(stated, CallSpec) and not settings.learning(use)))):
         bound = layer_memory.remember(layer, adapter, args, kwargs, config, stated, given, plan,
-                                      call, run, entry is not None)
+                                      call, run, entry is not None, like, memory)
         if bound is not None and not start:
             return bound(given.x_src, graph)
     if start:
@@ -187,23 +201,31 @@ def _quiet(config: Config) -> bool:
     return config.on_fallback == "native"
 
 
-def _fresh(layer: Any, stated: CallSpec, given: CallInputs, args: tuple, kwargs: dict) -> int:
+def _fresh(memory: LayerMemory | None, layer: Any, stated: CallSpec, given: CallInputs,
+           args: tuple, kwargs: dict) -> int:
     """How many calls the graph's structure is expected to serve; 0 where it costs nothing more: it
     is there; or the layer was called over these very edges, and more often than over the graph
     before, so there will be more; or a checkpoint may be about to repeat this call, and must then
-    find the same route; or a CUDA graph will, which few layers' own code can be captured in."""
+    find the same route; or a CUDA graph will, which few layers' own code can be captured in.
+    ``memory``: the layer's, None where it has none yet."""
+    structure = given.structure
     if capture.capturing():
         return 0
-    if unversioned(given.structure):
+    if unversioned(structure):
         return 1
-    memory = layer_memory.memories.get(layer) or layer_memory.of(layer)
+    if memory is None:
+        memory = layer_memory.of(layer)
     again, expected = memory.expects(given.edge_index)
     if stated.peek(given) or checkpointed():
         return 0
-    if again and len(given.structure) == 1:
-        return expected
-    met = memory.of(layer_memory.graph_of(given.structure, args, kwargs))
-    return max(1, expected) if met is None else 0
+    if len(structure) == 1:
+        if again:
+            return expected
+        known = ledgers.ledgers.get(id(structure[0]))
+        if type(structure[0]) is Tensor and known is not None and not known.layers:
+            return expected or 1  # no layer was native over them
+    met = memory.of(layer_memory.graph_of(structure, args, kwargs))
+    return expected or 1 if met is None else 0
 
 
 def _recording(run: Any, on_backward: Any) -> Any:

@@ -243,11 +243,13 @@ def test_where_the_call_happens(reads, name):
     every = torch.nn.modules.module.register_module_forward_hook
     places = [torch.autocast("cpu", torch.bfloat16), gnnaccel.enabled(exclude=[type(layer)]),
               gnnaccel.enabled(backend="torch"), hooked(every)]
-    for place in places:
+    for number, place in enumerate(places):
+        before = cuda_calls(layer)
         with place:
             with gnnaccel.disabled():
                 expected = layer(*args)
             assert close(layer(*args), expected, 1e-4 if expected.dtype is torch.float32 else 0.05)
+        assert number == 0 or cuda_calls(layer) == before
     saved = torch.utils.checkpoint.checkpoint(
         layer, args[0].requires_grad_(), *args[1:], use_reentrant=False)
     found = torch.autograd.grad(saved.square().sum(), args[0])[0]
@@ -263,6 +265,26 @@ def hooked(register):
         yield
     finally:
         handle.remove()
+
+
+def cuda_calls(layer) -> int:
+    return gnnaccel.stats()[type(layer).__name__]["routes"]["cuda"]
+
+
+def test_arguments_of_another_kind(reads):
+    """Without weights and with some, with features of edges and without, of other dimensions."""
+    graph, own = GraphConv(F, 6), Weighted()
+    for _ in range(2):
+        for count in range(3):
+            x, edge_index, w = inputs(None)
+            assert right(graph, (x, edge_index, w) if count else (x, edge_index))
+            assert right(own, (x[:, :3 + count], edge_index, w))
+            assert right(own, (x[:, :1], edge_index, w))
+    gen, plain = GENConv(F, 6, edge_dim=F), GENConv(F, F)
+    for _ in range(2):
+        x, edge_index, attr = inputs(F)
+        assert right(gen, (x, edge_index, attr))
+        assert right(plain, (x, edge_index, attr)) and right(plain, (x, edge_index.clone()))
 
 
 def test_what_is_not_kept(reads):

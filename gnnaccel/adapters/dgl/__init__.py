@@ -119,7 +119,7 @@ def storable(layer: Any) -> Reason | bool | None:
 class _Guarded:
     """An adapter behind the checks that hold for every layer of its class."""
 
-    host, bind = "dgl", None
+    host, bind, resized = "dgl", None, None
 
     def __init__(self, cls: type, module: str):
         import importlib

@@ -162,6 +162,7 @@ class _Guarded:
     """An adapter behind the checks that hold for every layer of its class."""
 
     host = "pyg"
+    resized = None
 
     def __init__(self, cls: type, module: str, node_dim: int | None):
         from gnnaccel.adapters import own
@@ -177,9 +178,23 @@ class _Guarded:
         self._state, self.run, self.bind = found.state, found.run, found.bind
         self.key = signature.of(found, self.paths, node_dim is not None)
         self._keep, self.again = found.keep, found.repeated()
+        if found.resized is not None:
+            self._resized, self.resized = found.resized, self._of_another_size
 
     def keep(self, layer: Any, args: tuple, kwargs: dict, stated: Any, given: Any) -> Any:
         return None if self._keep is None else self._keep(stated, given)
+
+    def _of_another_size(self, layer: Any, args: tuple, kwargs: dict, like: Any) -> Any:
+        """As `router.Adapter.resized`."""
+        for a in (*args, *kwargs.values()) if kwargs else args:
+            if type(a) is tuple:  # of two kinds of nodes, or says how many there are
+                return None
+        key = self.key(layer, args, kwargs)
+        if key is None or key[1:] != like.key[1:] or self._guards.made.entries:
+            return None
+        given = self.again(layer, args, kwargs, like.kept)
+        stated = self._resized(like.stated, given)
+        return None if stated is None else (stated, given)
 
     def state(self, layer: Any, args: tuple, kwargs: dict) -> Any:
         guards = self._guards

@@ -11,8 +11,9 @@ from gnnaccel.adapters.calls import bind as bind
 from gnnaccel.adapters.calls import bound as bound
 from gnnaccel.adapters.calls import dtypes as dtypes
 from gnnaccel.adapters.calls import without_autocast as without_autocast
+from gnnaccel.adapters.pyg.edges import plain
 from gnnaccel.adapters.pyg.guards import plain_linear
-from gnnaccel.dispatch.plan.request import CallInputs
+from gnnaccel.dispatch.plan.request import CallInputs, CallSpec
 from gnnaccel.dispatch.run.attention_maps import Mapped
 
 
@@ -47,6 +48,21 @@ def parameter(layer: Any, name: str) -> Tensor | None:
 def exposed(layer: Any) -> bool:
     """Whether the kernel's own result is what the user gets to see."""
     return bool(layer.concat) and layer._modules.get("res") is None
+
+
+def resized(stated: CallSpec, given: CallInputs) -> CallSpec | None:
+    """As of `Contract`, of an attention layer over nodes that are sources and destinations."""
+    x, _, edge_index, edge_attr, _ = given
+    nodes = x.shape[0]
+    if plain(edge_index, nodes, nodes, x.device) is not edge_index:
+        return None
+    count = edge_index.shape[1]
+    if (given.x_dst is not x or stated.num_src != stated.num_dst
+        or (edge_attr is not None and edge_attr.shape[0] != count)):
+        return None
+    return CallSpec(stated.program, stated.native, stated.heads, stated.width, stated.row,
+                    stated.out, nodes, nodes, count, nodes if stated.loops else 0, stated.exposed,
+                    stated.folded, stated.around)
 
 
 def again(names: tuple[tuple[str, ...], tuple[str, ...]]) -> Callable[..., CallInputs]:

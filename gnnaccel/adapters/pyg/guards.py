@@ -3,6 +3,7 @@ unusual settings; and, from `adapters.guards`, what holds for layers of any host
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from typing import Any
 
 from gnnaccel.adapters.guards import any_global_hook as _any_global_hook
@@ -11,6 +12,7 @@ from gnnaccel.adapters.guards import edge_reason as edge_reason
 from gnnaccel.adapters.guards import features_reason as features_reason
 from gnnaccel.adapters.guards import has_hooks as has_hooks
 from gnnaccel.adapters.guards import lazy_reason as lazy_reason
+from gnnaccel.adapters.guards import made as made
 from gnnaccel.adapters.guards import made_here as made_here
 from gnnaccel.adapters.guards import module_reason as module_reason
 from gnnaccel.adapters.guards import note_made as note_made
@@ -92,6 +94,20 @@ def plain_linear(module: Any) -> bool:
             and not (own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"]
                      or own["_backward_pre_hooks"])  # `has_hooks`, which runs for every map
             and not _any_global_hook() and forward_is_own(_linear))
+
+
+def plain_linears(modules: Iterable[Any]) -> bool:
+    """Whether `plain_linear` holds for each of these; None is no module."""
+    cls = _linear or _linear_class()
+    for module in modules:
+        if module is None:
+            continue
+        own = module.__dict__
+        if (type(module) is not cls or "forward" in own or own["_forward_hooks"]
+                or own["_forward_pre_hooks"] or own["_backward_hooks"]
+                or own["_backward_pre_hooks"]):
+            return False
+    return not _any_global_hook() and forward_is_own(cls)
 
 
 def linear_is_own() -> bool:

@@ -51,16 +51,17 @@ class PlainSignature(Signature):
             or not of_aggregation.keys().isdisjoint(guards.REDUCING)):
             return None
         for name in self._watched:
-            module = modules.get(name)
-            if module is not None and not guards.plain_linear(module):
-                return None
+            if modules.get(name) is not None:
+                if not guards.plain_linears(map(modules.get, self._watched)):
+                    return None
+                break
         dtype = None  # Module.to changes the dtype of parameters and leaves the objects the same
         for tensor in (*parameters.values(), *own["_buffers"].values()):
             if tensor is not None:
                 dtype = tensor.dtype
                 break
         device = x.device
-        return (self._values(own), x.shape, x.dtype, device, x.layout, dtype,
+        return (x.shape[:1], self._values(own), x.shape[1:], x.dtype, device, x.layout, dtype,
                 _autocast_dtype(device.type) if _autocast_on(device.type) else None, _grad_on(),
                 _deterministic(), *map(id, modules.values()), *map(id, parameters.values()),
                 *map(_of_linear, map(modules.get, self._linear)))

@@ -52,24 +52,23 @@ _captured: list = []
 _counted_again = 0  # misses after which bytes are counted again
 
 
-def _key(tensors: tuple[Tensor | EdgeArrays, ...], sizes: tuple, captured: int) -> tuple | None:
-    """Under which a view of these tensors is kept; None where writes into one are not counted."""
+def _look(tensors: tuple[Tensor, ...], sizes: tuple,
+          captured: int) -> tuple[tuple | None, _Entry | None]:
+    """The key under which a view of these tensors is kept, None where writes into one are not
+    counted; and what is kept under it."""
     for t in tensors:
         if t.is_inference():
-            return None
-    return (*[(id(t),) if type(t) is EdgeArrays else
-              (id(t.untyped_storage()), t.data_ptr(), t.shape, t.stride(), t.dtype)
-              for t in tensors], sizes, torch.are_deterministic_algorithms_enabled(), captured)
-
-
-def _find(tensors: tuple[Tensor, ...], key: tuple | None) -> _Entry | None:
-    entry = _entries.get(key)  # type: ignore[arg-type]  # nothing is kept under None
-    if entry is None:
-        return None
-    for ref, t in zip(entry.memory, tensors):  # `MemoryRef.unwritten`, without a call for each
-        if ref.version != t._version or ref() is not (t.untyped_storage() if ref.tensor else t):
-            return None
-    return entry
+            return None, None
+    key = (*[(id(t),) if type(t) is EdgeArrays else
+             (id(t.untyped_storage()), t.data_ptr(), t.shape, t.stride(), t.dtype)
+             for t in tensors], sizes, torch.are_deterministic_algorithms_enabled(), captured)
+    entry = _entries.get(key)
+    if entry is not None:
+        for ref, t in zip(entry.memory, tensors):  # `MemoryRef.unwritten`, without a call for each
+            if (ref.version != t._version
+                or ref() is not (t.untyped_storage() if ref.tensor else t)):
+                return key, None
+    return key, entry
 
 
 def peek(edge_index: Tensor, num_src: int, num_dst: int, loops: int = 0) -> bool:
@@ -85,15 +84,16 @@ def lookup(edge_index: Tensor, num_src: int, num_dst: int, loops: int = 0) -> tu
 
 def peek_many(tensors: tuple[Tensor, ...], sizes: tuple) -> bool:
     """Whether `lookup_many` would hit; during a capture, also whether it would have before."""
-    captured = capture.current() if type(tensors[0]) is not EdgeArrays else 0
-    if _find(tensors, _key(tensors, sizes, captured)) is not None:
+    captured = (capture.current() if capture.capturing() and type(tensors[0]) is not EdgeArrays
+                else 0)
+    if _look(tensors, sizes, captured)[1] is not None:
         return True
-    return captured != 0 and _find(tensors, _key(tensors, sizes, 0)) is not None
+    return captured != 0 and _look(tensors, sizes, 0)[1] is not None
 
 
 def before_capture(tensors: tuple[Tensor, ...], sizes: tuple) -> Any:
     """The view that calls outside of captures find, or None. Counts nothing and makes nothing."""
-    entry = _find(tensors, _key(tensors, sizes, 0))
+    entry = _look(tensors, sizes, 0)[1]
     return None if entry is None else entry.view
 
 
@@ -107,16 +107,15 @@ def lookup_many(tensors: tuple[Tensor, ...], sizes: tuple,
     """
     captured = (capture.current() if capture.capturing() and type(tensors[0]) is not EdgeArrays
                 else 0)
-    key = _key(tensors, sizes, captured)
+    key, entry = _look(tensors, sizes, captured)
     if key is None or captured == capture.UNKNOWN:
         _counts["uncached"] += 1
         return make(True), "none"
     if _captured and captured != _captured[0]:
-        _end_capture(captured)
+        _end_capture(captured)  # whose entries have other keys
     held = capture.here.held
-    entry = _find(tensors, key)
     if entry is None and captured and held is not None:
-        entry = _find(tensors, _key(tensors, sizes, 0))
+        entry = _look(tensors, sizes, 0)[1]
     if entry is not None:
         view = entry.view
         if held is not None:

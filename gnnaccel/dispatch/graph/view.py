@@ -275,7 +275,8 @@ class GraphView:
         with self._lock:
             if (rows := self._csc) is not None and _serves(rows, places):
                 return rows  # built by another thread meanwhile
-            self._may_build()
+            if capture.capturing():
+                self._may_build()
             given = self._given_csc() if self._arrays else None
             if self._in_order and self._csc is not None:  # in backward the edges may be gone
                 rows = sorting.with_places(self._csc)
@@ -307,7 +308,8 @@ class GraphView:
                 # never less than there was: those who asked for it would build it again
                 places, inverse = (places or _serves(rows, True),
                                    inverse or _serves(rows, False, True))
-            self._may_build()
+            if capture.capturing():
+                self._may_build()
             by_dst = self.csc(places=False)
             if self.large:
                 rows = sorting.transpose(by_dst, self.num_src, places, inverse)
@@ -325,8 +327,7 @@ class GraphView:
             return self.csr()
         with self._lock:
             ids, by_src = self.csc().place, self.csr()
-            # beyond the last edge both arrays hold whatever the memory held; nothing reads those
-            # places, but an index must fit
+            # nothing reads what lies beyond the last edge, but an index must fit
             by_id = ids.index_select(0, by_src.place.clamp(0, ids.shape[0] - 1))
             return replace(by_src, place=by_id, launched=None, made={})
 
@@ -373,10 +374,8 @@ class GraphView:
         return rows
 
     def _follow(self, rows: Rows) -> None:
-        """Built on another stream: order this one after it, and keep the memory until it is done.
-
-        A capture cannot wait for work outside it, and need not: `torch.cuda.graph` begins with
-        everything done."""
+        """Built on another stream: order this one after it, and keep the memory until it is done. A
+        capture cannot wait for work outside it, and need not: it begins with everything done."""
         stream = torch.cuda.current_stream(self.device)
         if torch.cuda.is_current_stream_capturing():
             return

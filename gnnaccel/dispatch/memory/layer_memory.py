@@ -92,16 +92,20 @@ class Exact:
 
 
 def remember(layer: Any, adapter: Any, args: tuple, kwargs: dict, config: Config, stated: Any,
-             given: Any, plan: Any, call: Any, run: Any, quantized: bool) -> Any:
+             given: Any, plan: Any, call: Any, run: Any, quantized: bool,
+             like: Exact | None, memory: LayerMemory | None) -> Any:
     """Keep of a call by a faster route what calls that repeat it need.
 
     The call as `Exact.bound` has it, None where it cannot be bound. Nothing is kept where the
     layer's calls are hardly repeated (`LayerMemory.keeps`), where the adapter has no key for the
     call, where its graph is none of its arguments, or of a ``quantized`` call that is no plain one.
+    ``like``: the kept call as which it was stated, whose bound call may serve; ``memory``: the
+    layer's, None where it had none before.
     """
-    memory = memories.get(layer)
     keeps = memory is None or memory.keeps(stated.held(call.graph))
     binds = adapter.bind is not None and plan.route == "cuda" and not quantized
+    if like is not None and not keeps:
+        return like.bound if binds and like.bound is not None and like.bound.serves(call) else None
     if not (keeps or binds):
         return None
     found = index_tensors(args, kwargs)

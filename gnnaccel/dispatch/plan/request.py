@@ -96,7 +96,7 @@ class CallSpec:
 
     def peek(self, given: CallInputs) -> bool:
         """Whether the structure of the call's graph is there."""
-        return cache.peek(given.edge_index, self.num_src, self.num_dst, self.loops)
+        return cache.peek_many((given.edge_index,), (self.num_src, self.num_dst, self.loops))
 
     def lookup(self, given: CallInputs) -> tuple[GraphView, str]:
         """The structure of the call's graph, and "hit", "miss" or "none"."""

@@ -19,10 +19,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import additive, head_dot
+from gnnaccel.cuda import additive, bands, head_dot
 from gnnaccel.cuda.column_sum import column_sum
 from gnnaccel.cuda.dropout import OFF
-from gnnaccel.cuda.launch import THREADS, Kernels, dense, grid, workspace
+from gnnaccel.cuda.launch import NOTHING, THREADS, Kernels, dense, grid, workspace
 from gnnaccel.dispatch.run import skinny_matmul
 from gnnaccel.dispatch.run.autograd import Operation
 
@@ -75,8 +75,10 @@ def _kernels(heads: int, width: int, wide: bool) -> tuple[Kernels, Kernels, addi
 def _in_bands(call: Call) -> bool:
     """Whether the general way gathers in bands, forward or backward: such a graph is not one for
     which the interpreter counts."""
-    whole, graph = additive.variant(call.heads, call.width, torch.float32,
-                                    torch.float32), call.graph
+    graph = call.graph
+    if bands.few(max(graph.num_src, graph.num_dst), 4 * call.heads * call.width):
+        return False
+    whole = additive.variant(call.heads, call.width, torch.float32, torch.float32)
     src, dst, edges, device = graph.num_src, graph.num_dst, graph.num_edges, graph.device
     return (whole.banded(src, dst, edges, device) is not whole
             or whole.banded(dst, src, edges, device) is not whole)
@@ -86,7 +88,7 @@ class Bound:
     """``bound(x, graph)``: x [N, F] fp32 as when it was bound -> [N, H * D]."""
 
     __slots__ = ("weights", "heads", "width", "slope", "layout", "program", "attention",
-                 "_addresses", "_dot", "_infer", "_train", "variant")
+                 "_addresses", "_dot", "_infer", "_train", "variant", "wide")
 
     def __init__(self, call: Call, weights: Weights):
         self.weights, self.heads, self.width, self.slope = (weights, call.heads, call.width,
@@ -94,11 +96,17 @@ class Bound:
         self.program, self.attention = call.program, call.attention
         self._addresses = tuple([0 if t is None else t.data_ptr() for t in weights])
         self._dot, self._infer, self.variant = _kernels(call.heads, call.width, call.graph.wide)
+        self.wide = call.graph.wide
         self._train, self.layout = self.variant.forward_kernels, self.variant.layout
 
     def valid(self) -> bool:
         """Whether the weights lie where they lay; ``.data`` may have been replaced."""
         return self._addresses == tuple([0 if t is None else t.data_ptr() for t in self.weights])
+
+    def serves(self, call: Call) -> bool:
+        """Whether ``call``, like the one that was bound but over another graph, is this one."""
+        return (self.wide is call.graph.wide and not call.pmf and self.valid()
+                and not _in_bands(call))
 
     def __call__(self, x: Tensor, graph: GraphView) -> Tensor:
         w = self.weights
@@ -127,7 +135,8 @@ class Bound:
         self._dot("dot")(grid(n, layout, layout.slots), THREADS, 0,
                          (np.int32(n), of_rows, att_src, att_dst, address, address + step))
         launch = graph_rows.launched or graph_rows.launch()
-        memory, chunks = workspace(launch.chunks, (h * d, h * d if train else 0, 3 * h), device)
+        memory, chunks = (workspace(launch.chunks, (h * d, h * d if train else 0, 3 * h), device)
+                          if launch.chunks else NOTHING)
         kernels, outputs = self._train if train else self._infer, (out.data_ptr(), bias, *saved)
         kernels("forward")(grid(launch.slots + n, layout), THREADS, layout.scratch, (
             *launch.graph, *launch.split, address, address + step, 0, self.slope, *_NO_DROPOUT,
@@ -146,7 +155,8 @@ class Bound:
         h, d, n, layout, device = self.heads, self.width, rows.shape[
             0], self.variant.backward_layout, rows.device
         by_src, by_dst = graph.csr(False), graph.csc(False)
-        launch, kernels, step = by_src.launch(), self.variant.backward_kernels, 4 * n * h
+        launch, kernels, step = (by_src.launched or by_src.launch(), self.variant.backward_kernels,
+                                 4 * n * h)
         scratch = torch.empty(6 * n * h + blocks * 2 * h * d, dtype=torch.float32, device=device)
         values = torch.empty_like(rows)
         packed, plus, a_src, of_grad = (scratch.data_ptr(), parts.data_ptr(), sums.data_ptr(),
@@ -154,8 +164,9 @@ class Bound:
         d_a_dst = packed + 4 * step
         kernels("prepare")(grid(n, layout, layout.slots), THREADS, 0, (
             np.int32(n), of_grad, plus, plus + step * d, a_src + 2 * step, a_src + step, self.slope,
-            *by_dst.launch().graph[:2], rows.data_ptr(), packed, d_a_dst))
-        memory, chunks = workspace(launch.chunks, (h * d, h * d, h), device)
+            *(by_dst.launched or by_dst.launch()).graph[:2], rows.data_ptr(), packed, d_a_dst))
+        memory, chunks = (workspace(launch.chunks, (h * d, h * d, h), device)
+                          if launch.chunks else NOTHING)
         tail = (rows.data_ptr(), att_src.data_ptr(), att_dst.data_ptr(), d_a_dst, values.data_ptr(),
                 d_a_dst + step)
         kernels("sources")(grid(launch.slots + n, layout), THREADS, layout.scratch, (

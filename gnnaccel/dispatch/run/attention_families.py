@@ -216,14 +216,17 @@ def _operands(call: Call, inputs: Inputs) -> pairwise.Operands:
         queries, edges = dense_in(keys.dtype, queries, edges)
     else:
         keys, values, queries, edges = dense_in(keys.dtype, keys, values, queries, edges)
-    att, c_src, c_dst = dense_in(torch.float32, att, c_src, c_dst)
+    if att is not None or c_src is not None or c_dst is not None:
+        att, c_src, c_dst = dense_in(torch.float32, att, c_src, c_dst)
     return pairwise.Operands(
         keys, queries, values, edges, att, c_src, c_dst, call.attention.scale, call.attention.slope,
         None if of_src is None else dense(of_src), None if of_dst is None else dense(of_dst))
 
 
 def _pairwise_forward(call: Call, inputs: Inputs, train: bool) -> Result:
-    operands, (bias,) = _operands(call, inputs), dense_in(torch.float32, inputs[7])
+    operands, bias = _operands(call, inputs), inputs[7]
+    if bias is not None:
+        (bias,) = dense_in(torch.float32, bias)
     variant = _pairwise_variant(call, operands.keys, train)
     out, *saved = pairwise.forward(variant, call.graph.csc(places=call.attention.places), operands,
                                    call.dropout, bias, keep=call.exposed)
@@ -266,7 +269,7 @@ def _pairwise_backward(call: Call, inputs: Inputs, saved: list, grad: Tensor,
         att = (_by_vector(call.graph, att, operands)  # type: ignore[arg-type]
                if wanted[4] else None)
     grads = (g.keys, g.queries, g.values, g.edges, att, g.c_src, g.c_dst)
-    return (*(like(d, t) for d, t in zip(grads, inputs)),
+    return (*[d if d is None else like(d, t) for d, t in zip(grads, inputs)],
             bias_grad(grad, inputs[7]) if wanted[7] else None, None, None)
 
 

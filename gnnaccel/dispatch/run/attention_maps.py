@@ -140,7 +140,7 @@ def _through_maps(plan: Plan, flat: tuple, grads: tuple, wanted: tuple) -> list:
             found[2 + i] = grads[i] if source < 0 else None
             continue
         x, weight, bias = flat[source], flat[2 + i], flat[2 + count + i]
-        rows = _shared(plan, grads, i)
+        rows = _shared(plan, grads, i) if i in plan[1][i + 1:] else grads[i]
         if rows is None:
             continue
         rows = rows.view(x.shape[0], -1)

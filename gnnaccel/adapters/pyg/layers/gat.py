@@ -18,7 +18,7 @@ WATCHED = ("lin_edge",)
 LINEAR = ("lin",)
 _MAPS = ("lin", "lin_src", "lin_dst", "lin_edge", "res")
 _ARGUMENTS = ("x", "edge_index"), ("edge_attr", "size", "return_attention_weights")
-_again = calls.again(_ARGUMENTS)
+_again, resized = calls.again(_ARGUMENTS), calls.resized
 _FOLDED_FROM = 1 << 18  # numbers of the [E, H, C] rows of edges, from which on none are made
 
 

@@ -14,7 +14,7 @@ FIELDS = ("heads", "out_channels", "concat", "negative_slope", "dropout", "add_s
           "share_weights")
 WATCHED = ()
 _ARGUMENTS = ("x", "edge_index"), ("edge_attr", "return_attention_weights")
-again = calls.again(_ARGUMENTS)
+again, resized = calls.again(_ARGUMENTS), calls.resized
 
 
 def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] | Reason:

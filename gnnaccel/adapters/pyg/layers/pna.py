@@ -84,6 +84,18 @@ def again(layer: Any, args: tuple, kwargs: dict,
     return PlainInputs(edge_index, x.device, (x, edge_attr, *kept))
 
 
+def resized(stated: PlainSpec, given: PlainInputs) -> PlainSpec | None:
+    (x, edge_attr, *_), edge_index = given.operands, given.edge_index
+    nodes = x.shape[0]
+    if edges.plain(edge_index, nodes, nodes, x.device) is not edge_index:
+        return None
+    count = edge_index.shape[1]
+    if edge_attr is not None and edge_attr.shape[0] != count:
+        return None
+    return PlainSpec(stated.native, stated.reduce, stated.weighted, stated.width, stated.row,
+                     nodes, nodes, count, stated.on_cpu, stated.parts)
+
+
 def _reduces(scaled: Any) -> list[str] | Reason:
     """The aggregations of the layer, by name."""
     several_ = scaled.aggr

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters.calls import ordinary_weight
+from gnnaccel.adapters.calls import rows as plain_rows
 from gnnaccel.adapters.pyg import calls, edges, guards
 from gnnaccel.cuda.layout import MAX_WIDTH
 from gnnaccel.dispatch.ir import attention_programs as programs
@@ -23,7 +24,7 @@ FIELDS = ("heads", "out_channels", "concat", "dropout", "root_weight")
 WATCHED = ("lin_query", "lin_key", "lin_value")
 _MAPS = ("lin_key", "lin_query", "lin_value", "lin_edge", "lin_skip")
 _ARGUMENTS = ("x", "edge_index"), ("edge_attr", "return_attention_weights")
-again = calls.again(_ARGUMENTS)
+again, resized = calls.again(_ARGUMENTS), calls.resized
 
 
 def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] | Reason:
@@ -86,9 +87,11 @@ def _folded(modules: dict, given: _Both, skip: Any) -> Folded:
 
 
 def _attend_plain(modules: dict, h: int, c: int, given: _Both, attend: Any) -> Tensor:
-    tensors = {"keys": calls.rows(modules["lin_key"], given.x_src, h, c),
-               "queries": calls.rows(modules["lin_query"], given.x_dst, h, c),
-               "values": calls.rows(modules["lin_value"], given.x_src, h, c)}
+    maps = modules["lin_key"], modules["lin_query"], modules["lin_value"]
+    rows = plain_rows if guards.plain_linears(maps) else calls.rows
+    tensors = {"keys": rows(maps[0], given.x_src, h, c),
+               "queries": rows(maps[1], given.x_dst, h, c),
+               "values": rows(maps[2], given.x_src, h, c)}
     if given.edge_attr is not None:
         tensors["edges"] = modules["lin_edge"](given.edge_attr).view(-1, h, c)
     return attend(tensors)

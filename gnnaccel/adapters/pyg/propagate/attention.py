@@ -110,7 +110,7 @@ class OwnAttention:
     """One call with such a message, as an adapter of the router. ``args``: the ``edge_index``;
     ``kwargs``: everything else that ``propagate`` is given."""
 
-    host, bind = "pyg", None
+    host, bind, resized = "pyg", None, None
 
     def __init__(self, found: Trace, known: reading.Known):
         self.found, self.known = found, known

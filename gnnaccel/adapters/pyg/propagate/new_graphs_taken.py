@@ -60,7 +60,7 @@ class Taken:
         if (self.epoch != config.epoch or type(edge_index) is not Tensor
             or edge_index.layout is not torch.strided):
             return False
-        if edge_index.dim() != 2 or edge_index.shape[0] != 2 or not edge_index.shape[1]:
+        if edge_index.dim() != 2 or edge_index.shape[0] != 2:
             return False
         if ((edge_index.dtype, edge_index.device) != self.edges or edge_index.is_inference()
             or self.given != _described(kwargs)):

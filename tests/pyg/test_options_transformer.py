@@ -2,13 +2,14 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from torch_geometric import EdgeIndex
 from torch_geometric.nn import TransformerConv
 
 import gnnaccel
 from tests.pyg import graphs
 from tests.pyg.graphs import EDGE, F, M, N
-from tests.pyg.judge import close, compare, native_again, on_routes
+from tests.pyg.judge import close, compare, native_again, on_routes, spread
 
 # one head of at least half as many channels as x has is a case of its own
 SHAPES = [(8, 2), (1, 1), (5, 3), (8, 1), (16, 1)]
@@ -94,3 +95,17 @@ def test_large_and_small_scores(route, scale, floor, heads):
     """Scores of some hundreds: the rounding of a score is then a relative error of its weight."""
     compare(route, TransformerConv(F, 8, heads), graphs.features() * scale, graphs.square(),
             floor=floor)
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+def test_gradients_can_be_changed_in_place(route, heads):
+    """As in a step that a user takes with what torch.autograd.grad gave."""
+    layer = spread(TransformerConv(F, 8, heads)).to(route.device)
+    x = graphs.features().to(route.device).requires_grad_()
+    with route.on():
+        out = layer(x, graphs.square().to(route.device))
+    gradients = torch.autograd.grad(out.pow(2).sum(), [x, *layer.parameters()])
+    before = [gradient.clone() for gradient in gradients]
+    for gradient in gradients:
+        gradient.mul_(2)
+    assert all(map(torch.equal, gradients, [2 * gradient for gradient in before]))

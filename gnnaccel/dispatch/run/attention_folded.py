@@ -62,7 +62,9 @@ def composed(call: Call, given: Folded, attend) -> Tensor:
     matrix, shift = _query_map(given)
     queries = F.linear(given.x_dst, matrix, shift)
     if given.key_bias is not None and given.key_bias.requires_grad and torch.is_grad_enabled():
-        queries = queries + 0.0 * given.key_bias.sum()
+        # The sum's gradient is one number seen C times, which cannot be written to. The product's
+        # is a tensor.
+        queries = queries + (0.0 * given.key_bias).sum()
     sums = attend(call,
                   {"keys": given.x_src.unsqueeze(1), "queries": queries.unsqueeze(1)}).flatten(1)
     out = F.linear(sums, given.value)

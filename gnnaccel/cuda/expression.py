@@ -82,15 +82,7 @@ class Expression(NamedTuple):
 
     def __str__(self) -> str:
         """As a formula, in which long parts are called as in the kernels."""
-        names = self.names
-        texts = list(names[:self.first])
-        for op, args in self.steps:
-            given = [texts[a] if len(texts[a]) <= _LONG else names[a] for a in args]
-            sign = _SIGNS.get(op)
-            texts.append(f"({given[0]} {sign} {given[1]})" if sign
-                         else f"{op}({', '.join(given)})")
-        return (texts[self.out] if self.score is None
-                else f"softmax({texts[self.score]}) * {texts[self.out]}")
+        return _formula(self)
 
 
 @functools.lru_cache(maxsize=512)
@@ -102,6 +94,18 @@ def _names(of: Expression) -> tuple[str, ...]:
         seen[one.end] += 1
     return (*found, *(f"n{k}" for k in range(of.numbers)),
             *(f"v{k}" for k in range(len(of.steps))))
+
+
+@functools.lru_cache(maxsize=512)
+def _formula(of: Expression) -> str:
+    names = of.names
+    texts = list(names[:of.first])
+    for op, args in of.steps:
+        given = [texts[a] if len(texts[a]) <= _LONG else names[a] for a in args]
+        sign = _SIGNS.get(op)
+        texts.append(f"({given[0]} {sign} {given[1]})" if sign else f"{op}({', '.join(given)})")
+    return (texts[of.out] if of.score is None
+            else f"softmax({texts[of.score]}) * {texts[of.out]}")
 
 
 class Operation(NamedTuple):

@@ -184,7 +184,7 @@ def entries(expression: Expression, needs: tuple[bool, ...], by_row: bool) -> tu
     found = message_text.wanted(expression, needs, by_row)
     if not found:
         return ()
-    summed = any(expression.inputs[k].end != "e" for k in found)
+    summed = any([expression.inputs[k].end != "e" for k in found])
     return ("gradients", "merge") if summed else ("gradients",)
 
 
@@ -194,7 +194,7 @@ def total(rows: Tensor) -> Tensor:
 
 
 def arguments(inputs: tuple[Tensor, ...], numbers: Numbers) -> tuple:
-    return (*(t.data_ptr() for t in inputs), *map(np.float32, numbers))
+    return (*[t.data_ptr() for t in inputs], *map(np.float32, numbers))
 
 
 def check(graph: Rows, expression: Expression, seen: tuple[int, int],

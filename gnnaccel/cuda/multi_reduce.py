@@ -52,22 +52,22 @@ class Variant:
     def layout(self) -> Layout:
         return layout_for(self.heads, self.width)
 
-    @property
+    @functools.cached_property
     def moments(self) -> bool:
         """Whether backward needs the rows' means."""
         return "var" in self.reduces or "std" in self.reduces
 
-    @property
+    @functools.cached_property
     def extrema(self) -> int:
         """Of how many extrema equal messages are counted."""
         return sum(r in ("max", "min") for r in self.reduces)
 
-    @property
+    @functools.cached_property
     def partial(self) -> int:
         """Numbers that a chunk of a split row leaves per channel."""
         return any(r in ("sum", "mean") for r in self.reduces) + 2 * self.moments + 2 * self.extrema
 
-    @property
+    @functools.cached_property
     def terms(self) -> int:
         """Coefficients of a message's gradient (`multi_reduce_backward.spread`)."""
         return (self.moments or self.partial > 2 * self.extrema) + self.moments + self.extrema

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.cuda.aggregate import factored
-from gnnaccel.cuda.launch import THREADS, Kernels, check_dense, grid, pointer, workspace
+from gnnaccel.cuda.launch import NOTHING, THREADS, Kernels, check_dense, grid, workspace
 from gnnaccel.cuda.layout import TYPES, Layout, layout_for
 from gnnaccel.cuda.structure import Rows
 
@@ -38,7 +38,8 @@ def forward(graph: Rows, x: Tensor, edge: Tensor, constant: float, mean: bool) -
     check_dense(graph, x, x=(x, None), edge=(edge, edges))
     out = torch.empty((graph.rows, width), dtype=x.dtype, device=x.device)
     launch, layout, compiled = graph.launch(), _layout(width), kernels(width, x.dtype, graph.wide)
-    memory, (part, _, _) = workspace(launch.chunks, (width, 0, 0), x.device)
+    memory, (part, _, _) = (workspace(launch.chunks, (width, 0, 0), x.device) if launch.chunks
+                            else NOTHING)
     made = np.float32(constant), np.int32(mean)
     compiled("forward")(grid(launch.slots + graph.rows, layout), THREADS, 0,
                         launch.graph + launch.split + (
@@ -60,16 +61,18 @@ def backward(graph: Rows, x: Tensor, edge: Tensor, grad: Tensor,
     check_dense(graph, x, x=(x, graph.rows), edge=(edge, edges), grad=(grad, None))
     x_grad, edge_grad = torch.empty_like(x), torch.empty_like(edge) if edges_too else None
     launch, layout, compiled = graph.launch(), _layout(width), kernels(width, x.dtype, graph.wide)
-    memory, (part, _, _) = workspace(launch.chunks, (width, 0, 0), x.device)
+    memory, (part, _, _) = (workspace(launch.chunks, (width, 0, 0), x.device) if launch.chunks
+                            else NOTHING)
     compiled("backward")(grid(launch.slots + graph.rows, layout), THREADS, 0,
                          launch.graph + launch.split + (
-        x.data_ptr(), edge.data_ptr(), grad.data_ptr(), pointer(edge_grad), x_grad.data_ptr(),
-        part))
+        x.data_ptr(), edge.data_ptr(), grad.data_ptr(),
+        0 if edge_grad is None else edge_grad.data_ptr(), x_grad.data_ptr(), part))
     if launch.heavy:
         compiled("add_parts")(grid(launch.heavy, layout), THREADS, 0,
                               launch.merge + (part, x_grad.data_ptr()))
     return x_grad, edge_grad
 
 
+@functools.lru_cache(maxsize=256)
 def _layout(width: int) -> Layout:
     return layout_for(*factored(width))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.cuda.aggregate import factored
-from gnnaccel.cuda.launch import THREADS, Kernels, grid, pointer, workspace
+from gnnaccel.cuda.launch import NOTHING, THREADS, Kernels, grid, workspace
 from gnnaccel.cuda.layout import TYPES, Layout, layout_for
 from gnnaccel.cuda.multi_reduce import check
 from gnnaccel.cuda.structure import Rows
@@ -45,7 +45,8 @@ class Messages(NamedTuple):
     @property
     def parameters(self) -> tuple:
         """As the kernels take them, t last."""
-        first = (self.x.data_ptr(), pointer(self.edge), np.float32(self.constant))
+        first = (self.x.data_ptr(), 0 if self.edge is None else self.edge.data_ptr(),
+                 np.float32(self.constant))
         if isinstance(self.t, Tensor):
             return (*first, self.t.data_ptr(), np.int32(self.t.shape[0] > 1), np.float32(1.0))
         return (*first, 0, np.int32(0), np.float32(self.t))
@@ -79,7 +80,8 @@ def forward(graph: Rows, given: Messages, train: bool) -> tuple[Tensor, Kept | N
     results = (out.data_ptr(), 0, 0) if kept is None else (
         out.data_ptr(), kept.center.data_ptr(), kept.total.data_ptr())
     launch, layout, compiled = graph.launch(), _layout(width), given.kernels(graph.wide)
-    memory, parts = workspace(launch.chunks, (width, width, 2 * width), device)
+    memory, parts = (workspace(launch.chunks, (width, width, 2 * width), device)
+                     if launch.chunks else NOTHING)
     compiled("forward")(grid(launch.slots + graph.rows, layout), THREADS, 0,
                         launch.graph + launch.split + (
         *given.parameters, *results, *parts))
@@ -105,15 +107,17 @@ def backward(graph: Rows, given: Messages, center: Tensor, share: Tensor, whole:
     if edge and given.edge is not None:
         edge_grad = torch.empty_like(given.edge)
     t_grad = torch.empty((graph.rows, width), dtype=torch.float32, device=device) if t else None
+    of_t = 0 if t_grad is None else t_grad.data_ptr()
     launch, layout, compiled = graph.launch(), _layout(width), given.kernels(graph.wide)
-    memory, (part, t_part, _) = workspace(launch.chunks, (width, width if t else 0, 0), device)
+    memory, (part, t_part, _) = (workspace(launch.chunks, (width, width if t else 0, 0), device)
+                                 if launch.chunks else NOTHING)
     compiled("backward")(grid(launch.slots + graph.rows, layout), THREADS, 0,
                          launch.graph + launch.split + (
         *given.parameters, center.data_ptr(), share.data_ptr(), np.int32(whole),
-        pointer(edge_grad), x_grad.data_ptr(), pointer(t_grad), part, t_part))
+        0 if edge_grad is None else edge_grad.data_ptr(), x_grad.data_ptr(), of_t, part, t_part))
     if launch.heavy:
         compiled("add")(grid(launch.heavy, layout), THREADS, 0, launch.merge + (
-            part, t_part, x_grad.data_ptr(), pointer(t_grad)))
+            part, t_part, x_grad.data_ptr(), of_t))
     return x_grad, edge_grad, t_grad
 
 

@@ -68,8 +68,8 @@ class Generated(NamedTuple):
     @property
     def all_inputs(self) -> tuple[Tensor, ...]:
         """With those of what is written before."""
-        return (*self.inputs, *(t for one, of in self.before if of != SOFTMAX
-                                for t in one.all_inputs))
+        return (*self.inputs, *[t for one, of in self.before if of != SOFTMAX
+                                for t in one.all_inputs])
 
     @property
     def out(self) -> tuple[int, ...]:
@@ -129,16 +129,17 @@ def unfit(graph: OpGraph, x: Tensor, more: Generated) -> Reason | None:
         why = unfit(graph, x, one) if of != SOFTMAX else None
         if why is not None:
             return why
-    rows = sum(one.mode == "row" for one in more.expression.inputs)
+    rows = sum([one.mode == "row" for one in more.expression.inputs])
     if rows > MOST or len(more.inputs) > 2 * MOST:
         return reason("GA208", f"a message of {len(more.inputs)} tensors, {rows} of them with a "
                       "number for each channel")
     heads, width = more.seen
     sizes = {"row": heads * width, "head": heads, "one": 1}
+    counts = {"u": graph.num_src, "v": graph.num_dst, "e": graph.num_edges, "p": 1}
     for (name, (t, target)), one in zip(more.tensors.items(), more.expression.inputs):
         if t.dtype != torch.float32:
             return reason("GA203", f"{name} of a generated message is {t.dtype}, not torch.float32")
-        wanted = (1 if target == "p" else graph.rows(target), sizes[one.mode])
+        wanted = counts[target], sizes[one.mode]
         if (t.layout != torch.strided or t.shape != wanted or t.device != x.device or t.is_neg()):
             return reason("GA206", f"{name} of a generated message is {list(t.shape)}, on "
                           f"{t.device}; its kernels want {list(wanted)}, on {x.device}")
@@ -205,8 +206,8 @@ def key(more: Generated, of: str) -> tuple:
     """What the kernels of `prepare` depend on, but for the graph."""
     grad = wants_grad(*more.all_inputs)
     return ("generated", of, more.expression, more.seen,
-            tuple(t.requires_grad and grad for t in more.inputs),
-            tuple(key(*one) if one[1] != SOFTMAX else one for one in more.before))
+            tuple([t.requires_grad and grad for t in more.inputs]),
+            tuple([key(*one) if one[1] != SOFTMAX else one for one in more.before]))
 
 
 def run(graph: OpGraph, reduce: str, more: Generated) -> Tensor:

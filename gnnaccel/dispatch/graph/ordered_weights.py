@@ -8,6 +8,7 @@ GCN's are, need that only once. Weights of the caller's are looked up in each ca
 """
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -81,12 +82,8 @@ class _Entry:
 class PlacedWeights:
     """The kept weights of one graph's edges."""
 
-    __slots__ = ("_entries",)
-
-    def __init__(self) -> None:
-        # the one used last comes first; replaced as a whole, so that threads see one list or
-        # another
-        self._entries: list[_Entry] = []
+    # the one used last comes first; replaced as a whole, so that threads see one list or another
+    _entries: Sequence[_Entry] = ()
 
     def find(self, weight: Tensor, by_src: bool, rows: Any) -> Placed | None:
         """Index arrays, and ``weight`` [E] or [E, H], fp32, in their order. None the first time,

@@ -322,7 +322,8 @@ class GraphView:
 
     @_ordinary_tensors
     def _build_csr_by_id(self) -> Rows:
-        self._may_build()
+        if capture.capturing():
+            self._may_build()
         if self._in_order:
             return self.csr()
         with self._lock:

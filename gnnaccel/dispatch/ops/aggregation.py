@@ -84,7 +84,7 @@ def prepare(reduce: Reduce, x: Tensor, weight: Tensor | None, edges: int) -> Agg
     """The aggregation over ``edges`` edges in the dtype of its messages, or what does not fit."""
     if x.dim() < 2 or x.layout != torch.strided or x.dtype not in DTYPES or x.is_meta or x.is_neg():
         return reason("GA206", f"features are {x.dtype}, {x.layout}, of shape {list(x.shape)}")
-    why = means.unfit(reduce, x, weight)
+    why = None if type(reduce) is str else means.unfit(reduce, x, weight)
     if why is not None:
         return why
     if weight is None:

@@ -100,6 +100,8 @@ def decide(graph: OpGraph, given: Aggregation, config: Config,
     against = compiling.problem(kernel.key, kernel.compile)  # `compile_reason`, without its call
     if against is not None:
         return _without_kernels(graph, given, config, against, asked)
+    if estimate is None:  # as `_taken`, without its call
+        return Decision(Plan("cuda", kernel.name), aggregation_cuda.run)
     return _taken("cuda", kernel.name, aggregation_cuda.run, estimate)
 
 

@@ -96,7 +96,7 @@ class _SoftmaxSum(Operation):
         return out, (x, edge, t, *kept)
 
     def backward(self, needs, saved, grad):
-        (x, edge, t, center, total), view = saved, self.graph.view()
+        (x, edge, t, center, total), view = saved, self.graph.built or self.graph.view()
         by_src = view.csr(places=False) if edge is None else view.csr_by_id()
         given = _messages(self.constant, x, edge, self.number if t is None else t)
         share = dense(grad.flatten(1) / total)

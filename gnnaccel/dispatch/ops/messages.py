@@ -78,13 +78,15 @@ More = Shifted | Rectified | Gated | Generated | Several
 
 def unfit(graph: OpGraph, x: Tensor, weight: Tensor | None, more: Any) -> Reason | None:
     """Why this is none of these messages with tensors that fit ``x`` [num_src, *features]."""
-    if type(more) is Generated or type(more) is Several:
-        parts = more.parts if isinstance(more, Several) else (more,)
-        return next(filter(None, (generated.unfit(graph, x, one) for one in parts)), None)
+    if type(more) is Generated:
+        return generated.unfit(graph, x, more)
+    if type(more) is Several:
+        return next(filter(None, [generated.unfit(graph, x, one) for one in more.parts]), None)
     if weight is not None and type(more) is not Shifted:
         return reason("GA208", "weights beside other features of edges")
+    counts = {"u": graph.num_src, "v": graph.num_dst, "e": graph.num_edges}
     for name, (t, target) in more.tensors.items():
-        wanted = (graph.rows(target), *x.shape[1:])
+        wanted = (counts[target], *x.shape[1:])
         if (not isinstance(t, Tensor) or t.layout != torch.strided or t.shape != wanted
             or t.device != x.device):
             seen = f"{list(t.shape)}, on {t.device}" if isinstance(t, Tensor) else type(t).__name__

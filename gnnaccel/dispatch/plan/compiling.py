@@ -34,7 +34,7 @@ def device_reason(device: str, config: Config) -> Reason | None:
     """Why no kernels run on devices of this type."""
     if config.backend == "torch":
         return reason("GA406", "backend='torch' was asked for")
-    if driver.placed():
+    if driver.in_place:  # `driver.placed`, without its call
         return None
     if device != "cuda":
         return reason("GA401", f"the tensors are on the {device}, the kernels need a CUDA device")

@@ -79,12 +79,13 @@ def _read(layer: Any, native: Any, edge_index: Any, kwargs: dict, found: reading
     stacked, asked = memory is None and reading.moved(layer, form, kwargs), config
     if matrix is not None:
         seen, asked = matrix.arguments, _asked(found, config)
-    decision = aggregation_route.decide_all(graph, given, reduces, asked)
+    decision = (aggregation_route.decide(graph, given, asked) if len(reduces) == 1
+                else aggregation_route.decide_all(graph, given, reduces, asked))
     entry, unfinished = settings.asked(layer, config), form.unfinished
     if entry is not None:
         decision = quantized.narrowed(layer, entry, graph, given, config, decision,
                                       len(reduces) > 1)
-    if decision.run is not None and (unfinished or known.traced):
+    if decision.run is not None and (known.traced or unfinished and form.stand_in is not None):
         seen = completing.arguments(form, layer, graph, seen, known.traced)
     if decision.run is not None and unfinished:
         made = completing.completed(layer, form, graph, given, seen)

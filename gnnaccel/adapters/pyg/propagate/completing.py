@@ -27,8 +27,8 @@ def with_more(layer: Any, form: Form, graph: OpGraph, given: Aggregation, kwargs
         and torch.is_autocast_enabled(given.x.device.type)):
         return reason("GA203", "autocast is on", "call the layer outside of autocast")
     if not stand_in:
-        more: Any = form.more(arguments(form, layer, graph, kwargs),  # type: ignore[misc]
-                              layer)  # not None
+        seen = kwargs if form.stand_in is None else arguments(form, layer, graph, kwargs)
+        more: Any = form.more(seen, layer)  # type: ignore[misc]  # not None
         if type(more) is Reason:
             return more
         x, more = (given.x, more) if form.width is None else more

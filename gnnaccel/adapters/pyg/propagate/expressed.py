@@ -189,7 +189,7 @@ class Message(NamedTuple):
                   if isinstance(one, Before)}
         return Generated(self.expression, self._stand_ins(given, graph), self.numbers, self.shape,
                          self.seen, weight, before=tuple(before.values()),
-                         made=sum(len(leaf.roots) > 1 for leaf in self.leaves))
+                         made=sum([len(leaf.roots) > 1 for leaf in self.leaves]))
 
     def _inputs(self, given: CallArguments) -> tuple[Tensor, ...]:
         """Computed from the arguments of a call."""
@@ -218,8 +218,8 @@ class Message(NamedTuple):
 def _nothing(roots: tuple[Make, ...], given: dict) -> Tensor:
     """A number like those that are made of these tensors; it wants a gradient if they do."""
     tensors = [root(given) for root in roots]
-    nothing = next((t for t in tensors if t.is_floating_point()), tensors[0]).new_empty(())
-    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+    nothing = ([t for t in tensors if t.is_floating_point()] or tensors)[0].new_empty(())
+    if torch.is_grad_enabled() and any([t.requires_grad for t in tensors]):
         nothing.requires_grad_()
     return nothing
 

@@ -144,7 +144,8 @@ def form(layer: Any, known: reading.Known, kwargs: dict, edge_index: Any,
     def more(given: Any, layer: Any) -> Generated | Reason:
         if not found.holds(layer, given.graph.num_edges) or found.most < given.graph.num_dst:
             return why
-        channels.begin(layer, found, given)
+        if found.effects or found.kept:
+            channels.begin(layer, found, given)
         return message.generated(given)
 
     arguments = set() if stacked else {*found.edges, *message.edge_arguments}

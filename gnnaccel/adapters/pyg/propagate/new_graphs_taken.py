@@ -16,7 +16,6 @@ from gnnaccel.dispatch.memory import layer_memory
 from gnnaccel.dispatch.memory.checkpoints import checkpointed
 from gnnaccel.dispatch.observe import counters
 from gnnaccel.dispatch.ops import aggregation_cost, aggregation_once
-from gnnaccel.dispatch.ops import aggregation_means as means
 from gnnaccel.dispatch.ops.aggregation import Aggregation
 from gnnaccel.dispatch.ops.aggregation_route import Decision
 from gnnaccel.dispatch.ops.graph import OpGraph
@@ -105,8 +104,7 @@ class Taken:
             return Aggregation(self.reduce, x, None, self.shape)  # type: ignore[arg-type]  # named
         weight = None if self.form.weight is None else self.form.weight(kwargs)
         reduce = self.reduce or reading.mean_of(layer.aggr_module)
-        return (means.unfit(reduce, x, weight, self.form.more is not None)
-                or reading.prepared(reduce, layer, x, weight, graph.num_edges))
+        return reading.prepared(reduce, layer, x, weight, graph.edge_index.shape[1])
 
 
 class Summed(Taken):

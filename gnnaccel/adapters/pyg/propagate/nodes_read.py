@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters.pyg.propagate.expressed import CallArguments
-from gnnaccel.adapters.pyg.propagate.standins import rows
 from gnnaccel.dispatch.generated.tree import Make
 
 _TARGETS = {"j": "u", "i": "v"}
@@ -72,4 +71,11 @@ def node_rows(get: Callable[[Any], Tensor], end: str, dim: int = 0) -> Callable[
 
 def argument(name: str, end: str, dim: int = 0) -> Callable[[Any], Tensor]:
     """The rows of nodes that an argument of ``propagate`` has for an ``end``."""
-    return node_rows(lambda given: rows(given, name, end), end, dim)
+    at = end == "i"
+
+    def make(given: Any) -> Tensor:
+        t = given[name]  # `standins.rows`, and `node_rows` of these, without their calls
+        t = t[at] if isinstance(t, (tuple, list)) else t
+        return given.of(t, end, dim) if type(given) is OfRead else t
+
+    return make

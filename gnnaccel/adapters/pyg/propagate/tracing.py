@@ -228,7 +228,8 @@ def _place(layer: Any, value: Tensor, end: str, edge_index: Any) -> int:
 def stacked(layer: Any, kwargs: dict) -> bool:
     """Whether features of nodes that the message gets have these in another dimension than the
     first."""
-    return any(layer.node_dim % value.dim() for value in _of_nodes(layer, kwargs, ("message",)))
+    return any([layer.node_dim % value.dim()
+                for value in _of_nodes(layer, kwargs, ("message",))])
 
 
 def _of_nodes(layer: Any, kwargs: dict, functions: tuple[str, ...]) -> list[Tensor]:
@@ -253,8 +254,8 @@ def _square(layer: Any, kwargs: dict) -> bool:
     counts = set(size if isinstance(size, (tuple, list)) else ()) - {None}
     if len(counts) == 1 and None not in size:  # type: ignore[operator]  # it has a count
         return True
-    counts.update(value.shape[node_dim] for value in _of_nodes(layer, kwargs, (
-        "message", "aggregate")) if -value.dim() <= node_dim < value.dim())
+    counts.update([value.shape[node_dim] for value in _of_nodes(layer, kwargs, (
+        "message", "aggregate")) if -value.dim() <= node_dim < value.dim()])
     return len(counts) < 2
 
 

@@ -43,6 +43,21 @@ class Weighted(MessagePassing):
         return w.view(-1, 1) * x_j
 
 
+class Statistics(MessagePassing):
+    """A user's layer whose message keeps statistics, and the last scores on the layer."""
+
+    def __init__(self) -> None:
+        super().__init__(aggr="add")
+        self.norm = torch.nn.BatchNorm1d(F)
+
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_i, x_j):
+        self.last = x_i * x_j
+        return self.norm(x_j) * torch.sigmoid(self.last)
+
+
 def relu() -> torch.nn.Module:
     return torch.nn.Linear(F, F)
 
@@ -265,6 +280,22 @@ def hooked(register):
         yield
     finally:
         handle.remove()
+
+
+def test_what_a_message_does_besides_is_done_in_each_call(reads):
+    """Its statistics are kept once for each call, and what it sets on the layer is of that call."""
+    layer, theirs = Statistics(), Statistics()
+    for times in range(1, 8):
+        layer.train(times != 5)
+        theirs.train(times != 5)
+        args = inputs(0)
+        found = layer(*args)
+        with gnnaccel.disabled():
+            expected = theirs(*args)
+        assert close(found, expected, 1e-4) and close(layer.last, theirs.last, 1e-5)
+        for name, one in theirs.norm.named_buffers():
+            assert close(getattr(layer.norm, name), one, 1e-4), name
+    assert cuda_calls(layer) == 7 and len(reads) < 7
 
 
 def cuda_calls(layer) -> int:

@@ -48,7 +48,8 @@ class Taken:
         self.module_path = guards.aggregation_path(type(module))
         self.form, reduce = found.form, found.given.reduce
         self.reduce = reduce if type(reduce) is str else None
-        plain = found.form.weight is None and found.form.more is None and reduce == self.reduce
+        plain = (type(reduce) is str and found.form.weight is None and found.form.more is None
+                 and found.form.apply is None)
         self.shape = found.given.shape if plain else None
         self.given, self.edges = _described(kwargs), (edge_index.dtype, edge_index.device)
 

@@ -6,6 +6,7 @@ import random
 
 import pytest
 import torch
+from torch_geometric import EdgeIndex
 from torch_geometric.nn import GATConv, GATv2Conv, PNAConv, TransformerConv
 
 import gnnaccel
@@ -71,8 +72,9 @@ def stated(emulated, monkeypatch):
 def made(name: str):
     make, width = LAYERS[name]
     layer = spread(make())
-    for _ in range(3):
-        assert right(layer, inputs(width))
+    for _ in range(6):  # so that not every call is kept
+        layer(*inputs(width))
+    assert right(layer, inputs(width))
     return layer, width
 
 
@@ -200,6 +202,21 @@ def test_graphs_of_any_kind(stated, name):
             expected = layer(*args)
         assert close(layer(*args), expected, 0.05)
     assert right(layer, inputs(width))
+
+
+@pytest.mark.parametrize("name", [name for name, (_, width) in LAYERS.items() if not width])
+def test_edges_of_another_kind(stated, name):
+    """A sparse matrix, and an EdgeIndex, after lists of edges; and lists of edges again."""
+    layer, _ = made(name)
+    x, edge_index = inputs(0, 20)
+    edge_index = torch.unique(edge_index, dim=1).contiguous()  # as entries of a matrix
+    ones = torch.ones(edge_index.shape[1])
+    matrix = torch.sparse_coo_tensor(edge_index.flip(0), ones, (20, 20)).coalesce().to_sparse_csr()
+    for edges in matrix, EdgeIndex(edge_index, sparse_size=(20, 20)), edge_index:
+        with gnnaccel.disabled():
+            expected = layer(x, edges)
+        assert close(layer(x, edges), expected, 1e-4)
+    assert right(layer, inputs(0))
 
 
 @pytest.mark.parametrize("name", [name for name, (_, width) in LAYERS.items() if width])

@@ -94,6 +94,37 @@ def test_scripting_sees_the_originals(quiet):
     assert set(seen) == {native} and GATConv.forward is not native
 
 
+def half(x: torch.Tensor) -> torch.Tensor:
+    return x / 2
+
+
+def scripted_for_the_caller(cls):
+    return torch.jit.script(cls, _frames_up=1)
+
+
+@pytest.mark.parametrize("script", [lambda cls: torch.jit.script(cls),
+                                    lambda cls: torch.jit.script(obj=cls),
+                                    scripted_for_the_caller],
+                         ids=["by place", "by name", "for the caller"])
+def test_a_class_is_scripted_with_the_names_around_it(quiet, script):
+    gnnaccel.enable()
+
+    class Halves:
+        def __init__(self, times: int):
+            self.times = times
+
+        def of(self, x: torch.Tensor) -> torch.Tensor:
+            for _ in range(self.times):
+                x = half(x)
+            return x
+
+    def quarter(x: torch.Tensor) -> torch.Tensor:
+        return Halves(2).of(x)
+
+    assert script(Halves) is Halves
+    assert torch.jit.script(quarter)(torch.ones(1)) == 0.25
+
+
 def test_a_script_that_fails_leaves_the_patches_in(route, inputs, quiet):
     class Bad(Scripted):
         def forward(self, x, edge_index):

@@ -210,9 +210,13 @@ class _Guarded:
 
 
 def _unwrapped_while(script: Any, patches: PatchSet) -> Any:
+    """``script`` with the originals back. The names in a class that it is given are looked up
+    ``_frames_up`` calls above it, and one call of ours is in between."""
+
     @functools.wraps(script)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
+    def wrapped(obj: Any, optimize: Any = None, _frames_up: int = 0, *args: Any,
+                **kwargs: Any) -> Any:
         with _scripting, patches.aside():
-            return script(*args, **kwargs)
+            return script(obj, optimize, _frames_up + 1, *args, **kwargs)
 
     return wrapped

@@ -302,8 +302,9 @@ def _offload_blocks() -> Any:
 def _sync_offload() -> None:
     active = configs.active()
     wanted = None if active is None else active.offload
-    if wanted is not None or "gnnaccel.adapters.pyg.offload.running" in sys.modules:
-        _offload_blocks().hold(wanted)
+    running = sys.modules.get("gnnaccel.adapters.pyg.offload.running")
+    if wanted is not None or running is not None:
+        (running or _offload_blocks()).hold(wanted)
 
 
 def _live() -> list[Config]:

@@ -1,14 +1,16 @@
 """``enable(offload=)``: what an `offload` block does, until it is asked for otherwise."""
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
 import gnnaccel
-from gnnaccel.__main__ import main
 from gnnaccel.dispatch.distributed import state
 from gnnaccel.errors import OffloadError
 from tests.offload import checks
@@ -116,10 +118,9 @@ def test_where_it_cannot_be_everything_is_as_before():
     assert bands() is None
 
 
-def test_from_the_command_line(tmp_path, capsys):
+def test_from_the_command_line(tmp_path):
     script = tmp_path / "script.py"
     script.write_text("import gnnaccel\nprint(gnnaccel.status()['config']['offload'])\n")
-    assert main(["--offload", str(script)]) == 0
-    assert capsys.readouterr().out.strip() == "auto"
-    gnnaccel.disable()
-    assert bands() is None
+    said = subprocess.run([sys.executable, "-m", "gnnaccel", "--offload", str(script)],
+                          capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    assert said.returncode == 0 and said.stdout.strip() == "auto", said.stderr

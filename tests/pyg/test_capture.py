@@ -214,7 +214,7 @@ def test_reports_of_replays_reach_nobody(emulated, capturing):
     assert len({c.address for c in captured}) == 1 and captured[0].words is None
     address = captured[0].address
     del captured, lent
-    assert address not in {at for at, _ in owner._free} and address != owner.take().address
+    assert address not in {at for at, _ in owner.free} and address != owner.take().address
 
 
 def test_nothing_is_captured_here():

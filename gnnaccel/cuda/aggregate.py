@@ -275,8 +275,7 @@ class _Made(NamedTuple):
 def total(graph: Rows, x: Tensor, weight: Tensor | None = None, at: str = "place",
           mean: bool = False, scale: Tensor | None = None, bias: Tensor | None = None,
           into: Tensor | None = None) -> Tensor:
-    """`forward` of x [any, *features], in whatever shape its rows are: [rows, *features] of x's
-    dtype.
+    """`forward` of x [any, *features], whatever shape its rows have: [rows, *features], x's dtype.
 
     weight: as for `forward`, [edges] or [edges, heads], where ``at`` says; scale, bias: as there,
     the bias of any dtype; into: likewise, in the result's shape. x may have any strides. A call

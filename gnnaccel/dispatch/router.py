@@ -113,13 +113,8 @@ def _decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict
                        native_plan((name, verdict.reason)), start)  # type: ignore[arg-type]
     held = layer_memory.memories.entries.get(id(layer))  # `IdentityMap.get`, without its call
     memory = held[1] if held is not None and held[0]() is layer else None
-    found, like, grad = None, None, torch.is_grad_enabled()
-    if adapter.resized is not None and memory is not None:
-        like = memory.exact[grad + 2 * (layer.training is True)]  # `mode_of`, without its call
-        if like is not None and like.epoch == config.epoch:
-            found = adapter.resized(layer, args, kwargs, like)
-    if found is None:
-        like, found = None, adapter.state(layer, args, kwargs)
+    found, like = _stated(layer, adapter, args, kwargs, config, memory)
+    grad = torch.is_grad_enabled()
     if type(found) is Reason:
         settings.note_native(layer, config, found)
         if _quiet(config) and not capture.capturing():
@@ -128,7 +123,7 @@ def _decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict
                        native_plan((name, found)), start)
     stated, given = found
     if capture.capturing() and isinstance(stated, RelationalSpec):
-        why = stated.captured_reason(given)  # type: ignore[arg-type]  # of such a spec
+        why = stated.captured_reason(given)
         if why is not None:
             return _native(layer, adapter, native, args, kwargs, config, None, None,
                            native_plan((name, why)), start)
@@ -136,7 +131,7 @@ def _decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict
     plan = _planned(stated, device, grad, fresh, config)
     made = None if plan.route == "native" else stated.lookup(given)
     if plan.route == "cuda" and stated.by_graph:
-        plan = _over_this_graph(stated, made[0], plan, grad)  # type: ignore[arg-type,index]
+        plan = _over_this_graph(stated, made[0], plan, grad)  # type: ignore[index]
     entry = settings.asked(layer, config)
     use: Any = None if entry is None else quantized.chosen(layer, entry, config, stated, plan)
     if plan.route == "native":
@@ -161,15 +156,33 @@ def _decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict
                                       call, run, entry is not None, like, memory)
         if bound is not None and not start:
             return bound(given.x_src, graph)
-    if start:
-        subject = _subject(layer, adapter, stated, device)
-        told = plan if entry is None else plan._replace(storage=run.storage)
-        passes = call.optimised().as_dict() if isinstance(call, RelationalCall) else None
-        number = decisions.forward(subject, told, _graph_of(stated, graph), hit, _since(start),
-                                   passes)
-        run = _recording(run, decisions.on_backward(subject, told, number))
-    call.run = run
+    call.run = run if not start else _recorded(
+        run, call, _subject(layer, adapter, stated, device),
+        plan if entry is None else plan._replace(storage=run.storage),
+        _graph_of(stated, graph), hit, start)
     return adapter.run(layer, stated, given, call)
+
+
+def _stated(layer: Any, adapter: Adapter, args: tuple, kwargs: dict, config: Config,
+            memory: LayerMemory | None) -> tuple[Any, Any]:
+    """What `Adapter.state` gives of the call, and the kept call as which it was stated; None where
+    it was stated by itself. ``memory``: the layer's."""
+    if adapter.resized is not None and memory is not None:
+        # `layer_memory.mode_of`, without its call
+        like = memory.exact[torch.is_grad_enabled() + 2 * (layer.training is True)]
+        if like is not None and like.epoch == config.epoch:
+            found = adapter.resized(layer, args, kwargs, like)
+            if found is not None:
+                return found, like
+    return adapter.state(layer, args, kwargs), None
+
+
+def _recorded(run: Any, call: Any, subject: Subject, plan: Plan, graph: Any, hit: str,
+              start: int) -> Any:
+    """``run`` of a call whose record was written, which records its backward."""
+    passes = call.optimised().as_dict() if isinstance(call, RelationalCall) else None
+    number = decisions.forward(subject, plan, graph, hit, _since(start), passes)
+    return _recording(run, decisions.on_backward(subject, plan, number))
 
 
 def _planned(stated: CallSpec, device: str, grad: bool, fresh: int, config: Config) -> Plan:

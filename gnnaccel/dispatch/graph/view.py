@@ -19,9 +19,8 @@ from gnnaccel.dispatch.graph.ordered_weights import PlacedWeights, in_fp32
 from gnnaccel.dispatch.run.torch_backend import Edges
 from gnnaccel.errors import VALID, GraphError
 
-# Above this many edges a radix sort beats counting with atomics, and costs so much less than what
-# follows that waiting for the report once is nothing. Measured on an H200; see
-# docs/notes/attention.md.
+# Above this many edges a radix sort beats counting with atomics, and what follows takes so long
+# that waiting for the report once is nothing (on an H200: docs/notes/attention.md).
 SORT_FROM = 1 << 22
 
 

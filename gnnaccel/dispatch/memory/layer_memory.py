@@ -1,8 +1,7 @@
 """What is remembered of each layer's calls, and the short way of calls that are like one of them.
 
-A `LayerMemory` holds the last call by a faster route that was kept (`Exact`), which the next one
-over the same edges repeats, and native calls that others are like (`native_cache`). `fast_path`
-asks it at every call. A layer whose graphs are new each time keeps few of its calls.
+A `LayerMemory`, which each call asks (`fast_path`), holds the last call by a faster route that was
+kept (`Exact`), for calls over the same edges, and native calls (`native_cache`).
 """
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def install(patches: PatchSet) -> list[str]:
     import torch
     from torch_geometric import nn
 
-    from gnnaccel.adapters.pyg import shortcuts
+    from gnnaccel.adapters.pyg import negatives, shortcuts
     from gnnaccel.adapters.pyg.compile import tracing
     from gnnaccel.adapters.pyg.fx import models
     from gnnaccel.adapters.pyg.propagate import graph_norm, replaced, scatter
@@ -65,6 +65,7 @@ def install(patches: PatchSet) -> list[str]:
     replaced.install(patches)
     graph_norm.install(patches)
     scatter.install(patches)
+    negatives.install(patches, scatter.modules())
     models.install(patches)
     shortcuts.install(patches)
     patches.set(

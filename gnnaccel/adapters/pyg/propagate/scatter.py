@@ -60,7 +60,7 @@ def install(patches: PatchSet) -> None:
             inspect.signature(wrapper(native)).parameters):
             made[native] = tuple(_scriptable(wrapper(native, readout), native)
                                  for readout in (False, True))
-    for module in _modules():
+    for module in modules():
         for name, value in list(vars(module).items()):
             found = made.get(value) if inspect.isfunction(value) else None
             if found is not None and not module.__name__.startswith(_LAYERS):
@@ -77,7 +77,7 @@ def _scriptable(wrapper: Callable, native: Callable) -> Callable:
     return wrapper
 
 
-def _modules() -> list[Any]:
+def modules() -> list[Any]:
     """The modules of PyG that are loaded, each once."""
     found = {id(m): m for name, m in list(sys.modules.items())
              if name.startswith("torch_geometric.") and hasattr(m, "__dict__")}

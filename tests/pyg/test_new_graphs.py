@@ -7,7 +7,7 @@ from torch.utils.checkpoint import checkpoint
 from torch_geometric.nn import GATConv, GINConv, RGCNConv, SGConv, TransformerConv
 
 import gnnaccel
-from gnnaccel.adapters.pyg.propagate import calls
+from gnnaccel.adapters.pyg.propagate import calls, new_graphs_taken
 from gnnaccel.dispatch import router
 from gnnaccel.dispatch.memory.layer_memory import memories
 from tests.pyg import graphs
@@ -33,6 +33,15 @@ def decided(emulated, monkeypatch):
         native = getattr(module, name)
         monkeypatch.setattr(module, name,
                             lambda *args, native=native: (seen.append(1), native(*args))[1])
+    run = new_graphs_taken.Taken.run
+
+    def counted(*args):
+        out = run(*args)
+        if out is not None:
+            seen.append(1)
+        return out
+
+    monkeypatch.setattr(new_graphs_taken.Taken, "run", counted)
     with emulated.on():
         yield seen
 

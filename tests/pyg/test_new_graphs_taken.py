@@ -11,8 +11,11 @@ from torch_geometric.nn import (FiLMConv, GCNConv, GENConv, GINConv, GINEConv, G
                                 MessagePassing, PNAConv, SAGEConv, SimpleConv, aggr)
 
 import gnnaccel
-from gnnaccel.adapters.pyg.propagate import new_graphs_taken, reading
+from gnnaccel.adapters.pyg.propagate import calls, new_graphs_taken, reading, tracing
+from gnnaccel.dispatch.graph import cache
 from gnnaccel.dispatch.memory.layer_memory import memories
+from gnnaccel.dispatch.ops import aggregation_cost, aggregation_route
+from gnnaccel.dispatch.ops.aggregation_cost import Estimate
 from tests.judge import close
 from tests.pyg import graphs
 from tests.pyg.graphs import EDGE, F
@@ -186,12 +189,13 @@ def _hook2(module, args, out):
     return out + 1
 
 
+@pytest.mark.parametrize("times", [1, 3])  # the first two calls are decided
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("name", LAYERS)
-def test_what_changes_is_seen(reads, name, change):
+def test_what_changes_is_seen(reads, name, change, times):
     made, width = LAYERS[name]
     layer = made()
-    for _ in range(3):
+    for _ in range(times):
         assert right(layer, inputs(width))
     CHANGES[change](layer)
     for _ in range(3):
@@ -343,3 +347,66 @@ def test_arguments_that_nobody_describes():
     assert described(dict(x=(a, a))) != described(dict(x=(a, b)))
     assert described(dict(size=(3, 4))) == described(dict(size=(5, 6)))
     assert described(dict(size=(3, None))) != described(dict(size=(5, 6)))
+
+
+# --- decisions ------------------------------------------------------------------------------------
+
+@pytest.fixture
+def decisions(emulated, monkeypatch):
+    """One entry for each decision about an aggregation, whose structure costs ten calls' gain."""
+    seen, decide = [], aggregation_route.decide
+    monkeypatch.setattr(aggregation_route, "decide",
+                        lambda *args: (seen.append(1), decide(*args))[1])
+    monkeypatch.setattr(aggregation_cost, "estimate", lambda *args: Estimate(1.0, 10.0, 1.0, 2.0))
+    monkeypatch.setattr(calls, "_FEW_AT_FIRST", 0)
+    with emulated.on(when="profitable", on_fallback="native"):
+        yield seen
+
+
+def built(edges: int) -> tuple:
+    """Arguments over a graph that has a structure, as an earlier layer's call leaves it."""
+    args = graphs.features(), graphs.square(edges=edges)
+    cache.lookup(args[1], graphs.N, graphs.N)
+    return args
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("made", [lambda: FiLMConv(F, 6), lambda: GINConv(relu())])
+def test_a_decision_holds_for_graphs_of_about_as_many_edges(decisions, made):
+    layer = made()
+    for _ in range(5):
+        layer(*built(60))
+    decisions.clear()
+    for edges, decided in ((60, 0), (100, 0), (30, 0), (121, 1), (240, 0), (100, 0), (59, 1)):
+        args = built(edges)
+        with gnnaccel.disabled():
+            expected = layer(*args)
+        assert close(layer(*args), expected, 1e-4)
+        assert len(decisions) == decided, edges
+        decisions.clear()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("made", [lambda: FiLMConv(F, 6), lambda: GINConv(relu())])
+def test_a_decision_over_a_structure_is_none_to_build_one(decisions, made):
+    layer = made()
+    for _ in range(6):
+        layer(*built(60))
+    before = gnnaccel.stats()[type(layer).__name__]["routes"]
+    layer(graphs.features(), graphs.square(edges=60))
+    after = gnnaccel.stats()[type(layer).__name__]["routes"]
+    assert after["cuda"] == before["cuda"] == 6 and after["native"] == 1
+
+
+def test_a_message_is_read_once_in_each_mode(emulated, monkeypatch):
+    seen, trace = [], tracing._trace
+    monkeypatch.setattr(tracing, "_trace", lambda *args: (seen.append(1), trace(*args))[1])
+    layer = FiLMConv(F, 6)
+    with emulated.on():
+        for times in range(6):
+            layer.train()(*inputs(0))
+            with torch.no_grad():
+                layer.eval()(*inputs(0))
+            if not times:
+                seen.clear()
+    assert not seen

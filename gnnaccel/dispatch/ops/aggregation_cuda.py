@@ -15,6 +15,7 @@ from gnnaccel.cuda import aggregate as sums
 from gnnaccel.cuda import bands
 from gnnaccel.cuda.launch import dense
 from gnnaccel.cuda.layout import MAX_WIDTH, TYPES
+from gnnaccel.dispatch.generated.messages import Generated
 from gnnaccel.dispatch.ops import aggregation
 from gnnaccel.dispatch.ops import aggregation_means as means
 from gnnaccel.dispatch.ops import aggregation_messages, aggregation_softmax, multi_reduce
@@ -22,6 +23,7 @@ from gnnaccel.dispatch.ops.aggregation import Aggregation, Reduce
 from gnnaccel.dispatch.ops.aggregation_means import PowerMean, Softmax
 from gnnaccel.dispatch.ops.call import Kernel
 from gnnaccel.dispatch.ops.graph import OpGraph
+from gnnaccel.dispatch.ops.messages import Shifted
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.run.autograd import Operation, gradients, stand_in, wants_grad
 
@@ -84,6 +86,21 @@ def kernel(graph: OpGraph, given: Aggregation) -> Kernel | Reason:
     return Kernel(f"fused {given.reduce}" + ", in bands of channels" * cut,
                   ("aggregation", heads, width, weight, dtype, mean, cut, grad, shared), compile_,
                   lambda: run(graph, given))
+
+
+def shares(graph: OpGraph, given: Aggregation) -> bool | None:
+    """Whether `kernel` compiles those of a mean's shares; that is all in which it differs between
+    graphs. None where it may differ in more."""
+    if type(given.reduce) is Softmax or type(given.more) is Generated:
+        return False
+    if type(given.reduce) is not str or given.reduce in _MULTI or type(given.more) is Shifted:
+        return None
+    features = math.prod(given.shape)
+    if given.more is None and not bands.few(max(graph.num_src, graph.num_dst),
+                                            features * given.x.element_size()):
+        return None
+    return (given.reduce == "mean" and given.weight is None and given.x.requires_grad
+            and _fewer_edges(graph, features))
 
 
 def run(graph: OpGraph, given: Aggregation) -> Tensor:

@@ -18,7 +18,7 @@ from gnnaccel.dispatch.memory import layer_memory
 from gnnaccel.dispatch.memory.checkpoints import checkpointed
 from gnnaccel.dispatch.memory.layer_memory import MISSED, memories
 from gnnaccel.dispatch.observe import counters, records, watch
-from gnnaccel.dispatch.ops import aggregation_cost, aggregation_route
+from gnnaccel.dispatch.ops import aggregation_cost, aggregation_cuda, aggregation_route
 from gnnaccel.dispatch.policy import rules
 from gnnaccel.dispatch.policy.config import Config
 from gnnaccel.dispatch.policy.reasons import Reason
@@ -82,6 +82,8 @@ def _read(layer: Any, native: Any, edge_index: Any, kwargs: dict, found: reading
     decision = (aggregation_route.decide(graph, given, asked) if len(reduces) == 1
                 else aggregation_route.decide_all(graph, given, reduces, asked))
     entry, unfinished = settings.asked(layer, config), form.unfinished
+    fresh = (not graph.known() if entry is None and decision.run is aggregation_cuda.run
+             else None)  # before the run, which makes a structure
     if entry is not None:
         decision = quantized.narrowed(layer, entry, graph, given, config, decision,
                                       len(reduces) > 1)
@@ -103,7 +105,10 @@ def _read(layer: Any, native: Any, edge_index: Any, kwargs: dict, found: reading
     if (type(edge_index) is Tensor and not edge_index.is_inference()
         and not capture.capturing()):
         if decision.run is not None and memory is None:
-            new_graphs_taken.remember(layer, edge_index, kwargs, found, decision, config)
+            new_graphs_taken.remember(layer, edge_index, kwargs, found, decision, config, fresh)
+        elif decision.run is not None and fresh is not None:
+            memory.taken_once[_grad()].decided(  # type: ignore[union-attr]  # as it was read by it
+                found, decision, fresh)
         if not decision.again:
             repeated_calls.remember(layer, edge_index, kwargs, found, decision, config, memory)
     return out
@@ -164,9 +169,10 @@ def fast_path(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Co
             return MISSED
         memory.unrepeated = 0  # type: ignore[union-attr]  # it has `last`
         return out
-    taken = None if memory is None else memory.taken_once[grad]
-    if (taken is not None and taken.summed and taken.fits(layer, edge_index, kwargs, config)
-            and (out := taken.run(layer, edge_index, kwargs)) is not None):
+    taken: Any = None if memory is None else memory.taken_once[grad]
+    fits = taken is not None and (taken.summed or taken.most) and taken.fits(
+        layer, edge_index, kwargs, config)
+    if fits and (out := taken.run(layer, edge_index, kwargs, config, memory)) is not None:
         return out
     if config.when == "profitable" and too_small(layer, memory, edge_index, config):
         return native(layer, edge_index, **kwargs)
@@ -176,7 +182,8 @@ def fast_path(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Co
     if like is not None and like.holds(edge_index, kwargs, config):
         counters.count(like.name, "native", like.code)
         return native(layer, edge_index, **kwargs)
-    if taken is None or taken.summed or not taken.fits(layer, edge_index, kwargs, config):
+    if taken is None or taken.summed or not (
+            fits or not taken.most and taken.fits(layer, edge_index, kwargs, config)):
         return MISSED
     found = taken.read(layer, edge_index, kwargs)
     return (MISSED if found is None

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from gnnaccel.adapters import own
 from gnnaccel.adapters.pyg.propagate import (channels, linear_maps, naming, pointwise, reading,
                                              stacks, supers, tracing)
@@ -155,8 +157,12 @@ def form(layer: Any, known: reading.Known, kwargs: dict, edge_index: Any,
             return why
         return unfit_edges(arguments, given, graph) or message.stand_in(given, graph)
 
-    def alike(layer: Any, known: reading.Known, kwargs: dict, graph: OpGraph) -> bool:
-        return tracing.trace(layer, known, kwargs, _MANNER, graph.edge_index) is found
+    square, dtype = tracing.square(layer, kwargs), torch.get_default_dtype()
+
+    def alike(layer: Any, kwargs: dict, graph: OpGraph, whole: bool) -> bool:
+        return (torch.get_default_dtype() is dtype and tracing.square(layer, kwargs) is square
+                and found.suits(kwargs, graph.num_edges)
+                and (not whole or found.holds(layer, graph.num_edges)))
 
     return form_of(found, source, more, stand_in, stacked)._replace(alike=alike)
 

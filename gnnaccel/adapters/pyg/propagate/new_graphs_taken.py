@@ -10,34 +10,39 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters.pyg import guards
-from gnnaccel.adapters.pyg.propagate import completing, node_counts, reading
+from gnnaccel.adapters.pyg.propagate import completing, node_counts, reading, repeated_calls
+from gnnaccel.cuda import capture
 from gnnaccel.dispatch.graph import ledger
 from gnnaccel.dispatch.memory import layer_memory
 from gnnaccel.dispatch.memory.checkpoints import checkpointed
 from gnnaccel.dispatch.observe import counters
-from gnnaccel.dispatch.ops import aggregation_cost, aggregation_once
+from gnnaccel.dispatch.ops import aggregation_cost, aggregation_cuda, aggregation_once
 from gnnaccel.dispatch.ops.aggregation import Aggregation
 from gnnaccel.dispatch.ops.aggregation_route import Decision
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.policy.config import Config
 from gnnaccel.dispatch.policy.reasons import Reason
 
-# times more or fewer edges for which the decision holds: between few edges, launches are compared,
-# and from there on the bytes that either side moves, which grow alike
-_NEAR = 16
+# times more or fewer edges for which a decision holds: to sum the list, since between few edges
+# launches are compared, and from there on the bytes that either side moves, which grow alike; and
+# to build a structure, whose price does not
+_NEAR, _NEARER = 16, 2
 _PLAIN = (int, float, bool, str)
 
 
 class Taken:
     """A layer's last call by kernels, for calls alike over graphs of other sizes: these are read as
-    it was, and decided anew. ``given``, ``edges``: all of its arguments but how many rows they
-    have; ``module``, ``module_class``, ``module_path``: the aggregation, its class, and what it
-    runs; ``reduce``: as of `Aggregation`, None where its numbers may be others at the next call;
-    ``shape``: as of `Aggregation` where messages are the rows of x as they are, else None."""
+    it was. ``given``, ``edges``: all of its arguments but how many rows they have; ``module``,
+    ``module_class``, ``module_path``: the aggregation, its class, and what it runs; ``reduce``: as
+    of `Aggregation`, None where its numbers may be others at the next call; ``shape``: as of
+    `Aggregation` where messages are the rows of x as they are, else None. ``least``, ``most``: for
+    how many edges there is a ``decision`` too, ``most`` 0 for none; ``fresh``: also without a
+    structure; ``shares``: as of `aggregation_cuda`."""
 
     __slots__ = ("epoch", "settings", "known", "cls", "stamp", "module", "module_class",
-                 "module_path", "form", "reduce", "shape", "given", "edges")
-    summed = False  # whether it is decided, too
+                 "module_path", "form", "reduce", "shape", "given", "edges", "least", "most",
+                 "fresh", "shares", "decision")
+    summed = False  # whether lists of edges are summed as they are
 
     def __init__(self, layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read,
                  config: Config):
@@ -52,6 +57,42 @@ class Taken:
                  and found.form.apply is None)
         self.shape = found.given.shape if plain else None
         self.given, self.edges = _described(kwargs), (edge_index.dtype, edge_index.device)
+        self.least = self.most = 0
+        self.fresh = self.shares = False
+
+    def decided(self, found: reading.Read, decision: Decision, fresh: bool) -> None:
+        """Notes the ``decision`` for kernels for ``found``, over a graph with a structure or a
+        ``fresh`` one."""
+        shares = aggregation_cuda.shares(found.graph, found.given)
+        if shares is not None:
+            count, self.shares = found.graph.num_edges, shares
+            self.least, self.most, self.fresh = count // _NEARER, count * _NEARER, fresh
+            self.decision = decision
+
+    def run(self, layer: Any, edge_index: Tensor, kwargs: dict, config: Config,
+            memory: layer_memory.LayerMemory) -> Any:
+        """The result of a call that fits; None where it is to be decided anew, or something does
+        not fit. ``memory``: the layer's."""
+        if not self.least <= edge_index.shape[1] <= self.most or capture.capturing():
+            return None
+        graph, form = self._graph(layer, edge_index, kwargs), self.form
+        if graph is None or checkpointed():
+            return None
+        if not (self.fresh or graph.known()):
+            return None
+        if form.alike is not None and not form.alike(layer, kwargs, graph, False):
+            return None
+        seen = completing.arguments(form, layer, graph, kwargs)
+        given: Any = completing.completed(layer, form, graph, self._given(layer, graph, kwargs),
+                                          seen, True)
+        shares = None if type(given) is Reason else aggregation_cuda.shares(graph, given)
+        if shares is None or shares and not self.shares:  # whose kernels may not be compiled
+            return None
+        counters.count(self.cls.__name__, "cuda")
+        out = aggregation_cuda.run(graph, given)
+        found = reading.Read(graph, given, form, self.known, (given.reduce,))
+        repeated_calls.remember(layer, edge_index, kwargs, found, self.decision, config, memory)
+        return reading.finished(layer, self.known, False, out, seen)
 
     def fits(self, layer: Any, edge_index: Any, kwargs: dict, config: Config) -> bool:
         """Whether what was read holds, whatever the graph's sizes."""
@@ -80,21 +121,25 @@ class Taken:
 
     def read(self, layer: Any, edge_index: Tensor, kwargs: dict) -> reading.Read | None:
         """The call as `reading.read` would give it; None where something else is to be read."""
-        form = self.form
-        found = (node_counts.of_edges(layer, edge_index, kwargs, form.ends) if form.of_edges
-                 else node_counts.sizes(layer, edge_index, kwargs,
-                                        ((form.source, "j"), *form.ends)))
-        if type(found) is Reason:
+        graph, form = self._graph(layer, edge_index, kwargs), self.form
+        if graph is None:
             return None
-        graph = OpGraph(edge_index, *found, self.settings[2] != "source_to_target")
         given: Any = self._given(layer, graph, kwargs)
         if type(given) is Aggregation and form.more is not None:
-            if form.alike is not None and not form.alike(layer, self.known, kwargs, graph):
+            if form.alike is not None and not form.alike(layer, kwargs, graph, True):
                 return None
             given = completing.with_more(layer, form, graph, given, kwargs, form.costly)
         if type(given) is not Aggregation:
             return None
         return reading.Read(graph, given, form, self.known, (given.reduce,))
+
+    def _graph(self, layer: Any, edge_index: Tensor, kwargs: dict) -> OpGraph | None:
+        form = self.form
+        found = (node_counts.of_edges(layer, edge_index, kwargs, form.ends) if form.of_edges
+                 else node_counts.sizes(layer, edge_index, kwargs,
+                                        ((form.source, "j"), *form.ends)))
+        return (None if type(found) is Reason
+                else OpGraph(edge_index, *found, self.settings[2] != "source_to_target"))
 
     def _given(self, layer: Any, graph: OpGraph, kwargs: dict) -> Aggregation | Reason:
         """What `reading.prepared` would give."""
@@ -109,10 +154,10 @@ class Taken:
 
 
 class Summed(Taken):
-    """One that was decided to sum its list of edges. ``least``, ``most``: for how many edges that
-    holds; ``gain``, ``patience``: per edge, as `aggregation_cost` has them."""
+    """One that was decided to sum its list of edges. ``gain``, ``patience``: per edge, as
+    `aggregation_cost` has them."""
 
-    __slots__ = ("name", "least", "most", "gain", "patience")
+    __slots__ = ("gain", "patience")
     summed = True
 
     def __init__(self, layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read,
@@ -120,11 +165,12 @@ class Summed(Taken):
         super().__init__(layer, edge_index, kwargs, found, config)
         count, estimate = edge_index.shape[1], decision.estimate
         assert estimate is not None
-        self.name, self.least, self.most = type(layer).__name__, count // _NEAR, count * _NEAR
+        self.least, self.most = count // _NEAR, count * _NEAR
         self.gain, self.patience = estimate.gain / count, aggregation_cost.patience(
             estimate) / count
 
-    def run(self, layer: Any, edge_index: Tensor, kwargs: dict) -> Any:
+    def run(self, layer: Any, edge_index: Tensor, kwargs: dict, config: Config,
+            memory: layer_memory.LayerMemory) -> Any:
         """The result of a call that fits; None where the graph comes so often that a structure may
         pay, or something does not fit."""
         edges = edge_index.shape[1]
@@ -155,14 +201,15 @@ class Summed(Taken):
             if type(given) is Reason:
                 return None
         missed.seconds += self.gain * edges
-        counters.count(self.name, "cuda")
+        counters.count(self.cls.__name__, "cuda")
         return reading.finished(layer, self.known, False, aggregation_once.run(graph, given),
                                 kwargs)
 
 
 def remember(layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read, decision: Decision,
-             config: Config) -> None:
-    """Keep what was found out for one call by kernels, for those alike."""
+             config: Config, fresh: bool | None) -> None:
+    """Keep what was found out for one call by kernels, for those alike. ``fresh``: whether the
+    graph had no structure; None where the decision is not to be kept."""
     if (found.matrix is not None or found.known.aggregate is not None or found.form.stacked
             or type(layer.aggr_module).__name__ == "MultiAggregation"  # which has others inside
             or reading.stacked(layer, reading.source(kwargs, found.form.source))):
@@ -171,7 +218,9 @@ def remember(layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read, 
     if decision.run is aggregation_once.run:
         taken[torch.is_grad_enabled()] = Summed(layer, edge_index, kwargs, found, decision, config)
     elif decision.plan.route == "cuda" and not decision.again:
-        taken[torch.is_grad_enabled()] = Taken(layer, edge_index, kwargs, found, config)
+        taken[torch.is_grad_enabled()] = one = Taken(layer, edge_index, kwargs, found, config)
+        if fresh is not None:
+            one.decided(found, decision, fresh)
 
 
 def _described(kwargs: dict) -> tuple:

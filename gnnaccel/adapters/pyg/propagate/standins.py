@@ -34,8 +34,9 @@ class Form(NamedTuple):
     nothing, for messages that kernels are written for, or why these are none. ``summed``: it is a
     form for sums and means alone. ``of_edges``: nothing is gathered at the source, and ``source``
     belongs to edges. ``stacked``: nodes are in another dimension than the first; None where
-    ``source`` tells. ``alike(layer, known, arguments, graph)``: whether a call of the same kinds
-    and widths of arguments over another graph has this form, too; None where each has."""
+    ``source`` tells. ``alike(layer, arguments, graph, whole)``: whether a call of the same kinds
+    and widths of arguments over another graph has this form, too; if not ``whole``, but for what
+    ``more`` looks at anyway; None where each has."""
 
     source: str
     weight: Callable[[Arguments], Tensor] | None
@@ -48,7 +49,7 @@ class Form(NamedTuple):
     summed: bool = False
     of_edges: bool = False
     stacked: bool | None = None
-    alike: Callable[[Any, Any, Arguments, Any], bool] | None = None
+    alike: Callable[[Any, Arguments, Any, bool], bool] | None = None
 
     @property
     def unfinished(self) -> bool:

@@ -86,13 +86,8 @@ class Trace(NamedTuple):
     def holds(self, layer: Any, edges: int | None = None, kwargs: dict | None = None) -> bool:
         """Whether all that was read is still so, in a call over so many edges; and ``kwargs``, if
         these are given, belong to what they belonged to."""
-        if kwargs is not None:
-            for name, shape in self.whole:
-                if kwargs[name].shape != shape:
-                    return False
-            for name in self.rows:
-                if kwargs[name].shape[0] != edges:
-                    return False
+        if kwargs is not None and not self.suits(kwargs, edges):
+            return False
         for names, seen in self.read.items():
             if not guarded.still(guarded.found(layer, names), seen, edges):
                 return False
@@ -101,6 +96,16 @@ class Trace(NamedTuple):
                 return False
         for place, name, seen in self.watched:
             if not guarded.still(place.get(name, Unseen), seen, edges):
+                return False
+        return True
+
+    def suits(self, kwargs: dict, edges: int | None) -> bool:
+        """Whether arguments belong to what they belonged to, in a call over so many edges."""
+        for name, shape in self.whole:
+            if kwargs[name].shape != shape:
+                return False
+        for name in self.rows:
+            if kwargs[name].shape[0] != edges:
                 return False
         return True
 
@@ -129,7 +134,7 @@ def _followed(layer: Any, kwargs: dict, manner: Manner, edge_index: Any,
     function = type(layer).message
     proxy, ends, at_edges, whole = Layer(layer, manner, edges), [], [], []
     if proxy._traced_functions is not None:
-        proxy._traced_functions.square = _square(layer, kwargs)
+        proxy._traced_functions.square = square(layer, kwargs)
     message = runnable(function, layer, manner, proxy)
     if message is None:
         return Trace(None, (), (), {})
@@ -248,7 +253,7 @@ def _of_nodes(layer: Any, kwargs: dict, functions: tuple[str, ...]) -> list[Tens
     return found
 
 
-def _square(layer: Any, kwargs: dict) -> bool:
+def square(layer: Any, kwargs: dict) -> bool:
     """Whether the arguments say that there are as many nodes at both ends of the edges."""
     size, node_dim = kwargs.get("size"), layer.node_dim
     counts = set(size if isinstance(size, (tuple, list)) else ()) - {None}
@@ -270,7 +275,7 @@ def trace(layer: Any, known: reading.Known, kwargs: dict, manner: Manner,
         edge_index = None
     size = kwargs.get("size")
     key = (id(manner), known, edge_index is None, torch.get_default_dtype(),
-           _square(layer, kwargs), layer.node_dim,
+           square(layer, kwargs), layer.node_dim,
            tuple([one is None for one in size] if isinstance(size, (tuple, list)) else ()),
            tuple([(name, _form(value)) for name, value in kwargs.items() if name != "size"]),
            _shapes(kwargs) if manner.stacked is not None and stacked(layer, kwargs) else None)

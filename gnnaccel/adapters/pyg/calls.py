@@ -67,11 +67,13 @@ def resized(stated: CallSpec, given: CallInputs) -> CallSpec | None:
 
 def again(names: tuple[tuple[str, ...], tuple[str, ...]]) -> Callable[..., CallInputs]:
     """`Adapter.again` of an attention layer. ``names``: of its required and its optional arguments,
-    as `bind` takes them; x and edge_index come first, then edge_attr."""
+    as `bind` takes them; x and edge_index come first, then edge_attr. ``extra`` of the inputs:
+    whether x is a pair."""
 
     def tensors(layer: Any, args: tuple, kwargs: dict, kept: None) -> CallInputs:
         x, edge_index, edge_attr = bound(args, kwargs, *names)[:3]
-        x_src, x_dst = x if isinstance(x, tuple) else (x, x)
-        return CallInputs(x_src, x_dst, edge_index, edge_attr)
+        pair = isinstance(x, tuple)
+        x_src, x_dst = x if pair else (x, x)
+        return CallInputs(x_src, x_dst, edge_index, edge_attr, (pair,))
 
     return tensors

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gnnaccel.cuda.capture import capturing
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 
 
@@ -69,3 +70,21 @@ def with_loops(edge_attr: Tensor, edge_index: Tensor, loops: int, fill_value: An
     else:
         attr = edge_attr.new_full(shape, fill_value)
     return torch.cat([edge_attr, attr])
+
+
+def mapped(module: Any, edge_attr: Tensor, edge_index: Tensor, loops: int, fill_value: Any,
+           row_by_row: bool) -> Tensor:
+    """``module`` of the rows that `with_loops` gives, by edge id.
+
+    A map that is not known to treat each row by itself, such as one with a batch norm or dropout,
+    gets the rows that the host gives it: those of dropped self loops are left out.
+    """
+    attr = with_loops(edge_attr, edge_index, loops, fill_value)
+    if attr.dim() == 1:
+        attr = attr.view(-1, 1)
+    if row_by_row or not loops or capturing():  # no capture may count the loops
+        return module(attr)
+    kept = torch.cat([edge_index[0] != edge_index[1], edge_index.new_ones(loops).bool()])
+    rows = module(attr[kept])
+    # of a dropped loop some row, which no kernel reads
+    return rows[(kept.cumsum(0) - 1).clamp(min=0)]

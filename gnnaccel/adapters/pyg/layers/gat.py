@@ -53,14 +53,16 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] 
     why = guards.edge_reason(edge_attr, plain.shape[1], x_src) if edge_attr is not None else None
     if why is not None:
         return why
-    same = x_src is x_dst and modules.get("lin") is not None
+    # of a pair the host maps each, which only for a plain map comes to the same
+    same = (x_src is x_dst and modules.get("lin") is not None
+            and (not pair or guards.plain_linear(modules["lin"])))
     row, out = calls.dtypes(x_src, calls.parameter(layer, "att_src"))  # type: ignore[arg-type]
     program = programs.gat(layer.negative_slope, layer.dropout if layer.training else 0.0, same,
                            x_dst is not None, edge, calls.bias_inside(layer))
     stated = CallSpec(program, "GATConv", layer.heads, layer.out_channels, row, out, num_src,
                       num_dst, plain.shape[1], min(num_src, num_dst) if layer.add_self_loops else 0,
                       calls.exposed(layer))
-    return stated, CallInputs(x_src, x_dst, plain, edge_attr if edge else None)
+    return stated, CallInputs(x_src, x_dst, plain, edge_attr if edge else None, (pair,))
 
 
 def again(layer: Any, args: tuple, kwargs: dict, kept: None) -> CallInputs:
@@ -78,7 +80,7 @@ def run(layer: Any, stated: CallSpec, given: CallInputs, attend: Any) -> Tensor:
                "att_src": calls.parameter(layer, "att_src")}
     if x_dst is not None:
         tensors["att_dst"] = calls.parameter(layer, "att_dst")
-        if not (shared and x_dst is x_src):
+        if stated.program.has_input("x_dst"):
             tensors["x_dst"] = calls.rows(modules["lin" if shared else "lin_dst"], x_dst, h, c)
     if given.edge_attr is not None:
         tensors["a_edge"] = _edge_term(layer, stated, given)
@@ -110,13 +112,14 @@ def _edge_term(layer: Any, stated: CallSpec, given: CallInputs) -> Tensor:
     """[E + loops, H]: <lin_edge(edge_attr), att_edge>. Where nobody watches lin_edge and there are
     many edges, one product with the folded weight: the [E, H, C] rows between are never made.
     Where there are few, as the host computes it: its sums over edges round less."""
-    attr = edges.with_loops(given.edge_attr,  # type: ignore[arg-type]  # else there is no term
-                            given.edge_index, stated.loops, layer.fill_value)
+    h, c, plain = layer.heads, layer.out_channels, guards.plain_linear(layer.lin_edge)
+    looped: Any = given.edge_attr, given.edge_index, stated.loops, layer.fill_value
+    if not plain or layer.lin_edge.bias is not None:
+        rows = edges.mapped(layer.lin_edge, *looped, plain)
+        return (rows.view(-1, h, c) * layer.att_edge).sum(-1)
+    attr = edges.with_loops(*looped)
     if attr.dim() == 1:
         attr = attr.view(-1, 1)
-    h, c = layer.heads, layer.out_channels
-    if not guards.plain_linear(layer.lin_edge) or layer.lin_edge.bias is not None:
-        return (layer.lin_edge(attr).view(-1, h, c) * layer.att_edge).sum(-1)
     with calls.without_autocast(attr.device.type):
         weight, att = layer.lin_edge.weight, layer.att_edge
         attr = attr.to(weight.dtype)

@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
+from gnnaccel.adapters.calls import rows
 from gnnaccel.adapters.pyg import calls, edges, guards
 from gnnaccel.dispatch.ir import attention_programs as programs
 from gnnaccel.dispatch.plan.request import CallInputs, CallSpec
@@ -48,21 +49,24 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] 
                       x_r.shape[0], plain.shape[1],
                       min(x_l.shape[0], x_r.shape[0]) if layer.add_self_loops else 0,
                       calls.exposed(layer))
-    return stated, CallInputs(x_l, x_r, plain, edge_attr)
+    return stated, CallInputs(x_l, x_r, plain, edge_attr, (pair,))
 
 
 def run(layer: Any, stated: CallSpec, given: CallInputs, attend: Any) -> Tensor:
     h, c, modules = stated.heads, stated.width, layer._modules
     residual = modules["res"](given.x_dst) if modules.get("res") is not None else None
-    keys = calls.rows(modules["lin_l"], given.x_src, h, c)
-    shared = modules["lin_l"] is modules["lin_r"] and given.x_src is given.x_dst
+    left, right, edge = modules["lin_l"], modules["lin_r"], modules.get("lin_edge")
+    plain, (pair,) = guards.plain_linears((left, right, edge)), given.extra
+    keys = rows(left, given.x_src, h, c, plain)
+    # of a tensor the host asks no lin_r, whatever it is; of a pair it maps each
+    shared = given.x_src is given.x_dst and ((layer.share_weights and not pair)
+                                             or (left is right and plain))
     queries = (keys if shared else
-               calls.rows(modules["lin_r"], given.x_dst, h, c))  # type: ignore[arg-type]  # both
+               rows(right, given.x_dst, h, c, plain))  # type: ignore[arg-type]  # both
     tensors = {"keys": keys, "queries": queries, "att": calls.parameter(layer, "att")}
     if given.edge_attr is not None:
-        attr = edges.with_loops(given.edge_attr, given.edge_index, stated.loops, layer.fill_value)
-        tensors["edges"] = modules["lin_edge"](attr.view(-1, 1)
-                                               if attr.dim() == 1 else attr).view(-1, h, c)
+        tensors["edges"] = edges.mapped(edge, given.edge_attr, given.edge_index, stated.loops,
+                                        layer.fill_value, plain).view(-1, h, c)
     biased = stated.program.has_input("bias")
     if biased:
         tensors["bias"] = layer.bias

@@ -7,8 +7,9 @@ import copy
 import pytest
 import torch
 from torch import nn
-from torch_geometric.nn import GATConv, GATv2Conv
+from torch_geometric.nn import GATConv, GATv2Conv, HEATConv
 
+import gnnaccel
 from tests.pyg import graphs
 from tests.pyg.graphs import EDGE, F
 from tests.pyg.judge import took
@@ -87,3 +88,18 @@ def test_shared_weights_are_those_of_the_sources(route):
     layer.lin_l = Normed(layer.lin_l)
     layer.lin_r.requires_grad_(False)
     compare(route, layer, graphs.features(), graphs.square())
+
+
+def test_a_map_that_does_not_say_its_width():
+    torch.manual_seed(1)
+    layer = HEATConv(F, 4, 2, 3, 4, EDGE, 4, heads=2)
+    layer.edge_attr_emb = Normed(layer.edge_attr_emb)
+    x, edges = graphs.features(), graphs.square()
+    types = torch.arange(x.shape[0]) % 2, torch.arange(edges.shape[1]) % 3
+    args = x, edges, *types, graphs.edge_features()
+    with torch.no_grad():
+        expected = layer.eval()(*args)
+        with gnnaccel.enabled(when="supported", backend="torch"):
+            for _ in range(2):
+                torch.testing.assert_close(layer(*args), expected)
+    assert gnnaccel.stats()["HEATConv"]["reasons"] == {"GA208": 2}

@@ -53,7 +53,8 @@ def state(layer: Any, args: tuple,
 def reads(layer: Any, args: tuple, kwargs: dict) -> tuple:
     """What the route depends on beside the layer's own attributes and the arguments."""
     emb = layer.edge_type_emb
-    return emb.num_embeddings, emb.max_norm, emb.sparse, layer.edge_attr_emb.out_channels
+    return (getattr(emb, "num_embeddings", None), getattr(emb, "max_norm", None),
+            getattr(emb, "sparse", None), getattr(layer.edge_attr_emb, "out_channels", None))
 
 
 def again(layer: Any, args: tuple, kwargs: dict, kept: None) -> RelationalInputs:
@@ -70,6 +71,9 @@ def _modules_reason(layer: Any) -> Reason | None:
                           f"use the layer's own {name}")
     if layer.att.bias is not None:
         return reason("GA208", "att has a bias", "use the layer's own att")
+    if not isinstance(getattr(layer.edge_attr_emb, "out_channels", None), int):
+        return reason("GA208", "edge_attr_emb does not say how wide its result is",
+                      "give the module in its place the attribute out_channels")
     emb = layer.edge_type_emb
     if not guards.plain(emb, torch.nn.Embedding) or emb.max_norm is not None or emb.sparse:
         return reason("GA208", "edge_type_emb is not a plain embedding",

@@ -123,7 +123,7 @@ def test_small_graphs_of_all_kinds(route, sizes, kind, reduce):
 def test_nodes_without_edges_get_zero(reduce):
     ei = torch.tensor([[0, 1], [1, 1]])
     out = aggregation.plain(OpGraph(ei, 2, 3), prepared(reduce, -torch.ones(2, 4), None, 2))
-    assert not out[[0, 2]].any() and (out[1] == dict(sum=-2, var=0).get(reduce, -1)).all()
+    assert not out[[0, 2]].any() and (out[1] == dict(sum=-2, var=0, std=0).get(reduce, -1)).all()
 
 
 @pytest.mark.parametrize("reduce", ["max", "min"])

@@ -84,8 +84,8 @@ NATIVE = {"message": (Asymmetric, "GA211"), "difference": (Difference, "GA211"),
           "gathers": (GatheringWeighing, "GA205"),
           "gathers by itself": (lambda: gathering(Weighing()), "GA205"),
           "a layer of PyG's": (lambda: GatheringGAT(F, 4), "GA205"),
-          "aggregation": (lambda: Weighing(aggr="std"), "GA201"),
-          "several": (lambda: Weighing(aggr=["std", "softmax"]), "GA201"),
+          "aggregation": (lambda: Weighing(aggr="mul"), "GA201"),
+          "several": (lambda: Weighing(aggr=["std", "mul"]), "GA201"),
           "aggregation hook": (lambda: with_module_hook(Weighing()), "GA501")}
 
 

@@ -165,7 +165,8 @@ def _plain() -> Iterator[Case]:
     yield ("GCNConv", "adjacency as a `torch.sparse_csr` matrix", nn.GCNConv(_F, 8),
            (x, _sparse(edges).to_sparse_csr()), {})
     yield "GCNConv", "a message hook", _hooked(nn.GCNConv(_F, 8)), (x, edges), {}
-    for aggr in ("mean", "max", "softmax", "powermean", "median", ["mean", "max"]):
+    for aggr in ("mean", "max", "softmax", "powermean", "std", "median", ["mean", "max"],
+                 ["mean", "max", "std"]):
         yield "SAGEConv", f"`aggr={aggr!r}`", nn.SAGEConv(_F, 8, aggr), (x, edges), {}
     yield "SAGEConv", "pairs of features (bipartite)", nn.SAGEConv((_F, _F), 8), ((x, x[:_M]),
                                                                                   edges), {}

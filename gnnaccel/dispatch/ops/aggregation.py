@@ -2,7 +2,8 @@
 edges e = (j, i)``.
 
 What differs from `torch_ops.gspmm`: nodes without edges get 0 whatever the reduction, equal extrema
-share the gradient evenly, NaN wins every comparison, and there are a mean and a variance.
+share the gradient evenly, NaN wins every comparison, and there are a mean, a variance and its
+root.
 `messages` has what messages may be besides.
 """
 from __future__ import annotations
@@ -23,7 +24,8 @@ from gnnaccel.dispatch.ops.messages import More
 from gnnaccel.dispatch.ops.operands import DTYPES
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 
-REDUCES = ("sum", "mean", "max", "min", "var")
+REDUCES = ("sum", "mean", "max", "min", "var", "std")
+SMALLEST_VARIANCE = 1e-5
 Reduce = str | Softmax | PowerMean | Part
 _UNWEIGHTED = " unweighted"
 _HALF = (torch.float16, torch.bfloat16)
@@ -132,9 +134,16 @@ def plain(graph: OpGraph, given: Aggregation) -> Tensor:
         degree = _sum(graph,
                       wide.new_ones(graph.num_edges)).clamp(min=1).view(-1, *(1,) * (out.dim() - 1))
         out = out / degree
-    if given.reduce == "var":
+    if given.reduce in ("var", "std"):
         out = _sum(graph, wide * wide) / degree - out * out
+        out = deviation(out) if given.reduce == "std" else out
     return out.to(message.dtype)
+
+
+def deviation(variance: Tensor) -> Tensor:
+    """The root, 0 where there is hardly a ``variance``, as in PyG's ``StdAggregation``."""
+    out = variance.clamp(min=SMALLEST_VARIANCE).sqrt()
+    return out.masked_fill(out <= math.sqrt(SMALLEST_VARIANCE), 0.0)
 
 
 def _sum(graph: OpGraph, message: Tensor) -> Tensor:

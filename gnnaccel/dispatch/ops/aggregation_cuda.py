@@ -30,7 +30,7 @@ from gnnaccel.dispatch.run.autograd import Operation, gradients, stand_in, wants
 _MAX_EDGES = 2**31
 _NO_WEIGHTS = 0, 0, "none"  # the layout of rows that are summed as they are
 _ENTRIES = ("forward", "forward_short", "merge")
-_MULTI = ("max", "min", "var")  # by the kernels of several reduces
+_MULTI = ("max", "min", "var", "std")  # by the kernels of several reduces
 
 
 def kernel(graph: OpGraph, given: Aggregation) -> Kernel | Reason:

@@ -16,6 +16,7 @@ from gnnaccel.cuda.launch import dense, fp32
 from gnnaccel.cuda.layout import MAX_WIDTH, TYPES
 from gnnaccel.cuda.structure import Rows, split_rows
 from gnnaccel.dispatch.ops import cuda_functions, torch_ops
+from gnnaccel.dispatch.ops.aggregation import deviation
 from gnnaccel.dispatch.ops.call import Kernel, OpCall
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.policy.reasons import Reason, reason
@@ -23,7 +24,6 @@ from gnnaccel.dispatch.run.autograd import Operation, wants_grad
 
 REDUCES = kernels.REDUCES
 _FORWARD, _BACKWARD = ("forward", "merge"), ("spread", "backward", "add_parts")
-_SMALLEST_VARIANCE = 1e-5
 _HALF = (torch.float16, torch.bfloat16)
 
 
@@ -78,14 +78,9 @@ def by_operations(graph: OpGraph, x: Tensor, reduces: tuple[str, ...], weight: T
         return worst.scatter_reduce(0, to, wide, "a" + name).masked_fill(count == 0, 0.0)
 
     found = {"sum": lambda: torch_ops.added(wide, index, graph.num_dst), "mean": lambda: mean(wide),
-             "var": variance, "std": lambda: _root(variance()), "max": lambda: extremum("max"),
+             "var": variance, "std": lambda: deviation(variance()), "max": lambda: extremum("max"),
              "min": lambda: extremum("min")}
     return torch.stack([found[name]() for name in reduces], 1).to(x.dtype)
-
-
-def _root(variance: Tensor) -> Tensor:
-    return variance.clamp(min=_SMALLEST_VARIANCE).sqrt().masked_fill(variance <= _SMALLEST_VARIANCE,
-                                                                     0.0)
 
 
 # --- by kernels -----------------------------------------------------------------------------------

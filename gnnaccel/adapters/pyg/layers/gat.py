@@ -113,11 +113,12 @@ def _edge_term(layer: Any, stated: CallSpec, given: CallInputs) -> Tensor:
     many edges, one product with the folded weight: the [E, H, C] rows between are never made.
     Where there are few, as the host computes it: its sums over edges round less."""
     h, c, plain = layer.heads, layer.out_channels, guards.plain_linear(layer.lin_edge)
-    looped: Any = given.edge_attr, given.edge_index, stated.loops, layer.fill_value
+    attr: Any = given.edge_attr
+    looped = (given.edge_index, stated.loops, layer.fill_value)
     if not plain or layer.lin_edge.bias is not None:
-        rows = edges.mapped(layer.lin_edge, *looped, plain)
+        rows = edges.mapped(layer.lin_edge, attr, *looped, plain)
         return (rows.view(-1, h, c) * layer.att_edge).sum(-1)
-    attr = edges.with_loops(*looped)
+    attr = edges.with_loops(attr, *looped)
     if attr.dim() == 1:
         attr = attr.view(-1, 1)
     with calls.without_autocast(attr.device.type):

@@ -211,7 +211,7 @@ def remember(layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read, 
     """Keep what was found out for one call by kernels, for those alike. ``fresh``: whether the
     graph had no structure; None where the decision is not to be kept."""
     if (found.matrix is not None or found.known.aggregate is not None or found.form.stacked
-            or type(layer.aggr_module).__name__ == "MultiAggregation"  # which has others inside
+            or not reading.settled(layer.aggr_module)
             or reading.stacked(layer, reading.source(kwargs, found.form.source))):
         return
     taken = layer_memory.of(layer).taken_once

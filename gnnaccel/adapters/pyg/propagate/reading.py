@@ -30,6 +30,8 @@ MODULE_HOOKS = itemgetter("_forward_hooks", "_forward_pre_hooks", "_backward_hoo
 OVERRIDES = frozenset(MESSAGE_PASSING)
 _REDUCES = {"SumAggregation": "sum", "MeanAggregation": "mean", "MaxAggregation": "max",
             "MinAggregation": "min"}
+#: those of settings, or modules, of their own: looked at in each call
+_MOMENTS = {"VarAggregation": "var", "StdAggregation": "std"}
 #: reasons of a message without a form, or of one whose tensors do not fit it
 NO_FORM = ("GA206", "GA208", "GA211")
 #: what else a function is
@@ -281,7 +283,17 @@ def _reduces(module: Any) -> tuple[Reduce, ...]:
         return tuple(one[0] for one in found) if all(len(one) == 1 for one in found) else ()
     if name in _REDUCES:
         return (_REDUCES[name],)
+    if name in _MOMENTS:
+        moments = getattr(module, "var_aggr", module)
+        known = not getattr(moments, "semi_grad", False) and (
+            guards.reducing_reason(moments) is None)
+        return (_MOMENTS[name],) if known else ()
     return (mean_of(module),) if name in ("SoftmaxAggregation", "PowerMeanAggregation") else ()
+
+
+def settled(module: Any) -> bool:
+    """Whether an aggregation is what its class and its own hooks say, beside numbers."""
+    return module._modules.get("aggrs") is None and type(module).__name__ not in _MOMENTS
 
 
 def mean_of(module: Any) -> Softmax | PowerMean:

@@ -191,7 +191,8 @@ def remember(layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read, 
     graph, given, memory = found.graph, found.given, memory or layer_memory.of(layer)
     # ran without a structure; or hooks inside may appear; or will not be repeated
     if decision.run is not None and (graph.built is None or len(found.reduces) > 1
-                                     or found.known.traced or not memory.keeps(graph.built)):
+                                     or found.known.traced or not memory.keeps(graph.built)
+                                     or not reading.settled(layer.aggr_module)):
         return
     kept = Last()
     kept.epoch = config.epoch

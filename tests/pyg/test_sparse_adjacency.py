@@ -2,6 +2,7 @@
 products in float64."""
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 from types import SimpleNamespace
@@ -21,6 +22,7 @@ from tests.pyg.judge import took
 from tests.pyg.matrices import (INDICES, QUIET, Weighing, by_kernels, calls, kernels,
                                 made, matrix, parts, trained)
 from tests.pyg.own_layers import Copying
+from tests.routes import opened
 
 __all__ = ["kernels"]  # a fixture
 pytestmark = QUIET
@@ -51,6 +53,23 @@ def test_rectangular_with_empty_rows(kernels, aggr, layout, index):
     adj = matrix(edges, torch.randn(edges.shape[1]), (M, N), index, layout)
     x = graphs.features(), graphs.features(M)
     by_kernels(kernels, nn.SAGEConv((F, F), 5, aggr=aggr), x, adj, 1)
+
+
+@pytest.mark.parametrize("aggr", ["max", "min"])
+@pytest.mark.parametrize("name", ["torch", "emulated"])  # on a CPU: PyG has none for a GPU
+def test_extrema_of_zero(name, aggr):
+    """All of the gradient goes to the row that is one, as in torch's product; of messages it is
+    shared with the zero that nodes start from."""
+    chain = torch.stack([torch.arange(5), torch.arange(1, 6)])
+    matrix = torch.sparse_coo_tensor(chain.flip(0), torch.ones(5), (6, 6)).to_sparse_csr()
+    x, found = torch.zeros(6, F), []
+    with opened(name) as route, route.on():
+        for on in (gnnaccel.disabled(), contextlib.nullcontext()):
+            rows = x.clone().requires_grad_()
+            with on:
+                out = nn.SimpleConv(aggr=aggr)(rows, matrix)
+            found.append(torch.autograd.grad(out.sum(), rows)[0])
+    assert torch.equal(*found)
 
 
 def test_extrema_of_weighted_rows(kernels):

@@ -19,7 +19,7 @@ from gnnaccel.dispatch.graph.ordered_weights import is_inexact
 from gnnaccel.dispatch.ops import aggregation_means as means
 from gnnaccel.dispatch.ops import messages
 from gnnaccel.dispatch.ops.aggregation_means import PowerMean, Softmax
-from gnnaccel.dispatch.ops.graph import OpGraph
+from gnnaccel.dispatch.ops.graph import OpGraph, ProductGraph
 from gnnaccel.dispatch.ops.messages import More
 from gnnaccel.dispatch.ops.operands import DTYPES
 from gnnaccel.dispatch.policy.reasons import Reason, reason
@@ -126,6 +126,8 @@ def plain(graph: OpGraph, given: Aggregation) -> Tensor:
     index = graph.index("v")
     if given.reduce in ("max", "min"):
         index = index.long().view(-1, *(1,) * (message.dim() - 1)).expand_as(message)
+        if not zero_share(graph):
+            return _of_product(graph, message, index, given.reduce)
         zeros = message.new_zeros(graph.num_dst, *message.shape[1:])
         return zeros.scatter_reduce(0, index, message, f"a{given.reduce}", include_self=False)
     wide = message.float() if message.dtype in _HALF else message
@@ -138,6 +140,20 @@ def plain(graph: OpGraph, given: Aggregation) -> Tensor:
         out = _sum(graph, wide * wide) / degree - out * out
         out = deviation(out) if given.reduce == "std" else out
     return out.to(message.dtype)
+
+
+def zero_share(graph: OpGraph) -> bool:
+    """Whether an extremum of exactly 0 keeps a share of its gradient for itself, as PyG's of
+    messages do; those of its products with a matrix do not."""
+    return type(graph) is not ProductGraph
+
+
+def _of_product(graph: OpGraph, message: Tensor, index: Tensor, reduce: str) -> Tensor:
+    worst = message.new_full((graph.num_dst, *message.shape[1:]),
+                             -math.inf if reduce == "max" else math.inf)
+    out = worst.scatter_reduce(0, index, message, f"a{reduce}")
+    empty = torch.bincount(graph.index("v"), minlength=graph.num_dst) == 0
+    return out.masked_fill(empty.view(-1, *(1,) * (out.dim() - 1)), 0.0)
 
 
 def deviation(variance: Tensor) -> Tensor:

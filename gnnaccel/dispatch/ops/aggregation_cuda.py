@@ -113,7 +113,7 @@ def run(graph: OpGraph, given: Aggregation) -> Tensor:
         return means.around(run)(graph, given)
     if given.reduce in _MULTI:
         x, weight = _seen(given)
-        return multi_reduce.run(graph, x, (given.reduce,), weight)
+        return multi_reduce.run(graph, x, (given.reduce,), weight, aggregation.zero_share(graph))
     x, weight, layout = given.x, given.weight, _NO_WEIGHTS
     if weight is not None:
         layout = given.layout or layout_of(given)
@@ -166,7 +166,8 @@ def run_all(graph: OpGraph, given: Aggregation, reduces: tuple[Reduce, ...],
         first = given.by(group[0])
         x, weight = _seen(first)
         out = multi_reduce.run(graph, x, tuple(given.by(name).reduce  # type: ignore[misc]
-                                               for name in group), weight)
+                                               for name in group), weight,
+                               aggregation.zero_share(graph))
         found.update(zip(group, out.unbind(1)))
     return [found[reduce] if type(reduce) is str
             and reduce in found else one(graph, given.by(reduce))
@@ -176,7 +177,8 @@ def run_all(graph: OpGraph, given: Aggregation, reduces: tuple[Reduce, ...],
 def _multi(graph: OpGraph, given: Aggregation, reduces: tuple[str, ...]) -> Kernel | Reason:
     heads, width, _ = layout_of(given)
     x, weight = _seen(given)
-    return multi_reduce.multi_reduce(graph, x.reshape(-1, heads, width), reduces, weight).kernel
+    return multi_reduce.multi_reduce(graph, x.reshape(-1, heads, width), reduces, weight,
+                                     aggregation.zero_share(graph)).kernel
 
 
 def _seen(given: Aggregation) -> tuple[Tensor, Tensor | None]:

@@ -121,6 +121,20 @@ def lazy_reason(*modules: Any) -> Reason | None:
     return None
 
 
+def declared(module: Any, name: str = "weight") -> Any:
+    """A parameter of the module, or a tensor of its dtype and shape: what a parametrization makes
+    of it is not computed, which may draw numbers or change what the parametrization keeps. None
+    where the module has nothing by this name."""
+    own = module._parameters
+    found = own.get(name) if type(own) in _DICTS else None
+    if found is None:
+        made = getattr(module._modules.get("parametrizations"), name, None)
+        if made is None or made.unsafe or not made.is_tensor:  # only else the two are alike
+            return getattr(module, name, None)
+        found = made.original
+    return found
+
+
 def note_made(layer: Any, native: bool) -> None:
     """Of a call that goes ``native`` or not: whether it makes the layer's weights within a
     checkpoint. It is repeated in backward, when they are there, and must go natively there, too:

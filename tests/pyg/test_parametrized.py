@@ -28,7 +28,8 @@ CASES = {
     "GATConv": lambda: pyg.GATConv(6, 3, 2), "GATv2Conv": lambda: pyg.GATv2Conv(6, 3, 2),
     "TransformerConv": lambda: pyg.TransformerConv(6, 3, 2),
     "SuperGATConv": lambda: pyg.SuperGATConv(6, 6), "GCNConv": lambda: pyg.GCNConv(6, 6),
-    "SAGEConv": lambda: pyg.SAGEConv(6, 6), "FiLMConv": lambda: pyg.FiLMConv(6, 6),
+    "SAGEConv": lambda: pyg.SAGEConv(6, 6), "AGNNConv": lambda: pyg.AGNNConv(),
+    "FiLMConv": lambda: pyg.FiLMConv(6, 6),
     "PNAConv": lambda: pyg.PNAConv(6, 6, ["mean", "max"], ["identity"], torch.tensor([1, 3, 5])),
 }
 
@@ -57,6 +58,21 @@ def test_a_weight_is_computed_once_a_call(name):
             before = [one.calls for one in counts]
             layer(*args)
             assert [one.calls - b for one, b in zip(counts, before)] == natively, number
+
+
+@pytest.mark.parametrize("name,vector", [("GATConv", "att_src"), ("GATConv", "att_dst"),
+                                         ("GATv2Conv", "att"), ("SuperGATConv", "att_l"),
+                                         ("AGNNConv", "beta")])
+def test_a_vector_is_computed_once_a_call(name, vector):
+    layer = CASES[name]()
+    parametrize.register_parametrization(layer, vector, Counting())
+    count = layer.parametrizations[vector][0]
+    for enabled in (gnnaccel.disabled(), gnnaccel.enabled(when="supported", backend="torch")):
+        with enabled:
+            for _ in range(3):
+                before = count.calls
+                layer.eval()(*given())
+                assert count.calls == before + 1
 
 
 def test_spectral_norm_in_training():

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from gnnaccel.adapters import own
-from gnnaccel.adapters.guards import any_global_hook, has_hooks, module_reason
+from gnnaccel.adapters.guards import any_global_hook, declared, has_hooks, module_reason
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 
 
@@ -62,6 +62,16 @@ def dtype_reason(x: torch.Tensor, *parameters: Any) -> Reason | None:
         if p is not None and p.dtype != x.dtype:
             return reason("GA203", f"features are {x.dtype}, parameters {p.dtype}")
     return None
+
+
+def weights(layer: Any, *names: str) -> tuple | Reason:
+    """The weights of these maps of the layer, as `guards.declared`, or which has none."""
+    found = tuple([declared(layer._modules[name]) for name in names])
+    for name, weight in zip(names, found):
+        if weight is None:
+            return reason("GA208", f"{name} is a {type(layer._modules[name]).__name__} without a "
+                                   "weight", f"use the layer's own {name}")
+    return found
 
 
 def dropout(module: torch.nn.Dropout) -> float:

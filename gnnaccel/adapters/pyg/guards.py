@@ -8,6 +8,7 @@ from typing import Any
 
 from gnnaccel.adapters.guards import any_global_hook as _any_global_hook
 from gnnaccel.adapters.guards import context_reason as context_reason
+from gnnaccel.adapters.guards import declared as declared
 from gnnaccel.adapters.guards import edge_reason as edge_reason
 from gnnaccel.adapters.guards import features_reason as features_reason
 from gnnaccel.adapters.guards import has_hooks as has_hooks

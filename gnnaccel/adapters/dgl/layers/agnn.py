@@ -7,6 +7,7 @@ from torch import Tensor
 
 from gnnaccel.adapters.calls import bind
 from gnnaccel.adapters.dgl import graphs, guards, inputs
+from gnnaccel.adapters.guards import declared
 from gnnaccel.dispatch.ir import attention_programs as programs
 from gnnaccel.dispatch.plan.request import CallInputs, CallSpec
 from gnnaccel.dispatch.policy.reasons import Reason, reason
@@ -30,7 +31,8 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] 
     if isinstance(feat, tuple) and x_dst is not x_src and inputs.one_frame(graph):
         return reason("GA206", "feat is a pair, the graph has one set of nodes",
                       "pass features of the nodes as one tensor")
-    why = guards.dtype_reason(x_src, layer.beta) or graphs.zero_in_degree_reason(layer, edges)
+    why = (guards.dtype_reason(x_src, declared(layer, "beta"))
+           or graphs.zero_in_degree_reason(layer, edges))
     if why is not None:
         return why
     row, out = guards.dtypes(x_src)

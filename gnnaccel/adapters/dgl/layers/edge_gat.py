@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gnnaccel.adapters import views
 from gnnaccel.adapters.dgl import graphs, guards, inputs
-from gnnaccel.adapters.guards import edge_reason
+from gnnaccel.adapters.guards import declared, edge_reason
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.relational import statements
 from gnnaccel.dispatch.relational.request import RelationalInputs, RelationalSpec
@@ -42,8 +42,8 @@ def state(layer: Any, args: tuple,
         return nodes
     edges, x_src, x_dst, same = nodes
     why = (_layer_reason(layer, feat) or _edge_reason(edge_feat, edges, x_src)
-           or guards.dtype_reason(x_src, layer.attn_l, layer.attn_r, layer.attn_edge,
-                                  layer.fc_edge.weight)
+           or guards.dtype_reason(x_src, declared(layer, "attn_l"), declared(layer, "attn_r"),
+                                  declared(layer, "attn_edge"), declared(layer.fc_edge))
            or graphs.zero_in_degree_reason(layer, edges))
     if why is not None:
         return why

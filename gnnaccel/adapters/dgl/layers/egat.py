@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gnnaccel.adapters.dgl import guards, inputs
-from gnnaccel.adapters.guards import edge_reason
+from gnnaccel.adapters.guards import declared, edge_reason
 from gnnaccel.dispatch.ir import attention_programs as programs
 from gnnaccel.dispatch.plan.request import CallInputs, CallSpec
 from gnnaccel.dispatch.policy.reasons import Reason, reason
@@ -30,7 +30,7 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] 
         return reason("GA206", "nfeats is one tensor for a block",
                       "pass a pair: features of sources and of destinations")
     why = (edge_reason(efeats, edges.edge_index.shape[1], x_src)
-           or guards.dtype_reason(x_src, layer.attn, layer.bias))
+           or guards.dtype_reason(x_src, declared(layer, "attn"), declared(layer, "bias")))
     if why is not None or efeats.dim() != 2:
         return why or reason("GA206", f"efeats has {efeats.dim()} dimensions")
     if edges.has_bare():

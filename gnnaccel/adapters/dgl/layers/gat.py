@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters.dgl import graphs, guards, inputs
+from gnnaccel.adapters.guards import declared
 from gnnaccel.dispatch.ir import attention_programs as programs
 from gnnaccel.dispatch.plan.request import CallInputs, CallSpec
 from gnnaccel.dispatch.policy.reasons import Reason, reason
@@ -22,7 +23,8 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] 
     _, feat, nodes = found
     edges: Any
     edges, x_src, x_dst, same = nodes
-    why = (_map_reason(layer, feat) or guards.dtype_reason(x_src, layer.attn_l, layer.attn_r)
+    vectors = declared(layer, "attn_l"), declared(layer, "attn_r")
+    why = (_map_reason(layer, feat) or guards.dtype_reason(x_src, *vectors)
            or graphs.zero_in_degree_reason(layer, edges))
     if why is not None:
         return why

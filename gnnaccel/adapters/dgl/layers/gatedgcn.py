@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gnnaccel.adapters import guards as shared
 from gnnaccel.adapters.calls import bind
-from gnnaccel.adapters.dgl import inputs
+from gnnaccel.adapters.dgl import guards, inputs
 from gnnaccel.adapters.dgl.layers import plain
 from gnnaccel.dispatch.ops.plain import PlainInputs, PlainSpec
 from gnnaccel.dispatch.policy.reasons import Reason, reason
@@ -22,9 +22,11 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[PlainSpec, PlainInputs
     graph, feat, edge_feat = bound
     if isinstance(feat, tuple):
         return reason("GA206", "feat is a pair", "pass features of the nodes as one tensor")
-    maps = [layer.A.weight, layer.B.weight, layer.C.weight, layer.D.weight, layer.E.weight]
+    maps = guards.weights(layer, "B", "A", "C", "D", "E")
+    if type(maps) is Reason:
+        return maps
     found = plain.state("GatedGCNConv", "gated", graph, feat, None,
-                        lambda channels: layer.B.weight.shape[0], tuple(maps), (edge_feat,))
+                        lambda channels: maps[0].shape[0], maps, (edge_feat,))
     if type(found) is Reason:
         return found
     if not inputs.one_frame(graph):  # the host then has no features of nodes to look at

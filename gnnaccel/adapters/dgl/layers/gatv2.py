@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters.dgl import graphs, guards, inputs
-from gnnaccel.adapters.guards import plain
+from gnnaccel.adapters.guards import declared, plain
 from gnnaccel.dispatch.ir import attention_programs as programs
 from gnnaccel.dispatch.plan.request import CallInputs, CallSpec
 from gnnaccel.dispatch.policy.reasons import Reason
@@ -24,7 +24,8 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] 
     *_, nodes = found
     edges: Any
     edges, x_src, x_dst, same = nodes
-    why = guards.dtype_reason(x_src, layer.attn) or graphs.zero_in_degree_reason(layer, edges)
+    why = (guards.dtype_reason(x_src, declared(layer, "attn"))
+           or graphs.zero_in_degree_reason(layer, edges))
     if why is not None:
         return why
     row, out = guards.dtypes(x_src)

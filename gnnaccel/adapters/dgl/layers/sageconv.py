@@ -6,8 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnaccel.adapters.dgl import graphs, inputs
+from gnnaccel.adapters.dgl import graphs, guards, inputs
 from gnnaccel.adapters.dgl.layers import plain
+from gnnaccel.adapters.guards import declared
 from gnnaccel.dispatch.ops.plain import PlainInputs, PlainSpec
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 
@@ -29,9 +30,12 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[PlainSpec, PlainInputs
     def width(channels: int) -> int:
         return layer._out_feats if kind != "pool" and _maps_first(layer) else channels
 
-    parameters = (layer.fc_neigh.weight, layer.bias if kind == "gcn" else layer.fc_self.weight)
+    maps = guards.weights(layer, "fc_neigh", *(("fc_self",) if kind != "gcn" else ()))
+    if type(maps) is Reason:
+        return maps
+    bias = declared(layer, "bias") if kind == "gcn" else None
     return plain.state("SAGEConv", "max" if kind == "pool" else "sum", graph, feat, edge_weight,
-                       width, parameters)
+                       width, (*maps, bias))
 
 
 def _pair_reason(graph: Any, feat: tuple) -> Reason | None:

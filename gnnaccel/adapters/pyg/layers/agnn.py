@@ -26,7 +26,7 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] 
     plain = edges.plain(edge_index, nodes, nodes, x.device)
     if type(plain) is Reason:
         return plain
-    row, out = calls.dtypes(x, layer.beta, mapped=False)
+    row, out = calls.dtypes(x, guards.declared(layer, "beta"), mapped=False)
     stated = CallSpec(programs.cosine(), "AGNNConv", 1, x.shape[1], x.dtype, out, nodes, nodes,
                       plain.shape[1], nodes if layer.add_self_loops else 0, True)
     return stated, CallInputs(x, x, plain)

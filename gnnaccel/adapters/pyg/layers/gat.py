@@ -56,7 +56,7 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] 
     # of a pair the host maps each, which only for a plain map comes to the same
     same = (x_src is x_dst and modules.get("lin") is not None
             and (not pair or guards.plain_linear(modules["lin"])))
-    row, out = calls.dtypes(x_src, calls.parameter(layer, "att_src"))  # type: ignore[arg-type]
+    row, out = calls.dtypes(x_src, guards.declared(layer, "att_src"))
     program = programs.gat(layer.negative_slope, layer.dropout if layer.training else 0.0, same,
                            x_dst is not None, edge, calls.bias_inside(layer))
     stated = CallSpec(program, "GATConv", layer.heads, layer.out_channels, row, out, num_src,

@@ -42,7 +42,7 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] 
         why = guards.edge_reason(edge_attr, plain.shape[1], x_l)
         if why is not None or layer.lin_edge is None:
             return why or reason("GA206", "edge_attr was given to a layer without edge_dim")
-    row, out = calls.dtypes(x_l, layer.att)
+    row, out = calls.dtypes(x_l, guards.declared(layer, "att"))
     program = programs.gatv2(layer.negative_slope, layer.dropout if layer.training else 0.0,
                              edge_attr is not None, calls.bias_inside(layer))
     stated = CallSpec(program, "GATv2Conv", layer.heads, layer.out_channels, row, out, x_l.shape[0],

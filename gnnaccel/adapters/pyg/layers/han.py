@@ -40,7 +40,7 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[JoinedSpec, Relational
     if bound is None or not all(isinstance(given, Mapping) for given in bound[:2]):
         return reason("GA206", "the arguments do not fit HANConv.forward")
     x_dict, edge_index_dict, weights = bound
-    names, device = tuple(edge_index_dict), layer.q.device
+    names, device = tuple(edge_index_dict), guards.declared(layer, "q").device
     why = _layer_reason(layer, x_dict, names, device)
     if why is not None:
         return why
@@ -61,7 +61,8 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[JoinedSpec, Relational
 
 def again(layer: Any, args: tuple, kwargs: dict, kept: None) -> RelationalInputs:
     x_dict, edge_index_dict, weights = calls.bound(args, kwargs, *_ARGUMENTS)
-    return RelationalInputs(tuple(edge_index_dict.values()), layer.q.device,
+    structure = tuple(edge_index_dict.values())
+    return RelationalInputs(structure, structure[0].device,
                             _Operands(x_dict, tuple(edge_index_dict), bool(weights)))
 
 

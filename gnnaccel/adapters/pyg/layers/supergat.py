@@ -33,7 +33,7 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] 
     dropout = layer.dropout if layer.training else 0.0
     if layer.attention_type == "MX":
         program = programs.supergat_mx(layer.negative_slope, dropout)
-        row, out = calls.dtypes(x, layer.att_l)
+        row, out = calls.dtypes(x, guards.declared(layer, "att_l"))
     else:
         program = programs.supergat_sd(1.0 / math.sqrt(layer.out_channels), layer.negative_slope,
                                        dropout)

@@ -1,0 +1,86 @@
+"""Maps of DGL's layers that are more than a weight: computed weights, and modules without any."""
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from dgl.nn import EGATConv, GATConv, GatedGCNConv, GATv2Conv, SAGEConv
+from torch import nn
+from torch.nn.utils import parametrizations, parametrize
+
+import gnnaccel
+from tests.dgl import graphs
+from tests.dgl.graphs import F
+from tests.dgl.judge import close, took
+from tests.dgl.layers import EDGE, edge_features
+
+CASES = {
+    "mean": lambda: SAGEConv(F, 8, "mean"), "pool": lambda: SAGEConv(F, 8, "pool"),
+    "gcn": lambda: SAGEConv(F, 8, "gcn"), "gated": lambda: GatedGCNConv(F, EDGE, F),
+    "GATConv": lambda: GATConv(F, 4, 2), "GATv2Conv": lambda: GATv2Conv(F, 4, 2),
+    "EGATConv": lambda: EGATConv(F, EDGE, 4, 4, 2),
+}
+
+
+class Counting(nn.Module):
+    """Numbers how often it is asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, weight):
+        self.calls += 1
+        return weight * (1 + self.calls)
+
+
+def given(name: str) -> list:
+    x, g = graphs.features(), graphs.square()
+    return [g, x, edge_features(g)] if name in ("gated", "EGATConv") else [g, x]
+
+
+@pytest.mark.parametrize("name,part,parameter", [
+    ("mean", "fc_neigh", "weight"), ("mean", "fc_self", "weight"), ("pool", "fc_neigh", "weight"),
+    ("gcn", "fc_neigh", "weight"), ("gated", "A", "weight"), ("gated", "B", "weight"),
+    ("GATConv", "", "attn_l"), ("GATv2Conv", "", "attn"), ("EGATConv", "", "attn")])
+def test_a_parameter_is_computed_once_a_call(route, name, part, parameter):
+    """Natively, and on the route: what it is then is the same, call by call."""
+    layer, args = CASES[name](), given(name)
+    parametrize.register_parametrization(layer.get_submodule(part), parameter, Counting())
+    twin = copy.deepcopy(layer).to(route.device)
+    layer, args = layer.to(route.device), [a.to(route.device) for a in args]
+    for _ in range(3):
+        with gnnaccel.disabled():
+            expected = twin(*args)
+        with route.on():
+            got = layer(*args)
+        for one, two in zip(*(t if isinstance(t, tuple) else (t,) for t in (got, expected))):
+            assert close(one, two)
+    took(route, 3)
+
+
+def test_spectral_norm_in_training(route):
+    layer, args = CASES["mean"]().to(route.device), [a.to(route.device) for a in given("mean")]
+    parametrizations.spectral_norm(layer.fc_neigh, n_power_iterations=1)
+    twin = copy.deepcopy(layer)
+    with route.on():
+        got = layer(*args)
+    assert close(got, twin(*args))
+    assert all(map(torch.equal, layer.buffers(), twin.buffers()))
+
+
+@pytest.mark.parametrize("name,part", [("mean", "fc_neigh"), ("mean", "fc_self"),
+                                       ("pool", "fc_neigh"), ("gcn", "fc_neigh"), ("gated", "A"),
+                                       ("gated", "B")])
+def test_a_map_without_a_weight(name, part):
+    """As adapters around a map are: it stays native."""
+    layer, args = CASES[name](), given(name)
+    setattr(layer, part, nn.Sequential(getattr(layer, part), nn.Tanh()))
+    expected = layer(*args)
+    with gnnaccel.enabled(when="supported", backend="torch"):
+        for _ in range(2):
+            got = layer(*args)
+            for one, two in zip(*(t if isinstance(t, tuple) else (t,) for t in (got, expected))):
+                assert close(one, two, 1e-6)
+    assert gnnaccel.stats()[type(layer).__name__]["reasons"] == {"GA208": 2}

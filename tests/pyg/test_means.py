@@ -164,6 +164,17 @@ def test_numbers_of_another_dtype(route):
     assert gnnaccel.stats()["Copying"]["reasons"] == {"GA203": 1}
 
 
+def test_a_power_in_double_precision(emulated):
+    """Of features in single precision it makes rows that no kernel reads."""
+    layer = Copying(aggr=spread(PowerMeanAggregation(2.0, learn=True)).double())
+    args = graphs.features(), graphs.square()
+    expected = layer(*args)
+    with gnnaccel.enabled(backend="cuda", when="supported"):
+        got = layer(*args)
+    assert got.dtype is torch.float64 and torch.equal(got, expected)
+    assert gnnaccel.stats()["Copying"]["reasons"] == {"GA203": 1}
+
+
 def test_weighted_messages_are_native():
     layer, args = Weighing(aggr=SoftmaxAggregation()), (graphs.features(), graphs.square(),
                                                         torch.randn(E))

@@ -93,6 +93,9 @@ def unfit(reduce: Any, x: Tensor, weight: Tensor | None, more: bool = False) -> 
     number = reduce[0]
     if not isinstance(number, Tensor):
         return None
+    if type(reduce) is PowerMean and torch.result_type(x, number) not in (x.dtype, torch.float32,
+                                                                          *_HALF):
+        return reason("GA203", f"a power mean of {x.dtype} features with a power of {number.dtype}")
     if (number.numel() not in (1, x.shape[-1]) or (number.dim() == 2 and x.dim() != 2)
         or number.device != x.device):
         return reason("GA206",

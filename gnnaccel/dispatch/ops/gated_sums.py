@@ -57,13 +57,14 @@ class _Gated(Operation):
 
     def backward(self, needs, saved, score_grad, grad):
         (*operands, score, out, total), graph = saved, self.graph
-        grad = torch.zeros_like(out) if grad is None else grad
+        summed = grad is not None  # else the values have no gradient
+        grad = grad if summed else torch.zeros_like(out)
         found, ratio = gated.Gated(score, out, total), grad.float() / total
         score_grad = None if score_grad is None else dense(score_grad)
         by_dst, values = graph.view().csc(), dense(operands[3])
         d_edge, d_right = gated.by_row(by_dst, found, values, ratio, score_grad)
         d_left, d_values = gated.by_other(graph.view().csr_by_id(), score, d_edge, ratio)
-        return d_left, d_right, d_edge, d_values
+        return d_left, d_right, d_edge, d_values if summed else None
 
     def reference(self, *operands):
         return by_operations(self.graph, "gated", *operands)

@@ -86,12 +86,13 @@ def fused(request: Request, attention: Attention, pmf: bool = False) -> float:
 def _over_a_new_graph(request: Request, seconds: float) -> float:
     """Seconds of a call whose kernels take ``seconds``, with its part of the graph's structure,
     which is to be built. The host works while the GPU does."""
-    rates, directions = constants()["cuda"], 2 if request.grad else 1
+    rates, directions, which = constants()["cuda"], 1 + request.grad, int(request.grad)
     once = rates["once"]
-    host = (once["launches"][mode(request)]
-            + directions * once["structure_launches"] / request.fresh) * rates["launch"]
+    known = once["layers"].get(request.native)
+    launches = (known["ours"] if known else once["launches"])[which]
+    host = (launches + once["structure_launches"][which] / request.fresh) * rates["launch"]
     built = directions * request.num_edges * rates["structure_per_edge"] / request.fresh
-    return once["margin"] * max(host, seconds + built)
+    return once["margin"][known is None] * max(host, seconds + built)
 
 
 def native(request: Request) -> float | None:
@@ -108,18 +109,22 @@ def native(request: Request) -> float | None:
     which = 1 if request.grad else 0
     size = request.heads * request.width * request.row.itemsize
     moving = request.num_edges * size * passes[which] / rates["native_bandwidth"]
-    launches = rates["native_launches"][request.native][which]
     if request.fresh:  # the host works while the GPU does
-        return max(moving, (launches - _never_saved(request, rates["once"])) * rates["launch"])
-    return moving + launches * rates["launch"]
+        return max(moving, _native_launches(request, which) * rates["launch"])
+    return moving + rates["native_launches"][request.native][which] * rates["launch"]
 
 
-def _never_saved(request: Request, rates: dict[str, Any]) -> int:
-    """Launches that were measured of the host's layers, but that kernels over a new graph do not
-    save: self loops where the host adds none, and autograd's own thread, as backward runs in the
-    caller's thread whatever runs in it."""
-    loops = 0 if request.loops else rates["loops"].get(request.native, 0)
-    return loops + (rates["thread"] if request.grad else 0)
+def _native_launches(request: Request, which: int) -> int:
+    """Launches of the host's own layer that kernels over a new graph save: not autograd's own
+    thread, which others were measured with, as backward runs in the caller's thread whatever runs
+    in it."""
+    once = constants()["cuda"]["once"]
+    known = once["layers"].get(request.native)
+    if known is None:
+        found = constants()[request.device]["native_launches"][request.native][which]
+        return found - which * once["thread"]
+    loops = once["loops"].get(request.native) if request.loops else None
+    return known["native"][which] + (loops[which] if loops else 0)
 
 
 def torch_backend(request: Request) -> float | None:

@@ -170,8 +170,7 @@ def fast_path(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Co
         memory.unrepeated = 0  # type: ignore[union-attr]  # it has `last`
         return out
     taken: Any = None if memory is None else memory.taken_once[grad]
-    fits = taken is not None and (taken.summed or taken.most) and taken.fits(
-        layer, edge_index, kwargs, config)
+    fits = taken is not None and taken.fits(layer, edge_index, kwargs, config)
     if fits and (out := taken.run(layer, edge_index, kwargs, config, memory)) is not None:
         return out
     if config.when == "profitable" and too_small(layer, memory, edge_index, config):
@@ -182,8 +181,7 @@ def fast_path(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Co
     if like is not None and like.holds(edge_index, kwargs, config):
         counters.count(like.name, "native", like.code)
         return native(layer, edge_index, **kwargs)
-    if taken is None or taken.summed or not (
-            fits or not taken.most and taken.fits(layer, edge_index, kwargs, config)):
+    if not fits or taken.summed:
         return MISSED
     found = taken.read(layer, edge_index, kwargs)
     return (MISSED if found is None

@@ -387,6 +387,24 @@ def test_a_decision_holds_for_graphs_of_about_as_many_edges(decisions, made):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("once", [False, True])
+def test_one_edge_and_none(emulated, monkeypatch, once):
+    """A graph without edges is never a graph of about as many."""
+    if once:
+        estimate = Estimate(gain=9.0, structure=1e9, ours=1.0, native=10.0, once=2.0)
+        monkeypatch.setattr(aggregation_cost, "estimate", lambda *args: estimate)
+        monkeypatch.setattr(calls, "_FEW_AT_FIRST", 0)
+    layer, x = GINConv(relu()), graphs.features()
+    with emulated.on(on_fallback="native", when="profitable" if once else "supported"):
+        for edges in (1, 1, 1, 0, 1):
+            edge_index = torch.randint(0, graphs.N, (2, edges))
+            with gnnaccel.disabled():
+                expected = layer(x, edge_index)
+            assert close(layer(x, edge_index), expected, 1e-5)
+    assert gnnaccel.stats()["GINConv"]["reasons"] == {"GA303": 1}
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("made", [lambda: FiLMConv(F, 6), lambda: GINConv(relu())])
 def test_a_decision_over_a_structure_is_none_to_build_one(decisions, made):
     layer = made()

@@ -65,9 +65,8 @@ class Taken:
         ``fresh`` one."""
         shares = aggregation_cuda.shares(found.graph, found.given)
         if shares is not None:
-            count, self.shares = found.graph.num_edges, shares
-            self.least, self.most, self.fresh = count // _NEARER, count * _NEARER, fresh
-            self.decision = decision
+            self.least, self.most = _around(found.graph.num_edges, _NEARER)
+            self.shares, self.fresh, self.decision = shares, fresh, decision
 
     def run(self, layer: Any, edge_index: Tensor, kwargs: dict, config: Config,
             memory: layer_memory.LayerMemory) -> Any:
@@ -165,7 +164,7 @@ class Summed(Taken):
         super().__init__(layer, edge_index, kwargs, found, config)
         count, estimate = edge_index.shape[1], decision.estimate
         assert estimate is not None
-        self.least, self.most = count // _NEAR, count * _NEAR
+        self.least, self.most = _around(count, _NEAR)
         self.gain, self.patience = estimate.gain / count, aggregation_cost.patience(
             estimate) / count
 
@@ -221,6 +220,12 @@ def remember(layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read, 
         taken[torch.is_grad_enabled()] = one = Taken(layer, edge_index, kwargs, found, config)
         if fresh is not None:
             one.decided(found, decision, fresh)
+
+
+def _around(count: int, times: int) -> tuple[int, int]:
+    """The fewest and most edges that are so many times fewer or more: some, as int32 counts
+    them."""
+    return max(1, count // times), min(count * times, 2**31 - 1)
 
 
 def _described(kwargs: dict) -> tuple:

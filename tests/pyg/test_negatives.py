@@ -80,6 +80,12 @@ def test_the_function(nodes, edges, options):
     assert torch.equal(found, wanted)
 
 
+def test_the_default_device():
+    """Where nobody names one, as torch.tensor."""
+    with gnnaccel.enabled(), torch.device("meta"):
+        assert host.sample(10**6, 600).is_meta and host.sample(10**6, 600, "cpu").is_cpu
+
+
 def on_device(edge_index, nodes, wanted=None):
     with gnnaccel.enabled():
         return negatives.on_device(host, edge_index, nodes, wanted)

@@ -71,7 +71,7 @@ def _sample(native: Callable) -> Callable:
             found = drawn(population, k)
         finally:
             _drawing.release()
-        return torch.from_numpy(found).to(device)
+        return torch.as_tensor(found, device=device)
 
     return sample
 

@@ -25,6 +25,9 @@ _dispatch_modes = torch._C._len_torch_dispatch_stack
 _function_modes, _mode_at = torch._C._len_torch_function_stack, torch._C._get_function_stack_at
 #: function modes in which layers give what they give outside: a default device's, and gnnaccel's
 PASSIVE_MODES: set[type] = {DeviceContext}
+#: types of a module's parameters on which torch's functions do what they say; others, such as
+#: quantized weights, may have functions of their own
+ORDINARY = frozenset((Parameter, UninitializedParameter, Tensor, type(None)))
 _DICTS = (dict, OrderedDict)  # a module's parameters, by torch's version
 
 
@@ -166,11 +169,25 @@ def has_hooks(module: Any) -> bool:
                 or own["_backward_pre_hooks"])
 
 
+def ordinary(module: Any) -> bool:
+    """Whether the module's parameters are ordinary tensors, so that their numbers say all."""
+    parameters = module.__dict__["_parameters"]
+    for name in parameters:
+        if type(parameters[name]) not in ORDINARY:
+            return False
+    return True
+
+
 def plain(module: Any, cls: type) -> bool:
     """Whether the module is a ``cls`` and nothing else, so that an adapter may do its work in its
     place: not a subclass (parametrizations make one), with the ``forward`` that the class was
-    written with, nobody watching."""
-    return (type(module) is cls and "forward" not in (own := module.__dict__)
-            and not (own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"]
-                     or own["_backward_pre_hooks"])  # `has_hooks`, which runs for every module
-            and not any_global_hook() and forward_is_own(cls))
+    written with, parameters that are ordinary tensors, nobody watching."""
+    if (type(module) is not cls or "forward" in (own := module.__dict__)
+            or own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"]
+            or own["_backward_pre_hooks"]):  # `has_hooks`, which runs for every module
+        return False
+    parameters = own["_parameters"]  # `ordinary`, for the same reason
+    for name in parameters:
+        if type(parameters[name]) not in ORDINARY:
+            return False
+    return not any_global_hook() and forward_is_own(cls)

@@ -5,7 +5,7 @@ import copy
 
 import pytest
 import torch
-from dgl.nn import EGATConv, GATConv, GatedGCNConv, GATv2Conv, SAGEConv
+from dgl.nn import EdgeGATConv, EGATConv, GATConv, GatedGCNConv, GATv2Conv, SAGEConv
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
@@ -14,13 +14,16 @@ from tests.dgl import graphs
 from tests.dgl.graphs import F
 from tests.dgl.judge import close, took
 from tests.dgl.layers import EDGE, edge_features
+from tests.rounded import put
 
 CASES = {
     "mean": lambda: SAGEConv(F, 8, "mean"), "pool": lambda: SAGEConv(F, 8, "pool"),
     "gcn": lambda: SAGEConv(F, 8, "gcn"), "gated": lambda: GatedGCNConv(F, EDGE, F),
     "GATConv": lambda: GATConv(F, 4, 2), "GATv2Conv": lambda: GATv2Conv(F, 4, 2),
     "EGATConv": lambda: EGATConv(F, EDGE, 4, 4, 2),
+    "EdgeGATConv": lambda: EdgeGATConv(F, EDGE, 4, 2),
 }
+WITH_EDGES = ("gated", "EGATConv", "EdgeGATConv")
 
 
 class Counting(nn.Module):
@@ -37,7 +40,7 @@ class Counting(nn.Module):
 
 def given(name: str) -> list:
     x, g = graphs.features(), graphs.square()
-    return [g, x, edge_features(g)] if name in ("gated", "EGATConv") else [g, x]
+    return [g, x, edge_features(g)] if name in WITH_EDGES else [g, x]
 
 
 @pytest.mark.parametrize("name,part,parameter", [
@@ -84,3 +87,31 @@ def test_a_map_without_a_weight(name, part):
             for one, two in zip(*(t if isinstance(t, tuple) else (t,) for t in (got, expected))):
                 assert close(one, two, 1e-6)
     assert gnnaccel.stats()[type(layer).__name__]["reasons"] == {"GA208": 2}
+
+
+@pytest.mark.parametrize("before", [0, 3])
+@pytest.mark.parametrize("swapped", [False, True], ids=["set", "swapped"])
+@pytest.mark.parametrize("name,part", [("EdgeGATConv", "fc_edge"), ("EdgeGATConv", "fc"),
+                                       ("GATConv", "fc"), ("EGATConv", "fc_ni"),
+                                       ("gated", "A"), ("mean", "fc_neigh")])
+def test_a_weight_with_functions_of_its_own(route, name, part, swapped, before):
+    """``before``: so many calls with the layer's own weight are remembered."""
+    layer, args = CASES[name]().to(route.device), [a.to(route.device) for a in given(name)]
+    args[1].requires_grad_()
+
+    def results():
+        out = layer(*args)
+        out = out[0] if isinstance(out, tuple) else out
+        leaves = [t for t in (args[1], *layer.parameters()) if t.requires_grad]
+        return [out, *torch.autograd.grad(out.square().sum(), leaves, allow_unused=True)]
+
+    with route.on(on_fallback="native"):
+        for _ in range(before):
+            results()
+        put(layer, part, swapped=swapped)
+        got = [results() for _ in range(2)]
+    with gnnaccel.disabled():
+        expected = results()
+    for one in got:
+        for ours, hosts in zip(one, expected, strict=True):
+            torch.testing.assert_close(ours, hosts, rtol=2e-4, atol=2e-4)

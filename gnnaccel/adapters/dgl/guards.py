@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from gnnaccel.adapters import own
-from gnnaccel.adapters.guards import any_global_hook, declared, has_hooks, module_reason
+from gnnaccel.adapters.guards import (any_global_hook, declared, has_hooks, module_reason,
+                                      ordinary)
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 
 
@@ -45,6 +46,8 @@ def layer_reason(layer: Any, path: own.Path, absorbed: dict[str, type]) -> Reaso
                           f"{name} is a {type(module).__name__}, or has a forward of its own")
         if has_hooks(module):
             return reason("GA501", f"{name} has hooks")
+        if not ordinary(module):
+            return reason("GA208", f"{name} has a weight of another type than Parameter")
     return None
 
 

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Iterable
 from typing import Any
 
+from gnnaccel.adapters.guards import ORDINARY
 from gnnaccel.adapters.guards import any_global_hook as _any_global_hook
 from gnnaccel.adapters.guards import context_reason as context_reason
 from gnnaccel.adapters.guards import declared as declared
@@ -17,6 +18,7 @@ from gnnaccel.adapters.guards import made as made
 from gnnaccel.adapters.guards import made_here as made_here
 from gnnaccel.adapters.guards import module_reason as module_reason
 from gnnaccel.adapters.guards import note_made as note_made
+from gnnaccel.adapters.guards import ordinary as ordinary
 from gnnaccel.adapters.guards import plain as plain
 from gnnaccel.adapters.guards import repeated_reason as repeated_reason
 from gnnaccel.adapters.own import AGGREGATION, Path, Paths, forward_is_own
@@ -89,12 +91,18 @@ def aggregations(names: tuple[str, ...]) -> tuple[type, ...]:
 
 def plain_linear(module: Any) -> bool:
     """Whether the module is a linear map and nothing else, so that its weight says all: not a
-    subclass (parametrizations make one), not an adapter around it, nobody watching."""
-    return (type(module) is (_linear or _linear_class())
-            and "forward" not in (own := module.__dict__)
-            and not (own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"]
-                     or own["_backward_pre_hooks"])  # `has_hooks`, which runs for every map
-            and not _any_global_hook() and forward_is_own(_linear))
+    subclass (parametrizations make one), not an adapter around it, no weight with functions of its
+    own, nobody watching."""
+    if (type(module) is not (_linear or _linear_class())
+            or "forward" in (own := module.__dict__)
+            or own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"]
+            or own["_backward_pre_hooks"]):  # `has_hooks`, which runs for every map
+        return False
+    parameters = own["_parameters"]  # `ordinary`, for the same reason
+    for name in parameters:
+        if type(parameters[name]) not in ORDINARY:
+            return False
+    return not _any_global_hook() and forward_is_own(_linear)
 
 
 def plain_linears(modules: Iterable[Any]) -> bool:
@@ -108,6 +116,10 @@ def plain_linears(modules: Iterable[Any]) -> bool:
                 or own["_forward_pre_hooks"] or own["_backward_hooks"]
                 or own["_backward_pre_hooks"]):
             return False
+        parameters = own["_parameters"]
+        for name in parameters:
+            if type(parameters[name]) not in ORDINARY:
+                return False
     return not _any_global_hook() and forward_is_own(cls)
 
 

@@ -97,7 +97,8 @@ def _sage_conv_reason(conv: Any) -> Reason | None:
         if not plain(conv._modules[name], torch.nn.Linear):
             return reason("GA208",
                           f"{name} is no plain Linear: a "
-                          f"{type(conv._modules[name]).__name__}, perhaps with hooks")
+                          f"{type(conv._modules[name]).__name__}, perhaps with hooks or a "
+                          "weight of another type")
     return None
 
 

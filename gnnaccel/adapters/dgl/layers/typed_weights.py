@@ -18,7 +18,7 @@ def module_reason(module: Any, name: str) -> Reason | None:
     if type(module) is not _typed_linear():
         return reason("GA208", f"{name} is a {type(module).__name__}, not a TypedLinear")
     if not plain(module, type(module)) or "get_weight" in module.__dict__:
-        return reason("GA208", f"{name} has hooks, or methods of its own",
+        return reason("GA208", f"{name} has hooks, or methods or weights of its own kind",
                       "remove them from the layer")
     return path().why or shape_reason(module, name)
 

@@ -318,7 +318,8 @@ def _part_reason(name: str, part: Any, kind: Kind) -> Reason | None:
         return why
     if not guards.plain_linear(part) or "forward" in part.__dict__:
         return reason("GA208",
-                      f"{name} is no plain Linear: a {type(part).__name__}, perhaps with hooks")
+                      f"{name} is no plain Linear: a {type(part).__name__}, perhaps with hooks "
+                      "or a weight of another type")
     return None
 
 

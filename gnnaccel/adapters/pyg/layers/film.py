@@ -75,8 +75,8 @@ def _modules_reason(layer: Any) -> Reason | None:
         return reason("GA208", f"the activation is {type(layer.act).__name__}", "use ReLU or None")
     for module in (*layer.lins, *layer.films):
         if not guards.plain_linear(module):
-            return reason("GA208", f"a relation's map is a {type(module).__name__} or has hooks",
-                          "use the layer's own maps")
+            return reason("GA208", f"a relation's map is a {type(module).__name__}, or has "
+                          "hooks or a weight of another type", "use the layer's own maps")
     if (len({film.bias is None for film in layer.films}) > 1
         or any([lin.bias is not None for lin in layer.lins])):
         return reason("GA208", "some of the relations' maps have biases, others none",

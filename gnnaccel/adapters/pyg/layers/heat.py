@@ -67,8 +67,8 @@ def _modules_reason(layer: Any) -> Reason | None:
     for name in ("att", "lin"):
         module = layer._modules[name]
         if not guards.plain_linear(module):
-            return reason("GA208", f"{name} is a {type(module).__name__} or has hooks",
-                          f"use the layer's own {name}")
+            return reason("GA208", f"{name} is a {type(module).__name__}, or has hooks or a "
+                          "weight of another type", f"use the layer's own {name}")
     if layer.att.bias is not None:
         return reason("GA208", "att has a bias", "use the layer's own att")
     if not isinstance(getattr(layer.edge_attr_emb, "out_channels", None), int):

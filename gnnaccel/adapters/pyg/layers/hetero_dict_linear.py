@@ -138,7 +138,8 @@ def _operands(layer: Any, x_dict: Mapping[str, Any]) -> _Operands | Reason:
         if why is not None:
             return why
         if not guards.plain_linear(module):
-            return reason("GA208", f"the map of {name!r} is no plain Linear, or has hooks")
+            return reason("GA208", f"the map of {name!r} is no plain Linear, or has hooks or "
+                          "a weight of another type")
         weight, bias = module._parameters["weight"], module._parameters["bias"]
         if type(weight) is UninitializedParameter or weight.is_inference():
             why = guards.lazy_reason(module)

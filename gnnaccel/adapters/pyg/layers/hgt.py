@@ -104,7 +104,7 @@ def _modules_reason(layer: Any) -> Reason | None:
         if not guards.plain_hetero_linear(module):
             return reason("GA208",
                           f"{name} is no plain HeteroLinear: a {type(module).__name__}, "
-                          "perhaps with hooks")
+                          "perhaps with hooks or a weight of another type")
     return None
 
 

@@ -145,7 +145,8 @@ def _encoder_reason(layer: Any, x: Tensor) -> Reason | None:
         return why
     if not guards.plain_linear(encoder) or encoder.weight.shape[0] != layer.F_in:
         return reason("GA208", f"the map of edges' features is a {type(encoder).__name__}, of "
-                      "other sizes or with hooks", "use the layer's own map")
+                      "other sizes, with hooks or a weight of another type",
+                      "use the layer's own map")
     if encoder.weight.dtype != x.dtype:
         return reason("GA203", f"x is {x.dtype}, the layer's weights are {encoder.weight.dtype}")
     return None

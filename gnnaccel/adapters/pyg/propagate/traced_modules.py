@@ -102,9 +102,10 @@ _OWN = frozenset(("forward", "weight", "bias"))
 
 def _runs_as_written(module: nn.Module) -> bool:
     """Whether nobody watches the module, and what it runs is torch's own, on its parameters: a
-    weight that is a plain tensor may be another one in each call, which `looks` does not see."""
+    weight that is a plain tensor may be another one in each call, which `looks` does not see, and
+    functions do not do what they say on one that is more than a tensor."""
     own_dict = module.__dict__
-    if (any(reading.MODULE_HOOKS(own_dict))
+    if (any(reading.MODULE_HOOKS(own_dict)) or not guards.ordinary(module)
         or not _OWN.isdisjoint(own_dict)):
         return False
     return (own.home(type(module).forward) == "torch"

@@ -4,6 +4,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+_ROUNDING = frozenset(("linear", "mul", "__mul__", "__rmul__", "matmul", "__getitem__"))
+
 
 class Rounded(nn.Parameter):
     """A weight whose numbers are rounded where a function multiplies with them; gradients go
@@ -12,7 +14,7 @@ class Rounded(nn.Parameter):
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
         with torch._C.DisableTorchFunctionSubclass():
-            if func is nn.functional.linear:
+            if func.__name__ in _ROUNDING:
                 args = tuple(_rounded(a) if isinstance(a, cls) else a for a in args)
             return func(*args, **(kwargs or {}))
 

@@ -68,13 +68,18 @@ def sees_functions(modes: int) -> bool:
 
 def module_reason(layer: Any, path: Path) -> Reason | None:
     """Why this layer object must run the host's own code: something on its ``path``, or a method on
-    the object itself, is not the host's."""
+    the object itself, is not the host's, or a parameter of its own has other functions than
+    torch's."""
     own = layer.__dict__
     if not own.keys().isdisjoint(path.names):
         for name in path.names.intersection(own):
             # PyG's own setters bind the class's functions to the object
             if not is_method(own[name], type(layer), name, path.host):
                 return reason("GA205", f"{name} is replaced on the layer object")
+    parameters = own["_parameters"]
+    for name in parameters:
+        if type(parameters[name]) not in ORDINARY:
+            return reason("GA208", f"{name} is a {type(parameters[name]).__name__}")
     return path.why
 
 

@@ -5,7 +5,7 @@ import copy
 
 import pytest
 import torch
-from dgl.nn import EdgeGATConv, EGATConv, GATConv, GatedGCNConv, GATv2Conv, SAGEConv
+from dgl.nn import EdgeGATConv, EGATConv, GATConv, GatedGCNConv, GATv2Conv, HGTConv, SAGEConv
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
@@ -14,6 +14,7 @@ from tests.dgl import graphs
 from tests.dgl.graphs import F
 from tests.dgl.judge import close, took
 from tests.dgl.layers import EDGE, edge_features
+from tests.judge import spread
 from tests.rounded import put
 
 CASES = {
@@ -22,6 +23,7 @@ CASES = {
     "GATConv": lambda: GATConv(F, 4, 2), "GATv2Conv": lambda: GATv2Conv(F, 4, 2),
     "EGATConv": lambda: EGATConv(F, EDGE, 4, 4, 2),
     "EdgeGATConv": lambda: EdgeGATConv(F, EDGE, 4, 2),
+    "HGTConv": lambda: HGTConv(F, 4, 2, 2, 3, dropout=0.0),
 }
 WITH_EDGES = ("gated", "EGATConv", "EdgeGATConv")
 
@@ -40,6 +42,8 @@ class Counting(nn.Module):
 
 def given(name: str) -> list:
     x, g = graphs.features(), graphs.square()
+    if name == "HGTConv":
+        return [g, x, torch.arange(g.num_nodes()) % 2, torch.arange(g.num_edges()) % 3]
     return [g, x, edge_features(g)] if name in WITH_EDGES else [g, x]
 
 
@@ -91,12 +95,15 @@ def test_a_map_without_a_weight(name, part):
 
 @pytest.mark.parametrize("before", [0, 3])
 @pytest.mark.parametrize("swapped", [False, True], ids=["set", "swapped"])
-@pytest.mark.parametrize("name,part", [("EdgeGATConv", "fc_edge"), ("EdgeGATConv", "fc"),
-                                       ("GATConv", "fc"), ("EGATConv", "fc_ni"),
-                                       ("gated", "A"), ("mean", "fc_neigh")])
-def test_a_weight_with_functions_of_its_own(route, name, part, swapped, before):
+@pytest.mark.parametrize("name,part,parameter", [
+    ("EdgeGATConv", "fc_edge", "weight"), ("EdgeGATConv", "fc", "weight"),
+    ("EdgeGATConv", "", "attn_l"), ("GATConv", "fc", "weight"), ("GATConv", "", "attn_l"),
+    ("GATv2Conv", "", "attn"), ("EGATConv", "fc_ni", "weight"), ("gated", "A", "weight"),
+    ("mean", "fc_neigh", "weight"), ("HGTConv", "relation_pri", "0"),
+    ("HGTConv", "relation_att.0", "W")])
+def test_a_weight_with_functions_of_its_own(route, name, part, parameter, swapped, before):
     """``before``: so many calls with the layer's own weight are remembered."""
-    layer, args = CASES[name]().to(route.device), [a.to(route.device) for a in given(name)]
+    layer, args = spread(CASES[name]()).to(route.device), [a.to(route.device) for a in given(name)]
     args[1].requires_grad_()
 
     def results():
@@ -108,7 +115,7 @@ def test_a_weight_with_functions_of_its_own(route, name, part, swapped, before):
     with route.on(on_fallback="native"):
         for _ in range(before):
             results()
-        put(layer, part, swapped=swapped)
+        put(layer, part, parameter, swapped)
         got = [results() for _ in range(2)]
     with gnnaccel.disabled():
         expected = results()

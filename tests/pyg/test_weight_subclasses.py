@@ -8,8 +8,9 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import nn
-from torch_geometric.nn import (CGConv, EdgeConv, FiLMConv, HEATConv, HGTConv, MessagePassing,
-                                PNAConv, ResGatedGraphConv)
+from torch_geometric.nn import (CGConv, EdgeConv, FiLMConv, GATConv, GATv2Conv, HANConv, HEATConv,
+                                HeteroConv, HGTConv, MessagePassing, PNAConv, ResGatedGraphConv,
+                                RGCNConv)
 
 import gnnaccel
 from tests.judge import spread
@@ -42,7 +43,14 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "HEATConv": lambda: HEATConv(F, 4, 2, 3, 4, EDGE, 4, heads=2),
     "EdgeConv": lambda: EdgeConv(nn.Sequential(nn.Linear(2 * F, 6), nn.ReLU(), nn.Linear(6, 4))),
     "ResGatedGraphConv": lambda: ResGatedGraphConv(F, 6, edge_dim=EDGE),
-    "HGTConv": lambda: HGTConv(F, 8, (list(KINDS), RELATIONS), heads=2), "Mapping": Mapping}
+    "HGTConv": lambda: HGTConv(F, 8, (list(KINDS), RELATIONS), heads=2), "Mapping": Mapping,
+    "GATConv": lambda: GATConv(F, 4, heads=2), "GATv2Conv": lambda: GATv2Conv(F, 4, heads=2),
+    "RGCNConv": lambda: RGCNConv(F, 6, 3),
+    "HANConv": lambda: HANConv(F, 8, (list(KINDS), RELATIONS), heads=2),
+    "HeteroConv": lambda: HeteroConv({one: GATConv((F, F), 4, add_self_loops=False)
+                                      for one in RELATIONS})}
+#: called with dictionaries
+OF_TYPES = ("HGTConv", "HANConv", "HeteroConv")
 WITH_EDGES = ("PNAConv", "CGConv", "HEATConv", "ResGatedGraphConv")
 PARTS = [("PNAConv", "pre_nns.0.0", "weight"), ("PNAConv", "edge_encoder", "weight"),
          ("FiLMConv", "lins.0", "weight"), ("FiLMConv", "films.0", "weight"),
@@ -50,7 +58,9 @@ PARTS = [("PNAConv", "pre_nns.0.0", "weight"), ("PNAConv", "edge_encoder", "weig
          ("HEATConv", "att", "weight"), ("EdgeConv", "nn.0", "weight"), ("EdgeConv", "nn.0", "bias"),
          ("ResGatedGraphConv", "lin_key", "weight"), ("ResGatedGraphConv", "lin_value", "weight"),
          ("HGTConv", "kqv_lin.lins.a", "weight"), ("HGTConv", "k_rel", "weight"),
-         ("Mapping", "lin", "weight"), ("Mapping", "lin", "bias")]
+         ("Mapping", "lin", "weight"), ("Mapping", "lin", "bias"),
+         ("GATConv", "", "att_src"), ("GATv2Conv", "", "att"), ("RGCNConv", "", "weight"),
+         ("HANConv", "lin_src", "b__in__b"), ("HeteroConv", "convs.<b___in___b>", "att_src")]
 CASES = pytest.mark.parametrize("name,part,parameter", PARTS)
 
 
@@ -59,12 +69,12 @@ def arguments(name: str, device: torch.device) -> list:
     def made(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, device=device).requires_grad_()
 
-    if name == "HGTConv":
+    if name in OF_TYPES:
         return [{kind: made(20, F) for kind in KINDS},
                 {one: torch.randint(0, 20, (2, 40), device=device) for one in RELATIONS}]
     edges = graphs.square().to(device)
     of_nodes, of_edges = (torch.arange(n, device=device) % 2 for n in (graphs.N, graphs.E))
-    types = {"HEATConv": [of_nodes, of_edges], "FiLMConv": [of_edges]}.get(name, [])
+    types = {"HEATConv": [of_nodes, of_edges], "FiLMConv": [of_edges], "RGCNConv": [of_edges]}.get(name, [])
     return [made(graphs.N, F), edges, *types,
             *([made(graphs.E, EDGE)] if name in WITH_EDGES else [])]
 

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Iterable
 from typing import Any
 
-from gnnaccel.adapters.guards import ORDINARY
+from gnnaccel.adapters.guards import ORDINARY as ORDINARY
 from gnnaccel.adapters.guards import any_global_hook as _any_global_hook
 from gnnaccel.adapters.guards import context_reason as context_reason
 from gnnaccel.adapters.guards import declared as declared

@@ -50,6 +50,9 @@ class PlainSignature(Signature):
         if (any(_MODULE_HOOKS(of_aggregation))
             or not of_aggregation.keys().isdisjoint(guards.REDUCING)):
             return None
+        for name in parameters:
+            if type(parameters[name]) not in guards.ORDINARY:
+                return None
         for name in self._watched:
             if modules.get(name) is not None:
                 if not guards.plain_linears(map(modules.get, self._watched)):

@@ -110,6 +110,8 @@ def _weights_reason(layer: Any, row: torch.dtype) -> Reason | None:
     if (len(layer.relation_pri) != heads
         or any(tuple(p.shape) != (count,) for p in layer.relation_pri)):
         return reason("GA208", f"relation_pri are not {heads} priors of {count} edge types")
+    if not guards.ordinary(layer.relation_pri):
+        return reason("GA208", "some of relation_pri are of another type than Parameter")
     return None
 
 

@@ -70,6 +70,9 @@ def _layer_reason(layer: Any, x_dict: Mapping[str, Any], names: tuple,
                   device: torch.device) -> Reason | None:
     if layer.out_channels % layer.heads:
         return reason("GA208", f"{layer.out_channels} channels for {layer.heads} heads")
+    for table in ("lin_src", "lin_dst"):
+        if not guards.ordinary(layer._modules[table]):
+            return reason("GA208", f"some of {table} are of another type than Parameter")
     for name in x_dict:
         if name not in layer.proj:
             return reason("GA206", f"the layer does not know the node type {name!r}")

@@ -83,7 +83,7 @@ def test_ways(route, kind, reduce):
     ei = edges()
     x, w = inputs(kind, ei)
     if (route.backend == "torch"
-        and (kind in ("channel", "wider_weights") or reduce in ("max", "min"))):
+        and (kind in ("channel", "wider_weights") or reduce not in ("sum", "mean"))):
         assert aggregation_cpu.unfit(OpGraph(ei, N, M),
                                      prepared(reduce, x, w, E)).code in ("GA208", "GA301")
         return
@@ -134,7 +134,7 @@ def test_equal_extrema_share_the_gradient(reduce):
     assert x.grad.tolist() == [[1.5], [0.5], [0.0]]
 
 
-@pytest.mark.parametrize("reduce", ["sum", "mean", "var"])
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
 @pytest.mark.parametrize("kind", ["none", "edge"])
 def test_double_precision_is_kept(kind, reduce):
     ei = edges()

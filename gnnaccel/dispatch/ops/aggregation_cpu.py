@@ -7,14 +7,13 @@ from torch import Tensor
 
 from gnnaccel.dispatch.ops import aggregation_means as means
 from gnnaccel.dispatch.ops import messages
-from gnnaccel.dispatch.ops.aggregation import Aggregation, deviation, named
+from gnnaccel.dispatch.ops.aggregation import Aggregation, named
 from gnnaccel.dispatch.ops.aggregation_means import PowerMean
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.ops.messages import Shifted
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.run.torch_segments import FOLD, Segments, weighted_sum
 
-_OF_ROWS = ("sum", "mean", "var", "std")  # the first two of messages, too
 _DTYPES = (torch.float32, torch.float64)
 
 
@@ -23,7 +22,7 @@ def unfit(graph: OpGraph, given: Aggregation) -> Reason | None:
     if type(given.more) not in (type(None), Shifted):
         return reason("GA301", "such messages have no faster way on a CPU")
     given = means.inner(given)
-    if given.reduce not in (_OF_ROWS if given.more is None else _OF_ROWS[:2]):
+    if given.reduce not in ("sum", "mean"):
         return reason("GA301", f"{named(given.reduce)} over neighbours has no faster way on a CPU")
     if given.kind == "channel" or not all(given.shape):
         return reason("GA208",
@@ -40,10 +39,6 @@ def run(graph: OpGraph, given: Aggregation) -> Tensor:
         return means.around(run)(graph, given)
     if given.more is not None:
         return messages.split(run, graph, given)
-    if given.reduce in ("var", "std"):
-        mean = given._replace(reduce="mean")
-        out = run(graph, _squared(mean)) - run(graph, mean).square()
-        return deviation(out) if given.reduce == "std" else out
     view = graph.view()
     edges = view.edges(ids=given.weight is not None)
     segments = edges.segments(graph.num_src)
@@ -57,11 +52,6 @@ def run(graph: OpGraph, given: Aggregation) -> Tensor:
     if given.reduce == "mean":
         out = out * view.inverse_degree(out.dtype).unsqueeze(1)
     return out.view(-1, *given.shape)
-
-
-def _squared(given: Aggregation) -> Aggregation:
-    return given._replace(x=given.x.square(),
-                          weight=None if given.weight is None else given.weight.square())
 
 
 def _by_head(segments: Segments, weight: Tensor, x: Tensor) -> Tensor:

@@ -52,11 +52,23 @@ def _hook(layer):
     getattr(inner, "var_aggr", inner).register_forward_hook(lambda module, given, out: 3 * out)
 
 
+class _Tripled(aggr.VarAggregation):
+    def forward(self, *args, **kwargs):
+        return 3 * super().forward(*args, **kwargs)
+
+
+def _inside(layer):
+    if hasattr(layer.aggr_module, "var_aggr"):
+        layer.aggr_module.var_aggr = _Tripled()
+    else:
+        layer.aggr_module = _Tripled()
+
+
 def _other(layer):
     layer.aggr_module = aggr.MaxAggregation()
 
 
-@pytest.mark.parametrize("change", [_half, _hook, _other])
+@pytest.mark.parametrize("change", [_half, _hook, _inside, _other])
 @pytest.mark.parametrize("how", ["std", "var"])
 @pytest.mark.parametrize("new", [False, True])
 def test_what_changes_inside_is_seen(route, how, change, new):
@@ -82,6 +94,56 @@ def test_what_changes_inside_is_seen(route, how, change, new):
             with gnnaccel.disabled():
                 expected = gradients()
             assert all(close(a, b, 1e-3) for a, b in zip(found, expected))
+
+
+def _reversed(layer):
+    layer.aggr_module.aggrs = torch.nn.ModuleList(list(layer.aggr_module.aggrs)[::-1])
+
+
+def _replaced(layer):
+    layer.aggr_module.aggrs[0] = aggr.MinAggregation()
+
+
+def _watched(layer):
+    layer.aggr_module.fused_aggr.register_forward_hook(
+        lambda module, given, out: [3 * one for one in out])
+
+
+@pytest.mark.parametrize("change", [_reversed, _replaced, _watched])
+@pytest.mark.parametrize("how", [["mean", "max"], ["std", "min", "sum"]], ids=str)
+def test_what_changes_in_a_list_is_what_the_host_makes_of_it(route, how, change):
+    """It goes on with what the members were when the list was made."""
+    layer = SAGEConv(F, 5, aggr=how).to(route.device)
+    x, edge_index = graphs.features().to(route.device), graphs.square().to(route.device)
+    with route.on(on_fallback="native"):
+        for _ in range(3):
+            layer(x, edge_index)
+        assert "native" not in gnnaccel.stats()["SAGEConv"]["routes"]
+        change(layer)
+        found = layer(x, edge_index)
+    assert close(found, layer(x, edge_index), 1e-4)
+
+
+@pytest.mark.parametrize("how", [["std", "std"], ["mean", "max", "mean"], ["var", "var"]], ids=str)
+def test_one_twice_in_a_list(route, how):
+    """The host gives the first of them without the last steps of its formula."""
+    layer = SAGEConv(F, 5, aggr=how).to(route.device)
+    x, edge_index = graphs.features().to(route.device), graphs.square().to(route.device)
+    with route.on(on_fallback="native"):
+        found = layer(x, edge_index)
+    assert close(found, layer(x, edge_index), 1e-4)
+
+
+def test_a_list_made_with_half_of_a_gradient(route):
+    layer = SAGEConv(F, 5, aggr=["var", "max"],
+                     aggr_kwargs={"aggrs_kwargs": [{"semi_grad": True}, {}]}).to(route.device)
+    layer.aggr_module.aggrs[0].semi_grad = False  # too late
+    x = graphs.features().to(route.device).requires_grad_()
+    edge_index = graphs.square().to(route.device)
+    with route.on(on_fallback="native"):
+        found, = torch.autograd.grad(layer(x, edge_index).sum(), x)
+    expected, = torch.autograd.grad(layer(x, edge_index).sum(), x)
+    assert close(found, expected, 1e-4)
 
 
 @pytest.mark.parametrize("how", ["std", ["mean", "max", "std"]], ids=str)

@@ -71,6 +71,36 @@ def reducing_reason(module: Any) -> Reason | None:
             if type(module).__module__.startswith("torch_geometric.") else None)
 
 
+def moments_reason(module: Any) -> Reason | None:
+    """Why a variance or deviation of the host's is another than its class's name says, or has half
+    of its gradient. A deviation takes the root of what a module of its own gives."""
+    inside = getattr(module, "var_aggr", module)
+    if inside is not module and type(inside) not in aggregations(("VarAggregation",)):
+        return reason("GA201", f"a deviation is made of {type(inside).__name__}")
+    if getattr(inside, "semi_grad", False):
+        return reason("GA201", f"{type(module).__name__} has half of its gradient")
+    return reducing_reason(inside)
+
+
+def several_reason(module: Any) -> Reason | None:
+    """Why a list of aggregations of the host's is not computed as its members say.
+
+    A `FusedAggregation` computes those of rows that it knows, from what they were when the list
+    was made, and gives the last of two alike alone what the host's formula says."""
+    fused = module.fused_aggr
+    if fused is None:
+        return None
+    names = [type(module.aggrs[i]).__name__ for i in module.fused_out_index
+             if i < len(module.aggrs)]
+    if names != fused.aggr_names or len(module.aggrs) != len(module.is_fused_aggr):
+        return reason("GA201", "the list of aggregations was changed after it was made")
+    if len(set(names)) < len(names):
+        return reason("GA201", "an aggregation is given twice")
+    if fused.semi_grad:
+        return reason("GA201", "a variance in the list was made with half of its gradient")
+    return reducing_reason(fused)
+
+
 _reducing: dict[type, Paths] = {}
 
 

@@ -279,15 +279,14 @@ def _reduces(module: Any) -> tuple[Reduce, ...]:
     if guards.reducing_reason(module) is not None:
         return ()
     if name == "MultiAggregation":
+        if guards.several_reason(module) is not None:
+            return ()
         found = tuple(_reduces(inner) for inner in module.aggrs)
         return tuple(one[0] for one in found) if all(len(one) == 1 for one in found) else ()
     if name in _REDUCES:
         return (_REDUCES[name],)
     if name in _MOMENTS:
-        moments = getattr(module, "var_aggr", module)
-        known = not getattr(moments, "semi_grad", False) and (
-            guards.reducing_reason(moments) is None)
-        return (_MOMENTS[name],) if known else ()
+        return (_MOMENTS[name],) if guards.moments_reason(module) is None else ()
     return (mean_of(module),) if name in ("SoftmaxAggregation", "PowerMeanAggregation") else ()
 
 

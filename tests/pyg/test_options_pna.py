@@ -4,6 +4,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch_geometric.nn import PNAConv
+from torch_geometric.nn.aggr import DegreeScalerAggregation, MeanAggregation, VarAggregation
 
 import gnnaccel
 from gnnaccel.adapters.pyg.layers import pna_maps
@@ -290,3 +291,35 @@ def test_second_derivatives_with_edges(route, options):
         found.append(torch.autograd.grad(sum(t.square().sum() for t in first), parameters))
     for got, expected in zip(*found[::-1]):
         torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max()))
+
+
+class _Tripled(VarAggregation):
+    def forward(self, *args, **kwargs):
+        return 3 * super().forward(*args, **kwargs)
+
+
+def _other_variance(module):
+    module.aggr_module.aggr.aggrs[0].var_aggr = _Tripled()
+
+
+def _one_scaled(module):
+    module.aggr_module = DegreeScalerAggregation("mean", "identity", torch.tensor([1, 2, 3]))
+
+
+def _unscaled(module):
+    module.aggr_module = MeanAggregation()
+
+
+@pytest.mark.parametrize("change", [_other_variance, _one_scaled, _unscaled])
+@pytest.mark.parametrize("first", [True, False])
+def test_aggregations_that_were_replaced(route, change, first):
+    module = layer(["std"], ["identity"]).to(route.device)
+    x, edge_index = features().to(route.device), square().to(route.device)
+    with route.on(on_fallback="native"):
+        if not first:
+            for _ in range(3):
+                module(x, edge_index)
+            assert "native" not in gnnaccel.stats()["PNAConv"]["routes"]
+        change(module)
+        found = [module(x, edge_index) for _ in range(3)]
+    assert all(close(one, module(x, edge_index), 1e-4) for one in found)

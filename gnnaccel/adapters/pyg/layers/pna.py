@@ -66,10 +66,12 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[PlainSpec, PlainInputs
 
 def reads(layer: Any, args: tuple, kwargs: dict) -> tuple:
     """What the route depends on beside the layer's own attributes and the arguments."""
-    aggr = layer._modules["aggr_module"]._modules["aggr"]
+    aggr = layer._modules["aggr_module"]._modules.get("aggr")
+    if type(aggr).__name__ != "MultiAggregation":  # the user's own, in their place
+        return (type(aggr),)
     moments = [one._modules.get("var_aggr", one)
                for one in aggr._modules["aggrs"]._modules.values()]
-    return aggr.mode, [one.__dict__.get("semi_grad") for one in moments]
+    return aggr.mode, [(type(one), one.__dict__.get("semi_grad")) for one in moments]
 
 
 def keep(stated: PlainSpec, given: PlainInputs) -> tuple[list[tuple[str, int]], bool]:
@@ -108,9 +110,7 @@ def _reduces(scaled: Any) -> list[str] | Reason:
     for aggr in several_.aggrs:
         known = (type(aggr).__name__ in _REDUCES
                  and type(aggr).__module__.startswith("torch_geometric."))
-        moments = getattr(aggr, "var_aggr", aggr)
-        if (not known or getattr(moments, "semi_grad", False)
-            or guards.reducing_reason(moments) is not None):
+        if not known or guards.moments_reason(aggr) is not None:
             return reason("GA201",
                           f"one of the aggregations is {type(aggr).__name__}, changed or "
                           "with half of its gradient")

@@ -1,4 +1,4 @@
-"""Products that messages write by `torch.einsum`."""
+"""Products that messages write by `torch.einsum`; `test_matrix_products` has others."""
 from __future__ import annotations
 
 import math
@@ -80,8 +80,12 @@ def test_products(kernels, cls):
     compare(kernels, cls(), *arguments(Message)[:2])
 
 
-@pytest.mark.parametrize("cls", [Transposed, Diagonal, OverEdges])
-def test_others_stay_native(emulated, cls):
-    layer = cls()
+@pytest.mark.parametrize("cls", [Transposed, Diagonal])
+def test_other_sums_are_by_torch(kernels, cls):
+    compare(kernels, cls(), *arguments(Message)[:2])
+
+
+def test_sums_over_edges_stay_native(emulated):
+    layer = OverEdges()
     both(emulated, layer, *arguments(Message)[:2], on_fallback="native")
     assert routes(layer) == {"native": 1}

@@ -15,9 +15,9 @@ from gnnaccel.adapters.pyg.propagate import reading
 from gnnaccel.dispatch.policy.reasons import Reason
 
 #: layers whose messages kernels are written for: `test_generated_messages`,
-#: `test_generated_extrema` and `test_edge_messages` run them
+#: `test_generated_extrema`, `test_edge_messages` and `test_matrix_products` run them
 GENERATED = dict.fromkeys(("CGConv", "DynamicEdgeConv", "EdgeConv", "FAConv", "FeaStConv", "GMMConv",
-                           "GeneralConv", "PointGNNConv", "PointNetConv", "PointTransformerConv"),
+                           "GeneralConv", "NNConv", "PointGNNConv", "PointNetConv", "PointTransformerConv"),
                           "its aggregation, on a GPU")
 PAGE = Path(__file__).parents[2] / "docs" / "layers.md"
 HEAD = "| layer | way |\n|---|---|\n"

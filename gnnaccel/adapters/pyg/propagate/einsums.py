@@ -1,31 +1,39 @@
-"""What stands for `torch.einsum` while a ``message`` is traced: where it multiplies rows channel by
-channel, and may add up over the last dimension."""
+"""What stands for `torch.einsum` while a ``message`` is traced: where it gives a row of each
+row.
+
+Where it multiplies rows channel by channel, and may add up over the last dimension, it is a product
+of such; other sums torch computes."""
 from __future__ import annotations
 
 import functools
 import operator
 from typing import Any
 
+import torch
+
 from gnnaccel.adapters.pyg.propagate.node_values import NodeValue
-from gnnaccel.adapters.pyg.propagate.row_count import ROWS
+from gnnaccel.adapters.pyg.propagate.products import product
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 from gnnaccel.adapters.pyg.propagate.traced import Param, Value
 
 
 def einsum(equation: Any, *operands: Any) -> Any:
-    """As torch has it, of operands whose axes are in the same order as those of the result."""
+    """As torch has it, where the rows are the first axis of all that have it."""
     if type(equation) is not str or len({_dtype(one) for one in operands}) != 1:
         raise Unseen
     left, arrow, out = equation.replace(" ", "").partition("->")
     terms = left.split(",")
     inside = dict.fromkeys("".join(terms))
-    summed = [axis for axis in inside if axis not in out]
-    axes = out + "".join(summed)
-    if not out or len(summed) > 1 or len(terms) != len(operands) or not axes.isalpha() or any(
+    if not out or len(terms) != len(operands) or not (out + "".join(terms)).isalpha() or any(
         axis not in inside for axis in out):
         raise Unseen
-    if len(set(axes)) < len(axes) or all(isinstance(one, Param) for one in operands):
+    if all(isinstance(one, Param) for one in operands) or any(
+        not _has_rows_first(one, term, out[0]) for one, term in zip(operands, terms)):
         raise Unseen
+    summed = [axis for axis in inside if axis not in out]
+    axes = out + "".join(summed)
+    if len(summed) > 1 or any(not _in_order(term, axes) for term in terms):
+        return product(functools.partial(torch.einsum, equation), operands)
     found = functools.reduce(operator.mul, [_aligned(one, term, axes)
                                             for one, term in zip(operands, terms)])
     return found.sum(-1) if summed else found
@@ -39,16 +47,21 @@ def _dtype(operand: Any) -> Any:
     return operand.meta.dtype
 
 
+def _has_rows_first(operand: Any, term: str, rows: str) -> bool:
+    """Whether the axis ``rows`` is the first of this operand; a parameter has none for them."""
+    return operand.meta.dim() == len(term) and (
+        rows not in term if isinstance(operand, Param)
+        else term[0] == rows and rows not in term[1:])
+
+
+def _in_order(term: str, axes: str) -> bool:
+    """Whether the axes are in this order, each once."""
+    return len(set(axes)) == len(axes) and term == "".join(axis for axis in axes if axis in term)
+
+
 def _aligned(operand: Any, term: str, axes: str) -> Any:
     """The operand with an axis for each of ``axes``; a parameter has none for the rows."""
-    if isinstance(operand, Param):
-        axes = axes[1:]
-    elif operand.meta.shape[0] != ROWS or term[:1] != axes[0]:
-        raise Unseen
-    # in this order, each once
-    if operand.meta.dim() != len(term) or term != "".join(axis for axis in axes if axis in term):
-        raise Unseen
-    for at, axis in enumerate(axes):
+    for at, axis in enumerate(axes[1:] if isinstance(operand, Param) else axes):
         if axis not in term:
             operand = operand.unsqueeze(at)
     return operand

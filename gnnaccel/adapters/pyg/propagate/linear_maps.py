@@ -14,11 +14,22 @@ from gnnaccel.adapters.pyg.propagate import channels, pointwise
 from gnnaccel.adapters.pyg.propagate.expressed import Once
 from gnnaccel.adapters.pyg.propagate.nodes_read import of_read
 from gnnaccel.adapters.pyg.propagate.pointwise import FEW, Deferred, Rows, about, whole
+from gnnaccel.adapters.pyg.propagate.products import product
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 from gnnaccel.adapters.pyg.propagate.traced import Make, Param, applied
 from gnnaccel.dispatch.generated.tree import Call, Leaf, Tree, leaves
 
 _Term = tuple[Tree, Any, Param]  # what is mapped, the shape of its rows, the weight
+
+
+def map_of(parts: list[Any], name: str, function: Callable, rest: tuple, kwargs: dict) -> Rows:
+    """The map of rows by a parameter; or a product with a matrix for each row, or from the left."""
+    rows = isinstance(parts[0], Rows) + any(isinstance(one, Rows) for one in rest)
+    if name in ("matmul", "bmm") and (rows == 2 or not isinstance(parts[0], Rows)):
+        if len(parts) > 1 or kwargs:
+            raise Unseen
+        return product(function, (*parts, *rest))
+    return Mapped(parts, name, function, rest, kwargs)
 
 
 class Mapped(Deferred):

@@ -35,7 +35,7 @@ _OF_ROWS = frozenset(("sum", "mean", "norm", "normalize", "layer_norm", "softmax
 FEW = 4  # channels that may be summed where both ends meet, in the kernels
 #: what writes the result of an operation over its first argument, of the same dtype
 IN_PLACE = {f"{name}_": name for name in OPERATIONS.keys() - TRUE | {"masked_fill"}}
-_MAPS = frozenset(("linear", "matmul", "mm"))
+_MAPS = frozenset(("linear", "matmul", "mm", "bmm"))
 _PIECES = ("chunk", "split", "unbind")
 _COMPOSED = frozenset(("glu", "cosine_similarity", "pairwise_distance"))
 _REPEATED = ("expand", "expand_as")
@@ -276,9 +276,9 @@ def _channels() -> Any:
 
 
 def _mapped(*args: Any) -> Rows:
-    from gnnaccel.adapters.pyg.propagate.linear_maps import Mapped  # which needs this module
+    from gnnaccel.adapters.pyg.propagate.linear_maps import map_of  # which needs this module
 
-    return Mapped(*args)
+    return map_of(*args)
 
 
 def tree_of(value: Any, meta: Tensor) -> Any:

@@ -3,6 +3,7 @@ happens, what it is given, and modules that do more than they are."""
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -93,6 +94,24 @@ def features_reason(x: Any, name: str = "x") -> Reason | None:
         return reason("GA206", f"{name} is {x.layout}, {x.dtype}, on the {x.device.type} device")
     return (reason("GA206", f"{name} is a view that negates its numbers", "call resolve_neg()")
             if x.is_neg() else None)
+
+
+def inference_reason(given: Iterable[Any]) -> Reason | None:
+    """Why a call with these arguments runs the host's own code: features were made in inference
+    mode, and gradients are on. Autograd cannot save such tensors, and kernels keep what they are
+    given where the host keeps what it gathered."""
+    if not _grad():
+        return None
+    todo = list(given)
+    for a in todo:  # which grows by what is in pairs and dictionaries
+        if isinstance(a, Tensor):
+            if a.is_inference() and a.is_floating_point():
+                return reason("GA212")
+        elif isinstance(a, (tuple, list)):
+            todo += a
+        elif isinstance(a, dict):
+            todo += a.values()
+    return None
 
 
 def edge_reason(edge_attr: Any, edges: int, x: Tensor) -> Reason | None:

@@ -14,6 +14,7 @@ from torch.nn import Parameter
 
 from gnnaccel.dispatch.memory.native_cache import GRAPHS
 
+_grad_on = torch.is_grad_enabled
 _NUMBERS = frozenset((type(None), bool, int, float, str))
 _REPLACED = frozenset(("forward", "reduce"))
 
@@ -27,14 +28,14 @@ def of_arguments(given: tuple) -> tuple[list, list, torch.device] | None:
     """
     rows: list = []
     found: list = []
-    device, todo = None, list(given)
+    device, todo, grad = None, list(given), _grad_on()
     for a in todo:  # which grows by what is in pairs and dictionaries
         kind = type(a)
         if kind is Tensor or kind is Parameter:
             device = a.device
             if not a.is_floating_point():
                 found += ("index",)
-            elif a.is_meta or a.is_neg():
+            elif a.is_meta or a.is_neg() or (grad and a.is_inference()):
                 return None
             else:
                 rows += a.shape[:1]

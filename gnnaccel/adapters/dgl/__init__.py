@@ -131,6 +131,7 @@ class _Guarded:
 
         found = contract.read(importlib.import_module(f"gnnaccel.adapters.dgl.{module}"))
         self._context_reason, self._layer_reason = shared.context_reason, guards.layer_reason
+        self._inference_reason = shared.inference_reason
         self.paths, self._state = own.Paths(cls, ("forward",)), found.state
         self._absorbed, self.run = found.ABSORBED, found.run
         self.key = repeated.signature(found, self.paths)
@@ -138,5 +139,6 @@ class _Guarded:
 
     def state(self, layer: Any, args: tuple, kwargs: dict) -> Any:
         why = (self._context_reason()
-               or self._layer_reason(layer, self.paths.of(type(layer)), self._absorbed))
+               or self._layer_reason(layer, self.paths.of(type(layer)), self._absorbed)
+               or self._inference_reason((*args, *kwargs.values())))
         return self._state(layer, args, kwargs) if why is None else why

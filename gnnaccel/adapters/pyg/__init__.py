@@ -205,6 +205,7 @@ class _Guarded:
         elif why is None:
             why = guards.layer_reason(layer, self.paths.of(type(layer)), self._node_dim,
                                       self._aggregations)
+        why = why or guards.inference_reason((*args, *kwargs.values()))
         found = self._state(layer, args, kwargs) if why is None else why
         guards.note_made(layer, type(found) is Reason)
         return found

@@ -13,6 +13,7 @@ from gnnaccel.adapters.guards import declared as declared
 from gnnaccel.adapters.guards import edge_reason as edge_reason
 from gnnaccel.adapters.guards import features_reason as features_reason
 from gnnaccel.adapters.guards import has_hooks as has_hooks
+from gnnaccel.adapters.guards import inference_reason as inference_reason
 from gnnaccel.adapters.guards import lazy_reason as lazy_reason
 from gnnaccel.adapters.guards import made as made
 from gnnaccel.adapters.guards import made_here as made_here

@@ -39,7 +39,9 @@ class PlainSignature(Signature):
         x, edge_index = args
         if type(x) is not Tensor or type(edge_index) is not Tensor or x.is_meta or x.is_neg():
             return self._other(layer, args, kwargs)
-        own = layer.__dict__
+        own, grad = layer.__dict__, _grad_on()
+        if grad and x.is_inference():
+            return None
         if any(_HOOKS(own)) or guards.context_reason() is not None:
             return None
         path = self._paths.of(type(layer))
@@ -65,7 +67,7 @@ class PlainSignature(Signature):
                 break
         device = x.device
         return (x.shape[:1], self._values(own), x.shape[1:], x.dtype, device, x.layout, dtype,
-                _autocast_dtype(device.type) if _autocast_on(device.type) else None, _grad_on(),
+                _autocast_dtype(device.type) if _autocast_on(device.type) else None, grad,
                 _deterministic(), *map(id, modules.values()), *map(id, parameters.values()),
                 *map(_of_linear, map(modules.get, self._linear)))
 

@@ -60,6 +60,8 @@ KINDS: dict[str, Kind] = {
                   "see the records of the layers inside"),
     "GA211": Kind("message or reduce function is the user's own",
                   "use built-in functions, such as fn.u_mul_e and fn.sum"),
+    "GA212": Kind("features were made in inference mode, and gradients are on",
+                  "make them under torch.no_grad(), or pass a clone() of them"),
     "GA301": Kind("estimated to be no faster", "enable(when='supported') takes it over anyway"),
     "GA302": Kind("another way is estimated to be faster", "nothing to do: a faster way was taken"),
     "GA303": Kind("there are no edges", "nothing to do: there is nothing to accelerate"),

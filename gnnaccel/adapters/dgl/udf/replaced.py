@@ -18,7 +18,7 @@ from gnnaccel.adapters import own
 from gnnaccel.adapters.dgl import graphs
 from gnnaccel.adapters.dgl.ops import inputs
 from gnnaccel.adapters.dgl.ops.replaced import layers
-from gnnaccel.adapters.guards import context_reason
+from gnnaccel.adapters.guards import context_reason, inference_reason
 from gnnaccel.adapters.patching import PatchSet
 from gnnaccel.cuda import driver
 from gnnaccel.dispatch.memory.checkpoints import checkpointed
@@ -231,6 +231,9 @@ def _graph_of(g: Any, given: dict[str, Any]) -> OpGraph | Reason:
         return reason("GA206", "no features are read")
     if len({(t.device, t.dtype) for t in tensors}) > 1 or tensors[0].device != g.device:
         return reason("GA206", "features are of several devices or dtypes")
+    why = inference_reason(tensors)
+    if why is not None:
+        return why
     if any(t.is_neg() for t in tensors):
         return reason("GA206", "features are yet to be negated")
     if torch.is_autocast_enabled(tensors[0].device.type):

@@ -38,6 +38,7 @@ _READ_AT = 8  # the call of a layer over such edges that is read all the same
 def decide(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Config) -> Any:
     """The long way of a call."""
     attends = (None if type(layer) in attention.of_the_host
+               or guards.inference_reason(kwargs.values()) is not None
                else attention.read(layer, kwargs))
     if attends is not None:
         return router.decide(layer, attends,  # type: ignore[arg-type]  # is never repeated
@@ -60,6 +61,7 @@ def _decide(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Conf
     verdict = rules.verdict(layer, config)
     free = config.when == "profitable" and config.on_fallback == "native"
     found: reading.Read | Reason = (((free and _still_lazy(layer))
+                                     or guards.inference_reason(kwargs.values())
                                      or reading.read(layer, edge_index, kwargs))
                                     if verdict.inside
                                     else verdict.reason)  # type: ignore[assignment]

@@ -232,6 +232,7 @@ def _described(kwargs: dict) -> tuple:
     """All of the arguments but how many rows they have. What is not understood equals nothing,
     itself included."""
     found: list[Any] = []
+    grad = torch.is_grad_enabled()
     for name, value in kwargs.items():
         if value is None:
             found += name, None
@@ -242,7 +243,7 @@ def _described(kwargs: dict) -> tuple:
             parts = value[:1] if shared else value
         found += name, several, shared
         for one in parts:
-            if type(one) in reading.TENSORS:
+            if type(one) in reading.TENSORS and not (grad and one.is_inference()):
                 found += ((one.shape[1:], one.dtype, one.device, one.layout, one.requires_grad),)
             elif name == "size":
                 found += (one is None,)

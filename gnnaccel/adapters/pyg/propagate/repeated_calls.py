@@ -38,10 +38,11 @@ def _signature(kwargs: dict) -> tuple:
     """Of the arguments, all that a route depends on. Holds no tensor; what is not understood equals
     nothing, itself included."""
     found: list[Any] = []
+    grad = _grad()
     for name, value in kwargs.items():
         found.append(name)
         for one in value if type(value) is tuple and len(value) == 2 else (value,):
-            if type(one) in reading.TENSORS:
+            if type(one) in reading.TENSORS and not (grad and one.is_inference()):
                 found.append((one.shape, one.dtype, one.device, one.layout, one.requires_grad))
             elif one is None or type(one) in _PLAIN:
                 found.append((type(one), one))

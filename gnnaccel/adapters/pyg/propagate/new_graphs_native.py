@@ -21,6 +21,7 @@ from gnnaccel.dispatch.quantized import settings
 
 _drivers = driver.in_place
 _MORE = 1.25  # times as many edges as the call that was decided: where others might gain
+_READ_AT = 64  # calls of a layer whose message has no form
 
 
 class Native:
@@ -72,30 +73,47 @@ class Native:
 
 
 class Formless:
-    """A layer's last call on a CPU whose message has no form that anything but the host's own code
-    could compute there. Calls with such arguments stay native. ``kinds``: of the arguments;
-    ``code``: why it was native."""
+    """A layer's last call whose message has no form that anything but the host's own code could
+    compute. Calls with such arguments stay native; one of `_READ_AT` is read again, since what the
+    message reads of its layer may have changed. ``arguments``: as `_arguments` has them; ``code``:
+    why it was native."""
 
-    __slots__ = ("epoch", "kinds", "name", "code")
+    __slots__ = ("epoch", "arguments", "placed", "left", "name", "code")
 
-    def __init__(self, layer: Any, kwargs: dict, why: Reason, config: Config):
-        self.epoch, self.kinds = config.epoch, list(map(type, kwargs.values()))
+    def __init__(self, layer: Any, edge_index: Tensor, kwargs: dict, why: Reason, config: Config):
+        self.epoch, self.arguments = config.epoch, _arguments(edge_index, kwargs)
+        self.placed, self.left = bool(_drivers), _READ_AT
         self.name, self.code = type(layer).__name__, why.code
 
     def holds(self, edge_index: Any, kwargs: dict, config: Config) -> bool:
         """As of `Native`."""
-        return (self.epoch == config.epoch and type(edge_index) is Tensor and edge_index.is_cpu
-                and not _drivers and self.kinds == list(map(type, kwargs.values())))
+        self.left -= 1
+        return (self.epoch == config.epoch and self.left > 0 and type(edge_index) is Tensor
+                and bool(_drivers) is self.placed
+                and self.arguments == _arguments(edge_index, kwargs))
+
+
+def _arguments(edge_index: Tensor, kwargs: dict) -> list:
+    """Kinds, widths and dtypes, and which of them have as many rows as others before."""
+    found: list = [edge_index.is_cpu, edge_index.layout]
+    rows = {edge_index.shape[-1]: 0}
+    for value in kwargs.values():
+        for one in value if type(value) is tuple else (value,):
+            if type(one) in reading.TENSORS:
+                found += one.shape[1:], one.dtype, rows.setdefault(len(one), len(rows))
+            else:
+                found += (type(one),)
+    return found
 
 
 def remember_formless(layer: Any, edge_index: Any, kwargs: dict, why: Reason,
                       config: Config) -> None:
-    """Keep of a native call on a CPU that it was so for its message."""
-    if (why.code in ("GA208", "GA211") and type(edge_index) is Tensor and edge_index.is_cpu
-            and edge_index.layout is torch.strided and not _drivers
-            and config.on_fallback == "native" and settings.asked(layer, config) is None):
-        layer_memory.of(layer).native_once[torch.is_grad_enabled()] = Formless(layer, kwargs, why,
-                                                                               config)
+    """Keep of a native call that it was so for its message."""
+    if (why.code in ("GA208", "GA211") and type(edge_index) is Tensor
+            and edge_index.layout is torch.strided and config.on_fallback == "native"
+            and settings.asked(layer, config) is None):
+        layer_memory.of(layer).native_once[torch.is_grad_enabled()] = Formless(
+            layer, edge_index, kwargs, why, config)
 
 
 def remember(layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read, decision: Decision,

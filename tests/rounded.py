@@ -19,6 +19,12 @@ class Rounded(nn.Parameter):
             return func(*args, **(kwargs or {}))
 
 
+class RoundedTensor(torch.Tensor):
+    """The same as a tensor that is no parameter."""
+
+    __torch_function__ = classmethod(Rounded.__torch_function__.__func__)
+
+
 def _rounded(weight: torch.Tensor) -> torch.Tensor:
     return weight + (weight.round(decimals=1) - weight).detach()
 
@@ -32,3 +38,12 @@ def put(layer: nn.Module, part: str, name: str = "weight", swapped: bool = False
         torch.utils.swap_tensors(getattr(module, name), weight)
     else:
         setattr(module, name, weight)
+
+
+def put_as_attribute(layer: nn.Module, part: str, name: str = "weight",
+                     kind: type[torch.Tensor] = RoundedTensor) -> None:
+    """Has a part of the layer hold a copy of its weight as a plain attribute."""
+    module = layer.get_submodule(part)
+    weight = getattr(module, name).detach().clone().as_subclass(kind)
+    delattr(module, name)
+    setattr(module, name, weight)

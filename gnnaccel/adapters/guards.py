@@ -69,18 +69,17 @@ def sees_functions(modes: int) -> bool:
 
 def module_reason(layer: Any, path: Path) -> Reason | None:
     """Why this layer object must run the host's own code: something on its ``path``, or a method on
-    the object itself, is not the host's, or a parameter of its own has other functions than
-    torch's."""
+    the object itself, is not the host's, or a parameter of its own, or a tensor in its place, has
+    other functions than torch's."""
     own = layer.__dict__
     if not own.keys().isdisjoint(path.names):
         for name in path.names.intersection(own):
             # PyG's own setters bind the class's functions to the object
             if not is_method(own[name], type(layer), name, path.host):
                 return reason("GA205", f"{name} is replaced on the layer object")
-    parameters = own["_parameters"]
-    for name in parameters:
-        if type(parameters[name]) not in ORDINARY:
-            return reason("GA208", f"{name} is a {type(parameters[name]).__name__}")
+    found = extraordinary(own)
+    if found is not None:
+        return reason("GA208", f"{found} is a {type(getattr(layer, found)).__name__}")
     return path.why
 
 
@@ -193,13 +192,25 @@ def has_hooks(module: Any) -> bool:
                 or own["_backward_pre_hooks"])
 
 
-def ordinary(module: Any) -> bool:
-    """Whether the module's parameters are ordinary tensors, so that their numbers say all."""
-    parameters = module.__dict__["_parameters"]
+def extraordinary(own: dict[str, Any]) -> str | None:
+    """Which of a module's parameters, or of the tensors that it holds as plain attributes, as after
+    ``del lin.weight; lin.weight = ...``, is no ordinary tensor; None where none is. ``own``: the
+    module's attributes."""
+    parameters = own["_parameters"]
     for name in parameters:
         if type(parameters[name]) not in ORDINARY:
-            return False
-    return True
+            return name
+    for name in own:
+        kind = type(own[name])
+        # torch's metaclass is asked first, as it costs no call for numbers, strings and the like
+        if kind not in ORDINARY and type(kind) is not type and issubclass(kind, Tensor):
+            return name
+    return None
+
+
+def ordinary(module: Any) -> bool:
+    """Whether the module's parameters are ordinary tensors, so that their numbers say all."""
+    return extraordinary(module.__dict__) is None
 
 
 def plain(module: Any, cls: type) -> bool:
@@ -214,4 +225,7 @@ def plain(module: Any, cls: type) -> bool:
     for name in parameters:
         if type(parameters[name]) not in ORDINARY:
             return False
+    if ("weight" in own and type(own["weight"]) not in ORDINARY
+            or "bias" in own and type(own["bias"]) not in ORDINARY):
+        return False
     return not any_global_hook() and forward_is_own(cls)

@@ -17,6 +17,7 @@ from gnnaccel.dispatch.memory.native_cache import GRAPHS
 _grad_on = torch.is_grad_enabled
 _NUMBERS = frozenset((type(None), bool, int, float, str))
 _REPLACED = frozenset(("forward", "reduce"))
+_WEIGHTS = ("weight", "bias")
 
 
 def of_arguments(given: tuple) -> tuple[list, list, torch.device] | None:
@@ -81,6 +82,9 @@ def of_modules(layer: Any, args: tuple = (), options: tuple[str, ...] = ()) -> l
                     found += kind, t.dtype, t.shape, t.device
                 else:
                     found += (kind,)
+        for name in _WEIGHTS:
+            if name in own:  # a plain attribute in the place of a parameter
+                found += name, type(own[name])
         if inside:
             there = [one for one in inside.items() if one[1] is not None]
             found += ([name for name, _ in there],)

@@ -15,7 +15,7 @@ from tests.dgl.graphs import F
 from tests.dgl.judge import close, took
 from tests.dgl.layers import EDGE, edge_features
 from tests.judge import spread
-from tests.rounded import put
+from tests.rounded import put, put_as_attribute
 
 CASES = {
     "mean": lambda: SAGEConv(F, 8, "mean"), "pool": lambda: SAGEConv(F, 8, "pool"),
@@ -94,14 +94,14 @@ def test_a_map_without_a_weight(name, part):
 
 
 @pytest.mark.parametrize("before", [0, 3])
-@pytest.mark.parametrize("swapped", [False, True], ids=["set", "swapped"])
+@pytest.mark.parametrize("way", ["set", "swapped", "attribute"])
 @pytest.mark.parametrize("name,part,parameter", [
     ("EdgeGATConv", "fc_edge", "weight"), ("EdgeGATConv", "fc", "weight"),
     ("EdgeGATConv", "", "attn_l"), ("GATConv", "fc", "weight"), ("GATConv", "", "attn_l"),
     ("GATv2Conv", "", "attn"), ("EGATConv", "fc_ni", "weight"), ("gated", "A", "weight"),
     ("mean", "fc_neigh", "weight"), ("HGTConv", "relation_pri", "0"),
     ("HGTConv", "relation_att.0", "W")])
-def test_a_weight_with_functions_of_its_own(route, name, part, parameter, swapped, before):
+def test_a_weight_with_functions_of_its_own(route, name, part, parameter, way, before):
     """``before``: so many calls with the layer's own weight are remembered."""
     layer, args = spread(CASES[name]()).to(route.device), [a.to(route.device) for a in given(name)]
     args[1].requires_grad_()
@@ -115,7 +115,10 @@ def test_a_weight_with_functions_of_its_own(route, name, part, parameter, swappe
     with route.on(on_fallback="native"):
         for _ in range(before):
             results()
-        put(layer, part, parameter, swapped)
+        if way == "attribute":
+            put_as_attribute(layer, part, parameter)
+        else:
+            put(layer, part, parameter, way == "swapped")
         got = [results() for _ in range(2)]
     with gnnaccel.disabled():
         expected = results()

@@ -16,7 +16,7 @@ import gnnaccel
 from tests.judge import spread
 from tests.pyg import graphs
 from tests.pyg.graphs import EDGE, F
-from tests.rounded import put
+from tests.rounded import put, put_as_attribute
 
 KINDS = {"a": F, "b": F}
 RELATIONS = [("a", "to", "b"), ("b", "of", "a"), ("b", "in", "b")]
@@ -62,6 +62,11 @@ PARTS = [("PNAConv", "pre_nns.0.0", "weight"), ("PNAConv", "edge_encoder", "weig
          ("GATConv", "", "att_src"), ("GATv2Conv", "", "att"), ("RGCNConv", "", "weight"),
          ("HANConv", "lin_src", "b__in__b"), ("HeteroConv", "convs.<b___in___b>", "att_src")]
 CASES = pytest.mark.parametrize("name,part,parameter", PARTS)
+
+
+#: those of maps
+OF_MAPS = pytest.mark.parametrize("name,part,parameter", [
+    one for one in PARTS if one[2] in ("weight", "bias") and one[1]])
 
 
 def arguments(name: str, device: torch.device) -> list:
@@ -122,6 +127,38 @@ def test_after_calls_that_are_remembered(route, name, part, parameter, swapped, 
             results(layer, args)
             args = args if again else arguments(name, route.device)
         put(layer, part, parameter, swapped)
+        got = [results(layer, args) for _ in range(2)]
+    with gnnaccel.disabled():
+        expected = results(layer, args)
+    for one in got:
+        alike(one, expected)
+
+
+@CASES
+@pytest.mark.parametrize("known", [False, True], ids=["first", "remembered"])
+def test_a_plain_attribute_in_the_place_of_a_parameter(route, name, part, parameter, known):
+    layer = layer_of(name, route.device)
+    args = arguments(name, route.device)
+    with route.on(on_fallback="native"):
+        for _ in range(4 * known):
+            results(layer, args)
+        put_as_attribute(layer, part, parameter)
+        got = [results(layer, args) for _ in range(2)]
+    with gnnaccel.disabled():
+        expected = results(layer, args)
+    for one in got:
+        alike(one, expected)
+
+
+@OF_MAPS
+def test_a_plain_attribute_after_an_ordinary_one(route, name, part, parameter):
+    layer = layer_of(name, route.device)
+    args = arguments(name, route.device)
+    put_as_attribute(layer, part, parameter, torch.Tensor)
+    with route.on(on_fallback="native"):
+        for _ in range(4):
+            results(layer, args)
+        put_as_attribute(layer, part, parameter)
         got = [results(layer, args) for _ in range(2)]
     with gnnaccel.disabled():
         expected = results(layer, args)

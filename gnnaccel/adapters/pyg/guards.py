@@ -133,6 +133,9 @@ def plain_linear(module: Any) -> bool:
     for name in parameters:
         if type(parameters[name]) not in ORDINARY:
             return False
+    if ("weight" in own and type(own["weight"]) not in ORDINARY
+            or "bias" in own and type(own["bias"]) not in ORDINARY):
+        return False
     return not _any_global_hook() and forward_is_own(_linear)
 
 
@@ -151,6 +154,9 @@ def plain_linears(modules: Iterable[Any]) -> bool:
         for name in parameters:
             if type(parameters[name]) not in ORDINARY:
                 return False
+        if ("weight" in own and type(own["weight"]) not in ORDINARY
+                or "bias" in own and type(own["bias"]) not in ORDINARY):
+            return False
     return not _any_global_hook() and forward_is_own(cls)
 
 

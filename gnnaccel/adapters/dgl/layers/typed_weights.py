@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnaccel.adapters.guards import plain
+from gnnaccel.adapters.guards import ordinary, plain
 from gnnaccel.adapters.own import Path, path_of
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 
@@ -17,7 +17,8 @@ def module_reason(module: Any, name: str) -> Reason | None:
     than that."""
     if type(module) is not _typed_linear():
         return reason("GA208", f"{name} is a {type(module).__name__}, not a TypedLinear")
-    if not plain(module, type(module)) or "get_weight" in module.__dict__:
+    if (not plain(module, type(module)) or not ordinary(module)
+            or "get_weight" in module.__dict__):
         return reason("GA208", f"{name} has hooks, or methods or weights of its own kind",
                       "remove them from the layer")
     return path().why or shape_reason(module, name)

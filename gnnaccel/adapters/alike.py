@@ -111,10 +111,14 @@ def _rooted(part: Tensor, x: Tensor, members: tuple[int, ...], parameters: Param
 
 
 def total(parameters: Sequence[Tensor]) -> Tensor:
-    """The sum of parameters of one shape. (A sum over the tensor that they make stacked would give
-    all of them one array as their gradient, which whoever clips or accumulates gradients in place
-    would change once for each.)"""
-    return functools.reduce(torch.add, parameters)
+    """The sum of parameters of one shape, each of which gets a gradient in memory of its own:
+    whoever scales gradients in place, from ``torch.autograd.grad`` or in hooks, would change one
+    that they share once for each. Sums pass theirs on as it is, a difference makes another one for
+    what it takes away."""
+    return functools.reduce(_plus, parameters)
+
+
+_plus = functools.partial(torch.sub, alpha=-1)
 
 
 def _together(x: Sequence[Tensor], row: torch.dtype) -> Tensor:

@@ -78,3 +78,31 @@ def test_each_gradient_has_memory_of_its_own(route, name):
         if p.grad is not None:
             torch.testing.assert_close(p.grad, 2 * once[k], rtol=1e-4, atol=1e-5,
                                        msg=lambda text: f"{k}: {text}")
+
+
+@pytest.mark.parametrize("hooks", [False, True], ids=["asked for", "in hooks"])
+@pytest.mark.parametrize("name", MADE)
+def test_gradients_that_are_scaled_in_place(route, name, hooks):
+    """What autograd hands out before it is anybody's ``grad``, which would be a copy."""
+    layer, args = MADE[name]()
+    layer = layer.to(route.device)
+    args = [on(route.device, a)[0] if isinstance(a, dict) else a.to(route.device) for a in args]
+    with route.on(on_fallback="native"):
+        out = layer(*args)
+    parts = out.values() if isinstance(out, dict) else [out]
+    loss = sum(t.sin().sum() for t in parts if t is not None)
+    names, parameters = zip(*layer.named_parameters())
+    found = torch.autograd.grad(loss, parameters, retain_graph=hooks, allow_unused=True)
+    expected = [None if grad is None else 2 * grad for grad in found]
+    if hooks:
+        for parameter in parameters:
+            parameter.register_hook(lambda grad: grad.mul_(2))
+        loss.backward()
+        found = [parameter.grad for parameter in parameters]
+    else:
+        for grad in found:
+            if grad is not None:
+                grad.mul_(2)
+    for k, ours, doubled in zip(names, found, expected):
+        torch.testing.assert_close(ours, doubled, rtol=1e-4, atol=1e-5,
+                                   msg=lambda text, k=k: f"{k}: {text}")

@@ -38,6 +38,10 @@ def _described(layer: Any, edge_index: Any, kwargs: dict) -> described.Described
         or type(edge_index) not in described.TENSORS or edge_index.dim() != 2
         or kwargs.get("size") is not None):
         return "it is explained, decomposed, of another flow, aggregation or size"
+    tracing.read_methods(layer, tracing.STEPS)
+    why = tracing.aggregation_reason(layer)
+    if why != "":
+        return why
     kinds: tuple = ()
     for name in kwargs:
         if name != "size":
@@ -98,8 +102,7 @@ def _read(layer: Any, kinds: dict[str, str]) -> Any:
     if (type(form) is Reason or form.more is not None or form.apply is not None or form.ends
         or form.width is not None):
         return _OTHER
-    why = (reading.layer_reason(layer, known, reading.reductions(layer, known))
-           or tracing.aggregation_reason(layer))
+    why = reading.layer_reason(layer, known, reading.reductions(layer, known))
     if why:
         return str(why)
     names = tuple(inspect.signature(known.functions[0]).parameters)[1:]

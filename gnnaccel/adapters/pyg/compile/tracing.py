@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +30,9 @@ _HOST = "torch_geometric."
 #: in which PyG keeps modules of a layer
 _CONTAINERS = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.ReLU)
 _AGGREGATIONS = {"add": "Sum", "sum": "Sum", "mean": "Mean", "max": "Max", "min": "Min"}
+#: methods of message passing that a call may run
+STEPS = ("propagate", "edge_updater", "message", "aggregate", "update", "message_and_aggregate",
+         "edge_update")
 #: from the first version of torch on that this was tested with; for older ones nothing is carried
 POSSIBLE = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 11)
 
@@ -71,13 +75,13 @@ def carried(cls: type) -> Callable | None:
     name = cls.__name__
     if name not in KINDS or not POSSIBLE:
         return None
-    kind = KINDS[name]
+    kind, methods = KINDS[name], _methods(cls)
 
     @kept_apart
     def inside(native: Callable, layer: Any, args: tuple, kwargs: dict) -> Any:
         if not configs.compiling or not torch.compiler.is_dynamo_compiling():
             return native(layer, *args, **kwargs)
-        why = _layers_reason(layer, cls)
+        why = _layers_reason(layer, cls, methods)
         if why != "":
             return _native(native, layer, args, kwargs, name, why)
         found = described.describe(kind, layer, args, kwargs)
@@ -123,15 +127,51 @@ def _native(native: Callable, layer: Any, args: tuple, kwargs: dict, name: str, 
     return native(layer, *args, **kwargs)
 
 
-def _layers_reason(layer: Any, cls: Any) -> str:
+def _layers_reason(layer: Any, cls: Any, methods: tuple[str, ...]) -> str:
     """Why this layer is traced as the host wrote it; "" where it need not be."""
     if (type(layer) is not cls or layer.flow != "source_to_target" or layer._explain
             or layer._decomposed_layers != 1 or layer.node_dim not in (0, -2)):
         return "it is a subclass, explained, decomposed, or of another flow or node_dim"
+    read_methods(layer, methods)
+    _read_maps(layer, KINDS[cls.__name__].after)
+    why = aggregation_reason(layer)
+    if why != "":
+        return why
     from torch._dynamo.comptime import comptime  # which is there while it is traced
 
     comptime(_look)
     return seen_now()
+
+
+def _methods(cls: Any) -> tuple[str, ...]:
+    """The methods that a call by the layer's own code may run."""
+    own = tuple(name for name, value in vars(cls).items()
+                if inspect.isfunction(value) and not name.startswith("__"))
+    return tuple(dict.fromkeys((*STEPS, *own)))
+
+
+def read_methods(layer: Any, names: tuple[str, ...]) -> None:
+    """Traced, so that Dynamo guards on the object's methods: it may have others than its class."""
+    for name in names:
+        getattr(layer, name)
+
+
+def _read_maps(module: Any, but: str | None) -> None:
+    """The same for ``forward`` of the modules in this one, that of the name ``but`` left out."""
+    for name, inner in module._modules.items():
+        if inner is not None and name != but:
+            read_methods(inner, ("forward",))
+            _read_maps(inner, None)
+
+
+def aggregation_reason(layer: Any) -> str:
+    """Why the layer aggregates otherwise than its ``aggr`` says, where that is a simple name.
+    Traced, too."""
+    aggr = layer.aggr
+    if (isinstance(aggr, str) and aggr in _AGGREGATIONS
+        and type(layer.aggr_module).__name__ != _AGGREGATIONS[aggr] + "Aggregation"):
+        return f"its aggregation is not {aggr}"
+    return ""
 
 
 # --- what is looked at while it is traced ---------------------------------------------------------
@@ -198,15 +238,6 @@ def _changed_reason(layer: Any) -> str:
         if callable(value) and callable(getattr(type(layer), name, None)):
             if getattr(value, "__func__", None) is not getattr(type(layer), name):
                 return f"{name} is replaced on the layer object"
-    return aggregation_reason(layer)
-
-
-def aggregation_reason(layer: Any) -> str:
-    """Why the layer aggregates otherwise than its ``aggr`` says, where that is a simple name."""
-    aggr = layer.aggr
-    if (type(aggr) is str and aggr in _AGGREGATIONS
-        and type(layer.aggr_module).__name__ != _AGGREGATIONS[aggr] + "Aggregation"):
-        return f"its aggregation is not {aggr}"
     return ""
 
 

@@ -65,3 +65,13 @@ def test_replaced_methods_are_compiled_anew(route, label, another):
         layer = make().to(route.device)
     change(layer)
     same(step(torch.compile(layer, backend="aot_eager"), *inputs), native(layer, inputs))
+
+
+def test_a_weight_that_is_another_view_of_its_memory(route):
+    inputs = graphs.features().to(route.device), graphs.square().to(route.device)
+    layer = nn.GCNConv(F, F).to(route.device)
+    on(route)
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    step(compiled, *inputs)
+    layer.lin.weight.data = layer.lin.weight.data.t()
+    same(step(compiled, *inputs), native(layer, inputs))

@@ -70,14 +70,14 @@ def _arguments(call: Call, tensors: list[Tensor]) -> Iterable[Any]:
 # --- tensors --------------------------------------------------------------------------------------
 
 class Shadow:
-    """Of one of the user's parameters, which is at ``pointer``: ``parameters`` over its memory,
+    """Of one of the user's parameters, which was ``data``: ``parameters`` over its memory,
     without and with gradients; ``layers`` whose first parameter they are, by text and
     parameters."""
 
-    __slots__ = ("pointer", "parameters", "layers")
+    __slots__ = ("data", "parameters", "layers")
 
-    def __init__(self, pointer: int) -> None:
-        self.pointer = pointer
+    def __init__(self, data: Tensor) -> None:
+        self.data = data
         self.parameters: list[Parameter | None] = [None, None]
         self.layers: dict[tuple, Any] = {}
 
@@ -87,8 +87,8 @@ _shadows: IdentityMap[Shadow] = IdentityMap()
 
 def _shadow(tensor: Tensor) -> Shadow:
     found = _shadows.get(tensor)
-    if found is None or found.pointer != tensor.data_ptr():  # `.data` may be replaced
-        found = Shadow(tensor.data_ptr())
+    if found is None or not found.data.is_set_to(tensor):  # `.data` may be replaced
+        found = Shadow(tensor.detach())
         _shadows.set(tensor, found)
     return found
 

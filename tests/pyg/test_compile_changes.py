@@ -67,6 +67,49 @@ def test_replaced_methods_are_compiled_anew(route, label, another):
     same(step(torch.compile(layer, backend="aot_eager"), *inputs), native(layer, inputs))
 
 
+class Tripled(MessagePassing):
+    """Methods for other classes."""
+
+    def message(self, x_j):
+        return x_j * 3
+
+    def update(self, inputs):
+        return inputs * 3
+
+    def aggregate(self, inputs, index, ptr=None, dim_size=None):
+        return inputs.new_zeros(dim_size, F).index_add(0, index, inputs * 3)
+
+
+@pytest.mark.parametrize("name", ["message", "update", "aggregate"])
+def test_methods_replaced_on_a_class_are_compiled_anew(route, name):
+    class Replaced(Own):
+        pass
+
+    inputs = graphs.features().to(route.device), graphs.square().to(route.device)
+    layer = Replaced().to(route.device)
+    on(route)
+    compiled = torch.compile(layer, backend="aot_eager")
+    same(step(compiled, *inputs), native(layer, inputs))
+    setattr(Replaced, name, getattr(Tripled, name))
+    same(step(compiled, *inputs), native(layer, inputs))
+
+
+@pytest.mark.parametrize("name", ["GCNConv", "SAGEConv"])
+def test_methods_replaced_on_a_class_of_pyg_are_traced(route, monkeypatch, name):
+    cls = getattr(nn, name)
+    inputs = graphs.features().to(route.device), graphs.square().to(route.device)
+    layer = cls(F, 8).to(route.device)
+    layer.factor = 3.0
+    on(route)
+    compiled = torch.compile(layer, backend="aot_eager")
+    same(step(compiled, *inputs), native(layer, inputs))
+    messages = {"GCNConv": lambda self, x_j, edge_weight: x_j * self.factor,
+                "SAGEConv": lambda self, x_j: x_j * self.factor}
+    monkeypatch.setattr(cls, "message", messages[name])
+    same(step(compiled, *inputs), native(layer, inputs))
+    assert gnnaccel.stats()[name]["compiled"] == 1
+
+
 def test_a_weight_that_is_another_view_of_its_memory(route):
     inputs = graphs.features().to(route.device), graphs.square().to(route.device)
     layer = nn.GCNConv(F, F).to(route.device)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from gnnaccel.adapters.own import home
 from gnnaccel.adapters.patching import PatchSet
 from gnnaccel.adapters.pyg.compile import described
 from gnnaccel.adapters.pyg.compile.kinds import KINDS
@@ -151,9 +152,12 @@ def _methods(cls: Any) -> tuple[str, ...]:
 
 
 def read_methods(layer: Any, names: tuple[str, ...]) -> None:
-    """Traced, so that Dynamo guards on the object's methods: it may have others than its class."""
+    """Traced, so that Dynamo guards on the methods of the object, which may have others than its
+    class, and on those of the class, which are guarded once something is done with them."""
+    cls = type(layer)
     for name in names:
         getattr(layer, name)
+        callable(getattr(cls, name))
 
 
 def _read_maps(module: Any, but: str | None) -> None:
@@ -238,6 +242,9 @@ def _changed_reason(layer: Any) -> str:
         if callable(value) and callable(getattr(type(layer), name, None)):
             if getattr(value, "__func__", None) is not getattr(type(layer), name):
                 return f"{name} is replaced on the layer object"
+    for name in _methods(type(layer)):
+        if home(getattr(type(layer), name)) != "torch_geometric":
+            return f"{name} is replaced on the class"
     return ""
 
 

@@ -106,6 +106,8 @@ def _over_nodes(kind: Kind, layer: Any, given: dict) -> Described | str:
             inputs.append((name, given[name]))
         elif name in kind.needed:
             return name + " is no tensor"
+    if kind.width == "x" and inputs[0][1].shape[1] != last.shape[1]:
+        return "features of a pair are of different widths"
     width = last.shape[1] if kind.width == "x" else layer.out_channels
     if kind.width == "heads" and layer.concat:
         width = layer.heads * width

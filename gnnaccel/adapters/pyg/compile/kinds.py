@@ -92,6 +92,15 @@ def _tag(layer: Any, given: dict) -> Any:
                                    for i, lin in enumerate(layer.lins)]
 
 
+def _gine(layer: Any, given: dict) -> Any:
+    if layer.lin is not None:
+        x = given["x"]
+        width = x[0].shape[1] if isinstance(x, tuple) else x.shape[1]
+        if layer.lin.weight.shape[0] != width:
+            return "features of edges become wider than those of nodes"
+    return (), []
+
+
 def _supergat(layer: Any, given: dict) -> Any:
     if layer.training:
         return "in training the layer keeps what its attention loss is made of"
@@ -206,7 +215,7 @@ KINDS: dict[str, Kind] = {
                     width="x", pairs=True, after="nn"),
     "GINEConv": Kind(("edge_attr",), ("size",), ("aggr",), (("edge_dim", "lin"),),
                      (("train_eps", "eps"),), ("eps",), ("lin",), width="x", pairs=True,
-                     needed=("edge_attr",), after="nn"),
+                     needed=("edge_attr",), more=_gine, after="nn"),
     "SGConv": Kind(("edge_weight",), (), ("out_channels", "K", "add_self_loops", "aggr"),
                    (("bias", "lin.bias"),), maps=("lin",), more=_uncached),
     "TAGConv": Kind(("edge_weight",), (), ("out_channels", "K", "normalize", "aggr"), (_BIAS,),

@@ -48,20 +48,21 @@ def describe(kind: Kind, layer: Any, args: tuple, kwargs: dict) -> Described | s
     found = _by_type(layer, given) if kind.by_type else _over_nodes(kind, layer, given)
     if isinstance(found, str):
         return found
-    options = found.options
+    options, unused = found.options, () if kind.unused is None else kind.unused(layer, given)
     for name in kind.options:
         options = (*options, (name, getattr(layer, name)))
     for name, path in kind.flags:
-        options = (*options, (name, None if _at(layer, path) is None else 1))
+        there = name not in unused and _at(layer, path) is not None
+        options = (*options, (name, 1 if there else None))
     for name, own in kind.learned:
         options = (*options, (name, own in layer._parameters))
     parameters = list(found.parameters)
     for name in kind.own:
         tensor = getattr(layer, name, None)
-        if tensor is not None:
+        if tensor is not None and name not in unused:
             parameters.append((name, tensor))
     for name in kind.maps:
-        if getattr(layer, name, None) is not None:
+        if getattr(layer, name, None) is not None and name not in unused:
             parameters += of_map(layer, name)
     if kind.more is not None:
         more = kind.more(layer, given)

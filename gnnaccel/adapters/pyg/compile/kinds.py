@@ -27,6 +27,8 @@ class Kind(NamedTuple):
 
     Of the layer's parameters, each where there is one: ``own``, with buffers; ``maps``: of linear
     maps. ``more(layer, arguments)``: further (options, parameters), or why a call is not carried.
+    ``unused(layer, arguments)``: names of flags and parameters that take no part in a call: such
+    parameters have no gradient.
     ``sequences``: it has linear maps in `torch.nn.Sequential`. ``after``: the module that makes the
     result of what the operator gives, and is the compiler's.
     """
@@ -42,6 +44,7 @@ class Kind(NamedTuple):
     pairs: bool = False
     needed: tuple[str, ...] = ()
     more: Callable[[Any, dict], Any] | None = None
+    unused: Callable[[Any, dict], tuple[str, ...]] | None = None
     sequences: bool = False
     after: str | None = None
     by_type: bool = False
@@ -65,6 +68,14 @@ def _gatv2(layer: Any, given: dict) -> Any:
     parameters = [] if layer.share_weights else of_map(layer, "lin_r")
     return ((("in_channels", 1 if isinstance(layer.in_channels, int) else (1, 1)),
              *_residual(layer)), parameters)
+
+
+def _without_edges(layer: Any, given: dict) -> tuple[str, ...]:
+    return ("edge_dim", "att_edge", "lin_edge") if given.get("edge_attr") is None else ()
+
+
+def _without_root(layer: Any, given: dict) -> tuple[str, ...]:
+    return () if layer.root_weight else ("bias", "lin_skip")
 
 
 def _residual(layer: Any) -> tuple:
@@ -177,15 +188,16 @@ KINDS: dict[str, Kind] = {
     "GATConv": Kind(("edge_attr",), ("size", _WEIGHTS), (*_ATTENTION, *_LOOPS, "fill_value"),
                     (_BIAS, _EDGES), own=("att_src", "att_dst", "att_edge", "bias"),
                     maps=("lin", "lin_src", "lin_dst", "lin_edge", "res"), width="heads",
-                    pairs=True, more=_gat),
+                    pairs=True, more=_gat, unused=_without_edges),
     "GATv2Conv": Kind(("edge_attr",), (_WEIGHTS,),
                       (*_ATTENTION, *_LOOPS, "fill_value", "share_weights"), (_BIAS, _EDGES),
                       own=("att", "bias"), maps=("lin_l", "lin_edge", "res"), width="heads",
-                      pairs=True, more=_gatv2),
+                      pairs=True, more=_gatv2, unused=_without_edges),
     "TransformerConv": Kind(("edge_attr",), (_WEIGHTS,), (*_ATTENTION, "beta", "root_weight"),
                             (("bias", "lin_skip.bias"), _EDGES),
                             maps=("lin_key", "lin_query", "lin_value", "lin_skip", "lin_edge",
-                                  "lin_beta"), width="heads", pairs=True, more=_width),
+                                  "lin_beta"), width="heads", pairs=True, more=_width,
+                            unused=_without_root),
     "SuperGATConv": Kind((), ("neg_edge_index", "batch"),
                          (*_ATTENTION, *_LOOPS, "attention_type"), (_BIAS,),
                          own=("att_l", "att_r", "bias"), maps=("lin",), width="heads",

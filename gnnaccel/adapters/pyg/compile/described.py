@@ -26,7 +26,8 @@ class Described(NamedTuple):
     (name, tensor) of the call's arguments, a pair as x0 and x1, an entry of a dictionary by the
     names of both; ``parameters``: (name, tensor) by qualified name; ``rows``, ``width``: of the
     result; ``random``: two such calls differ; ``types``: where the result is a dictionary, its
-    keys, each with its number of rows."""
+    keys, each with its number of rows; ``unused``: names, those of inputs without a gradient among
+    them."""
 
     options: tuple
     inputs: list
@@ -35,6 +36,7 @@ class Described(NamedTuple):
     width: Any
     random: bool = False
     types: list = []
+    unused: tuple = ()
 
 
 def describe(kind: Kind, layer: Any, args: tuple, kwargs: dict) -> Described | str:
@@ -69,7 +71,7 @@ def describe(kind: Kind, layer: Any, args: tuple, kwargs: dict) -> Described | s
         if isinstance(more, str):
             return more
         options, parameters = (*options, *more[0]), [*parameters, *more[1]]
-    return found._replace(options=options, parameters=parameters)
+    return found._replace(options=options, parameters=parameters, unused=unused)
 
 
 def _bound(names: tuple, args: tuple, kwargs: dict) -> dict | None:

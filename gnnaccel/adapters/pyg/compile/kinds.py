@@ -27,8 +27,8 @@ class Kind(NamedTuple):
 
     Of the layer's parameters, each where there is one: ``own``, with buffers; ``maps``: of linear
     maps. ``more(layer, arguments)``: further (options, parameters), or why a call is not carried.
-    ``unused(layer, arguments)``: names of flags and parameters that take no part in a call: such
-    parameters have no gradient.
+    ``unused(layer, arguments)``: names of flags and parameters that take no part in a call, and
+    "x1" where the destinations' features only say how many there are. These have no gradient.
     ``sequences``: it has linear maps in `torch.nn.Sequential`. ``after``: the module that makes the
     result of what the operator gives, and is the compiler's.
     """
@@ -76,6 +76,11 @@ def _without_edges(layer: Any, given: dict) -> tuple[str, ...]:
 
 def _without_root(layer: Any, given: dict) -> tuple[str, ...]:
     return () if layer.root_weight else ("bias", "lin_skip")
+
+
+def _without_destinations(layer: Any, given: dict) -> tuple[str, ...]:
+    root = layer.root_weight if hasattr(layer, "root_weight") else layer.root is not None
+    return () if root else ("x1",)
 
 
 def _residual(layer: Any) -> tuple:
@@ -181,7 +186,7 @@ _WEIGHTS = "return_attention_weights"
 _RGCN = Kind(("edge_type",), (), ("in_channels", "out_channels", "num_relations", "num_bases",
                                   "num_blocks", "aggr", "is_sorted"),
              (_BIAS, ("root_weight", "root")), own=("weight", "comp", "root", "bias"), pairs=True,
-             needed=("edge_type",))
+             needed=("edge_type",), unused=_without_destinations)
 
 #: class name -> what its layers are
 KINDS: dict[str, Kind] = {
@@ -219,7 +224,8 @@ KINDS: dict[str, Kind] = {
                                            "normalize", "aggr"), (_BIAS,), own=("bias",),
                     maps=("lin",), more=_uncached),
     "SAGEConv": Kind((), ("size",), ("out_channels", "aggr", "normalize", "root_weight", "project"),
-                     (("bias", "lin_l.bias"),), maps=("lin_l",), pairs=True, more=_sage),
+                     (("bias", "lin_l.bias"),), maps=("lin_l",), pairs=True, more=_sage,
+                     unused=_without_destinations),
     "GraphConv": Kind(("edge_weight",), ("size",), ("out_channels", "aggr"),
                       (("bias", "lin_rel.bias"),), maps=("lin_rel", "lin_root"), pairs=True,
                       more=_width),

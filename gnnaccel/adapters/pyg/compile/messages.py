@@ -65,7 +65,7 @@ def _described(layer: Any, edge_index: Any, kwargs: dict) -> described.Described
             return "there are several weights for an edge"
         inputs = [*inputs, ("edge_weight", weight[:, 0])]
     return described.Described((("aggr", layer.aggr), ("combine_root", None)), inputs, [],
-                               last.shape[0], x.shape[1])
+                               last.shape[0], x.shape[1], unused=("x1",))
 
 
 def _kind(value: Any) -> str:

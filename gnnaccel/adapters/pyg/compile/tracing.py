@@ -107,7 +107,7 @@ def operator(name: str, training: bool, found: described.Described) -> Any:
     for key, tensor in (*found.inputs, *found.parameters):
         names.append(key)
         lent.append(not _of_the_caller(tensor))
-        tensors.append(tensor)
+        tensors.append(tensor.detach() if key in found.unused else tensor)
     options = tuple((key, _fixed(value)) for key, value in found.options)
     call = repr((name, training, options, len(found.inputs), tuple(names), tuple(lent),
                  _number() if found.random else 0))

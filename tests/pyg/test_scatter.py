@@ -259,8 +259,8 @@ def test_what_pays():
 
 
 def test_a_softmax_that_gains_nothing_is_not_read(emulated, monkeypatch):
-    """Small ones in training never gain; without gradients they do once their index has come often
-    enough for a structure."""
+    """Small ones never gain; large ones without gradients do once their index has come often enough
+    for a structure."""
     monkeypatch.setattr(torch.Tensor, "is_cpu", False, raising=False)
     monkeypatch.setattr(torch.Tensor, "is_cuda", True, raising=False)
     read = []
@@ -277,8 +277,10 @@ def test_a_softmax_that_gains_nothing_is_not_read(emulated, monkeypatch):
         by = index()
         assert not any(asked(x.clone().requires_grad_(), by) for _ in range(20))
         assert gnnaccel.stats()["pyg.softmax"]["reasons"] == {"GA301": 20}
-        assert not asked(x, by) and any(asked(x, by) for _ in range(20))
-        assert not asked(x, index())
+        assert not any(asked(x, by) for _ in range(20))
+        many, by = torch.randn(500_000, 4), index(500_000)
+        assert not asked(many, by) and any(asked(many, by) for _ in range(20))
+        assert not asked(many, index(500_000))
         large = torch.empty(1 << 22, 8, device="meta")
         assert not by_index.softmax_unpaid(large, by, config.current())
     with emulated.on(on_fallback="native"):

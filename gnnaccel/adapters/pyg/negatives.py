@@ -193,7 +193,7 @@ def on_device(defined: Any, edge_index: Tensor, num_nodes: int, wanted: int | No
 
 
 def _not_in(ordered: Tensor, values: Tensor) -> Tensor:
-    """Which ``values`` are not in ``ordered``, in a third of `torch.isin`'s time: that waits."""
+    """Which ``values`` are not in ``ordered``. `torch.isin` would wait for the device."""
     if not ordered.numel():
         return values >= 0
     places = torch.searchsorted(ordered, values).clamp_(max=ordered.numel() - 1)

@@ -121,9 +121,10 @@ def _edge_term(layer: Any, stated: CallSpec, given: CallInputs) -> Tensor:
     attr = edges.with_loops(attr, *looped)
     if attr.dim() == 1:
         attr = attr.view(-1, 1)
+    cast = torch.is_autocast_enabled(attr.device.type)  # else torch refuses other dtypes
     with calls.without_autocast(attr.device.type):
         weight, att = layer.lin_edge.weight, layer.att_edge
-        attr = attr.to(weight.dtype)
+        attr = attr.to(weight.dtype) if cast else attr
         if attr.shape[0] * h * c < _FOLDED_FROM:
             return (F.linear(attr, weight).view(-1, h, c) * att).sum(-1)
         return F.linear(attr, (weight.view(h, c, -1) * att.view(h, c, 1)).sum(1))

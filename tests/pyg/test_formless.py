@@ -96,6 +96,24 @@ def test_other_arguments_are_read(emulated, reads, other):
     assert reads[0] == 2
 
 
+class Scaled(Summed):
+    """With a number that is a tensor without axes."""
+
+    def forward(self, x, edge_index, scale):
+        return self.propagate(edge_index, x=x, scale=scale)
+
+    def message(self, x_i, x_j, scale):
+        return scale * super().message(x_i, x_j)
+
+
+def test_numbers_without_axes(emulated):
+    layer, args, scale = Scaled(), given(), torch.tensor(2.0)
+    with emulated.on(on_fallback="native"):
+        outs = [layer(*args, scale) for _ in range(3)]
+    torch.testing.assert_close(outs[2], layer(*args, scale))
+    assert gnnaccel.stats()["Scaled"]["routes"] == {"native": 3}
+
+
 class Ends(Summed):
     """Numbers for the sources are read at the destinations, which has a form where these are the
     same nodes."""

@@ -94,13 +94,15 @@ class Formless:
 
 
 def _arguments(edge_index: Tensor, kwargs: dict) -> list:
-    """Kinds, widths and dtypes, and which of them have as many rows as others before."""
+    """Kinds, widths and dtypes, and which of them have as many rows as others."""
     found: list = [edge_index.is_cpu, edge_index.layout]
-    rows = {edge_index.shape[-1]: 0}
+    edges, first, before = edge_index.shape[-1], -1, -1
     for value in kwargs.values():
         for one in value if type(value) is tuple else (value,):
-            if type(one) in reading.TENSORS:
-                found += one.shape[1:], one.dtype, rows.setdefault(len(one), len(rows))
+            if type(one) in reading.TENSORS and one.shape:
+                rows = one.shape[0]
+                found += one.shape[1:], one.dtype, rows == edges, rows == first, rows == before
+                first, before = rows if first < 0 else first, rows
             else:
                 found += (type(one),)
     return found

@@ -162,3 +162,14 @@ class Net(torch.nn.Module):
         x = self.norm(self.first(x, edge_index)).relu() + 1
         x = self.second(x, edge_index).relu()
         return self.last(x, edge_index).log_softmax(-1)
+
+
+class Pair(torch.nn.Module):
+    """A layer over a pair of features, which are arguments of their own."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x, y, *more):
+        return self.layer((x, y), *more)

@@ -8,7 +8,7 @@ from torch_geometric import nn
 
 import gnnaccel
 from tests.pyg import graphs
-from tests.pyg.compiling import on, route, same, step, truth  # noqa: F401
+from tests.pyg.compiling import Pair, on, route, same, step, truth  # noqa: F401
 from tests.pyg.graphs import EDGE, F, M
 
 LAYERS = {
@@ -33,15 +33,6 @@ def test_what_takes_no_part_has_no_gradient(route, label):
         same(step(compiled, *inputs), expected)
     found = gnnaccel.stats()[label.split()[0]]
     assert found["compiled"] == 2 and found["routes"] == {route.backend: 2}
-
-
-class Pair(torch.nn.Module):
-    def __init__(self, layer):
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, x, y, *more):
-        return self.layer((x, y), *more)
 
 
 @pytest.mark.parametrize("name", ["SAGEConv", "RGCNConv", "SimpleConv"])

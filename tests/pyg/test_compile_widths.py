@@ -8,17 +8,8 @@ from torch_geometric import nn
 
 import gnnaccel
 from tests.pyg import graphs
-from tests.pyg.compiling import on, route, same, step, truth  # noqa: F401
+from tests.pyg.compiling import Pair, on, route, same, step, truth  # noqa: F401
 from tests.pyg.graphs import EDGE, F, M
-
-
-class Pair(torch.nn.Module):
-    def __init__(self, layer):
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, x, y, *more):
-        return self.layer((x, y), *more)
 
 
 def gin(width=F):

@@ -258,25 +258,31 @@ def test_what_pays():
                for grad in (False, True))
 
 
-def test_a_softmax_that_gains_nothing_is_not_read(emulated, monkeypatch):
+@pytest.mark.parametrize("groups", [GROUPS, None])
+def test_a_softmax_that_gains_nothing_is_not_read(emulated, monkeypatch, groups):
     """Small ones never gain; large ones without gradients do once their index has come often enough
-    for a structure."""
+    for a structure. Groups that are not stated are counted once."""
     monkeypatch.setattr(torch.Tensor, "is_cpu", False, raising=False)
     monkeypatch.setattr(torch.Tensor, "is_cuda", True, raising=False)
     read = []
     monkeypatch.setattr(adapter, "_softmax_reason",
                         lambda *args: read.append(args) or reason("GA208", "read"))
 
+    counted, count = [], by_index._count
+    monkeypatch.setattr(by_index, "_count", lambda index: counted.append(index) or count(index))
+
     def asked(x, by):
         del read[:]
-        assert torch.equal(utils.softmax(x, by, None, GROUPS), NATIVE["softmax"](x, by, None, GROUPS))
+        assert torch.equal(utils.softmax(x, by, None, groups), NATIVE["softmax"](x, by, None, groups))
         return bool(read)
 
     x = torch.randn(ROWS, 4)
     with emulated.on(when="profitable", on_fallback="native"):
         by = index()
+        counted.clear()
         assert not any(asked(x.clone().requires_grad_(), by) for _ in range(20))
         assert gnnaccel.stats()["pyg.softmax"]["reasons"] == {"GA301": 20}
+        assert len(counted) == (groups is None)
         assert not any(asked(x, by) for _ in range(20))
         many, by = torch.randn(500_000, 4), index(500_000)
         assert not asked(many, by) and any(asked(many, by) for _ in range(20))

@@ -164,7 +164,9 @@ def _softmax(native: Callable, readout: bool = False) -> Callable:
         config = None if is_compiling() else current()  # compiled regions trace the host's own code
         if config is None or _left_alone("pyg.softmax", src, index, readout, config):
             return native(src, index, ptr, num_nodes, dim)
-        if ptr is None and num_nodes is not None and _unpaid("pyg.softmax", src, index, config):
+        if ptr is None and _unpaid("pyg.softmax", src, index, config):
+            if num_nodes is None and index._base is None and index.numel():
+                num_nodes = by_index.groups_in(index)  # known of a tensor that came before
             return native(src, index, ptr, num_nodes, dim)
         call: OpCall | Reason | None = context_reason() or _softmax_reason(src, index, ptr, dim)
         if call is None:

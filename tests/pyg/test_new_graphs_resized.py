@@ -230,19 +230,81 @@ def test_features_of_too_few_edges(stated, name):
     assert right(layer, inputs(width))
 
 
-@pytest.mark.parametrize("name", ["GATConv", "GATv2Conv", "TransformerConv"])
+class OfPairs(torch.nn.Module):
+    """A layer, of two tensors of features."""
+
+    def __init__(self, layer: torch.nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x, y, edge_index, *more):
+        return self.layer((x, y), edge_index, *more)
+
+
+#: layer -> how it is made, and the width of features of its edges, 0 for none
+OF_PAIRS = {
+    "GATConv": (lambda: GATConv((F, F), 4, 2, add_self_loops=False), 0),
+    "GATConv loops": (lambda: GATConv((F, F), 4, 2), 0),
+    "GATConv one map": (lambda: GATConv(F, 4, 2, add_self_loops=False, residual=True), 0),
+    "GATConv edges": (lambda: GATConv((F, F), 4, 2, edge_dim=EDGE, add_self_loops=False), EDGE),
+    "GATv2Conv": (lambda: GATv2Conv(F, 4, 2, add_self_loops=False), 0),
+    "GATv2Conv one map": (lambda: GATv2Conv(F, 4, 2, share_weights=True), 0),
+    "TransformerConv": (lambda: TransformerConv(F, 4, 2), 0),
+    "TransformerConv edges": (lambda: TransformerConv(F, 4, 2, edge_dim=EDGE), EDGE),
+}
+SIZES = (30, 20), (20, 30), (25, 25), (14, 40), (31, 19), (12, 12)
+
+
+def pairs(width: int, nodes: int, others: int) -> tuple:
+    edge_index = graphs.bipartite(nodes, others)
+    return (torch.randn(nodes, F), torch.randn(others, F), edge_index,
+            *((graphs.edge_features(edge_index.shape[1], width),) if width else ()))
+
+
+@pytest.mark.parametrize("name", OF_PAIRS)
 def test_two_kinds_of_nodes(stated, name):
-    """Pairs of features, of other sizes each time, before and after calls with one kind."""
-    make = {"GATConv": lambda: GATConv((F, F), 4, 2, add_self_loops=False),
-            "GATv2Conv": lambda: GATv2Conv(F, 4, 2, add_self_loops=False),
-            "TransformerConv": lambda: TransformerConv(F, 4, 2)}[name]
-    layer = make()
-    for nodes, others in ((30, 20), (20, 30), (25, 25), (14, 40), (31, 19), (12, 12)):
-        pair = torch.randn(nodes, F), torch.randn(others, F)
-        edge_index = graphs.bipartite(nodes, others)
-        with gnnaccel.disabled():
-            expected = layer(pair, edge_index)
-        assert close(layer(pair, edge_index), expected, 1e-4)
+    """Pairs of features, of other sizes each time."""
+    make, width = OF_PAIRS[name]
+    layer = OfPairs(spread(make()))
+    for sizes in SIZES:
+        assert right(layer, pairs(width, *sizes))
+    assert len(stated) == 1
+    assert {one for s in gnnaccel.stats().values() for one in s["routes"]} == {"cuda"}
+
+
+@pytest.mark.parametrize("name", OF_PAIRS)
+def test_pairs_of_another_kind(stated, name):
+    """One tensor after two, and twice the same; weights and widths that change."""
+    make, width = OF_PAIRS[name]
+    layer = spread(make())
+    with torch.no_grad():
+        for change in ("twice", "twice", None, "twice", "one", None, "weights", "twice", "double"):
+            x, y, edge_index, *more = pairs(width, 25, 25)
+            if change == "weights":
+                for p in layer.parameters():
+                    p.mul_(1.5)
+            elif change == "double":
+                layer, x, y, more = (layer.double(), x.double(), y.double(),
+                                     [t.double() for t in more])
+            given = {"one": x, "twice": (x, x)}.get(change, (x, y))
+            with gnnaccel.disabled():
+                expected = layer(given, edge_index, *more)
+            assert close(layer(given, edge_index, *more), expected, 1e-4)
+
+
+@pytest.mark.parametrize("wrong", ["too few", "too wide"])
+def test_pairs_that_do_not_fit(stated, wrong):
+    """Errors of the host's stay what they are, whatever came before."""
+    layer = GATConv((F, F), 4, 2, add_self_loops=False)
+    for sizes in SIZES[:3]:
+        x, y, edge_index = pairs(0, *sizes)
+        layer((x, y), edge_index)
+    given = (x, y[:2], edge_index) if wrong == "too few" else (
+        x, torch.cat([y, y], 1), edge_index)
+    with gnnaccel.disabled(), pytest.raises(Exception) as theirs:
+        layer(given[:2], edge_index)
+    with pytest.raises(type(theirs.value)):
+        layer(given[:2], edge_index)
 
 
 def test_a_size_that_no_longer_fits(stated):

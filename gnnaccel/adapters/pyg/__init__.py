@@ -188,7 +188,8 @@ class _Guarded:
     def _of_another_size(self, layer: Any, args: tuple, kwargs: dict, like: Any) -> Any:
         """As `router.Adapter.resized`."""
         for a in (*args, *kwargs.values()) if kwargs else args:
-            if type(a) is tuple:  # of two kinds of nodes, or says how many there are
+            # unless it is a pair of features it says how many nodes there are
+            if type(a) is tuple and not (a and hasattr(a[0], "shape")):
                 return None
         key = self.key(layer, args, kwargs)
         if key is None or key[1:] != like.key[1:] or self._guards.made.entries:

@@ -51,18 +51,18 @@ def exposed(layer: Any) -> bool:
 
 
 def resized(stated: CallSpec, given: CallInputs) -> CallSpec | None:
-    """As of `Contract`, of an attention layer over nodes that are sources and destinations."""
-    x, _, edge_index, edge_attr, _ = given
-    nodes = x.shape[0]
-    if plain(edge_index, nodes, nodes, x.device) is not edge_index:
+    """As of `Contract`, of an attention layer."""
+    x, x_dst, edge_index, edge_attr, _ = given
+    num_src = x.shape[0]
+    num_dst = num_src if x_dst is None else x_dst.shape[0]
+    if plain(edge_index, num_src, num_dst, x.device) is not edge_index:
         return None
-    count = edge_index.shape[1]
-    if (given.x_dst is not x or stated.num_src != stated.num_dst
-        or (edge_attr is not None and edge_attr.shape[0] != count)):
+    count, loops = edge_index.shape[1], num_src if num_src < num_dst else num_dst
+    if edge_attr is not None and edge_attr.shape[0] != count:
         return None
     return CallSpec(stated.program, stated.native, stated.heads, stated.width, stated.row,
-                    stated.out, nodes, nodes, count, nodes if stated.loops else 0, stated.exposed,
-                    stated.folded, stated.around)
+                    stated.out, num_src, num_dst, count, loops if stated.loops else 0,
+                    stated.exposed, stated.folded, stated.around)
 
 
 def again(names: tuple[tuple[str, ...], tuple[str, ...]]) -> Callable[..., CallInputs]:

@@ -9,6 +9,7 @@ from torch_geometric.utils import degree
 
 import gnnaccel
 from gnnaccel.adapters.pyg.propagate import new_graphs_native, reading
+from gnnaccel.dispatch.memory.native_cache import UNLOOKED
 from tests.call_counts import counted
 from tests.pyg import graphs
 
@@ -58,8 +59,8 @@ def test_such_calls_are_not_read_again(emulated, reads, fresh):
         for _ in range(20):
             layer(*(given() if fresh else args))
         assert reads[0] == 1 and routes() == {"native": 20}
-        assert counted(lambda: layer(*args)).python <= 8
-        assert gnnaccel.stats()["Summed"]["reasons"] == {"GA211": 21}
+        assert counted(lambda: [layer(*args) for _ in range(8)]).python <= 52
+        assert gnnaccel.stats()["Summed"]["reasons"] == {"GA211": 28}
 
 
 def test_a_form_that_appears_is_found(emulated):
@@ -68,7 +69,7 @@ def test_a_form_that_appears_is_found(emulated):
         for _ in range(3):
             layer(*args)
         layer.dim = -1
-        for _ in range(new_graphs_native._READ_AT + 2):
+        for _ in range((UNLOOKED + 1) * (new_graphs_native._READ_AT + 1)):
             out = layer(*args)
     assert routes()["cuda"] > 1
     torch.testing.assert_close(out, layer(*args))

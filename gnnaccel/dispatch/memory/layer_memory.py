@@ -155,7 +155,7 @@ class LayerMemory:
     native call; ``over``, message passing's last calls over some edges, by the id of these. With
     gradients off and on: ``native_once``, ``taken_once``, of calls over edges that had not been
     seen before, the last that was native, and the last that ran by kernels; ``unread``, how many
-    calls over such edges went native without a look.
+    calls over such edges went native unread; ``in_turn``, native calls in a row.
 
     ``last``: the graph of the last call that was looked at, how many calls it had had by then, and
     whether none of the layer's was native; ``expected``: how many calls the last such graph before
@@ -169,16 +169,16 @@ class LayerMemory:
 
     __slots__ = ("exact", "unrepeated", "graph", "native_exact", "native_sized", "number",
                  "in_a_row", "streak", "why", "left", "over", "native_once", "taken_once",
-                 "unread", "inner", "last", "expected")
+                 "unread", "in_turn", "inner", "last", "expected")
 
     def __init__(self) -> None:
         self.over: list[dict[int, Any]] = [{}, {}, {}, {}]
         self.native_once: list[Any] = [None, None]
+        self.in_turn: list[Any] = [None, None]
         self.taken_once: list[Any] = [None, None]
-        self.unread = [0, 0]
+        self.unread, self.unrepeated = [0, 0], 0
         self.inner: Any = None
         self.exact: list[Exact | None] = [None] * 4
-        self.unrepeated = 0
         self.graph: weakref.ref | None = None
         self.native_exact: list[NativeExact | None] = [None] * 4
         self.native_sized: list[NativeSized | None] = [None] * 4

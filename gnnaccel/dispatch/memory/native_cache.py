@@ -21,7 +21,7 @@ MISSED = object()  # in the place of a result: this call is like no earlier one
 WATCHED = 4  # calls of which one has to show that nothing inside gains
 _MORE = 1.25  # times as large as the call that was decided: estimates know sizes by powers of two
 # calls one after the other like an earlier one, and how many are then not looked at
-STREAK, _UNLOOKED = 8, 7
+STREAK, UNLOOKED = 8, 7
 
 
 class HostGraph(NamedTuple):
@@ -275,5 +275,5 @@ class NativeStreak:
     __slots__ = ("like", "count", "at", "most", "epoch", "left")
 
     def __init__(self, like: NativeExact | NativeSized, count: int, epoch: int):
-        self.like, self.count, self.epoch, self.left = like, count, epoch, _UNLOOKED
+        self.like, self.count, self.epoch, self.left = like, count, epoch, UNLOOKED
         self.at, self.most = like.edges_at  # type: ignore[misc]

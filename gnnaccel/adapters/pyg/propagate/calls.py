@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from typing import Any
 
@@ -68,7 +69,11 @@ def _decide(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Conf
     if type(found) is not Reason:
         return _read(layer, native, edge_index, kwargs, found, config, start)
     settings.note_native(layer, config, found)
-    new_graphs_native.remember_formless(layer, edge_index, kwargs, found, config)
+    if verdict.inside:
+        new_graphs_native.remember_formless(layer, edge_index, kwargs, found, config)
+    else:
+        new_graphs_native.looked_at(layer_memory.of(layer), math.inf, type(layer).__name__,
+                                    found.code, config)
     return aggregation_route.run(layer, "pyg", None, aggregation_route.native(found), config,
                                  None, lambda: _natively(native, layer, edge_index, kwargs), start)
 
@@ -163,31 +168,52 @@ def fast_path(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Co
             else memory.over[grad + 2 * (layer.training is True)].get(id(edge_index)))
     if last is not None and last.edge_index() is edge_index:  # a new batch may lie where one was
         if last.route == "native":
-            return (native(layer, edge_index, **kwargs)
-                    if last.still_native(edge_index, kwargs, config) else MISSED)
-        out = (last.run(layer, edge_index, kwargs)
-               if last.fits(layer, edge_index, kwargs, config) else None)
-        if out is None:
-            return MISSED
-        memory.unrepeated = 0  # type: ignore[union-attr]  # it has `last`
-        return out
+            if last.still_native(edge_index, kwargs, config):
+                return native(layer, edge_index, **kwargs)
+        elif last.fits(layer, edge_index, kwargs, config):
+            out = last.run(layer, edge_index, kwargs)
+            if out is not None:
+                memory.unrepeated = 0  # type: ignore[union-attr]  # it has `last`
+                return out
+        return (MISSED if last.older is None
+                else _as_before(last.older, memory, layer, native, edge_index, kwargs, config))
     taken: Any = None if memory is None else memory.taken_once[grad]
     fits = taken is not None and taken.fits(layer, edge_index, kwargs, config)
     if fits and (out := taken.run(layer, edge_index, kwargs, config, memory)) is not None:
         return out
+    streak = None if memory is None else memory.in_turn[grad]
+    if streak is not None and streak.left and streak.goes_on(edge_index, config):
+        return native(layer, edge_index, **kwargs)
     if config.when == "profitable" and too_small(layer, memory, edge_index, config):
         return native(layer, edge_index, **kwargs)
-    if memory is None:
-        return MISSED
-    like = memory.native_once[grad]
+    like = None if memory is None else memory.native_once[grad]
     if like is not None and like.holds(edge_index, kwargs, config):
         counters.count(like.name, "native", like.code)
+        new_graphs_native.looked_at(memory, like.most,  # type: ignore[arg-type]  # it has `like`
+                                    like.name, like.code, config)
         return native(layer, edge_index, **kwargs)
     if not fits or taken.summed:
         return MISSED
     found = taken.read(layer, edge_index, kwargs)
     return (MISSED if found is None
             else _read(layer, native, edge_index, kwargs, found, config, 0, memory))
+
+
+def _as_before(last: Any, memory: Any, layer: Any, native: Any, edge_index: Any, kwargs: dict,
+               config: Config) -> Any:
+    """`fast_path` of a layer that propagates several times, by the calls kept before the last one
+    over the same edges."""
+    while last is not None:
+        if last.route == "native":
+            if last.still_native(edge_index, kwargs, config):
+                return native(layer, edge_index, **kwargs)
+        elif last.fits(layer, edge_index, kwargs, config):
+            out = last.run(layer, edge_index, kwargs)
+            if out is not None:
+                memory.unrepeated = 0
+                return out
+        last = last.older
+    return MISSED
 
 
 def too_small(layer: Any, memory: layer_memory.LayerMemory | None, edge_index: Any,
@@ -212,10 +238,14 @@ def too_small(layer: Any, memory: layer_memory.LayerMemory | None, edge_index: A
         return False
     if edge_index.is_inference() or not aggregation_cost.hardly_seen(edge_index):
         return False
+    memory = layer_memory.of(layer) if memory is None else memory
     if not without_gpu:
-        unread, grad = (layer_memory.of(layer) if memory is None else memory).unread, _grad()
-        unread[grad] += 1
-        if unread[grad] == _READ_AT:
+        grad = _grad()
+        memory.unread[grad] += 1
+        if memory.unread[grad] == _READ_AT:
             return False
-    counters.count(type(layer).__name__, "native", "GA301")
+    name = type(layer).__name__
+    counters.count(name, "native", "GA301")
+    if edge_index.layout is torch.strided:
+        new_graphs_native.looked_at(memory, edges * new_graphs_native.MORE, name, "GA301", config)
     return True

@@ -2,6 +2,7 @@
 over one no smaller: reading each of them would take as long as some run natively."""
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -12,7 +13,9 @@ from gnnaccel.adapters.pyg.propagate.adjacency import edges_of, is_matrix
 from gnnaccel.cuda import driver
 from gnnaccel.dispatch.graph import ledger
 from gnnaccel.dispatch.memory import layer_memory
-from gnnaccel.dispatch.memory.checkpoints import checkpointed
+from gnnaccel.dispatch.memory.checkpoints import checkpointed, saved_tensor_hooks
+from gnnaccel.dispatch.memory.native_cache import STREAK, UNLOOKED
+from gnnaccel.dispatch.observe import counters
 from gnnaccel.dispatch.ops import aggregation_cost
 from gnnaccel.dispatch.ops.aggregation_route import Decision
 from gnnaccel.dispatch.policy.config import Config
@@ -20,8 +23,56 @@ from gnnaccel.dispatch.policy.reasons import Reason
 from gnnaccel.dispatch.quantized import settings
 
 _drivers = driver.in_place
-_MORE = 1.25  # times as many edges as the call that was decided: where others might gain
-_READ_AT = 64  # calls of a layer whose message has no form
+MORE = 1.25  # times as many edges as the call that was decided: where others might gain
+_READ_AT = 16  # looks at calls of a layer whose message has no form
+_entries, _maps = settings.kept()
+_watching = counters.watching
+
+
+class Streak:
+    """Native calls of a layer in a row, of which most are not looked at after some: what that might
+    find can wait for a few calls. ``row``: how many were looked at; ``left``: how many are not
+    looked at from here on, over no more than ``most`` ids and no graph that was asked about before,
+    or over whatever graph, if ``most`` is infinite; ``tally``: as which they count."""
+
+    __slots__ = ("epoch", "row", "left", "most", "tally")
+    most: float
+    tally: counters.Tally
+
+    def __init__(self, epoch: int):
+        self.epoch, self.row, self.left = epoch, 0, 0
+
+    def goes_on(self, edge_index: Any, config: Config) -> bool:
+        """Whether a call goes native without a look, where some are ``left``; counts it then."""
+        if (self.epoch != config.epoch or type(edge_index) is not Tensor
+            or edge_index.layout is not torch.strided or edge_index.numel() > self.most):
+            return False
+        if self.most < math.inf:
+            known = ledger.ledgers.get(id(edge_index))
+            if (known is not None and known() is edge_index
+                and (known.sightings or known.seconds)):
+                return False
+        if _entries or _maps or saved_tensor_hooks(True) is not None:
+            return False
+        self.left -= 1
+        self.tally.calls += 1
+        if _watching:
+            counters.note(self.tally.counts, False, decided=True)
+        return True
+
+
+def looked_at(memory: layer_memory.LayerMemory, most: float, name: str, code: str | None,
+              config: Config) -> None:
+    """Note a native call for the `Streak` that it is in, of calls over at ``most`` so many edges;
+    infinite where the call is native whatever its graph."""
+    grad = torch.is_grad_enabled()
+    streak = memory.in_turn[grad]
+    if streak is None or streak.epoch != config.epoch:
+        streak = memory.in_turn[grad] = Streak(config.epoch)
+    streak.row += 1
+    if streak.row >= STREAK and config.on_fallback == "native":
+        streak.left, streak.most = UNLOOKED, 2 * most
+        streak.tally = counters.tally({(name, "native", code): 1})
 
 
 class Native:
@@ -39,7 +90,7 @@ class Native:
         estimate = decision.estimate
         self.epoch = config.epoch
         self.source, self.rows, self.strided = source, _described(x), strided
-        self.most, self.name, self.code = edges * _MORE, type(layer).__name__, decision.plan.code
+        self.most, self.name, self.code = edges * MORE, type(layer).__name__, decision.plan.code
         self.gain, self.patience = None, None
         if estimate is not None:
             self.gain = estimate.gain / edges
@@ -74,11 +125,12 @@ class Native:
 
 class Formless:
     """A layer's last call whose message has no form that anything but the host's own code could
-    compute. Calls with such arguments stay native; one of `_READ_AT` is read again, since what the
-    message reads of its layer may have changed. ``arguments``: as `_arguments` has them; ``code``:
-    why it was native."""
+    compute. Calls with such arguments stay native; of those that are looked at one in `_READ_AT` is
+    read again, since what the message reads of its layer may have changed. ``arguments``: as
+    `_arguments` has them; ``code``: why it was native."""
 
     __slots__ = ("epoch", "arguments", "placed", "left", "name", "code")
+    most = math.inf
 
     def __init__(self, layer: Any, edge_index: Tensor, kwargs: dict, why: Reason, config: Config):
         self.epoch, self.arguments = config.epoch, _arguments(edge_index, kwargs)

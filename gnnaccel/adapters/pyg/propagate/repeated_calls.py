@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 _grad, _deterministic = torch.is_grad_enabled, torch.are_deterministic_algorithms_enabled
 _PLAIN = frozenset((int, float, bool, str))
 _LAYERS_GRAPHS = 4  # calls over so many graphs are remembered for each layer
+_FORMS = 4  # and so many over each of these
 
 
 def _signature(kwargs: dict) -> tuple:
@@ -43,7 +44,8 @@ def _signature(kwargs: dict) -> tuple:
         found.append(name)
         for one in value if type(value) is tuple and len(value) == 2 else (value,):
             if type(one) in reading.TENSORS and not (grad and one.is_inference()):
-                found.append((one.shape, one.dtype, one.device, one.layout, one.requires_grad))
+                found.append((one.shape, one.dtype, one.device, one.layout,
+                              grad and one.requires_grad))
             elif one is None or type(one) in _PLAIN:
                 found.append((type(one), one))
             else:
@@ -58,13 +60,14 @@ class Last:
     ``modes``: what holds outside the call; ``module``, ``module_class``, ``module_path``: the
     aggregation, its class, and what it runs; ``shape``, ``layout``: as of `Aggregation`, where
     nothing is done before it or after it, else ``shape`` is None; ``matrix``: of edges that are a
-    sparse matrix, which lies nowhere itself.
+    sparse matrix, which lies nowhere itself; ``older``: the one that was kept before over the same
+    edges, of a call of another form, as some layers propagate several times.
     """
 
     __slots__ = ("epoch", "edge_index", "signature", "modes", "settings", "known", "cls", "module",
                  "module_class", "module_path", "shape", "layout", "source", "form", "stamp",
                  "reduce", "sizes", "view", "route", "decision", "name", "missed", "rows", "gain",
-                 "patience", "code", "fell_back", "weighs", "matrix")
+                 "patience", "code", "fell_back", "weighs", "matrix", "older")
 
     epoch: int
     edge_index: TensorRef
@@ -95,6 +98,7 @@ class Last:
     fell_back: Callable[[], None] | None
     weighs: bool
     matrix: KeptMatrix | None
+    older: Last | None
 
     def still_native(self, edge_index: Tensor, kwargs: dict, config: Config) -> bool:
         """Whether the call may go native without a further look; counts it then. Native code is
@@ -233,4 +237,20 @@ def remember(layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read, 
     over = memory.over[layer_memory.mode_of(layer)]
     if len(over) >= _LAYERS_GRAPHS:
         over.clear()
+    kept.older = _others(over.get(id(edge_index)), kept)
     over[id(edge_index)] = kept
+
+
+def _others(last: Last | None, new: Last) -> Last | None:
+    """Of the calls kept over some edges the first few of other forms than the ``new`` one."""
+    found: list[Last] = []
+    while last is not None and len(found) < _FORMS - 1:
+        if last.epoch == new.epoch and last.edge_index() is new.edge_index() and not (
+                last.route == new.route
+                and (last.rows == new.rows if new.route == "native"
+                     else last.signature == new.signature)):
+            found.append(last)
+        last = last.older
+    for one, after in zip(found, [*found[1:], None]):
+        one.older = after
+    return found[0] if found else None

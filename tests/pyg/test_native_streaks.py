@@ -1,0 +1,165 @@
+"""Native calls in a row, of which most are not looked at, and what ends such a row."""
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+from torch_geometric.nn import GraphConv, SAGEConv, TAGConv
+
+import gnnaccel
+from gnnaccel.adapters.pyg.propagate import calls
+from gnnaccel.dispatch.memory.native_cache import STREAK, UNLOOKED
+from gnnaccel.dispatch.ops import aggregation_cost
+from gnnaccel.dispatch.ops.aggregation_cost import Estimate
+from tests.call_counts import counted
+from tests.pyg import graphs
+from tests.pyg.graphs import F
+
+GAIN, STRUCTURE = 1.0, 3.0
+LOOKED = 9  # Python calls of a native call that is looked at, at the least
+
+
+@pytest.fixture
+def emulated_gpu(emulated, monkeypatch):
+    """Where structures of more than 500 edges pay at once, and others after some calls."""
+    def estimate(graph, given, grad):
+        return Estimate(99.0 if graph.num_edges > 500 else GAIN, STRUCTURE, 1.0, 100.0)
+
+    monkeypatch.setattr(aggregation_cost, "estimate", estimate)
+    monkeypatch.setattr(calls, "_FEW_AT_FIRST", 0)
+    with gnnaccel.enabled(backend="cuda"):
+        yield
+
+
+def batch(edges: int = 90) -> tuple[torch.Tensor, torch.Tensor]:
+    return graphs.features(), graphs.square(edges=edges)
+
+
+def in_a_row(layer, times: int = STREAK + 1) -> None:
+    for _ in range(times):
+        layer(*batch())
+    assert routes(layer) == {"native": times}
+
+
+def routes(layer) -> dict[str, int]:
+    return gnnaccel.stats()[type(layer).__name__]["routes"]
+
+
+def unlooked(layer, args) -> bool:
+    return counted(lambda: layer(*args)).python < LOOKED
+
+
+def test_most_calls_are_not_looked_at_and_all_are_counted(emulated_gpu):
+    layer, times = SAGEConv(F, 5), 40
+    in_a_row(layer)
+    found = [unlooked(layer, batch()) for _ in range(times)]
+    assert abs(sum(found) - times * UNLOOKED / (UNLOOKED + 1)) <= 1
+    assert gnnaccel.stats()["SAGEConv"] == {
+        "calls": STREAK + 1 + times, "routes": {"native": STREAK + 1 + times},
+        "reasons": {"GA301": STREAK + 1 + times}}
+
+
+def test_results_are_the_hosts(emulated_gpu):
+    layer = SAGEConv(F, 5)
+    for _ in range(3 * STREAK):
+        args = batch()
+        with gnnaccel.disabled():
+            expected = layer(*args)
+        assert torch.equal(layer(*args), expected)
+
+
+def test_a_graph_that_comes_again_gains_in_the_end(emulated_gpu):
+    layer, args = SAGEConv(F, 5), batch()
+    in_a_row(layer)
+    for _ in range(4 * STREAK):
+        layer(*args)
+    assert routes(layer)["cuda"] > 2 * STREAK
+
+
+def test_batches_that_come_again_gain_in_the_end(emulated_gpu):
+    """Those of a list, over which each epoch goes."""
+    layer, batches = SAGEConv(F, 5), [batch() for _ in range(6)]
+    in_a_row(layer)
+    for _ in range(6 * STREAK):
+        for args in batches:
+            layer(*args)
+    assert routes(layer)["cuda"] > 4 * STREAK
+
+
+def test_larger_graphs_are_looked_at(emulated_gpu):
+    layer = SAGEConv(F, 5)
+    in_a_row(layer)
+    layer(*batch(900))
+    assert routes(layer)["cuda"] == 1
+
+
+def test_each_mode_of_gradients_has_its_own(emulated_gpu):
+    layer = SAGEConv(F, 5)
+    in_a_row(layer)
+    with torch.no_grad():
+        assert not unlooked(layer, batch())
+    assert unlooked(layer, batch())
+
+
+def test_hops_of_a_layer_are_of_one_row(emulated_gpu):
+    layer = TAGConv(F, 5, K=3, normalize=False)
+    for _ in range(STREAK):
+        layer(*batch())
+    assert min(counted(lambda: layer(*batch())).python for _ in range(UNLOOKED)) < 3 * LOOKED
+
+
+def test_rules_hold_from_the_next_call_on(emulated_gpu):
+    """Of a layer that was excluded, and of one that was not."""
+    layer, args = SAGEConv(F, 5), batch(900)
+    gnnaccel.exclude(layer)
+    for _ in range(2 * STREAK):
+        layer(*args)
+    assert gnnaccel.stats()["SAGEConv"]["reasons"] == {"GA101": 2 * STREAK}
+    assert any(unlooked(layer, args) for _ in range(2))
+    gnnaccel.include(layer)
+    gnnaccel.reset_stats()
+    layer(*args)
+    assert routes(layer) == {"cuda": 1}
+    gnnaccel.exclude(SAGEConv)
+    gnnaccel.exclude(layer)
+    layer(*args)
+    assert routes(layer) == {"cuda": 1, "native": 1}
+
+
+def test_other_options_begin_anew(emulated_gpu):
+    layer = SAGEConv(F, 5)
+    in_a_row(layer)
+    with gnnaccel.enabled(backend="cuda", when="supported"):
+        layer(*batch())
+    assert routes(layer)["cuda"] == 1
+
+
+def test_calls_in_checkpoints_are_looked_at(emulated_gpu):
+    """A checkpoint makes its call twice, and both have to take the same way."""
+    layer = SAGEConv(F, 5)
+    in_a_row(layer)
+    for _ in range(STREAK):
+        x, edge_index = batch()
+        x.requires_grad_()
+        found = torch.autograd.grad(
+            checkpoint(layer, x, edge_index, use_reentrant=False).square().sum(), x)[0]
+        with gnnaccel.disabled():
+            expected = torch.autograd.grad(layer(x, edge_index).square().sum(), x)[0]
+        torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("edges", [torch.zeros(2, 0, dtype=torch.long), torch.tensor(3),
+                                   torch.zeros(3, 4, dtype=torch.long)], ids=str)
+def test_edges_of_another_form(emulated_gpu, edges):
+    """What the host makes of them stays what it is."""
+    layer = GraphConv(F, 5)
+    in_a_row(layer)
+    x = graphs.features()
+    try:
+        with gnnaccel.disabled():
+            expected = layer(x, edges)
+    except Exception as theirs:
+        with pytest.raises(type(theirs)):
+            layer(x, edges)
+    else:
+        torch.testing.assert_close(layer(x, edges), expected)

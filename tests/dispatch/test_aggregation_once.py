@@ -136,8 +136,20 @@ def test_until_a_structure_pays(device, monkeypatch):
         for fresh, run in ((True, aggregation_once.run), (False, aggregation_cuda.run)):
             assert aggregation_route.decide(OpGraph(ei, N, M), given, current(),
                                             Asked(True, fresh)).run is run
-        monkeypatch.setattr(aggregation_cost, "estimate", lambda *args: CHEAP._replace(once=9.0))
+        monkeypatch.setattr(aggregation_cost, "estimate", lambda *args: CHEAP._replace(once=None))
         assert aggregation_route.decide(OpGraph(ei.clone(), N, M), given, current()).run is None
+
+
+def test_rows_that_are_copied_first_gain_less():
+    """Those of layers whose nodes do not come first."""
+    ei, x = torch.empty(2, 10**4, dtype=torch.int64, device="meta"), torch.empty(
+        3, 2000, 16, device="meta")
+    graph = OpGraph(ei, 2000, 2000)
+    for grad in (False, True):
+        moved, there = (aggregation_cost.estimate(
+            graph, aggregation.Aggregation("sum", rows, None, (3, 16)), grad)
+            for rows in (x.movedim(1, 0), x.movedim(1, 0).contiguous()))
+        assert moved.gain < there.gain and moved.native == there.native
 
 
 def test_estimates_know_the_list_of_edges():
@@ -148,9 +160,9 @@ def test_estimates_know_the_list_of_edges():
         given = aggregation.Aggregation("sum", torch.empty(count // 5, 64, device="meta"), None,
                                         (64,))
         found.append(aggregation_cost.estimate(OpGraph(ei, count // 5, count // 5), given, True))
-    assert all(f.once_pays and f.over_once().gain < f.gain
-               for f in found) and found[0].once < found[2].once
-    assert all(f.over_once().gain < f.structure for f in found[:2])
+    assert [f.once_pays for f in found] == [False, True, True]
+    assert all(f.over_once().gain < f.gain for f in found[1:]) and found[1].once < found[2].once
+    assert found[1].over_once().gain < found[1].structure
     assert found[2].structure < found[2].native
     for other in (given.by(Softmax(1.0, True)), given._replace(more=Shifted(given.x, 1.0))):
         assert aggregation_cost.estimate(OpGraph(ei, count // 5, count // 5), other,

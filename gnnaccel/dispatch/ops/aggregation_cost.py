@@ -9,7 +9,7 @@ nothing, one that comes many times soon gains.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from gnnaccel.dispatch.plan.cost import constants
 # calls over a graph, not a large one, that are not looked at: layers or hops over one mini-batch
 _UNREAD = 3
 _MARGIN = 1.25
+_NO_COPIES = {"forward": 0, "training": 0}
 _PATIENCE = 2.0  # times the price of a structure that must have been missed before it is built
 
 
@@ -37,7 +38,7 @@ _MORE = {type(None): (1, 1, 1), Shifted: (1, 1, 2), Rectified: (2, 1, 1.5), Gate
 class Estimate(NamedTuple):
     """Seconds: what a call gains over the host's own code when the structure is there, and the
     price of the structure; what it takes by us and natively, and over the list of edges without a
-    structure."""
+    structure, None where that does not pay."""
 
     gain: float
     structure: float
@@ -48,7 +49,7 @@ class Estimate(NamedTuple):
     @property
     def once_pays(self) -> bool:
         """Whether the list of edges had better be summed as it is, until there is a structure."""
-        return self.once is not None and _MARGIN * self.once < self.native  # type: ignore[operator]
+        return self.once is not None
 
     def over_once(self) -> Estimate:
         """The estimate where the list of edges, not the host's code, runs without a structure."""
@@ -82,24 +83,37 @@ def _on_cuda(graph: OpGraph, given: Aggregation, mode: str) -> Estimate:
         shape, (read, gathered) = given.more.shape, given.more.rows_read
     rows = math.prod(shape) * given.x.element_size()
     moved, by_host = graph.num_edges * rows * read, graph.num_edges * rows * gathered
-    launch = kernels["launch"]
-    native = max(by_host * rates["native_passes"][mode] / kernels["native_bandwidth"],
-                 rates["native_launches"][mode] * launch)
+    launch, plain = kernels["launch"], given.more is None
+    native = _natively(rates, by_host, mode, plain)
     rate = (kernels["gather_l2"]
             if graph.num_src * rows <= kernels["l2_bytes"] else kernels["gather_hbm"])
     launches = calls * rates["launches"][mode]
+    if plain and not given.x.is_contiguous():
+        launches += rates.get("copied", _NO_COPIES)[mode]
     if type(given.more) is Generated:
         launches += _besides(given.more, mode)
     # the host launches while the GPU works
     ours = max(moved * rates["passes"][mode] / rate, launches * launch)
     once = None
-    if "once_passes" in rates and given.more is None:
-        once = max(moved * rates["once_passes"][mode] / kernels["native_bandwidth"],
-                   rates["once_launches"][mode] * launch)
+    if plain and "once_passes" in rates:
+        once = (moved * rates["once_passes"][mode] / kernels["native_bandwidth"]
+                + rates["once_launches"][mode] * launch)
+        once = once if _MARGIN * once < native else None
     built = 1 if mode == "forward" else 2
     there = csc_of(graph.edge_index) is not None
     structure = _structure(graph.num_edges, built - there) + there * _read_in_place()
     return Estimate(native - ours, structure, ours, native, once)
+
+
+def _natively(rates: dict[str, Any], gathered: float, mode: str, plain: bool) -> float:
+    """By the host's operations on so many bytes ``gathered``; of ``plain`` rows there are so few
+    that neither their time nor that of launching them hides the other."""
+    kernels = constants()["cuda"]
+    passes = gathered * rates["native_passes"][mode] / kernels["native_bandwidth"]
+    # without those for autograd's own thread, which nothing runs in whatever is chosen
+    thread = rates.get("thread", 0) if plain and mode == "training" else 0
+    launched = (rates["native_launches"][mode] - thread) * kernels["launch"]
+    return passes + launched if plain else max(passes, launched)
 
 
 def _besides(more: Generated, mode: str) -> float:

@@ -313,6 +313,18 @@ def test_ids_are_looked_at_once_for_each_graph(emulated, monkeypatch):
     assert len(looks) <= 4  # on a CPU nothing is kept the first time; and once for weighted edges
 
 
+def test_ids_of_graphs_that_never_come_again_are_not_asked_about(emulated, monkeypatch):
+    asked, layer = [], GCNConv(F, 4)
+    monkeypatch.setattr(graph_norm, "_to_be_checked", lambda *args: bool(asked.append(1)))
+    for tried, expected in ((0, 3), (graph_norm._TRIED, 0)):
+        monkeypatch.setattr(graph_norm, "_unused", [tried])
+        del asked[:]
+        with emulated.on(on_fallback="native"):
+            for _ in range(3):
+                layer(graphs.features(), graphs.square())
+        assert len(asked) == expected
+
+
 @pytest.mark.gpu
 def test_results_that_nobody_asks_for_again_are_kept_no_more(on):
     """Over graphs that come once; as soon as one comes again, they are kept at once."""

@@ -183,7 +183,8 @@ def checking(native: Callable) -> Callable:
     @functools.wraps(native)
     def norm(edge_index: Any, edge_weight: Tensor | None = None, num_nodes: Any = None,
              *more: Any, **kwargs: Any) -> Any:
-        if not is_compiling() and _to_be_checked(edge_index, num_nodes):
+        if (not is_compiling() and not (_unused[0] >= _TRIED and graph_loops.computing.now)
+            and _to_be_checked(edge_index, num_nodes)):
             kept = find("ids", checked, (edge_index, num_nodes), {})
             if kept is None and _unused[0] < _TRIED:
                 checked(edge_index, num_nodes)

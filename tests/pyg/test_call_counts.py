@@ -103,6 +103,8 @@ LAYERS = {
     "FiLMConv of one relation": (lambda: FiLMConv(WIDTH, WIDTH), plain),
     "PNAConv with edges": (lambda: PNAConv(WIDTH, WIDTH, ["mean", "max"], ["identity"],
                                            torch.ones(4).long(), edge_dim=5, towers=2), attributed),
+    "SAGEConv of a list": (lambda: SAGEConv(WIDTH, WIDTH, aggr=["mean", "max"]), plain),
+    "SAGEConv of a deviation": (lambda: SAGEConv(WIDTH, WIDTH, aggr="std"), plain),
     "HANConv": (lambda: HANConv(hetero_graphs.WIDTH, WIDTH, METADATA, 2), by_type),
     "ARMAConv": (lambda: ARMAConv(WIDTH, WIDTH, num_stacks=2, num_layers=2), plain),
     "HeteroConv of GATConv": (lambda: hetero(GATConv, add_self_loops=False), by_type),

@@ -59,15 +59,16 @@ class Last:
 
     ``modes``: what holds outside the call; ``module``, ``module_class``, ``module_path``: the
     aggregation, its class, and what it runs; ``shape``, ``layout``: as of `Aggregation`, where
-    nothing is done before it or after it, else ``shape`` is None; ``matrix``: of edges that are a
-    sparse matrix, which lies nowhere itself; ``older``: the one that was kept before over the same
-    edges, of a call of another form, as some layers propagate several times.
+    nothing is done before it or after it, else ``shape`` is None; ``reduces``: of an aggregation
+    that is made of others, which is looked at in each call; ``matrix``: of edges that are a sparse
+    matrix, which lies nowhere itself; ``older``: the one that was kept before over the same edges,
+    of a call of another form, as some layers propagate several times.
     """
 
     __slots__ = ("epoch", "edge_index", "signature", "modes", "settings", "known", "cls", "module",
                  "module_class", "module_path", "shape", "layout", "source", "form", "stamp",
-                 "reduce", "sizes", "view", "route", "decision", "name", "missed", "rows", "gain",
-                 "patience", "code", "fell_back", "weighs", "matrix", "older")
+                 "reduce", "reduces", "sizes", "view", "route", "decision", "name", "missed",
+                 "rows", "gain", "patience", "code", "fell_back", "weighs", "matrix", "older")
 
     epoch: int
     edge_index: TensorRef
@@ -85,6 +86,7 @@ class Last:
     form: Form
     stamp: tuple | None
     reduce: str | None
+    reduces: tuple[reading.Reduce, ...] | None
     sizes: tuple[int, int, bool]
     view: weakref.ref[GraphView]
     route: str
@@ -152,6 +154,8 @@ class Last:
         within = module.__dict__
         if any(reading.MODULE_HOOKS(within)) or not guards.REDUCING.isdisjoint(within):
             return False
+        if self.reduces is not None and self.reduces != reading.reductions(layer, self.known):
+            return False
         return (reading.OVERRIDES.isdisjoint(own) and type(layer) is self.cls
                 and self.known.path.same(self.module_path) and guards.context_reason() is None)
 
@@ -194,10 +198,12 @@ def remember(layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read, 
              config: Config, memory: layer_memory.LayerMemory | None) -> None:
     """Keep this call for those over the same edges. ``memory``: the layer's, if it is at hand."""
     graph, given, memory = found.graph, found.given, memory or layer_memory.of(layer)
-    # ran without a structure; or hooks inside may appear; or will not be repeated
-    if decision.run is not None and (graph.built is None or len(found.reduces) > 1
-                                     or found.known.traced or not memory.keeps(graph.built)
-                                     or not reading.settled(layer.aggr_module)):
+    settled = len(found.reduces) == 1 and reading.settled(layer.aggr_module)
+    # ran without a structure; or numbers inside may change; or will not be repeated
+    if decision.run is not None and (graph.built is None or found.known.traced
+                                     or not memory.keeps(graph.built)
+                                     or not (settled or all(type(one) is str
+                                                            for one in found.reduces))):
         return
     kept = Last()
     kept.epoch = config.epoch
@@ -223,12 +229,14 @@ def remember(layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read, 
         kept.settings, kept.known = reading.SETTINGS(layer.__dict__), found.known
         kept.module, kept.module_class = weakref.ref(module), type(module)
         kept.module_path = guards.aggregation_path(type(module))
+        kept.reduces = None if settled else found.reduces
         kept.form, kept.stamp, kept.view = found.form, found.known.stamp(layer), weakref.ref(
             graph.built)  # type: ignore[arg-type]  # there, as the call ran by it
         # its numbers may be others at the next call
         kept.reduce = given.reduce if type(given.reduce) is str else None
         kept.sizes = graph.num_src, graph.num_dst, graph.flipped
-        plain = (kept.reduce is not None and not found.form.unfinished and given.more is None
+        plain = (len(found.reduces) == 1 and kept.reduce is not None and given.more is None
+                 and not found.form.unfinished
                  and given.x is reading.source(kwargs, kept.source)
                  and found.known.aggregate is None and not found.known.updates)
         kept.shape, kept.layout = given.shape if plain else None, None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch_geometric.nn import MessagePassing
+from torch_geometric.nn import MessagePassing, SAGEConv, SumAggregation
 from torch_geometric.utils import degree
 
 import gnnaccel
@@ -61,6 +61,19 @@ def test_such_calls_are_not_read_again(emulated, reads, fresh):
         assert reads[0] == 1 and routes() == {"native": 20}
         assert counted(lambda: [layer(*args) for _ in range(8)]).python <= 52
         assert gnnaccel.stats()["Summed"]["reasons"] == {"GA211": 28}
+
+
+def test_aggregations_without_kernels_are_not_read_again(emulated, reads):
+    layer, args = SAGEConv(WIDTH, WIDTH, aggr="median"), given()
+    with emulated.on(on_fallback="native"):
+        for _ in range(20):
+            layer(*args)
+        assert reads[0] == 1 and gnnaccel.stats()["SAGEConv"]["reasons"] == {"GA201": 20}
+        layer.aggr_module = SumAggregation()
+        for _ in range((UNLOOKED + 1) * (new_graphs_native._READ_AT + 1)):
+            out = layer(*args)
+        assert gnnaccel.stats()["SAGEConv"]["routes"]["cuda"] > 1
+    torch.testing.assert_close(out, layer(*args))
 
 
 def test_a_form_that_appears_is_found(emulated):

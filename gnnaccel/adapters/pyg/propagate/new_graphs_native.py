@@ -124,10 +124,10 @@ class Native:
 
 
 class Formless:
-    """A layer's last call whose message has no form that anything but the host's own code could
-    compute. Calls with such arguments stay native; of those that are looked at one in `_READ_AT` is
-    read again, since what the message reads of its layer may have changed. ``arguments``: as
-    `_arguments` has them; ``code``: why it was native."""
+    """A layer's last call whose message or aggregation has no form that anything but the host's own
+    code could compute. Calls with such arguments stay native; of those that are looked at one in
+    `_READ_AT` is read again, since what the message reads of its layer may have changed.
+    ``arguments``: as `_arguments` has them; ``code``: why it was native."""
 
     __slots__ = ("epoch", "arguments", "placed", "left", "name", "code")
     most = math.inf
@@ -162,8 +162,8 @@ def _arguments(edge_index: Tensor, kwargs: dict) -> list:
 
 def remember_formless(layer: Any, edge_index: Any, kwargs: dict, why: Reason,
                       config: Config) -> None:
-    """Keep of a native call that it was so for its message."""
-    if (why.code in ("GA208", "GA211") and type(edge_index) is Tensor
+    """Keep of a native call that it was so for its message or its aggregation."""
+    if (why.code in ("GA201", "GA208", "GA211") and type(edge_index) is Tensor
             and edge_index.layout is torch.strided and config.on_fallback == "native"
             and settings.asked(layer, config) is None):
         layer_memory.of(layer).native_once[torch.is_grad_enabled()] = Formless(

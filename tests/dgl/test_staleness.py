@@ -307,6 +307,23 @@ def test_weights_of_edges(route, name):
             as_native(layer, (g, x))
 
 
+@pytest.mark.parametrize("name", ["GraphConv", "SAGEConv", "GINConv"])
+def test_weights_of_edges_that_lie_otherwise(route, name, stated):
+    """A column of several is read where it lies; calls with weights are remembered, too."""
+    with route.on(on_fallback="native"):
+        layer, (g, x) = warmed(route, name)
+        columns = torch.rand(g.num_edges(), 3, device=g.device)
+        for shape in (-1,), (-1, 1):
+            for _ in range(3):
+                as_native(layer, (g, x), edge_weight=columns[:, 0].contiguous().view(shape))
+            seen = len(stated)
+            as_native(layer, (g, x), edge_weight=torch.rand_like(columns[:, 0]).view(shape))
+            assert len(stated) == seen
+            for column in range(3):
+                as_native(layer, (g, x), edge_weight=columns[:, column].unflatten(0, shape))
+            as_native(layer, (g, x), edge_weight=columns[:, 1].double().view(shape).float())
+
+
 def test_a_weight_that_is_given(route):
     with route.on(on_fallback="native"):
         layer = GraphConv(F, 4, weight=False, bias=False).to(route.device)

@@ -24,7 +24,7 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[PlainSpec, PlainInputs
 
 def run(layer: Any, stated: PlainSpec, given: PlainInputs, attend: Any) -> Tensor:
     nodes, weight, _ = given.operands
-    tensors = dict(x=nodes.x_src, weight=weight)
+    tensors = dict(x=nodes.x_src, weight=weight if weight is None else plain.by_edge(weight))
     if layer._aggregator_type == "mean":
         tensors["scale_dst"] = nodes.edges.scale(1, -1.0, 0,
                                                  torch.float64

@@ -48,7 +48,7 @@ def _weight_reason(weight: Any) -> Reason | None:
 def run(layer: Any, stated: PlainSpec, given: PlainInputs, attend: Any) -> Tensor:
     (nodes, edge_weight, (weight,)), bias = given.operands, layer.bias
     x, edges, dtype = nodes.x_src, nodes.edges, _exact(stated.row)
-    tensors = dict(weight=edge_weight)
+    tensors = dict(weight=edge_weight if edge_weight is None else plain.by_edge(edge_weight))
     if layer._norm in _SOURCE:
         tensors["scale_src"] = edges.scale(0, _SOURCE[layer._norm], 0, dtype)
     if layer._norm in _DESTINATION:

@@ -17,12 +17,17 @@ from gnnaccel.dispatch.policy.reasons import Reason, reason
 
 
 class Operands(NamedTuple):
-    """``weight``: [E] of edges, if the call brings some; ``more``: the layer's own further
+    """``edge_weight``: [E] or [E, 1], if the call brings some; ``more``: the layer's own further
     arguments."""
 
     nodes: Nodes
-    weight: Tensor | None
+    edge_weight: Tensor | None
     more: tuple = ()
+
+
+def by_edge(weight: Tensor) -> Tensor:
+    """Weights [E] or [E, 1] as [E], contiguous."""
+    return weight.reshape(-1).contiguous()
 
 
 def arguments(name: str, args: tuple, kwargs: dict,
@@ -54,10 +59,9 @@ def state(name: str, reduce: str, graph: Any, feat: Any, edge_weight: Any,
     channels = width(x.shape[1])
     if not channels:
         return reason("GA206", "rows are empty")
-    weight = None if edge_weight is None else edge_weight.view(-1)
-    stated = PlainSpec(f"dgl.{name}", reduce, weight is not None, channels, x.dtype,
+    stated = PlainSpec(f"dgl.{name}", reduce, edge_weight is not None, channels, x.dtype,
                        edges.num_src, edges.num_dst, edges.edge_index.shape[1], x.is_cpu)
-    return stated, PlainInputs(edges.edge_index, x.device, Operands(found, weight, more))
+    return stated, PlainInputs(edges.edge_index, x.device, Operands(found, edge_weight, more))
 
 
 def _weight_reason(weight: Any, edges: int, x: Tensor) -> Reason | None:

@@ -56,7 +56,8 @@ def run(layer: Any, stated: PlainSpec, given: PlainInputs, attend: Any) -> Tenso
     nodes, kind, exact = (given.operands.nodes, layer._aggre_type,
                           torch.float64 if stated.row == torch.float64 else torch.float32)
     x_src, x_dst = plain.dropped(layer, nodes)
-    tensors = dict(weight=given.operands.weight)
+    weight = given.operands.edge_weight
+    tensors = dict(weight=weight if weight is None else plain.by_edge(weight))
     if kind == "pool":
         neighbours = layer.fc_neigh(attend({**tensors, "x": torch.relu(layer.fc_pool(x_src))}))
     else:

@@ -1,8 +1,7 @@
 """Signatures of PyG's calls.
 
-Most are plain ones, ``layer(x, edge_index)``, of which little has to be looked at, also where x is
-a pair; those of more arguments and of dictionaries have the longer signatures of
-`adapters.signature`.
+Most are plain ones, ``layer(x, edge_index)``, of which little has to be looked at; those of more
+arguments, pairs and dictionaries have the longer signatures of `adapters.signature`.
 """
 from __future__ import annotations
 
@@ -33,20 +32,14 @@ class PlainSignature(Signature):
         super().__init__(contract, paths, _SETTINGS, _HOOKS)
         self._watched, self._linear = contract.WATCHED or (), contract.LINEAR
         self._other = self.whole if contract.again else none
-        self._pairs = contract.again is not None and contract.reads is None
 
     def __call__(self, layer: Any, args: tuple, kwargs: dict) -> tuple | None:
         if kwargs or len(args) != 2:
             return self._other(layer, args, kwargs)
         x, edge_index = args
-        pair: Any = None
-        rows, own, grad = None, layer.__dict__, _grad_on()
-        if type(x) is tuple and self._pairs and _of_two(x, grad):
-            x, x_dst = x
-            rows = x_dst.shape[0]
-            pair = x_dst is x, x_dst.shape[1:], x_dst.dtype, x_dst.device, x_dst.layout
         if type(x) is not Tensor or type(edge_index) is not Tensor or x.is_meta or x.is_neg():
             return self._other(layer, args, kwargs)
+        own, grad = layer.__dict__, _grad_on()
         if grad and x.is_inference():
             return None
         if any(_HOOKS(own)) or guards.context_reason() is not None:
@@ -73,8 +66,7 @@ class PlainSignature(Signature):
                 dtype = tensor.dtype
                 break
         device = x.device
-        return ((x.shape[:1], rows), self._values(own), pair, x.shape[1:], x.dtype, device,
-                x.layout, dtype,
+        return (x.shape[:1], self._values(own), x.shape[1:], x.dtype, device, x.layout, dtype,
                 _autocast_dtype(device.type) if _autocast_on(device.type) else None, grad,
                 _deterministic(), *map(id, modules.values()), *map(id, parameters.values()),
                 *map(_of_linear, map(modules.get, self._linear)))
@@ -90,13 +82,6 @@ def of(contract: Contract, paths: Paths, passes_messages: bool) -> Callable[...,
         return none
     return (Signature(contract, paths, _SETTINGS, itemgetter(*guards.HOOKS)).whole
             if passes_messages else Signature(contract, paths).whole)
-
-
-def _of_two(x: tuple, grad: bool) -> bool:
-    """Whether features are a pair whose second is a plain tensor."""
-    if len(x) != 2 or type(x[1]) is not Tensor:
-        return False
-    return not (x[1].is_meta or x[1].is_neg() or (grad and x[1].is_inference()))
 
 
 def _of_linear(module: Any) -> tuple | None:

@@ -197,14 +197,13 @@ class Last:
 def remember(layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read, decision: Decision,
              config: Config, memory: layer_memory.LayerMemory | None) -> None:
     """Keep this call for those over the same edges. ``memory``: the layer's, if it is at hand."""
-    graph, given, memory = found.graph, found.given, memory or layer_memory.of(layer)
-    settled = len(found.reduces) == 1 and reading.settled(layer.aggr_module)
-    # ran without a structure; or numbers inside may change; or will not be repeated
-    if decision.run is not None and (graph.built is None or found.known.traced
-                                     or not memory.keeps(graph.built)
-                                     or not (settled or all(type(one) is str
-                                                            for one in found.reduces))):
-        return
+    graph, settled, memory = found.graph, True, memory or layer_memory.of(layer)
+    if decision.run is not None:  # not where it ran without a structure or will not be repeated
+        if graph.built is None or found.known.traced or not memory.keeps(graph.built):
+            return
+        settled = reading.settled(layer.aggr_module) and len(found.reduces) == 1
+        if not settled and any(type(one) is not str for one in found.reduces):
+            return  # numbers inside may change
     kept = Last()
     kept.epoch = config.epoch
     kept.matrix = None if found.matrix is None else found.matrix.kept()
@@ -212,41 +211,53 @@ def remember(layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read, 
     kept.modes = _grad(), _deterministic(), saved_tensor_hooks(True) is None
     kept.source, kept.name = found.form.source, type(layer).__name__
     kept.route = decision.plan.route
-    if decision.run is None:
-        if config.on_fallback != "native":
-            return
-        x = reading.source(kwargs, kept.source)
-        kept.fell_back, kept.weighs = decision.fell_back, found.form.weight is not None
-        kept.rows, kept.missed = (x.shape, x.dtype, x.requires_grad), None
-        kept.code = decision.plan.code
-        if decision.estimate is not None:
-            kept.missed, kept.gain = ledger.of(graph.edge_index), decision.estimate.gain
-            kept.patience = aggregation_cost.patience(decision.estimate)
+    if decision.run is not None:
+        _by_kernels(kept, layer, kwargs, found, decision, settled)
+    elif config.on_fallback == "native":
+        _natively(kept, kwargs, found, decision)
         new_graphs_native.remember(layer, edge_index, kwargs, found, decision, config)
     else:
-        kept.signature, kept.decision = _signature(kwargs), decision
-        module, kept.cls = layer.aggr_module, type(layer)
-        kept.settings, kept.known = reading.SETTINGS(layer.__dict__), found.known
-        kept.module, kept.module_class = weakref.ref(module), type(module)
-        kept.module_path = guards.aggregation_path(type(module))
-        kept.reduces = None if settled else found.reduces
-        kept.form, kept.stamp, kept.view = found.form, found.known.stamp(layer), weakref.ref(
-            graph.built)  # type: ignore[arg-type]  # there, as the call ran by it
-        # its numbers may be others at the next call
-        kept.reduce = given.reduce if type(given.reduce) is str else None
-        kept.sizes = graph.num_src, graph.num_dst, graph.flipped
-        plain = (len(found.reduces) == 1 and kept.reduce is not None and given.more is None
-                 and not found.form.unfinished
-                 and given.x is reading.source(kwargs, kept.source)
-                 and found.known.aggregate is None and not found.known.updates)
-        kept.shape, kept.layout = given.shape if plain else None, None
-        if plain and given.weight is not None:
-            kept.layout = aggregation_cuda.layout_of(given)
+        return
     over = memory.over[layer_memory.mode_of(layer)]
     if len(over) >= _LAYERS_GRAPHS:
         over.clear()
-    kept.older = _others(over.get(id(edge_index)), kept)
+    last = over.get(id(edge_index))
+    kept.older = None if last is None else _others(last, kept)
     over[id(edge_index)] = kept
+
+
+def _natively(kept: Last, kwargs: dict, found: reading.Read, decision: Decision) -> None:
+    """Complete ``kept``, of a native call."""
+    x = reading.source(kwargs, kept.source)
+    kept.fell_back, kept.weighs = decision.fell_back, found.form.weight is not None
+    kept.rows, kept.missed = (x.shape, x.dtype, x.requires_grad), None
+    kept.code = decision.plan.code
+    if decision.estimate is not None:
+        kept.missed, kept.gain = ledger.of(found.graph.edge_index), decision.estimate.gain
+        kept.patience = aggregation_cost.patience(decision.estimate)
+
+
+def _by_kernels(kept: Last, layer: Any, kwargs: dict, found: reading.Read, decision: Decision,
+                settled: bool) -> None:
+    """Complete ``kept``, of a call by kernels. ``settled``: of an aggregation not made of others."""
+    graph, given = found.graph, found.given
+    kept.signature, kept.decision = _signature(kwargs), decision
+    module, kept.cls = layer.aggr_module, type(layer)
+    kept.settings, kept.known = reading.SETTINGS(layer.__dict__), found.known
+    kept.module, kept.module_class = weakref.ref(module), type(module)
+    kept.module_path = guards.aggregation_path(type(module))
+    kept.reduces = None if settled else found.reduces
+    kept.form, kept.stamp = found.form, found.known.stamp(layer)
+    kept.view = weakref.ref(graph.built)  # type: ignore[arg-type]  # there, as the call ran by it
+    # its numbers may be others at the next call
+    kept.reduce = given.reduce if type(given.reduce) is str else None
+    kept.sizes = graph.num_src, graph.num_dst, graph.flipped
+    plain = (len(found.reduces) == 1 and kept.reduce is not None and given.more is None
+             and not found.form.unfinished and given.x is reading.source(kwargs, kept.source)
+             and found.known.aggregate is None and not found.known.updates)
+    kept.shape, kept.layout = given.shape if plain else None, None
+    if plain and given.weight is not None:
+        kept.layout = aggregation_cuda.layout_of(given)
 
 
 def _others(last: Last | None, new: Last) -> Last | None:

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 FLOOR = 1e-6
-#: A sum of n equal numbers in fp32, one after the other, is off by n times this at most, relative
-#: to
-#: itself (`test_judge.py` measures it). Which sums are long depends on whether a linear map comes
-#: before them or after, so an error of that size is no alarm in any of a case's results.
-OF_A_TERM = 2.0**-26
+#: A sum of n numbers in fp32, one after the other, is off by n times this on average, relative to
+#: itself, where a large number comes before equal small ones, as in the gradient of a maximum and
+#: a mean; half of that where all are equal (`test_judge.py` measures both). Which sums are long
+#: depends on whether a linear map comes before them or after, so an error of that size is no alarm
+#: in any of a case's results.
+OF_A_TERM = 2.0**-25
 #: Share of the draws in which an error has to break the rule, besides on average: of a few draws
 #: one may decide the average, when a gradient happens to be nearly zero in it.
 OFTEN = 3 / 8

@@ -146,12 +146,16 @@ def test_one_draw_alone_decides_nothing():
 
 
 @pytest.mark.parametrize("terms", [300, 1100])
-def test_a_sum_of_equal_numbers_is_off_by_a_share_of_its_terms(terms):
-    x = torch.randn(200, generator=torch.Generator().manual_seed(1))
-    index = torch.zeros(terms, dtype=torch.long)
-    found = torch.zeros(1, 200).index_add(0, index, x.expand(terms, 200))
-    error = (found / (x.double() * terms) - 1).abs().mean() / terms
-    assert judge.OF_A_TERM / 4 < error < judge.OF_A_TERM
+@pytest.mark.parametrize("first, least", [(0, 8), (2, 2)])
+def test_a_sum_in_turn_is_off_by_a_share_of_its_terms(terms, first, least):
+    """``first``: how much larger than the sum of the others the first number is."""
+    draws = torch.Generator().manual_seed(1)
+    x, more = torch.randn(200, generator=draws), 1 + torch.rand(200, generator=draws)
+    numbers = x.expand(terms, 200).clone()
+    numbers[0] += first * terms * x * more
+    found = torch.zeros(1, 200).index_add(0, torch.zeros(terms, dtype=torch.long), numbers)
+    error = (found / numbers.double().sum(0) - 1).abs().mean() / terms
+    assert judge.OF_A_TERM / least < error < judge.OF_A_TERM
 
 
 def test_the_longest_sum_of_a_case():

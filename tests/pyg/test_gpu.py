@@ -78,8 +78,8 @@ def test_no_waiting_over_fresh_graphs(gpu, name, loops):
 
 @pytest.mark.parametrize("name", ["SAGEConv", "GraphConv"])
 def test_no_waiting_over_fresh_lists_of_edges(gpu, name):
-    layer = getattr(torch_geometric.nn, name)(F, 8).to(gpu.device)
-    batches = [(torch.randn(n, F, device="cuda", requires_grad=True), random_graph(n, 60_000))
+    layer = getattr(torch_geometric.nn, name)(64, 8).to(gpu.device)
+    batches = [(torch.randn(n, 64, device="cuda", requires_grad=True), random_graph(n, 120_000))
                for n in range(5000, 5020)]
     with gpu.on(when="profitable", on_fallback="native"):
         for x, ei in batches[:8]:

@@ -126,4 +126,6 @@ def test_features_of_edges_cost_another_row():
                                              Aggregation(Softmax(1.0, True), x, None, (64,), made),
                                              "training")
                    for made in (None, Rectified(torch.empty(1).expand(10**7, 64))))
-    assert more.ours == pytest.approx(2 * plain.ours) and more.native == plain.native and more.gain > 0
+    assert more.ours == pytest.approx(2 * plain.ours) and more.gain > 0
+    # to plain rows the host's launches are added, which many edges hide
+    assert more.native == pytest.approx(plain.native, rel=0.05) and more.native < plain.native

@@ -156,9 +156,10 @@ def test_more_rows_cost_more():
     by_form = {type(more): aggregation_cost._on_cuda(graph, plain._replace(more=more), "forward")
                for more in (None, Shifted(x, 1.0), Rectified(x), Gated(x, x))}
     first = by_form[type(None)]
-    assert by_form[Rectified].ours == pytest.approx(2
-                                                    * first.ours) and by_form[
-                                                        Rectified].native == first.native
-    assert by_form[Gated].native == pytest.approx(2
-                                                  * first.native) and by_form[
-                                                      Shifted].ours == first.ours
+    # to plain rows the host's launches are added, which many edges hide
+    assert (by_form[Shifted].native < first.native
+            and first.native == pytest.approx(by_form[Shifted].native, rel=0.05))
+    assert by_form[Rectified].ours == pytest.approx(2 * first.ours)
+    assert by_form[Rectified].native == by_form[Shifted].native
+    assert by_form[Gated].native == pytest.approx(2 * by_form[Shifted].native)
+    assert by_form[Shifted].ours == first.ours

@@ -4,7 +4,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
-from torch_geometric.nn import GraphConv, SAGEConv, TAGConv
+from torch_geometric.nn import GraphConv, MessagePassing, SAGEConv, TAGConv
 
 import gnnaccel
 from gnnaccel.adapters.pyg.propagate import calls
@@ -163,3 +163,29 @@ def test_edges_of_another_form(emulated_gpu, edges):
             layer(x, edges)
     else:
         torch.testing.assert_close(layer(x, edges), expected)
+
+
+class Turns(MessagePassing):
+    """Messages with a form that kernels have and without one, in turns. Of calls over new graphs
+    with several aggregations nothing is kept but that they were native."""
+
+    def __init__(self):
+        super().__init__(aggr=["sum", "max"])
+
+    def forward(self, x, edge_index):
+        rows = self.propagate(edge_index, x=x, w=None)
+        return rows + self.propagate(edge_index, x=x, w=x.new_ones(edge_index.shape[1], 1))
+
+    def message(self, x_j, w):
+        return x_j if w is None else (x_j * w).cumsum(0)
+
+
+def test_a_row_of_calls_without_a_form_is_of_one_kind_of_arguments(emulated_gpu):
+    """Others over the same new graphs, large enough to gain, run by kernels meanwhile."""
+    layer, times = Turns(), 3 * STREAK
+    for _ in range(times):
+        args = batch(900)
+        with gnnaccel.disabled():
+            expected = layer(*args)
+        torch.testing.assert_close(layer(*args), expected)
+    assert routes(layer) == {"cuda": times, "native": times}

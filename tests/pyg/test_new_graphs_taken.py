@@ -11,7 +11,8 @@ from torch_geometric.nn import (FiLMConv, GCNConv, GENConv, GINConv, GINEConv, G
                                 MessagePassing, PNAConv, SAGEConv, SimpleConv, aggr)
 
 import gnnaccel
-from gnnaccel.adapters.pyg.propagate import calls, new_graphs_taken, reading, tracing
+from gnnaccel.adapters.pyg.propagate import calls, reading, tracing
+from gnnaccel.adapters.pyg.propagate.described import described, understood, width
 from gnnaccel.dispatch.graph import cache
 from gnnaccel.dispatch.memory.layer_memory import memories
 from gnnaccel.dispatch.ops import aggregation_cost, aggregation_route
@@ -333,20 +334,39 @@ def test_what_is_not_kept(reads):
         assert memory is None or memory.taken_once == [None, None]
 
 
-def test_arguments_that_nobody_describes():
-    """Equal nothing, themselves included; numbers of rows do not count."""
-    described = new_graphs_taken._described
+def alike(one: dict, other: dict) -> bool:
+    """Whether a call over one graph is read as one over another was."""
+    (kinds, a, values), (others, b, other_values) = described(one), described(other)
+    return kinds == others and values == other_values and [*map(width, a)] == [*map(width, b)]
+
+
+def test_arguments_of_other_kinds_are_not_alike():
+    """Numbers of rows do not count, but among the same edges they do."""
     x = torch.randn(4, 3)
-    assert described(dict(x=x, n=2)) == described(dict(x=torch.randn(9, 3), n=2))
-    for other in (dict(x=x, n=True), dict(x=x, n=2.0), dict(x=x), dict(x=(x, x), n=2),
-                  dict(x=x.double(), n=2), dict(x=x[:, :2], n=2), dict(n=2, x=x),
+    one, more = dict(x=x, n=2), dict(x=torch.randn(9, 3), n=2)
+    assert alike(one, more) and described(one) != described(more)
+    assert described(one) == described(dict(x=torch.randn(4, 3), n=2))
+    for other in (dict(x=x, n=True), dict(x=x, n=2.5), dict(x=x), dict(x=(x, x), n=2),
+                  dict(x=[x], n=2), dict(x=x.double(), n=2), dict(x=x[:, :2], n=2), dict(n=2, x=x),
                   dict(x=x.clone().requires_grad_(), n=2), dict(x=x, n="2"), dict(x=x, n=None)):
-        assert described(dict(x=x, n=2)) != described(other)
-    assert described(dict(x=object())) != described(dict(x=object()))
+        assert not alike(one, other) and described(one) != described(other)
     a, b = x, x.clone()
-    assert described(dict(x=(a, a))) != described(dict(x=(a, b)))
-    assert described(dict(size=(3, 4))) == described(dict(size=(5, 6)))
-    assert described(dict(size=(3, None))) != described(dict(size=(5, 6)))
+    assert not alike(dict(x=(a, a)), dict(x=(a, b)))
+    assert described(dict(x=[a, b])) == described(dict(x=[b, a]))
+    assert not alike(dict(x=x[0, 0]), dict(x=x[0]))
+    assert alike(dict(size=(3, 4)), dict(size=(5, 6))) and alike(dict(size=(3, 4)),
+                                                                  dict(size=(3, 3)))
+    assert not alike(dict(size=(3, 4)), dict(size=(3, None)))
+    assert described(dict(size=(3, 4))) != described(dict(size=(5, 6)))
+
+
+def test_arguments_that_nobody_describes_are_like_no_others():
+    thing = dict(x=object())
+    one = described(thing)
+    assert not understood(one) and understood(described(dict(x=None, n=2)))
+    assert one != described(thing) and not alike(thing, thing)
+    assert one[0] != described(dict(x=None))[0]
+
 
 
 # --- decisions ------------------------------------------------------------------------------------

@@ -155,7 +155,8 @@ class LayerMemory:
     native call; ``over``, message passing's last calls over some edges, by the id of these. With
     gradients off and on: ``native_once``, ``taken_once``, of calls over edges that had not been
     seen before, the last that was native, and the last that ran by kernels; ``unread``, how many
-    calls over such edges went native unread; ``in_turn``, native calls in a row.
+    calls over such edges went native unread; ``in_turn``, native calls in a row, by
+    the types of their arguments.
 
     ``last``: the graph of the last call that was looked at, how many calls it had had by then, and
     whether none of the layer's was native; ``expected``: how many calls the last such graph before
@@ -174,7 +175,7 @@ class LayerMemory:
     def __init__(self) -> None:
         self.over: list[dict[int, Any]] = [{}, {}, {}, {}]
         self.native_once: list[Any] = [None, None]
-        self.in_turn: list[Any] = [None, None]
+        self.in_turn: list[dict[tuple[type, ...], Any]] = [{}, {}]
         self.taken_once: list[Any] = [None, None]
         self.unread, self.unrepeated = [0, 0], 0
         self.inner: Any = None

@@ -12,6 +12,7 @@ from torch import Tensor
 from gnnaccel.adapters.pyg import guards
 from gnnaccel.adapters.pyg.propagate import (adjacency, attention, completing, new_graphs_native,
                                              new_graphs_taken, reading, repeated_calls, visit)
+from gnnaccel.adapters.pyg.propagate.described import described
 from gnnaccel.cuda import capture, driver
 from gnnaccel.dispatch import router
 from gnnaccel.dispatch.graph import self_loops
@@ -72,8 +73,8 @@ def _decide(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Conf
     if verdict.inside:
         new_graphs_native.remember_formless(layer, edge_index, kwargs, found, config)
     else:
-        new_graphs_native.looked_at(layer_memory.of(layer), math.inf, type(layer).__name__,
-                                    found.code, config)
+        new_graphs_native.looked_at(layer_memory.of(layer), kwargs, math.inf,
+                                    type(layer).__name__, found.code, config)
     return aggregation_route.run(layer, "pyg", None, aggregation_route.native(found), config,
                                  None, lambda: _natively(native, layer, edge_index, kwargs), start)
 
@@ -166,31 +167,35 @@ def fast_path(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Co
     # in the layer's `mode_of`, without its call
     last = (None if memory is None
             else memory.over[grad + 2 * (layer.training is True)].get(id(edge_index)))
-    if last is not None and last.edge_index() is edge_index:  # a new batch may lie where one was
-        if last.route == "native":
-            if last.still_native(edge_index, kwargs, config):
-                return native(layer, edge_index, **kwargs)
-        elif last.fits(layer, edge_index, kwargs, config):
-            out = last.run(layer, edge_index, kwargs)
-            if out is not None:
-                memory.unrepeated = 0  # type: ignore[union-attr]  # it has `last`
-                return out
-        return (MISSED if last.older is None
-                else _as_before(last.older, memory, layer, native, edge_index, kwargs, config))
+    arguments: Any = None
+    if last is not None and last.edges() is edge_index:  # a new batch may lie where one was
+        while last is not None:
+            if last.native:
+                if last.fits(edge_index, kwargs, config):
+                    return native(layer, edge_index, **kwargs)
+            else:
+                arguments = arguments or described(kwargs)
+                out = last.run(layer, edge_index, kwargs, arguments, config)
+                if out is not None:
+                    memory.unrepeated = 0  # type: ignore[union-attr]  # it has `last`
+                    return out
+            last = last.older
+        return MISSED
     taken: Any = None if memory is None else memory.taken_once[grad]
-    fits = taken is not None and taken.fits(layer, edge_index, kwargs, config)
+    fits = taken is not None and taken.fits(layer, edge_index, described(kwargs), config)
     if fits and (out := taken.run(layer, edge_index, kwargs, config, memory)) is not None:
         return out
-    streak = None if memory is None else memory.in_turn[grad]
+    streak = (None if memory is None
+              else memory.in_turn[grad].get(tuple(map(type, kwargs.values()))))
     if streak is not None and streak.left and streak.goes_on(edge_index, config):
         return native(layer, edge_index, **kwargs)
-    if config.when == "profitable" and too_small(layer, memory, edge_index, config):
+    if config.when == "profitable" and too_small(layer, memory, edge_index, kwargs, config):
         return native(layer, edge_index, **kwargs)
     like = None if memory is None else memory.native_once[grad]
     if like is not None and like.holds(edge_index, kwargs, config):
         counters.count(like.name, "native", like.code)
-        new_graphs_native.looked_at(memory, like.most,  # type: ignore[arg-type]  # it has `like`
-                                    like.name, like.code, config)
+        new_graphs_native.looked_at(memory,  # type: ignore[arg-type]  # it has `like`
+                                    kwargs, like.most, like.name, like.code, config)
         return native(layer, edge_index, **kwargs)
     if not fits or taken.summed:
         return MISSED
@@ -199,24 +204,7 @@ def fast_path(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Co
             else _read(layer, native, edge_index, kwargs, found, config, 0, memory))
 
 
-def _as_before(last: Any, memory: Any, layer: Any, native: Any, edge_index: Any, kwargs: dict,
-               config: Config) -> Any:
-    """`fast_path` of a layer that propagates several times, by the calls kept before the last one
-    over the same edges."""
-    while last is not None:
-        if last.route == "native":
-            if last.still_native(edge_index, kwargs, config):
-                return native(layer, edge_index, **kwargs)
-        elif last.fits(layer, edge_index, kwargs, config):
-            out = last.run(layer, edge_index, kwargs)
-            if out is not None:
-                memory.unrepeated = 0
-                return out
-        last = last.older
-    return MISSED
-
-
-def too_small(layer: Any, memory: layer_memory.LayerMemory | None, edge_index: Any,
+def too_small(layer: Any, memory: layer_memory.LayerMemory | None, edge_index: Any, kwargs: dict,
               config: Config) -> bool:
     """Whether a call that has to gain may go native without being read; counts it then. Over so few
     edges nothing gains on a CPU, and a graph hardly seen before, of not many more, does not pay for
@@ -247,5 +235,6 @@ def too_small(layer: Any, memory: layer_memory.LayerMemory | None, edge_index: A
     name = type(layer).__name__
     counters.count(name, "native", "GA301")
     if edge_index.layout is torch.strided:
-        new_graphs_native.looked_at(memory, edges * new_graphs_native.MORE, name, "GA301", config)
+        new_graphs_native.looked_at(memory, kwargs, edges * new_graphs_native.MORE, name, "GA301",
+                                    config)
     return True

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gnnaccel.adapters.pyg.propagate import reading
 from gnnaccel.adapters.pyg.propagate.adjacency import edges_of, is_matrix
+from gnnaccel.adapters.pyg.propagate.described import described, rows_like, width
 from gnnaccel.cuda import driver
 from gnnaccel.dispatch.graph import ledger
 from gnnaccel.dispatch.memory import layer_memory
@@ -61,14 +62,14 @@ class Streak:
         return True
 
 
-def looked_at(memory: layer_memory.LayerMemory, most: float, name: str, code: str | None,
-              config: Config) -> None:
+def looked_at(memory: layer_memory.LayerMemory, kwargs: dict, most: float, name: str,
+              code: str | None, config: Config) -> None:
     """Note a native call for the `Streak` that it is in, of calls over at ``most`` so many edges;
     infinite where the call is native whatever its graph."""
-    grad = torch.is_grad_enabled()
-    streak = memory.in_turn[grad]
+    streaks, types = memory.in_turn[torch.is_grad_enabled()], tuple(map(type, kwargs.values()))
+    streak = streaks.get(types)
     if streak is None or streak.epoch != config.epoch:
-        streak = memory.in_turn[grad] = Streak(config.epoch)
+        streak = streaks[types] = Streak(config.epoch)
     streak.row += 1
     if streak.row >= STREAK and config.on_fallback == "native":
         streak.left, streak.most = UNLOOKED, 2 * most
@@ -125,15 +126,15 @@ class Native:
 
 class Formless:
     """A layer's last call whose message or aggregation has no form that anything but the host's own
-    code could compute. Calls with such arguments stay native; of those that are looked at one in
-    `_READ_AT` is read again, since what the message reads of its layer may have changed.
-    ``arguments``: as `_arguments` has them; ``code``: why it was native."""
+    code could compute. Calls like it, whatever their values, stay native; of those that are looked
+    at one in `_READ_AT` is read again, since what the message reads of its layer may have changed.
+    ``like``: what is compared; ``code``: why it was native."""
 
-    __slots__ = ("epoch", "arguments", "placed", "left", "name", "code")
+    __slots__ = ("epoch", "like", "placed", "left", "name", "code")
     most = math.inf
 
     def __init__(self, layer: Any, edge_index: Tensor, kwargs: dict, why: Reason, config: Config):
-        self.epoch, self.arguments = config.epoch, _arguments(edge_index, kwargs)
+        self.epoch, self.like = config.epoch, _kinds(edge_index, kwargs)
         self.placed, self.left = bool(_drivers), _READ_AT
         self.name, self.code = type(layer).__name__, why.code
 
@@ -141,23 +142,13 @@ class Formless:
         """As of `Native`."""
         self.left -= 1
         return (self.epoch == config.epoch and self.left > 0 and type(edge_index) is Tensor
-                and bool(_drivers) is self.placed
-                and self.arguments == _arguments(edge_index, kwargs))
+                and bool(_drivers) is self.placed and self.like == _kinds(edge_index, kwargs))
 
 
-def _arguments(edge_index: Tensor, kwargs: dict) -> list:
-    """Kinds, widths and dtypes, and which of them have as many rows as others."""
-    found: list = [edge_index.is_cpu, edge_index.layout]
-    edges, first, before = edge_index.shape[-1], -1, -1
-    for value in kwargs.values():
-        for one in value if type(value) is tuple else (value,):
-            if type(one) in reading.TENSORS and one.shape:
-                rows = one.shape[0]
-                found += one.shape[1:], one.dtype, rows == edges, rows == first, rows == before
-                first, before = rows if first < 0 else first, rows
-            else:
-                found += (type(one),)
-    return found
+def _kinds(edge_index: Tensor, kwargs: dict) -> tuple:
+    arguments = described(kwargs)
+    return (edge_index.is_cpu, edge_index.layout, arguments[0], list(map(width, arguments[1])),
+            rows_like(arguments, edge_index.shape[-1]))
 
 
 def remember_formless(layer: Any, edge_index: Any, kwargs: dict, why: Reason,

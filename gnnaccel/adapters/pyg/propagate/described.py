@@ -1,0 +1,141 @@
+"""What a call of ``propagate`` is like: all that its route depends on but its graph.
+
+`described` says it of the arguments, once in a call, for all that is remembered of earlier calls,
+over the same edges (`repeated_calls`) or over new ones (`new_graphs_taken`, `new_graphs_native`).
+`Described` holds, of a call by kernels, what the layer was like as well, and states others like it.
+"""
+from __future__ import annotations
+
+import weakref
+from operator import itemgetter
+from typing import Any
+
+import torch
+
+from gnnaccel.adapters.pyg import guards
+from gnnaccel.adapters.pyg.propagate import reading
+from gnnaccel.dispatch.ops.aggregation import Aggregation
+from gnnaccel.dispatch.policy.config import Config
+from gnnaccel.dispatch.policy.reasons import Reason
+
+#: Of the keyword arguments of a call: names, types, dtypes and the like; shapes of the tensors, and
+#: in the place of one each number of nodes in "size"; values of what is no tensor.
+Arguments = tuple[list, list, list]
+
+_VALUES = frozenset((int, float, bool, str))
+_grad = torch.is_grad_enabled
+#: of a shape, all but the number of rows
+width = itemgetter(slice(1, None))
+
+
+def described(kwargs: dict) -> Arguments:
+    """The arguments, without their tensors. If two descriptions are equal, so is the route over the
+    same edges. What is not understood equals nothing, itself included."""
+    kinds: list[Any] = []
+    shapes: list[tuple[int, ...]] = []
+    values: list[Any] = []
+    grad = _grad()
+    for name, value in kwargs.items():
+        kinds.append(name)
+        kind, parts = type(value), (value,)
+        if kind is tuple or kind is list:
+            kinds.append((kind, len(value)))
+            parts = value
+            if len(value) == 2 and value[0] is value[1] and name != "size":
+                parts = value[:1]  # features of both ends, as a rule
+        for one in parts:
+            kind = type(one)
+            if kind in reading.TENSORS and not (grad and one.is_inference()):
+                shape = one.shape
+                kinds.append((len(shape), one.dtype, one.device, one.layout,
+                              grad and one.requires_grad))
+                shapes.append(shape)
+            elif one is None:
+                kinds.append(None)
+            elif kind is int and name == "size":
+                kinds.append(kind)
+                shapes.append((one,))
+            else:
+                kinds.append(kind)
+                values.append(one if kind in _VALUES else _Unknown())
+    return kinds, shapes, values
+
+
+class _Unknown:
+    """A value that is not understood."""
+
+
+def understood(arguments: Arguments) -> bool:
+    """Whether nothing in there is unknown."""
+    return _Unknown not in map(type, arguments[2])
+
+
+def rows_like(arguments: Arguments, edges: int) -> list[tuple[bool, bool, bool]]:
+    """Which tensors have as many rows as there are ``edges``, as the first one, and as the one
+    before."""
+    rows = [shape[0] for shape in arguments[1] if shape]
+    return [(n == edges, n == rows[0], n == before) for n, before in zip(rows, [-1, *rows])]
+
+
+class Described:
+    """A call by kernels, as others may be like it.
+
+    ``arguments``: as `described`; ``settings``, ``stamp``: of the layer, as `reading` has them;
+    ``module``, ``module_class``, ``module_path``: the aggregation, its class, and what it runs;
+    ``form``: of the message; ``reduce``: as of `Aggregation`, None where its numbers may be others
+    at the next call; ``shape``: as of `Aggregation` where messages are rows of the features as
+    they are, or these with weights over the same edges, else None; ``layout``: as of `Aggregation`;
+    ``bare``: nothing is done before the aggregation or after it.
+    """
+
+    __slots__ = ("epoch", "arguments", "cls", "settings", "known", "stamp", "module",
+                 "module_class", "module_path", "form", "reduce", "shape", "layout", "bare")
+    layout: tuple[int, int, str] | None
+
+    def __init__(self, layer: Any, kwargs: dict, found: reading.Read, config: Config):
+        self.epoch, self.arguments = config.epoch, described(kwargs)
+        self.cls, self.settings = type(layer), reading.SETTINGS(layer.__dict__)
+        self.known, self.stamp = found.known, found.known.stamp(layer)
+        module = layer.aggr_module
+        self.module, self.module_class = weakref.ref(module), type(module)
+        self.module_path = guards.aggregation_path(type(module))
+        given, self.form = found.given, found.form
+        self.reduce = given.reduce if type(given.reduce) is str else None
+        plain = (self.reduce is not None and len(found.reduces) == 1 and given.more is None
+                 and self.form.more is None and self.form.apply is None
+                 and given.x is reading.source(kwargs, self.form.source))
+        self.shape = given.shape if plain else None
+        self.layout = None
+        self.bare = (plain and not self.form.unfinished and found.known.aggregate is None
+                     and not found.known.updates)
+
+    def holds(self, layer: Any, config: Config) -> bool:
+        """Whether the layer is what it was, and all else outside the call."""
+        own = layer.__dict__
+        module = own["_modules"].get("aggr_module")
+        if (self.epoch != config.epoch or module is not self.module()
+            or type(module) is not self.module_class):
+            return False
+        within = module.__dict__
+        if any(reading.MODULE_HOOKS(within)) or not guards.REDUCING.isdisjoint(within):
+            return False
+        if (self.settings != reading.SETTINGS(own) or any(reading.HOOKS(own))
+            or not reading.OVERRIDES.isdisjoint(own)):
+            return False
+        if (type(layer) is not self.cls or not self.known.path.same(self.module_path)
+            or guards.context_reason() is not None):
+            return False
+        return self.stamp is None or self.stamp == self.known.stamp(layer)
+
+    def stated(self, layer: Any, kwargs: dict, edges: int) -> Aggregation | Reason:
+        """The aggregation over so many edges, as `reading.prepared` gives it."""
+        x: Any = kwargs[self.form.source]
+        if type(x) is tuple or type(x) is list:
+            x = x[0]
+        weight = None if self.form.weight is None else self.form.weight(kwargs)
+        if self.shape is not None and not x.is_neg() and (weight is None or (
+                self.layout is not None and weight.dtype is x.dtype and not weight.is_neg())):
+            return Aggregation(self.reduce,  # type: ignore[arg-type]  # named, as there is a shape
+                               x, weight, self.shape, None, self.layout)
+        reduce = self.reduce or reading.mean_of(layer.aggr_module)
+        return reading.prepared(reduce, layer, x, weight, edges)

@@ -84,7 +84,8 @@ def hetero_graph_conv(r: random.Random, device: torch.device) -> Case:
 
     return Case(f"HeteroGraphConv of {kind}, "
                 f"aggregate={aggregate if isinstance(aggregate, str) else 'a function'}, {form}, "
-                f"{ids}: {meta}", module, shapes, lambda module, x: module(g, feed(x)), truth)
+                f"{ids}: {meta}", module, shapes, lambda module, x: module(g, feed(x)), truth,
+                draws.longest_sum(meta))
 
 
 def _layers(r: random.Random, meta: Metagraph, kind: str) -> dict[EdgeType, nn.Module]:
@@ -165,7 +166,8 @@ def hgt(r: random.Random, device: torch.device) -> Case:
     return Case(f"dgl.HGTConv of {heads} heads: {meta}", module,
                 {"nodes": (joined.num_nodes(), WIDTH)},
                 lambda module, x: {"nodes": module(joined, x["nodes"], ntype, etype,
-                                                   presorted=presorted)}, truth)
+                                                   presorted=presorted)}, truth,
+                draws.longest_sum(meta))
 
 
 def _typed(lin: nn.Module, x: Tensor, types: Tensor) -> Tensor:

@@ -33,12 +33,21 @@ class Metagraph(NamedTuple):
         return f"{self.nodes} {edges}"
 
 
+def longest_sum(meta: Metagraph) -> int:
+    """The most edges, of all relations, that enter a node or that leave one."""
+    counts = [sum(t[end].bincount(minlength=meta.nodes[name]) for relation, t in meta.edges.items()
+                  if relation[2 * end] == name)
+              for end in (0, 1) for name in meta.nodes]
+    return max((int(t.max()) for t in counts if isinstance(t, Tensor) and len(t)), default=0)
+
+
 class Case(NamedTuple):
     """A layer over a metagraph.
 
     ``x``: the shape of each input, by name; ``call(module, x)``: the results of the host's layer,
-    by name; ``truth(module, x)``: the same results, computed relation by relation; ``host``:
-    whether the host's own results are right.
+    by name; ``truth(module, x)``: the same results, computed relation by relation; ``longest``: the
+    most edges of all relations that meet in a node; ``host``: whether the host's own results are
+    right.
     """
 
     text: str
@@ -46,6 +55,7 @@ class Case(NamedTuple):
     x: dict[str, tuple[int, int]]
     call: Callable[[torch.nn.Module, dict[str, Tensor]], dict[Any, Tensor]]
     truth: Callable[[torch.nn.Module, dict[str, Tensor]], dict[Any, Tensor]]
+    longest: int = 0
     host: bool = True
 
 

@@ -136,7 +136,7 @@ def hetero_conv(r: random.Random, device: torch.device) -> Case:
 
     shapes = _shapes(meta, r)
     return Case(f"HeteroConv of {kind}, aggr={aggr}: {meta}", module, shapes,
-                lambda module, x: module(x, edges), truth)
+                lambda module, x: module(x, edges), truth, draws.longest_sum(meta))
 
 
 def _given(name: EdgeType, x: dict[str, Tensor], edges: Edges) -> tuple[Any, Tensor]:
@@ -249,7 +249,8 @@ def with_bases(r: random.Random, device: torch.device) -> Case:
         return dict(zip(types, joined.split([meta.nodes[t] for t in types])))
 
     return Case(f"to_hetero_with_bases of {1 + two} {kind}, aggr={aggr}: {meta}", module,
-                _shapes(meta, r), lambda module, x: module(x, edges), truth)
+                _shapes(meta, r), lambda module, x: module(x, edges), truth,
+                draws.longest_sum(meta))
 
 
 def _joined(meta: Metagraph, types: list[str], edges: Edges) -> list[tuple[Tensor, Tensor]]:
@@ -313,7 +314,7 @@ def hgt(r: random.Random, device: torch.device) -> Case:
     return Case(f"HGTConv of {heads} heads, "
                 f"relations {'as' if host else 'not as'} in the metadata: {meta}", module,
                 _shapes(meta, r), lambda module, x: module(x, edges),
-                lambda module, x: _hgt(module, x, edges), host)
+                lambda module, x: _hgt(module, x, edges), draws.longest_sum(meta), host)
 
 
 def _hgt(layer: nn.Module, x: dict[str, Tensor], edges: Edges) -> dict[str, Tensor]:
@@ -363,7 +364,7 @@ def han(r: random.Random, device: torch.device) -> Case:
 
     return Case(f"HANConv of {heads} heads: {meta}", module, _shapes(meta, r),
                 lambda module, x: flat(module(x, edges, return_semantic_attention_weights=weights)),
-                lambda module, x: flat(_han(module, x, edges, weights)))
+                lambda module, x: flat(_han(module, x, edges, weights)), draws.longest_sum(meta))
 
 
 def _han(layer: nn.Module, x: dict[str, Tensor], edges: Edges, weights: bool) -> Any:

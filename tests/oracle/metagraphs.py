@@ -9,7 +9,7 @@ The computation in fp64 goes relation by relation.
     ... --only HeteroConv                              one kind of layer
 
 The rule: the error of every output, and of the gradient of every input and parameter, is at most
-twice the host's error, or 1e-6.
+twice the host's error plus 1e-6, or plus more where sums are long (`judge.OF_A_TERM`).
 """
 from __future__ import annotations
 
@@ -41,6 +41,7 @@ from tests.oracle import metagraph_draws as draws
 from tests.oracle import metagraph_pyg
 from tests.oracle.judge import CONDITIONED, nudged, on_cpu
 from tests.oracle.metagraph_draws import Case
+from tests.oracle.trees import layers_in_a_row
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -115,7 +116,7 @@ def check(seed: int, enable: Callable[[], contextlib.AbstractContextManager],
                 wrong = _judged(
                     lambda seed, near=0, apart=False: _draw(case, exact, seed, mode, enable, near,
                                                             apart),
-                    seed, case.host, takes_extrema(case.module))
+                    seed, case.host, _floor(case), takes_extrema(case.module))
         except Exception as error:
             # gnnaccel's own errors are caught in `_draw`: this one is a defect of the drawn case
             return f"{kind}: no case, {_raised(error)} [{_command(seed, only)}]"
@@ -212,23 +213,31 @@ def takes_extrema(module: torch.nn.Module) -> bool:
             or any(f"torch.{name}" in text for text in graphs for name in ("max", "min")))
 
 
-def _judged(draw: Callable, seed: int, host: bool, extrema: bool = False) -> str | None:
+def _floor(case: Case) -> float:
+    """The error that is allowed whatever the host's is."""
+    dtype = next((p.dtype for p in _floats(case.module)), torch.float32)
+    sums = judge.OF_A_TERM * case.longest * max(1, layers_in_a_row(case.module))
+    return FLOOR[dtype] if dtype == torch.float64 else max(FLOOR[dtype], sums)
+
+
+def _judged(draw: Callable, seed: int, host: bool, floor: float,
+            extrema: bool = False) -> str | None:
     wrong, found, conditioned = {}, draw(seed), False
     if isinstance(found, tuple):
-        wrong = _beyond([found], host)
+        wrong = _beyond([found], host, floor)
     # (where the host is as far off, rounding may have decided which of equal messages is the
     # largest)
     if wrong and all(error < WRONG or native >= WRONG for error, native, _ in wrong.values()):
         seeds = [seed + (1 + at) * 1_000_003 for at in range(DRAWS)]
         more = [draw(one) for one in seeds]
         numbers = [found for found in more if isinstance(found, tuple)]
-        often = Counter(name for found in numbers for name in _beyond([found], host))
-        wrong = {k: v for k, v in _beyond(numbers, host).items()
+        often = Counter(name for found in numbers for name in _beyond([found], host, floor))
+        wrong = {k: v for k, v in _beyond(numbers, host, floor).items()
                  if k in wrong and often[k] >= OFTEN}
         found = next((found for found in more if isinstance(found, str)), found)
         if wrong and not isinstance(found, str):
             near = [found for one in seeds if isinstance(found := draw(one, NUDGES), tuple)]
-            conditioned = not wrong.keys() & _beyond(near, host).keys()
+            conditioned = not wrong.keys() & _beyond(near, host, floor).keys()
     if wrong and extrema and not isinstance(found, str):
         conditioned = conditioned or _by_ties(draw(seed, NUDGES_APART, True), wrong)
     if isinstance(found, str):
@@ -323,7 +332,8 @@ def _told(value: Any) -> str:
             else str(value))
 
 
-def _beyond(found: list[tuple[Results, ...]], host: bool) -> dict[str, tuple[float, float, float]]:
+def _beyond(found: list[tuple[Results, ...]], host: bool,
+            floor: float) -> dict[str, tuple[float, float, float]]:
     """(error, the host's error, the limit) of whatever is beyond its limit; errors are averaged."""
     wrong, tensors = {}, ([k for k, t in found[0][0].items() if isinstance(t, Tensor)]
                           if found else [])
@@ -332,7 +342,6 @@ def _beyond(found: list[tuple[Results, ...]], host: bool) -> dict[str, tuple[flo
                 if isinstance(results[0].get(name), Tensor)]
         mine, native, scale = (sum(v * v for v in column) ** 0.5 for column in zip(*rows))
         mine, native = mine / (scale or 1.0), native / (scale or 1.0)
-        floor = FLOOR[found[0][0][name].dtype]
         allowed = 2 * native + floor if host else 20 * floor
         if not math.isfinite(native):  # the host's result is no number either
             continue

@@ -13,7 +13,8 @@ from gnnaccel.adapters import alike, layout
 from gnnaccel.cuda import driver
 from gnnaccel.dispatch.plan import planner
 from tests.oracle import metagraphs
-from tests.oracle.metagraph_draws import Case, features
+from tests.oracle.metagraph_draws import Case, Metagraph, features, longest_sum
+from tests.oracle.trees import layers_in_a_row
 from tests.routes import clean, gpu, one_thread  # noqa: F401  (fixtures)
 
 pytestmark = pytest.mark.skipif(not metagraphs.applicable(), reason="needs PyG")
@@ -58,6 +59,33 @@ def test_by_emulated_kernels():
 def test_on_a_gpu(gpu, monkeypatch, when):
     monkeypatch.setattr(metagraphs, "DEVICE", gpu.device)
     assert not list(alarms(range(60), backend="cuda", when=when))
+
+
+def test_a_product_that_cancels_is_allowed_the_rounding_of_the_sum_in_it():
+    """60 copies of a message are added up before their product with a gradient is taken, where the
+    host adds up 60 equal products. Relative to the terms of the product both are as far off."""
+    assert not list(alarms(range(27112026000130, 27112026000131)))
+
+
+def test_the_longest_sum_is_over_all_relations_of_a_type():
+    edges = {("a", "x", "b"): torch.tensor([[0, 1, 2], [0, 0, 1]]),
+             ("b", "y", "b"): torch.tensor([[0, 1], [0, 0]]),
+             ("b", "z", "c"): torch.zeros(2, 0, dtype=torch.long)}
+    assert longest_sum(Metagraph({"a": 3, "b": 2, "c": 0}, list(edges), edges, {})) == 4
+
+
+def test_bases_stand_side_by_side():
+    from torch_geometric.nn import SAGEConv, to_hetero_with_bases
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = SAGEConv(4, 4), SAGEConv(4, 4)
+
+        def forward(self, x, edge_index):
+            return self.second(self.first(x, edge_index), edge_index)
+
+    assert layers_in_a_row(to_hetero_with_bases(Net(), (["a"], [("a", "x", "a")]), 3)) == 2
 
 
 # ---- faults ----

@@ -90,8 +90,13 @@ def longest_sum(value: Any) -> int:
 
 
 def layers_in_a_row(module: nn.Module) -> int:
-    """How many layers that pass messages a module has; those of a dictionary stand side by side."""
+    """How many layers that pass messages a module has in a row.
+
+    Those of a dictionary stand side by side, and so do the bases of a relational layer.
+    """
     if hasattr(module, "propagate"):
         return 1
-    found = [layers_in_a_row(part) for part in module.children()]
-    return max(found, default=0) if isinstance(module, nn.ModuleDict) else sum(found)
+    basis = type(module).__name__ == "HeteroBasisConv"
+    found = [layers_in_a_row(part) for part in (module.convs if basis else module.children())]
+    beside = basis or isinstance(module, nn.ModuleDict)
+    return max(found, default=0) if beside else sum(found)

@@ -90,3 +90,21 @@ def of_modules(layer: Any, args: tuple = (), options: tuple[str, ...] = ()) -> l
             found += ([name for name, _ in there],)
             modules += [m for _, m in there]
     return found
+
+
+def replaceable(layer: Any) -> bool:
+    """Whether the layer or a module in it holds a tensor as a plain attribute, as after ``del
+    conv.att_src; conv.att_src = ...``, of which `of_modules` does not tell when it is replaced by
+    one of a subclass. What hosts cache under private names is no such tensor."""
+    todo = [layer]
+    for module in todo:  # which grows
+        own = module.__dict__
+        inside = own["_modules"]
+        for name in own:
+            if (type(own[name]) is Tensor and name[0] != "_"
+                and (module is layer or name not in _WEIGHTS)):
+                return True
+        for name in inside:
+            if inside[name] is not None:
+                todo += (inside[name],)
+    return False

@@ -94,7 +94,7 @@ def test_a_map_without_a_weight(name, part):
 
 
 @pytest.mark.parametrize("before", [0, 3])
-@pytest.mark.parametrize("way", ["set", "swapped", "attribute"])
+@pytest.mark.parametrize("way", ["set", "swapped", "attribute", "attribute again"])
 @pytest.mark.parametrize("name,part,parameter", [
     ("EdgeGATConv", "fc_edge", "weight"), ("EdgeGATConv", "fc", "weight"),
     ("EdgeGATConv", "", "attn_l"), ("GATConv", "fc", "weight"), ("GATConv", "", "attn_l"),
@@ -102,7 +102,8 @@ def test_a_map_without_a_weight(name, part):
     ("mean", "fc_neigh", "weight"), ("HGTConv", "relation_pri", "0"),
     ("HGTConv", "relation_att.0", "W")])
 def test_a_weight_with_functions_of_its_own(route, name, part, parameter, way, before):
-    """``before``: so many calls with the layer's own weight are remembered."""
+    """``before``: so many calls with the layer's own weight are remembered, or with an ordinary
+    tensor in its place."""
     layer, args = spread(CASES[name]()).to(route.device), [a.to(route.device) for a in given(name)]
     args[1].requires_grad_()
 
@@ -112,10 +113,12 @@ def test_a_weight_with_functions_of_its_own(route, name, part, parameter, way, b
         leaves = [t for t in (args[1], *layer.parameters()) if t.requires_grad]
         return [out, *torch.autograd.grad(out.square().sum(), leaves, allow_unused=True)]
 
+    if way == "attribute again":
+        put_as_attribute(layer, part, parameter, torch.Tensor)
     with route.on(on_fallback="native"):
         for _ in range(before):
             results()
-        if way == "attribute":
+        if way.startswith("attribute"):
             put_as_attribute(layer, part, parameter)
         else:
             put(layer, part, parameter, way == "swapped")

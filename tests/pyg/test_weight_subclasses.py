@@ -64,11 +64,6 @@ PARTS = [("PNAConv", "pre_nns.0.0", "weight"), ("PNAConv", "edge_encoder", "weig
 CASES = pytest.mark.parametrize("name,part,parameter", PARTS)
 
 
-#: those of maps
-OF_MAPS = pytest.mark.parametrize("name,part,parameter", [
-    one for one in PARTS if one[2] in ("weight", "bias") and one[1]])
-
-
 def arguments(name: str, device: torch.device) -> list:
     """Of a call over a graph of its own."""
     def made(*shape: int) -> torch.Tensor:
@@ -150,7 +145,7 @@ def test_a_plain_attribute_in_the_place_of_a_parameter(route, name, part, parame
         alike(one, expected)
 
 
-@OF_MAPS
+@CASES
 def test_a_plain_attribute_after_an_ordinary_one(route, name, part, parameter):
     layer = layer_of(name, route.device)
     args = arguments(name, route.device)

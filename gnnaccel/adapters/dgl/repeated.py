@@ -72,6 +72,8 @@ class _Form(NamedTuple):
 
 def keep(layer: Any, args: tuple, kwargs: dict, stated: Any, given: Any) -> Any:
     """As `router.Adapter.keep`."""
+    if looks.replaceable(layer):
+        return UNREPEATABLE
     arguments = (*args, *kwargs.values())
     own = layer.__dict__["_parameters"]
     names = tuple(name for name, t in own.items() if t is not None)

@@ -166,9 +166,11 @@ class _Guarded:
     resized = None
 
     def __init__(self, cls: type, module: str, node_dim: int | None):
-        from gnnaccel.adapters import own
+        from gnnaccel.adapters import looks, own
         from gnnaccel.adapters.pyg import guards, signature
+        from gnnaccel.dispatch.memory.layer_memory import UNREPEATABLE
 
+        self._replaceable, self._unrepeatable = looks.replaceable, UNREPEATABLE
         self.contract = found = contract.read(
             importlib.import_module(f"gnnaccel.adapters.pyg.{module}"))
         self._node_dim, self._guards = node_dim, guards
@@ -183,6 +185,8 @@ class _Guarded:
             self._resized, self.resized = found.resized, self._of_another_size
 
     def keep(self, layer: Any, args: tuple, kwargs: dict, stated: Any, given: Any) -> Any:
+        if self._replaceable(layer):
+            return self._unrepeatable
         return None if self._keep is None else self._keep(stated, given)
 
     def _of_another_size(self, layer: Any, args: tuple, kwargs: dict, like: Any) -> Any:

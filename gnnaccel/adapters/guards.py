@@ -80,7 +80,35 @@ def module_reason(layer: Any, path: Path) -> Reason | None:
     found = extraordinary(own)
     if found is not None:
         return reason("GA208", f"{found} is a {type(getattr(layer, found)).__name__}")
+    if "parametrizations" in own["_modules"] and (why := parametrized_reason(layer)) is not None:
+        return why
     return path.why
+
+
+def parametrized_reason(layer: Any) -> Reason | None:
+    """Why a layer runs the host's own code that computes weights another number of times than
+    kernels do: a parametrization of its own or of a module in it may give other numbers each time,
+    or leave something else behind, as spectral_norm does in training."""
+    todo = [layer]
+    for module in todo:  # which grows
+        inside = module._modules
+        if "parametrizations" in inside:
+            made = inside["parametrizations"]._modules
+            for name in made:
+                if not all(map(_repeatable, made[name]._modules.values())):
+                    return reason("GA208", f"{name} is parametrized",
+                                  "torch's weight_norm and orthogonal run by kernels")
+        for name in inside:
+            if inside[name] is not None and name != "parametrizations":
+                todo += (inside[name],)
+    return None
+
+
+def _repeatable(made: Any) -> bool:
+    """Whether a parametrization gives the same each time, and that is all that it does."""
+    kinds = torch.nn.utils.parametrizations
+    return (type(made) in (kinds._WeightNorm, kinds._Orthogonal)
+            or (type(made) is kinds._SpectralNorm and not made.training))
 
 
 def features_reason(x: Any, name: str = "x") -> Reason | None:

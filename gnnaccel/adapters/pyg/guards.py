@@ -20,6 +20,7 @@ from gnnaccel.adapters.guards import made_here as made_here
 from gnnaccel.adapters.guards import module_reason as module_reason
 from gnnaccel.adapters.guards import note_made as note_made
 from gnnaccel.adapters.guards import ordinary as ordinary
+from gnnaccel.adapters.guards import parametrized_reason as parametrized_reason
 from gnnaccel.adapters.guards import plain as plain
 from gnnaccel.adapters.guards import repeated_reason as repeated_reason
 from gnnaccel.adapters.own import AGGREGATION, Path, Paths, forward_is_own

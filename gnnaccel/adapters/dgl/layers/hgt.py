@@ -39,7 +39,7 @@ def state(layer: Any, args: tuple,
     if bound is None:
         return reason("GA206", "the arguments do not fit HGTConv.forward")
     g, x, ntype, etype = bound
-    why = (_modules_reason(layer) or guards.features_reason(x)
+    why = (guards.parametrized_reason(layer) or _modules_reason(layer) or guards.features_reason(x)
            or typed_weights.rows_reason(layer.linear_k, x, "x"))
     if why is not None:
         return why

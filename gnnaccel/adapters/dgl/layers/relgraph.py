@@ -36,7 +36,8 @@ def state(layer: Any, args: tuple,
         return reason("GA206", "the arguments do not fit RelGraphConv.forward")
     g, feat, etypes, norm = bound
     typed = layer.linear_r
-    why = typed_weights.module_reason(typed, "linear_r") or guards.features_reason(feat, "feat")
+    why = (guards.parametrized_reason(layer) or typed_weights.module_reason(typed, "linear_r")
+           or guards.features_reason(feat, "feat"))
     why = why or typed_weights.rows_reason(typed, feat, "feat")
     if why is not None:
         return why

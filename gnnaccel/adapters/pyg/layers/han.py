@@ -41,7 +41,8 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[JoinedSpec, Relational
         return reason("GA206", "the arguments do not fit HANConv.forward")
     x_dict, edge_index_dict, weights = bound
     names, device = tuple(edge_index_dict), guards.declared(layer, "q").device
-    why = _layer_reason(layer, x_dict, names, device)
+    why = (guards.parametrized_reason(layer)
+           or _layer_reason(layer, x_dict, names, device))
     if why is not None:
         return why
     found = _graph(edge_index_dict, x_dict, device)

@@ -23,7 +23,7 @@ def state(layer: Any, args: tuple,
     if bound is None:
         return reason("GA206", "the arguments do not fit HEATConv.forward")
     x, edge_index, node_type, edge_type, edge_attr = bound
-    why = (guards.features_reason(x)
+    why = (guards.features_reason(x) or guards.parametrized_reason(layer)
            or guards.lazy_reason(layer.edge_attr_emb, layer.att, layer.lin)
            or _modules_reason(layer))
     if why is not None:

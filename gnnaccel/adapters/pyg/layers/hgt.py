@@ -41,7 +41,7 @@ def state(layer: Any, args: tuple,
     if not isinstance(x_dict, Mapping):
         return reason("GA206", f"x_dict is a {type(x_dict).__name__}",
                       "pass a dictionary by node type")
-    why = _modules_reason(layer)
+    why = guards.parametrized_reason(layer) or _modules_reason(layer)
     if why is not None:
         return why
     lins, weight = layer.kqv_lin.lins, layer.k_rel.weight

@@ -39,6 +39,9 @@ def state(layer: Any, args: tuple,
     if weights is not None:
         return reason("GA208", "attention weights were asked for",
                       "call the layer without return_attention_weights")
+    why = guards.parametrized_reason(layer)
+    if why is not None:
+        return why
     pair = x if isinstance(x, (tuple, list)) else (x, x)
     if len(pair) != 2:
         return reason("GA206", f"x is a tuple of {len(pair)}")

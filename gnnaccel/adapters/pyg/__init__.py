@@ -163,7 +163,7 @@ class _Guarded:
     """An adapter behind the checks that hold for every layer of its class."""
 
     host = "pyg"
-    resized = None
+    resized: Any = None
 
     def __init__(self, cls: type, module: str, node_dim: int | None):
         from gnnaccel.adapters import looks, own

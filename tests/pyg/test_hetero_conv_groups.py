@@ -262,3 +262,21 @@ def test_gin_of_several_widths_goes_layer_by_layer(route):
         got = made(x, ei)
     assert gnnaccel.stats()["HeteroConv"]["reasons"] == {"GA206": 1}
     same(got, made(x, ei))
+
+
+def test_layers_of_several_widths_are_looked_through_once(route, monkeypatch):
+    """Which is how they are made, so that nothing of it may pass with the next call."""
+    widths = {"paper": 12, "author": 7, "field": 5}
+    made = HeteroConv({name: SAGEConv((widths[name[0]], widths[name[-1]]), OUT)
+                       for name in RELATIONS}).to(route.device)
+    x, ei = on(route.device, features(widths), edges(count=500))
+    decided = probes.decided(monkeypatch)
+    with route.on(on_fallback="native"):
+        for _ in range(3):
+            made(x, ei)
+        gnnaccel.reset_stats()
+        decided.clear()
+        got = made(x, ei)
+    assert "HeteroConv" not in decided
+    assert gnnaccel.stats()["HeteroConv"]["routes"] == {"native": 1, route.backend: 2}
+    same(got, made(x, ei))

@@ -181,7 +181,7 @@ def _of_gcn(together: Together) -> Parameters | Reason:
 def _checked(found: Parameters) -> Parameters | Reason:
     why = inner_convs.tensors_reason(*found)
     if why is None and not inner_convs.one_shape(found.weights):
-        why = reason("GA206", "the weights are of several shapes")
+        why = reason("GA208", "the weights are of several shapes")
     return found if why is None else why
 
 

@@ -116,8 +116,7 @@ def run(layer: Any, stated: JoinedSpec, given: RelationalInputs, attend: Any) ->
     with calls.without_autocast(given.device.type):
         x = [rows[name[0]] for name in names]
         tensors = {"x": torch.cat(x) if len(x) > 1 else x[0],
-                   "a_src": _terms(rows, names, 0, layer.lin_src, stated.out, results),
-                   "a_dst": _terms(rows, names, -1, layer.lin_dst, stated.out, results)}
+                   **_terms(rows, names, tables, stated.out, results)}
         out = attend({name: reachability.watch(results, t, own)
                       for name, t in tensors.items()}).flatten(1).relu()
     outs: dict[str, list[Tensor]] = {name: [] for name in x_dict}
@@ -128,19 +127,20 @@ def run(layer: Any, stated: JoinedSpec, given: RelationalInputs, attend: Any) ->
     return _semantic(layer, outs, weights)
 
 
-def _terms(rows: dict[str, Tensor], names: tuple, end: int, vectors: Mapping[str, Tensor],
-           dtype: torch.dtype, results: reachability.Results | None) -> Tensor:
-    """[rows of the virtual graph at this end, heads]: inner products of each edge type's nodes with
-    its vector, made for all edge types of a node type in one pass over its rows."""
-    found: dict[int, Tensor] = {}
+def _terms(rows: dict[str, Tensor], names: tuple, tables: tuple[Any, Any], dtype: torch.dtype,
+           results: reachability.Results | None) -> dict[str, Tensor]:
+    """[rows of the virtual graph at an end, heads], of both ends: inner products of each edge
+    type's nodes with its vector there, made for all of a node type in one pass over its rows."""
+    found: dict[tuple[int, int], Tensor] = {}
     for node, x in rows.items():
-        here = [at for at, name in enumerate(names) if name[end] == node]
+        here = [(end, at) for end in (0, -1) for at, name in enumerate(names) if name[end] == node]
         if here:
-            stacked = reachability.watch(results,
-                                         torch.cat([entries.parameter(vectors, _key(names[at]))
-                                              for at in here]), tuple(zip(here)))
+            vectors = torch.cat([entries.parameter(tables[end], _key(names[at]))
+                                 for end, at in here])
+            stacked = reachability.watch(results, vectors, tuple([(at,) for _, at in here]))
             found.update(zip(here, inner_products(x.to(dtype), stacked.to(dtype)).unbind(0)))
-    return torch.cat([found[at] for at in range(len(names))])
+    return {name: torch.cat([found[end, at] for at in range(len(names))])
+            for name, end in (("a_src", 0), ("a_dst", -1))}
 
 
 def _semantic(layer: Any, outs: dict[str, list[Tensor]], weights: bool) -> Any:

@@ -14,7 +14,7 @@ are made of.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import compress
 from operator import not_
 from typing import NamedTuple
@@ -87,6 +87,17 @@ def _read(of: Results, readers: Sequence[tuple[int, ...]], grads: tuple, _: tupl
         return None
     return tuple([grad if any([used[at] for at in own]) else None
                   for grad, own in zip(grads, readers)])
+
+
+def reads(of: Results | None, readers: Sequence[tuple[int, ...]]) -> Callable | None:
+    """What `watch` does, for a node that looks itself: a function that says on the way back which
+    tensors some used result read."""
+    return functools.partial(_reads, of, readers) if of is not None and len(readers) > 1 else None
+
+
+def _reads(of: Results, readers: Sequence[tuple[int, ...]]) -> list[bool]:
+    used = of.in_this_pass()
+    return [used is None or any([used[at] for at in own]) for own in readers]
 
 
 class Readers(NamedTuple):

@@ -1,12 +1,14 @@
-"""Inner products with several relations' vectors: values and gradients against fp64, some gradients
-only, second derivatives."""
+"""Inner products with several relations' vectors, of rows and of rows that each relation maps:
+values and gradients against fp64, some gradients only, second derivatives."""
 from __future__ import annotations
+
+from itertools import product
 
 import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
 
-from gnnaccel.dispatch.relational.inner_products import inner_products
+from gnnaccel.dispatch.relational.inner_products import inner_products, mapped_products
 from tests.helpers import relative
 
 
@@ -44,3 +46,45 @@ def test_no_gradient_is_asked_for():
 def test_first_and_second_derivatives():
     inputs = tuple(t.requires_grad_() for t in (rand(6, 2, 3), rand(2, 2, 3)))
     assert gradcheck(inner_products, inputs) and gradgradcheck(inner_products, inputs)
+
+
+# ---- of mapped rows ----
+
+def each_mapped(x, weights, vectors):
+    """The rows of one relation after the other, made."""
+    return torch.cat([((rows @ w.t()).view(len(rows), *v.shape) * v).sum(-1)
+                      for rows, *of_type in zip(x, weights, vectors) for w, v in zip(*of_type)])
+
+
+def by_type(function, leaves):
+    """``function`` of the leaves of several types, kind by kind."""
+    types = len(leaves) // 3
+    return function(*(list(leaves[at:at + types]) for at in range(0, 3 * types, types)))
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("needs", list(product((True, False), repeat=3))[:-1])
+@pytest.mark.parametrize("heads,c", [(2, 4), (1, 1), (4, 5)])
+@pytest.mark.parametrize("types", [[(50, 3, 7)], [(0, 2, 3), (30, 1, 1), (4, 3, 7)]])
+def test_mapped_values_and_gradients(device, types, heads, c, needs):
+    """``types``: nodes, relations and channels of each."""
+    given = [*(rand(nodes, k) for nodes, _, k in types),
+             *(rand(relations, heads * c, k) for _, relations, k in types),
+             *(rand(relations, heads, c) for _, relations, _ in types)]
+    wanted, found = [need for need in needs for _ in types], {}
+    cotangent = rand(sum(nodes * relations for nodes, relations, _ in types), heads)
+    for dtype, function in ((torch.float32, mapped_products), (torch.float64, each_mapped)):
+        leaves = [t.to(device, dtype).requires_grad_(need) for t, need in zip(given, wanted)]
+        out = by_type(function, leaves)
+        out.backward(cotangent.to(device, dtype))
+        found[dtype] = out.detach(), *(t.grad for t in leaves)
+    for ours, exact, there in zip(found[torch.float32], found[torch.float64], (True, *wanted)):
+        assert (ours is not None) is there
+        assert not there or (ours.shape == exact.shape and relative(ours, exact) < 1e-5)
+
+
+def test_mapped_first_and_second_derivatives():
+    inputs = tuple(t.requires_grad_() for t in (rand(5, 4), rand(3, 2), rand(2, 6, 4),
+                                                rand(1, 6, 2), rand(2, 2, 3), rand(1, 2, 3)))
+    assert gradcheck(lambda *leaves: by_type(mapped_products, leaves), inputs)
+    assert gradgradcheck(lambda *leaves: by_type(mapped_products, leaves), inputs)

@@ -20,6 +20,7 @@ from gnnaccel.adapters.pyg.hetero.inner_convs import Together
 from gnnaccel.dispatch.ir import attention_programs as programs
 from gnnaccel.dispatch.ir.program import Program
 from gnnaccel.dispatch.policy.reasons import Reason, reason
+from gnnaccel.dispatch.relational.inner_products import mapped_products
 from gnnaccel.dispatch.relational.request import RelationalInputs
 from gnnaccel.dispatch.run.joined_attention import JoinedSpec
 
@@ -159,23 +160,19 @@ def run(layer: Any, stated: JoinedSpec, given: RelationalInputs, attend: Any) ->
     autocast = torch.is_autocast_enabled(given.device.type)
     results, readers = watched(together, x_dict, parameters[:-1])
     with calls.without_autocast(given.device.type):
-        x: list[Tensor] | Tensor
-        a_src: list[Tensor] | Tensor
-        x, a_src, a_dst = [], [], []
+        x, made = [], []
         for name, members in zip(together.sources, together.of_source):
             weight = of_members(results, readers, parameters.src, members)
-            att = of_members(results, readers, parameters.att_src, members, torch.cat)
+            made.append((x_dict[name], weight,
+                         of_members(results, readers, parameters.att_src, members, torch.cat)))
             x.append(torch.matmul(x_dict[name].to(stated.row),
                                   weight.to(stated.row).transpose(1, 2)).view(-1, h, c))
-            a_src.append(_terms(x_dict[name], weight, att, terms))
-        for name, members in zip(together.targets, together.of_target):
-            weight = torch.stack([parameters.dst[at] for at in members])
-            a_dst.append(_terms(x_dict[name], weight,
-                                torch.cat([parameters.att_dst[at] for at in members]), terms))
-        x, a_src = [reachability.watch(results, joined(parts), readers.sources)
-                    for parts in (x, a_src)]
-        out = attend({"x": x, "a_src": a_src,
-                      "a_dst": reachability.watch(results, joined(a_dst), readers.targets)})
+        a_src = _terms(results, made, terms, readers.sources)
+        made = [(x_dict[name], torch.stack([parameters.dst[at] for at in members]),
+                 torch.cat([parameters.att_dst[at] for at in members]))
+                for name, members in zip(together.targets, together.of_target)]
+        out = attend({"x": reachability.watch(results, joined(x), readers.sources), "a_src": a_src,
+                      "a_dst": _terms(results, made, terms, readers.targets)})
         return finished(results, out, together, x_dict, parameters.biases, layer.aggr, autocast)
 
 
@@ -204,12 +201,13 @@ def of_members(results: reachability.Results | None, readers: reachability.Reade
     return made if read.count(read[0]) == len(read) else reachability.watch(results, made, read)
 
 
-def _terms(x: Tensor, weight: Tensor, att: Tensor, dtype: torch.dtype) -> Tensor:
-    """[relations * nodes, heads]: <x W_r, att_r> per head, for the relations at one end of a node
-    type; ``weight`` [relations, heads * out, in], ``att`` [relations, heads, out]."""
-    vectors = att.to(dtype)
-    folded = torch.einsum("rhck,rhc->rkh", weight.view(*vectors.shape, -1).to(dtype), vectors)
-    return torch.matmul(x.to(dtype), folded).flatten(0, 1)
+def _terms(results: reachability.Results | None, made: list[tuple[Tensor, Tensor, Tensor]],
+           dtype: torch.dtype, readers: tuple[tuple[int, ...], ...]) -> Tensor:
+    """[rows of the virtual graph at an end, heads]: <x W_r, att_r> per head. ``made``: of each node
+    type x, the maps [relations, heads * out, in] and the attention vectors [relations, heads, out]
+    of its relations; ``readers``: of each, the results."""
+    x, weights, vectors = [[t.to(dtype) for t in of_kind] for of_kind in zip(*made)]
+    return mapped_products(x, weights, vectors, reachability.reads(results, readers))
 
 
 def joined(parts: list[Tensor]) -> Tensor:

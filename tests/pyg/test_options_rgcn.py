@@ -337,3 +337,21 @@ def test_first_and_second_derivatives(name, weights, passes):
     with gnnaccel.enabled(backend="torch", when="supported", on_fallback="raise",
                           passes=ORDERINGS[passes]):
         assert gradcheck(call, inputs) and gradgradcheck(call, inputs)
+
+
+@pytest.mark.parametrize("cls", [RGCNConv, FastRGCNConv])
+def test_root_rows_of_nodes_without_features_are_not_looked_up(route, cls):
+    """They are the nodes' own, whose gradient is then in memory of its own, without sums by id."""
+    layer = cls(N, 4, 3, num_bases=2).to(route.device)
+    edge_index = torch.randint(N, (2, E), device=route.device)
+    edge_type = torch.randint(3, (E,), device=route.device)
+    with route.on():
+        out = layer(None, edge_index, edge_type)
+    todo, nodes = [out.grad_fn], []
+    for node in todo:
+        nodes.append(node.name())
+        todo += [one for one, _ in node.next_functions if one is not None]
+    assert not any(name.startswith("IndexBackward") for name in nodes)
+    cotangent = torch.randn_like(out)
+    by_root, = torch.autograd.grad(out, layer.root, cotangent)
+    assert torch.equal(by_root, cotangent) and by_root.data_ptr() != cotangent.data_ptr()

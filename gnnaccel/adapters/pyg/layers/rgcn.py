@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from gnnaccel.adapters import alike
 from gnnaccel.adapters.pyg import calls, guards
 from gnnaccel.adapters.pyg.hetero import relations
 from gnnaccel.dispatch.policy.reasons import Reason, reason
@@ -19,10 +20,12 @@ _ARGUMENTS = ("x", "edge_index"), ("edge_type",)
 
 
 class _Operands(NamedTuple):
-    """``x``: source features, or ids; ``x_dst``: of the destinations, for the root term."""
+    """``x``: source features, or ids; ``x_dst``: of the destinations, for the root term;
+    ``numbered``: both are the nodes' own numbers."""
 
     x: Tensor
     x_dst: Tensor
+    numbered: bool = False
 
 
 def state(layer: Any, args: tuple,
@@ -48,8 +51,8 @@ def state(layer: Any, args: tuple,
     embedded = not x_src.is_floating_point()
     if embedded and fast and x_src.shape[0] > layer.in_channels_l:
         return reason("GA206", f"{x_src.shape[0]} nodes for tables of {layer.in_channels_l} rows")
-    operands, numbered = _operands(layer, x_src, x_dst,
-                                   fast), (x[0] if isinstance(x, tuple) else x) is None
+    operands = _operands(x, x_src, x_dst, fast)
+    numbered = operands.numbered or (isinstance(x, tuple) and x[0] is None)
     mean, bases = _averages(layer, fast), layer.num_bases is not None
     program = (statements.rgcn_embedding(mean, bases, numbered)
                if embedded else statements.rgcn(mean, bases))
@@ -78,8 +81,11 @@ def _ends(layer: Any, x: Any, device: torch.device) -> tuple[Any, Any]:
     return x_src, pair[1] if isinstance(x, tuple) else x_src
 
 
-def _operands(layer: Any, x_src: Tensor, x_dst: Tensor, fast: bool) -> _Operands:
-    """The host's fast layer takes the row at the node's place, whatever its id."""
+def _operands(x: Any, x_src: Tensor, x_dst: Tensor, fast: bool) -> _Operands:
+    """Of what `_ends` gives of x. The host's fast layer takes the row at the node's place, whatever
+    its id."""
+    if x is None:
+        return _Operands(x_src, x_dst, True)
     placed = fast and not x_src.is_floating_point()
     return _Operands(torch.arange(x_src.shape[0], device=x_src.device) if placed else x_src, x_dst)
 
@@ -99,7 +105,7 @@ def again(layer: Any, args: tuple, kwargs: dict, kept: None) -> RelationalInputs
     if isinstance(x, Tensor) and x.is_floating_point():
         operands = _Operands(x, x)
     else:
-        operands = _operands(layer, *_ends(layer, x, device), _is_fast(layer))
+        operands = _operands(x, *_ends(layer, x, device), _is_fast(layer))
     return RelationalInputs((edge_index, edge_type), device, operands)
 
 
@@ -190,17 +196,19 @@ def _inputs(layer: Any, x: Tensor) -> dict[str, Tensor]:
 
 
 def run(layer: Any, stated: RelationalSpec, given: RelationalInputs, attend: Any) -> Tensor:
-    x, x_dst = given.operands
+    _, x_dst, numbered = given.operands
     root, bias = layer.root, layer.bias
     whole = (stated.row is stated.out
              and added.fits(stated.out, x_dst if root is not None else None, root, bias))
     more = added.of_one_type(x_dst, root, bias, stated.num_dst) if whole else {}
-    with calls.without_autocast(x.device.type):
+    with calls.without_autocast(given.device.type):
         tensors = {name: t.to(stated.row) if t.is_floating_point() else t
-                   for name, t in _inputs(layer, x).items()}
+                   for name, t in _inputs(layer, given.operands.x).items()}
         out = attend({**tensors, **more})
     if whole:
         return out
-    if root is not None:
+    if root is not None and numbered and root.shape[0] == out.shape[0]:
+        out = alike.total((out, root))  # its rows are the nodes', none of which is read twice
+    elif root is not None:
         out = out + (x_dst @ root if x_dst.is_floating_point() else root[x_dst])
     return out if bias is None else out + bias

@@ -5,7 +5,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from gnnaccel.cuda import nvrtc
 from tests.emulation.guards import guarded
+
+needs_nvrtc = pytest.mark.skipif(nvrtc.library_path() is None, reason=nvrtc.MISSING)
 
 #: half an ulp, relative: what storing a result in this dtype may cost
 ROUNDING = {torch.float64: 2.0**-53, torch.float32: 2.0**-24, torch.float16: 2.0**-11,

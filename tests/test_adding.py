@@ -13,8 +13,8 @@ pytest.importorskip("torch")
 pytest.importorskip("torch_geometric")
 
 from gnnaccel.adapters import pyg
-from gnnaccel.cuda import sources
-from tests import nvrtc
+from gnnaccel.cuda import nvrtc, sources
+from tests.helpers import needs_nvrtc
 from tests.routes import clean, emulated, gpu, one_thread, route  # noqa: F401
 
 PAGE = Path(__file__).parents[1] / "docs" / "adding.md"
@@ -58,7 +58,7 @@ def test_the_page_has_all_files():
                                                    "row_norm.cu", "row_norm.py", "test_row_norm.py"]
 
 
-@nvrtc.needed
+@needs_nvrtc
 def test_the_kernel_compiles_for_gpus():
     import torch
 

@@ -3,11 +3,11 @@ from __future__ import annotations
 
 import pytest
 
-from gnnaccel.cuda import generated, generated_attention, message_text, sources
+from gnnaccel.cuda import generated, generated_attention, message_text, nvrtc, sources
 from gnnaccel.cuda.expression import CHANNEL_SUM, OPERATIONS, Expression, Input, Step
-from tests import nvrtc
+from tests.helpers import needs_nvrtc
 
-pytestmark = nvrtc.needed
+pytestmark = needs_nvrtc
 
 MODES = Expression(tuple(Input(end, mode) for end in "jiep" for mode in ("row", "head", "one")), 1,
                    tuple(Step("mul" if k % 2 else "add", (k + 1, 13 + k - 1 if k else 0))

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from gnnaccel.cuda import sources
-from tests import nvrtc
+from gnnaccel.cuda import nvrtc, sources
 from tests.emulation.emulator import EmulatedDriver, EmulationError, guarded
+from tests.helpers import needs_nvrtc
 
 TEXT = """
 #include "common.cuh"
@@ -102,7 +102,7 @@ def test_pack_needs_its_alignment():
         kernels("f16", 8)["unpack"]((1, 1), 1, 0, (x.data_ptr() + 2, y.data_ptr(), np.int64(1)))
 
 
-@nvrtc.needed
+@needs_nvrtc
 @pytest.mark.parametrize("name, n, bits",
                          [("float", 4, 128), ("float", 2, 64), ("float", 1, 32), ("f16", 8, 128),
                           ("bf16", 8, 128), ("bf16", 4, 64), ("f16", 2, 32), ("f16", 1, 16)])

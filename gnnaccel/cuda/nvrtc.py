@@ -1,7 +1,7 @@
 """Compiling CUDA C++ with the ``nvidia-cuda-nvrtc`` wheel: no GPU and no CUDA toolkit needed.
 
 The options are those that CuPy's RawModule passes, so that what compiles here compiles there:
-those of `sources.options`, and some of its own.
+those of `sources.options`, and some of its own. Calls never come here: wheels and tests do.
 """
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import functools
 import importlib.metadata
 import pathlib
 
-import pytest
-
 from gnnaccel.cuda import sources
+
+#: compute capabilities that the kernels are compiled for, in tests and in wheels
+ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
+MISSING = "NVRTC is not installed as a Python package: kernels cannot be compiled here"
 
 _OPTIONS = ("-ftz=true", "--device-as-default-execution-space")
 
@@ -31,22 +33,25 @@ def library_path() -> pathlib.Path | None:
             continue
         for entry in distribution.files or ():
             if entry.name.startswith("libnvrtc.so"):
-                return pathlib.Path(distribution.locate_file(entry)).resolve()
+                return pathlib.Path(str(distribution.locate_file(entry))).resolve()
     return None
-
-
-_MISSING = "NVRTC is not installed as a Python package: kernels cannot be compiled here"
-needed = pytest.mark.skipif(library_path() is None, reason=_MISSING)
 
 
 @functools.cache
 def _library() -> ctypes.CDLL:
     path = library_path()
     if path is None:
-        raise FileNotFoundError(_MISSING)
+        raise FileNotFoundError(MISSING)
     library = ctypes.CDLL(str(path))
     library.nvrtcGetErrorString.restype = ctypes.c_char_p
     return library
+
+
+def version() -> tuple[int, int]:
+    """Of NVRTC, as CUDA counts: (13, 0)."""
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    _check(_library().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
+    return major.value, minor.value
 
 
 def architectures() -> list[int]:
@@ -58,28 +63,37 @@ def architectures() -> list[int]:
     return list(values)
 
 
+def cubin(family: str, defines: tuple, arch: int) -> bytes:
+    """A family for ``sm_<arch>``, of the text and options that CuPy gets. Raises NvrtcError."""
+    return _compile(sources.defined(family, defines), sources.options(defines), f"sm_{arch}",
+                    "CUBIN")
+
+
 def compile_text(text: str, defines: tuple, arch: int) -> bytes:
     """``text`` as a cubin for ``sm_<arch>``, built with ``defines`` (pairs of str). Raises
     NvrtcError."""
-    return _compile(text, defines, f"sm_{arch}", "CUBIN")
+    return _compile(text, _given(defines), f"sm_{arch}", "CUBIN")
 
 
 def compile_ptx(text: str, defines: tuple, arch: int) -> str:
     """``text`` as PTX for ``compute_<arch>``, to look at single instructions. Raises NvrtcError."""
-    return _compile(text, defines, f"compute_{arch}", "PTX").decode().rstrip("\0")
+    return _compile(text, _given(defines), f"compute_{arch}", "PTX").decode().rstrip("\0")
 
 
-def _compile(text: str, defines: tuple, target: str, kind: str) -> bytes:
+def _given(defines: tuple) -> tuple[str, ...]:
+    return *sources.options(defines), *(f"-D{name}={value}" for name, value in defines)
+
+
+def _compile(text: str, given: tuple[str, ...], target: str, kind: str) -> bytes:
     library, program = _library(), ctypes.c_void_p()
     _check(library.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"kernel.cu", 0, None,
                                       None))
     try:
-        options = [*sources.options(defines), *_OPTIONS, f"--gpu-architecture={target}",
-                   *(f"-D{name}={value}" for name, value in defines)]
+        options = [*given, *_OPTIONS, f"--gpu-architecture={target}"]
         array = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
         if library.nvrtcCompileProgram(program, len(options), array):
             log = _output(program, "ProgramLog").decode().rstrip("\0")
-            raise NvrtcError(f"{target} with {list(defines)}:\n{log}")
+            raise NvrtcError(f"{target} with {list(given)}:\n{log}")
         return _output(program, kind)
     finally:
         library.nvrtcDestroyProgram(ctypes.byref(program))

@@ -13,7 +13,7 @@ OLDEST := .venv-oldest
 HAS_GPU := $(PYTHON) -c "import torch; assert torch.version.cuda and torch.cuda.is_available()" 2>/dev/null
 
 .DEFAULT_GOAL := help
-.PHONY: help demo docs lint test test-all test-oldest matrix oracle gpu-test sanitize hostsuites bench clean
+.PHONY: help demo docs lint test test-all test-oldest matrix oracle gpu-test sanitize hostsuites bench wheel clean
 
 help:
 	@echo "make demo      train a GAT with and without gnnaccel   (ARGS='--data cora --epochs 50')"
@@ -28,6 +28,7 @@ help:
 	@echo "make sanitize  the kernel tests under compute-sanitizer (ARGS='-k test_additive')"
 	@echo "make hostsuites HOST=pyg ARGS='--source DIR'  PyG's own tests (or dgl's), natively and enabled: docs/hostsuites.md"
 	@echo "make bench     the benchmark on a GPU                  (ARGS=...)"
+	@echo "make wheel     a wheel in dist with kernels compiled for all architectures; minutes  (ARGS='--processes 4')"
 	@echo "make clean     remove the virtual environments and caches of this folder"
 
 demo:
@@ -111,6 +112,12 @@ bench:
 	@if $(HAS_GPU); then PYTHONPATH=. $(PYTHON) -m gnnaccel bench $(ARGS); \
 	else $(MAKE) -s --no-print-directory $(READY) && $(VENV)/bin/python -m gnnaccel bench $(ARGS); fi
 
+# setuptools packs whatever an earlier build left in build/lib, old kernels too.
+wheel: $(READY)
+	$(VENV)/bin/python -m gnnaccel.cuda.make_ready $(ARGS)
+	@rm -rf build/lib
+	$(PIP) wheel --no-deps -w dist .
+
 # A CUDA build of torch pins its own nvidia-* packages; only where it brings no NVRTC does ours count.
 $(READY): setup.cfg constraints.txt
 	@echo "setting up $(VENV) (once; takes a few minutes)"
@@ -136,5 +143,5 @@ $(GPU_VENV)/.ready: setup.cfg
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(GPU_VENV) $(OLDEST) $(DOCS_VENV) .venv-matrix build dist *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(GPU_VENV) $(OLDEST) $(DOCS_VENV) .venv-matrix build dist gnnaccel/cuda/ready *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

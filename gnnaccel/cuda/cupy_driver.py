@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 import torch
 
-from . import background, capture, sources
+from . import background, capture, ready, sources
 from .driver import CompileError, count_compile, note
 from .out_of_memory import with_room
 
@@ -57,6 +57,7 @@ class CupyDriver:
         self._kernels: dict = {}  # what callers get
         self._made: dict = {}  # the kernels, some of which may not be compiled yet
         self._texts: dict = {}  # a lock for each text
+        self._ready: dict = {}  # what the package brings, by device
         self._streams: dict = {}
         self.lock = threading.RLock()
         self.device_of_torch = (getattr(torch._C, "_cuda_getDevice", None)
@@ -94,8 +95,8 @@ class CupyDriver:
     def ready(self, compile_: Callable[[], None]) -> bool:
         """See `Driver.ready`."""
         device = self.device_of_torch()
-        return all(key in self._made and self._made[key].there(device)
-                   for key in self._wanted(compile_))
+        return all((key in self._made and self._made[key].there(device))
+                   or self._brought(key[0], key[2], device) for key in self._wanted(compile_))
 
     def _wanted(self, compile_: Callable[[], None]) -> list[tuple]:
         """The kernels that ``compile_`` asks for and no caller has got yet."""
@@ -108,13 +109,14 @@ class CupyDriver:
 
     def _to_compile(self, compile_: Callable[[], None]) -> list[Callable[[], None]]:
         """What compiles the kernels that ``compile_`` asks for: one for each text, since the
-        kernels of a text are compiled together."""
-        texts: dict[tuple, list[tuple]] = {}
+        kernels of a text are compiled together. None for those that the package brings."""
+        texts: dict[tuple[str, tuple], list[tuple]] = {}
         for key in self._wanted(compile_):
             if key not in self._made:
                 texts.setdefault((key[0], key[2]), []).append(key)
         device = self.device_of_torch()
-        return [functools.partial(self._compile_early, keys, device) for keys in texts.values()]
+        return [functools.partial(self._compile_early, keys, device)
+                for text, keys in texts.items() if not self._brought(*text, device)]
 
     def _compile_early(self, keys: list[tuple], device: int) -> None:
         """Compile for ``device``, so that `kernel` need not. It raises what is suppressed here, be
@@ -173,16 +175,19 @@ class CupyDriver:
         return stream
 
     def load(self, family: str, entry: str, defines: tuple):
-        """A ``cupy.RawKernel`` for the device that is current in CuPy. Raises CompileError."""
-        text = sources.defined(family, defines)
+        """A ``cupy.RawKernel`` for the device that is current in CuPy, from the file that the
+        package brings or compiled. Raises CompileError."""
+        path = self._brought(family, defines, self.device_of_cupy())
+        given = dict(path=path) if path else dict(code=sources.defined(family, defines),
+                                                  options=sources.options(defines))
         start = time.perf_counter()
         with self.lock:
             one = self._texts.setdefault((family, defines), threading.Lock())
         try:
             # whoever wants another kernel of this text waits, rather than to compile it as well
             with background.piece(), one, capture.loading():
-                return with_room(lambda: _loaded(self._cupy.RawModule(
-                    code=text, options=sources.options(defines)).get_function(entry)))
+                return with_room(
+                    lambda: _loaded(self._cupy.RawModule(**given).get_function(entry)))
         except self._cupy.cuda.compiler.CompileException as problem:
             raise CompileError(
                 f"{family}.cu did not compile with {list(defines)}:\n{problem}") from problem
@@ -190,6 +195,14 @@ class CupyDriver:
             raise CompileError(f"{family}.cu was not loaded: {problem}") from problem
         finally:
             count_compile(time.perf_counter() - start)
+
+    def _brought(self, family: str, defines: tuple, device: int) -> str | None:
+        """The file of kernels for ``device`` that comes with the package; None where there is
+        none."""
+        found = self._ready.get(device)
+        if found is None:
+            found = self._ready[device] = ready.on_device(device)
+        return found.path(family, defines)
 
 
 def _loaded(raw):

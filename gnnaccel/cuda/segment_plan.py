@@ -27,6 +27,9 @@ _LINE = 128  # bytes of a row of x that one step takes
 _OPTIN_SHARED = {75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 110: 227,
                  120: 99, 121: 99}
 
+#: the compute capability that kernels on a CPU stand for
+EMULATED = 90
+
 PRECISIONS = {"fma": "FMA", "fp32": "FP32", "tf32": "TF32"}
 
 
@@ -80,10 +83,14 @@ class Segments:
 @functools.cache
 def shared_limit(device: torch.device) -> int:
     """Bytes of shared memory that one block may have."""
-    if device.type != "cuda":
-        return _SM_SHARED
-    major, minor = torch.cuda.get_device_capability(device)
-    return 1024 * _OPTIN_SHARED.get(10 * major + minor, 64)
+    major, minor = (torch.cuda.get_device_capability(device) if device.type == "cuda"
+                    else divmod(EMULATED, 10))
+    return shared_of(10 * major + minor)
+
+
+def shared_of(arch: int) -> int:
+    """`shared_limit` of a compute capability, as 90."""
+    return 1024 * _OPTIN_SHARED.get(arch, 64)
 
 
 def up(n: int, unit: int) -> int:

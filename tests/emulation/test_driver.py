@@ -8,12 +8,13 @@ import sys
 import threading
 import time
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from gnnaccel.cuda import capture, driver, sources
+from gnnaccel.cuda import capture, driver, ready, sources
 from gnnaccel.cuda.cupy_driver import CupyDriver
 from gnnaccel.cuda.driver import CompileError
 from gnnaccel.cuda.launch import Kernels
@@ -26,13 +27,14 @@ class FakeCuda:
     ``direct``: CuPy has its wrapper of the driver API. ``parameters`` are the ctypes of the
     kernel's parameters, by which such a launch is read; ``contexts`` the device whose context is
     current, by thread; ``memory`` the devices that hold memory, by address; ``gpus`` how many torch
-    counts.
+    counts; ``cuda`` the driver's version; ``loaded`` what was loaded from files.
     """
-    gpus = 1
+    gpus, cuda = 1, 13000
 
     def __init__(self, monkeypatch, direct):
         self.direct, self.device, self.pointer = direct, 0, 0
         self.compiled, self.launches, self.streams, self.shared_limits = [], [], [], []
+        self.loaded: list[tuple[int, str]] = []
         self.failure, self.parameters, self.contexts, self.entries = None, (), {
             threading.get_ident(): 0}, {}
         self.while_launching, self.while_loading, self.memory = lambda: None, lambda: None, {}
@@ -41,6 +43,7 @@ class FakeCuda:
         cupy.cuda = types.SimpleNamespace(
             runtime=types.SimpleNamespace(getDevice=lambda: self.cupy_device,
                                           getDeviceCount=lambda: 2,
+                                          driverGetVersion=lambda: self.cuda,
                                           memGetInfo=lambda: self.use(self.cupy_device),
                                           pointerGetAttributes=self._pointer_attributes),
             Device=lambda i: types.SimpleNamespace(use=lambda: self.use(i)),
@@ -56,6 +59,8 @@ class FakeCuda:
         monkeypatch.setattr(torch.cuda, "device_count", lambda: self.gpus)
         monkeypatch.setattr(torch.cuda, "device", self._current_device)
         monkeypatch.setattr(sources, "source", lambda family: f"text of {family}")
+        # a checkout may hold files that `make wheel` has left
+        monkeypatch.setattr(ready, "FOLDER", Path("no such folder"))
 
     @property
     def cupy_device(self):
@@ -86,14 +91,18 @@ class FakeCuda:
         self.streams.append(pointer)
         return types.SimpleNamespace(ptr=pointer)
 
-    def _module(self, code, options):
+    def _module(self, code=None, options=(), path=None):
         if self.failure:
             raise self.failure
         assert isinstance(options, tuple)  # CuPy refuses a list
+        assert (code is None) != (path is None)
         device = self.cupy_device
         self.use(device)  # as loading a module does
         self.while_loading()
-        self.compiled.append((device, code, options))
+        if path is None:
+            self.compiled.append((device, code, options))
+        else:
+            self.loaded.append((device, path))
 
         def get_function(entry):
             def call(grid, block, args, shared_mem=0, stream=None):

@@ -11,7 +11,7 @@ from torch_geometric.nn import (GATConv, GCNConv, HANConv, HeteroConv, HGTConv, 
                                 SuperGATConv, TransformerConv)
 
 import gnnaccel
-from gnnaccel.cuda import driver, pairs, structure
+from gnnaccel.cuda import driver, make_ready, pairs, segment_plan, structure
 from gnnaccel.dispatch.graph import joining
 from gnnaccel.dispatch.ir import attention_programs, patterns
 from gnnaccel.dispatch.plan import candidates, compiling, planner
@@ -188,6 +188,9 @@ def test_all_kernels_are_prepared(asked, name):
     assert not asked.late
     assert not asked.prepared - asked.used
     assert len(asked.prepared) == TEXTS[name]
+    # else: python -m tests.record_ready
+    assert asked.prepared <= {(family, defines) for family, defines, arch in make_ready.builds()
+                              if arch == segment_plan.EMULATED}
 
 
 def test_what_the_graph_shows_is_prepared_too(asked, monkeypatch):

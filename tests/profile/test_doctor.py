@@ -19,7 +19,7 @@ import gnnaccel
 from gnnaccel import adapters, autostart, session
 from gnnaccel.__main__ import main
 from gnnaccel.adapters import seams
-from gnnaccel.cuda import driver, probe
+from gnnaccel.cuda import driver, probe, ready
 from gnnaccel.profile.doctor import cli, packages, places, show
 from gnnaccel.profile.doctor.findings import STATUSES, Finding
 
@@ -33,6 +33,7 @@ def environment(monkeypatch, tmp_path):
             monkeypatch.delenv(name)
     monkeypatch.setenv("GNNACCEL_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("CUPY_CACHE_DIR", str(tmp_path / "kernels"))
+    monkeypatch.setattr(ready, "FOLDER", tmp_path / "ready")
     yield
     session.disable()
 
@@ -139,9 +140,29 @@ def test_gpus_without_nccl(monkeypatch):
     assert "no torch.distributed" in of(gpu(monkeypatch), "NCCL").text
 
 
+def brought(monkeypatch, files):
+    """As if the package brought these files."""
+    monkeypatch.setattr(ready, "manifest", lambda folder: {"nvrtc": [13, 5], "files": files})
+
+
+@pytest.mark.parametrize("files, driver_cuda, text", [
+    (None, "13.1", "this package brings none"),
+    ({"90": {"a": "1"}}, "12.8", "for CUDA 13.5, the driver runs CUDA 12.8"),
+    ({"90": {"a": "1"}}, None, "the driver runs CUDA of unknown version"),
+    ({"80": {"a": "1"}}, "13.1", "0 sources for compute capability 9.0")])
+def test_kernels_that_the_package_does_not_bring(monkeypatch, files, driver_cuda, text):
+    if files is not None:
+        brought(monkeypatch, files)
+    found = of(gpu(monkeypatch, driver_cuda=driver_cuda), "ready kernels")
+    assert found.status == "note" and text in found.text and not found.remedy
+
+
 def test_a_good_gpu(monkeypatch):
+    brought(monkeypatch, {"90": {"a": "1", "b": "2"}, "80": {"a": "1"}})
     findings = gpu(monkeypatch)
     assert {f.status for f in findings} == {"ok"}
+    assert of(findings, "ready kernels").text == (
+        "2 sources for compute capability 9.0, compiled by NVRTC 13.5")
     assert of(findings, "device 0").text == "NVIDIA H200, compute capability 9.0, 150 GiB"
     assert of(findings, "NCCL").text == "2.27.5"
     assert of(findings, "NVRTC").text == "13.0, CuPy for CUDA 13.0, driver up to CUDA 13.1"

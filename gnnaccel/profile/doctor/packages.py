@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from gnnaccel import adapters
 from gnnaccel._version import __version__
-from gnnaccel.cuda import probe
+from gnnaccel.cuda import probe, ready
 from gnnaccel.profile.doctor.findings import Finding
 from gnnaccel.session import PACKAGES
 
@@ -140,7 +140,7 @@ def _cuda() -> Iterator[Finding]:
     if import_problem("torch") is not None:
         yield Finding("GPU", "device", "note",
                       f"not checked: torch cannot be imported; NVIDIA driver: {driver or 'none'}")
-        yield from _cupy(None, False)
+        yield from _cupy(None, [])
         return
     if broken is not None:
         yield Finding("GPU", "torch", "fail", f"torch cannot ask for GPUs: {broken}",
@@ -160,7 +160,7 @@ def _cuda() -> Iterator[Finding]:
                       "no NVIDIA GPU here: layers run on the torch backend or natively")
     if broken is None:
         yield _nccl(len(devices))
-    yield from _cupy(torch_cuda, bool(devices))
+    yield from _cupy(torch_cuda, devices)
 
 
 def _nccl(gpus: int) -> Finding:
@@ -206,7 +206,8 @@ def _devices(devices: list[dict], torch_cuda: str | None, driver: str | None) ->
             yield Finding("GPU", f"device {index}", "ok", text)
 
 
-def _cupy(torch_cuda: str | None, gpu: bool) -> Iterator[Finding]:
+def _cupy(torch_cuda: str | None, devices: list[dict]) -> Iterator[Finding]:
+    gpu = bool(devices)
     names = [name for name in PACKAGES["cupy"] if _distribution(name)]
     wanted = probe.install_command(probe.major(torch_cuda or "13"))
     if not names and not gpu:
@@ -227,6 +228,26 @@ def _cupy(torch_cuda: str | None, gpu: bool) -> Iterator[Finding]:
     yield _recent("CuPy", found.cupy, probe.LEAST_CUPY, wanted)
     if gpu:
         yield from _agreement(found, None if wrong else torch_cuda, wanted)
+        yield _ready(devices, found.driver_cuda)
+
+
+def _ready(devices: list[dict], driver_cuda: str | None) -> Finding:
+    """How many kernels need not be compiled on each GPU."""
+    made_by, held = ready.made_by(), ready.manifest(ready.FOLDER)
+    if made_by is None:
+        return Finding("GPU", "ready kernels", "note",
+                       "this package brings none; kernels are compiled at first use")
+    cuda = probe.major(driver_cuda or "0")
+    if cuda < probe.major(made_by):
+        return Finding("GPU", "ready kernels", "note",
+                       f"those of the package are for CUDA {made_by}, the driver runs CUDA "
+                       f"{driver_cuda or 'of unknown version'}; kernels are compiled at first use")
+    counts = {one["capability"]: len(ready.Ready(one["capability"], cuda, held))
+              for one in devices}
+    text = ", ".join(f"{count} sources for compute capability {major}.{minor}"
+                     for (major, minor), count in counts.items())
+    return Finding("GPU", "ready kernels", "ok" if all(counts.values()) else "note",
+                   f"{text}, compiled by NVRTC {made_by}")
 
 
 def _agreement(found: probe.Probe, torch_cuda: str | None, wanted: str) -> Iterator[Finding]:

@@ -131,6 +131,12 @@ def recorded(arch: int) -> set[Text]:
     return asked.texts
 
 
+def _apart(function: Callable, argument: int) -> set[Text]:
+    """By a process of its own."""
+    with multiprocessing.get_context("spawn").Pool(1) as process:
+        return process.apply(function, (argument,))
+
+
 def merged(path: Path) -> set[Text]:
     """The texts of a list that a run on a GPU has written."""
     noted = json.loads(path.read_text(encoding="utf-8"))
@@ -147,9 +153,8 @@ def main(arguments: list[str] | None = None) -> None:
     for arch in ARCHITECTURES:
         by_limit.setdefault(segment_plan.shared_of(arch), []).append(arch)
     for archs in by_limit.values():
-        with multiprocessing.get_context("spawn").Pool(1) as process:
-            for text in process.apply(recorded, archs[:1]):
-                found.setdefault(text, set()).update(archs)
+        for text in _apart(recorded, archs[0]):
+            found.setdefault(text, set()).update(archs)
     for path in options.merge:
         for text in merged(path):
             limit = segment_plan.shared_of(options.arch)

@@ -28,8 +28,7 @@ Build = tuple[str, tuple, int]
 
 def builds(listed: Path = ready.LIST,
            architectures: Iterable[int] = nvrtc.ARCHITECTURES) -> list[Build]:
-    """(family, defines, architecture) of all that is listed, those of one family apart, so that
-    processes end together."""
+    """(family, defines, architecture) of all that is listed."""
     wanted = list(architectures)
     return [(family, tuple(map(tuple, defines)), arch)
             for arch in wanted

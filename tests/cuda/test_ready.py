@@ -161,6 +161,26 @@ def test_the_list_is_of_families_that_there_are():
     assert {(*text, arch) for text in needed for arch in nvrtc.ARCHITECTURES} <= set(builds)
 
 
+def test_what_a_run_on_a_gpu_made_can_be_listed(tmp_path, monkeypatch):
+    """Where definitions depend on shared memory, for the architectures that have as much."""
+    pytest.importorskip("torch_geometric")
+    from tests import record_ready
+
+    noted, listed = tmp_path / "noted.json", tmp_path / "ready.json"
+    wanted = ("aggregate", (("D", "5"),)), ("segment_gemm", (("K", "5"),))
+    noted.write_text(json.dumps([(family, "entry", defines) for family, defines in wanted]
+                                + [("generated_" + "0" * 16, "entry", ())]))
+    assert record_ready.merged(noted) == set(wanted)
+    monkeypatch.setattr(record_ready, "recorded", lambda arch: {("pairs", ())})
+    monkeypatch.setattr(record_ready, "_apart", lambda function, argument: function(argument))
+    monkeypatch.setattr(record_ready, "LIST", listed)
+    record_ready.main(["--merge", str(noted), "--arch", "86"])
+    assert make_ready.builds(listed, (80, 89, 90)) == [
+        ("aggregate", (("D", "5"),), 80), ("pairs", (), 80),
+        ("aggregate", (("D", "5"),), 89), ("pairs", (), 89), ("segment_gemm", (("K", "5"),), 89),
+        ("aggregate", (("D", "5"),), 90), ("pairs", (), 90)]
+
+
 @needs_nvrtc
 def test_what_is_made_is_found(folder, capsys):
     wanted = [("pairs", (), 80), ("adam", (("FMAD", "0"),), 80), ("pairs", (), 90)]

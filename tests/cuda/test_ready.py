@@ -1,6 +1,7 @@
 """Kernels that come with the package: which file a GPU gets, and that a driver loads it."""
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import subprocess
@@ -13,6 +14,7 @@ import torch
 import gnnaccel
 from gnnaccel.cuda import driver, make_ready, nvrtc, ready, sources
 from gnnaccel.cuda.cupy_driver import CupyDriver
+from gnnaccel.dispatch.plan import planner
 from tests.emulation.test_driver import FakeCuda
 from tests.helpers import needs_nvrtc
 
@@ -244,9 +246,11 @@ def test_a_layer_runs_by_files(folder, monkeypatch):
     edges = torch.randint(0, 500, (2, 6000), device="cuda")
 
     def run() -> list[torch.Tensor]:
+        planner.forget()
+        mine = copy.deepcopy(layer)  # of which nothing is remembered
         with driver.using(CupyDriver()), gnnaccel.enabled(backend="cuda", when="supported"):
-            out = layer(x, edges.clone())
-            return [out, *torch.autograd.grad(out.square().sum(), [x, *layer.parameters()])]
+            out = mine(x, edges.clone())
+            return [out, *torch.autograd.grad(out.square().sum(), [x, *mine.parameters()])]
 
     since = len(driver.noted())
     expected = run()
@@ -268,5 +272,5 @@ def test_a_layer_runs_by_files(folder, monkeypatch):
     monkeypatch.setattr(cupy, "RawModule",
                         lambda **how: (given.append(how), true(**how))[1])
     for got, wanted in zip(run(), expected):
-        torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
     assert given and all(how.keys() == {"path"} for how in given)

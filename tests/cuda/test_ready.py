@@ -157,10 +157,18 @@ def test_each_device_gets_its_own_file(fake, folder, monkeypatch):
 def test_the_list_is_of_families_that_there_are():
     builds = make_ready.builds()
     assert {family for family, _, _ in builds} <= set(sources.families())
-    assert {arch for _, _, arch in builds} == set(nvrtc.ARCHITECTURES)
     assert len(builds) == len(set(builds)) and len({build[:2] for build in builds}) <= 300
     needed = [("structure", (("OFF_T", "int"),)), ("pairs", ()), ("adam", (("FMAD", "0"),))]
-    assert {(*text, arch) for text in needed for arch in nvrtc.ARCHITECTURES} <= set(builds)
+    assert {(*text, arch) for text in needed for arch in make_ready.ARCHITECTURES} <= set(builds)
+
+
+@pytest.mark.parametrize("arch", nvrtc.ARCHITECTURES)
+def test_each_gpu_gets_all_that_is_listed_for_it(folder, arch):
+    """Some by files of another architecture."""
+    fill(folder, *((one, family, defines) for family, defines, one in make_ready.builds()))
+    one = ready.Ready(divmod(arch, 10), 13, ready.manifest(folder))
+    wanted = make_ready.builds(architectures=[arch])
+    assert wanted and all(one.path(family, defines) for family, defines, _ in wanted)
 
 
 def test_what_a_run_on_a_gpu_made_can_be_listed(tmp_path, monkeypatch):
@@ -199,12 +207,13 @@ def test_what_is_made_is_found(folder, capsys):
 
 
 @needs_nvrtc
-@pytest.mark.parametrize("most, status", [(2_000_000, 0), (1000, 1)])
+@pytest.mark.parametrize("most, status", [(90_001, 0), (90_000, 1)])
 def test_what_is_too_large_for_a_wheel_is_told_by_family(monkeypatch, folder, capsys, most, status):
     monkeypatch.setattr(make_ready, "MOST", most)
     monkeypatch.setattr(make_ready, "builds", lambda architectures: [("pairs", (), 80)])
     monkeypatch.setattr(make_ready, "make", lambda *args: Counter(pairs=9000, adam=80_000))
     monkeypatch.setattr(ready, "made_by", lambda: "13.0")
+    monkeypatch.setattr(make_ready, "rest", lambda package: 1000)
     assert make_ready.main([]) == status
     told = capsys.readouterr().err
     assert (told.index("adam") < told.index("pairs") < told.index("0.09 MB") if status

@@ -80,8 +80,6 @@ def module_reason(layer: Any, path: Path) -> Reason | None:
     found = extraordinary(own)
     if found is not None:
         return reason("GA208", f"{found} is a {type(getattr(layer, found)).__name__}")
-    if "parametrizations" in own["_modules"] and (why := parametrized_reason(layer)) is not None:
-        return why
     return path.why
 
 
@@ -97,17 +95,17 @@ def parametrized_reason(layer: Any) -> Reason | None:
             for name in made:
                 if not all(map(_repeatable, made[name]._modules.values())):
                     return reason("GA208", f"{name} is parametrized",
-                                  "torch's weight_norm and orthogonal run by kernels")
-        for name in inside:
-            if inside[name] is not None and name != "parametrizations":
-                todo += (inside[name],)
+                                  "torch's weight_norm, orthogonal and activations run by kernels")
+        todo += [one for name, one in inside.items()
+                 if one is not None and name != "parametrizations"]
     return None
 
 
 def _repeatable(made: Any) -> bool:
     """Whether a parametrization gives the same each time, and that is all that it does."""
-    kinds = torch.nn.utils.parametrizations
-    return (type(made) in (kinds._WeightNorm, kinds._Orthogonal)
+    kinds, cls = torch.nn.utils.parametrizations, type(made)
+    return (cls in (kinds._WeightNorm, kinds._Orthogonal)
+            or (cls.__module__ == "torch.nn.modules.activation" and cls is not torch.nn.RReLU)
             or (type(made) is kinds._SpectralNorm and not made.training))
 
 

@@ -99,12 +99,9 @@ def replaceable(layer: Any) -> bool:
     todo = [layer]
     for module in todo:  # which grows
         own = module.__dict__
-        inside = own["_modules"]
         for name in own:
             if (type(own[name]) is Tensor and name[0] != "_"
                 and (module is layer or name not in _WEIGHTS)):
                 return True
-        for name in inside:
-            if inside[name] is not None:
-                todo += (inside[name],)
+        todo += [one for one in own["_modules"].values() if one is not None]
     return False

@@ -211,6 +211,8 @@ class _Guarded:
             why = guards.layer_reason(layer, self.paths.of(type(layer)), self._node_dim,
                                       self._aggregations)
         why = why or guards.inference_reason((*args, *kwargs.values()))
+        if why is None and "parametrizations" in layer._modules:  # the host asks for a bias twice
+            why = guards.parametrized_reason(layer)
         found = self._state(layer, args, kwargs) if why is None else why
         guards.note_made(layer, type(found) is Reason)
         return found

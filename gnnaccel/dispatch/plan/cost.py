@@ -164,7 +164,10 @@ def once(request: Any, ours: bool, relations: int, numbers: float) -> float | No
     if not request.fresh or request.device != "cuda":
         return None
     rates = constants()["relational"]["cuda"]["once"].get(request.native)
-    return None if rates is None else line(rates[mode(request)][ours], 1, relations, numbers)
+    if rates is None:
+        return None
+    *host, device = (*rates[mode(request)][ours], 0.0)[:4]
+    return max(line(host, 1, relations, numbers), device * numbers)
 
 
 def _numbers(request: Request) -> int:

@@ -63,3 +63,15 @@ def test_many_relations_pay_and_tiny_fresh_graphs_do_not(native, grad):
     assert costs.torch_backend(big) * 5 < costs.native(big)
     tiny = request(native, nodes=6, edges=8, relations=2, width=16, grad=grad, fresh=True)
     assert costs.torch_backend(tiny) > costs.native(tiny)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_the_host_hides_what_its_device_does_over_new_graphs(grad):
+    """Up to where the device takes longer: only then more edges make kernels pay."""
+    def asked(bits):
+        return request("HeteroConv", edges=bits, relations=3, width=128, device="cuda", grad=grad,
+                       fresh=True)
+
+    assert costs.native(asked(12)) == costs.native(asked(17))
+    assert costs.native(asked(17)) < costs.cuda(asked(17))
+    assert costs.native(asked(22)) > costs.cuda(asked(22))

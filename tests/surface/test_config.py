@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import contextvars
+import dataclasses
 import threading
 from pathlib import Path
 
@@ -127,6 +128,8 @@ def test_equal_options_share_an_epoch_and_others_do_not():
     other = config.set_active(Config(backend="torch"))
     again = config.set_active(Config())
     assert first.epoch == again.epoch and other.epoch > first.epoch
+    captures = config.with_epoch(dataclasses.replace(first, capture=True))  # which decides nothing
+    assert captures.epoch == first.epoch and captures.capture
     with config.override(Config()) as block:
         assert block.epoch == first.epoch
 

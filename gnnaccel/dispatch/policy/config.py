@@ -9,7 +9,8 @@ thread that called backward.
 ``Config.epoch`` identifies everything a decision depends on besides the call itself: the options
 and the rules. Memo keys use it. It is equal for equal options as long as no rule changed, so that
 entering the same ``enabled()`` block in every step of a loop finds its memos again; after any
-change of a rule every configuration has a new, larger epoch.
+change of a rule every configuration has a new, larger epoch. ``capture`` is no such option: calls
+in a module that is captured are decided as elsewhere.
 """
 from __future__ import annotations
 
@@ -298,7 +299,7 @@ def with_epoch(config: Config) -> Config:
     """``config`` with the epoch of its options under the present rules."""
     global _last_epoch
     with _lock:
-        key = (config, config.stamp)
+        key = (replace(config, capture=False), config.stamp)
         if key not in _epochs:
             if len(_epochs) >= _EPOCHS_KEPT:
                 _epochs.clear()

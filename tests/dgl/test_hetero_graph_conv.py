@@ -9,6 +9,7 @@ from torch.autograd import gradcheck
 
 import gnnaccel
 from gnnaccel.dispatch.graph import joining
+from tests import probes
 from tests.dgl.judge import close, compare, on_routes, took
 
 NODES = {"author": 13, "field": 6, "lonely": 4, "paper": 20}
@@ -260,3 +261,20 @@ def test_what_only_unused_results_read_gets_no_gradient(route, kind, aggregate):
     assert {k for k, t in got.items() if t is None} == {k for k, t in expected.items()
                                                         if t is None} >= {"author"}
     assert all(t is None or close(got[name], t) for name, t in expected.items())
+
+
+def test_layers_of_several_widths_are_looked_through_once(route, monkeypatch):
+    """Which is how they are made, so that nothing of it may pass with the next call."""
+    widths = {"author": 5, "field": 7, "paper": 12}
+    made = HeteroGraphConv({r[1]: SAGEConv((widths[r[0]], widths[r[2]]), 8, "mean")
+                            for r in RELATIONS}).to(route.device)
+    g = graph(edges=400).to(route.device)
+    x = {name: torch.randn(NODES[name], width).to(route.device) for name, width in widths.items()}
+    decided, expected = probes.decided(monkeypatch), made(g, x)
+    with route.on(on_fallback="native"):
+        for _ in range(3):
+            made(g, x)
+        decided.clear()
+        got = made(g, x)
+    assert "HeteroGraphConv" not in decided
+    assert all(close(got[k], t) for k, t in expected.items())

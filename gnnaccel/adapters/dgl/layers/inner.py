@@ -121,7 +121,7 @@ def _checked(found: Inner) -> Inner | Reason:
     if len({(t.dtype, t.device) for t in tensors}) > 1:
         return reason("GA203", "the weights differ in dtype or device")
     if len({t.shape for t in found.parameters.weights}) > 1:
-        return reason("GA206", "the weights are of several shapes")
+        return reason("GA208", "the weights are of several shapes")
     return found
 
 

@@ -153,10 +153,9 @@ class LayerMemory:
     In each `mode_of` the layer, as training and evaluation take turns: ``exact``, the last call by
     a faster route that was kept, and by it a few before; ``native_exact``, ``native_sized``, a
     native call; ``over``, message passing's last calls over some edges, by the id of these. With
-    gradients off and on: ``native_once``, ``taken_once``, of calls over edges that had not been
-    seen before, the last that was native, and the last that ran by kernels; ``unread``, how many
-    calls over such edges went native unread; ``in_turn``, native calls in a row, by
-    the types of their arguments.
+    gradients off and on: ``native_once``, ``taken_once``, of calls over edges not seen before, the
+    last that was native, and the last that ran by kernels; ``unread``, how many calls over such
+    edges went native unread; ``in_turn``, by types of arguments, native calls in a row.
 
     ``last``: the graph of the last call that was looked at, how many calls it had had by then, and
     whether none of the layer's was native; ``expected``: how many calls the last such graph before

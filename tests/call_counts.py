@@ -101,7 +101,7 @@ FRESH: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {
     "GraphConv with weights": ((685, 1170), (1211, 1861)),
     "a user's": ((587, 855), (1049, 1393)),
     "a user's generated": ((842, 1331), (1472, 2061)),
-    "PNAConv with edges": ((1007, 2207), (1789, 3240)),
+    "PNAConv with edges": ((1007, 2217), (1789, 3250)),
     "GATv2Conv": ((876, 1537), (1524, 2959)),
     "GCNConv, list": ((368, 720), (480, 1000)),
     "SAGEConv, list": ((248, 568), (368, 824)),

@@ -103,5 +103,6 @@ def replaceable(layer: Any) -> bool:
             if (type(own[name]) is Tensor and name[0] != "_"
                 and (module is layer or name not in _WEIGHTS)):
                 return True
-        todo += [one for one in own["_modules"].values() if one is not None]
+        if own["_modules"]:
+            todo += [one for one in own["_modules"].values() if one is not None]
     return False

@@ -70,7 +70,8 @@ class Adapter(Protocol):
 
 #: whether this is inside a call over a new graph of which the whole, as one, was estimated not to
 #: pay
-_refused: contextvars.ContextVar[bool] = contextvars.ContextVar("gnnaccel_refused", default=False)
+_whole_refused: contextvars.ContextVar[bool] = contextvars.ContextVar("gnnaccel_refused",
+                                                                       default=False)
 _AS_THE_WHOLE = native_plan(("kernels", reason(
     "GA301", "even for the whole layer around it, preparing this new graph would cost more than is "
     "saved")))
@@ -106,46 +107,53 @@ def _decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict
             start: int) -> Any:
     """The long way. ``start``: when the call began, 0 when nobody listens."""
     verdict = rules.verdict(layer, config)
-    name = type(layer).__name__
     if not verdict.inside:
-        settings.note_native(layer, config, verdict.reason)  # type: ignore[arg-type]
-        return _native(layer, adapter, native, args, kwargs, config, None, None,
-                       native_plan((name, verdict.reason)), start)  # type: ignore[arg-type]
+        settings.note_native(layer, config, verdict.reason)  # type: ignore[arg-type]  # has one
+        return _refused(layer, adapter, native, args, kwargs, config, verdict.reason, start)
     held = layer_memory.memories.entries.get(id(layer))  # `IdentityMap.get`, without its call
     memory = held[1] if held is not None and held[0]() is layer else None
     found, like = _stated(layer, adapter, args, kwargs, config, memory)
-    grad = torch.is_grad_enabled()
     if type(found) is Reason:
         settings.note_native(layer, config, found)
-        if _quiet(config) and not capture.capturing():
+        if config.on_fallback == "native" and not capture.capturing():
             native_learning.remember_reason(layer, args, kwargs, config, found)
-        return _native(layer, adapter, native, args, kwargs, config, None, None,
-                       native_plan((name, found)), start)
+        return _refused(layer, adapter, native, args, kwargs, config, found, start)
     stated, given = found
     if capture.capturing() and isinstance(stated, RelationalSpec):
         why = stated.captured_reason(given)
         if why is not None:
-            return _native(layer, adapter, native, args, kwargs, config, None, None,
-                           native_plan((name, why)), start)
-    device, fresh = given.device.type, _fresh(memory, layer, stated, given, args, kwargs)
-    plan = _planned(stated, device, grad, fresh, config)
+            return _refused(layer, adapter, native, args, kwargs, config, why, start)
+    device, grad = given.device.type, torch.is_grad_enabled()
+    fresh = _fresh(memory, layer, stated, given, args, kwargs)
+    plan = (_AS_THE_WHOLE if fresh and _whole_refused.get() and config.when == "profitable"
+            else planner.plan(stated.request(device, grad, fresh), config))
     made = None if plan.route == "native" else stated.lookup(given)
     if plan.route == "cuda" and stated.by_graph:
         plan = _over_this_graph(stated, made[0], plan, grad)  # type: ignore[index]
     entry = settings.asked(layer, config)
     use: Any = None if entry is None else quantized.chosen(layer, entry, config, stated, plan)
-    if plan.route == "native":
-        if entry is not None:
-            entry.fell_back(use)
-        if not settings.learning(use) and not capture.capturing():
-            native_learning.remember(layer, given.structure, args if _quiet(config) else (), kwargs,
-                                     config, plan.code, not fresh)
-        whole = (fresh and device == "cuda" and stated.together
-                 and plan.code == "GA301" and _quiet(config))
-        return _native(layer, adapter, _with_its_parts(native) if whole else native, args, kwargs,
-                       config, stated, given, plan, start)
-    counters.count(name, plan.route)
-    graph, hit = made  # type: ignore[misc]  # not native
+    if plan.route != "native":
+        return _by_plan(layer, adapter, args, kwargs, config, stated, given, plan, made, entry, use,
+                        like, memory, start)
+    if entry is not None:
+        entry.fell_back(use)
+    if not settings.learning(use) and not capture.capturing():
+        native_learning.remember(layer, given.structure,
+                                 args if config.on_fallback == "native" else (), kwargs, config,
+                                 plan.code, not fresh)
+    if (fresh and device == "cuda" and stated.together and plan.code == "GA301"
+            and config.on_fallback == "native"):
+        native = _with_its_parts(native)
+    return _native(layer, adapter, native, args, kwargs, config, stated, given, plan, start)
+
+
+def _by_plan(layer: Any, adapter: Adapter, args: tuple, kwargs: dict, config: Config, stated: Any,
+             given: Any, plan: Plan, made: Any, entry: Any, use: Any, like: Any,
+             memory: LayerMemory | None, start: int) -> Any:
+    """A call by a faster route, counted, remembered and recorded. ``made``: the structure, and how
+    it was found; ``entry``, ``use``: of a quantized layer; ``like``: as of `_stated`."""
+    counters.count(type(layer).__name__, plan.route)
+    graph, hit = made
     call, run = stated.call(graph, plan), stated.runner(plan.route)
     if entry is not None:
         run = quantized.runner(entry, use, run)
@@ -157,7 +165,7 @@ def _decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict
         if bound is not None and not start:
             return bound(given.x_src, graph)
     call.run = run if not start else _recorded(
-        run, call, _subject(layer, adapter, stated, device),
+        run, call, _subject(layer, adapter, stated, given.device.type),
         plan if entry is None else plan._replace(storage=run.storage),
         _graph_of(stated, graph), hit, start)
     return adapter.run(layer, stated, given, call)
@@ -185,12 +193,6 @@ def _recorded(run: Any, call: Any, subject: Subject, plan: Plan, graph: Any, hit
     return _recording(run, decisions.on_backward(subject, plan, number))
 
 
-def _planned(stated: CallSpec, device: str, grad: bool, fresh: int, config: Config) -> Plan:
-    if fresh and _refused.get() and config.when == "profitable":
-        return _AS_THE_WHOLE
-    return planner.plan(stated.request(device, grad, fresh), config)
-
-
 def _over_this_graph(stated: RelationalSpec, graph: Any, plan: Plan, grad: bool) -> Plan:
     """``plan``; native where kernels that this graph's pairs call for cannot run, or not yet."""
     why = stated.call(graph, plan).problem(grad)
@@ -200,18 +202,13 @@ def _over_this_graph(stated: RelationalSpec, graph: Any, plan: Plan, grad: bool)
 def _with_its_parts(native: Any) -> Any:
     """``native`` of a layer around others, in which those stay native over new graphs."""
     def whole(layer: Any, *args: Any, **kwargs: Any) -> Any:
-        token = _refused.set(True)
+        token = _whole_refused.set(True)
         try:
             return native(layer, *args, **kwargs)
         finally:
-            _refused.reset(token)
+            _whole_refused.reset(token)
 
     return whole
-
-
-def _quiet(config: Config) -> bool:
-    """Whether native calls may pass without a word."""
-    return config.on_fallback == "native"
 
 
 def _fresh(memory: LayerMemory | None, layer: Any, stated: CallSpec, given: CallInputs,
@@ -255,6 +252,12 @@ def _recording(run: Any, on_backward: Any) -> Any:
 
 
 # --- native ---------------------------------------------------------------------------------------
+
+def _refused(layer, adapter, native, args, kwargs, config: Config, why: Any, start: int) -> Any:
+    """A call that was not planned."""
+    return _native(layer, adapter, native, args, kwargs, config, None, None,
+                   native_plan((type(layer).__name__, why)), start)
+
 
 def _native(layer, adapter, native, args, kwargs, config: Config, stated: CallSpec | None,
             given: CallInputs | None, plan: Plan, start: int) -> Any:

@@ -51,6 +51,21 @@ def test_rows_that_no_edge_reads_reach_no_gradient(route, row):
     agrees(route, call)
 
 
+@pytest.mark.parametrize("formats", ["coo", ["coo", "csr"]])
+def test_without_a_csc_nodes_get_their_own_messages(route, formats):
+    """DGL takes a node's messages from edges of others there, so the numbers are torch's."""
+    graph = apart()
+    src, dst = graph.edges()
+    x, w = graph.ndata["h"], graph.edata["w"]
+    expected = torch.zeros(12, WIDTH).index_add(0, dst, x[src].tanh() * w)
+    restricted = graph.formats(formats)
+    with route.on():
+        restricted.update_all(lambda edges: {"m": torch.tanh(edges.src["h"]) * edges.data["w"]},
+                              lambda nodes: {"o": nodes.mailbox["m"].sum(1)})
+    assert restricted.formats()["created"] == ["coo"]
+    torch.testing.assert_close(restricted.ndata["o"], expected)
+
+
 class Counts:
     def __init__(self):
         self.reads, self.number = 0, 2.0

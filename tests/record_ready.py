@@ -1,14 +1,14 @@
 """Writes gnnaccel/cuda/ready.json: the texts (family, definitions) that a wheel brings compiled.
 
-    python -m tests.record_ready                       what models like those of PyG's examples ask for
+    python -m tests.record_ready         what models like those of PyG's examples ask for
     python -m tests.record_ready --merge noted.json --arch 90
-                                                       and what a run on a GPU of this compute
-                                                       capability made: a JSON list of
-                                                       `driver.noted()`, or of (family, defines)
+                                         and what a run on a GPU of this compute capability made:
+                                         a JSON list of `driver.noted()`, or of (family, defines)
 
-What was merged before is not kept: name all lists. Kernels are asked for and not run, but for those that make a graph's index arrays. Plans of products
-by segment depend on the shared memory that a block may have, so each model is asked once for each
-such limit, and a text is listed with the architectures that ask for it.
+What was merged before is not kept: name all lists. Kernels are asked for and not run, but for those
+that make a graph's index arrays. Plans of products by segment depend on the shared memory that a
+block may have, so each model is asked once for each such limit, and a text is listed with the
+architectures that ask for it.
 """
 from __future__ import annotations
 
@@ -104,7 +104,8 @@ def _attention(heads: int, width: int) -> Iterator[Callable[[], tuple]]:
 
 @contextlib.contextmanager
 def _first_use() -> Iterator[Asked]:
-    """A driver in place, on a machine that has no kernels yet: likely kernels are asked for, too."""
+    """A driver in place, on a machine that has no kernels yet: likely kernels are asked for,
+    too."""
     one, compiled = Asked(), compiling._compiled
 
     def first(whole, key, compile_, later):

@@ -630,3 +630,16 @@ def test_two_dictionaries(on):
         sum(out.pow(2).sum() for out in expected.values()).backward()
     assert replays("HeteroConv") and same(list(found.values()), list(expected.values()))
     assert same(grads, [p.grad for p in conv.parameters()])
+
+
+def test_capture_goes_on_and_off_over_what_is_remembered(recorded):
+    """What was decided of calls without it holds with it, and the other way round."""
+    PLACE[0] = "cpu"
+    modules.reset()
+    model, args, seen = Net(), given(), []
+    with gnnaccel.enabled(capture=True, when="supported"):
+        for capture in (False, True, False, True):
+            with gnnaccel.enabled(capture=capture):
+                trained(model, args)
+            seen.append(replays())
+    assert seen[0] == 0 and seen[1] == seen[2] == 8 and seen[3] > 8

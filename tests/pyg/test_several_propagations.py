@@ -101,3 +101,39 @@ def test_what_changes_is_seen_in_each(emulated, change):
                     expected = torch.autograd.grad(sum(out.square().sum() for out in layer(
                         edge_index, *leaves[:2], weight=leaves[2])), leaves)
                 assert all(close(a, b, 1e-4) for one in found for a, b in zip(one, expected))
+
+
+class OfBoth(MessagePassing):
+    """Features of both ends in a list."""
+
+    def __init__(self):
+        super().__init__(aggr="add")
+
+    def forward(self, edge_index, x):
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_j):
+        return x_j
+
+
+@pytest.mark.parametrize("change", ["source", "both the same", "a pair", "width", "gradients"])
+def test_features_in_a_list_are_remembered(emulated, change):
+    layer, edge_index, (a, b) = OfBoth(), graphs.square(), features(8, 8)
+    with emulated.on():
+        for _ in range(4):
+            layer(edge_index, [a, b])
+        assert counted(lambda: layer(edge_index, [a, b])).python <= ONCE
+        if change == "gradients":
+            a = a.clone().requires_grad_()
+        elif change == "source":
+            a += 1
+        elif change == "width":
+            a = torch.randn(graphs.N, 5)
+        given = [a, a] if change == "both the same" else (a, b) if change == "a pair" else [a, b]
+        with gnnaccel.disabled():
+            expected = layer(edge_index, given)
+        got = layer(edge_index, given)
+        assert close(got, expected, 1e-5) and got.requires_grad == expected.requires_grad
+        if change == "gradients":
+            assert close(*(torch.autograd.grad(out.pow(2).sum(), a)[0] for out in (got, expected)),
+                         1e-4)

@@ -2,6 +2,7 @@
 values and gradients against fp64, some gradients only, second derivatives."""
 from __future__ import annotations
 
+import functools
 from itertools import product
 
 import pytest
@@ -21,22 +22,27 @@ def each(x, vectors):
     return torch.stack([(x * one).sum(-1) for one in vectors])
 
 
+def compare(device, function, exactly, given, needs, cotangent, most):
+    """Results and gradients of ``function``, where ``needs`` asks for one, against those of
+    ``exactly`` in fp64."""
+    found = []
+    for dtype, one in ((torch.float32, function), (torch.float64, exactly)):
+        leaves = [t.to(device, dtype).requires_grad_(need) for t, need in zip(given, needs)]
+        out = one(*leaves)
+        out.backward(cotangent.to(device, dtype))
+        found.append([out.detach(), *(t.grad for t in leaves)])
+    for ours, exact, wanted in zip(*found, (True, *needs)):
+        assert (ours is not None) is wanted
+        assert not wanted or (ours.shape == exact.shape and relative(ours, exact) < most)
+
+
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("needs", [(True, True), (True, False), (False, True)])
 @pytest.mark.parametrize("nodes,relations,heads,c",
                          [(0, 1, 2, 4), (1, 3, 1, 1), (50, 3, 4, 5), (300, 1, 1, 16)])
 def test_values_and_gradients(device, nodes, relations, heads, c, needs):
-    given, cotangent = (rand(nodes, heads, c),
-                        rand(relations, heads, c)), rand(relations, nodes, heads)
-    found = {}
-    for dtype, function in ((torch.float32, inner_products), (torch.float64, each)):
-        leaves = [t.to(device, dtype).requires_grad_(need) for t, need in zip(given, needs)]
-        out = function(*leaves)
-        out.backward(cotangent.to(device, dtype))
-        found[dtype] = out.detach(), *(t.grad for t in leaves)
-    for ours, exact, wanted in zip(found[torch.float32], found[torch.float64], (True, *needs)):
-        assert (ours is not None) is wanted
-        assert not wanted or (ours.shape == exact.shape and relative(ours, exact) < 1e-6)
+    given = rand(nodes, heads, c), rand(relations, heads, c)
+    compare(device, inner_products, each, given, needs, rand(relations, nodes, heads), 1e-6)
 
 
 def test_no_gradient_is_asked_for():
@@ -56,7 +62,7 @@ def each_mapped(x, weights, vectors):
                       for rows, *of_type in zip(x, weights, vectors) for w, v in zip(*of_type)])
 
 
-def by_type(function, leaves):
+def by_type(function, *leaves):
     """``function`` of the leaves of several types, kind by kind."""
     types = len(leaves) // 3
     return function(*(list(leaves[at:at + types]) for at in range(0, 3 * types, types)))
@@ -71,20 +77,14 @@ def test_mapped_values_and_gradients(device, types, heads, c, needs):
     given = [*(rand(nodes, k) for nodes, _, k in types),
              *(rand(relations, heads * c, k) for _, relations, k in types),
              *(rand(relations, heads, c) for _, relations, _ in types)]
-    wanted, found = [need for need in needs for _ in types], {}
     cotangent = rand(sum(nodes * relations for nodes, relations, _ in types), heads)
-    for dtype, function in ((torch.float32, mapped_products), (torch.float64, each_mapped)):
-        leaves = [t.to(device, dtype).requires_grad_(need) for t, need in zip(given, wanted)]
-        out = by_type(function, leaves)
-        out.backward(cotangent.to(device, dtype))
-        found[dtype] = out.detach(), *(t.grad for t in leaves)
-    for ours, exact, there in zip(found[torch.float32], found[torch.float64], (True, *wanted)):
-        assert (ours is not None) is there
-        assert not there or (ours.shape == exact.shape and relative(ours, exact) < 1e-5)
+    compare(device, functools.partial(by_type, mapped_products),
+            functools.partial(by_type, each_mapped), given, [n for n in needs for _ in types],
+            cotangent, 1e-5)
 
 
 def test_mapped_first_and_second_derivatives():
     inputs = tuple(t.requires_grad_() for t in (rand(5, 4), rand(3, 2), rand(2, 6, 4),
                                                 rand(1, 6, 2), rand(2, 2, 3), rand(1, 2, 3)))
-    assert gradcheck(lambda *leaves: by_type(mapped_products, leaves), inputs)
-    assert gradgradcheck(lambda *leaves: by_type(mapped_products, leaves), inputs)
+    assert gradcheck(functools.partial(by_type, mapped_products), inputs)
+    assert gradgradcheck(functools.partial(by_type, mapped_products), inputs)

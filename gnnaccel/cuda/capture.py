@@ -75,6 +75,11 @@ def _library() -> ctypes.CDLL | None:
             and hasattr(found, "cuThreadExchangeStreamCaptureMode") else None)
 
 
+def stream(device: torch.device) -> int:
+    """The handle of torch's current stream on a device, 0 where there are no streams."""
+    return torch._C._cuda_getCurrentRawStream(device.index) if device.type == "cuda" else 0
+
+
 def finish(device: torch.device) -> None:
     """Wait for the current stream, so that whoever reads what was built, on whatever stream, finds
     it finished. Not while it is being captured, when nothing can be waited for."""

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnaccel.adapters.captured import graphs, modules
+from gnnaccel.adapters.captured import graphs, modules, threads
+from gnnaccel.cuda import capture
 from gnnaccel.dispatch.graph.tensor_ref import TensorRef, unversioned
 
 _CALLS = 2  # calls alike before one is captured
@@ -43,6 +44,7 @@ class Region:
                 modules.counted("torch.compile")
                 return form.captured.replay(tensors)
             return self._run(*given)
+        threads.called()
         if not form.again(tensors) or form.calls <= _CALLS:
             return self._run(*given)
         device = tensors[0].device
@@ -58,7 +60,7 @@ class Region:
         return self._run(*given)
 
     def _form(self, given: tuple, tensors: list[Tensor]) -> _Form:
-        key = (torch.is_grad_enabled(), *[
+        key = (torch.is_grad_enabled(), capture.stream(tensors[0].device), *[
             (one.shape, one.stride(), one.dtype, one.requires_grad) if isinstance(one, Tensor)
             else one for one in given])
         found = self._forms.get(key)

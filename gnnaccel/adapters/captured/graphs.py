@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnaccel.adapters.captured import values
+from gnnaccel.adapters.captured import threads, values
 from gnnaccel.adapters.captured.results import Refused, Tied, alike
 from gnnaccel.cuda import capture
 from gnnaccel.dispatch.run.autograd import one_by_one
@@ -79,7 +79,10 @@ class Captured:
                 stands[id(t)] = held.detach().requires_grad_() if wanted else held
         self._static = [stands[id(t)] for t in work.tensors]
         self._leaves = [*work.aliases, *[self._static[i] for i in work.inputs]]
-        with _as_before(work), _any_stream(), capture.still() as self._held:
+        if not threads.alone():
+            raise Refused("other threads call modules, too")
+        with (threads.capturing(), _as_before(work), _any_stream(),
+              capture.still() as self._held):
             start = _state(work.device)
             try:
                 self._warm_up()

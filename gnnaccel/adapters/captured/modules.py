@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable
@@ -21,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from gnnaccel.adapters.captured import graphs, values
+from gnnaccel.adapters.captured import graphs, threads, values
 from gnnaccel.adapters.captured.reads import Reads
 from gnnaccel.adapters.captured.state import Snapshot, random_state, waits
 from gnnaccel.adapters.captured.values import Unknown
@@ -42,11 +41,7 @@ DEVICES = {"cuda"}
 _log = logging.getLogger("gnnaccel")
 
 
-class _Here(threading.local):
-    inside = False
-
-
-_here = _Here()
+_here = threads.here
 _entries: dict[int, _Module] = {}
 _refused: Counter[tuple[str, str]] = Counter()
 _replays: Counter[str] = Counter()
@@ -234,7 +229,7 @@ def _key(form: Any, tensors: list[Tensor], module: nn.Module, device: torch.devi
             *[(t.shape, t.stride(), t.dtype, t.device, t.requires_grad) for t in tensors],
             torch.is_grad_enabled(), module.training, torch.is_autocast_enabled(device.type),
             torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled(),
-            torch.get_default_dtype(),
+            torch.get_default_dtype(), capture.stream(device),
             config.epoch if config is not None else 0)
 
 
@@ -244,6 +239,7 @@ def _watched(native: Callable, module: nn.Module, entry: _Module, kind: _Kind,
              given: _Call) -> Any:
     """The call, run as ever or captured now; what it shows is written down."""
     _, tensors, args, kwargs, device = given
+    threads.called()
     if not _again(kind, tensors):
         kind.forget()
         kind.tries += 1

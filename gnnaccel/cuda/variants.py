@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from gnnaccel.cuda import (additive, aggregate, edge_list, edge_softmax, extremum, gated, gated_sum,
-                           host_rows, int8_gemm, multi_reduce, multi_reduce_backward, pairwise,
-                           quantize, rectified, sddmm, segment_backward, segment_direct,
+                           host_rows, int8_gemm, multi_reduce, multi_reduce_backward, outer_sum,
+                           pairwise, quantize, rectified, sddmm, segment_backward, segment_direct,
                            segment_gemm, segment_gemm_grad, softmax_sum)
 from gnnaccel.cuda.layout import TYPES, layout_for
 from gnnaccel.cuda.segment_plan import grad_plan, product_plan
@@ -238,6 +238,8 @@ _SAMPLES = {
     "extremum": _extremum,
     "gated": _gated,
     "gated_sum": _gated_sum,
+    "outer_sum": lambda: [outer_sum.kernels(*sizes).defines for sizes in (
+        (129, 64, False), (17, 47, True), (33, 256, False), (4, 13, False))],
     "rectified": _rectified,
     "softmax_sum": _softmax_sum,
     "multi_reduce": lambda: [v.kernels.defines for v in _multi_reduce()],

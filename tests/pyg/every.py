@@ -62,6 +62,8 @@ CALLS: dict[str, tuple[Callable, Callable]] = {
     "PNAConv": (lambda: nn.PNAConv(F, 8, ["mean", "max", "std"], ["identity", "amplification"],
                                    torch.tensor([1, 3, 5, 2])), _plain),
     "EGConv": (lambda: nn.EGConv(F, 8), _plain),
+    "NNConv": (lambda: nn.NNConv(F, 8, torch.nn.Sequential(torch.nn.Linear(EDGE, 8 * F))),
+               _with_edges),
     "ChebConv": (lambda: nn.ChebConv(F, 8, 2), _weighted),
     "RGCNConv": (lambda: nn.RGCNConv(F, 8, RELATIONS), _typed),
     "RGCNConv, blocks": (lambda: nn.RGCNConv(F, 8, RELATIONS, num_blocks=2), _typed),

@@ -7,9 +7,10 @@ from itertools import product
 
 import pytest
 import torch
+from torch.nn import Linear, Sequential
 from torch_geometric.nn import (ARMAConv, FiLMConv, GATConv, GATv2Conv, GCNConv, GENConv, GINConv,
                                 GINEConv, GraphConv, HANConv, HEATConv, HGTConv, MessagePassing,
-                                PNAConv, RGATConv, RGCNConv, SAGEConv, TransformerConv)
+                                NNConv, PNAConv, RGATConv, RGCNConv, SAGEConv, TransformerConv)
 
 import gnnaccel
 from gnnaccel.adapters.pyg.propagate import calls
@@ -103,6 +104,7 @@ LAYERS = {
     "FiLMConv of one relation": (lambda: FiLMConv(WIDTH, WIDTH), plain),
     "PNAConv with edges": (lambda: PNAConv(WIDTH, WIDTH, ["mean", "max"], ["identity"],
                                            torch.ones(4).long(), edge_dim=5, towers=2), attributed),
+    "NNConv": (lambda: NNConv(WIDTH, WIDTH, Sequential(Linear(5, WIDTH * WIDTH))), attributed),
     "SAGEConv of a list": (lambda: SAGEConv(WIDTH, WIDTH, aggr=["mean", "max"]), plain),
     "SAGEConv of a deviation": (lambda: SAGEConv(WIDTH, WIDTH, aggr="std"), plain),
     "HANConv": (lambda: HANConv(hetero_graphs.WIDTH, WIDTH, METADATA, 2), by_type),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.nn import Linear
-from torch_geometric.nn import (AGNNConv, APPNP, CGConv, EdgeConv, GINEConv, HeteroLinear,
+from torch.nn import Linear, Sequential
+from torch_geometric.nn import (AGNNConv, APPNP, CGConv, EdgeConv, GINEConv, HeteroLinear, NNConv,
                                 PNAConv, RGATConv, SGConv)
 
 import gnnaccel
@@ -47,6 +47,8 @@ LAYERS = {
     "EdgeConv": (lambda: EdgeConv(Linear(2 * WIDTH, 8)), plain),
     "PNAConv": (pna, plain),
     "CGConv": (lambda: CGConv(WIDTH), plain),
+    "NNConv": (lambda: NNConv(WIDTH, 8, Sequential(Linear(WIDTH, 8 * WIDTH)), root_weight=False),
+               with_edges),
     "GINEConv": (lambda: GINEConv(Linear(WIDTH, 8)), with_edges),
     "SGConv": (lambda: SGConv(WIDTH, 8), weighted),
     "APPNP": (lambda: APPNP(2, 0.1), weighted),

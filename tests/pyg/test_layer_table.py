@@ -17,7 +17,7 @@ from gnnaccel.dispatch.policy.reasons import Reason
 #: layers whose messages kernels are written for: `test_generated_messages`,
 #: `test_generated_extrema`, `test_edge_messages` and `test_matrix_products` run them
 GENERATED = dict.fromkeys(("CGConv", "DynamicEdgeConv", "EdgeConv", "FAConv", "FeaStConv", "GMMConv",
-                           "GeneralConv", "NNConv", "PointGNNConv", "PointNetConv", "PointTransformerConv"),
+                           "GeneralConv", "PointGNNConv", "PointNetConv", "PointTransformerConv"),
                           "its aggregation, on a GPU")
 PAGE = Path(__file__).parents[2] / "docs" / "layers.md"
 HEAD = "| layer | way |\n|---|---|\n"
@@ -26,8 +26,9 @@ HEAD = "| layer | way |\n|---|---|\n"
 def way(name: str) -> str | None:
     cls = getattr(nn, name)
     if name in LAYERS:
-        return ("as a whole; with one relation its aggregation, on a GPU" if name == "FiLMConv"
-                else "as a whole")
+        return {"FiLMConv": "as a whole; with one relation its aggregation, on a GPU",
+                "NNConv": "as a whole, its sums and means; else its aggregation, on a GPU"}.get(
+                    name, "as a whole")
     if not (isinstance(cls, type) and issubclass(cls, MessagePassing)) or cls is MessagePassing:
         return None
     if "self.propagate(" not in inspect.getsource(inspect.getmodule(cls)):

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 from torch_geometric import EdgeIndex
-from torch_geometric.nn import GATConv, GATv2Conv, PNAConv, TransformerConv
+from torch_geometric.nn import GATConv, GATv2Conv, NNConv, PNAConv, TransformerConv
 
 import gnnaccel
 from gnnaccel.adapters import pyg
@@ -26,6 +26,7 @@ LAYERS = {
     "TransformerConv edges": (lambda: TransformerConv(F, 4, 2, edge_dim=EDGE), EDGE),
     "PNAConv": (lambda: PNAConv(F, 6, ["mean", "max", "std"], ["identity", "linear"], DEGREES,
                                 edge_dim=EDGE, towers=2), EDGE),
+    "NNConv": (lambda: NNConv(F, 6, torch.nn.Sequential(torch.nn.Linear(EDGE, F * 6))), EDGE),
 }
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch_geometric.nn import (FiLMConv, GATConv, GATv2Conv, GCNConv, GINConv, GraphConv, HANConv,
-                                HEATConv, HeteroConv, HeteroLinear, HGTConv, PNAConv, RGATConv,
+                                HEATConv, HeteroConv, HeteroLinear, HGTConv, NNConv, PNAConv, RGATConv,
                                 RGCNConv, SAGEConv, TransformerConv)
 
 from gnnaccel.dispatch.memory.layer_memory import memories
@@ -90,6 +90,9 @@ CASES = {
     "PNAConv": Case(lambda: PNAConv(F, 4, ["mean", "max", "std"], ["identity", "amplification"],
                                     torch.tensor([1, 3, 5])),
                     lambda: attributed()[:2]),
+    "NNConv": Case(lambda: NNConv(F, 4, nn.Sequential(nn.Linear(5, 7), nn.ReLU(),
+                                                      nn.Linear(7, F * 4))), attributed,
+                   dict(root_weight=False, aggr_module=nn.Identity())),
     "HGTConv": Case(lambda: HGTConv(hetero_graphs.WIDTH, 8, METADATA, 2), by_type),
     "HANConv": Case(lambda: HANConv(hetero_graphs.WIDTH, 8, METADATA, 2), by_type,
                     dict(negative_slope=0.9, dropout=1.0)),

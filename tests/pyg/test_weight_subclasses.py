@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch_geometric.nn import (CGConv, EdgeConv, FiLMConv, GATConv, GATv2Conv, HANConv, HEATConv,
-                                HeteroConv, HGTConv, MessagePassing, PNAConv, ResGatedGraphConv,
+                                HeteroConv, HGTConv, MessagePassing, NNConv, PNAConv, ResGatedGraphConv,
                                 RGCNConv)
 
 import gnnaccel
@@ -46,12 +46,14 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "HGTConv": lambda: HGTConv(F, 8, (list(KINDS), RELATIONS), heads=2), "Mapping": Mapping,
     "GATConv": lambda: GATConv(F, 4, heads=2), "GATv2Conv": lambda: GATv2Conv(F, 4, heads=2),
     "RGCNConv": lambda: RGCNConv(F, 6, 3),
+    "NNConv": lambda: NNConv(F, 3, nn.Sequential(nn.Linear(EDGE, 5), nn.ReLU(),
+                                                 nn.Linear(5, F * 3))),
     "HANConv": lambda: HANConv(F, 8, (list(KINDS), RELATIONS), heads=2),
     "HeteroConv": lambda: HeteroConv({one: GATConv((F, F), 4, add_self_loops=False)
                                       for one in RELATIONS})}
 #: called with dictionaries
 OF_TYPES = ("HGTConv", "HANConv", "HeteroConv")
-WITH_EDGES = ("PNAConv", "CGConv", "HEATConv", "ResGatedGraphConv")
+WITH_EDGES = ("PNAConv", "CGConv", "HEATConv", "ResGatedGraphConv", "NNConv")
 PARTS = [("PNAConv", "pre_nns.0.0", "weight"), ("PNAConv", "edge_encoder", "weight"),
          ("FiLMConv", "lins.0", "weight"), ("FiLMConv", "films.0", "weight"),
          ("CGConv", "lin_f", "weight"), ("HEATConv", "lin", "weight"),
@@ -60,7 +62,8 @@ PARTS = [("PNAConv", "pre_nns.0.0", "weight"), ("PNAConv", "edge_encoder", "weig
          ("HGTConv", "kqv_lin.lins.a", "weight"), ("HGTConv", "k_rel", "weight"),
          ("Mapping", "lin", "weight"), ("Mapping", "lin", "bias"),
          ("GATConv", "", "att_src"), ("GATv2Conv", "", "att"), ("RGCNConv", "", "weight"),
-         ("HANConv", "lin_src", "b__in__b"), ("HeteroConv", "convs.<b___in___b>", "att_src")]
+         ("NNConv", "nn.0", "weight"), ("NNConv", "nn.2", "weight"), ("NNConv", "nn.2", "bias"),
+         ("NNConv", "", "bias"), ("HANConv", "lin_src", "b__in__b"), ("HeteroConv", "convs.<b___in___b>", "att_src")]
 CASES = pytest.mark.parametrize("name,part,parameter", PARTS)
 
 

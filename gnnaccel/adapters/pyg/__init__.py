@@ -35,6 +35,7 @@ LAYERS = {
     "FiLMConv": ("layers.film", -2),
     "HEATConv": ("layers.heat", 0),
     "PNAConv": ("layers.pna", 0),
+    "NNConv": ("layers.nn_conv", -2),
 }
 
 _scripting = threading.RLock()

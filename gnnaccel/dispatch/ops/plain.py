@@ -13,12 +13,12 @@ from torch import Tensor
 from gnnaccel.cuda import driver
 from gnnaccel.dispatch.graph import cache
 from gnnaccel.dispatch.graph.view import GraphView
-from gnnaccel.dispatch.ops import gated_sums, neighbours, several
+from gnnaccel.dispatch.ops import gated_sums, neighbours, outer_sums, several
 from gnnaccel.dispatch.ops.graph import JoinedGraph, OpGraph
 
 #: what there is to compute, by name
 OPERATIONS = {"sum": neighbours, "max": neighbours, "gated": gated_sums, "several": several,
-              "several with edges": several}
+              "several with edges": several, "outer": outer_sums}
 
 
 class PlainRequest(NamedTuple):

@@ -10,6 +10,7 @@ import torch
 
 from gnnaccel.cuda.layout import MAX_WIDTH, TYPES
 from gnnaccel.dispatch.ir import patterns
+from gnnaccel.dispatch.ops import outer_sums
 from gnnaccel.dispatch.ops.plain import PlainRequest, operation
 from gnnaccel.dispatch.plan import compiling, cost
 from gnnaccel.dispatch.plan.compiling import device_reason
@@ -151,14 +152,18 @@ def _plain_cuda_reasons(request: PlainRequest, config: Config) -> list[Reason]:
     return why or _there(("plain", *form), lambda: operation(request.reduce).prepare(*form), config)
 
 
-def _plain_once(ours: bool) -> Callable[[PlainRequest], float | None]:
-    return lambda request: cost.once(request, ours, request.parts,
-                                     request.width << request.edge_bits)
+def _plain_seconds(ours: bool) -> Callable[[PlainRequest], float | None]:
+    def seconds(request: PlainRequest) -> float | None:
+        if operation(request.reduce) is outer_sums:
+            return cost.outer(request, ours)
+        return cost.once(request, ours, request.parts, request.width << request.edge_bits)
+
+    return seconds
 
 
-native_plain = _plain_once(False)
-# costs over known graphs are unknown: on a GPU that pays, on a CPU the host's kernels are as good
+native_plain = _plain_seconds(False)
+# most have no price over known graphs: on a GPU that pays, on a CPU the host's kernels are as good
 PLAIN = (
-    Candidate("fused aggregation", "cuda", _plain_cuda_reasons, _plain_once(True)),
+    Candidate("fused aggregation", "cuda", _plain_cuda_reasons, _plain_seconds(True)),
     Candidate("torch operations", "torch", _torch_reasons, lambda request: None),
 )

@@ -15,6 +15,7 @@ import torch
 
 from gnnaccel.dispatch.ir import patterns
 from gnnaccel.dispatch.ir.patterns import Attention
+from gnnaccel.dispatch.ops import outer_sums
 from gnnaccel.dispatch.plan.request import Request
 from gnnaccel.dispatch.policy import calibration
 
@@ -168,6 +169,15 @@ def once(request: Any, ours: bool, relations: int, numbers: float) -> float | No
         return None
     *host, device = (*rates[mode(request)][ours], 0.0)[:4]
     return max(line(host, 1, relations, numbers), device * numbers)
+
+
+def outer(request: Any, ours: bool) -> float | None:
+    """Seconds of sums of outer products (`outer_sums`), by us or of the host's matrices for each
+    edge; None on a CPU, where the host's own code is as good."""
+    if request.device != "cuda":
+        return None
+    found = constants()
+    return outer_sums.seconds(request, ours, found["aggregation"]["cuda"]["outer"], found["cuda"])
 
 
 def _numbers(request: Request) -> int:

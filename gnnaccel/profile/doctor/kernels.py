@@ -19,7 +19,7 @@ from gnnaccel.cuda.segment_plan import Segments
 from gnnaccel.dispatch.graph.view import GraphView
 from gnnaccel.dispatch.ir import attention_programs, patterns
 from gnnaccel.dispatch.ops import (aggregation, aggregation_messages, aggregation_softmax, calls,
-                                   gated_sums, multi_reduce, operands)
+                                   multi_reduce, operands, outer_sums, plain)
 from gnnaccel.dispatch.ops.aggregation import Aggregation
 from gnnaccel.dispatch.ops.aggregation_means import Softmax
 from gnnaccel.dispatch.ops.call import OpCall
@@ -254,15 +254,20 @@ def _blend_grad(case: Case) -> Iterator[tuple[str, float]]:
     yield "blend_grad", max(error(sums, exact), error(d_rest, kept.unsqueeze(1) * grad.double()))
 
 
-def _gated(case: Case) -> Iterator[tuple[str, float]]:
-    rows = dict(left=case.nodes, right=case.nodes, edge=len(case.dst), values=case.nodes)
-    tensors = {name: case.normal(count, 24) for name, count in rows.items()}
+def _of_layers(case: Case) -> Iterator[tuple[str, float]]:
+    edges, nodes = len(case.dst), case.nodes
+    for family, reduce, rows in (
+            ("gated", "gated", dict(left=nodes, right=nodes, edge=edges, values=nodes)),
+            ("outer_sum", outer_sums.Form(True, 24, True, 8).name, dict(x=nodes, edge=edges))):
+        tensors = {name: case.normal(count, 24) for name, count in rows.items()}
 
-    def by(way: Callable) -> Function:
-        return lambda inputs: torch.cat(way(case.graph, "gated", *inputs.values()))
+        def by(way: Callable, reduce: str = reduce) -> Function:
+            return lambda inputs: torch.cat([*way(case.graph, reduce,
+                                               *inputs.values())])
 
-    yield "gated", max(_differentiated(case, tensors, by(gated_sums.by_kernels),
-                                       by(gated_sums.by_operations)))
+        module = plain.operation(reduce)
+        yield family, max(_differentiated(case, tensors, by(module.by_kernels),
+                                          by(module.by_operations)))
 
 
 def _messages(case: Case) -> Iterator[tuple[str, float]]:
@@ -360,7 +365,8 @@ CHECKS: tuple[tuple[tuple[str, ...], Check], ...] = (
     (("aggregate", "extremum", "sddmm", "edge_softmax"), _operations),
     (("edge_list",), _edge_list),
     (("segment_direct", "segment_gemm", "segment_gemm_grad", "segment_backward"), _segments),
-    (("blend_grad",), _blend_grad), (("gated",), _gated), (("gated_sum", "rectified"), _messages),
+    (("blend_grad",), _blend_grad), (("gated", "outer_sum"), _of_layers),
+    (("gated_sum", "rectified"), _messages),
     (("softmax_sum",), _softmax_sum), (("multi_reduce", "multi_reduce_backward"), _multi_reduce),
     (("quantize", "int8_gemm"), _int8))
 

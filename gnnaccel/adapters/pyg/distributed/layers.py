@@ -10,7 +10,7 @@ from gnnaccel.dispatch.policy.reasons import Reason, reason
 
 #: called with (sources, destinations): their adapters have kernels for that, and RGCN's forward
 #: would send rows once a relation
-BIPARTITE = ("GATConv", "GATv2Conv", "TransformerConv", "RGCNConv", "FastRGCNConv")
+BIPARTITE = ("GATConv", "GATv2Conv", "TransformerConv", "RGCNConv", "FastRGCNConv", "NNConv")
 #: called with dictionaries by type of nodes and of edges; own and halo rows are their nodes
 TYPED = ("HGTConv",)
 #: over parts they run natively, and write rows for edges

@@ -1,0 +1,123 @@
+"""NNConv without the matrices of its edges.
+
+The network of the edges ends in a linear map, so a message is x_j times a matrix that is linear in
+the features h before that map. Sums over neighbours are then linear in the sums of the outer
+products of h and x_j (`outer_sums`): one product per node instead of a matrix for each edge. Layers
+with other networks or aggregations pass messages as any other layer does.
+"""
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnnaccel.adapters.pyg import calls, edges, guards
+from gnnaccel.dispatch.ops.outer_sums import MOST, Form
+from gnnaccel.dispatch.ops.plain import PlainInputs, PlainSpec
+from gnnaccel.dispatch.policy.reasons import Reason, reason
+
+AGGREGATIONS = ("SumAggregation", "MeanAggregation")
+FIELDS = ("in_channels_l", "out_channels", "root_weight")
+_ARGUMENTS = ("x", "edge_index"), ("edge_attr", "size")
+#: modules that make one row of each row, or what torch raises for
+_BY_ROW = frozenset(f"torch.nn.modules.{name}" for name in (
+    "activation", "batchnorm", "dropout", "linear", "normalization"))
+
+
+def propagates(layer: Any) -> bool:
+    nn = layer._modules.get("nn")
+    return (type(layer._modules.get("aggr_module")).__name__ not in AGGREGATIONS
+            or type(nn) is not torch.nn.Sequential or not nn._modules)
+
+
+def state(layer: Any, args: tuple, kwargs: dict) -> tuple[PlainSpec, PlainInputs] | Reason:
+    bound = calls.bind(args, kwargs, *_ARGUMENTS)
+    if bound is None:
+        return reason("GA206", "the arguments do not fit NNConv.forward")
+    x, edge_index, edge_attr, size = bound
+    pair = not isinstance(x, Tensor)
+    if pair and not (isinstance(x, (tuple, list)) and len(x) == 2):
+        return reason("GA206", f"x is a {type(x).__name__}")
+    x_src, x_dst = x if pair else (x, x)
+    why = (guards.features_reason(x_src) or guards.features_reason(x_dst, "x[1]")
+           or _maps_reason(layer, x_src))
+    if why is not None:
+        return why
+    num_src, num_dst = x_src.shape[0], x_dst.shape[0]
+    if size is not None and tuple(size) != (num_src, num_dst):
+        return reason("GA206",
+                      f"size={tuple(size)} does not fit features of {num_src} and {num_dst} nodes")
+    plain = edges.plain(edge_index, num_src, num_dst, x_src.device)
+    if type(plain) is Reason:
+        return plain
+    why = guards.edge_reason(edge_attr, plain.shape[1], x_src)
+    if why is None and edge_attr.dim() != 2:
+        why = reason("GA206", f"edge_attr is {list(edge_attr.shape)}")
+    if why is not None:
+        return why
+    last = layer.nn[-1]
+    form = Form(type(layer.aggr_module).__name__ == "MeanAggregation", last.weight.shape[1],
+                last.bias is not None, layer.out_channels)
+    stated = PlainSpec("NNConv", form.name, False, x_src.shape[1], x_src.dtype, num_src, num_dst,
+                       plain.shape[1], False)
+    return stated, PlainInputs(plain, x_src.device, (x_src, x_dst, edge_attr))
+
+
+def again(layer: Any, args: tuple, kwargs: dict, kept: None) -> PlainInputs:
+    x, edge_index, edge_attr, _ = calls.bound(args, kwargs, *_ARGUMENTS)
+    x_src, x_dst = x if isinstance(x, tuple) else (x, x)
+    return PlainInputs(edge_index, x_src.device, (x_src, x_dst, edge_attr))
+
+
+def resized(stated: PlainSpec, given: PlainInputs) -> PlainSpec | None:
+    (x_src, x_dst, edge_attr), edge_index = given.operands, given.edge_index
+    num_src, num_dst, count = x_src.shape[0], x_dst.shape[0], edge_index.shape[1]
+    if (edges.plain(edge_index, num_src, num_dst, x_src.device) is not edge_index
+            or edge_attr.shape[0] != count):
+        return None
+    return PlainSpec(stated.native, stated.reduce, stated.weighted, stated.width, stated.row,
+                     num_src, num_dst, count, stated.on_cpu)
+
+
+def _maps_reason(layer: Any, x: Tensor) -> Reason | None:
+    """Why the network of the edges is none that the sums are linear in the features of, or does not
+    fit ``x``."""
+    nn = layer.nn
+    if not guards.plain(nn, torch.nn.Sequential):
+        return reason("GA208", "nn is watched, or has functions of its own")
+    *before, last = nn
+    if not (guards.plain_linear(last) or guards.plain(last, torch.nn.Linear)):
+        return reason("GA208", f"the last map of nn is a {type(last).__name__}, with hooks, lazy "
+                      "or of another class")
+    other = next((one for one in before if type(one).__module__ not in _BY_ROW
+                  and not guards.plain_linear(one)), None)
+    if other is not None:
+        return reason("GA208", f"nn has a {type(other).__name__}")
+    if torch.is_autocast_enabled(x.device.type):
+        return reason("GA203", "autocast is on", "call the layer outside of autocast")
+    if x.dtype is not torch.float32 or last.weight.dtype is not torch.float32:
+        return reason("GA203", f"x is {x.dtype}, the layer's weights are {last.weight.dtype}; "
+                      "the kernels take torch.float32")
+    width = layer.in_channels_l
+    if x.shape[1] != width or last.weight.shape[0] != width * layer.out_channels:
+        return reason("GA206", f"x has {x.shape[1]} channels, nn makes {last.weight.shape[0]} "
+                      f"numbers for {width} x {layer.out_channels}")
+    if width > MOST:
+        return reason("GA207", f"{width} channels; the kernels take up to {MOST}")
+    return None
+
+
+def run(layer: Any, stated: PlainSpec, given: PlainInputs, attend: Any) -> Tensor:
+    x_src, x_dst, features = given.operands
+    *before, last = layer.nn
+    for module in before:
+        features = module(features)
+    sums = attend({"x": x_src, "edge": features})  # [num_dst, terms, in_channels]
+    maps = last.weight.t()  # [K, in_channels * out_channels]
+    if last.bias is not None:
+        maps = torch.cat([maps, last.bias.unsqueeze(0)])
+    out = sums.flatten(1) @ maps.reshape(-1, layer.out_channels)
+    if layer.root_weight:
+        out = out + layer.lin(x_dst)
+    return out if layer.bias is None else out + layer.bias

@@ -135,7 +135,7 @@ def plain_linear(module: Any) -> bool:
         if type(parameters[name]) not in ORDINARY:
             return False
     if ("weight" in own and type(own["weight"]) not in ORDINARY
-            or "bias" in own and type(own["bias"]) not in ORDINARY):
+            or "bias" not in parameters):  # a buffer, or an attribute
         return False
     return not _any_global_hook() and forward_is_own(_linear)
 
@@ -156,7 +156,7 @@ def plain_linears(modules: Iterable[Any]) -> bool:
             if type(parameters[name]) not in ORDINARY:
                 return False
         if ("weight" in own and type(own["weight"]) not in ORDINARY
-                or "bias" in own and type(own["bias"]) not in ORDINARY):
+                or "bias" not in parameters):  # a buffer, or an attribute
             return False
     return not _any_global_hook() and forward_is_own(cls)
 

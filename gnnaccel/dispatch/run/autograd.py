@@ -157,9 +157,25 @@ def one_by_one(backward: Callable[..., Tensors]) -> Callable[..., Tensors]:
     def run(ctx: Any, *grads: Tensor | None) -> Tensors:
         if not any(map(_is_batched, grads)):
             return backward(ctx, *_resolved(grads))
-        return tuple(_one_by_one(functools.partial(backward, ctx), grads))
+        return tuple(_one_by_one(functools.partial(backward, _Read(ctx)), grads))
 
     return run
+
+
+class _Read:
+    """A node's ``ctx`` for several backwards: a checkpoint hands out no saved tensor twice."""
+
+    def __init__(self, ctx: Any):
+        self.__dict__["_ctx"] = ctx
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._ctx, name)
+        if name == "saved_tensors":
+            self.__dict__[name] = found
+        return found
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._ctx, name, value)
 
 
 def gradients(function: Callable[..., Any], inputs: Tensors, needs: Sequence[bool], grads: Tensors,

@@ -83,14 +83,14 @@ MOST: dict[str, dict[str, tuple[int, int]]] = {
     "ARMAConv": {"kernels": (72, 170), "known": (184, 384), "new": (168, 276)},
     "DGL GATConv": {"kernels": (59, 95), "known": (138, 193), "new": (184, 255)},
     "DGL HGTConv": {"kernels": (130, 347), "known": (402, 324), "new": (448, 387)},
-    "DGL GraphConv": {"kernels": (52, 58), "known": (120, 80), "new": (160, 128)},
+    "DGL GraphConv": {"kernels": (52, 59), "known": (120, 80), "new": (160, 128)},
 }
 #: layer -> the same of eight calls by kernels over graphs that are new each time, and of other
 #: sizes: in inference, and in training with backward. "list": that sum their lists of edges as they
 #: are
 FRESH: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {
     "GATConv": ((714, 1122), (1130, 1834)),
-    "TransformerConv": ((812, 1318), (1460, 2675)),
+    "TransformerConv": ((812, 1320), (1460, 2675)),
     "GCNConv": ((827, 1280), (1361, 1989)),
     "SAGEConv": ((587, 916), (1105, 1502)),
     "GINConv": ((587, 916), (1041, 1438)),
@@ -103,8 +103,8 @@ FRESH: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {
     "a user's": ((587, 855), (1049, 1393)),
     "a user's generated": ((842, 1331), (1472, 2061)),
     "NNConv": ((845, 1371), (1523, 2129)),
-    "PNAConv with edges": ((1007, 2217), (1789, 3250)),
-    "GATv2Conv": ((876, 1537), (1524, 2959)),
+    "PNAConv with edges": ((1007, 2225), (1789, 3250)),
+    "GATv2Conv": ((876, 1539), (1524, 2959)),
     "GCNConv, list": ((368, 720), (480, 1000)),
     "SAGEConv, list": ((248, 568), (368, 824)),
     "GINConv, list": ((208, 496), (328, 736)),

@@ -133,8 +133,10 @@ def _decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict
     entry = settings.asked(layer, config)
     use: Any = None if entry is None else quantized.chosen(layer, entry, config, stated, plan)
     if plan.route != "native":
-        return _by_plan(layer, adapter, args, kwargs, config, stated, given, plan, made, entry, use,
-                        like, memory, start)
+        out = _by_plan(layer, adapter, args, kwargs, config, stated, given, plan, made, entry, use,
+                       like, memory, start)
+        # no view: those made without gradients cannot be changed in place with
+        return out if grad or type(out) is not Tensor or not out._is_view() else out.detach()
     if entry is not None:
         entry.fell_back(use)
     if not settings.learning(use) and not capture.capturing():

@@ -184,9 +184,9 @@ def _plain() -> Iterator[Case]:
     yield "PNAConv", "`edge_attr`", _pna(edge_dim=4), (x, edges, torch.randn(_E, 4)), {}
     yield "PNAConv", "float64", _pna().double(), (x.double(), edges), {}
     attr, net = torch.randn(_E, 4), torch.nn.Sequential(torch.nn.Linear(4, _F * 8))
-    for option, given in (("as constructed", {}), ("`aggr='max'`", dict(aggr="max")),
-                          ("`nn` that is no `Sequential`", dict(nn=net[0]))):
-        yield "NNConv", option, nn.NNConv(_F, 8, **{"nn": net, **given}), (x, edges, attr), {}
+    for option, made, aggr in (("as constructed", net, "add"), ("`aggr='max'`", net, "max"),
+                               ("`nn` that is no `Sequential`", net[0], "add")):
+        yield "NNConv", option, nn.NNConv(_F, 8, made, aggr), (x, edges, attr), {}
 
 
 def _more_than_neighbours(x: Any, edges: Any) -> Iterator[Case]:

@@ -98,8 +98,7 @@ def remember(layer: Any, adapter: Any, args: tuple, kwargs: dict, config: Config
     The call as `Exact.bound` has it, None where it cannot be bound. Nothing is kept where the
     layer's calls are hardly repeated (`LayerMemory.keeps`), where the adapter has no key for the
     call, where its graph is none of its arguments, or of a ``quantized`` call that is no plain one.
-    ``like``: the kept call as which it was stated, whose bound call may serve; ``memory``: the
-    layer's, None where it had none before.
+    ``like``: the kept call as which it was stated, whose bound call may serve; ``memory``: if any.
     """
     keeps = memory is None or memory.keeps(stated.held(call.graph))
     binds = adapter.bind is not None and plan.route == "cuda" and not quantized
@@ -288,9 +287,8 @@ def fast_path(layer: Any, adapter: Any, native: Callable, args: tuple, kwargs: d
     what ``native`` comes to where nothing in it is taken over, if it says so.
     """
     entry = memories.entries.get(id(layer))
-    if entry is None or entry[0]() is not layer or records.sinks:  # the short ways tell nothing
-        return MISSED
-    if capture.capturing():  # what earlier calls showed need not hold for what replays find
+    if (entry is None or entry[0]() is not layer or records.sinks  # the short ways tell nothing
+        or capture.capturing()):  # what earlier calls showed need not hold for what replays find
         return MISSED
     memory = entry[1]
     # `mode_of`, without its call
@@ -313,7 +311,9 @@ def fast_path(layer: Any, adapter: Any, native: Callable, args: tuple, kwargs: d
                 bound = exact.bound
                 if bound is not None and bound.valid():
                     return bound(args[0], held)
-                return exact.repeat(layer, adapter, args, kwargs, held)
+                out = exact.repeat(layer, adapter, args, kwargs, held)  # as `_decide` does
+                as_is = mode & 1 or type(out) is not Tensor or not out._is_view()
+                return out if as_is else out.detach()
         exact = exact.older
     if _tracing() is not None:  # a tracer would write the comparisons down
         return MISSED

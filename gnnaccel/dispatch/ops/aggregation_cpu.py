@@ -51,7 +51,9 @@ def run(graph: OpGraph, given: Aggregation) -> Tensor:
             segments, weight.flatten(1), given.x.flatten(1, -2)))
     if given.reduce == "mean":
         out = out * view.inverse_degree(out.dtype).unsqueeze(1)
-    return out.view(-1, *given.shape)
+    out = out.view(-1, *given.shape)
+    # no view: those made without gradients cannot be changed in place with
+    return out if torch.is_grad_enabled() else out.detach()
 
 
 def _by_head(segments: Segments, weight: Tensor, x: Tensor) -> Tensor:

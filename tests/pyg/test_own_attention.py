@@ -336,3 +336,33 @@ def test_modules_that_are_changed(emulated, monkeypatch, change, when):
     expected = layer(x, ei)
     with emulated.on(on_fallback="native"):
         assert close(layer(x, ei), expected)
+
+
+# --- 16 bits --------------------------------------------------------------------------------------
+
+class SideBySide(Linear):
+    """The host rounds the score once, which says on which side of 0 it lies."""
+
+    def __init__(self, slope):
+        super().__init__(WIDTH, 8)
+        self.score, self.slope = nn.Linear(2 * WIDTH, 1), slope
+
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_i, x_j, index):
+        alpha = self.score(torch.cat([x_i, x_j], dim=-1))
+        if self.slope is not None:
+            alpha = F.leaky_relu(alpha, self.slope)
+        return x_j * softmax(alpha, index)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_bent_products_of_both_ends_in_16_bits(route, dtype):
+    def taken(layer, dtype):
+        x, ei = graphs.features().to(route.device, dtype), graphs.square().to(route.device)
+        return routes(route, layer.to(route.device, dtype), x, ei, on_fallback="native")
+
+    assert taken(SideBySide(0.2), dtype) == {"native"}
+    assert taken(SideBySide(0.2), torch.float32) == {route.backend}
+    assert taken(SideBySide(None), dtype) == {route.backend}

@@ -248,12 +248,13 @@ def _negated(node: Any) -> Any:
 
 
 class Ends(Value):
-    """A sum of rows of both ends, and of the edge; ``parts`` by end."""
+    """A sum of rows of both ends, and of the edge; ``parts`` by end. ``once``: the host adds up
+    with one rounding, in one product, where these parts are rounded each."""
 
     rank = 2
 
-    def __init__(self, parts: dict[str, Node]):
-        self.parts = parts
+    def __init__(self, parts: dict[str, Node], once: bool = False):
+        self.parts, self.once = parts, once
         if parts:
             try:
                 self.meta = sum(part.meta for part in parts.values())  # type: ignore[assignment]
@@ -265,7 +266,7 @@ class Ends(Value):
         for end, part in (other.parts if isinstance(other, Ends) else {other.end: other}).items():
             parts[end] = (part if end not in parts
                           else _call("add", operator.add, (parts[end], part), {}))
-        return Ends(parts)
+        return Ends(parts, self.once or isinstance(other, Ends) and other.once)
 
     def mapped(self, function: Callable, args: tuple, kwargs: dict) -> Ends:
         """A linear operation of each part."""
@@ -274,7 +275,7 @@ class Ends(Value):
             raise Unseen
         return Ends({end: Node(end, maker(function, (part, *args), kwargs),
                                applied(function, (part, *args), kwargs))
-                     for end, part in self.parts.items()})
+                     for end, part in self.parts.items()}, self.once)
 
     def operate(self, name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
         if name in ("add", "sub") and all(isinstance(a, (Ends, Node)) for a in args):
@@ -284,6 +285,8 @@ class Ends(Value):
         if name == "mul" and all(isinstance(a, (Ends, Node)) for a in args):
             return _product(*args)
         if name == "leaky_relu" or name == "relu":
+            if self.once and self.meta.element_size() == 2:
+                raise Unseen  # the sign, and so the slope, would be another far from zero, too
             from gnnaccel.adapters.pyg.propagate.traced_scores import Bent
 
             slope = 0.0 if name == "relu" else _slope(args[1:], kwargs)
@@ -297,9 +300,7 @@ class Ends(Value):
 
 
 def _all_negated(value: Any) -> Any:
-    if isinstance(value, Node):
-        return _negated(value)
-    return value.mapped(operator.neg, (), {})
+    return _negated(value) if isinstance(value, Node) else value.mapped(operator.neg, (), {})
 
 
 def with_first(function: Callable, value: Value, args: tuple) -> tuple[Callable, tuple]:
@@ -334,7 +335,7 @@ def _biased(ends: Ends, bias: Any) -> Ends:
     first = next(iter(ends.parts))
     parts = dict(ends.parts)
     parts[first] = _call("add", operator.add, (parts[first], bias), {})
-    return Ends(parts)
+    return Ends(parts, ends.once)
 
 
 class Cat(Value):
@@ -352,25 +353,24 @@ class Cat(Value):
     def operate(self, name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
         if name == "linear":
             weight, bias = (*args[1:], *kwargs.values(), None)[:2]
-            found = Ends({})
-            for part, w in zip(self.parts, self._cut(weight, -1)):
-                found = found.plus(_call("linear", F.linear, (part, w), {}))
+            found = self._added("linear", F.linear, zip(self._cut(weight, -1)), {})
             return found if bias is None else _biased(found, bias)
         function, rest = with_first(function, self, args)
         if name == "mul" and isinstance(rest[0], Param):
             return Cat([_call("mul", operator.mul, (part, w), {})
                         for part, w in zip(self.parts, self._cut(rest[0], -1))])
         if name == "matmul" and isinstance(rest[0], Param):
-            found = Ends({})
-            for part, w in zip(self.parts, self._cut(rest[0], -2 if rest[0].dim() > 1 else 0)):
-                found = found.plus(_call("matmul", torch.matmul, (part, w), {}))
-            return found
+            dim = -2 if rest[0].dim() > 1 else 0
+            return self._added("matmul", torch.matmul, zip(self._cut(rest[0], dim)), {})
         if name == "sum" and (rest or tuple(kwargs.values()))[:1] == (-1,):
-            found = Ends({})
-            for part in self.parts:
-                found = found.plus(_call("sum", Tensor.sum, (part, *rest), kwargs))
-            return found
+            return Ends(self._added("sum", Tensor.sum, [rest] * len(self.parts), kwargs).parts)
         raise Unseen
+
+    def _added(self, name: str, function: Callable, rest: Any, kwargs: dict) -> Ends:
+        found = Ends({}, once=True)
+        for part, more in zip(self.parts, rest):
+            found = found.plus(_call(name, function, (part, *more), kwargs))
+        return found
 
     def _cut(self, weight: Any, dim: int) -> list[Any]:
         widths = [part.meta.shape[-1] for part in self.parts]

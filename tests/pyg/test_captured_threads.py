@@ -9,8 +9,7 @@ import pytest
 import torch
 
 import gnnaccel
-from gnnaccel.adapters.captured import threads
-from gnnaccel.cuda import capture
+from gnnaccel.adapters.captured import streams, threads
 from tests.pyg.recorded import recorded  # noqa: F401
 from tests.pyg.test_captured import Net, given, on, refused, replays, same, step  # noqa: F401
 
@@ -42,23 +41,21 @@ def test_threads_that_have_ended(on):
     assert replays() == 4 and threads.alone()
 
 
-def test_each_stream_has_a_capture_of_its_own(on, monkeypatch):
-    """Replays of one capture on two streams at once would write into the same memory."""
-    current = [1]
-    monkeypatch.setattr(capture, "stream", lambda device: current[0])
+def test_a_replay_waits_for_one_on_another_stream(on, monkeypatch):
+    """Both use the memory of the capture, and cuBLAS's workspace for it."""
+    current, told = [0], []
+    monkeypatch.setattr(streams, "stream_of", lambda device: current[0])
+    monkeypatch.setattr(streams, "_wait", lambda device, event: told.append((current[0], event)))
+    monkeypatch.setattr(streams, "_event", lambda device: f"after {current[0]}")
+    monkeypatch.setattr(streams, "_last", {})
     model, args = Net(), given()
     for _ in range(6):
         step(model, *args)
-    before = replays()
-    assert before
-    current[0] = 2
-    step(model, *args)
-    assert replays() == before
-    for _ in range(5):
+    assert replays() and not told
+    for number in (1, 1, 2, 0):
+        current[0] = number
         step(model, *args)
-    current[0] = 1
-    step(model, *args)
-    assert replays() > before + 2
+    assert told == [(1, None), (2, "after 1"), (0, "after 2")]
 
 
 @pytest.mark.gpu

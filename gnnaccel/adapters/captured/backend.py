@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters.captured import graphs, modules, threads
-from gnnaccel.cuda import capture
 from gnnaccel.dispatch.graph.tensor_ref import TensorRef, unversioned
 
 _CALLS = 2  # calls alike before one is captured
@@ -60,7 +59,7 @@ class Region:
         return self._run(*given)
 
     def _form(self, given: tuple, tensors: list[Tensor]) -> _Form:
-        key = (torch.is_grad_enabled(), capture.stream(tensors[0].device), *[
+        key = (torch.is_grad_enabled(), *[
             (one.shape, one.stride(), one.dtype, one.requires_grad) if isinstance(one, Tensor)
             else one for one in given])
         found = self._forms.get(key)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from gnnaccel.adapters.captured import threads, values
 from gnnaccel.adapters.captured.results import Refused, Tied, alike
+from gnnaccel.adapters.captured.streams import in_turn
 from gnnaccel.cuda import capture
 from gnnaccel.dispatch.run.autograd import one_by_one
 
@@ -204,15 +205,16 @@ class Captured:
 
     def replay(self, tensors: list[Tensor]) -> Any:
         """The result of the call with these arguments."""
-        for held, given in zip(self._copies, tensors):
-            if held is not None:
-                held.copy_(given.detach())
-        if not self._work.grad:
-            self._forward()
-            found = iter([o.clone() for o in self._outs])
-        else:
-            found = iter(_Replay.apply(self, tensors, *self._work.parameters,
-                                       *[tensors[i] for i in self._work.inputs]))
+        with in_turn(self._work.device):
+            for held, given in zip(self._copies, tensors):
+                if held is not None:
+                    held.copy_(given.detach())
+            if not self._work.grad:
+                self._forward()
+                found = iter([o.clone() for o in self._outs])
+            else:
+                found = iter(_Replay.apply(self, tensors, *self._work.parameters,
+                                           *[tensors[i] for i in self._work.inputs]))
         return values.together(self._form, found)
 
     def _handed_out(self) -> list[Tensor | None]:
@@ -254,13 +256,14 @@ class _Replay(torch.autograd.Function):
             _ = ctx.saved_tensors  # raises torch's error
         if torch.is_grad_enabled():
             return None, None, *_recomputed(captured, ctx.tensors, given)
-        for held, g in zip(captured._grads, given):
-            if g is None:
-                held.zero_()
-            else:
-                held.copy_(g)
-        captured._backward()
-        found = captured._handed_out()
+        with in_turn(captured._work.device):
+            for held, g in zip(captured._grads, given):
+                if g is None:
+                    held.zero_()
+                else:
+                    held.copy_(g)
+            captured._backward()
+            found = captured._handed_out()
         if any(g is None for g in given):
             # what no used result depends on has no gradient, as without a capture
             used = [r for g, r in zip(given, captured._reaches) if g is not None]

@@ -229,7 +229,7 @@ def _key(form: Any, tensors: list[Tensor], module: nn.Module, device: torch.devi
             *[(t.shape, t.stride(), t.dtype, t.device, t.requires_grad) for t in tensors],
             torch.is_grad_enabled(), module.training, torch.is_autocast_enabled(device.type),
             torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled(),
-            torch.get_default_dtype(), capture.stream(device),
+            torch.get_default_dtype(),
             config.epoch if config is not None else 0)
 
 

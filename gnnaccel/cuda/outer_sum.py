@@ -15,7 +15,7 @@ from gnnaccel.cuda.structure import Rows
 
 ENTRIES = ("forward", "merge", "backward")
 MOST = 256  # channels of a row, as backward keeps 32 of a sum's rows in shared memory
-_STAGED, _KEYS, _PER_THREAD = 16, 32, 4
+_STAGED, _KEYS, _EDGES, _PER_THREAD = 16, 32, 8, 4
 _SMALL = 2048  # numbers of a sum that small blocks are for
 
 
@@ -105,7 +105,7 @@ def backward(graph: Rows, x: Tensor, edge: Tensor, ones: bool, mean: bool, grad:
     x_grad = torch.empty((edges, width), dtype=x.dtype, device=x.device) if needs[0] else None
     edge_grad = torch.empty_like(edge) if needs[1] else None
     launch, threads = graph.launch(), _block(terms, width).threads
-    shared = 4 * (threads // _KEYS * (_KEYS + width) + _KEYS * (width | 1))
+    shared = 4 * (_EDGES * (_KEYS + width) + _KEYS * (width | 1))
     kernels(terms, width, graph.wide)("backward")(
         (launch.slots + graph.rows, 1), threads, shared, launch.graph + launch.split + (
             edge.data_ptr(), np.int32(features), np.int32(terms), x.data_ptr(), np.int32(mean),

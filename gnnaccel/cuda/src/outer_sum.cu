@@ -20,8 +20,8 @@
 #define TILES_D ((D + TILE_D - 1) / TILE_D)
 #define STAGED 16  // edges of a step forward
 #define KEYS 32
-#define EDGES (THREADS / KEYS)  // of a step backward: one feature of one edge for each thread
-#define STRIDE (D | 1)          // odd: threads read one column of many rows
+#define EDGES 8         // of a step backward
+#define STRIDE (D | 1)  // odd: threads read one column of many rows
 #define OWN ((EDGES * D + THREADS - 1) / THREADS)
 
 struct Features {
@@ -124,7 +124,6 @@ backward(const OFF_T* __restrict__ indptr, const int* __restrict__ other,
     const Features given = {edge, place, features, terms};
     const float share = share_of(indptr[it.row + 1] - indptr[it.row], mean);
     const float* const of_row = grad + (u64)it.row * terms * D;
-    const int own_edge = threadIdx.x / KEYS, own_key = threadIdx.x % KEYS;
     for (OFF_T first = it.begin; first < it.end; first += EDGES) {
         const int count = it.end - first < EDGES ? (int)(it.end - first) : EDGES;
         float sum[OWN];
@@ -141,11 +140,13 @@ backward(const OFF_T* __restrict__ indptr, const int* __restrict__ other,
             for (int i = threadIdx.x; i < some * D; i += THREADS)
                 grads[i / D * STRIDE + i % D] = of_row[(u64)k0 * D + i] * share;
             __syncthreads();
-            if (edge_grad && own_edge < count && k0 + own_key < features) {
+            for (int i = threadIdx.x; edge_grad && i < count * KEYS; i += THREADS) {
+                const int e = i / KEYS, k = i % KEYS;
+                if (k0 + k >= features) continue;
                 float dot = 0.f;
                 for (int d = 0; d < D; ++d)
-                    dot = fmaf(grads[own_key * STRIDE + d], values[own_edge * D + d], dot);
-                edge_grad[(u64)place[first + own_edge] * features + k0 + own_key] = dot;
+                    dot = fmaf(grads[k * STRIDE + d], values[e * D + d], dot);
+                edge_grad[(u64)place[first + e] * features + k0 + k] = dot;
             }
             if (x_grad) {
 #pragma unroll

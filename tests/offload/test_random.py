@@ -27,6 +27,7 @@ LAYERS = {
     "PNAConv": (lambda pyg: pyg.PNAConv(WIDTH, 8, ["mean", "max", "std"],
                                         ["identity", "amplification"],
                                         torch.ones(50, dtype=torch.long)), PLAIN),
+    "NNConv": (lambda pyg: pyg.NNConv(WIDTH, 8, nn.Sequential(nn.Linear(3, 8 * WIDTH))), ATTR),
     "APPNP": (lambda pyg: pyg.APPNP(2, 0.1), WEIGHT),
     "ChebConv": (lambda pyg: pyg.ChebConv(WIDTH, 8, 2), PLAIN),
     "GINConv, batch norm": (lambda pyg: pyg.GINConv(nn.Sequential(

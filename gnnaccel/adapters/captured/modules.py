@@ -142,19 +142,27 @@ def _wrapped(native: Callable) -> Callable:
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if _here.inside or is_compiling():
             return native(self, *args, **kwargs)
-        entry = _entries.get(id(self))
-        if entry is None or entry.ref() is not self:
-            entry = _entries[id(self)] = _Module(self)
-        if entry.open or not _asked():
-            return native(self, *args, **kwargs)
-        _here.inside = True
-        try:
-            return (native(self, *args, **kwargs) if entry.closed
-                    else _routed(native, self, entry, args, kwargs))
-        finally:
-            _here.inside = False
+        return outermost(native, self, args, kwargs)
 
     return call
+
+
+def outermost(native: Callable, module: nn.Module, args: tuple, kwargs: dict) -> Any:
+    """A call ``native(module, ...)`` that is in no other one that is looked after: replayed,
+    watched or just run."""
+    if _here.inside:
+        return native(module, *args, **kwargs)
+    entry = _entries.get(id(module))
+    if entry is None or entry.ref() is not module:
+        entry = _entries[id(module)] = _Module(module)
+    if entry.open or not _asked():
+        return native(module, *args, **kwargs)
+    _here.inside = True
+    try:
+        return (native(module, *args, **kwargs) if entry.closed
+                else _routed(native, module, entry, args, kwargs))
+    finally:
+        _here.inside = False
 
 
 def _asked() -> bool:

@@ -17,12 +17,14 @@ import torch
 from torch.compiler import is_compiling
 
 from gnnaccel.adapters import guards
+from gnnaccel.adapters.captured import modules
 from gnnaccel.adapters.patching import PatchSet
 from gnnaccel.adapters.pyg.fx import bases, layers, to_hetero, trim
 from gnnaccel.dispatch.distributed import state
 from gnnaccel.dispatch.memory import native_learning
 from gnnaccel.dispatch.memory.layer_memory import MISSED, fast_path, memories
 from gnnaccel.dispatch.observe.records import listening
+from gnnaccel.dispatch.policy import config as configs
 from gnnaccel.dispatch.policy import rules
 from gnnaccel.dispatch.policy.config import current
 from gnnaccel.dispatch.policy.names import IdentityMap
@@ -77,18 +79,28 @@ def _calling(native: Callable, compiler: Callable) -> Callable:
         config = None if compiler() is not None or is_compiling() else current()
         if config is None or self.cls_call is not None:
             return native(self, obj, *args, **kwargs)
-        told = listening()
-        if id(obj) in memories.entries:
-            out = fast_path(obj, None, functools.partial(native, self), args, kwargs, config)
-            if out is not MISSED:
-                return out
-        code = _code_of(obj)
-        if code.forward is None or not _plain(obj, args, kwargs) or not _fits(code, args, kwargs):
-            return native(self, obj, *args, **kwargs)
-        return (code.forward(obj, *args, **kwargs)
-                if told else native_learning.watch(obj, code.forward, args, kwargs, config))
+        its_own = functools.partial(native, self)
+        if configs.capturing:  # no `Module.__call__` that would see to it may come
+            return modules.outermost(functools.partial(_run, its_own), obj, args, kwargs)
+        return _run(its_own, obj, *args, **kwargs)
 
     return call
+
+
+def _run(native: Callable, obj: Any, *args: Any, **kwargs: Any) -> Any:
+    """The model by ``native``, its own code, or by ours in its place."""
+    config = current()
+    told = listening()
+    if config is not None and id(obj) in memories.entries:
+        out = fast_path(obj, None, native, args, kwargs, config)
+        if out is not MISSED:
+            return out
+    code = _code_of(obj)
+    if (config is None or code.forward is None or not _plain(obj, args, kwargs)
+            or not _fits(code, args, kwargs)):
+        return native(obj, *args, **kwargs)
+    return (code.forward(obj, *args, **kwargs)
+            if told else native_learning.watch(obj, code.forward, args, kwargs, config))
 
 
 def _plain(model: Any, args: tuple, kwargs: dict) -> bool:

@@ -389,8 +389,8 @@ class TellsItself(Message):
     def scaled(self, x, told):
         return x * (2.0 if told is None else 3.0)
 
-    def message(self, x_i, x_j, ptr):
-        return self.scaled(torch.relu(x_i - x_j), ptr)
+    def message(self, x_i, x_j, size_i):
+        return self.scaled(torch.relu(x_i - x_j), size_i)
 
 
 def test_a_method_that_is_told(kernels):

@@ -92,7 +92,7 @@ _MANNER = tracing.Manner(_NAMES, _softmax_in_place,
 of_the_host: set[type] = set()
 
 
-def read(layer: Any, kwargs: dict) -> OwnAttention | None:
+def read(layer: Any, kwargs: dict, edge_index: Any) -> OwnAttention | None:
     """The call, if the layer's message is such attention."""
     known = reading.known_class(type(layer))
     if known.own:
@@ -100,7 +100,7 @@ def read(layer: Any, kwargs: dict) -> OwnAttention | None:
     if (known.own or known.why is not None
         or type(known.form(kwargs, known.stamp(layer))) is not Reason):
         return None
-    found = tracing.trace(layer, known, kwargs, _MANNER)
+    found = tracing.trace(layer, known, kwargs, _MANNER, edge_index)
     return None if found.message is None else OwnAttention(found, known)
 
 
@@ -132,7 +132,7 @@ class OwnAttention:
         return _stated(layer, args[0], kwargs, found, known)
 
     def run(self, layer: Any, stated: CallSpec, given: CallInputs, attend: Any) -> Any:
-        (kwargs,), message = given.extra, self.found.message
+        (kwargs, _), message = given.extra, self.found.message
         assert message is not None
         arguments = CallArguments(
             kwargs, OpGraph(given.edge_index, stated.num_src, stated.num_dst))
@@ -177,7 +177,7 @@ def _stated(layer: Any, edge_index: Any, kwargs: dict, found: Trace,
     stated = CallSpec(program, native, heads, width, row, row, *sizes, plain.shape[1], 0,
                       True)  # exposed: what the layer goes on with may change it in place
     x = rows(kwargs, found.ends[0][0], found.ends[0][1])
-    return stated, CallInputs(x, x, plain, None, (kwargs,))
+    return stated, CallInputs(x, x, plain, None, (kwargs, edge_index))
 
 
 def _program(message: Weighted) -> tuple[Program, str]:

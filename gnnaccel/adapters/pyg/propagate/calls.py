@@ -41,7 +41,7 @@ def decide(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Confi
     """The long way of a call."""
     attends = (None if type(layer) in attention.of_the_host
                or guards.inference_reason(kwargs.values()) is not None
-               else attention.read(layer, kwargs))
+               else attention.read(layer, kwargs, edge_index))
     if attends is not None:
         return router.decide(layer, attends,  # type: ignore[arg-type]  # is never repeated
                              native, (edge_index,), kwargs, config)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dis
 import inspect
 import types
+from collections.abc import Set
 from operator import attrgetter, itemgetter
 from typing import Any
 
@@ -83,7 +84,7 @@ def reads_special(code: types.CodeType) -> bool:
     return any(special_read(step) for step in dis.get_instructions(code))
 
 
-def special_read(step: dis.Instruction, special: frozenset[str] = SPECIAL) -> bool:
+def special_read(step: dis.Instruction, special: Set[str] = SPECIAL) -> bool:
     """Whether an instruction reads an argument that message passing passes by itself, under one of
     these names."""
     if "LOAD_FAST" not in step.opname and step.opname != "LOAD_DEREF":

@@ -9,7 +9,7 @@ import inspect
 import math
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any
 
 import torch
@@ -102,7 +102,7 @@ def catches(code: types.CodeType) -> bool:
                for step, after in zip(steps, [*steps[1:], steps[-1]]))
 
 
-def special_as_arguments(code: types.CodeType, names: frozenset[str] = SPECIAL) -> bool:
+def special_as_arguments(code: types.CodeType, names: Set[str] = SPECIAL) -> bool:
     """Whether the function does no more with what message passing passes by itself, under these
     names, than hand it to functions, or take it apart. Whether ``ptr is None`` a stand-in cannot
     answer."""

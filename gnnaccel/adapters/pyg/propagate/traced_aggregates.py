@@ -73,7 +73,8 @@ class _Layer(Layer):
 
     def __init__(self, message_layer: Any, traced: Traced):
         super().__init__(message_layer._traced_layer, _OF_AGGREGATE, message_layer._traced_edges)
-        for name in ("_traced_read", "_traced_watched", "_traced_kept"):  # set before, some
+        for name in ("_traced_read", "_traced_watched", "_traced_kept",
+                     "_traced_special"):  # set before, some
             object.__setattr__(self, name, getattr(message_layer, name))
         object.__setattr__(self, "_traced_functions", traced)
 
@@ -124,7 +125,8 @@ class Traced(GraphFunctions):
         for code in codes(function.__code__):
             if code is not function.__code__ and code.co_name not in _INSIDE:
                 raise Unseen
-            if naming.catches(code) or not naming.special_as_arguments(code):
+            if naming.catches(code) or not naming.special_as_arguments(
+                code, self.proxy._traced_special):
                 raise Unseen
             if not naming.names_known(code, self.layer, _NAMES, True, function.__globals__):
                 raise Unseen

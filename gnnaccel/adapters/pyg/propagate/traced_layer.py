@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from gnnaccel.adapters import own
 from gnnaccel.adapters.pyg.propagate import guarded, naming, reading, supers
 from gnnaccel.adapters.pyg.propagate.guarded import PLAIN
-from gnnaccel.adapters.pyg.propagate.message import _named
+from gnnaccel.adapters.pyg.propagate.message import SPECIAL, _named
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS
 from gnnaccel.adapters.pyg.propagate.specials import NEVER_NONE, Special
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
@@ -35,13 +35,14 @@ class Layer:
     stands; ``_traced_kept``: what is set on it. ``_traced_path``: the names that lead to it, of the
     layer itself none. ``_traced_edges``: of how many edges tensors with as many rows belong to
     these, None where no tensor does; ``_traced_counts``: numbers of nodes that receive, as the
-    message says; ``_traced_functions``: what stands for functions of PyG and others. No
-    name is one that a layer might have."""
+    message says; ``_traced_special``: what message passing passes by itself and is not known to be
+    None; ``_traced_functions``: what stands for functions of PyG and others. No name is one that a
+    layer might have."""
 
     def __init__(self, layer: Any, manner: Manner, edges: int | None = None):
         for name, value in (("_layer", layer), ("_manner", manner), ("_edges", edges),
                             ("_path", ()), ("_read", {}), ("_watched", []), ("_kept", {}),
-                            ("_counts", [])):
+                            ("_counts", []), ("_special", set(SPECIAL))):
             object.__setattr__(self, "_traced" + name, value)
         functions = None if manner.functions is None else manner.functions(self)
         object.__setattr__(self, "_traced_functions", functions)
@@ -107,8 +108,8 @@ class Layer:
         inside = object.__new__(_Inside)
         for name, value in (("_layer", module), ("_path", path), ("_kept", {}),
                             *((name, getattr(self, "_traced" + name))
-                              for name in ("_manner", "_edges", "_read", "_watched",
-                                           "_counts", "_functions"))):
+                              for name in ("_manner", "_edges", "_read", "_watched", "_counts",
+                                           "_special", "_functions"))):
             object.__setattr__(inside, "_traced" + name, value)
         return inside._method(type(module).forward)
 
@@ -253,7 +254,8 @@ def runnable(function: Any, layer: Any, manner: Manner, proxy: Layer) -> Any:
     if type(function) is not types.FunctionType or naming.catches(function.__code__):
         return None
     # of what a function is told `_check_told` knows
-    if layer is not None and not naming.special_as_arguments(function.__code__):
+    if layer is not None and not naming.special_as_arguments(function.__code__,
+                                                             proxy._traced_special):
         return None
     own_layer = None if layer is None else proxy._traced_layer
     known = function.__globals__ if manner.functions is not None else None

@@ -133,6 +133,8 @@ def _followed(layer: Any, kwargs: dict, manner: Manner, edge_index: Any,
               edges: int | None) -> Trace:
     function = type(layer).message
     proxy, ends, at_edges, whole = Layer(layer, manner, edges), [], [], []
+    if edge_index is not None:
+        proxy._traced_special.remove("ptr")  # which the host has of sorted edges alone
     if proxy._traced_functions is not None:
         proxy._traced_functions.square = square(layer, kwargs)
     message = runnable(function, layer, manner, proxy)
@@ -161,7 +163,8 @@ def _followed(layer: Any, kwargs: dict, manner: Manner, edge_index: Any,
         found, kept = None, {}  # it is none
     return Trace(found, tuple(ends), tuple(at_edges), proxy._traced_read, cells,
                  tuple(proxy._traced_watched), kept, whole=tuple(whole),
-                 rows=() if edge_index is None or stacked(layer, kwargs) else tuple(at_edges),
+                 rows=() if edge_index is None or manner.kept is None or stacked(layer, kwargs)
+                 else tuple(at_edges),
                  most=min(proxy._traced_counts, default=math.inf))
 
 
@@ -174,7 +177,8 @@ def stand_in(parameter: inspect.Parameter, kwargs: dict, manner: Manner, layer: 
     if name in SPECIAL:
         if name == "adj_t":  # the host does not give it
             raise Unseen
-        return special(name, kwargs, lambda: layer.flow, edge_index), ""
+        return (special(name, kwargs, lambda: layer.flow, edge_index)
+                if name in layer._traced_special else None), ""
     end = name[-1] if name[-2:] in ("_i", "_j") and name[:-2] in kwargs else "e"
     key = name if end == "e" else name[:-2]
     if key not in kwargs:

@@ -20,7 +20,7 @@ class _Propagate:
     @staticmethod
     def state(layer: Any, args: tuple[Any], kwargs: dict) -> tuple[Any, Any] | Reason:
         """``args``: the ``edge_index``; ``kwargs``: everything else."""
-        attends = attention.read(layer, kwargs)
+        attends = attention.read(layer, kwargs, *args)
         if attends is not None:
             return attends.state(layer, args, kwargs)
         found = reading.read(layer, *args, kwargs)

@@ -36,7 +36,9 @@ OF_MESSAGES = NAMES | {
     "scatter_min", "scatter_softmax", "utils", "degree",
     "index_select", "rearrange", "no_grad", "dtype", "device", "items", "keys", "values", "get",
     "numel", "bmm", "repeat", "stack", "permute", "transpose", "zeros",
-    "ones", "zeros_like", "ones_like", "einsum", "any", "all", "linalg", "vector_norm"}
+    "ones", "zeros_like", "ones_like", "einsum", "any", "all", "linalg", "vector_norm",
+    # PyG's BatchNorm, of a single row
+    "batch_norm", "running_mean", "running_var", "weight", "bias", "eps"}
 
 
 def prepared(function: Any, layer: Layer) -> Any:

@@ -17,6 +17,7 @@ from gnnaccel.adapters.pyg.propagate.node_values import EdgeRows, NodeCount, Nod
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS
 from gnnaccel.adapters.pyg.propagate.specials import Special
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
+from gnnaccel.adapters.pyg.propagate.traced import Value
 from gnnaccel.adapters.pyg.propagate.traced_layer import by_name
 
 _REDUCES = {"sum": "sum", "add": "sum", "mean": "mean", "max": "max", "min": "min", "amax": "max",
@@ -27,6 +28,10 @@ _OF_TORCH_SCATTER = {"scatter": None, "scatter_add": "sum", "scatter_sum": "sum"
 #: what may be called of them
 NAMES = frozenset((*_OF_TORCH_SCATTER, "scatter_softmax", "utils", "softmax", "degree",
                    "index_select", "rearrange"))
+
+
+#: what may be asked whether something is one of
+_KINDS = {bool, int, float, tuple, list}
 
 
 class GraphFunctions(Steps):
@@ -201,10 +206,21 @@ def _other(value: Any) -> Any:
     """What stands for functions that others reduce with, or read the layer with."""
     if value is getattr:
         return by_name
+    if value is isinstance:
+        return _is_one_of
     name, home = getattr(value, "__name__", ""), own.home(value)
     if name == "broadcast" and home in ("torch_scatter", "gnnaccel"):
         return _broadcast
     return _counted if name == "maybe_num_nodes" and home == "torch_geometric" else None
+
+
+def _is_one_of(value: Any, kinds: Any) -> bool:
+    """What stands for `isinstance`."""
+    if not set(kinds if type(kinds) is tuple else (kinds,)) <= _KINDS:
+        raise Unseen
+    if not isinstance(value, (Value, *guarded.PLAIN)):
+        raise Unseen
+    return isinstance(value, kinds)  # what stands for a tensor is none of them, as a tensor is
 
 
 def _broadcast(src: Any, other: Any, dim: Any) -> Along:

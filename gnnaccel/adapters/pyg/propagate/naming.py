@@ -22,7 +22,7 @@ from gnnaccel.adapters.pyg.propagate.standins import Unseen
 MODULES = (torch, torch.nn, torch.nn.functional, torch.linalg, math)
 #: where stands what such code names as an attribute, but for what users hold
 PLACES = (torch, torch.nn.functional, torch.linalg, math, Tensor)
-BUILTINS = (float, int, len, range, enumerate, zip, reversed, tuple, list)
+BUILTINS = (bool, float, int, len, range, enumerate, zip, reversed, tuple, list)
 #: what may follow where a name is read that is handed on, or taken apart
 _HANDS_ON = ("LOAD_", "CALL", "PRECALL", "KW_NAMES", "UNPACK_SEQUENCE", "BINARY_SUBSCR")
 NOT_PLAIN_CODE = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR

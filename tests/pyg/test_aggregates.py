@@ -179,9 +179,7 @@ out = scatter(inputs, index, 0, dim_size)\nreturn out + torch.rand(out.shape).to
 out = scatter(inputs, index, 0, dim_size)\nreturn F.dropout(out, 0.5, True)
 try:\n    return scatter(inputs, index, 0, dim_size)\nexcept ValueError:\n    return inputs
 d = dim_size\nif d is None:\n    inputs = -inputs\nreturn scatter(inputs, index, 0, d)
-return torch.zeros(dim_size, 12).to(inputs).index_add(0, index, inputs)
 return [scatter(inputs, index, 0, dim_size) for p in (dim_size,) if p is not None][0]
-return inputs.new_zeros(dim_size, 12).index_add(0, index, inputs)
 return scatter(inputs.cumsum(0), index, 0, dim_size)
 return scatter(inputs - inputs.mean(0), index, 0, dim_size)
 return scatter(inputs.flip(0), index, 0, dim_size)

@@ -4,6 +4,7 @@ It may be handed to functions that stand in, and taken apart.
 """
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from gnnaccel.adapters.pyg.propagate.row_count import RowCount
@@ -19,18 +20,21 @@ NEVER_NONE = (*_INDEX, "edge_index", "size")
 class Special(Refuses):
     """``name``: the argument's; ``end``: of an index the end "i" or "j" whose nodes it names, else
     ""; ``counts``: of a number the end whose nodes it counts; ``parts``: what it may be taken
-    apart into, in order."""
+    apart into, in order; ``steps``: of an ``aggregate``'s index what reduces by it."""
 
-    __slots__ = ("counts", "end", "name", "parts")
+    __slots__ = ("counts", "end", "name", "parts", "steps")
 
     def __init__(self, name: str, parts: tuple = ()):
         for key, value in (("name", name), ("end", _INDEX.get(name, "")),
-                           ("counts", _COUNTS.get(name, "")), ("parts", parts)):
+                           ("counts", _COUNTS.get(name, "")), ("parts", parts),
+                           ("steps", None)):
             object.__setattr__(self, key, value)
 
     def __getattribute__(self, name: str) -> Any:
-        if name in ("name", "end", "counts", "parts", "__class__", "__torch_function__"):
+        if name in ("name", "end", "counts", "parts", "steps", "__class__", "__torch_function__"):
             return object.__getattribute__(self, name)
+        if name in ("unsqueeze", "view", "reshape") and self.end:
+            return partial(_column, self, name)
         if name in ("size", "dim") and _is_index(self):
             return lambda *args: _sizes(self)[args[0]] if args else _sizes(self)
         if name == "shape" and _is_index(self):
@@ -38,6 +42,8 @@ class Special(Refuses):
         raise Unseen
 
     def __getitem__(self, place: Any) -> Any:
+        if place == (slice(None), None) and self.end:
+            return Spread(self, (1,))
         if type(place) is not int or not self.parts or not -2 <= place < 2:
             raise Unseen
         return _given(self.parts[place])
@@ -55,8 +61,67 @@ class Special(Refuses):
         raise Unseen
 
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refuses
-    __len__ = __contains__ = __index__ = __int__ = __float__ = _refuses
+    __str__ = __format__ = __len__ = __contains__ = __index__ = __int__ = __float__ = _refuses
     __hash__ = object.__hash__
+
+
+class Spread(Special):
+    """The index ``of`` edges as rows, which repeat it in dimensions of these sizes, ``tail``."""
+
+    __slots__ = ("of", "tail")
+
+    def __init__(self, of: Special, tail: tuple[int, ...]):
+        super().__init__("")
+        for key, value in (("of", of), ("tail", tail)):
+            object.__setattr__(self, key, value)
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("of", "tail", "__class__", "__torch_function__"):
+            return object.__getattribute__(self, name)
+        if name == "unsqueeze":
+            return lambda dim: _column(self.of, name, dim, before=self.tail)
+        if name == "expand":
+            return lambda *sizes: _expanded(self, _one(sizes))
+        if name == "expand_as":
+            return lambda other: _expanded(self, other.shape)
+        if name == "repeat":
+            return lambda *sizes: _repeated(self, _one(sizes))
+        raise Unseen
+
+
+def _column(index: Special, name: str, *sizes: Any, before: tuple[int, ...] = ()) -> Spread:
+    """An index with more dimensions of one."""
+    sizes = _one(sizes)
+    if name == "unsqueeze":
+        if len(sizes) != 1 or sizes[0] not in (-1, 1 + len(before)):
+            raise Unseen
+        return Spread(index, (*before, 1))
+    if len(sizes) < 2 or sizes[0] != -1 or any(one != 1 for one in sizes[1:]):
+        raise Unseen
+    return Spread(index, sizes[1:])
+
+
+def _one(sizes: tuple) -> tuple:
+    """Sizes that may have been given as one argument."""
+    return tuple(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)) else sizes
+
+
+def _expanded(rows: Spread, sizes: tuple) -> Spread:
+    if len(sizes) != 1 + len(rows.tail) or not (
+        type(sizes[0]) is RowCount or type(sizes[0]) is int and sizes[0] == -1):
+        raise Unseen
+    for size, had in zip(sizes[1:], rows.tail):
+        if type(size) is not int or (size not in (-1, had) and had != 1):
+            raise Unseen
+    return Spread(rows.of, tuple(had if size == -1 else size
+                                 for size, had in zip(sizes[1:], rows.tail)))
+
+
+def _repeated(rows: Spread, sizes: tuple) -> Spread:
+    if len(sizes) != 1 + len(rows.tail) or any(type(one) is not int for one in sizes) or (
+        sizes[0] != 1):
+        raise Unseen
+    return Spread(rows.of, tuple(size * had for size, had in zip(sizes[1:], rows.tail)))
 
 
 def _is_index(special: Special) -> bool:
@@ -65,6 +130,10 @@ def _is_index(special: Special) -> bool:
 
 def _sizes(special: Special) -> tuple:
     return (2, RowCount()) if special.name == "edge_index" else (RowCount(),)
+
+
+#: where rows are
+DEVICE = Special("device")
 
 
 def _given(part: Any) -> Any:

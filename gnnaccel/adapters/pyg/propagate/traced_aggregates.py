@@ -13,11 +13,12 @@ import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from gnnaccel.adapters import own
 from gnnaccel.adapters.pyg.propagate import (generated, guarded, naming, pointwise, reading,
-                                             tracing)
+                                             tracing, zero_rows)
 from gnnaccel.adapters.pyg.propagate.graph_functions import GraphFunctions
 from gnnaccel.adapters.pyg.propagate.message import _named, codes
 from gnnaccel.adapters.pyg.propagate.node_values import NAMES as OF_NODES
@@ -28,7 +29,7 @@ from gnnaccel.adapters.pyg.propagate.traced import Make
 from gnnaccel.adapters.pyg.propagate.traced_layer import Layer
 
 #: ``append``: of lists that it makes itself, as no others come to it
-_NAMES = generated.OF_MESSAGES | OF_NODES | {"aggregate", "aggr_module", "append"}
+_NAMES = generated.OF_MESSAGES | OF_NODES | zero_rows.NAMES | {"aggregate", "aggr_module", "append"}
 _BUILTINS = (tuple, list, zip, enumerate, sum, int, float, len)
 _INSIDE = ("<genexpr>", "<listcomp>")  # functions that may be defined in it
 _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "STORE_ATTR")
@@ -51,6 +52,8 @@ def aggregated(sent: Any, message_layer: Layer, kwargs: dict, before: dict[str, 
             raise Unseen
         one, end = tracing.stand_in(parameter, kwargs, _OF_AGGREGATE, traced.proxy, edge_index)
         given[parameter.name] = one
+        if type(one) is Special and one.end == "i":
+            object.__setattr__(one, "steps", traced)
         if end in ("i", "j"):
             traced.ends.append((parameter.name[:-2], end))
     ends += traced.ends
@@ -142,6 +145,8 @@ class Traced(GraphFunctions):
     def _named(self, function: types.FunctionType, name: str, value: Any) -> Any:
         """What stands for a global value: itself, where it is torch's; Unseen for what is not
         known."""
+        if value is torch or value is torch.zeros:
+            return zero_rows.Torch() if value is torch else zero_rows.zeros
         if any(value is one for one in (*naming.MODULES, *_BUILTINS)) or (
             naming.is_error(value)
             or callable(value) and naming.is_torchs(value, self.names)):

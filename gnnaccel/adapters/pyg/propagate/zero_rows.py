@@ -1,0 +1,128 @@
+"""What stands for zeros that a user's ``aggregate`` makes for the nodes, to add messages to them:
+by ``index_add``, ``scatter_add`` or ``scatter_reduce``, in place or not.
+"""
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from gnnaccel.adapters.pyg.propagate import pointwise
+from gnnaccel.adapters.pyg.propagate.node_values import NodeCount, NodeValue
+from gnnaccel.adapters.pyg.propagate.row_count import ROWS
+from gnnaccel.adapters.pyg.propagate.specials import DEVICE, Special, Spread
+from gnnaccel.adapters.pyg.propagate.standins import Unseen
+from gnnaccel.adapters.pyg.propagate.traced import Value
+
+#: what may be named of them
+NAMES = frozenset(("zeros", "new_zeros", "index_add", "index_add_", "scatter_add", "scatter_add_",
+                   "scatter_reduce", "scatter_reduce_", "expand_as", "device"))
+_MAY_KEEP_ZEROS = ("sum",)  # a zero more changes nothing
+
+
+class ZeroRows(Value):
+    """Zeros, as many as ``count`` says. What is reduced into them in place makes them the
+    result."""
+
+    rank = 12
+
+    def __init__(self, count: Any, meta: torch.Tensor):
+        self.count, self.meta = count, meta
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "to":
+            return self._to
+        if name.removesuffix("_") not in _REDUCES:
+            raise Unseen
+        return functools.partial(self._reduced, name.removesuffix("_"), name.endswith("_"))
+
+    def _to(self, other: Any) -> ZeroRows:
+        """On the device of the rows, where they surely are then."""
+        if other is not DEVICE and (not isinstance(other, pointwise.Rows)
+                                    or other.meta.dtype != self.meta.dtype):
+            raise Unseen
+        return self
+
+    def operate(self, name: str, function: Any, args: tuple, kwargs: dict) -> Any:
+        if args[0] is not self or name not in _REDUCES:
+            raise Unseen
+        return self._reduced(name, False, *args[1:], **kwargs)
+
+    def _reduced(self, name: str, in_place: bool, *args: Any, **kwargs: Any) -> NodeValue:
+        index, src, dim, reduce = _REDUCES[name](*args, **kwargs)
+        if not isinstance(src, pointwise.Rows) or type(index) is not Special or (
+            index.steps is None or src.meta.shape != self.meta.shape
+            or src.meta.dtype != self.meta.dtype):
+            raise Unseen
+        found = index.steps.scatter(src, index, dim, self.count, reduce)
+        if in_place:
+            self.__class__, self.__dict__ = NodeValue, found.__dict__  # type: ignore[assignment]
+            return self  # type: ignore[return-value]
+        return found
+
+
+def _index_add(dim: Any, index: Any, source: Any) -> tuple:
+    return index, source, dim, "sum"
+
+
+def _scatter_add(dim: Any, index: Any, src: Any) -> tuple:
+    return _of_rows(index, src), src, dim, "sum"
+
+
+def _scatter_reduce(dim: Any, index: Any, src: Any, reduce: Any, *,
+                    include_self: Any = True) -> tuple:
+    if include_self is not False and reduce not in _MAY_KEEP_ZEROS or (
+        reduce not in ("sum", "mean", "amax", "amin")):
+        raise Unseen
+    return _of_rows(index, src), src, dim, reduce
+
+
+_REDUCES = {"index_add": _index_add, "scatter_add": _scatter_add,
+            "scatter_reduce": _scatter_reduce}
+
+
+def _of_rows(index: Any, src: Any) -> Any:
+    """The index that was repeated over the whole shape of rows."""
+    if type(index) is Spread:
+        if not isinstance(src, Value) or index.tail != tuple(src.meta.shape[1:]):
+            raise Unseen
+        return index.of
+    if not isinstance(src, Value) or src.meta.dim() != 1:  # the first channel alone
+        raise Unseen
+    return index
+
+
+def zeros(*size: Any, dtype: Any = None, device: Any = None, **more: Any) -> Any:
+    """What stands for `torch.zeros`."""
+    counts = size[0] if len(size) == 1 and type(size[0]) in (tuple, list, torch.Size) else size
+    if not counts or type(counts[0]) not in (Special, NodeCount):
+        return torch.zeros(*size, dtype=dtype, device=device, **more)
+    if device is not None and device is not DEVICE or more:
+        raise Unseen
+    return _made(counts, torch.get_default_dtype() if dtype is None else dtype)
+
+
+def new_zeros(rows: Any, *size: Any) -> ZeroRows:
+    """What stands for ``new_zeros`` of rows."""
+    counts = size[0] if len(size) == 1 and type(size[0]) in (tuple, list, torch.Size) else size
+    if not counts or type(counts[0]) not in (Special, NodeCount):
+        raise Unseen
+    return _made(counts, rows.meta.dtype)
+
+
+def _made(counts: Any, dtype: Any) -> ZeroRows:
+    if not all(type(one) is int for one in counts[1:]):
+        raise Unseen
+    return ZeroRows(counts[0], torch.empty(ROWS, *counts[1:], dtype=dtype, device="meta"))
+
+
+# rows tell of themselves what zeros beside them need
+pointwise.Rows.new_zeros, pointwise.Rows.device = new_zeros, DEVICE  # type: ignore[attr-defined]
+
+
+class Torch:
+    """Stands for the module in an ``aggregate``."""
+
+    def __getattr__(self, name: str) -> Any:
+        return zeros if name == "zeros" else getattr(torch, name)

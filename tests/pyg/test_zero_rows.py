@@ -15,11 +15,11 @@ from tests.pyg.judge import compare
 from tests.pyg.test_generated_changes import each_seen
 
 TAKEN = r"""
-d, t = inputs.device, inputs.dtype\nout = torch.zeros(dim_size, inputs.size(1), device=d, dtype=t)\nout.index_add_(0, index, inputs)\nreturn out
-z = inputs.new_zeros(dim_size, inputs.shape[-1])\nreturn z.index_add(self.node_dim, index, inputs) * 2
+z = torch.zeros(dim_size, inputs.size(1), LIKE)\nz.index_add_(0, index, inputs)\nreturn z
+z = inputs.new_zeros(dim_size, inputs.shape[-1])\nreturn z.index_add(-2, index, inputs) * 2
 return torch.index_add(torch.zeros((dim_size, 12)).to(inputs), 0, index, inputs).sigmoid()
 return torch.zeros(dim_size, 12, dtype=inputs.dtype).index_add_(0, index=index, source=inputs)
-z = torch.zeros(dim_size, 12, dtype=inputs.dtype).to(inputs.device)\nreturn z.scatter_add_(0, SPREAD, inputs)
+z = torch.zeros(dim_size, 12).to(inputs)\nreturn z.scatter_add_(0, SPREAD, inputs)
 return ZEROS.scatter_add(0, index.view(-1, 1).expand(-1, inputs.size(1)), inputs)
 return inputs.new_zeros((dim_size, 12)).scatter_add(0, index[:, None].repeat(1, 12), src=inputs)
 return torch.scatter_add(ZEROS, 0, index.view(-1, 1).expand(inputs.size()), inputs)
@@ -45,14 +45,15 @@ return ZEROS
 out = ZEROS\nreturn out.index_add_(0, index, inputs).index_add_(0, index, inputs)
 out = ZEROS\nout.index_add_(0, index, inputs)\nout += 1\nreturn out
 out = ZEROS\nout += 1\nreturn out.index_add_(0, index, inputs)
-return ZEROS.index_add(0, index, inputs) if f'{inputs.device}' > 'a' else inputs
+return ZEROS.index_add(0, index, inputs) if f'{inputs.device}' else 0
 return ZEROS.index_add(0, index, inputs) if inputs.device.type > 'a' else inputs
 """.strip().split("\n")
 
 
 def made(text: str, message: str = "torch.tanh(x_i * x_j)") -> Message:
     text = text.replace("SPREAD", "index.unsqueeze(1).expand_as(inputs)").replace(
-        "ZEROS", "inputs.new_zeros(dim_size, 12)")
+        "ZEROS", "inputs.new_zeros(dim_size, 12)").replace(
+        "LIKE", "device=inputs.device, dtype=inputs.dtype")
     body = "\n".join("    " + line for line in text.replace("\\n", "\n").split("\n"))
     names = dict(torch=torch, F=F)
     arguments = ", ".join(one for one in ("x_i", "x_j") if one in message)

@@ -253,18 +253,20 @@ def pile(parts: Any, dim: int = 0) -> Any:
 
 
 class Pile(Value):
-    """Rows of the same shape in a new first dimension, over which they may be added up."""
+    """Rows of the same shape in a new dimension, over which they may be added up."""
 
     rank = 11
 
     def __init__(self, parts: Any, dim: int = 0):
-        if dim != 0 or len({part.meta.shape for part in parts}) > 1:
+        if type(dim) is not int or len({part.meta.shape for part in parts}) > 1:
             raise Unseen
-        self.parts, self.meta = tuple(parts), torch.stack([part.meta for part in parts])
+        self.parts, self.meta = tuple(parts), torch.stack([part.meta for part in parts], dim)
+        self.at = dim % self.meta.dim()
 
     def operate(self, name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
-        if name not in ("sum", "mean") or args[0] is not self or _dim(args, kwargs) != 0 or (
-            len(args) + len(kwargs) != 2):  # nothing but the dimension
+        dim = _dim(args, kwargs)
+        if name not in ("sum", "mean") or args[0] is not self or type(dim) is not int or (
+            dim % self.meta.dim() != self.at or len(args) + len(kwargs) != 2):  # no more than it
             raise Unseen
         found: Any = functools.reduce(operator.add, self.parts)
         return found / len(self.parts) if name == "mean" else found

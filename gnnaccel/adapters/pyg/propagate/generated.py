@@ -37,6 +37,7 @@ OF_MESSAGES = NAMES | {
     "index_select", "rearrange", "no_grad", "dtype", "device", "items", "keys", "values", "get",
     "numel", "bmm", "repeat", "stack", "permute", "transpose", "zeros",
     "ones", "zeros_like", "ones_like", "einsum", "any", "all", "linalg", "vector_norm",
+    "append",  # of lists that the message makes itself, as no others come to it
     # PyG's BatchNorm, of a single row
     "batch_norm", "running_mean", "running_var", "weight", "bias", "eps"}
 

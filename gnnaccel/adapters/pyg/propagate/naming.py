@@ -16,13 +16,15 @@ import torch
 from torch import Tensor, nn
 
 from gnnaccel.adapters import own
-from gnnaccel.adapters.pyg.propagate.message import SPECIAL, _named, special_read
+from gnnaccel.adapters.pyg.propagate.message import SPECIAL, _named, codes, special_read
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 
 MODULES = (torch, torch.nn, torch.nn.functional, torch.linalg, math)
 #: where stands what such code names as an attribute, but for what users hold
 PLACES = (torch, torch.nn.functional, torch.linalg, math, Tensor)
-BUILTINS = (bool, float, int, len, range, enumerate, zip, reversed, tuple, list)
+BUILTINS = (bool, float, int, len, range, enumerate, zip, reversed, tuple, list, sum)
+#: functions that may be defined in one that is traced
+COMPREHENSIONS = ("<genexpr>", "<listcomp>")
 #: what may follow where a name is read that is handed on, or taken apart
 _HANDS_ON = ("LOAD_", "CALL", "PRECALL", "KW_NAMES", "UNPACK_SEQUENCE", "BINARY_SUBSCR")
 NOT_PLAIN_CODE = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
@@ -35,12 +37,13 @@ def globals_in_place(function: types.FunctionType, names: frozenset[str],
     """What to put in place of global names of ``function``, by ``instead(name, value)``, None for
     those to keep; None where the function may do more than compute."""
     code, known = function.__code__, function.__globals__
-    if code.co_cellvars or code.co_flags & NOT_PLAIN_CODE:
+    inside = codes(code)[1:]
+    if (code.co_cellvars and not inside) or code.co_flags & NOT_PLAIN_CODE:
         return None
-    if any(isinstance(c, types.CodeType) for c in code.co_consts):
+    if any(one.co_name not in COMPREHENSIONS or "__class__" in one.co_freevars for one in inside):
         return None
     found = {}
-    for kind, name in _named(code):
+    for kind, name in (one for each in (code, *inside) for one in _named(each)):
         if kind == "LOAD_GLOBAL":
             value = known.get(name, getattr(builtins, name, None))
             other = instead(name, value)
@@ -106,6 +109,8 @@ def special_as_arguments(code: types.CodeType, names: Set[str] = SPECIAL) -> boo
     """Whether the function does no more with what message passing passes by itself, under these
     names, than hand it to functions, or take it apart. Whether ``ptr is None`` a stand-in cannot
     answer."""
+    if not all(special_as_arguments(one, names) for one in codes(code)[1:]):
+        return False
     steps = _steps(code)
     cells = {*code.co_cellvars, *code.co_freevars}  # their values by LOAD_DEREF alone
     for at, step in enumerate(steps[:-1]):
@@ -123,6 +128,8 @@ def names_known(code: types.CodeType, layer: Any, names: frozenset[str],
     the layer, the first argument of a ``method``, need not be there: a branch that is not taken may
     name others. Only the layer's may be set. ``known``: global values; attributes of modules of the
     user's own among them may have any name."""
+    if not all(names_known(one, layer, names, method, known) for one in codes(code)[1:]):
+        return False
     steps, known = _steps(code), known or {}
 
     def of_module(before: dis.Instruction) -> bool:

@@ -28,10 +28,8 @@ from gnnaccel.adapters.pyg.propagate.standins import Unseen
 from gnnaccel.adapters.pyg.propagate.traced import Make
 from gnnaccel.adapters.pyg.propagate.traced_layer import Layer
 
-#: ``append``: of lists that it makes itself, as no others come to it
-_NAMES = generated.OF_MESSAGES | OF_NODES | zero_rows.NAMES | {"aggregate", "aggr_module", "append"}
+_NAMES = generated.OF_MESSAGES | OF_NODES | zero_rows.NAMES | {"aggregate", "aggr_module"}
 _BUILTINS = (tuple, list, zip, enumerate, sum, int, float, len)
-_INSIDE = ("<genexpr>", "<listcomp>")  # functions that may be defined in it
 _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "STORE_ATTR")
 
 
@@ -126,7 +124,7 @@ class Traced(GraphFunctions):
             raise Unseen
         more: dict[str, Any] = {}
         for code in codes(function.__code__):
-            if code is not function.__code__ and code.co_name not in _INSIDE:
+            if code is not function.__code__ and code.co_name not in naming.COMPREHENSIONS:
                 raise Unseen
             if naming.catches(code) or not naming.special_as_arguments(
                 code, self.proxy._traced_special):

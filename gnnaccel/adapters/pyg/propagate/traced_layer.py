@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from gnnaccel.adapters import own
 from gnnaccel.adapters.pyg.propagate import guarded, naming, reading, supers
 from gnnaccel.adapters.pyg.propagate.guarded import PLAIN
-from gnnaccel.adapters.pyg.propagate.message import SPECIAL, _named
+from gnnaccel.adapters.pyg.propagate.message import SPECIAL, _named, codes
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS
 from gnnaccel.adapters.pyg.propagate.specials import NEVER_NONE, Special
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
@@ -162,7 +162,7 @@ class Layer:
             raise Unseen
         self._traced_watched.extend([(guarded.Attributes(function), name, getattr(function, name))
                                      for name in reading.FUNCTION])
-        for _, named in _named(function.__code__):
+        for _, named in (one for code in codes(function.__code__) for one in _named(code)):
             for place in (function.__globals__, *map(vars, naming.PLACES)):
                 if named in place:
                     self._traced_watched.append((place, named, guarded.seen(place[named])))

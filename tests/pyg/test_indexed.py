@@ -383,7 +383,7 @@ def itself(x):
 
 
 NATIVE = r"""
-return asks(x_j.tanh() - x_i, ptr)
+return asks(x_j.tanh() - x_i, size_i)
 return torch.tanh(x_j - x_i) if index is None else torch.relu(x_j - x_i)
 row, col = edge_index\nreturn torch.tanh(x_j - x_i) * (2.0 if row == col else 1.0)
 row, col = edge_index\nreturn torch.tanh(x_j - x_i) * col.view(-1, 1)
@@ -404,7 +404,7 @@ def test_native(kernels, text):
     """As the host does it, whether that is a result or an error."""
     body = "\n".join("    " + line for line in text.replace("\\n", "\n").split("\n"))
     names = dict(globals(), scatter=indexed_layers.scatter, degree=indexed_layers.degree)
-    exec(f"def message(self, x_i, x_j, edge_index, index, ptr, size):\n{body}", names)
+    exec(f"def message(self, x_i, x_j, edge_index, index, size_i, size):\n{body}", names)
     cls = type(f"OwnMessage{NATIVE.index(text)}", (AnOwn,), dict(message=names["message"]))
     args = to(kernels.device, *given())
 

@@ -22,19 +22,19 @@ class Conv(MessagePassing):
         return self.propagate(edge_index, x=x)
 
 
-class NoPointers(Conv):
-    def message(self, x_j, ptr):
-        return x_j.relu() if ptr is None else x_j
+class NoCount(Conv):
+    def message(self, x_j, size_i):
+        return x_j.relu() if size_i is None else x_j
 
 
-class NonePointers(Conv):
-    def message(self, x_j, x_i, ptr):
-        return (x_j - x_i).abs() if None is ptr else x_j.exp() - x_i
+class NoneCount(Conv):
+    def message(self, x_j, x_i, size_i):
+        return (x_j - x_i).abs() if None is size_i else x_j.exp() - x_i
 
 
 class EqualToNone(Conv):
-    def message(self, x_j, ptr):
-        return x_j.relu() if ptr == None else x_j  # noqa: E711 - as some write it
+    def message(self, x_j, size_i):
+        return x_j.relu() if size_i == None else x_j  # noqa: E711 - as some write it
 
 
 class WithDefault(Conv):
@@ -48,8 +48,8 @@ class Sized(Conv):
 
 
 class HandedOn(Conv):
-    def message(self, x_j, x_i, ptr):
-        return self.combined(x_j, x_i, ptr)
+    def message(self, x_j, x_i, size_i):
+        return self.combined(x_j, x_i, size_i)
 
     def combined(self, left, right, given):
         return (left - right).abs() if given is None else left.exp() - right
@@ -58,7 +58,7 @@ class HandedOn(Conv):
 class Attending(Conv):
     def message(self, x_j, x_i, index, ptr, size_i):
         score = (x_i + x_j).sum(-1, keepdim=True)
-        if ptr is None:
+        if size_i is None:
             score = F.leaky_relu(score, 0.2)
         return softmax(score, index, ptr, size_i) * x_j
 
@@ -67,19 +67,19 @@ class AttendingOnOneLine(Conv):
     """Where Python 3.13 writes and reads by one instruction."""
 
     def message(self, x_j, x_i, index, ptr, size_i):
-        a = (x_i + x_j).sum(-1, keepdim=True); b = a if ptr is None else -a  # noqa: E702
+        a = (x_i + x_j).sum(-1, keepdim=True); b = a if size_i is None else -a  # noqa: E702
         return softmax(b, index, ptr, size_i) * x_j
 
 
 class AttendingRenamed(Conv):
     def message(self, x_j, x_i, index, ptr, size_i):
-        score, given = (x_i + x_j).sum(-1, keepdim=True), ptr
+        score, given = (x_i + x_j).sum(-1, keepdim=True), size_i
         if given is None:
             score = F.leaky_relu(score, 0.2)
         return softmax(score, index, ptr, size_i) * x_j
 
 
-@pytest.mark.parametrize("cls", [NoPointers, NonePointers, EqualToNone, WithDefault, Sized,
+@pytest.mark.parametrize("cls", [NoCount, NoneCount, EqualToNone, WithDefault, Sized,
                                  HandedOn, Attending, AttendingOnOneLine,
                                  AttendingRenamed])
 def test_messages_that_ask_what_they_were_passed(emulated, cls):

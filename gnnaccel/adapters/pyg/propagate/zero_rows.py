@@ -4,6 +4,7 @@ by ``index_add``, ``scatter_add`` or ``scatter_reduce``, in place or not.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -78,8 +79,9 @@ def _scatter_reduce(dim: Any, index: Any, src: Any, reduce: Any, *,
     return _of_rows(index, src), src, dim, reduce
 
 
-_REDUCES = {"index_add": _index_add, "scatter_add": _scatter_add,
-            "scatter_reduce": _scatter_reduce}
+_REDUCES: dict[str, Callable[..., tuple]] = {
+    "index_add": _index_add, "scatter_add": _scatter_add,
+    "scatter_reduce": _scatter_reduce}
 
 
 def _of_rows(index: Any, src: Any) -> Any:

@@ -143,13 +143,11 @@ def _wrapped(native: Callable) -> Callable:
         if _here.inside or is_compiling():
             return native(self, *args, **kwargs)
         return outermost(native, self, args, kwargs)
-
     return call
 
 
 def outermost(native: Callable, module: nn.Module, args: tuple, kwargs: dict) -> Any:
-    """A call ``native(module, ...)`` that is in no other one that is looked after: replayed,
-    watched or just run."""
+    """A call ``native(module, ...)``, which is replayed, watched or just run."""
     if _here.inside:
         return native(module, *args, **kwargs)
     entry = _entries.get(id(module))

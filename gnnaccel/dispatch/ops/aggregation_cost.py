@@ -87,7 +87,8 @@ def _on_cuda(graph: OpGraph, given: Aggregation, mode: str) -> Estimate:
     native = _natively(rates, by_host, mode, plain)
     rate = (kernels["gather_l2"]
             if graph.num_src * rows <= kernels["l2_bytes"] else kernels["gather_hbm"])
-    launches = calls * rates["launches"][mode]
+    besides = rates.get("anew", _NO_COPIES)[mode] if given.anew else 0
+    launches = calls * rates["launches"][mode] + besides
     if plain and not given.x.is_contiguous():
         launches += rates.get("copied", _NO_COPIES)[mode]
     if type(given.more) is Generated:
@@ -97,7 +98,7 @@ def _on_cuda(graph: OpGraph, given: Aggregation, mode: str) -> Estimate:
     once = None
     if plain and "once_passes" in rates:
         once = (moved * rates["once_passes"][mode] / kernels["native_bandwidth"]
-                + rates["once_launches"][mode] * launch)
+                + (rates["once_launches"][mode] + besides) * launch)
         once = once if _MARGIN * once < native else None
     built = 1 if mode == "forward" else 2
     there = csc_of(graph.edge_index) is not None

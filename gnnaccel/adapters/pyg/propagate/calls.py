@@ -83,6 +83,8 @@ def _read(layer: Any, native: Any, edge_index: Any, kwargs: dict, found: reading
           config: Config, start: int, memory: layer_memory.LayerMemory | None = None) -> Any:
     """A call that was read, decided and run. ``memory``: the layer's, if the call was read as the
     one that this has."""
+    if found.known.traced:
+        found = found._replace(given=found.given._replace(anew=True))
     (graph, given, form, known, reduces, matrix), seen = found, kwargs
     stacked, asked = memory is None and reading.moved(layer, form, kwargs), config
     if matrix is not None:

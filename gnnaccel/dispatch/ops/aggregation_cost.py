@@ -87,7 +87,7 @@ def _on_cuda(graph: OpGraph, given: Aggregation, mode: str) -> Estimate:
     native = _natively(rates, by_host, mode, plain)
     rate = (kernels["gather_l2"]
             if graph.num_src * rows <= kernels["l2_bytes"] else kernels["gather_hbm"])
-    besides = rates.get("anew", _NO_COPIES)[mode] if given.anew else 0
+    besides = _anew(given, mode)
     launches = calls * rates["launches"][mode] + besides
     if plain and not given.x.is_contiguous():
         launches += rates.get("copied", _NO_COPIES)[mode]
@@ -115,6 +115,13 @@ def _natively(rates: dict[str, Any], gathered: float, mode: str, plain: bool) ->
     thread = rates.get("thread", 0) if plain and mode == "training" else 0
     launched = (rates["native_launches"][mode] - thread) * kernels["launch"]
     return passes + launched if plain else max(passes, launched)
+
+
+def _anew(given: Aggregation, mode: str) -> float:
+    """Launches for what is read and decided in each call."""
+    rates = constants()["aggregation"]["cuda"]
+    rates = rates["generated"] if type(given.more) is Generated else rates
+    return rates["anew"][mode] if given.anew else 0
 
 
 def _besides(more: Generated, mode: str) -> float:

@@ -8,7 +8,7 @@ from torch import Tensor
 from gnnaccel.cuda import nvrtc
 from tests.emulation.guards import guarded
 
-needs_nvrtc = pytest.mark.skipif(nvrtc.library_path() is None, reason=nvrtc.MISSING)
+needs_nvrtc = pytest.mark.skipif(nvrtc.found_at() is None, reason=nvrtc.MISSING)
 
 #: half an ulp, relative: what storing a result in this dtype may cost
 ROUNDING = {torch.float64: 2.0**-53, torch.float32: 2.0**-24, torch.float16: 2.0**-11,

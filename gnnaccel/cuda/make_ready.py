@@ -92,7 +92,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--arch", type=int, nargs="+", default=ARCHITECTURES,
                         choices=nvrtc.ARCHITECTURES, metavar="SM")
     options = parser.parse_args(arguments)
-    if nvrtc.library_path() is None:
+    if nvrtc.found_at() is None:
         print(f"{nvrtc.MISSING}; pip install nvidia-cuda-nvrtc", file=sys.stderr)
         return 2
     begin, wanted = time.perf_counter(), builds(architectures=options.arch)

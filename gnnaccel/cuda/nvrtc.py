@@ -24,7 +24,7 @@ class NvrtcError(RuntimeError):
 
 
 @functools.cache
-def library_path() -> pathlib.Path | None:
+def found_at() -> pathlib.Path | None:
     """libnvrtc of an installed ``nvidia-cuda-nvrtc`` wheel (any CUDA major), or None without
     one."""
     for distribution in importlib.metadata.distributions():
@@ -39,7 +39,7 @@ def library_path() -> pathlib.Path | None:
 
 @functools.cache
 def _library() -> ctypes.CDLL:
-    path = library_path()
+    path = found_at()
     if path is None:
         raise FileNotFoundError(MISSING)
     library = ctypes.CDLL(str(path))

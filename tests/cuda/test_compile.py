@@ -47,7 +47,7 @@ def _stands_alone(family):
 def _cases():
     """(family, defines) of every family; without the list of variants, the families that need no
     definitions."""
-    if nvrtc.library_path() is None:
+    if nvrtc.found_at() is None:
         return []
     if not VARIANTS:
         return [(family, ()) for family in sources.families() if _stands_alone(family)]

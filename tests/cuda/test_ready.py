@@ -233,7 +233,7 @@ def test_git_leaves_the_files_alone():
 def _cubin(family: str, defines: tuple, arch: int) -> tuple[bytes, tuple[int, int]]:
     """The kernels for this GPU, with the version of the compiler: CuPy's, where NVRTC is no
     package."""
-    if nvrtc.library_path() is not None:
+    if nvrtc.found_at() is not None:
         return nvrtc.cubin(family, defines, arch), nvrtc.version()
     import cupy
 

@@ -22,7 +22,7 @@ TAKEN = r"""
 z = torch.zeros(dim_size, inputs.size(1), LIKE)\nz.index_add_(0, index, inputs)\nreturn z
 z = inputs.new_zeros(dim_size, inputs.shape[-1])\nreturn z.index_add(-2, index, inputs) * 2
 return torch.index_add(torch.zeros((dim_size, 12)).to(inputs), 0, index, inputs).sigmoid()
-return torch.zeros(dim_size, 12, dtype=inputs.dtype).index_add_(0, index=index, source=inputs)
+return torch.zeros(dim_size, 12, LIKE).index_add_(0, index=index, source=inputs)
 z = torch.zeros(dim_size, 12).to(inputs)\nreturn z.scatter_add_(0, SPREAD, inputs)
 return ZEROS.scatter_add(0, index.view(-1, 1).expand(-1, inputs.size(1)), inputs)
 return inputs.new_zeros((dim_size, 12)).scatter_add(0, index[:, None].repeat(1, 12), src=inputs)

@@ -145,8 +145,7 @@ class Rows:
         to have some. Kept once the device has reported. ``repeated``: the caller will ask again and
         has to get as many tensors, whatever is known by then."""
         device = self.indptr.device
-        stream = torch._C._cuda_getCurrentRawStream(device.index) if device.type == "cuda" else 0
-        key = "bare", stream  # whoever runs on another would have to wait for it
+        key = "bare", capture.stream(device)  # whoever runs on another would have to wait for it
         anew = repeated or capture.capturing()
         if key in self.made and not anew:
             return self.made[key]

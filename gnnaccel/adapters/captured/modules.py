@@ -396,5 +396,3 @@ def told(module: nn.Module | str, why: str) -> str:
         _log.info("gnnaccel: calls of %s are not captured: %s", name, why)
     _refused[name, why] += 1
     return why
-
-

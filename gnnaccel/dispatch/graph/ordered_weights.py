@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gnnaccel.cuda import capture
 from gnnaccel.cuda.structure import Rows
 from gnnaccel.dispatch.graph.tensor_ref import MemoryRef
 from gnnaccel.dispatch.policy.names import IdentityMap
@@ -71,7 +72,7 @@ class _Entry:
 
     def __init__(self, key: tuple, weight: Tensor):
         self.key, self.memory = key, MemoryRef(weight)
-        self.stream = _stream(weight)
+        self.stream = capture.stream(weight.device)
         self.seen = [0, 0]
         self.found: list[Placed | None] = [None, None]
 
@@ -111,7 +112,7 @@ class PlacedWeights:
         if entry.found[by_src] is None and entry.seen[by_src] > 1 and not _capturing(weight):
             entry.found[by_src] = _placed(weight, rows())
         stream = (torch._C._cuda_getCurrentRawStream(weight.device.index) if weight.is_cuda
-                  else 0)  # `_stream`
+                  else 0)  # as `capture.stream`, without its call
         return entry.found[by_src] if entry.stream == stream else None
 
     def nbytes(self) -> int:
@@ -128,10 +129,6 @@ def _placed(weight: Tensor, rows: Rows) -> Placed:
     # but an index must fit
     order = rows.place.clamp(0, weight.shape[0] - 1)
     return rows, weight.detach().float().index_select(0, order)
-
-
-def _stream(weight: Tensor) -> int:
-    return torch._C._cuda_getCurrentRawStream(weight.device.index) if weight.is_cuda else 0
 
 
 def _capturing(weight: Tensor) -> bool:

@@ -14,9 +14,11 @@ from gnnaccel.cuda import gated
 from gnnaccel.cuda.launch import dense
 from gnnaccel.dispatch.ops import torch_ops
 from gnnaccel.dispatch.ops.graph import OpGraph
+from gnnaccel.dispatch.plan import cost
 from gnnaccel.dispatch.run.autograd import Operation
 
 OPERANDS = ("left", "right", "edge", "values")
+seconds = cost.plain  # as of a `Candidate`, by us or natively
 EPSILON = 1e-6
 FORMULAS = {"gated": "score[e] = left[j] + right[i] + edge[e]; "
                      "out[i] = (sum of sigmoid(score[e]) * values[j]) / (sum of "

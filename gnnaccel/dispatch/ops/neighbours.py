@@ -14,10 +14,12 @@ from gnnaccel.cuda.extremum import Variant as Extremum
 from gnnaccel.cuda.launch import dense
 from gnnaccel.dispatch.ops import cuda_functions, torch_ops
 from gnnaccel.dispatch.ops.graph import OpGraph
+from gnnaccel.dispatch.plan import cost
 from gnnaccel.dispatch.run.autograd import Operation, gradients, stand_in, wants_grad
 
 #: names of the operands; all but the first may be missing, and "max" takes no other but the weight
 OPERANDS = ("x", "weight", "scale_src", "scale_dst", "bias")
+seconds = cost.plain  # as of a `Candidate`, by us or natively
 #: what is computed over the edges e = (j, i), for reading; what is in brackets where the layer has
 #: it
 FORMULAS = {"sum": "out[i] = [scale_dst[i] *] sum of [weight[e] *] [scale_src[j] *] x[j] [+ bias]",

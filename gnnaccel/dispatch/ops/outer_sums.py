@@ -18,6 +18,7 @@ from gnnaccel.cuda import outer_sum
 from gnnaccel.cuda.launch import dense
 from gnnaccel.dispatch.ops import cuda_functions, torch_ops
 from gnnaccel.dispatch.ops.graph import OpGraph
+from gnnaccel.dispatch.plan.cost import constants
 from gnnaccel.dispatch.run.autograd import Operation
 
 OPERANDS = ("x", "edge")
@@ -101,13 +102,15 @@ class _OuterSum(Operation):
         return by_operations(self.graph, self.reduce, x, edge)
 
 
-def seconds(request: Any, ours: bool, rates: dict[str, Any], gpu: dict[str, Any]) -> float:
+def seconds(request: Any, ours: bool) -> float | None:
     """An estimate of a call on a GPU, by us or natively: products and traffic, or the host's time
-    if that is more.
+    if that is more. None on a CPU, where the host's own code is as good.
 
-    request: a `PlainRequest`, whose numbers of nodes and edges are classes of magnitude. rates:
-    "outer" of ``constants.json``; gpu: its "cuda".
+    request: a `PlainRequest`, whose numbers of nodes and edges are classes of magnitude.
     """
+    if request.device != "cuda":
+        return None
+    gpu, rates = constants()["cuda"], constants()["aggregation"]["cuda"]["outer"]
     form, mode = form_of(request.reduce), "training" if request.grad else "forward"
     edges, nodes = (0.75 * (1 << bits) for bits in (request.edge_bits, request.dst_bits))
     if ours:

@@ -12,8 +12,10 @@ from gnnaccel.cuda import multi_reduce as kernels
 from gnnaccel.cuda.aggregate import factored
 from gnnaccel.dispatch.ops import multi_reduce
 from gnnaccel.dispatch.ops.graph import OpGraph
+from gnnaccel.dispatch.plan import cost
 
 OPERANDS = ("x", "edge")
+seconds = cost.plain  # as of a `Candidate`, by us or natively
 _WITH_EDGES = "several with edges"
 FORMULAS = {"several": "out[i] = several reduces of x[j], side by side",
             _WITH_EDGES: "out[i] = several reduces of x[j] + y[e], side by side"}

@@ -10,7 +10,6 @@ import torch
 
 from gnnaccel.cuda.layout import MAX_WIDTH, TYPES
 from gnnaccel.dispatch.ir import patterns
-from gnnaccel.dispatch.ops import outer_sums
 from gnnaccel.dispatch.ops.plain import PlainRequest, operation
 from gnnaccel.dispatch.plan import compiling, cost
 from gnnaccel.dispatch.plan.compiling import device_reason
@@ -153,12 +152,7 @@ def _plain_cuda_reasons(request: PlainRequest, config: Config) -> list[Reason]:
 
 
 def _plain_seconds(ours: bool) -> Callable[[PlainRequest], float | None]:
-    def seconds(request: PlainRequest) -> float | None:
-        if operation(request.reduce) is outer_sums:
-            return cost.outer(request, ours)
-        return cost.once(request, ours, request.parts, request.width << request.edge_bits)
-
-    return seconds
+    return lambda request: operation(request.reduce).seconds(request, ours)
 
 
 native_plain = _plain_seconds(False)

@@ -15,7 +15,6 @@ import torch
 
 from gnnaccel.dispatch.ir import patterns
 from gnnaccel.dispatch.ir.patterns import Attention
-from gnnaccel.dispatch.ops import outer_sums
 from gnnaccel.dispatch.plan.request import Request
 from gnnaccel.dispatch.policy import calibration
 
@@ -171,13 +170,9 @@ def once(request: Any, ours: bool, relations: int, numbers: float) -> float | No
     return max(line(host, 1, relations, numbers), device * numbers)
 
 
-def outer(request: Any, ours: bool) -> float | None:
-    """Seconds of sums of outer products (`outer_sums`), by us or of the host's matrices for each
-    edge; None on a CPU, where the host's own code is as good."""
-    if request.device != "cuda":
-        return None
-    found = constants()
-    return outer_sums.seconds(request, ours, found["aggregation"]["cuda"]["outer"], found["cuda"])
+def plain(request: Any, ours: bool) -> float | None:
+    """`once`, of an operation of a plain layer (`ops.plain.PlainRequest`)."""
+    return once(request, ours, request.parts, request.width << request.edge_bits)
 
 
 def _numbers(request: Request) -> int:

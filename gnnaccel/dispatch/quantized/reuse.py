@@ -14,9 +14,9 @@ from __future__ import annotations
 import threading
 import weakref
 
-import torch
 from torch import Tensor
 
+from gnnaccel.cuda import capture
 from gnnaccel.cuda.quantize import Int8Rows
 from gnnaccel.dispatch.graph.tensor_ref import TensorRef
 from gnnaccel.dispatch.quantized import settings
@@ -36,7 +36,7 @@ def offer(x: Tensor, stored: Int8Rows | Entry) -> None:
     def forget(ref: weakref.ref) -> None:
         offers[:] = [found for found in offers if found[0] is not ref]
 
-    offers.append((TensorRef(x, forget), _stream(x), stored))
+    offers.append((TensorRef(x, forget), capture.stream(x.device), stored))
     del offers[:-_KEPT]
 
 
@@ -48,7 +48,7 @@ def take(x: Tensor) -> Int8Rows | Entry | None:
     for i, (ref, stream, stored) in enumerate(offers):
         if ref() is x:
             del offers[i]
-            return stored if ref.unmoved(x) and stream == _stream(x) else None
+            return stored if ref.unmoved(x) and stream == capture.stream(x.device) else None
     return None
 
 
@@ -61,7 +61,3 @@ def rows_of(x: Tensor) -> Int8Rows | None:
 def forget() -> None:
     """Drop this thread's offers."""
     _local.__dict__.clear()
-
-
-def _stream(x: Tensor) -> int:
-    return torch._C._cuda_getCurrentRawStream(x.device.index) if x.is_cuda else 0

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gnnaccel.cuda import segment_gemm
+from gnnaccel.cuda import capture, segment_gemm
 from gnnaccel.cuda.segment_direct import direct_plan
 from gnnaccel.cuda.segment_plan import Segments, shared_limit
 from gnnaccel.dispatch.graph.view import kernels_run_on
@@ -63,8 +63,7 @@ def _tall(x: Tensor, weight: Tensor, columns: int) -> Segments | None:
         return None
     if x.is_cuda and torch.cuda.is_current_stream_capturing():
         return None
-    return _whole(x.shape[0], x.device,
-                  torch._C._cuda_getCurrentRawStream(x.device.index) if x.is_cuda else 0)
+    return _whole(x.shape[0], x.device, capture.stream(x.device))
 
 
 @functools.lru_cache(maxsize=256)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch_geometric.nn import (FiLMConv, GCNConv, GENConv, GINConv, GINEConv, GraphConv,
                                 MessagePassing, PNAConv, SAGEConv, SimpleConv, aggr)
+from torch_geometric.utils import scatter
 
 import gnnaccel
 from gnnaccel.adapters.pyg.propagate import calls, reading, tracing
@@ -47,6 +48,30 @@ class Weighted(MessagePassing):
         return w.view(-1, 1) * x_j
 
 
+class Quotient(Own):
+    """A user's layer that divides one sum of messages by another, in its own ``aggregate``."""
+
+    def aggregate(self, inputs, index, dim_size):
+        above, below = [scatter(one, index, 0, dim_size) for one in (inputs, inputs.abs())]
+        return self.alpha * above / (below + self.scale)
+
+
+class Averaged(Weighted):
+    """A user's layer whose own ``aggregate`` averages messages and scales the result."""
+
+    scale = 0.5
+
+    def aggregate(self, inputs, index, dim_size):
+        return scatter(inputs, index, 0, dim_size, reduce="mean") * self.scale
+
+
+class Untold(Weighted):
+    """A user's layer whose own ``aggregate`` says nothing of the number of nodes."""
+
+    def aggregate(self, inputs, index):
+        return scatter(inputs, index, 0)
+
+
 class Statistics(MessagePassing):
     """A user's layer whose message keeps statistics, and the last scores on the layer."""
 
@@ -79,6 +104,7 @@ LAYERS = {
     "GENConv power": (lambda: GENConv(F, 6, aggr="powermean", learn_p=True), 0),
     "FiLMConv": (lambda: FiLMConv(F, 6), 0), "SimpleConv": (lambda: SimpleConv(), None),
     "Own": (Own, EDGE), "Own max": (lambda: Own("max"), EDGE), "Weighted": (Weighted, None),
+    "Quotient": (Quotient, EDGE), "Averaged": (Averaged, None),
 }
 
 
@@ -305,6 +331,40 @@ def test_what_a_message_does_besides_is_done_in_each_call(reads):
 
 def cuda_calls(layer) -> int:
     return gnnaccel.stats()[type(layer).__name__]["routes"]["cuda"]
+
+
+@pytest.mark.parametrize("flow", ["source_to_target", "target_to_source"])
+def test_rows_that_nobody_says_the_number_of(reads, flow):
+    """Results end with the last node that an edge enters, over each graph anew."""
+    layer, place = Untold(flow=flow), int(flow == "source_to_target")
+    for times in range(8):
+        x, edge_index, w = inputs(None, nodes=20)
+        edge_index[place].clamp_(max=18)
+        edge_index[place, 3] = 18 + (times % 3 < 2)
+        for _ in range(2):
+            assert right(layer, (x, edge_index, w))
+    assert gnnaccel.stats()["Untold"]["routes"] == {"cuda": 12, "native": 4}
+
+
+def test_rows_that_are_counted_again_where_edges_changed(reads):
+    layer, (x, edge_index, w) = Untold(), inputs(None, nodes=20)
+    for last in (19, 19, 19, 15, 15, 19):
+        edge_index[1].clamp_(max=15)
+        edge_index[1, 3] = last
+        assert right(layer, (x, edge_index, w))
+        assert right(layer, (x, edge_index, w))
+        with gnnaccel.disabled():
+            expected = layer(x, edge_index, w)
+        assert layer(x, edge_index, w).shape == expected.shape == (last + 1, F)
+
+
+def test_a_call_of_an_own_aggregate_that_repeats_is_not_read_again(reads):
+    for name in ("Quotient", "Averaged"):
+        made, width = LAYERS[name]
+        layer, args, before = made(), inputs(width), len(reads)
+        for _ in range(4):
+            assert right(layer, args)
+        assert len(reads) == before + 1, name
 
 
 def test_arguments_of_another_kind(reads):

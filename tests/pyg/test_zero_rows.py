@@ -1,16 +1,13 @@
 """An ``aggregate`` that adds messages to zeros by torch's own functions."""
 from __future__ import annotations
 
-from typing import NamedTuple
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch_geometric import nn as pyg
 
 import gnnaccel
-from gnnaccel.dispatch.ops import aggregation_cost
 from tests.pyg import graphs
 from tests.pyg.generated_calls import both, routes
 from tests.pyg.generated_layers import WIDTH, Message
@@ -156,30 +153,3 @@ def test_a_function_that_is_replaced(kernels, monkeypatch):
     layer = made(TAKEN[0] + " * 1")
     both(kernels, layer, graphs.features(), graphs.square(), on_fallback="native")
     assert routes(layer) == {"native": 1}
-
-
-class Sizes(NamedTuple):
-    """Of a graph."""
-
-    num_src: int
-    num_edges: int
-    edge_index: torch.Tensor
-
-
-def test_the_price_knows_that_it_is_read_in_each_call(emulated, monkeypatch):
-    """The host's time decides over 100,000 edges of 64 channels; over a million kernels gain."""
-    asked, real = [], aggregation_cost.estimate
-    monkeypatch.setattr(aggregation_cost, "estimate",
-                        lambda graph, given, grad: asked.append(given) or real(graph, given, grad))
-    x, edge_index = graphs.features(width=WIDTH), graphs.square(edges=100_000)
-    for layer in (made("return ZEROS.index_add(0, index, inputs)", "x_j"), pyg.SimpleConv()):
-        with emulated.on(when="profitable", on_fallback="native"):
-            layer(x, edge_index)
-    own, base = asked
-    assert own.anew and not base.anew
-
-    for mode in ("forward", "training"):
-        few, many = (aggregation_cost._on_cuda(Sizes(edges // 10, edges, edge_index),
-                                               own._replace(shape=(64,)), mode)
-                     for edges in (100_000, 1_000_000))
-        assert few.gain < 0 < many.gain

@@ -35,8 +35,8 @@ class Aggregation(NamedTuple):
     """``x`` [num_src, *features]; ``weight`` [E, *features] of as many dimensions, which broadcast,
     or None; ``reduce``: one of `REDUCES`, or what `aggregation_means` has; ``shape``: of a message;
     ``more``: what else goes into it, then of that shape, and not with a power mean; ``layout``: how
-    kernels see weighted rows (`aggregation_cuda.layout_of`), None where nobody has asked yet;
-    ``anew``: what a user's ``aggregate`` comes to, which is read and decided in each call."""
+    kernels see weighted rows (`aggregation_cuda.layout_of`), None where nobody has asked
+    yet."""
 
     reduce: Reduce
     x: Tensor
@@ -44,7 +44,6 @@ class Aggregation(NamedTuple):
     shape: tuple[int, ...]
     more: More | None = None
     layout: tuple[int, int, str] | None = None
-    anew: bool = False
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:

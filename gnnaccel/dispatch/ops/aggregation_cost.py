@@ -87,8 +87,7 @@ def _on_cuda(graph: OpGraph, given: Aggregation, mode: str) -> Estimate:
     native = _natively(rates, by_host, mode, plain)
     rate = (kernels["gather_l2"]
             if graph.num_src * rows <= kernels["l2_bytes"] else kernels["gather_hbm"])
-    besides = _anew(given, mode)
-    launches = calls * rates["launches"][mode] + besides
+    launches = calls * rates["launches"][mode]
     if plain and not given.x.is_contiguous():
         launches += rates.get("copied", _NO_COPIES)[mode]
     if type(given.more) is Generated:
@@ -98,7 +97,7 @@ def _on_cuda(graph: OpGraph, given: Aggregation, mode: str) -> Estimate:
     once = None
     if plain and "once_passes" in rates:
         once = (moved * rates["once_passes"][mode] / kernels["native_bandwidth"]
-                + (rates["once_launches"][mode] + besides) * launch)
+                + rates["once_launches"][mode] * launch)
         once = once if _MARGIN * once < native else None
     built = 1 if mode == "forward" else 2
     there = csc_of(graph.edge_index) is not None
@@ -115,13 +114,6 @@ def _natively(rates: dict[str, Any], gathered: float, mode: str, plain: bool) ->
     thread = rates.get("thread", 0) if plain and mode == "training" else 0
     launched = (rates["native_launches"][mode] - thread) * kernels["launch"]
     return passes + launched if plain else max(passes, launched)
-
-
-def _anew(given: Aggregation, mode: str) -> float:
-    """Launches for what is read and decided in each call."""
-    rates = constants()["aggregation"]["cuda"]
-    rates = rates["generated"] if type(given.more) is Generated else rates
-    return rates["anew"][mode] if given.anew else 0
 
 
 def _besides(more: Generated, mode: str) -> float:

@@ -23,7 +23,7 @@ from gnnaccel.adapters.pyg.propagate.message import _named
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 from gnnaccel.adapters.pyg.propagate.traced import Param
 from gnnaccel.adapters.pyg.propagate.traced_layer import Layer
-from gnnaccel.adapters.pyg.propagate.traced_modules import looks, module_of
+from gnnaccel.adapters.pyg.propagate.traced_modules import functions, looks, module_of
 
 #: what a function may name of batches, tensors and torch
 NAMES = generated.NAMES | node_values.NAMES | {"src", "dst", "data", "mailbox", "softmax", "max",
@@ -87,24 +87,29 @@ class Held(Layer):
     def __call__(self, x: Any) -> Any:
         if not isinstance(self._traced_layer, nn.Module):
             raise Unseen
-        self._traced_called.append(looks(self._traced_layer))
+        self._traced_called.append(_as_called(self._traced_layer))
         return module_of(self._traced_layer, self._unknown)(x)
 
     def _unknown(self, module: nn.Module, *names: str) -> Any:
         raise Unseen
 
 
+def _as_called(module: nn.Module) -> tuple:
+    """What the result of a call of the module depends on."""
+    return functions(), looks(module)
+
+
 class _Seen(NamedTuple):
     """What was read of an object. ``called``: how it looked when it was called, if it was."""
 
     held: weakref.ref
-    read: tracing.Trace
+    read: guarded.Guards
     called: tuple | None
 
     def holds(self) -> bool:
         held = self.held()
-        return (held is not None and self.read.holds(held)
-                and (self.called is None or looks(held) == self.called))
+        return (held is not None and self.read.hold(held)
+                and (self.called is None or _as_called(held) == self.called))
 
 
 class Guard(NamedTuple):
@@ -197,8 +202,7 @@ class Run:
         """What the run depended on, whether or not it came to an end."""
         function, bound, cells = self.function
         seen = tuple(_Seen(weakref.ref(one._traced_layer),
-                           tracing.Trace(None, (), (), one._traced_read, (),
-                                         tuple(one._traced_watched)),
+                           guarded.Guards(one._traced_read, (), tuple(one._traced_watched)),
                            one._traced_called[-1] if one._traced_called else None)
                      for one in self._held)
         return Guard(function.__code__, function.__globals__,

@@ -6,6 +6,7 @@ that is reduced. What torch makes of the results node by node, torch does afterw
 """
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +21,7 @@ from gnnaccel.adapters.pyg.propagate.traced_aggregates import Traced, aggregated
 from gnnaccel.cuda import capture
 from gnnaccel.dispatch.generated.messages import Generated, Part, Several
 from gnnaccel.dispatch.graph import self_loops
+from gnnaccel.dispatch.graph.tensor_ref import TensorRef
 from gnnaccel.dispatch.ops.aggregation import Reduce
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.policy.reasons import Reason
@@ -59,8 +61,34 @@ def read(layer: Any, known: reading.Known, edge_index: Any, kwargs: dict) -> rea
                  else reading.read_as(form, layer, edge_index, kwargs, summed.known))
     if type(found) is Reason:
         return why if found.code in reading.NO_FORM else found
-    fits = found.graph.num_dst <= trace.most and _rows_are_nodes(found.graph, summed, kwargs)
-    return found if fits else why
+    if found.graph.num_dst > trace.most or not _rows_are_nodes(found.graph, summed, kwargs):
+        return why
+    alike = _alike(layer, found, trace, summed, kwargs)
+    return found._replace(form=found.form._replace(alike=alike))
+
+
+def _alike(layer: Any, found: reading.Read, trace: tracing.Trace, summed: _Summed,
+           kwargs: dict) -> Callable[[Any, dict, OpGraph, bool], bool]:
+    """`Form.alike` of calls like the one that was ``found``."""
+    of_message, count, edge_index = found.form.alike, found.graph.num_dst, found.graph.edge_index
+    dtype, square = torch.get_default_dtype(), tracing.square(layer, kwargs)
+    counted = None if summed.sized or edge_index.is_inference() else TensorRef(edge_index)
+
+    def alike(layer: Any, kwargs: dict, graph: OpGraph, whole: bool) -> bool:
+        if (torch.get_default_dtype() is not dtype or graph.num_dst > trace.most
+            or tracing.square(layer, kwargs) is not square
+            or self_loops.of(graph.edge_index) is not None):
+            return False
+        if of_message is not None and not of_message(layer, kwargs, graph, whole):
+            return False
+        if not trace.suits(kwargs, graph.num_edges) or (
+            (whole or summed.messages is None) and not trace.holds(layer, graph.num_edges)):
+            return False
+        known = (counted is not None and counted.unmoved(graph.edge_index)
+                 and graph.num_dst == count and not _replayed_over_others())
+        return _rows_are_nodes(graph, summed, kwargs, known)
+
+    return alike
 
 
 def _form(trace: tracing.Trace, source: str | None, messages: tuple[generated.Message, ...],
@@ -88,13 +116,19 @@ def _together(parts: list[Generated]) -> Generated | Several:
     return parts[0] if len(parts) == 1 else Several(tuple(parts))
 
 
-def _rows_are_nodes(graph: OpGraph, summed: _Summed, kwargs: dict) -> bool:
+def _replayed_over_others() -> bool:
+    """Whether this call is being captured, to be replayed over edges that may be others."""
+    return capture.capturing() and capture.here.held is None
+
+
+def _rows_are_nodes(graph: OpGraph, summed: _Summed, kwargs: dict, counted: bool = False) -> bool:
     """Whether results have a row for each node that receives. Reductions that are not told how many
     rows to make end with the last node that an edge enters: the device is asked for it, as the host
-    asks."""
-    if any(kwargs[name].shape[0] != graph.num_dst for name in summed.sizes):
-        return False
-    if summed.sized or not graph.num_edges:
+    asks, unless it was ``counted`` over these edges."""
+    for name in summed.sizes:
+        if kwargs[name].shape[0] != graph.num_dst:
+            return False
+    if summed.sized or counted or not graph.num_edges:
         return summed.sized
     return not capture.capturing() and int(graph.index("v").max()) + 1 == graph.num_dst
 

@@ -83,8 +83,6 @@ def _read(layer: Any, native: Any, edge_index: Any, kwargs: dict, found: reading
           config: Config, start: int, memory: layer_memory.LayerMemory | None = None) -> Any:
     """A call that was read, decided and run. ``memory``: the layer's, if the call was read as the
     one that this has."""
-    if found.known.traced:
-        found = found._replace(given=found.given._replace(anew=True))
     (graph, given, form, known, reduces, matrix), seen = found, kwargs
     stacked, asked = memory is None and reading.moved(layer, form, kwargs), config
     if matrix is not None:
@@ -116,7 +114,7 @@ def _read(layer: Any, native: Any, edge_index: Any, kwargs: dict, found: reading
         and not capture.capturing()):
         if decision.run is not None and memory is None:
             new_graphs_taken.remember(layer, edge_index, kwargs, found, decision, config, fresh)
-        elif decision.run is not None and fresh is not None:
+        elif decision.run is not None and fresh is not None and len(reduces) == 1:
             memory.taken_once[_grad()].decided(  # type: ignore[union-attr]  # as it was read by it
                 found, decision, fresh)
         if not decision.again:

@@ -7,6 +7,7 @@ over the same edges (`repeated_calls`) or over new ones (`new_graphs_taken`, `ne
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from operator import itemgetter
 from typing import Any
 
@@ -14,7 +15,8 @@ import torch
 
 from gnnaccel.adapters.pyg import guards
 from gnnaccel.adapters.pyg.propagate import reading
-from gnnaccel.dispatch.ops.aggregation import Aggregation
+from gnnaccel.dispatch.generated.messages import Part
+from gnnaccel.dispatch.ops.aggregation import Aggregation, Reduce
 from gnnaccel.dispatch.policy.config import Config
 from gnnaccel.dispatch.policy.reasons import Reason
 
@@ -77,11 +79,15 @@ def rows_like(arguments: Arguments, edges: int) -> list[tuple[bool, bool, bool]]
     return [(n == edges, n == rows[0], n == before) for n, before in zip(rows, [-1, *rows])]
 
 
+def _nothing() -> None:
+    """In place of a reference to the aggregation of a layer that has none."""
+
+
 class Described:
     """A call by kernels, as others may be like it.
 
     ``arguments``: as `described`; ``settings``, ``stamp``: of the layer, as `reading` has them;
-    ``module``, ``module_class``, ``module_path``: the aggregation, its class, and what it runs;
+    ``module``, ``module_class``, ``module_paths``: the aggregation, its class, and what it runs;
     ``form``: of the message; ``reduce``: as of `Aggregation`, None where its numbers may be others
     at the next call; ``shape``: as of `Aggregation` where messages are rows of the features as
     they are, or these with weights over the same edges, else None; ``layout``: as of `Aggregation`;
@@ -89,19 +95,24 @@ class Described:
     """
 
     __slots__ = ("epoch", "arguments", "cls", "settings", "known", "stamp", "module",
-                 "module_class", "module_path", "form", "reduce", "shape", "layout", "bare")
+                 "module_class", "module_paths", "form", "reduce", "shape", "layout", "bare")
     layout: tuple[int, int, str] | None
+    module: Callable[[], Any]
+    module_paths: tuple[Any, ...]
+    reduce: Reduce | None
 
     def __init__(self, layer: Any, kwargs: dict, found: reading.Read, config: Config):
         self.epoch, self.arguments = config.epoch, described(kwargs)
         self.cls, self.settings = type(layer), reading.SETTINGS(layer.__dict__)
         self.known, self.stamp = found.known, found.known.stamp(layer)
         module = layer.aggr_module
-        self.module, self.module_class = weakref.ref(module), type(module)
-        self.module_path = guards.aggregation_path(type(module))
+        self.module_class = type(module)
+        self.module, self.module_paths = (
+            (_nothing, ()) if module is None
+            else (weakref.ref(module), (guards.aggregation_path(type(module)),)))
         given, self.form = found.given, found.form
-        self.reduce = given.reduce if type(given.reduce) is str else None
-        plain = (self.reduce is not None and len(found.reduces) == 1 and given.more is None
+        self.reduce = given.reduce if type(given.reduce) in (str, Part) else None
+        plain = (type(self.reduce) is str and len(found.reduces) == 1 and given.more is None
                  and self.form.more is None and self.form.apply is None
                  and given.x is reading.source(kwargs, self.form.source))
         self.shape = given.shape if plain else None
@@ -116,13 +127,14 @@ class Described:
         if (self.epoch != config.epoch or module is not self.module()
             or type(module) is not self.module_class):
             return False
-        within = module.__dict__
-        if any(reading.MODULE_HOOKS(within)) or not guards.REDUCING.isdisjoint(within):
-            return False
+        if module is not None:
+            within = module.__dict__
+            if any(reading.MODULE_HOOKS(within)) or not guards.REDUCING.isdisjoint(within):
+                return False
         if (self.settings != reading.SETTINGS(own) or any(reading.HOOKS(own))
             or not reading.OVERRIDES.isdisjoint(own)):
             return False
-        if (type(layer) is not self.cls or not self.known.path.same(self.module_path)
+        if (type(layer) is not self.cls or not self.known.path.same(*self.module_paths)
             or guards.context_reason() is not None):
             return False
         return self.stamp is None or self.stamp == self.known.stamp(layer)

@@ -2,12 +2,13 @@
 from __future__ import annotations
 
 import functools
+import types
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
-from gnnaccel.adapters.pyg.propagate.traced_modules import looks
+from gnnaccel.adapters.pyg.propagate.traced_modules import functions, looks
 
 PLAIN = (int, float, bool, str, type(None))
 HOLDS_OTHERS = (list, tuple, dict, functools.partial)
@@ -41,6 +42,58 @@ class EdgeRows(NamedTuple):
 
     tail: tuple[int, ...]
     dtype: Any
+
+
+class Guards:
+    """All that a traced function read.
+
+    ``read``: of an object, such as the layer, by the names that lead there, as `seen` keeps it;
+    ``cells``: variables of functions around it, with what they held; ``watched``: what it and
+    others name, with the places where that stands. ``steps`` leads to what was read: the place of
+    an earlier step, the attribute to take there, and what it was."""
+
+    __slots__ = ("read", "cells", "watched", "steps", "functions")
+
+    def __init__(self, read: dict[tuple[str, ...], Any],
+                 cells: tuple[tuple[types.CellType, Any], ...] = (),
+                 watched: tuple[tuple[Any, str, Any], ...] = ()):
+        self.read, self.cells, self.watched = read, cells, watched
+        places: dict[tuple[str, ...], int] = {(): 0}
+        self.steps: list[tuple[int, str, Any]] = []
+        for names in read:
+            for depth in range(1, len(names) + 1):
+                path = names[:depth]
+                if path not in places:
+                    places[path] = len(places)
+                    self.steps.append((places[path[:-1]], path[-1], read.get(path, _ANYTHING)))
+        kept = (*read.values(), *[was for _, _, was in watched])
+        self.functions = functions() if any(map(_has_modules, kept)) else None
+
+    def hold(self, of: Any, edges: int | None = None) -> bool:
+        """Whether all is as it was, in a call over so many edges."""
+        values = [of]
+        for at, name, was in self.steps:
+            value = getattr(values[at], name, Unseen)
+            values.append(value)
+            # most is the same object: without a call
+            if value is not was and was is not _ANYTHING and not still(value, was, edges):
+                return False
+        for cell, was in self.cells:
+            if cell.cell_contents is not was and not same(cell.cell_contents, was):
+                return False
+        for place, name, was in self.watched:
+            value = place.get(name, Unseen)
+            if value is not was and not still(value, was, edges):
+                return False
+        return self.functions is None or self.functions == functions()
+
+
+_ANYTHING = object()
+
+
+def _has_modules(was: Any) -> bool:
+    """Whether what was `seen` is a module, or may hold some."""
+    return isinstance(was, Contents) or type(was) is Look and isinstance(was.value, nn.Module)
 
 
 def seen(value: Any) -> Any:
@@ -101,10 +154,3 @@ def may_have_edges(was: Any, edges: int) -> bool:
     """Whether what was ``seen`` is a tensor that may have a row for each of so many edges."""
     return type(was) is Look and isinstance(was.value, Tensor) and (
         edge_rows(was.value, edges) is not None)
-
-
-def found(layer: Any, names: tuple[str, ...]) -> Any:
-    """What stands at the end of these names; Unseen where nothing does."""
-    for name in names:
-        layer = getattr(layer, name, Unseen)
-    return layer

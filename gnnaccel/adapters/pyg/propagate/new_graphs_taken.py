@@ -65,7 +65,7 @@ class Taken(Described):
             return None
         if form.alike is not None and not form.alike(layer, kwargs, graph, False):
             return None
-        seen = completing.arguments(form, layer, graph, kwargs)
+        seen = completing.arguments(form, layer, graph, kwargs, self.known.traced)
         given: Any = self.stated(layer, kwargs, edge_index.shape[1])
         given = completing.completed(layer, form, graph, given, seen, True)
         shares = None if type(given) is Reason else aggregation_cuda.shares(graph, given)
@@ -93,14 +93,16 @@ class Taken(Described):
         graph, form = self._graph(layer, edge_index, kwargs), self.form
         if graph is None:
             return None
+        if form.alike is not None and not form.alike(layer, kwargs, graph, True):
+            return None
         given: Any = self.stated(layer, kwargs, edge_index.shape[1])
         if type(given) is Aggregation and form.more is not None:
-            if form.alike is not None and not form.alike(layer, kwargs, graph, True):
-                return None
             given = completing.with_more(layer, form, graph, given, kwargs, form.costly)
         if type(given) is not Aggregation:
             return None
-        return reading.Read(graph, given, form, self.known, (given.reduce,))
+        reduces = (reading.reductions(layer, self.known) if self.known.traced
+                   else (given.reduce,))
+        return reading.Read(graph, given, form, self.known, reduces)
 
     def _graph(self, layer: Any, edge_index: Tensor, kwargs: dict) -> OpGraph | None:
         form = self.form
@@ -144,6 +146,9 @@ class Summed(Taken):
         if type(sizes) is Reason:
             return None
         graph = OpGraph(edge_index, *sizes, self.settings[2] != "source_to_target")
+        if form.alike is not None and not form.alike(layer, kwargs, graph, True):
+            return None
+        seen = completing.arguments(form, layer, graph, kwargs, self.known.traced)
         given: Any = self.stated(layer, kwargs, edges)
         if form.unfinished:
             given = completing.completed(layer, form, graph, given, kwargs)
@@ -152,22 +157,24 @@ class Summed(Taken):
         missed.seconds += self.gain * edges
         counters.count(self.cls.__name__, "cuda")
         out = aggregation_once.run(graph, given)
-        return out if self.bare else reading.finished(layer, self.known, False, out, kwargs)
+        return out if self.bare else reading.finished(layer, self.known, False, out, seen)
 
 
 def remember(layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read, decision: Decision,
              config: Config, fresh: bool | None) -> None:
     """Keep what was found out for one call by kernels, for those alike. ``fresh``: whether the
     graph had no structure; None where the decision is not to be kept."""
-    if (found.matrix is not None or found.known.aggregate is not None or found.form.stacked
-            or not reading.settled(layer.aggr_module)
+    traced = found.known.traced
+    if (found.matrix is not None or found.form.stacked
+            or (not traced and (found.known.aggregate is not None
+                                or not reading.settled(layer.aggr_module)))
             or reading.stacked(layer, reading.source(kwargs, found.form.source))):
         return
     if decision.run is aggregation_once.run:
         one: Taken = Summed(layer, edge_index, kwargs, found, decision, config)
     elif decision.plan.route == "cuda" and not decision.again:
         one = Taken(layer, edge_index, kwargs, found, config)
-        if fresh is not None:
+        if fresh is not None and len(found.reduces) == 1:
             one.decided(found, decision, fresh)
     else:
         return

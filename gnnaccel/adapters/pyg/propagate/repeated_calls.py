@@ -89,6 +89,10 @@ class Repeated(Described):
             edge_index = self.matrix.edges()  # type: ignore[assignment]  # there, as it fits
         form, (num_src, num_dst, flipped) = self.form, self.sizes
         graph = OpGraph(edge_index, num_src, num_dst, flipped, view)
+        if self.known.traced:
+            if not form.alike(layer, kwargs, graph, False):  # type: ignore[misc]  # it has one
+                return None
+            kwargs = completing.arguments(form, layer, graph, kwargs, True)
         given = self.stated(layer, kwargs, edge_index.shape[1])
         if not self.bare and (form.unfinished or form.more is not None):
             given = completing.completed(layer, form, graph, given, kwargs, True)
@@ -165,9 +169,10 @@ def remember(layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read, 
     graph, memory = found.graph, memory or layer_memory.of(layer)
     kept: Repeated | RepeatedNative
     if decision.run is not None:  # not where it ran without a structure or will not be repeated
-        if graph.built is None or found.known.traced or not memory.keeps(graph.built):
+        if graph.built is None or not memory.keeps(graph.built):
             return
-        settled = reading.settled(layer.aggr_module) and len(found.reduces) == 1
+        settled = found.known.traced or (
+            reading.settled(layer.aggr_module) and len(found.reduces) == 1)
         if not settled and any(type(one) is not str for one in found.reduces):
             return  # numbers inside may change
         kept = Repeated(layer, edge_index, kwargs, found, decision, config, settled)

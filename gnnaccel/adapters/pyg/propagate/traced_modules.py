@@ -67,28 +67,25 @@ _CALLED = ("linear", "leaky_relu", "relu", "dropout", "elu", "silu", "gelu", "so
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
+_OPTIONS = frozenset((int, float, bool, str, tuple))
+
+
 def looks(module: nn.Module) -> tuple:
-    """What the result of a module of `module_of` depends on, by identity: its options, parameters
-    and hooks, its modules, and the functions that run."""
+    """What the result of a module of `module_of` depends on besides `functions`, by identity: its
+    options, parameters and hooks, and its modules. The ``data`` of a parameter may change its shape
+    and dtype."""
     own_dict = module.__dict__
     inside = tuple([(name, None if one is None else looks(one))
                     for name, one in own_dict["_modules"].items()]
                    if type(module) in _CONTAINERS else ())
-    return (type(module), module.training,
-            *map(_look, module._parameters.values()),
-            *(v for v in own_dict.values() if type(v) in (int, float, bool, str, tuple)),
-            any(reading.MODULE_HOOKS(own_dict)), "forward" in own_dict, type(module).forward,
-            *_functions(), inside)
+    return (type(module), type(module).forward, "forward" in own_dict,
+            any(reading.MODULE_HOOKS(own_dict)),
+            [v for v in own_dict.values() if type(v) in _OPTIONS],
+            [(id(t), t.shape, t.dtype) if type(t) is nn.Parameter else t is not None and id(t)
+             for t in own_dict["_parameters"].values()], inside)
 
 
-def _look(t: Tensor | None) -> tuple | None:
-    """Of a parameter; its ``data`` may change its shape and dtype."""
-    if type(t) is not nn.Parameter:
-        return t if t is None else (id(t),)
-    return id(t), t.shape, t.dtype
-
-
-def _functions() -> tuple:
+def functions() -> tuple:
     """What the forward functions of such modules call."""
     return (F.linear, F.leaky_relu, F.relu, F.dropout, F.elu, F.silu, F.gelu, F.softplus,
             F.layer_norm, F.batch_norm, F.embedding, F.prelu, F.selu, F.celu, F.hardtanh, F.mish,
@@ -110,7 +107,7 @@ def _runs_as_written(module: nn.Module) -> bool:
         return False
     return (own.home(type(module).forward) == "torch"
             and all(own.is_torchs(function, name, "torch_geometric")
-                    for function, name in zip(_functions(), (*_CALLED, "sigmoid", "tanh"))))
+                    for function, name in zip(functions(), (*_CALLED, "sigmoid", "tanh"))))
 
 
 def module_of(module: nn.Module, entered: Callable) -> Any:

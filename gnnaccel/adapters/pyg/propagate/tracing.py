@@ -62,21 +62,18 @@ class Manner(NamedTuple):
 
 class Trace(NamedTuple):
     """A message, understood. ``ends``: the arguments that are features of nodes, with their end of
-    the edge, in the order of the message; ``edges``: those with a row for each edge; ``read``: what
-    was read of the layer and its modules, by the names that lead there; ``cells``: variables of
-    functions around it, with what they held; ``watched``: what its methods name, with the places
-    where that stands; ``kept``: what it sets on the layer, by name; ``effects``: what it computes
-    once in each call, in this order, whether or not anything is made of it: what draws numbers or
-    keeps statistics; ``whole``: the arguments that belong to no node or edge, with their shapes;
-    ``rows``: those that seemed to belong to the edges as they had as many rows; ``most``: how many
-    nodes may receive, as the message says by numbers of its own how many there are."""
+    the edge, in the order of the message; ``edges``: those with a row for each edge; ``guards``:
+    what was read of the layer and its modules, and by name; ``kept``: what it sets on the layer, by
+    name; ``effects``: what it computes once in each call, in this order, whether or not anything is
+    made of it: what draws numbers or keeps statistics; ``whole``: the arguments that belong to no
+    node or edge, with their shapes; ``rows``: those that seemed to belong to the edges as they had
+    as many rows; ``most``: how many nodes may receive, as the message says by numbers of its own
+    how many there are."""
 
     message: Any
     ends: tuple[tuple[str, str], ...]
     edges: tuple[str, ...]
-    read: dict[tuple[str, ...], Any]
-    cells: tuple[tuple[types.CellType, Any], ...] = ()
-    watched: tuple[tuple[Any, str, Any], ...] = ()
+    guards: guarded.Guards
     kept: dict[str, Any] = {}
     effects: tuple[Effect, ...] = ()
     whole: tuple[tuple[str, torch.Size], ...] = ()
@@ -88,16 +85,7 @@ class Trace(NamedTuple):
         these are given, belong to what they belonged to."""
         if kwargs is not None and not self.suits(kwargs, edges):
             return False
-        for names, seen in self.read.items():
-            if not guarded.still(guarded.found(layer, names), seen, edges):
-                return False
-        for cell, seen in self.cells:
-            if not guarded.same(cell.cell_contents, seen):
-                return False
-        for place, name, seen in self.watched:
-            if not guarded.still(place.get(name, Unseen), seen, edges):
-                return False
-        return True
+        return self.guards.hold(layer, edges)
 
     def suits(self, kwargs: dict, edges: int | None) -> bool:
         """Whether arguments belong to what they belonged to, in a call over so many edges."""
@@ -116,7 +104,7 @@ def _trace(layer: Any, kwargs: dict, manner: Manner, edge_index: Any) -> Trace:
     edges = None if edge_index is None else edge_index.shape[1]
     found = _run(layer, kwargs, manner, edge_index, None)
     if found.message is None and manner.methods and edges and edges > 1 and any(
-        guarded.may_have_edges(one, edges) for one in found.read.values()):
+        guarded.may_have_edges(one, edges) for one in found.guards.read.values()):
         # a tensor that the layer holds may have a row for each edge
         other = _run(layer, kwargs, manner, edge_index, edges)
         return found if other.message is None else other
@@ -139,7 +127,7 @@ def _followed(layer: Any, kwargs: dict, manner: Manner, edge_index: Any,
         proxy._traced_functions.square = square(layer, kwargs)
     message = runnable(function, layer, manner, proxy)
     if message is None:
-        return Trace(None, (), (), {})
+        return Trace(None, (), (), guarded.Guards({}))
     given: dict[str, Any] = {}
     cells = tuple((cell, cell.cell_contents) for cell in function.__closure__ or ())
     found, kept = None, {}
@@ -161,8 +149,8 @@ def _followed(layer: Any, kwargs: dict, manner: Manner, edge_index: Any,
             name: manner.kept(value) for name, value in proxy._traced_kept.items()}
     except ENDS:
         found, kept = None, {}  # it is none
-    return Trace(found, tuple(ends), tuple(at_edges), proxy._traced_read, cells,
-                 tuple(proxy._traced_watched), kept, whole=tuple(whole),
+    guards = guarded.Guards(proxy._traced_read, cells, tuple(proxy._traced_watched))
+    return Trace(found, tuple(ends), tuple(at_edges), guards, kept, whole=tuple(whole),
                  rows=() if edge_index is None or manner.kept is None or stacked(layer, kwargs)
                  else tuple(at_edges),
                  most=min(proxy._traced_counts, default=math.inf))
@@ -293,7 +281,7 @@ def trace(layer: Any, known: reading.Known, kwargs: dict, manner: Manner,
             return found
     # whoever looks at all operations would see those on stand-ins; such a call is native anyway
     if context_reason() is not None:
-        return Trace(None, (), (), {})
+        return Trace(None, (), (), guarded.Guards({}))
     found = _trace(layer, kwargs, manner, edge_index)
     kept[:] = [(key, found), *(one for one in kept if one[0] != key)][:_TRACES]
     return found

@@ -29,7 +29,7 @@ from gnnaccel.dispatch.quantized import settings
 from gnnaccel.dispatch.uncompiled import uncompiled
 from gnnaccel.errors import GraphError
 
-_grad = torch.is_grad_enabled
+_grad, _tracing = torch.is_grad_enabled, torch._C._get_tracing_state
 _drivers = driver.in_place
 # edges below which a call is not looked at, and not at the first times
 _FEW, _FEW_AT_FIRST = 1000, 20000
@@ -161,6 +161,8 @@ def _natively(native: Any, layer: Any, edge_index: Any, kwargs: dict) -> Any:
 def fast_path(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Config) -> Any:
     """The result of a call that is like an earlier one of the layer, or too small to be read;
     `MISSED` for any other."""
+    if _tracing() is not None:  # a tracer would write the comparisons down
+        return MISSED
     entry = memories.entries.get(id(layer))
     memory = entry[1] if entry is not None and entry[0]() is layer else None
     grad = _grad()

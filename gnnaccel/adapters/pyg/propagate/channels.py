@@ -76,9 +76,10 @@ def _by_torch(value: Rows, function: Callable, args: tuple, kwargs: dict,
     given_roots = tuple(root for a in (*rest, *kwargs.values()) if isinstance(a, Param)
                         for root in a.roots)
     of_nodes = (*roots, *given_roots) if end in "ji" else ()
+    picks = bool(of_nodes) and not value.meta.is_floating_point()
 
     def make(given: Any) -> Tensor:
-        given = of_read(given, of_nodes)
+        given = of_read(given, of_nodes, picks)
         return function(whole(tree, tail, given), *(_now(a, given) for a in rest),
                         **{k: _now(a, given) for k, a in kwargs.items()})
 

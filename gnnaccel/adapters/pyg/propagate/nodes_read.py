@@ -2,7 +2,8 @@
 
 The host computes it edge by edge, and never meets such rows. What is infinite or no number in them,
 or becomes so, such as a feature divided by a degree of 0, would reach gradients of weights, as 0
-times that is no number. Their place is taken by the row of a node that an edge reads.
+times that is no number; and a whole number in them may name no row of a table. Their place is taken
+by the row of a node that an edge reads.
 """
 from __future__ import annotations
 
@@ -43,15 +44,17 @@ def _replaced(t: Tensor, unread: tuple[Tensor, Tensor] | None, edges: int, dim: 
         # gradients are added up as below: whether nodes are known to be read is a matter of time
         return t.view_as(t)
     which, other = unread
-    row = t.detach().index_select(dim, other) if edges else t.new_ones(1)
+    row = (t.detach().index_select(dim, other) if edges
+           else t.new_ones(1) if t.is_floating_point() else t.new_zeros(1))
     return torch.where(which.view(-1, *(1,) * (t.dim() - dim - 1)), row, t)
 
 
-def of_read(given: Any, roots: tuple[Make, ...]) -> Any:
+def of_read(given: Any, roots: tuple[Make, ...], picks: bool = False) -> Any:
     """What to compute rows of nodes of, which are made of the tensors ``roots``; the arguments
-    themselves where none of these wants a gradient."""
-    if type(given) is not CallArguments or not given.grad or not any(
-        root(given).requires_grad for root in roots):
+    themselves where none of these wants a gradient. ``picks``: the rows may be numbers by which
+    others are picked, so that those of all nodes have to be such as edges read."""
+    if type(given) is not CallArguments or not picks and (not given.grad or not any(
+        root(given).requires_grad for root in roots)):
         return given
     if given.read is None:
         given.read = OfRead(given)

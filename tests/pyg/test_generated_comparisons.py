@@ -66,6 +66,18 @@ class Counted(Compared):
         return ((x_i > 0) * 1 + (x_j > 0) * 1) * x_j
 
 
+class Picked(Compared):
+    """Numbers of truths pick rows of a table."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.table, self.embed = nn.Parameter(torch.randn(3, WIDTH)), nn.Embedding(2, WIDTH)
+
+    def message(self, x_i, x_j):
+        row = (x_j[:, 0] > 0) * 1 + (x_j[:, 1] > 0) * 1
+        return torch.tanh(x_i - x_j) * self.table[row] + self.embed((x_i[:, 0] > 0) * 1)
+
+
 class LogSigmoid(Compared):
     """Smooth at 0, where its parts are not."""
 
@@ -134,7 +146,7 @@ def same(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
 
 @pytest.mark.parametrize("aggr", ["add", "max"])
 @pytest.mark.parametrize("cls", [Threshold, MappedGate, NearEnough, Inverse, Either, Both, Counted,
-                                 LogSigmoid, Indicator])
+                                 LogSigmoid, Indicator, Picked])
 def test_as_torch(kernels, cls, aggr):
     """What is only compared has no gradient, and brings no NaN to what has one."""
     layer, given = cls(aggr=aggr).to(kernels.device), of_halves(kernels.device)

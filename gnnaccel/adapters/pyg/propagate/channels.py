@@ -76,11 +76,13 @@ def _by_torch(value: Rows, function: Callable, args: tuple, kwargs: dict,
     given_roots = tuple(root for a in (*rest, *kwargs.values()) if isinstance(a, Param)
                         for root in a.roots)
     of_nodes = (*roots, *given_roots) if end in "ji" else ()
-    picks = bool(of_nodes) and not value.meta.is_floating_point()
+    # what is made of truth values is floats here
+    dtype = None if value.meta.is_floating_point() else value.meta.dtype
 
     def make(given: Any) -> Tensor:
-        given = of_read(given, of_nodes, picks)
-        return function(whole(tree, tail, given), *(_now(a, given) for a in rest),
+        given = of_read(given, of_nodes, bool(of_nodes) and dtype is not None)
+        rows = whole(tree, tail, given)
+        return function(rows if dtype is None else rows.to(dtype), *(_now(a, given) for a in rest),
                         **{k: _now(a, given) for k, a in kwargs.items()})
 
     return made_rows(end, once(make), applied(function, args, kwargs), names,

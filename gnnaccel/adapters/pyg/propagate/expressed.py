@@ -55,6 +55,11 @@ class Once:
         return given.made[self]
 
 
+def numbered(pieces: Callable[[Any], Any], at: int, given: Any) -> Tensor:
+    """One of several tensors that are computed at once."""
+    return pieces(given)[at]
+
+
 class Effect(Once):
     """What has to be computed once in each call, whether or not anything is made of it, and in the
     order of the message: it draws numbers, or keeps statistics."""
@@ -218,7 +223,8 @@ class Message(NamedTuple):
 def _nothing(roots: tuple[Make, ...], given: dict) -> Tensor:
     """A number like those that are made of these tensors; it wants a gradient if they do."""
     tensors = [root(given) for root in roots]
-    nothing = ([t for t in tensors if t.is_floating_point()] or tensors)[0].new_empty(())
+    like = ([t for t in tensors if t.is_floating_point()] or tensors)[0]
+    nothing = like.new_empty((), dtype=like.dtype if like.is_floating_point() else torch.float32)
     if torch.is_grad_enabled() and any([t.requires_grad for t in tensors]):
         nothing.requires_grad_()
     return nothing

@@ -181,13 +181,14 @@ def unfit_edges(names: set[str], given: dict, graph: OpGraph) -> Reason | None:
 
 def source_of(found: tracing.Trace, kwargs: dict) -> str | None:
     """The argument that decides about dtype and device: features gathered at the source, where
-    there are any of several channels, else such of the edges."""
+    there are floats of several channels, else such of the edges."""
     for name, end in found.ends:
         if end == "j":
             x = kwargs[name]
-            if (x[0] if type(x) in (tuple, list) else x).ndim > 1:
+            x = x[0] if type(x) in (tuple, list) else x
+            if x.ndim > 1 and x.is_floating_point():
                 return name
-    return next(iter(found.edges), None)
+    return next((name for name in found.edges if kwargs[name].is_floating_point()), None)
 
 
 def form_of(found: tracing.Trace, source: str, more: Any, stand_in: Any,

@@ -18,21 +18,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gnnaccel.adapters.pyg.propagate.expressed import Once, reshaped
-from gnnaccel.adapters.pyg.propagate.pointwise_calls import OPERATIONS, TRUE, of_truth
+from gnnaccel.adapters.pyg.propagate.expressed import Once, numbered, reshaped
+from gnnaccel.adapters.pyg.propagate.pointwise_calls import OPERATIONS, TRUE
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS, RowCount, counted
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 from gnnaccel.adapters.pyg.propagate.traced import (VIEWS, Make, Param, Value, _call, applied,
                                                       shaped)
 from gnnaccel.dispatch.generated.cut import without_gradient
-from gnnaccel.dispatch.generated.tree import Call, Leaf, Number, Tree, computed, leaves, mapped
+from gnnaccel.dispatch.generated.tree import Leaf, Number, Tree, computed, leaves, mapped
 
-_SAME = frozenset(("contiguous", "clone", "detach", "float", "to", "type_as"))
+_SAME = frozenset(("contiguous", "clone", "detach", "float", "to", "type_as", "long", "int",
+                   "bool"))
 #: they mix the channels of a row, and give one row for each
 _OF_ROWS = frozenset(("sum", "mean", "norm", "normalize", "layer_norm", "softmax", "embedding",
                       "std", "var", "amax", "amin", "logsumexp", "log_softmax", "softmin",
                       "cumsum"))
 FEW = 4  # channels that may be summed where both ends meet, in the kernels
+WHOLE = object()  #: among the ``names`` of a `Leaf`: its rows are whole numbers, not floats
 #: what writes the result of an operation over its first argument, of the same dtype
 IN_PLACE = {f"{name}_": name for name in OPERATIONS.keys() - TRUE | {"masked_fill"}}
 _MAPS = frozenset(("linear", "matmul", "mm", "bmm"))
@@ -110,10 +112,7 @@ class Rows(Value):
             return Rows(Number(_LIKE[name]), self.meta)
         if name not in OPERATIONS:
             raise Unseen
-        meta = applied(function, args, kwargs)
-        name = of_truth(name, meta, args)
-        return Rows(OPERATIONS[name](function, tuple(tree_of(a, meta) for a in args),
-                                     {k: tree_of(v, meta) for k, v in kwargs.items()}), meta)
+        return _whole_numbers().calculated(name, function, args, kwargs)
 
     def _expanded(self, meta: Tensor) -> Rows:
         if meta.dim() != self.meta.dim():
@@ -153,12 +152,8 @@ class Rows(Value):
         return _channels().through(self, module)
 
     def kept(self, meta: Tensor) -> Rows:
-        """The same numbers: of truth values zeros and ones."""
-        if self.meta.dtype == meta.dtype:
-            return self
-        if self.meta.dtype != torch.bool or meta.dtype != torch.float32:
-            raise Unseen
-        return Rows(Call("float", (self.tree,)), meta)
+        """The same numbers in another dtype: of truth values zeros and ones."""
+        return self if self.meta.dtype == meta.dtype else _whole_numbers().kept(self, meta)
 
     def beside(self, tensors: Any, dim: int) -> Any:
         if dim not in (-1, self.meta.dim() - 1) or not all(isinstance(t, Rows) for t in tensors):
@@ -259,6 +254,8 @@ class Beside(Deferred):
 def rows(end: str, make: Make, meta: Tensor, name: str) -> Rows:
     """What stands for the argument ``name`` of ``propagate``."""
     found = made_rows(end, make, meta, frozenset((name,)), (make,))
+    if meta.dtype == torch.bool:
+        found = _whole_numbers().of_caller(found)
     found.of_caller = end == "e"  # rows of nodes are gathered, into memory of their own
     return found
 
@@ -266,6 +263,8 @@ def rows(end: str, make: Make, meta: Tensor, name: str) -> Rows:
 def made_rows(end: str, make: Make, meta: Tensor, names: frozenset[Any],
               roots: tuple[Make, ...]) -> Rows:
     """Rows that ``make`` computes; all else as of `Leaf`."""
+    whole_numbers = not meta.is_floating_point() and meta.dtype != torch.bool
+    names = names | {WHOLE} if whole_numbers else names - {WHOLE}
     return Rows(Leaf(end, make, tuple(meta.shape[1:]), names, roots), meta)
 
 
@@ -273,6 +272,12 @@ def _channels() -> Any:
     from gnnaccel.adapters.pyg.propagate import channels  # which needs this module
 
     return channels
+
+
+def _whole_numbers() -> Any:
+    from gnnaccel.adapters.pyg.propagate import whole_numbers  # which needs this module
+
+    return whole_numbers
 
 
 def _mapped(*args: Any) -> Rows:
@@ -324,7 +329,6 @@ def viewed(value: Rows, meta: Tensor) -> Rows:
     old, new = tuple(value.meta.shape[1:]), tuple(meta.shape[1:])
     if meta.dim() == 0 or meta.shape[0] != ROWS:
         raise Unseen
-
     return Rows(reshaped(value.tree, old, new), meta)
 
 
@@ -346,7 +350,6 @@ def _pieces(value: Rows, function: Callable, args: tuple, kwargs: dict) -> tuple
     if dims != [-1] and dims != [value.meta.dim() - 1]:
         raise Unseen
     metas = function(value.meta, *args[1:], **kwargs)
-
     return tuple(cut(value, meta, lambda t: function(t, *args[1:], **kwargs),
                      repr((function.__name__, args[1:], kwargs)), k)
                  for k, meta in enumerate(metas))
@@ -392,8 +395,3 @@ def cut(value: Rows, meta: Tensor, function: Callable[[Tensor], Any], key: str,
         return pieces[old, key, at]
 
     return Rows(mapped(value.tree, piece), meta)
-
-
-def numbered(pieces: Callable[[Any], Any], at: int, given: Any) -> Tensor:
-    """One of several tensors that are computed at once."""
-    return pieces(given)[at]

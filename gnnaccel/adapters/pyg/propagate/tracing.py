@@ -29,6 +29,7 @@ from gnnaccel.adapters.pyg.propagate.traced_layer import Layer, runnable
 from gnnaccel.dispatch.policy.names import IdentityMap
 
 _TRACES = 4  # kept for each layer
+_WHOLE = (torch.int64, torch.int32, torch.bool)
 _NUMBERS = (int, float, bool, str)  # as arguments: another value is another trace
 #: what a run on stand-ins may end with where it is not followed
 ENDS = (Unseen, AttributeError, TypeError, ValueError, LookupError, RuntimeError, AssertionError)
@@ -178,7 +179,7 @@ def stand_in(parameter: inspect.Parameter, kwargs: dict, manner: Manner, layer: 
         return value, ""
     if type(value) not in reading.TENSORS:
         raise Unseen
-    if not value.is_floating_point() and not (manner.kept and value.dtype == torch.int64):
+    if not value.is_floating_point() and not (manner.kept and value.dtype in _WHOLE):
         raise Unseen
     of_nodes = stacked(layer._traced_layer, kwargs)
     if end == "e" and manner.kept and not of_nodes and not _of_edges(value, edge_index):

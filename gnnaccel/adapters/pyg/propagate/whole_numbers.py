@@ -1,0 +1,92 @@
+"""Whole numbers and truth values of edges or nodes in a message, such as the kinds of edges.
+
+Kernels take floats. What is made of whole numbers alone, torch computes where they are, as exactly
+as for the host. Beside floats they become floats as torch makes them, and truth values are floats
+that are not 0. Numbers that a message makes of truth values, as by ``(x_j > 0) * 1``, are floats
+throughout, whatever torch's dtype.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnnaccel.adapters.pyg.propagate.pointwise import (WHOLE, Rows, about, made_rows, tree_of,
+                                                       whole)
+from gnnaccel.adapters.pyg.propagate.pointwise_calls import OPERATIONS, of_truth
+from gnnaccel.adapters.pyg.propagate.standins import Unseen
+from gnnaccel.adapters.pyg.propagate.traced import Param, Value, applied
+from gnnaccel.dispatch.generated.cut import make_without_gradient
+from gnnaccel.dispatch.generated.tree import Call, Number, leaves
+
+
+def calculated(name: str, function: Callable, args: tuple, kwargs: dict) -> Rows:
+    """An operation number by number, on rows, parameters and numbers."""
+    meta = applied(function, args, kwargs)
+    stand_ins = [one for one in (*args, *kwargs.values()) if isinstance(one, Value)]
+    if any(map(_is_whole, stand_ins)):
+        if not any(one.meta.is_floating_point() for one in stand_ins):
+            return by_torch(function, args, kwargs, meta)
+        args = tuple(map(_beside_floats, args))
+        kwargs = {k: _beside_floats(one) for k, one in kwargs.items()}
+    name = of_truth(name, meta, args)
+    return Rows(OPERATIONS[name](function, tuple(tree_of(a, meta) for a in args),
+                                 {k: tree_of(v, meta) for k, v in kwargs.items()}), meta)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, Rows) and any(WHOLE in leaf.names for leaf in leaves(value.tree)) and (
+        not value.meta.is_floating_point() and value.meta.dtype != torch.bool)
+
+
+def _beside_floats(value: Any) -> Any:
+    return kept(value, value.meta.float()) if _is_whole(value) else value
+
+
+def by_torch(function: Callable, args: tuple, kwargs: dict, meta: Tensor) -> Rows:
+    """What a function makes, row by row and without gradients, of rows at one end."""
+    given = (*args, *kwargs.values())
+    rows = [one for one in given if isinstance(one, Rows)]
+    parameters = [root for one in given if isinstance(one, Param) for root in one.roots]
+    end, names, roots = about(leaf for one in rows for leaf in leaves(one.tree))
+    truth = meta.dtype == torch.bool
+
+    def make(given: Any) -> Tensor:
+        with torch.no_grad():
+            found = function(*(_now(one, given) for one in args),
+                             **{k: _now(one, given) for k, one in kwargs.items()})
+        return found.float() if truth else found
+
+    found = made_rows(end, make, meta, names, tuple(map(make_without_gradient,
+                                                        (*roots, *parameters))))
+    return is_true(found) if truth else found
+
+
+def _now(value: Any, given: Any) -> Any:
+    if isinstance(value, Rows):
+        return whole(value.tree, value.meta.shape[1:], given).to(value.meta.dtype)
+    return value.make(given) if isinstance(value, Param) else value
+
+
+def is_true(rows: Rows) -> Rows:
+    """The truth values that rows of zeros and ones stand for."""
+    return Rows(Call("ne", (rows.tree, Number(0.0))), rows.meta)
+
+
+def of_caller(rows: Rows) -> Rows:
+    """An argument that is truth values, as what stands for such."""
+    return by_torch(lambda values: values, (rows,), {}, rows.meta)
+
+
+def kept(value: Rows, meta: Tensor) -> Rows:
+    """The same numbers in another dtype; of truth values zeros and ones."""
+    before, after = value.meta.dtype, meta.dtype
+    if before == torch.bool and after in (torch.float32, torch.int64, torch.int32):
+        return Rows(Call("float", (value.tree,)), meta)
+    if not before.is_floating_point and after == torch.float32 and not _is_whole(value):
+        return Rows(value.tree, meta)
+    if after.is_floating_point and (before.is_floating_point or after != torch.float32):
+        raise Unseen
+    return by_torch(Tensor.to, (value, after), {}, meta)

@@ -186,3 +186,21 @@ def test_layers_before_an_activation_in_place(route, name):
 
     against_host(function, [torch.randn(graphs.N, 8)], route.on(on_fallback="native"),
                  device=route.device)
+
+
+@pytest.mark.parametrize("reduce", ["sum", "max"])
+def test_segments_reduced_without_gradients(route, reduce):
+    """torch lets nobody change a view that was made so in place with gradients."""
+    lengths, x = torch.tensor([2, 0, 3], device=route.device), torch.randn(5, 3)
+    factor = torch.tensor(2.0, device=route.device, requires_grad=True)
+
+    def found():
+        with torch.no_grad():
+            out = dgl.ops.segment_reduce(lengths, x.to(route.device), reduce)
+        out.mul_(factor)
+        return finite(out.detach()).cpu()
+
+    with gnnaccel.disabled():
+        expected = found()
+    with route.on():
+        assert torch.equal(found(), expected)

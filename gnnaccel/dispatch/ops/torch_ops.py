@@ -129,8 +129,11 @@ def segment_reduce(x: Tensor, offsets: Tensor, reduce: str) -> Tensor:
     """
     count, index = offsets.shape[0] - 1, segment_index(offsets, x.shape[0])
     if reduce == "sum":
-        return added(apart(x), index, count + 1)[:count]
-    return extremum(apart(x), index, count + 1, reduce == "max")[:count]
+        out = added(apart(x), index, count + 1)[:count]
+    else:
+        out = extremum(apart(x), index, count + 1, reduce == "max")[:count]
+    # no view: those made without gradients cannot be changed in place with
+    return out if torch.is_grad_enabled() else out.detach()
 
 
 def scatter_add(x: Tensor, index: Tensor, rows: int) -> Tensor:

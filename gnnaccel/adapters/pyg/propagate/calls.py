@@ -39,7 +39,7 @@ _READ_AT = 8  # the call of a layer over such edges that is read all the same
 @uncompiled
 def decide(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Config) -> Any:
     """The long way of a call."""
-    attends = (None if type(layer) in attention.of_the_host
+    attends = (None if _tracing() is not None or type(layer) in attention.of_the_host
                or guards.inference_reason(kwargs.values()) is not None
                else attention.read(layer, kwargs, edge_index))
     if attends is not None:
@@ -62,11 +62,11 @@ def _decide(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Conf
     """``start``: when the call began, 0 when nobody listens."""
     verdict = rules.verdict(layer, config)
     free = config.when == "profitable" and config.on_fallback == "native"
-    found: reading.Read | Reason = (((free and _still_lazy(layer))
-                                     or guards.inference_reason(kwargs.values())
-                                     or reading.read(layer, edge_index, kwargs))
-                                    if verdict.inside
-                                    else verdict.reason)  # type: ignore[assignment]
+    found: Any = verdict.reason
+    if verdict.inside:  # a tracer would write down what reading looks at
+        found = (guards.context_reason() if _tracing() is not None
+                 else (free and _still_lazy(layer)) or guards.inference_reason(kwargs.values())
+                 or reading.read(layer, edge_index, kwargs))
     if type(found) is not Reason:
         return _read(layer, native, edge_index, kwargs, found, config, start)
     settings.note_native(layer, config, found)

@@ -41,6 +41,7 @@ from gnnaccel.dispatch.uncompiled import uncompiled
 
 _FEW = 1 << 20
 _TENSORS = (Tensor, Parameter)
+_tracing = torch._C._get_tracing_state
 _UTILS = "torch_geometric.utils."
 _LAYERS = ("torch_geometric.nn.conv", _UTILS)
 _AGGREGATIONS = "torch_geometric.nn.aggr."
@@ -87,7 +88,10 @@ def modules() -> list[Any]:
 @uncompiled
 def _left_alone(name: str, src: Any, index: Any, readout: bool, config: Config) -> bool:
     """Whether a call goes native without a further look; counts it where it could have been
-    another. ``readout``: of an aggregation module, so that it is ours only where it is one."""
+    another. ``readout``: of an aggregation module, so that it is ours only where it is one. What
+    torch.jit traces is: a number of rows that is known of this index is not that of others."""
+    if _tracing() is not None:
+        return True
     if readout and (type(index) is not Tensor or index._is_view() or index.is_inference()):
         return True
     if type(src) not in _TENSORS or not src.is_floating_point():

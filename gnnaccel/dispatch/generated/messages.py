@@ -66,6 +66,14 @@ class Generated(NamedTuple):
                 self.made + sum(size[2] for size in written))
 
     @property
+    def written(self) -> int:
+        """Bytes that are written for each edge before."""
+        numbers = {"rows": lambda one: math.prod(one.shape), "heads": lambda one: one.seen[0]}
+        return sum([4 * one if of == SOFTMAX else
+                    one.written + 4 * (numbers[of](one) if of in numbers else 0)
+                    for one, of in self.before])
+
+    @property
     def all_inputs(self) -> tuple[Tensor, ...]:
         """With those of what is written before."""
         return (*self.inputs, *[t for one, of in self.before if of != SOFTMAX

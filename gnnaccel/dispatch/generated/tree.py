@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -125,12 +126,16 @@ def computed(tree: Tree, given: Any) -> Any:
     """A tree whose leaves are at one end, or parameters, on torch operations. Of a leaf that has
     its shape it is the tensor itself, whose gradient users may ask for."""
 
-    def rows(leaf: Leaf) -> Tensor:
-        t = leaf.make(given)
-        shape = (1 if leaf.end == "p" else t.shape[0], *leaf.tail)
-        return t if t.shape == shape else t.reshape(shape)
+    if type(tree) is Leaf:  # as most are
+        return _rows(given, tree)
+    return folded(tree, partial(_rows, given), lambda number: number.value,
+                  lambda op, args: BY_TORCH[op](*args))
 
-    return folded(tree, rows, lambda number: number.value, lambda op, args: BY_TORCH[op](*args))
+
+def _rows(given: Any, leaf: Leaf) -> Tensor:
+    t = leaf.make(given)
+    shape = (1 if leaf.end == "p" else t.shape[0], *leaf.tail)
+    return t if t.shape == shape else t.reshape(shape)
 
 
 def expression(tree: Tree,

@@ -87,13 +87,15 @@ def _on_cuda(graph: OpGraph, given: Aggregation, mode: str) -> Estimate:
     native = _natively(rates, by_host, mode, plain)
     rate = (kernels["gather_l2"]
             if graph.num_src * rows <= kernels["l2_bytes"] else kernels["gather_hbm"])
-    launches = calls * rates["launches"][mode]
+    launches, written = calls * rates["launches"][mode], 0.0
     if plain and not given.x.is_contiguous():
         launches += rates.get("copied", _NO_COPIES)[mode]
     if type(given.more) is Generated:
         launches += _besides(given.more, mode)
+        written = (graph.num_edges * given.more.written * rates["generated"]["written"][mode]
+                   / kernels["native_bandwidth"])
     # the host launches while the GPU works
-    ours = max(moved * rates["passes"][mode] / rate, launches * launch)
+    ours = max(moved * rates["passes"][mode] / rate + written, launches * launch)
     once = None
     if plain and "once_passes" in rates:
         once = (moved * rates["once_passes"][mode] / kernels["native_bandwidth"]

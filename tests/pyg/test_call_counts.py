@@ -11,6 +11,7 @@ from torch.nn import Linear, Sequential
 from torch_geometric.nn import (ARMAConv, FiLMConv, GATConv, GATv2Conv, GCNConv, GENConv, GINConv,
                                 GINEConv, GraphConv, HANConv, HEATConv, HGTConv, MessagePassing,
                                 NNConv, PNAConv, RGATConv, RGCNConv, SAGEConv, TransformerConv)
+from torch_geometric.utils import scatter
 
 import gnnaccel
 from gnnaccel.adapters.pyg.propagate import calls
@@ -50,6 +51,13 @@ class Gated(MessagePassing):
 
     def message(self, x_i, x_j, e):
         return torch.sigmoid(x_i * e) * x_j
+
+
+class Averaged(Own):
+    """A user's layer with an ``aggregate`` of its own."""
+
+    def aggregate(self, inputs, index, dim_size):
+        return scatter(inputs, index, 0, dim_size, reduce="mean") * 0.5
 
 
 def plain(count: int = EDGES, nodes: int = NODES) -> tuple:
@@ -94,6 +102,7 @@ LAYERS = {
     "HGTConv": (lambda: HGTConv(hetero_graphs.WIDTH, WIDTH, METADATA, 2), by_type),
     "HeteroConv": (lambda: hetero(SAGEConv), by_type),
     "a user's": (Own, plain),
+    "a user's aggregate": (Averaged, plain),
     "GATv2Conv": (lambda: GATv2Conv(WIDTH, 8, 2, edge_dim=5), attributed),
     "TransformerConv": (lambda: TransformerConv(WIDTH, 8, 2, edge_dim=5), attributed),
     "RGATConv": (lambda: RGATConv(WIDTH, WIDTH, 3), typed),

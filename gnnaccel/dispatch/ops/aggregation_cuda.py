@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -57,35 +58,42 @@ def kernel(graph: OpGraph, given: Aggregation) -> Kernel | Reason:
     heads, width, weight = layout_of(given)
     mean, dtype = given.reduce == "mean", given.x.dtype
 
-    ahead, back = (graph.num_src, graph.num_dst), (graph.num_dst, graph.num_src)
-
-    def forms(averaged: bool, at: str, weight: str = weight) -> set[sums.Variant]:
-        whole = _variant(heads, width, dtype, weight, averaged, at)
-        return {whole,
-                *[whole.banded(nodes, rows, edges, given.x.device)
-                  for nodes, rows in (ahead, back)]}
-
+    sizes = graph.num_src, graph.num_dst, edges, given.x.device
+    forms = partial(_forms, (heads, width, dtype), sizes)
     grad = wants_grad(given.x, given.weight)
     shared = grad and mean and weight == "none" and _fewer_edges(graph, math.prod(given.shape))
 
-    def compile_() -> None:
-        for averaged in {mean, mean and not grad}:  # backward never averages
-            for at in ("place",) if weight == "none" else ("place", "position"):
-                for form in forms(averaged, at):
-                    for entry in _ENTRIES:
-                        form.kernels(entry)
-                    if weight != "none" and at == "place":
-                        form.kernels("edge_dot")
-        if shared:  # the gradient is a weighted sum from the second time on
-            for entry in _ENTRIES:
-                for form in forms(False, "position", "edge"):
-                    form.kernels(entry)
-
-    small = bands.few(max(ahead), math.prod(given.shape) * dtype.itemsize)
-    cut = not small and len(forms(False, "place")) > 1
+    small = bands.few(max(sizes[:2]), math.prod(given.shape) * dtype.itemsize)
+    cut = not small and len(forms(False, "place", weight)) > 1
     return Kernel(f"fused {given.reduce}" + ", in bands of channels" * cut,
-                  ("aggregation", heads, width, weight, dtype, mean, cut, grad, shared), compile_,
-                  lambda: run(graph, given))
+                  ("aggregation", heads, width, weight, dtype, mean, cut, grad, shared),
+                  partial(_compile, forms, weight, mean, grad, shared), lambda: run(graph, given))
+
+
+def _forms(row: tuple[int, int, torch.dtype], sizes: tuple[int, int, int, torch.device],
+           averaged: bool, at: str, weight: str) -> set[sums.Variant]:
+    """The kernels of a sum, with those that forward and backward take in its place over a graph of
+    these ``sizes``: sources, destinations, edges, the device."""
+    whole, (num_src, num_dst, edges, device) = _variant(*row, weight, averaged, at), sizes
+    return {whole, *[whole.banded(nodes, rows, edges, device)
+                     for nodes, rows in ((num_src, num_dst), (num_dst, num_src))]}
+
+
+def _compile(forms: Callable[..., set[sums.Variant]], weight: str, mean: bool, grad: bool,
+             shared: bool) -> None:
+    """Compile the sums or means of these ``forms(averaged, at, weight)``; ``grad``, ``shared``:
+    with those of backward, of a mean by shares too."""
+    for averaged in {mean, mean and not grad}:  # backward never averages
+        for at in ("place",) if weight == "none" else ("place", "position"):
+            for form in forms(averaged, at, weight):
+                for entry in _ENTRIES:
+                    form.kernels(entry)
+                if weight != "none" and at == "place":
+                    form.kernels("edge_dot")
+    if shared:  # the gradient is a weighted sum from the second time on
+        for entry in _ENTRIES:
+            for form in forms(False, "position", "edge"):
+                form.kernels(entry)
 
 
 def shares(graph: OpGraph, given: Aggregation) -> bool | None:

@@ -148,7 +148,8 @@ class Summed(Taken):
         graph = OpGraph(edge_index, *sizes, self.settings[2] != "source_to_target")
         if form.alike is not None and not form.alike(layer, kwargs, graph, True):
             return None
-        seen = completing.arguments(form, layer, graph, kwargs, self.known.traced)
+        seen = (completing.arguments(form, layer, graph, kwargs, True) if self.known.traced
+                else kwargs)
         given: Any = self.stated(layer, kwargs, edges)
         if form.unfinished:
             given = completing.completed(layer, form, graph, given, kwargs)

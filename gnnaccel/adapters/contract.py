@@ -47,6 +47,9 @@ class Contract:
       maps and nothing else; None: the layer has no plain calls, or they have the longer key.
     * ``LINEAR``: those that a bound call leaves out.
 
+    * ``TURNS``: PyG: whether a call with the other ``flow`` is this one over edges that are turned
+      round, where there are as many nodes at both ends.
+
     What has to be the host's own:
 
     * ``AGGREGATIONS``: names of PyG's aggregation classes, one of which the layer must have;
@@ -76,6 +79,7 @@ class Contract:
     resized: Callable[..., Any] | None = None
     WATCHED: tuple[str, ...] | None = None
     LINEAR: tuple[str, ...] = ()
+    TURNS: bool = False
     AGGREGATIONS: tuple[str, ...] = ("SumAggregation",)
     INSIDE: tuple[str, ...] = ()
     ABSORBED: dict[str, type] = dataclasses.field(default_factory=dict)

@@ -106,7 +106,8 @@ def describe(entry: Entry, visit: Visit, record: Record) -> None:
               or isinstance(stated, PlainSpec) and stated.reduce in ("sum", "max")):
             entry.moved, entry.flops = sum_work(stated)
     if given.device.type == "cpu" and given.edge_index.shape[1]:
-        entry.histogram = degrees(given.edge_index[1], stated.num_dst)
+        ends = given.edge_index[1 - (isinstance(stated, CallSpec) and stated.flipped)]
+        entry.histogram = degrees(ends, stated.num_dst)
 
 
 def attention_work(stated: CallSpec, attention: patterns.Attention) -> tuple[float, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch.autograd import forward_ad
-from torch_geometric.nn import AGNNConv, GATConv, SumAggregation
+from torch_geometric.nn import AGNNConv, FiLMConv, GATConv, SumAggregation
 
 import gnnaccel
 from tests.pyg import graphs
@@ -127,8 +127,9 @@ def test_aggregations(route, inputs, aggr):
 
 
 def test_flow_and_node_dim(route, inputs):
-    turned = GATConv(F, 8, 2, flow="target_to_source").to(route.device)
-    native_because(route, "GA202", lambda: turned(*inputs))
+    turned = FiLMConv(F, 8, 2, flow="target_to_source").to(route.device)
+    types = torch.arange(inputs[1].shape[1], device=route.device) % 2
+    native_because(route, "GA202", lambda: turned(*inputs, types), "FiLMConv")
     layer = build("AGNNConv", device=route.device)
     layer.node_dim = 0
     native_because(route, "GA202", lambda: layer(*inputs), "AGNNConv")

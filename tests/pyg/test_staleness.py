@@ -101,7 +101,6 @@ CAUSES = {
                          lambda layer: layer.aggr_module.register_forward_hook(lambda m, i,
                                                                                o: o * 2)),
     "aggregation": ("GA201", lambda layer: setattr(layer, "aggr_module", MaxAggregation())),
-    "flow": ("GA202", lambda layer: setattr(layer, "flow", "target_to_source")),
     "method": ("GA205", lambda layer: setattr(layer, "message", lambda x_j, alpha: x_j)),
     "rule": ("GA101", gnnaccel.exclude),
     "class": ("GA205", lambda layer: setattr(layer, "__class__", Other)),

@@ -6,6 +6,7 @@ Classes are patched, never instances, so state_dict, pickle, deepcopy, DDP and h
 """
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import threading
@@ -201,6 +202,9 @@ class _Guarded:
             return None
         given = self.again(layer, args, kwargs, like.kept)
         stated = self._resized(like.stated, given)
+        if stated is not None and self.contract.TURNS and layer.flow != "source_to_target":
+            stated = (dataclasses.replace(stated, flipped=True)
+                      if stated.num_src == stated.num_dst else None)
         return None if stated is None else (stated, given)
 
     def state(self, layer: Any, args: tuple, kwargs: dict) -> Any:
@@ -210,13 +214,25 @@ class _Guarded:
             why = guards.module_reason(layer, self.paths.of(type(layer)))
         elif why is None:
             why = guards.layer_reason(layer, self.paths.of(type(layer)), self._node_dim,
-                                      self._aggregations)
+                                      self._aggregations, turns=self.contract.TURNS)
         why = why or guards.inference_reason((*args, *kwargs.values()))
         if why is None and "parametrizations" in layer._modules:  # the host asks for a bias twice
             why = guards.parametrized_reason(layer)
         found = self._state(layer, args, kwargs) if why is None else why
+        if why is None and self.contract.TURNS and layer.flow != "source_to_target":
+            found = self._turned(found)
         guards.note_made(layer, type(found) is Reason)
         return found
+
+    def _turned(self, found: Any) -> Any:
+        """What was stated, over edges that are turned round."""
+        if type(found) is Reason:
+            return found
+        stated, given = found
+        if stated.num_src != stated.num_dst:  # results would be as many as the first of a pair
+            return reason("GA202", f"features of {stated.num_src} and {stated.num_dst} nodes with "
+                          "flow='target_to_source'")
+        return dataclasses.replace(stated, flipped=True), given
 
 
 def _unwrapped_while(script: Any, patches: PatchSet) -> Any:

@@ -29,18 +29,21 @@ from gnnaccel.dispatch.policy.reasons import Reason, reason
 HOOKS = tuple(f"_{stage}_forward{when}_hooks" for stage in
                ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")
               for when in ("_pre", ""))
+#: what PyG writes for each class, and where the general code is that others have
+_WRITTEN = ("_jinja_propagate", "_jinja_edge_updater")
+_GENERAL = "torch_geometric.nn.conv.message_passing"
 #: what must not be on an aggregation object
 REDUCING = frozenset(("forward", "reduce"))
 
 
 def layer_reason(layer: Any, path: Path, node_dim: int,
                  aggregations: tuple[str, ...] = ("SumAggregation",),
-                 hooks: tuple[str, ...] = HOOKS) -> Reason | None:
+                 hooks: tuple[str, ...] = HOOKS, turns: bool = False) -> Reason | None:
     """Why this layer object, as it is now, must run the host's own code; None when nothing speaks
     against it.
 
     ``path``: what its class runs; ``aggregations``: the host's aggregation classes that the adapter
-    states; ``hooks``: those that keep it native.
+    states; ``hooks``: those that keep it native; ``turns``: as `Contract.TURNS`.
     """
     own = layer.__dict__
     if any(map(own.get, hooks)):
@@ -50,9 +53,18 @@ def layer_reason(layer: Any, path: Path, node_dim: int,
         return reason("GA502")
     if own.get("_decomposed_layers", 1) != 1:
         return reason("GA503", f"decomposed_layers={own['_decomposed_layers']}")
-    if own["flow"] != "source_to_target" or own["node_dim"] != node_dim:
+    if (own["node_dim"] != node_dim or own["flow"] != "source_to_target"
+        and (not turns or by_position(layer))):
         return reason("GA202", f"flow={own['flow']!r}, node_dim={own['node_dim']}")
     return module_reason(layer, path) or _aggregation_reason(layer, aggregations)
+
+
+def by_position(layer: Any) -> bool:
+    """Whether a layer against the flow gives the ends of edges features by their places in a pair,
+    the first for ``edge_index[0]``. So it is in PyG's general code; in what it writes for classes,
+    sources have the first of a pair whatever the flow. Numbers of nodes go by places in both."""
+    written = map(functools.partial(getattr, type(layer)), _WRITTEN, (None, None))
+    return any(one is not None and one.__module__ == _GENERAL for one in written)
 
 
 def _aggregation_reason(layer: Any, known: tuple[str, ...]) -> Reason | None:

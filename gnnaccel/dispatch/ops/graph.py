@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from gnnaccel.dispatch.graph import cache, joining, self_loops, structure
+from gnnaccel.dispatch.graph.joined_view import (JoinedView, flipped, flipped_sizes,
+                                                 reversed_ends)
 from gnnaccel.dispatch.graph.view import GraphView, kernels_run_on
 from gnnaccel.dispatch.memory.checkpoints import checkpointed
-from gnnaccel.dispatch.run.joined_attention import JoinedView
 
 
 class OpGraph:
@@ -56,8 +57,7 @@ class OpGraph:
                                                             lambda own: self._with_loops(found,
                                                                                          own))
             elif self.flipped:
-                self.built, self.cached = cache.lookup_many((self.edge_index,), self._sizes(),
-                                                            self._turned)
+                self.built, self.cached = flipped(self.edge_index, self.num_src, self.num_dst)
             else:
                 self.built, self.cached = cache.lookup(self.edge_index, self.num_src, self.num_dst)
         return self.built
@@ -68,14 +68,11 @@ class OpGraph:
                 or cache.peek_many((self.edge_index,), self._sizes()))
 
     def _sizes(self) -> tuple:
-        return (("flipped", self.num_src, self.num_dst)
-                if self.flipped else (self.num_src, self.num_dst, 0))
-
-    def _turned(self, own: bool) -> GraphView:
-        return JoinedView((self.edge_index,), self.num_src, self.num_dst, _reversed_ends, own)
+        return (flipped_sizes(self.num_src, self.num_dst) if self.flipped else
+                (self.num_src, self.num_dst, 0))
 
     def _with_loops(self, found: self_loops.Looped, own: bool) -> GraphView:
-        ends = _reversed_ends if self.flipped else torch.unbind
+        ends = reversed_ends if self.flipped else torch.unbind
         return JoinedView((found.edge_index,), self.num_src, self.num_dst, ends, own, found.loops)
 
     def unread(self, target: str) -> tuple[Tensor, Tensor] | None:
@@ -133,7 +130,3 @@ class JoinedGraph(OpGraph):
 
     def _joined(self, own: bool) -> GraphView:
         return JoinedView(self._structure, self.num_src, self.num_dst, self._join, own)
-
-
-def _reversed_ends(edge_index: Tensor) -> tuple[Tensor, Tensor]:
-    return edge_index[1], edge_index[0]

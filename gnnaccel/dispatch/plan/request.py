@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gnnaccel.cuda.bands import LONG
 from gnnaccel.dispatch.graph import cache
+from gnnaccel.dispatch.graph.joined_view import flipped, flipped_sizes
 from gnnaccel.dispatch.graph.view import GraphView
 from gnnaccel.dispatch.ir import patterns
 from gnnaccel.dispatch.ir.program import Program
@@ -64,7 +65,8 @@ class CallSpec:
 
     ``native``: the host layer's class; ``loops``: nodes that get a self loop; ``exposed`` as in
     `attention.Call`; ``folded``: the adapter moved linear maps off the edges; ``around``: the layer
-    is one around others, which are routed by themselves where it stays native.
+    is one around others, which are routed by themselves where it stays native; ``flipped``: the
+    second row of the edges holds the sources.
     """
 
     program: Program
@@ -80,6 +82,7 @@ class CallSpec:
     exposed: bool
     folded: bool = False
     around: bool = False
+    flipped: bool = False
 
     @property
     def together(self) -> bool:
@@ -96,11 +99,14 @@ class CallSpec:
 
     def peek(self, given: CallInputs) -> bool:
         """Whether the structure of the call's graph is there."""
-        return cache.peek_many((given.edge_index,), (self.num_src, self.num_dst, self.loops))
+        return cache.peek_many((given.edge_index,),
+                               flipped_sizes(self.num_src, self.num_dst, self.loops)
+                               if self.flipped else (self.num_src, self.num_dst, self.loops))
 
     def lookup(self, given: CallInputs) -> tuple[GraphView, str]:
         """The structure of the call's graph, and "hit", "miss" or "none"."""
-        return cache.lookup(given.edge_index, self.num_src, self.num_dst, self.loops)
+        return (flipped if self.flipped else cache.lookup)(given.edge_index, self.num_src,
+                                                           self.num_dst, self.loops)
 
     def call(self, graph: GraphView, plan) -> attention.Call:
         """What the runner of a route takes."""

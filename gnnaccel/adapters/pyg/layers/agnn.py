@@ -12,6 +12,7 @@ from gnnaccel.dispatch.policy.reasons import Reason, reason
 
 FIELDS = ("add_self_loops",)
 WATCHED = ()
+TURNS = True
 
 
 def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] | Reason:

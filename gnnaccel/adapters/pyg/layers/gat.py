@@ -15,6 +15,7 @@ from gnnaccel.dispatch.run import attention_bound
 
 FIELDS = ("heads", "out_channels", "concat", "negative_slope", "dropout", "add_self_loops")
 WATCHED = ("lin_edge",)
+TURNS = True
 LINEAR = ("lin",)
 _MAPS = ("lin", "lin_src", "lin_dst", "lin_edge", "res")
 _ARGUMENTS = ("x", "edge_index"), ("edge_attr", "size", "return_attention_weights")

@@ -14,6 +14,7 @@ from gnnaccel.dispatch.policy.reasons import Reason, reason
 FIELDS = ("heads", "out_channels", "concat", "negative_slope", "dropout", "add_self_loops",
           "share_weights")
 WATCHED = ()
+TURNS = True
 _ARGUMENTS = ("x", "edge_index"), ("edge_attr", "return_attention_weights")
 again, resized = calls.again(_ARGUMENTS), calls.resized
 

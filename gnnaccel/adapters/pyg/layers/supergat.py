@@ -16,6 +16,7 @@ from gnnaccel.dispatch.policy.reasons import Reason, reason
 FIELDS = ("heads", "out_channels", "concat", "negative_slope", "dropout", "add_self_loops",
           "attention_type")
 WATCHED = ()
+TURNS = True
 
 
 def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] | Reason:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 FIELDS = ("heads", "out_channels", "concat", "dropout", "root_weight")
 WATCHED = ("lin_query", "lin_key", "lin_value")
+TURNS = True
 _MAPS = ("lin_key", "lin_query", "lin_value", "lin_edge", "lin_skip")
 _ARGUMENTS = ("x", "edge_index"), ("edge_attr", "return_attention_weights")
 again, resized = calls.again(_ARGUMENTS), calls.resized

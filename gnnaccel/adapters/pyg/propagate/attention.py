@@ -127,15 +127,14 @@ class OwnAttention:
             return why
         if reduces != ("sum",) or known.aggregate is not None:
             return reason("GA201", "attention is added up")
-        if layer.flow != "source_to_target":
-            return reason("GA202", "attention against the flow")
         return _stated(layer, args[0], kwargs, found, known)
 
     def run(self, layer: Any, stated: CallSpec, given: CallInputs, attend: Any) -> Any:
         (kwargs, _), message = given.extra, self.found.message
         assert message is not None
         arguments = CallArguments(
-            kwargs, OpGraph(given.edge_index, stated.num_src, stated.num_dst))
+            kwargs, OpGraph(given.edge_index, stated.num_src, stated.num_dst,
+                            stated.flipped))
         tensors = _tensors(message, stated, of_read(arguments, _roots(self.found, layer)))
         # contiguous, as the host's is: a layer's own code may take views of it
         out = attend(tensors).contiguous().view(stated.num_dst, *message.meta.shape[1:])
@@ -175,7 +174,8 @@ def _stated(layer: Any, edge_index: Any, kwargs: dict, found: Trace,
         return reason("GA203", f"messages of {row} from features of {first.dtype}")
     program, native = _program(message)
     stated = CallSpec(program, native, heads, width, row, row, *sizes, plain.shape[1], 0,
-                      True)  # exposed: what the layer goes on with may change it in place
+                      True,  # exposed: what the layer goes on with may change it in place
+                      flipped=layer.flow != "source_to_target")
     x = rows(kwargs, found.ends[0][0], found.ends[0][1])
     return stated, CallInputs(x, x, plain, None, (kwargs, edge_index))
 

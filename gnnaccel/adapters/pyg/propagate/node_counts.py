@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn import Parameter
 
+from gnnaccel.adapters.pyg import guards
 from gnnaccel.cuda import capture
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 
@@ -19,14 +20,17 @@ def sizes(layer: Any, edge_index: Any, kwargs: dict,
     forward, node_dim, size = layer.flow == "source_to_target", layer.node_dim, kwargs.get("size")
     if type(edge_index).__name__ == "EdgeIndex":
         size = edge_index.sparse_size()
-    size = [None, None] if size is None else list(size)
+    size, paired = [None, None] if size is None else list(size), False
     for name, end in read:
         x = kwargs[name]
         pair = isinstance(x, (tuple, list))
-        if pair and (len(x) != 2 or not forward):
-            return (reason("GA206", f"{name} is no pair")
-                    if forward else reason(
-                        "GA202", "a pair of features with flow='target_to_source'"))
+        if pair and len(x) != 2:
+            return reason("GA206", f"{name} is no pair")
+        if pair and not forward:
+            if x[0] is not x[1] and guards.by_position(layer):
+                return reason("GA202", "a pair of features with flow='target_to_source', of which "
+                              "PyG's general propagate gathers the second")
+            paired = True
         for side, features in enumerate(x if pair else (x,)):
             if features is None and side and end == "j":
                 continue
@@ -40,6 +44,11 @@ def sizes(layer: Any, edge_index: Any, kwargs: dict,
                 return reason("GA206", f"{rows} rows of features where {size[at]} nodes are")
             size[at] = rows
     src, dst = size if forward else size[::-1]
+    if paired:  # the first of a pair is gathered and says how many receive
+        src = dst if src is None else src
+        if src != dst:
+            return reason("GA202", f"features of {dst} and {src} nodes with "
+                          "flow='target_to_source'")
     return src, src if dst is None else dst
 
 

@@ -102,3 +102,21 @@ def test_a_model_that_has_run_before(kernels, name, calls, when):
             found = [traced(*other), traced(*one)]
             for a, b in zip(found, expected):
                 torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("when", ["supported", "profitable"])
+@pytest.mark.parametrize("options", [{}, {"num_bases": 2}], ids=str)
+def test_rgcn_is_compiled_after_a_call(kernels, options, when):
+    """The host's forward leaves an attribute without which torch.jit.script fails."""
+    conv = pyg.RGCNConv(F, 6, 3, **options).to(kernels.device)
+    x, edges = graphs.features().to(kernels.device), graphs.square().to(kernels.device)
+    types = torch.arange(graphs.E, device=kernels.device) % 3
+    expected = conv(x, edges, types)
+    fresh = pyg.RGCNConv(F, 6, 3, **options).to(kernels.device)
+    fresh.load_state_dict(conv.state_dict())
+    with kernels.on(on_fallback="native", when=when):
+        for _ in range(3):
+            fresh(x, edges, types)
+        compiled = torch.jit.script(fresh)
+        torch.testing.assert_close(compiled(x, edges, types), expected)
+    torch.testing.assert_close(compiled(x, edges, types), expected)

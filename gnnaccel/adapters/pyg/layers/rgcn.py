@@ -51,6 +51,7 @@ def state(layer: Any, args: tuple,
     embedded = not x_src.is_floating_point()
     if embedded and fast and x_src.shape[0] > layer.in_channels_l:
         return reason("GA206", f"{x_src.shape[0]} nodes for tables of {layer.in_channels_l} rows")
+    _scriptable(layer, fast)
     operands = _operands(x, x_src, x_dst, fast)
     numbered = operands.numbered or (isinstance(x, tuple) and x[0] is None)
     mean, bases = _averages(layer, fast), layer.num_bases is not None
@@ -68,6 +69,14 @@ def state(layer: Any, args: tuple,
                             layer.num_relations, view, ignore,
                             rows_grad=embedded or x_src.requires_grad, beside=root)
     return stated, RelationalInputs(found, device, operands)
+
+
+def _scriptable(layer: Any, fast: bool) -> None:
+    """The host's forward makes an attribute, without which `torch.jit.script` cannot compile the
+    layer. It writes it in each call before it reads it, so that what it is does not matter."""
+    name = "_use_segment_matmul_heuristic_output"
+    if not fast and name not in layer.__dict__ and not _ignores(layer):
+        setattr(layer, name, False)
 
 
 def _is_fast(layer: Any) -> bool:

@@ -333,11 +333,11 @@ def test_nothing_keeps_a_model_alive(route):
     made, (x, ei) = model_of().to(route.device), on(route.device, features(), edges())
     with route.on():
         made(x, ei)
-    alive = weakref.ref(made), weakref.ref(made.first)
+    alive = [*map(weakref.ref, (*made.modules(), *made.parameters()))]
     assert probes.kept()["fx models"] == before + 1
     del made
     gc.collect()
-    assert alive[0]() is alive[1]() is None and probes.kept()["fx models"] == before
+    assert not any(ref() is not None for ref in alive) and probes.kept()["fx models"] == before
 
 
 def test_training_brings_the_hosts_weights(route):

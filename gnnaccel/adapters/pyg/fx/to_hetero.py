@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -92,7 +93,12 @@ def _guarded() -> Any:
 
 def call_of(found: Layer) -> Callable[..., dict[str, Tensor]]:
     """What is to be called in the layer's place, see `layers.replace`."""
-    made: list[Any] = [None, ()]  # the HeteroConv, and the layers that it was made of
+    # the HeteroConv, the layers that it was made of, and a reference by which it ends with them:
+    # the generated code around this is a cycle, which may live until a later garbage collection
+    made: list[Any] = [None, (), None]
+
+    def gone(_: Any) -> None:
+        made[:] = None, (), None
 
     def heterogeneous(modules: torch.nn.ModuleDict, x: tuple, edges: tuple,
                       more: tuple) -> dict[str, Tensor]:
@@ -100,11 +106,11 @@ def call_of(found: Layer) -> Callable[..., dict[str, Tensor]]:
         if None in convs:
             # with the model's own error
             convs = tuple([getattr(modules, key) for key in found.keys])
-        layer, known = made
+        layer, known, _ = made
         if known != convs:
             layer = hetero_groups.layer_of(found.names, convs, found.aggr)
             names.stand_for(layer, modules)
-            made[:] = layer, convs
+            made[:] = layer, convs, weakref.ref(modules, gone)
         layer.training = modules.training
         given = dict(zip(found.x, x)), dict(zip(found.names, edges))
         if any(value is not None for tail, kwargs in more for value in (*tail, *kwargs.values())):

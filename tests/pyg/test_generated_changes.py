@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import functools
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -89,6 +90,25 @@ class Helped(Message):
         return F.leaky_relu(x, FACTOR) * self.read
 
     read = 0.7  # as what a tracer might call its own
+
+
+class Bent(Message):
+    """A message through modules of torch, which call torch's functions."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU())
+
+    def message(self, x_i, x_j):
+        return self.net(x_j * x_i)
+
+
+@pytest.mark.parametrize("name, other", [("relu", lambda x, inplace=False: x.abs()),
+                                         ("linear", lambda x, weight, bias: x @ weight.t())])
+def test_functions_that_modules_call(emulated, monkeypatch, name, other):
+    """Nothing of the layer changes, but what its modules call does."""
+    each_seen(emulated, Bent(), *arguments(Message), changes=(
+        lambda: None, lambda: monkeypatch.setattr(F, name, other)), taken="native")
 
 
 FACTOR = 0.1

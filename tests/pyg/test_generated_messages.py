@@ -11,7 +11,10 @@ from torch import nn
 from torch_geometric.nn import CGConv, EdgeConv, ResGatedGraphConv
 
 import gnnaccel
+from gnnaccel.adapters.pyg.propagate import reading
 from gnnaccel.cuda.driver import using
+from gnnaccel.dispatch.ops import aggregation_cost
+from gnnaccel.dispatch.ops.graph import OpGraph
 from tests.emulation.emulator import EmulatedDriver
 from tests.pyg import graphs
 from tests.pyg.generated_calls import arguments, both, compare_second, hub, repeats, routes, to
@@ -275,3 +278,22 @@ def test_small_graphs_stay_native(kernels):
     layer, args = Difference(), arguments(Difference)
     both(kernels, layer, *args, when="profitable", on_fallback="native")
     assert routes(layer) == {"native": 1}
+
+
+def test_rows_that_are_written_for_each_edge_have_a_price(emulated):
+    """On a GPU passes over them decide where there are many edges: more than launches do."""
+    layer = EdgeConv(nn.Sequential(nn.Linear(2 * WIDTH, 64), nn.ReLU(), nn.Linear(64, 32),
+                                   nn.ReLU(), nn.Linear(32, 5)),
+                     aggr="add")
+    with emulated.on():
+        x, ei = graphs.features(width=WIDTH), graphs.square()
+        found = reading.read(layer, ei, dict(x=(x, x)))
+    more = found.given.more
+    assert more.written == 4 * 64 and more._replace(before=()).written == 0
+    graph = OpGraph(ei, N, N)
+    graph.edge_index = ei[:, :1].expand(2, 4_000_000)
+    for mode, passes in (("forward", 7), ("training", 24)):
+        dear, cheap = (aggregation_cost._on_cuda(graph, found.given._replace(more=one), mode).ours
+                       for one in (more, more._replace(before=())))
+        bandwidth = aggregation_cost.constants()["cuda"]["native_bandwidth"]
+        assert dear - cheap >= 0.9 * passes * 4_000_000 * 4 * 64 / bandwidth

@@ -17,7 +17,8 @@ from gnnaccel.cuda.structure import Rows
 
 class Gradients(NamedTuple):
     """``values`` [num_src, H, D] in the rows' dtype, fp32 for int8; ``a_src`` [num_src, H],
-    ``a_dst`` [num_dst, H] and ``a_edge`` fp32."""
+    ``a_dst`` fp32 [num_dst, H], or [num_src, H] with zeros behind where destinations are the first
+    sources, and ``a_edge`` fp32."""
 
     values: Tensor
     a_src: Tensor
@@ -39,7 +40,7 @@ def backward(variant: Variant, by_dst: Rows, graph: Rows, saved: Saved, grad: Te
         values: as forward's; with int8 the very rows that forward had.
         att_src, att_dst: [H, D] fp32. ``values`` receives ``a_src``'s gradient times ``att_src``
             and, unless ``att_dst`` is None (destinations are other nodes), ``a_dst``'s times
-            ``att_dst``.
+            ``att_dst``: destinations are the first of the sources then.
 
     Raises:
         ValueError: gradients or values in another format than the variant's.
@@ -51,8 +52,11 @@ def backward(variant: Variant, by_dst: Rows, graph: Rows, saved: Saved, grad: Te
     h, d, layout = variant.heads, variant.width, variant.backward_layout
     kernels = variant.edge_grad_kernels if edge_grad else variant.backward_kernels
     small, plus, minus = saved.pointers()
-    packed, d_a_dst = (torch.empty((num_dst, h, 4), dtype=torch.float32, device=device),
-                       torch.empty((num_dst, h), dtype=torch.float32, device=device))
+    packed = torch.empty((num_dst, h, 4), dtype=torch.float32, device=device)
+    d_a_dst = torch.empty((num_dst if att_dst is None else graph.rows, h), dtype=torch.float32,
+                          device=device)
+    if att_dst is not None and graph.rows > num_dst:
+        d_a_dst[num_dst:].zero_()
     kernels("prepare")(grid(num_dst, layout, layout.slots), THREADS, 0, (
         np.int32(num_dst), *addresses(grad), plus, minus, small, pointer(a_dst), np.float32(slope),
         *by_dst.launch().graph[:2], *addresses(values), packed.data_ptr(), d_a_dst.data_ptr()))

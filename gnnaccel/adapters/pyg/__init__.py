@@ -47,7 +47,7 @@ def install(patches: PatchSet) -> list[str]:
     import torch
     from torch_geometric import nn
 
-    from gnnaccel.adapters.pyg import negatives, shortcuts
+    from gnnaccel.adapters.pyg import dense_batch, negatives, shortcuts
     from gnnaccel.adapters.pyg.compile import tracing
     from gnnaccel.adapters.pyg.fx import models
     from gnnaccel.adapters.pyg.propagate import graph_norm, replaced, scatter
@@ -68,6 +68,7 @@ def install(patches: PatchSet) -> list[str]:
     graph_norm.install(patches)
     scatter.install(patches)
     negatives.install(patches, scatter.modules())
+    dense_batch.install(patches, scatter.modules())
     models.install(patches)
     shortcuts.install(patches)
     patches.set(

@@ -7,6 +7,9 @@ from typing import Any
 current: Any = None
 #: with ``python -m gnnaccel --partition``: what divides each layer's call over the processes
 divider: Any = None
+#: within a layer's call: rows of sources that begin with those of the destinations, in the same
+#: order, where one linear map makes both
+leading: Any = None
 
 
 def each_layer() -> bool:

@@ -21,8 +21,8 @@ def _attend(score: str, dropout: float, row: str, bias: bool = False) -> tuple[O
 @functools.lru_cache(maxsize=256)
 def gat(slope: float, dropout: float, same: bool, has_dst: bool, edge: bool,
         bias: bool = False) -> Program:
-    """GAT (arXiv 1710.10903). ``same``: destinations are the sources; ``has_dst`` False: they have
-    no features."""
+    """GAT (arXiv 1710.10903). ``same``: destinations are the sources, or the first of them;
+    ``has_dst`` False: they have no features."""
     inputs = [("x", SRC), ("att_src", PARAM)]
     ops = [op("head_dot", "a_src", "x", "att_src")]
     terms = ["a_src@src"]

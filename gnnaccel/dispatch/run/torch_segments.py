@@ -333,7 +333,10 @@ def _scores(attention: Attention, edges, graph: Segments, tensors: dict[str, Ten
 def _additive_scores(edges, graph: Segments, tensors: dict[str, Tensor], split, slope: float):
     x = tensors["x"]
     to_src = split(tensors["a_src"] if "a_src" in tensors else (x * tensors["att_src"]).sum(-1))
-    to_dst = split((tensors.get("x_dst", x) * tensors["att_dst"]).sum(-1)
+    of_dst = tensors.get("x_dst", x)
+    if of_dst.shape[0] > edges.num_dst:  # destinations are the first sources
+        of_dst = of_dst[:edges.num_dst]
+    to_dst = split((of_dst * tensors["att_dst"]).sum(-1)
                    if "att_dst" in tensors else tensors.get("a_dst"))
     edge = tensors.get("a_edge")
     if edge is not None and edges.eid is not None:

@@ -7,6 +7,7 @@ then the same rows stay with their receiver, and a step sends nothing for them.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters.pyg import guards
+from gnnaccel.dispatch.distributed import state
 from gnnaccel.dispatch.observe import watch
 
 #: layers called with (sources, destinations): what maps the sources' rows that are gathered, where
@@ -26,29 +28,46 @@ _WIDER = 2
 
 @contextlib.contextmanager
 def before_exchange(call: Any, x: Any) -> Iterator[Tensor | None]:
-    """A block in which maps of sources are applied to own rows, whose results are sent. Gives what
-    stands for the rows of sources in the layer's call: a tensor of their shape, full of NaN, which
-    holds one number. None where the sources' rows are to be sent themselves.
+    """A block in which a layer is called with a pair, of which this gives the rows of sources. None
+    where these are `x` with the halo's rows, mapped as the layer does.
+
+    Maps of sources may be applied to own rows, whose results are sent. Then a tensor of the rows'
+    shape, full of NaN, stands for them, which holds one number. A map that makes both rows of the
+    pair is applied to those of the sources alone (`state.leading`).
 
     ``call``: the layer's, `calls._Call`; ``x``: what it is called with.
     """
-    names = _of_sources(call, x)
-    if not names:
-        yield None
-        return
-    sources = x.new_full((1, 1), float("nan")).expand(call.size[0], x.shape[1])
+    names, shared = _of_sources(call, x), _shared(call, x)
     made: dict[int, Tensor] = {}
 
     def forward(module: Any, rows: Tensor) -> Tensor:
-        if rows is not sources and rows is not x:
+        if not names or (rows is not sources and rows is not x):
             return type(module).forward(module, rows)
         own = made.get(id(module))
         if own is None:
             own = made[id(module)] = type(module).forward(module, x)
         return call.extend(own, "mapped x") if rows is sources else own
 
-    with _replaced(call.layer, names, forward):
-        yield sources
+    if names:
+        sources = x.new_full((1, 1), float("nan")).expand(call.size[0], x.shape[1])
+    elif shared:
+        sources = call.extend(x, "x")
+    else:
+        yield None
+        return
+    with _replaced(call.layer, names or ["lin"], forward):
+        before, state.leading = state.leading, sources if shared else None
+        try:
+            yield sources
+        finally:
+            state.leading = before
+
+
+def _shared(call: Any, x: Any) -> bool:
+    """Whether the layer makes the rows of sources and of destinations by one map."""
+    return (call.session.maps_first and isinstance(x, Tensor) and x.dim() == 2
+            and "lin" in _of_class(call.layer.__class__)
+            and guards.plain_linear(call.layer._modules.get("lin")) and not watch.repeating())
 
 
 def _of_sources(call: Any, x: Any) -> list[str]:
@@ -58,10 +77,14 @@ def _of_sources(call: Any, x: Any) -> list[str]:
             and torch.is_grad_enabled() and x.requires_grad
             and not watch.repeating()):  # with copies of what stands for the rows
         return []
-    names = next((_SOURCE[cls.__name__] for cls in type(layer).__mro__
-                  if cls.__name__ in _SOURCE), ())
-    found = [name for name in names if layer._modules.get(name) is not None]
+    found = [name for name in _of_class(layer.__class__) if layer._modules.get(name) is not None]
     return found if all(_narrows(layer._modules[name], x) for name in found) else []
+
+
+@functools.cache
+def _of_class(cls: type) -> tuple[str, ...]:
+    """`_SOURCE` of a class, or of the one that it derives from."""
+    return next((_SOURCE[base.__name__] for base in cls.__mro__ if base.__name__ in _SOURCE), ())
 
 
 def _narrows(module: Any, x: Tensor) -> bool:

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gnnaccel.adapters.pyg import calls, edges, guards
+from gnnaccel.dispatch.distributed import state as active
 from gnnaccel.dispatch.ir import attention_programs as programs
 from gnnaccel.dispatch.plan.request import CallInputs, CallSpec
 from gnnaccel.dispatch.policy.reasons import Reason, reason
@@ -55,8 +56,9 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] 
     if why is not None:
         return why
     # of a pair the host maps each, which only for a plain map comes to the same
-    same = (x_src is x_dst and modules.get("lin") is not None
-            and (not pair or guards.plain_linear(modules["lin"])))
+    same = modules.get("lin") is not None and (
+        x_src is active.leading
+        or x_src is x_dst and (not pair or guards.plain_linear(modules["lin"])))
     row, out = calls.dtypes(x_src, guards.declared(layer, "att_src"))
     program = programs.gat(layer.negative_slope, layer.dropout if layer.training else 0.0, same,
                            x_dst is not None, edge, calls.bias_inside(layer))

@@ -130,15 +130,16 @@ def keeping(native: Callable, method: bool = False, captured: Callable | None = 
 
 @uncompiled
 def find(name: str, native: Callable, args: tuple, kwargs: dict, first: int = 0,
-         named: own.Named | None = None) -> tuple | None:
+         named: own.Named | None = None, unused: list[int] = _unused) -> tuple | None:
     """``native(*args, **kwargs)``, kept under ``name``; None where it is not to be kept.
 
     ``args[first]`` are the edges. ``named``: what ``native`` calls, which has to be the host's own.
-    Nothing is compiled where this is called.
+    ``unused``: how many results were kept since one was used again; what is computed for other
+    purposes counts apart. Nothing is compiled where this is called.
     """
     edges = args[first] if len(args) > first else None
     if ((current() is None and not silenced()) or graph_loops.computing.now
-        or not _worth_keeping(edges, name)):
+        or not _worth_keeping(edges, name, unused)):
         return None
     key = _key(name, args[first:], kwargs)
     if (key is None or context_reason() is not None
@@ -156,9 +157,9 @@ def find(name: str, native: Callable, args: tuple, kwargs: dict, first: int = 0,
 
     entry = cache.lookup_many(tensors, values, make)[0]
     if made is not None:
-        _unused[0] += 1
+        unused[0] += 1
         return made
-    _unused[0] = 0
+    unused[0] = 0
     found = entry.get(tensors)
     if found is None:  # somebody has changed what was handed out
         found = _computed(native, args, kwargs)
@@ -275,7 +276,7 @@ def _in_fp32(argument: Any) -> Any:
     return torch.float32 if small else argument
 
 
-def _worth_keeping(edge_index: Any, name: str) -> bool:
+def _worth_keeping(edge_index: Any, name: str, unused: list[int]) -> bool:
     """Whether these edges came before: for those that come once, keeping anything only costs. On a
     GPU that is little next to some 25 launches and a wait, which the second layer over a sampled
     batch then saves; unless of the last results none was asked for again."""
@@ -283,13 +284,13 @@ def _worth_keeping(edge_index: Any, name: str) -> bool:
         return False
     if capture.capturing():  # what a capture makes holds nothing until it is replayed
         return capture.here.held is not None
-    if edge_index.is_cuda and _unused[0] < _TRIED:
+    if edge_index.is_cuda and unused[0] < _TRIED:
         return True
     found = ledger.ledgers.get(id(edge_index))
     if found is None or found() is not edge_index or found.version != edge_index._version:
         found = ledger.of(edge_index)
     if name in found.functions:
-        _unused[0] = 0
+        unused[0] = 0
         return True
     found.functions += (name,)
     return False

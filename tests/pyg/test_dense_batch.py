@@ -1,0 +1,189 @@
+"""Rows that are padded graph by graph, and taken out again, are the same bits as PyG's."""
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch_geometric import utils
+from torch_geometric.nn import (GINEConv, GPSConv, GraphMultisetTransformer, GRUAggregation,
+                                MemPooling)
+from torch_geometric.utils import to_dense_batch as hosts
+
+import gnnaccel
+from gnnaccel.adapters.pyg import dense_batch
+
+SIZES = (3, 1, 5, 0, 2)
+
+
+@pytest.fixture(params=[pytest.param("cuda", marks=pytest.mark.gpu), "emulated"])
+def where(request):
+    """The device of rows that are padded, with gnnaccel enabled."""
+    request.getfixturevalue("gpu" if request.param == "cuda" else "emulated")
+    with gnnaccel.enabled():
+        yield torch.device("cuda" if request.param == "cuda" else "cpu")
+
+
+def batch_of(sizes=SIZES, device="cpu") -> torch.Tensor:
+    return torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes)).to(device)
+
+
+def same(found, wanted) -> bool:
+    return all(a.dtype == b.dtype and type(a) is torch.Tensor and a.stride() == b.stride()
+               and torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+
+
+@pytest.fixture
+def looked(monkeypatch):
+    """The batches whose places were computed."""
+    seen, places = [], dense_batch.places
+    monkeypatch.setattr(dense_batch, "places",
+                        lambda *args: seen.append(args) or places(*args))
+    return seen
+
+
+OPTIONS = [{}, {"max_num_nodes": 2}, {"max_num_nodes": 9}, {"batch_size": 7}, {"fill_value": -1.5},
+           {"fill_value": float("-inf"), "max_num_nodes": 3, "batch_size": 6},
+           {"max_num_nodes": 0}]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("shape", [(), (4,), (2, 3)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_rows_masks_and_gradients(where, looked, options, shape, dtype):
+    batch = batch_of(device=where)
+    for _ in range(3):
+        x = torch.randn(len(batch), *shape, dtype=dtype, device=where).requires_grad_()
+        found, wanted = utils.to_dense_batch(x, batch, **options), hosts(x, batch, **options)
+        assert same(found, wanted)
+        seed = torch.randn_like(found[0])
+        assert torch.equal(*(torch.autograd.grad(out, x, seed)[0] for out in
+                             (found[0], wanted[0])))
+    assert len(looked) == 1
+
+
+def test_what_pyg_does_itself(where, looked):
+    batch, x = batch_of(device=where), torch.randn(11, 2, device=where)
+    for given in ((x,), (x.long(), batch), (x, batch.int()), (x, batch, False),
+                  (x.to_sparse(), batch), (x[:0], batch[:0], 0.0, 2, 1)):
+        try:
+            wanted = hosts(*given)
+        except (RuntimeError, IndexError, TypeError, NotImplementedError) as error:
+            with pytest.raises(type(error)):
+                utils.to_dense_batch(*given)
+            continue
+        assert same(utils.to_dense_batch(*given), wanted)
+    assert not looked
+
+
+@pytest.mark.parametrize("order", [[1, 0, 0, 2], [2, 1, 0, 0], [0, 0, 2, 1]])
+def test_a_batch_that_is_not_sorted_goes_to_pyg(where, order):
+    """PyG asks for sorted ones, and gives what it gives for others."""
+    batch, x = torch.tensor(order, device=where), torch.randn(4, 2, device=where)
+    for _ in range(3):
+        try:
+            wanted = hosts(x, batch)
+        except (RuntimeError, IndexError) as error:
+            with pytest.raises(type(error)):
+                utils.to_dense_batch(x, batch)
+        else:
+            assert same(utils.to_dense_batch(x, batch), wanted)
+
+
+def test_a_batch_that_was_written_to(where):
+    batch, x = batch_of(device=where), torch.randn(11, 2, device=where)
+    for last in (4, 5, 4, 7):
+        batch[-1] = last
+        for _ in range(2):
+            assert same(utils.to_dense_batch(x, batch), hosts(x, batch))
+
+
+def test_what_was_handed_out_may_be_written_to(where):
+    batch, x = batch_of(device=where), torch.randn(11, 2, device=where)
+    first = utils.to_dense_batch(x, batch)
+    second = utils.to_dense_batch(x, batch)
+    first[0].zero_()
+    first[1].fill_(True)
+    assert same(second, hosts(x, batch))
+    assert same(utils.to_dense_batch(x, batch), hosts(x, batch))
+
+
+# --- the layers that pad --------------------------------------------------------------------------
+
+def gps(**options) -> GPSConv:
+    return GPSConv(8, GINEConv(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))),
+                   heads=2, **options)
+
+
+LAYERS = {
+    "multihead": lambda: gps(attn_kwargs={"dropout": 0.5}, dropout=0.3),
+    "performer": lambda: gps(attn_type="performer"),
+    "no local layer": lambda: GPSConv(8, None, heads=2),
+    "layer norm": lambda: gps(norm="layer_norm"),
+    "GraphMultisetTransformer": lambda: GraphMultisetTransformer(8, 2, num_encoder_blocks=1),
+    "MemPooling": lambda: MemPooling(8, 4, heads=2, num_clusters=3),
+    "GRUAggregation": lambda: GRUAggregation(8, 4),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("training", [True, False])
+def test_layers(where, looked, name, training):
+    if name == "GRUAggregation" and not training and where.type == "cuda":
+        pytest.skip("cuDNN has no backward of a GRU in evaluation")
+    torch.manual_seed(0)
+    layer = LAYERS[name]().to(where).train(training)
+    batch = batch_of(device=where)
+    edges = torch.randint(0, 11, (2, 20), device=where)
+    features = torch.randn(20, 8, device=where)
+
+    def run():
+        torch.manual_seed(1)
+        x = start.clone().requires_grad_()
+        args = (edges, batch) if isinstance(layer, GPSConv) else (batch,)
+        local = isinstance(layer, GPSConv) and layer.conv is not None
+        out = layer(x, *args, **({"edge_attr": features} if local else {}))
+        out = out[0] if isinstance(out, tuple) else out
+        weights = [p for p in layer.parameters() if p.requires_grad]
+        seed = torch.randn(out.shape, generator=torch.Generator().manual_seed(2)).to(where)
+        grads = torch.autograd.grad((out * seed).sum(), [x, *weights], allow_unused=True)
+        return [out, *(g for g in grads if g is not None)]
+
+    for _ in range(3):
+        start = torch.randn(11, 8, device=where)
+        found = run()
+        with gnnaccel.disabled():
+            wanted = run()
+        for ours, theirs in zip(found, wanted, strict=True):
+            assert type(ours) is torch.Tensor
+            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+            if where.type == "cpu" and name != "no local layer":
+                assert name in ("multihead", "layer norm") or torch.equal(ours, theirs)
+    assert len(looked) == 1
+
+
+def test_a_layer_of_ten_looks_at_a_batch_once(where, looked):
+    layers = [gps().to(where) for _ in range(4)]
+    for sizes in (SIZES, (4, 4, 3)):
+        batch, x = batch_of(sizes, where), torch.randn(11, 8, device=where)
+        edges = torch.randint(0, 11, (2, 20), device=where)
+        for layer in layers:
+            x = layer(x, edges, batch, edge_attr=torch.randn(20, 8, device=where))
+    assert len(looked) == 2
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_rows_taken_by_a_mask(where, turned):
+    batch = batch_of(device=where)
+    index, mask, by_place = dense_batch.places(batch, None, None)
+    known = dense_batch.Mask.of(mask, index, by_place)
+    rows = torch.randn(5, 5, 3, device=where)
+    rows = rows.transpose(0, 1) if turned else rows
+    rows.requires_grad_()
+    found, wanted = rows[known], rows[mask]
+    assert type(found) is torch.Tensor and torch.equal(found, wanted)
+    assert torch.equal(*(torch.autograd.grad(out.square().sum(), rows)[0]
+                         for out in (found, wanted)))
+    for ours, theirs in ((~known, ~mask), (known.sum(), mask.sum()), (known & mask, mask),
+                         (known[:, None], mask[:, None]), (known.clone(), mask),
+                         (rows[:2][known[:2]], rows[:2][mask[:2]])):
+        assert type(ours) is torch.Tensor and torch.equal(ours, theirs)

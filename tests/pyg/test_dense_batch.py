@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import nn
 from torch_geometric import utils
+from torch_geometric.experimental import set_experimental_mode
 from torch_geometric.nn import (GINEConv, GPSConv, GraphMultisetTransformer, GRUAggregation,
                                 MemPooling)
 from torch_geometric.utils import to_dense_batch as hosts
@@ -87,6 +88,15 @@ def test_a_batch_that_is_not_sorted_goes_to_pyg(where, order):
                 utils.to_dense_batch(x, batch)
         else:
             assert same(utils.to_dense_batch(x, batch), wanted)
+
+
+def test_sizes_that_pyg_asks_for(where):
+    batch, x = batch_of(device=where), torch.randn(11, 2, device=where)
+    for _ in range(3):
+        utils.to_dense_batch(x, batch)
+    with set_experimental_mode(True, "disable_dynamic_shapes"):
+        with pytest.raises(ValueError, match="batch_size"):
+            utils.to_dense_batch(x, batch)
 
 
 def test_a_batch_that_was_written_to(where):

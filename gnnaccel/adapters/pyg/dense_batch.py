@@ -51,11 +51,14 @@ def _padding(native: Callable, taken_out: bool) -> Callable:
     """``native`` over a known ``batch``. ``taken_out``: the caller keeps the mask to itself, and
     takes rows out by it, so that it may be a `Mask`."""
 
+    from torch_geometric.experimental import is_experimental_mode_enabled as mode
+
     @functools.wraps(native)
     def to_dense_batch(x: Tensor, batch: Tensor | None = None, fill_value: float = 0.0,
                        max_num_nodes: int | None = None, batch_size: int | None = None
                        ) -> tuple[Tensor, Tensor]:
         known = (None if is_compiling() or current() is None or type(fill_value) not in (float, int)
+                 or mode("disable_dynamic_shapes")  # which asks for sizes
                  else _known(x, batch, max_num_nodes, batch_size))
         if not known:
             return native(x, batch, fill_value, max_num_nodes, batch_size)

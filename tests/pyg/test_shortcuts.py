@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 import torch_geometric
-from torch_geometric.nn import GraphConv
+from torch_geometric.nn import DirGNNConv, GraphConv, SAGEConv
 from torch_geometric.nn.module_dict import ModuleDict
 
 import gnnaccel
@@ -68,3 +68,48 @@ def test_native_layers_give_the_hosts_results():
     with gnnaccel.enabled():
         for _ in range(4):
             same(layer(x, ei), expected, 0.0)
+
+
+# --- edges against their direction ----------------------------------------------------------------
+
+@pytest.mark.parametrize("root", [True, False])
+def test_edges_are_turned_around_once(route, root, monkeypatch):
+    seen, turned = [], shortcuts._turned
+    monkeypatch.setattr(shortcuts, "_turned", lambda e: seen.append(e.shape[1]) or turned(e))
+    layers = [DirGNNConv(SAGEConv(6, 6), 0.3, root).to(route.device) for _ in range(2)]
+    x = torch.randn(9, 6, device=route.device)
+    edge_index = torch.randint(0, 9, (2, 30), device=route.device)
+
+    def run():
+        out = x
+        for layer in layers:
+            out = layer(out, edge_index)
+        return out
+
+    with route.on():
+        for write in (lambda: None, lambda: edge_index[0].fill_(3), lambda: edge_index.fill_(1)):
+            write()
+            for _ in range(3):
+                found = run()
+                with gnnaccel.disabled():
+                    torch.testing.assert_close(found, run(), rtol=1e-5, atol=1e-5)
+    assert seen == [30] * 3
+
+
+def test_turned_edges_that_somebody_wrote_to(route):
+    layer = DirGNNConv(SAGEConv(6, 6)).to(route.device)
+    x = torch.randn(9, 6, device=route.device)
+    edge_index = torch.randint(0, 9, (2, 30), device=route.device)
+
+    class Writes(SAGEConv):
+        def forward(self, x, edge_index):
+            out = super().forward(x, edge_index)
+            edge_index[1].fill_(0)
+            return out
+
+    layer.conv_out = Writes(6, 6).to(route.device)
+    with gnnaccel.disabled():
+        wanted = layer(x, edge_index)
+    with route.on(on_fallback="native"):
+        for _ in range(4):
+            torch.testing.assert_close(layer(x, edge_index), wanted, rtol=1e-5, atol=1e-5)

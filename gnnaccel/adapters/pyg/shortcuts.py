@@ -13,17 +13,20 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from torch import Tensor
 from torch.compiler import is_compiling
 
 from gnnaccel.adapters import own
 from gnnaccel.adapters.patching import PatchSet
+from gnnaccel.adapters.pyg.propagate import graph_norm
 
 _MANY = 4096
+_unused = [0]  # turned edges kept since some were used again, as of `graph_norm.find`
 
 
 def install(patches: PatchSet) -> None:
     """Replace the functions through ``patches``; none that this version does not have."""
-    from torch_geometric import typing
+    from torch_geometric import nn, typing
     from torch_geometric.nn.module_dict import ModuleDict
 
     translate = vars(ModuleDict).get("to_external_key")
@@ -32,6 +35,13 @@ def install(patches: PatchSet) -> None:
         patches.set(ModuleDict, "to_external_key", classmethod(remembering(translate.__func__)),
                     "Remembers the name that a key of a `ModuleDict` stands for: `HeteroConv` asks "
                     "for it once per edge type and call.")
+    directed = getattr(nn, "DirGNNConv", None)  # versions differ
+    if directed is not None and own.is_method(directed.forward, directed, "forward",
+                                              "torch_geometric"):
+        patches.set(directed, "forward", _both_ways(directed.forward),
+                    "Turns edges around once for each `edge_index`, so that the layer against the "
+                    "edges' direction finds the same tensor again, and with it the structure "
+                    "built for it.")
     if getattr(typing, "WITH_PT23", False):
         # which asks torch's, seven times a layer
         native = importlib.import_module("torch_geometric._compile").is_compiling
@@ -41,6 +51,26 @@ def install(patches: PatchSet) -> None:
                     patches.set(module, "is_compiling", is_compiling,
                                 "Asks torch directly whether it compiles, without PyG's function "
                                 "in between; a layer asks up to seven times per call.")
+
+
+def _both_ways(native: Callable) -> Callable:
+    """`DirGNNConv`'s forward (arXiv 2305.10498) with the turned edges of before."""
+
+    @functools.wraps(native)
+    def forward(self: Any, x: Any, edge_index: Any) -> Any:
+        found = (None if is_compiling() else
+                 graph_norm.find("turned", _turned, (edge_index,), {}, unused=_unused))
+        if found is None:
+            return native(self, x, edge_index)
+        along, against = self.conv_in(x, edge_index), self.conv_out(x, found[0])
+        out = self.alpha * against + (1 - self.alpha) * along
+        return out + self.lin(x) if self.root_weight else out
+
+    return forward
+
+
+def _turned(edge_index: Tensor) -> tuple[Tensor]:
+    return (edge_index.flip([0]),)
 
 
 def remembering(native: Callable) -> Callable:

@@ -24,7 +24,9 @@ from gnnaccel.dispatch.run.autograd import Operation, wants_grad
 _TARGETS = {"j": "u", "i": "v", "e": "e", "p": "p"}
 EXTREMA, WRITTEN = generated.EXTREMA, generated.WRITTEN
 REDUCES = ("sum", "mean", *EXTREMA)
-SOFTMAX = "softmax"
+#: over the edges that enter a node, or that leave one, by the end that has them
+SOFTMAX = {"i": "softmax", "j": "softmax by source"}
+SOFTMAXES = frozenset(SOFTMAX.values())
 MOST = 12  # rows of inputs, and twice as many inputs in all: each takes registers of every lane
 
 
@@ -35,8 +37,8 @@ class Generated(NamedTuple):
     [out, in], ``bias`` [out]: of a linear map that each message goes through in the end, which is
     done with their sums. ``before``: what is written for each edge before, and inputs are made of:
     messages with how ("rows" or "heads", as of `at_edges`, or one of `REDUCES`, as of `reduced`),
-    and numbers of columns with "softmax". ``made``: how many inputs are computed for the call, as
-    by a linear map of features, rather than passed to it."""
+    and numbers of columns with one of `SOFTMAX`. ``made``: how many inputs are computed for the
+    call, as by a linear map of features, rather than passed to it."""
 
     expression: Expression
     inputs: tuple[Tensor, ...]
@@ -61,22 +63,28 @@ class Generated(NamedTuple):
     def sizes(self) -> tuple[int, int, int]:
         """How many inputs there are, with those of what is written before, of this how much, and
         how many of the inputs are computed for the call."""
-        written = [one.sizes for one, of in self.before if of != SOFTMAX]
+        written = [one.sizes for one, of in self.before if of not in SOFTMAXES]
         return (len(self.all_inputs), len(self.before) + sum(size[1] for size in written),
                 self.made + sum(size[2] for size in written))
+
+    @property
+    def by_source(self) -> bool:
+        """Whether something that is written before needs the edges that leave a node."""
+        return any([of == SOFTMAX["j"] or of not in SOFTMAXES and one.by_source
+                    for one, of in self.before])
 
     @property
     def written(self) -> int:
         """Bytes that are written for each edge before."""
         numbers = {"rows": lambda one: math.prod(one.shape), "heads": lambda one: one.seen[0]}
-        return sum([4 * one if of == SOFTMAX else
+        return sum([4 * one if of in SOFTMAXES else
                     one.written + 4 * (numbers[of](one) if of in numbers else 0)
                     for one, of in self.before])
 
     @property
     def all_inputs(self) -> tuple[Tensor, ...]:
         """With those of what is written before."""
-        return (*self.inputs, *[t for one, of in self.before if of != SOFTMAX
+        return (*self.inputs, *[t for one, of in self.before if of not in SOFTMAXES
                                 for t in one.all_inputs])
 
     @property
@@ -90,7 +98,7 @@ class Generated(NamedTuple):
         ends = [one.end for one in self.expression.inputs if one.mode == "row"]
         read, gathered = ends.count("j") + ends.count("e"), ends.count("j") + ends.count("i")
         for more, of in self.before:
-            if of != SOFTMAX:
+            if of not in SOFTMAXES:
                 ours, hosts = more.rows_read
                 read, gathered = read + ours + (of == "rows"), gathered + hosts
         return max(1, read), max(1, gathered)
@@ -134,7 +142,7 @@ class Part(NamedTuple):
 def unfit(graph: OpGraph, x: Tensor, more: Generated) -> Reason | None:
     """Why these are no messages over the graph. ``x``: features that decide about the device."""
     for one, of in more.before:
-        why = unfit(graph, x, one) if of != SOFTMAX else None
+        why = unfit(graph, x, one) if of not in SOFTMAXES else None
         if why is not None:
             return why
     rows = sum([one.mode == "row" for one in more.expression.inputs])
@@ -181,7 +189,7 @@ def prepare(more: Generated, of: str, grad: bool) -> None:
     """Compile what `run`, or `at_edges`, launches; of backward, what a gradient for each input
     takes. ``of``: one of `REDUCES`, "rows" or "heads"."""
     for one, how in more.before:
-        if how != SOFTMAX:
+        if how not in SOFTMAXES:
             prepare(one, how, grad)
         else:
             for entry in edge_softmax.ENTRIES[:4 if grad else 2]:
@@ -215,7 +223,7 @@ def key(more: Generated, of: str) -> tuple:
     grad = wants_grad(*more.all_inputs)
     return ("generated", of, more.expression, more.seen,
             tuple([t.requires_grad and grad for t in more.inputs]),
-            tuple([key(*one) if one[1] != SOFTMAX else one for one in more.before]))
+            tuple([key(*one) if one[1] not in SOFTMAXES else one for one in more.before]))
 
 
 def run(graph: OpGraph, reduce: str, more: Generated) -> Tensor:

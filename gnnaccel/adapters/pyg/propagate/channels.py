@@ -287,20 +287,23 @@ def looked_up(function: Callable, table: Param, *place: Any, **named: Any) -> Ro
 # --- neighbours -----------------------------------------------------------------------------------
 
 def softmax(src: Any, index: Any = None, ptr: Any = None, num_nodes: Any = None,
-            dim: int = 0) -> Rows:
-    """PyG's ``softmax``, over the edges that enter a node."""
-    if not isinstance(src, Rows) or not (type(index) is Special and index.end == "i"
+            dim: int = 0, square: bool = False) -> Rows:
+    """PyG's ``softmax``, over the edges that enter a node, or that leave one. ``square``: whether
+    there are as many nodes at both ends."""
+    if not isinstance(src, Rows) or not (type(index) is Special and index.end
                                          and type(dim) is int and dim in (0, -src.meta.dim())):
         raise Unseen
-    if not is_ptr(ptr) or not counts_nodes(num_nodes):
+    if not is_ptr(ptr) or not counts_nodes(num_nodes, index.end, square):
         raise Unseen
+    if ptr is not None and index.end != "i":
+        raise Unseen  # it is of the edges that enter
     rows = at_edges(src)
     tail = tuple(rows.meta.shape[1:])
     end, names, roots = about(leaves(rows.tree))
     if end != "e" or not math.prod(tail):
         raise Unseen
     tree = rows.tree
-    make = Softmax(lambda given: whole(tree, tail, given), src.alone().tree, tail)
+    make = Softmax(lambda given: whole(tree, tail, given), src.alone().tree, tail, index.end)
     return made_rows("e", make, rows.meta, names | {make}, roots)
 
 
@@ -309,14 +312,15 @@ def is_ptr(value: Any) -> bool:
     return value is None or (type(value) is Special and value.name == "ptr")
 
 
-def counts_nodes(value: Any) -> bool:
-    """Whether this is how many nodes receive, or nothing."""
-    return value is None or (type(value) is Special and value.counts == "i")
+def counts_nodes(value: Any, end: str = "i", square: bool = False) -> bool:
+    """Whether this is how many nodes there are at this end of the edges, or nothing."""
+    return value is None or (type(value) is Special and bool(value.counts)
+                             and (value.counts == end or square))
 
 
 def noted(num_nodes: Any, counts: list[int]) -> Any:
-    """How many nodes receive; None in place of a number, which is added to ``counts``. A softmax of
-    more nodes than there are is the same."""
+    """How many nodes there are; None in place of a number, which is added to ``counts``. A softmax
+    of more nodes than there are is the same."""
     if type(num_nodes) is not int:
         return num_nodes
     counts.append(num_nodes)

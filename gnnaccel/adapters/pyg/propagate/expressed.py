@@ -15,7 +15,7 @@ from gnnaccel.adapters.pyg.propagate.standins import Unseen
 from gnnaccel.cuda.expression import CHANNEL_SUM, Expression
 from gnnaccel.cuda.generated import seen_as
 from gnnaccel.dispatch.generated.cut import cut
-from gnnaccel.dispatch.generated.messages import Generated, at_edges, reduced
+from gnnaccel.dispatch.generated.messages import SOFTMAX, Generated, at_edges, reduced
 from gnnaccel.dispatch.generated.tree import (Call, Leaf, Make, Tree, expression, leaves,
                                                 mapped)
 from gnnaccel.dispatch.ops import cuda_functions
@@ -117,15 +117,16 @@ class AtEdges(Before):
 
 
 class Softmax(Before):
-    """The softmax of rows of the edges, ``make`` [E, *tail], over those that enter each node;
-    ``tree``: of what they are made."""
+    """The softmax of rows of the edges, ``make`` [E, *tail], over those that enter each node, or
+    that leave it where ``end`` is "j"; ``tree``: of what they are made."""
 
-    def __init__(self, make: Make, tree: Tree, tail: tuple[int, ...]):
-        self.tree, self.tail, self.count = tree, tail, math.prod(tail)
-        super().__init__(lambda given: cuda_functions.edge_softmax(given.graph, make(given), "v"))
+    def __init__(self, make: Make, tree: Tree, tail: tuple[int, ...], end: str = "i"):
+        self.tree, self.tail, self.count, self.end = tree, tail, math.prod(tail), end
+        by = "u" if end == "j" else "v"
+        super().__init__(lambda given: cuda_functions.edge_softmax(given.graph, make(given), by))
 
     def stand_in(self, given: dict, graph: OpGraph) -> tuple[Any, str]:
-        return self.count, "softmax"
+        return self.count, SOFTMAX[self.end]
 
 
 class Reduced(Before):

@@ -124,10 +124,12 @@ class GraphFunctions(Steps):
     def softmax(self, src: Any, index: Any = None, ptr: Any = None, num_nodes: Any = None,
                 dim: Any = 0) -> Any:
         """PyG's ``softmax``."""
+        if type(num_nodes) is int and not self.square and getattr(index, "end", "i") != "i":
+            raise Unseen  # it is held against how many nodes receive
         num_nodes = channels.noted(num_nodes, self.counts)
 
         def of(rows: pointwise.Rows, dim: Any = 0) -> pointwise.Rows:
-            found = channels.softmax(rows, index, ptr, num_nodes, dim)
+            found = channels.softmax(rows, index, ptr, num_nodes, dim, self.square)
             return found if torch.is_grad_enabled() else pointwise.detached(found)
 
         return src.of_neighbours(of, dim) if isinstance(src, stacks.Stacked) else of(src, dim)

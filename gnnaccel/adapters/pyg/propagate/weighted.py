@@ -34,7 +34,8 @@ def weighted(tree: Tree, shape: tuple[int, ...]) -> Message | None:
 def _factored(tree: Tree) -> tuple[Leaf, Tree] | None:
     """The softmax that a tree is a product with, and the other factor."""
     if isinstance(tree, Leaf):
-        return (tree, Number(1.0)) if type(tree.make) is Softmax else None
+        of = tree.make if type(tree.make) is Softmax and tree.make.end == "i" else None
+        return None if of is None else (tree, Number(1.0))
     if not isinstance(tree, Call) or tree.op not in ("mul", "div", "neg"):
         return None
     for at, arg in enumerate(tree.args[:1 if tree.op == "div" else 2]):

@@ -77,6 +77,24 @@ class All(Dictionary):
         return out
 
 
+class Texts(Message):
+    """Weights and branches by texts of the layer and of the call (CompGCN, SuperGAT)."""
+
+    def __init__(self, kind="distmult_masked"):
+        super().__init__()
+        self.w_in, self.w_out, self.kind = (nn.Parameter(torch.randn(WIDTH, WIDTH)),
+                                            nn.Parameter(torch.randn(WIDTH, WIDTH)), kind)
+
+    def forward(self, x, edge_index):
+        return (self.propagate(edge_index, x=x, mode="in", name="w_{}")
+                + self.propagate(edge_index.flip(0), x=x, mode="OUT", name="w_{}"))
+
+    def message(self, x_i, x_j, mode, name):
+        rows = x_i * x_j if self.kind.startswith("distmult") else x_i - x_j
+        rows = torch.mm(rows, getattr(self, name.format(mode.lower())))
+        return torch.sigmoid(x_i) * rows if self.kind.endswith("masked") else rows
+
+
 class Attention(Scored):
     by = "score"
 
@@ -88,6 +106,14 @@ class Attention(Scored):
 @pytest.mark.parametrize("cls", [Named, Nested, Dictionary, All])
 def test_values_and_gradients(kernels, cls):
     compare(kernels, cls(), *arguments(Message)[:3 if cls is Dictionary else 2])
+
+
+@pytest.mark.parametrize("kind", ["distmult_masked", "transe"])
+def test_texts(kernels, kind):
+    layer, args = Texts(kind), arguments(Message)[:2]
+    compare(kernels, layer, *args, calls=2)
+    layer.kind = "masked"
+    compare(kernels, layer, *args, calls=2)
 
 
 def test_attention(route):
@@ -152,7 +178,31 @@ class ByCode(Named):
         return torch.relu(x_i) * x_j * getattr(self, "shift", 1.0)
 
 
-@pytest.mark.parametrize("cls", [OfTensors, ByCode])
+class ByCount(Named):
+    """Named by what a stand-in has another number of, by an f-string and by `format`."""
+
+    def __init__(self):
+        super().__init__()
+        setattr(self, f"shift_{graphs.E}", 3.0)
+
+    def message(self, x_i, x_j):
+        return torch.relu(x_i) * x_j * getattr(self, f"shift_{x_j.size(0)}", 1.0)
+
+
+class ByFormat(ByCount):
+    def message(self, x_i, x_j):
+        name = "shift_{}".format(x_j.shape[0])  # noqa: UP032 - as users write it
+        return torch.relu(x_i) * x_j * getattr(self, name, 1.0)
+
+
+class ByText(ByCount):
+    """The text of a tensor."""
+
+    def message(self, x_i, x_j):
+        return torch.relu(x_i) * (x_j if f"{x_j}".startswith("tensor") else x_i)
+
+
+@pytest.mark.parametrize("cls", [OfTensors, ByCode, ByCount, ByFormat, ByText])
 def test_others_stay_native(emulated, cls):
     layer, given = cls(), arguments(Message)[:2]
     expected = layer(*given)

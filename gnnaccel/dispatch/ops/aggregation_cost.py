@@ -101,7 +101,7 @@ def _on_cuda(graph: OpGraph, given: Aggregation, mode: str) -> Estimate:
         once = (moved * rates["once_passes"][mode] / kernels["native_bandwidth"]
                 + rates["once_launches"][mode] * launch)
         once = once if _MARGIN * once < native else None
-    by_source = type(given.more) is Generated and given.more.by_source
+    by_source = type(given.more) is Generated and given.more.before and given.more.by_source
     built = 1 if mode == "forward" and not by_source else 2
     there = csc_of(graph.edge_index) is not None
     structure = _structure(graph.num_edges, built - there) + there * _read_in_place()

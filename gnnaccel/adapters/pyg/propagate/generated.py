@@ -38,6 +38,7 @@ OF_MESSAGES = NAMES | {
     "numel", "bmm", "repeat", "stack", "permute", "transpose", "zeros",
     "ones", "zeros_like", "ones_like", "einsum", "any", "all", "linalg", "vector_norm",
     "append",  # of lists that the message makes itself, as no others come to it
+    "format", "startswith", "endswith", "lower", "upper",  # of texts
     # PyG's BatchNorm, of a single row
     "batch_norm", "running_mean", "running_var", "weight", "bias", "eps"}
 
@@ -123,7 +124,7 @@ def functions(layer: Layer) -> Any:
 
 
 _MANNER = tracing.Manner(OF_MESSAGES, prepared, pointwise.rows, found, True, kept=channels.kept,
-                         functions=functions, stacked=stacks.stand_in)
+                         functions=functions, stacked=stacks.stand_in, wholes=True)
 
 
 def form(layer: Any, known: reading.Known, kwargs: dict, edge_index: Any,

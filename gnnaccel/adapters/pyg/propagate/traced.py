@@ -87,8 +87,10 @@ class Value:
     def dim(self) -> int:
         return self.meta.dim()
 
-    def __bool__(self) -> bool:
+    def _refuses(self, *args: Any) -> Any:
         raise Unseen
+
+    __bool__ = __str__ = __format__ = _refuses  # its text is another than the tensor's
 
     def __getitem__(self, place: Any) -> Any:
         if not isinstance(self, Param) and place not in (
@@ -106,17 +108,11 @@ class Value:
     def __neg__(self) -> Any:
         return _call("neg", operator.neg, (self,), {})
 
-    def __eq__(self, other: object) -> Any:  # Python's own would say that they are not
-        raise Unseen
-
-    __ne__ = __eq__
+    __eq__ = __ne__ = _refuses  # Python's own would say that they are not
     __hash__ = object.__hash__
 
-    def _in_place(self, other: Any) -> Any:
-        raise Unseen
-
-    __iadd__ = __isub__ = __imul__ = __itruediv__ = __imatmul__ = _in_place
-    __ipow__ = __iand__ = __ior__ = __ifloordiv__ = __imod__ = __ixor__ = _in_place
+    __iadd__ = __isub__ = __imul__ = __itruediv__ = __imatmul__ = _refuses
+    __ipow__ = __iand__ = __ior__ = __ifloordiv__ = __imod__ = __ixor__ = _refuses
 
     def changed(self) -> None:
         """It was changed in place: what lies in its memory may be used no more."""

@@ -72,17 +72,25 @@ def test_kinds_among_the_features(kernels):
         compare(kernels, OfChannel(), with_kinds(), graphs.square(), None, train=train)
 
 
-def test_kinds_of_both_ends_that_are_compared_stay_native(kernels):
-    class Alike(OfKinds):
-        def message(self, x_j, kind_i, kind_j):
-            return x_j * (kind_i == kind_j).unsqueeze(-1)
+class Alike(OfKinds):
+    def message(self, x_j, kind_i, kind_j):
+        return x_j * (kind_i == kind_j).unsqueeze(-1)
 
-    layer = Alike().to(kernels.device)
-    args = to(kernels.device, graphs.features(), graphs.square(), None, torch.arange(N) + 2**24)
-    expected = layer(*args)
-    with kernels.on(on_fallback="native"):
-        assert close(layer(*args), expected)
-    assert routes(layer) == {"native": 1}
+
+class SeveralAlike(OfKinds):
+    """Several numbers of each end."""
+
+    def message(self, x_i, x_j, kind_i, kind_j):
+        other = (kind_i != kind_j) & (kind_i < 2 + kind_j)
+        return torch.where(kind_i == kind_j, x_j, x_i - x_j) * (1 + other.float())
+
+
+@pytest.mark.parametrize("cls, shape", [(Alike, (N,)), (SeveralAlike, (N, WIDTH))])
+def test_kinds_of_both_ends(kernels, cls, shape):
+    """As exactly as whole numbers are: as floats these are the same."""
+    kind = torch.randint(0, 2, shape) + 2**24
+    assert kind.float().unique().numel() == 1
+    compare(kernels, cls(), graphs.features(), graphs.square(), kind=kind)
 
 
 # --- kinds of edges -------------------------------------------------------------------------------

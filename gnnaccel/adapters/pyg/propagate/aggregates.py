@@ -205,4 +205,4 @@ def _result(value: Any, alike: dict[int, pointwise.Rows]) -> tuple[Any, dict[int
 
 
 _MANNER = tracing.Manner(generated.OF_MESSAGES, generated.prepared, pointwise.rows, _found, True,
-                         aggregated, channels.kept, Traced)
+                         aggregated, channels.kept, Traced, wholes=True)

@@ -53,10 +53,10 @@ def mixed(value: Rows, name: str, function: Callable, args: tuple, kwargs: dict)
         if found is not None:
             return found
     if len(at) == 1:
-        return _by_torch(value, function, args, kwargs)
+        return by_torch(value, function, args, kwargs)
     if name in ("sum", "mean") and _dim(args, kwargs) in (-1, value.meta.dim() - 1):
         return _over_channels(value, name, function, args, kwargs)
-    return _by_torch(at_edges(value), function, args, kwargs)
+    return by_torch(at_edges(value), function, args, kwargs)
 
 
 def _dim(args: tuple, kwargs: dict) -> Any:
@@ -64,7 +64,7 @@ def _dim(args: tuple, kwargs: dict) -> Any:
     return dim[0] if type(dim) in (tuple, list) and len(dim) == 1 else dim
 
 
-def _by_torch(value: Rows, function: Callable, args: tuple, kwargs: dict,
+def by_torch(value: Rows, function: Callable, args: tuple, kwargs: dict,
               once: type[Once] = Once) -> Rows:
     """The operation on rows at one end."""
     end, names, roots = about(leaves(value.tree))
@@ -176,25 +176,6 @@ def _over_channels(value: Rows, name: str, function: Callable, args: tuple, kwar
     return viewed(Rows(found, value.meta[..., :1]), applied(function, args, kwargs))
 
 
-def glu(input: Any, dim: int = -1) -> Any:
-    """torch's gate: one half of the channels by the sigmoid of the other."""
-    left, right = input.chunk(2, dim)
-    return left * right.sigmoid()
-
-
-def cosine_similarity(x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8) -> Any:
-    """torch's function, of channels."""
-    if dim not in (-1, x1.meta.dim() - 1) or x1.meta.dim() != x2.meta.dim():
-        raise Unseen
-    return (F.normalize(x1, dim=-1, eps=eps) * F.normalize(x2, dim=-1, eps=eps)).sum(-1)
-
-
-def pairwise_distance(x1: Any, x2: Any, p: float = 2.0, eps: float = 1e-6,
-                      keepdim: bool = False) -> Any:
-    """torch's function."""
-    return (x1 - x2 + eps).norm(p=p, dim=-1, keepdim=keepdim)
-
-
 def channel(value: Rows, k: int) -> Rows:
     """One channel of rows."""
     return cut(value, value.meta[..., k:k + 1], _columns, "channels", k)
@@ -217,7 +198,7 @@ def dropout(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False
     if isinstance(rows.tree, Leaf) and type(rows.tree.make) is Softmax:
         return rows * _mask(rows, p)
     x = at_edges(rows)
-    return _by_torch(x, F.dropout, (x, p, True), {}, Effect)
+    return by_torch(x, F.dropout, (x, p, True), {}, Effect)
 
 
 def _mask(x: Rows, p: float) -> Rows:
@@ -281,7 +262,7 @@ def looked_up(function: Callable, table: Param, *place: Any, **named: Any) -> Ro
     if dim not in ([], [0]) or list(named) not in ([], ["index"], ["dim", "index"]) or (
         not isinstance(rows, Rows)) or rows.meta.dtype != torch.int64:
         raise Unseen
-    return _by_torch(rows, lambda rows, table: function(table, *dim, rows), (rows, table), {})
+    return by_torch(rows, lambda rows, table: function(table, *dim, rows), (rows, table), {})
 
 
 # --- neighbours -----------------------------------------------------------------------------------

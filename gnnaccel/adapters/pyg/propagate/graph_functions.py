@@ -9,6 +9,7 @@ import types
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn import functional as F
 
 from gnnaccel.adapters import own
 from gnnaccel.adapters.pyg.propagate import (channels, naming, guarded, pointwise,
@@ -150,6 +151,13 @@ class GraphFunctions(Steps):
         found.rows = index.end, whole
         return found
 
+    def one_hot(self, index: Any, num_classes: Any = None, dtype: Any = None) -> Any:
+        """PyG's ``one_hot``."""
+        if not isinstance(index, Value) or index.dim() != 1 or not isinstance(
+            dtype, (torch.dtype, type(None))):
+            raise Unseen
+        return F.one_hot(index, num_classes).to(dtype or torch.float32)  # type: ignore[arg-type]
+
     # --- which functions --------------------------------------------------------------------------
 
     def instead(self, value: Any) -> Any:
@@ -170,7 +178,8 @@ class GraphFunctions(Steps):
         from torch_geometric import utils
 
         for name, stands in (("scatter", self.scatter), ("softmax", self.softmax),
-                             ("degree", functools.partial(self.degree, value))):
+                             ("degree", functools.partial(self.degree, value)),
+                             ("one_hot", self.one_hot)):
             if own.original(value) is own.original(getattr(utils, name)):
                 if own.is_function(value, "torch_geometric", name):
                     return stands

@@ -39,7 +39,7 @@ WHOLE = object()  #: among the ``names`` of a `Leaf`: its rows are whole numbers
 IN_PLACE = {f"{name}_": name for name in OPERATIONS.keys() - TRUE | {"masked_fill"}}
 _MAPS = frozenset(("linear", "matmul", "mm", "bmm"))
 _PIECES = ("chunk", "split", "unbind")
-_COMPOSED = frozenset(("glu", "cosine_similarity", "pairwise_distance"))
+_COMPOSED = frozenset(("glu", "cosine_similarity", "pairwise_distance", "one_hot", "gather"))
 _REPEATED = ("expand", "expand_as")
 _LIKE = {"zeros_like": 0.0, "ones_like": 1.0}
 #: what may be called of stand-ins besides
@@ -105,7 +105,9 @@ class Rows(Value):
         if name in _OF_ROWS:
             return _channels().mixed(self, name, function, args, kwargs)
         if name in _COMPOSED:
-            return getattr(_channels(), name)(*args, **kwargs)
+            from gnnaccel.adapters.pyg.propagate import composed  # which needs this module
+
+            return getattr(composed, name)(*args, **kwargs)
         if name in _REPEATED:
             return self.sharing(self._expanded(applied(function, args, kwargs)))
         if name in _LIKE and (args, kwargs) == ((self,), {}):

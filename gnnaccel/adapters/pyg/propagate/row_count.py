@@ -22,7 +22,7 @@ class RowCount:
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = _refuses
     __rtruediv__ = __floordiv__ = __rfloordiv__ = __pow__ = __rpow__ = __neg__ = _refuses
-    __str__ = __format__ = __repr__ = _refuses  # type: ignore[assignment]  # its text is another
+    __str__ = __format__ = __repr__ = _refuses  # its text is another
     __float__ = __int__ = __bool__ = __lt__ = __le__ = __gt__ = __ge__ = __mod__ = _refuses
 
     def __eq__(self, other: Any) -> bool:

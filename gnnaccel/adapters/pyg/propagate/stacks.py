@@ -129,7 +129,7 @@ class Stacked(Value):
                 return t
             return F.dropout(t.movedim(0, place).contiguous(), p, True).movedim(place, 0)
 
-        return Stacked(channels._by_torch(rows, dropped, (rows,), {}, Effect), self.meta)
+        return Stacked(channels.by_torch(rows, dropped, (rows,), {}, Effect), self.meta)
 
     def beside(self, tensors: Any, dim: int) -> Any:
         if not all(isinstance(one, Stacked) and one.place == self.place for one in tensors):

@@ -65,7 +65,8 @@ def _rows(end: str, make: Make, meta: Tensor, name: str) -> pointwise.Rows:
     return Given(made, make, name) if end == "e" else made
 
 
-_OF_AGGREGATE = tracing.Manner(_NAMES, generated.prepared, _rows, lambda out, layer: None, True)
+_OF_AGGREGATE = tracing.Manner(_NAMES, generated.prepared, _rows, lambda out, layer: None, True,
+                               wholes=True)
 
 
 class _Layer(Layer):

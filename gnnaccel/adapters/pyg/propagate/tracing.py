@@ -48,6 +48,7 @@ class Manner(NamedTuple):
     `Trace`. ``kept(value)``: how a `Trace` keeps what the message sets on the layer, if it may set
     any. ``functions(layer)``: what stands for functions of PyG and others. ``stacked(rows,
     place)``: what stands for rows that are in another dimension than the first, if any may be.
+    ``wholes``: whether arguments may be whole numbers or truth values.
     """
 
     names: frozenset[str]
@@ -59,6 +60,7 @@ class Manner(NamedTuple):
     kept: Callable[[Any], Any] | None = None
     functions: Callable[[Layer], Any] | None = None
     stacked: Callable[[Any, int], Any] | None = None
+    wholes: bool = False
 
 
 class Trace(NamedTuple):
@@ -179,7 +181,7 @@ def stand_in(parameter: inspect.Parameter, kwargs: dict, manner: Manner, layer: 
         return value, ""
     if type(value) not in reading.TENSORS:
         raise Unseen
-    if not value.is_floating_point() and not (manner.kept and value.dtype in _WHOLE):
+    if not value.is_floating_point() and not (manner.wholes and value.dtype in _WHOLE):
         raise Unseen
     of_nodes = stacked(layer._traced_layer, kwargs)
     if end == "e" and manner.kept and not of_nodes and not _of_edges(value, edge_index):

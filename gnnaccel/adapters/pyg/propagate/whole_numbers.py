@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gnnaccel.adapters.pyg.propagate.channels import ends
+from gnnaccel.adapters.pyg.propagate.expressed import Once
 from gnnaccel.adapters.pyg.propagate.pointwise import (WHOLE, Rows, about, made_rows, tree_of,
                                                        whole)
 from gnnaccel.adapters.pyg.propagate.pointwise_calls import OPERATIONS, of_truth
@@ -28,6 +30,9 @@ def calculated(name: str, function: Callable, args: tuple, kwargs: dict) -> Rows
     stand_ins = [one for one in (*args, *kwargs.values()) if isinstance(one, Value)]
     if any(map(_is_whole, stand_ins)):
         if not any(one.meta.is_floating_point() for one in stand_ins):
+            if len(set().union(*[ends(one) for one in stand_ins if isinstance(one, Rows)])) > 1:
+                args = tuple(map(_taken, args))
+                kwargs = {k: _taken(one) for k, one in kwargs.items()}
             return by_torch(function, args, kwargs, meta)
         args = tuple(map(_beside_floats, args))
         kwargs = {k: _beside_floats(one) for k, one in kwargs.items()}
@@ -39,6 +44,21 @@ def calculated(name: str, function: Callable, args: tuple, kwargs: dict) -> Rows
 def _is_whole(value: Any) -> bool:
     return isinstance(value, Rows) and any(WHOLE in leaf.names for leaf in leaves(value.tree)) and (
         not value.meta.is_floating_point() and value.meta.dtype != torch.bool)
+
+
+def _taken(value: Any) -> Any:
+    """Rows of nodes as rows of the edges, which torch picks: in kernels they would be floats."""
+    if not isinstance(value, Rows) or ends(value) <= {"e"}:
+        return value
+    tree, tail = value.tree, value.meta.shape[1:]
+    end, names, roots = about(leaves(tree))
+
+    def make(given: Any) -> Tensor:
+        return whole(tree, tail, given)[given.graph.index("v" if end == "i" else "u")]
+
+    # arguments of nodes are none of the edges
+    names = frozenset(one for one in names if type(one) is not str)
+    return made_rows("e", Once(make), value.meta, names, roots)
 
 
 def _beside_floats(value: Any) -> Any:

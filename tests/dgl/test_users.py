@@ -254,6 +254,21 @@ def test_mailboxes_of_other_dtypes(dtype):
     assert close(got, expected, 1e-10 if dtype == torch.float64 else 1e-2)
 
 
+@pytest.mark.parametrize("layer", [users.Summed, users.Attention])
+def test_mailboxes_of_float16_on_a_cpu(layer):
+    """DGL's own code makes and reduces them by torch; its operations have no float16 there."""
+    graph, made = with_bare(), layer().half()
+    args = [t.half().requires_grad_() for t in users.arguments(layer)]
+    expected = made(graph, *args)
+    wanted = torch.autograd.grad(expected.sum(), args, allow_unused=True)
+    with gnnaccel.enabled():
+        got = made(graph, *args)
+    assert set(gnnaccel.stats()["dgl.reduce_udf"]["reasons"]) == {"GA203"}
+    assert torch.equal(got, expected)
+    gradients = torch.autograd.grad(got.sum(), args, allow_unused=True)
+    assert all(a is b or torch.equal(a, b) for a, b in zip(gradients, wanted))
+
+
 # --- the ways to pass messages --------------------------------------------------------------------
 
 def message(edges):

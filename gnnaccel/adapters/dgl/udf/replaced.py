@@ -206,7 +206,7 @@ def _read(g: Any, mfunc: Any, rfunc: Any, config: Config, sent: Any = None) -> O
     if found is None:
         return reason("GA211", _NOT_FOLLOWED)
     what, given = found
-    graph = _graph_of(g, given)
+    graph = _graph_of(g, given, config)
     if type(graph) is Reason:
         return graph
     if rfunc is None:
@@ -224,13 +224,15 @@ def _frames(g: Any, sent: Any) -> dict[str, Any]:
             "m": sent or {}}
 
 
-def _graph_of(g: Any, given: dict[str, Any]) -> OpGraph | Reason:
+def _graph_of(g: Any, given: dict[str, Any], config: Config) -> OpGraph | Reason:
     """The edges, if the tensors of a call go with them."""
     tensors = list(given.values())
     if not tensors:
         return reason("GA206", "no features are read")
     if len({(t.device, t.dtype) for t in tensors}) > 1 or tensors[0].device != g.device:
         return reason("GA206", "features are of several devices or dtypes")
+    if config.when == "profitable" and tensors[0].is_cpu and tensors[0].dtype == torch.float16:
+        return reason("GA203", "DGL's own operations, which run on a CPU, have no float16 there")
     why = inference_reason(tensors)
     if why is not None:
         return why

@@ -1,6 +1,6 @@
 """A pytest plugin for DGL's own tests. ``HOSTSUITE_DGL`` holds its options as JSON: ``mode``
-("native" or "enabled"), ``device`` ("cpu", "gpu", "simulated"), ``shadow``. The journal is that of
-`common`.
+("native" or "enabled"), ``device`` ("cpu", "gpu", "simulated", "emulated"), ``shadow``. The journal
+is that of `common`.
 """
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ _options = json.loads(os.environ["HOSTSUITE_DGL"])
 _shadowed = _options["mode"] == "enabled" and _options["shadow"]
 _journal = common.Journal()
 _running: dict[str, dict] = {}
+_BACKENDS = {"simulated": "torch", "emulated": "cuda"}  # by device
 
 
 def pytest_configure(config):
@@ -31,12 +32,22 @@ def pytest_configure(config):
     if _options["device"] == "simulated":
         _simulate(config)
     if _options["mode"] == "enabled":
-        gnnaccel.enable(when="supported",
-                        backend="torch" if _options["device"] == "simulated" else "auto")
+        if _options["device"] == "emulated":
+            _emulate(config)
+        gnnaccel.enable(when="supported", backend=_BACKENDS.get(_options["device"], "auto"))
     if _shadowed:
         from tests.hostsuites import dgl_shadow
 
         dgl_shadow.install()
+
+
+def _emulate(config) -> None:
+    from gnnaccel.cuda import driver
+    from tests.emulation.emulator import EmulatedDriver
+
+    emulation = driver.using(EmulatedDriver())
+    emulation.__enter__()
+    config.add_cleanup(lambda: emulation.__exit__(None, None, None))
 
 
 def _simulate(config) -> None:

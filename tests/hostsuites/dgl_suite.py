@@ -57,8 +57,8 @@ def _options() -> argparse.Namespace:
                                      description=__doc__.partition("\n")[0])
     parser.add_argument("--source", type=Path, required=True,
                         help="the folder that holds DGL's `tests`")
-    parser.add_argument("--device", choices=("cpu", "gpu", "simulated"), default="cpu",
-                        help="of the enabled run")
+    parser.add_argument("--device", choices=("cpu", "gpu", "simulated", "emulated"),
+                        default="cpu", help="of the enabled run; emulated: kernels on the CPU")
     parser.add_argument("--mode", choices=("native", "enabled"), help="one run alone")
     parser.add_argument("--against", help="results of an earlier run, whose native part is taken")
     parser.add_argument("--no-shadow", action="store_true", help="outcomes alone")
@@ -80,12 +80,12 @@ def _run(options: argparse.Namespace, mode: str, device: str) -> tuple[common.Ou
     with tempfile.TemporaryDirectory() as folder:
         # read by every Python that a test starts, where DGL needs it as much
         enable = ("gnnaccel.enable(when='supported')" if mode == "enabled"
-                  and device != "simulated" else "")
+                  and device not in ("simulated", "emulated") else "")
         Path(folder, "sitecustomize.py").write_text(f"import gnnaccel\n{enable}\n")
         path = [folder, str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {"HOSTSUITE_DGL": json.dumps(plugin), "GNNACCEL_CACHE_DIR": os.devnull,
                        "PYTHONPATH": os.pathsep.join(path), "DGLBACKEND": "pytorch",
-                       "DGLTESTDEV": "cpu" if device == "cpu" else "gpu"}
+                       "DGLTESTDEV": "cpu" if device in ("cpu", "emulated") else "gpu"}
         more = ("-k", options.k) if options.k else ()
         suite = common.Suite(root / "python", "tests.hostsuites.dgl_plugin",
                              ("--import-mode=prepend", *more), environment, options.processes,

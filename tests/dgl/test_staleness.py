@@ -9,7 +9,7 @@ import dgl
 import pytest
 import torch
 from dgl.nn.pytorch import (AGNNConv, DotGatConv, EdgeGATConv, EGATConv, GATConv, GatedGCNConv,
-                            GATv2Conv, GINConv, GraphConv, HGTConv, RelGraphConv, SAGEConv,
+                            GATv2Conv, GINConv, GraphConv, HGTConv, NNConv, RelGraphConv, SAGEConv,
                             TypedLinear)
 from torch import nn
 
@@ -84,6 +84,9 @@ CASES = {
     "GINConv": Case(lambda: GINConv(nn.Linear(F, 4), "sum", learn_eps=True), plain,
                     {"_aggregator_type": "mean", "apply_func": None}),
     "GatedGCNConv": Case(lambda: GatedGCNConv(F, K, F), attributed, {"residual": False}),
+    "NNConv": Case(lambda: NNConv(F, 4, nn.Sequential(nn.Linear(K, 5), nn.ReLU(),
+                                                      nn.Linear(5, 4 * F)), "sum"), attributed,
+                   {"reducer": dgl.function.mean}),
     "TypedLinear": Case(lambda: TypedLinear(F, 4, R), lambda: (graphs.features(),
                                                                torch.randint(R, (N,)))),
 }

@@ -29,9 +29,10 @@ LAYERS = {
     "SAGEConv": "layers.sageconv",
     "GINConv": "layers.ginconv",
     "GatedGCNConv": "layers.gatedgcn",
+    "NNConv": "layers.nnconv",
 }
 #: of those, the layers whose work on the CPU is the host's own kernels'
-PLAIN = ("GraphConv", "SAGEConv", "GINConv", "GatedGCNConv")
+PLAIN = ("GraphConv", "SAGEConv", "GINConv", "GatedGCNConv", "NNConv")
 
 
 def install(patches: PatchSet) -> list[str]:

@@ -118,3 +118,10 @@ def _plain(graph: Any, x: Any) -> Iterator[Case]:
                                                                    kind), (graph, x), {}
     edges = torch.randn(graph.num_edges(), _F)
     yield "GatedGCNConv", "as constructed", nn.GatedGCNConv(_F, _F, 8), (graph, x, edges), {}
+    for kind in ("sum", "mean", "max"):
+        network = torch.nn.Sequential(torch.nn.Linear(_F, 8), torch.nn.ReLU(),
+                                      torch.nn.Linear(8, 8 * _F))
+        yield "NNConv", f"`aggregator_type={kind!r}`", nn.NNConv(_F, 8, network, kind), (
+            graph, x, edges), {}
+    yield "NNConv", "a network that is one map", nn.NNConv(
+        _F, 8, torch.nn.Linear(_F, 8 * _F), "sum"), (graph, x, edges), {}

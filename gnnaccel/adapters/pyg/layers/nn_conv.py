@@ -1,9 +1,7 @@
 """NNConv without the matrices of its edges.
 
-The network of the edges ends in a linear map, so a message is x_j times a matrix that is linear in
-the features h before that map. Sums over neighbours are then linear in the sums of the outer
-products of h and x_j (`outer_sums`): one product per node instead of a matrix for each edge. Layers
-with other networks or aggregations pass messages as any other layer does.
+Sums and means are made as `edge_networks` says. Layers with other networks or aggregations pass
+messages as any other layer does.
 """
 from __future__ import annotations
 
@@ -12,17 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gnnaccel.adapters import edge_networks
 from gnnaccel.adapters.pyg import calls, edges, guards
-from gnnaccel.dispatch.ops.outer_sums import MOST, Form
 from gnnaccel.dispatch.ops.plain import PlainInputs, PlainSpec
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 
 AGGREGATIONS = ("SumAggregation", "MeanAggregation")
 FIELDS = ("in_channels_l", "out_channels", "root_weight")
 _ARGUMENTS = ("x", "edge_index"), ("edge_attr", "size")
-#: modules that make one row of each row, or what torch raises for
-_BY_ROW = frozenset(f"torch.nn.modules.{name}" for name in (
-    "activation", "batchnorm", "dropout", "linear", "normalization"))
 
 
 def propagates(layer: Any) -> bool:
@@ -41,7 +36,8 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[PlainSpec, PlainInputs
         return reason("GA206", f"x is a {type(x).__name__}")
     x_src, x_dst = x if pair else (x, x)
     why = (guards.features_reason(x_src) or guards.features_reason(x_dst, "x[1]")
-           or _maps_reason(layer, x_src))
+           or edge_networks.unfit("nn", layer.nn, x_src, layer.in_channels_l, layer.out_channels,
+                                  guards.plain_linear))
     if why is not None:
         return why
     num_src, num_dst = x_src.shape[0], x_dst.shape[0]
@@ -56,10 +52,9 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[PlainSpec, PlainInputs
         why = reason("GA206", f"edge_attr is {list(edge_attr.shape)}")
     if why is not None:
         return why
-    last = layer.nn[-1]
-    form = Form(type(layer.aggr_module).__name__ == "MeanAggregation", last.weight.shape[1],
-                last.bias is not None, layer.out_channels)
-    stated = PlainSpec("NNConv", form.name, False, x_src.shape[1], x_src.dtype, num_src, num_dst,
+    reduce = edge_networks.operation(
+        layer.nn, type(layer.aggr_module).__name__ == "MeanAggregation", layer.out_channels)
+    stated = PlainSpec("NNConv", reduce, False, x_src.shape[1], x_src.dtype, num_src, num_dst,
                        plain.shape[1], False)
     return stated, PlainInputs(plain, x_src.device, (x_src, x_dst, edge_attr))
 
@@ -78,34 +73,6 @@ def resized(stated: PlainSpec, given: PlainInputs) -> PlainSpec | None:
         return None
     return PlainSpec(stated.native, stated.reduce, stated.weighted, stated.width, stated.row,
                      num_src, num_dst, count, stated.on_cpu)
-
-
-def _maps_reason(layer: Any, x: Tensor) -> Reason | None:
-    """Why the network of the edges is none that the sums are linear in the features of, or does not
-    fit ``x``."""
-    nn = layer.nn
-    if not guards.plain(nn, torch.nn.Sequential):
-        return reason("GA208", "nn is watched, or has functions of its own")
-    *before, last = nn
-    if not (guards.plain_linear(last) or guards.plain(last, torch.nn.Linear)):
-        return reason("GA208", f"the last map of nn is a {type(last).__name__}, with hooks, lazy "
-                      "or of another class")
-    other = next((one for one in before if type(one).__module__ not in _BY_ROW
-                  and not guards.plain_linear(one)), None)
-    if other is not None:
-        return reason("GA208", f"nn has a {type(other).__name__}")
-    if torch.is_autocast_enabled(x.device.type):
-        return reason("GA203", "autocast is on", "call the layer outside of autocast")
-    if x.dtype is not torch.float32 or last.weight.dtype is not torch.float32:
-        return reason("GA203", f"x is {x.dtype}, the layer's weights are {last.weight.dtype}; "
-                      "the kernels take torch.float32")
-    width = layer.in_channels_l
-    if x.shape[1] != width or last.weight.shape[0] != width * layer.out_channels:
-        return reason("GA206", f"x has {x.shape[1]} channels, nn makes {last.weight.shape[0]} "
-                      f"numbers for {width} x {layer.out_channels}")
-    if width > MOST:
-        return reason("GA207", f"{width} channels; the kernels take up to {MOST}")
-    return None
 
 
 def run(layer: Any, stated: PlainSpec, given: PlainInputs, attend: Any) -> Tensor:

@@ -100,7 +100,7 @@ FRESH: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {
     "GENConv with edges": ((730, 1119), (1218, 1940)),
     "GINEConv": ((691, 1047), (1130, 1683)),
     "GraphConv": ((587, 934), (1035, 1457)),
-    "GraphConv with weights": ((685, 1170), (1205, 1862)),
+    "GraphConv with weights": ((685, 1170), (1208, 1868)),
     "a user's": ((587, 855), (1044, 1395)),
     "a user's aggregate": ((789, 1067), (1307, 1657)),
     "a user's generated": ((843, 1320), (1473, 2055)),

@@ -6,7 +6,8 @@ import types
 
 import pytest
 import torch
-from torch_geometric.nn import GATConv
+from torch_geometric import utils
+from torch_geometric.nn import GATConv, GCNConv
 
 import gnnaccel
 from tests.pyg import graphs
@@ -144,3 +145,21 @@ def test_no_edges():
     with gnnaccel.enabled(when="supported", on_fallback="raise"):
         assert not layer(x, ei).any()
     assert gnnaccel.stats()["Copying"]["reasons"] == {"GA303": 1}
+
+
+def test_edges_that_were_cached_inside_a_transform(route):
+    """A tensor of a transform that has ended has no memory that a structure could be known by."""
+    layer = GCNConv(F, 8, cached=True).to(route.device)
+    x, edge_index = graphs.features().to(route.device), graphs.square().to(route.device)
+    with route.on(on_fallback="native"):
+        torch.func.grad(lambda x: layer(x, edge_index).sum())(x)
+        got = [layer(x, edge_index) for _ in range(2)]
+    expected = layer(x, edge_index)
+    assert all(close(one, expected) for one in got)
+
+
+def test_a_softmax_on_the_meta_device(route):
+    """Of which torch does not say whether autocast is on."""
+    rows, index = torch.empty(5, 2, device="meta"), torch.empty(5, dtype=torch.long, device="meta")
+    with route.on(on_fallback="native"):
+        assert utils.softmax(rows, index, num_nodes=3).shape == (5, 2)

@@ -9,6 +9,9 @@ from torch import Tensor
 from gnnaccel.cuda.capture import capturing
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 
+#: whether a tensor is one of functorch's, which has no memory of its own, also after the transform
+_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+
 
 def plain(edge_index: Any, num_src: int, num_dst: int, device: torch.device) -> Tensor | Reason:
     """The plain [2, E] tensor behind ``edge_index`` (a tensor or an EdgeIndex that fits the sizes),
@@ -29,13 +32,16 @@ def plain(edge_index: Any, num_src: int, num_dst: int, device: torch.device) -> 
                           "update torch-geometric")
     if type(edge_index) is not Tensor:
         return reason("GA204", f"edge_index is a {type(edge_index).__name__}")
-    if edge_index.layout != torch.strided or edge_index.dim() != 2 or edge_index.shape[0] != 2:
+    if edge_index.layout != torch.strided or edge_index.ndim != 2 or edge_index.shape[0] != 2:
         return reason("GA204",
                       f"edge_index is {edge_index.layout} of shape {list(edge_index.shape)}")
     if edge_index.dtype not in (torch.int64, torch.int32):
         return reason("GA204", f"edge_index is {edge_index.dtype}", "use int64 or int32 ids")
     if edge_index.device != device:
         return reason("GA204", f"edge_index is on {edge_index.device}, the features on {device}")
+    if _wrapped(edge_index):
+        return reason("GA204", "edge_index was made inside a function transform",
+                      "what the layer caches of edges is made anew by reset_parameters()")
     if not edge_index.shape[1]:
         return reason("GA303")
     return edge_index

@@ -209,9 +209,11 @@ def _index_reason(src: Tensor, given: Any, dim: Any, offsets: bool = False) -> R
 def _softmax_reason(src: Tensor, index: Any, ptr: Any, dim: Any) -> Reason | None:
     if ptr is not None:
         return reason("GA208", "a softmax by ptr", "pass index alone")
-    if torch.is_autocast_enabled(src.device.type) and src.dtype != torch.float32:
+    why = _index_reason(src, index, dim)
+    if (why is None and src.dtype != torch.float32
+        and torch.is_autocast_enabled(src.device.type)):  # which raises of the meta device
         return reason("GA203", f"a softmax of {src.dtype} numbers under autocast")
-    return _index_reason(src, index, dim)
+    return why
 
 
 @uncompiled

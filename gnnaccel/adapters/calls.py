@@ -61,9 +61,10 @@ def rows(module: Any, x: Tensor, heads: int, width: int, plain: bool = True) -> 
     if plain and x.dim() == 2 and not torch.is_autocast_enabled(x.device.type):
         parameters = module._parameters
         weight = parameters.get("weight")
-        if type(weight) in _ORDINARY and weight.dtype is x.dtype:
+        if (type(weight) in _ORDINARY and weight.dtype is x.dtype
+            and weight.shape[0] == heads * width):
             return Mapped(x, weight, parameters.get("bias"))
-    return module(x).view(-1, heads, width)
+    return module(x).view(x.shape[0], heads, width)
 
 
 _NOTHING = contextlib.nullcontext()

@@ -287,3 +287,71 @@ def test_dispatch_modes_see_the_hosts_operations(route, inputs):
         return torch.tensor(counter.get_total_flops())
 
     assert native_because(route, "GA405", flops) > 0
+
+
+# ---- weights that do not fit the layer's attributes ----
+
+@pytest.mark.parametrize("called", [False, True])
+@pytest.mark.parametrize("name, attribute, value",
+                         [("GATConv", "heads", 1), ("GATConv", "heads", 4),
+                          ("GATConv", "out_channels", 4), ("GATv2Conv", "heads", 4),
+                          ("GATv2Conv", "out_channels", 12), ("TransformerConv", "heads", 4),
+                          ("TransformerConv", "out_channels", 4), ("SuperGATConv", "heads", 4)])
+def test_an_attribute_that_is_no_longer_that_of_the_weights(route, inputs, name, attribute, value,
+                                                            called):
+    """Kernels would read beyond the weights. The host raises."""
+    layer = build(name, device=route.device)
+    with route.on():
+        for _ in range(3 * called):
+            layer(*inputs)
+    setattr(layer, attribute, value)
+    with pytest.raises(Exception) as native:
+        layer(*inputs)
+    gnnaccel.reset_stats()
+    with route.on(on_fallback="native"), pytest.raises(native.type):
+        layer(*inputs)
+    assert gnnaccel.stats()[name]["reasons"] == {"GA206": 1}
+
+
+@pytest.mark.parametrize("name, attribute", [("GATConv", "att_src"), ("GATConv", "att_dst"),
+                                             ("GATv2Conv", "att")])
+def test_a_vector_for_all_heads(route, inputs, name, attribute):
+    """The host broadcasts it."""
+    layer = build(name, device=route.device)
+    setattr(layer, attribute, torch.nn.Parameter(torch.randn(1, 1, 8, device=route.device)))
+    native_because(route, "GA206", lambda: layer(*inputs), name)
+
+
+@pytest.mark.parametrize("name", ["GATConv", "GATv2Conv"])
+def test_a_bias_for_all_channels(route, inputs, name):
+    """The host broadcasts it, and so does what runs after the kernels."""
+    layer = build(name, device=route.device)
+    with route.on():
+        layer(*inputs)
+    layer.bias = torch.nn.Parameter(torch.full((1,), 2.0, device=route.device))
+    expected = layer(*inputs)
+    gnnaccel.reset_stats()
+    with route.on():
+        got = [layer(*inputs) for _ in range(2)]
+    assert all(close(one, expected) for one in got)
+    took(route, 2)
+
+
+class Transposing(torch.nn.Module):
+    """A map whose weight has its channels in the second dimension."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(F, 16))
+
+    def forward(self, x):
+        return x @ self.weight
+
+
+def test_a_map_of_the_users_own_may_hold_its_weight_otherwise(route, inputs):
+    layer = build("GATConv", device=route.device)
+    layer.lin = Transposing().to(route.device)
+    expected = layer(*inputs)
+    with route.on():
+        assert close(layer(*inputs), expected)
+    took(route, 1)

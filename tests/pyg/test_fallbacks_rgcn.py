@@ -353,3 +353,17 @@ def test_nodes_that_do_not_exist(route, inputs, name, row, what):
     with route.on(), pytest.raises(GraphError,
                                    match=rf"{what} ids from 0 to {N}; they must lie in \[0, {N}\)"):
         layer(x, ei, et)
+
+
+@each_class
+@pytest.mark.parametrize("attribute, value", [("num_relations", R + 2), ("num_relations", R - 1),
+                                              ("out_channels", 5)])
+def test_an_attribute_that_is_no_longer_that_of_the_weights(route, inputs, name, attribute, value):
+    layer = CLASSES[name](F, 8, R).to(route.device)
+    setattr(layer, attribute, value)
+    try:
+        layer(*inputs)
+    except (IndexError, RuntimeError):
+        fails_alike(route, "GA206", name, lambda: layer(*inputs))
+    else:
+        native_because(route, "GA206", lambda: layer(*inputs), name)

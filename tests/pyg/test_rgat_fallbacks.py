@@ -120,3 +120,13 @@ def test_float64_on_the_kernels(emulated):
 def test_a_negative_slope_on_the_kernels(emulated):
     natively(emulated, build(negative_slope=-0.5), "GA208", graphs.features(), graphs.square(),
              types())
+
+
+@pytest.mark.parametrize("attribute, value", [("num_relations", R + 2), ("heads", 1), ("heads", 4),
+                                              ("out_channels", 2)])
+def test_an_attribute_that_is_no_longer_that_of_the_weights(route, attribute, value):
+    """Of more relations than there are weights the host knows nothing, as it picks the weights by
+    edge; for other heads it raises, and kernels would read beyond the weights."""
+    layer, args = build().to(route.device), inputs(route)
+    setattr(layer, attribute, value)
+    natively(route, layer, "GA206", *args)

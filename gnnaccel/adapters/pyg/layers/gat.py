@@ -19,6 +19,7 @@ WATCHED = ("lin_edge",)
 TURNS = True
 LINEAR = ("lin",)
 _MAPS = ("lin", "lin_src", "lin_dst", "lin_edge", "res")
+_VECTORS = ("att_src", "att_dst", "att_edge")
 _ARGUMENTS = ("x", "edge_index"), ("edge_attr", "size", "return_attention_weights")
 _again, resized = calls.again(_ARGUMENTS), calls.resized
 _FOLDED_FROM = 1 << 18  # numbers of the [E, H, C] rows of edges, from which on none are made
@@ -40,7 +41,8 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] 
     why = (guards.features_reason(x_src)
            or (guards.features_reason(x_dst, "x[1]")
                if x_dst is not None and x_dst is not x_src else None)
-           or guards.lazy_reason(*map(modules.get, _MAPS)))
+           or guards.lazy_reason(*map(modules.get, _MAPS))
+           or calls.weights_reason(layer, _MAPS[:-1], _VECTORS))
     if why is not None:
         return why
     num_src = x_src.shape[0]

@@ -33,7 +33,8 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] 
     x_l, x_r = x if pair else (x, x)
     why = (guards.features_reason(x_l) or guards.features_reason(x_r, "x[1]")
            or guards.lazy_reason(layer.lin_l, layer.lin_r, layer.lin_edge,
-                                 getattr(layer, "res", None)))
+                                 getattr(layer, "res", None))
+           or calls.weights_reason(layer, ("lin_l", "lin_r", "lin_edge"), ("att",)))
     if why is not None:
         return why
     plain = edges.plain(edge_index, x_l.shape[0], x_r.shape[0], x_l.device)

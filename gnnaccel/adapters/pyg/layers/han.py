@@ -107,7 +107,8 @@ def _graph(edge_index_dict: Mapping, x_dict: Mapping[str, Tensor],
 def run(layer: Any, stated: JoinedSpec, given: RelationalInputs, attend: Any) -> Any:
     x_dict, names, weights = given.operands
     h, c = stated.heads, stated.width
-    rows = {name: entries.module(layer.proj, name)(x).view(-1, h, c) for name, x in x_dict.items()}
+    rows = {name: entries.module(layer.proj, name)(x).view(x.shape[0], h, c)
+            for name, x in x_dict.items()}
     tables = layer.lin_src, layer.lin_dst
     made_of = ((rows[name[0]], rows[name[-1]],
                 *[entries.parameter(table, _key(name)) for table in tables]) for name in names)

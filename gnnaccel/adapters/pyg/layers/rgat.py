@@ -134,7 +134,21 @@ def _module_reason(layer: Any) -> Reason | None:
     if layer.mod == "scaled" and not guards.plain(activation, torch.nn.ReLU):
         # ours runs by node, not by edge
         return reason("GA205", f"the activation of the degrees is {activation}, or has hooks")
-    return guards.lazy_reason(layer.lin_edge)
+    return guards.lazy_reason(layer.lin_edge) or _sizes_reason(layer)
+
+
+def _sizes_reason(layer: Any) -> Reason | None:
+    """Why the weights are not those of the layer's heads, channels and relations, as after an
+    assignment to one of these."""
+    rows, columns = layer.heads * layer.out_channels, layer.heads * layer.dim
+    maps, blocks = (layer.in_channels, rows), layer.num_blocks
+    of_one = maps if blocks is None else (blocks, *(size // blocks for size in maps))
+    shapes = {"q": (rows, columns), "k": (rows, columns), "weight": (layer.num_relations, *of_one),
+              "comp": (layer.num_relations, layer.num_bases), "bases": (layer.num_bases, *maps)}
+    for name, weight in {"q": layer.q, "k": layer.k, **_weights(layer)}.items():
+        if weight.shape != shapes[name]:
+            return reason("GA206", f"{name} is {list(weight.shape)}, not {list(shapes[name])}")
+    return None
 
 
 def _edge_reason(layer: Any, operands: _Operands) -> Reason | None:

@@ -119,6 +119,12 @@ def again(layer: Any, args: tuple, kwargs: dict, kept: None) -> RelationalInputs
 
 
 def _layer_reason(layer: Any, fast: bool) -> Reason | None:
+    weight = layer.weight
+    of_relations = weight if layer.num_bases is None else layer.comp
+    if of_relations.shape[0] != layer.num_relations or (
+        weight.dim() == 3 and weight.shape[2] != layer.out_channels):
+        return reason("GA206", f"weights {list(weight.shape)} for {layer.num_relations} relations "
+                      f"and {layer.out_channels} channels")
     if fast:
         return (None
                 if layer.aggr in ("add", "sum", "mean")

@@ -24,7 +24,8 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] 
     if bound is None:
         return reason("GA206", "the arguments do not fit SuperGATConv.forward")
     x, edge_index, negative, batch = bound
-    why = guards.features_reason(x) or guards.lazy_reason(layer.lin)
+    why = (guards.features_reason(x) or guards.lazy_reason(layer.lin)
+           or calls.weights_reason(layer, ("lin",)))
     if why is not None:
         return why
     nodes = x.shape[0]
@@ -46,7 +47,7 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] 
 
 
 def run(layer: Any, stated: CallSpec, given: CallInputs, attend: Any) -> Tensor:
-    rows = layer.lin(given.x_src).view(-1, stated.heads, stated.width)
+    rows = layer.lin(given.x_src).view(stated.num_src, stated.heads, stated.width)
     tensors = {"keys": rows, "queries": rows}
     if layer.attention_type == "MX":
         tensors["c_src"], tensors["c_dst"] = (rows

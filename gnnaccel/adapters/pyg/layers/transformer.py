@@ -42,7 +42,8 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] 
     modules = layer._modules  # past `Module.__getattr__`
     why = (guards.features_reason(x_src)
            or (guards.features_reason(x_dst, "x[1]") if x_dst is not x_src else None)
-           or guards.lazy_reason(*map(modules.get, _MAPS)))
+           or guards.lazy_reason(*map(modules.get, _MAPS))
+           or calls.weights_reason(layer, _MAPS[:-1]))
     if why is not None:
         return why
     plain = edges.plain(edge_index, x_src.shape[0], x_dst.shape[0], x_src.device)
@@ -94,7 +95,7 @@ def _attend_plain(modules: dict, h: int, c: int, given: _Both, attend: Any) -> T
                "queries": rows(maps[1], given.x_dst, h, c),
                "values": rows(maps[2], given.x_src, h, c)}
     if given.edge_attr is not None:
-        tensors["edges"] = modules["lin_edge"](given.edge_attr).view(-1, h, c)
+        tensors["edges"] = modules["lin_edge"](given.edge_attr).view(given.edge_attr.shape[0], h, c)
     return attend(tensors)
 
 

@@ -8,6 +8,8 @@ both ends' sum (GATv2), and inner products (Transformer).
 from __future__ import annotations
 
 import types
+from functools import partial
+from itertools import chain
 from operator import itemgetter
 from typing import Any
 
@@ -17,7 +19,7 @@ from torch import Tensor
 from gnnaccel.adapters import own
 from gnnaccel.adapters.pyg import guards
 from gnnaccel.adapters.pyg.propagate import (channels, naming, node_counts, reading,
-                                             rearranged, tracing)
+                                             rearranged, repeated_calls, tracing)
 from gnnaccel.adapters.pyg.propagate.expressed import CallArguments
 from gnnaccel.adapters.pyg.propagate.graph_functions import Package
 from gnnaccel.adapters.pyg.propagate.nodes_read import argument, of_read
@@ -33,6 +35,7 @@ from gnnaccel.dispatch.ir.program import Program
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.plan.request import CallInputs, CallSpec
 from gnnaccel.dispatch.policy.reasons import Reason, reason
+from gnnaccel.dispatch.run.attention import Call, run_cuda
 
 _NAMES = frozenset((
     "cat", "concat", "sum", "mean", "mul", "add", "sub", "div", "multiply", "neg", "matmul", "relu",
@@ -114,9 +117,13 @@ class OwnAttention:
 
     def __init__(self, found: Trace, known: reading.Known):
         self.found, self.known = found, known
+        self.roots = (*(argument(*one) for one in found.ends), *map(itemgetter, found.edges))
+        self.keeps = False
 
     def key(self, layer: Any, args: tuple, kwargs: dict) -> None:
-        """None: every call is stated."""
+        """None: a call that is to be kept is kept by `repeated_calls`, as all of ``propagate``
+        are."""
+        self.keeps = True
 
     def state(self, layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] | Reason:
         found, known = self.found, self.known
@@ -129,13 +136,38 @@ class OwnAttention:
             return reason("GA201", "attention is added up")
         return _stated(layer, args[0], kwargs, found, known)
 
-    def run(self, layer: Any, stated: CallSpec, given: CallInputs, attend: Any) -> Any:
-        (kwargs, _), message = given.extra, self.found.message
-        assert message is not None
-        arguments = CallArguments(
-            kwargs, OpGraph(given.edge_index, stated.num_src, stated.num_dst,
-                            stated.flipped))
-        tensors = _tensors(message, stated, of_read(arguments, _roots(self.found, layer)))
+    def run(self, layer: Any, stated: CallSpec, given: CallInputs, attend: Call) -> Any:
+        kwargs, edge_index = given.extra
+        out = self.attended(layer, stated, given.edge_index, kwargs, attend)
+        # not one that is recorded, or of quantized rows; nor over edges made of the caller's
+        if self.keeps and attend.run is run_cuda and given.edge_index is edge_index:
+            repeated_calls.remember_attention(layer, edge_index, kwargs, self, stated, attend)
+        return out
+
+    def still(self, layer: Any, kwargs: dict, stated: CallSpec) -> bool:
+        """Whether a call that looks like one that was ``stated``, on a layer that is as it was, is
+        stated so as well."""
+        found = self.found
+        first = rows(kwargs, *found.ends[0])
+        if torch.is_autocast_enabled(first.device.type):
+            return False
+        for name, end in found.ends:
+            if rows(kwargs, name, end).is_neg():
+                return False
+        for name in found.edges:
+            if kwargs[name].is_neg():
+                return False
+        return found.guards.hold(layer, stated.num_edges)
+
+    def attended(self, layer: Any, stated: CallSpec, edge_index: Tensor, kwargs: dict,
+                 attend: Call) -> Any:
+        """The result of a call; ``attend(tensors)`` runs the Program."""
+        message: Any = self.found.message  # not None
+        arguments = CallArguments(kwargs, OpGraph(edge_index, stated.num_src, stated.num_dst,
+                                                  stated.flipped, attend.graph))
+        # what the message read of the layer is among its parameters; most need no look at these
+        roots: Any = chain(self.roots, (partial(_itself, p) for p in layer.parameters()))
+        tensors: Any = _tensors(message, stated, of_read(arguments, roots))
         # contiguous, as the host's is: a layer's own code may take views of it
         out = attend(tensors).contiguous().view(stated.num_dst, *message.meta.shape[1:])
         return reading.finished(layer, self.known, False, out, kwargs)
@@ -193,10 +225,8 @@ def _program(message: Weighted) -> tuple[Program, str]:
             "TransformerConv")
 
 
-def _roots(found: Trace, layer: Any) -> tuple[Any, ...]:
-    """Of all tensors that the message is made of."""
-    return (*(argument(*one) for one in found.ends), *map(itemgetter, found.edges),
-            *((lambda given, p=p: p) for p in layer.parameters()))
+def _itself(parameter: Tensor, given: Any) -> Tensor:
+    return parameter
 
 
 def _tensors(message: Weighted, stated: CallSpec, kwargs: dict) -> dict[str, Tensor]:

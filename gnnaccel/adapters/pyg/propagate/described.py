@@ -2,7 +2,8 @@
 
 `described` says it of the arguments, once in a call, for all that is remembered of earlier calls,
 over the same edges (`repeated_calls`) or over new ones (`new_graphs_taken`, `new_graphs_native`).
-`Described` holds, of a call by kernels, what the layer was like as well, and states others like it.
+`Alike` holds, of a call by kernels, what the layer was like as well; `Described` states others like
+it.
 """
 from __future__ import annotations
 
@@ -83,42 +84,27 @@ def _nothing() -> None:
     """In place of a reference to the aggregation of a layer that has none."""
 
 
-class Described:
-    """A call by kernels, as others may be like it.
+class Alike:
+    """A call by kernels, and how its layer was, as others may be.
 
     ``arguments``: as `described`; ``settings``, ``stamp``: of the layer, as `reading` has them;
-    ``module``, ``module_class``, ``module_paths``: the aggregation, its class, and what it runs;
-    ``form``: of the message; ``reduce``: as of `Aggregation`, None where its numbers may be others
-    at the next call; ``shape``: as of `Aggregation` where messages are rows of the features as
-    they are, or these with weights over the same edges, else None; ``layout``: as of `Aggregation`;
-    ``bare``: nothing is done before the aggregation or after it.
+    ``module``, ``module_class``, ``module_paths``: the aggregation, its class, and what it runs.
     """
 
     __slots__ = ("epoch", "arguments", "cls", "settings", "known", "stamp", "module",
-                 "module_class", "module_paths", "form", "reduce", "shape", "layout", "bare")
-    layout: tuple[int, int, str] | None
+                 "module_class", "module_paths")
     module: Callable[[], Any]
     module_paths: tuple[Any, ...]
-    reduce: Reduce | None
 
-    def __init__(self, layer: Any, kwargs: dict, found: reading.Read, config: Config):
+    def __init__(self, layer: Any, kwargs: dict, known: reading.Known, config: Config):
         self.epoch, self.arguments = config.epoch, described(kwargs)
         self.cls, self.settings = type(layer), reading.SETTINGS(layer.__dict__)
-        self.known, self.stamp = found.known, found.known.stamp(layer)
+        self.known, self.stamp = known, known.stamp(layer)
         module = layer.aggr_module
         self.module_class = type(module)
         self.module, self.module_paths = (
             (_nothing, ()) if module is None
             else (weakref.ref(module), (guards.aggregation_path(type(module)),)))
-        given, self.form = found.given, found.form
-        self.reduce = given.reduce if type(given.reduce) in (str, Part) else None
-        plain = (type(self.reduce) is str and len(found.reduces) == 1 and given.more is None
-                 and self.form.more is None and self.form.apply is None
-                 and given.x is reading.source(kwargs, self.form.source))
-        self.shape = given.shape if plain else None
-        self.layout = None
-        self.bare = (plain and not self.form.unfinished and found.known.aggregate is None
-                     and not found.known.updates)
 
     def holds(self, layer: Any, config: Config) -> bool:
         """Whether the layer is what it was, and all else outside the call."""
@@ -138,6 +124,32 @@ class Described:
             or guards.context_reason() is not None):
             return False
         return self.stamp is None or self.stamp == self.known.stamp(layer)
+
+
+class Described(Alike):
+    """Such a call that is an aggregation.
+
+    ``form``: of the message; ``reduce``: as of `Aggregation`, None where its numbers may be others
+    at the next call; ``shape``: as of `Aggregation` where messages are rows of the features as
+    they are, or these with weights over the same edges, else None; ``layout``: as of `Aggregation`;
+    ``bare``: nothing is done before the aggregation or after it.
+    """
+
+    __slots__ = ("form", "reduce", "shape", "layout", "bare")
+    layout: tuple[int, int, str] | None
+    reduce: Reduce | None
+
+    def __init__(self, layer: Any, kwargs: dict, found: reading.Read, config: Config):
+        super().__init__(layer, kwargs, found.known, config)
+        given, self.form = found.given, found.form
+        self.reduce = given.reduce if type(given.reduce) in (str, Part) else None
+        plain = (type(self.reduce) is str and len(found.reduces) == 1 and given.more is None
+                 and self.form.more is None and self.form.apply is None
+                 and given.x is reading.source(kwargs, self.form.source))
+        self.shape = given.shape if plain else None
+        self.layout = None
+        self.bare = (plain and not self.form.unfinished and found.known.aggregate is None
+                     and not found.known.updates)
 
     def stated(self, layer: Any, kwargs: dict, edges: int) -> Aggregation | Reason:
         """The aggregation over so many edges, as `reading.prepared` gives it."""

@@ -8,7 +8,7 @@ by the row of a node that an edge reads.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -49,7 +49,7 @@ def _replaced(t: Tensor, unread: tuple[Tensor, Tensor] | None, edges: int, dim: 
     return torch.where(which.view(-1, *(1,) * (t.dim() - dim - 1)), row, t)
 
 
-def of_read(given: Any, roots: tuple[Make, ...], picks: bool = False) -> Any:
+def of_read(given: Any, roots: Iterable[Make], picks: bool = False) -> Any:
     """What to compute rows of nodes of, which are made of the tensors ``roots``; the arguments
     themselves where none of these wants a gradient. ``picks``: the rows may be numbers by which
     others are picked, so that those of all nodes have to be such as edges read."""

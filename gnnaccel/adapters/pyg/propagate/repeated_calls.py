@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters.pyg.propagate import completing, new_graphs_native, reading
-from gnnaccel.adapters.pyg.propagate.described import Arguments, Described, understood
+from gnnaccel.adapters.pyg.propagate.described import (Alike, Arguments, Described,
+                                                         understood)
 from gnnaccel.dispatch.graph import ledger
 from gnnaccel.dispatch.graph.tensor_ref import TensorRef
+from gnnaccel.dispatch.ir import patterns
 from gnnaccel.dispatch.memory import layer_memory
 from gnnaccel.dispatch.memory.checkpoints import checkpointed, saved_tensor_hooks
 from gnnaccel.dispatch.observe import counters
@@ -19,8 +21,11 @@ from gnnaccel.dispatch.ops import aggregation_cost, aggregation_cuda
 from gnnaccel.dispatch.ops.aggregation_route import Decision
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.plan.compiling import PENDING
-from gnnaccel.dispatch.policy.config import Config
+from gnnaccel.dispatch.plan.request import CallSpec
+from gnnaccel.dispatch.policy.config import Config, current
 from gnnaccel.dispatch.policy.reasons import Reason
+from gnnaccel.dispatch.quantized import settings
+from gnnaccel.dispatch.run.attention import Call, run_cuda
 
 if TYPE_CHECKING:
     from gnnaccel.adapters.pyg.propagate.adjacency import KeptMatrix
@@ -45,7 +50,7 @@ class Repeated(Described):
     native = False
     view: weakref.ref[GraphView]
     matrix: KeptMatrix | None
-    older: Repeated | RepeatedNative | None
+    older: Any
 
     def __init__(self, layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read,
                  decision: Decision, config: Config, settled: bool):
@@ -105,6 +110,51 @@ class Repeated(Described):
         return reading.finished(layer, self.known, reading.moved(layer, form, kwargs), out, kwargs)
 
 
+class RepeatedAttention(Alike):
+    """A call with attention by kernels, over edges that it holds weakly, as their structure
+    ``view``. ``adapter``: with what was read of the message; ``stated``: the call; ``pmf``: as of
+    its plan; ``calls``: the graph's ledger, which counts this call as well; ``dtype``: torch's
+    default; all else as of `Repeated`."""
+
+    __slots__ = ("edges", "modes", "view", "adapter", "stated", "pmf", "calls", "dtype", "older")
+    native = False
+    view: weakref.ref[GraphView]
+    older: Any
+
+    def __init__(self, layer: Any, edge_index: Tensor, kwargs: dict, adapter: Any, stated: CallSpec,
+                 call: Call, config: Config):
+        super().__init__(layer, kwargs, adapter.known, config)
+        self.edges, self.view = TensorRef(edge_index), weakref.ref(call.graph)
+        self.modes = _grad(), _deterministic(), saved_tensor_hooks(True) is None
+        self.adapter, self.stated, self.pmf = adapter, stated, call.pmf
+        self.calls, self.dtype = ledger.of(edge_index), torch.get_default_dtype()
+
+    def like(self, other: RepeatedAttention) -> bool:
+        """As of `Repeated`."""
+        return self.arguments == other.arguments
+
+    def run(self, layer: Any, edge_index: Tensor, kwargs: dict, arguments: Arguments,
+            config: Config) -> Any:
+        """As of `Repeated`."""
+        edges, view, stated = self.edges, self.view(), self.stated
+        if (view is None or edges() is not edge_index or edges.version != edge_index._version
+            or self.arguments != arguments or edges.pointer != edge_index.data_ptr()):
+            return None
+        if (self.modes != (_grad(), _deterministic(), saved_tensor_hooks(True) is None)
+            or torch.get_default_dtype() is not self.dtype or not self.holds(layer, config)
+            or not self.adapter.still(layer, kwargs, stated)):
+            return None
+        view.touched = True
+        self.calls.calls += 1
+        counters.count(self.cls.__name__, "cuda")
+        found: Any = patterns.attention(stated.program)  # attention, as it ran
+        call = Call(stated.program, found, view, stated.heads, stated.width, stated.out, True,
+                    self.pmf, run=run_cuda)
+        out = self.adapter.attended(layer, stated, edge_index, kwargs, call)
+        as_is = self.modes[0] or type(out) is not Tensor or not out._is_view()
+        return out if as_is else out.detach()  # as the router does
+
+
 class RepeatedNative:
     """A native call over some edges, which it holds weakly. ``source``, ``rows``: name and look of
     the features; ``missed``, ``gain``, ``patience``: as `aggregation_cost` has them, None where
@@ -116,7 +166,7 @@ class RepeatedNative:
     native = True
     missed: ledger.GraphLedger | None
     fell_back: Callable[[], None] | None
-    older: Repeated | RepeatedNative | None
+    older: Any
 
     def __init__(self, layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read,
                  decision: Decision, config: Config):
@@ -183,6 +233,22 @@ def remember(layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read, 
         new_graphs_native.remember(layer, edge_index, kwargs, found, decision, config)
     else:
         return
+    _keep(layer, edge_index, kept, memory)
+
+
+def remember_attention(layer: Any, edge_index: Tensor, kwargs: dict, adapter: Any, stated: CallSpec,
+                       call: Call) -> None:
+    """The same of attention that ran by kernels. ``adapter``: an `attention.OwnAttention`."""
+    config = current()
+    if config is None or settings.asked(layer, config) is not None:  # rows may be stored otherwise
+        return
+    kept = RepeatedAttention(layer, edge_index, kwargs, adapter, stated, call, config)
+    if understood(kept.arguments):
+        _keep(layer, edge_index, kept, layer_memory.of(layer))
+
+
+def _keep(layer: Any, edge_index: Tensor, kept: Any, memory: layer_memory.LayerMemory) -> None:
+    """``kept`` is the last of the layer's calls over these edges."""
     over = memory.over[layer_memory.mode_of(layer)]
     if len(over) >= _LAYERS_GRAPHS:
         over.clear()

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -150,7 +151,7 @@ class Gradients:
     """Memory for the gradients ``found`` of one pass over ``graph``: ``results`` by number of the
     input, for those that are sums a part for each chunk, and the addresses of all of them."""
 
-    def __init__(self, graph: Rows, expression: Expression, layout: Layout, found: list[int],
+    def __init__(self, graph: Rows, expression: Expression, layout: Layout, found: Sequence[int],
                  inputs: tuple[Tensor, ...]):
         sizes = {"row": layout.heads * layout.width, "head": layout.heads, "one": layout.tiles}
         self.launch, self.layout, device = graph.launch(), layout, graph.indptr.device
@@ -179,6 +180,7 @@ class Gradients:
                               launch.merge + tuple(pairs))
 
 
+@functools.lru_cache(maxsize=512)
 def entries(expression: Expression, needs: tuple[bool, ...], by_row: bool) -> tuple[str, ...]:
     """The kernels that `gradients` launches."""
     found = message_text.wanted(expression, needs, by_row)
@@ -200,14 +202,17 @@ def arguments(inputs: tuple[Tensor, ...], numbers: Numbers) -> tuple:
 def check(graph: Rows, expression: Expression, seen: tuple[int, int],
            inputs: tuple[Tensor, ...]) -> None:
     sizes = {"row": seen[0] * seen[1], "head": seen[0], "one": 1}
-    edges, device = graph.other.shape[0], graph.indptr.device
-    for name, one, t in zip(expression.names, expression.inputs, inputs):
-        rows = {"i": graph.rows, "e": edges, "p": 1}.get(one.end, t.shape[0])
-        if (t.shape != (rows, sizes[one.mode]) or t.dtype != torch.float32 or t.device != device
-            or not t.is_contiguous() or t.data_ptr() % 16):
-            raise ValueError(f"{name} is {list(t.shape)}, {t.dtype}, on {t.device}; needed is "
-                             f"[{rows}, {sizes[one.mode]}], torch.float32, contiguous, aligned, on "
-                             f"{device}")
+    edges, device, fp32 = graph.other.shape[0], graph.indptr.device, torch.float32
+    rows = {"i": graph.rows, "e": edges, "p": 1}
+    for at, (end, mode) in enumerate(expression.inputs):
+        t = inputs[at]
+        shape = t.shape
+        if (len(shape) != 2 or shape[1] != sizes[mode] or (end != "j" and shape[0] != rows[end])
+            or t.dtype is not fp32 or t.device != device or not t.is_contiguous()
+            or t.data_ptr() % 16):
+            raise ValueError(f"{expression.names[at]} is {list(shape)}, {t.dtype}, on {t.device}; "
+                             f"needed is [{rows.get(end, 'any')}, {sizes[mode]}], torch.float32, "
+                             f"contiguous, aligned, on {device}")
     if graph.place.shape[0] != edges:
         raise ValueError(f"the graph has {graph.place.shape[0]} places for {edges} edges: build it "
                          "with places=True")

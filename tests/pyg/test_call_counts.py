@@ -11,7 +11,7 @@ from torch.nn import Linear, Sequential
 from torch_geometric.nn import (ARMAConv, FiLMConv, GATConv, GATv2Conv, GCNConv, GENConv, GINConv,
                                 GINEConv, GraphConv, HANConv, HEATConv, HGTConv, MessagePassing,
                                 NNConv, PNAConv, RGATConv, RGCNConv, SAGEConv, TransformerConv)
-from torch_geometric.utils import scatter
+from torch_geometric.utils import scatter, softmax
 
 import gnnaccel
 from gnnaccel.adapters.pyg.propagate import calls
@@ -51,6 +51,34 @@ class Gated(MessagePassing):
 
     def message(self, x_i, x_j, e):
         return torch.sigmoid(x_i * e) * x_j
+
+
+class Network(Gated):
+    """The same with a small network over both ends and the edge."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mlp = Sequential(Linear(3 * WIDTH, WIDTH), torch.nn.ReLU(), Linear(WIDTH, WIDTH))
+
+    def message(self, x_i, x_j, e):
+        return self.mlp(torch.cat([x_i, x_j, e], dim=-1))
+
+
+class Attends(MessagePassing):
+    """A user's GAT."""
+
+    def __init__(self) -> None:
+        super().__init__(aggr="add")
+        self.lin = torch.nn.Linear(WIDTH, WIDTH)
+        self.att = torch.nn.Parameter(torch.randn(1, 2 * WIDTH))
+
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=self.lin(x))
+
+    def message(self, x_i, x_j, index, ptr, size_i):
+        alpha = (torch.cat([x_i, x_j], dim=-1) * self.att).sum(dim=-1)
+        alpha = softmax(torch.nn.functional.leaky_relu(alpha, 0.2), index, ptr, size_i)
+        return x_j * alpha.unsqueeze(-1)
 
 
 class Averaged(Own):
@@ -103,6 +131,8 @@ LAYERS = {
     "HeteroConv": (lambda: hetero(SAGEConv), by_type),
     "a user's": (Own, plain),
     "a user's aggregate": (Averaged, plain),
+    "a user's network": (Network, attributed),
+    "a user's attention": (Attends, plain),
     "GATv2Conv": (lambda: GATv2Conv(WIDTH, 8, 2, edge_dim=5), attributed),
     "TransformerConv": (lambda: TransformerConv(WIDTH, 8, 2, edge_dim=5), attributed),
     "RGATConv": (lambda: RGATConv(WIDTH, WIDTH, 3), typed),

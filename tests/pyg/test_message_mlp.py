@@ -44,6 +44,26 @@ def test_values_and_gradients(kernels, name):
     compare(kernels, layer, *arguments(Network), train=False)
 
 
+class MapLast(Message):
+    def __init__(self, aggr):
+        super().__init__(aggr)
+        self.mlp = nn.Sequential(nn.Linear(2 * WIDTH + EDGE, 16), nn.ReLU(), nn.Linear(16, 16))
+
+    def message(self, x_i, x_j, edge_attr):
+        return self.mlp(torch.cat([x_i, x_j, edge_attr], dim=-1))
+
+
+def test_sums_and_means_over_one_graph(kernels):
+    """Each has the last map's bias as often as its nodes get messages, which a graph knows."""
+    x, edge_index, edge_attr = arguments(MapLast)
+    edge_index[1, edge_index[1] == 2] = 3  # one without
+    given = [t.to(kernels.device) for t in (x, edge_index, edge_attr)]
+    for aggr in ("add", "mean", "add"):
+        both(kernels, MapLast(aggr), *given)
+        with torch.no_grad():
+            both(kernels, MapLast(aggr), *given)
+
+
 def test_statistics(kernels):
     """A batch norm sees all edges once in a call."""
     layer = Network()

@@ -2,6 +2,7 @@
 kernels that are written for it."""
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -10,12 +11,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gnnaccel.cuda import edge_softmax, generated, generated_attention
+from gnnaccel.cuda import capture, edge_softmax, generated, generated_attention
 from gnnaccel.cuda.expression import CHANNEL_SUM, Expression
 from gnnaccel.cuda.launch import dense
 from gnnaccel.dispatch.generated.tree import BY_TORCH
 from gnnaccel.dispatch.graph import self_loops
-from gnnaccel.dispatch.graph.view import kernels_run_on
+from gnnaccel.dispatch.graph.view import GraphView, kernels_run_on
 from gnnaccel.dispatch.ops import torch_ops
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.policy.reasons import Reason, reason
@@ -145,23 +146,35 @@ def unfit(graph: OpGraph, x: Tensor, more: Generated) -> Reason | None:
         why = unfit(graph, x, one) if of not in SOFTMAXES else None
         if why is not None:
             return why
-    rows = sum([one.mode == "row" for one in more.expression.inputs])
+    rows = _rows(more.expression)
     if rows > MOST or len(more.inputs) > 2 * MOST:
         return reason("GA208", f"a message of {len(more.inputs)} tensors, {rows} of them with a "
                       "number for each channel")
     heads, width = more.seen
     sizes = {"row": heads * width, "head": heads, "one": 1}
-    counts = {"u": graph.num_src, "v": graph.num_dst, "e": graph.num_edges, "p": 1}
-    for (name, (t, target)), one in zip(more.tensors.items(), more.expression.inputs):
-        if t.dtype != torch.float32:
-            return reason("GA203", f"{name} of a generated message is {t.dtype}, not torch.float32")
-        wanted = counts[target], sizes[one.mode]
-        if (t.layout != torch.strided or t.shape != wanted or t.device != x.device or t.is_neg()):
-            return reason("GA206", f"{name} of a generated message is {list(t.shape)}, on "
-                          f"{t.device}; its kernels want {list(wanted)}, on {x.device}")
+    counts = {"j": graph.num_src, "i": graph.num_dst, "e": graph.num_edges, "p": 1}
+    device, strided, fp32 = x.device, torch.strided, torch.float32
+    for at, (end, mode) in enumerate(more.expression.inputs):
+        t = more.inputs[at]
+        if (t.dtype is not fp32 or t.shape != (counts[end], sizes[mode]) or t.device != device
+            or t.layout is not strided or t.is_neg()):
+            return _misfit(more.expression.names[at], t, [counts[end], sizes[mode]], device)
     if self_loops.of(graph.edge_index) is not None:
         return reason("GA208", "edges that stand for others in a generated message")
     return None
+
+
+def _misfit(name: str, t: Tensor, wanted: list[int], device: torch.device) -> Reason:
+    if t.dtype != torch.float32:
+        return reason("GA203", f"{name} of a generated message is {t.dtype}, not torch.float32")
+    return reason("GA206", f"{name} of a generated message is {list(t.shape)}, on {t.device}; its "
+                  f"kernels want {wanted}, on {device}")
+
+
+@functools.lru_cache(maxsize=512)
+def _rows(expression: Expression) -> int:
+    """How many inputs have a number for each channel."""
+    return [one.mode for one in expression.inputs].count("row")
 
 
 def made(graph: OpGraph, more: Generated, take: Callable = torch_ops.take) -> Tensor:
@@ -239,9 +252,16 @@ def run(graph: OpGraph, reduce: str, more: Generated) -> Tensor:
     if more.bias is None:
         return out
     # each message brings it, and a mean has it where there is a message
-    count = graph.view().csc(places=False).indptr.diff()
-    count = count.clamp(max=1) if reduce == "mean" else count
-    return torch.addr(out, count.to(out.dtype), more.bias)
+    return torch.addr(out, _messages(graph.view(), reduce == "mean"), more.bias)
+
+
+def _messages(view: GraphView, mean: bool) -> Tensor:
+    """fp32 [num_dst]: how many messages each node gets; of a ``mean``, 1 where there are some."""
+    def make() -> tuple[Tensor]:
+        count = view.csc(places=False).indptr.diff()
+        return ((count.clamp(max=1) if mean else count).float(),)
+
+    return make()[0] if capture.capturing() else view.derived(("messages", mean), make)[0]
 
 
 def reduced(graph: OpGraph, reduce: str, more: Generated) -> Tensor:
@@ -262,6 +282,11 @@ def at_edges(graph: OpGraph, more: Generated, summed: bool) -> Tensor:
         found = made(graph, more)
         return found.view(-1, *more.seen).sum(-1) if summed else found
     return GeneratedAtEdges(graph, "heads" if summed else "rows", more).apply(*more.inputs)
+
+
+def _shaped(out: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Messages or sums of this ``shape``. They are no view: users may change them in place."""
+    return out if len(shape) == 1 else out.view(-1, *shape).detach()
 
 
 class _Reduced(Operation):
@@ -298,7 +323,7 @@ class _Reduced(Operation):
             grad = grad.sum(1, keepdim=True)
         if self.more.expression.inputs[k].end == "p":
             grad = generated.total(grad).unsqueeze(0)
-        return grad.view(of.shape)
+        return grad if grad.shape == of.shape else grad.view(of.shape)
 
     def reference(self, *inputs):
         from gnnaccel.dispatch.ops import aggregation
@@ -317,10 +342,11 @@ class GeneratedSum(_Reduced):
         more = self.more
         out = generated.forward(self.graph.view().csc(), more.expression, more.seen,
                                 tuple(map(dense, inputs)), more.numbers, self.reduce == "mean")
-        return out.view(-1, *more.shape).detach(), inputs  # no view: users may change it in place
+        return _shaped(out, more.shape), inputs
 
     def backward(self, needs, saved, grad):
-        grad = grad.reshape(grad.shape[0], math.prod(self.more.shape))
+        if grad.dim() != 2:
+            grad = grad.reshape(grad.shape[0], math.prod(self.more.shape))
         if self.reduce == "mean":
             grad = grad * self.graph.view().inverse_degree().unsqueeze(1)
         return self._gradients(needs, saved, grad)
@@ -376,7 +402,7 @@ class GeneratedAtEdges(_Reduced):
         more, summed = self.more, self.reduce == "heads"
         out = generated.at_edges(self.graph.view().csc(), more.expression, more.seen,
                                  tuple(map(dense, inputs)), more.numbers, summed)
-        return out if summed else out.view(-1, *more.shape).detach(), inputs
+        return out if summed else _shaped(out, more.shape), inputs
 
     def backward(self, needs, saved, grad):
         return self._gradients(needs, saved, grad.reshape(grad.shape[0], -1))

@@ -23,7 +23,7 @@ from gnnaccel.adapters.pyg.propagate.message import _named
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 from gnnaccel.adapters.pyg.propagate.traced import Param
 from gnnaccel.adapters.pyg.propagate.traced_layer import Layer
-from gnnaccel.adapters.pyg.propagate.traced_modules import functions, looks, module_of
+from gnnaccel.adapters.pyg.propagate.traced_modules import Looks, functions, module_of
 
 #: what a function may name of batches, tensors and torch
 NAMES = generated.NAMES | node_values.NAMES | {"src", "dst", "data", "mailbox", "softmax", "max",
@@ -96,7 +96,7 @@ class Held(Layer):
 
 def _as_called(module: nn.Module) -> tuple:
     """What the result of a call of the module depends on."""
-    return functions(), looks(module)
+    return functions(), Looks(module)
 
 
 class _Seen(NamedTuple):
@@ -109,7 +109,8 @@ class _Seen(NamedTuple):
     def holds(self) -> bool:
         held = self.held()
         return (held is not None and self.read.hold(held)
-                and (self.called is None or _as_called(held) == self.called))
+                and (self.called is None or functions() == self.called[0]
+                     and self.called[1].holds(held)))
 
 
 class Guard(NamedTuple):

@@ -60,17 +60,17 @@ def described(kwargs: dict) -> Arguments:
                 shapes.append((one,))
             else:
                 kinds.append(kind)
-                values.append(one if kind in _VALUES else _Unknown())
+                values.append(one if kind in _VALUES else Unknown())
     return kinds, shapes, values
 
 
-class _Unknown:
+class Unknown:
     """A value that is not understood."""
 
 
 def understood(arguments: Arguments) -> bool:
     """Whether nothing in there is unknown."""
-    return _Unknown not in map(type, arguments[2])
+    return Unknown not in map(type, arguments[2])
 
 
 def rows_like(arguments: Arguments, edges: int) -> list[tuple[bool, bool, bool]]:

@@ -214,7 +214,10 @@ class Message(NamedTuple):
                       for leaf, one in zip(self.leaves, self.expression.inputs)])
 
     def _flat(self, leaf: Leaf, mode: str, t: Tensor) -> Tensor:
-        """[rows, numbers]."""
+        """[rows, numbers]; the tensor itself where it is that."""
+        if leaf.end != "p" and t.dim() == 2 and (mode != "row" or leaf.blocks
+                                                 or leaf.tail == self.shape):
+            return t
         rows = 1 if leaf.end == "p" else t.shape[0]
         if mode == "row" and not leaf.blocks and leaf.tail != self.shape:
             return t.reshape(rows, *leaf.tail).expand(rows, *self.shape).reshape(rows, -1)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
-from gnnaccel.adapters.pyg.propagate.traced_modules import functions, looks
+from gnnaccel.adapters.pyg.propagate.traced_modules import Looks, functions
 
 PLAIN = (int, float, bool, str, type(None))
 HOLDS_OTHERS = (list, tuple, dict, functools.partial)
@@ -18,7 +18,7 @@ class Look(NamedTuple):
     """A module or a tensor, and how it looked when it was read."""
 
     value: Any
-    look: tuple
+    look: Any
 
 
 class Attributes:
@@ -117,7 +117,9 @@ def _held(value: Any) -> Any:
 def still(value: Any, was: Any, edges: int | None = None) -> bool:
     """Whether a value is as it was ``seen``, in a call over so many edges."""
     if type(was) is Look:
-        return value is was.value and _look(value) == was.look
+        look = was.look
+        return value is was.value and (look.holds(value) if type(look) is Looks
+                                       else value.shape == look[0] and value.dtype is look[1])
     if isinstance(was, Contents):
         if type(value) is not was.kind:
             return False
@@ -133,9 +135,9 @@ def still(value: Any, was: Any, edges: int | None = None) -> bool:
     return same(getattr(value, "__func__", value), was)
 
 
-def _look(value: nn.Module | Tensor) -> tuple:
+def _look(value: nn.Module | Tensor) -> Looks | tuple:
     """Of a tensor what its ``data`` may change."""
-    return looks(value) if isinstance(value, nn.Module) else (value.shape, value.dtype)
+    return Looks(value) if isinstance(value, nn.Module) else (value.shape, value.dtype)
 
 
 def same(value: Any, was: Any) -> bool:

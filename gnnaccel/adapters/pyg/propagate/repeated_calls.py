@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters.pyg.propagate import completing, new_graphs_native, reading
-from gnnaccel.adapters.pyg.propagate.described import (Alike, Arguments, Described,
-                                                         understood)
+from gnnaccel.adapters.pyg.propagate.described import Alike, Arguments, Described, Unknown
 from gnnaccel.dispatch.graph import ledger
 from gnnaccel.dispatch.graph.tensor_ref import TensorRef
 from gnnaccel.dispatch.ir import patterns
@@ -226,7 +225,7 @@ def remember(layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read, 
         if not settled and any(type(one) is not str for one in found.reduces):
             return  # numbers inside may change
         kept = Repeated(layer, edge_index, kwargs, found, decision, config, settled)
-        if not understood(kept.arguments):
+        if Unknown in map(type, kept.arguments[2]):  # `understood`, without its call
             return
     elif config.on_fallback == "native":
         kept = RepeatedNative(layer, edge_index, kwargs, found, decision, config)
@@ -243,13 +242,14 @@ def remember_attention(layer: Any, edge_index: Tensor, kwargs: dict, adapter: An
     if config is None or settings.asked(layer, config) is not None:  # rows may be stored otherwise
         return
     kept = RepeatedAttention(layer, edge_index, kwargs, adapter, stated, call, config)
-    if understood(kept.arguments):
+    if Unknown not in map(type, kept.arguments[2]):
         _keep(layer, edge_index, kept, layer_memory.of(layer))
 
 
 def _keep(layer: Any, edge_index: Tensor, kept: Any, memory: layer_memory.LayerMemory) -> None:
     """``kept`` is the last of the layer's calls over these edges."""
-    over = memory.over[layer_memory.mode_of(layer)]
+    # `layer_memory.mode_of`, without its call
+    over = memory.over[_grad() + 2 * (layer.training is True)]
     if len(over) >= _LAYERS_GRAPHS:
         over.clear()
     last = over.get(id(edge_index))

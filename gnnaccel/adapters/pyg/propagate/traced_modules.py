@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import types
 from collections.abc import Callable
 from typing import Any
@@ -68,21 +69,69 @@ _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
 _OPTIONS = frozenset((int, float, bool, str, tuple))
+_SIMPLE = (*_OPTIONS, type(None))
+_OF_TORCH = frozenset(vars(nn.Module()))
+_MISSING = itertools.repeat(object())  # in place of what a module has no more
 
 
-def looks(module: nn.Module) -> tuple:
-    """What the result of a module of `module_of` depends on besides `functions`, by identity: its
+class Looks:
+    """What the result of a module of `module_of` depends on besides `functions`: its class, its
     options, parameters and hooks, and its modules. The ``data`` of a parameter may change its shape
-    and dtype."""
-    own_dict = module.__dict__
-    inside = tuple([(name, None if one is None else looks(one))
-                    for name, one in own_dict["_modules"].items()]
-                   if type(module) in _CONTAINERS else ())
-    return (type(module), type(module).forward, "forward" in own_dict,
-            any(reading.MODULE_HOOKS(own_dict)),
-            [v for v in own_dict.values() if type(v) in _OPTIONS],
-            [(id(t), t.shape, t.dtype) if type(t) is nn.Parameter else t is not None and id(t)
-             for t in own_dict["_parameters"].values()], inside)
+    and dtype.
+
+    ``names``, ``options``: the attributes that are options, or None, which may become one;
+    ``others``: those of no type of `_SIMPLE` that torch gives no module, of which any may become
+    one; ``inside``: modules of `_CONTAINERS`, by name.
+    """
+
+    __slots__ = ("cls", "forward", "own_forward", "hooked", "count", "names", "options", "others",
+                 "parameters", "inside", "called")
+
+    def __init__(self, module: nn.Module):
+        own_dict = module.__dict__
+        self.cls, self.forward = type(module), type(module).forward
+        self.own_forward, self.count = "forward" in own_dict, len(own_dict)
+        self.hooked = any(reading.MODULE_HOOKS(own_dict))
+        found = {name: v for name, v in own_dict.items() if type(v) in _SIMPLE}
+        self.names, self.options = tuple(found), tuple(found.values())
+        self.others = tuple([name for name in own_dict if name not in found
+                             and name not in _OF_TORCH])
+        self.parameters = [_parameter_looks(t) for t in own_dict["_parameters"].values()]
+        modules = own_dict["_modules"] if self.cls in _CONTAINERS else {}
+        self.inside = [None if one is None else Looks(one) for one in modules.values()]
+        self.called = [*modules] if self.cls in _CONTAINERS else None
+
+    def holds(self, module: nn.Module) -> bool:
+        """Whether a module looks so."""
+        own_dict = module.__dict__
+        if (type(module) is not self.cls or self.cls.forward is not self.forward
+            or len(own_dict) != self.count or ("forward" in own_dict) != self.own_forward
+            or any(reading.MODULE_HOOKS(own_dict)) != self.hooked
+            or tuple(map(own_dict.get, self.names, _MISSING)) != self.options):
+            return False
+        for name in self.others:
+            if type(own_dict.get(name)) in _SIMPLE:
+                return False
+        parameters = own_dict["_parameters"]
+        if len(parameters) != len(self.parameters):
+            return False
+        for t, was in zip(parameters.values(), self.parameters):
+            if id(t) != was[0] or (was[1] and (t.shape != was[1] or t.dtype is not was[2])):
+                return False
+        if self.called is None:
+            return True
+        modules = own_dict["_modules"]
+        if [*modules] != self.called:
+            return False
+        for one, looks in zip(modules.values(), self.inside):
+            if one is not looks and (one is None or looks is None or not looks.holds(one)):
+                return False
+        return True
+
+
+def _parameter_looks(t: Tensor | None) -> tuple:
+    """Its id, and of a parameter that is nothing more its shape and dtype."""
+    return (id(t), t.shape, t.dtype) if type(t) is nn.Parameter else (id(t), None, None)
 
 
 def functions() -> tuple:
@@ -99,7 +148,7 @@ _OWN = frozenset(("forward", "weight", "bias"))
 
 def _runs_as_written(module: nn.Module) -> bool:
     """Whether nobody watches the module, and what it runs is torch's own, on its parameters: a
-    weight that is a plain tensor may be another one in each call, which `looks` does not see, and
+    weight that is a plain tensor may be another one in each call, which `Looks` do not see, and
     functions do not do what they say on one that is more than a tensor."""
     own_dict = module.__dict__
     if (any(reading.MODULE_HOOKS(own_dict)) or not guards.ordinary(module)

@@ -17,6 +17,7 @@ from gnnaccel.dispatch.graph import cache
 from tests.pyg import graphs
 from tests.pyg.graphs import E, F, N
 from tests.pyg.own_attention import Apart, Inner, InnerOfEdges, Linear, Scored, Summed, Tutorial
+from tests.routes import opened
 from tests.staleness import as_native
 
 LAYERS = {one.__name__: one for one in (Tutorial, Scored, Summed, Inner, Linear, Apart,
@@ -206,3 +207,22 @@ def test_nothing_of_a_call_is_kept_alive(emulated):
         del args
         gc.collect()
     assert all(ref() is None for ref in kept)
+
+
+def test_a_call_that_was_native_runs_by_kernels_where_there_are_some(stated):
+    layer, args = Tutorial(F, 8), (graphs.features(), graphs.square(edges=3000))
+    expected = layer(*args)
+    for _ in range(2):
+        gnnaccel.reset_stats()
+        with gnnaccel.enabled(backend="cuda"):
+            for _ in range(20):
+                layer(*args)
+            del stated[:]
+            assert torch.allclose(layer(*args), expected, atol=1e-5) and not stated
+            x = torch.randn_like(args[0])
+            assert layer(x, args[1].clone()).shape == expected.shape
+        assert gnnaccel.stats()["Tutorial"]["routes"] == {"native": 22}
+        with opened("emulated") as route, route.on():
+            for _ in range(3):
+                assert torch.allclose(layer(*args), expected, atol=1e-5)
+            assert gnnaccel.stats()["Tutorial"]["routes"]["cuda"] == 3

@@ -166,11 +166,11 @@ def fast_path(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Co
     entry = memories.entries.get(id(layer))
     memory = entry[1] if entry is not None and entry[0]() is layer else None
     grad = _grad()
-    # in the layer's `mode_of`, without its call
-    last = (None if memory is None
-            else memory.over[grad + 2 * (layer.training is True)].get(id(edge_index)))
+    mode = grad + 2 * (layer.training is True)  # the layer's `mode_of`, without its call
+    last = None if memory is None else memory.over[mode].get(id(edge_index))
     arguments: Any = None
-    if last is not None and last.edges() is edge_index:  # a new batch may lie where one was
+    known = last is not None and last.edges() is edge_index  # a new batch may lie where one was
+    if known:
         while last is not None:
             if last.native:
                 if last.fits(edge_index, kwargs, config):
@@ -182,6 +182,11 @@ def fast_path(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Co
                     memory.unrepeated = 0  # type: ignore[union-attr]  # it has `last`
                     return out
             last = last.older
+    if (memory is not None and (memory.native_exact[mode] or memory.native_sized[mode])
+        and type(layer) not in attention.of_the_host
+        and _stays_native(memory, layer, edge_index, kwargs, config, mode)):
+        return native(layer, edge_index, **kwargs)
+    if known:
         return MISSED
     taken: Any = None if memory is None else memory.taken_once[grad]
     fits = taken is not None and taken.fits(layer, edge_index, described(kwargs), config)
@@ -204,6 +209,17 @@ def fast_path(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Co
     found = taken.read(layer, edge_index, kwargs)
     return (MISSED if found is None
             else _read(layer, native, edge_index, kwargs, found, config, 0, memory))
+
+
+def _stays_native(memory: layer_memory.LayerMemory, layer: Any, edge_index: Any, kwargs: dict,
+                  config: Config, mode: int) -> bool:
+    """Whether a call is like one of attention that the router left native; counts it then."""
+    like = layer_memory.looked_at(memory, layer, (edge_index,), kwargs, config, mode)
+    if like is None:
+        return False
+    counters.again(type(layer).__name__, like.code)
+    settings.native_again(layer)
+    return True
 
 
 def too_small(layer: Any, memory: layer_memory.LayerMemory | None, edge_index: Any, kwargs: dict,

@@ -207,9 +207,10 @@ class Node(Value):
 
 
 def maker(function: Callable, args: tuple, kwargs: dict) -> Make:
+    parts = [(a.make, None) if isinstance(a, (Node, Param)) else (None, a) for a in args]
     def make(given: dict) -> Tensor:
-        return function(*(_made(a, given) for a in args),
-                        **{k: _made(v, given) for k, v in kwargs.items()})
+        made = [value if one is None else one(given) for one, value in parts]
+        return function(*made, **{k: _made(v, given) for k, v in kwargs.items()})
 
     return make
 

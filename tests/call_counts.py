@@ -102,7 +102,7 @@ FRESH: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {
     "GENConv with edges": ((730, 1119), (1218, 1940)),
     "GINEConv": ((691, 1047), (1130, 1683)),
     "GraphConv": ((587, 934), (1035, 1457)),
-    "GraphConv with weights": ((685, 1170), (1208, 1868)),
+    "GraphConv with weights": ((685, 1170), (1205, 1864)),
     "a user's": ((587, 855), (1044, 1395)),
     "a user's aggregate": ((789, 1067), (1307, 1657)),
     "a user's generated": ((827, 1288), (1425, 1974)),
@@ -113,6 +113,7 @@ FRESH: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {
     "SAGEConv, list": ((248, 568), (368, 824)),
     "GINConv, list": ((208, 496), (328, 736)),
 }
+_DRAWN = 4  # calls more or fewer that eight graphs of other sizes may cost
 #: files at most, of gnnaccel's, whose functions run in a GATConv's first call by kernels, and in a
 #: repeated one
 FILES = (35, 13)
@@ -144,7 +145,9 @@ def over_new_graphs(name: str, layer: Any, inputs: Callable[[], tuple], train: b
         run(16)
         found = counted(lambda: run(8))
     assert _routes() == {"cuda"}
-    _hold(found, FRESH[name][train], f"{name}, {'training' if train else 'inference'}")
+    python, builtin = FRESH[name][train]  # sizes are drawn: some find memory that was known
+    _hold(found, (python + _DRAWN, builtin + _DRAWN),
+          f"{name}, {'training' if train else 'inference'}")
 
 
 def natively(name: str, layer: Any, inputs: Callable[[], tuple], graph: str) -> None:

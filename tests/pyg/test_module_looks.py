@@ -12,7 +12,7 @@ from gnnaccel.adapters.pyg.propagate.traced_modules import Looks
 
 
 def network() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(4, 3), nn.LeakyReLU(0.1), nn.Embedding(5, 3), nn.Identity(),
+    return nn.Sequential(nn.Linear(4, 3), nn.LeakyReLU(0.1), nn.Embedding(5, 3, max_norm=1.0), nn.Identity(),
                          nn.Sequential(nn.LayerNorm(3), nn.ReLU()))
 
 
@@ -30,6 +30,8 @@ CHANGES = {
     "option": lambda m: setattr(m[1], "negative_slope", 0.2),
     "option that was none": lambda m: setattr(m[2], "padding_idx", 3),
     "option of another kind": lambda m: setattr(m[4][0], "normalized_shape", [3]),
+    "option that is a tensor": lambda m: setattr(m[1], "negative_slope", torch.ones(3)),
+    "option of another type": lambda m: setattr(m[2], "max_norm", 1),
     "option that is gone": lambda m: delattr(m[1], "negative_slope"),
     "one more option": lambda m: setattr(m[1], "scale", 2.0),
     "attribute that becomes an option": lambda m: setattr(m[3], "held", 2.0),

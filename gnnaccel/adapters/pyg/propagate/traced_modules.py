@@ -84,8 +84,8 @@ class Looks:
     one; ``inside``: modules of `_CONTAINERS`, by name.
     """
 
-    __slots__ = ("cls", "forward", "own_forward", "hooked", "count", "names", "options", "others",
-                 "parameters", "inside", "called")
+    __slots__ = ("cls", "forward", "own_forward", "hooked", "count", "names", "options", "types",
+                 "others", "parameters", "inside", "called")
 
     def __init__(self, module: nn.Module):
         own_dict = module.__dict__
@@ -94,6 +94,7 @@ class Looks:
         self.hooked = any(reading.MODULE_HOOKS(own_dict))
         found = {name: v for name, v in own_dict.items() if type(v) in _SIMPLE}
         self.names, self.options = tuple(found), tuple(found.values())
+        self.types = [*map(type, self.options)]
         self.others = tuple([name for name in own_dict if name not in found
                              and name not in _OF_TORCH])
         self.parameters = [_parameter_looks(t) for t in own_dict["_parameters"].values()]
@@ -106,8 +107,11 @@ class Looks:
         own_dict = module.__dict__
         if (type(module) is not self.cls or self.cls.forward is not self.forward
             or len(own_dict) != self.count or ("forward" in own_dict) != self.own_forward
-            or any(reading.MODULE_HOOKS(own_dict)) != self.hooked
-            or tuple(map(own_dict.get, self.names, _MISSING)) != self.options):
+            or any(reading.MODULE_HOOKS(own_dict)) != self.hooked):
+            return False
+        options = tuple(map(own_dict.get, self.names, _MISSING))
+        # types first: to compare a tensor is to compute
+        if [*map(type, options)] != self.types or options != self.options:
             return False
         for name in self.others:
             if type(own_dict.get(name)) in _SIMPLE:

@@ -12,7 +12,7 @@ import gnnaccel
 from gnnaccel.adapters.pyg.propagate import reading
 from gnnaccel.dispatch.ops import aggregation_cost
 from tests.pyg import graphs
-from tests.pyg.generated_calls import both, compare_second, hub, routes
+from tests.pyg.generated_calls import both, compare_second, hub, routes, to
 from tests.pyg.graphs import E, M, N
 from tests.pyg.graphs import F as WIDTH
 from tests.pyg.judge import close, compare
@@ -82,7 +82,7 @@ def test_a_hub_that_sends(kernels):
 
 
 def test_second_gradients(kernels):
-    compare_second(kernels, Leaving(), *given())
+    compare_second(kernels, Leaving().to(kernels.device), *to(kernels.device, *given()))
 
 
 def test_dropout(kernels):

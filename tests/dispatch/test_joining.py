@@ -19,7 +19,7 @@ from gnnaccel.dispatch.ir.program import DST, EDGE, PAIR_DST, RELATION, SRC
 from gnnaccel.dispatch.ops.graph import JoinedGraph
 from gnnaccel.dispatch.relational import view as view_module
 from gnnaccel.dispatch.relational.view import RelationView
-from gnnaccel.dispatch.run.joined_attention import JoinedView
+from gnnaccel.dispatch.graph.joined_view import JoinedView
 from gnnaccel.errors import GraphError
 
 LOOPS = (Range(9, 2, 5, 1, 5), Range(1, 0, 0, 0, 0))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gnnaccel.dispatch.graph import cache
-from gnnaccel.dispatch.graph.joined_view import JoinedView as JoinedView
+from gnnaccel.dispatch.graph.joined_view import JoinedView
 from gnnaccel.dispatch.graph.view import GraphView
 from gnnaccel.dispatch.plan.request import CallSpec, Request
 

@@ -202,7 +202,120 @@ class ByText(ByCount):
         return torch.relu(x_i) * (x_j if f"{x_j}".startswith("tensor") else x_i)
 
 
-@pytest.mark.parametrize("cls", [OfTensors, ByCode, ByCount, ByFormat, ByText])
+class Asks(Message):
+    """Goes another way where ``asks`` says so."""
+
+    def __init__(self):
+        super().__init__()
+        self.sizes, self.none, self.names = [3, 4], [], ["mean", "max"]
+        self.lin, self.factor = nn.Linear(WIDTH, WIDTH), 2.0
+        self.same, self.other = self.lin, nn.Linear(WIDTH, WIDTH)
+
+    def message(self, x_i, x_j):
+        out = torch.relu(x_i) * x_j
+        return out * 3.0 if self.asks(x_j) else out
+
+
+class OfTheDictionary(Asks):
+    def asks(self, x_j):
+        return "factor" in self.__dict__
+
+
+class OfTheDocs(Asks):
+    def asks(self, x_j):
+        return self.__doc__ is None
+
+
+class OfTheModule(Asks):
+    def asks(self, x_j):
+        return self.__module__.endswith("attributes")
+
+
+class OfTheText(Asks):
+    def asks(self, x_j):
+        return f"{self}".startswith("Of")
+
+
+class OfATensorsText(Asks):
+    def asks(self, x_j):
+        return f"{x_j!r} {[x_j]}".startswith("tensor")
+
+
+class OfADevicesText(Asks):
+    def asks(self, x_j):
+        return f"{(x_j.device,)}".startswith("(device")
+
+
+class OfAModulesText(Asks):
+    def asks(self, x_j):
+        return f"{self.lin}".startswith("Linear")
+
+
+class OfTheText2(Asks):
+    """Of a message that has a simpler form."""
+
+    def message(self, x_j):
+        return x_j * 3.0 if f"{self}".startswith("Of") else x_j
+
+
+class OfTheDictionary2(Asks):
+    def message(self, x_j):
+        return x_j * 3.0 if "factor" in self.__dict__ else x_j
+
+
+class OfLists(Asks):
+    def asks(self, x_j):
+        return self.sizes == [3, 4] and self.names != ["mean"] and self.sizes[1:] == [4]
+
+
+class OfEmptyLists(Asks):
+    def asks(self, x_j):
+        return self.none == []
+
+
+class OfListsTexts(Asks):
+    def asks(self, x_j):
+        return f"{self.sizes}".startswith("[")
+
+
+class OfShared(Asks):
+    def asks(self, x_j):
+        return self.lin is self.same and self.lin is not self.other
+
+
+@pytest.mark.parametrize("cls", [OfLists, OfEmptyLists, OfListsTexts, OfShared])
+def test_lists_and_shared_modules(emulated, cls):
+    layer, given = cls(), arguments(Message)[:2]
+    for change in (lambda: None, lambda: layer.sizes.append(5), lambda: layer.none.append(1),
+                   lambda: setattr(layer, "sizes", (3, 4)),
+                   lambda: setattr(layer, "same", nn.Linear(WIDTH, WIDTH))):
+        change()
+        expected = layer(*given)
+        with emulated.on():
+            for _ in range(2):
+                assert close(layer(*given), expected)
+
+
+class Changes(Asks):
+    """A list of the layer."""
+
+    def asks(self, x_j):
+        self.names.append("min")
+        return len(self.names) > 3
+
+
+def test_lists_that_a_message_changes(emulated):
+    layer, other, given = Changes(), Changes(), arguments(Message)[:2]
+    expected = [other(*given) for _ in range(4)]
+    with emulated.on(on_fallback="native"):
+        for one in expected:
+            assert close(layer(*given), one)
+    assert layer.names == other.names
+
+
+@pytest.mark.parametrize("cls", [
+    OfTensors, ByCode, ByCount, ByFormat, ByText, OfTheDictionary, OfTheDocs, OfTheModule,
+    OfTheText, OfATensorsText, OfADevicesText, OfAModulesText, OfTheText2, OfTheDictionary2])
 def test_others_stay_native(emulated, cls):
     layer, given = cls(), arguments(Message)[:2]
     expected = layer(*given)

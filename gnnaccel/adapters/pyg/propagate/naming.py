@@ -126,8 +126,9 @@ def names_known(code: types.CodeType, layer: Any, names: frozenset[str],
                 method: bool = True, known: dict[str, Any] | None = None) -> bool:
     """Whether all attributes that are named are known, and methods of tensors torch's own. Those of
     the layer, the first argument of a ``method``, need not be there: a branch that is not taken may
-    name others. Only the layer's may be set. ``known``: global values; attributes of modules of the
-    user's own among them may have any name."""
+    name others. Only the layer's may be set. What any object has, as ``__dict__``, a stand-in has
+    of its own. ``known``: global values; attributes of modules of the user's own among them may
+    have any name."""
     if not all(names_known(one, layer, names, method, known) for one in codes(code)[1:]):
         return False
     steps, known = _steps(code), known or {}
@@ -144,7 +145,8 @@ def names_known(code: types.CodeType, layer: Any, names: frozenset[str],
                if step.opname == "STORE_ATTR"):
         return False
     return all((step.argval in names and _method_is_torchs(step.argval))
-               or attribute(layer, step.argval) is not Unseen or _loads_first(before, code)
+               or not step.argval.startswith("__") and (
+                   attribute(layer, step.argval) is not Unseen or _loads_first(before, code))
                or of_module(before)
                for before, step in zip([steps[0], *steps], steps)
                if step.opname in ("LOAD_ATTR", "LOAD_METHOD"))

@@ -61,7 +61,8 @@ class Special(Refuses):
         raise Unseen
 
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refuses
-    __str__ = __format__ = __len__ = __contains__ = __index__ = __int__ = __float__ = _refuses
+    __str__ = __format__ = __repr__ = _refuses
+    __len__ = __contains__ = __index__ = __int__ = __float__ = _refuses
     __hash__ = object.__hash__
 
 

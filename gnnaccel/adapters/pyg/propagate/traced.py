@@ -90,7 +90,7 @@ class Value:
     def _refuses(self, *args: Any) -> Any:
         raise Unseen
 
-    __bool__ = __str__ = __format__ = _refuses  # its text is another than the tensor's
+    __bool__ = __str__ = __format__ = __repr__ = _refuses  # its text is another than the tensor's
 
     def __getitem__(self, place: Any) -> Any:
         if not isinstance(self, Param) and place not in (

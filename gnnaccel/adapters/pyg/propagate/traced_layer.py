@@ -36,13 +36,13 @@ class Layer:
     layer itself none. ``_traced_edges``: of how many edges tensors with as many rows belong to
     these, None where no tensor does; ``_traced_counts``: numbers of nodes that receive, as the
     message says; ``_traced_special``: what message passing passes by itself and is not known to be
-    None; ``_traced_functions``: what stands for functions of PyG and others. No name is one that a
-    layer might have."""
+    None; ``_traced_functions``: what stands for functions of PyG and others; ``_traced_modules``:
+    what stands for modules. No name is one that a layer might have."""
 
     def __init__(self, layer: Any, manner: Manner, edges: int | None = None):
         for name, value in (("_layer", layer), ("_manner", manner), ("_edges", edges),
                             ("_path", ()), ("_read", {}), ("_watched", []), ("_kept", {}),
-                            ("_counts", []), ("_special", set(SPECIAL))):
+                            ("_counts", []), ("_special", set(SPECIAL)), ("_modules", {})):
             object.__setattr__(self, "_traced" + name, value)
         functions = None if manner.functions is None else manner.functions(self)
         object.__setattr__(self, "_traced_functions", functions)
@@ -77,9 +77,14 @@ class Layer:
         if type(value) in reading.TENSORS:
             return parameter(value)
         if isinstance(value, nn.Module):
-            return module_of(value, functools.partial(self._module_at, place))
+            known = self._traced_modules
+            if id(value) not in known:  # one stand-in for a module that has several names
+                enter = functools.partial(self._module_at, place)
+                known[id(value)] = value, module_of(value, enter)
+            return known[id(value)][1]
         if type(value) in (list, tuple):
-            return tuple(self._lazily(one) for one in value)
+            held = [self._lazily(one) for one in value]
+            return Listed(held) if type(value) is list else tuple(held)
         if type(value) is dict:
             return types.MappingProxyType({key: self._lazily(one) for key, one in value.items()})
         if type(value) is functools.partial:
@@ -109,7 +114,7 @@ class Layer:
         for name, value in (("_layer", module), ("_path", path), ("_kept", {}),
                             *((name, getattr(self, "_traced" + name))
                               for name in ("_manner", "_edges", "_read", "_watched", "_counts",
-                                           "_special", "_functions"))):
+                                           "_special", "_modules", "_functions"))):
             object.__setattr__(inside, "_traced" + name, value)
         return inside._method(type(module).forward)
 
@@ -195,6 +200,21 @@ class Layer:
                    for kind in ("_parameters", "_buffers", "_modules"))):
             raise Unseen
         self._traced_kept[name] = value
+
+    def _refuses(self, *args: Any) -> Any:
+        raise Unseen
+
+    __str__ = __repr__ = __format__ = _refuses  # its text is another than the layer's
+
+
+class Listed(list):
+    """Stands for a list that the layer holds: equal to the same lists, but not to be changed."""
+
+    def _refuses(self, *args: Any, **kwargs: Any) -> Any:
+        raise Unseen
+
+    append = extend = insert = pop = remove = clear = sort = reverse = _refuses
+    __setitem__ = __delitem__ = __iadd__ = __imul__ = _refuses
 
 
 def by_name(held: Any, name: Any, *default: Any) -> Any:

@@ -163,10 +163,25 @@ def _runs_as_written(module: nn.Module) -> bool:
                     for function, name in zip(functions(), (*_CALLED, "sigmoid", "tanh"))))
 
 
+class Function(functools.partial):
+    """What a module does. Its text is another than the module's."""
+
+    def _refuses(self, *args: Any) -> Any:
+        raise Unseen
+
+    __str__ = __repr__ = __format__ = _refuses
+
+
 def module_of(module: nn.Module, entered: Callable) -> Any:
     """What a module does, as a function, or a list or dictionary of modules as one of such; Unseen
     of those that are watched. ``entered(module, *names)``: the same of a module that is the user's
     own, ``names`` below ``module``."""
+    found = _followed(module, entered)
+    return Function(found) if callable(found) else found
+
+
+def _followed(module: nn.Module, entered: Callable) -> Any:
+    """`module_of`, whose text may be asked for."""
     # not asked of others, as the host need not be installed
     linear = (own.home(type(module).forward) == "torch_geometric" and guards.plain_linear(module)
               and _OWN.isdisjoint(module.__dict__))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,7 @@ from gnnaccel.adapters import own
 from gnnaccel.adapters.patching import PatchSet
 from gnnaccel.adapters.pyg.propagate import graph_norm
 from gnnaccel.cuda import driver
+from gnnaccel.dispatch.memory.checkpoints import checkpointed
 from gnnaccel.dispatch.ops import by_index
 from gnnaccel.dispatch.policy.config import current
 
@@ -57,29 +59,32 @@ def _padding(native: Callable, taken_out: bool) -> Callable:
     def to_dense_batch(x: Tensor, batch: Tensor | None = None, fill_value: float = 0.0,
                        max_num_nodes: int | None = None, batch_size: int | None = None
                        ) -> tuple[Tensor, Tensor]:
-        known = (None if is_compiling() or current() is None or type(fill_value) not in (float, int)
+        known = (None if is_compiling() or current() is None
                  or mode("disable_dynamic_shapes")  # which asks for sizes
-                 else _known(x, batch, max_num_nodes, batch_size))
+                 else _known(x, batch, fill_value, max_num_nodes, batch_size))
         if not known:
             return native(x, batch, fill_value, max_num_nodes, batch_size)
         index, mask, turned = known
-        out = x.new_full((mask.numel() + 1, *x.shape[1:]), fill_value)
+        out = x.new_full((mask.numel() + 1, *x.shape[1:]), float(fill_value))
         out[index] = x
         out = out[:-1].view(*mask.shape, *x.shape[1:])
-        if taken_out and max_num_nodes is None:  # so that there is room for all
+        # there is room for all; and a call that is repeated saves the same, first or not
+        if taken_out and max_num_nodes is None and not checkpointed():
             return out, Mask.of(mask, index, turned)
         return out, mask.clone()
 
     return to_dense_batch
 
 
-def _known(x: Any, batch: Any, most: Any, graphs: Any) -> tuple | None:
+def _known(x: Any, batch: Any, fill: Any, most: Any, graphs: Any) -> tuple | None:
     """`places` of a batch; None, or nothing, where PyG's own code is to run."""
     if (type(batch) is not Tensor or type(x) not in (Tensor, Parameter) or not x.is_floating_point()
         or not (batch.is_cuda or driver.placed()) or batch.dtype != torch.int64
         or batch.dim() != 1 or x.layout is not torch.strided or x.device != batch.device
         or not x.numel() or len(x) != len(batch)
-        or type(most) not in (int, type(None)) or type(graphs) not in (int, type(None))):
+        or type(most) not in (int, type(None)) or type(graphs) not in (int, type(None))
+        or type(fill) not in (float, int)
+        or torch.finfo(x.dtype).max < abs(fill) < math.inf):  # PyG's are infinite then
         return None
     return graph_norm.find("places", places, (batch, most, graphs), {}, unused=_unused)
 

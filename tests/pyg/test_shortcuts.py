@@ -12,6 +12,7 @@ from torch_geometric.nn.module_dict import ModuleDict
 
 import gnnaccel
 from gnnaccel.adapters.pyg import shortcuts
+from gnnaccel.adapters.pyg.propagate import graph_norm
 from tests.pyg.hetero_graphs import edges, features, hetero, same
 
 KEYS = [("a", "to", "b"), "a", "a.b", ("a.b", "to", "c"), "keys", "forward", ("a", "b")]
@@ -96,10 +97,13 @@ def test_edges_are_turned_around_once(route, root, monkeypatch):
     assert seen == [30] * 3
 
 
-def test_turned_edges_that_somebody_wrote_to(route):
+@pytest.mark.parametrize("at", ["conv_in", "conv_out"])
+def test_turned_edges_that_somebody_wrote_to(route, at, monkeypatch):
+    # as of edges on a GPU, from the first call
+    monkeypatch.setattr(graph_norm, "_worth_keeping", lambda *args: True)
     layer = DirGNNConv(SAGEConv(6, 6)).to(route.device)
     x = torch.randn(9, 6, device=route.device)
-    edge_index = torch.randint(0, 9, (2, 30), device=route.device)
+    edges = torch.randint(0, 9, (2, 30), device=route.device)
 
     class Writes(SAGEConv):
         def forward(self, x, edge_index):
@@ -107,9 +111,11 @@ def test_turned_edges_that_somebody_wrote_to(route):
             edge_index[1].fill_(0)
             return out
 
-    layer.conv_out = Writes(6, 6).to(route.device)
+    setattr(layer, at, Writes(6, 6).to(route.device))
     with gnnaccel.disabled():
-        wanted = layer(x, edge_index)
+        wanted = layer(x, edges.clone())
+    edge_index = edges.clone()
     with route.on(on_fallback="native"):
         for _ in range(4):
             torch.testing.assert_close(layer(x, edge_index), wanted, rtol=1e-5, atol=1e-5)
+            edge_index.copy_(edges)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -36,8 +37,9 @@ def install(patches: PatchSet) -> None:
                     "Remembers the name that a key of a `ModuleDict` stands for: `HeteroConv` asks "
                     "for it once per edge type and call.")
     directed = getattr(nn, "DirGNNConv", None)  # versions differ
-    if directed is not None and own.is_method(directed.forward, directed, "forward",
-                                              "torch_geometric"):
+    if (directed is not None
+        and own.is_method(directed.forward, directed, "forward", "torch_geometric")
+        and tuple(inspect.signature(directed.forward).parameters) == ("self", "x", "edge_index")):
         patches.set(directed, "forward", _both_ways(directed.forward),
                     "Turns edges around once for each `edge_index`, so that the layer against the "
                     "edges' direction finds the same tensor again, and with it the structure "
@@ -58,11 +60,11 @@ def _both_ways(native: Callable) -> Callable:
 
     @functools.wraps(native)
     def forward(self: Any, x: Any, edge_index: Any) -> Any:
-        found = (None if is_compiling() else
-                 graph_norm.find("turned", _turned, (edge_index,), {}, unused=_unused))
-        if found is None:
+        if is_compiling():
             return native(self, x, edge_index)
-        along, against = self.conv_in(x, edge_index), self.conv_out(x, found[0])
+        along = self.conv_in(x, edge_index)  # first: it may write to the edges
+        found = graph_norm.find("turned", _turned, (edge_index,), {}, unused=_unused)
+        against = self.conv_out(x, edge_index.flip([0]) if found is None else found[0])
         out = self.alpha * against + (1 - self.alpha) * along
         return out + self.lin(x) if self.root_weight else out
 

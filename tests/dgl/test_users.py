@@ -379,3 +379,37 @@ def test_equal_messages_of_a_mailbox(reduce):
     gnnaccel.enable()
     assert torch.equal(gradient(), expected)
     assert followed(reduce_udf="torch")()
+
+
+class Asking(torch.nn.Module):
+    """Goes another way by what a stand-in has otherwise than the module."""
+
+    def __init__(self):
+        super().__init__()
+        self.sizes, self.factor = [3, 4], 2.0
+
+    def message(self, edges):
+        rows = torch.relu(edges.src["h"]) * edges.dst["h"]
+        rows = rows * 3.0 if "factor" in self.__dict__ else rows
+        return {"m": rows}
+
+    def listed(self, edges):
+        rows = torch.relu(edges.src["h"]) * edges.dst["h"]
+        return {"m": rows * 3.0 if self.sizes == [3, 4] else rows}
+
+    def forward(self, graph, x, way):
+        with graph.local_scope():
+            graph.ndata["h"] = x
+            graph.update_all(getattr(self, way), fn.sum("m", "o"))
+            return graph.ndata["o"]
+
+
+@pytest.mark.parametrize("way", ["message", "listed"])
+def test_functions_that_ask_their_module(emulated, way):
+    layer, graph, x = Asking(), graphs.square(), graphs.features()
+    for _ in range(2):
+        expected = layer(graph, x, way)
+        with emulated.on(on_fallback="native"):
+            for _ in range(2):
+                torch.testing.assert_close(layer(graph, x, way), expected)
+        layer.sizes.append(5)

@@ -209,7 +209,7 @@ class Asks(Message):
         super().__init__()
         self.sizes, self.none, self.names = [3, 4], [], ["mean", "max"]
         self.lin, self.factor = nn.Linear(WIDTH, WIDTH), 2.0
-        self.same, self.other = self.lin, nn.Linear(WIDTH, WIDTH)
+        self.same, self.other, self.nothing = self.lin, nn.Linear(WIDTH, WIDTH), nn.Sequential()
 
     def message(self, x_i, x_j):
         out = torch.relu(x_i) * x_j
@@ -283,12 +283,18 @@ class OfShared(Asks):
         return self.lin is self.same and self.lin is not self.other
 
 
-@pytest.mark.parametrize("cls", [OfLists, OfEmptyLists, OfListsTexts, OfShared])
+class OfTruth(Asks):
+    def asks(self, x_j):
+        return self.lin and not self.nothing
+
+
+@pytest.mark.parametrize("cls", [OfLists, OfEmptyLists, OfListsTexts, OfShared, OfTruth])
 def test_lists_and_shared_modules(emulated, cls):
     layer, given = cls(), arguments(Message)[:2]
     for change in (lambda: None, lambda: layer.sizes.append(5), lambda: layer.none.append(1),
                    lambda: setattr(layer, "sizes", (3, 4)),
-                   lambda: setattr(layer, "same", nn.Linear(WIDTH, WIDTH))):
+                   lambda: setattr(layer, "same", nn.Linear(WIDTH, WIDTH)),
+                   lambda: layer.nothing.append(nn.ReLU())):
         change()
         expected = layer(*given)
         with emulated.on():

@@ -29,6 +29,7 @@ COMPREHENSIONS = ("<genexpr>", "<listcomp>")
 _HANDS_ON = ("LOAD_", "CALL", "PRECALL", "KW_NAMES", "UNPACK_SEQUENCE", "BINARY_SUBSCR")
 NOT_PLAIN_CODE = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _CATCHES = frozenset(("SETUP_FINALLY", "SETUP_WITH", "PUSH_EXC_INFO"))
+_ATTRIBUTES = frozenset(("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR"))
 _COMPARES = frozenset(("IS_OP", "COMPARE_OP", "CONTAINS_OP"))
 
 
@@ -132,6 +133,8 @@ def names_known(code: types.CodeType, layer: Any, names: frozenset[str],
     if not all(names_known(one, layer, names, method, known) for one in codes(code)[1:]):
         return False
     steps, known = _steps(code), known or {}
+    if any(step.argval.startswith("__") for step in steps if step.opname in _ATTRIBUTES):
+        return False
 
     def of_module(before: dis.Instruction) -> bool:
         return before.opname == "LOAD_GLOBAL" and is_users_module(known.get(before.argval))
@@ -140,13 +143,12 @@ def names_known(code: types.CodeType, layer: Any, names: frozenset[str],
         return all(step.opname != "STORE_ATTR" and (of_module(before) or (
                        step.argval in names and _method_is_torchs(step.argval)))
                    for before, step in zip([steps[0], *steps], steps)
-                   if step.opname in ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR"))
+                   if step.opname in _ATTRIBUTES)
     if not all(_loads_first(before, code) for before, step in zip([steps[0], *steps], steps)
                if step.opname == "STORE_ATTR"):
         return False
     return all((step.argval in names and _method_is_torchs(step.argval))
-               or not step.argval.startswith("__") and (
-                   attribute(layer, step.argval) is not Unseen or _loads_first(before, code))
+               or attribute(layer, step.argval) is not Unseen or _loads_first(before, code)
                or of_module(before)
                for before, step in zip([steps[0], *steps], steps)
                if step.opname in ("LOAD_ATTR", "LOAD_METHOD"))

@@ -164,12 +164,21 @@ def _runs_as_written(module: nn.Module) -> bool:
 
 
 class Function(functools.partial):
-    """What a module does. Its text is another than the module's."""
+    """What a ``module`` does. Its text is another than the module's."""
+
+    module: nn.Module
 
     def _refuses(self, *args: Any) -> Any:
         raise Unseen
 
     __str__ = __repr__ = __format__ = _refuses
+
+    def __bool__(self) -> bool:
+        """A sequence of no modules is false, and a user's own may say so."""
+        if type(self.module) is nn.Sequential:
+            return bool(self.module._modules)
+        return not any(hasattr(self.module, name) for name in ("__bool__", "__len__")
+                       ) or self._refuses()
 
 
 def module_of(module: nn.Module, entered: Callable) -> Any:
@@ -177,7 +186,11 @@ def module_of(module: nn.Module, entered: Callable) -> Any:
     of those that are watched. ``entered(module, *names)``: the same of a module that is the user's
     own, ``names`` below ``module``."""
     found = _followed(module, entered)
-    return Function(found) if callable(found) else found
+    if not callable(found):
+        return found
+    function = Function(found)
+    function.module = module
+    return function
 
 
 def _followed(module: nn.Module, entered: Callable) -> Any:

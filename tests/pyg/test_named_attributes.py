@@ -7,6 +7,7 @@ from torch import nn
 from torch_geometric.utils import softmax
 
 import gnnaccel
+from gnnaccel.adapters.pyg.propagate import traced_aggregates, traced_layer
 from tests.pyg import graphs
 from tests.pyg.generated_calls import arguments, routes
 from tests.pyg.generated_layers import EDGE, WIDTH, Message
@@ -283,23 +284,60 @@ class OfShared(Asks):
         return self.lin is self.same and self.lin is not self.other
 
 
+def once(x):
+    return 1.0 * x
+
+
+def thrice(x):
+    return 3.0 * x
+
+
+class OfFunctions(Asks):
+    way, ways = staticmethod(thrice), {"other": thrice, "first": once}
+
+    def asks(self, x_j):
+        return self.way is thrice and self.ways["other"] is self.way and self.way is not once
+
+
+class OfNames(Asks):
+    """Names that what stands for a layer might have for itself."""
+
+    def __init__(self):
+        super().__init__()
+        self._method, self._module, self._shown = "dot", nn.Linear(WIDTH, WIDTH), None
+
+    def _function(self, x):
+        return self._module(x)
+
+    def message(self, x_i, x_j):
+        out = torch.relu(x_i) * self._function(x_j)
+        return out * 3.0 if self._method == "dot" and self._shown is None else out
+
+
 class OfTruth(Asks):
     def asks(self, x_j):
         return self.lin and not self.nothing
 
 
-@pytest.mark.parametrize("cls", [OfLists, OfEmptyLists, OfListsTexts, OfShared, OfTruth])
+@pytest.mark.parametrize("cls", [OfLists, OfEmptyLists, OfListsTexts, OfShared, OfTruth,
+                                 OfFunctions, OfNames])
 def test_lists_and_shared_modules(emulated, cls):
     layer, given = cls(), arguments(Message)[:2]
     for change in (lambda: None, lambda: layer.sizes.append(5), lambda: layer.none.append(1),
                    lambda: setattr(layer, "sizes", (3, 4)),
                    lambda: setattr(layer, "same", nn.Linear(WIDTH, WIDTH)),
-                   lambda: layer.nothing.append(nn.ReLU())):
+                   lambda: layer.nothing.append(nn.ReLU()), lambda: setattr(layer, "way", once),
+                   lambda: setattr(layer, "_method", "cosine")):
         change()
         expected = layer(*given)
         with emulated.on():
             for _ in range(2):
                 assert close(layer(*given), expected)
+
+
+def test_what_stands_for_layers_has_no_names_of_users():
+    for cls in (traced_layer.Layer, traced_layer._Inside, traced_aggregates._Layer):
+        assert all(name.startswith(("__", "_traced")) for name in dir(cls)), cls
 
 
 class Changes(Asks):

@@ -88,9 +88,9 @@ class Held(Layer):
         if not isinstance(self._traced_layer, nn.Module):
             raise Unseen
         self._traced_called.append(_as_called(self._traced_layer))
-        return module_of(self._traced_layer, self._unknown)(x)
+        return module_of(self._traced_layer, self._traced_unknown)(x)
 
-    def _unknown(self, module: nn.Module, *names: str) -> Any:
+    def _traced_unknown(self, module: nn.Module, *names: str) -> Any:
         raise Unseen
 
 

@@ -65,7 +65,7 @@ def prepared(function: Any, layer: Layer) -> Any:
             return supers.Class(value, layer)
         stands = functions.instead(value)
         if stands is None:
-            stands = layer._global(function.__globals__, name, value)
+            stands = layer._traced_global(function.__globals__, name, value)
         if stands is None and value is not None and not naming.is_known(
             value, layer._traced_manner.names):
             return Special("")  # a branch that is not taken may name it

@@ -64,7 +64,7 @@ def _found(layer: Layer, name: str, classes: Iterable[type]) -> Callable:
         method = vars(cls).get(name, Unseen)
         layer._traced_watched.append((vars(cls), name, method))
         if type(method) is types.FunctionType:
-            return layer._method(method)
+            return layer._traced_method(method)
         if method is not Unseen:
             break
     raise Unseen

@@ -154,7 +154,7 @@ class Traced(GraphFunctions):
             return _Class(value)
         found = self.instead(value)
         if found is None:
-            found = self.proxy._global(function.__globals__, name, value)
+            found = self.proxy._traced_global(function.__globals__, name, value)
         if found is None and value is not None:
             return Special("")  # a branch that is not taken may name it
         return found

@@ -36,13 +36,14 @@ class Layer:
     layer itself none. ``_traced_edges``: of how many edges tensors with as many rows belong to
     these, None where no tensor does; ``_traced_counts``: numbers of nodes that receive, as the
     message says; ``_traced_special``: what message passing passes by itself and is not known to be
-    None; ``_traced_functions``: what stands for functions of PyG and others; ``_traced_modules``:
-    what stands for modules. No name is one that a layer might have."""
+    None; ``_traced_functions``: what stands for functions of PyG and others; ``_traced_stand_ins``:
+    what stands for modules, functions and lists, once for each. No name is one that a layer might
+    have."""
 
     def __init__(self, layer: Any, manner: Manner, edges: int | None = None):
         for name, value in (("_layer", layer), ("_manner", manner), ("_edges", edges),
                             ("_path", ()), ("_read", {}), ("_watched", []), ("_kept", {}),
-                            ("_counts", []), ("_special", set(SPECIAL)), ("_modules", {})):
+                            ("_counts", []), ("_special", set(SPECIAL)), ("_stand_ins", {})):
             object.__setattr__(self, "_traced" + name, value)
         functions = None if manner.functions is None else manner.functions(self)
         object.__setattr__(self, "_traced_functions", functions)
@@ -54,71 +55,75 @@ class Layer:
         if found is Unseen:
             raise Unseen
         if type(found) is property:
-            return self._property(name, found)
+            return self._traced_property(name, found)
         if hasattr(type(found), "__get__") and not isinstance(found, _FUNCTIONS):
             raise Unseen  # runs code of the user's
         value = getattr(self._traced_layer, name)
         if type(value) in reading.TENSORS:
             look = guarded.edge_rows(value, self._traced_edges)
             self._traced_read[place] = guarded.seen(value) if look is None else look
-            return parameter(value) if look is None else self._edge_rows(value, place)
+            return parameter(value) if look is None else self._traced_edge_rows(value, place)
         self._traced_read[place] = guarded.seen(value)
         if type(value) is types.MethodType and value.__self__ is self._traced_layer:
             self._traced_read[place] = value.__func__
-            return self._method(value.__func__)
-        return self._shown(value, place)
+            return self._traced_method(value.__func__)
+        return self._traced_shown(value, place)
 
-    def _shown(self, value: Any, place: tuple | None = None) -> Any:
+    def _traced_shown(self, value: Any, place: tuple | None = None) -> Any:
         """What stands for a value; ``place``: where it is on the layer, if it is there."""
         if type(value) in PLAIN:
             return value
+        known = self._traced_stand_ins
+        if id(value) not in known:  # what has several names is the same under each
+            known[id(value)] = value, self._traced_stand_in(value, place)
+        return known[id(value)][1]
+
+    def _traced_stand_in(self, value: Any, place: tuple | None) -> Any:
         if callable(value) and naming.is_torchs(value, self._traced_manner.names):
             return value
         if type(value) in reading.TENSORS:
             return parameter(value)
         if isinstance(value, nn.Module):
-            known = self._traced_modules
-            if id(value) not in known:  # one stand-in for a module that has several names
-                enter = functools.partial(self._module_at, place)
-                known[id(value)] = value, module_of(value, enter)
-            return known[id(value)][1]
+            return module_of(value, functools.partial(self._traced_module_at, place))
         if type(value) in (list, tuple):
-            held = [self._lazily(one) for one in value]
+            held = [self._traced_lazily(one) for one in value]
             return Listed(held) if type(value) is list else tuple(held)
         if type(value) is dict:
-            return types.MappingProxyType({key: self._lazily(one) for key, one in value.items()})
+            return types.MappingProxyType({key: self._traced_lazily(one)
+                                           for key, one in value.items()})
         if type(value) is functools.partial:
-            given = [self._shown(one) for one in (*value.args, *value.keywords.values())]
+            given = [self._traced_shown(one) for one in (*value.args, *value.keywords.values())]
             named = dict(zip(value.keywords, given[len(value.args):]))
-            return functools.partial(self._shown(value.func), *given[:len(value.args)], **named)
+            function = self._traced_shown(value.func)
+            return functools.partial(function, *given[:len(value.args)], **named)
         if type(value) is types.FunctionType:
-            return self._function(value)
+            return self._traced_function(value)
         raise Unseen
 
-    def _lazily(self, value: Any) -> Any:
+    def _traced_lazily(self, value: Any) -> Any:
         """What stands for a value in a list: of one that is not followed what refuses to be
         used."""
         try:
-            return self._shown(value)
+            return self._traced_shown(value)
         except Unseen:
             return Special("")
 
-    def _module_at(self, place: tuple | None, module: nn.Module, *inside: str) -> Callable:
+    def _traced_module_at(self, place: tuple | None, module: nn.Module, *inside: str) -> Callable:
         if place is None:
             raise Unseen
-        return self._module(module, (*place, *inside))
+        return self._traced_module(module, (*place, *inside))
 
-    def _module(self, module: nn.Module, path: tuple[str, ...]) -> Callable:
+    def _traced_module(self, module: nn.Module, path: tuple[str, ...]) -> Callable:
         """A module of the user's own: its ``forward`` runs on stand-ins."""
         inside = object.__new__(_Inside)
         for name, value in (("_layer", module), ("_path", path), ("_kept", {}),
                             *((name, getattr(self, "_traced" + name))
                               for name in ("_manner", "_edges", "_read", "_watched", "_counts",
-                                           "_special", "_modules", "_functions"))):
+                                           "_special", "_stand_ins", "_functions"))):
             object.__setattr__(inside, "_traced" + name, value)
-        return inside._method(type(module).forward)
+        return inside._traced_method(type(module).forward)
 
-    def _edge_rows(self, value: Tensor, path: tuple[str, ...]) -> Any:
+    def _traced_edge_rows(self, value: Tensor, path: tuple[str, ...]) -> Any:
         """What stands for a tensor with a row for each edge, which is read anew in each call."""
 
         def make(given: Any) -> Tensor:
@@ -127,16 +132,16 @@ class Layer:
         meta = torch.empty(ROWS, *value.shape[1:], dtype=value.dtype, device="meta")
         return self._traced_manner.rows("e", make, meta, ".".join(path))
 
-    def _property(self, name: str, found: property) -> Any:
+    def _traced_property(self, name: str, found: property) -> Any:
         """What a property of the user's gives: its function runs on stand-ins, as a method does."""
         cls = next(one for one in type(self._traced_layer).__mro__ if name in vars(one))
         self._traced_watched.append((vars(cls), name, found))
-        return self._method(found.fget)()
+        return self._traced_method(found.fget)()
 
     # --- functions --------------------------------------------------------------------------------
 
-    def _method(self, function: Any) -> Callable:
-        ready = self._ready(function, True)
+    def _traced_method(self, function: Any) -> Callable:
+        ready = self._traced_ready(function, True)
 
         def method(*args: Any, **kwargs: Any) -> Any:
             _check_told(function, (self, *args), kwargs)
@@ -144,19 +149,19 @@ class Layer:
 
         return method
 
-    def _function(self, function: types.FunctionType) -> Callable:
+    def _traced_function(self, function: types.FunctionType) -> Callable:
         """A function of the user's own, looked at when it is called."""
         if own.home(function) in ("torch", "torch_geometric", "torch_scatter"):
             raise Unseen
 
         def called(*args: Any, **kwargs: Any) -> Any:
-            ready = self._ready(function, False)
+            ready = self._traced_ready(function, False)
             _check_told(function, args, kwargs)
             return ready(*args, **kwargs)
 
         return called
 
-    def _ready(self, function: Any, method: bool) -> Callable:
+    def _traced_ready(self, function: Any, method: bool) -> Callable:
         """The function to run on stand-ins; what it names is watched."""
         manner = self._traced_manner
         ready = (runnable(function, self if method else None, manner, self) if manner.methods
@@ -177,7 +182,7 @@ class Layer:
                         raise Unseen
         return ready
 
-    def _global(self, place: dict, name: str, value: Any) -> Any:
+    def _traced_global(self, place: dict, name: str, value: Any) -> Any:
         """What stands for a global value of a function that is traced; None for one that is not
         followed, or stands for itself."""
         if naming.is_users_module(value) and self._traced_functions is not None:
@@ -187,7 +192,7 @@ class Layer:
                 return None
             self._traced_watched.append((place, name, guarded.seen(value)))
             try:
-                return self._shown(value)
+                return self._traced_shown(value)
             except Unseen:
                 return None
         return None
@@ -201,10 +206,10 @@ class Layer:
             raise Unseen
         self._traced_kept[name] = value
 
-    def _refuses(self, *args: Any) -> Any:
+    def _traced_refuses(self, *args: Any) -> Any:
         raise Unseen
 
-    __str__ = __repr__ = __format__ = _refuses  # its text is another than the layer's
+    __str__ = __repr__ = __format__ = _traced_refuses  # its text is another than the layer's
 
 
 class Listed(list):
@@ -252,7 +257,7 @@ class _Module:
         value = place[name]
         layer._traced_watched.append((place, name, guarded.seen(value)))
         found = layer._traced_functions.instead(value)
-        found = layer._global(place, name, value) if found is None else found
+        found = layer._traced_global(place, name, value) if found is None else found
         if found is None and naming.is_known(value, layer._traced_manner.names):
             found = value
         if found is None and value is not None:

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gnnaccel.adapters.guards import declared
+from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.run.attention_maps import Mapped
 
 _MISSING = object()
@@ -59,12 +61,40 @@ def rows(module: Any, x: Tensor, heads: int, width: int, plain: bool = True) -> 
     takes it: [N, heads, width], or the map yet to be applied. ``plain``: the module is a linear map
     and nothing else. Autocast, and weights that are no ordinary tensors, are left to the module."""
     if plain and x.dim() == 2 and not torch.is_autocast_enabled(x.device.type):
-        parameters = module._parameters
-        weight = parameters.get("weight")
+        parameters, rows = module._parameters, (heads * width,)
+        weight, bias = parameters.get("weight"), parameters.get("bias")
         if (type(weight) in _ORDINARY and weight.dtype is x.dtype
-            and weight.shape[0] == heads * width):
-            return Mapped(x, weight, parameters.get("bias"))
+            and weight.shape[:1] == rows and (bias is None or bias.shape == rows)):
+            return Mapped(x, weight, bias)
     return module(x).view(x.shape[0], heads, width)
+
+
+def weights_reason(layer: Any, heads: int, width: int, maps: tuple[str, ...],
+                   vectors: tuple[str, ...], plain: Callable[[Any], bool]) -> Reason | None:
+    """Why an attention layer's weights do not fit its heads and channels, as after an assignment to
+    one of these: kernels would read beyond their ends, where the host raises or broadcasts.
+
+    ``maps``: modules whose rows are heads * channels, of which only the host's linear maps, for
+    which ``plain`` holds, say how wide they are, and `rows` asks others; ``vectors``: parameters
+    [1, heads, channels].
+    """
+    modules, rows = layer._modules, (heads * width,)
+    for name in maps:
+        module = modules.get(name)
+        if module is None or not plain(module):
+            continue
+        weight, bias = module._parameters.get("weight"), module._parameters.get("bias")
+        if weight is not None and (weight.dim() != 2 or weight.shape[:1] != rows):
+            return reason("GA206", f"the weight of {name} is {list(weight.shape)}, for {heads} "
+                          f"heads of {width}")
+        if bias is not None and bias.shape != rows:
+            return reason("GA206", f"the bias of {name} is {list(bias.shape)}, for {heads} heads "
+                          f"of {width}")
+    for name in vectors:
+        found = declared(layer, name)
+        if found is not None and found.shape != (1, heads, width):
+            return reason("GA206", f"{name} is {list(found.shape)}, for {heads} heads of {width}")
+    return None
 
 
 _NOTHING = contextlib.nullcontext()

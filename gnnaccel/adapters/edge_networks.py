@@ -46,6 +46,10 @@ def unfit(name: str, network: Any, x: Tensor, width: int, results: int,
     if x.shape[1] != width or last.weight.shape[0] != width * results:
         return reason("GA206", f"x has {x.shape[1]} channels, {name} makes {last.weight.shape[0]} "
                       f"numbers for {width} x {results}")
+    if last.bias is not None and (last.bias.shape != (width * results,)
+                                  or last.bias.dtype is not torch.float32):
+        return reason("GA206", f"the bias of {name} is {list(last.bias.shape)} of "
+                      f"{last.bias.dtype}")
     if width > MOST:
         return reason("GA207", f"{width} channels; the kernels take up to {MOST}")
     return None

@@ -201,3 +201,82 @@ def test_compiled_regions_trace_dgl(route, layer, inputs):
         got = torch.compile(lambda x: layer(g, x), backend="eager")(x)
     assert close(got, expected)
     assert seen <= {"layer", "forward", "operation"}
+
+
+# ---- weights that do not fit the layer ----
+
+def _makers() -> dict:
+    from dgl.nn import DotGatConv, EdgeGATConv, EGATConv, GATv2Conv
+
+    return {"GATConv": lambda: GATConv(F, 8, 2), "GATv2Conv": lambda: GATv2Conv(F, 8, 2),
+            "DotGatConv": lambda: DotGatConv(F, 8, 2),
+            "EdgeGATConv": lambda: EdgeGATConv(F, 4, 8, 2), "EGATConv": lambda: EGATConv(F, 4, 8, 6, 2)}
+
+
+def _known(route, name: str, inputs: tuple, called: bool) -> tuple:
+    """A layer, ``called`` some times or not, and its arguments."""
+    layer = _makers()[name]().to(route.device)
+    if name in ("EdgeGATConv", "EGATConv"):
+        inputs = (*inputs, torch.randn(inputs[0].num_edges(), 4, device=route.device))
+    with route.on(on_fallback="native"):
+        for _ in range(3 * called):
+            layer(*inputs)
+    return layer, inputs
+
+
+def _alike(route, name: str, call) -> None:
+    """``call()`` gives what it gives natively, and runs natively for its weights' shapes."""
+    def first():
+        out = call()
+        return out[0] if isinstance(out, tuple) else out
+
+    native_because(route, "GA206", first, name)
+
+
+@pytest.mark.parametrize("called", [False, True])
+@pytest.mark.parametrize("name, attribute, value",
+                         [("GATConv", "_num_heads", 1), ("GATConv", "_num_heads", 4),
+                          ("GATConv", "_out_feats", 4), ("GATv2Conv", "_num_heads", 4),
+                          ("GATv2Conv", "_out_feats", 16), ("DotGatConv", "_out_feats", 4),
+                          ("DotGatConv", "_num_heads", 4), ("EdgeGATConv", "_num_heads", 4),
+                          ("EGATConv", "_num_heads", 1), ("EGATConv", "_out_node_feats", 4),
+                          ("EGATConv", "_out_edge_feats", 3)])
+def test_an_attribute_that_is_no_longer_that_of_the_weights(route, inputs, name, attribute, value,
+                                                            called):
+    layer, given = _known(route, name, inputs, called)
+    setattr(layer, attribute, value)
+    _alike(route, name, lambda: layer(*given))
+
+
+@pytest.mark.parametrize("called", [False, True])
+@pytest.mark.parametrize("name, vector", [("GATConv", "attn_l"), ("GATConv", "attn_r"),
+                                          ("GATv2Conv", "attn"), ("EdgeGATConv", "attn_l"),
+                                          ("EdgeGATConv", "attn_edge"), ("EGATConv", "attn")])
+@pytest.mark.parametrize("form", ["for all heads", "for all channels", "a number"])
+def test_a_vector_that_is_broadcast(route, inputs, name, vector, form, called):
+    layer, given = _known(route, name, inputs, called)
+    whole = getattr(layer, vector).detach()
+    weight = {"for all heads": whole[:, :1], "for all channels": whole[:, :, :1],
+              "a number": whole[0, 0, 0]}[form]
+    setattr(layer, vector, torch.nn.Parameter(weight.clone()))
+    _alike(route, name, lambda: layer(*given))
+
+
+@pytest.mark.parametrize("called", [False, True])
+@pytest.mark.parametrize("shape", [(1, 16), (16, 1), (2, 8), (1,), (8,)], ids=str)
+def test_a_bias_of_another_shape(route, inputs, shape, called):
+    """The host takes any that has a number for each channel."""
+    layer, given = _known(route, "GATConv", inputs, called)
+    layer.bias = bias = torch.nn.Parameter(torch.randn(shape, device=route.device))
+    if bias.numel() != 16:
+        with pytest.raises(RuntimeError) as native:
+            layer(*given)
+        with route.on(on_fallback="native"), pytest.raises(native.type):
+            layer(*given)
+        return
+    expected = layer(*given)
+    (wanted,) = torch.autograd.grad(expected.sin().sum(), [bias])
+    with route.on():
+        got = layer(*given)
+        assert close(got, expected)
+        assert close(torch.autograd.grad(got.sin().sum(), [bias])[0], wanted)

@@ -304,7 +304,7 @@ def test_an_attribute_that_is_no_longer_that_of_the_weights(route, inputs, name,
             "out_channels", 4):
         pytest.skip("the host's own code fails an assertion on the device")
     layer = build(name, device=route.device)
-    with route.on():
+    with route.on(on_fallback="native"):
         for _ in range(3 * called):
             layer(*inputs)
     setattr(layer, attribute, value)
@@ -338,6 +338,70 @@ def test_a_bias_for_all_channels(route, inputs, name):
         got = [layer(*inputs) for _ in range(2)]
     assert all(close(one, expected) for one in got)
     took(route, 2)
+
+
+@pytest.mark.parametrize("name, module", [("GATv2Conv", "lin_l"), ("GATv2Conv", "lin_r"),
+                                          ("TransformerConv", "lin_query"),
+                                          ("TransformerConv", "lin_value")])
+@pytest.mark.parametrize("called", [False, True])
+def test_a_bias_of_a_map_for_all_channels(route, inputs, name, module, called):
+    """The host broadcasts it; its gradient is one number."""
+    layer, (x, edges) = build(name, device=route.device), inputs
+    with route.on(on_fallback="native"):
+        for _ in range(3 * called):
+            layer(x, edges)
+    bias = torch.nn.Parameter(torch.full((1,), 0.5, device=route.device))
+    getattr(layer, module).bias = bias
+    expected = layer(x, edges)
+    (wanted,) = torch.autograd.grad(expected.sin().sum(), [bias])
+    with route.on(on_fallback="native"):
+        got = layer(x, edges)
+        assert close(got, expected)
+        assert close(torch.autograd.grad(got.sin().sum(), [bias])[0], wanted)
+
+
+@pytest.mark.parametrize("name, weight, rows", [("GATConv", "bias", 1), ("GATConv", "bias", 8),
+                                                ("GATConv", "lin.weight", 8),
+                                                ("GATConv", "att_src", 0),
+                                                ("GATv2Conv", "bias", 1), ("GATv2Conv", "att", 0),
+                                                ("GATv2Conv", "lin_l.weight", 8)])
+@pytest.mark.parametrize("moved", [False, True])
+def test_data_of_a_known_weight_becomes_shorter(route, inputs, name, weight, rows, moved):
+    """The parameter is the object that it was, and may lie where it lay."""
+    layer = build(name, device=route.device)
+    with torch.no_grad(), route.on(on_fallback="native"):
+        for _ in range(3):
+            layer(*inputs)
+    found = layer.get_parameter(weight)
+    found.data = found.data[:rows].clone() if moved else found.data[:rows]
+
+    def call():
+        with torch.no_grad():
+            return layer(*inputs)
+
+    try:
+        expected = call()
+    except Exception as error:
+        with route.on(on_fallback="native"), pytest.raises(type(error)):
+            call()
+    else:
+        with route.on(on_fallback="native"):
+            assert close(call(), expected)
+
+
+@pytest.mark.parametrize("weight", ["att_src", "att_dst", "bias"])
+@pytest.mark.parametrize("called", [False, True])
+def test_one_weight_of_a_wider_dtype(route, inputs, weight, called):
+    """The result has it."""
+    layer = build("GATConv", device=route.device)
+    with route.on(on_fallback="native"):
+        for _ in range(3 * called):
+            layer(*inputs)
+    setattr(layer, weight, torch.nn.Parameter(getattr(layer, weight).detach().double()))
+    expected = layer(*inputs)
+    with route.on(on_fallback="native"):
+        got = layer(*inputs)
+    assert got.dtype == expected.dtype == torch.float64 and close(got, expected)
 
 
 class Transposing(torch.nn.Module):

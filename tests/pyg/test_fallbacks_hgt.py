@@ -110,3 +110,36 @@ def test_wrong_calls_raise_what_the_host_raises(route, what):
                   exclude=["HeteroLinear", "HeteroDictLinear"]), pytest.raises(Exception) as got:
         BAD_CALLS[what](made, x, ei)
     assert got.type is native.type and str(got.value) == str(native.value)
+
+
+@pytest.mark.parametrize("called", [False, True])
+@pytest.mark.parametrize("what", ["k_rel.num_types", "v_rel.out_channels", "kqv_lin", "p_rel",
+                                  "out_lin", "skip"])
+def test_weights_that_do_not_fit_the_sizes(route, what, called):
+    """The host takes sizes at their word, broadcasts or raises."""
+    made, given = layer().to(route.device), on(route.device, features(), edges())
+    with route.on(on_fallback="native"):
+        for _ in range(3 * called):
+            made(*given)
+    paper, prior = made.kqv_lin.lins["paper"], "__".join(RELATIONS[0])
+    if what == "kqv_lin":
+        paper.weight, paper.bias = [torch.nn.Parameter(t.detach()[:24])
+                                    for t in (paper.weight, paper.bias)]
+    elif what == "p_rel":
+        made.p_rel[prior] = torch.nn.Parameter(made.p_rel[prior].detach()[:, :1])
+    elif what == "out_lin":
+        made.out_lin.lins["paper"].bias = torch.nn.Parameter(torch.ones(1, device=route.device))
+    elif what == "skip":
+        made.skip["paper"] = torch.nn.Parameter(torch.randn(16, device=route.device))
+    else:
+        module, name = what.split(".")
+        setattr(getattr(made, module), name, 11)  # with fewer types the host reads beyond its own
+    try:
+        expected = made(*given)
+    except Exception as error:
+        with route.on(on_fallback="native"), pytest.raises(type(error)):
+            made(*given)
+    else:
+        with route.on(on_fallback="native"):
+            got = made(*given)
+        assert all(relative(got[name], expected[name]) < 1e-5 for name in expected)

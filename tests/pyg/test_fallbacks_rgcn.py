@@ -67,6 +67,49 @@ def test_aggregations(route, inputs, aggr):
         native_because(route, "GA201", lambda: layer(*inputs), "RGCNConv")
 
 
+# ---- weights that do not fit the layer ----
+
+@pytest.mark.parametrize("called", [False, True])
+@pytest.mark.parametrize("options, attribute, value",
+                         [({"num_blocks": 2}, "out_channels", 4),
+                          ({"num_blocks": 2}, "out_channels", 16),
+                          ({"num_blocks": 2}, "num_relations", R + 1),
+                          ({"num_bases": 2}, "num_relations", R + 1)])
+def test_an_attribute_that_is_no_longer_that_of_the_weights(route, inputs, options, attribute,
+                                                            value, called):
+    layer = RGCNConv(F, 8, R, **options).to(route.device)
+    with route.on(on_fallback="native"):
+        for _ in range(3 * called):
+            layer(*inputs)
+    setattr(layer, attribute, value)
+    fails_alike(route, "GA206", "RGCNConv", lambda: layer(*inputs))
+
+
+def test_blocks_of_one_row_that_the_host_broadcasts(route, inputs):
+    layer = RGCNConv(F, 8, R, num_blocks=2).to(route.device)
+    layer.weight = torch.nn.Parameter(layer.weight.detach()[:, :, :1])
+    fails_alike(route, "GA206", "RGCNConv", lambda: layer(*inputs))
+
+
+@each_class
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("called", [False, True])
+def test_a_bias_or_root_that_is_broadcast(route, inputs, name, bias, called):
+    layer = CLASSES[name](F, 8, R).to(route.device)
+    with route.on(on_fallback="native"):
+        for _ in range(3 * called):
+            layer(*inputs)
+    weight = torch.nn.Parameter(torch.randn(1, device=route.device) if bias else
+                                torch.randn(F, 1, device=route.device))
+    setattr(layer, "bias" if bias else "root", weight)
+    expected = layer(*inputs)
+    (wanted,) = torch.autograd.grad(expected.sin().sum(), [weight])
+    with route.on():
+        got = layer(*inputs)
+        assert close(got, expected)
+        assert close(torch.autograd.grad(got.sin().sum(), [weight])[0], wanted)
+
+
 def test_aggregations_of_the_fast_layer(route, inputs):
     for aggr in ("max", MeanAggregation()):
         layer = FastRGCNConv(F, 8, R, aggr=aggr).to(route.device)

@@ -224,3 +224,21 @@ def test_script(route):
     with route.on():
         torch.testing.assert_close(torch.jit.script(made)(x, kinds), expected)
     assert "HeteroLinear" not in gnnaccel.stats()
+
+
+@pytest.mark.parametrize("called", [False, True])
+@pytest.mark.parametrize("attribute, value", [("num_types", TYPES - 1), ("out_channels", 8),
+                                              ("out_channels", 1), ("bias", None)])
+def test_weights_that_do_not_fit_the_sizes(route, attribute, value, called):
+    """After an assignment to one of these, or to the bias: the host takes them at their word, and
+    raises."""
+    made, x, kinds = (HeteroLinear(8, 16, TYPES).to(route.device),
+                      torch.randn(ROWS, 8).to(route.device), types().to(route.device))
+    with route.on():
+        for _ in range(3 * called):
+            made(x, kinds)
+    if attribute == "bias":
+        value = torch.nn.Parameter(torch.randn(TYPES, 1, device=route.device))
+    setattr(made, attribute, value)
+    with route.on(), pytest.raises(FallbackError, match="GA206"):
+        made(x, kinds)

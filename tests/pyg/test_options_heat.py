@@ -6,6 +6,7 @@ import torch
 from torch_geometric.nn import HEATConv
 
 import gnnaccel
+from tests.helpers import relative
 from tests.pyg.graphs import EDGE, F, N, edge_features, features, square
 from tests.pyg.judge import compare, on_routes
 from tests.pyg.test_options_film import R, types
@@ -91,3 +92,27 @@ def test_what_runs_natively(change):
         found = [r for r in gnnaccel.records() if r["layer"] == "HEATConv"]
     assert found[-1]["rejected"][0]["code"] == "GA208"
     torch.testing.assert_close(got, layer(*args))
+
+
+@pytest.mark.parametrize("called", [False, True])
+@pytest.mark.parametrize("attribute, value", [("heads", 1), ("heads", 4), ("out_channels", 4),
+                                              ("edge_type_emb.num_embeddings", 1)])
+def test_an_attribute_that_is_no_longer_that_of_the_weights(route, attribute, value, called):
+    """The host goes by the weights, or raises."""
+    layer = build(heads=2).to(route.device)
+    args = [t.to(route.device) for t in inputs()]
+    with route.on(on_fallback="native"):
+        for _ in range(3 * called):
+            layer(*args)
+    module, _, name = attribute.rpartition(".")
+    setattr(layer.get_submodule(module), name, value)
+    gnnaccel.reset_stats()
+    try:
+        expected = layer(*args)
+    except Exception as error:
+        with route.on(on_fallback="native"), pytest.raises(type(error)):
+            layer(*args)
+    else:
+        with route.on(on_fallback="native"):
+            assert relative(layer(*args), expected) < 1e-5
+    assert gnnaccel.stats()["HEATConv"]["reasons"] == {"GA206": 1}

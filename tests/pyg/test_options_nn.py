@@ -171,3 +171,17 @@ def test_the_price(nodes, edges, features, width, results, fresh, ours, grad):
                            nodes.bit_length(), nodes.bit_length(), edges.bit_length(), grad, fresh)
     by_us = candidates.PLAIN[0].seconds(request)
     assert (by_us < candidates.native_plain(request)) is ours
+
+
+@pytest.mark.parametrize("called", [False, True])
+def test_a_bias_for_all_numbers_of_a_matrix(route, called):
+    """The host broadcasts it."""
+    layer = NNConv(F, 4, nn.Linear(EDGE, F * 4)).to(route.device)
+    args = [t.to(route.device) for t in (features(), square(), edge_features())]
+    with route.on(on_fallback="native"):
+        for _ in range(3 * called):
+            layer(*args)
+    layer.nn.bias = nn.Parameter(torch.ones(1, device=route.device))
+    expected = layer(*args)
+    with route.on(on_fallback="native"):
+        assert close(layer(*args), expected)

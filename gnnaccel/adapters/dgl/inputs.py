@@ -1,6 +1,7 @@
 """The first two arguments of DGL's layers: a graph, and features of its nodes."""
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import torch
@@ -11,6 +12,9 @@ from gnnaccel.adapters.calls import bind
 from gnnaccel.adapters.dgl import graphs
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.run.attention_maps import Mapped
+
+
+_linear = functools.partial(guards.plain, cls=torch.nn.Linear)
 
 
 class Nodes(NamedTuple):
@@ -80,6 +84,15 @@ def one_frame(graph: Any) -> bool:
     return not graph.is_block and graph.srctypes == graph.dsttypes
 
 
+def weights_reason(layer: Any, maps: tuple[str, ...],
+                   vectors: tuple[str, ...] = (), width: int | None = None) -> Reason | None:
+    """As `adapters.calls.weights_reason`, of a layer of DGL's; ``width``: if the channels of a head
+    are not the layer's ``_out_feats``."""
+    return calls.weights_reason(layer, layer._num_heads,
+                                layer._out_feats if width is None else width, maps, vectors,
+                                _linear)
+
+
 def rows(module: Any, x: Tensor, heads: int, width: int) -> Tensor | Mapped:
     """What a linear layer makes of x, as attention takes it."""
-    return calls.rows(module, x, heads, width, guards.plain(module, torch.nn.Linear))
+    return calls.rows(module, x, heads, width, _linear(module))

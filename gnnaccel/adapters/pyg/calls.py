@@ -4,6 +4,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from gnnaccel.adapters import calls
@@ -11,11 +12,10 @@ from gnnaccel.adapters.calls import bind as bind
 from gnnaccel.adapters.calls import bound as bound
 from gnnaccel.adapters.calls import dtypes as dtypes
 from gnnaccel.adapters.calls import without_autocast as without_autocast
-from gnnaccel.adapters.pyg import guards
 from gnnaccel.adapters.pyg.edges import plain
 from gnnaccel.adapters.pyg.guards import plain_linear
 from gnnaccel.dispatch.plan.request import CallInputs, CallSpec
-from gnnaccel.dispatch.policy.reasons import Reason, reason
+from gnnaccel.dispatch.policy.reasons import Reason
 from gnnaccel.dispatch.run.attention_maps import Mapped
 
 
@@ -26,33 +26,16 @@ def rows(module: Any, x: Tensor, heads: int, width: int) -> Tensor | Mapped:
 
 def weights_reason(layer: Any, maps: tuple[str, ...],
                    vectors: tuple[str, ...] = ()) -> Reason | None:
-    """Why an attention layer's weights do not fit its heads and channels, as after an assignment to
-    ``heads``: kernels would read beyond their ends, where the host raises or broadcasts.
-
-    ``maps``: modules whose rows are heads * channels, of which only the host's linear maps say how
-    wide they are, and `rows` asks others; ``vectors``: parameters [1, heads, channels].
-    """
-    modules, heads, width = layer._modules, layer.heads, layer.out_channels
-    for name in maps:
-        module = modules.get(name)
-        weight = (module._parameters.get("weight")
-                  if module is not None and plain_linear(module) else None)
-        if weight is not None and weight.shape[0] != heads * width:
-            return reason("GA206", f"{name} gives {weight.shape[0]} channels, "
-                          f"not {heads} heads of {width}")
-    for name in vectors:
-        found = guards.declared(layer, name)
-        if found is not None and found.shape != (1, heads, width):
-            return reason("GA206", f"{name} is {list(found.shape)}, for {heads} heads of {width}")
-    return None
+    """As `adapters.calls.weights_reason`, of a layer of PyG's."""
+    return calls.weights_reason(layer, layer.heads, layer.out_channels, maps, vectors, plain_linear)
 
 
-def bias_inside(layer: Any) -> bool:
-    """Whether the bias goes into the Program: it has a number for each channel, heads lie side by
-    side, and no residual comes in between."""
+def bias_inside(layer: Any, out: torch.dtype) -> bool:
+    """Whether the bias goes into the Program, whose result is in ``out``: it has a number for each
+    channel, in that dtype, heads lie side by side, and no residual comes in between."""
     bias = parameter(layer, "bias")
     return (bias is not None and bool(layer.concat) and layer._modules.get("res") is None
-            and bias.shape == (layer.heads * layer.out_channels,))
+            and bias.shape == (layer.heads * layer.out_channels,) and bias.dtype is out)
 
 
 def finish(layer: Any, out: Tensor, residual: Tensor | None, biased: bool = False) -> Tensor:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from gnnaccel.adapters.contract import Contract
 from gnnaccel.adapters.own import Paths
@@ -52,21 +53,24 @@ class PlainSignature(Signature):
         if (any(_MODULE_HOOKS(of_aggregation))
             or not of_aggregation.keys().isdisjoint(guards.REDUCING)):
             return None
+        weights: list = []  # their objects stay where `.data` is replaced, or `Module.to` is called
         for name in parameters:
-            if type(parameters[name]) not in guards.ORDINARY:
+            weight = parameters[name]
+            kind = type(weight)
+            if kind is Parameter or kind is Tensor:
+                weights += weight.dtype, weight.shape
+            elif kind not in guards.ORDINARY:
                 return None
         for name in self._watched:
             if modules.get(name) is not None:
                 if not guards.plain_linears(map(modules.get, self._watched)):
                     return None
                 break
-        dtype = None  # Module.to changes the dtype of parameters and leaves the objects the same
-        for tensor in (*parameters.values(), *own["_buffers"].values()):
-            if tensor is not None:
-                dtype = tensor.dtype
-                break
+        for buffer in own["_buffers"].values():
+            if buffer is not None:
+                weights += buffer.dtype, buffer.shape
         device = x.device
-        return (x.shape[:1], self._values(own), x.shape[1:], x.dtype, device, x.layout, dtype,
+        return (x.shape[:1], self._values(own), x.shape[1:], x.dtype, device, x.layout, weights,
                 _autocast_dtype(device.type) if _autocast_on(device.type) else None, grad,
                 _deterministic(), *map(id, modules.values()), *map(id, parameters.values()),
                 *map(_of_linear, map(modules.get, self._linear)))
@@ -86,4 +90,8 @@ def of(contract: Contract, paths: Paths, passes_messages: bool) -> Callable[...,
 
 def _of_linear(module: Any) -> tuple | None:
     """Of a linear map that a bound call makes: its own parameters, None if it is more than that."""
-    return tuple(map(id, module._parameters.values())) if guards.plain_linear(module) else None
+    if not guards.plain_linear(module):
+        return None
+    weight = module._parameters.get("weight")
+    return (*map(id, module._parameters.values()),
+            weight.shape if type(weight) is Parameter else None)

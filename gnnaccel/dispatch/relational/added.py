@@ -30,13 +30,17 @@ class Added(NamedTuple):
     transposed: bool = False
 
 
-def fits(dtype: torch.dtype, *tensors: Tensor | None) -> bool:
-    """Whether all of them are of the result's dtype, so that adding them to it rounds as the host
-    does, or less."""
-    for t in tensors:
-        if t is not None and t.dtype is not dtype:
+def fits(dtype: torch.dtype, width: int, rows: Tensor | None, matrix: Tensor | None,
+         bias: Tensor | None) -> bool:
+    """Whether a matrix for ``rows`` and a bias can be `Added` to a result of ``width`` channels:
+    all are of its dtype, so that adding them to it rounds as the host does, or less, and none is
+    broadcast."""
+    if matrix is not None:
+        assert rows is not None
+        if (matrix.dtype is not dtype or rows.dtype is not dtype or rows.dim() != 2
+            or matrix.shape != (rows.shape[1], width)):
             return False
-    return True
+    return bias is None or (bias.dtype is dtype and bias.shape == (width,))
 
 
 def of_one_type(rows: Tensor | None, matrix: Tensor | None, bias: Tensor | None, num_dst: int,

@@ -27,7 +27,9 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] 
                       "pass features of the nodes as one tensor")
     edges: Any
     edges, x_src, x_dst, _ = nodes
-    why = guards.dtype_reason(x_src) or graphs.zero_in_degree_reason(layer, edges)
+    why = (guards.dtype_reason(x_src)
+           or inputs.weights_reason(layer, ("fc", "fc_src", "fc_dst"))
+           or graphs.zero_in_degree_reason(layer, edges))
     if why is not None:
         return why
     row, out = guards.dtypes(x_src)
@@ -44,7 +46,7 @@ def run(layer: Any, stated: CallSpec, given: CallInputs, attend: Any) -> Tensor:
                                     c), inputs.rows(modules["fc_dst"],
                                                     given.x_dst, h, c)  # type: ignore[arg-type]
     elif given.x_dst is None:
-        keys = modules["fc"](given.x_src).view(-1, h, c)
+        keys = modules["fc"](given.x_src).view(stated.num_src, h, c)
         queries = keys[:stated.num_dst]
     else:
         keys = queries = inputs.rows(modules["fc"], given.x_src, h, c)

@@ -42,6 +42,8 @@ def state(layer: Any, args: tuple,
         return nodes
     edges, x_src, x_dst, same = nodes
     why = (_layer_reason(layer, feat) or _edge_reason(edge_feat, edges, x_src)
+           or inputs.weights_reason(layer, ("fc", "fc_src", "fc_dst", "fc_edge"),
+                                    ("attn_l", "attn_r", "attn_edge"))
            or guards.dtype_reason(x_src, declared(layer, "attn_l"), declared(layer, "attn_r"),
                                   declared(layer, "attn_edge"), declared(layer.fc_edge))
            or graphs.zero_in_degree_reason(layer, edges))
@@ -106,10 +108,11 @@ def _rows(layer: Any, given: _Operands, num_dst: int) -> tuple[Tensor, Tensor, T
     fc_src, fc_dst = modules.get("fc_src", one), modules.get("fc_dst", one)
     h_src = drop(given.x_src)
     if given.same or given.x_dst is None:
-        rows = fc_src(h_src).view(-1, h, c)
+        rows = fc_src(h_src).view(h_src.shape[0], h, c)
         return (rows, rows, h_src) if given.same else (rows, rows[:num_dst], h_src[:num_dst])
     h_dst = drop(given.x_dst)
-    return fc_src(h_src).view(-1, h, c), fc_dst(h_dst).view(-1, h, c), h_dst
+    return (fc_src(h_src).view(h_src.shape[0], h, c), fc_dst(h_dst).view(h_dst.shape[0], h, c),
+            h_dst)
 
 
 def _edge_terms(layer: Any, edge_feat: Tensor) -> dict[str, Tensor]:

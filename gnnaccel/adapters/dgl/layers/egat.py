@@ -13,7 +13,7 @@ from gnnaccel.dispatch.ir import attention_programs as programs
 from gnnaccel.dispatch.plan.request import CallInputs, CallSpec
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 
-FIELDS = ("_num_heads", "_out_node_feats")
+FIELDS = ("_num_heads", "_out_node_feats", "_out_edge_feats")
 
 
 def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] | Reason:
@@ -30,7 +30,10 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] 
         return reason("GA206", "nfeats is one tensor for a block",
                       "pass a pair: features of sources and of destinations")
     why = (edge_reason(efeats, edges.edge_index.shape[1], x_src)
-           or guards.dtype_reason(x_src, declared(layer, "attn"), declared(layer, "bias")))
+           or guards.dtype_reason(x_src, declared(layer, "attn"), declared(layer, "bias"))
+           or inputs.weights_reason(layer, ("fc_node_src",), (), layer._out_node_feats)
+           or inputs.weights_reason(layer, ("fc_ni", "fc_nj", "fc_fij"), ("attn",),
+                                    layer._out_edge_feats))
     if why is not None or efeats.dim() != 2:
         return why or reason("GA206", f"efeats has {efeats.dim()} dimensions")
     if edges.has_bare():
@@ -51,8 +54,8 @@ def run(layer: Any, stated: CallSpec, given: CallInputs, attend: Any) -> tuple[T
     sums = ops.u_add_v(graph, layer.fc_ni(given.x_src),
                        layer.fc_nj(given.x_dst)) + layer.fc_fij(given.edge_attr)
     sums = sums if layer.bias is None else sums + layer.bias
-    edges = F.leaky_relu(sums).view(-1, h, layer._out_edge_feats)
-    rows = layer.fc_node_src(given.x_src).view(-1, h, stated.width)
+    edges = F.leaky_relu(sums).view(stated.num_edges, h, layer._out_edge_feats)
+    rows = layer.fc_node_src(given.x_src).view(stated.num_src, h, stated.width)
     scores = (edges * layer.attn).sum(-1)
     nodes = attend({"x": rows, "a_src": scores.new_zeros(stated.num_src, h), "a_edge": scores})
     return nodes.contiguous(), edges  # as the host's result is: models call view

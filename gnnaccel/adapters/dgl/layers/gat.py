@@ -25,11 +25,14 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] 
     edges, x_src, x_dst, same = nodes
     vectors = declared(layer, "attn_l"), declared(layer, "attn_r")
     why = (_map_reason(layer, feat) or guards.dtype_reason(x_src, *vectors)
+           or inputs.weights_reason(layer, ("fc", "fc_src", "fc_dst"), ("attn_l", "attn_r"))
            or graphs.zero_in_degree_reason(layer, edges))
     if why is not None:
         return why
     row, out = guards.dtypes(x_src)
-    biased = layer.bias is not None and layer.res_fc is None
+    # a bias of another form goes to the host's own step, which says what it is
+    biased = (layer.bias is not None and layer.res_fc is None
+              and layer.bias.shape == (layer._num_heads * layer._out_feats,))
     program = programs.gat(layer.leaky_relu.negative_slope, guards.dropout(layer.attn_drop), same,
                            True, False, biased)
     stated = CallSpec(program, "dgl.GATConv", layer._num_heads, layer._out_feats, row,
@@ -54,7 +57,7 @@ def run(layer: Any, stated: CallSpec, given: CallInputs, attend: Any) -> Tensor:
     h_src = h_dst = drop(given.x_src)
     tensors = {"att_src": layer.attn_l, "att_dst": layer.attn_r}
     if given.x_dst is None:
-        tensors["x"] = fc_src(h_src).view(-1, h, c)
+        tensors["x"] = fc_src(h_src).view(stated.num_src, h, c)
         h_dst, tensors["x_dst"] = h_src[:num_dst], tensors["x"][:num_dst]
     elif stated.program.has_input("x_dst"):
         h_dst = drop(given.x_dst)
@@ -68,5 +71,6 @@ def run(layer: Any, stated: CallSpec, given: CallInputs, attend: Any) -> Tensor:
     out = attend(tensors).contiguous()  # as the host's is, and users view it in other shapes
     if residual is not None:
         out = out + residual(h_dst).view(num_dst, -1, c)
-        out = out if layer.bias is None else out + layer.bias.view(1, h, c)
+    if layer.bias is not None and "bias" not in tensors:
+        out = out + layer.bias.view(1, h, c)
     return layer.activation(out) if layer.activation else out

@@ -25,6 +25,7 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] 
     edges: Any
     edges, x_src, x_dst, same = nodes
     why = (guards.dtype_reason(x_src, declared(layer, "attn"))
+           or inputs.weights_reason(layer, ("fc_src", "fc_dst"), ("attn",))
            or graphs.zero_in_degree_reason(layer, edges))
     if why is not None:
         return why
@@ -59,4 +60,4 @@ def run(layer: Any, stated: CallSpec, given: CallInputs, attend: Any) -> Tensor:
 
 
 def _rows_to_slice(module: Any, x: Tensor, heads: int, width: int) -> Tensor:
-    return module(x).view(-1, heads, width)
+    return module(x).view(x.shape[0], heads, width)

@@ -134,8 +134,11 @@ def run(layer: Any, stated: RelationalSpec, given: RelationalInputs, attend: Any
 def _attended(layer: Any, stated: RelationalSpec, given: RelationalInputs, attend: Any,
               keys: Tensor, queries: Tensor, values: Tensor) -> Tensor:
     """[destinations, channels]: the messages' sums."""
+    width = stated.heads * stated.width  # of maps that nobody knows
     with without_autocast(given.device.type):
-        tensors = dict(keys=keys, queries=queries, values=values,
+        tensors = dict(keys=keys.view(stated.num_src, width),
+                       queries=queries.view(stated.num_dst, width),
+                       values=values.view(stated.num_src, width),
                        w_att=_by_head(layer.relation_att), w_msg=_by_head(layer.relation_msg))
         tensors = {name: t.to(stated.row) for name, t in tensors.items()}
         return attend({**tensors, "p": torch.stack(list(layer.relation_pri), 1)}).flatten(1)

@@ -104,7 +104,8 @@ def run(layer: Any, stated: RelationalSpec, given: RelationalInputs, attend: Any
     own = feat if feat.shape[0] == num_dst else feat[:num_dst]
     root, bias = (layer.loop_weight if layer.self_loop else None,
                   layer.h_bias if layer.bias else None)
-    whole = not layer.layer_norm and added.fits(stated.out, feat, root, bias)
+    whole = (not layer.layer_norm
+             and added.fits(stated.out, layer.linear_r.out_size, feat, root, bias))
     more = added.of_one_type(own, root, bias, num_dst) if whole else {}
     with without_autocast(feat.device.type):
         h = attend({**{name: t.to(stated.row) for name, t in _inputs(layer, feat, norm).items()},

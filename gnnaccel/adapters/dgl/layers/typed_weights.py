@@ -57,7 +57,12 @@ def shape_reason(module: Any, name: str) -> Reason | None:
     regularizer, types = module.regularizer, module.num_types
     expected = [types, module.in_size, module.out_size]
     if regularizer == "bdd":
-        expected = [types, module.num_bases * module.submat_in * module.submat_out]
+        bases = module.num_bases
+        expected = [types, bases * module.submat_in * module.submat_out]
+        if (bases * module.submat_in, bases * module.submat_out) != (module.in_size,
+                                                                     module.out_size):
+            return reason("GA208", f"{bases} blocks {module.submat_in} x {module.submat_out} of "
+                          f"{name} are not {module.in_size} x {module.out_size}")
     elif regularizer == "basis":
         expected[0] = module.num_bases
         if (list(module.coeff.shape) != [types, module.num_bases]

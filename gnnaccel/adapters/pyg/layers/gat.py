@@ -61,9 +61,10 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] 
     same = modules.get("lin") is not None and (
         x_src is active.leading
         or x_src is x_dst and (not pair or guards.plain_linear(modules["lin"])))
-    row, out = calls.dtypes(x_src, guards.declared(layer, "att_src"))
+    row, out = calls.dtypes(x_src, *[guards.declared(layer, name)
+                                     for name in (_VECTORS if edge else _VECTORS[:2])])
     program = programs.gat(layer.negative_slope, layer.dropout if layer.training else 0.0, same,
-                           x_dst is not None, edge, calls.bias_inside(layer))
+                           x_dst is not None, edge, calls.bias_inside(layer, out))
     stated = CallSpec(program, "GATConv", layer.heads, layer.out_channels, row, out, num_src,
                       num_dst, plain.shape[1], min(num_src, num_dst) if layer.add_self_loops else 0,
                       calls.exposed(layer))

@@ -46,7 +46,7 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] 
             return why or reason("GA206", "edge_attr was given to a layer without edge_dim")
     row, out = calls.dtypes(x_l, guards.declared(layer, "att"))
     program = programs.gatv2(layer.negative_slope, layer.dropout if layer.training else 0.0,
-                             edge_attr is not None, calls.bias_inside(layer))
+                             edge_attr is not None, calls.bias_inside(layer, out))
     stated = CallSpec(program, "GATv2Conv", layer.heads, layer.out_channels, row, out, x_l.shape[0],
                       x_r.shape[0], plain.shape[1],
                       min(x_l.shape[0], x_r.shape[0]) if layer.add_self_loops else 0,

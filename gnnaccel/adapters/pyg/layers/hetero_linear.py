@@ -13,7 +13,7 @@ from gnnaccel.dispatch.relational import statements
 from gnnaccel.dispatch.relational.request import RelationalInputs, RelationalSpec, shapes_of
 from gnnaccel.dispatch.relational.view import Ends
 
-FIELDS = ("num_types",)
+FIELDS = ("num_types", "in_channels", "out_channels")
 
 
 def state(layer: Any, args: tuple,
@@ -22,7 +22,8 @@ def state(layer: Any, args: tuple,
     if bound is None:
         return reason("GA206", "the arguments do not fit HeteroLinear.forward")
     x, type_vec = bound
-    why = guards.lazy_reason(layer) or guards.features_reason(x) or _reason(layer, x, type_vec)
+    why = (guards.lazy_reason(layer) or guards.features_reason(x)
+           or sizes_reason(layer, "the layer") or _reason(layer, x, type_vec))
     if why is not None:
         return why
     rows, (row, _) = x.shape[0], calls.dtypes(x)
@@ -32,6 +33,17 @@ def state(layer: Any, args: tuple,
     stated = RelationalSpec(program, "HeteroLinear", shapes, row, x.dtype, rows, rows, rows,
                             layer.num_types, view, layout="rows by type")
     return stated, RelationalInputs((type_vec,), x.device, x)
+
+
+def sizes_reason(layer: Any, name: str) -> Reason | None:
+    """Why the weights of ``layer``, a map by type, are not those of its types and channels, as
+    after an assignment to one of these."""
+    kinds, columns = layer.num_types, layer.out_channels
+    if (layer.weight.shape != (kinds, layer.in_channels, columns)
+        or layer.bias is not None and layer.bias.shape != (kinds, columns)):
+        return reason("GA206", f"the weights of {name} are {list(layer.weight.shape)}, for {kinds} "
+                      f"types and {layer.in_channels} to {columns} channels")
+    return None
 
 
 def again(layer: Any, args: tuple, kwargs: dict, kept: None) -> RelationalInputs:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gnnaccel.adapters.pyg import calls, entries, guards
 from gnnaccel.adapters.pyg.hetero import dicts, relations
+from gnnaccel.adapters.pyg.layers import hetero_linear
 from gnnaccel.adapters.pyg.layers.hetero_dict_linear import called_as_part
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.relational import by_type, pair_maps, statements
@@ -58,7 +59,7 @@ def state(layer: Any, args: tuple,
     row, out = calls.dtypes(x_dict[types[0]],
                             *[entries.parameter(layer.p_rel, "__".join(name))
                               for name in found.present])
-    why = _weights_reason(layer, row)
+    why = _weights_reason(layer, row) or _sizes_reason(layer, types, found.present)
     if why is not None:
         return why
     heads, relation_count = layer.heads, len(layer.edge_types)
@@ -125,6 +126,29 @@ def _weights_reason(layer: Any, row: torch.dtype) -> Reason | None:
     return None
 
 
+def _sizes_reason(layer: Any, types: tuple[str, ...], present: frozenset) -> Reason | None:
+    """Why maps by node type, as far as they are plain, and priors are not those of the layer's
+    channels and heads, as after an assignment to one of these."""
+    n, inside = layer.out_channels, layer.kqv_lin.lins
+    for name in types:
+        lin = entries.module(inside, name)
+        if not guards.plain_linear(lin):
+            continue
+        weight, bias = lin.weight, lin.bias
+        if weight.shape[:1] != (3 * n,) or bias is not None and bias.shape != (3 * n,):
+            return reason("GA206", f"the map of {name} is {list(weight.shape)}, for {n} channels")
+    for edge_type in present:
+        prior = entries.parameter(layer.p_rel, "__".join(edge_type))
+        if prior.shape != (1, layer.heads):
+            return reason("GA206", f"the priors of {edge_type} are {list(prior.shape)}, "
+                          f"for {layer.heads} heads")
+    for name in ("k_rel", "v_rel"):
+        why = hetero_linear.sizes_reason(layer._modules[name], name)
+        if why is not None:
+            return why
+    return None
+
+
 def run(layer: Any, stated: RelationalSpec, given: RelationalInputs,
         attend: Any) -> dict[str, Tensor]:
     x_dict, types, graph, plain = given.operands
@@ -144,7 +168,8 @@ def run(layer: Any, stated: RelationalSpec, given: RelationalInputs,
 def _attended(layer: Any, stated: RelationalSpec, given: RelationalInputs, attend: Any,
               keys: Tensor, queries: Tensor, values: Tensor) -> Tensor:
     """[nodes, channels]: the messages' sums."""
-    tensors = dict(keys=keys, queries=queries, values=values,
+    rows = stated.num_src, stated.heads * stated.width  # of maps that nobody knows
+    tensors = dict(keys=keys.view(rows), queries=queries.view(rows), values=values.view(rows),
                    w_att=_by_relation(layer, layer.k_rel.weight),
                    w_msg=_by_relation(layer, layer.v_rel.weight))
     with calls.without_autocast(keys.device.type):
@@ -173,7 +198,13 @@ def _maps_are_plain(layer: Any, x_dict: Mapping[str, Tensor], types: tuple[str, 
     lins = [[entries.module(module.lins, name) for name in types] for module in maps]
     if not all(guards.plain_linear(lin) for group in lins for lin in group):
         return False
+    n = layer.out_channels
+    if any(lin.weight.shape != (n, n) or lin.bias is not None and lin.bias.shape != (n,)
+           for lin in lins[1]) or any(entries.parameter(layer.skip, name).shape != (1,)
+                                      for name in types):
+        return False
     shapes: tuple[set[Any], ...] = ({x_dict[name].shape[1] for name in types},
+                                    {lin.weight.shape for lin in lins[0]},
                                     *({lin.bias is None for lin in group} for group in lins))
     dtypes = {*dtypes, *(x_dict[name].dtype for name in types),
               *[entries.parameter(layer.skip, name).dtype for name in types]}

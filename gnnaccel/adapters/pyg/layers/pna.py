@@ -132,8 +132,9 @@ def _maps_reason(layer: Any, x: Tensor) -> Reason | None:
             return reason("GA203", f"x is {x.dtype}, the layer's weights are {nn[0].weight.dtype}")
         if nn[0].bias is None:
             return reason("GA208", "messages are made without a bias")
-        if nn[0].weight.shape != (layer.F_in, width):
-            return reason("GA206", f"a map of messages is {list(nn[0].weight.shape)}")
+        if nn[0].weight.shape != (layer.F_in, width) or nn[0].bias.shape != (layer.F_in,):
+            return reason("GA206", f"a map of messages is {list(nn[0].weight.shape)}, its bias "
+                          f"{list(nn[0].bias.shape)}")
     return None
 
 
@@ -147,6 +148,9 @@ def _encoder_reason(layer: Any, x: Tensor) -> Reason | None:
         return reason("GA208", f"the map of edges' features is a {type(encoder).__name__}, of "
                       "other sizes, with hooks or a weight of another type",
                       "use the layer's own map")
+    if encoder.bias is not None and encoder.bias.shape != (layer.F_in,):
+        return reason("GA206", f"the bias of the map of edges' features is "
+                      f"{list(encoder.bias.shape)}, for {layer.F_in} channels")
     if encoder.weight.dtype != x.dtype:
         return reason("GA203", f"x is {x.dtype}, the layer's weights are {encoder.weight.dtype}")
     return None

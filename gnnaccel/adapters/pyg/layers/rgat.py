@@ -187,7 +187,8 @@ def run(layer: Any, stated: RelationalSpec, given: RelationalInputs, attend: Any
     if operands.edge_attr is not None:
         tensors["a_edge"] = _edge_term(layer, operands)
     # the bias, where heads lie side by side
-    inside = layer.concat is True and not scaled and added.fits(stated.out, bias)
+    inside = layer.concat is True and not scaled and added.fits(
+        stated.out, layer.heads * layer.out_channels, None, None, bias)
     more = added.of_one_type(None, None, bias, stated.num_dst) if inside else {}
     with calls.without_autocast(given.device.type):
         out = attend({**{name: t if name == "w" else t.to(stated.row)

@@ -119,12 +119,9 @@ def again(layer: Any, args: tuple, kwargs: dict, kept: None) -> RelationalInputs
 
 
 def _layer_reason(layer: Any, fast: bool) -> Reason | None:
-    weight = layer.weight
-    of_relations = weight if layer.num_bases is None else layer.comp
-    if of_relations.shape[0] != layer.num_relations or (
-        weight.dim() == 3 and weight.shape[2] != layer.out_channels):
-        return reason("GA206", f"weights {list(weight.shape)} for {layer.num_relations} relations "
-                      f"and {layer.out_channels} channels")
+    why = _sizes_reason(layer)
+    if why is not None:
+        return why
     if fast:
         return (None
                 if layer.aggr in ("add", "sum", "mean")
@@ -138,6 +135,24 @@ def _layer_reason(layer: Any, fast: bool) -> Reason | None:
         return reason("GA208", "PyG with pyg-lib may average over all relations together",
                       "set torch_geometric.backend.use_segment_matmul = False to average "
                       "by relation")
+    return None
+
+
+def _sizes_reason(layer: Any) -> Reason | None:
+    """Why the weights are not those of the layer's channels, relations, bases and blocks, as after
+    an assignment to one of these."""
+    relations, bases, blocks = layer.num_relations, layer.num_bases, layer.num_blocks
+    maps = layer.in_channels_l, layer.out_channels
+    shape: tuple = (relations if bases is None else bases, *maps)
+    if blocks is not None:
+        if not blocks or maps[0] % blocks or maps[1] % blocks:
+            return reason("GA206", f"{blocks} blocks for {maps[0]} to {maps[1]} channels")
+        shape = relations, blocks, maps[0] // blocks, maps[1] // blocks
+    found = guards.declared(layer).shape
+    if found != shape or (bases is not None
+                          and guards.declared(layer, "comp").shape != (relations, bases)):
+        return reason("GA206", f"the weights are {list(found)}, for {relations} relations and "
+                      f"{maps[0]} to {maps[1]} channels")
     return None
 
 
@@ -214,7 +229,7 @@ def run(layer: Any, stated: RelationalSpec, given: RelationalInputs, attend: Any
     _, x_dst, numbered = given.operands
     root, bias = layer.root, layer.bias
     whole = (stated.row is stated.out
-             and added.fits(stated.out, x_dst if root is not None else None, root, bias))
+             and added.fits(stated.out, layer.out_channels, x_dst, root, bias))
     more = added.of_one_type(x_dst, root, bias, stated.num_dst) if whole else {}
     with calls.without_autocast(given.device.type):
         tensors = {name: t.to(stated.row) if t.is_floating_point() else t

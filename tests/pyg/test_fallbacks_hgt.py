@@ -117,6 +117,8 @@ def test_wrong_calls_raise_what_the_host_raises(route, what):
                                   "out_lin", "skip"])
 def test_weights_that_do_not_fit_the_sizes(route, what, called):
     """The host takes sizes at their word, broadcasts or raises."""
+    if route.device.type == "cuda" and what == "kqv_lin":
+        pytest.skip("the host's own code fails an assertion on the device")
     made, given = layer().to(route.device), on(route.device, features(), edges())
     with route.on(on_fallback="native"):
         for _ in range(3 * called):

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass, fields, replace
 from math import prod
-from operator import attrgetter, mul
+from operator import add, attrgetter, mul
 from typing import NamedTuple
 
 import torch
@@ -43,9 +43,17 @@ class Count:
 
     def seconds(self, device: str) -> float:
         """On a device of this type, by the rates of ``constants.json``."""
-        rates = cost.constants()["relational"][device]["orderings"]
+        return self.by(rates(device))
+
+    def by(self, rates: dict[str, float]) -> float:
+        """The seconds at these `rates`."""
         return self.moved / rates["bandwidth"] + self.flops / rates[
             "flops"] + self.launches * rates["launch"]
+
+
+def rates(device: str) -> dict[str, float]:
+    """Of devices of this type."""
+    return cost.constants()["relational"][device]["orderings"]
 
 
 class Formula(NamedTuple):
@@ -55,6 +63,11 @@ class Formula(NamedTuple):
     fixed: Count
     moved: tuple[int, ...]
     flops: tuple[int, ...]
+
+    def with_(self, other: Formula) -> Formula:
+        """Of both, one after the other."""
+        return Formula(self.fixed + other.fixed, tuple(map(add, self.moved, other.moved)),
+                       tuple(map(add, self.flops, other.flops)))
 
     def at(self, statistics: RelationStatistics) -> Count:
         sizes = _numbers_of(statistics)

@@ -4,28 +4,57 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from operator import attrgetter
+from typing import NamedTuple
 
 from gnnaccel.dispatch.ir.program import Program
 from gnnaccel.dispatch.policy.config import PASSES
 from gnnaccel.dispatch.relational.compaction import compact
-from gnnaccel.dispatch.relational.counting import Count, Shape, formulas
+from gnnaccel.dispatch.relational.counting import Count, Formula, Shape, formulas, rates
 from gnnaccel.dispatch.relational.fusion import fuse
 from gnnaccel.dispatch.relational.gather import RelationStatistics
 from gnnaccel.dispatch.relational.reordering import orderings
 
+_seconds = attrgetter("seconds")
 
-@dataclass(frozen=True, eq=False)
-class Ordering:
-    """One way to compute a Program. ``ordered``: before compaction and fusion; ``program``: after;
-    ``count``: of forward, ``back``: of backward, zero where that was not weighed; ``seconds``:
-    estimated, of both."""
+
+class Way(NamedTuple):
+    """One way to compute a Program over any graph. ``ordered``: before compaction and fusion;
+    ``program``: after; ``forward``, ``backward``: what they cost, ``both``: together."""
 
     name: str
     ordered: Program
     program: Program
-    count: Count
-    seconds: float
-    back: Count = Count()
+    forward: Formula
+    backward: Formula
+    both: Formula
+
+
+class Ordering:
+    """A `Way` over one graph. ``count``: of forward, ``back``: of backward, zero where that was not
+    weighed, both counted when they are asked for; ``seconds``: estimated, of both."""
+
+    __slots__ = ("_way", "_statistics", "program", "seconds")
+
+    def __init__(self, way: Way, statistics: RelationStatistics, seconds: float):
+        self._way, self._statistics = way, statistics
+        self.program, self.seconds = way.program, seconds
+
+    @property
+    def name(self) -> str:
+        return self._way.name
+
+    @property
+    def ordered(self) -> Program:
+        return self._way.ordered
+
+    @property
+    def count(self) -> Count:
+        return self._way.forward.at(self._statistics)
+
+    @property
+    def back(self) -> Count:
+        return self._way.backward.at(self._statistics)
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,18 +101,25 @@ def optimise(stated: Program, shapes: dict[str, Shape], statistics: RelationStat
     "compaction" the view that gives the statistics has a pair per edge; the Program is the same.)
     train: on a GPU backward is weighed too.
     """
-    known, found = tuple(shapes.items()), []
-    for name, ordered, program in _ways(stated, "reordering" in passes):
-        counted, back = (formula.at(statistics)
-                         for formula in formulas(program, known, device, train))
-        found.append(Ordering(name, ordered, program, counted, (counted + back).seconds(device),
-                              back))
-    return Optimised(stated, statistics, tuple(sorted(found, key=lambda o: o.seconds)))
+    found, known = [], rates(device)
+    for way in _ways(stated, tuple(shapes.items()), device, "reordering" in passes, train):
+        found.append(Ordering(way, statistics, way.both.at(statistics).by(known)))
+    found.sort(key=_seconds)
+    return Optimised(stated, statistics, tuple(found))
+
+
+@functools.lru_cache(maxsize=1024)
+def _ways(stated: Program, shapes: tuple[tuple[str, Shape], ...], device: str, reordered: bool,
+          train: bool) -> tuple[Way, ...]:
+    """What of a Program's orderings is the same for every graph, found out once."""
+    return tuple(Way(*programs, forward, backward, forward.with_(backward))
+                 for programs in _programs(stated, reordered)
+                 for forward, backward in [formulas(programs[-1], shapes, device, train)])
 
 
 @functools.lru_cache(maxsize=256)
-def _ways(stated: Program, reordered: bool) -> tuple[tuple[str, Program, Program], ...]:
-    """Name, the ordering, and what becomes of it: the same Programs for every graph, so that what
+def _programs(stated: Program, reordered: bool) -> tuple[tuple[str, Program, Program], ...]:
+    """Name, the ordering, and what becomes of it: the same Programs for all shapes, so that what
     is found out about them is found out once."""
     ways = orderings(stated) if reordered else orderings(stated)[:1]
     return tuple((name, ordered, fuse(compact(ordered))) for name, ordered in ways)

@@ -2,6 +2,7 @@
 runs."""
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
@@ -105,13 +106,16 @@ class RelationalSpec:
                                  fresh > 0, self.heads, self.width, self.rows_grad and grad,
                                  self.beside)
 
+    @functools.cached_property
     def _sizes(self) -> tuple:
+        """What the structure depends on besides the edges, of the configuration in which the call
+        was stated."""
         return ("relational", self.num_src, self.num_dst, self.num_relations, self.ignore,
-                self.layout, _compact())
+                self.layout, "compaction" in passes_on())
 
     def peek(self, given: RelationalInputs) -> bool:
         """Whether the structure of the call's graph is there."""
-        return cache.peek_many(given.structure, self._sizes())
+        return cache.peek_many(given.structure, self._sizes)
 
     def lookup(self, given: RelationalInputs) -> tuple[RelationView, str]:
         """The structure of the call's graph, and "hit", "miss" or "none".
@@ -120,13 +124,13 @@ class RelationalSpec:
         the edges are still the same, unless the caller does (`capture.still`).
         """
         if not capture.capturing() or capture.here.held is not None:
-            return cache.lookup_many(given.structure, self._sizes(),
-                                     lambda own: self.make(own, _compact()))
-        return cache.lookup_many(given.structure, ("standing", *self._sizes()),
+            return cache.lookup_many(given.structure, self._sizes,
+                                     lambda own: self.make(own, self._sizes[-1]))
+        return cache.lookup_many(given.structure, ("standing", *self._sizes),
                                  lambda own: self._standing(given))
 
     def _standing(self, given: RelationalInputs) -> RelationView:
-        view = cache.before_capture(given.structure, self._sizes())
+        view = cache.before_capture(given.structure, self._sizes)
         view.stands(*given.structure)
         return view
 
@@ -140,7 +144,7 @@ class RelationalSpec:
         if natively and capture.here.held is None:
             return reason("GA407", "relations are put together for one graph, "
                                    "and its replays may find another")
-        return (reason("GA407") if cache.before_capture(given.structure, self._sizes()) is None
+        return (reason("GA407") if cache.before_capture(given.structure, self._sizes) is None
                 else None)
 
     def call(self, graph: RelationView, plan: Any) -> RelationalCall:
@@ -175,10 +179,6 @@ class RelationalSpec:
 
 def _made_already(own: bool, compact: bool) -> RelationView:
     raise AssertionError("the structure of a repeated call is there")
-
-
-def _compact() -> bool:
-    return "compaction" in passes_on()
 
 
 class RelationalInputs(NamedTuple):
@@ -216,9 +216,10 @@ class RelationalCall:
         """The same call of another Program."""
         return replace(self, program=program, shapes=shapes)
 
-    def optimised(self, train: bool | None = None) -> Optimised:
+    def optimised(self, train: bool | None = None, asked: bool = False) -> Optimised:
         """The ordering taken, and those that were not; worked out once per graph. train: whether
-        backward is to follow; None: what autograd's mode says."""
+        backward is to follow; None: what autograd's mode says. ``asked``: whether who calls asks
+        for the `problem` next."""
         config, train = current(), torch.is_grad_enabled() if train is None else train
         passes: Any = PASSES if config is None else config.passes  # `passes_on`
         key = self.program, self.shapes, passes, train
@@ -228,12 +229,13 @@ class RelationalCall:
             found = optimise(self.program, dict(self.shapes), self.graph.statistics(), device,
                              passes, train)
             self.graph.plans[key] = found
-            self._problem(found, train)  # what has to be compiled is, side by side
+            if not asked:
+                self._problem(found, train)  # what has to be compiled is, side by side
         return found
 
     def problem(self, train: bool) -> Reason | None:
         """Why the kernels of the ordering taken cannot run over this graph, or not yet."""
-        return self._problem(self.optimised(train), train)
+        return self._problem(self.optimised(train, True), train)
 
     def _problem(self, found: Optimised, train: bool) -> Reason | None:
         if not self.kernels or self.stated is None:

@@ -40,9 +40,10 @@ class Contract:
       ``layer(x, edge_index)`` is repeated. DGL's are found by `dgl.repeated`.
     * ``keep(stated, given)``: what ``again`` needs besides the arguments, without tensors; None:
       nothing.
-    * ``resized(stated, given)``: PyG: what ``state`` would give of a call whose key differs from
-      that of one that was ``stated`` in numbers of rows alone, of which ``again`` gave ``given``;
-      None where it has to be asked. Without it calls over new graphs are stated each time.
+    * ``resized(layer, args, kwargs, stated, kept)``: PyG: what ``state`` would give of a call whose
+      key differs from that of one that was ``stated`` in numbers of rows alone; None where it has
+      to be asked. ``kept``: as ``keep`` had it of that one. Keys say nothing of integer tensors, so
+      these are looked at. Without it calls over new graphs are stated each time.
     * ``WATCHED``: PyG's plain calls: submodules that ``run`` may leave out, so they must be linear
       maps and nothing else; None: the layer has no plain calls, or they have the longer key.
     * ``LINEAR``: those that a bound call leaves out.

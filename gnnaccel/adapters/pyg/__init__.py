@@ -201,12 +201,11 @@ class _Guarded:
         key = self.key(layer, args, kwargs)
         if key is None or key[1:] != like.key[1:] or self._guards.made.entries:
             return None
-        given = self.again(layer, args, kwargs, like.kept)
-        stated = self._resized(like.stated, given)
-        if stated is not None and self.contract.TURNS and layer.flow != "source_to_target":
-            stated = (dataclasses.replace(stated, flipped=True)
-                      if stated.num_src == stated.num_dst else None)
-        return None if stated is None else (stated, given)
+        found = self._resized(layer, args, kwargs, like.stated, like.kept)
+        if found is not None and self.contract.TURNS and layer.flow != "source_to_target":
+            turned = self._turned(found)
+            return None if type(turned) is Reason else turned
+        return found
 
     def state(self, layer: Any, args: tuple, kwargs: dict) -> Any:
         guards = self._guards

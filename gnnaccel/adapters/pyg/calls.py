@@ -59,19 +59,25 @@ def exposed(layer: Any) -> bool:
     return bool(layer.concat) and layer._modules.get("res") is None
 
 
-def resized(stated: CallSpec, given: CallInputs) -> CallSpec | None:
-    """As of `Contract`, of an attention layer."""
-    x, x_dst, edge_index, edge_attr, _ = given
-    num_src = x.shape[0]
-    num_dst = num_src if x_dst is None else x_dst.shape[0]
-    if plain(edge_index, num_src, num_dst, x.device) is not edge_index:
-        return None
-    count, loops = edge_index.shape[1], num_src if num_src < num_dst else num_dst
-    if edge_attr is not None and edge_attr.shape[0] != count:
-        return None
-    return CallSpec(stated.program, stated.native, stated.heads, stated.width, stated.row,
-                    stated.out, num_src, num_dst, count, loops if stated.loops else 0,
-                    stated.exposed, stated.folded, stated.around)
+def resized(again: Callable[..., CallInputs]) -> Callable[..., tuple[CallSpec, CallInputs] | None]:
+    """As of `Contract`, of an attention layer with this ``again``."""
+
+    def of_size(layer: Any, args: tuple, kwargs: dict, stated: CallSpec,
+                kept: None) -> tuple[CallSpec, CallInputs] | None:
+        given = again(layer, args, kwargs, kept)
+        x, x_dst, edge_index, edge_attr, _ = given
+        num_src = x.shape[0]
+        num_dst = num_src if x_dst is None else x_dst.shape[0]
+        if plain(edge_index, num_src, num_dst, x.device) is not edge_index:
+            return None
+        count, loops = edge_index.shape[1], num_src if num_src < num_dst else num_dst
+        if edge_attr is not None and edge_attr.shape[0] != count:
+            return None
+        return CallSpec(stated.program, stated.native, stated.heads, stated.width, stated.row,
+                        stated.out, num_src, num_dst, count, loops if stated.loops else 0,
+                        stated.exposed, stated.folded, stated.around), given
+
+    return of_size
 
 
 def again(names: tuple[tuple[str, ...], tuple[str, ...]]) -> Callable[..., CallInputs]:

@@ -147,6 +147,13 @@ class RelationalSpec:
         return (reason("GA407") if cache.before_capture(given.structure, self._sizes) is None
                 else None)
 
+    def resized(self, num_src: int, num_dst: int, num_edges: int, make: Callable[..., RelationView],
+                rows_grad: bool, layout: Hashable = None, beside: Any = None) -> RelationalSpec:
+        """Of a call that differs in its graph alone. ``beside`` None: as it was."""
+        return RelationalSpec(self.program, self.native, self.shapes, self.row, self.out, num_src,
+                              num_dst, num_edges, self.num_relations, make, self.ignore, self.heads,
+                              self.width, layout, self.around, rows_grad, beside or self.beside)
+
     def call(self, graph: RelationView, plan: Any) -> RelationalCall:
         """``plan`` None: to look at its Program, not to run it."""
         kernels = plan is not None and plan.route == "cuda"

@@ -28,6 +28,13 @@ class JoinedSpec(CallSpec):
         return super().request(device, grad,
                                fresh)._replace(part_bits=len(self.join.parts).bit_length())
 
+    def resized(self, num_src: int, num_dst: int, num_edges: int, join: Any,
+                loops: int = 0) -> JoinedSpec:
+        """Of a call that differs in its graph alone."""
+        return JoinedSpec(self.program, self.native, self.heads, self.width, self.row, self.out,
+                          num_src, num_dst, num_edges, loops, self.exposed, self.folded,
+                          self.around, self.flipped, join)
+
     def _sizes(self) -> tuple:
         return "joined", self.num_src, self.num_dst, self.loops, self.join
 

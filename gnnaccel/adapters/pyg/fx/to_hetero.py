@@ -26,7 +26,7 @@ from gnnaccel.dispatch.quantized import settings
 from gnnaccel.dispatch.relational.request import RelationalSpec
 
 FIELDS, keep, again = hetero_conv.FIELDS, hetero_conv.keep, hetero_conv.again
-run = hetero_conv.run
+resized, run = hetero_conv.resized, hetero_conv.run
 
 
 def state(layer: Any, args: tuple, kwargs: dict) -> Any:

@@ -67,18 +67,28 @@ def parts(layer: Any, args: tuple) -> list | None:
 
 
 def keep(stated: Any, given: Any) -> tuple:
-    """The kind of the layers; the edge types that have edges; and what the kind needs."""
-    kind = given.operands.together.kind
+    """The layers; the edge types that have edges; and what their kind needs."""
+    together = given.operands.together
     layout: Any = stated.layout if isinstance(stated, RelationalSpec) else stated.join
-    return kind, tuple(part.name for part in layout.parts), _OF_KIND[kind].keep(given.operands)
+    return (together, tuple(part.name for part in layout.parts),
+            _OF_KIND[together.kind].keep(given.operands))
 
 
 def again(layer: Any, args: tuple, kwargs: dict, kept: tuple) -> RelationalInputs:
     x_dict, edge_index_dict = args
-    kind, names, of_kind = kept
+    together, names, of_kind = kept
     structure = tuple([edge_index_dict[name] for name in names])
     return RelationalInputs(structure, structure[0].device,
-                            _OF_KIND[kind].again(layer, x_dict, structure, of_kind))
+                            _OF_KIND[together.kind].again(layer, x_dict, structure, of_kind))
+
+
+def resized(layer: Any, args: tuple, kwargs: dict, stated: Any,
+            kept: tuple) -> tuple[Any, RelationalInputs] | None:
+    if distributed.each_layer():
+        return None
+    (x_dict, edge_index_dict), (together, _, of_kind) = args, kept
+    edges = {name: edge_index_dict[name] for name in together.names}
+    return _OF_KIND[together.kind].resized(layer, stated, x_dict, edges, of_kind)
 
 
 def _dicts_reason(x_dict: Mapping[str, Any], together: Together) -> Reason | None:

@@ -63,6 +63,24 @@ def again(layer: Any, x_dict: Mapping[str, Tensor], structure: tuple[Tensor, ...
     return Operands(x_dict, kept, _taken(kept))
 
 
+def resized(layer: Any, stated: JoinedSpec, x_dict: Mapping[str, Tensor], edge_index_dict: Mapping,
+            kept: Together) -> tuple[JoinedSpec, RelationalInputs] | None:
+    return of_size(stated, again(layer, x_dict, (), kept), edge_index_dict)
+
+
+def of_size(stated: JoinedSpec, operands: Operands,
+            edge_index_dict: Mapping) -> tuple[JoinedSpec, RelationalInputs] | None:
+    """As `Contract.resized`, of a call with these ``operands``."""
+    x_dict, together, _ = operands
+    device = x_dict[together.nodes[0]].device
+    joined = _graph(together, x_dict, edge_index_dict, device)
+    if type(joined) is Reason:
+        return None
+    return (stated.resized(joined.num_nodes, joined.num_dst, joined.num_edges, joined.layout,
+                           _loops(together, joined)),
+            RelationalInputs(joined.structure, device, operands))
+
+
 def attention(native: str, operands: Operands, edge_index_dict: Mapping, att: Tensor,
               program: Callable[[float, float],
                                 Program]) -> tuple[JoinedSpec, RelationalInputs] | Reason:
@@ -77,10 +95,7 @@ def attention(native: str, operands: Operands, edge_index_dict: Mapping, att: Te
     if type(joined) is Reason:
         return joined
     dropout = together.option("dropout") if together.option("training") else 0.0
-    row = dicts.mapped(weight)
-    # the host adds loops only where both ends are of one type; then both ends' rows lie in the same
-    # order
-    loops = joined.num_dst if together.option("add_self_loops") else 0
+    row, loops = dicts.mapped(weight), _loops(together, joined)
     out = torch.promote_types(row, att.dtype)
     stated = JoinedSpec(program(together.option("negative_slope"), dropout), native,
                         together.option("heads"), together.option("out_channels"), row, out,
@@ -99,6 +114,12 @@ def _graph(together: Together, x_dict: Mapping[str, Tensor], edge_index_dict: Ma
                                         (together.targets, together.of_target)))
     return dicts.graph(edge_index_dict, sizes, together.numbers, device, targets,
                        rows=lambda name: (name, name))
+
+
+def _loops(together: Together, joined: dicts.Graph) -> int:
+    """Nodes that get a self loop. The host adds loops only where both ends are of one type; then
+    both ends' rows lie in the same order."""
+    return joined.num_dst if together.option("add_self_loops") else 0
 
 
 def _maps(together: Together) -> tuple[str, str]:

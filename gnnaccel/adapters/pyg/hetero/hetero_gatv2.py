@@ -50,6 +50,11 @@ def again(layer: Any, x_dict: Mapping[str, Tensor], structure: tuple[Tensor, ...
     return hetero_gat.Operands(x_dict, kept, _taken(kept))
 
 
+def resized(layer: Any, stated: JoinedSpec, x_dict: Mapping[str, Tensor], edge_index_dict: Mapping,
+            kept: Together) -> tuple[JoinedSpec, RelationalInputs] | None:
+    return hetero_gat.of_size(stated, again(layer, x_dict, (), kept), edge_index_dict)
+
+
 def _taken(together: Together) -> _Parameters:
     """The parameters as they are, unchecked."""
     maps, biases = ([together.parameters(part, name) for part in ("lin_l", "lin_r")]

@@ -6,6 +6,7 @@ The sums run over a virtual graph whose destinations are (relation, destination 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -36,16 +37,22 @@ def state(layer: Any, together: Together, x_dict: Mapping[str, Any],
     sources = [x_dict[name] for name in together.sources]
     if len({(x.shape[1], x.dtype) for x in sources}) > 1:
         return reason("GA206", "the sources' features are of several widths or dtypes")
-    sizes = {name: x_dict[name].shape[0] for name in together.sources}
-    targets = {name: x_dict[name[-1]].shape[0] for name in together.names}
-    graph = dicts.graph(edge_index_dict, sizes, together.numbers, first.device, targets,
-                        rows=lambda name: (name[0], name))
+    graph = _graph(together, x_dict, edge_index_dict, first.device)
     if type(graph) is Reason:
         return graph
     stated = JoinedPlainSpec("HeteroConv of GINConv", "sum", False, first.shape[1], first.dtype,
                              graph.num_nodes, graph.num_dst, graph.num_edges, first.is_cpu,
                              join=graph.layout)
     return stated, RelationalInputs(graph.structure, first.device, _Operands(x_dict, together))
+
+
+def _graph(together: Together, x_dict: Mapping[str, Tensor], edge_index_dict: Mapping,
+           device: torch.device) -> dicts.Graph | Reason:
+    """The virtual graph: destinations are rows of each relation."""
+    sizes = {name: x_dict[name].shape[0] for name in together.sources}
+    targets = {name: x_dict[name[-1]].shape[0] for name in together.names}
+    return dicts.graph(edge_index_dict, sizes, together.numbers, device, targets,
+                       rows=lambda name: (name[0], name))
 
 
 def keep(operands: _Operands) -> Together:
@@ -55,6 +62,18 @@ def keep(operands: _Operands) -> Together:
 def again(layer: Any, x_dict: Mapping[str, Tensor], structure: tuple[Tensor, ...],
           kept: Together) -> _Operands:
     return _Operands(x_dict, kept)
+
+
+def resized(layer: Any, stated: JoinedPlainSpec, x_dict: Mapping[str, Tensor],
+            edge_index_dict: Mapping,
+            kept: Together) -> tuple[JoinedPlainSpec, RelationalInputs] | None:
+    device = x_dict[kept.sources[0]].device
+    graph = _graph(kept, x_dict, edge_index_dict, device)
+    if type(graph) is Reason:
+        return None
+    return (replace(stated, num_src=graph.num_nodes, num_dst=graph.num_dst,
+                    num_edges=graph.num_edges, join=graph.layout),
+            RelationalInputs(graph.structure, device, _Operands(x_dict, kept)))
 
 
 def run(layer: Any, stated: JoinedPlainSpec, given: RelationalInputs,

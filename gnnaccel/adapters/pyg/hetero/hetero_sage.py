@@ -60,30 +60,40 @@ def state(layer: Any, together: Together, x_dict: Mapping[str, Any],
         return why
     weight, apart = found.weights[0], layer.aggr not in dicts.ADDED_UP
     rows = _rows_apart(together, x_dict) if apart else _rows(together, x_dict)
-    numbers = {name: at for at, name in enumerate(rows.names)}
-    graph = dicts.graph(edge_index_dict, rows.sizes, numbers, weight.device, rows.targets, rows.of)
-    if type(graph) is Reason:
-        return graph
     weighted = together.kind == "GCNConv" and together.option("normalize")
     looped = weighted and together.option("add_self_loops")
-    layout = hetero_gcn.looped(graph, numbers, rows.of, rows.targets) if looped else graph.layout
-    row, edges = dicts.mapped(weight), graph.num_edges + sum(own.num_src for own in layout.loops)
+    graph = _graph(rows, edge_index_dict, looped, weight.device)
+    if type(graph) is Reason:
+        return graph
+    row = dicts.mapped(weight)
     shapes = (("x", (weight.shape[1],)), ("weight", tuple(weight.shape)),
               *((("norm", ()),) if weighted else ()))
     # only of the latter a cost is known
     native = "HeteroConv apart" if apart or together.kind == "GCNConv" else "HeteroConv"
     program = statements.rgcn(together.mean, False, transposed=True, weighted=weighted)
     view = relations.viewer(graph.structure, graph.num_nodes, graph.num_dst, len(rows.names),
-                            layout)
+                            graph.layout)
     x_src = [x_dict[name] for name in together.sources]
     stated = RelationalSpec(program, native, shapes, row, row, graph.num_nodes, graph.num_dst,
-                            edges, len(rows.names), view, layout=layout,
+                            graph.num_edges, len(rows.names), view, layout=graph.layout,
                             rows_grad=any(x.requires_grad for x in x_src),
                             beside=alike.root_term(found, len(rows.x_dst)))
     ordered = _ordered(found, together, rows)
     norms = _norms(graph, rows, looped, row) if weighted else None
     return stated, RelationalInputs(graph.structure, weight.device, _Operands(
         together, ordered, x_src, rows, norms))
+
+
+def _graph(rows: _Rows, edge_index_dict: Mapping, looped: bool,
+           device: torch.device) -> dicts.Graph | Reason:
+    """``looped``: with a self loop of each node in each relation."""
+    numbers = {name: at for at, name in enumerate(rows.names)}
+    graph = dicts.graph(edge_index_dict, rows.sizes, numbers, device, rows.targets, rows.of)
+    if not looped or type(graph) is Reason:
+        return graph
+    layout = hetero_gcn.looped(graph, numbers, rows.of, rows.targets)
+    return graph._replace(layout=layout, num_edges=graph.num_edges + sum(
+        [own.num_src for own in layout.loops]))
 
 
 def keep(operands: _Operands) -> tuple:
@@ -100,6 +110,25 @@ def again(layer: Any, x_dict: Mapping[str, Tensor], structure: tuple[Tensor, ...
                      [x_dict[name] for name in together.sources],
                      rows._replace(x_dst=[x_dict[name] for name in ends]),
                      None if norms is None else (structure, *norms))
+
+
+def resized(layer: Any, stated: RelationalSpec, x_dict: Mapping[str, Tensor],
+            edge_index_dict: Mapping,
+            kept: tuple) -> tuple[RelationalSpec, RelationalInputs] | None:
+    together, _, norms = kept
+    rows = (_rows if layer.aggr in dicts.ADDED_UP else _rows_apart)(together, x_dict)
+    x_src = [x_dict[name] for name in together.sources]
+    device, looped = x_src[0].device, norms is not None and together.option("add_self_loops")
+    graph = _graph(rows, edge_index_dict, looped, device)
+    if type(graph) is Reason:
+        return None
+    view = relations.viewer(graph.structure, graph.num_nodes, graph.num_dst, stated.num_relations,
+                            graph.layout)
+    operands = _Operands(together, _ordered(_taken(together), together, rows), x_src, rows,
+                         None if norms is None else _norms(graph, rows, looped, stated.row))
+    return (stated.resized(graph.num_nodes, graph.num_dst, graph.num_edges, view,
+                           any([x.requires_grad for x in x_src]), graph.layout),
+            RelationalInputs(graph.structure, device, operands))
 
 
 def _ordered(found: Parameters, together: Together, rows: _Rows) -> Parameters:

@@ -9,6 +9,7 @@ from torch import Tensor
 from gnnaccel.adapters.pyg import edges
 from gnnaccel.adapters.views import viewer as viewer
 from gnnaccel.dispatch.policy.reasons import Reason, reason
+from gnnaccel.dispatch.relational.request import RelationalInputs, RelationalSpec
 
 
 def plain(edge_index: Any, edge_type: Any, num_src: int, num_dst: int,
@@ -28,3 +29,22 @@ def plain(edge_index: Any, edge_type: Any, num_src: int, num_dst: int,
     if edge_type.dtype not in (torch.int64, torch.int32):
         return reason("GA204", f"edge_type is {edge_type.dtype}", "use int64 or int32 relations")
     return found, edge_type
+
+
+def resized(stated: RelationalSpec, given: RelationalInputs, x_src: Tensor, x_dst: Tensor,
+            edge_attr: Tensor | None = None,
+            watched: bool = False) -> tuple[RelationalSpec, RelationalInputs] | None:
+    """As of `Contract`, of a layer with plain edges and their relations. ``x_src``, ``x_dst``,
+    ``edge_attr``: features of nodes and edges; ``watched``: `RelationalSpec.rows_grad` is whether
+    those of sources want gradients."""
+    num_src, num_dst = x_src.shape[0], x_dst.shape[0]
+    edge_index, edge_type = structure = given.structure
+    found = plain(edge_index, edge_type, num_src, num_dst, x_src.device)
+    if type(found) is Reason or found[0] is not edge_index:
+        return None
+    count = edge_index.shape[1]
+    if edge_attr is not None and edge_attr.shape[0] != count:
+        return None
+    view = viewer(structure, num_src, num_dst, stated.num_relations, ignore=stated.ignore)
+    return stated.resized(num_src, num_dst, count, view,
+                          x_src.requires_grad if watched else stated.rows_grad), given

@@ -65,6 +65,12 @@ def again(layer: Any, args: tuple, kwargs: dict, kept: None) -> RelationalInputs
                             x if isinstance(x, tuple) else (x, x))
 
 
+def resized(layer: Any, args: tuple, kwargs: dict, stated: RelationalSpec,
+            kept: None) -> tuple[RelationalSpec, RelationalInputs] | None:
+    given = again(layer, args, kwargs, kept)
+    return relations.resized(stated, given, *given.operands)
+
+
 def _modules_reason(layer: Any) -> Reason | None:
     """The maps must be linear maps and nothing else, since their weights are used directly; the
     activation ReLU or none."""

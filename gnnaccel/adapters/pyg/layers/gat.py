@@ -21,7 +21,7 @@ LINEAR = ("lin",)
 _MAPS = ("lin", "lin_src", "lin_dst", "lin_edge", "res")
 _VECTORS = ("att_src", "att_dst", "att_edge")
 _ARGUMENTS = ("x", "edge_index"), ("edge_attr", "size", "return_attention_weights")
-_again, resized = calls.again(_ARGUMENTS), calls.resized
+_again = calls.again(_ARGUMENTS)
 _FOLDED_FROM = 1 << 18  # numbers of the [E, H, C] rows of edges, from which on none are made
 
 
@@ -74,6 +74,9 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] 
 def again(layer: Any, args: tuple, kwargs: dict, kept: None) -> CallInputs:
     given = _again(layer, args, kwargs, kept)
     return given if layer.lin_edge is not None else given._replace(edge_attr=None)
+
+
+resized = calls.resized(again)
 
 
 def run(layer: Any, stated: CallSpec, given: CallInputs, attend: Any) -> Tensor:

@@ -16,7 +16,8 @@ FIELDS = ("heads", "out_channels", "concat", "negative_slope", "dropout", "add_s
 WATCHED = ()
 TURNS = True
 _ARGUMENTS = ("x", "edge_index"), ("edge_attr", "return_attention_weights")
-again, resized = calls.again(_ARGUMENTS), calls.resized
+again = calls.again(_ARGUMENTS)
+resized = calls.resized(again)
 
 
 def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] | Reason:

@@ -67,6 +67,18 @@ def again(layer: Any, args: tuple, kwargs: dict, kept: None) -> RelationalInputs
                             _Operands(x_dict, tuple(edge_index_dict), bool(weights)))
 
 
+def resized(layer: Any, args: tuple, kwargs: dict, stated: JoinedSpec,
+            kept: None) -> tuple[JoinedSpec, RelationalInputs] | None:
+    x_dict, edge_index_dict, weights = calls.bound(args, kwargs, *_ARGUMENTS)
+    names = tuple(edge_index_dict)
+    device = x_dict[names[0][0]].device
+    found = _graph(edge_index_dict, x_dict, device)
+    if type(found) is Reason:
+        return None
+    return (stated.resized(found.num_nodes, found.num_dst, found.num_edges, found.layout),
+            RelationalInputs(found.structure, device, _Operands(x_dict, names, bool(weights))))
+
+
 def _layer_reason(layer: Any, x_dict: Mapping[str, Any], names: tuple,
                   device: torch.device) -> Reason | None:
     if layer.out_channels % layer.heads:

@@ -62,6 +62,13 @@ def again(layer: Any, args: tuple, kwargs: dict, kept: None) -> RelationalInputs
     return RelationalInputs((edge_index, edge_type), x.device, (x, node_type, edge_attr))
 
 
+def resized(layer: Any, args: tuple, kwargs: dict, stated: RelationalSpec,
+            kept: None) -> tuple[RelationalSpec, RelationalInputs] | None:
+    given = again(layer, args, kwargs, kept)
+    x, _, edge_attr = given.operands
+    return relations.resized(stated, given, x, x, edge_attr)
+
+
 def _modules_reason(layer: Any) -> Reason | None:
     """The layer's maps are taken apart, so they must be what they are by default."""
     for name in ("att", "lin"):

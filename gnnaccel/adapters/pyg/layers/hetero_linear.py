@@ -51,13 +51,24 @@ def again(layer: Any, args: tuple, kwargs: dict, kept: None) -> RelationalInputs
     return RelationalInputs((type_vec,), x.device, x)
 
 
+def resized(layer: Any, args: tuple, kwargs: dict, stated: RelationalSpec,
+            kept: None) -> tuple[RelationalSpec, RelationalInputs] | None:
+    given = again(layer, args, kwargs, kept)
+    x, type_vec = given.operands, given.edge_index
+    if _types_reason(x, type_vec) is not None or not x.shape[0]:
+        return None
+    rows = x.shape[0]
+    view = relations.viewer((type_vec,), rows, rows, stated.num_relations, _rows_by_type)
+    return stated.resized(rows, rows, rows, view, stated.rows_grad, stated.layout), given
+
+
 def _rows_by_type(type_vec: Tensor) -> Ends:
     row = torch.arange(type_vec.shape[0], device=type_vec.device)
     return row, row, type_vec
 
 
-def _reason(layer: Any, x: Tensor, type_vec: Any) -> Reason | None:
-    weight = layer.weight
+def _types_reason(x: Tensor, type_vec: Any) -> Reason | None:
+    """Why these are not the types of the rows."""
     if (type(type_vec) is not Tensor or type_vec.layout != torch.strided
         or type_vec.dtype not in (torch.int64, torch.int32)):
         return reason("GA204",
@@ -67,6 +78,13 @@ def _reason(layer: Any, x: Tensor, type_vec: Any) -> Reason | None:
         return reason("GA206",
                       f"type_vec is {list(type_vec.shape)} on {type_vec.device} for "
                       f"{x.shape[0]} rows on {x.device}")
+    return None
+
+
+def _reason(layer: Any, x: Tensor, type_vec: Any) -> Reason | None:
+    why, weight = _types_reason(x, type_vec), layer.weight
+    if why is not None:
+        return why
     if weight.device != x.device or weight.dim() != 3 or weight.shape[1] != x.shape[1]:
         return reason("GA206",
                       f"x is {list(x.shape)} on {x.device}, the weights "

@@ -52,8 +52,7 @@ def state(layer: Any, args: tuple,
            or dicts.features_reason(x_dict, types, weight.device))
     if why is not None:
         return why
-    sizes = {name: x_dict[name].shape[0] for name in types}
-    found = dicts.graph(edge_index_dict, sizes, layer.edge_types_map, weight.device)
+    found = _graph(layer, x_dict, edge_index_dict, types, weight.device)
     if type(found) is Reason:
         return found
     row, out = calls.dtypes(x_dict[types[0]],
@@ -74,6 +73,12 @@ def state(layer: Any, args: tuple,
                                     _Operands(x_dict, types, found, maps is not None))
 
 
+def _graph(layer: Any, x_dict: Mapping[str, Tensor], edge_index_dict: Any, types: tuple[str, ...],
+           device: torch.device) -> dicts.Graph | Reason:
+    sizes = {name: x_dict[name].shape[0] for name in types}
+    return dicts.graph(edge_index_dict, sizes, layer.edge_types_map, device)
+
+
 def keep(stated: RelationalSpec, given: RelationalInputs) -> _Operands:
     """The operands without their tensors."""
     operands = given.operands
@@ -84,6 +89,21 @@ def again(layer: Any, args: tuple, kwargs: dict, kept: _Operands) -> RelationalI
     x_dict, edge_index_dict = calls.bound(args, kwargs, *_ARGUMENTS)
     return RelationalInputs(tuple(edge_index_dict.values()), layer.k_rel.weight.device,
                             kept._replace(x_dict=x_dict))
+
+
+def resized(layer: Any, args: tuple, kwargs: dict, stated: RelationalSpec,
+            kept: _Operands) -> tuple[RelationalSpec, RelationalInputs] | None:
+    x_dict, edge_index_dict = calls.bound(args, kwargs, *_ARGUMENTS)
+    types, device, maps = kept.types, layer.k_rel.weight.device, stated.beside
+    found = _graph(layer, x_dict, edge_index_dict, types, device)
+    if type(found) is Reason:
+        return None
+    if maps is not None:
+        maps = maps._replace(rows_grad=any([x_dict[name].requires_grad for name in types]))
+    n = found.num_nodes
+    view = relations.viewer(found.structure, n, n, stated.num_relations, found.layout)
+    return (stated.resized(n, n, found.num_edges, view, stated.rows_grad, found.layout, maps),
+            RelationalInputs(found.structure, device, _Operands(x_dict, types, found, kept.plain)))
 
 
 def _shapes(program: Any, heads: int, width: int) -> tuple:
@@ -203,7 +223,8 @@ def _maps_are_plain(layer: Any, x_dict: Mapping[str, Tensor], types: tuple[str, 
            for lin in lins[1]) or any(entries.parameter(layer.skip, name).shape != (1,)
                                       for name in types):
         return False
-    shapes: tuple[set[Any], ...] = ({x_dict[name].shape[1] for name in types},
+    widths = {x_dict[name].shape[1] for name in types}  # where the weights are for others it raises
+    shapes: tuple[set[Any], ...] = (widths.union([lin.weight.shape[1] for lin in lins[0]]),
                                     {lin.weight.shape for lin in lins[0]},
                                     *({lin.bias is None for lin in group} for group in lins))
     dtypes = {*dtypes, *(x_dict[name].dtype for name in types),

@@ -86,7 +86,9 @@ def again(layer: Any, args: tuple, kwargs: dict,
     return PlainInputs(edge_index, x.device, (x, edge_attr, *kept))
 
 
-def resized(stated: PlainSpec, given: PlainInputs) -> PlainSpec | None:
+def resized(layer: Any, args: tuple, kwargs: dict, stated: PlainSpec,
+            kept: tuple) -> tuple[PlainSpec, PlainInputs] | None:
+    given = again(layer, args, kwargs, kept)
     (x, edge_attr, *_), edge_index = given.operands, given.edge_index
     nodes = x.shape[0]
     if edges.plain(edge_index, nodes, nodes, x.device) is not edge_index:
@@ -95,7 +97,7 @@ def resized(stated: PlainSpec, given: PlainInputs) -> PlainSpec | None:
     if edge_attr is not None and edge_attr.shape[0] != count:
         return None
     return PlainSpec(stated.native, stated.reduce, stated.weighted, stated.width, stated.row,
-                     nodes, nodes, count, stated.on_cpu, stated.parts)
+                     nodes, nodes, count, stated.on_cpu, stated.parts), given
 
 
 def _reduces(scaled: Any) -> list[str] | Reason:

@@ -75,6 +75,13 @@ def again(layer: Any, args: tuple, kwargs: dict, kept: None) -> RelationalInputs
                                      edge_type))
 
 
+def resized(layer: Any, args: tuple, kwargs: dict, stated: RelationalSpec,
+            kept: None) -> tuple[RelationalSpec, RelationalInputs] | None:
+    given = again(layer, args, kwargs, kept)
+    x, x_dst, edge_attr, _ = given.operands
+    return relations.resized(stated, given, x, x if x_dst is None else x_dst, edge_attr)
+
+
 def _stated(layer: Any, operands: _Operands, found: tuple[Tensor, Tensor]) -> RelationalSpec:
     mod, product, per_head = (layer.mod, layer.attention_mode == "multiplicative-self-attention",
                               layer.dim)

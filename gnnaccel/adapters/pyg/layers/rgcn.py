@@ -118,6 +118,15 @@ def again(layer: Any, args: tuple, kwargs: dict, kept: None) -> RelationalInputs
     return RelationalInputs((edge_index, edge_type), device, operands)
 
 
+def resized(layer: Any, args: tuple, kwargs: dict, stated: RelationalSpec,
+            kept: None) -> tuple[RelationalSpec, RelationalInputs] | None:
+    given = again(layer, args, kwargs, kept)
+    x, x_dst, _ = given.operands
+    if not x.is_floating_point():  # keys say nothing of ids
+        return None
+    return relations.resized(stated, given, x, x_dst, watched=True)
+
+
 def _layer_reason(layer: Any, fast: bool) -> Reason | None:
     why = _sizes_reason(layer)
     if why is not None:

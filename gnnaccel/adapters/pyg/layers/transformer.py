@@ -25,7 +25,8 @@ WATCHED = ("lin_query", "lin_key", "lin_value")
 TURNS = True
 _MAPS = ("lin_key", "lin_query", "lin_value", "lin_edge", "lin_skip")
 _ARGUMENTS = ("x", "edge_index"), ("edge_attr", "return_attention_weights")
-again, resized = calls.again(_ARGUMENTS), calls.resized
+again = calls.again(_ARGUMENTS)
+resized = calls.resized(again)
 
 
 def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] | Reason:

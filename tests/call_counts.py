@@ -109,6 +109,15 @@ FRESH: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {
     "NNConv": ((845, 1387), (1523, 2129)),
     "PNAConv with edges": ((1007, 2225), (1789, 3250)),
     "GATv2Conv": ((876, 1539), (1524, 2959)),
+    "RGCNConv": ((2575, 3421), (4567, 6110)),
+    "RGATConv": ((2526, 3343), (5974, 7664)),
+    "FiLMConv": ((2934, 3902), (6782, 8879)),
+    "HEATConv": ((4995, 6651), (10327, 13264)),
+    "HGTConv": ((3813, 6325), (7549, 12096)),
+    "HANConv": ((2017, 3240), (3099, 4691)),
+    "HeteroConv": ((3503, 5220), (6559, 9175)),
+    "HeteroConv of GATConv": ((2124, 3849), (3302, 5708)),
+    "to_hetero": ((5734, 8707), (10357, 14581)),
     "GCNConv, list": ((360, 728), (472, 1008)),
     "SAGEConv, list": ((248, 568), (368, 824)),
     "GINConv, list": ((208, 496), (328, 736)),
@@ -137,9 +146,12 @@ def over_new_graphs(name: str, layer: Any, inputs: Callable[[], tuple], train: b
     def run(times: int) -> None:
         for _ in range(times):
             x, *more = inputs()
-            out = layer(x.requires_grad_(train), *more)
+            for t in x.values() if type(x) is dict else (x,):
+                t.requires_grad_(train)
+            out = layer(x, *more)
             if train:
-                out.sum().backward()
+                (sum(t.sum() for t in out.values())
+                 if type(out) is dict else out.sum()).backward()
 
     with torch.set_grad_enabled(train):
         run(16)

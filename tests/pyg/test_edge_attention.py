@@ -9,7 +9,7 @@ from torch_geometric.nn.resolver import aggregation_resolver
 from torch_geometric.utils import softmax
 
 import gnnaccel
-from gnnaccel.dispatch.generated import messages
+from gnnaccel.dispatch.generated import operations
 from tests.pyg import graphs
 from tests.pyg.edge_layers import (CHANNELS, HEADS, Attended, ByHeads, ByMap, BySoftmaxMethod,
                                    Embedded, Ends, Keeps, OfEachChannel)
@@ -73,8 +73,9 @@ def test_one_kernel(kernels, form, monkeypatch):
     """No score is written for each edge, and torch takes no softmax."""
     layer, args = form().to(kernels.device), to(kernels.device, *arguments(form))
     written = []
-    monkeypatch.setattr(messages.GeneratedAtEdges, "forward",
-                        lambda *a, f=messages.GeneratedAtEdges.forward: written.append(1) or f(*a))
+    monkeypatch.setattr(operations.GeneratedAtEdges, "forward",
+                        lambda *a, f=operations.GeneratedAtEdges.forward: written.append(1)
+                        or f(*a))
     assert "softmax(" in kernel_of(kernels, layer, args)
     assert len(written) == (form is OtherWidth)
 

@@ -60,10 +60,12 @@ def trained(layer, call, x, edge_index) -> dict:
     inputs = dict(layer.named_parameters())
     try:
         out = call(layer, x, edge_index)
+        # the sine of a large number says nothing of its last digits
+        loss = (out / out.detach().abs().max()).sin().sum()
         if not inputs:
-            out.sin().sum().backward()
+            loss.backward()
             return {"out": out.detach()}
-        grads = torch.autograd.grad(out.sin().sum(), list(inputs.values()), allow_unused=True)
+        grads = torch.autograd.grad(loss, list(inputs.values()), allow_unused=True)
     except RuntimeError as error:
         return {"raises": str(error)}
     return {"out": out.detach(), **dict(zip(inputs, grads))}

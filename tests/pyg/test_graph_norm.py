@@ -339,3 +339,24 @@ def test_results_that_nobody_asks_for_again_are_kept_no_more(on):
     assert norm(batches[-1])[1] is norm(batches[-1])[1]
     fresh = graphs.square().cuda()
     assert norm(fresh)[1] is norm(fresh)[1]
+
+
+@pytest.mark.gpu
+def test_what_another_stream_computes(gpu):
+    """A stream that finds what is kept waits until it is there."""
+    edge_index = torch.randint(0, 1000, (2, 5000), device=gpu.device)
+    torch.cuda.synchronize()
+
+    def find() -> torch.Tensor:
+        found = graph_norm.find("turned", lambda edges: (edges.flip([0]),), (edge_index,), {},
+                                unused=[0])
+        return found[0]
+
+    with gnnaccel.enabled():
+        torch.cuda._sleep(100_000_000)  # cycles in which the stream is busy
+        kept = find()
+        with torch.cuda.stream(torch.cuda.Stream()):
+            found = find()
+            seen = found.clone()
+    torch.cuda.synchronize()
+    assert found is kept and torch.equal(seen, edge_index.flip([0]))

@@ -324,6 +324,7 @@ class _Kept:
 
     touched = False
     bind = None  # all is computed already
+    _built: Any
 
     def __init__(self, given: tuple[Tensor, ...], found: tuple):
         self.keep(given, found)
@@ -337,13 +338,31 @@ class _Kept:
             at = None if t is None else memory.get(t.untyped_storage().data_ptr())
             self._found.append(t if at is None else at if given[at] is t else False)
         self._versions = [t._version if type(t) is Tensor else 0 for t in self._found]
+        self._built, self._stream = None, 0
+        if given[0].is_cuda and not capture.capturing():
+            stream = torch.cuda.current_stream(given[0].device)
+            self._built, self._stream = torch.cuda.Event(), stream.cuda_stream
+            self._built.record(stream)
 
     def get(self, given: tuple[Tensor, ...]) -> tuple | None:
         """What was kept; None where it cannot be used again."""
         for t, version in zip(self._found, self._versions):
             if t is False or (type(t) is Tensor and (t._version != version or t.requires_grad)):
                 return None
+        if self._built is not None and self._stream != torch._C._cuda_getCurrentRawStream(
+                given[0].device.index):
+            self._follow(given[0].device)
         return tuple([given[t] if type(t) is int else t for t in self._found])
+
+    def _follow(self, device: torch.device) -> None:
+        """Computed on another stream: as `GraphView` does with structures."""
+        if torch.cuda.is_current_stream_capturing():
+            return
+        stream = torch.cuda.current_stream(device)
+        stream.wait_event(self._built)
+        for t in self._found:
+            if type(t) is Tensor:
+                t.record_stream(stream)
 
     def nbytes(self) -> int:
         """Bytes held."""

@@ -120,7 +120,8 @@ class Looks:
         if len(parameters) != len(self.parameters):
             return False
         for t, was in zip(parameters.values(), self.parameters):
-            if id(t) != was[0] or (was[1] and (t.shape != was[1] or t.dtype is not was[2])):
+            if (id(t) != was[0] or type(t) is not was[1]  # which `swap_tensors` changes
+                or (was[2] and (t.shape != was[2] or t.dtype is not was[3]))):
                 return False
         if self.called is None:
             return True
@@ -134,8 +135,10 @@ class Looks:
 
 
 def _parameter_looks(t: Tensor | None) -> tuple:
-    """Its id, and of a parameter that is nothing more its shape and dtype."""
-    return (id(t), t.shape, t.dtype) if type(t) is nn.Parameter else (id(t), None, None)
+    """Its id and type, and of a parameter that is nothing more its shape and dtype."""
+    if type(t) is nn.Parameter:
+        return id(t), type(t), t.shape, t.dtype
+    return id(t), type(t), None, None
 
 
 def functions() -> tuple:

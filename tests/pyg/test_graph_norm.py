@@ -36,6 +36,15 @@ def norm(ei, w=None, nodes=N, **options):
 
 
 @pytest.fixture
+def unused():
+    """How many results were kept since one was used again; put back afterwards."""
+    found = graph_norm._unused
+    before = found[0]
+    yield found
+    found[0] = before
+
+
+@pytest.fixture
 def on():
     """Enabled."""
     with gnnaccel.enabled():
@@ -255,9 +264,9 @@ def test_scripted_and_compiled():
 @pytest.mark.parametrize("options", [{}, dict(add_self_loops=False)], ids=str)
 @pytest.mark.parametrize("wrong", [-1, N + 3])
 def test_ids_out_of_range_raise_before_the_host_reads_them(route, options, weight, wrong,
-                                                           monkeypatch):
+                                                           monkeypatch, unused):
     """On a GPU the host would fail an assertion on the device, which makes the process useless."""
-    monkeypatch.setattr(graph_norm, "_unused", [0])  # as if no graph had come before
+    unused[0] = 0  # as if no graph had come before
     layer = GCNConv(F, 4, **options).to(route.device)
     x, right = graphs.features().to(route.device), graphs.square().to(route.device)
     weights = () if weight is None else (weight.to(route.device),)
@@ -275,8 +284,8 @@ def test_ids_out_of_range_raise_before_the_host_reads_them(route, options, weigh
 
 
 @pytest.mark.gpu
-def test_graphs_that_are_new_each_time_are_not_waited_for(gpu, monkeypatch):
-    monkeypatch.setattr(graph_norm, "_unused", [0])
+def test_graphs_that_are_new_each_time_are_not_waited_for(gpu, monkeypatch, unused):
+    unused[0] = 0
     checks, aminmax = [], torch.aminmax
     monkeypatch.setattr(torch, "aminmax", lambda *a: (checks.append(1), aminmax(*a))[1])
     layer, x = GCNConv(F, 4).to(gpu.device), graphs.features().to(gpu.device)
@@ -313,11 +322,11 @@ def test_ids_are_looked_at_once_for_each_graph(emulated, monkeypatch):
     assert len(looks) <= 4  # on a CPU nothing is kept the first time; and once for weighted edges
 
 
-def test_ids_of_graphs_that_never_come_again_are_not_asked_about(emulated, monkeypatch):
+def test_ids_of_graphs_that_never_come_again_are_not_asked_about(emulated, monkeypatch, unused):
     asked, layer = [], GCNConv(F, 4)
     monkeypatch.setattr(graph_norm, "_to_be_checked", lambda *args: bool(asked.append(1)))
     for tried, expected in ((0, 3), (graph_norm._TRIED, 0)):
-        monkeypatch.setattr(graph_norm, "_unused", [tried])
+        unused[0] = tried
         del asked[:]
         with emulated.on(on_fallback="native"):
             for _ in range(3):

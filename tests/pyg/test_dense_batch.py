@@ -113,6 +113,8 @@ def test_a_batch_that_was_written_to(where):
 
 def test_what_was_handed_out_may_be_written_to(where):
     batch, x = batch_of(device=where), torch.randn(11, 2, device=where)
+    for _ in range(2):  # so that it is known
+        utils.to_dense_batch(x, batch)
     first = utils.to_dense_batch(x, batch)
     second = utils.to_dense_batch(x, batch)
     first[0].zero_()
@@ -173,6 +175,16 @@ def test_layers(where, looked, name, training):
             if where.type == "cpu" and name != "no local layer":
                 assert name in ("multihead", "layer norm") or torch.equal(ours, theirs)
     assert len(looked) == 1
+
+
+def test_rows_that_find_no_room(where):
+    """Of a batch that is not sorted PyG leaves some out, and then has too few to add."""
+    layer, batch = gps().to(where), torch.tensor([0, 1, 0], device=where)
+    x, edges = torch.randn(3, 8, device=where), torch.tensor([[0, 1], [1, 2]], device=where)
+    features = torch.randn(2, 8, device=where)
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match="size of tensor"):
+            layer(x, edges, batch, edge_attr=features)
 
 
 def test_a_layer_of_ten_looks_at_a_batch_once(where, looked):

@@ -87,42 +87,79 @@ def happened_before(gpu, work, stream, at):
     return work in found
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 7])
-def test_order(gpu, count):
-    most, stored = [], []
+def seen(gpu, work):
+    """Whether the host knows that work is done."""
+    return any(happened_before(gpu, work, event.stream, event.count) for _, event in gpu.log)
 
-    def load(band):
-        gpu.stack[-1].work.append(("load", band))
+
+class Run:
+    """Bands on the stand-ins, each step of which is checked when it is asked for. ``most``: how
+    many bands' rows there were at once."""
+
+    def __init__(self, gpu, count, fails=None):
+        self.gpu, self.most, self.stored, self._fails = gpu, 0, [], fails
+        pipeline.run(types.SimpleNamespace(type="cuda"), range(count), self.load, self.compute,
+                     self.store, lambda held: [held])
+
+    def asked(self, what, band):
+        self.gpu.stack[-1].work.append((what, band))
+        if self._fails == (what, band):
+            raise ValueError(band)
+
+    def load(self, band):
+        assert band < 2 or seen(self.gpu, ("compute", band - 2))  # whose rows' memory is free
+        self.asked("load", band)
         held = Held(band)
-        most.append(len(Held.alive))
+        self.most = max(self.most, len(Held.alive))
         return held
 
-    def compute(band, held):
+    def compute(self, band, held):
         assert held.band == band and held.streams == ["main"]
-        gpu.stack[-1].work.append(("compute", band))
+        assert band < 2 or seen(self.gpu, ("store", band - 2))  # whose results' memory is free
+        assert not band or not seen(self.gpu, ("compute", band - 1))  # so the GPU has work meanwhile
+        self.asked("compute", band)
         if band == 0:
-            assert ("load", 1) not in gpu.loading.work
+            assert ("load", 1) not in self.gpu.loading.work
         return types.SimpleNamespace(band=band, record_stream=lambda stream: None)
 
-    def store(band, result):
+    def store(self, band, result):
         assert result.band == band
-        gpu.stack[-1].work.append(("store", band))
-        stored.append(band)
+        self.asked("store", band)
+        self.stored.append(band)
 
-    device = types.SimpleNamespace(type="cuda")
-    pipeline.run(device, range(count), load, compute, store, lambda held: [held])
-    assert stored == list(range(count)) and max(most) <= 2
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7])
+def test_order(gpu, count):
+    ran = Run(gpu, count)
+    assert ran.stored == list(range(count)) and ran.most <= 2 and not Held.alive
     for stream, what in ((gpu.main, "compute"), (gpu.storing, "store")):
         for at, (name, band) in enumerate(stream.work):
             if name == what:
                 assert happened_before(gpu, ("load", band), stream, at)
                 assert what == "compute" or happened_before(gpu, ("compute", band), stream, at)
-    assert gpu.log[-1][1].stream is gpu.main
-    assert happened_before(gpu, ("store", count - 1), gpu.main, len(gpu.main.work))
-    # a third band is asked for once the host has seen the first one computed
-    if count > 2:
-        order = [event.count for kind, event in gpu.log[:-1]]
-        assert len(order) == count - 2 and order == sorted(order)
+    if count > 1:  # what the first band has fetched for all is there
+        at = gpu.loading.work.index(("load", 1))
+        assert happened_before(gpu, ("compute", 0), gpu.loading, at)
+    assert all(seen(gpu, ("store", band)) for band in range(count))
+
+
+@pytest.mark.parametrize("fails", [(what, band) for what in ("load", "compute", "store")
+                                   for band in (0, 1, 4)])
+def test_nothing_is_under_way_after_an_error(gpu, fails):
+    with pytest.raises(ValueError):
+        Run(gpu, 6, fails)
+    assert all(seen(gpu, work) for stream in (gpu.loading, gpu.main, gpu.storing)
+               for work in stream.work if work[0] != "wait")
+
+
+def test_what_outlasts_a_call_has_the_memory_that_rows_come_into(gpu):
+    gpu.loading.work.append(("load", 0))
+    gpu.stack.append(gpu.storing)
+    with pipeline.lasting(types.SimpleNamespace(type="cuda")):
+        assert gpu.stack[-1] is gpu.loading
+    assert happened_before(gpu, ("load", 0), gpu.storing, len(gpu.storing.work))
+    with pipeline.lasting(torch.device("cpu")):
+        assert gpu.stack[-1] is gpu.storing
 
 
 def test_without_a_gpu_bands_follow_one_another():

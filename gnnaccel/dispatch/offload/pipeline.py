@@ -2,8 +2,9 @@
 computes."""
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -25,8 +26,9 @@ def run(device: torch.device, bands: Sequence[Band], load: Callable[[Band], Any]
 
     On a GPU ``load`` and ``store`` are work of two streams beside the current one. At most two
     bands have been loaded and not computed; the first is computed before the second is loaded, as
-    it may tell what there is to load. ``tensors``: those in what ``load`` and ``compute`` return.
-    Results are there when this returns.
+    it may tell what there is to load. A band's work is asked for while the one before it computes,
+    so that the GPU does not wait for the host in between. At most two results wait to go.
+    ``tensors``: those in what ``load`` and ``compute`` return. Results are there when this returns.
     """
     if device.type == "cuda":
         _overlapped(device, bands, load, compute, store, tensors)
@@ -40,34 +42,61 @@ def _overlapped(device: torch.device, bands: Sequence[Band], load: Callable[[Ban
                 tensors: Callable[[Any], Iterable[Tensor]]) -> None:
     main = torch.cuda.current_stream(device)
     loading, storing = _streams(main.device)
+    loading.wait_stream(main)
+    try:
+        _issued(main, loading, storing, bands, load, compute, store, tensors)
+    finally:  # also after an error nothing may be under way to or from memory that is let go of
+        main.wait_stream(loading)
+        main.wait_stream(storing)
+        main.synchronize()
 
+
+def _issued(main: Any, loading: Any, storing: Any, bands: Sequence[Band],
+            load: Callable[[Band], Any], compute: Callable[[Band, Any], Any],
+            store: Callable[[Band, Any], None], tensors: Callable[[Any], Iterable[Tensor]]) -> None:
+    """All bands' work, of which the last is not done when this returns."""
     def loaded(band: Band) -> tuple[Any, Any]:
         with torch.cuda.stream(loading):
             return load(band), loading.record_event()
 
-    loading.wait_stream(main)
     held = loaded(bands[0])
     computed: Any = None
+    gone: list[Any] = [None, None]  # when the last two results have left
     for at, band in enumerate(bands):
-        ahead: Any = None
-        if at and at + 1 < len(bands):
-            computed.synchronize()  # its rows' memory is free, so that no third band's is asked for
-            ahead = loaded(bands[at + 1])
+        if at > 1:
+            gone[0].synchronize()  # so that no third result waits to go while one is computed
         main.wait_event(held[1])
         _used(tensors(held[0]), main)
         result = compute(band, held[0])
-        computed = main.record_event()
+        before, computed = computed, main.record_event()
         storing.wait_event(computed)
         with torch.cuda.stream(storing):
             store(band, result)
+            gone = [gone[1], storing.record_event()]
         _used(tensors(result), storing)
         del result  # before another band's rows are asked for
-        if ahead is None and at + 1 < len(bands):
+        if at + 1 == len(bands):
+            return
+        if at:
+            before.synchronize()  # its rows' memory is free, so that no third band's is asked for
+        else:
             loading.wait_event(computed)  # what the first band has fetched for all
-            ahead = loaded(bands[at + 1])
-        held = ahead
-    main.wait_stream(storing)
-    main.synchronize()
+        held = loaded(bands[at + 1])
+
+
+@contextlib.contextmanager
+def lasting(device: torch.device) -> Iterator[None]:
+    """A block whose new tensors outlast a call. Their memory is of the stream that rows come by,
+    where calls keep rows that all bands need: these take turns in the same memory. The current
+    stream may write to them."""
+    if device.type != "cuda":
+        yield
+        return
+    current = torch.cuda.current_stream(device)
+    loading, _ = _streams(current.device)
+    with torch.cuda.stream(loading):
+        yield
+    current.wait_stream(loading)
 
 
 def _used(tensors: Iterable[Tensor], stream: Any) -> None:

@@ -104,3 +104,31 @@ def test_memory_stays_below_the_limit(gpu):
         assert max(bands for _, bands in ran.ran) > 1
         assert torch.cuda.max_memory_allocated() - before < 1.2 * limit
         torch.testing.assert_close(out, right, rtol=1e-4, atol=1e-5)
+
+
+def test_results_stay_within_the_limit(where):
+    """Three layers and what is between them, over and over, in the same memory."""
+    from torch_geometric.nn import SAGEConv
+
+    nodes = 300_000 if where == "cuda" else 70_000  # of which results are no small ones
+    torch.manual_seed(0)
+    layers = [SAGEConv(16, 16) for _ in range(3)]
+    x, edge_index = torch.randn(nodes, 16), torch.randint(0, nodes, (2, 4 * nodes))
+    right, limit = x, nodes * 16 * 4 * 16
+    with torch.no_grad():
+        for layer in layers:
+            right = layer(right, edge_index).relu()
+        for layer in layers:
+            layer.to(where)
+        x, before = (x.pin_memory(), torch.cuda.memory_allocated()) if where == "cuda" else (x, 0)
+        if where == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        with gnnaccel.offload(limit, device=where) as ran:
+            for _ in range(4):
+                out = x
+                for layer in layers:
+                    out = layer(out, edge_index).relu()
+                torch.testing.assert_close(out, right, rtol=1e-4, atol=1e-5)
+                if where == "cuda":
+                    assert torch.cuda.max_memory_allocated() - before < 1.2 * limit
+    assert ran.memory.stayed >= 4 * 2 * x.numel() * 4  # at least those from a relu to a layer

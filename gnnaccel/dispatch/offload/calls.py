@@ -66,19 +66,21 @@ class Call:
     where it may draw random numbers; ``known``: which input the rows of a key are, as an earlier
     call found out; brought up to date; ``spare``: bytes of the device for rows that many bands
     need: where all rows of a tensor fit, they are fetched once; ``result``: what it gives rows of,
-    by default of destinations."""
+    by default of destinations; ``beside``: bytes of the device besides, for the last call's result
+    and for this one's, which stays there for the next (`Kept`)."""
 
     def __init__(self, function: Function, bands: Bands, kinds: list[str], memory: Memory,
                  name: str, around: Callable[[], contextlib.AbstractContextManager[Any]],
                  draws: Draws | None = None, known: dict[Key, int] | None = None, spare: int = 0,
-                 result: str | None = None):
+                 result: str | None = None, beside: int = 0):
         self._function, self.bands, self.kinds = function, bands, kinds
         self.memory, self._draws, self.name, self.around = memory, draws, name, around
         self._known = {} if known is None else known
         self.answers: Answers = {**self._known, **bands.derived}
         self._result = bands.target if result is None else result
-        self.near = Near(memory, bands, spare)
+        self.near = Near(memory, bands, spare, beside)
         self._recomputed = False
+        self._left: Tensor | None = None  # the result on the device, where it stays there
 
     def __call__(self, inputs: list[Tensor], whole: list[Tensor]) -> Tensor:
         """The results, in the host's memory; differentiable, once. ``inputs``: contiguous, on the
@@ -89,6 +91,10 @@ class Call:
         return self.forward(inputs, whole)
 
     def forward(self, inputs: list[Tensor], whole: list[Tensor]) -> Tensor:
+        taken = self.memory.kept.take(inputs)
+        if taken is not None:
+            self.near.adopt(*taken)
+            del taken
         with self.around(), torch.no_grad():
             whole = [t.to(self.memory.device) for t in whole]
             while True:
@@ -99,6 +105,9 @@ class Call:
                 if key[0].startswith(OF_THE_GRAPH):
                     self.bands.derived[key] = rows
         self.near.forget()
+        if self._left is not None:
+            self.memory.kept.put(rows, self._left)
+            self._left = None
         self._known.clear()
         self._known.update({key: at for key, at in self.answers.items() if isinstance(at, int)})
         if self._draws is not None:
@@ -119,10 +128,12 @@ class Call:
                 lasting = key is None or self._recomputed or key[0].startswith(OF_THE_GRAPH)
                 where = self.memory if lasting else self.near
                 found.append(Result(key, where.empty(shape, rows.dtype)))
+                if key is None and not self._recomputed and not found[0].rows.is_inference():
+                    self._left = self.near.leaves(shape, rows.dtype)
             if key != found[0].key or rows.shape[1:] != found[0].rows.shape[1:]:
                 raise OffloadError(f"{self.name} took another way over one band of the graph than "
                                    "over another, so that it cannot run in bands")
-            self.memory.put(rows, band.rows(kind), found[0].rows)
+            self.memory.put(rows, band.rows(kind), found[0].rows, self._left)
 
         pipeline.run(self.memory.device, self.bands.bands,
                      lambda band: self.load(band, inputs, self.answers),
@@ -136,7 +147,7 @@ class Call:
         memory, rows, extended = self.memory, [], {}
         for at, (far, own) in enumerate(zip(inputs, self.kinds)):
             keys = [key for key, answer in answers.items() if answer is at]
-            far = self.near.of(far) if keys else far.detach()
+            far = self.near.of(far) if keys else self.near.known(far)
             close = memory.fetch(far, band.rows(own), *([band.halo] if keys else ()))
             extended.update(dict.fromkeys(keys, close))
             rows.append(close[:band.count(own)] if keys else close)

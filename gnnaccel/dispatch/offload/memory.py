@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.cuda import driver, host_rows
+from gnnaccel.dispatch.offload.kept import Kept
 
 #: which rows: a range, or numbers, int32 on the host, none twice where rows are written
 Where: TypeAlias = "slice | Tensor"
@@ -19,7 +20,8 @@ def count(where: Where) -> int:
 
 class Memory:
     """The host's memory, seen from ``device``. ``fetched``, ``stored``: bytes that were moved to it
-    and back.
+    and back; ``stayed``: those of rows that did not have to come, as they were still there;
+    ``kept``: the last result.
 
     Where the device is a GPU, all it does is work of the current stream, and rows by number are
     copied by the GPU itself where they are pinned (`cuda.host_rows`), else collected by the host.
@@ -27,7 +29,8 @@ class Memory:
 
     def __init__(self, device: torch.device):
         self.device = device
-        self.fetched = self.stored = 0
+        self.fetched = self.stored = self.stayed = 0
+        self.kept = Kept()
         self._on_gpu = device.type == "cuda"
 
     def empty(self, shape: Any, dtype: torch.dtype) -> Tensor:
@@ -68,10 +71,16 @@ class Memory:
             staged = self.empty(close.shape, far.dtype)
             close.copy_(torch.index_select(far, 0, where, out=staged), non_blocking=True)
 
-    def put(self, close: Tensor, where: Where, far: Tensor) -> None:
-        """Write rows of the device to ``where`` in ``far``, which may be on the device itself."""
+    def put(self, close: Tensor, where: Where, far: Tensor, also: Tensor | None = None) -> None:
+        """Write rows of the device to ``where`` in ``far``, which may be on the device itself, and
+        in ``also``, which is."""
         if self._crosses(far):
             self.stored += close.numel() * close.element_size()
+        self._put(close, where, far)
+        if also is not None:
+            self._put(close, where, also)
+
+    def _put(self, close: Tensor, where: Where, far: Tensor) -> None:
         if isinstance(where, slice):
             far[where].copy_(close, non_blocking=True)
         elif far.device == self.device:

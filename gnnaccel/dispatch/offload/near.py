@@ -1,4 +1,5 @@
-"""Rows that many bands need, kept on the device during a call, while they fit."""
+"""Rows that many bands need, kept on the device during a call, while they fit; and those that stay
+there from one call to the next."""
 from __future__ import annotations
 
 from typing import Any
@@ -6,23 +7,46 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gnnaccel.dispatch.offload import pipeline
 from gnnaccel.dispatch.offload.memory import Memory
 from gnnaccel.dispatch.offload.plan import Bands
 
 
 class Near:
-    """``room``: the bytes of the device that may be taken."""
+    """``room``: the bytes of the device that may be taken; ``beside``: those besides for what an
+    earlier call left there, and for what this one leaves."""
 
-    def __init__(self, memory: Memory, bands: Bands, room: int):
+    def __init__(self, memory: Memory, bands: Bands, room: int, beside: int = 0):
         self._memory, self._room = memory, room if bands.again() else 0
-        self._left = self._room
+        self._left, self._beside = self._room, beside
         self._held: dict[int, tuple[Tensor, Tensor]] = {}  # by the id of the tensor on the host
 
     def of(self, far: Tensor) -> Tensor:
         """``far``, a tensor of the host, or all of it on the device, fetched once."""
         if id(far) not in self._held and self._take(far.shape, far.dtype):
             self._held[id(far)] = far, self._memory.near(far.detach())
+        return self.known(far)
+
+    def adopt(self, far: Tensor, close: Tensor) -> None:
+        """``close``, which an earlier call left on the device, is all of ``far``, if it fits. Among
+        what stays it leaves room for a result as large, which goes first: where rows have to come,
+        they come while results go."""
+        size = close.numel() * close.element_size()
+        if self._take(close.shape, close.dtype) or (
+                2 * size <= self._beside and self._take_beside(close.shape, close.dtype)):
+            self._held[id(far)] = far, close
+            self._memory.stayed += size
+
+    def known(self, far: Tensor) -> Tensor:
+        """``far``, or all of it on the device, if it is there."""
         return self._held.get(id(far), (far, far))[1].detach()
+
+    def leaves(self, shape: Any, dtype: torch.dtype) -> Tensor | None:
+        """Memory of the device for a result that stays after the call, if it fits."""
+        if not self._take_beside(shape, dtype):
+            return None
+        with pipeline.lasting(self._memory.device):
+            return torch.empty(shape, dtype=dtype, device=self._memory.device)
 
     def empty(self, shape: Any, dtype: torch.dtype) -> Tensor:
         """Memory for rows, of the device where they fit, else of the host."""
@@ -42,4 +66,11 @@ class Near:
         if size > self._left:
             return False
         self._left -= size
+        return True
+
+    def _take_beside(self, shape: Any, dtype: torch.dtype) -> bool:
+        size = torch.Size(shape).numel() * dtype.itemsize
+        if size > self._beside:
+            return False
+        self._beside -= size
         return True

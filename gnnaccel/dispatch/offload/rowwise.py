@@ -17,12 +17,15 @@ from torch.overrides import TorchFunctionMode
 from gnnaccel.dispatch.distributed.draws import Draws
 from gnnaccel.dispatch.offload import calls, plan
 from gnnaccel.dispatch.offload.memory import Memory
+from gnnaccel.dispatch.offload.sizes import NEAR
 from gnnaccel.errors import OffloadError
 
 #: rows of the host of fewer bytes stay there, where nothing on the device is asked for
 _SMALL = 1 << 22
 #: bytes of a band, where the device has room: enough to hide what starting it costs
 _BAND = 1 << 27
+#: the least number of bands that would fill the room of a call
+_AT_ONCE = 8
 
 #: conversions, to which dtype
 _TYPES = {"float": torch.float32, "half": torch.float16, "bfloat16": torch.bfloat16,
@@ -45,15 +48,30 @@ _TOGETHER = frozenset(("add", "sub", "mul", "div", "true_divide", "pow", "maximu
 _JOINED = frozenset(("cat", "concat", "concatenate", "stack"))
 _MATRICES = frozenset(("linear", "matmul", "mm", "prelu", "batch_norm"))
 _DRAWING = frozenset(("dropout", "alpha_dropout"))
+#: what asks for no numbers of a tensor, and gives nobody a way to write some
+_ASKING = frozenset((
+    *(getattr(Tensor, name).__get__ for name in (
+        "shape", "dtype", "device", "ndim", "layout", "requires_grad", "is_cuda", "is_cpu",
+        "is_sparse", "is_leaf", "grad_fn", "_version")),
+    Tensor.size, Tensor.dim, Tensor.numel, Tensor.nelement, Tensor.__len__, Tensor.stride,
+    Tensor.element_size, Tensor.is_contiguous, Tensor.is_floating_point, Tensor.is_complex,
+    Tensor.is_pinned, Tensor.is_inference, Tensor.get_device, torch.is_floating_point,
+    torch.is_complex, torch.is_tensor, torch._C._set_grad_enabled))
 
 
 class RowWise(TorchFunctionMode):
     """A block in which operations over rows of the host run in bands on ``memory.device``. ``room``
-    gives the bytes that a call may take there. ``idle``: whether everything passes through."""
+    gives the bytes that a call may take there; ``stays``: those that rows may take which stay there
+    for the next. ``idle``: whether everything passes through.
 
-    def __init__(self, memory: Memory, room: Callable[[], int]):
+    Between two calls in bands the block sees every function of torch. What is none of a call, and
+    more than a question (`_ASKING`), may read or write results and use the device's memory, so
+    that the last result stays there no longer.
+    """
+
+    def __init__(self, memory: Memory, room: Callable[[], int], stays: Callable[[], int]):
         super().__init__()
-        self._memory, self._room = memory, room
+        self._memory, self._room, self._stays = memory, room, stays
         self._paused = self.idle = False
 
     def end(self) -> None:
@@ -75,7 +93,7 @@ class RowWise(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: tuple = (),
                            kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
-        if self.idle:
+        if self.idle or func in _ASKING:
             return func(*args, **kwargs)
         if self._paused:
             if func in _OF_ALL:
@@ -83,6 +101,7 @@ class RowWise(TorchFunctionMode):
             return func(*args, **kwargs)
         tensors = list(_tensors((*args, *kwargs.values())))
         if not any(t.dim() and t.device.type == "cpu" for t in tensors):
+            self._memory.kept.drop()
             return func(*args, **kwargs)
         name, beside = getattr(func, "__name__", ""), any(t.device.type != "cpu" for t in tensors)
         places = _places(name, func, args, kwargs, tensors)
@@ -93,6 +112,8 @@ class RowWise(TorchFunctionMode):
             if _bytes(others) <= self._room() // 8:
                 with self.paused():
                     return self._run(name, func, args, kwargs, tensors, places)
+        if not (name in _DRAWING and named(func, args, kwargs).get("training") is False):
+            self._memory.kept.drop()
         try:
             return func(*args, **kwargs)
         except RuntimeError as problem:
@@ -125,10 +146,12 @@ class RowWise(TorchFunctionMode):
         total = len(inputs[0])
         widest = max((max(t.shape, default=1) * t.element_size() for t in whole), default=1)
         row = _bytes(inputs) // max(1, total) + widest
-        band = max(1, min(self._room() // (8 * row), _BAND // row))
+        band = max(1, min(self._room() // (_AT_ONCE * row), _BAND // row))
         call = calls.Call(function, plan.ranges(total, max(1, -(-total // band))),
                           ["rows"] * len(inputs), self._memory, name, self.paused,
-                          Draws(self._memory.device) if name in _DRAWING else None)
+                          Draws(self._memory.device) if name in _DRAWING else None,
+                          beside=min(self._stays() - _AT_ONCE * min(band, total) * row,
+                                     int(self._room() * NEAR)))
         return call([t.contiguous() for t in inputs], whole)
 
     def _batch_norm(self, input: Tensor, running_mean: Tensor | None, running_var: Tensor | None,

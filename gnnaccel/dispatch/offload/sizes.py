@@ -21,7 +21,7 @@ _WIDE = 1 << 14
 _ALONG = 1 << 28
 _ON_HOST = 1 << 30
 #: the share of a call's room that rows may take which all bands need
-_NEAR = 0.55
+NEAR = 0.55
 #: the share of what is left that edges may take to stay on the device, and what one takes then:
 #: int64 ends, a sorted structure, and GCN's normalisation
 _RESIDENT = 0.4
@@ -78,14 +78,20 @@ class Widths(NamedTuple):
         """The part of a call's room that is for rows which all bands need: none where not even
         those of one tensor fit."""
         least = min(width for width in (self.node, self.widest) if width)
-        part = min(int(room * _NEAR), int(sources * max(self.node, self.widest) * 1.1))
+        part = min(int(room * NEAR), int(sources * max(self.node, self.widest) * 1.1))
         return part if self.node and sources * least <= part else 0
 
     @staticmethod
-    def stay(edges: int, room: int) -> int:
+    def staying(edges: int) -> int:
+        """The bytes of edges that stay on the device."""
+        return edges * _STAYS
+
+    @classmethod
+    def stay(cls, edges: int, room: int) -> int:
         """The bytes that a graph's edges take where they stay on the device; 0 where they do
         not."""
-        return edges * _STAYS if edges * _STAYS <= room * _RESIDENT else 0
+        taken = cls.staying(edges)
+        return taken if taken <= room * _RESIDENT else 0
 
     @staticmethod
     def room(device: torch.device) -> int:

@@ -72,7 +72,7 @@ class Bander:
     def __init__(self, memory: Memory, limit: int | None,
                  installed: Callable[[], contextlib.AbstractContextManager[Any]]):
         self.memory, self.limit, self._installed = memory, limit, installed
-        self.rowwise = RowWise(memory, self.room)
+        self.rowwise = RowWise(memory, self.room, self._stays)
         self.ran: Counter[tuple[str, int]] = Counter()
         self._resident: list[Bands] = []
         self._edges = 0  # of all that stay
@@ -145,7 +145,7 @@ class Bander:
         known = _known.setdefault(layer, {}).setdefault(title, {})
         call = Call(over_band, bands, kinds, self.memory, title, self._around,
                     Draws(self.memory.device) if layer.training else None, known,
-                    near, result)
+                    near, result, self._stays() - near - widths.of_bands(bands))
         return call(inputs, [*weights.values(), *others])
 
     def _fused(self, layer: Any, inputs: list[Tensor]) -> bool:
@@ -169,6 +169,10 @@ class Bander:
         if self.limit is None:
             self.limit = Widths.room(self.memory.device)
         return self.limit
+
+    def _stays(self) -> int:
+        """Those of them that the edges do not take which stay on the device."""
+        return self.room() - Widths.staying(self._edges)
 
     def _bands(self, graph: _Graph, widths: Widths, room: int) -> Bands:
         """The graph's bands for rows of these widths; kept while it is unwritten. ``room``: the
@@ -194,6 +198,7 @@ class Bander:
     def _cut(self, graph: _Graph, widths: Widths, parts: int, room: int) -> Bands:
         """``parts`` bands, or as many more as it takes, while that helps: the edges that enter one
         node are in one band."""
+        self.memory.kept.drop()
         edge_index, most, before = graph.edge_index, max(graph.sizes), math.inf
         if graph.flipped:
             edge_index = edge_index.flip(0)
@@ -217,6 +222,7 @@ class Bander:
     def left(self) -> Iterator[None]:
         """A block in which nothing runs in bands."""
         state.divider, self.rowwise.idle = None, True
+        self.memory.kept.drop()
         try:
             yield
         finally:
@@ -224,6 +230,7 @@ class Bander:
 
     def close(self) -> None:
         """At the end of the block: nothing stays on the device."""
+        self.memory.kept.drop()
         while self._resident:
             self._resident.pop().let_go()
         cache.set_limit(cache.limit() - self._edges * _STRUCTURE)

@@ -7,8 +7,7 @@ from torch_geometric.nn import PNAConv
 from torch_geometric.nn.aggr import DegreeScalerAggregation, MeanAggregation, VarAggregation
 
 import gnnaccel
-from gnnaccel.adapters.pyg.layers import pna_maps
-from gnnaccel.dispatch.ops import several
+from gnnaccel.dispatch.ops import several, towers
 from gnnaccel.dispatch.ops.plain import PlainSpec
 from gnnaccel.dispatch.plan import candidates
 from tests.pyg.graphs import E, EDGE, F, N, edge_features, features, square
@@ -150,9 +149,10 @@ def test_widths_with_edges(route, width, size):
 
 def test_maps_of_edges_are_multiplied_first_where_that_is_less():
     encoder, weight = torch.randn(6, 4).double(), torch.randn(18, 6).double()
+    bias = torch.randn(18).double()
     for edges in (1, 500):
         edge = torch.randn(edges, 4).double()
-        torch.testing.assert_close(pna_maps._of_edges(edge, encoder, weight),
+        torch.testing.assert_close(towers.of_edges(edge, encoder, None, weight, bias)[1],
                                    edge @ encoder.t() @ weight.t())
 
 

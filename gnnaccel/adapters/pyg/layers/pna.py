@@ -15,7 +15,7 @@ from torch import Tensor
 from gnnaccel.adapters.pyg import calls, edges, guards
 from gnnaccel.adapters.pyg.layers import pna_maps
 from gnnaccel.dispatch.ops import several
-from gnnaccel.dispatch.ops.plain import PlainInputs, PlainSpec, in_degrees
+from gnnaccel.dispatch.ops.plain import PlainInputs, PlainSpec
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.quantized import settings
 
@@ -162,8 +162,5 @@ def run(layer: Any, stated: PlainSpec, given: PlainInputs, attend: Any) -> Tenso
     x, edge_attr, runs, joined = given.operands
     own, sent, added = pna_maps.before(layer, x, edge_attr)
     found = attend({"x": sent, "edge": added})  # [N, reduces, towers * F]
-    degree = in_degrees(attend.graph, attend.kernels)
-    messages = pna_maps.shifted(layer, found, own, degree, runs)
-    if joined and not settings.maps_asked():
-        return layer.lin(pna_maps.after(layer, x, messages, degree))
-    return layer.lin(pna_maps.one_by_one(layer, x, messages, degree))
+    maps = (pna_maps.after if joined and not settings.maps_asked() else pna_maps.one_by_one)
+    return layer.lin(maps(layer, x, found, own, pna_maps.degrees(attend, x.dtype), runs))

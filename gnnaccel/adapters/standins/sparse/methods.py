@@ -4,6 +4,7 @@ Most are functions of torch_sparse as well; those do the work.
 """
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,123 +20,38 @@ from gnnaccel.adapters.standins.sparse import (
 
 
 class Operations:
-    """Operators. What each does is said by the function that it calls."""
+    """Operators: the functions themselves, which take the matrix first."""
 
-    def t(self):
-        return selecting.t(self)
+    t, select, narrow = selecting.t, selecting.select, selecting.narrow
+    __narrow_diag__, __getitem__ = selecting.__narrow_diag__, selecting.get_item
+    index_select, index_select_nnz = selecting.index_select, selecting.index_select_nnz
+    masked_select, masked_select_nnz = selecting.masked_select, selecting.masked_select_nnz
+    permute = selecting.permute
 
-    def select(self, dim, idx):
-        return selecting.select(self, dim, idx)
+    is_symmetric, to_symmetric = diagonal.is_symmetric, diagonal.to_symmetric
+    remove_diag, set_diag = diagonal.remove_diag, diagonal.set_diag
+    fill_diag, get_diag = diagonal.fill_diag, diagonal.get_diag
 
-    def narrow(self, dim, start, length):
-        return selecting.narrow(self, dim, start, length)
+    add = __add__ = __radd__ = arithmetic.add
+    add_ = __iadd__ = arithmetic.add_
+    add_nnz, add_nnz_ = arithmetic.add_nnz, arithmetic.add_nnz_
+    mul = __mul__ = __rmul__ = arithmetic.mul
+    mul_ = __imul__ = arithmetic.mul_
+    mul_nnz, mul_nnz_ = arithmetic.mul_nnz, arithmetic.mul_nnz_
 
-    def __narrow_diag__(self, start, length):
-        return selecting.__narrow_diag__(self, start, length)
+    matmul = __matmul__ = product.matmul
+    spmm, spspmm = product.spmm, product.spspmm
 
-    def index_select(self, dim, idx):
-        return selecting.index_select(self, dim, idx)
+    random_walk, sample, sample_adj = sampling.random_walk, sampling.sample, sampling.sample_adj
+    saint_subgraph = sampling.saint_subgraph
+    reverse_cuthill_mckee = sampling.reverse_cuthill_mckee
 
-    def index_select_nnz(self, idx, layout=None):
-        return selecting.index_select_nnz(self, idx, layout)
+    sum, mean, min, max = totals.sum, totals.mean, totals.min, totals.max
 
-    def masked_select(self, dim, mask):
-        return selecting.masked_select(self, dim, mask)
 
-    def masked_select_nnz(self, mask, layout=None):
-        return selecting.masked_select_nnz(self, mask, layout)
-
-    def permute(self, perm):
-        return selecting.permute(self, perm)
-
-    def __getitem__(self, index):
-        return selecting.get_item(self, index)
-
-    def is_symmetric(self):
-        return diagonal.is_symmetric(self)
-
-    def to_symmetric(self, reduce="sum"):
-        return diagonal.to_symmetric(self, reduce)
-
-    def remove_diag(self, k=0):
-        return diagonal.remove_diag(self, k)
-
-    def set_diag(self, values=None, k=0):
-        return diagonal.set_diag(self, values, k)
-
-    def fill_diag(self, fill_value, k=0):
-        return diagonal.fill_diag(self, fill_value, k)
-
-    def get_diag(self):
-        return diagonal.get_diag(self)
-
-    def add(self, other):
-        return arithmetic.add(self, other)
-
-    def add_(self, other):
-        return arithmetic.add_(self, other)
-
-    def add_nnz(self, other, layout=None):
-        return arithmetic.add_nnz(self, other, layout)
-
-    def add_nnz_(self, other, layout=None):
-        return arithmetic.add_nnz_(self, other, layout)
-
-    def mul(self, other):
-        return arithmetic.mul(self, other)
-
-    def mul_(self, other):
-        return arithmetic.mul_(self, other)
-
-    def mul_nnz(self, other, layout=None):
-        return arithmetic.mul_nnz(self, other, layout)
-
-    def mul_nnz_(self, other, layout=None):
-        return arithmetic.mul_nnz_(self, other, layout)
-
-    __add__ = __radd__ = add
-    __iadd__ = add_
-    __mul__ = __rmul__ = mul
-    __imul__ = mul_
-
-    def matmul(self, other, reduce="sum"):
-        return product.matmul(self, other, reduce)
-
-    def spmm(self, other, reduce="sum"):
-        return product.spmm(self, other, reduce)
-
-    def spspmm(self, other, reduce="sum"):
-        return product.spspmm(self, other, reduce)
-
-    def __matmul__(self, other):
-        return product.matmul(self, other)
-
-    def random_walk(self, start, walk_length):
-        return sampling.random_walk(self, start, walk_length)
-
-    def sample(self, num_neighbors, subset=None):
-        return sampling.sample(self, num_neighbors, subset)
-
-    def sample_adj(self, subset, num_neighbors, replace=False):
-        return sampling.sample_adj(self, subset, num_neighbors, replace)
-
-    def saint_subgraph(self, node_idx):
-        return sampling.saint_subgraph(self, node_idx)
-
-    def reverse_cuthill_mckee(self, is_symmetric=None):
-        return sampling.reverse_cuthill_mckee(self, is_symmetric)
-
-    def sum(self, dim=None):
-        return totals.sum(self, dim)
-
-    def mean(self, dim=None):
-        return totals.mean(self, dim)
-
-    def min(self, dim=None):
-        return totals.min(self, dim)
-
-    def max(self, dim=None):
-        return totals.max(self, dim)
+def _cast(dtype: torch.dtype) -> Callable:
+    """The method that casts to ``dtype``."""
+    return lambda self: self.type(dtype)
 
 
 class Casts:
@@ -182,35 +98,10 @@ class Casts:
     def type_as(self, tensor, non_blocking=False):
         return self.type(tensor.dtype, non_blocking)
 
-    def bfloat16(self):
-        return self.type(torch.bfloat16)
-
-    def bool(self):
-        return self.type(torch.bool)
-
-    def byte(self):
-        return self.type(torch.uint8)
-
-    def char(self):
-        return self.type(torch.int8)
-
-    def half(self):
-        return self.type(torch.float16)
-
-    def float(self):
-        return self.type(torch.float32)
-
-    def double(self):
-        return self.type(torch.float64)
-
-    def short(self):
-        return self.type(torch.int16)
-
-    def int(self):
-        return self.type(torch.int32)
-
-    def long(self):
-        return self.type(torch.int64)
+    bool, byte, char = _cast(torch.bool), _cast(torch.uint8), _cast(torch.int8)
+    short, int, long = _cast(torch.int16), _cast(torch.int32), _cast(torch.int64)
+    half, bfloat16 = _cast(torch.float16), _cast(torch.bfloat16)
+    float, double = _cast(torch.float32), _cast(torch.float64)
 
     def requires_grad(self):
         return self.storage.has_value() and self.storage.value().requires_grad

@@ -30,6 +30,11 @@ def get_layout(layout: str | None = None) -> str:
     return layout
 
 
+def _has(name: str) -> Callable[[SparseStorage], bool]:
+    """The method that tells whether the array of this name is there."""
+    return lambda self: getattr(self, name) is not None
+
+
 class SparseStorage:
     """Entries of a sparse matrix.
 
@@ -94,19 +99,17 @@ class SparseStorage:
             self._value = self._value[order]
         self._csr2csc = self._csc2csr = None
 
-    # --- index arrays -----------------------------------------------------------------------------
+    has_row, has_rowptr, has_value = _has("_row"), _has("_rowptr"), _has("_value")
+    has_rowcount, has_colptr, has_colcount = _has("_rowcount"), _has("_colptr"), _has("_colcount")
+    has_csr2csc, has_csc2csr = _has("_csr2csc"), _has("_csc2csr")
 
-    def has_row(self) -> bool:
-        return self._row is not None
+    # --- index arrays -----------------------------------------------------------------------------
 
     def row(self) -> Tensor:
         """Row of each entry."""
         if self._row is None:
             self._row = torch.repeat_interleave(self.rowcount(), output_size=self._col.numel())
         return self._row
-
-    def has_rowptr(self) -> bool:
-        return self._rowptr is not None
 
     def rowptr(self) -> Tensor:
         """Where each row begins, and the end of the last."""
@@ -118,26 +121,17 @@ class SparseStorage:
         """Column of each entry."""
         return self._col
 
-    def has_rowcount(self) -> bool:
-        return self._rowcount is not None
-
     def rowcount(self) -> Tensor:
         """Number of entries of each row."""
         if self._rowcount is None:
             self._rowcount = self.rowptr().diff()
         return self._rowcount
 
-    def has_colptr(self) -> bool:
-        return self._colptr is not None
-
     def colptr(self) -> Tensor:
         """Where each column begins among the entries sorted by column, and the end of the last."""
         if self._colptr is None:
             self._colptr = _offsets(self.colcount())
         return self._colptr
-
-    def has_colcount(self) -> bool:
-        return self._colcount is not None
 
     def colcount(self) -> Tensor:
         """Number of entries of each column."""
@@ -148,17 +142,11 @@ class SparseStorage:
                 self._colcount = torch.bincount(self._col, minlength=self._sparse_sizes[1])
         return self._colcount
 
-    def has_csr2csc(self) -> bool:
-        return self._csr2csc is not None
-
     def csr2csc(self) -> Tensor:
         """The order that sorts the entries by column, then row."""
         if self._csr2csc is None:
             self._csr2csc = self._col.argsort(stable=True)
         return self._csr2csc
-
-    def has_csc2csr(self) -> bool:
-        return self._csc2csr is not None
 
     def csc2csr(self) -> Tensor:
         """The order that undoes `csr2csc`."""
@@ -167,9 +155,6 @@ class SparseStorage:
         return self._csc2csr
 
     # --- values and sizes -------------------------------------------------------------------------
-
-    def has_value(self) -> bool:
-        return self._value is not None
 
     def value(self) -> Tensor | None:
         """Value of each entry; None where all are one."""

@@ -25,7 +25,7 @@ from gnnaccel.cuda.structure import Rows
 from gnnaccel.dispatch.ops import torch_ops
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.ops.operands import Operands
-from gnnaccel.dispatch.run.autograd import Operation, one_by_one
+from gnnaccel.dispatch.run.autograd import Closed, Operation
 
 
 def _rows_by(graph: OpGraph, target: str) -> Rows:
@@ -45,12 +45,12 @@ def _edges_by(graph: OpGraph, target: str) -> Rows:
 def edge_sum(graph: OpGraph, x: Tensor, target: str) -> Tensor:
     """[nodes, *features]: the sums of the rows ``x`` [E, *features] of the edges that share the
     node at ``target``."""
-    return _EdgeSum.apply(graph, x, target)
+    return _EdgeSum(graph, target).apply(x)
 
 
 def take(graph: OpGraph, x: Tensor, target: str) -> Tensor:
     """[E, *features]: each edge's row of ``x`` [nodes, *features], of the node at ``target``."""
-    return _Take.apply(graph, x, target)
+    return _Take(graph, target).apply(x)
 
 
 def sum_variant(width: int, dtype: torch.dtype) -> sums.Variant:
@@ -59,73 +59,69 @@ def sum_variant(width: int, dtype: torch.dtype) -> sums.Variant:
                         False)
 
 
-class _EdgeSum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, graph, x, target):
-        ctx.materialize_grads = False
-        ctx.graph, ctx.target = graph, target
+class _ByEnd(Closed):
+    __slots__ = ("graph", "target")
+
+    def __init__(self, graph: OpGraph, target: str):
+        self.graph, self.target = graph, target
+
+
+class _EdgeSum(_ByEnd):
+    __slots__ = ()
+
+    def forward(self, needs, x):
         variant = sum_variant(x[0].numel(), x.dtype)
-        out = sums.forward(variant, _edges_by(graph, target),
+        out = sums.forward(variant, _edges_by(self.graph, self.target),
                            dense(x).view(-1, variant.heads, variant.width))
-        return out.view(-1, *x.shape[1:]).detach()
+        return out.view(-1, *x.shape[1:]).detach(), ()
 
-    @staticmethod
-    @one_by_one
-    def backward(ctx, grad):
-        if grad is None:  # no result was used
-            return None, None, None
-        return None, take(ctx.graph, grad, ctx.target), None
+    def backward(self, needs, saved, grad):
+        return take(self.graph, grad, self.target),
 
 
-class _Take(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, graph, x, target):
-        ctx.materialize_grads = False
-        ctx.graph, ctx.target = graph, target
-        return x.index_select(0, graph.index(target))
+class _Take(_ByEnd):
+    __slots__ = ()
 
-    @staticmethod
-    @one_by_one
-    def backward(ctx, grad):
-        if grad is None:  # no result was used
-            return None, None, None
-        return None, edge_sum(ctx.graph, grad, ctx.target), None
+    def forward(self, needs, x):
+        return x.index_select(0, self.graph.index(self.target)), ()
+
+    def backward(self, needs, saved, grad):
+        return edge_sum(self.graph, grad, self.target),
 
 
 def elementwise(graph: OpGraph, op: str, lhs: Tensor, rhs: Tensor,
                 targets: tuple[str, str]) -> Tensor:
     """[E, F]: ``lhs`` op ``rhs``, "add" or "mul", each [rows of its target, F]."""
-    return _Elementwise.apply(graph, op, lhs, rhs, targets)
+    return _Elementwise(graph, op, targets).apply(lhs, rhs)
 
 
-class _Elementwise(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, graph, op, lhs, rhs, targets):
-        ctx.materialize_grads = False
-        ctx.graph, ctx.op, ctx.targets = graph, op, targets
-        ctx.save_for_backward(*((lhs, rhs) if op == "mul" else ()))
+class _Elementwise(Closed):
+    __slots__ = ("graph", "op", "targets")
+
+    def __init__(self, graph: OpGraph, op: str, targets: tuple[str, str]):
+        self.graph, self.op, self.targets = graph, op, targets
+
+    def forward(self, needs, lhs, rhs):
+        graph, op = self.graph, self.op
         indices = (None if target == "e" else graph.index(target).contiguous()
-                   for target in targets)
-        return sddmm.elementwise(op, graph.num_edges, dense(lhs), dense(rhs), *indices).detach()
+                   for target in self.targets)
+        out = sddmm.elementwise(op, graph.num_edges, dense(lhs), dense(rhs), *indices)
+        return out.detach(), (lhs, rhs) if op == "mul" else ()
 
-    @staticmethod
-    @one_by_one
-    def backward(ctx, grad):
-        if grad is None:  # no result was used
-            return None, None, None, None, None
-        graph, targets, saved = ctx.graph, ctx.targets, ctx.saved_tensors  # once: see `autograd`
+    def backward(self, needs, saved, grad):
+        graph, targets = self.graph, self.targets
         grads = []
         for side in (0, 1):
-            if not ctx.needs_input_grad[2 + side]:
+            if not needs[side]:
                 grads.append(None)
                 continue
             at_edges = grad
-            if ctx.op == "mul":
+            if self.op == "mul":
                 at_edges = elementwise(graph, "mul", grad, saved[1 - side],
                                        ("e", targets[1 - side]))
             grads.append(at_edges
                          if targets[side] == "e" else edge_sum(graph, at_edges, targets[side]))
-        return None, None, *grads, None
+        return grads
 
 
 # --- inner products -------------------------------------------------------------------------------
@@ -303,12 +299,12 @@ def _weight_grad(graph: OpGraph, form: Extremum, x: Tensor | None, weight: Tenso
 
 def segment_sum(x: Tensor, offsets: Tensor) -> Tensor:
     """[n, *features]: the sums of the rows of each segment."""
-    return _SegmentSum.apply(x, offsets)
+    return _SegmentSum().apply(x, offsets)
 
 
 def segment_extremum(x: Tensor, offsets: Tensor, largest: bool) -> Tensor:
     """[n, *features]: the largest (or smallest) of each segment."""
-    return _SegmentExtremum.apply(x, offsets, largest)
+    return _SegmentExtremum(largest).apply(x, offsets)
 
 
 def segment_variant(width: int, dtype: torch.dtype) -> sums.Variant:
@@ -331,45 +327,36 @@ def _segments(offsets: Tensor, edges: int) -> Rows:
                 structure.split_rows(indptr, edges))
 
 
-class _SegmentSum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, offsets):
-        ctx.materialize_grads = False
-        ctx.rows = x.shape[0]
-        ctx.save_for_backward(offsets)
+class _SegmentSum(Closed):
+    __slots__ = ("rows",)
+
+    def forward(self, needs, x, offsets):
+        self.rows = x.shape[0]
         variant = segment_variant(x[0].numel(), x.dtype)
         out = sums.forward(variant, _segments(offsets, x.shape[0]),
                            dense(x).view(-1, variant.heads, variant.width))
-        return out.view(-1, *x.shape[1:]).detach()
+        return out.view(-1, *x.shape[1:]).detach(), (offsets,)
 
-    @staticmethod
-    @one_by_one
-    def backward(ctx, grad):
-        if grad is None:  # no result was used
-            return None, None
-        (offsets,) = ctx.saved_tensors
-        index = torch_ops.segment_index(offsets, ctx.rows)
+    def backward(self, needs, saved, grad):
+        index = torch_ops.segment_index(saved[0], self.rows)
         # for rows behind the last segment
         grad = torch.cat([grad, grad.new_zeros(1, *grad.shape[1:])])
         return grad.index_select(0, index), None
 
 
-class _SegmentExtremum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, offsets, largest):
-        ctx.materialize_grads = False
-        ctx.rows = x.shape[0]
-        variant = segment_extremum_variant(x[0].numel(), x.dtype, largest)
+class _SegmentExtremum(Closed):
+    __slots__ = ("largest", "rows")
+
+    def __init__(self, largest: bool):
+        self.largest = largest
+
+    def forward(self, needs, x, offsets):
+        self.rows = x.shape[0]
+        variant = segment_extremum_variant(x[0].numel(), x.dtype, self.largest)
         rows = dense(x).view(-1, variant.heads, variant.width)
         out, arg = extremum_kernels.forward(variant, _segments(offsets, x.shape[0]), rows)
-        ctx.save_for_backward(arg)
-        return out.view(-1, *x.shape[1:]).detach()
+        return out.view(-1, *x.shape[1:]).detach(), (arg,)
 
-    @staticmethod
-    @one_by_one
-    def backward(ctx, grad):
-        if grad is None:  # no result was used
-            return None, None, None
-        (arg,) = ctx.saved_tensors
-        return _to_places(arg, grad.reshape(arg.shape),
-                          ctx.rows).view(-1, *grad.shape[1:]), None, None
+    def backward(self, needs, saved, grad):
+        arg, = saved
+        return _to_places(arg, grad.reshape(arg.shape), self.rows).view(-1, *grad.shape[1:]), None

@@ -44,7 +44,7 @@ def aggregate(graph: GraphView, rows: Tensor, weight: Tensor | None = None) -> T
 def take(rows: Tensor, gather: Gather) -> Tensor:
     """`torch_maps.take`, whose gradient is summed in a fixed order."""
     if rows.requires_grad and torch.is_grad_enabled() and rows.dtype in TYPES:
-        return torch_maps.Take.apply(rows, gather, aggregate)
+        return torch_maps.Take(gather, aggregate).apply(rows)
     return rows.index_select(0, gather.index)
 
 

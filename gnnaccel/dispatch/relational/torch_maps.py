@@ -4,6 +4,8 @@ The operations are closed under differentiation: each backward is made of the ot
 """
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -12,7 +14,7 @@ from gnnaccel.dispatch.ir.program import RELATION
 from gnnaccel.dispatch.relational.gather import Gather
 from gnnaccel.dispatch.relational.pairs import Blocks, Pairs
 from gnnaccel.dispatch.run import torch_segments
-from gnnaccel.dispatch.run.autograd import one_by_one
+from gnnaccel.dispatch.run.autograd import Closed
 
 _ALONE = 4096  # elements of a block's result from which another call costs less than a copy of it
 _CPU_DTYPES = (torch.float32, torch.float64)
@@ -29,48 +31,44 @@ def multiply(pairs: Pairs | Blocks, rows: Tensor, weight: Tensor, transposed: bo
     pairs: the `Pairs` whose rows these are; rows [U, blocks, K], or rows of the coarser domain that
     ``gather`` reads; weight [relations, blocks, K, N], or [.., N, K] when ``transposed``.
     """
-    return _Multiply.apply(pairs, rows if gather is None else take(rows, gather), weight,
-                           transposed, bias)
+    rows = rows if gather is None else take(rows, gather)
+    return _Multiply(pairs, transposed).apply(rows, weight, bias)
 
 
 def outer(pairs: Pairs, left: Tensor, right: Tensor) -> Tensor:
     """[relations, blocks, K, N]: the sum over a relation's rows of left [U, blocks, K] times right
     [U, blocks, N]."""
-    return _Outer.apply(pairs, left, right)
+    return _Outer(pairs).apply(left, right)
 
 
-class _Multiply(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, pairs, rows, weight, transposed, bias):
-        ctx.materialize_grads = False
-        ctx.pairs, ctx.transposed = pairs, transposed
-        ctx.save_for_backward(rows, weight)
-        matrix = weight.transpose(-1, -2) if transposed else weight
+class _Multiply(Closed):
+    __slots__ = ("pairs", "transposed")
+
+    def __init__(self, pairs: Pairs | Blocks, transposed: bool):
+        self.pairs, self.transposed = pairs, transposed
+
+    def forward(self, needs, rows, weight, bias):
+        pairs, saved = self.pairs, (rows, weight)
+        matrix = weight.transpose(-1, -2) if self.transposed else weight
         out = rows.new_empty(rows.shape[0], rows.shape[1], matrix.shape[-1])
         if rows.shape[1] == 1:
             _by_segment(pairs, rows.squeeze(1), matrix.squeeze(1), bias, out.squeeze(1))
-            return out
+            return out, saved
         for r, a, b in pairs.bounds:
             if (b - a) * out.shape[2] >= _ALONE:
                 for block in range(rows.shape[1]):
                     torch.mm(rows[a:b, block], matrix[r, block], out=out[a:b, block])
             else:
                 out[a:b] = torch.bmm(rows[a:b].transpose(0, 1), matrix[r]).transpose(0, 1)
-        return out
+        return out, saved
 
-    @staticmethod
-    @one_by_one
-    def backward(ctx, grad):
-        if grad is None:  # no result was used
-            return None, None, None, None, None
-        (rows, weight), (_, to_rows, to_weight, _,
-                         to_bias) = ctx.saved_tensors, ctx.needs_input_grad
-        d_rows = multiply(ctx.pairs, grad, weight, not ctx.transposed) if to_rows else None
+    def backward(self, needs, saved, grad):
+        (rows, weight), pairs = saved, self.pairs
+        d_rows = multiply(pairs, grad, weight, not self.transposed) if needs[0] else None
         d_weight = None
-        if to_weight:
-            d_weight = (outer(ctx.pairs, grad, rows)
-                        if ctx.transposed else outer(ctx.pairs, rows, grad))
-        return None, d_rows, d_weight, None, _sums(ctx.pairs, grad) if to_bias else None
+        if needs[1]:
+            d_weight = outer(pairs, grad, rows) if self.transposed else outer(pairs, rows, grad)
+        return d_rows, d_weight, _sums(pairs, grad) if needs[2] else None
 
 
 def _by_segment(pairs: Pairs | Blocks, rows: Tensor, matrix: Tensor, bias: Tensor | None,
@@ -92,12 +90,14 @@ def _sums(pairs: Pairs | Blocks, grad: Tensor) -> Tensor:
     return torch.stack([found.get(r, none) for r in range(pairs.ptr.shape[0] - 1)])
 
 
-class _Outer(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, pairs, left, right):
-        ctx.materialize_grads = False
-        ctx.pairs = pairs
-        ctx.save_for_backward(left, right)
+class _Outer(Closed):
+    __slots__ = ("pairs",)
+
+    def __init__(self, pairs: Pairs):
+        self.pairs = pairs
+
+    def forward(self, needs, left, right):
+        pairs = self.pairs
         out = left.new_zeros(pairs.ptr.shape[0] - 1, left.shape[1], left.shape[2], right.shape[2])
         if left.shape[1] == 1:
             ends, found = (t.squeeze(1).split(pairs.sizes) for t in (left, right)), out.squeeze(1)
@@ -106,16 +106,12 @@ class _Outer(torch.autograd.Function):
         else:
             for r, a, b in pairs.bounds:
                 torch.bmm(left[a:b].permute(1, 2, 0), right[a:b].transpose(0, 1), out=out[r])
-        return out
+        return out, (left, right)
 
-    @staticmethod
-    @one_by_one
-    def backward(ctx, grad):
-        if grad is None:  # no result was used
-            return None, None, None
-        (left, right), (_, to_left, to_right) = ctx.saved_tensors, ctx.needs_input_grad
-        return (None, multiply(ctx.pairs, right, grad, True) if to_left else None,
-                multiply(ctx.pairs, left, grad) if to_right else None)
+    def backward(self, needs, saved, grad):
+        left, right = saved
+        return (multiply(self.pairs, right, grad, True) if needs[0] else None,
+                multiply(self.pairs, left, grad) if needs[1] else None)
 
 
 # --- sums over edges ------------------------------------------------------------------------------
@@ -154,7 +150,7 @@ def take(rows: Tensor, gather: Gather) -> Tensor:
     # on the CPU adding rows to their places is several times as slow
     relations = isinstance(gather, Gather) and gather.coarse == RELATION
     long = relations and rows.shape[1:].numel() <= _NARROW
-    return Take.apply(rows, gather, _sum_in_double if long else aggregate)
+    return Take(gather, _sum_in_double if long else aggregate).apply(rows)
 
 
 def _sum_in_double(graph: GraphView, rows: Tensor) -> Tensor:
@@ -163,23 +159,21 @@ def _sum_in_double(graph: GraphView, rows: Tensor) -> Tensor:
     return aggregate(graph, rows.double()).to(rows.dtype)
 
 
-class Take(torch.autograd.Function):
+class Take(Closed):
     """`take`, whose gradient is the sum of the rows of each place by ``aggregate``, `aggregate`
     here or another way to it."""
 
-    @staticmethod
-    def forward(ctx, rows, gather, aggregate):
-        ctx.materialize_grads = False
-        ctx.gather, ctx.aggregate = gather, aggregate
-        return rows.index_select(0, gather.index)
+    __slots__ = ("aggregate", "gather")
 
-    @staticmethod
-    @one_by_one
-    def backward(ctx, grad):
-        if grad is None:  # no result was used
-            return None, None, None
-        return ctx.aggregate(ctx.gather.members,
-                             grad.flatten(1)).view(-1, *grad.shape[1:]), None, None
+    def __init__(self, gather: Gather, aggregate: Callable[..., Tensor]):
+        self.gather, self.aggregate = gather, aggregate
+
+    def forward(self, needs, rows):
+        return rows.index_select(0, self.gather.index), ()
+
+    def backward(self, needs, saved, grad):
+        sums = self.aggregate(self.gather.members, grad.flatten(1))
+        return sums.view(-1, *grad.shape[1:]),
 
 
 def _forward_mode() -> bool:

@@ -113,6 +113,15 @@ class _Node(torch.autograd.Function):
         return None, *operation.backward(needs, saved, *grads)
 
 
+class Closed(Operation):
+    """One whose `backward` is made of operations that can be differentiated themselves."""
+
+    __slots__ = ()
+
+    def recorded(self, needs: tuple[bool, ...], saved: Tensors, *grads: Tensor | None) -> Tensors:
+        return self.backward(needs, list(saved), *grads)
+
+
 def _is_batched(grad: Tensor | None) -> bool:
     return grad is not None and (_is_vmapped(grad) or _is_of_batch(grad))
 

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gnnaccel.dispatch.ir.patterns import Attention
-from gnnaccel.dispatch.run.autograd import one_by_one
+from gnnaccel.dispatch.run.autograd import Closed
 from gnnaccel.dispatch.run.torch_pairs import pair_scores
 
 #: edges times heads up to which the heads fold into one graph; measured, see docs/notes/cpu.md
@@ -122,18 +122,18 @@ class Parts(NamedTuple):
 def weighted_sum(graph: Segments, weight: Tensor | None, rows: Tensor) -> Tensor:
     """[num_dst, width]: the sum over the edges that enter a node of the row of the source, times
     ``weight`` [E] if there is one; rows [num_src, width]."""
-    return _WeightedSum.apply(graph, weight, rows)
+    return _WeightedSum(graph).apply(weight, rows)
 
 
 def edge_dot(graph: Segments, left: Tensor, right: Tensor) -> Tensor:
     """[E]: inner product of the rows at an edge's ends; left [num_dst, width], right [num_src,
     width]."""
-    return _EdgeDot.apply(graph, left, right)
+    return _EdgeDot(graph).apply(left, right)
 
 
 def softmax(graph: Segments, scores: Tensor) -> Tensor:
     """[E]: softmax of scores [E] over the edges that enter each node."""
-    return _Softmax.apply(graph, scores)
+    return _Softmax(graph).apply(scores)
 
 
 def _weighted_sum_of_turned(graph: Segments, weight: Tensor | None, rows: Tensor) -> Tensor:
@@ -144,90 +144,81 @@ def _weighted_sum_of_turned(graph: Segments, weight: Tensor | None, rows: Tensor
     return weighted_sum(turned, weight, rows)
 
 
-class _WeightedSum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, graph, weight, rows):
-        ctx.materialize_grads = False
-        ctx.graph = graph
-        ctx.save_for_backward(weight, rows if ctx.needs_input_grad[1] else None)
+class _OverSegments(Closed):
+    __slots__ = ("graph",)
+
+    def __init__(self, graph: Segments):
+        self.graph = graph
+
+
+class _WeightedSum(_OverSegments):
+    __slots__ = ()
+
+    def forward(self, needs, weight, rows):
+        graph, saved = self.graph, (weight, rows if needs[0] else None)
         if weight is None and rows.dtype is torch.float64:  # without weights torch is slower there
             weight = rows.new_ones(()).expand(graph.src.shape[0])
         weight = None if weight is None else weight.contiguous()
         rows = rows.contiguous()
         parts = graph.parts if rows.dtype is torch.float32 else None
         if parts is None:
-            return _bags(rows, graph.src, graph.ptr, weight)
+            return _bags(rows, graph.src, graph.ptr, weight), saved
         # one after the other, hundreds of numbers lose more digits than a host's sum of them
         of_first, of_rest = (None, None) if weight is None else [
             weight.index_select(0, places) for places in (parts.places, parts.places_of_rest)]
         out = _bags(rows, parts.src, parts.ptr, of_first)
         rest = _bags(rows, parts.src_of_rest, parts.ptr_of_rest, of_rest)
-        return out.index_add_(0, parts.row, rest)
+        return out.index_add_(0, parts.row, rest), saved
 
-    @staticmethod
-    @one_by_one
-    def backward(ctx, grad):
-        if grad is None:  # no result was used
-            return None, None, None
-        (weight, rows), (_, to_weight, to_rows) = ctx.saved_tensors, ctx.needs_input_grad
-        return (None, edge_dot(ctx.graph, grad, rows) if to_weight else None,
-                _weighted_sum_of_turned(ctx.graph, weight, grad) if to_rows else None)
+    def backward(self, needs, saved, grad):
+        weight, rows = saved
+        return (edge_dot(self.graph, grad, rows) if needs[0] else None,
+                _weighted_sum_of_turned(self.graph, weight, grad) if needs[1] else None)
 
 
 def _bags(rows: Tensor, src: Tensor, ptr: Tensor, weight: Tensor | None) -> Tensor:
     return torch.embedding_bag(rows, src, ptr, False, 0, False, weight, True)[0]
 
 
-class _EdgeDot(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, graph, left, right):
-        ctx.materialize_grads = False
-        ctx.graph = graph
-        ctx.save_for_backward(left, right)
-        return _sampled(graph, left, right)
+class _EdgeDot(_OverSegments):
+    __slots__ = ()
 
-    @staticmethod
-    @one_by_one
-    def backward(ctx, grad):
-        if grad is None:  # no result was used
-            return None, None, None
-        (left, right), (_, to_left, to_right) = ctx.saved_tensors, ctx.needs_input_grad
-        return (None, weighted_sum(ctx.graph, grad, right) if to_left else None,
-                _weighted_sum_of_turned(ctx.graph, grad, left) if to_right else None)
+    def forward(self, needs, left, right):
+        return _sampled(self.graph, left, right), (left, right)
+
+    def backward(self, needs, saved, grad):
+        left, right = saved
+        return (weighted_sum(self.graph, grad, right) if needs[0] else None,
+                _weighted_sum_of_turned(self.graph, grad, left) if needs[1] else None)
 
 
-class _Softmax(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, graph, scores):
-        ctx.materialize_grads = False
-        ctx.graph = graph
+class _Softmax(_OverSegments):
+    __slots__ = ()
+
+    def forward(self, needs, scores):
+        graph = self.graph
         top = torch.segment_reduce(scores, "max", offsets=graph.ptr, axis=0, unsafe=True)
         p = top.index_select(0, graph.dst)
         torch.sub(scores, p, out=p).exp_()
         total = torch.segment_reduce(p, "sum", offsets=graph.ptr, axis=0, unsafe=True)
         p.div_(total.index_select(0, graph.dst))
-        ctx.save_for_backward(p)
-        return p
+        return p, (p,)
 
-    @staticmethod
-    @one_by_one
-    def backward(ctx, grad):
-        if grad is None:  # no result was used
-            return None, None
-        (p,), graph = ctx.saved_tensors, ctx.graph
+    def backward(self, needs, saved, grad):
+        (p,), graph = saved, self.graph
         # What is left of gradients that all but agree is their rounding, and that of the mean
         # weighs as much as they do. So the
         # mean is taken twice: the second time of what the first has left.
         if torch.is_grad_enabled():
             left = grad - _mean(graph, grad * p)
-            return None, (left - _mean(graph, left * p)) * p
+            return (left - _mean(graph, left * p)) * p,
         weighted = grad * p
         total = weighted.new_zeros(graph.num_dst).index_add_(0, graph.dst, weighted)
         left = total.index_select(0, graph.dst)
         torch.mul(torch.sub(grad, left, out=left), p, out=weighted)
         mean = torch.index_select(total.zero_().index_add_(0, graph.dst, weighted), 0, graph.dst,
                                   out=weighted)
-        return None, left.sub_(mean).mul_(p)
+        return left.sub_(mean).mul_(p),
 
 
 def _mean(graph: Segments, weighted: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gnnaccel.adapters.standins.scatter.reduce import extremum, unknown
 from gnnaccel.adapters.standins.scatter.segment import _trailing
+from gnnaccel.dispatch.run.autograd import Closed
 
 _REDUCES = ("sum", "add", "mean", "min", "max")
 warnings.filterwarnings("ignore", ".*Sparse CSR tensor support is in beta state.*")
@@ -80,7 +81,7 @@ def _sums(src, other: Tensor) -> Tensor:
         arrays = _Arrays(src, transposed=wanted)
         if value is None:
             value = torch.ones(src.nnz(), dtype=other.dtype, device=other.device)
-        return _Sums.apply(arrays, value, other)
+        return _Sums(arrays).apply(value, other)
     row, col, _ = src.coo()
     messages = other.index_select(-2, col)
     if value is not None:
@@ -111,30 +112,28 @@ class _Arrays:
         return _Arrays(self.src.set_value(None).t(), transposed=False)
 
 
-class _Sums(torch.autograd.Function):
+class _Sums(Closed):
     """The product of a CSR matrix with a dense one. Its gradients are such products again, and
     products of pairs of rows."""
 
-    @staticmethod
-    def forward(ctx, arrays: _Arrays, value: Tensor, other: Tensor) -> Tensor:
-        ctx.set_materialize_grads(False)
-        ctx.arrays = arrays
-        ctx.save_for_backward(value, other)
-        return torch.sparse.mm(arrays.csr(value.detach()), other)
+    __slots__ = ("arrays",)
 
-    @staticmethod
-    def backward(ctx, grad):
-        if grad is None:  # no result was used
-            return None, None, None
-        arrays, (value, other) = ctx.arrays, ctx.saved_tensors
+    def __init__(self, arrays: _Arrays):
+        self.arrays = arrays
+
+    def forward(self, needs, value, other):
+        return torch.sparse.mm(self.arrays.csr(value.detach()), other), (value, other)
+
+    def backward(self, needs, saved, grad):
+        arrays, (value, other) = self.arrays, saved
         to_value = to_other = None
-        if ctx.needs_input_grad[1]:
+        if needs[0]:
             row, col, _ = arrays.src.coo()
             to_value = (grad.index_select(0, row) * other.index_select(0, col)).sum(-1)
-        if ctx.needs_input_grad[2]:
+        if needs[1]:
             order = arrays.src.storage.csr2csc()
-            to_other = _Sums.apply(arrays.flipped(), value.index_select(0, order), grad)
-        return None, to_value, to_other
+            to_other = _Sums(arrays.flipped()).apply(value.index_select(0, order), grad)
+        return to_value, to_other
 
 
 # --- extrema --------------------------------------------------------------------------------------

@@ -144,34 +144,35 @@ class _Finder:
             return None
         busy.add(name)
         try:
-            spec = _others(name, path, target)
+            spec = found_by_others(_finder, name, path, target)
         finally:
             busy.discard(name)
         # a namespace package has no loader yet
         if spec is not None and hasattr(spec.loader, "exec_module"):
             # it hands on all that it lacks
-            spec.loader = _Loader(spec.loader, name)  # type: ignore[assignment]
+            spec.loader = _Telling(spec.loader, name)  # type: ignore[assignment]
         return spec
 
     def invalidate_caches(self) -> None:
         """Nothing is cached."""
 
 
-def _others(name: str, path: Any, target: ModuleType | None) -> ModuleSpec | None:
-    for finder in list(sys.meta_path):
-        find = None if finder is _finder else getattr(finder, "find_spec", None)
+def found_by_others(finder: Any, name: str, path: Any,
+                    target: ModuleType | None) -> ModuleSpec | None:
+    """What the finders but this one find."""
+    for other in list(sys.meta_path):
+        find = None if other is finder else getattr(other, "find_spec", None)
         spec = None if find is None else find(name, path, target)
         if spec is not None:
             return spec
     return None
 
 
-class _Loader:
+class Loader:
     """A loader that stands in for another during one import."""
 
-    def __init__(self, loader: Any, name: str) -> None:
+    def __init__(self, loader: Any) -> None:
         self._loader = loader
-        self._name = name
 
     def __getattr__(self, attribute: str) -> Any:
         return getattr(self._loader, attribute)
@@ -187,6 +188,17 @@ class _Loader:
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         self._loader.exec_module(module)
+
+
+class _Telling(Loader):
+    """One that tells when it is done."""
+
+    def __init__(self, loader: Any, name: str) -> None:
+        super().__init__(loader)
+        self._name = name
+
+    def exec_module(self, module: ModuleType) -> None:
+        super().exec_module(module)
         _call_ready(finished=self._name)
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from gnnaccel.adapters.importhook import found_by_others
 from gnnaccel.finder import NAME, GraphboltFinder
 
 _LIBRARIES = {"linux": "libgraphbolt_pytorch_{}.so", "darwin": "libgraphbolt_pytorch_{}.dylib",
@@ -37,7 +38,7 @@ def find_spec(name: str, path: Any, target: ModuleType | None) -> ModuleSpec | N
             f"{name} is not there: "
             f"{sys.modules[NAME].__spec__.loader.missing}",  # type: ignore[union-attr]
             name=NAME)
-    found = _others(name, path, target)
+    found = found_by_others(GraphboltFinder, name, path, target)
     if found is None or not found.submodule_search_locations:  # DGL before 2.0 has none
         return None
     missing = _missing(Path(next(iter(found.submodule_search_locations))))
@@ -75,15 +76,6 @@ class _Loader:
         FusedCSCSamplingGraph.__module__ = NAME
         FusedCSCSamplingGraph.__qualname__ = "FusedCSCSamplingGraph"
         module.FusedCSCSamplingGraph = FusedCSCSamplingGraph
-
-
-def _others(name: str, path: Any, target: ModuleType | None) -> ModuleSpec | None:
-    for finder in list(sys.meta_path):
-        find = None if finder is GraphboltFinder else getattr(finder, "find_spec", None)
-        spec = None if find is None else find(name, path, target)
-        if spec is not None:
-            return spec
-    return None
 
 
 def _missing(package: Path) -> str | None:

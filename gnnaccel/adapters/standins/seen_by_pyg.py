@@ -16,7 +16,7 @@ from importlib.machinery import ModuleSpec
 from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
-from gnnaccel.adapters.importhook import Handle, when_imported
+from gnnaccel.adapters.importhook import Handle, Loader, found_by_others, when_imported
 from gnnaccel.adapters.patching import PatchSet
 from gnnaccel.adapters.standins import finder
 
@@ -77,7 +77,7 @@ class TypingFinder:
             return None
         _local.busy = True
         try:
-            spec = _others(name, path, target)
+            spec = found_by_others(TypingFinder, name, path, target)
         finally:
             _local.busy = False
         if spec is not None and hasattr(spec.loader, "exec_module"):
@@ -89,33 +89,12 @@ class TypingFinder:
         """Nothing is cached."""
 
 
-def _others(name: str, path: Any, target: ModuleType | None) -> ModuleSpec | None:
-    for other in list(sys.meta_path):
-        find = None if other is TypingFinder else getattr(other, "find_spec", None)
-        spec = None if find is None else find(name, path, target)
-        if spec is not None:
-            return spec
-    return None
-
-
-class _Loader:
-    """Loads `torch_geometric.typing` and hands over to its own loader."""
-
-    def __init__(self, loader: Any):
-        self._loader = loader
-
-    def __getattr__(self, attribute: str) -> Any:
-        return getattr(self._loader, attribute)
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec)
+class _Loader(Loader):
+    """Loads `torch_geometric.typing`, and hides stand-ins meanwhile."""
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__loader__ = self._loader
-        if module.__spec__ is not None:
-            module.__spec__.loader = self._loader
         with _hidden(finder.active() - _shown):
-            self._loader.exec_module(module)
+            super().exec_module(module)
         if _shown & finder.active():
             # samplers and EdgeIndex would call functions of the real one's library
             module.__dict__["WITH_TORCH_SPARSE"] = False

@@ -39,7 +39,7 @@ from gnnaccel.dispatch.quantized.cost import Sizes
 from gnnaccel.dispatch.quantized.measure import Stopwatch
 from gnnaccel.dispatch.quantized.rows import Stored
 from gnnaccel.dispatch.quantized.settings import Entry
-from gnnaccel.dispatch.quantized.use import Use, decide
+from gnnaccel.dispatch.quantized.use import Counted, Use, decide
 from gnnaccel.dispatch.run.autograd import Operation, gradients, stand_in
 
 
@@ -93,20 +93,7 @@ def _in_fp32(decision: Decision, entry: Entry, why: Reason) -> Decision:
                                  fell_back=partial(entry.fell_back, why))
     rejected = (*decision.plan.rejected, ("rows in fewer bytes", why))
     return decision._replace(plan=decision.plan._replace(rejected=rejected),
-                             run=_Counted(entry, why, decision.run), again=settings.learning(why))
-
-
-class _Counted:
-    """A run in fp32 of a layer that was asked to quantize."""
-
-    __slots__ = ("entry", "why", "plain")
-
-    def __init__(self, entry: Entry, why: Reason, plain: Run):
-        self.entry, self.why, self.plain = entry, why, plain
-
-    def __call__(self, graph: OpGraph, given: Aggregation) -> Tensor:
-        self.entry.fell_back(self.why)
-        return self.plain(graph, given)
+                             run=Counted(entry, why, decision.run), again=settings.learning(why))
 
 
 class _Run:

@@ -29,7 +29,7 @@ from gnnaccel.dispatch.quantized.cost import Sizes
 from gnnaccel.dispatch.quantized.measure import Stopwatch
 from gnnaccel.dispatch.quantized.rows import Storage, Stored
 from gnnaccel.dispatch.quantized.settings import Entry
-from gnnaccel.dispatch.quantized.use import Use, decide
+from gnnaccel.dispatch.quantized.use import Counted, Use, decide
 from gnnaccel.dispatch.run import attention, attention_maps, torch_backend
 from gnnaccel.dispatch.run.attention import Call
 from gnnaccel.dispatch.run.attention_families import (ADDITIVE, AsTheyCome, Family,
@@ -88,19 +88,6 @@ def _kernel(stated: CallSpec, use: Use) -> Kernel:
 
     return Kernel("additive", ("quantized attention", h, d, stated.out, edge, dropout, use.storage),
                   compile_, lambda: None)
-
-
-class Counted:
-    """A run in fp32 of a layer that was asked to quantize."""
-
-    storage = None
-
-    def __init__(self, entry: Entry, why: Reason, plain: Any):
-        self.entry, self.why, self.plain = entry, why, plain
-
-    def __call__(self, call: Call, tensors: Any) -> Tensor:
-        self.entry.fell_back(self.why)
-        return self.plain(call, tensors)
 
 
 class Run:

@@ -2,6 +2,7 @@
 either way."""
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -27,6 +28,20 @@ class Use(NamedTuple):
     def text(self) -> str:
         return (self.storage.format
                 if self.storage.format == self.storage.backward else "/".join(self.storage))
+
+
+class Counted:
+    """A run in fp32 of a layer that was asked to quantize; ``plain``: what runs."""
+
+    __slots__ = ("entry", "why", "plain")
+    storage = None
+
+    def __init__(self, entry: Entry, why: Reason, plain: Callable[..., Any]):
+        self.entry, self.why, self.plain = entry, why, plain
+
+    def __call__(self, *given: Any) -> Any:
+        self.entry.fell_back(self.why)
+        return self.plain(*given)
 
 
 def decide(layer: Any, found: Entry, config: Config, route: str, why_native: Reason | None,

@@ -15,57 +15,41 @@ def _layers(cells: list[metrics.Cell]) -> text.Section:
     columns = ("shape", "layer", "mode", "native ms", "compiled ms", "gnnaccel ms", "10 % to 90 %",
                "x native", "x compiled", "x DGL CUDA", "x floor", "peak MiB native",
                "peak MiB gnnaccel", "kept MiB", "difference", "route")
-    rows: list[tuple[str, ...]] = []
-    notes: dict[str, str] = {}
-    for cell in cells:
-        if not cell.kind.startswith(("aggregate", "fresh-plain")):
-            continue
-        shape = f"{cell.shape} (cpu)" if cell.device == "cpu" else cell.shape
-        ratios = (text.ratio(cell.metric(name)) for name in ("vs_native", "vs_compiled",
-                                                             "vs_dgl_cuda", "vs_floor"))
-        memory = (cell.value("native", "peak_mib"), cell.value("gnnaccel", "peak_mib"),
-                  cell.value("gnnaccel", "resident_mib"))
-        rows.append((shape, cell.layer, cell.mode,
-                     *(text.time(cell, impl, notes) for impl in metrics.IMPLS), _spread(cell),
-                     *ratios, *map(text.number, memory), text.difference(cell),
-                     cell.route or text.MISSING))
-    return text.Section("Plain layers: PyG natively, under torch.compile, and through gnnaccel",
-                        columns, rows, text.notes_of(notes))
 
+    def row(cell: metrics.Cell, notes: dict[str, str]) -> tuple[str, ...]:
+        return (text.shape(cell), cell.layer, cell.mode,
+                *(text.time(cell, impl, notes) for impl in metrics.IMPLS), text.spread(cell),
+                *(text.ratio(cell.metric(name)) for name in ("vs_native", "vs_compiled",
+                                                             "vs_dgl_cuda", "vs_floor")),
+                *text.memory(cell), text.difference(cell), cell.route or text.MISSING)
 
-def _spread(cell: metrics.Cell) -> str:
-    record = cell.by.get("gnnaccel")
-    timed = record.timing if record else None
-    return (f"{text.number(timed['p10_ms'])} to {text.number(timed['p90_ms'])}" if timed
-            else text.MISSING)
+    return text.table("Plain layers: PyG natively, under torch.compile, and through gnnaccel",
+                      columns, (cell for cell in cells
+                                if cell.kind.startswith(("aggregate", "fresh-plain"))), row)
 
 
 def _sums(cells: list[metrics.Cell]) -> text.Section:
     columns = ("shape", "sum", "mode", "cuSPARSE ms", "gnnaccel ms", "x cuSPARSE", "floor ms",
                "x floor")
-    rows: list[tuple[str, ...]] = []
-    notes: dict[str, str] = {}
-    for cell in cells:
-        if cell.kind.startswith("spmm"):
-            rows.append((cell.shape, cell.layer, cell.mode, text.time(cell, "cusparse", notes),
-                         text.time(cell, "gnnaccel", notes), text.ratio(cell.metric("vs_cusparse")),
-                         text.number(cell.floor.ms if cell.floor else None),
-                         text.ratio(cell.metric("vs_floor")) if cell.mode == "forward"
-                         else text.MISSING))
-    return text.Section("Weighted sums of neighbours, and torch.sparse's product (cuSPARSE on a "
-                        "GPU)", columns, rows,
-                        text.notes_of(notes))
+
+    def row(cell: metrics.Cell, notes: dict[str, str]) -> tuple[str, ...]:
+        floor = text.ratio(cell.metric("vs_floor")) if cell.mode == "forward" else text.MISSING
+        return (cell.shape, cell.layer, cell.mode, text.time(cell, "cusparse", notes),
+                text.time(cell, "gnnaccel", notes), text.ratio(cell.metric("vs_cusparse")),
+                text.floor(cell), floor)
+
+    return text.table("Weighted sums of neighbours, and torch.sparse's product (cuSPARSE on a "
+                      "GPU)", columns, (cell for cell in cells if cell.kind.startswith("spmm")),
+                      row)
 
 
 def _operations(cells: list[metrics.Cell]) -> text.Section:
     columns = ("shape", "operation", "mode", "ms", "ms for its bytes", "x bytes")
-    rows: list[tuple[str, ...]] = []
-    notes: dict[str, str] = {}
-    for cell in cells:
-        if cell.kind == "operation":
-            rows.append((cell.shape, cell.layer, cell.mode, text.time(cell, "gnnaccel", notes),
-                         text.number(cell.value("gnnaccel", "floor_ms")),
-                         text.ratio(metrics.ratio(cell.ms("gnnaccel"),
-                                                  cell.value("gnnaccel", "floor_ms")))))
-    return text.Section("Single operations, and the time to copy the bytes that each must move",
-                        columns, rows, text.notes_of(notes))
+
+    def row(cell: metrics.Cell, notes: dict[str, str]) -> tuple[str, ...]:
+        floor = cell.value("gnnaccel", "floor_ms")
+        return (cell.shape, cell.layer, cell.mode, text.time(cell, "gnnaccel", notes),
+                text.number(floor), text.ratio(metrics.ratio(cell.ms("gnnaccel"), floor)))
+
+    return text.table("Single operations, and the time to copy the bytes that each must move",
+                      columns, (cell for cell in cells if cell.kind == "operation"), row)

@@ -10,29 +10,19 @@ def section(result: Result) -> text.Section:
     columns = ("shape", "layer", "mode", "native ms", "gnnaccel ms", "10 % to 90 %", "x native",
                "DGL CUDA ms", "x DGL CUDA", "PyG ms", "x PyG", "peak MiB DGL CUDA",
                "peak MiB gnnaccel", "kept MiB", "difference", "route")
-    rows: list[tuple[str, ...]] = []
-    notes: dict[str, str] = {}
-    for cell in metrics.cells(result):
-        if cell.kind in ("dgl", "dgl-cpu"):
-            rows.append((f"{cell.shape} (cpu)" if cell.device == "cpu" else cell.shape, cell.layer,
-                         cell.mode, text.time(cell, "native", notes),
-                         text.time(cell, "gnnaccel", notes), _spread(cell),
-                         text.ratio(cell.metric("vs_native")), *_cuda(cell),
-                         text.time(cell, metrics.TWIN, notes), text.ratio(cell.metric("vs_pyg")),
-                         text.number(_cuda_peak(cell)),
-                         text.number(cell.value("gnnaccel", "peak_mib")),
-                         text.number(cell.value("gnnaccel", "resident_mib")),
-                         text.difference(cell), cell.route or text.MISSING))
+
+    def row(cell: metrics.Cell, notes: dict[str, str]) -> tuple[str, ...]:
+        return (text.shape(cell), cell.layer, cell.mode, text.time(cell, "native", notes),
+                text.time(cell, "gnnaccel", notes), text.spread(cell),
+                text.ratio(cell.metric("vs_native")), *_cuda(cell),
+                text.time(cell, metrics.TWIN, notes), text.ratio(cell.metric("vs_pyg")),
+                text.number(_cuda_peak(cell)), *text.memory(cell)[1:], text.difference(cell),
+                cell.route or text.MISSING)
+
     title = ("DGL's layers: natively, through gnnaccel, DGL's own CUDA build as once measured on "
              f"an {dgl_figures.GPU}, and PyG's layer of the same kind")
-    return text.Section(title, columns, rows, text.notes_of(notes))
-
-
-def _spread(cell: metrics.Cell) -> str:
-    record = cell.by.get("gnnaccel")
-    timed = record.timing if record else None
-    return (f"{text.number(timed['p10_ms'])} to {text.number(timed['p90_ms'])}" if timed
-            else text.MISSING)
+    return text.table(title, columns, (cell for cell in metrics.cells(result)
+                                       if cell.kind in ("dgl", "dgl-cpu")), row)
 
 
 def _cuda(cell: metrics.Cell) -> tuple[str, str]:

@@ -11,7 +11,7 @@ _MODES = ("forward", "training")
 def section(result: Result) -> text.Section:
     """Native's time over gnnaccel's, by the medians; below it the cells that are slower both by the
     median and by the least."""
-    found = {(record.layer, _size(record), record.mode): record
+    found = {(record.layer, text.shape(record), record.mode): record
              for record in result.find(kind="once")}
     layers, sizes = (list(dict.fromkeys(key[part] for key in found)) for part in (0, 1))
     notes: dict[str, str] = {}
@@ -19,10 +19,6 @@ def section(result: Result) -> text.Section:
                       for size in sizes)) for layer in layers]
     return text.Section("Graphs that come once: x native, forward / training", ("layer", *sizes),
                         rows, (*text.notes_of(notes), _slow(found)))
-
-
-def _size(record: Record) -> str:
-    return f"{record.shape} (cpu)" if record.device == "cpu" else record.shape
 
 
 def _pair(records: list[Record | None], notes: dict[str, str]) -> str:

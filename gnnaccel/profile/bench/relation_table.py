@@ -30,22 +30,16 @@ def _relations(cells: list[metrics.Cell]) -> text.Section:
                "peak MiB gnnaccel", "kept MiB", "first MiB native", "first MiB gnnaccel",
                "difference", "route")
     firsts = {(cell.shape, cell.layer, cell.mode): cell for cell in cells if cell.kind == "memory"}
-    rows: list[tuple[str, ...]] = []
-    notes: dict[str, str] = {}
-    for cell in cells:
-        if not cell.kind.startswith("relation"):
-            continue
+
+    def row(cell: metrics.Cell, notes: dict[str, str]) -> tuple[str, ...]:
         first = firsts.get((cell.shape, cell.layer, cell.mode)) if cell.device != "cpu" else None
-        shape = f"{cell.shape} (cpu)" if cell.device == "cpu" else cell.shape
-        rows.append((shape, cell.layer, cell.mode, text.time(cell, "native", notes),
-                     text.time(cell, "gnnaccel", notes), text.ratio(cell.metric("vs_native")),
-                     text.number(cell.value("native", "peak_mib")),
-                     text.number(cell.value("gnnaccel", "peak_mib")),
-                     text.number(cell.value("gnnaccel", "resident_mib")),
-                     *(_first(first, impl, notes) for impl in ("native", "gnnaccel")),
-                     text.difference(cell), cell.route or text.MISSING))
-    return text.Section("Relational layers: PyG natively and through gnnaccel", columns, rows,
-                        text.notes_of(notes))
+        return (text.shape(cell), cell.layer, cell.mode, text.time(cell, "native", notes),
+                text.time(cell, "gnnaccel", notes), text.ratio(cell.metric("vs_native")),
+                *text.memory(cell), _first(first, "native", notes), _first(first, "gnnaccel", notes),
+                text.difference(cell), cell.route or text.MISSING)
+
+    return text.table("Relational layers: PyG natively and through gnnaccel", columns,
+                      (cell for cell in cells if cell.kind.startswith("relation")), row)
 
 
 def _first(cell: metrics.Cell | None, impl: str, notes: dict[str, str]) -> str:
@@ -57,34 +51,30 @@ def _first(cell: metrics.Cell | None, impl: str, notes: dict[str, str]) -> str:
 
 
 def _passes(cells: list[metrics.Cell]) -> text.Section:
-    rows: list[tuple[str, ...]] = []
-    notes: dict[str, str] = {}
-    for cell in cells:
-        if cell.kind == "compaction":
-            gains = (metrics.ratio(cell.ms("none"), cell.ms(name)) for name in VARIANTS[1:])
-            rows.append((cell.shape, cell.layer, cell.mode,
-                         *(text.time(cell, name, notes) for name in VARIANTS),
-                         *map(text.ratio, gains), *(text.number(cell.value(name, "peak_mib"))
-                                                    for name in ("none", "all")),
-                         cell.route_of("all") or text.MISSING))
+    def row(cell: metrics.Cell, notes: dict[str, str]) -> tuple[str, ...]:
+        gains = (metrics.ratio(cell.ms("none"), cell.ms(name)) for name in VARIANTS[1:])
+        return (cell.shape, cell.layer, cell.mode,
+                *(text.time(cell, name, notes) for name in VARIANTS), *map(text.ratio, gains),
+                *(text.number(cell.value(name, "peak_mib")) for name in ("none", "all")),
+                cell.route_of("all") or text.MISSING)
+
     columns = ("shape", "layer", "mode", *(f"{name} ms" for name in VARIANTS),
                *(f"x by {name}" for name in VARIANTS[1:]), "peak MiB none", "peak MiB all", "route")
-    return text.Section("gnnaccel with and without compaction and reordering", columns, rows,
-                        text.notes_of(notes))
+    return text.table("gnnaccel with and without compaction and reordering", columns,
+                      (cell for cell in cells if cell.kind == "compaction"), row)
 
 
 def _segments(cells: list[metrics.Cell]) -> text.Section:
-    rows: list[tuple[str, ...]] = []
-    notes: dict[str, str] = {}
-    for cell in cells:
-        if cell.kind == "segment-gemm":
-            ours = cell.ms("gnnaccel")
-            floor = next((record.values.get("floor_ms") for record in cell.by.values()), None)
-            gains = (metrics.ratio(cell.ms(way), ours) for way in WAYS[:-1])
-            rows.append((cell.shape, cell.layer, cell.mode,
-                         *(text.time(cell, way, notes) for way in WAYS), text.number(floor),
-                         *map(text.ratio, gains), text.ratio(metrics.ratio(ours, floor)),
-                         text.number(cell.value("gnnaccel", "rel_l2"))))
+    def row(cell: metrics.Cell, notes: dict[str, str]) -> tuple[str, ...]:
+        ours = cell.ms("gnnaccel")
+        floor = next((record.values.get("floor_ms") for record in cell.by.values()), None)
+        gains = (metrics.ratio(cell.ms(way), ours) for way in WAYS[:-1])
+        return (cell.shape, cell.layer, cell.mode, *(text.time(cell, way, notes) for way in WAYS),
+                text.number(floor), *map(text.ratio, gains),
+                text.ratio(metrics.ratio(ours, floor)),
+                text.number(cell.value("gnnaccel", "rel_l2")))
+
     columns = ("rows, width", "precision", "mode", *(f"{way} ms" for way in WAYS), "floor ms",
                *(f"x {way}" for way in WAYS[:-1]), "x floor", "difference")
-    return text.Section("One matrix per segment", columns, rows, text.notes_of(notes))
+    return text.table("One matrix per segment", columns,
+                      (cell for cell in cells if cell.kind == "segment-gemm"), row)

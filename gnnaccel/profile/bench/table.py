@@ -55,22 +55,17 @@ def _layers(result: Result) -> text.Section:
     columns = ("shape", "layer", "mode", "native ms", "compiled ms", "gnnaccel ms", "x native",
                "x compiled", "floor ms", "x floor", "peak MiB native", "peak MiB gnnaccel",
                "kept MiB", "difference", "route")
-    rows: list[tuple[str, ...]] = []
-    notes: dict[str, str] = {}
-    for cell in metrics.cells(result):
-        if not cell.kind.startswith("layer"):
-            continue
-        times = [text.time(cell, impl, notes) for impl in metrics.IMPLS]
-        shape = f"{cell.shape} (cpu)" if cell.device == "cpu" else cell.shape
-        memory = (cell.value("native", "peak_mib"), cell.value("gnnaccel", "peak_mib"),
-                  cell.value("gnnaccel", "resident_mib"))
-        rows.append((shape, cell.layer, cell.mode, *times, text.ratio(cell.metric("vs_native")),
-                     text.ratio(cell.metric("vs_compiled")),
-                     text.number(cell.floor.ms if cell.floor else None),
-                     text.ratio(cell.metric("vs_floor")), *map(text.number, memory),
-                     text.difference(cell), cell.route or text.MISSING))
-    return text.Section("Layers: PyG natively, under torch.compile, and through gnnaccel", columns,
-                        rows, text.notes_of(notes))
+
+    def row(cell: metrics.Cell, notes: dict[str, str]) -> tuple[str, ...]:
+        return (text.shape(cell), cell.layer, cell.mode,
+                *(text.time(cell, impl, notes) for impl in metrics.IMPLS),
+                text.ratio(cell.metric("vs_native")), text.ratio(cell.metric("vs_compiled")),
+                text.floor(cell), text.ratio(cell.metric("vs_floor")), *text.memory(cell),
+                text.difference(cell), cell.route or text.MISSING)
+
+    return text.table("Layers: PyG natively, under torch.compile, and through gnnaccel", columns,
+                      (cell for cell in metrics.cells(result) if cell.kind.startswith("layer")),
+                      row)
 
 
 def _floors(result: Result) -> text.Section:
@@ -81,66 +76,65 @@ def _floors(result: Result) -> text.Section:
 
 
 def _small(result: Result) -> text.Section:
-    rows: list[tuple[str, ...]] = []
-    notes: dict[str, str] = {}
-    for cell in metrics.cells(result):
-        if cell.kind in ("fresh", "structure"):
-            native, ours = text.time(cell, "native", notes), text.time(cell, "gnnaccel", notes)
-            rows.append((cell.kind, cell.shape, cell.layer, native, ours,
-                         text.ratio(cell.metric("vs_native"))))
-        elif cell.kind == "overhead":
-            ours = _overhead(cell.by["gnnaccel"], notes)
-            rows.append((cell.kind, cell.shape, cell.layer, text.MISSING, ours, text.MISSING))
-    columns = ("kind", "shape", "what", "native ms", "gnnaccel ms", "x native")
-    return text.Section("Fresh batches, structure building, overhead of a memoised call", columns,
-                        rows, text.notes_of(notes))
+    def row(cell: metrics.Cell, notes: dict[str, str]) -> tuple[str, ...]:
+        place = cell.kind, cell.shape, cell.layer
+        if cell.kind == "overhead":
+            return (*place, text.MISSING, _overhead(cell.by["gnnaccel"], notes), text.MISSING)
+        return (*place, text.time(cell, "native", notes), text.time(cell, "gnnaccel", notes),
+                text.ratio(cell.metric("vs_native")))
+
+    return text.table("Fresh batches, structure building, overhead of a memoised call",
+                      ("kind", "shape", "what", "native ms", "gnnaccel ms", "x native"),
+                      _of(result, "fresh", "structure", "overhead"), row)
 
 
 def _kernels(result: Result) -> text.Section:
-    rows: list[tuple[str, ...]] = []
-    notes: dict[str, str] = {}
-    for cell in metrics.cells(result):
-        if cell.kind == "kernel":
-            rows.append((cell.shape, cell.layer, cell.mode, text.time(cell, "gnnaccel", notes),
-                         text.number(cell.floor.ms if cell.floor else None),
-                         text.ratio(cell.metric("vs_floor")),
-                         text.number(cell.value("gnnaccel", "peak_mib"))))
-    columns = ("shape", "attention", "mode", "ms", "floor ms", "x floor", "peak MiB")
-    return text.Section("Raw attention kernels", columns, rows, text.notes_of(notes))
+    return text.table(
+        "Raw attention kernels",
+        ("shape", "attention", "mode", "ms", "floor ms", "x floor", "peak MiB"),
+        _of(result, "kernel"), lambda cell, notes: (
+            cell.shape, cell.layer, cell.mode, text.time(cell, "gnnaccel", notes),
+            text.floor(cell), text.ratio(cell.metric("vs_floor")),
+            text.number(cell.value("gnnaccel", "peak_mib"))))
 
 
 def _quantized(result: Result) -> text.Section:
-    rows: list[tuple[str, ...]] = []
-    notes: dict[str, str] = {}
-    for cell in metrics.cells(result):
-        if cell.kind == "quantized":
-            times = [text.time(cell, impl, notes) for impl in ("fp32", "bf16", "int8")]
-            gains = [text.ratio(cell.metric(f"{impl}_gain")) for impl in ("bf16", "int8")]
-            away = [cell.value(impl, "rel_l2") for impl in ("bf16", "int8")]
-            rows.append((cell.shape, cell.layer, cell.mode, *times, *gains,
-                         *(text.MISSING if value is None else f"{value:.1e}" for value in away)))
+    narrow = ("bf16", "int8")
+
+    def row(cell: metrics.Cell, notes: dict[str, str]) -> tuple[str, ...]:
+        return (cell.shape, cell.layer, cell.mode,
+                *(text.time(cell, impl, notes) for impl in ("fp32", *narrow)),
+                *(text.ratio(cell.metric(f"{impl}_gain")) for impl in narrow),
+                *(_away(cell, impl) for impl in narrow))
+
     columns = ("shape", "layer", "mode", "fp32 ms", "bf16 ms", "int8 ms", "x bf16", "x int8",
                "difference bf16", "difference int8")
-    return text.Section("Rows in bf16 and int8, quantizing included", columns, rows,
-                        text.notes_of(notes))
+    return text.table("Rows in bf16 and int8, quantizing included", columns,
+                      _of(result, "quantized"), row)
 
 
 def _models(result: Result) -> text.Section:
-    rows: list[tuple[str, ...]] = []
-    notes: dict[str, str] = {}
     impls = ("bf16", "int8", "int8 all")
-    for cell in metrics.cells(result):
-        if cell.kind == "quantized-model":
-            away = cell.value("int8", "rel_l2")
-            rows.append((cell.shape, cell.layer,
-                         *(text.time(cell, impl, notes) for impl in ("fp32", *impls)),
-                         *(text.ratio(cell.metric(f"{impl}_gain")) for impl in impls),
-                         text.MISSING if away is None else f"{away:.1e}"))
+
+    def row(cell: metrics.Cell, notes: dict[str, str]) -> tuple[str, ...]:
+        return (cell.shape, cell.layer,
+                *(text.time(cell, impl, notes) for impl in ("fp32", *impls)),
+                *(text.ratio(cell.metric(f"{impl}_gain")) for impl in impls), _away(cell, "int8"))
+
     columns = ("shape", "model", "fp32 ms", "bf16 ms", "int8 ms", "all int8 ms", "x bf16",
                "x int8", "x all int8", "difference int8")
-    return text.Section("Training steps of models in reduced precision (all: the layer before the "
-                        "softmax too)", columns, rows,
-                        text.notes_of(notes))
+    return text.table("Training steps of models in reduced precision (all: the layer before the "
+                      "softmax too)", columns, _of(result, "quantized-model"), row)
+
+
+def _of(result: Result, *kinds: str) -> list[metrics.Cell]:
+    return [cell for cell in metrics.cells(result) if cell.kind in kinds]
+
+
+def _away(cell: metrics.Cell, impl: str) -> str:
+    """The difference of an implementation's results from those in fp32."""
+    value = cell.value(impl, "rel_l2")
+    return text.MISSING if value is None else f"{value:.1e}"
 
 
 def _targets(result: Result) -> text.Section:

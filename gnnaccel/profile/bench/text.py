@@ -3,7 +3,7 @@ every report."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from gnnaccel.profile.bench import metrics
 from gnnaccel.profile.bench.result import Record
@@ -19,6 +19,13 @@ class Section:
     columns: tuple[str, ...]
     rows: Sequence[tuple[str, ...]]
     notes: tuple[str, ...] = ()
+
+
+def table(title: str, columns: tuple[str, ...], cells: Iterable[metrics.Cell],
+          row: Callable[[metrics.Cell, dict[str, str]], tuple[str, ...]]) -> Section:
+    """A row for each cell: ``row(cell, notes)``, where errors may leave ``notes``."""
+    notes: dict[str, str] = {}
+    return Section(title, columns, [row(cell, notes) for cell in cells], notes_of(notes))
 
 
 def number(value: float | None) -> str:
@@ -53,6 +60,29 @@ def failure(record: Record, notes: dict[str, str]) -> str:
 def notes_of(notes: dict[str, str]) -> tuple[str, ...]:
     """What `failure` collected, as a section's notes."""
     return tuple(f"[{mark}] {said}" for said, mark in notes.items())
+
+
+def shape(of: metrics.Cell | Record) -> str:
+    """The shape's name, and that it was measured on a CPU."""
+    return f"{of.shape} (cpu)" if of.device == "cpu" else of.shape
+
+
+def spread(cell: metrics.Cell) -> str:
+    """Where the middle of gnnaccel's times lies."""
+    record = cell.by.get("gnnaccel")
+    timed = record.timing if record else None
+    return f"{number(timed['p10_ms'])} to {number(timed['p90_ms'])}" if timed else MISSING
+
+
+def memory(cell: metrics.Cell) -> tuple[str, ...]:
+    """MiB: native's peak, gnnaccel's, and what gnnaccel keeps."""
+    return tuple(number(cell.value(impl, name)) for impl, name in (
+        ("native", "peak_mib"), ("gnnaccel", "peak_mib"), ("gnnaccel", "resident_mib")))
+
+
+def floor(cell: metrics.Cell) -> str:
+    """Milliseconds of the floor."""
+    return number(cell.floor.ms if cell.floor else None)
 
 
 def difference(cell: metrics.Cell) -> str:

@@ -96,7 +96,7 @@ def test_on_a_device_graphs_go_over_the_bridge(monkeypatch):
     monkeypatch.setitem(accel.CONTEXTS, "gnnaccel", accel.accelerated)
     jobs = dgl_plan._jobs(options(quick=True), simulated.DEVICE)
     with simulated.device(monkeypatch) as device:
-        plan = dgl_plan.DglPlan(jobs, device, timing.QUICK, ("native", "gnnaccel"), 0, "random")
+        plan = dgl_plan.DglPlan(jobs, device=device, effort=timing.QUICK)
         records = [record for record in suite_dgl.dgl(plan, guard.Budget(100))
                    if record.kind == "dgl"]
     ours, twins = ([record for record in records if record.impl == impl]

@@ -162,7 +162,7 @@ def test_named_layers_and_defaults():
     def planned(**given):
         options = argparse.Namespace(**{**dict(
             device="cpu", parts=None, shapes=None, layers=None, quick=False, data=None, repeat=None,
-            patience=20.0, native=True,
+            patience=20.0, native=True, compile_limit=0.0,
             seed=0, order="random"), **given})
         return relation_plan.from_options(options)
 

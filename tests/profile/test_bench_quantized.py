@@ -86,7 +86,7 @@ def test_models_train_in_every_format():
 def test_parts(capsys):
     with driver.using(EmulatedDriver()):
         options = {"device": "cpu", "quick": True, "shapes": None, "repeat": None, "seed": 0,
-                   "patience": 20.0}
+                   "native": True, "compile_limit": 0.0, "order": "random"}
         for parts, layers, kernels, models in (([["models"]], None, 0, 3),
                                                ([["kernels"]], None, 6, 0), (None, None, 6, 3),
                                                (None, [["gcn64", "gat2layers8x16"]], 1, 1)):

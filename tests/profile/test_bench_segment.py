@@ -36,7 +36,7 @@ def case():
 
 @pytest.fixture
 def plan():
-    return SegmentPlan((TINY,), ("fp32",), CPU, timing.QUICK, 0)
+    return SegmentPlan((TINY,), ("fp32",), device=CPU, effort=timing.QUICK)
 
 
 @pytest.mark.parametrize("name", segment_shapes.SHAPES)

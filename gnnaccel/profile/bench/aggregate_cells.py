@@ -26,25 +26,16 @@ def layer_step(layer: pyg.PlainLayer, graph: shapes.Graph, mode: str) -> steps.S
 def records(layer: pyg.PlainLayer, graph: shapes.Graph, mode: str, effort: timing.Effort,
             impls: tuple[str, ...]) -> list[Record]:
     """The cell's records, and the comparison where both ran. On a CPU the two take turns."""
-    place: dict[str, Any] = dict(shape=graph.shape.name, layer=layer.name, mode=mode,
-                                 device=graph.device.type)
+    place = layer_cells.place_of(layer, graph, mode)
 
     def step() -> steps.Step:
         return layer_step(layer, graph, mode)
 
     if graph.device.type == "cpu" and len(impls) > 1:
         return layer_cells.checked_turns(KIND, place, step, effort)
-    found, tensors = [], {}
-    for impl in impls:
-        why = too_large(layer, graph, mode) if impl == "native" else None
-        if why:
-            found.append(Record(KIND, **place, impl=impl, error=why))
-            continue
-        record, tensors[impl] = layer_cells.step_record(KIND, {**place, "impl": impl},
-                                                        accel.CONTEXTS[impl], step, effort)
-        record.values = {"width": layer.width, **record.values}
-        found.append(record)
-    return found + layer_cells.comparison("check", place, tensors)
+    return layer_cells.records_of(KIND, place, impls, lambda impl: (
+        accel.CONTEXTS[impl], too_large(layer, graph, mode) if impl == "native" else None),
+        step, effort, width=layer.width)
 
 
 def too_large(layer: pyg.PlainLayer, graph: shapes.Graph, mode: str) -> str | None:

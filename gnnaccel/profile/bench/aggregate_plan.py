@@ -7,7 +7,7 @@ import dataclasses
 import torch
 
 from gnnaccel.adapters.pyg.bench.plain import LAYERS, PlainLayer
-from gnnaccel.profile.bench import plan, shapes, timing
+from gnnaccel.profile.bench import plan, shapes
 
 PARTS = ("floor", "layers", "spmm", "operations", "fresh", "cpu", "compiled")
 Job = tuple[shapes.Shape, tuple[PlainLayer, ...]]
@@ -32,20 +32,12 @@ OPERATIONS = "proteins"  # the shape on which single operations are timed
 
 
 @dataclasses.dataclass(frozen=True)
-class AggregatePlan:
-    """``jobs``: graphs with the layers measured on each; ``operations``: the graph of that part;
-    the rest as in `plan.Plan`."""
+class AggregatePlan(plan.Measuring):
+    """``jobs``: graphs with the layers measured on each; ``operations``: the graph of that part."""
 
     jobs: tuple[Job, ...]
     operations: shapes.Shape
-    device: torch.device
-    effort: timing.Effort
-    quick: bool
     parts: tuple[str, ...]
-    impls: tuple[str, ...]
-    compile_limit: float
-    seed: int
-    order: str
 
 
 def from_options(options) -> AggregatePlan:
@@ -58,10 +50,8 @@ def from_options(options) -> AggregatePlan:
     jobs = resolved(tuple((name, tuple(LAYERS)) for name in named) or own, asked)
     default = "tiny" if options.quick else OPERATIONS if device.type == "cuda" else "cora"
     operations = named[0] if named else default
-    effort = dataclasses.replace(plan.effort(options), patience_s=options.patience)
-    return AggregatePlan(jobs, shapes.resolve(operations), device, effort, options.quick,
-                         _parts(options, device), plan.impls(options), options.compile_limit,
-                         options.seed, options.order)
+    return AggregatePlan(jobs, shapes.resolve(operations), _parts(options, device),
+                         **plan.measuring(options, patient=True))
 
 
 def resolved(named: tuple, asked: list[str]) -> tuple[Job, ...]:
@@ -76,8 +66,5 @@ def _parts(options, device: torch.device) -> tuple[str, ...]:
     left_out = {"cpu"} if options.quick or device.type == "cpu" else set()
     if device.type == "cpu" and not options.quick:
         left_out |= {"spmm", "operations"}  # kernels are what they are about
-    wanted = plan.parts(options, PARTS, [part for part in PARTS if part not in left_out])
-    if options.compile is False or options.compile is None and (options.quick
-                                                                or device.type != "cuda"):
-        wanted = [part for part in wanted if part != "compiled"]
-    return tuple(part for part in wanted if part != "floor" or device.type == "cuda")
+    return plan.possible(options, device, plan.parts(options, PARTS, [part for part in PARTS
+                                                                      if part not in left_out]))

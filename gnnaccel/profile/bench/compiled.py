@@ -15,9 +15,13 @@ import multiprocessing
 import os
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gnnaccel.profile.bench.result import Record
+
+if TYPE_CHECKING:
+    from gnnaccel.profile.bench.guard import Budget
+    from gnnaccel.profile.bench.plan import Measuring
 
 MODES = ("forward", "training")
 SMALL_EDGES = 10_000_000
@@ -111,6 +115,18 @@ def compiled_records(jobs: list[tuple], device: str, settings: dict,
     finally:
         for worker in workers:
             worker.end()
+
+
+def by_waves(plan: Measuring, jobs: list[tuple], budget: Budget, **more: Any) -> Iterator[Record]:
+    """The records of ``jobs``, small graphs first, as long as the budget lasts. ``more``: settings
+    beside those of the plan."""
+    settings = {"seed": plan.seed, "order": plan.order, "effort": dataclasses.asdict(plan.effort),
+                **more}
+    for wave in waves(jobs):
+        if budget.spent:
+            return
+        yield from compiled_records(wave, plan.device.type, settings,
+                                    min(plan.compile_limit, budget.left))
 
 
 def waves(jobs: list[tuple], width: int = 8) -> list[list[tuple]]:

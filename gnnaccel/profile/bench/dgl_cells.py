@@ -64,8 +64,7 @@ def records(layer: dgl.DglLayer, graph: DglGraph, mode: str, effort: timing.Effo
             impls: tuple[str, ...]) -> list[Record]:
     """The cell's records. On a GPU DGL runs through gnnaccel alone, which is what lets it be there,
     with PyG's layer beside it."""
-    place: dict[str, Any] = dict(shape=graph.shape.name, layer=layer.name, mode=mode,
-                                 device=graph.device.type)
+    place = layer_cells.place_of(layer, graph, mode)
 
     def step() -> RelationStep:
         return dgl_step(layer, graph, mode)

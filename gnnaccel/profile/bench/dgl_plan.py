@@ -6,7 +6,7 @@ import dataclasses
 import torch
 
 from gnnaccel.adapters.dgl import bench as dgl
-from gnnaccel.profile.bench import plan, relation_shapes, shapes, timing
+from gnnaccel.profile.bench import plan, relation_shapes, shapes
 from gnnaccel.profile.bench.relation_shapes import RelationShape
 
 AnyShape = shapes.Shape | RelationShape
@@ -39,28 +39,21 @@ QUICK = (
 
 
 @dataclasses.dataclass(frozen=True)
-class DglPlan:
+class DglPlan(plan.Measuring):
     """``jobs`` are graphs with the layers measured on each."""
 
     jobs: tuple[Job, ...]
-    device: torch.device
-    effort: timing.Effort
-    impls: tuple[str, ...]
-    seed: int
-    order: str
 
 
 def from_options(options) -> DglPlan:
     """A plan from parsed options. Raises ValueError on names that do not exist, on devices that are
     not there, without DGL."""
-    device = plan.device(options)
     plan.parts(options, (), [])  # the suite has none: naming one is an error
-    jobs = _jobs(options, device)
+    jobs = _jobs(options, plan.device(options))
     why = dgl.problem()
     if why is not None:
         raise ValueError(f"--suite dgl needs DGL: {why}")
-    effort = dataclasses.replace(plan.effort(options), patience_s=options.patience)
-    return DglPlan(jobs, device, effort, plan.impls(options), options.seed, options.order)
+    return DglPlan(jobs, **plan.measuring(options, patient=True))
 
 
 def _jobs(options, device: torch.device) -> tuple[Job, ...]:

@@ -3,6 +3,7 @@ each other."""
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -35,16 +36,33 @@ def measure_step(step: steps.Step, effort: timing.Effort) -> tuple[dict, dict]:
     return dataclasses.asdict(timed), memory
 
 
+def place_of(layer: Any, graph: Any, mode: str) -> dict[str, Any]:
+    """Where a record belongs."""
+    return dict(shape=graph.shape.name, layer=layer.name, mode=mode, device=graph.device.type)
+
+
 def layer_records(spec: LayerSpec, graph: Graph, mode: str, effort: timing.Effort,
                   impls: tuple[str, ...] = tuple(accel.CONTEXTS)) -> list[Record]:
     """The cell's records: one per implementation and, when both ran, their comparison."""
-    place: dict[str, Any] = dict(shape=graph.shape.name, layer=spec.name, mode=mode,
-                                 device=graph.device.type)
+    return records_of("layer", place_of(spec, graph, mode), impls,
+                      lambda impl: (accel.CONTEXTS[impl], None),
+                      lambda: steps.layer_step(spec, graph, mode), effort, width=spec.out_channels)
+
+
+def records_of(kind: str, place: dict, impls: tuple[str, ...],
+               context_of: Callable[[str], tuple[Callable | None, str | None]],
+               make_step: Callable[[], Any], effort: timing.Effort, **values: int) -> list[Record]:
+    """The records of a cell, one per implementation, and their comparison when both ran.
+    ``context_of(impl)``: what it runs in, and None; or None, and why it is left out."""
     records, tensors = [], {}
     for impl in impls:
-        record, tensors[impl] = step_record("layer", {**place, "impl": impl}, accel.CONTEXTS[impl],
-                                            lambda: steps.layer_step(spec, graph, mode), effort)
-        record.values = {"width": spec.out_channels, **record.values}
+        context, refused = context_of(impl)
+        if refused:
+            records.append(Record(kind, **place, impl=impl, error=refused))
+            continue
+        record, tensors[impl] = step_record(kind, {**place, "impl": impl}, context, make_step,
+                                            effort)
+        record.values = {**values, **record.values}
         records.append(record)
     return records + comparison("check", place, tensors)
 

@@ -3,7 +3,6 @@ together."""
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from torch import Tensor
 
@@ -28,8 +27,7 @@ def passes_records(layer: RelationLayer, graph: RelationGraph, mode: str,
     """One record per variant, as ``impl``, with its difference from the results without passes."""
     effort = dataclasses.replace(effort, batches=min(effort.batches, 10),
                                  seconds=min(effort.seconds, 0.5))
-    place: dict[str, Any] = dict(shape=graph.shape.name, layer=layer.name, mode=mode,
-                                 device=graph.device.type)
+    place = layer_cells.place_of(layer, graph, mode)
     records: list[Record] = []
     plain: dict[str, Tensor] = {}
     for name, passes in VARIANTS.items():

@@ -2,32 +2,39 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import torch
 
 from gnnaccel.adapters.pyg.bench import layers as pyg
+from gnnaccel.adapters.pyg.bench.layers import named
 from gnnaccel.profile.bench import shapes, timing
 
 PARTS = ("floor", "layers", "structure", "overhead", "fresh", "cpu", "compiled")
 
 
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """``parts`` are from PARTS; ``impls`` are the implementations timed within the layer cells.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Measuring:
+    """What plans of all suites have. ``impls`` are the implementations timed within the layer
+    cells; ``compile_limit`` is in seconds per mode of a layer (or of a group that compiles side by
+    side)."""
 
-    ``compile_limit`` is in seconds per mode of a layer (or of a group that compiles side by side).
-    """
+    device: torch.device
+    effort: timing.Effort
+    quick: bool = False
+    impls: tuple[str, ...] = ("native", "gnnaccel")
+    compile_limit: float = 0.0
+    seed: int = 0
+    order: str = "random"
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan(Measuring):
+    """``parts`` are from PARTS."""
 
     shapes: tuple[shapes.Shape, ...]
     layers: tuple[pyg.LayerSpec, ...]
-    device: torch.device
-    effort: timing.Effort
-    quick: bool
     parts: tuple[str, ...]
-    impls: tuple[str, ...]
-    compile_limit: float
-    seed: int
-    order: str
 
 
 def from_options(options) -> Plan:
@@ -37,9 +44,17 @@ def from_options(options) -> Plan:
     names = flat(options.shapes) or (["tiny"] if options.quick else list(shapes.DEFAULT))
     layers = flat(options.layers) or list(pyg.LAYERS)
     return Plan(tuple(shapes.resolve(name) for name in names),
-                tuple(pyg.resolve(name) for name in layers), where, effort(options), options.quick,
-                _parts(options, where), impls(options), options.compile_limit, options.seed,
-                options.order)
+                tuple(named(name, pyg.LAYERS) for name in layers), _parts(options, where),
+                **measuring(options))
+
+
+def measuring(options, patient: bool = False) -> dict[str, Any]:
+    """The fields of `Measuring`. ``patient``: cells may take as long as ``--patience`` says."""
+    more = {"patience_s": options.patience} if patient else {}
+    return {"device": device(options), "quick": options.quick,
+            "effort": dataclasses.replace(effort(options), **more),
+            "impls": ("native", "gnnaccel") if options.native else ("gnnaccel",),
+            "compile_limit": options.compile_limit, "seed": options.seed, "order": options.order}
 
 
 def settings(options) -> dict:
@@ -69,11 +84,6 @@ def calm(effort: timing.Effort) -> timing.Effort:
                                seconds=2 * effort.seconds)
 
 
-def impls(options) -> tuple[str, ...]:
-    """The implementations timed within the layer cells."""
-    return ("native", "gnnaccel") if options.native else ("gnnaccel",)
-
-
 def parts(options, known: tuple[str, ...], default: list[str]) -> list[str]:
     """The parts asked for. Raises ValueError on those that are not ``known``."""
     wanted = flat(options.parts) or default
@@ -82,28 +92,20 @@ def parts(options, known: tuple[str, ...], default: list[str]) -> list[str]:
     return wanted
 
 
-def named(name: str, known: dict):
-    """The one of ``known`` by this name; case, spaces, "_" and "-" do not matter. Raises
-    ValueError."""
-    def plain(text: str) -> str:
-        return "".join(letter for letter in text.lower() if letter.isalnum())
-
-    for key, found in known.items():
-        if plain(key) == plain(name):
-            return found
-    raise ValueError(f"no layer {name!r}; known: {', '.join(known)}")
-
-
 def flat(groups: list[list[str]] | None) -> list[str]:
     """Names may come as one list with commas, as several arguments, or both."""
     return [name for group in groups or [] for name in group]
 
 
 def _parts(options, where: torch.device) -> tuple[str, ...]:
-    wanted = parts(options, PARTS, [part for part in PARTS if part != "cpu" or not options.quick])
-    if options.compile is False or options.compile is None and (options.quick
-                                                                or where.type != "cuda"):
-        wanted = [part for part in wanted if part != "compiled"]
-    if where.type != "cuda":
-        wanted = [part for part in wanted if part != "floor"]
-    return tuple(wanted)
+    return possible(options, where, parts(options, PARTS, [part for part in PARTS
+                                                           if part != "cpu" or not options.quick]))
+
+
+def possible(options, where: torch.device, wanted: list[str]) -> tuple[str, ...]:
+    """Those of the parts that are for this device: floors are a GPU's, and so is what is compiled
+    unless it was asked for."""
+    gpu = where.type == "cuda"
+    compiles = gpu and not options.quick if options.compile is None else options.compile
+    return tuple(part for part in wanted if (part != "floor" or gpu)
+                 and (part != "compiled" or compiles))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -20,19 +19,9 @@ from gnnaccel.profile.bench.result import Record
 def layer_records(layer: RelationLayer, graph: RelationGraph, mode: str, effort: timing.Effort,
                   impls: tuple[str, ...] = tuple(accel.CONTEXTS)) -> list[Record]:
     """The cell's records: one per implementation and, when both ran, their comparison."""
-    place = _place(layer, graph, mode)
-    records, tensors = [], {}
-    for impl in impls:
-        context, refused = context_for(impl, layer, graph, mode)
-        if refused:
-            records.append(Record("relation", **place, impl=impl, error=refused))
-            continue
-        record, tensors[impl] = layer_cells.step_record("relation", {**place, "impl": impl},
-                                                        context,
-                                                        lambda: relation_step(layer, graph, mode),
-                                                        effort)
-        records.append(record)
-    return records + layer_cells.comparison("check", place, tensors)
+    return layer_cells.records_of("relation", layer_cells.place_of(layer, graph, mode), impls,
+                                  lambda impl: context_for(impl, layer, graph, mode),
+                                  lambda: relation_step(layer, graph, mode), effort)
 
 
 def alternating_records(layer: RelationLayer, graph: RelationGraph, mode: str,
@@ -41,7 +30,7 @@ def alternating_records(layer: RelationLayer, graph: RelationGraph, mode: str,
     ratios near one."""
     if relation_native.refusal(layer, graph, mode):
         return layer_records(layer, graph, mode, effort)
-    return layer_cells.checked_turns("relation", _place(layer, graph, mode),
+    return layer_cells.checked_turns("relation", layer_cells.place_of(layer, graph, mode),
                                      lambda: relation_step(layer, graph, mode), effort)
 
 
@@ -49,7 +38,7 @@ def memory_records(layer: RelationLayer, graph: RelationGraph,
                    impls: tuple[str, ...]) -> list[Record]:
     """Device memory of a first training step, structures and all: ``peak_mib`` beyond the layer and
     its inputs."""
-    place = _place(layer, graph, "training")
+    place = layer_cells.place_of(layer, graph, "training")
     records = []
     for impl in impls:
         context, refused = context_for(impl, layer, graph, "training")
@@ -94,7 +83,3 @@ def _taken_over(layer: RelationLayer, mode: str, device: torch.device) -> bool:
         relation_step(layer, relation_graph.make(relation_shapes.SHAPES["tiny-typed"], device),
                       mode)()
         return bool(accel.routes()["routes"])
-
-
-def _place(layer: RelationLayer, graph: RelationGraph, mode: str) -> dict[str, Any]:
-    return dict(shape=graph.shape.name, layer=layer.name, mode=mode, device=graph.device.type)

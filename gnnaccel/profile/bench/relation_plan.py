@@ -8,7 +8,7 @@ import torch
 
 from gnnaccel.adapters.pyg.bench import once
 from gnnaccel.adapters.pyg.bench import relational as pyg
-from gnnaccel.profile.bench import once_steps, plan, relation_files, relation_shapes, timing
+from gnnaccel.profile.bench import once_steps, plan, relation_files, relation_shapes
 from gnnaccel.profile.bench.relation_shapes import RelationShape
 
 ONCE = "once"
@@ -17,7 +17,7 @@ Job = tuple[RelationShape, tuple[pyg.RelationLayer, ...]]
 
 
 @dataclasses.dataclass(frozen=True)
-class RelationPlan:
+class RelationPlan(plan.Measuring):
     """``jobs`` are graphs with the layers measured on each; ``cpu_jobs`` those of the part "cpu".
     The part "once" measures all ``once_layers`` in all ``once_sizes``."""
 
@@ -25,12 +25,7 @@ class RelationPlan:
     cpu_jobs: tuple[Job, ...]
     once_layers: tuple[once.OnceLayer, ...]
     once_sizes: tuple[once_steps.OnceSize, ...]
-    device: torch.device
-    effort: timing.Effort
     parts: tuple[str, ...]
-    impls: tuple[str, ...]
-    seed: int
-    order: str
 
 
 def from_options(options) -> RelationPlan:
@@ -38,9 +33,8 @@ def from_options(options) -> RelationPlan:
     not there."""
     device = plan.device(options)
     parts = _parts(options, device)
-    effort = dataclasses.replace(plan.effort(options), patience_s=options.patience)
-    return RelationPlan(*_all_jobs(options, device, parts), *_once(options, device, parts), device,
-                        effort, parts, plan.impls(options), options.seed, options.order)
+    return RelationPlan(*_all_jobs(options, device, parts), *_once(options, device, parts), parts,
+                        **plan.measuring(options, patient=True))
 
 
 def _all_jobs(options, device: torch.device,

@@ -35,8 +35,9 @@ def _relations(cells: list[metrics.Cell]) -> text.Section:
         first = firsts.get((cell.shape, cell.layer, cell.mode)) if cell.device != "cpu" else None
         return (text.shape(cell), cell.layer, cell.mode, text.time(cell, "native", notes),
                 text.time(cell, "gnnaccel", notes), text.ratio(cell.metric("vs_native")),
-                *text.memory(cell), _first(first, "native", notes), _first(first, "gnnaccel", notes),
-                text.difference(cell), cell.route or text.MISSING)
+                *text.memory(cell), _first(first, "native", notes),
+                _first(first, "gnnaccel", notes), text.difference(cell),
+                cell.route or text.MISSING)
 
     return text.table("Relational layers: PyG natively and through gnnaccel", columns,
                       (cell for cell in cells if cell.kind.startswith("relation")), row)

@@ -6,6 +6,7 @@ import dataclasses
 
 import torch
 
+from gnnaccel.adapters.pyg.bench.layers import named
 from gnnaccel.profile.bench import relation_shapes
 
 
@@ -47,14 +48,8 @@ SHAPES = {shape.name: shape for shape in (
 
 
 def resolve(name: str) -> SegmentShape:
-    """The shape called ``name``; case, spaces, "_" and "-" do not matter. Raises ValueError."""
-    def plain(text: str) -> str:
-        return "".join(letter for letter in text.lower() if letter.isalnum())
-
-    for shape in SHAPES.values():
-        if plain(shape.name) == plain(name):
-            return shape
-    raise ValueError(f"no shape {name!r}; known: {', '.join(SHAPES)}")
+    """The shape called ``name``, see `named`."""
+    return named(name, SHAPES, "shape")
 
 
 def make(shape: SegmentShape, dtype: torch.dtype, device: torch.device, seed: int = 0) -> Case:

@@ -2,7 +2,6 @@
 cuSPARSE; single operations."""
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 
 import torch
@@ -79,11 +78,5 @@ def operation_records(plan: AggregatePlan) -> Iterator[Record]:
 
 def compiled_records(plan: AggregatePlan, budget: Budget) -> Iterator[Record]:
     """The compiled cells, small graphs first."""
-    settings = {"seed": plan.seed, "order": plan.order, "effort": dataclasses.asdict(plan.effort),
-                "kind": aggregate_cells.KIND}
     jobs = [(shape, layer.name) for shape, layers in plan.jobs for layer in layers]
-    for wave in compiled.waves(jobs):
-        if budget.spent:
-            return
-        yield from compiled.compiled_records(wave, plan.device.type, settings,
-                                             min(plan.compile_limit, budget.left))
+    return compiled.by_waves(plan, jobs, budget, kind=aggregate_cells.KIND)

@@ -2,7 +2,6 @@
 else has a target."""
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 
 from gnnaccel.profile.bench import (accel, batches, compiled, floor, layer_cells, overhead, shapes,
@@ -76,13 +75,8 @@ def small_records(plan: Plan) -> Iterator[Record]:
 
 def compiled_records(plan: Plan, budget: Budget) -> Iterator[Record]:
     """The compiled cells. Shapes with targets against them come first: the small ones."""
-    settings = {"seed": plan.seed, "order": plan.order, "effort": dataclasses.asdict(plan.effort)}
-    jobs = [(shape, spec.name) for shape in plan.shapes for spec in plan.layers]
-    for wave in compiled.waves(jobs):
-        if budget.spent:
-            return
-        yield from compiled.compiled_records(wave, plan.device.type, settings,
-                                             min(plan.compile_limit, budget.left))
+    return compiled.by_waves(plan, [(shape, spec.name) for shape in plan.shapes
+                                    for spec in plan.layers], budget)
 
 
 def cpu_records(plan: Plan) -> Iterator[Record]:

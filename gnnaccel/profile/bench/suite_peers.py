@@ -6,8 +6,6 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-import torch
-
 from gnnaccel.adapters.pyg.bench import layers as attention
 from gnnaccel.adapters.pyg.bench import plain, relational
 from gnnaccel.profile.bench import (accel, aggregate_cells, compiled, layer_cells, peers, plan,
@@ -23,19 +21,13 @@ RELATIONAL, RELATIONAL_PEER = "RGCN 64", "FastRGCN 64"
 
 
 @dataclasses.dataclass(frozen=True)
-class PeersPlan:
-    """``layers``: by name, over ``shapes``; ``typed``: graphs for `RELATIONAL`; ``compile_limit``
-    in seconds, 0: nothing is compiled."""
+class PeersPlan(plan.Measuring):
+    """``layers``: by name, over ``shapes``; ``typed``: graphs for `RELATIONAL`. Nothing is compiled
+    with a ``compile_limit`` of 0."""
 
     shapes: tuple[shapes.Shape, ...]
     typed: tuple[relation_shapes.RelationShape, ...]
     layers: tuple[str, ...]
-    device: torch.device
-    effort: timing.Effort
-    impls: tuple[str, ...]
-    compile_limit: float
-    seed: int
-    order: str
 
 
 def from_options(options: Any) -> PeersPlan:
@@ -48,10 +40,10 @@ def from_options(options: Any) -> PeersPlan:
     known = {name: name for name in LAYERS}
     layers = [plan.named(name, known) for name in plan.flat(options.layers)] or list(LAYERS)
     compiles = options.compile if options.compile is not None else where.type == "cuda"
-    return PeersPlan(tuple(map(shapes.resolve, names)), tuple(typed), tuple(layers), where,
-                     plan.effort(options), plan.impls(options),
-                     options.compile_limit if compiles and not options.quick else 0.0,
-                     options.seed, options.order)
+    found = plan.measuring(options)
+    if not compiles or options.quick:
+        found["compile_limit"] = 0.0
+    return PeersPlan(tuple(map(shapes.resolve, names)), tuple(typed), tuple(layers), **found)
 
 
 def peers_suite(wanted: PeersPlan, budget: Budget) -> Iterator[Record]:
@@ -128,16 +120,10 @@ def peer_step(peer: peers.Peer, name: str, graph: shapes.Graph) -> steps.Step:
 
 def compiled_records(wanted: PeersPlan, budget: Budget) -> Iterator[Record]:
     """The compiled cells, small graphs first."""
-    base = {"seed": wanted.seed, "order": wanted.order,
-            "effort": dataclasses.asdict(wanted.effort)}
     jobs_of: dict[str, list[tuple]] = {"layer": [], aggregate_cells.KIND: [], "relation": [
         (shape, RELATIONAL_PEER) for shape in wanted.typed]}
     for shape in wanted.shapes:
         for name in wanted.layers:
             jobs_of[kind_of(name)].append((shape, name))
     for kind, jobs in jobs_of.items():
-        for wave in compiled.waves(jobs):
-            if budget.spent:
-                return
-            yield from compiled.compiled_records(wave, wanted.device.type, {**base, "kind": kind},
-                                                 min(wanted.compile_limit, budget.left))
+        yield from compiled.by_waves(wanted, jobs, budget, kind=kind)

@@ -21,7 +21,7 @@ OF_MODELS = ("reddit", "products")  # shapes
 
 
 @dataclasses.dataclass(frozen=True)
-class QuantizedPlan:
+class QuantizedPlan(plans.Measuring):
     """``layers`` are names of `quantized_cells.LAYERS`, ``models`` of
     `quantized_models.pyg.MODELS`, which are run on ``of_models``."""
 
@@ -29,9 +29,6 @@ class QuantizedPlan:
     of_models: tuple[Shape, ...]
     layers: tuple[str, ...]
     models: tuple[str, ...]
-    device: torch.device
-    effort: timing.Effort
-    seed: int
 
 
 def from_options(options) -> QuantizedPlan:
@@ -48,7 +45,7 @@ def from_options(options) -> QuantizedPlan:
     layers, models = _named(options, parts)
     return QuantizedPlan(tuple(map(shapes.resolve, (names or DEFAULT) if layers else ())),
                          tuple(map(shapes.resolve, (names or OF_MODELS) if models else ())),
-                         layers, models, device, plans.effort(options), options.seed)
+                         layers, models, **plans.measuring(options))
 
 
 def _named(options, parts: list[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -22,15 +22,12 @@ PRECISIONS = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat
 
 
 @dataclasses.dataclass(frozen=True)
-class SegmentPlan:
+class SegmentPlan(plans.Measuring):
     """``precisions`` are from PRECISIONS; on the command line they stand where other suites have
     their layers."""
 
     shapes: tuple[SegmentShape, ...]
     precisions: tuple[str, ...]
-    device: torch.device
-    effort: timing.Effort
-    seed: int
 
 
 def from_options(options) -> SegmentPlan:
@@ -47,8 +44,8 @@ def from_options(options) -> SegmentPlan:
     names = plans.flat(options.shapes) or (["tiny 16"] if small
                                            else [n for n in segment_shapes.SHAPES
                                                  if n[:4] != "tiny"])
-    return SegmentPlan(tuple(segment_shapes.resolve(name) for name in names), tuple(wanted), device,
-                       plans.effort(options), options.seed)
+    return SegmentPlan(tuple(segment_shapes.resolve(name) for name in names), tuple(wanted),
+                       **plans.measuring(options))
 
 
 def segment_gemm(plan: SegmentPlan, budget: Budget) -> Iterator[Record]:
@@ -93,17 +90,7 @@ def moved_bytes(case: Case, mode: str) -> int:
     return (2 * rows + matrices) * (3 if mode == "training" else 1)
 
 
-class _Measured(Protocol):
-    """The part of a plan that says where and how long."""
-
-    @property
-    def device(self) -> torch.device: ...
-
-    @property
-    def effort(self) -> timing.Effort: ...
-
-
-def copy_bandwidth(plan: _Measured) -> float:
+def copy_bandwidth(plan: plans.Measuring) -> float:
     """Bytes per second that a copy reads and writes on this device."""
     source = torch.empty((256 if plan.device.type == "cuda" else 8) * MIB, dtype=torch.uint8,
                          device=plan.device)

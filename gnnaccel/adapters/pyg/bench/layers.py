@@ -2,8 +2,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from typing import TypeVar
 
 IN_CHANNELS = 64
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,14 +33,20 @@ LAYERS = {spec.name: spec for spec in (
 
 
 def resolve(name: str) -> LayerSpec:
-    """The layer called ``name``; case, spaces, "_" and "-" do not matter. Raises ValueError."""
+    """The layer called ``name``, see `named`."""
+    return named(name, LAYERS)
+
+
+def named(name: str, known: Mapping[str, T], what: str = "layer") -> T:
+    """The one of ``known`` by this name; case, spaces, "_" and "-" do not matter. Raises
+    ValueError."""
     def plain(text: str) -> str:
         return "".join(letter for letter in text.lower() if letter.isalnum())
 
-    for spec in LAYERS.values():
-        if plain(spec.name) == plain(name):
-            return spec
-    raise ValueError(f"no layer {name!r}; known: {', '.join(LAYERS)}")
+    for key, found in known.items():
+        if plain(key) == plain(name):
+            return found
+    raise ValueError(f"no {what} {name!r}; known: {', '.join(known)}")
 
 
 def build_layer(spec: LayerSpec, device, seed: int = 0):

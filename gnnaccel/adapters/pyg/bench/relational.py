@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
-from gnnaccel.adapters.pyg.bench.layers import IN_CHANNELS
+from gnnaccel.adapters.pyg.bench.layers import IN_CHANNELS, LayerSpec, named
 
 
 @dataclasses.dataclass(frozen=True)
-class RelationLayer:
+class RelationLayer(LayerSpec):
     """A relational layer, or a model that the function ``class_name`` makes of two: ``heads`` heads
     of ``width`` features each.
 
@@ -16,15 +16,7 @@ class RelationLayer:
     the others take all nodes in one tensor, ``edge_index`` and ``edge_type``.
     """
 
-    name: str
-    class_name: str
-    heads: int
-    width: int
     typed: bool = False
-
-    @property
-    def out_channels(self) -> int:
-        return self.heads * self.width
 
 
 LAYERS = {layer.name: layer for layer in (
@@ -42,14 +34,8 @@ BASES = 4
 
 
 def resolve(name: str) -> RelationLayer:
-    """The layer called ``name``; case, spaces, "_" and "-" do not matter. Raises ValueError."""
-    def plain(text: str) -> str:
-        return "".join(letter for letter in text.lower() if letter.isalnum())
-
-    for layer in LAYERS.values():
-        if plain(layer.name) == plain(name):
-            return layer
-    raise ValueError(f"no layer {name!r}; known: {', '.join(LAYERS)}")
+    """The layer called ``name``, see `named`."""
+    return named(name, LAYERS)
 
 
 def build_layer(layer: RelationLayer, num_relations: int, node_types: list[str],

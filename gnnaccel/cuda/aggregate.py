@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gnnaccel.cuda import bands
 from gnnaccel.cuda.launch import THREADS, Kernels, dense, grid, pointer, workspace
-from gnnaccel.cuda.layout import MAX_WIDTH, ROW_TYPES, TYPES, Layout, layout_for
+from gnnaccel.cuda.layout import ROW_TYPES, TYPES, Layout, factored, layout_for
 from gnnaccel.cuda.quantize import ALIGN, Int8Rows, addresses, stride
 from gnnaccel.cuda.structure import Launch, Rows
 
@@ -123,26 +123,6 @@ def _in_bands(variant: Variant) -> Variant:
         return variant
     cut = replace(variant, cut=True)
     return cut if cut.layout.vec <= variant.layout.vec else variant
-
-
-@functools.cache
-def factored(width: int, int8: bool = False) -> tuple[int, int]:
-    """(heads, D) with heads * D = ``width`` and D at most 512: how to see rows that have no weights
-    per head. `Variant` does it itself for int8.
-
-    The split whose lanes load least, one more load counted per tile of heads since each tile reads
-    the graph anew; among equals the fewest heads. A prime above 512 becomes that many heads of one
-    channel. ValueError below 1.
-    """
-    if width < 1:
-        raise ValueError(f"width={width}: a row has at least one channel")
-
-    def cost(channels: int) -> tuple[int, int]:
-        layout = layout_for(width // channels, channels, int8)
-        return layout.tiles * (layout.packs + 1) * layout.lh * layout.hl, width // channels
-
-    best = min((d for d in range(1, min(width, MAX_WIDTH) + 1) if width % d == 0), key=cost)
-    return width // best, best
 
 
 def _check(name: str, t: Tensor, shape: tuple, dtype: torch.dtype, device: torch.device, align: int,

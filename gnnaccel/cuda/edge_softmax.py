@@ -7,8 +7,8 @@ import functools
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda.launch import THREADS, Kernels, grid, workspace
-from gnnaccel.cuda.layout import TYPES, Layout, layout_for
+from gnnaccel.cuda.launch import THREADS, Kernels, grid, row_kernels, workspace
+from gnnaccel.cuda.layout import Layout, layout_for
 from gnnaccel.cuda.structure import Rows
 
 ENTRIES = ("forward", "forward_chunks", "backward", "backward_chunks")
@@ -21,10 +21,7 @@ def kernels(heads: int, dtype: torch.dtype, wide: bool) -> Kernels:
 
     ValueError for a dtype that none covers.
     """
-    if dtype not in TYPES:
-        raise ValueError(f"dtype={dtype}: the softmax kernels know {', '.join(map(str, TYPES))}")
-    return Kernels("edge_softmax", layout_for(heads, 1).defines() + (
-        ("ROW_T", TYPES[dtype]), ("OFF_T", "i64" if wide else "int"), ("DROPOUT", "0")))
+    return row_kernels("edge_softmax", layout_for(heads, 1), dtype, wide)
 
 
 def forward(graph: Rows, x: Tensor) -> Tensor:

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda.aggregate import factored
-from gnnaccel.cuda.launch import THREADS, Kernels, check_dense, grid, pointer, workspace
-from gnnaccel.cuda.layout import TYPES, Layout, layout_for
+from gnnaccel.cuda.launch import (THREADS, Kernels, check_dense, grid, pointer, row_kernels,
+                                  workspace)
+from gnnaccel.cuda.layout import layout_of
 from gnnaccel.cuda.structure import Rows
 
 ENTRIES = ("forward", "merge", "by_row", "add_parts", "by_other", "add_both")
@@ -20,10 +20,7 @@ ENTRIES = ("forward", "merge", "by_row", "add_parts", "by_other", "add_both")
 def kernels(width: int, dtype: torch.dtype, wide: bool) -> Kernels:
     """The kernels for rows of ``width`` numbers of ``dtype``, over a graph with int64 offsets if
     ``wide``. ValueError for what none covers."""
-    if dtype not in TYPES:
-        raise ValueError(f"dtype={dtype}: the gated kernels know {', '.join(map(str, TYPES))}")
-    return Kernels("gated", layout_for(*factored(width)).defines() + (
-        ("ROW_T", TYPES[dtype]), ("OFF_T", "i64" if wide else "int"), ("DROPOUT", "0")))
+    return row_kernels("gated", layout_of(width), dtype, wide)
 
 
 class Gated(NamedTuple):
@@ -50,7 +47,7 @@ def forward(graph: Rows, left: Tensor, right: Tensor, edge: Tensor, values: Tens
                 values=(values, left.shape[0]))
     found = Gated(torch.empty_like(edge), torch.empty_like(right),
                   torch.empty((graph.rows, width), dtype=torch.float32, device=device))
-    launch, layout, compiled = (graph.launch(), _layout(width),
+    launch, layout, compiled = (graph.launch(), layout_of(width),
                                 kernels(width, left.dtype, graph.wide))
     memory, (part, _, _) = workspace(launch.chunks, (2 * width, 0, 0), device)
     results = (found.out.data_ptr(), found.total.data_ptr())
@@ -78,7 +75,7 @@ def by_row(graph: Rows, found: Gated, values: Tensor, ratio: Tensor,
                 out=(found.out, graph.rows), **more)
     check_dense(graph, ratio, ratio=(ratio, graph.rows))
     edge_grad, right_grad = torch.empty_like(found.score), torch.empty_like(found.out)
-    launch, layout, compiled = (graph.launch(), _layout(width),
+    launch, layout, compiled = (graph.launch(), layout_of(width),
                                 kernels(width, values.dtype, graph.wide))
     memory, (part, _, _) = workspace(launch.chunks, (width, 0, 0), device)
     compiled("by_row")(grid(launch.slots + graph.rows, layout), THREADS, 0,
@@ -102,7 +99,7 @@ def by_other(graph: Rows, score: Tensor, edge_grad: Tensor, ratio: Tensor) -> tu
     check_dense(graph, ratio, ratio=(ratio, None))
     left_grad, values_grad = (torch.empty((graph.rows, width), dtype=score.dtype, device=device)
                               for _ in range(2))
-    launch, layout, compiled = (graph.launch(), _layout(width),
+    launch, layout, compiled = (graph.launch(), layout_of(width),
                                 kernels(width, score.dtype, graph.wide))
     memory, (part, _, _) = workspace(launch.chunks, (2 * width, 0, 0), device)
     results = (left_grad.data_ptr(), values_grad.data_ptr())
@@ -113,7 +110,3 @@ def by_other(graph: Rows, score: Tensor, edge_grad: Tensor, ratio: Tensor) -> tu
         compiled("add_both")(grid(launch.heavy, layout), THREADS, 0,
                              launch.merge + (part, *results))
     return left_grad, values_grad
-
-
-def _layout(width: int) -> Layout:
-    return layout_for(*factored(width))

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda.aggregate import factored
-from gnnaccel.cuda.launch import THREADS, Kernels, check_dense, grid, pointer, workspace
-from gnnaccel.cuda.layout import TYPES, Layout, layout_for
+from gnnaccel.cuda.launch import (THREADS, Kernels, check_dense, grid, pointer, row_kernels,
+                                  workspace)
+from gnnaccel.cuda.layout import layout_of
 from gnnaccel.cuda.structure import Rows
 
 ENTRIES = ("forward", "merge", "by_row", "add_parts", "by_other", "add_both")
@@ -21,11 +21,7 @@ ENTRIES = ("forward", "merge", "by_row", "add_parts", "by_other", "add_both")
 def kernels(width: int, dtype: torch.dtype, edge: int, wide: bool) -> Kernels:
     """The kernels for rows of ``width`` numbers of ``dtype``, with ``edge`` (0 to 2) features of
     edges, over a graph with int64 offsets if ``wide``. ValueError for what none covers."""
-    if dtype not in TYPES:
-        raise ValueError(f"dtype={dtype}: the gated kernels know {', '.join(map(str, TYPES))}")
-    return Kernels("gated_sum", _layout(width).defines() + (
-        ("ROW_T", TYPES[dtype]), ("OFF_T", "i64" if wide else "int"), ("DROPOUT", "0"),
-        ("EDGE", str(edge))))
+    return row_kernels("gated_sum", layout_of(width), dtype, wide, EDGE=edge)
 
 
 class Operands(NamedTuple):
@@ -60,7 +56,7 @@ def forward(graph: Rows, given: Operands, mean: bool) -> Tensor:
     _check(graph, given, None, given.left.shape[0], graph.rows)
     width, out, compiled = (given.left.shape[-1], torch.empty_like(given.right),
                             given.kernels(graph.wide))
-    launch, layout = graph.launch(), _layout(width)
+    launch, layout = graph.launch(), layout_of(width)
     memory, (part, _, _) = workspace(launch.chunks, (width, 0, 0), out.device)
     compiled("forward")(grid(launch.slots + graph.rows, layout), THREADS, 0,
                         launch.graph + launch.split + (
@@ -84,7 +80,7 @@ def by_row(graph: Rows, given: Operands, grad: Tensor, edge: bool,
     edge_grad, beside_grad = (None if t is None or not asked else torch.empty_like(t)
                               for t, asked in ((given.edge, edge), (given.beside, beside)))
     width, compiled = grad.shape[-1], given.kernels(graph.wide)
-    launch, layout = graph.launch(), _layout(width)
+    launch, layout = graph.launch(), layout_of(width)
     memory, (part, _, _) = workspace(launch.chunks, (width, 0, 0), grad.device)
     compiled("by_row")(grid(launch.slots + graph.rows, layout), THREADS, 0,
                        launch.graph + launch.split + (
@@ -105,7 +101,7 @@ def by_other(graph: Rows, given: Operands, grad: Tensor) -> tuple[Tensor, Tensor
     _check(graph, given, grad, graph.rows, given.right.shape[0])
     left_grad, values_grad = torch.empty_like(given.left), torch.empty_like(given.values)
     width, compiled = grad.shape[-1], given.kernels(graph.wide)
-    launch, layout = graph.launch(), _layout(width)
+    launch, layout = graph.launch(), layout_of(width)
     memory, (part, _, _) = workspace(launch.chunks, (2 * width, 0, 0), grad.device)
     results = (left_grad.data_ptr(), values_grad.data_ptr())
     compiled("by_other")(grid(launch.slots + graph.rows, layout), THREADS, 0,
@@ -115,10 +111,6 @@ def by_other(graph: Rows, given: Operands, grad: Tensor) -> tuple[Tensor, Tensor
         compiled("add_both")(grid(launch.heavy, layout), THREADS, 0,
                              launch.merge + (part, *results))
     return left_grad, values_grad
-
-
-def _layout(width: int) -> Layout:
-    return layout_for(*factored(width))
 
 
 def _check(graph: Rows, given: Operands, grad: Tensor | None, sources: int, targets: int) -> None:

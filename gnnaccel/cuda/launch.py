@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.cuda import driver
-from gnnaccel.cuda.layout import WARPS, Layout
+from gnnaccel.cuda.layout import TYPES, WARPS, Layout
 
 THREADS = 32 * WARPS
 _NONE = (0, 0, 0)
@@ -82,6 +82,17 @@ def workspace(chunks: int, sizes: tuple[int, int, int],
     base = memory.data_ptr()
     return memory, (base, base + 4 * first if second else 0,
                     base + 4 * (first + second) if third else 0)
+
+
+def row_kernels(family: str, layout: Layout, dtype: torch.dtype, wide: bool,
+                **flags: int) -> Kernels:
+    """The kernels for rows of ``dtype`` over a graph, with int64 offsets if ``wide``. ValueError
+    for a dtype that none covers."""
+    if dtype not in TYPES:
+        raise ValueError(f"dtype={dtype}: the {family} kernels know {', '.join(map(str, TYPES))}")
+    return Kernels(family, (*layout.defines(), ("ROW_T", TYPES[dtype]),
+                            ("OFF_T", "i64" if wide else "int"), ("DROPOUT", "0"),
+                            *((name, str(int(value))) for name, value in flags.items())))
 
 
 def check_dense(graph: Any, like: Tensor, **tensors: tuple[Tensor, int | None]) -> None:

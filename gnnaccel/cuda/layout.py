@@ -93,3 +93,29 @@ def layout_for(heads: int, width: int, int8: bool = False, most_heads: int = 512
     kh = min(_power_of_two(-(-heads // hl)), 1 << (room.bit_length() - 1), 32 // hl,
              most_heads // hl)
     return Layout(heads, width, vec, lh, kv, hl, kh, int8)
+
+
+@functools.cache
+def factored(width: int, int8: bool = False) -> tuple[int, int]:
+    """(heads, D) with heads * D = ``width`` and D at most 512: how to see rows that have no weights
+    per head. `aggregate.Variant` does it itself for int8.
+
+    The split whose lanes load least, one more load counted per tile of heads since each tile reads
+    the graph anew; among equals the fewest heads. A prime above 512 becomes that many heads of one
+    channel. ValueError below 1.
+    """
+    if width < 1:
+        raise ValueError(f"width={width}: a row has at least one channel")
+
+    def cost(channels: int) -> tuple[int, int]:
+        layout = layout_for(width // channels, channels, int8)
+        return layout.tiles * (layout.packs + 1) * layout.lh * layout.hl, width // channels
+
+    best = min((d for d in range(1, min(width, MAX_WIDTH) + 1) if width % d == 0), key=cost)
+    return width // best, best
+
+
+@functools.cache
+def layout_of(width: int) -> Layout:
+    """The layout of rows of ``width`` numbers that have no weights per head."""
+    return layout_for(*factored(width))

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda.aggregate import factored
-from gnnaccel.cuda.launch import NOTHING, THREADS, Kernels, check_dense, grid, workspace
-from gnnaccel.cuda.layout import TYPES, Layout, layout_for
+from gnnaccel.cuda.launch import (NOTHING, THREADS, Kernels, check_dense, grid, row_kernels,
+                                  workspace)
+from gnnaccel.cuda.layout import layout_of
 from gnnaccel.cuda.structure import Rows
 
 ENTRIES = ("forward", "merge", "backward", "add_parts")
@@ -20,10 +20,7 @@ ENTRIES = ("forward", "merge", "backward", "add_parts")
 def kernels(width: int, dtype: torch.dtype, wide: bool) -> Kernels:
     """The kernels for rows of ``width`` numbers of ``dtype``, over a graph with int64 offsets if
     ``wide``. ValueError for what none covers."""
-    if dtype not in TYPES:
-        raise ValueError(f"dtype={dtype}: the rectified kernels know {', '.join(map(str, TYPES))}")
-    return Kernels("rectified", _layout(width).defines() + (
-        ("ROW_T", TYPES[dtype]), ("OFF_T", "i64" if wide else "int"), ("DROPOUT", "0")))
+    return row_kernels("rectified", layout_of(width), dtype, wide)
 
 
 def forward(graph: Rows, x: Tensor, edge: Tensor, constant: float, mean: bool) -> Tensor:
@@ -37,7 +34,7 @@ def forward(graph: Rows, x: Tensor, edge: Tensor, constant: float, mean: bool) -
     width, edges = x.shape[-1], graph.other.shape[0]
     check_dense(graph, x, x=(x, None), edge=(edge, edges))
     out = torch.empty((graph.rows, width), dtype=x.dtype, device=x.device)
-    launch, layout, compiled = graph.launch(), _layout(width), kernels(width, x.dtype, graph.wide)
+    launch, layout, compiled = graph.launch(), layout_of(width), kernels(width, x.dtype, graph.wide)
     memory, (part, _, _) = (workspace(launch.chunks, (width, 0, 0), x.device) if launch.chunks
                             else NOTHING)
     made = np.float32(constant), np.int32(mean)
@@ -60,7 +57,7 @@ def backward(graph: Rows, x: Tensor, edge: Tensor, grad: Tensor,
     width, edges = x.shape[-1], graph.other.shape[0]
     check_dense(graph, x, x=(x, graph.rows), edge=(edge, edges), grad=(grad, None))
     x_grad, edge_grad = torch.empty_like(x), torch.empty_like(edge) if edges_too else None
-    launch, layout, compiled = graph.launch(), _layout(width), kernels(width, x.dtype, graph.wide)
+    launch, layout, compiled = graph.launch(), layout_of(width), kernels(width, x.dtype, graph.wide)
     memory, (part, _, _) = (workspace(launch.chunks, (width, 0, 0), x.device) if launch.chunks
                             else NOTHING)
     compiled("backward")(grid(launch.slots + graph.rows, layout), THREADS, 0,
@@ -71,8 +68,3 @@ def backward(graph: Rows, x: Tensor, edge: Tensor, grad: Tensor,
         compiled("add_parts")(grid(launch.heavy, layout), THREADS, 0,
                               launch.merge + (part, x_grad.data_ptr()))
     return x_grad, edge_grad
-
-
-@functools.lru_cache(maxsize=256)
-def _layout(width: int) -> Layout:
-    return layout_for(*factored(width))

@@ -9,9 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda.aggregate import factored
-from gnnaccel.cuda.launch import NOTHING, THREADS, Kernels, grid, workspace
-from gnnaccel.cuda.layout import TYPES, Layout, layout_for
+from gnnaccel.cuda.launch import NOTHING, THREADS, Kernels, grid, row_kernels, workspace
+from gnnaccel.cuda.layout import layout_of
 from gnnaccel.cuda.multi_reduce import check
 from gnnaccel.cuda.structure import Rows
 
@@ -22,11 +21,7 @@ ENTRIES = ("forward", "merge", "backward", "add")
 def kernels(width: int, dtype: torch.dtype, edge: bool, wide: bool) -> Kernels:
     """The kernels for rows of ``width`` numbers of ``dtype``, with features of edges if ``edge``,
     over a graph with int64 offsets if ``wide``. ValueError for what none covers."""
-    if dtype not in TYPES:
-        raise ValueError(f"dtype={dtype}: the softmax kernels know {', '.join(map(str, TYPES))}")
-    return Kernels("softmax_sum", _layout(width).defines() + (
-        ("ROW_T", TYPES[dtype]), ("OFF_T", "i64" if wide else "int"), ("DROPOUT", "0"),
-        ("EDGE", str(int(edge)))))
+    return row_kernels("softmax_sum", layout_of(width), dtype, wide, EDGE=edge)
 
 
 class Messages(NamedTuple):
@@ -79,7 +74,7 @@ def forward(graph: Rows, given: Messages, train: bool) -> tuple[Tensor, Kept | N
             if train else None)
     results = (out.data_ptr(), 0, 0) if kept is None else (
         out.data_ptr(), kept.center.data_ptr(), kept.total.data_ptr())
-    launch, layout, compiled = graph.launch(), _layout(width), given.kernels(graph.wide)
+    launch, layout, compiled = graph.launch(), layout_of(width), given.kernels(graph.wide)
     memory, parts = (workspace(launch.chunks, (width, width, 2 * width), device)
                      if launch.chunks else NOTHING)
     compiled("forward")(grid(launch.slots + graph.rows, layout), THREADS, 0,
@@ -108,7 +103,7 @@ def backward(graph: Rows, given: Messages, center: Tensor, share: Tensor, whole:
         edge_grad = torch.empty_like(given.edge)
     t_grad = torch.empty((graph.rows, width), dtype=torch.float32, device=device) if t else None
     of_t = 0 if t_grad is None else t_grad.data_ptr()
-    launch, layout, compiled = graph.launch(), _layout(width), given.kernels(graph.wide)
+    launch, layout, compiled = graph.launch(), layout_of(width), given.kernels(graph.wide)
     memory, (part, t_part, _) = (workspace(launch.chunks, (width, width if t else 0, 0), device)
                                  if launch.chunks else NOTHING)
     compiled("backward")(grid(launch.slots + graph.rows, layout), THREADS, 0,
@@ -121,15 +116,10 @@ def backward(graph: Rows, given: Messages, center: Tensor, share: Tensor, whole:
     return x_grad, edge_grad, t_grad
 
 
-@functools.lru_cache(maxsize=256)
-def _layout(width: int) -> Layout:
-    return layout_for(*factored(width))
-
-
 def _check(graph: Rows, given: Messages, sources: int | None, **sums: Tensor) -> None:
     (x, edge, _, t), device, edges = given, graph.indptr.device, graph.other.shape[0]
     width = x.shape[-1]
-    vec = _layout(width).vec
+    vec = layout_of(width).vec
     check("x", x, (sources, width), x.dtype, device, vec)
     for name, one in sums.items():
         check(name, one, (None, width), torch.float32, device, vec)

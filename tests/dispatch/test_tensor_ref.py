@@ -61,7 +61,7 @@ def test_others_in_place_of_a_dead_tensor():
     assert set(map(id, gone)) == {id(ref), id(memory)} and ref() is None and memory() is None
     others = [torch.arange(4) for _ in range(8)]  # one may have the old one's id and memory
     assert not any(ref.unwritten(t) or memory.unwritten(t) for t in others)
-    assert [values.get(t) for t in others] == [None] * 8 and not values._entries
+    assert [values.get(t) for t in others] == [None] * 8 and not values.entries
 
 
 def test_a_new_value_outlives_the_old_reference():

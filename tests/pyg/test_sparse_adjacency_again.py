@@ -120,7 +120,7 @@ def test_index_arrays_are_read_in_place_and_not_kept_alive(emulated):
     del view, rows, adj
     gc.collect()
     assert [ref() for ref in gone] == [None, None] and cache.info()["entries"] == 0
-    assert not adjacency._kept._entries
+    assert not adjacency._kept.entries
 
 
 def test_a_cached_norm_keeps_one_structure(emulated):

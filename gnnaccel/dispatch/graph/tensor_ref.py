@@ -16,11 +16,14 @@ Tensors made in inference mode count no writes. No reference is made of them: as
 """
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor
+
+from gnnaccel.dispatch.policy.names import IdentityMap
 
 V = TypeVar("V")
 _Gone = Callable[[weakref.ref], Any]
@@ -97,26 +100,14 @@ def unversioned(tensors: Iterable[Any]) -> bool:
     return False
 
 
-class TensorMap(Generic[V]):
+class TensorMap(IdentityMap[V]):
     """Values for tensors as they are: gone with the tensor, and once something is written to it."""
 
-    def __init__(self) -> None:
-        self._entries: dict[int, tuple[TensorRef, V]] = {}
+    _ref = staticmethod(functools.partial(TensorRef, pointer=False))
 
     def get(self, tensor: Tensor) -> V | None:
         """The value for this very tensor, unwritten since; or None."""
-        entry = self._entries.get(id(tensor))
+        entry: Any = self.entries.get(id(tensor))
         if entry is None or entry[0]() is not tensor or entry[0].version != tensor._version:
             return None
         return entry[1]
-
-    def set(self, tensor: Tensor, value: V) -> None:
-        """Keep ``value`` for as long as ``tensor`` stays as it is."""
-        key, entries = id(tensor), self._entries
-
-        def forget(ref: weakref.ref) -> None:
-            entry = entries.get(key)
-            if entry is not None and entry[0] is ref:  # the id may belong to a new tensor by now
-                del entries[key]
-
-        entries[key] = TensorRef(tensor, forget, pointer=False), value

@@ -21,6 +21,8 @@ class IdentityMap(Generic[V]):
     otherwise.
     """
 
+    _ref: Any = weakref.ref  # what an entry is found by
+
     def __init__(self) -> None:
         # by id; for lookups that cannot afford a call
         self.entries: dict[int, tuple[weakref.ref, V]] = {}
@@ -41,7 +43,7 @@ class IdentityMap(Generic[V]):
             if entry is not None and entry[0] is ref:
                 del entries[key]
 
-        entries[key] = (weakref.ref(owner, forget), value)
+        entries[key] = (self._ref(owner, forget), value)
 
     def values(self) -> list[V]:
         return [value for _, value in list(self.entries.values())]

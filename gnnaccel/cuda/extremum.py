@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gnnaccel.cuda.launch import THREADS, Kernels, grid, pointer, workspace
 from gnnaccel.cuda.layout import TYPES, Layout, layout_for
+from gnnaccel.cuda.multi_reduce import check
 from gnnaccel.cuda.structure import Rows
 
 OPS = {"copy": 0, "add": 1, "mul": 2}
@@ -78,7 +79,7 @@ def forward(variant: Variant, graph: Rows, x: Tensor,
     """
     layout, rows, device = variant.layout, graph.rows, graph.indptr.device
     _check_graph(variant, graph)
-    _check("x", x, (variant.heads, variant.width), variant.row, device, layout.vec)
+    check("x", x, (None, variant.heads, variant.width), variant.row, device, layout.vec)
     _check_weight(variant, graph, weight)
     size = variant.heads * variant.width
     out = torch.empty((rows, variant.heads, variant.width), dtype=variant.row, device=device)
@@ -107,8 +108,8 @@ def pick(variant: Variant, graph: Rows, arg: Tensor, grad: Tensor,
     _check_graph(variant, graph)
     if variant.identity:
         raise ValueError("under identity every row is an edge's own: index with arg instead")
-    _check("grad", grad, (variant.heads, variant.width), variant.row, device, layout.vec)
-    _check("arg", arg, tuple(grad.shape[1:]), torch.int32, device, 1)
+    check("grad", grad, (None, variant.heads, variant.width), variant.row, device, layout.vec)
+    check("arg", arg, (None, *grad.shape[1:]), torch.int32, device, 1)
     _check_weight(variant, graph, weight)
     out = torch.empty((rows, variant.heads, variant.width), dtype=variant.row, device=device)
     launch = graph.launch()
@@ -136,17 +137,5 @@ def _check_weight(variant: Variant, graph: Rows, weight: Tensor | None) -> None:
         raise ValueError(f"weight is {'missing' if weight is None else 'given'}, but the variant "
                          f"has weight={variant.weight!r}")
     if weight is not None:
-        _check("weight", weight, (variant.heads,) if variant.weight == "head" else (),
-               torch.float32, graph.indptr.device, 1)
-
-
-def _check(name: str, t: Tensor, shape: tuple, dtype: torch.dtype, device: torch.device,
-           vec: int) -> None:
-    """ValueError unless a kernel may read ``t`` as [any, *shape], ``vec`` numbers at a time."""
-    if (t.dim() == len(shape) + 1 and tuple(t.shape[1:]) == shape and t.dtype is dtype
-        and t.device == device and t.is_contiguous()
-        and t.data_ptr() % (vec * t.element_size()) == 0):
-        return
-    raise ValueError(f"{name} is {list(t.shape)}, {t.dtype}, on {t.device}, strides "
-                     f"{list(t.stride())}; needed is [any, {', '.join(map(str, shape))}], {dtype}, "
-                     f"contiguous and aligned, on {device}")
+        check("weight", weight, (None, variant.heads) if variant.weight == "head" else (None,),
+              torch.float32, graph.indptr.device, 1)

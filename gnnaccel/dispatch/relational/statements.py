@@ -139,9 +139,7 @@ def heat(slope: float, dropout: float, heads: int) -> Program:
               ("edges", EDGE), ("w_edge", PARAM))
     ops: tuple[Op, ...]
     ops = (op("add", "z", "a_src@src", "a_dst@dst", "a_rel@rel", "a_edge"),
-           op("leaky_relu", "s", "z", slope=slope),
-           op("segment_softmax", "alpha", "s", scope="dst"))
-    ops += (op("dropout", "kept", "alpha", p=dropout),) if dropout > 0 else ()
+           op("leaky_relu", "s", "z", slope=slope), *_weights_of("s", dropout))
     weight = ops[-1].out
     ops += (op("aggregate", "from_rows", weight, "rows@src", heads=1, per_head=heads),
             op("aggregate", "from_edges", weight, "edges", heads=1, per_head=heads),
@@ -163,9 +161,7 @@ def edge_gat(slope: float, dropout: float, heads: int) -> Program:
               ("w_edge", PARAM))
     ops: tuple[Op, ...]
     ops = (op("add", "z", "a_src@src", "a_dst@dst", "a_edge"),
-           op("leaky_relu", "s", "z", slope=slope),
-           op("segment_softmax", "alpha", "s", scope="dst"))
-    ops += (op("dropout", "kept", "alpha", p=dropout),) if dropout > 0 else ()
+           op("leaky_relu", "s", "z", slope=slope), *_weights_of("s", dropout))
     weight = ops[-1].out
     ops += (op("aggregate", "from_rows", weight, "rows@src", heads=heads),
             op("linear", "mapped", "edges", "w_edge"),
@@ -199,15 +195,17 @@ def hgt_of_pairs(scale: float, heads: int) -> Program:
                    ops, "out")
 
 
+def _weights_of(score: str, dropout: float, within: bool = False) -> tuple[Op, ...]:
+    """Softmax of ``score`` over the edges of a node, or of a node and a relation; dropout."""
+    alpha = op("segment_softmax", "alpha", score, scope="pair_dst" if within else "dst")
+    return (alpha, op("dropout", "kept", "alpha", p=dropout)) if dropout > 0 else (alpha,)
+
+
 def _attend(score: str, row: str, dropout: float, within: bool, heads: int, per_head: int = 1,
             raised: bool = False, out: str = "out") -> tuple[Op, ...]:
     """Softmax of ``score``, dropout, weighted sum of ``row``. ``raised``: weights above zero are
     one more."""
-    ops: tuple[Op,
-               ...] = (op("segment_softmax", "alpha", score, scope="pair_dst" if within else "dst"),
-                       )
-    if dropout > 0:
-        ops += (op("dropout", "kept", "alpha", p=dropout),)
+    ops = _weights_of(score, dropout, within)
     if raised:
         ops += (op("raise_positive", "raised", ops[-1].out),)
     attrs = {"per_head": per_head} if per_head > 1 else {}

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters.dgl.bridge.limits import refuse
-from gnnaccel.adapters.dgl.bridge.tags import (device_of, host, is_bridged, of_context, on_host,
-                                               tag, to_context, to_device)
+from gnnaccel.adapters.dgl.bridge.tags import (context, device_of, host, is_bridged, of_context,
+                                               on_host, tag, to_device)
 from gnnaccel.adapters.patching import PatchSet
 
 # one imports the names of the next
@@ -49,7 +49,7 @@ def install(patches: PatchSet) -> None:
     for module in (base, ndarray):
         patches.set(module, "empty", new,
                     "Makes arrays that are to be on the GPU on the host, marked with the GPU.")
-    patches.set(base.NDArrayBase, "ctx", _context(base.NDArrayBase.ctx),
+    patches.set(base.NDArrayBase, "ctx", context(base.NDArrayBase.ctx),
                 "Says of a marked array that it is on the GPU.")
     patches.set(base.NDArrayBase, "pin_memory_", lambda self: refuse("uva"), PINNED)
 
@@ -104,16 +104,6 @@ def empty(native: Callable) -> Callable:
         return array
 
     return empty
-
-
-def _context(native: property) -> property:
-    place: Any = native.fget
-
-    def ctx(self: Any) -> Any:
-        device = device_of(self)
-        return place(self) if device is None else to_context(device)
-
-    return property(ctx, doc=native.__doc__)
 
 
 @torch.no_grad()

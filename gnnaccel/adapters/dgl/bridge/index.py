@@ -10,8 +10,8 @@ import torch
 
 from gnnaccel.adapters.dgl.bridge import arrays, results
 from gnnaccel.adapters.dgl.bridge.limits import refuse
-from gnnaccel.adapters.dgl.bridge.tags import (device_of, is_bridged, of_context, on_host, tag,
-                                               to_context)
+from gnnaccel.adapters.dgl.bridge.tags import (context, device_of, is_bridged, of_context,
+                                               on_host, tag)
 from gnnaccel.adapters.patching import PatchSet
 
 
@@ -26,7 +26,7 @@ def install(patches: PatchSet) -> None:
         patches.set(HeteroGraphIndex, make.__name__, make(getattr(HeteroGraphIndex, make.__name__)),
                     "Moves, copies and loads a graph's structure by marking it with a device; the "
                     "structure stays on the host.")
-    patches.set(HeteroGraphIndex, "ctx", _context(HeteroGraphIndex.ctx),
+    patches.set(HeteroGraphIndex, "ctx", context(HeteroGraphIndex.ctx),
                 "Says of a marked graph that it is on the GPU.")
     patches.set(streams, "_dgl_get_stream", _stream(streams._dgl_get_stream),
                 "Gives DGL the stream on which torch works.")
@@ -83,16 +83,6 @@ def _states(native: Callable) -> Callable:
         tag(self, next((array.device for array in arrays if is_bridged(array.device)), None))
 
     return __setstate__
-
-
-def _context(native: property) -> property:
-    place: Any = native.fget
-
-    def ctx(self: Any) -> Any:
-        device = device_of(self)
-        return place(self) if device is None else to_context(device)
-
-    return property(ctx, doc=native.__doc__)
 
 
 def _stream(native: Callable) -> Callable:

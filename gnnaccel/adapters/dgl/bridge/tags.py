@@ -60,3 +60,14 @@ def on_host() -> Any:
     from dgl._ffi.runtime_ctypes import DGLContext
 
     return DGLContext(_CPU, 0)
+
+
+def context(native: property) -> property:
+    """``ctx`` of a class of DGL's: the device's, of what is tagged."""
+    place: Any = native.fget
+
+    def ctx(self: Any) -> Any:
+        device = device_of(self)
+        return place(self) if device is None else to_context(device)
+
+    return property(ctx, doc=native.__doc__)

@@ -113,9 +113,9 @@ class InnerCalls:
 
     __slots__ = ("tally", "silent", "lasting", "left", "waiting")
 
-    def __init__(self, lasting: bool, watched: bool = True):
+    def __init__(self, lasting: bool):
         self.tally: counters.Tally | None = None
-        self.silent, self.lasting, self.left = False, lasting, WATCHED if watched else 0
+        self.silent, self.lasting, self.left = False, lasting, WATCHED
         self.waiting = False
 
 

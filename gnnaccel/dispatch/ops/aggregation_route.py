@@ -89,7 +89,7 @@ def decide(graph: OpGraph, given: Aggregation, config: Config,
     if type(kernel) is Reason:
         return _without_kernels(graph, given, config, kernel, asked)
     why, estimate = ((None, None) if config.when != "profitable"
-                     else _cost_reason(graph, given, config, asked))
+                     else _cost_reason(graph, given, asked))
     if why is _ONCE:
         name = aggregation_once.kernel(graph, given).name  # type: ignore[union-attr]
         found = _taken("cuda", name, aggregation_once.run, estimate,
@@ -165,7 +165,7 @@ def _without_kernels(graph: OpGraph, given: Aggregation, config: Config, against
     else:
         why = unfit
         if why is None:
-            why, estimate = _cost_reason(graph, given, config, asked)
+            why, estimate = _cost_reason(graph, given, asked)
     if why is not None:
         return _refused(estimate, (KERNELS, against), (TORCH, why))
     run = aggregation_cpu.run if unfit is None else aggregation.plain
@@ -179,7 +179,7 @@ def _unfit_by_torch(graph: OpGraph, given: Aggregation) -> Reason | None:
     return aggregation_cpu.unfit(graph, given) if given.x.is_cpu else _NO_GAIN
 
 
-def _cost_reason(graph: OpGraph, given: Aggregation, config: Config,
+def _cost_reason(graph: OpGraph, given: Aggregation,
                  asked: Asked | None) -> tuple[Reason | None, Estimate | None]:
     """Why the host's own code is no slower, if calls are to gain."""
     # at each replay the structure is built anew, if it may not be used from before

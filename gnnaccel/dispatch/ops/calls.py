@@ -83,7 +83,7 @@ def gspmm_hetero(parts: list[Part], types: int, reduce: str) -> OpCall:
                                      f"{reduce} over several relations that end in one type of "
                                      "nodes")
     if reduce == "sum" or all(len(found) < 2 for found in by_target.values()):
-        kernel = _together([_kernel_or_nothing(p, cuda_ops.gspmm(p.graph, p.given, reduce),
+        kernel = _together([_kernel_or_nothing(cuda_ops.gspmm(p.graph, p.given, reduce),
                                                lambda p=p: _reduced([p], reduce))
                             for p in parts])
     if type(kernel) is Kernel:
@@ -114,7 +114,7 @@ def gsddmm_hetero(parts: list[Part], targets: tuple[str, str]) -> OpCall:
         return p.given.result(torch_ops.gsddmm(p.graph, p.given, *targets))
 
     first = parts[0].given.first
-    kernel = _together([_kernel_or_nothing(p, cuda_ops.gsddmm(p.graph, p.given, targets),
+    kernel = _together([_kernel_or_nothing(cuda_ops.gsddmm(p.graph, p.given, targets),
                                            lambda p=p: one(p)) for p in parts])
     if type(kernel) is Kernel:
         kernel = kernel._replace(
@@ -122,7 +122,7 @@ def gsddmm_hetero(parts: list[Part], targets: tuple[str, str]) -> OpCall:
     return OpCall(first.device, first.dtype, lambda: _tied(tuple(map(one, parts))), kernel)
 
 
-def _kernel_or_nothing(part: Part, kernel: Kernel | Reason,
+def _kernel_or_nothing(kernel: Kernel | Reason,
                        otherwise: Callable[..., Tensor]) -> Kernel | Reason:
     """``kernel``, but a relation without edges needs none."""
     if type(kernel) is Reason and kernel.code == "GA303":

@@ -53,7 +53,7 @@ def section(result: Result) -> text.Section:
     return text.Section("Scripts as they are: a training step, natively and through gnnaccel",
                         tuple(columns[place] for place in shown),
                         [tuple(row[place] for place in shown) for row in rows],
-                        (*text.notes_of(notes), *_failures(scripts, notes), _MEANING))
+                        (*text.notes_of(notes), *_failures(scripts), _MEANING))
 
 
 def _cell(title: str, runs: Runs, notes: dict[str, str]) -> str:
@@ -86,7 +86,7 @@ def _mean(title: str, scripts: list[Runs]) -> str:
     return text.ratio(statistics.geometric_mean(found) if found else None)
 
 
-def _failures(scripts: dict[tuple[str, str], Runs], notes: dict[str, str]) -> list[str]:
+def _failures(scripts: dict[tuple[str, str], Runs]) -> list[str]:
     """Those of runs that have no column of their own."""
     return [f"{_name(*key)}, {part}: {runs[part].error}" for key, runs in scripts.items()
             for part in (COLD, TURNS, BOUND) if part in runs and runs[part].error]

@@ -5,6 +5,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TypeVar
 
+from gnnaccel.adapters.pyg.bench.models import two_layers
+
 IN_CHANNELS = 64
 T = TypeVar("T")
 
@@ -65,17 +67,9 @@ def build_two_layer_gat(device, seed: int = 0, classes: int = 16):
     import torch
     from torch_geometric.nn import GATConv
 
-    class TwoLayerGAT(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first = GATConv(IN_CHANNELS, 8, heads=8)
-            self.second = GATConv(64, classes, heads=1)
-
-        def forward(self, x, edge_index):
-            return self.second(torch.nn.functional.elu(self.first(x, edge_index)), edge_index)
-
     torch.manual_seed(seed)
-    return TwoLayerGAT().to(device)
+    return two_layers(GATConv(IN_CHANNELS, 8, heads=8), GATConv(64, classes, heads=1),
+                      torch.nn.functional.elu).to(device)
 
 
 def build_structure(edge_index, num_nodes: int, csr: bool) -> None:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 IN_CHANNELS, CLASSES = 128, 48
@@ -31,16 +32,22 @@ def build(spec: ModelSpec, device: Any, seed: int = 0) -> Any:
     import torch
     import torch_geometric.nn as nn
 
+    torch.manual_seed(seed)
+    cls, heads = getattr(nn, spec.class_name), {"heads": spec.heads} if spec.heads > 1 else {}
+    return two_layers(cls(IN_CHANNELS, spec.width, **heads),
+                      cls(spec.heads * spec.width, CLASSES)).to(device)
+
+
+def two_layers(first: Any, second: Any, between: Callable[[Any], Any] | None = None) -> Any:
+    """A model of two layers over the same edges, ``between`` them a ReLU unless it is given."""
+    import torch
+
     class TwoLayers(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            cls, heads = (getattr(nn, spec.class_name),
-                          {"heads": spec.heads} if spec.heads > 1 else {})
-            self.first, self.second = cls(IN_CHANNELS, spec.width,
-                                          **heads), cls(spec.heads * spec.width, CLASSES)
+            self.first, self.second = first, second
 
         def forward(self, x: Any, edge_index: Any) -> Any:
-            return self.second(torch.relu(self.first(x, edge_index)), edge_index)
+            return self.second((between or torch.relu)(self.first(x, edge_index)), edge_index)
 
-    torch.manual_seed(seed)
-    return TwoLayers().to(device)
+    return TwoLayers()

@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+from gnnaccel.adapters.pyg.bench.models import two_layers
+
 Triple = tuple[str, str, str]
 NODE_TYPES = ("a", "b", "c")
 EDGE_CHANNELS = 3
@@ -48,7 +50,8 @@ def _model(function: str, *bases: int) -> OnceLayer:
     """A model over types, made of two SAGEConv."""
     return OnceLayer(f"{function} SAGE", "dictionaries", lambda nn, width,
                      triples: getattr(nn, function)(
-        _two_layers(nn, width), (list(NODE_TYPES), triples), *bases))
+        two_layers(_sage(nn, width), _sage(nn, width), lambda x: x.relu()),
+        (list(NODE_TYPES), triples), *bases))
 
 
 def _sage(nn: Any, width: int) -> Any:
@@ -63,20 +66,6 @@ def _gin(nn: Any, width: int) -> Any:
     import torch
 
     return nn.GINConv(torch.nn.Linear(width, width))
-
-
-def _two_layers(nn: Any, width: int) -> Any:
-    import torch
-
-    class Net(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second = _sage(nn, width), _sage(nn, width)
-
-        def forward(self, x: Any, edge_index: Any) -> Any:
-            return self.second(self.first(x, edge_index).relu(), edge_index)
-
-    return Net()
 
 
 LAYERS = {layer.name: layer for layer in (

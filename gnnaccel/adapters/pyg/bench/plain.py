@@ -4,6 +4,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from gnnaccel.adapters.pyg.bench.models import two_layers
+
 
 @dataclasses.dataclass(frozen=True)
 class PlainLayer:
@@ -59,14 +61,6 @@ def build_two_layers(class_name: str, device: Any, channels: int, classes: int,
     import torch
     import torch_geometric.nn as nn
 
-    class TwoLayers(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            cls = getattr(nn, class_name)
-            self.first, self.second = cls(channels, 64), cls(64, classes)
-
-        def forward(self, x: Any, edge_index: Any) -> Any:
-            return self.second(torch.relu(self.first(x, edge_index)), edge_index)
-
     torch.manual_seed(seed)
-    return TwoLayers().to(device)
+    cls = getattr(nn, class_name)
+    return two_layers(cls(channels, 64), cls(64, classes)).to(device)

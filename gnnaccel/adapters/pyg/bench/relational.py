@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from gnnaccel.adapters.pyg.bench.layers import IN_CHANNELS, LayerSpec, named
+from gnnaccel.adapters.pyg.bench.models import two_layers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,16 +74,9 @@ def _hetero_sage(layer: RelationLayer, triples: list[tuple[str, str, str]]):
 def _model(layer: RelationLayer, node_types: list[str], triples: list[tuple[str, str, str]]):
     """Two layers of SAGEConv, made into a model over types."""
     import torch_geometric.nn
-    from torch import nn
+    from torch_geometric.nn import SAGEConv
 
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first = torch_geometric.nn.SAGEConv(IN_CHANNELS, layer.width)
-            self.second = torch_geometric.nn.SAGEConv(layer.width, layer.width)
-
-        def forward(self, x, edge_index):
-            return self.second(self.first(x, edge_index).relu(), edge_index)
-
+    net = two_layers(SAGEConv(IN_CHANNELS, layer.width), SAGEConv(layer.width, layer.width),
+                     lambda x: x.relu())
     bases = (BASES,) if layer.class_name == "to_hetero_with_bases" else ()
-    return getattr(torch_geometric.nn, layer.class_name)(Net(), (node_types, triples), *bases)
+    return getattr(torch_geometric.nn, layer.class_name)(net, (node_types, triples), *bases)

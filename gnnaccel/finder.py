@@ -24,10 +24,6 @@ class GraphboltFinder:
 
         return standin.find_spec(name, path, target)
 
-    @staticmethod
-    def invalidate_caches() -> None:
-        """Nothing is cached."""
-
 
 def install() -> None:
     """Ask this finder before the others; again is without effect."""

@@ -153,9 +153,6 @@ class _Finder:
             spec.loader = _Telling(spec.loader, name)  # type: ignore[assignment]
         return spec
 
-    def invalidate_caches(self) -> None:
-        """Nothing is cached."""
-
 
 def found_by_others(finder: Any, name: str, path: Any,
                     target: ModuleType | None) -> ModuleSpec | None:

@@ -31,10 +31,6 @@ class StandinFinder:
         return ModuleSpec(name, _Loader(package, submodule),  # type: ignore[arg-type]
                           origin="stand-in by gnnaccel", is_package=nested)
 
-    @staticmethod
-    def invalidate_caches() -> None:
-        """Nothing is cached."""
-
 
 class _Loader:
     """Makes a stand-in: a package, or one of its submodules."""

@@ -84,10 +84,6 @@ class TypingFinder:
             spec.loader = _Loader(spec.loader)  # type: ignore[assignment]
         return spec
 
-    @staticmethod
-    def invalidate_caches() -> None:
-        """Nothing is cached."""
-
 
 class _Loader(Loader):
     """Loads `torch_geometric.typing`, and hides stand-ins meanwhile."""

@@ -33,10 +33,6 @@ class SparseFinder:
             name, file, loader=_Loader(name, str(file)),
             submodule_search_locations=[str(file.parent)])
 
-    @staticmethod
-    def invalidate_caches() -> None:
-        """Nothing is cached."""
-
 
 class _Loader(SourceFileLoader):
     """Runs DGL's own file without the call that loads the library."""

@@ -107,7 +107,7 @@ FRESH: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {
     "a user's aggregate": ((789, 1067), (1307, 1657)),
     "a user's generated": ((827, 1288), (1425, 1974)),
     "NNConv": ((845, 1387), (1543, 2149)),
-    "PNAConv with edges": ((1159, 2281), (2140, 3838)),
+    "PNAConv with edges": ((1159, 2281), (2144, 3846)),
     "GATv2Conv": ((876, 1539), (1524, 2959)),
     "RGCNConv": ((2575, 3429), (4567, 6118)),
     "RGATConv": ((2526, 3343), (5974, 7664)),

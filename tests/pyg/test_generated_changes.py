@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch_geometric.utils import softmax
 
 import gnnaccel
 from tests.pyg import generated_layers
@@ -291,3 +292,61 @@ def test_a_tuple_of_nothing(kernels):
             with gnnaccel.disabled():
                 expected = layer(*args)
             assert close(layer(*args), expected)
+
+
+# --- buffers that are written to between a call and its backward -----------------------------------
+
+class Running(Message):
+    """A message about a mean that the layer follows: it is written to once messages are made."""
+
+    def __init__(self, aggr: str = "add"):
+        super().__init__(aggr)
+        self.register_buffer("middle", torch.linspace(-1, 1, WIDTH))
+        self.register_buffer("spread", torch.tensor(0.5))
+
+    def forward(self, x, edge_index, edge_attr=None):
+        out = super().forward(x, edge_index)
+        if self.training:
+            self.middle.mul_(0.5).add_(x.detach().mean(0))
+            self.spread.add_(1)
+        return out
+
+    def message(self, x_i, x_j):
+        return torch.relu(x_i + x_j - self.middle) + (x_j - self.spread).tanh()
+
+
+class RunningSoftmax(Running):
+    def message(self, x_i, x_j, index, size_i):
+        score = torch.tanh(x_i + x_j - self.middle).sum(-1, keepdim=True)
+        return softmax(score, index, num_nodes=size_i) * (x_j - self.middle)
+
+
+class RunningMapped(Running):
+    """Messages are written for each edge before a module goes on."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+
+    def message(self, x_i, x_j):
+        return self.norm(torch.relu(x_i + x_j - self.middle))
+
+
+@pytest.mark.parametrize("make", [Running, functools.partial(Running, "max"), RunningSoftmax,
+                                  RunningMapped])
+def test_buffers_written_to_before_backward(kernels, make):
+    """Twice before backward, as in a recurrent net: torch refuses to compute with what was written
+    to since, and the host's code does not need it any more."""
+    layer = make().to(kernels.device)
+    x, ei, _ = to(kernels.device, *arguments(Message))
+    before, found = {k: v.clone() for k, v in layer.state_dict().items()}, []
+    for on in (gnnaccel.disabled, lambda: kernels.on(on_fallback="native")):
+        layer.load_state_dict(before)
+        gnnaccel.reset_stats()
+        given = x.clone().requires_grad_()
+        with on():
+            out = layer(layer(given, ei).tanh(), ei)
+            (out * torch.linspace(-1, 2, WIDTH, device=out.device)).sum().backward()
+        found.append([out, given.grad, *[t.clone() for t in layer.buffers()]])
+    assert routes(layer) == {"cuda": 2}
+    assert all(close(a, b) for a, b in zip(*found))

@@ -219,6 +219,11 @@ class Message(NamedTuple):
                                                  or leaf.tail == self.shape):
             return t
         rows = 1 if leaf.end == "p" else t.shape[0]
+        if (leaf.end == "p" and type(t) is Tensor and not t.requires_grad
+            and torch.is_grad_enabled()):
+            # Backward computes the message anew. A buffer may be written to before, of which the
+            # host's code keeps no hold.
+            t = t.clone()
         if mode == "row" and not leaf.blocks and leaf.tail != self.shape:
             return t.reshape(rows, *leaf.tail).expand(rows, *self.shape).reshape(rows, -1)
         return t.reshape(rows, -1)

@@ -24,6 +24,7 @@ SHARES = {
     "captures": 0.05,
     "messages": 0.15,
     "metagraphs": 0.1,
+    "scripts": 0.1,
 }
 SILENCE = (
     240  # seconds without a line after which a process hangs; the emulation may compile in one case

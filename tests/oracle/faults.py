@@ -1,4 +1,4 @@
-"""Thirteen planted faults, each of which the oracle has to find.
+"""Fifteen planted faults, each of which the oracle has to find.
 
     python -m tests.oracle.faults                     all of them, a minute of each core at most
     python -m tests.oracle.faults "old version" ...   these only
@@ -213,6 +213,25 @@ FAULTS = {
     ),
     "first seen without gradients": Fault("dgl", "cpu", followed_as_called),
     "stale normalisation": Fault("histories", "cpu", stale_norm),
+    "old edges in scripts": Fault(
+        "scripts",
+        "emulated",
+        InModule(
+            "gnnaccel.dispatch.graph.cache",
+            "if (ref.version != t._version",
+            "if (False",
+        ),
+    ),
+    "means of another parameter": Fault(
+        "scripts",
+        "emulated",
+        InModule(
+            "gnnaccel.adapters.optimizers",
+            "zip(parameters, gradients, means, squares, most)",
+            "zip(parameters, gradients, [next(m for m in means if m.shape == p.shape)"
+            " for p in parameters], squares, most)",
+        ),
+    ),
 }
 
 

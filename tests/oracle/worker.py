@@ -33,6 +33,10 @@ def part(name: str, backend) -> Callable | None:
         from . import histories
 
         return lambda seed, only, mode: histories.check(seed, backend, only)
+    if name == "scripts":
+        from . import scripts
+
+        return lambda seed, only, mode: scripts.check(seed, backend, only)
     if name == "captures":
         from . import captures
 

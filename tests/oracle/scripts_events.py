@@ -56,7 +56,8 @@ def autocast_toggled(s, r) -> str:
 
 @event
 def without_gnnaccel(s, r) -> str:
-    s.native = "all" if checkpoints(s.net) else r.choice(("all", "backward"))
+    if not checkpoints(s.net):
+        s.native = r.choice(("all", "backward"))
     return s.native
 
 

@@ -16,7 +16,7 @@ from torch_geometric.loader import DataLoader
 
 from . import scripts_edits as edits
 from .models import EDGE_TYPES, IN, METADATA, MODELS
-from .scripts_ways import initialised, optimizer
+from .scripts_ways import initialised, moves, optimizer
 
 CLASSES = 3
 FLAT = sorted(k for k, (_, edge) in MODELS.items() if edge != "types")
@@ -25,6 +25,8 @@ TYPED = sorted(k for k, (_, edge) in MODELS.items() if edge == "types")
 
 class Learned(pyg.MessagePassing):
     """What users write: messages by modules, and by buffers and numbers that training moves."""
+
+    moves = True  # a call repeated by a checkpoint is not the same
 
     def __init__(self):
         super().__init__(aggr="add")
@@ -46,6 +48,8 @@ class Learned(pyg.MessagePassing):
 
 class Annealed(pyg.MessagePassing):
     """Attention with a temperature that falls, and features of edges that are learned."""
+
+    moves = True  # a call repeated by a checkpoint is not the same
 
     def __init__(self):
         super().__init__(aggr="add")
@@ -135,7 +139,7 @@ class Net(nn.Module):
         x, found = x + self.embedding(graph.y), []
         for k in range(len(self.layers)):
             given = self.given(k, graph)
-            if self.form == "checkpointed":
+            if self.form == "checkpointed" and not moves(self):
                 y = checkpoint(self.one, k, x, *given, use_reentrant=False)
             elif self.form == "recurrent":
                 y = x
@@ -329,6 +333,8 @@ class Graphs(Nodes):
 
 class MemoryNet(nn.Module):
     """Embeddings out of a memory that each call writes to, as in TGN."""
+
+    moves = True  # a call repeated by a checkpoint is not the same
 
     def __init__(self, r: random.Random):
         super().__init__()

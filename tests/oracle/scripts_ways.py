@@ -53,6 +53,11 @@ def initialised(*nets: nn.Module) -> None:
                 p.fill_(0.1)
 
 
+def moves(net: nn.Module) -> bool:
+    """Whether a call leaves something behind that the next one reads, but statistics of norms."""
+    return any(getattr(m, "moves", False) for m in net.modules())
+
+
 def checkpoints(net: nn.Module) -> bool:
     """Whether backward repeats calls of the net, in whatever block and with whatever weights hold
     then."""
@@ -129,6 +134,8 @@ def by_closure(s, r) -> None:
 
 @way
 def checkpointed(s, r) -> None:
+    if moves(s.net):
+        return plainly(s, r)
     s.net.zero_grad()
     s.native = ""
     found = checkpoint(lambda: loss(s), use_reentrant=False)

@@ -35,6 +35,58 @@ def test_dropout_in_the_order_of_the_message(emulated):
     agrees(emulated, seeded)
 
 
+class Dropped(nn.Module):
+    """Attention with dropout of its weights in the mailbox, by a function or a module."""
+
+    def __init__(self, p: float, module: bool):
+        super().__init__()
+        self.p, self.drop, self.module = p, nn.Dropout(p), module
+
+    def reduce(self, nodes):
+        alpha = F.softmax(nodes.mailbox["e"], dim=1)
+        alpha = self.drop(alpha) if self.module else F.dropout(alpha, self.p, self.training)
+        return {"o": torch.sum(alpha * nodes.mailbox["m"], dim=1)}
+
+    def forward(self, graph, x):
+        with graph.local_scope():
+            graph.ndata["x"] = x
+            graph.update_all(lambda edges: {"m": edges.src["x"], "e": edges.data["w"]},
+                             self.reduce)
+            return graph.ndata["o"]
+
+
+@pytest.mark.parametrize("module", [True, False])
+@pytest.mark.parametrize("p, train", [(0.0, True), (0.6, False)])
+def test_dropout_in_a_mailbox_that_drops_nothing(emulated, p, train, module):
+    graph, layer = apart(), Dropped(p, module).train(train)
+    x = graph.ndata["h"].clone().requires_grad_()
+
+    def call():
+        out = layer(graph, x)
+        return torch.cat([out, torch.autograd.grad(out.sin().sum(), x)[0]])
+
+    agrees(emulated, call)
+
+
+@pytest.mark.parametrize("module", [True, False])
+def test_dropout_in_a_mailbox(emulated, module):
+    """Each edge's weight is dropped or kept, the same forward and backward, anew in each call."""
+    graph, layer = apart(), Dropped(0.4, module)
+    x, ones = graph.ndata["h"].clone().requires_grad_(), torch.ones(12, WIDTH)
+    expected, total, draws = layer.eval()(graph, ones)[:11], 0.0, []
+    layer.train()
+    with emulated.on():
+        for _ in range(400):
+            total = total + layer(graph, ones)[:11]
+        for _ in range(2):
+            out = layer(graph, x)
+            grad, = torch.autograd.grad(out.sum(), x)
+            torch.testing.assert_close((grad * x).sum(), out.sum())
+            draws.append(out)
+    assert not torch.equal(*draws)
+    torch.testing.assert_close(total / 400, expected, rtol=0, atol=0.25)
+
+
 @pytest.mark.parametrize("row", [0.0, float("nan"), float("inf")])
 def test_rows_that_no_edge_reads_reach_no_gradient(route, row):
     graph, lin = apart(), nn.Linear(WIDTH, WIDTH)

@@ -83,6 +83,9 @@ class Mail(Value):
             return self._reduced(name, *args[1:], **kwargs)
         if name == "softmax" and args and args[0] is self:
             return self._softmax(*args[1:], **kwargs)
+        if name == "dropout" and args and args[0] is self:
+            dropped = channels.dropout(self.rows, *args[1:], **kwargs)
+            return Mail(features.Feature.of(dropped), self.steps)
         if name == "unsqueeze":
             return self._unsqueezed(*args[1:], **kwargs)
         if name not in OPERATIONS and name not in ("linear", "matmul"):

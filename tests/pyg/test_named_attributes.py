@@ -252,6 +252,49 @@ class OfAModulesText(Asks):
         return f"{self.lin}".startswith("Linear")
 
 
+def once(x):
+    return 1.0 * x
+
+
+def thrice(x):
+    return 3.0 * x
+
+
+class OfAShapesText(Asks):
+    def asks(self, x_j):
+        return f"{x_j.shape[1:]}".startswith("torch.Size")
+
+
+class OfASumOfShapesText(Asks):
+    def asks(self, x_j):
+        return "{}".format(x_j.shape[1:] + (3,)).startswith("torch")  # noqa: UP032 - as users do
+
+
+class OfADictionarysText(Asks):
+    def __init__(self):
+        super().__init__()
+        self.options = {"kind": "dot"}
+
+    def asks(self, x_j):
+        return f"{self.options!r}" == "{'kind': 'dot'}"
+
+
+class OfAFunctionsText(Asks):
+    way = staticmethod(thrice)
+
+    def asks(self, x_j):
+        return "thrice" in f"{self.way}"
+
+
+class OfModulesTexts(Asks):
+    def __init__(self):
+        super().__init__()
+        self.maps, self.named = nn.ModuleList(), nn.ModuleDict()
+
+    def asks(self, x_j):
+        return f"{self.maps} {self.named}" == "ModuleList() ModuleDict()"
+
+
 class OfTheText2(Asks):
     """Of a message that has a simpler form."""
 
@@ -282,14 +325,6 @@ class OfListsTexts(Asks):
 class OfShared(Asks):
     def asks(self, x_j):
         return self.lin is self.same and self.lin is not self.other
-
-
-def once(x):
-    return 1.0 * x
-
-
-def thrice(x):
-    return 3.0 * x
 
 
 class OfFunctions(Asks):
@@ -359,7 +394,8 @@ def test_lists_that_a_message_changes(emulated):
 
 @pytest.mark.parametrize("cls", [
     OfTensors, ByCode, ByCount, ByFormat, ByText, OfTheDictionary, OfTheDocs, OfTheModule,
-    OfTheText, OfATensorsText, OfADevicesText, OfAModulesText, OfTheText2, OfTheDictionary2])
+    OfTheText, OfATensorsText, OfADevicesText, OfAModulesText, OfTheText2, OfTheDictionary2,
+    OfAShapesText, OfASumOfShapesText, OfADictionarysText, OfAFunctionsText, OfModulesTexts])
 def test_others_stay_native(emulated, cls):
     layer, given = cls(), arguments(Message)[:2]
     expected = layer(*given)

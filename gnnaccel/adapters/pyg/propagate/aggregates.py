@@ -35,7 +35,7 @@ class _Summed(NamedTuple):
 
     messages: tuple[generated.Message, ...] | None
     dims: frozenset[int]
-    sizes: frozenset[str]
+    sizes: frozenset[str | int]
     sized: bool
     known: reading.Known
 
@@ -61,7 +61,9 @@ def read(layer: Any, known: reading.Known, edge_index: Any, kwargs: dict) -> rea
                  else reading.read_as(form, layer, edge_index, kwargs, summed.known))
     if type(found) is Reason:
         return why if found.code in reading.NO_FORM else found
-    if found.graph.num_dst > trace.most or not _rows_are_nodes(found.graph, summed, kwargs):
+    graph = found.graph
+    if graph.num_dst > trace.most or graph.num_src > trace.sends or not _rows_are_nodes(
+        graph, summed, kwargs):
         return why
     alike = _alike(layer, found, trace, summed, kwargs)
     return found._replace(form=found.form._replace(alike=alike))
@@ -76,7 +78,9 @@ def _alike(layer: Any, found: reading.Read, trace: tracing.Trace, summed: _Summe
 
     def alike(layer: Any, kwargs: dict, graph: OpGraph, whole: bool) -> bool:
         if (torch.get_default_dtype() is not dtype or graph.num_dst > trace.most
+            or graph.num_src > trace.sends
             or tracing.square(layer, kwargs) is not square
+            or trace.listed and not trace.lists(kwargs, graph.edge_index)
             or self_loops.of(graph.edge_index) is not None):
             return False
         if of_message is not None and not of_message(layer, kwargs, graph, whole):
@@ -126,7 +130,7 @@ def _rows_are_nodes(graph: OpGraph, summed: _Summed, kwargs: dict, counted: bool
     rows to make end with the last node that an edge enters: the device is asked for it, as the host
     asks, unless it was ``counted`` over these edges."""
     for name in summed.sizes:
-        if kwargs[name].shape[0] != graph.num_dst:
+        if (name if type(name) is int else kwargs[name].shape[0]) != graph.num_dst:
             return False
     if summed.sized or counted or not graph.num_edges:
         return summed.sized
@@ -196,6 +200,8 @@ def _result(value: Any, alike: dict[int, pointwise.Rows]) -> tuple[Any, dict[int
     Unseen for what no result may be."""
     if type(value) in (tuple, list):
         return type(value)([_result(one, alike)[0] for one in value]), alike
+    if type(value) is dict and all(type(key) is str for key in value):
+        return {key: _result(one, alike)[0] for key, one in value.items()}, alike
     if isinstance(value, pointwise.Rows):
         alike[id(value)] = rows = channels.at_edges(value)
         return channels.given_back(rows), alike

@@ -61,7 +61,7 @@ def mixed(value: Rows, name: str, function: Callable, args: tuple, kwargs: dict)
 
 def _dim(args: tuple, kwargs: dict) -> Any:
     dim: Any = kwargs.get("dim", args[1] if len(args) > 1 else None)
-    return dim[0] if type(dim) in (tuple, list) and len(dim) == 1 else dim
+    return dim[0] if isinstance(dim, (tuple, list)) and len(dim) == 1 else dim
 
 
 def by_torch(value: Rows, function: Callable, args: tuple, kwargs: dict,
@@ -70,7 +70,7 @@ def by_torch(value: Rows, function: Callable, args: tuple, kwargs: dict,
     end, names, roots = about(leaves(value.tree))
     dims = [kwargs.get("dim"), *args[1:]]
     if any(0 in one or -value.meta.dim() in one for one in
-           ((d,) if type(d) is int else d for d in dims) if type(one) in (tuple, list)):
+           ((d,) if type(d) is int else d for d in dims) if isinstance(one, (tuple, list))):
         raise Unseen
     tree, tail, rest = value.tree, value.meta.shape[1:], args[1:]
     given_roots = tuple(root for a in (*rest, *kwargs.values()) if isinstance(a, Param)
@@ -310,17 +310,17 @@ def noted(num_nodes: Any, counts: list[int]) -> Any:
 
 def apart(value: Rows) -> list[Rows]:
     """Rows of few rows, such as those of vectors in space, each for itself."""
-    if value.meta.dim() != 3 or value.meta.shape[1] > FEW:
+    if value.meta.dim() < 3 or value.meta.shape[1] > FEW:
         raise Unseen
-    tree, count = value.alone().tree, value.meta.shape[1]
-    return [Rows(mapped(tree, functools.partial(_one_of, count, at)), value.meta[:, at])
+    tree, count, dims = value.alone().tree, value.meta.shape[1], value.meta.dim() - 1
+    return [Rows(mapped(tree, functools.partial(_one_of, count, dims, at)), value.meta[:, at])
             for at in range(count)]
 
 
-def _one_of(count: int, at: int, leaf: Leaf) -> Leaf:
-    """The row ``at`` of a leaf that has so many, or one for all."""
+def _one_of(count: int, dims: int, at: int, leaf: Leaf) -> Leaf:
+    """The row ``at`` of a leaf of so many dimensions that has so many, or one for all."""
     tail = leaf.tail
-    if leaf.blocks or len(tail) != 2 or tail[0] not in (1, count):
+    if leaf.blocks or len(tail) != dims or tail[0] not in (1, count):
         raise Unseen
     if tail[0] == 1:
         return leaf.viewed(tail[1:])

@@ -27,8 +27,8 @@ from gnnaccel.dispatch.policy.reasons import Reason, reason
 
 NAMES = frozenset((
     *OPERATIONS, *pointwise.NAMES, *pointwise.IN_PLACE, "cat", "concat", "linear", "matmul", "mm",
-    "dropout", "dim", "shape", "size", "nn", "functional", "special", "multiply", "subtract",
-    "divide", "true_divide", "negative", "absolute", "pi", "e", "float32"))
+    "dropout", "dim", "ndim", "shape", "size", "nn", "functional", "special", "multiply",
+    "subtract", "divide", "true_divide", "negative", "absolute", "pi", "e", "float32"))
 #: what messages may name besides: functions of PyG and others, contents of dictionaries, and what
 #: they may have in a branch that is not taken
 OF_MESSAGES = NAMES | {
@@ -37,6 +37,7 @@ OF_MESSAGES = NAMES | {
     "index_select", "rearrange", "no_grad", "dtype", "device", "items", "keys", "values", "get",
     "numel", "bmm", "repeat", "stack", "permute", "transpose", "zeros",
     "ones", "zeros_like", "ones_like", "einsum", "any", "all", "linalg", "vector_norm",
+    "Tensor", "Module",  # of which something may be one
     "append",  # of lists that the message makes itself, as no others come to it
     "format", "startswith", "endswith", "lower", "upper",  # of texts
     # PyG's BatchNorm, of a single row
@@ -150,6 +151,9 @@ def form(layer: Any, known: reading.Known, kwargs: dict, edge_index: Any,
     def more(given: Any, layer: Any) -> Generated | Reason:
         if not found.holds(layer, given.graph.num_edges) or found.most < given.graph.num_dst:
             return why
+        if found.sends < given.graph.num_src or found.listed and not found.lists(
+            given, given.graph.edge_index):
+            return why
         if found.effects or found.kept:
             channels.begin(layer, found, given)
         return message.generated(given)
@@ -157,7 +161,7 @@ def form(layer: Any, known: reading.Known, kwargs: dict, edge_index: Any,
     arguments = set() if stacked else {*found.edges, *message.edge_arguments}
 
     def stand_in(given: dict, graph: OpGraph) -> Generated | Reason:
-        if found.most < graph.num_dst:
+        if found.most < graph.num_dst or found.sends < graph.num_src:
             return why
         return unfit_edges(arguments, given, graph) or message.stand_in(given, graph)
 
@@ -166,6 +170,7 @@ def form(layer: Any, known: reading.Known, kwargs: dict, edge_index: Any,
     def alike(layer: Any, kwargs: dict, graph: OpGraph, whole: bool) -> bool:
         return (torch.get_default_dtype() is dtype and tracing.square(layer, kwargs) is square
                 and found.suits(kwargs, graph.num_edges)
+                and (not found.listed or found.lists(kwargs, graph.edge_index))
                 and (not whole or found.holds(layer, graph.num_edges)))
 
     return form_of(found, source, more, stand_in, stacked)._replace(alike=alike)

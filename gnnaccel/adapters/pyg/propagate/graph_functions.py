@@ -9,6 +9,7 @@ import types
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gnnaccel.adapters import own
@@ -19,7 +20,8 @@ from gnnaccel.adapters.pyg.propagate.row_count import ROWS
 from gnnaccel.adapters.pyg.propagate.specials import Special
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 from gnnaccel.adapters.pyg.propagate.traced import Value
-from gnnaccel.adapters.pyg.propagate.traced_layer import by_name
+from gnnaccel.adapters.pyg.propagate.traced_layer import by_name, has_name
+from gnnaccel.adapters.pyg.propagate.traced_modules import Function
 
 _REDUCES = {"sum": "sum", "add": "sum", "mean": "mean", "max": "max", "min": "min", "amax": "max",
             "amin": "min"}
@@ -37,16 +39,19 @@ _KINDS = {bool, int, float, tuple, list}
 
 class GraphFunctions(Steps):
     """The `Steps` of one message, with its ``aggregate`` where that is the user's own. ``sizes``:
-    the arguments of ``propagate`` that say how many rows results have; ``sized``: whether each
-    reduction is told how many; ``by_rows``: whether one is computed of `EdgeRows`."""
+    the arguments of ``propagate`` that say how many rows results have, and numbers that do;
+    ``sized``: whether each reduction is told how many; ``by_rows``: whether one is computed of
+    `EdgeRows`; ``sending``: how many nodes may send at most, by tables with a row for each."""
 
     by_rows = False
+    counts_results = False  # whether numbers may say how many rows results have
 
     def __init__(self, layer: Any):
         super().__init__()
         self.names, self.watched = layer._traced_manner.names, layer._traced_watched
         self.counts = layer._traced_counts
-        self.sizes: set[str] = set()
+        self.sizes: set[str | int] = set()
+        self.sending: list[int] = []
         self.sized = True
 
     # --- what reduces -----------------------------------------------------------------------------
@@ -76,6 +81,8 @@ class GraphFunctions(Steps):
             self.sized = False
         elif type(dim_size) is NodeCount and type(dim_size.of) is str:
             self.sizes.add(dim_size.of)
+        elif type(dim_size) is int and self.counts_results:
+            self.sizes.add(dim_size)
         elif type(dim_size) is not Special or dim_size.counts != "i":
             raise Unseen
 
@@ -219,6 +226,10 @@ def _other(value: Any) -> Any:
         return by_name
     if value is isinstance:
         return _is_one_of
+    if value is hasattr:
+        return has_name
+    if value is Tensor or isinstance(value, type) and issubclass(value, nn.Module):
+        return Kind(value)
     name, home = getattr(value, "__name__", ""), own.home(value)
     if name == "broadcast" and home in ("torch_scatter", "gnnaccel"):
         return _broadcast
@@ -227,11 +238,23 @@ def _other(value: Any) -> Any:
 
 def _is_one_of(value: Any, kinds: Any) -> bool:
     """What stands for `isinstance`."""
-    if not set(kinds if type(kinds) is tuple else (kinds,)) <= _KINDS:
+    asked = kinds if type(kinds) is tuple else (kinds,)
+    asked = tuple([one.kind if type(one) is Kind else one for one in asked])
+    if not all(one in _KINDS or one is Tensor or issubclass(one, nn.Module) for one in asked):
         raise Unseen
-    if not isinstance(value, (Value, *guarded.PLAIN)):
+    if isinstance(value, Function):
+        return isinstance(value.module, asked)
+    if isinstance(value, Value):
+        return Tensor in asked
+    if not isinstance(value, guarded.PLAIN):
         raise Unseen
-    return isinstance(value, kinds)  # what stands for a tensor is none of them, as a tensor is
+    return isinstance(value, asked)
+
+
+class Kind(NamedTuple):
+    """Stands for a class, which no more is done with than to ask whether something is one."""
+
+    kind: type
 
 
 def _broadcast(src: Any, other: Any, dim: Any) -> Along:

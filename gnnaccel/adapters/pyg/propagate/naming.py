@@ -128,12 +128,15 @@ def names_known(code: types.CodeType, layer: Any, names: frozenset[str],
     """Whether all attributes that are named are known, and methods of tensors torch's own. Those of
     the layer, the first argument of a ``method``, need not be there: a branch that is not taken may
     name others. Only the layer's may be set. What any object has, as ``__dict__``, a stand-in has
-    of its own. ``known``: global values; attributes of modules of the user's own among them may
-    have any name."""
+    of its own: of such names only those may be named that a layer alone has, as ``__alpha__``.
+    ``known``: global values; attributes of modules of the user's own among them may have any
+    name."""
     if not all(names_known(one, layer, names, method, known) for one in codes(code)[1:]):
         return False
     steps, known = _steps(code), known or {}
-    if any(step.argval.startswith("__") for step in steps if step.opname in _ATTRIBUTES):
+    if any(step.argval.startswith("__") and (
+            not method or hasattr(nn.Module, step.argval) or not _loads_first(before, code))
+           for before, step in zip([steps[0], *steps], steps) if step.opname in _ATTRIBUTES):
         return False
 
     def of_module(before: dis.Instruction) -> bool:

@@ -22,6 +22,7 @@ from gnnaccel.adapters.pyg.propagate.row_count import RowCount
 from gnnaccel.adapters.pyg.propagate.specials import Special
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 from gnnaccel.adapters.pyg.propagate.traced import VIEWS, Make, Param, Value, _call, applied
+from gnnaccel.adapters.pyg.propagate.untold import Sequence
 
 #: what may be called of results per node; none changes a tensor in place or draws numbers
 NAMES = frozenset((*OPERATIONS, *VIEWS, "clone", "detach", "float", "to", "type_as",
@@ -54,7 +55,8 @@ class Given(pointwise.Rows):
 
     @property
     def shape(self) -> tuple:
-        return RowCount() if self.name is None else NodeCount(self.name), *self.meta.shape[1:]
+        count = RowCount() if self.name is None else NodeCount(self.name)
+        return Sequence((count, *self.meta.shape[1:]))
 
     def operate(self, name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
         rows = super().operate(name, function, args, kwargs)
@@ -109,7 +111,7 @@ class Steps:
         return NodeValue(self, meta, _rows_of((*args, *kwargs.values())))
 
     def _check(self, value: Any) -> None:
-        if type(value) in (tuple, list):
+        if isinstance(value, (tuple, list)):
             for one in value:
                 self._check(one)
         elif type(value) is slice:
@@ -140,8 +142,10 @@ class Steps:
         left, seen, found = [out], set(), []
         while left:
             one = left.pop()
-            if type(one) in (tuple, list):
+            if isinstance(one, (tuple, list)):
                 left += one
+            elif type(one) is dict:
+                left += one.values()
             elif type(one) is NodeCount:
                 left.append(one.of)
             elif type(one) is NodeValue and one.at not in seen:
@@ -179,8 +183,12 @@ class _Found(dict):
 
 
 def _now(value: Any, found: Any, kwargs: dict) -> Any:
-    if type(value) in (tuple, list):
-        return type(value)(_now(one, found, kwargs) for one in value)
+    kind = type(value)
+    if kind is tuple or kind is list or kind is Sequence:
+        held = tuple if kind is Sequence else kind
+        return held(_now(one, found, kwargs) for one in value)
+    if kind is dict:
+        return {key: _now(one, found, kwargs) for key, one in value.items()}
     if type(value) is NodeValue:
         return found[value.at]
     if type(value) is NodeCount:
@@ -224,7 +232,7 @@ class NodeValue(Value):
 
     @property
     def shape(self) -> tuple:
-        return NodeCount(self), *self.meta.shape[1:]
+        return Sequence((NodeCount(self), *self.meta.shape[1:]))
 
     @property
     def dtype(self) -> torch.dtype:

@@ -8,6 +8,7 @@ end, or else of what kernels write for each edge.
 """
 from __future__ import annotations
 
+import importlib
 import math
 import operator
 import weakref
@@ -24,6 +25,7 @@ from gnnaccel.adapters.pyg.propagate.row_count import ROWS, RowCount, counted
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 from gnnaccel.adapters.pyg.propagate.traced import (VIEWS, Make, Param, Value, _call, applied,
                                                       shaped)
+from gnnaccel.adapters.pyg.propagate.untold import Sequence
 from gnnaccel.dispatch.generated.cut import without_gradient
 from gnnaccel.dispatch.generated.tree import Leaf, Number, Tree, computed, leaves, mapped
 
@@ -40,7 +42,7 @@ IN_PLACE = {f"{name}_": name for name in OPERATIONS.keys() - TRUE | {"masked_fil
 _MAPS = frozenset(("linear", "matmul", "mm", "bmm"))
 _PIECES = ("chunk", "split", "unbind")
 _COMPOSED = frozenset(("glu", "cosine_similarity", "pairwise_distance", "one_hot", "gather"))
-_REPEATED = ("expand", "expand_as")
+_REPEATED = ("expand", "expand_as", "repeat")
 _LIKE = {"zeros_like": 0.0, "ones_like": 1.0}
 #: what may be called of stand-ins besides
 NAMES = frozenset((*VIEWS, *_SAME, *_OF_ROWS, *_MAPS, *_PIECES, *_COMPOSED, *_REPEATED))
@@ -60,7 +62,7 @@ class Rows(Value):
 
     def __getattr__(self, name: str) -> Any:
         if name == "shape":
-            return (RowCount(), *self.meta.shape[1:])
+            return Sequence((RowCount(), *self.meta.shape[1:]))
         if name == "dtype":
             return self.meta.dtype
         if name in IN_PLACE:
@@ -89,35 +91,34 @@ class Rows(Value):
         if name not in VIEWS and counted((args, *kwargs.values())):
             raise Unseen
         if name in VIEWS and name != "contiguous":
-            return self.sharing(viewed(self, shaped(function, args, kwargs)))
+            return _other("blocks").view(self, shaped(function, args, kwargs))
         if name in _SAME:
             return self.sharing(self.kept(shaped(function, args, kwargs)))
         if name == "dropout":
-            return _channels().dropout(*args, **kwargs)
+            return _other("channels").dropout(*args, **kwargs)
         if name in _MAPS:
             return _mapped([args[0]], name, function, args[1:], kwargs)
         if name in ("getitem", "index_select") and isinstance(args[0], Param):
-            return _channels().looked_up(function, *args, **kwargs)
+            return _other("channels").looked_up(function, *args, **kwargs)
         if name == "getitem":
             return self.sharing(_piece(self, function, args, kwargs))
         if name in _PIECES:
             return tuple(map(self.sharing, _pieces(self, function, args, kwargs)))
         if name in _OF_ROWS:
-            return _channels().mixed(self, name, function, args, kwargs)
+            return _other("channels").mixed(self, name, function, args, kwargs)
         if name in _COMPOSED:
-            from gnnaccel.adapters.pyg.propagate import composed  # which needs this module
-
-            return getattr(composed, name)(*args, **kwargs)
+            return getattr(_other("composed"), name)(*args, **kwargs)
         if name in _REPEATED:
             return self.sharing(self._expanded(applied(function, args, kwargs)))
         if name in _LIKE and (args, kwargs) == ((self,), {}):
             return Rows(Number(_LIKE[name]), self.meta)
         if name not in OPERATIONS:
             raise Unseen
-        return _whole_numbers().calculated(name, function, args, kwargs)
+        return _other("whole_numbers").calculated(name, function, args, kwargs)
 
     def _expanded(self, meta: Tensor) -> Rows:
-        if meta.dim() != self.meta.dim():
+        if meta.dim() != self.meta.dim() or any(new != old != 1 for new, old in zip(
+            meta.shape, self.meta.shape)):  # `repeat` lays several side by side
             raise Unseen
         return Rows(self.tree, meta)
 
@@ -151,11 +152,11 @@ class Rows(Value):
 
     def through(self, module: nn.Module) -> Rows:
         """A module of torch's that looks at all edges."""
-        return _channels().through(self, module)
+        return _other("channels").through(self, module)
 
     def kept(self, meta: Tensor) -> Rows:
         """The same numbers in another dtype: of truth values zeros and ones."""
-        return self if self.meta.dtype == meta.dtype else _whole_numbers().kept(self, meta)
+        return self if self.meta.dtype == meta.dtype else _other("whole_numbers").kept(self, meta)
 
     def beside(self, tensors: Any, dim: int) -> Any:
         if dim not in (-1, self.meta.dim() - 1) or not all(isinstance(t, Rows) for t in tensors):
@@ -240,9 +241,9 @@ class Beside(Deferred):
         return super().operate(name, function, args, kwargs)
 
     def joined(self) -> Rows:
-        parts, ends = self.parts, [_channels().ends(part) for part in self.parts]
+        parts, ends = self.parts, [_other("channels").ends(part) for part in self.parts]
         if len(set().union(*ends)) > 1:
-            parts = [_channels().at_edges(part) for part in parts]
+            parts = [_other("channels").at_edges(part) for part in parts]
         trees = [part.tree for part in parts]
         end, names, roots = about(leaf for tree in trees for leaf in leaves(tree))
         tails = [part.meta.shape[1:] for part in self.parts]
@@ -257,7 +258,7 @@ def rows(end: str, make: Make, meta: Tensor, name: str) -> Rows:
     """What stands for the argument ``name`` of ``propagate``."""
     found = made_rows(end, make, meta, frozenset((name,)), (make,))
     if meta.dtype == torch.bool:
-        found = _whole_numbers().of_caller(found)
+        found = _other("whole_numbers").of_caller(found)
     found.of_caller = end == "e"  # rows of nodes are gathered, into memory of their own
     return found
 
@@ -270,22 +271,13 @@ def made_rows(end: str, make: Make, meta: Tensor, names: frozenset[Any],
     return Rows(Leaf(end, make, tuple(meta.shape[1:]), names, roots), meta)
 
 
-def _channels() -> Any:
-    from gnnaccel.adapters.pyg.propagate import channels  # which needs this module
-
-    return channels
-
-
-def _whole_numbers() -> Any:
-    from gnnaccel.adapters.pyg.propagate import whole_numbers  # which needs this module
-
-    return whole_numbers
+def _other(name: str) -> Any:
+    """A module of this package that needs this one."""
+    return importlib.import_module(f"{__package__}.{name}")
 
 
 def _mapped(*args: Any) -> Rows:
-    from gnnaccel.adapters.pyg.propagate.linear_maps import map_of  # which needs this module
-
-    return map_of(*args)
+    return _other("linear_maps").map_of(*args)
 
 
 def tree_of(value: Any, meta: Tensor) -> Any:

@@ -38,4 +38,6 @@ def counted(value: Any) -> bool:
     """Whether there is a `RowCount` in it."""
     if type(value) is slice:
         value = value.start, value.stop, value.step
-    return isinstance(value, RowCount) or type(value) in (tuple, list) and any(map(counted, value))
+    if isinstance(value, (tuple, list)):
+        return any(map(counted, value))
+    return isinstance(value, RowCount)

@@ -9,6 +9,7 @@ from typing import Any
 
 from gnnaccel.adapters.pyg.propagate.row_count import RowCount
 from gnnaccel.adapters.pyg.propagate.standins import Refuses, Unseen
+from gnnaccel.adapters.pyg.propagate.untold import Sequence
 
 #: names of the ends that edges go to and come from, by the end
 _INDEX = {"index": "i", "edge_index_i": "i", "edge_index_j": "j"}
@@ -20,18 +21,20 @@ NEVER_NONE = (*_INDEX, "edge_index", "size")
 class Special(Refuses):
     """``name``: the argument's; ``end``: of an index the end "i" or "j" whose nodes it names, else
     ""; ``counts``: of a number the end whose nodes it counts; ``parts``: what it may be taken
-    apart into, in order; ``steps``: of an ``aggregate``'s index what reduces by it."""
+    apart into, in order; ``steps``: of an ``aggregate``'s index what reduces by it; ``functions``:
+    of a message's what stands for functions of PyG, which know how many nodes there may be."""
 
-    __slots__ = ("counts", "end", "name", "parts", "steps")
+    __slots__ = ("counts", "end", "functions", "name", "parts", "steps")
 
-    def __init__(self, name: str, parts: tuple = ()):
+    def __init__(self, name: str, parts: tuple = (), functions: Any = None):
         for key, value in (("name", name), ("end", _INDEX.get(name, "")),
                            ("counts", _COUNTS.get(name, "")), ("parts", parts),
-                           ("steps", None)):
+                           ("functions", functions), ("steps", None)):
             object.__setattr__(self, key, value)
 
     def __getattribute__(self, name: str) -> Any:
-        if name in ("name", "end", "counts", "parts", "steps", "__class__", "__torch_function__"):
+        if name in ("name", "end", "counts", "parts", "steps", "functions", "__class__",
+                    "__torch_function__"):
             return object.__getattribute__(self, name)
         if name in ("unsqueeze", "view", "reshape") and self.end:
             return partial(_column, self, name)
@@ -129,8 +132,8 @@ def _is_index(special: Special) -> bool:
     return bool(special.end) or special.name == "edge_index"
 
 
-def _sizes(special: Special) -> tuple:
-    return (2, RowCount()) if special.name == "edge_index" else (RowCount(),)
+def _sizes(special: Special) -> Sequence:
+    return Sequence((2, RowCount()) if special.name == "edge_index" else (RowCount(),))
 
 
 #: where rows are
@@ -143,19 +146,21 @@ def _given(part: Any) -> Any:
     return part
 
 
-def special(name: str, kwargs: dict, flow: Any, edge_index: Any) -> Special:
-    """What stands for the argument ``name`` of a call. ``flow()``: the layer's."""
+def special(name: str, kwargs: dict, flow: Any, edge_index: Any,
+            functions: Any = None) -> Special:
+    """What stands for the argument ``name`` of a call. ``flow()``: the layer's; ``functions``: as
+    of `Special`."""
     if name == "edge_index":
         ends = ("edge_index_j", "edge_index_i")
     elif name == "size":
         ends = ("size_j", "size_i")
     else:
-        return Special(name)
+        return Special(name, (), functions)
     if name == "edge_index" and edge_index is None:  # not one that can be taken apart
         return Special(name)
     if flow() != "source_to_target":
         ends = ends[::-1]
     given = kwargs.get("size") if name == "size" else (0, 0)
     known = given if isinstance(given, (tuple, list)) and len(given) == 2 else (None, None)
-    return Special(name, tuple(None if one is None else Special(end)
+    return Special(name, tuple(None if one is None else Special(end, (), functions)
                                for one, end in zip(known, ends)))

@@ -23,6 +23,7 @@ from gnnaccel.adapters.pyg.propagate.pointwise_calls import OPERATIONS
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS, RowCount
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 from gnnaccel.adapters.pyg.propagate.traced import VIEWS, Param, Value
+from gnnaccel.adapters.pyg.propagate.untold import Sequence
 from gnnaccel.dispatch.generated.tree import Leaf, mapped
 
 _SAME = frozenset(("contiguous", "clone", "detach", "float"))
@@ -44,8 +45,8 @@ class Stacked(Value):
 
     def __getattr__(self, name: str) -> Any:
         if name == "shape":
-            return tuple(RowCount() if at == self.place else size
-                         for at, size in enumerate(self.meta.shape))
+            return Sequence(RowCount() if at == self.place else size
+                            for at, size in enumerate(self.meta.shape))
         if name == "dtype":
             return self.meta.dtype
         if not (name in OPERATIONS or name in VIEWS or name in _SAME or name in _TRAILING):

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS, counted
+from gnnaccel.adapters.pyg.propagate.specials import Special
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 
 Make = Callable[[dict], Tensor]  # the rows of a call's arguments
@@ -85,6 +86,10 @@ class Value:
         return self.meta.shape[dim]
 
     def dim(self) -> int:
+        return self.meta.dim()
+
+    @property
+    def ndim(self) -> int:
         return self.meta.dim()
 
     def _refuses(self, *args: Any) -> Any:
@@ -181,11 +186,25 @@ class Param(Value):
         self.make, self.meta, self.roots = make, meta, roots
 
     def operate(self, name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
+        if any(isinstance(one, Special) for one in (*args, *kwargs.values())):
+            from gnnaccel.adapters.pyg.propagate.tables import at_end  # which needs this module
+
+            return at_end(name, *args, **kwargs)
         if name not in _OF_PARAMETERS or name == "split" or counted((args, *kwargs.values())):
             raise Unseen
         roots = tuple(root for a in (*args, *kwargs.values()) if isinstance(a, Param)
                       for root in a.roots)
         return Param(maker(function, args, kwargs), shaped(function, args, kwargs), roots)
+
+    def beside(self, tensors: Any, dim: int) -> Any:
+        if not all(isinstance(one, Param) for one in tensors):
+            raise Unseen
+
+        def make(given: dict) -> Tensor:
+            return torch.cat([one.make(given) for one in tensors], dim)
+
+        return Param(make, shaped(torch.cat, ([one.meta for one in tensors], dim), {}),
+                     tuple(root for one in tensors for root in one.roots))
 
 
 class Node(Value):
@@ -335,52 +354,6 @@ def _biased(ends: Ends, bias: Any) -> Ends:
     return Ends(parts, ends.once)
 
 
-class Cat(Value):
-    """Rows of both ends side by side."""
-
-    rank = 3
-
-    def __init__(self, parts: list[Node]):
-        self.parts = parts
-        try:
-            self.meta = torch.cat([part.meta for part in parts], -1)
-        except RuntimeError:
-            raise Unseen from None
-
-    def operate(self, name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
-        if name == "linear":
-            weight, bias = (*args[1:], *kwargs.values(), None)[:2]
-            found = self._added("linear", F.linear, zip(self._cut(weight, -1)), {})
-            return found if bias is None else _biased(found, bias)
-        function, rest = with_first(function, self, args)
-        if name == "mul" and isinstance(rest[0], Param):
-            return Cat([_call("mul", operator.mul, (part, w), {})
-                        for part, w in zip(self.parts, self._cut(rest[0], -1))])
-        if name == "matmul" and isinstance(rest[0], Param):
-            dim = -2 if rest[0].dim() > 1 else 0
-            return self._added("matmul", torch.matmul, zip(self._cut(rest[0], dim)), {})
-        if name == "sum" and (rest or tuple(kwargs.values()))[:1] == (-1,):
-            return Ends(self._added("sum", Tensor.sum, [rest] * len(self.parts), kwargs).parts)
-        raise Unseen
-
-    def _added(self, name: str, function: Callable, rest: Any, kwargs: dict) -> Ends:
-        found = Ends({}, once=True)
-        for part, more in zip(self.parts, rest):
-            found = found.plus(_call(name, function, (part, *more), kwargs))
-        return found
-
-    def _cut(self, weight: Any, dim: int) -> list[Any]:
-        widths = [part.meta.shape[-1] for part in self.parts]
-        if not isinstance(weight, Param) or weight.meta.shape[dim] != sum(widths):
-            raise Unseen
-        return [sliced(weight, widths, at, dim) for at in range(len(widths))]
-
-
-def sliced(weight: Param, widths: list[int], at: int, dim: int) -> Param:
-    return Param(lambda given: weight.make(given).split(widths, dim)[at],
-                 weight.meta.split(widths, dim)[at], weight.roots)
-
-
 def _cat(tensors: Any, dim: int = 0) -> Any:
     if not all(isinstance(t, Node) for t in tensors):
         return max(tensors, key=attrgetter("rank")).beside(tensors, dim)
@@ -393,4 +366,6 @@ def _cat(tensors: Any, dim: int = 0) -> Any:
             return torch.cat([part.make(given) for part in parts], -1)
 
         return Node(parts[0].end, make, torch.cat([part.meta for part in parts], -1))
+    from gnnaccel.adapters.pyg.propagate.traced_cat import Cat  # which needs this module
+
     return Cat(list(tensors))

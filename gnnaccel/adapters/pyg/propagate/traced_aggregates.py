@@ -11,21 +11,23 @@ import functools
 import inspect
 import types
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from operator import itemgetter
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gnnaccel.adapters import own
 from gnnaccel.adapters.pyg.propagate import (generated, guarded, naming, pointwise, reading,
-                                             tracing, zero_rows)
+                                             supers, tracing, zero_rows)
 from gnnaccel.adapters.pyg.propagate.graph_functions import GraphFunctions
 from gnnaccel.adapters.pyg.propagate.message import _named, codes
 from gnnaccel.adapters.pyg.propagate.node_values import NAMES as OF_NODES
 from gnnaccel.adapters.pyg.propagate.node_values import Given, NodeValue
 from gnnaccel.adapters.pyg.propagate.specials import Special
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
-from gnnaccel.adapters.pyg.propagate.traced import Make
+from gnnaccel.adapters.pyg.propagate.row_count import ROWS
+from gnnaccel.adapters.pyg.propagate.traced import Make, Param
 from gnnaccel.adapters.pyg.propagate.traced_layer import Layer
 
 _NAMES = generated.OF_MESSAGES | OF_NODES | zero_rows.NAMES | {"aggregate", "aggr_module"}
@@ -55,9 +57,21 @@ def aggregated(sent: Any, message_layer: Layer, kwargs: dict, before: dict[str, 
         if end in ("i", "j"):
             traced.ends.append((parameter.name[:-2], end))
     ends += traced.ends
-    out = ready(traced.proxy, sent, **given)
+    out = ready(traced.proxy, _handed_on(sent, kwargs, before), **given)
     del traced.layer, traced.proxy  # what is kept by layer must not hold it
     return out, sent, traced
+
+
+def _handed_on(sent: Any, kwargs: dict, before: dict[str, Any]) -> Any:
+    """The messages, where arguments of ``propagate`` that the message hands on as they are, such as
+    features of the nodes that receive, are what the ``aggregate`` itself would get."""
+    if type(sent) in (tuple, list):
+        return type(sent)([_handed_on(one, kwargs, before) for one in sent])
+    name = next((name for name, one in before.items() if one is sent), None)
+    if type(sent) is not Param or name is None or not sent.meta.dim():
+        return sent
+    meta = sent.meta.new_empty(ROWS, *sent.meta.shape[1:])
+    return _rows("e", itemgetter(name), meta, name)
 
 
 def _rows(end: str, make: Make, meta: Tensor, name: str) -> pointwise.Rows:
@@ -102,6 +116,7 @@ class Traced(GraphFunctions):
 
     def begin(self, message_layer: Any) -> None:
         """Begin with the ``aggregate``."""
+        self.counts_results = True
         self.layer, self.names = message_layer._traced_layer, _NAMES
         self.proxy = _Layer(message_layer, self)
 
@@ -151,7 +166,7 @@ class Traced(GraphFunctions):
             or callable(value) and naming.is_torchs(value, self.names)):
             return value
         if isinstance(value, type) and value in type(self.layer).__mro__:
-            return _Class(value)
+            return _Class(value, self.proxy)
         found = self.instead(value)
         if found is None:
             found = self.proxy._traced_global(function.__globals__, name, value)
@@ -190,8 +205,9 @@ class Traced(GraphFunctions):
         return types.SimpleNamespace(aggregate=aggregate)
 
 
-class _Class(NamedTuple):
-    """Stands for one of the layer's classes, which no more is done with than to ask what is above
-    it."""
+class _Class(supers.Class):
+    """Stands for one of the layer's classes: to ask what is above it, or for its methods."""
 
-    cls: type
+    @property
+    def cls(self) -> type:
+        return self._traced_class

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gnnaccel.adapters import own
-from gnnaccel.adapters.pyg.propagate import guarded, naming, reading, supers
+from gnnaccel.adapters.pyg.propagate import guarded, naming, reading, supers, untold
 from gnnaccel.adapters.pyg.propagate.guarded import PLAIN
 from gnnaccel.adapters.pyg.propagate.message import SPECIAL, _named, codes
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS
@@ -89,8 +89,7 @@ class Layer:
             held = [self._traced_lazily(one) for one in value]
             return Listed(held) if type(value) is list else tuple(held)
         if type(value) is dict:
-            return types.MappingProxyType({key: self._traced_lazily(one)
-                                           for key, one in value.items()})
+            return untold.Mapping({key: self._traced_lazily(one) for key, one in value.items()})
         if type(value) is functools.partial:
             given = [self._traced_shown(one) for one in (*value.args, *value.keywords.values())]
             named = dict(zip(value.keywords, given[len(value.args):]))
@@ -147,7 +146,7 @@ class Layer:
             _check_told(function, (self, *args), kwargs)
             return ready(self, *args, **kwargs)
 
-        return method
+        return untold.Function(method)
 
     def _traced_function(self, function: types.FunctionType) -> Callable:
         """A function of the user's own, looked at when it is called."""
@@ -159,7 +158,7 @@ class Layer:
             _check_told(function, args, kwargs)
             return ready(*args, **kwargs)
 
-        return called
+        return untold.Function(called)
 
     def _traced_ready(self, function: Any, method: bool) -> Callable:
         """The function to run on stand-ins; what it names is watched."""
@@ -235,6 +234,11 @@ def by_name(held: Any, name: Any, *default: Any) -> Any:
     place = (*held._traced_path, name)
     held._traced_read[place] = Unseen
     return default[0]
+
+
+def has_name(held: Any, name: Any) -> bool:
+    """What stands for `hasattr`, likewise."""
+    return by_name(held, name, Unseen) is not Unseen
 
 
 class _Inside(Layer):

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import types
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +12,7 @@ from torch.nn import functional as F
 
 from gnnaccel.adapters import own
 from gnnaccel.adapters.pyg import guards
-from gnnaccel.adapters.pyg.propagate import reading
+from gnnaccel.adapters.pyg.propagate import reading, untold
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 from gnnaccel.adapters.pyg.propagate.traced import Param
 
@@ -211,9 +210,9 @@ def _followed(module: nn.Module, entered: Callable) -> Any:
         inside = {name: module_of(one, functools.partial(_below, entered, name))
                   for name, one in module._modules.items() if one is not None}
         if type(module) is nn.ModuleDict:
-            return types.MappingProxyType(inside)
+            return untold.Mapping(inside)
         if type(module) is nn.ModuleList:
-            return tuple(inside.values())
+            return untold.Sequence(inside.values())
         return lambda x: functools.reduce(lambda x, one: one(x), inside.values(), x)
     if type(module) in _ACTIVATIONS and _runs_as_written(module):
         function = functools.partial(_ACTIVATIONS[type(module)], module)

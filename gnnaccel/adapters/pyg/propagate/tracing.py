@@ -71,7 +71,8 @@ class Trace(NamedTuple):
     made of it: what draws numbers or keeps statistics; ``whole``: the arguments that belong to no
     node or edge, with their shapes; ``rows``: those that seemed to belong to the edges as they had
     as many rows; ``most``: how many nodes may receive, as the message says by numbers of its own
-    how many there are."""
+    how many there are, or as tables have rows; ``sends``: how many may send, likewise; ``listed``:
+    the arguments that are the list of edges itself."""
 
     message: Any
     ends: tuple[tuple[str, str], ...]
@@ -82,6 +83,8 @@ class Trace(NamedTuple):
     whole: tuple[tuple[str, torch.Size], ...] = ()
     rows: tuple[str, ...] = ()
     most: float = math.inf
+    sends: float = math.inf
+    listed: tuple[str, ...] = ()
 
     def holds(self, layer: Any, edges: int | None = None, kwargs: dict | None = None) -> bool:
         """Whether all that was read is still so, in a call over so many edges; and ``kwargs``, if
@@ -89,6 +92,10 @@ class Trace(NamedTuple):
         if kwargs is not None and not self.suits(kwargs, edges):
             return False
         return self.guards.hold(layer, edges)
+
+    def lists(self, kwargs: dict, edge_index: Any) -> bool:
+        """Whether the arguments that were the list of edges are this one."""
+        return all([kwargs[name] is edge_index for name in self.listed])
 
     def suits(self, kwargs: dict, edges: int | None) -> bool:
         """Whether arguments belong to what they belonged to, in a call over so many edges."""
@@ -156,7 +163,8 @@ def _followed(layer: Any, kwargs: dict, manner: Manner, edge_index: Any,
     return Trace(found, tuple(ends), tuple(at_edges), guards, kept, whole=tuple(whole),
                  rows=() if edge_index is None or manner.kept is None or stacked(layer, kwargs)
                  else tuple(at_edges),
-                 most=min(proxy._traced_counts, default=math.inf))
+                 most=min(proxy._traced_counts, default=math.inf),
+                 sends=min(getattr(proxy._traced_functions, "sending", ()), default=math.inf))
 
 
 def stand_in(parameter: inspect.Parameter, kwargs: dict, manner: Manner, layer: Layer,
@@ -168,7 +176,7 @@ def stand_in(parameter: inspect.Parameter, kwargs: dict, manner: Manner, layer: 
     if name in SPECIAL:
         if name == "adj_t":  # the host does not give it
             raise Unseen
-        return (special(name, kwargs, lambda: layer.flow, edge_index)
+        return (special(name, kwargs, lambda: layer.flow, edge_index, layer._traced_functions)
                 if name in layer._traced_special else None), ""
     end = name[-1] if name[-2:] in ("_i", "_j") and name[:-2] in kwargs else "e"
     key = name if end == "e" else name[:-2]
@@ -177,6 +185,9 @@ def stand_in(parameter: inspect.Parameter, kwargs: dict, manner: Manner, layer: 
             return None, ""
         raise Unseen
     value = rows(kwargs, key, end) if end != "e" else kwargs[key]
+    if end == "e" and value is edge_index is not None and manner.wholes:
+        return special("edge_index", kwargs, lambda: layer.flow, edge_index,
+                       layer._traced_functions), ""
     if value is None or (end == "e" and type(value) in _NUMBERS):
         return value, ""
     if type(value) not in reading.TENSORS:
@@ -260,6 +271,7 @@ def square(layer: Any, kwargs: dict) -> bool:
 
 
 _traces: IdentityMap[list[tuple]] = IdentityMap()  # by layer
+_EDGES = object()  # in place of the form of an argument that is the list of edges
 
 
 def trace(layer: Any, known: reading.Known, kwargs: dict, manner: Manner,
@@ -272,7 +284,8 @@ def trace(layer: Any, known: reading.Known, kwargs: dict, manner: Manner,
     key = (id(manner), known, edge_index is None, torch.get_default_dtype(),
            square(layer, kwargs), layer.node_dim,
            tuple([one is None for one in size] if isinstance(size, (tuple, list)) else ()),
-           tuple([(name, _form(value)) for name, value in kwargs.items() if name != "size"]),
+           tuple([(name, _EDGES if value is edge_index is not None else _form(value))
+                  for name, value in kwargs.items() if name != "size"]),
            _shapes(kwargs) if manner.stacked is not None and stacked(layer, kwargs) else None)
     edges = None if edge_index is None else edge_index.shape[1]
     kept = _traces.get(layer)
@@ -285,7 +298,8 @@ def trace(layer: Any, known: reading.Known, kwargs: dict, manner: Manner,
     # whoever looks at all operations would see those on stand-ins; such a call is native anyway
     if context_reason() is not None:
         return Trace(None, (), (), guarded.Guards({}))
-    found = _trace(layer, kwargs, manner, edge_index)
+    listed = tuple([name for name, value in kwargs.items() if value is edge_index is not None])
+    found = _trace(layer, kwargs, manner, edge_index)._replace(listed=listed)
     kept[:] = [(key, found), *(one for one in kept if one[0] != key)][:_TRACES]
     return found
 

@@ -97,7 +97,7 @@ def _of_rows(index: Any, src: Any) -> Any:
 
 def zeros(*size: Any, dtype: Any = None, device: Any = None, **more: Any) -> Any:
     """What stands for `torch.zeros`."""
-    counts = size[0] if len(size) == 1 and type(size[0]) in (tuple, list, torch.Size) else size
+    counts = size[0] if len(size) == 1 and isinstance(size[0], (tuple, list)) else size
     if not counts or type(counts[0]) not in (Special, NodeCount):
         return torch.zeros(*size, dtype=dtype, device=device, **more)
     if device is not None and device is not DEVICE or more:
@@ -107,7 +107,7 @@ def zeros(*size: Any, dtype: Any = None, device: Any = None, **more: Any) -> Any
 
 def new_zeros(rows: Any, *size: Any) -> ZeroRows:
     """What stands for ``new_zeros`` of rows."""
-    counts = size[0] if len(size) == 1 and type(size[0]) in (tuple, list, torch.Size) else size
+    counts = size[0] if len(size) == 1 and isinstance(size[0], (tuple, list)) else size
     if not counts or type(counts[0]) not in (Special, NodeCount):
         raise Unseen
     return _made(counts, rows.meta.dtype)

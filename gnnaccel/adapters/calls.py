@@ -72,7 +72,8 @@ def rows(module: Any, x: Tensor, heads: int, width: int, plain: bool = True) -> 
 def weights_reason(layer: Any, heads: int, width: int, maps: tuple[str, ...],
                    vectors: tuple[str, ...], plain: Callable[[Any], bool]) -> Reason | None:
     """Why an attention layer's weights do not fit its heads and channels, as after an assignment to
-    one of these: kernels would read beyond their ends, where the host raises or broadcasts.
+    one of these, or are not there: kernels would read beyond their ends, where the host raises or
+    broadcasts.
 
     ``maps``: modules whose rows are heads * channels, of which only the host's linear maps, for
     which ``plain`` holds, say how wide they are, and `rows` asks others; ``vectors``: parameters
@@ -92,9 +93,20 @@ def weights_reason(layer: Any, heads: int, width: int, maps: tuple[str, ...],
                           f"of {width}")
     for name in vectors:
         found = declared(layer, name)
-        if found is not None and found.shape != (1, heads, width):
-            return reason("GA206", f"{name} is {list(found.shape)}, for {heads} heads of {width}")
+        if found is None or found.shape != (1, heads, width):
+            seen = found if found is None else list(found.shape)
+            return reason("GA206", f"{name} is {seen}, for {heads} heads of {width}")
     return None
+
+
+def number_reason(layer: Any, name: str, axes: int) -> Reason | None:
+    """Why a parameter with which scores are multiplied is not one number of at most so many
+    ``axes``: multiplied with rows, as kernels have it, another comes to something else."""
+    found = declared(layer, name)
+    if found is not None and found.numel() == 1 and found.dim() <= axes:
+        return None
+    seen = found if found is None else list(found.shape)
+    return reason("GA206", f"{name} is {seen}, not one number")
 
 
 _NOTHING = contextlib.nullcontext()

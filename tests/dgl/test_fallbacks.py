@@ -265,6 +265,19 @@ def test_a_vector_that_is_broadcast(route, inputs, name, vector, form, called):
 
 
 @pytest.mark.parametrize("called", [False, True])
+@pytest.mark.parametrize("name, vector", [("GATConv", "attn_l"), ("GATv2Conv", "attn"),
+                                          ("EdgeGATConv", "attn_edge"), ("EGATConv", "attn")])
+def test_a_vector_that_is_not_there(route, inputs, name, vector, called):
+    """Kernels would read from address 0. The host raises."""
+    layer, given = _known(route, name, inputs, called)
+    setattr(layer, vector, None)
+    with pytest.raises(Exception) as native:
+        layer(*given)
+    with route.on(on_fallback="native"), pytest.raises(native.type):
+        layer(*given)
+
+
+@pytest.mark.parametrize("called", [False, True])
 @pytest.mark.parametrize("shape", [(1, 16), (16, 1), (2, 8), (1,), (8,)], ids=str)
 def test_a_bias_of_another_shape(route, inputs, shape, called):
     """The host takes any that has a number for each channel."""

@@ -95,3 +95,19 @@ def test_features_of_more_dimensions_are_left_to_dgl(route):
     with route.on(on_fallback="native"):
         assert torch.equal(layer(g, x), expected)
     assert gnnaccel.stats()["AGNNConv"]["reasons"] == {"GA206": 1}
+
+
+@pytest.mark.parametrize("called", [False, True])
+def test_a_beta_for_each_of_several_heads(route, called):
+    """DGL multiplies scores with it, so there are as many softmaxes."""
+    g, x = graphs.square().to(route.device), graphs.features(width=5).to(route.device)
+    layer = AGNNConv().to(route.device)
+    with route.on():
+        for _ in range(3 * called):
+            layer(g, x)
+    layer.beta.data = torch.linspace(0.0, 4.0, 5, device=route.device)
+    expected = layer(g, x)
+    gnnaccel.reset_stats()
+    with route.on(on_fallback="native"):
+        assert close(layer(g, x), expected)
+    assert gnnaccel.stats()["AGNNConv"]["reasons"] == {"GA206": 1}

@@ -261,6 +261,19 @@ def test_maps_of_other_kinds(route, inputs):
         assert close(watched(*inputs), expected) and len(seen) == 2
 
 
+@pytest.mark.parametrize("columns", [1, 8])
+def test_a_map_beside_the_messages_that_is_broadcast(route, columns):
+    """It has a column for all channels, or an axis more than a matrix."""
+    made, given = layer().to(route.device), (homogeneous(), graphs.features(), kinds(), types())
+    given = [t.to(route.device) for t in given]
+    with route.on():
+        made(*given)
+    made.residual_w.data = made.residual_w.data[:, :columns].clone()[(None,) * (columns > 1)]
+    expected = made(*given)
+    with route.on():
+        assert close(made(*given), expected)
+
+
 def test_types_of_nodes_beyond_the_layers(route, inputs):
     g, x, nt, et = inputs
     with route.on(), pytest.raises(GraphError, match="types (are )?from 0 to 7"):

@@ -406,6 +406,53 @@ def test_one_weight_of_a_wider_dtype(route, inputs, weight, called):
     assert got.dtype == expected.dtype == torch.float64 and close(got, expected)
 
 
+@pytest.mark.parametrize("name", ["GATConv", "GATv2Conv", "TransformerConv"])
+@pytest.mark.parametrize("width", [8, 24])
+def test_a_map_of_edges_of_another_width(route, inputs, name, width):
+    """Kernels would read beyond its rows, or other edges'. The host raises."""
+    layer = build(name, device=route.device, edge_dim=4)
+    given = *inputs, torch.randn(inputs[1].shape[1], 4, device=route.device)
+    with route.on():
+        layer(*given)
+    layer.lin_edge = torch.nn.Linear(4, width, device=route.device)
+    with pytest.raises(Exception) as native:
+        layer(*given)
+    with route.on(on_fallback="native"), pytest.raises((native.type, RuntimeError)):
+        layer(*given)
+
+
+@pytest.mark.parametrize("called", [False, True])
+@pytest.mark.parametrize("name, vector", [("GATConv", "att_src"), ("GATv2Conv", "att"),
+                                          ("SuperGATConv", "att_l")])
+@pytest.mark.parametrize("form", ["none", "transposed", "of one more axis"])
+def test_a_vector_that_the_host_refuses(route, inputs, name, vector, form, called):
+    if route.device.type == "cuda" and name == "GATConv":
+        pytest.skip("the host's own code fails an assertion on the device")
+    layer = build(name, device=route.device)
+    with route.on(on_fallback="native"):
+        for _ in range(3 * called):
+            layer(*inputs)
+    found = getattr(layer, vector).detach()
+    forms = {"none": None, "transposed": found.transpose(1, 2), "of one more axis": found[None]}
+    made = forms[form]
+    setattr(layer, vector, made if made is None else torch.nn.Parameter(made.clone()))
+    with pytest.raises(Exception) as native:
+        layer(*inputs)
+    gnnaccel.reset_stats()
+    with route.on(on_fallback="native"), pytest.raises(native.type):
+        layer(*inputs)
+    assert gnnaccel.stats()[name]["reasons"] == {"GA206": 1}
+
+
+def test_the_dtype_of_each_vector_counts(route, inputs):
+    layer = build("SuperGATConv", device=route.device)
+    layer.att_r.data = layer.att_r.data.double()
+    expected = layer(*inputs)
+    with route.on(on_fallback="native"):
+        got = layer(*inputs)
+    assert got.dtype == expected.dtype == torch.float64 and close(got, expected)
+
+
 class Transposing(torch.nn.Module):
     """A map whose weight has its channels in the second dimension."""
 

@@ -6,6 +6,7 @@ import torch
 from torch_geometric import EdgeIndex
 from torch_geometric.nn import AGNNConv
 
+import gnnaccel
 from tests.pyg import graphs
 from tests.pyg.graphs import N
 from tests.pyg.judge import compare, on_routes
@@ -61,3 +62,21 @@ def test_given_beta(route, beta):
     layer = AGNNConv()
     torch.nn.init.constant_(layer.beta, beta)
     compare(route, layer, graphs.features(), graphs.square())
+
+
+@pytest.mark.parametrize("called", [False, True])
+@pytest.mark.parametrize("shape", [(1, 1), (12,)], ids=str)
+def test_a_beta_that_is_more_than_a_number(route, shape, called):
+    """PyG multiplies the scores [E] with it."""
+    x, edges = graphs.features(width=12).to(route.device), graphs.square().to(route.device)
+    layer = AGNNConv().to(route.device)
+    with route.on():
+        for _ in range(3 * called):
+            layer(x, edges)
+    layer.beta.data = torch.ones(shape, device=route.device)
+    with pytest.raises(Exception) as native:
+        layer(x, edges)
+    gnnaccel.reset_stats()
+    with route.on(on_fallback="native"), pytest.raises(native.type):
+        layer(x, edges)
+    assert gnnaccel.stats()["AGNNConv"]["reasons"] == {"GA206": 1}

@@ -109,6 +109,25 @@ def test_arguments_that_change(emulated, cls, values):
             assert close(layer(x, ei, given=value), expected)
 
 
+class Tabled(Passing):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(KINDS, WIDTH))
+
+    def message(self, x_i, x_j, given):
+        return (x_j - x_i) * self.table[given]
+
+
+def test_one_kind_for_all_edges_after_one_for_each(emulated):
+    """A tensor without an axis."""
+    layer, x, ei = Tabled(), graphs.features(), graphs.square()
+    for kinds in (torch.arange(E) % KINDS, torch.tensor(2)):
+        expected = layer(x, ei, given=kinds)
+        with emulated.on(on_fallback="native"):
+            for _ in range(3):
+                assert close(layer(x, ei, given=kinds), expected)
+
+
 @pytest.mark.parametrize("rows", [E - 1, 2])
 def test_tensors_that_fit_nothing(emulated, rows):
     layer, x, ei = Scaled(), graphs.features(), graphs.square()

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from gnnaccel.adapters.calls import bind
+from gnnaccel.adapters.calls import bind, number_reason
 from gnnaccel.adapters.dgl import graphs, guards, inputs
 from gnnaccel.adapters.guards import declared
 from gnnaccel.dispatch.ir import attention_programs as programs
@@ -32,6 +32,7 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] 
         return reason("GA206", "feat is a pair, the graph has one set of nodes",
                       "pass features of the nodes as one tensor")
     why = (guards.dtype_reason(x_src, declared(layer, "beta"))
+           or number_reason(layer, "beta", 2)
            or graphs.zero_in_degree_reason(layer, edges))
     if why is not None:
         return why

@@ -146,7 +146,7 @@ def _attended(layer: Any, stated: RelationalSpec, given: RelationalInputs, atten
 
 def _maps_are_plain(layer: Any, stated: RelationalSpec, operands: _Operands) -> bool:
     """Whether the maps by node type can run as products by segment: one matrix per type and nothing
-    else, of one dtype."""
+    else, of one dtype; and what is added to the last has a number for each of its channels."""
     maps = [getattr(layer, name) for name in ("linear_k", "linear_q", "linear_v", "linear_a")]
     if not typed_weights.all_plain(maps):
         return False
@@ -155,6 +155,7 @@ def _maps_are_plain(layer: Any, stated: RelationalSpec, operands: _Operands) -> 
     dtypes = {stated.row, stated.out, operands.x.dtype, layer.skip.dtype,
               *[module.W.dtype for module in maps]}
     return (layer.skip.dim() == 1 and len(dtypes) == 1
+            and (layer.in_size == width or layer.residual_w.shape == (layer.in_size, width))
             and [tuple(module.W.shape) for module in maps] == shapes)
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
+from gnnaccel.adapters.calls import number_reason
 from gnnaccel.adapters.pyg import calls, edges, guards
 from gnnaccel.dispatch.ir import attention_programs as programs
 from gnnaccel.dispatch.plan.request import CallInputs, CallSpec
@@ -20,7 +21,7 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] 
     if bound is None:
         return reason("GA206", "the arguments do not fit AGNNConv.forward")
     x, edge_index = bound
-    why = guards.features_reason(x)
+    why = guards.features_reason(x) or number_reason(layer, "beta", 1)
     if why is not None:
         return why
     nodes = x.shape[0]

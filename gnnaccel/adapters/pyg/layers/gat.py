@@ -42,7 +42,8 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] 
            or (guards.features_reason(x_dst, "x[1]")
                if x_dst is not None and x_dst is not x_src else None)
            or guards.lazy_reason(*map(modules.get, _MAPS))
-           or calls.weights_reason(layer, _MAPS[:-1], _VECTORS))
+           or calls.weights_reason(layer, _MAPS[:-1],
+                                   _VECTORS[:3 if modules.get("lin_edge") is not None else 2]))
     if why is not None:
         return why
     num_src = x_src.shape[0]
@@ -126,7 +127,8 @@ def _edge_term(layer: Any, stated: CallSpec, given: CallInputs) -> Tensor:
     looped = (given.edge_index, stated.loops, layer.fill_value)
     if not plain or layer.lin_edge.bias is not None:
         rows = edges.mapped(layer.lin_edge, attr, *looped, plain)
-        return (rows.view(-1, h, c) * layer.att_edge).sum(-1)
+        # of a map that nobody knows, as many as there are edges, or an error
+        return (rows.view(stated.num_edges + stated.loops, h, c) * layer.att_edge).sum(-1)
     attr = edges.with_loops(attr, *looped)
     if attr.dim() == 1:
         attr = attr.view(-1, 1)

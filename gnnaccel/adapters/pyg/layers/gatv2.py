@@ -68,8 +68,9 @@ def run(layer: Any, stated: CallSpec, given: CallInputs, attend: Any) -> Tensor:
                rows(right, given.x_dst, h, c, plain))  # type: ignore[arg-type]  # both
     tensors = {"keys": keys, "queries": queries, "att": calls.parameter(layer, "att")}
     if given.edge_attr is not None:
-        tensors["edges"] = edges.mapped(edge, given.edge_attr, given.edge_index, stated.loops,
-                                        layer.fill_value, plain).view(-1, h, c)
+        made = edges.mapped(edge, given.edge_attr, given.edge_index, stated.loops,
+                            layer.fill_value, plain)
+        tensors["edges"] = made.view(stated.num_edges + stated.loops, h, c)
     biased = stated.program.has_input("bias")
     if biased:
         tensors["bias"] = layer.bias

@@ -17,6 +17,7 @@ FIELDS = ("heads", "out_channels", "concat", "negative_slope", "dropout", "add_s
           "attention_type")
 WATCHED = ()
 TURNS = True
+_VECTORS = "att_l", "att_r"
 
 
 def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] | Reason:
@@ -25,7 +26,7 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] 
         return reason("GA206", "the arguments do not fit SuperGATConv.forward")
     x, edge_index, negative, batch = bound
     why = (guards.features_reason(x) or guards.lazy_reason(layer.lin)
-           or calls.weights_reason(layer, ("lin",)))
+           or calls.weights_reason(layer, ("lin",), _VECTORS if _added(layer) else ()))
     if why is not None:
         return why
     nodes = x.shape[0]
@@ -33,9 +34,9 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] 
     if type(plain) is Reason:
         return plain
     dropout = layer.dropout if layer.training else 0.0
-    if layer.attention_type == "MX":
+    if _added(layer):
         program = programs.supergat_mx(layer.negative_slope, dropout)
-        row, out = calls.dtypes(x, guards.declared(layer, "att_l"))
+        row, out = calls.dtypes(x, *[guards.declared(layer, name) for name in _VECTORS])
     else:
         program = programs.supergat_sd(1.0 / math.sqrt(layer.out_channels), layer.negative_slope,
                                        dropout)
@@ -46,10 +47,15 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] 
     return stated, CallInputs(x, x, plain, None, (negative, batch))
 
 
+def _added(layer: Any) -> bool:
+    """Whether products with attention vectors are added to scores."""
+    return layer.attention_type == "MX"
+
+
 def run(layer: Any, stated: CallSpec, given: CallInputs, attend: Any) -> Tensor:
     rows = layer.lin(given.x_src).view(stated.num_src, stated.heads, stated.width)
     tensors = {"keys": rows, "queries": rows}
-    if layer.attention_type == "MX":
+    if _added(layer):
         tensors["c_src"], tensors["c_dst"] = (rows
                                               * layer.att_l).sum(-1), (rows * layer.att_r).sum(-1)
     out = attend(tensors)

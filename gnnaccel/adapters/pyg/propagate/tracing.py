@@ -103,7 +103,7 @@ class Trace(NamedTuple):
             if kwargs[name].shape != shape:
                 return False
         for name in self.rows:
-            if kwargs[name].shape[0] != edges:
+            if kwargs[name].shape[:1] != (edges,):
                 return False
         return True
 

@@ -222,6 +222,7 @@ def test_inputs_of_other_kinds(route, inputs):
     fails_alike(route, "GA206", made, lambda: made(g, x, nt, et[1:]))
     fails_alike(route, "GA203", made, lambda: made(g, x.double(), nt, et))
     fails_alike(route, "GA204", made, lambda: made(g, x, nt, et.tolist()))
+    fails_alike(route, "GA204", made, lambda: made(g, x, nt, et.short()))
     narrow = dgl.heterograph({("user", "likes", "item"): ends(N, 20)},
                              num_nodes_dict={"user": N, "item": 20}).to(route.device)
     fails_alike(route, "GA206", made, lambda: made(narrow, x, nt, et))

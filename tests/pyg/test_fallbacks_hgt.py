@@ -114,7 +114,7 @@ def test_wrong_calls_raise_what_the_host_raises(route, what):
 
 @pytest.mark.parametrize("called", [False, True])
 @pytest.mark.parametrize("what", ["k_rel.num_types", "v_rel.out_channels", "kqv_lin", "p_rel",
-                                  "out_lin", "skip"])
+                                  "out_lin", "skip", "one number", "dtype"])
 def test_weights_that_do_not_fit_the_sizes(route, what, called):
     """The host takes sizes at their word, broadcasts or raises."""
     if route.device.type == "cuda" and what == "kqv_lin":
@@ -127,6 +127,10 @@ def test_weights_that_do_not_fit_the_sizes(route, what, called):
     if what == "kqv_lin":
         paper.weight, paper.bias = [torch.nn.Parameter(t.detach()[:24])
                                     for t in (paper.weight, paper.bias)]
+    elif what == "one number":
+        paper.bias = torch.nn.Parameter(torch.ones(1, device=route.device))
+    elif what == "dtype":
+        paper.bias.data = paper.bias.data.double()
     elif what == "p_rel":
         made.p_rel[prior] = torch.nn.Parameter(made.p_rel[prior].detach()[:, :1])
     elif what == "out_lin":

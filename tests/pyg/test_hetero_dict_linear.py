@@ -250,3 +250,11 @@ def test_lazy_channels_and_keywords(route):
         assert torch.equal(made(x_dict=x)["a"], found["a"])
     took(route, 2)
     assert isinstance(made.lins["a"], Linear) and tuple(made.lins["a"].weight.shape) == (16, 8)
+
+
+@pytest.mark.parametrize("all_types, code", [(False, "GA208"), (True, "GA206")])
+def test_biases_that_the_host_broadcasts(route, all_types, code):
+    made, x = layer().to(route.device), {k: t.to(route.device) for k, t in rows().items()}
+    for name in SIZES if all_types else ("a",):
+        made.lins[name].bias = torch.nn.Parameter(torch.full((1,), 0.5, device=route.device))
+    native_because(route, code, made, x)

@@ -151,8 +151,8 @@ def typed(g: Any, etypes: Any, device: torch.device) -> tuple[Edges, Tensor] | R
         return reason("GA206",
                       f"edge types are of shape {list(etypes.shape)} on {etypes.device} "
                       f"for {count} edges on {device}")
-    if etypes.is_floating_point() or etypes.is_complex() or etypes.dtype == torch.bool:
-        return reason("GA204", f"edge types are {etypes.dtype}", "use an integer type")
+    if etypes.dtype not in (torch.int64, torch.int32):
+        return reason("GA204", f"edge types are {etypes.dtype}", "use int64 or int32 types")
     return edges, etypes
 
 

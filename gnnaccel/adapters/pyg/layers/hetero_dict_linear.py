@@ -148,7 +148,7 @@ def _operands(layer: Any, x_dict: Mapping[str, Any]) -> _Operands | Reason:
         for t in (x, weight) if bias is None else (x, weight, bias):
             dtypes.add(t.dtype)
             devices.add(t.device)
-        shapes.add((x.shape[1], weight.shape, bias is None))
+        shapes.add((x.shape[1], weight.shape, None if bias is None else bias.shape))
         found.types.append(name)
         found.x.append(x)
         found.weights.append(weight)
@@ -167,12 +167,13 @@ def _unlike_reason(dtypes: set, devices: set, shapes: set) -> Reason | None:
         return reason("GA203", f"rows and weights are {', '.join(sorted(map(str, dtypes)))}",
                       "convert them to one dtype")
     if len(shapes) > 1:
-        return reason("GA208", "the types differ in their channels",
+        return reason("GA208", "the types differ in their channels, or in their biases",
                       "one product takes rows of one width")
-    (channels, (_, inner), _), = shapes
-    return (None
-            if channels == inner
-            else reason("GA206", f"rows of {channels} channels, the maps take {inner}"))
+    (channels, (columns, inner), biases), = shapes
+    if channels != inner:
+        return reason("GA206", f"rows of {channels} channels, the maps take {inner}")
+    return (None if biases is None or biases == (columns,) else
+            reason("GA206", f"biases are {list(biases)}, for {columns} channels"))
 
 
 @functools.lru_cache(maxsize=256)

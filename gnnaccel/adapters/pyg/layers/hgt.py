@@ -229,7 +229,8 @@ def _maps_are_plain(layer: Any, x_dict: Mapping[str, Tensor], types: tuple[str, 
                                     *({lin.bias is None for lin in group} for group in lins))
     dtypes = {*dtypes, *(x_dict[name].dtype for name in types),
               *[entries.parameter(layer.skip, name).dtype for name in types]}
-    dtypes.update(lin.weight.dtype for group in lins for lin in group)
+    dtypes.update(t.dtype for group in lins for lin in group for t in (lin.weight, lin.bias)
+                  if t is not None)
     return all(len(found) == 1 for found in (*shapes, dtypes))
 
 

@@ -306,6 +306,21 @@ def test_other_forms(kernels, cls):
         assert found[0] is not found[1] and close(*found)
 
 
+@pytest.mark.parametrize("called", [False, True])
+def test_a_vector_of_a_wider_dtype(route, called):
+    """Scores have it, and so has the result."""
+    layer, x = Tutorial(WIDTH, 4).to(route.device), graphs.features().to(route.device)
+    ei = graphs.square().to(route.device)
+    with route.on(on_fallback="native"):
+        for _ in range(3 * called):
+            layer(x, ei)
+    layer.att.data = layer.att.data.double()
+    expected = layer(x, ei)
+    with route.on(on_fallback="native"):
+        got = layer(x, ei)
+    assert got.dtype == expected.dtype == torch.float64 and close(got, expected)
+
+
 def test_messages_that_stay_native(emulated):
     native_because(emulated, Mixing(WIDTH, 8), graphs.features(), graphs.square(), code="GA211")
 

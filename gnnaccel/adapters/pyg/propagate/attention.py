@@ -202,8 +202,8 @@ def _stated(layer: Any, edge_index: Any, kwargs: dict, found: Trace,
     heads = message.alpha.meta.numel() // ROWS
     width = message.values.meta.numel() // ROWS // heads
     row = message.values.meta.dtype
-    if row != first.dtype:
-        return reason("GA203", f"messages of {row} from features of {first.dtype}")
+    if row != first.dtype or message.meta.dtype != row:  # of weights in another dtype, too
+        return reason("GA203", f"messages of {message.meta.dtype} from features of {first.dtype}")
     program, native = _program(message)
     stated = CallSpec(program, native, heads, width, row, row, *sizes, plain.shape[1], 0,
                       True,  # exposed: what the layer goes on with may change it in place

@@ -183,6 +183,21 @@ def test_segment_reduce(route, reduce, shape, lengths):
             torch.randn(sum(lengths), *shape), positions=("lengths", "x"))
 
 
+@pytest.mark.parametrize("reduce", ["sum", "max"])
+@pytest.mark.parametrize("lengths", [[3, 9], [2, 3, 4], [4, 100_000]], ids=label)
+def test_segments_that_end_behind_the_rows(emulated, reduce, lengths):
+    """DGL reads what lies there; kernels read and write nothing beyond."""
+    around = torch.full((4096, 4), float("nan"))
+    x = around[100:105].normal_()
+    with emulated.on():
+        got = dgl.ops.segment_reduce(torch.tensor(lengths), x, reduce)
+    ends = [min(sum(lengths[:i]), 5) for i in range(len(lengths) + 1)]
+    for row, first, last in zip(got, ends, ends[1:]):
+        if last > first:
+            part = x[first:last]
+            torch.testing.assert_close(row, part.sum(0) if reduce == "sum" else part.amax(0))
+
+
 def test_segment_softmax(route):
     compare(route, Op(dgl.ops.segment_softmax), torch.tensor([3, 2, 5, 1]), torch.randn(11, 4),
             positions=("lengths", "x"), calls=2)

@@ -321,8 +321,8 @@ def segment_extremum_variant(width: int, dtype: torch.dtype,
 
 def _segments(offsets: Tensor, edges: int) -> Rows:
     """Segments as rows whose edges are the positions themselves, so that no array over edges is
-    read."""
-    indptr = offsets.to(torch.int32).contiguous()
+    read. Users give their lengths: kernels read and write nothing for what is beyond the edges."""
+    indptr = offsets.clamp(0, edges).to(torch.int32).contiguous()
     return Rows(indptr, indptr.new_empty(edges), indptr.new_empty(0),
                 structure.split_rows(indptr, edges))
 

@@ -128,6 +128,30 @@ def test_one_kind_for_all_edges_after_one_for_each(emulated):
                 assert close(layer(x, ei, given=kinds), expected)
 
 
+class MappedLast(MessagePassing):
+    def __init__(self):
+        super().__init__(aggr="add")
+        self.lin = nn.Linear(WIDTH, 8)
+
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_i, x_j):
+        return self.lin(torch.tanh(x_j - x_i))
+
+
+@pytest.mark.parametrize("called", [False, True])
+def test_a_bias_that_is_broadcast_in_the_last_map(emulated, called):
+    layer, x, ei = MappedLast(), graphs.features(), graphs.square()
+    with emulated.on():
+        for _ in range(3 * called):
+            layer(x, ei)
+    layer.lin.bias.data = torch.full((1,), 0.5)
+    expected = layer(x, ei)
+    with emulated.on(on_fallback="native"):
+        assert close(layer(x, ei), expected)
+
+
 @pytest.mark.parametrize("rows", [E - 1, 2])
 def test_tensors_that_fit_nothing(emulated, rows):
     layer, x, ei = Scaled(), graphs.features(), graphs.square()

@@ -53,6 +53,8 @@ class Mapped(Deferred):
         """Rows that may be summed before they are mapped, the weight [out, in] and the bias."""
         if len(self.parts) != 1 or self.parts[0].meta.dim() != 2 or self.weight.meta.dim() != 2:
             return None
+        if self.bias is not None and self.bias.meta.shape != self.meta.shape[1:]:  # broadcast
+            return None
         make = self.weight.make
         turned: Make = make if self.name == "linear" else lambda given: make(given).t()
         return self.parts[0].alone(), turned, None if self.bias is None else self.bias.make

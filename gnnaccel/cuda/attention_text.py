@@ -18,7 +18,8 @@ import functools
 import string
 
 from gnnaccel.cuda.expression import OPERATIONS, Expression
-from gnnaccel.cuda.message_text import CLEAR, KERNEL, MERGE, PLACES, START, TYPES, Writer, wanted
+from gnnaccel.cuda.message_text import wanted
+from gnnaccel.cuda.message_writer import CLEAR, KERNEL, MERGE, PLACES, START, TYPES, Writer
 
 _RESULTS = ("float* __restrict__ out, float* __restrict__ kept,\n        "
             "float* __restrict__ bases, float* __restrict__ shares")
@@ -99,7 +100,8 @@ def _by_destination(expression: Expression, needs: tuple[bool, ...]) -> str:
                  *_gradient_arguments(w, found, summed),
                  *(f"float* __restrict__ {name}" for name, _ in writes[len(stored):])]
     own = w.own([(name, "row" if name in ("grad", "kept") else "head") for name in results])
-    walk = w.walk("walk_together", "je", body, (), bool(writes))
+    edge = (("OFF_T edge;", "e.edge = (OFF_T)at_edge;"),)
+    walk = w.walk("walk_together", "je", body, (), edge if writes else ())
     return _kernels(w, summed, arguments, own, walk)
 
 

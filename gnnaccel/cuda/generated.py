@@ -2,7 +2,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,11 +14,13 @@ from gnnaccel.cuda.aggregate import factored
 from gnnaccel.cuda.column_sum import column_sum
 from gnnaccel.cuda.expression import Expression
 from gnnaccel.cuda.launch import THREADS, Kernels, grid, pointer, workspace
-from gnnaccel.cuda.layout import Layout, layout_for
+from gnnaccel.cuda.layout import WARPS, Layout, layout_for
+from gnnaccel.cuda.message_writer import strided
 from gnnaccel.cuda.structure import Rows
 
 Numbers = tuple[float, ...]
 EXTREMA, WRITTEN = ("max", "min"), message_text.WRITTEN
+_MOST_APART = 2**31  # numbers from a row to the next, of which kernels are told in 32 bits
 
 
 def seen_as(features: int) -> tuple[int, int]:
@@ -55,15 +58,13 @@ def at_edges(graph: Rows, expression: Expression, seen: tuple[int, int],
     All else as of `forward`.
     """
     heads, width = seen
-    check(graph, expression, seen, inputs)
-    layout = layout_for(heads, width)
+    told, _copies = arguments(graph, expression, seen, inputs, numbers)
+    layout, launch = layout_for(heads, width), graph.launch()
     compiled = kernels(expression, heads, width, graph.wide, of="heads" if summed else "rows")
-    launch = graph.launch()
     out = torch.empty((graph.other.shape[0], heads if summed else heads * width),
                       dtype=torch.float32, device=graph.indptr.device)
     compiled("at_edges")(grid(launch.slots + graph.rows, layout), THREADS, 0,
-                         launch.graph + launch.split + arguments(inputs, numbers)
-                         + (out.data_ptr(),))
+                         launch.graph + launch.split + told + (out.data_ptr(),))
     return out
 
 
@@ -73,22 +74,21 @@ def forward(graph: Rows, expression: Expression, seen: tuple[int, int],
     without edges.
 
     graph: by destination, ``place`` the number of an edge. seen: `seen_as` of the messages. inputs:
-    fp32, contiguous, 16-byte aligned, each [nodes or edges or nothing, numbers of its mode]. Sums
-    are in a fixed order. ValueError for a tensor that does not fit.
+    fp32, each [nodes or edges or nothing, numbers of its mode]; copied where kernels cannot read
+    them as they lie. Sums are in a fixed order. ValueError for a tensor that does not fit.
     """
     heads, width = seen
-    check(graph, expression, seen, inputs)
+    told, _copies = arguments(graph, expression, seen, inputs, numbers)
     layout, compiled = layout_for(heads, width), kernels(expression, heads, width, graph.wide)
     device, launch = graph.indptr.device, graph.launch()
     out = torch.empty((graph.rows, heads * width), dtype=torch.float32, device=device)
     part = (torch.empty((launch.chunks, heads * width), dtype=torch.float32, device=device)
             if launch.chunks else None)
     at, mean_ = 0 if part is None else part.data_ptr(), np.int32(mean)
-    compiled("forward")(grid(launch.slots + graph.rows, layout), THREADS, 0,
-                        launch.graph + launch.split + arguments(inputs, numbers)
-                        + (mean_, out.data_ptr(), at))
+    compiled("forward")((-(-(launch.slots + graph.rows) // WARPS), layout.tiles), THREADS, 0,
+                        launch.graph + launch.split + told + (mean_, out.data_ptr(), at))
     if launch.heavy:
-        compiled("merge")(grid(launch.heavy, layout), THREADS, 0, launch.merge + (
+        compiled("merge")((-(-launch.heavy // WARPS), layout.tiles), THREADS, 0, launch.merge + (
             graph.indptr.data_ptr(), at, mean_, out.data_ptr()))
     return out
 
@@ -104,7 +104,7 @@ def extremum(graph: Rows, expression: Expression, seen: tuple[int, int],
     All else as of `forward`.
     """
     heads, width = seen
-    check(graph, expression, seen, inputs)
+    told, _copies = arguments(graph, expression, seen, inputs, numbers)
     layout = layout_for(heads, width)
     compiled = kernels(expression, heads, width, graph.wide, of=reduce)
     device, launch = graph.indptr.device, graph.launch()
@@ -112,7 +112,7 @@ def extremum(graph: Rows, expression: Expression, seen: tuple[int, int],
     counts = torch.empty_like(out) if train else None
     memory, (part, _, _) = workspace(launch.chunks, (2 * heads * width, 0, 0), device)
     compiled("forward")(grid(launch.slots + graph.rows, layout), THREADS, 0,
-                        launch.graph + launch.split + arguments(inputs, numbers)
+                        launch.graph + launch.split + told
                         + (out.data_ptr(), pointer(counts), part))
     if launch.heavy:
         compiled("merge")(grid(launch.heavy, layout), THREADS, 0,
@@ -120,69 +120,82 @@ def extremum(graph: Rows, expression: Expression, seen: tuple[int, int],
     return out, counts
 
 
-def gradients(graph: Rows, expression: Expression, seen: tuple[int, int],
-              inputs: tuple[Tensor, ...], numbers: Numbers, grad: Tensor, needs: tuple[bool, ...],
-              by_row: bool, of: str = "sum", best: Tensor | None = None) -> dict[int, Tensor]:
-    """The gradients of one pass, by number of the input: by destination those of inputs there, at
-    edges, and of parameters; by source those of inputs at the source.
+def gradients(by_dst: Rows, by_src: Callable[[], Rows], expression: Expression,
+              seen: tuple[int, int], inputs: tuple[Tensor, ...], numbers: Numbers, grad: Tensor,
+              needs: tuple[bool, ...], of: str = "sum",
+              best: Tensor | None = None) -> dict[int, Tensor]:
+    """The gradients by number of the input. That of a parameter comes as a row for each
+    destination, still to be added up, and that of one number for all channels as [rows, tiles],
+    likewise.
 
-    graph: by that end, ``place`` the number of an edge. grad: [destinations, heads * width], of the
-    sums; needs: which inputs want a gradient; all else as in `forward`. The gradient of a parameter
-    comes as a row for each destination, still to be added up, and that of one number for all
-    channels as [rows, tiles], likewise. ``of``: as of `kernels`. Of an extremum, ``best`` is its
-    result, and grad each equal message's share; of what was written for each edge, grad is of that.
+    by_dst: as of `forward`; by_src: gives the graph by source, ``place`` the number of an edge.
+    grad: [destinations, heads * width], contiguous, of the result; needs: which inputs want a
+    gradient; ``of``: as of `kernels`, or "mean". Of an extremum, ``best`` is its result, and grad
+    each equal message's share; of what was written for each edge, grad is of that.
     """
     heads, width = seen
-    found = message_text.wanted(expression, needs, by_row)
-    if not found:
-        return {}
-    layout, launch = layout_for(heads, width), graph.launch()
-    compiled = kernels(expression, heads, width, graph.wide, needs, by_row, of)
-    memory = Gradients(graph, expression, layout, found, inputs)
-    compiled("gradients")(grid(launch.slots + graph.rows, layout), THREADS, 0,
-                          launch.graph + launch.split + arguments(inputs, numbers)
-                          + (grad.data_ptr(), *(() if best is None else (best.data_ptr(),)),
-                             *memory.pointers))
-    memory.merge(compiled)
-    return memory.results
+    layout, found = layout_for(heads, width), {}
+    told, _copies = arguments(by_dst, expression, seen, inputs, numbers)
+    reached = (grad.data_ptr(),) if best is None else (grad.data_ptr(), best.data_ptr())
+    for by_row, wanted in passes(expression, needs):
+        graph = by_dst if by_row else by_src()
+        compiled = kernels(expression, heads, width, graph.wide, needs, by_row, of)
+        memory = Gradients(graph, expression, layout, wanted, inputs)
+        launch = memory.launch
+        offsets = () if by_row or of != "mean" else (by_dst.indptr.data_ptr(),)
+        compiled("gradients")((-(-(launch.slots + graph.rows) // WARPS), layout.tiles), THREADS, 0,
+                              (*launch.graph, *launch.split, *told, *offsets, *reached,
+                               *memory.pointers))
+        if launch.heavy and memory.merged:
+            memory.merge(compiled)
+        found.update(memory.results)
+    return found
 
 
 class Gradients:
-    """Memory for the gradients ``found`` of one pass over ``graph``: ``results`` by number of the
-    input, for those that are sums a part for each chunk, and the addresses of all of them."""
+    """Memory for the gradients ``wanted`` of one pass over ``graph``: ``results`` by number of the
+    input, and for those that are sums a part for each chunk; ``pointers``: the addresses of all of
+    them; ``merged``: those of each sum's parts and its result."""
 
-    def __init__(self, graph: Rows, expression: Expression, layout: Layout, found: Sequence[int],
+    __slots__ = ("launch", "layout", "results", "pointers", "merged", "_parts")
+    results: dict[int, Tensor]
+
+    def __init__(self, graph: Rows, expression: Expression, layout: Layout, wanted: Sequence[int],
                  inputs: tuple[Tensor, ...]):
-        sizes = {"row": layout.heads * layout.width, "head": layout.heads, "one": layout.tiles}
-        self.launch, self.layout, device = graph.launch(), layout, graph.indptr.device
-        self.results: dict[int, Tensor] = {}
-        self.parts: dict[int, Tensor] = {}
-        for k in found:
-            end, mode = expression.inputs[k]
+        self.launch = launch = graph.launch()
+        self.layout, self.results = layout, {}
+        device, kinds = graph.indptr.device, _kinds(expression, layout)
+        pointers, summed, room = [], [], 0
+        for k in wanted:
+            end, _, size, _ = kinds[k]
             rows = inputs[k].shape[0] if end == "e" else graph.rows
-            self.results[k] = torch.empty((rows, sizes[mode]), dtype=torch.float32, device=device)
+            self.results[k] = result = torch.empty((rows, size), dtype=torch.float32, device=device)
+            pointers.append(result.data_ptr())
             if end != "e":
-                self.parts[k] = torch.empty((self.launch.chunks, sizes[mode]), dtype=torch.float32,
-                                            device=device)
-
-    @property
-    def pointers(self) -> tuple[int, ...]:
-        return tuple([t.data_ptr() for those in (self.results, self.parts)
-                      for t in those.values()])
+                summed.append((room, pointers[-1]))
+                room += (launch.chunks * size + 3) // 4 * 4  # each is as aligned as the first
+        self._parts = torch.empty(room, dtype=torch.float32, device=device) if room else None
+        parts = 0 if self._parts is None else self._parts.data_ptr()
+        self.merged = [(parts + 4 * at, result) for at, result in summed]
+        self.pointers = (*pointers, *[part for part, _ in self.merged])
 
     def merge(self, compiled: Kernels) -> None:
         """Adds up the parts of split rows."""
         launch = self.launch
-        if launch.heavy and self.parts:
-            pairs = [p for k, part in self.parts.items()
-                     for p in (part.data_ptr(), self.results[k].data_ptr())]
-            compiled("merge")(grid(launch.heavy, self.layout), THREADS, 0,
-                              launch.merge + tuple(pairs))
+        compiled("merge")(grid(launch.heavy, self.layout), THREADS, 0,
+                          launch.merge + tuple([at for pair in self.merged for at in pair]))
 
 
 @functools.lru_cache(maxsize=512)
+def passes(expression: Expression, needs: tuple[bool, ...]) -> tuple[tuple[bool, list[int]], ...]:
+    """The passes of `gradients`, by destination (True) or by source, with the inputs whose
+    gradients each has."""
+    found = [(by_row, message_text.wanted(expression, needs, by_row)) for by_row in (True, False)]
+    return tuple([one for one in found if one[1]])
+
+
 def entries(expression: Expression, needs: tuple[bool, ...], by_row: bool) -> tuple[str, ...]:
-    """The kernels that `gradients` launches."""
+    """The kernels that one pass of `gradients` launches."""
     found = message_text.wanted(expression, needs, by_row)
     if not found:
         return ()
@@ -195,24 +208,52 @@ def total(rows: Tensor) -> Tensor:
     return column_sum(rows) if rows.shape[0] else rows.new_zeros(rows.shape[1])
 
 
-def arguments(inputs: tuple[Tensor, ...], numbers: Numbers) -> tuple:
-    return (*[t.data_ptr() for t in inputs], *map(np.float32, numbers))
+@functools.lru_cache(maxsize=1024)
+def _kinds(expression: Expression, layout: Layout) -> tuple[tuple[str, int, int, int], ...]:
+    """Of each input the end, how many numbers a row has, how many its gradient has, and of how many
+    numbers a row's distance from the next has to be a multiple, 0 where they have to lie one after
+    the other."""
+    heads, features = layout.heads, layout.heads * layout.width
+    sizes = {"row": (features, features), "head": (heads, heads), "one": (1, layout.tiles)}
+    return tuple([(one.end, *sizes[one.mode], layout.vec if strided(one) else 0)
+                  for one in expression.inputs])
 
 
-def check(graph: Rows, expression: Expression, seen: tuple[int, int],
-           inputs: tuple[Tensor, ...]) -> None:
-    sizes = {"row": seen[0] * seen[1], "head": seen[0], "one": 1}
+def arguments(graph: Rows, expression: Expression, seen: tuple[int, int],
+              inputs: tuple[Tensor, ...], numbers: Numbers) -> tuple[tuple, list[Tensor]]:
+    """What kernels are told of the inputs, and copies of some that have to be there until the
+    launch. ValueError for one that does not fit."""
     edges, device, fp32 = graph.other.shape[0], graph.indptr.device, torch.float32
-    rows = {"i": graph.rows, "e": edges, "p": 1}
-    for at, (end, mode) in enumerate(expression.inputs):
-        t = inputs[at]
+    told: list[Any] = []
+    copies = []
+    for k, (end, columns, _, step) in enumerate(_kinds(expression, layout_for(*seen))):
+        t = inputs[k]
         shape = t.shape
-        if (len(shape) != 2 or shape[1] != sizes[mode] or (end != "j" and shape[0] != rows[end])
-            or t.dtype is not fp32 or t.device != device or not t.is_contiguous()
-            or t.data_ptr() % 16):
-            raise ValueError(f"{expression.names[at]} is {list(shape)}, {t.dtype}, on {t.device}; "
-                             f"needed is [{rows.get(end, 'any')}, {sizes[mode]}], torch.float32, "
-                             f"contiguous, aligned, on {device}")
+        if (len(shape) != 2 or shape[1] != columns or t.dtype is not fp32 or t.device != device
+            or (end != "j" and shape[0] != (graph.rows if end == "i" else edges if end == "e"
+                                            else 1))):
+            raise _misfit(graph, expression, k, t, columns)
+        distance, address = columns, t.data_ptr()
+        if not t.is_contiguous() and step:
+            distance, beside = t.stride()
+            if beside != 1 or distance % step or distance >= _MOST_APART:
+                distance = -1
+        if address % 16 or distance < 0 or not (step or t.is_contiguous()):
+            t, distance = t.clone(memory_format=torch.contiguous_format), columns
+            copies.append(t)
+            address = t.data_ptr()
+        told.append(address)
+        if step:
+            told.append(np.int32(distance))
     if graph.place.shape[0] != edges:
         raise ValueError(f"the graph has {graph.place.shape[0]} places for {edges} edges: build it "
                          "with places=True")
+    return (*told, *map(np.float32, numbers)), copies
+
+
+def _misfit(graph: Rows, expression: Expression, k: int, t: Tensor, columns: int) -> ValueError:
+    rows = {"i": graph.rows, "e": graph.other.shape[0], "p": 1}
+    return ValueError(
+        f"{expression.names[k]} is {list(t.shape)}, {t.dtype}, on {t.device}; needed is "
+        f"[{rows.get(expression.inputs[k].end, 'any')}, {columns}], torch.float32, on "
+        f"{graph.indptr.device}")

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gnnaccel.cuda import attention_text, message_text, sources
 from gnnaccel.cuda.expression import Expression
-from gnnaccel.cuda.generated import Gradients, Numbers, arguments, check
+from gnnaccel.cuda.generated import Gradients, Numbers, arguments
 from gnnaccel.cuda.launch import THREADS, Kernels, grid, pointer, workspace
 from gnnaccel.cuda.layout import layout_for
 from gnnaccel.cuda.structure import Rows
@@ -45,7 +45,7 @@ def forward(graph: Rows, expression: Expression, seen: tuple[int, int],
     All else as of `generated.forward`.
     """
     heads, width = seen
-    check(graph, expression, seen, inputs)
+    told, _copies = arguments(graph, expression, seen, inputs, numbers)
     layout, compiled = layout_for(heads, width), kernels(expression, heads, width, graph.wide)
     device, launch = graph.indptr.device, graph.launch()
     out = torch.empty((graph.rows, heads * width), dtype=torch.float32, device=device)
@@ -54,7 +54,7 @@ def forward(graph: Rows, expression: Expression, seen: tuple[int, int],
     memory, parts = workspace(launch.chunks, (heads * width, heads, heads), device)
     ends = (out.data_ptr(), *map(pointer, kept or (None,) * 3))
     compiled("forward")(grid(launch.slots + graph.rows, layout), THREADS, 0,
-                        launch.graph + launch.split + arguments(inputs, numbers) + ends + parts)
+                        launch.graph + launch.split + told + ends + parts)
     if launch.heavy:
         compiled("merge")(grid(launch.heavy, layout), THREADS, 0, launch.merge + parts + ends)
     return out, kept
@@ -70,23 +70,26 @@ def gradients(by_dst: Rows, by_src: Callable[[], Rows], expression: Expression,
     """
     heads, width = seen
     layout = layout_for(heads, width)
+    told, _copies = arguments(by_dst, expression, seen, inputs, numbers)
     found: dict[int, Tensor] = {}
     handed: tuple[Tensor, ...] = ()  # from the first pass to the second
     for by_row in entries(expression, needs):
         graph = by_dst if by_row else by_src()
         compiled = kernels(expression, heads, width, graph.wide, needs, by_row)
         wanted = message_text.wanted(expression, needs, by_row)
-        memory, launch = Gradients(graph, expression, layout, wanted, inputs), graph.launch()
+        memory = Gradients(graph, expression, layout, wanted, inputs)
+        launch = memory.launch
         if by_row and message_text.wanted(expression, needs, False):
             count = 1 + len(attention_text.handed(expression, needs))
             handed = torch.empty((count, by_dst.other.shape[0], heads),
                                  dtype=torch.float32, device=grad.device).unbind(0)
         results = (grad, *(kept if by_row else ()))
         compiled("gradients")(grid(launch.slots + graph.rows, layout), THREADS, 0,
-                              launch.graph + launch.split + arguments(inputs, numbers)
+                              launch.graph + launch.split + told
                               + tuple(t.data_ptr() for t in results) + memory.pointers
                               + tuple(t.data_ptr() for t in handed))
-        memory.merge(compiled)
+        if launch.heavy and memory.merged:
+            memory.merge(compiled)
         found.update(memory.results)
     return found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gnnaccel.cuda import message_text
+from gnnaccel.cuda import generated, message_text
 from gnnaccel.cuda.expression import OPERATIONS, Expression, Input, Operation, Step
 from gnnaccel.dispatch.generated import messages, tree
 from gnnaccel.dispatch.generated.messages import Generated
@@ -48,9 +48,16 @@ def inputs(name: str, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]
     return tuple(t.to(device).requires_grad_() for t in found)  # type: ignore[return-value]
 
 
-def both(name: str, device: torch.device, reduce: str = "sum") -> tuple[list, list]:
-    """Value and gradients by kernels, and on torch operations in fp64."""
+def both(name: str, device: torch.device, reduce: str = "sum",
+         hub: bool = False) -> tuple[list, list]:
+    """Value and gradients by kernels, and on torch operations in fp64. ``hub``: two nodes have so
+    many edges that several warps share them, one of those that enter it, one of those that
+    leave."""
     of, edge_index = expression(name), torch.randint(0, 9, (2, 60), device=device)
+    if hub:
+        edge_index = torch.randint(0, 9, (2, 1500), device=device)
+        edge_index[1, :600], edge_index[0, 600:1200] = 3, 4
+        edge_index[:, 1200:] %= 7  # two nodes have hardly any
     given = inputs(name, device)
     numbers = _NUMBERS.get(name, ())
     graph = OpGraph(edge_index, 9, 9)
@@ -96,6 +103,46 @@ def test_extrema(device, name):
     assert not differ(got, exact), (name, got, exact)
 
 
+@pytest.mark.parametrize("hub", [False, True])
+@pytest.mark.parametrize("name", ["mul", "tanh", "maximum", "where"])
+def test_means(device, name, hub):
+    """Each message has its share of the gradient, also of rows that several warps go over."""
+    got, exact = both(name, device, "mean", hub)
+    assert not differ(got, exact), (name, got, exact)
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max"])
+@pytest.mark.parametrize("kind, copies", [("columns", 0), ("one row for all", 0),
+                                          ("columns that begin anywhere", 2),
+                                          ("rows at odd distances", 2), ("transposed", 2)])
+def test_rows_that_are_not_side_by_side(device, kind, copies, reduce):
+    """They are read as they lie, where loads of several numbers can be."""
+    whole = torch.randn(9, 16, device=device)
+    if kind == "columns that begin anywhere":
+        whole = torch.randn(9, 18, device=device)[:, 1:17]
+    elif kind == "rows at odd distances":
+        whole = torch.randn(9, 17, device=device)[:, :16]
+    elif kind == "transposed":
+        whole = torch.randn(16, 9, device=device).t()
+    elif kind == "one row for all":
+        whole = torch.randn(1, 16, device=device).expand(9, 16)
+    of, graph = expression("mul"), OpGraph(torch.randint(0, 9, (2, 700), device=device), 9, 9)
+    told, copied = generated.arguments(graph.view().csc(), of, (1, 8), whole.split(8, -1), ())
+    assert len(copied) == copies and len(told) == 4
+    found = []
+    for rows in (whole, whole.double()):
+        rows = rows.detach().requires_grad_()
+        parts = rows.split(8, -1)
+        more = Generated(of, tuple(parts), (), (8,), (1, 8))
+        made = rows.dtype == torch.float64 and messages.made(graph, more)
+        out = messages.run(graph, reduce, more) if made is False else made.new_zeros(
+            9, 8).scatter_reduce(0, graph.index("v").view(-1, 1).expand(-1, 8), made,
+                                 "amax" if reduce == "max" else reduce, include_self=False)
+        weights = torch.linspace(-1, 1, out.numel(), device=device).to(out).view(out.shape)
+        found.append([out.detach(), *torch.autograd.grad(out, [rows], weights)])
+    assert not differ(*found)
+
+
 @pytest.mark.parametrize("name", ["tanh", "mul", "softplus", "maximum"])
 def test_a_wrong_derivative_shows(device, name, monkeypatch):
     """The test above fails where a derivative is wrong."""
@@ -110,8 +157,6 @@ def test_a_wrong_derivative_shows(device, name, monkeypatch):
 
 
 def _forget() -> None:
-    from gnnaccel.cuda import generated
-
     generated.kernels.cache_clear()
 
 

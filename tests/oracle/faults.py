@@ -197,7 +197,7 @@ FAULTS = {
         "messages",
         "emulated",
         InModule(
-            "gnnaccel.cuda.message_text",
+            "gnnaccel.cuda.message_writer",
             'append(f"of_{name}_total[k / KV]")',
             'append(f"1.02f * of_{name}_total[k / KV]")',
         ),

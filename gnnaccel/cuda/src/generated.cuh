@@ -148,6 +148,11 @@ __device__ __forceinline__ void walk_together(const Lanes& at, const Item& it, c
     __syncwarp();
 }
 
+// What a message has of the gradient of its row's mean.
+__device__ __forceinline__ float share_of(const OFF_T* offsets, u64 row) {
+    return 1.f / (float)(offsets[row + 1] - offsets[row]);
+}
+
 // Stores the sum of `count` messages, or their mean.
 __device__ __forceinline__ void finish(const Lanes& at, int row, OFF_T count, int mean, Row& sum,
                                        float* out) {

@@ -23,46 +23,54 @@ def _shaped(out: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 class Reduced(Operation):
-    """[num_dst, *shape] of the inputs of a generated message."""
+    """[num_dst, *shape] of the inputs of a generated message. All else as of `Generated`, without
+    its tensors, which autograd keeps."""
 
-    __slots__ = ("graph", "more", "reduce")
+    __slots__ = ("graph", "reduce", "expression", "numbers", "shape", "seen")
 
     def __init__(self, graph: OpGraph, reduce: str, more: Generated):
-        # without its tensors, which autograd keeps
-        self.graph, self.reduce = graph, reduce
-        self.more = more._replace(inputs=(), weight=None, bias=None)
+        self.graph, self.reduce, self.expression = graph, reduce, more.expression
+        self.numbers, self.shape, self.seen = more.numbers, more.shape, more.seen
 
     def _gradients(self, needs: tuple[bool, ...], inputs: tuple[Tensor, ...], grad: Tensor,
                    best: Tensor | None = None) -> list[Tensor | None]:
-        """Those of the inputs. ``grad`` [num_dst, channels], ``best``: as of the kernels."""
-        more, view, found = self.more, self.graph.view(), {}
-        of = "sum" if self.reduce == "mean" else self.reduce
-        given, grad = tuple(map(dense, inputs)), dense(grad)
-        for by_row in (True, False):
-            if generated.entries(more.expression, needs, by_row):
-                rows = view.csc() if by_row else view.csr_by_id()
-                found.update(generated.gradients(rows, more.expression, more.seen, given,
-                                                 more.numbers, grad, needs, by_row, of, best))
+        """Those of the inputs. ``grad``, ``best``: of the result, and as of the kernels."""
+        if grad.dim() != 2:
+            grad = grad.reshape(grad.shape[0], math.prod(self.shape))
+        view = self.graph.built or self.graph.view()
+        found = generated.gradients(view.csc(), view.csr_by_id, self.expression, self.seen, inputs,
+                                    self.numbers, dense(grad), needs, self.reduce, best)
         return self._of_inputs(found, inputs)
 
     def _of_inputs(self, found: dict[int, Tensor],
                    inputs: Sequence[Tensor]) -> list[Tensor | None]:
         """What the kernels found, as the inputs are."""
-        return [self._whole(k, found[k], t) if k in found else None for k, t in enumerate(inputs)]
+        grads: list[Tensor | None] = []
+        for k, t in enumerate(inputs):
+            grad = found.get(k)
+            whole = grad is None or grad.shape == t.shape and self.expression.inputs[k].end != "p"
+            grads.append(grad if whole else self._whole(k, found[k], t))
+        return grads
 
     def _whole(self, k: int, grad: Tensor, of: Tensor) -> Tensor:
         """With all of its parts added up."""
-        if self.more.expression.inputs[k].mode == "one" and grad.shape[1] > 1:
+        if self.expression.inputs[k].mode == "one" and grad.shape[1] > 1:
             grad = grad.sum(1, keepdim=True)
-        if self.more.expression.inputs[k].end == "p":
+        if self.expression.inputs[k].end == "p":
             grad = generated.total(grad).unsqueeze(0)
         return grad if grad.shape == of.shape else grad.view(of.shape)
+
+    def _again(self, inputs: tuple[Tensor, ...]) -> Generated:
+        """The messages of these inputs."""
+        from gnnaccel.dispatch.generated.messages import Generated  # which needs this module
+
+        return Generated(self.expression, inputs, self.numbers, self.shape, self.seen)
 
     def reference(self, *inputs):
         from gnnaccel.dispatch.ops import aggregation
 
-        given = aggregation.Aggregation(self.reduce, inputs[0], None, self.more.shape,
-                                        self.more._replace(inputs=inputs))
+        given = aggregation.Aggregation(self.reduce, inputs[0], None, self.shape,
+                                        self._again(inputs))
         return aggregation.plain(self.graph, given)
 
 
@@ -72,16 +80,12 @@ class GeneratedSum(Reduced):
     __slots__ = ()
 
     def forward(self, needs, *inputs):
-        more = self.more
-        out = generated.forward(self.graph.view().csc(), more.expression, more.seen,
-                                tuple(map(dense, inputs)), more.numbers, self.reduce == "mean")
-        return _shaped(out, more.shape), inputs
+        view = self.graph.built or self.graph.view()
+        out = generated.forward(view.csc(), self.expression, self.seen, inputs, self.numbers,
+                                self.reduce == "mean")
+        return out if len(self.shape) == 1 else _shaped(out, self.shape), inputs
 
     def backward(self, needs, saved, grad):
-        if grad.dim() != 2:
-            grad = grad.reshape(grad.shape[0], math.prod(self.more.shape))
-        if self.reduce == "mean":
-            grad = grad * self.graph.view().inverse_degree().unsqueeze(1)
         return self._gradients(needs, saved, grad)
 
 
@@ -91,19 +95,17 @@ class GeneratedAttention(Reduced):
     __slots__ = ()
 
     def forward(self, needs, *inputs):
-        more = self.more
         out, kept = generated_attention.forward(
-            self.graph.view().csc(), more.expression, more.seen, tuple(map(dense, inputs)),
-            more.numbers, any(needs))
-        return out.view(-1, *more.shape).detach(), (*inputs, *(kept or ()))
+            self.graph.view().csc(), self.expression, self.seen, inputs, self.numbers, any(needs))
+        return out.view(-1, *self.shape).detach(), (*inputs, *(kept or ()))
 
     def backward(self, needs, saved, grad):
-        more, view = self.more, self.graph.view()
+        view = self.graph.view()
         inputs, kept = saved[:-3], generated_attention.Kept(*saved[-3:])
-        grad = dense(grad.reshape(grad.shape[0], math.prod(more.shape)))
+        grad = dense(grad.reshape(grad.shape[0], math.prod(self.shape)))
         found = generated_attention.gradients(
-            view.csc(), view.csr_by_id, more.expression, more.seen, tuple(map(dense, inputs)),
-            more.numbers, grad, kept, needs)
+            view.csc(), view.csr_by_id, self.expression, self.seen, inputs, self.numbers, grad,
+            kept, needs)
         return self._of_inputs(found, inputs)
 
 
@@ -113,12 +115,11 @@ class GeneratedExtremum(Reduced):
     __slots__ = ()
 
     def forward(self, needs, *inputs):
-        more = self.more
         out, counts = generated.extremum(
-            self.graph.view().csc(), more.expression, more.seen, tuple(map(dense, inputs)),
-            more.numbers, self.reduce, any(needs))
+            self.graph.view().csc(), self.expression, self.seen, inputs, self.numbers, self.reduce,
+            any(needs))
         # backward reads the result, which is not to be changed in place before, as the host's
-        return out.view(-1, *more.shape).detach(), (*inputs, out, counts)
+        return out.view(-1, *self.shape).detach(), (*inputs, out, counts)
 
     def backward(self, needs, saved, grad):
         *inputs, out, counts = saved
@@ -132,10 +133,10 @@ class GeneratedAtEdges(Reduced):
     __slots__ = ()
 
     def forward(self, needs, *inputs):
-        more, summed = self.more, self.reduce == "heads"
-        out = generated.at_edges(self.graph.view().csc(), more.expression, more.seen,
-                                 tuple(map(dense, inputs)), more.numbers, summed)
-        return out if summed else _shaped(out, more.shape), inputs
+        summed = self.reduce == "heads"
+        out = generated.at_edges(self.graph.view().csc(), self.expression, self.seen, inputs,
+                                 self.numbers, summed)
+        return out if summed else _shaped(out, self.shape), inputs
 
     def backward(self, needs, saved, grad):
         return self._gradients(needs, saved, grad.reshape(grad.shape[0], -1))
@@ -143,5 +144,5 @@ class GeneratedAtEdges(Reduced):
     def reference(self, *inputs):
         from gnnaccel.dispatch.generated.messages import made
 
-        found = made(self.graph, self.more._replace(inputs=inputs))
-        return found.view(-1, *self.more.seen).sum(-1) if self.reduce == "heads" else found
+        found = made(self.graph, self._again(inputs))
+        return found.view(-1, *self.seen).sum(-1) if self.reduce == "heads" else found

@@ -121,8 +121,8 @@ class Rows:
     the caller's edges), for the transposed graph its place in the CSC. The arrays may be longer
     than ``indptr[-1]``; what lies beyond is never read. ``inverse`` [edges]: of the transposed
     graph, where it was asked for, the place in it of each edge of the CSC. ``launched``: what
-    `launch` gives from now on, None before that is known; ``made``: what launchers found out for
-    calls alike, by what makes them so.
+    `launch` gives from now on, None before that is known; ``bounded``: what it gives until then;
+    ``made``: what launchers found out for calls alike, by what makes them so.
     """
 
     indptr: Tensor
@@ -132,6 +132,7 @@ class Rows:
     launched: Launch | None = field(default=None, repr=False)
     inverse: Tensor | None = None
     made: dict[tuple, Any] = field(default_factory=dict, repr=False, compare=False)
+    bounded: Launch | None = field(default=None, init=False, repr=False, compare=False)
 
     def keep(self, key: tuple, found: Any) -> Any:
         """``found``, kept in `made`."""
@@ -159,7 +160,10 @@ class Rows:
 
     def launch(self) -> Launch:
         """Kernel parameters; kept once the device has reported exact sizes."""
-        return self.launched or self._make_launch()
+        if self.launched is not None:
+            return self.launched
+        waits = self.bounded is not None and self.split.report.words is None
+        return self.bounded if waits else self._make_launch()  # type: ignore[return-value]
 
     def _make_launch(self) -> Launch:
         split = self.split
@@ -174,13 +178,15 @@ class Rows:
             (counters, of_heavy), chunks, heavy)
         if known:
             self.launched = found
+        else:
+            self.bounded = found
         return found
 
     @functools.cached_property
     def rows(self) -> int:
         return self.indptr.shape[0] - 1
 
-    @property
+    @functools.cached_property
     def wide(self) -> bool:
         return self.indptr.dtype is torch.int64
 

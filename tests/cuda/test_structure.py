@@ -1,6 +1,8 @@
 """CSC and CSR by counting and by sorting, against a plain Python model, and the report on them."""
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -226,6 +228,22 @@ def test_sizes_before_the_report_are_bounds(device, limit):
     assert bounds == (split.chunks.shape[0], split.heavy.shape[0])
     assert bounds[0] >= exact[0] > 0 and bounds[1] >= exact[1] > 0
     assert bounds[0] <= 2 * (300 // limit)
+
+
+def test_launches_before_the_report(device):
+    """They are told the same until the device has reported; other arrays are told of themselves."""
+    src, dst = skewed_edges(40, 30, 900, device).unbind(0)
+    rows = counting.csc(src, dst, 40, 30, 0, False)
+    rows.split = split = counting.split_rows(rows.indptr, 900, limit=16)
+    report = split.report
+    exact = forget_report(rows)
+    early = rows.launch()
+    assert rows.launch() is early and (early.chunks, early.heavy) == split.sizes() != exact
+    other = dataclasses.replace(rows, place=rows.place.clone(), launched=None, made={})
+    assert other.launch().graph[2] == other.place.data_ptr() != early.graph[2]
+    split.report = report
+    late = rows.launch()
+    assert rows.launch() is late is rows.launched and (late.chunks, late.heavy) == exact
 
 
 @pytest.mark.parametrize("lengths", [[16] * 5, [17] * 5, [0, 85, 0], [1] * 85, [33, 0, 52]])

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from gnnaccel.dispatch.graph import cache
+from gnnaccel.dispatch.ops.graph import OpGraph
 from tests import probes
 from tests.attention_cases import skewed_edges
 
@@ -32,6 +33,20 @@ def look(edge_index, num_src=40, num_dst=30, loops=0) -> str:
                 if not (loops and s == d)] + [(i, i) for i in range(loops)]
     assert pairs_of(view) == sorted(expected)
     return outcome
+
+
+@pytest.mark.parametrize("flipped", [False, True])
+def test_what_is_there_is_taken(flipped):
+    """Once: no second look. Of edges that were changed nothing is there."""
+    edge_index = skewed_edges(30, 30, 100)
+    assert not OpGraph(edge_index, 30, 30, flipped).found() and not cache.info()["hits"]
+    view = OpGraph(edge_index, 30, 30, flipped).view()
+    graph = OpGraph(edge_index, 30, 30, flipped)
+    assert graph.found() and graph.built is view and graph.cached == "hit"
+    assert graph.view() is view and cache.info()["hits"] == 1
+    assert not OpGraph(edge_index, 30, 31, flipped).found()
+    edge_index[0, 0] = 1
+    assert not OpGraph(edge_index, 30, 30, flipped).found()
 
 
 def test_a_look_without_traces():

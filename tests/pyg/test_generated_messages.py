@@ -290,8 +290,7 @@ def test_rows_that_are_written_for_each_edge_have_a_price(emulated):
         found = reading.read(layer, ei, dict(x=(x, x)))
     more = found.given.more
     assert more.written == 4 * 64 and more._replace(before=()).written == 0
-    graph = OpGraph(ei, N, N)
-    graph.edge_index = ei[:, :1].expand(2, 4_000_000)
+    graph = OpGraph(ei[:, :1].expand(2, 4_000_000), N, N)
     for mode, passes in (("forward", 7), ("training", 24)):
         dear, cheap = (aggregation_cost._on_cuda(graph, found.given._replace(more=one), mode).ours
                        for one in (more, more._replace(before=())))

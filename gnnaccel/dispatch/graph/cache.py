@@ -98,19 +98,20 @@ def before_capture(tensors: tuple[Tensor, ...], sizes: tuple) -> Any:
 
 
 def lookup_many(tensors: tuple[Tensor, ...], sizes: tuple,
-                make: Callable[[bool], Any]) -> tuple[Any, str]:
+                make: Callable[[bool], Any] | None) -> tuple[Any, str]:
     """The view that belongs to all of these tensors and to ``sizes``, and "hit", "miss" or "none"
     (not cacheable).
 
-    ``make(own)`` makes it; ``own``: it must keep the tensors alive. A view has ``nbytes()``,
-    ``touched`` and ``bind(*tensors)``; ``bind`` is None where it needs the tensors no more.
+    ``make(own)`` makes it, ``own``: it must keep the tensors alive; None: what is not there is
+    None. A view has ``nbytes()``, ``touched`` and ``bind(*tensors)``; ``bind`` is None where it
+    needs the tensors no more.
     """
     captured = (capture.current() if capture.capturing() and type(tensors[0]) is not EdgeArrays
                 else 0)
     key, entry = _look(tensors, sizes, captured)
     if key is None or captured == capture.UNKNOWN:
-        _counts["uncached"] += 1
-        return make(True), "none"
+        _counts["uncached"] += make is not None
+        return None if make is None else make(True), "none"
     if _captured and captured != _captured[0]:
         _end_capture(captured)  # whose entries have other keys
     held = capture.here.held
@@ -125,6 +126,8 @@ def lookup_many(tensors: tuple[Tensor, ...], sizes: tuple,
         if view.bind is not None:
             view.bind(*tensors)
         return view, "hit"
+    if make is None:
+        return None, "none"
     _counts["misses"] += 1
     view = make(False)
     drop = partial(_drop, key, view)

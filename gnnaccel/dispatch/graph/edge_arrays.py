@@ -23,20 +23,17 @@ class EdgeArrays:
     apart, of a CSC, or of both.
 
     ``ends``: (src, dst), each [E], by edge id; None: made of the CSC when first asked for, which
-    only ids that are places save a copy. ``csc``: the same edges. All of one integer dtype, on one
-    device. Whoever uses the arrays in place keeps them alive.
+    only ids that are places save a copy. ``csc``: the same edges; ``shape``: [2, E]. All of one
+    integer dtype, on one device. Whoever uses the arrays in place keeps them alive.
     """
 
-    __slots__ = ("csc", "_parts", "_ends", "__weakref__")
+    __slots__ = ("csc", "shape", "_parts", "_ends", "__weakref__")
 
     def __init__(self, ends: tuple[Tensor, Tensor] | None, csc: CSC | None = None):
         self.csc, self._ends = csc, ends
         self._parts = (*(ends or ()), *(csc or ()))
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return 2, (self._ends[0] if self._ends is not None
-                   else self.csc.src).shape[0]  # type: ignore[union-attr]
+        first: Tensor = csc.src if ends is None else ends[0]  # type: ignore[union-attr]
+        self.shape = 2, first.shape[0]
 
     @property
     def device(self) -> torch.device:

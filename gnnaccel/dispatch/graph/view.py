@@ -142,11 +142,12 @@ class GraphView:
         return self._ready(rows)
 
     def csr_by_id(self) -> Rows:
-        """The transposed graph whose ``place`` is the edge id: for weights in the caller's
-        order."""
-        if self._csr_by_id is None:
-            self._csr_by_id = self._build_csr_by_id()
-        return self._ready(self._csr_by_id)
+        """The transposed graph whose ``place`` is the edge id: for weights in that order."""
+        rows = self._csr_by_id = self._csr_by_id or self._build_csr_by_id()
+        if self._checked and (self._built is None or torch._C._cuda_getCurrentRawStream(
+                self.device.index) == self._stream):
+            return rows  # as `_ready` would
+        return self._ready(rows)
 
     def weighted(self, weight: Tensor | None,
                  by_src: bool = False) -> tuple[Rows, Tensor | None, str]:

@@ -39,12 +39,8 @@ class IndexGraph(OpGraph):
     __slots__ = ("_rows", "_offsets")
 
     def __init__(self, given: Tensor, rows: int, groups: int, offsets: bool = False):
-        super().__init__(given, rows, groups)
+        super().__init__(given, rows, groups, num_edges=rows)
         self._rows, self._offsets = rows, offsets
-
-    @property
-    def num_edges(self) -> int:
-        return self._rows
 
     def index(self, target: str) -> Tensor:
         """[E]: the group of each row, for "v"."""

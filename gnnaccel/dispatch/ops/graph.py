@@ -17,22 +17,21 @@ class OpGraph:
     """Edges ``edge_index`` [2, E], int32 or int64, from ``num_src`` to ``num_dst`` nodes. Features
     of edges are in that order. ``flipped``: its second row holds the sources.
 
-    It holds ``edge_index``, so that what is made of it can be made in backward too. ``built``: what
-    `view` gives, None before; ``cached``: what the structure cache said of it, for records.
+    It holds ``edge_index``, so that what is made of it can be made in backward too. ``num_edges``:
+    how many there are; ``built``: what `view` gives, None before; ``cached``: what the structure
+    cache said of it, for records.
     """
 
-    __slots__ = ("edge_index", "num_src", "num_dst", "flipped", "built", "cached", "_ends")
+    __slots__ = ("edge_index", "num_src", "num_dst", "num_edges", "flipped", "built", "cached",
+                 "_ends")
 
     def __init__(self, edge_index: Tensor, num_src: int, num_dst: int, flipped: bool = False,
-                 view: GraphView | None = None):
+                 view: GraphView | None = None, num_edges: int | None = None):
         self.edge_index, self.num_src, self.num_dst, self.flipped = (edge_index, num_src, num_dst,
                                                                      flipped)
+        self.num_edges: int = edge_index.shape[1] if num_edges is None else num_edges
         self.built, self.cached = view, "none"
         self._ends: tuple[Tensor, Tensor] | None = None
-
-    @property
-    def num_edges(self) -> int:
-        return self.edge_index.shape[1]
 
     def index(self, target: str) -> Tensor:
         """[E]: the node of each edge at its source ("u") or destination ("v")."""
@@ -66,6 +65,13 @@ class OpGraph:
         """Whether `view` is there already."""
         return (self.built is not None or self_loops.of(self.edge_index) is not None
                 or cache.peek_many((self.edge_index,), self._sizes()))
+
+    def found(self) -> bool:
+        """Whether `view` is there already, which is taken then."""
+        if self_loops.of(self.edge_index) is not None:
+            return True
+        self.built, self.cached = cache.lookup_many((self.edge_index,), self._sizes(), None)
+        return self.built is not None
 
     def _sizes(self) -> tuple:
         return (flipped_sizes(self.num_src, self.num_dst) if self.flipped else
@@ -104,12 +110,9 @@ class JoinedGraph(OpGraph):
 
     def __init__(self, structure: tuple[Tensor, ...], num_src: int, num_dst: int,
                  join: Callable[..., tuple], view: GraphView | None = None):
-        super().__init__(structure[0], num_src, num_dst, view=view)
+        super().__init__(structure[0], num_src, num_dst, view=view,
+                         num_edges=sum([t.shape[1] for t in structure]))
         self._structure, self._join = structure, join
-
-    @property
-    def num_edges(self) -> int:
-        return sum(t.shape[1] for t in self._structure)
 
     def index(self, target: str) -> Tensor:
         if self._ends is None:

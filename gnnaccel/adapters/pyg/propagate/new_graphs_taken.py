@@ -61,7 +61,7 @@ class Taken(Described):
         graph, form = self._graph(layer, edge_index, kwargs), self.form
         if graph is None or saved_tensor_hooks(True) is not None:
             return None
-        if not (self.fresh or graph.known()):
+        if not (self.fresh or graph.found()):
             return None
         if form.alike is not None and not form.alike(layer, kwargs, graph, False):
             return None

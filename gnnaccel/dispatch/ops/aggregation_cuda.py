@@ -16,6 +16,7 @@ from gnnaccel.cuda import aggregate as sums
 from gnnaccel.cuda import bands
 from gnnaccel.cuda.launch import dense
 from gnnaccel.cuda.layout import MAX_WIDTH, TYPES
+from gnnaccel.dispatch.generated import messages as generated
 from gnnaccel.dispatch.generated.messages import Generated
 from gnnaccel.dispatch.ops import aggregation
 from gnnaccel.dispatch.ops import aggregation_means as means
@@ -115,6 +116,8 @@ def run(graph: OpGraph, given: Aggregation) -> Tensor:
     """`aggregation.plain` by kernels."""
     if type(given.reduce) is Softmax:
         return aggregation_softmax.run(graph, given)  # type: ignore[arg-type]
+    if type(given.more) is Generated:
+        return generated.run(graph, given.reduce, given.more)  # type: ignore[arg-type]  # named
     if given.more is not None:
         return aggregation_messages.run(graph, given)
     if type(given.reduce) is PowerMean:

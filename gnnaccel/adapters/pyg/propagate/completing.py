@@ -27,7 +27,8 @@ def with_more(layer: Any, form: Form, graph: OpGraph, given: Aggregation, kwargs
         and torch.is_autocast_enabled(given.x.device.type)):
         return reason("GA203", "autocast is on", "call the layer outside of autocast")
     if not stand_in:
-        seen = kwargs if form.stand_in is None else arguments(form, layer, graph, kwargs)
+        seen = (kwargs if form.stand_in is None or type(kwargs) is CallArguments
+                else CallArguments(kwargs, graph, layer))
         more: Any = form.more(seen, layer)  # type: ignore[misc]  # not None
         if type(more) is Reason:
             return more
@@ -46,10 +47,13 @@ def with_more(layer: Any, form: Form, graph: OpGraph, given: Aggregation, kwargs
         if form.width is not None:
             more = messages.Gated(x, nothing.expand(graph.num_dst, form.width), more.edge,
                                   more.edge)
-    shape = (more.out if type(more) in (messages.Generated, messages.Several)
-             else tuple(x.shape[1:]))
+    if type(more) is messages.Generated and more.weight is None:
+        shape: tuple[int, ...] = more.shape  # `Generated.out`, without its call
+    else:
+        shape = (more.out if type(more) in (messages.Generated, messages.Several)
+                 else tuple(x.shape[1:]))
     return (messages.unfit(graph, x, given.weight, more)
-            or given._replace(x=x, shape=shape, more=more))
+            or Aggregation(given.reduce, x, given.weight, shape, more, given.layout))
 
 
 def arguments(form: Form, layer: Any, graph: OpGraph, kwargs: dict, traced: bool = False) -> dict:

@@ -132,10 +132,11 @@ class Described(Alike):
     ``form``: of the message; ``reduce``: as of `Aggregation`, None where its numbers may be others
     at the next call; ``shape``: as of `Aggregation` where messages are rows of the features as
     they are, or these with weights over the same edges, else None; ``layout``: as of `Aggregation`;
-    ``bare``: nothing is done before the aggregation or after it.
+    ``bare``: nothing is done before the aggregation or after it; ``rows``: `reading.prepared` gives
+    the features as they are, without weights.
     """
 
-    __slots__ = ("form", "reduce", "shape", "layout", "bare")
+    __slots__ = ("form", "reduce", "shape", "layout", "bare", "rows")
     layout: tuple[int, int, str] | None
     reduce: Reduce | None
 
@@ -146,6 +147,9 @@ class Described(Alike):
         plain = (type(self.reduce) is str and len(found.reduces) == 1 and given.more is None
                  and self.form.more is None and self.form.apply is None
                  and given.x is reading.source(kwargs, self.form.source))
+        self.rows = (type(self.reduce) is str and self.form.weight is None
+                     and given.weight is None and given.x is reading.source(
+                         kwargs, self.form.source) and not reading.stacked(layer, given.x))
         self.shape = given.shape if plain else None
         self.layout = None
         self.bare = (plain and not self.form.unfinished and found.known.aggregate is None
@@ -161,5 +165,8 @@ class Described(Alike):
                 self.layout is not None and weight.dtype is x.dtype and not weight.is_neg())):
             return Aggregation(self.reduce,  # type: ignore[arg-type]  # named, as there is a shape
                                x, weight, self.shape, None, self.layout)
+        if self.rows and not x.is_neg():
+            return Aggregation(self.reduce, x, None,  # type: ignore[arg-type]  # it is a text
+                               tuple(x.shape[1:]))
         reduce = self.reduce or reading.mean_of(layer.aggr_module)
         return reading.prepared(reduce, layer, x, weight, edges)

@@ -199,12 +199,15 @@ class Message(NamedTuple):
 
     def _inputs(self, given: CallArguments) -> tuple[Tensor, ...]:
         """Computed from the arguments of a call."""
-        made = given.made
-        for leaf in self.leaves:
+        made, shape, found = given.made, self.shape, []
+        for leaf, one in zip(self.leaves, self.expression.inputs):
             if leaf.make not in made:
                 made[leaf.make] = leaf.make(given)
-        return tuple([self._flat(leaf, one.mode, made[leaf.make])
-                      for leaf, one in zip(self.leaves, self.expression.inputs)])
+            t = made[leaf.make]
+            flat = leaf.end != "p" and t.dim() == 2 and (one.mode != "row" or leaf.blocks
+                                                         or leaf.tail == shape)
+            found.append(t if flat else self._flat(leaf, one.mode, t))
+        return tuple(found)
 
     def _stand_ins(self, given: dict, graph: OpGraph) -> tuple[Tensor, ...]:
         """What looks like them, of no memory."""
@@ -214,10 +217,7 @@ class Message(NamedTuple):
                       for leaf, one in zip(self.leaves, self.expression.inputs)])
 
     def _flat(self, leaf: Leaf, mode: str, t: Tensor) -> Tensor:
-        """[rows, numbers]; the tensor itself where it is that."""
-        if leaf.end != "p" and t.dim() == 2 and (mode != "row" or leaf.blocks
-                                                 or leaf.tail == self.shape):
-            return t
+        """[rows, numbers], of a tensor that is not so."""
         rows = 1 if leaf.end == "p" else t.shape[0]
         if (leaf.end == "p" and type(t) is Tensor and not t.requires_grad
             and torch.is_grad_enabled()):

@@ -149,7 +149,8 @@ def form(layer: Any, known: reading.Known, kwargs: dict, edge_index: Any,
                       f"node_dim={layer.node_dim}")
 
     def more(given: Any, layer: Any) -> Generated | Reason:
-        if not found.holds(layer, given.graph.num_edges) or found.most < given.graph.num_dst:
+        graph = given.graph
+        if not found.guards.hold(layer, graph.num_edges) or found.most < graph.num_dst:
             return why
         if found.sends < given.graph.num_src or found.listed and not found.lists(
             given, given.graph.edge_index):

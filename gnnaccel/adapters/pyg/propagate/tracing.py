@@ -6,6 +6,7 @@ numbers; names of tensors' methods that a `Manner` lists; attributes of the laye
 """
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 import types
@@ -30,6 +31,7 @@ from gnnaccel.dispatch.policy.names import IdentityMap
 
 _TRACES = 4  # kept for each layer
 _WHOLE = (torch.int64, torch.int32, torch.bool)
+_GIVEN = ("message", "aggregate")  # the functions that get arguments of `propagate`
 _NUMBERS = (int, float, bool, str)  # as arguments: another value is another trace
 #: what a run on stand-ins may end with where it is not followed
 ENDS = (Unseen, AttributeError, TypeError, ValueError, LookupError, RuntimeError, AssertionError)
@@ -247,26 +249,34 @@ def _of_nodes(layer: Any, kwargs: dict, functions: tuple[str, ...]) -> list[Tens
     """The features of nodes that these functions get, as `rows` gives them."""
     found: list[Tensor] = []
     for function in functions:
-        code = getattr(getattr(type(layer), function), "__code__", None)
-        names = () if code is None else code.co_varnames[
-            1:code.co_argcount + code.co_kwonlyargcount]
-        for name in names:
-            value: Any = kwargs.get(name[:-2]) if name[-2:] in ("_i", "_j") else None
+        for name, at in _gathered(getattr(getattr(type(layer), function), "__code__", None)):
+            value: Any = kwargs.get(name)
             if isinstance(value, (tuple, list)):
-                value = value[name[-1] == "i"] if len(value) == 2 else None
+                value = value[at] if len(value) == 2 else None
             if type(value) in reading.TENSORS and value.dim():
                 found.append(value)
     return found
 
 
+@functools.lru_cache(maxsize=512)
+def _gathered(code: types.CodeType | None) -> tuple[tuple[str, bool], ...]:
+    """The arguments of ``propagate`` that a function with this code takes at an end of the edges,
+    and whether that is the destination."""
+    names = () if code is None else code.co_varnames[1:code.co_argcount + code.co_kwonlyargcount]
+    return tuple([(name[:-2], name[-1] == "i") for name in names if name[-2:] in ("_i", "_j")])
+
+
 def square(layer: Any, kwargs: dict) -> bool:
     """Whether the arguments say that there are as many nodes at both ends of the edges."""
-    size, node_dim = kwargs.get("size"), layer.node_dim
-    counts = set(size if isinstance(size, (tuple, list)) else ()) - {None}
-    if len(counts) == 1 and None not in size:  # type: ignore[operator]  # it has a count
-        return True
-    counts.update([value.shape[node_dim] for value in _of_nodes(layer, kwargs, (
-        "message", "aggregate")) if -value.dim() <= node_dim < value.dim()])
+    size, node_dim, counts = kwargs.get("size"), layer.node_dim, set()
+    if isinstance(size, (tuple, list)):
+        counts = set(size) - {None}
+        if len(counts) == 1 and None not in size:
+            return True
+    for value in _of_nodes(layer, kwargs, _GIVEN):
+        shape = value.shape
+        if -len(shape) <= node_dim < len(shape):
+            counts.add(shape[node_dim])
     return len(counts) < 2
 
 

@@ -240,7 +240,7 @@ class Scaled(Operation):
         self.towers, self.counts, self.runs = towers, counts, runs
         self.scales, self.biased = scales, biased
 
-    def _joined(self, maps: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
+    def _joined(self, maps: tuple[Tensor, ...]) -> tuple[Tensor, Tensor | None]:
         return (torch.cat(maps[:self.towers]),
                 torch.cat(maps[self.towers:]) if self.biased else None)
 

@@ -48,10 +48,11 @@ def before(layer: Any, x: Tensor, edge: Tensor | None) -> tuple[Tensor, Tensor, 
         encoder, shift = layer.edge_encoder.weight, layer.edge_encoder.bias
     inputs = x, edge, encoder, shift
     if _divided(layer):
-        found = towers.ends_of_parts(layer.F_in, *inputs, *map(torch.cat, maps))
+        own, sent, *added = towers.ends_of_parts(layer.F_in, *inputs, *map(torch.cat, maps))
     else:
-        found = towers.Ends(layer.towers, layer.F_in).apply(*inputs, *maps[0], *maps[1])
-    return found if edge is not None else (*found, None)
+        own, sent, *added = towers.Ends(layer.towers, layer.F_in).apply(*inputs, *maps[0],
+                                                                        *maps[1])
+    return own, sent, added[0] if added else None
 
 
 def _divided(layer: Any) -> bool:

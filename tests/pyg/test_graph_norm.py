@@ -16,7 +16,7 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm  # by a user, before enabl
 from torch_geometric.transforms import GCNNorm
 
 import gnnaccel
-from gnnaccel.adapters.pyg.propagate import graph_norm
+from gnnaccel.adapters.pyg.propagate import graph_norm, kept_results
 from gnnaccel.dispatch.graph import cache
 from tests.pyg import graphs
 from tests.pyg.graphs import E, F, N
@@ -38,7 +38,7 @@ def norm(ei, w=None, nodes=N, **options):
 @pytest.fixture
 def unused():
     """How many results were kept since one was used again; put back afterwards."""
-    found = graph_norm._unused
+    found = kept_results.unused
     before = found[0]
     yield found
     found[0] = before
@@ -325,7 +325,7 @@ def test_ids_are_looked_at_once_for_each_graph(emulated, monkeypatch):
 def test_ids_of_graphs_that_never_come_again_are_not_asked_about(emulated, monkeypatch, unused):
     asked, layer = [], GCNConv(F, 4)
     monkeypatch.setattr(graph_norm, "_to_be_checked", lambda *args: bool(asked.append(1)))
-    for tried, expected in ((0, 3), (graph_norm._TRIED, 0)):
+    for tried, expected in ((0, 3), (kept_results.TRIED, 0)):
         unused[0] = tried
         del asked[:]
         with emulated.on(on_fallback="native"):
@@ -357,7 +357,7 @@ def test_what_another_stream_computes(gpu):
     torch.cuda.synchronize()
 
     def find() -> torch.Tensor:
-        found = graph_norm.find("turned", lambda edges: (edges.flip([0]),), (edge_index,), {},
+        found = kept_results.find("turned", lambda edges: (edges.flip([0]),), (edge_index,), {},
                                 unused=[0])
         return found[0]
 

@@ -9,7 +9,7 @@ from torch_geometric.nn import GCNConv, LGConv, WLConvContinuous
 from torch_geometric.nn.conv import gcn_conv
 
 import gnnaccel
-from gnnaccel.adapters.pyg.propagate import graph_norm
+from gnnaccel.adapters.pyg.propagate import kept_results
 from gnnaccel.dispatch.graph.ordered_weights import in_fp32
 from tests.pyg import graphs
 from tests.pyg.graphs import E, N
@@ -65,7 +65,7 @@ def test_more_edges_at_a_node_than_16_bits_count(route, layer, weighted, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_weights_over_graphs_that_do_not_come_again(emulated, monkeypatch, dtype):
-    monkeypatch.setattr(graph_norm, "find", lambda *args, **kwargs: None)
+    monkeypatch.setattr(kept_results, "find", lambda *args, **kwargs: None)
     ei, weight = graphs.square(), torch.rand(E, dtype=dtype)
     expected = gcn_conv.gcn_norm(ei, weight, N, dtype=dtype)[1]
     exact = gcn_conv.gcn_norm(ei, weight.float(), N, dtype=torch.float32)[1]

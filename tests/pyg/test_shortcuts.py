@@ -12,7 +12,7 @@ from torch_geometric.nn.module_dict import ModuleDict
 
 import gnnaccel
 from gnnaccel.adapters.pyg import shortcuts
-from gnnaccel.adapters.pyg.propagate import graph_norm
+from gnnaccel.adapters.pyg.propagate import kept_results
 from tests.pyg.hetero_graphs import edges, features, hetero, same
 
 KEYS = [("a", "to", "b"), "a", "a.b", ("a.b", "to", "c"), "keys", "forward", ("a", "b")]
@@ -100,7 +100,7 @@ def test_edges_are_turned_around_once(route, root, monkeypatch):
 @pytest.mark.parametrize("at", ["conv_in", "conv_out"])
 def test_turned_edges_that_somebody_wrote_to(route, at, monkeypatch):
     # as of edges on a GPU, from the first call
-    monkeypatch.setattr(graph_norm, "_worth_keeping", lambda *args: True)
+    monkeypatch.setattr(kept_results, "_worth_keeping", lambda *args: True)
     layer = DirGNNConv(SAGEConv(6, 6)).to(route.device)
     x = torch.randn(9, 6, device=route.device)
     edges = torch.randint(0, 9, (2, 30), device=route.device)

@@ -22,7 +22,7 @@ from torch.nn import Parameter
 
 from gnnaccel.adapters import own
 from gnnaccel.adapters.patching import PatchSet
-from gnnaccel.adapters.pyg.propagate import graph_norm
+from gnnaccel.adapters.pyg.propagate import kept_results
 from gnnaccel.cuda import driver
 from gnnaccel.dispatch.memory.checkpoints import checkpointed
 from gnnaccel.dispatch.ops import by_index
@@ -31,7 +31,7 @@ from gnnaccel.dispatch.policy.config import current
 _MODULE = "torch_geometric.utils._to_dense_batch"
 _GPS = "torch_geometric.nn.conv.gps_conv"
 _PARAMETERS = ("x", "batch", "fill_value", "max_num_nodes", "batch_size")
-_unused = [0]  # places kept since some were used again, as of `graph_norm.find`
+_unused = [0]  # places kept since some were used again, as of `kept_results.find`
 
 
 def install(patches: PatchSet, modules: list[Any]) -> None:
@@ -86,7 +86,7 @@ def _known(x: Any, batch: Any, fill: Any, most: Any, graphs: Any) -> tuple | Non
         or type(fill) not in (float, int)
         or torch.finfo(x.dtype).max < abs(fill) < math.inf):  # PyG's are infinite then
         return None
-    return graph_norm.find("places", places, (batch, most, graphs), {}, unused=_unused)
+    return kept_results.find("places", places, (batch, most, graphs), {}, unused=_unused)
 
 
 def places(batch: Tensor, most: int | None, graphs: int | None) -> tuple:

@@ -19,10 +19,10 @@ from torch.compiler import is_compiling
 
 from gnnaccel.adapters import own
 from gnnaccel.adapters.patching import PatchSet
-from gnnaccel.adapters.pyg.propagate import graph_norm
+from gnnaccel.adapters.pyg.propagate import kept_results
 
 _MANY = 4096
-_unused = [0]  # turned edges kept since some were used again, as of `graph_norm.find`
+_unused = [0]  # turned edges kept since some were used again, as of `kept_results.find`
 
 
 def install(patches: PatchSet) -> None:
@@ -63,7 +63,7 @@ def _both_ways(native: Callable) -> Callable:
         if is_compiling():
             return native(self, x, edge_index)
         along = self.conv_in(x, edge_index)  # first: it may write to the edges
-        found = graph_norm.find("turned", _turned, (edge_index,), {}, unused=_unused)
+        found = kept_results.find("turned", _turned, (edge_index,), {}, unused=_unused)
         against = self.conv_out(x, edge_index.flip([0]) if found is None else found[0])
         out = self.alpha * against + (1 - self.alpha) * along
         return out + self.lin(x) if self.root_weight else out

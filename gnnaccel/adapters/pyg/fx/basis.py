@@ -20,7 +20,7 @@ from gnnaccel.adapters import alike
 from gnnaccel.adapters.layout import EdgeType
 from gnnaccel.adapters.pyg import guards
 from gnnaccel.adapters.pyg.hetero import dicts, inner_convs, relations
-from gnnaccel.adapters.pyg.propagate import graph_norm
+from gnnaccel.adapters.pyg.propagate import kept_results
 from gnnaccel.dispatch import router
 from gnnaccel.dispatch.policy.config import current
 from gnnaccel.dispatch.policy.reasons import Reason, reason
@@ -249,4 +249,4 @@ def _shares(*given: Any) -> tuple[Tensor]:
     return (root[src] * root[dst],)
 
 
-_kept = graph_norm.keeping(_shares)
+_kept = kept_results.keeping(_shares)

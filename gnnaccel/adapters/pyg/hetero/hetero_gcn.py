@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gnnaccel.adapters.layout import EdgeType, Layout
 from gnnaccel.adapters.pyg.hetero import dicts
-from gnnaccel.adapters.pyg.propagate import graph_norm
+from gnnaccel.adapters.pyg.propagate import kept_results
 from gnnaccel.dispatch.graph import joining
 from gnnaccel.dispatch.graph.joining import Range
 
@@ -66,4 +66,4 @@ def _joined(edges: list[Tensor], ranges: list[Range], nodes: int) -> tuple[Tenso
                  for end in (0, 1))
 
 
-_kept = graph_norm.keeping(_normalised)
+_kept = kept_results.keeping(_normalised)

@@ -34,7 +34,7 @@ def looping(native: Callable) -> Callable:
     """``native``, a host's function that adds or removes loops, with kept edges.
 
     ``native(edge_index, edge_attr, fill_value, num_nodes)`` gives edges and their weights; all but
-    ``edge_index`` are optional. Its result is put together from what is kept (`graph_norm.find`)
+    ``edge_index`` are optional. Its result is put together from what is kept (`kept_results.find`)
     where there are no weights, or plain ones without a gradient. Otherwise ``native`` runs.
     """
     name = f"{native.__module__}.{native.__qualname__}"
@@ -52,16 +52,16 @@ def looping(native: Callable) -> Callable:
         # compiled regions trace the host's own code; or a function that it calls is not the host's
         if is_compiling() or computing.now or named.why() is not None:
             return native(edge_index, edge_attr, *more, **kwargs)
-        from gnnaccel.adapters.pyg.propagate import graph_norm
+        from gnnaccel.adapters.pyg.propagate import kept_results
 
         given = {**dict(zip(("fill_value", "num_nodes"), more)), **kwargs}
         if edge_attr is None:
-            found = graph_norm.find(name, native, (edge_index, None, *more), kwargs)
+            found = kept_results.find(name, native, (edge_index, None, *more), kwargs)
         elif (plain(edge_attr, edge_index)
               and type(given.get("fill_value")) in (int, float, type(None))):
             fills = "fill_value" in given or "num_nodes" in given
             rest = {"fill_value": _FILLED, "num_nodes": given.get("num_nodes")} if fills else {}
-            found = graph_norm.find(f"{name} by edge", numbered, (edge_index,), rest)
+            found = kept_results.find(f"{name} by edge", numbered, (edge_index,), rest)
             if found is not None:
                 fill = given.get("fill_value") if fills else 0.0
                 return found[0], _read(edge_attr, found[1], 1.0 if fill is None else fill)

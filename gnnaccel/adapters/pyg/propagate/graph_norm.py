@@ -1,11 +1,10 @@
 """What layers derive from the graph alone at every call, such as GCN's normalisation and added self
-loops, kept with the caller's tensors and handed out again for as long as those stay as they are.
+loops, as `kept_results`.
 
 Being the same tensors each time, they find the structure that was built for them. PyG's modules
-import these functions from each other by name, so every such name is replaced. Nothing is kept that
-depends on weights: code writes to those through ``.data`` and through numpy, which nobody sees.
-Over weights `weighted_norm` computes GCN's normalisation; elsewhere the host's function runs, and
-`graph_loops` hands it the edges.
+import these functions from each other by name, so every such name is replaced. Over weights
+`weighted_norm` computes GCN's normalisation; elsewhere the host's function runs, and `graph_loops`
+hands it the edges.
 """
 from __future__ import annotations
 
@@ -22,12 +21,11 @@ from torch.compiler import is_compiling
 from gnnaccel.adapters import own
 from gnnaccel.adapters.guards import context_reason
 from gnnaccel.adapters.patching import PatchSet
-from gnnaccel.adapters.pyg.propagate import graph_loops, weighted_norm
+from gnnaccel.adapters.pyg.propagate import graph_loops, kept_results, weighted_norm
 from gnnaccel.cuda import capture, driver
-from gnnaccel.dispatch.graph import cache, ledger, ordered_weights
 from gnnaccel.dispatch.graph.structure import check_ids
 from gnnaccel.dispatch.policy.config import current, silenced
-from gnnaccel.dispatch.uncompiled import kept_apart, uncompiled
+from gnnaccel.dispatch.uncompiled import uncompiled
 
 _CONV = "torch_geometric.nn.conv."
 #: functions that layers call at every forward, or that their normalisations call where these depend
@@ -37,9 +35,6 @@ _LOOPS = {_CONV + "cluster_gcn_conv": ("remove_self_loops", "add_self_loops"),
           _CONV + "simple_conv": ("add_self_loops",),
           _CONV + "gcn_conv": ("add_remaining_self_loops",),
           "torch_geometric.utils.laplacian": ("remove_self_loops", "add_self_loops")}
-_PLAIN = (int, float, bool, str, torch.dtype, type(None))
-_TRIED = 8  # results without use after which those of a graph's first call are not kept
-_unused = [0]  # results kept since one was used again
 
 
 def install(patches: PatchSet) -> None:
@@ -51,8 +46,9 @@ def install(patches: PatchSet) -> None:
     native = importlib.import_module(_CONV + "gcn_conv").gcn_norm
     # a function that a user put there is left alone: it may do anything
     found = own.is_function(native, "torch_geometric", "gcn_norm")
-    ours = (keeping(checking(native), captured=weighted_norm.captured,
-                    weighted=weighted_norm.over_kept_edges, weights=1) if found else native)
+    ours = (kept_results.keeping(checking(native), captured=weighted_norm.captured,
+                                 weighted=weighted_norm.over_kept_edges, weights=1)
+            if found else native)
     modules = {id(m): m for name, m in list(sys.modules.items())
                if name.startswith("torch_geometric.") and hasattr(m, "__dict__")}
     for module in modules.values():
@@ -72,122 +68,32 @@ def install(patches: PatchSet) -> None:
                             "layers find the same tensor again, and with it the structure "
                             "built for it.")
     transform = importlib.import_module("torch_geometric.transforms.gcn_norm").GCNNorm
-    patches.set(transform, "forward", _unkept(transform.forward),
+    patches.set(transform, "forward", kept_results.without(transform.forward),
                 "Gives the transform's results to the user without keeping them, as the user may "
                 "write to them.")
     cheb = importlib.import_module(_CONV + "cheb_conv").ChebConv
     found = cheb.__norm__
     if own.is_method(found, cheb, "__norm__", "torch_geometric"):
-        patches.set(cheb, "__norm__", keeping(found, method=True, weights=3),
+        patches.set(cheb, "__norm__", kept_results.keeping(found, method=True, weights=3),
                     "Computes the normalised Laplacian of `ChebConv` once for each `edge_index`.")
-
-
-def keeping(native: Callable, method: bool = False, captured: Callable | None = None,
-            weighted: Callable | None = None, weights: int | None = None) -> Callable:
-    """``native``, a function of tensors and plain values; the tensors that it gives are kept.
-
-    They are kept from the first call over edges on a GPU, and from the second on a CPU.
-    ``method``: ``native`` is a method, whose result does not depend on the instance. ``captured``:
-    a function that runs in place of ``native`` while a CUDA graph is captured; its first argument
-    is ``native``. ``weights``: the place of the weights among the arguments; where they are given
-    there, as PyG's layers do, nothing of the whole is kept, and ``weighted`` runs, a function that
-    gives None where it does not apply.
-
-    Not kept: what is computed while one of the functions that ``native`` calls is not the host's;
-    what depends on a floating tensor (such as weights), on a sparse or an inference tensor, or on
-    one of a subclass; what is computed while something traces.
-    """
-    first = 1 if method else 0
-    named = own.Named(own.original(native))
-    name = f"{native.__module__}.{native.__qualname__}"
-
-    alone = _unkept(native)
-
-    @kept_apart
-    @functools.wraps(native)
-    def kept(*args: Any, **kwargs: Any) -> Any:
-        if is_compiling():
-            return native(*args, **kwargs)
-        plain = weights is None or not args[weights:] or args[weights] is None
-        found = find(name, native, args, kwargs, first, named) if plain else None
-        if found is not None:
-            return found
-        if (captured is not None and capture.capturing() and current() is not None
-            and named.why() is None):
-            return captured(native, *args, **kwargs)
-        if weights is not None and plain:
-            return alone(*args, **kwargs)  # which would find nothing for its parts either
-        if weighted is not None and named.why() is None:
-            found = weighted(*args, **kwargs)
-        if found is None:
-            found = native(*args, **kwargs)
-            if weights is not None and current() is not None:
-                _told_over_weights(native, args, kwargs, found)
-        return found
-
-    return kept
-
-
-@uncompiled
-def find(name: str, native: Callable, args: tuple, kwargs: dict, first: int = 0,
-         named: own.Named | None = None, unused: list[int] = _unused) -> tuple | None:
-    """``native(*args, **kwargs)``, kept under ``name``; None where it is not to be kept.
-
-    ``args[first]`` are the edges. ``named``: what ``native`` calls, which has to be the host's own.
-    ``unused``: how many results were kept since one was used again; what is computed for other
-    purposes counts apart. Nothing is compiled where this is called.
-    """
-    edges = args[first] if len(args) > first else None
-    if ((current() is None and not silenced()) or graph_loops.computing.now
-        or not _worth_keeping(edges, name, unused)):
-        return None
-    key = _key(name, args[first:], kwargs)
-    if (key is None or context_reason() is not None
-        or (named is not None and named.why() is not None)):
-        return None
-    tensors, values = key
-    if capture.capturing() and not _stands(tensors, values):
-        return None
-    made = None
-
-    def make(own: bool) -> _Kept:
-        nonlocal made
-        made = _computed(native, args, kwargs)
-        return _Kept(tensors, made)
-
-    entry = cache.lookup_many(tensors, values, make)[0]
-    if made is not None:
-        unused[0] += 1
-        return made
-    unused[0] = 0
-    found = entry.get(tensors)
-    if found is None:  # somebody has changed what was handed out
-        found = _computed(native, args, kwargs)
-        entry.keep(tensors, found)
-    return found
-
-
-def _stands(tensors: tuple[Tensor, ...], values: tuple) -> bool:
-    """Whether a capture finds what was kept before it."""
-    entry = cache.before_capture(tensors, values)
-    return entry is not None and entry.get(tensors) is not None
 
 
 def checking(native: Callable) -> Callable:
     """``native``, `gcn_norm`, which raises GraphError for ids out of range.
 
     The host's function fails an assertion on the device then, which ends the process. The check
-    waits once for each graph. After `_TRIED` graphs that did not come again it would do so in each
+    waits once for each graph. After `TRIED` graphs that did not come again it would do so in each
     call: from then on the host's own assertion has to do.
     """
 
     @functools.wraps(native)
     def norm(edge_index: Any, edge_weight: Tensor | None = None, num_nodes: Any = None,
              *more: Any, **kwargs: Any) -> Any:
-        if (not is_compiling() and not (_unused[0] >= _TRIED and graph_loops.computing.now)
+        tried = kept_results.unused[0] >= kept_results.TRIED
+        if (not is_compiling() and not (tried and graph_loops.computing.now)
             and _to_be_checked(edge_index, num_nodes)):
-            kept = find("ids", checked, (edge_index, num_nodes), {})
-            if kept is None and _unused[0] < _TRIED:
+            kept = kept_results.find("ids", checked, (edge_index, num_nodes), {})
+            if kept is None and kept_results.unused[0] < kept_results.TRIED:
                 checked(edge_index, num_nodes)
         return native(edge_index, edge_weight, num_nodes, *more, **kwargs)
 
@@ -210,160 +116,3 @@ def checked(edge_index: Tensor, nodes: int) -> tuple:
         if low < 0 or high >= nodes:
             check_ids(*edge_index, nodes, nodes)  # type: ignore[call-arg]  # two rows
     return ()
-
-
-def _unkept(native: Callable) -> Callable:
-    """``native``, within which nothing is kept."""
-
-    @functools.wraps(native)
-    @uncompiled
-    def unkept(*args: Any, **kwargs: Any) -> Any:
-        before, graph_loops.computing.now = graph_loops.computing.now, True
-        try:
-            return native(*args, **kwargs)
-        finally:
-            graph_loops.computing.now = before
-
-    return unkept
-
-
-def _computed(native: Callable, args: tuple, kwargs: dict) -> Any:
-    graph_loops.computing.now = True
-    try:
-        # not in inference mode: what is kept may take part in training later
-        with torch.inference_mode(False), torch.no_grad():
-            found = native(*args, **kwargs)
-            _told(native, args, kwargs, found)
-            return found
-    finally:
-        graph_loops.computing.now = False
-
-
-def _told(native: Callable, args: tuple, kwargs: dict, found: Any) -> None:
-    """Floating results are known as made of the graph alone from now on, those of 16 bits with
-    what they are in fp32."""
-    own = {t.untyped_storage().data_ptr() for t in (*args, *kwargs.values())
-           if type(t) is Tensor and t.numel()}
-    weights = [i for i, t in enumerate(found) if type(t) is Tensor and t.is_floating_point()
-               and t.untyped_storage().data_ptr() not in own]
-    exact: Any = found
-    if any(found[i].element_size() == 2 for i in weights):
-        exact = native(*map(_in_fp32, args), **{k: _in_fp32(v) for k, v in kwargs.items()})
-        for i in weights:
-            ordered_weights.of_the_graph(exact[i])
-    for i in weights:
-        ordered_weights.of_the_graph(found[i], None if exact is found else exact[i])
-
-
-@uncompiled
-def _told_over_weights(native: Callable, args: tuple, kwargs: dict, found: Any) -> None:
-    """Weights of 16 bits on a GPU, normalised by the host's sums in 16 bits, are known with what
-    they are in fp32, or, where they have gradients, as none that kernels may read."""
-    for weight in found if type(found) is tuple else ():
-        if (type(weight) is Tensor and weight.is_floating_point() and weight.element_size() == 2
-            and (weight.is_cuda or driver.placed()) and not is_compiling()):
-            if weight.requires_grad:
-                ordered_weights.inexact(weight)
-            else:
-                _told(native, args, kwargs, found)
-            return
-
-
-def _in_fp32(argument: Any) -> Any:
-    small = type(argument) is torch.dtype and argument in (torch.bfloat16, torch.float16)
-    if type(argument) is Tensor and argument.is_floating_point():
-        return argument.float()
-    return torch.float32 if small else argument
-
-
-def _worth_keeping(edge_index: Any, name: str, unused: list[int]) -> bool:
-    """Whether these edges came before: for those that come once, keeping anything only costs. On a
-    GPU that is little next to some 25 launches and a wait, which the second layer over a sampled
-    batch then saves; unless of the last results none was asked for again."""
-    if type(edge_index) is not Tensor or edge_index.is_inference():
-        return False
-    if capture.capturing():  # what a capture makes holds nothing until it is replayed
-        return capture.here.held is not None
-    if edge_index.is_cuda and unused[0] < _TRIED:
-        return True
-    found = ledger.ledgers.get(id(edge_index))
-    if found is None or found() is not edge_index or found.version != edge_index._version:
-        found = ledger.of(edge_index)
-    if name in found.functions:
-        unused[0] = 0
-        return True
-    found.functions += (name,)
-    return False
-
-
-def _key(name: str, args: tuple, kwargs: dict) -> tuple[tuple[Tensor, ...], tuple] | None:
-    """The tensors among the arguments, and all else that the result depends on; None where it is
-    not to be kept."""
-    tensors, values = [], [name, *kwargs]
-    for value in (*args, *kwargs.values()):
-        if type(value) is Tensor:
-            if (value.is_floating_point() or value.layout != torch.strided or value.is_inference()
-                or value.is_meta):
-                return None
-            tensors.append(value)
-            values.append("tensor")
-        elif type(value) in _PLAIN:
-            values.append(value)
-        else:
-            return None
-    if not tensors:
-        return None
-    device = tensors[0].device.type
-    values += (torch.get_default_dtype(), torch.get_autocast_dtype(device)
-               if torch.is_autocast_enabled(device) else None)
-    return tuple(tensors), tuple(values)
-
-
-class _Kept:
-    """The tensors ``found``, derived from ``given``, as `cache.lookup_many` keeps them."""
-
-    touched = False
-    bind = None  # all is computed already
-    _built: Any
-
-    def __init__(self, given: tuple[Tensor, ...], found: tuple):
-        self.keep(given, found)
-
-    def keep(self, given: tuple[Tensor, ...], found: tuple) -> None:
-        memory = {t.untyped_storage().data_ptr(): i for i, t in enumerate(given) if t.numel()}
-        #: for each: the tensor; or the place of a given one, which must not keep itself alive;
-        #: False where it is a part of one
-        self._found: list[Any] = []
-        for t in found:
-            at = None if t is None else memory.get(t.untyped_storage().data_ptr())
-            self._found.append(t if at is None else at if given[at] is t else False)
-        self._versions = [t._version if type(t) is Tensor else 0 for t in self._found]
-        self._built, self._stream = None, 0
-        if given[0].is_cuda and not capture.capturing():
-            stream = torch.cuda.current_stream(given[0].device)
-            self._built, self._stream = torch.cuda.Event(), stream.cuda_stream
-            self._built.record(stream)
-
-    def get(self, given: tuple[Tensor, ...]) -> tuple | None:
-        """What was kept; None where it cannot be used again."""
-        for t, version in zip(self._found, self._versions):
-            if t is False or (type(t) is Tensor and (t._version != version or t.requires_grad)):
-                return None
-        if self._built is not None and self._stream != torch._C._cuda_getCurrentRawStream(
-                given[0].device.index):
-            self._follow(given[0].device)
-        return tuple([given[t] if type(t) is int else t for t in self._found])
-
-    def _follow(self, device: torch.device) -> None:
-        """Computed on another stream: as `GraphView` does with structures."""
-        if torch.cuda.is_current_stream_capturing():
-            return
-        stream = torch.cuda.current_stream(device)
-        stream.wait_event(self._built)
-        for t in self._found:
-            if type(t) is Tensor:
-                t.record_stream(stream)
-
-    def nbytes(self) -> int:
-        """Bytes held."""
-        return sum(t.nbytes for t in self._found if type(t) is Tensor)

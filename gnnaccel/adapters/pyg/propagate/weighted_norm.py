@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnaccel.adapters.pyg.propagate import graph_loops
+from gnnaccel.adapters.pyg.propagate import graph_loops, kept_results
 from gnnaccel.cuda import driver
 from gnnaccel.dispatch.graph import ordered_weights, self_loops
 
@@ -21,19 +21,17 @@ def over_kept_edges(edge_index: Any, edge_weight: Tensor | None = None,
                     dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor] | None:
     """PyG's ``gcn_norm``, by the same operations over the same numbers.
 
-    The edges with their loops, and the check of their ids, are kept (`graph_norm.find`), so that
+    The edges with their loops, and the check of their ids, are kept (`kept_results.find`), so that
     nothing is left but to read the weights. None where they are not kept, where the weights are not
     plain ones without a gradient, or where no kernels run.
     """
-    from gnnaccel.adapters.pyg.propagate import graph_norm
-
     if (type(edge_index) is not Tensor or not (edge_index.is_cuda or driver.placed())
         or edge_weight is None or edge_weight.dim() != 1 or type(num_nodes) is not int
         or not graph_loops.plain(edge_weight, edge_index) or edge_index.dtype != torch.int64
         or flow not in ("source_to_target", "target_to_source")):
         return None
-    found = graph_norm.find("gcn_norm over weights", _edges, (edge_index,),
-                            {"num_nodes": num_nodes, "loops": bool(add_self_loops)})
+    found = kept_results.find("gcn_norm over weights", _edges, (edge_index,),
+                              {"num_nodes": num_nodes, "loops": bool(add_self_loops)})
     if found is None:
         return None
     edges, source, src, dst = found

@@ -22,6 +22,7 @@ from gnnaccel.adapters import looks
 from gnnaccel.adapters.contract import Contract
 from gnnaccel.adapters.guards import context_reason
 from gnnaccel.adapters.own import Paths
+from gnnaccel.dispatch.distributed import state as active
 
 _autocast_on, _autocast_dtype = torch.is_autocast_enabled, torch.get_autocast_dtype
 _grad_on, _deterministic = torch.is_grad_enabled, torch.are_deterministic_algorithms_enabled
@@ -57,7 +58,7 @@ class Signature:
             return None
         return (rows, self._values(own), len(args), tuple(kwargs), given, parts,
                 _autocast_dtype(device.type) if _autocast_on(device.type) else None, _grad_on(),
-                _deterministic(), torch.get_default_dtype(),
+                _deterministic(), torch.get_default_dtype(), active.own_rows,
                 None if self._reads is None else self._reads(layer, args, kwargs))
 
 

@@ -12,6 +12,7 @@ from torch_geometric.nn import (GATConv, GCNConv, HANConv, HeteroConv, HGTConv, 
 
 import gnnaccel
 from gnnaccel.cuda import driver, make_ready, pairs, segment_plan, structure
+from gnnaccel.dispatch.distributed import state
 from gnnaccel.dispatch.graph import joining
 from gnnaccel.dispatch.ir import attention_programs, patterns
 from gnnaccel.dispatch.plan import candidates, compiling, planner
@@ -191,6 +192,23 @@ def test_all_kernels_are_prepared(asked, name):
     # else: python -m tests.record_ready
     assert asked.prepared <= {(family, defines) for family, defines, arch in make_ready.builds()
                               if arch == segment_plan.EMULATED}
+
+
+@pytest.mark.parametrize("own", [4, 12])
+@pytest.mark.parametrize("width", [64, 16])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_kernels_over_own_and_halo_rows_are_prepared(asked, monkeypatch, own, width, frozen):
+    """HGTConv over a part, of which so many rows of each type are own."""
+    monkeypatch.setattr(state, "own_rows", dict.fromkeys(SIZES, own))
+    layer = HGTConv(width, 64, (list(SIZES), RELATIONS), 2)
+    _, (x, edges) = _over_types(layer, _wide(width))
+    edges = {name: ids % torch.tensor([[SIZES[name[0]]], [own]]) for name, ids in edges.items()}
+    x = {name: rows.requires_grad_(not frozen) for name, rows in x.items()}
+    with gnnaccel.enabled(backend="cuda", when="supported"):
+        _run(layer, (x, edges))
+    assert gnnaccel.stats()["HGTConv"]["routes"] == {"cuda": 4}
+    assert not asked.late
+    assert not asked.prepared - asked.used
 
 
 def test_what_the_graph_shows_is_prepared_too(asked, monkeypatch):

@@ -10,6 +10,9 @@ divider: Any = None
 #: within a layer's call: rows of sources that begin with those of the destinations, in the same
 #: order, where one linear map makes both
 leading: Any = None
+#: within a layer's call with own and halo rows of each type: how many rows of each, the first ones,
+#: are own: edges enter these alone. None where all rows are. Signatures of calls have it
+own_rows: Any = None
 
 
 def each_layer() -> bool:

@@ -40,7 +40,8 @@ class RootTerm(NamedTuple):
 class MapsByType(NamedTuple):
     """HGT's maps before and after its attention, of `by_type`, for nodes of so many ``types``: from
     ``k`` columns to ``n``, and from ``n`` to ``n``. ``gated``: the result is blended with what came
-    in; ``transposed``: as there; ``rows_grad``: what came in wants gradients."""
+    in; ``transposed``: as there; ``rows_grad``: what came in wants gradients; ``apart``: there are
+    fewer destinations than sources, which are mapped by themselves."""
 
     k: int
     n: int
@@ -48,23 +49,28 @@ class MapsByType(NamedTuple):
     gated: bool
     transposed: bool
     rows_grad: bool
+    apart: bool = False
 
     def prepare(self, request: RelationalRequest, inside: bool) -> None:
         """Compile them. Raises CompileError."""
-        (k, n, types, gated, transposed, rows_grad), row = self, request.row
+        (k, n, types, gated, transposed, rows_grad, apart), row = self, request.row
         device, precision = torch.device(request.device), cuda_maps.precision()
-        sizes = row, 1 << request.src_bits, types, transposed, precision, device
-        segment_gemm.prepare(k, n, 1, *sizes)
-        segment_gemm.prepare(n, n, 1, *sizes, "BLEND" if gated else "PLAIN")
+        sizes, of_dst = ((row, 1 << bits, types, transposed, precision, device)
+                         for bits in (request.src_bits, request.dst_bits))
+        for ends in dict.fromkeys((sizes, of_dst)):
+            segment_gemm.prepare(k, n, 1, *ends)
+        segment_gemm.prepare(n, n, 1, *of_dst, "BLEND" if gated else "PLAIN")
         if not request.grad:
             return
-        segment_backward.prepare(n, n, 1, *sizes, True, "GELU_GRAD")
+        segment_backward.prepare(n, n, 1, *of_dst, True, "GELU_GRAD")
         if gated:
             blend_grad.prepare(n, row)
         if not rows_grad:
             return segment_gemm_grad.prepare(k, n, 1, row, precision, device, True)
         # the gradients of several maps are added up where they are fp32
         added = row is torch.float32
-        for write in dict.fromkeys(("BLEND" if gated and added else "PLAIN",
-                                    "BLEND" if added else "PLAIN")):
-            segment_backward.prepare(k, n, 1, *sizes, True, write)
+        first = "BLEND" if gated and added else "PLAIN"
+        writes = [(first, of_dst), ("PLAIN" if apart else first, sizes),
+                  ("BLEND" if added else "PLAIN", sizes)]
+        for write, ends in dict.fromkeys(writes):
+            segment_backward.prepare(k, n, 1, *ends, True, write)

@@ -30,6 +30,15 @@ def together(x: list[Tensor]) -> Tensor | None:
     return torch.cat([t.detach() for t in x]) if len(x) > 1 else None
 
 
+def with_leading(x: list[Tensor], counts: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """The rows of ``x``, one after the other in one array [nodes, K], and the first so many of each
+    in another.
+
+    Each result is for one node alone, `project` or `pair_maps`, whose gradient of it this adds to.
+    """
+    return _Leading(tuple([part.shape[0] for part in x]), counts).apply(*x)
+
+
 def project(blocks: Blocks, weight: Tensor, transposed: bool, bias: Tensor | None, x: list[Tensor],
             rows: Tensor | None = None) -> tuple[Tensor, ...]:
     """The rows of ``x``, one after the other in one array [nodes, K], and maps of them by type,
@@ -97,6 +106,28 @@ def _by_torch(blocks: Blocks, rows: Tensor, weight: Tensor, transposed: bool,
 
 
 # --- before the attention -------------------------------------------------------------------------
+
+class _Leading(Operation):
+    __slots__ = ("counts", "sizes")
+
+    def __init__(self, sizes: tuple[int, ...], counts: tuple[int, ...]):
+        self.sizes, self.counts = sizes, counts
+
+    def forward(self, needs, *x):
+        return self.reference(*x), x
+
+    def backward(self, needs, saved, d_rows, d_first):
+        d_rows = d_first.new_zeros(sum(self.sizes), d_first.shape[1]) if d_rows is None else d_rows
+        parts = d_rows.split(self.sizes)
+        if d_first is not None:
+            torch._foreach_add_([part[:count] for part, count in zip(parts, self.counts)],
+                                d_first.split(self.counts))
+        return tuple(part if need else None for part, need in zip(parts, needs))
+
+    def reference(self, *x):
+        first = [part[:count] for part, count in zip(x, self.counts)]
+        return (torch.cat(x), torch.cat(first)) if len(x) > 1 else (x[0].view_as(x[0]), first[0])
+
 
 class _Project(Operation):
     """The inputs are ``rows``, weight, bias and ``x``, as of `project`."""

@@ -317,7 +317,7 @@ class RelationView:
         return self._once(("share", source, target, back), make)
 
     def blocks(self, sizes: tuple[int, ...]) -> Blocks:
-        """The destinations by type, ``sizes`` of each, type after type."""
+        """The sources or destinations by type, ``sizes`` of each, type after type."""
         return (self._made.get(("blocks", sizes))
                 or self._once(("blocks", sizes), lambda: Blocks(sizes, self.device)))
 

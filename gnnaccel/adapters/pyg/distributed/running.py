@@ -93,11 +93,12 @@ def shutdown() -> None:
 def paused() -> Iterator[None]:
     """A block in which layers run over whole graphs, such as a small one or a sampled batch, though
     a part is active."""
-    held, state.current = state.current, None
+    held = state.current, state.own_rows
+    state.current = state.own_rows = None
     try:
         yield
     finally:
-        state.current = held
+        state.current, state.own_rows = held
 
 
 def check(model: Any) -> list[str]:

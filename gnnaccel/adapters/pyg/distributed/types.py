@@ -1,19 +1,23 @@
 """Layers that take all types of nodes and edges at once, over a part."""
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
 
+from gnnaccel.dispatch.distributed import state
 from gnnaccel.dispatch.distributed.building import Relation
 from gnnaccel.dispatch.distributed.session import Session
+from gnnaccel.dispatch.observe import watch
 from gnnaccel.errors import PartitionError
 
 
 def over_part(session: Session, native: Any, layer: Any, given: Any) -> dict[str, Any]:
     """A call with ``x_dict`` and ``edge_index_dict``, by type. The layer sees own and halo rows as
-    its nodes, into which the own ones' edges enter; of its results the own rows are given.
+    its nodes, and is told how many are own (`state.own_rows`): no edge enters the others. Where it
+    computes results for these all the same, they are left out.
 
     Every type that edges begin at is extended, in an order that all processes share.
     PartitionError where the arguments are not the part's.
@@ -30,9 +34,28 @@ def over_part(session: Session, native: Any, layer: Any, given: Any) -> dict[str
     extended = {kind: session.extend(kind, x_dict[kind], f"x of {kind}", name, layer)
                 for kind in sources}
     given.arguments["x_dict"] = {kind: extended.get(kind, x) for kind, x in x_dict.items()}
-    found = native(*given.args, **given.kwargs)
-    return {kind: rows[:len(part.rows[kind].own)] if isinstance(rows, Tensor) else rows
-            for kind, rows in found.items()}
+    with _told(x_dict, extended):
+        found = native(*given.args, **given.kwargs)
+    return {kind: _own(rows, len(part.rows[kind].own)) for kind, rows in found.items()}
+
+
+@contextlib.contextmanager
+def _told(x_dict: Mapping[str, Any], extended: Mapping[str, Tensor]) -> Iterator[None]:
+    """A block in which `state.own_rows` says how many rows ``x_dict`` has of each type, if
+    ``extended`` has more of any. Not while somebody runs calls again natively, to compare."""
+    before, told = state.own_rows, None
+    if (any([len(rows) > len(x_dict[kind]) for kind, rows in extended.items()])
+        and not watch.repeating()):
+        told = {kind: len(x) for kind, x in x_dict.items() if isinstance(x, Tensor)}
+    state.own_rows = told
+    try:
+        yield
+    finally:
+        state.own_rows = before
+
+
+def _own(rows: Any, count: int) -> Any:
+    return rows[:count] if isinstance(rows, Tensor) and len(rows) > count else rows
 
 
 def _check(session: Session, name: str, relation: Relation, edge_index: Any) -> None:

@@ -14,9 +14,11 @@ from gnnaccel.adapters.pyg import calls, entries, guards
 from gnnaccel.adapters.pyg.hetero import dicts, relations
 from gnnaccel.adapters.pyg.layers import hetero_linear
 from gnnaccel.adapters.pyg.layers.hetero_dict_linear import called_as_part
+from gnnaccel.dispatch.distributed import state as active
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.relational import by_type, pair_maps, statements
 from gnnaccel.dispatch.relational.beside import MapsByType
+from gnnaccel.dispatch.relational.pairs import Blocks
 from gnnaccel.dispatch.relational.request import RelationalInputs, RelationalSpec, shapes_of
 
 FIELDS = ("heads", "out_channels", "edge_types", "edge_types_map", "dst_node_types")
@@ -25,12 +27,14 @@ _ARGUMENTS = ("x_dict", "edge_index_dict"), ()
 
 class _Operands(NamedTuple):
     """``types``: node types that take part, in the order of their nodes; ``graph``: where each
-    begins, and the edge types given; ``plain``: whether the maps by node type are."""
+    begins, and the edge types given; ``plain``: whether the maps by node type are; ``own``: over a
+    part, how many nodes of each type, the first ones, are destinations."""
 
     x_dict: Mapping[str, Tensor]
     types: tuple[str, ...]
     graph: dicts.Graph
     plain: bool
+    own: tuple[int, ...] | None
 
 
 def state(layer: Any, args: tuple,
@@ -52,7 +56,8 @@ def state(layer: Any, args: tuple,
            or dicts.features_reason(x_dict, types, weight.device))
     if why is not None:
         return why
-    found = _graph(layer, x_dict, edge_index_dict, types, weight.device)
+    own = None if active.own_rows is None else _own(x_dict, types)
+    found = _graph(layer, x_dict, edge_index_dict, types, weight.device, own)
     if type(found) is Reason:
         return found
     row, out = calls.dtypes(x_dict[types[0]],
@@ -62,21 +67,27 @@ def state(layer: Any, args: tuple,
     if why is not None:
         return why
     heads, relation_count = layer.heads, len(layer.edge_types)
-    width, n = layer.out_channels // heads, found.num_nodes
+    width, ends = layer.out_channels // heads, (found.num_nodes, found.num_dst)
     program = statements.hgt(1 / math.sqrt(width), heads)
-    view = relations.viewer(found.structure, n, n, relation_count, found.layout)
-    maps = _maps(layer, x_dict, types, {row, out})
-    stated = RelationalSpec(program, "HGTConv", _shapes(program, heads, width), row, out, n, n,
+    view = relations.viewer(found.structure, *ends, relation_count, found.layout)
+    maps = _maps(layer, x_dict, types, {row, out}, own is not None)
+    stated = RelationalSpec(program, "HGTConv", _shapes(program, heads, width), row, out, *ends,
                             found.num_edges, relation_count, view, heads=heads, width=width,
                             layout=found.layout, beside=maps)
     return stated, RelationalInputs(found.structure, weight.device,
-                                    _Operands(x_dict, types, found, maps is not None))
+                                    _Operands(x_dict, types, found, maps is not None, own))
+
+
+def _own(x_dict: Mapping[str, Tensor], types: tuple[str, ...]) -> tuple[int, ...]:
+    """As of `_Operands`. Types that a part does not know have no halo."""
+    return tuple([active.own_rows.get(name, x_dict[name].shape[0]) for name in types])
 
 
 def _graph(layer: Any, x_dict: Mapping[str, Tensor], edge_index_dict: Any, types: tuple[str, ...],
-           device: torch.device) -> dicts.Graph | Reason:
+           device: torch.device, own: tuple[int, ...] | None) -> dicts.Graph | Reason:
     sizes = {name: x_dict[name].shape[0] for name in types}
-    return dicts.graph(edge_index_dict, sizes, layer.edge_types_map, device)
+    return dicts.graph(edge_index_dict, sizes, layer.edge_types_map, device,
+                       None if own is None else dict(zip(types, own)))
 
 
 def keep(stated: RelationalSpec, given: RelationalInputs) -> _Operands:
@@ -95,15 +106,16 @@ def resized(layer: Any, args: tuple, kwargs: dict, stated: RelationalSpec,
             kept: _Operands) -> tuple[RelationalSpec, RelationalInputs] | None:
     x_dict, edge_index_dict = calls.bound(args, kwargs, *_ARGUMENTS)
     types, device, maps = kept.types, layer.k_rel.weight.device, stated.beside
-    found = _graph(layer, x_dict, edge_index_dict, types, device)
+    # keys say how many rows are own
+    found = _graph(layer, x_dict, edge_index_dict, types, device, kept.own)
     if type(found) is Reason:
         return None
     if maps is not None:
         maps = maps._replace(rows_grad=any([x_dict[name].requires_grad for name in types]))
-    n = found.num_nodes
-    view = relations.viewer(found.structure, n, n, stated.num_relations, found.layout)
-    return (stated.resized(n, n, found.num_edges, view, stated.rows_grad, found.layout, maps),
-            RelationalInputs(found.structure, device, _Operands(x_dict, types, found, kept.plain)))
+    ends = found.num_nodes, found.num_dst
+    view = relations.viewer(found.structure, *ends, stated.num_relations, found.layout)
+    return (stated.resized(*ends, found.num_edges, view, stated.rows_grad, found.layout, maps),
+            RelationalInputs(found.structure, device, kept._replace(x_dict=x_dict, graph=found)))
 
 
 def _shapes(program: Any, heads: int, width: int) -> tuple:
@@ -171,25 +183,27 @@ def _sizes_reason(layer: Any, types: tuple[str, ...], present: frozenset) -> Rea
 
 def run(layer: Any, stated: RelationalSpec, given: RelationalInputs,
         attend: Any) -> dict[str, Tensor]:
-    x_dict, types, graph, plain = given.operands
+    x_dict, types, graph, plain, own = given.operands
     if attend.kernels and plain:
         return _run_by_kernels(layer, stated, given, attend)
     kqv = called_as_part(layer.kqv_lin, x_dict)
-    keys, queries, values = (torch.cat(parts)
-                             for parts in zip(*(kqv[name].split(layer.out_channels, 1)
-                                                for name in types)))
-    out = _attended(layer, stated, given, attend, keys, queries, values)
-    counts = {name: kqv[name].shape[0] for name in types}
-    out_dict = {name: out[graph.starts[name]:graph.starts[name] + counts[name]] for name in types
+    keys, queries, values = zip(*[kqv[name].split(layer.out_channels, 1) for name in types])
+    if own is not None:
+        queries = tuple([rows[:count] for rows, count in zip(queries, own)])
+        x_dict = {name: x_dict[name][:count] for name, count in zip(types, own)}
+    out = _attended(layer, stated, given, attend, *map(torch.cat, (keys, queries, values)))
+    counts = {name: rows.shape[0] for name, rows in zip(types, queries)}
+    out_dict = {name: out[graph.ends[name]:graph.ends[name] + counts[name]] for name in types
                 if name in layer.dst_node_types}
     return _finish(layer, x_dict, out_dict)
 
 
 def _attended(layer: Any, stated: RelationalSpec, given: RelationalInputs, attend: Any,
               keys: Tensor, queries: Tensor, values: Tensor) -> Tensor:
-    """[nodes, channels]: the messages' sums."""
+    """[destinations, channels]: the messages' sums."""
     rows = stated.num_src, stated.heads * stated.width  # of maps that nobody knows
-    tensors = dict(keys=keys.view(rows), queries=queries.view(rows), values=values.view(rows),
+    tensors = dict(keys=keys.view(rows), queries=queries.view(stated.num_dst, rows[1]),
+                   values=values.view(rows),
                    w_att=_by_relation(layer, layer.k_rel.weight),
                    w_msg=_by_relation(layer, layer.v_rel.weight))
     with calls.without_autocast(keys.device.type):
@@ -198,13 +212,13 @@ def _attended(layer: Any, stated: RelationalSpec, given: RelationalInputs, atten
 
 
 def _maps(layer: Any, x_dict: Mapping[str, Tensor], types: tuple[str, ...],
-          dtypes: set[torch.dtype]) -> MapsByType | None:
-    """The maps by node type, where they are plain."""
+          dtypes: set[torch.dtype], apart: bool) -> MapsByType | None:
+    """The maps by node type, where they are plain. ``apart``: as there."""
     if not _maps_are_plain(layer, x_dict, types, dtypes):
         return None
     k, n = x_dict[types[0]].shape[1], layer.out_channels
     return MapsByType(k, n, len(types), k == n, True,
-                      any(x_dict[name].requires_grad for name in types))
+                      any(x_dict[name].requires_grad for name in types), apart)
 
 
 def _maps_are_plain(layer: Any, x_dict: Mapping[str, Tensor], types: tuple[str, ...],
@@ -236,17 +250,20 @@ def _maps_are_plain(layer: Any, x_dict: Mapping[str, Tensor], types: tuple[str, 
 
 def _run_by_kernels(layer: Any, stated: RelationalSpec, given: RelationalInputs,
                     attend: Any) -> dict[str, Tensor]:
-    x_dict, types = given.operands[:2]
+    x_dict, types, _, _, own = given.operands
     x = [x_dict[name] for name in types]
     attend.build(torch.is_grad_enabled() and _wants_grad(layer, x))
-    together = by_type.together(x)
+    together = by_type.together(x) if own is None else None
     sizes = tuple([t.shape[0] for t in x])
     blocks = attend.graph.blocks(sizes)
     weight: Any
     bias: Any
     weight, bias = [None if t is None else t.unflatten(1, (3, -1))
                     for t in _stacked(layer.kqv_lin, types)]
-    if pair_maps.worth(attend.graph, stated.row, x[0].shape[1], layer.out_channels):
+    if own is not None:
+        rows, out = _with_own(layer, stated, given, attend, x, blocks, weight, bias)
+        sizes, blocks = own, attend.graph.blocks(own)
+    elif pair_maps.worth(attend.graph, stated.row, x[0].shape[1], layer.out_channels):
         rows, queries = by_type.project(blocks, weight[:, 1:2], True,
                                         None if bias is None else bias[:, 1:2], x, together)
         rows, keys, values = pair_maps.pair_maps(attend.graph, rows,
@@ -262,6 +279,24 @@ def _run_by_kernels(layer: Any, stated: RelationalSpec, given: RelationalInputs,
     return dict(zip(types,
                     by_type.finish_types(blocks, sizes, out, [lin.weight for lin in lins], biases,
                                          gates, rows)))
+
+
+def _with_own(layer: Any, stated: RelationalSpec, given: RelationalInputs, attend: Any,
+              x: list[Tensor], blocks: Blocks, weight: Tensor,
+              bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The own rows of ``x``, type after type, and the messages' sums there. Keys and values are of
+    all rows, queries of own ones. weight [types, 3, ...], bias: the maps by type, in ``blocks``."""
+    own: Any = given.operands.own
+    every, first = by_type.with_leading(x, own)
+    rows, queries = by_type.project(attend.graph.blocks(own), weight[:, 1:2], True,
+                                    None if bias is None else bias[:, 1:2], [first])
+    if pair_maps.worth(attend.graph, stated.row, every.shape[1], layer.out_channels):
+        _, keys, values = pair_maps.pair_maps(attend.graph, every,
+                                              *_folded(layer, given.operands, weight, bias))
+        return rows, _attended_pairs(layer, attend, keys, queries, values)
+    _, keys, values = by_type.project(blocks, weight[:, ::2], True,
+                                      None if bias is None else bias[:, ::2], [every])
+    return rows, _attended(layer, stated, given, attend, keys, queries, values)
 
 
 def _wants_grad(layer: Any, x: list[Tensor]) -> bool:

@@ -58,7 +58,8 @@ class Signature:
             return None
         return (rows, self._values(own), len(args), tuple(kwargs), given, parts,
                 _autocast_dtype(device.type) if _autocast_on(device.type) else None, _grad_on(),
-                _deterministic(), torch.get_default_dtype(), active.own_rows,
+                _deterministic(), torch.get_default_dtype(), active.leading is None,
+                active.own_rows,
                 None if self._reads is None else self._reads(layer, args, kwargs))
 
 

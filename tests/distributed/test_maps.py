@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 
 import pytest
 import torch
@@ -136,7 +135,6 @@ def test_destinations_that_are_the_first_sources(route, options, trains):
     from gnnaccel.dispatch.distributed import state
 
     layer = GATConv(6, 3, 2, add_self_loops=False, **options).to(route.device)
-    layers = [layer, copy.deepcopy(layer)]  # calls over parts always have a leading one
     rows = torch.randn(20, 6, device=route.device).requires_grad_(trains)
     edges = torch.stack([torch.randint(0, 20, (60,)), torch.randint(0, 13, (60,))]).to(route.device)
     attr = torch.randn(60, 3, device=route.device) if "edge_dim" in options else None
@@ -148,7 +146,6 @@ def test_destinations_that_are_the_first_sources(route, options, trains):
 
     def run(leading):
         torch.manual_seed(1)
-        layer = layers[leading]
         with maps._replaced(layer, ["lin"], once):
             state.leading = rows if leading else None
             try:
@@ -230,6 +227,29 @@ def test_features_that_are_written(tmp_path):
     for own, found in start(2, written, graphs.cut(data, 2, tmp_path)["random"]):
         for factor, out in zip((1, 2, 3, 3, 6), found):
             close(out, factor * once[own], f"times {factor}")
+
+
+def test_a_call_over_a_part_is_not_one_of_a_pair(route):
+    """The same layer, edges and sizes; the destinations are rows of their own once."""
+    import gnnaccel
+    from gnnaccel.dispatch.distributed import state
+    from torch_geometric.nn import GATConv
+
+    layer = GATConv(6, 3, 2, add_self_loops=False).to(route.device)
+    rows, other = torch.randn(20, 6, device=route.device), torch.randn(13, 6, device=route.device)
+    edges = torch.stack([torch.randint(0, 20, (60,)), torch.randint(0, 13, (60,))]).to(route.device)
+    found = []
+    with route.on():  # within one block calls are remembered
+        for leading in (True, False, True, False, False, True):
+            x_dst = rows[:13] if leading else other
+            state.leading = rows if leading else None
+            try:
+                found.append((x_dst, layer((rows, x_dst), edges)))
+            finally:
+                state.leading = None
+    with gnnaccel.disabled():
+        for x_dst, out in found:
+            close(out, layer((rows, x_dst), edges), "gat")
 
 
 class Typed(nn.Module):

@@ -8,10 +8,10 @@ current: Any = None
 #: with ``python -m gnnaccel --partition``: what divides each layer's call over the processes
 divider: Any = None
 #: within a layer's call: rows of sources that begin with those of the destinations, in the same
-#: order, where one linear map makes both
+#: order, where one linear map makes both. Signatures of calls have whether there are any
 leading: Any = None
 #: within a layer's call with own and halo rows of each type: how many rows of each, the first ones,
-#: are own: edges enter these alone. None where all rows are. Signatures of calls have it
+#: are own: edges enter these alone. None where all rows are. Signatures have it, too
 own_rows: Any = None
 
 

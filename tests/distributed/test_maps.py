@@ -288,7 +288,8 @@ def types_over_parts(rank, world, folder, enabled):
 
 @pytest.mark.parametrize("way, world, enabled", [
     ("random", 2, False), ("random", 2, True),
-    pytest.param("ugly", 4, False, marks=pytest.mark.long)])
+    pytest.param("ugly", 4, False, marks=pytest.mark.long),
+    pytest.param("ugly", 4, True, marks=pytest.mark.long)])
 def test_hgt_over_parts(tmp_path, way, world, enabled):
     data = graphs.heterogeneous()
     everything = {kind: slice(None) for kind in data.node_types}

@@ -209,6 +209,24 @@ def test_segment_mm(route, k, n):
             torch.tensor([5, 0, 12, 3]), positions=("a", "b", "lengths"))
 
 
+@pytest.mark.parametrize("lengths", [[3, 4, 9], [8, 0, 0], [2, 100_000, 1], [9, -4, 3]], ids=label)
+def test_products_of_segments_that_end_behind_the_rows(emulated, lengths):
+    """DGL reads what lies there; kernels read and write nothing beyond."""
+    around = torch.full((4096, 16), float("nan"))
+    x = around[100:108].normal_().requires_grad_()
+    weight = torch.randn(3, 16, 16, requires_grad=True)
+    with emulated.on():
+        got = dgl.ops.segment_mm(x, weight, torch.tensor(lengths))
+        got.sum().backward()
+    ends = [0]
+    for length in lengths:
+        ends.append(min(ends[-1] + max(length, 0), 8))
+    for i, (first, last) in enumerate(zip(ends, ends[1:])):
+        part = x[first:last].detach()
+        torch.testing.assert_close(got[first:last], part @ weight[i])
+        torch.testing.assert_close(weight.grad[i], part.sum(0).unsqueeze(1).expand(16, 16))
+
+
 @on_routes("k,n", [(16, 8), (5, 3)], [(64, 64), (1, 1), (130, 12)])
 def test_gather_mm(route, k, n):
     index = torch.randint(0, 4, (20,))

@@ -34,10 +34,13 @@ def shape_reason(a: Any, b: Any) -> Reason | None:
 
 def segment_mm(a: Tensor, b: Tensor, lengths: Tensor, kernels: bool) -> Tensor:
     """[N, M]: rows ``a`` [N, K], the first ``lengths[0]`` times ``b[0]``, those after them times
-    ``b[1]``, and so on."""
+    ``b[1]``, and so on.
+
+    Users give the lengths: kernels read and write nothing for what is beyond the rows."""
+    rows = a.shape[0]
     ptr = torch.zeros(b.shape[0] + 1, dtype=torch.int32, device=lengths.device)
-    torch.cumsum(lengths, 0, dtype=torch.int32, out=ptr[1:])
-    return _by_segment(a, b, ptr, kernels)
+    torch.cumsum(lengths.clamp(0, rows), 0, dtype=torch.int32, out=ptr[1:])
+    return _by_segment(a, b, ptr.clamp_(0, rows), kernels)
 
 
 def gather_mm(a: Tensor, b: Tensor, index_a: Tensor | None, index_b: Tensor | None,

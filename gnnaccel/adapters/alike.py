@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gnnaccel.adapters import reachability
+from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.relational.added import ADDED, Added
 from gnnaccel.dispatch.relational.beside import RootTerm
 
@@ -56,6 +57,20 @@ def root_term(parameters: Parameters, types: int) -> RootTerm | None:
     if len({t.shape for t in roots}) > 1:
         return None
     return RootTerm(roots[0].shape[1], roots[0].shape[0], types, biases is not None, True)
+
+
+def shapes_reason(parameters: Parameters, transposed: bool) -> Reason | None:
+    """Why these are not weights [in, out] of one shape, [out, in] where ``transposed``, with biases
+    [out] and root weights [out, any]: a host broadcasts others, or raises."""
+    weights, biases, roots = parameters
+    if len({t.shape for t in weights}) > 1 or weights[0].dim() != 2:
+        return reason("GA208", "the weights are of several shapes, or no matrices")
+    out = weights[0].shape[0 if transposed else 1]
+    if biases is not None and {t.shape for t in biases} != {(out,)}:
+        return reason("GA206", f"some biases are not of the {out} channels of the weights")
+    if roots is not None and {(t.dim(), t.shape[:1]) for t in roots} != {(2, (out,))}:
+        return reason("GA206", f"some root weights are not of the {out} channels of the weights")
+    return None
 
 
 def _made_of(parameters: Parameters, x_src: Sequence[Tensor], x_dst: Sequence[Tensor],

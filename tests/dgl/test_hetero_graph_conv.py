@@ -204,6 +204,29 @@ def test_other_calls_and_layers(route):
     natively(route, "GA210", layer().to(route.device), empty, x)
 
 
+@pytest.mark.parametrize("shape", [(1,), (1, 8)], ids=str)
+@pytest.mark.parametrize("kind,part", [("graph", ""), ("sage", "fc_self")])
+def test_biases_that_are_broadcast(route, kind, part, shape):
+    g, x = graph().to(route.device), {k: t.to(route.device) for k, t in features().items()}
+    made = layer(kind).to(route.device)
+    with route.on():
+        made(g, x)
+    own = made.mods["cites"].get_submodule(part)
+    own.bias = torch.nn.Parameter(torch.randn(shape, device=route.device))
+    natively(route, "GA210", made, g, x)
+
+
+def test_root_weights_of_fewer_channels_fail_as_with_dgl(route):
+    g, x = graph().to(route.device), {k: t.to(route.device) for k, t in features().items()}
+    made = layer("sage").to(route.device)
+    own = made.mods["about"].fc_self
+    own.weight.data = own.weight.data[:1].clone()
+    with pytest.raises(RuntimeError):
+        made(g, x)
+    with route.on(on_fallback="native"), pytest.raises(RuntimeError):
+        made(g, x)
+
+
 def test_layers_that_are_routed_by_themselves(route):
     g, x = graph().to(route.device), {k: t.to(route.device) for k, t in features().items()}
     made = HeteroGraphConv({n[1]: GATConv(12, 8, 2) for n in RELATIONS}).to(route.device)

@@ -8,7 +8,7 @@ import warnings
 
 import pytest
 import torch
-from torch_geometric.nn import GCNConv, GraphConv, HeteroConv, LEConv, SAGEConv
+from torch_geometric.nn import GATv2Conv, GCNConv, GraphConv, HeteroConv, LEConv, SAGEConv
 
 import gnnaccel
 from gnnaccel.dispatch.observe import records
@@ -192,6 +192,24 @@ def test_dtypes_that_differ(route):
     with route.on(on_fallback="native"), pytest.raises(RuntimeError):
         made(x, ei)
     assert gnnaccel.stats()["HeteroConv"]["reasons"] == {"GA203": 1}
+
+
+@pytest.mark.parametrize("shape", [(1,), (1, OUT)], ids=str)
+@pytest.mark.parametrize("cls,part", [(SAGEConv, "lin_l"), (GraphConv, "lin_rel"),
+                                      (GATv2Conv, "lin_l"), (GATv2Conv, "lin_r")])
+def test_biases_that_are_broadcast(route, cls, part, shape):
+    options = dict(add_self_loops=False) if cls is GATv2Conv else {}
+    made = hetero(cls, **options).to(route.device)
+    x, ei = on(route.device, features(), edges())
+    with route.on():
+        made(x, ei)
+    own = getattr(made.convs[CITES], part)
+    own.bias = torch.nn.Parameter(torch.randn(shape, device=route.device))
+    gnnaccel.reset_stats()
+    expected = made(x, ei)
+    with route.on(on_fallback="native"):
+        same(made(x, ei), expected)
+    assert "native" in gnnaccel.stats()["HeteroConv"]["routes"]
 
 
 def test_copies_and_what_is_remembered(route):

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from gnnaccel.adapters import alike
 from gnnaccel.adapters.alike import Parameters
 from gnnaccel.adapters.guards import any_global_hook, has_hooks, plain
 from gnnaccel.adapters.own import path_of
@@ -114,15 +115,13 @@ def _of_sage_convs(convs: Sequence[Any]) -> Inner | Reason:
 
 def _checked(found: Inner) -> Inner | Reason:
     """These parameters, or why they cannot run together: not plain tensors of one dtype on one
-    device, nor of one shape."""
+    device, nor of shapes that fit together."""
     tensors = list(chain(*filter(None, found.parameters)))
     if not {type(t) for t in tensors} <= {Tensor, torch.nn.Parameter}:
         return reason("GA208", "some weights are no plain tensors")
     if len({(t.dtype, t.device) for t in tensors}) > 1:
         return reason("GA203", "the weights differ in dtype or device")
-    if len({t.shape for t in found.parameters.weights}) > 1:
-        return reason("GA208", "the weights are of several shapes")
-    return found
+    return alike.shapes_reason(found.parameters, found.transposed) or found
 
 
 @functools.cache

@@ -184,6 +184,7 @@ def _parameters(convs: tuple[Any, ...]) -> _Parameters | Reason:
     if (why is None
         and not all(inner_convs.one_shape(group) for group in found if group is not None)):
         why = reason("GA206", "the bases' parameters are of several shapes")
+    why = why or alike.shapes_reason(alike.Parameters(weights, found.biases, found.roots), True)
     return found if why is None else why
 
 

@@ -68,7 +68,15 @@ def _parameters(together: Together) -> _Parameters | Reason:
     if found.att is None or found.src is None or found.dst is None:
         return reason("GA208", "a layer's linear map or attention vector was replaced")
     return (inner_convs.tensors_reason(*found)
-            or hetero_gat.shapes_reason(together, found.att, (*found.src, *found.dst)) or found)
+            or hetero_gat.shapes_reason(together, found.att, (*found.src, *found.dst))
+            or _biases_reason(together, found.bias_src, found.bias_dst) or found)
+
+
+def _biases_reason(together: Together, *groups: list[Tensor] | None) -> Reason | None:
+    rows = together.option("heads") * together.option("out_channels")
+    if all(t.shape == (rows,) for biases in groups if biases is not None for t in biases):
+        return None
+    return reason("GA206", f"the maps' biases are not of {rows} channels")
 
 
 def run(layer: Any, stated: JoinedSpec, given: RelationalInputs, attend: Any) -> dict[str, Tensor]:

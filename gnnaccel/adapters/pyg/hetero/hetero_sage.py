@@ -208,10 +208,7 @@ def _of_gcn(together: Together) -> Parameters | Reason:
 
 
 def _checked(found: Parameters) -> Parameters | Reason:
-    why = inner_convs.tensors_reason(*found)
-    if why is None and not inner_convs.one_shape(found.weights):
-        why = reason("GA208", "the weights are of several shapes")
-    return found if why is None else why
+    return inner_convs.tensors_reason(*found) or alike.shapes_reason(found, True) or found
 
 
 def _features_reason(x_dict: Mapping[str, Any], together: Together,

@@ -194,6 +194,23 @@ def test_layers_that_stay_native(name):
     assert entry["routes"].keys() == {"native"} and entry["reasons"].keys() == {code}
 
 
+@pytest.mark.parametrize("dtype", [torch.long, torch.float16, torch.float64], ids=str)
+def test_gates_of_edges_in_another_dtype(route, dtype):
+    """PyG puts them beside the nodes' features, which makes one dtype of both."""
+    layer, attr = ResGatedGraphConv(F, 6, edge_dim=4), (3 * torch.randn(E, 4)).to(dtype)
+    layer, x, edges, attr = [t.to(route.device)
+                             for t in (layer, graphs.features(), graphs.square(), attr)]
+    if dtype == torch.float64:
+        with pytest.raises(RuntimeError), route.on(on_fallback="native"):
+            layer(x, edges, attr)
+        return
+    expected = layer(x, edges, attr)
+    with route.on(on_fallback="native"):
+        assert close(layer(x, edges, attr), expected)
+    (entry,) = gnnaccel.stats().values()
+    assert entry["reasons"].keys() == {"GA203"}
+
+
 # ---- whole models ----
 
 @pytest.mark.parametrize("cls", [GCN, GraphSAGE])

@@ -152,6 +152,10 @@ def _gated_by_edges(given: Arguments, layer: Any) -> tuple[Tensor, Gated] | Reas
             return reason("GA206",
                           f"{nodes[name].shape[-1]} and {-cut} channels for a map of "
                           f"{lin.weight.shape[1]}")
+        if edge.dtype != nodes[name].dtype and not (
+            edge.is_floating_point() and torch.is_autocast_enabled(edge.device.type)):
+            return reason("GA203", f"edge_attr is {edge.dtype}, with nodes' {nodes[name].dtype} "
+                          "beside it the host's maps take what both promote to")
     k, q, v = (linear(nodes[name], lin.weight[:, :cut], lin.bias) for name, lin in maps.items())
     score = linear(edge, layer.lin_key.weight[:, cut:] + layer.lin_query.weight[:, cut:])
     return v, Gated(q, k, score, linear(edge, layer.lin_value.weight[:, cut:]))

@@ -302,6 +302,25 @@ def test_flow(route):
     native_because(route, layer(flow="target_to_source"), features(), edges(relations), "GA202")
 
 
+@pytest.mark.parametrize("shape", [(1, 2, 1), (2, 8), (1,), ()], ids=str)
+@pytest.mark.parametrize("table", ["lin_src", "lin_dst"])
+def test_vectors_that_are_broadcast(route, table, shape):
+    made, (x, ei) = layer().to(route.device), on(route.device, features(), edges())
+    with route.on():
+        made(x, ei)
+    getattr(made, table)["__".join(WRITES)].data = torch.randn(shape, device=route.device)
+    native_because(route, made, x, ei, "GA206")
+
+
+def test_two_vectors_for_an_edge_type_fail_as_with_the_host(route):
+    made, (x, ei) = layer().to(route.device), on(route.device, features(), edges())
+    made.lin_src["__".join(WRITES)].data = torch.randn(2, 2, 8, device=route.device)
+    with pytest.raises(RuntimeError):
+        made(x, ei)
+    with route.on(on_fallback="native"), pytest.raises(RuntimeError):
+        made(x, ei)
+
+
 @pytest.mark.parametrize("wrong", ["node type", "edge type", "features"])
 def test_what_the_host_refuses(route, wrong):
     made, (x, ei) = layer().to(route.device), on(route.device, features(), edges())

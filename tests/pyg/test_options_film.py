@@ -94,6 +94,44 @@ def test_what_runs_natively(options, code):
 
 # --- one relation: message passing like any other layer's -----------------------------------------
 
+@pytest.mark.parametrize("name,shape", [("lins", (1, F)), ("films", (1,)), ("films", ()),
+                                        ("films", (1, 16))], ids=str)
+def test_parameters_that_are_broadcast(emulated, name, shape):
+    layer, x, edges, kinds = FiLMConv(F, 8, R), features(), square(), types()
+    with emulated.on():
+        layer(x, edges, kinds)
+    part = getattr(layer, name)[1]
+    (part.weight if name == "lins" else part.bias).data = torch.randn(shape)
+    expected = layer(x, edges, kinds)
+    gnnaccel.reset_stats()
+    with emulated.on(on_fallback="native"):
+        torch.testing.assert_close(layer(x, edges, kinds), expected)
+    assert "GA206" in gnnaccel.stats()["FiLMConv"]["reasons"]
+
+
+@pytest.mark.parametrize("part", ["lins.1.weight", "films.1.weight", "films.1.bias"])
+def test_parameters_of_another_dtype_fail_as_with_the_host(emulated, part):
+    layer, x, edges, kinds = FiLMConv(F, 8, R), features(), square(), types()
+    with emulated.on():
+        layer(x, edges, kinds)
+    found = layer.get_parameter(part)
+    found.data = found.data.half()
+    with pytest.raises(RuntimeError):
+        layer(x, edges, kinds)
+    with emulated.on(on_fallback="native"), pytest.raises(RuntimeError):
+        layer(x, edges, kinds)
+
+
+@pytest.mark.parametrize("count", [R - 1, R + 1])
+def test_another_number_of_relations(emulated, count):
+    """PyG takes the maps there are."""
+    layer, x, edges, kinds = FiLMConv(F, 8, R), features(), square(), types()
+    layer.num_relations = count
+    expected = layer(x, edges, kinds)
+    with emulated.on(on_fallback="native"):
+        torch.testing.assert_close(layer(x, edges, kinds), expected)
+
+
 def films(width: int = F) -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Linear(width, 12), torch.nn.ReLU(),
                                torch.nn.Linear(12, 16))

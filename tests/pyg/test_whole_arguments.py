@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch_geometric.nn import MessagePassing
+from torch_geometric.utils import softmax
 
 from tests.pyg import graphs
 from tests.pyg.generated_calls import routes
@@ -150,6 +151,50 @@ def test_a_bias_that_is_broadcast_in_the_last_map(emulated, called):
     expected = layer(x, ei)
     with emulated.on(on_fallback="native"):
         assert close(layer(x, ei), expected)
+
+
+class MappedAtBoth(MessagePassing):
+    def __init__(self):
+        super().__init__(aggr="add")
+        self.lin = nn.Linear(2 * WIDTH, 8)
+
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_i, x_j):
+        return torch.relu(self.lin(torch.cat([x_i, x_j], -1)))
+
+
+class ScoredAtBoth(MessagePassing):
+    def __init__(self):
+        super().__init__(aggr="add", node_dim=0)
+        self.lin = nn.Linear(2 * WIDTH, 2)
+
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_i, x_j, index, ptr, size_i):
+        score = F.leaky_relu(self.lin(torch.cat([x_i, x_j], -1)))
+        return softmax(score, index, ptr, size_i).unsqueeze(-1) * x_j.unsqueeze(1)
+
+
+@pytest.mark.parametrize("called", [False, True])
+@pytest.mark.parametrize("what", ["rows", "dtype"])
+@pytest.mark.parametrize("make", [MappedLast, MappedAtBoth, ScoredAtBoth])
+def test_maps_that_torch_refuses(emulated, make, what, called):
+    layer, x, ei = make(), graphs.features(), graphs.square()
+    with emulated.on():
+        for _ in range(3 * called):
+            layer(x, ei)
+    lin = layer.lin
+    if what == "rows":
+        lin.weight.data = lin.weight.data[:1].clone()
+    else:
+        lin.bias.data = lin.bias.data.half()
+    with pytest.raises(RuntimeError):
+        layer(x, ei)
+    with emulated.on(on_fallback="native"), pytest.raises(RuntimeError):
+        layer(x, ei)
 
 
 @pytest.mark.parametrize("rows", [E - 1, 2])

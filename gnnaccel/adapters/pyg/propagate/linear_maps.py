@@ -16,7 +16,7 @@ from gnnaccel.adapters.pyg.propagate.nodes_read import of_read
 from gnnaccel.adapters.pyg.propagate.pointwise import FEW, Deferred, Rows, about, whole
 from gnnaccel.adapters.pyg.propagate.products import product
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
-from gnnaccel.adapters.pyg.propagate.traced import Make, Param, applied
+from gnnaccel.adapters.pyg.propagate.traced import Make, Param, applied, checked_bias
 from gnnaccel.dispatch.generated.tree import Call, Leaf, Tree, leaves
 
 _Term = tuple[Tree, Any, Param]  # what is mapped, the shape of its rows, the weight
@@ -48,6 +48,7 @@ class Mapped(Deferred):
             raise Unseen
         wide = parts[0].meta.new_empty(*parts[0].meta.shape[:-1], sum(self._widths))
         super().__init__(applied(function, (wide, weight.meta), {}))
+        checked_bias(weight, bias, self.meta)
 
     def of_sum(self) -> tuple[Rows, Make, Make | None] | None:
         """Rows that may be summed before they are mapped, the weight [out, in] and the bias."""

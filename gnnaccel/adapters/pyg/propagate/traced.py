@@ -343,7 +343,18 @@ def _of_linear(ends: Ends, args: tuple, kwargs: dict) -> Ends:
     """A linear map of a sum: its bias is added once."""
     weight, bias = (*args[1:], *kwargs.values(), None)[:2]
     found = ends.mapped(F.linear, (weight,), {})
-    return found if bias is None else _biased(found, bias)
+    return found if bias is None else _biased(found, checked_bias(weight, bias, found.meta))
+
+
+def checked_bias(weight: Any, bias: Any, out: Tensor) -> Any:
+    """The bias of a linear map with result ``out``, to be added apart; Unseen where torch refuses
+    one of its shape or dtype in the map, which it does not on the meta device."""
+    if isinstance(weight, Param) and isinstance(bias, Param):
+        shape = bias.meta.shape
+        if (bias.meta.dtype != weight.meta.dtype or len(shape) > out.dim()
+            or any(b not in (1, o) for b, o in zip(reversed(shape), reversed(out.shape)))):
+            raise Unseen
+    return bias
 
 
 def _biased(ends: Ends, bias: Any) -> Ends:

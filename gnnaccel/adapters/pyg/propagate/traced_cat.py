@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 from gnnaccel.adapters.pyg.propagate.traced import (Ends, Node, Param, Value, _biased, _call,
-                                                     with_first)
+                                                    checked_bias, with_first)
 
 
 class Cat(Value):
@@ -30,7 +30,8 @@ class Cat(Value):
         if name == "linear":
             weight, bias = (*args[1:], *kwargs.values(), None)[:2]
             found = self._added("linear", F.linear, zip(self._cut(weight, -1)), {})
-            return found if bias is None else _biased(found, bias)
+            return found if bias is None else _biased(found,
+                                                       checked_bias(weight, bias, found.meta))
         function, rest = with_first(function, self, args)
         if name == "mul" and isinstance(rest[0], Param):
             return Cat([_call("mul", operator.mul, (part, w), {})

@@ -253,6 +253,59 @@ def test_maps_after_the_sums_that_have_hooks_are_called(route):
     assert len(seen) == 4
 
 
+def _post_bias(module, value):
+    module.post_nns[0][0].bias.data = value
+
+
+def _lin_degree(module, value):
+    module.aggr_module.avg_deg_lin.data = value
+
+
+def _log_degree(module, value):
+    module.aggr_module.avg_deg_log.data = value
+
+
+@pytest.mark.parametrize("called", [0, 3])
+@pytest.mark.parametrize("make", [layer, with_edges])
+@pytest.mark.parametrize("change, value", [
+    (_post_bias, torch.tensor(0.5)), (_post_bias, torch.randn(1)), (_post_bias, torch.randn(1, 8)),
+    (_lin_degree, torch.tensor([[2.0]])), (_log_degree, torch.rand(4 * F) + 1)])
+def test_biases_and_degrees_that_are_broadcast(route, make, change, value, called):
+    made, x, ei = make(scalers=["identity", "amplification", "linear"]), features(), square()
+    more = () if make is layer else (edge_features(),)
+    made, x, ei, *more = [t.to(route.device) for t in (made, x, ei, *more)]
+    with route.on():
+        for _ in range(called):
+            made(x, ei, *more)
+    change(made, value.to(route.device))
+    expected = made(x, ei, *more)
+    expected.sum().backward()
+    grads = [p.grad.clone() for p in made.parameters()]
+    made.zero_grad()
+    with route.on(on_fallback="native"):
+        got = made(x, ei, *more)
+        got.sum().backward()
+    assert close(got, expected)
+    assert all(close(p.grad, grad) for p, grad in zip(made.parameters(), grads))
+
+
+@pytest.mark.parametrize("called", [0, 3])
+@pytest.mark.parametrize("maps", ["pre_nns.0.0", "post_nns.0.0", "edge_encoder"])
+def test_biases_in_another_dtype_fail_as_with_pyg(route, maps, called):
+    made, args = (with_edges(towers=2, divide_input=True).to(route.device),
+                  (features(), square(), edge_features()))
+    args = [t.to(route.device) for t in args]
+    with route.on():
+        for _ in range(called):
+            made(*args)
+    bias = made.get_submodule(maps).bias
+    bias.data = bias.data.half()
+    with pytest.raises(RuntimeError):
+        made(*args)
+    with route.on(on_fallback="native"), pytest.raises(RuntimeError):
+        made(*args)
+
+
 def seconds(width: int, edges: int, towers: int, grad: bool) -> tuple[float, float]:
     """Of a call with edges over a new graph on a GPU, by kernels and natively."""
     stated = PlainSpec("PNAConv with edges", several.name_of(AGGREGATORS, True), False,

@@ -116,6 +116,10 @@ def _reduces(scaled: Any) -> list[str] | Reason:
             return reason("GA201",
                           f"one of the aggregations is {type(aggr).__name__}, changed or "
                           "with half of its gradient")
+    for name in ("avg_deg_lin", "avg_deg_log"):
+        shape = getattr(scaled, name).shape
+        if shape not in ((), (1,)):
+            return reason("GA206", f"{name} is {list(shape)}, not one number")
     names = [_REDUCES[type(aggr).__name__] for aggr in several_.aggrs]
     return (names if len(set(names)) == len(names) else
             reason("GA201", "an aggregation is given twice"))
@@ -130,10 +134,11 @@ def _maps_reason(layer: Any, x: Tensor) -> Reason | None:
             or not guards.plain(nn, torch.nn.Sequential)):
             return reason("GA208", "messages are made by more than a linear map",
                           "use pre_layers=1")
-        if nn[0].weight.dtype != x.dtype:
-            return reason("GA203", f"x is {x.dtype}, the layer's weights are {nn[0].weight.dtype}")
         if nn[0].bias is None:
             return reason("GA208", "messages are made without a bias")
+        if {nn[0].weight.dtype, nn[0].bias.dtype} != {x.dtype}:
+            return reason("GA203", f"x is {x.dtype}, the layer's weights are {nn[0].weight.dtype}, "
+                          f"their biases {nn[0].bias.dtype}")
         if nn[0].weight.shape != (layer.F_in, width) or nn[0].bias.shape != (layer.F_in,):
             return reason("GA206", f"a map of messages is {list(nn[0].weight.shape)}, its bias "
                           f"{list(nn[0].bias.shape)}")
@@ -153,8 +158,8 @@ def _encoder_reason(layer: Any, x: Tensor) -> Reason | None:
     if encoder.bias is not None and encoder.bias.shape != (layer.F_in,):
         return reason("GA206", f"the bias of the map of edges' features is "
                       f"{list(encoder.bias.shape)}, for {layer.F_in} channels")
-    if encoder.weight.dtype != x.dtype:
-        return reason("GA203", f"x is {x.dtype}, the layer's weights are {encoder.weight.dtype}")
+    if any(t.dtype != x.dtype for t in encoder.parameters()):
+        return reason("GA203", f"x is {x.dtype}, the map of edges' features is in another dtype")
     return None
 
 

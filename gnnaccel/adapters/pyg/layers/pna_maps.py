@@ -67,6 +67,8 @@ def joins(post_nns: Any, dtype: torch.dtype) -> bool:
     product can make them all."""
     return (all([len(nn) == 1 and guards.plain(nn, torch.nn.Sequential)
                  and guards.plain_linear(nn[0]) and nn[0].weight.dtype == dtype
+                 and (nn[0].bias is None or (nn[0].bias.shape == nn[0].weight.shape[:1]
+                                             and nn[0].bias.dtype == dtype))
                  for nn in post_nns])
             and len({(nn[0].weight.shape, nn[0].bias is None) for nn in post_nns}) == 1)
 

@@ -254,6 +254,15 @@ def test_types_and_features_of_other_kinds(route, inputs):
     fails_alike(route, "GA203", made, lambda: made(g, x.double(), et))
 
 
+@pytest.mark.parametrize("name", ["loop_weight", "h_bias"])
+def test_parameters_that_are_not_there(route, inputs, name):
+    made = layer().to(route.device)
+    with route.on():
+        made(*inputs)
+    setattr(made, name, None)
+    fails_alike(route, "GA206", made, lambda: made(*inputs))
+
+
 def test_graphs_of_other_kinds(route, inputs):
     made, (_, x, et) = layer().to(route.device), inputs
     empty = dgl.graph(([], []), num_nodes=N).to(route.device)

@@ -38,7 +38,7 @@ def state(layer: Any, args: tuple,
     typed = layer.linear_r
     why = (guards.parametrized_reason(layer) or typed_weights.module_reason(typed, "linear_r")
            or guards.features_reason(feat, "feat"))
-    why = why or typed_weights.rows_reason(typed, feat, "feat")
+    why = why or typed_weights.rows_reason(typed, feat, "feat") or _root_reason(layer)
     if why is not None:
         return why
     found = graphs.typed(g, etypes, feat.device)
@@ -74,6 +74,14 @@ def reads(layer: Any, args: tuple, kwargs: dict) -> tuple:
     """Whether the edges have weights of their own, which count where the call brings none; and what
     the map by type runs, whose weights are read in its place."""
     return "norm" in (args[0] if args else kwargs["g"]).edata, typed_weights.path()
+
+
+def _root_reason(layer: Any) -> Reason | None:
+    """Why what `_finish` adds is not there, although the layer's options ask for it."""
+    for asked, name in ((layer.self_loop, "loop_weight"), (layer.bias, "h_bias")):
+        if asked and getattr(layer, name) is None:
+            return reason("GA206", f"{name} is None")
+    return None
 
 
 def _norm_reason(norm: Any, edges: int, device: torch.device) -> Reason | None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gnnaccel.cuda import capture
 
-_SLOT = 48  # int32 words per report; the layout stands in structure.cu, above `Report`
+_SLOT = 48  # int32 words per report; the layout stands in report.cuh, above `Report`
 _SLOTS = 1024  # per slab
 
 

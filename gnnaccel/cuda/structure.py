@@ -25,6 +25,9 @@ _MOST_SHORT, _GROUP = 256, 4
 _GROUPS = _GROUP * (_THREADS // 32)  # rows of a block
 # For the kernel `scan`: rows of a block, bytes of shared memory.
 _SCANNED, _SCAN_BYTES = 4 * _THREADS, 8 * (_THREADS // 32 + 1) + 4 * (_BINS + 1)
+# Graphs of so few edges, with loops, and rows are built in one launch for each direction, by one
+# block: its keys are a row's number above the bits of a place (small.cuh).
+_SMALL_EDGES, _SMALL_ROWS, _SMALL_THREADS = 1 << 13, 1 << 14, 1024
 _MOST_MADE = 32  # forms of calls remembered for each graph
 
 
@@ -216,18 +219,25 @@ def prepare() -> None:
     _kernels("row_order", False)("order")
     for entry in ("scan", "split"):
         _kernels("row_split", False)(entry)
-    for entry in ("count_i64", "place_i64", "count_int", "place_int", "count_src", "place_src",
-                  "join"):
+    for entry in ("count_i64", "place_i64", "small_i64", "count_int", "place_int", "small_int",
+                  "count_src", "place_src", "small_src", "join"):
         _kernels("structure", False)(entry)
 
 
-def _split(rows: int, edges: int, limit: int, counters: int, memory: Tensor,
-           flags: int) -> tuple[Split, tuple]:
+def _list_sizes(rows: int, edges: int, limit: int) -> tuple[int, int]:
+    """The most chunks and split rows that there may be."""
+    heavy = min(rows, edges // (limit + 1))
+    return edges // limit + heavy if heavy else 0, heavy
+
+
+def _split(rows: int, edges: int, limit: int, counters: int, memory: Tensor, flags: int,
+           lists: Tensor | None = None) -> tuple[Split, tuple]:
     """Room for long rows and their chunks, as upper bounds allow for, with the report on them; and
-    what a kernel that fills it is told. ``flags``: an address."""
-    device, heavy = memory.device, min(rows, edges // (limit + 1))
-    chunks = edges // limit + heavy if heavy else 0
-    lists = torch.empty(4 * heavy + 2 * chunks, dtype=torch.int32, device=device)
+    what a kernel that fills it is told. ``flags``: an address; ``lists``: the room, if it is
+    there."""
+    device, (chunks, heavy) = memory.device, _list_sizes(rows, edges, limit)
+    if lists is None:
+        lists = torch.empty(4 * heavy + 2 * chunks, dtype=torch.int32, device=device)
     report, address = reports(device).take(), lists.data_ptr()
     return (Split(limit, counters, memory, lists, (chunks, heavy), report),
             # as `Split.addresses`
@@ -302,6 +312,31 @@ def _ordered(indptr: Tensor, entries: Tensor, split: Split, place: Tensor) -> Ro
     return Rows(indptr, other, place, split)
 
 
+def _is_small(total: int, num_src: int, num_dst: int, wide: bool) -> bool:
+    return (total <= _SMALL_EDGES and num_src <= _SMALL_ROWS and num_dst <= _SMALL_ROWS
+            and not wide)
+
+
+def _in_one_launch(entry: str, given: tuple, rows: int, total: int, device: torch.device) -> Rows:
+    """The ``rows`` of a small graph, of at most ``total`` edges, by the kernel ``entry`` of what is
+    ``given``."""
+    limit = chunk_edges(total)
+    chunks, heavy = _list_sizes(rows, total, limit)
+    # one allocation, whose parts begin at multiples of 16 bytes
+    lists, head = 4 * heavy + 2 * chunks, _COUNTERS + 2
+    counters, of_split, _, other, _, place, _, indptr = torch.empty(
+        head + lists + (-lists) % 4 + 2 * (total + -total % 4) + rows + 1, dtype=torch.int32,
+        device=device).split((head, lists, -lists % 4, total, -total % 4, total, -total % 4,
+                              rows + 1))
+    address, size = counters.data_ptr(), 1 << max(0, total - 1).bit_length()
+    split, told = _split(rows, total, limit, address, counters, address + 4 * _COUNTERS, of_split)
+    _kernels("structure", False)(entry)(
+        (1, 1), min(_SMALL_THREADS, max(_THREADS, size // 2)), 4 * (size + _BINS + 2),
+        (*given, np.int32(size), indptr.data_ptr(), other.data_ptr(), place.data_ptr(),
+         np.int32(limit), *told))
+    return Rows(indptr, other, place, split)
+
+
 def csc(src: Tensor, dst: Tensor, num_src: int, num_dst: int, loops: int, wide: bool) -> Rows:
     """Groups edges by destination on the device, in the caller's order within a row.
 
@@ -317,10 +352,12 @@ def csc(src: Tensor, dst: Tensor, num_src: int, num_dst: int, loops: int, wide: 
     edges, device = src.shape[0], src.device
     kernels, ids = _kernels("structure", wide), "i64" if src.dtype is torch.int64 else "int"
     total = edges + loops
-    made = _Counting.of(num_dst, wide, device)
-    number = torch.empty(total, dtype=made.memory.dtype, device=device)
     head = (src.data_ptr(), dst.data_ptr(), np.int64(edges), np.int64(num_src), np.int64(num_dst),
             np.int64(loops))
+    if _is_small(total, num_src, num_dst, wide):
+        return _in_one_launch(f"small_{ids}", head, num_dst, total, device)
+    made = _Counting.of(num_dst, wide, device)
+    number = torch.empty(total, dtype=made.memory.dtype, device=device)
     kernels(f"count_{ids}")((-(-edges // _THREADS), 1), _THREADS, 0,
                             (*head, made.address, number.data_ptr(), made.flags))
     split = made.scan(wide, total, loops, made.flags)
@@ -334,9 +371,11 @@ def csc(src: Tensor, dst: Tensor, num_src: int, num_dst: int, loops: int, wide: 
 def transpose(by_dst: Rows, num_src: int) -> Rows:
     """The graph grouped by source; ``place`` refers to the CSC and ascends within a row."""
     total, device, wide = by_dst.other.shape[0], by_dst.indptr.device, by_dst.wide
+    head = (by_dst.indptr.data_ptr(), by_dst.other.data_ptr(), np.int32(by_dst.rows))
+    if _is_small(total, num_src, by_dst.rows, wide):
+        return _in_one_launch("small_src", (*head, np.int32(num_src)), num_src, total, device)
     kernels, made = _kernels("structure", wide), _Counting.of(num_src, wide, device)
     number = torch.empty(total, dtype=made.memory.dtype, device=device)
-    head = (by_dst.indptr.data_ptr(), by_dst.other.data_ptr(), np.int32(by_dst.rows))
     kernels("count_src")((-(-total // _THREADS), 1), _THREADS, 0,
                          (*head, made.address, number.data_ptr()))
     split = made.scan(wide, total, 0, 0)

@@ -34,14 +34,14 @@ def model(src: list, dst: list, num_src: int, num_dst: int, loops: int) -> tuple
 
 
 def csc(how: str, src, dst, num_src, num_dst, loops=0, wide=False) -> counting.Rows:
-    if how == "count":
+    if how != "sort":
         return counting.csc(src, dst, num_src, num_dst, loops, wide)
     return sorting.csc(src, dst, num_src, num_dst, loops, wide, places=True)
 
 
 def transpose(how: str, rows: counting.Rows, num_src: int) -> counting.Rows:
     return (counting.transpose(rows, num_src)
-            if how == "count" else sorting.transpose(rows, num_src, places=True))
+            if how != "sort" else sorting.transpose(rows, num_src, places=True))
 
 
 def entries(rows: counting.Rows) -> list:
@@ -95,8 +95,10 @@ def verify_split(rows: counting.Rows, lengths: list, invalid: bool) -> None:
         assert chunks[first:first + count] == [[row, c] for c in range(count)]
 
 
-@pytest.fixture(params=["count", "sort"])
-def how(request):
+@pytest.fixture(params=["one launch", "count", "sort"])
+def how(request, monkeypatch):
+    if request.param == "count":  # as graphs that are not small
+        monkeypatch.setattr(counting, "_SMALL_ROWS", -1)
     return request.param
 
 
@@ -209,13 +211,37 @@ def test_entries_of_a_row_are_put_in_order(device, lengths, wide):
     assert torch.equal(rows.other, (rows.place * 7 % 1000).to(torch.int32))
 
 
-def test_rows_that_are_not_cut_are_put_in_order(device, chunk_edges):
+def test_rows_that_are_not_cut_are_put_in_order(device, chunk_edges, how):
     """A row longer than a warp puts in order, where chunks are longer still."""
     chunk_edges(1024)
     dst = torch.zeros(700, dtype=torch.int64, device=device)
     src = torch.arange(700, device=device) * 7 % 300
-    verify("count", src, dst, 300, 1)
-    verify("count", dst, src, 1, 300)
+    verify(how, src, dst, 300, 1)
+    verify(how, dst, src, 1, 300)
+
+
+@pytest.mark.parametrize("edges, loops, nodes, few", [
+    (8192, 0, 50, True), (8193, 0, 50, False), (8190, 3, 50, False), (5000, 3192, 4000, True),
+    (900, 0, 16384, True), (900, 0, 16385, False), (256, 0, 16384, True), (2, 0, 1, True)])
+def test_a_small_graph_is_one_launch_for_each_direction(device, monkeypatch, edges, loops, nodes,
+                                                        few):
+    launched, kernels = [], counting._kernels
+    monkeypatch.setattr(counting, "_kernels", lambda family, wide: lambda entry: (
+        launched.append(entry), kernels(family, wide)(entry))[1])
+    src, dst = torch.randint(nodes, (2, edges), device=device).unbind(0)
+    dst[edges // 2:] = nodes - 1
+    verify("count", src, dst, nodes, nodes, loops)
+    assert (launched == ["small_i64", "small_src"]) is few and (few or len(launched) >= 8)
+    launched.clear()
+    verify("count", src, dst.sort().values, nodes, nodes, loops)
+    assert (launched == ["small_i64", "small_src"]) is few
+
+
+@pytest.mark.parametrize("num_src, num_dst", [(16385, 3), (3, 16385)])
+def test_many_nodes_on_one_side_alone(device, how, num_src, num_dst):
+    src, dst = torch.tensor([[num_src - 1, 0, 2, num_src - 1], [1, num_dst - 1, 0, 1]],
+                            device=device).unbind(0)
+    verify(how, src, dst, num_src, num_dst)
 
 
 @pytest.mark.parametrize("limit", [1, 5, 16])

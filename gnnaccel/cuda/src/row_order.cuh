@@ -100,18 +100,7 @@ __device__ __forceinline__ void order_by_exchanging(const Entries& entries, i64 
     for (int i = threadIdx.x; i < size; i += THREADS)
         keys[i] = i < length ? (u64)entries.in[begin + i].place * MIDDLE + i : ~(u64)0;
     __syncthreads();
-    for (int run = 2; run <= size; run *= 2)
-        for (int step = run / 2; step > 0; step /= 2) {
-            for (int i = threadIdx.x; i < size / 2; i += THREADS) {
-                const int low = 2 * i - (i & (step - 1)), high = low + step;
-                const u64 a = keys[low], b = keys[high];
-                if ((a > b) == ((low & run) == 0)) {
-                    keys[low] = b;
-                    keys[high] = a;
-                }
-            }
-            __syncthreads();
-        }
+    sort_keys(keys, size, THREADS);
     for (int i = threadIdx.x; i < length; i += THREADS)
         entries.put(entries.in[begin + (i64)(keys[i] % MIDDLE)], begin + i);
     __syncthreads();  // `keys` may be written again

@@ -7,13 +7,14 @@
 //   place_i64, place_int   edges into their rows
 //   order    the entries of each row in ascending order of their places (row_order.cu)
 //   count_src, place_src   as `count` and `place` for the transposed graph, from the finished CSC
+//   small_i64, small_int, small_src   all of that in one launch, for small graphs (small.cuh)
 //
 // An edge's number within its row is what `count` had counted before it, so their order varies from
 // run to run until `order` has run. If the list is already sorted by destination, which `count`
 // finds out on the way, `place` uses that order instead.
 //
 // In the same text, as it is small too: how edges of several types are put together (join.cuh).
-#include "structure.cuh"
+#include "report.cuh"
 #include "join.cuh"
 
 __device__ __forceinline__ int take(int* counter) { return atomicAdd(counter, 1); }
@@ -72,6 +73,19 @@ __device__ __forceinline__ void place(const T* __restrict__ src, const T* __rest
     }
 }
 
+// The row of place p: the last one that starts at or before it.
+__device__ __forceinline__ int row_of(const OFF_T* indptr, int rows, i64 p) {
+    int low = 0, high = rows;
+    while (high - low > 1) {
+        const int mid = low + (high - low) / 2;
+        if (indptr[mid] <= p) low = mid;
+        else high = mid;
+    }
+    return low;
+}
+
+#include "small.cuh"
+
 #define OF_IDS(T)                                                                                 \
     extern "C" __global__ void __launch_bounds__(THREADS)                                         \
     count_##T(const T* __restrict__ src, const T* __restrict__ dst, i64 edges, i64 num_src,       \
@@ -85,6 +99,17 @@ __device__ __forceinline__ void place(const T* __restrict__ src, const T* __rest
               const OFF_T* __restrict__ number, const int* __restrict__ flags,                    \
               Entry* __restrict__ entries) {                                                      \
         place(src, dst, edges, num_src, num_dst, loops, indptr, number, flags, entries);          \
+    }                                                                                             \
+    extern "C" __global__ void __launch_bounds__(SMALL_THREADS)                                   \
+    small_##T(const T* __restrict__ src, const T* __restrict__ dst, i64 edges, i64 num_src,       \
+              i64 num_dst, i64 loops, int size, OFF_T* __restrict__ indptr,                       \
+              int* __restrict__ other, OFF_T* __restrict__ place, int chunk_edges,                \
+              int* __restrict__ counters, int2* __restrict__ chunks, int4* __restrict__ heavy,    \
+              int* __restrict__ flags, volatile int* __restrict__ host, int tag) {                \
+        DYNAMIC_SHARED(shared);                                                                   \
+        const Small small = {(u32*)shared, size, {counters, chunks, heavy, flags, host, tag}};    \
+        small.by_dst(src, dst, edges, num_src, num_dst, loops, chunk_edges, flags, indptr, other, \
+                     place);                                                                      \
     }
 OF_IDS(i64)
 OF_IDS(int)
@@ -102,11 +127,16 @@ place_src(const OFF_T* __restrict__ indptr, const int* __restrict__ col, int num
           Entry* __restrict__ entries) {
     const i64 p = thread_id();
     if (p >= indptr[num_dst]) return;
-    int low = 0, high = num_dst;  // the row of place p: the last one that starts at or before it
-    while (high - low > 1) {
-        const int mid = low + (high - low) / 2;
-        if (indptr[mid] <= p) low = mid;
-        else high = mid;
-    }
-    entries[indptr_src[col[p]] + number[p]] = {(OFF_T)p, (OFF_T)low};
+    entries[indptr_src[col[p]] + number[p]] = {(OFF_T)p, (OFF_T)row_of(indptr, num_dst, p)};
+}
+
+extern "C" __global__ void __launch_bounds__(SMALL_THREADS)
+small_src(const OFF_T* __restrict__ indptr, const int* __restrict__ col, int num_dst, int num_src,
+          int size, OFF_T* __restrict__ indptr_src, int* __restrict__ other,
+          OFF_T* __restrict__ place, int chunk_edges, int* __restrict__ counters,
+          int2* __restrict__ chunks, int4* __restrict__ heavy, int* __restrict__ flags,
+          volatile int* __restrict__ host, int tag) {
+    DYNAMIC_SHARED(shared);
+    const Small small = {(u32*)shared, size, {counters, chunks, heavy, flags, host, tag}};
+    small.by_src(indptr, col, num_dst, num_src, chunk_edges, flags, indptr_src, other, place);
 }

@@ -16,4 +16,21 @@ struct __align__(2 * sizeof(OFF_T)) Entry {
     OFF_T place, other;
 };
 
+// Sorts `keys` [size], shared memory, by `threads`, all threads of the block. size: a power of two.
+template <typename T>
+__device__ __forceinline__ void sort_keys(T* keys, int size, int threads) {
+    for (int run = 2; run <= size; run *= 2)
+        for (int step = run / 2; step > 0; step /= 2) {
+            for (int i = threadIdx.x; i < size / 2; i += threads) {
+                const int low = 2 * i - (i & (step - 1)), high = low + step;
+                const T a = keys[low], b = keys[high];
+                if ((a > b) == ((low & run) == 0)) {
+                    keys[low] = b;
+                    keys[high] = a;
+                }
+            }
+            __syncthreads();
+        }
+}
+
 #endif

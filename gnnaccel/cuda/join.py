@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda.launch import Kernels
+from gnnaccel.cuda.launch import Kernels, sent
 
 _THREADS = 256
 _WIDE = {torch.int32: 0, torch.int64: 1}
@@ -67,7 +67,7 @@ def join(parts: Sequence[Tensor | tuple[Tensor, Tensor] | None],
     for part, into in zip(parts, ranges):
         words += _addresses(part)
         words += into
-    table = _sent(words, device)
+    table = sent(words, torch.int64, device)
     src, dst, relation = torch.empty((3, edges), dtype=torch.int32, device=device).unbind(0)
     kernels("join")((-(-edges // _THREADS), 1), _THREADS, 0, (
         np.int32(count), np.int32(edges), table.data_ptr(), src.data_ptr(), dst.data_ptr(),
@@ -93,12 +93,3 @@ def _addresses(part: Tensor | tuple[Tensor, Tensor] | None) -> tuple[int, int, i
     wide, first, (across, along) = _WIDE[part.dtype], part.data_ptr(), part.stride()
     pitch = 2 * along + wide
     return first, pitch, first + across * (8 if wide else 4), pitch
-
-
-def _sent(words: list[int], device: torch.device) -> Tensor:
-    """[words] int64 on the device. From pinned memory, so that nobody waits; torch's allocator
-    lends that to nobody else before the copy is done."""
-    table = torch.empty(len(words), dtype=torch.int64, device="cpu",
-                        pin_memory=device.type == "cuda")
-    table.numpy()[:] = words
-    return table.to(device, non_blocking=True)

@@ -61,6 +61,14 @@ def fp32(t: Tensor | None) -> Tensor | None:
     return None if t is None else t.float().contiguous()
 
 
+def sent(words: list[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """[words] on the device. From pinned memory, so that nobody waits; torch's allocator lends that
+    to nobody else before the copy is done."""
+    table = torch.empty(len(words), dtype=dtype, device="cpu", pin_memory=device.type == "cuda")
+    table.numpy()[:] = words
+    return table.to(device, non_blocking=True)
+
+
 def rows_like(t: Tensor) -> Tensor:
     """Memory for numbers of ``t``'s shape and type, with the strides of a new tensor.
 

@@ -137,13 +137,33 @@ def _launch(entry: str, threads: int, ends: int, args: tuple) -> None:
     kernels(entry)((-(-threads // _THREADS), ends), _THREADS, 0, args)
 
 
-def shares(of_edge: Tensor, count: int, dtype: torch.dtype, order: Tensor | None = None) -> Tensor:
-    """[E]: 1 / the number of edges of each edge's pair, of the edges in ``order`` if there is one.
-    Waits for nothing.
+def counted(of_edge: Tensor, count: int) -> Tensor:
+    """[``count``] int32: the number of edges of each pair. Waits for nothing.
 
     Args:
         of_edge: [E] int32, contiguous, all in [0, ``count``); not checked, which would need the
             device.
+
+    Raises:
+        ValueError: its shape, dtype or strides are others.
+    """
+    if of_edge.dim() != 1 or of_edge.dtype is not torch.int32 or not of_edge.is_contiguous():
+        raise ValueError(f"of_edge is {list(of_edge.shape)}, {of_edge.dtype}, strides "
+                         f"{list(of_edge.stride())}; needed is [edges], int32, contiguous")
+    edges = of_edge.shape[0]
+    counts = torch.zeros(count, dtype=torch.int32, device=of_edge.device)
+    if edges:
+        _launch("count", edges, 1, (of_edge.data_ptr(), np.int64(edges), counts.data_ptr()))
+    return counts
+
+
+def shares(of_edge: Tensor, counts: Tensor, dtype: torch.dtype,
+           order: Tensor | None = None) -> Tensor:
+    """[E]: 1 / the number of edges of each edge's pair, of the edges in ``order`` if there is one.
+    Waits for nothing.
+
+    Args:
+        of_edge, counts: as `counted` takes and gives them.
         dtype: fp32 or fp64. order: [E] int32 or int64, contiguous, all in [0, E).
 
     Raises:
@@ -152,10 +172,11 @@ def shares(of_edge: Tensor, count: int, dtype: torch.dtype, order: Tensor | None
     """
     edges, device = of_edge.shape[0], of_edge.device
     if (of_edge.dim() != 1 or of_edge.dtype is not torch.int32 or not of_edge.is_contiguous()
-        or dtype not in SHARES):
+        or dtype not in SHARES or counts.dtype is not torch.int32 or not counts.is_contiguous()):
         raise ValueError(f"of_edge is {list(of_edge.shape)}, {of_edge.dtype}, strides "
-                         f"{list(of_edge.stride())}, shares {dtype}; needed is [edges], int32, "
-                         "contiguous, and shares in fp32 or fp64")
+                         f"{list(of_edge.stride())}, counts {counts.dtype}, shares {dtype}; needed "
+                         "is [edges], int32, contiguous, counts likewise, and shares in fp32 or "
+                         "fp64")
     if order is not None and (order.shape != (edges,) or order.dtype not in IDS
                               or order.device != device
                               or not order.is_contiguous()):
@@ -164,8 +185,6 @@ def shares(of_edge: Tensor, count: int, dtype: torch.dtype, order: Tensor | None
                          f"contiguous, on {device}")
     out = torch.empty(edges, dtype=dtype, device=device)
     if edges:
-        counts = torch.zeros(count, dtype=torch.int32, device=device)
-        _launch("count", edges, 1, (of_edge.data_ptr(), np.int64(edges), counts.data_ptr()))
         _launch(SHARES[dtype], edges, 1, (of_edge.data_ptr(), counts.data_ptr(), pointer(order),
                                           np.int32(order is not None
                                                    and order.dtype is torch.int64), np.int64(edges),

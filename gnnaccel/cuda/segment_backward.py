@@ -48,16 +48,16 @@ class Plan:
     per_sm: int  # blocks of a multiprocessor
     group: int = 2  # groups of eight columns whose products are interleaved
 
-    @property
+    @functools.cached_property
     def threads(self) -> int:
         return 32 * self.warps[0] * self.warps[1]
 
-    @property
+    @functools.cached_property
     def strip(self) -> int:
         """Columns of dx that a warp has."""
         return self.n // self.warps[1]
 
-    @property
+    @functools.cached_property
     def grad(self) -> tuple[int, int]:
         """Rows and columns of a warp's part of dw as [n, k]."""
         return up(-(-self.n // self.grad_warps[0]), 16), up(-(-self.k // self.grad_warps[1]), 8)

@@ -116,7 +116,7 @@ class Tile:
     warps_m: int
     warps_n: int
 
-    @property
+    @functools.cached_property
     def threads(self) -> int:
         return 32 * self.warps_m * self.warps_n
 

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.usefixtures("poison")
 
 FIELDS = pairs.Numbered._fields
 BITS = [torch.int32, torch.int64]
+ONE = torch.ones(1, dtype=torch.int32)
 
 
 def edges(count=300, num_src=40, num_dst=30, num_relations=7):
@@ -146,7 +147,8 @@ def test_inputs_keep_their_bounds(device, poison):
     *ids, sizes = edges(count=99)
     found = pairs.number(*(poison.guard(t.to(device)) for t in ids), *sizes, small=False)
     order = poison.guard(torch.randperm(99).to(device))
-    pairs.shares(poison.guard(found.pairs[1].of_edge), found.pairs[1].node.shape[0], torch.float32,
+    of_edge = poison.guard(found.pairs[1].of_edge)
+    pairs.shares(of_edge, pairs.counted(of_edge, found.pairs[1].node.shape[0]), torch.float32,
                  order)
     pairs.sort_types(poison.guard(ids[2].to(device)), sizes[2])
 
@@ -158,10 +160,12 @@ def test_inputs_keep_their_bounds(device, poison):
 def test_shares(device, count, dtype):
     of_edge = (torch.rand(count).pow(3) * 50).int()  # the first pairs have many edges
     expected = torch.bincount(of_edge, minlength=60).to(dtype).reciprocal()[of_edge.long()]
-    assert torch.equal(pairs.shares(of_edge.to(device), 60, dtype).cpu(), expected)
+    counts = pairs.counted(of_edge.to(device), 60)
+    assert torch.equal(counts.cpu(), torch.bincount(of_edge, minlength=60).int())
+    assert torch.equal(pairs.shares(of_edge.to(device), counts, dtype).cpu(), expected)
     for index in BITS:
         order = torch.randperm(count)
-        got = pairs.shares(of_edge.to(device), 60, dtype, order.to(device, index))
+        got = pairs.shares(of_edge.to(device), counts, dtype, order.to(device, index))
         assert got.dtype is dtype and torch.equal(got.cpu(), expected[order])
 
 
@@ -223,16 +227,23 @@ def test_edges_that_do_not_fit_are_refused(change, message):
 
 
 @pytest.mark.parametrize("args,message", [
-    ((torch.zeros(9), 1, torch.float32), "of_edge is"),
-    ((torch.zeros(18, dtype=torch.int32)[::2], 1, torch.float32), "of_edge is"),
-    ((torch.zeros(9, dtype=torch.int32), 1, torch.float16), "shares torch.float16"),
-    ((torch.zeros(9, dtype=torch.int32), 1, torch.float32, torch.zeros(8, dtype=torch.int32)),
+    ((torch.zeros(9), ONE, torch.float32), "of_edge is"),
+    ((torch.zeros(18, dtype=torch.int32)[::2], ONE, torch.float32), "of_edge is"),
+    ((torch.zeros(9, dtype=torch.int32), ONE, torch.float16), "shares torch.float16"),
+    ((torch.zeros(9, dtype=torch.int32), ONE.long(), torch.float32), "counts torch.int64"),
+    ((torch.zeros(9, dtype=torch.int32), ONE, torch.float32, torch.zeros(8, dtype=torch.int32)),
      "order is"),
-    ((torch.zeros(9, dtype=torch.int32), 1, torch.float32, torch.zeros(9)), "order is"),
+    ((torch.zeros(9, dtype=torch.int32), ONE, torch.float32, torch.zeros(9)), "order is"),
 ])
 def test_shares_that_do_not_fit_are_refused(args, message):
     with pytest.raises(ValueError, match=message):
         pairs.shares(*args)
+
+
+def test_pairs_of_edges_that_are_not_counted():
+    for of_edge in (torch.zeros(9), torch.zeros(18, dtype=torch.int32)[::2]):
+        with pytest.raises(ValueError, match="of_edge is"):
+            pairs.counted(of_edge, 1)
 
 
 def test_types_that_do_not_fit_are_refused():

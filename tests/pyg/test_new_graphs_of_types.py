@@ -13,6 +13,7 @@ from torch_geometric.nn import (FastRGCNConv, FiLMConv, GATConv, GATv2Conv, GCNC
 
 import gnnaccel
 from gnnaccel.adapters import pyg
+from gnnaccel.cuda import capture
 from gnnaccel.dispatch.distributed import state as distributed
 from tests.judge import SECOND_LOOK, judge, place, run, spread
 from tests.pyg.hetero_graphs import METADATA, NODES, RELATIONS, WIDTH, hetero
@@ -297,3 +298,12 @@ def test_ids(stated):
             with gnnaccel.disabled():
                 expected = layer(*args)
             assert same(layer(*args), expected, 1e-5), (made, count)
+
+
+def test_on_one_stream_nobody_waits_for_arrays_of_relations(emulated, monkeypatch):
+    waits, layer = [], RGCNConv(F, F, R)
+    monkeypatch.setattr(capture, "finish", waits.append)
+    with emulated.on():
+        for _ in range(2):
+            layer(*typed()).sum().backward()
+    assert not waits

@@ -58,6 +58,7 @@ class GraphView:
     index array holds it. Building takes a lock; reading takes none. ``num_edges``: how many edges
     there are, where ``edge_index`` does not have all of them (`JoinedView`).
     """
+    _complete = False  # whether all edges are known to count: none is dropped for its ids
 
     def __init__(self, edge_index: Tensor | EdgeArrays, num_src: int, num_dst: int, loops: int = 0,
                  own: bool = False, num_edges: int | None = None):
@@ -329,8 +330,8 @@ class GraphView:
         with self._lock:
             ids, by_src = self.csc().place, self.csr()
             # nothing reads what lies beyond the last edge, but an index must fit
-            by_id = ids.index_select(0, by_src.place.clamp(0, ids.shape[0] - 1))
-            return replace(by_src, place=by_id, launched=None, made={})
+            place = by_src.place if self._complete else by_src.place.clamp(0, ids.shape[0] - 1)
+            return replace(by_src, place=ids.index_select(0, place), launched=None, made={})
 
     @_ordinary_tensors
     def _build_edges(self, ids: bool) -> Edges:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from gnnaccel.cuda import capture
 from gnnaccel.cuda import pairs as cuda_pairs
+from gnnaccel.cuda.launch import sent
 from gnnaccel.errors import VALID, GraphError
 
 #: keys (relation, node) up to this many times the edges are found by marking them in an array,
@@ -74,7 +75,7 @@ class Blocks:
     def __init__(self, sizes: tuple[int, ...], device: torch.device):
         ends = list(itertools.accumulate(sizes, initial=0))
         self._lay(ends)
-        self.ptr = torch.tensor(ends, dtype=torch.int32, device=device)
+        self.ptr = sent(ends, torch.int32, device)
 
     def _lay(self, ends: Sequence[int]) -> None:
         """``ends``: where each type begins, and where the last one ends."""

@@ -156,6 +156,10 @@ class RelationalSpec:
 
     def call(self, graph: RelationView, plan: Any) -> RelationalCall:
         """``plan`` None: to look at its Program, not to run it."""
+        device, alone = graph.device, graph.alone
+        if alone is None or device.type == "cuda" and (
+                torch._C._cuda_getCurrentRawStream(device.index) != alone):
+            graph.enter()
         kernels = plan is not None and plan.route == "cuda"
         if kernels:
             graph.kernels = True

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from gnnaccel.cuda import capture
 from gnnaccel.cuda import pairs as cuda_pairs
+from gnnaccel.cuda.structure import Rows, split_rows
 from gnnaccel.dispatch.graph.ordered_weights import of_the_graph
 from gnnaccel.dispatch.graph.view import GraphView
 from gnnaccel.dispatch.ir.program import DST, EDGE, PAIR_DST, PAIR_SRC, RELATION, SRC
@@ -42,6 +43,7 @@ class _VirtualGraph(GraphView):
     copy of both as one array."""
 
     _kept: tuple[Tensor, Tensor]
+    _complete = True  # relations and ids were checked
 
     def __init__(self, src: Tensor, dst: Tensor, num_src: int, num_dst: int):
         super().__init__(src, num_src, num_dst, num_edges=src.shape[0])
@@ -49,6 +51,25 @@ class _VirtualGraph(GraphView):
 
     def _ends(self) -> tuple[Tensor, Tensor]:
         return self._kept
+
+
+class _OfBlocks(GraphView):
+    """The edges from each node of ``blocks`` to its type, by which they are grouped already."""
+    _complete = True
+
+    def __init__(self, blocks: Blocks):
+        super().__init__(blocks.ptr, blocks.count, blocks.ptr.shape[0] - 1, num_edges=blocks.count)
+        self._blocks = blocks
+
+    def _nodes(self) -> Tensor:
+        return torch.arange(self.num_src, dtype=torch.int32, device=self.device)
+
+    def _ends(self) -> tuple[Tensor, Tensor]:
+        return self._nodes(), self._blocks.relation
+
+    def _grouped(self, places: bool) -> Rows:
+        ptr, nodes = self._blocks.ptr, self._nodes()
+        return Rows(ptr, nodes, nodes, split_rows(ptr, self.num_src))
 
 
 class RelationView:
@@ -64,7 +85,8 @@ class RelationView:
     range.
 
     ``kernels``: whether it may be built by kernels, as whoever runs kernels over it says. The
-    arrays are the same.
+    arrays are the same. Calls over it `enter` first: as long as all of them are on one stream,
+    nobody waits for what is built, since it is read after it on that stream.
     """
 
     def __init__(self, structure: tuple[Tensor, ...], num_src: int, num_dst: int,
@@ -83,6 +105,34 @@ class RelationView:
         # where some edges do not count, or a kernel put them together
         self._filtered: Ends | None = None
         self._checked = False
+        # the stream on which alone calls were so far, None before the first and once there are
+        # others; and when what was built there is done
+        self.alone: int | None = None
+        self._entered = False
+        self._built: torch.cuda.Event | None = None
+
+    def enter(self) -> None:
+        """A call over it begins, on the current stream."""
+        stream = capture.stream(self.device)
+        if stream == self.alone or self._entered and self.alone is None:
+            return
+        with self._lock:
+            if capture.capturing():  # it begins with everything done, and builds nothing
+                return
+            if self._entered:
+                self.alone = None
+                if self._built is not None:
+                    self._built.synchronize()
+            else:
+                self.alone, self._entered = stream, True
+
+    def _finish(self) -> None:
+        """Something was built: later calls are to find it finished."""
+        if self.alone is None or capture.stream(self.device) != self.alone:
+            capture.finish(self.device)
+        elif self.device.type == "cuda":
+            self._built = self._built or torch.cuda.Event()
+            self._built.record(torch.cuda.current_stream(self.device))
 
     def bind(self, *structure: Tensor) -> None:
         """The tensors to build from, equal in value to those of the constructor."""
@@ -170,7 +220,7 @@ class RelationView:
                 if found is None:
                     found = make()
                     if wait:
-                        capture.finish(self.device)
+                        self._finish()
                     self._made[key] = found
         return found
 
@@ -202,7 +252,7 @@ class RelationView:
         self._checked = True
         assert found is not None
         by_src, by_dst, copies = found
-        capture.finish(self.device)
+        self._finish()
         if self._filtered is not None and copies is not None:
             self._filtered = copies  # rather than the same ids twice
         for key, made in zip(((PAIR_SRC,), (PAIR_DST,),
@@ -241,7 +291,7 @@ class RelationView:
         src, dst, relation = self._given()
         # never the caller's own
         found = {SRC: src, DST: dst, RELATION: relation}[coarse].to(torch.int32, copy=True)
-        capture.finish(self.device)
+        self._finish()
         return found
 
     def graph(self, source: str, target: str) -> GraphView:
@@ -296,7 +346,10 @@ class RelationView:
     def _make_share(self, dtype: torch.dtype, order: Tensor | None = None) -> Tensor:
         pairs = self.pairs(PAIR_DST)
         if self.kernels:
-            return cuda_pairs.shares(pairs.of_edge, pairs.count, dtype, order)
+            counts = self._made.get(("counts",))  # shares are made by `_once`, which has the lock
+            if counts is None:
+                counts = self._made[("counts",)] = cuda_pairs.counted(pairs.of_edge, pairs.count)
+            return cuda_pairs.shares(pairs.of_edge, counts, dtype, order)
         count = torch.bincount(pairs.of_edge, minlength=pairs.count)
         share = count.to(dtype).reciprocal().index_select(0, pairs.of_edge)
         return share if order is None else share.index_select(0, order)
@@ -323,12 +376,8 @@ class RelationView:
 
     def of_blocks(self, sizes: tuple[int, ...]) -> GraphView:
         """The virtual graph with one edge from each destination to its type."""
-        def make() -> GraphView:
-            node = torch.arange(sum(sizes), dtype=torch.int32, device=self.device)
-            return GraphView(torch.stack([node, self.blocks(sizes).relation]), node.shape[0],
-                             len(sizes), own=True)
-
-        return self._once(("blocks", sizes, "members"), make)
+        return self._once(("blocks", sizes, "members"), lambda: _OfBlocks(self.blocks(sizes)),
+                          wait=False)
 
     def types_of_blocks(self, sizes: tuple[int, ...]) -> Members:
         """Reading rows of types at the destinations."""

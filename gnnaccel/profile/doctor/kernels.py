@@ -86,7 +86,7 @@ def _pairs(case: Case) -> Iterator[tuple[str, float]]:
                          case.nodes, 3).pairs[1]
     keys, of_edge, counts = torch.unique(types * case.nodes + case.dst, return_inverse=True,
                                          return_counts=True)
-    share = pairs.shares(found.of_edge, len(keys), torch.float64)
+    share = pairs.shares(found.of_edge, pairs.counted(found.of_edge, len(keys)), torch.float64)
     right = all(torch.equal(got.long(), expected) for got, expected in (  # type: ignore[union-attr]
         (found.relation * case.nodes + found.node, keys), (found.of_edge, of_edge),
         (pairs.sort_types(types, 3).order,  # type: ignore[union-attr]

@@ -55,8 +55,7 @@ class GraphView:
     ids number the caller's edges in order, then the added loops. Rows list their edges in the order
     of these ids, so that sums repeat bit for bit. A CSC that came with the edges (`EdgeArrays`) is
     used as it is. The view does not keep ``edge_index`` alive, unless ``own``: whoever asks for an
-    index array holds it. Building takes a lock; reading takes none. ``num_edges``: how many edges
-    there are, where ``edge_index`` does not have all of them (`JoinedView`).
+    index array holds it. Building takes a lock. ``num_edges``: where ``edge_index`` has not all.
     """
     _complete = False  # whether all edges are known to count: none is dropped for its ids
 

@@ -44,8 +44,9 @@ struct Small {
     __device__ __forceinline__ void arrange(OFF_T* indptr, int rows, int chunk_edges) const {
         int* unsorted = bins() + BINS + 1;
         __syncthreads();
-        for (int i = threadIdx.x; i + 1 < size; i += blockDim.x)
-            if (keys[i] > keys[i + 1]) raise_flag(unsorted);
+        bool found = false;
+        for (int i = threadIdx.x; i + 1 < size; i += blockDim.x) found |= keys[i] > keys[i + 1];
+        if (found) atomicMax(unsorted, 1);
         __syncthreads();
         if (*unsorted) sort_keys(keys, size, blockDim.x);
         for (int row = threadIdx.x; row <= rows; row += blockDim.x) indptr[row] = before(row);

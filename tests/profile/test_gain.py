@@ -82,6 +82,19 @@ def test_an_optimizer_that_takes_the_place_of_another_counts(steps):
     assert len(steps.as_dict()["ms"]) >= 10
 
 
+def test_each_step_may_make_an_optimizer_of_its_own(steps):
+    """As PyG's `ogc.py` does: whether the next one lies where the last did is chance."""
+    weight, optimizer = torch.nn.Parameter(torch.ones(1)), None
+    for _ in range(6):
+        following = torch.optim.SGD([weight], lr=0.1)  # while the last is there
+        optimizer = following
+        del following
+        optimizer.zero_grad()
+        weight.square().sum().backward()
+        optimizer.step()
+    assert len(steps.as_dict()["ms"]) == 6
+
+
 def test_a_script_that_does_not_train_is_measured_by_its_models_calls(steps):
     model, small = torch.nn.Sequential(*[torch.nn.Linear(64, 64)] * 20), torch.nn.Identity()
     with torch.no_grad():

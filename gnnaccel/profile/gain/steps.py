@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -58,7 +59,7 @@ class Steps:
         self.count = 0  # of training steps, or of outermost calls while no optimizer steps
         self.trains = False
         self._done = done
-        self._main: int | None = None  # the optimizer whose steps are counted
+        self._main: weakref.ref[Any] | None = None  # the optimizer whose steps are counted
         self._others = 0
         self._begun: Any = None
         self._steps: list[tuple[Any, Any]] = []  # of zero_grad, or None, and of the end
@@ -115,11 +116,12 @@ class Steps:
         if not self.trains:
             self.trains, self.count = True, 0
             torch.nn.Module.__call__ = self._call  # type: ignore[method-assign]
-        if id(optimizer) != self._main:
+        main = None if self._main is None else self._main()  # gone where each step makes its own
+        if optimizer is not main:
             self._others += 1
-            if self._main is not None and self._others < 3:
+            if main is not None and self._others < 3:
                 return  # a second optimizer of the same step
-            self._main = id(optimizer)
+            self._main = weakref.ref(optimizer)
         self._others = 0
         self._steps.append((self._begun, self._marks.now()))
         self._begun = None

@@ -152,8 +152,11 @@ class Asked(EmulatedDriver):
 
 @pytest.fixture
 def asked(monkeypatch):
-    """A driver in place, with what a call prepares on a machine that has no kernels yet."""
+    """A driver in place, with what a call prepares on a machine that has no kernels yet.
+
+    Graphs are built as those that are not small: what these need is prepared with any graph."""
     one, compiled = Asked(), compiling._compiled
+    monkeypatch.setattr(structure, "_SMALL_EDGES", -1)
 
     def first(whole, key, compile_, later):
         structure.prepare()

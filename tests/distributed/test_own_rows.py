@@ -44,10 +44,11 @@ def made(case, channels=16):
 
 
 def features(layer, channels=16):
-    return {kind: torch.randn(NODES[kind], channels) for kind in layer.node_types}
+    device = layer.k_rel.weight.device
+    return {kind: torch.randn(NODES[kind], channels).to(device) for kind in layer.node_types}
 
 
-def edges(case, own=OWN):
+def edges(case, own=OWN, device="cpu"):
     """Edges of each type, with an edge at the last node that may have one."""
     found = {}
     for name in CASES[case][1]:
@@ -55,7 +56,7 @@ def edges(case, own=OWN):
         found[name] = torch.stack([torch.randint(0, NODES[name[0]], (count,)),
                                    torch.randint(0, max(own[name[2]], 1), (count,))])
         found[name][:, -1:] = torch.tensor([[NODES[name[0]] - 1], [own[name[2]] - 1]])[:, :count]
-    return found
+    return {name: ids.to(device) for name, ids in found.items()}
 
 
 needs_distributed = pytest.mark.skipif(not dist.is_available(),
@@ -122,7 +123,7 @@ def test_results_are_those_of_all_rows(route, case, channels):
     layer = made(case, channels).to(route.device)
     own = {kind: OWN[kind] for kind in layer.node_types}
     for frozen in ((), ("paper",), tuple(NODES)):
-        x, edge_index = features(layer, channels), edges(case)
+        x, edge_index = features(layer, channels), edges(case, device=route.device)
         with route.on(), told(own):
             found = [results(layer, x, edge_index, own, frozen) for _ in range(3)]
         for each in found:
@@ -132,8 +133,9 @@ def test_results_are_those_of_all_rows(route, case, channels):
 @pytest.mark.parametrize("case", ["all types", "one type"])
 def test_keys_and_values_of_pairs(route, case, monkeypatch):
     monkeypatch.setattr(pair_maps, "WORTH_FROM", 0)
-    layer = made(case)
-    own, x, edge_index = {k: OWN[k] for k in layer.node_types}, features(layer), edges(case)
+    layer = made(case).to(route.device)
+    own, x = {kind: OWN[kind] for kind in layer.node_types}, features(layer)
+    edge_index = edges(case, device=route.device)
     for frozen in ((), tuple(NODES)):
         with route.on(), told(own):
             found = results(layer, x, edge_index, own, frozen)
@@ -142,8 +144,8 @@ def test_keys_and_values_of_pairs(route, case, monkeypatch):
 
 def test_what_is_computed_for_own_rows_alone(route, monkeypatch):
     """Of 44 rows 23 are own: keys and values are of all, queries and last maps of these."""
-    layer, products, product = made("all types"), [], by_type.product
-    x, edge_index = features(layer), edges("all types")
+    layer, products, product = made("all types").to(route.device), [], by_type.product
+    x, edge_index = features(layer), edges("all types", device=route.device)
     monkeypatch.setattr(by_type, "product", lambda blocks, *args, **kwargs: products.append(
         blocks.count) or product(blocks, *args, **kwargs))
     for _ in range(2):
@@ -159,8 +161,8 @@ def test_what_is_computed_for_own_rows_alone(route, monkeypatch):
 
 def test_calls_over_a_part_and_over_all_rows_are_told_apart(route):
     """The same layer, edges and sizes."""
-    layer, found = made("all types"), []
-    x, edge_index = features(layer), edges("all types")
+    layer, found = made("all types").to(route.device), []
+    x, edge_index = features(layer), edges("all types", device=route.device)
     other = {**OWN, "paper": 9, "venue": 1}
     with route.on():  # within one block calls are remembered
         for own in (OWN, None, other, OWN, other, None, None):
@@ -174,13 +176,13 @@ def test_calls_over_a_part_and_over_all_rows_are_told_apart(route):
 
 def test_graphs_that_change(route):
     """Other edges each time, with more rows and with as many."""
-    layer, found = made("all types"), []
+    layer, found = made("all types").to(route.device), []
     x = features(layer)
     with route.on():
         for step in range(7):
             own = {**OWN, "paper": 8 + step // 2}
             if step < 6:
-                edge_index = edges("all types", own)
+                edge_index = edges("all types", own, route.device)
             else:  # written in place
                 edge_index["paper", "cites", "paper"][0].fill_(1)
             copies = {name: ids.clone() for name, ids in edge_index.items()}

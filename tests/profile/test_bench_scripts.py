@@ -138,8 +138,8 @@ def test_a_long_script_is_stopped_cleanly(made):
 
 def test_two_models_in_turn(made):
     values = run(made, "two_models.py", "gnnaccel").values
-    # the second optimizer counts once it is seen that the first one makes no more steps
-    assert 10 <= values["steps"] <= 12 and values["ended"] == "script"
+    # the second optimizer counts once the first one is gone
+    assert values["steps"] == 12 and values["ended"] in ("script", "steps")
     assert values["loss_difference"] < 1e-5
 
 

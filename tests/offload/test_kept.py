@@ -25,10 +25,9 @@ BYTES = NODES * WIDTH * 4  # of the rows of one result
 
 
 @pytest.fixture(autouse=True)
-def small_bands(monkeypatch):
-    """Bands of a few rows, also of small tensors."""
-    monkeypatch.setattr(rowwise, "_SMALL", 0)
-    monkeypatch.setattr(rowwise, "_BAND", 500)
+def small_bands():
+    with checks.small_bands():
+        yield
 
 
 @pytest.fixture

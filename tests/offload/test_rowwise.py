@@ -16,10 +16,9 @@ NODES, WIDTH = 60, 6
 
 
 @pytest.fixture(autouse=True)
-def small_bands(monkeypatch):
-    """Bands of a few rows, also of small tensors."""
-    monkeypatch.setattr(rowwise, "_SMALL", 0)
-    monkeypatch.setattr(rowwise, "_BAND", 500)
+def small_bands():
+    with checks.small_bands():
+        yield
 
 
 @pytest.fixture

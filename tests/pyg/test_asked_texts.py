@@ -5,11 +5,7 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
-import gnnaccel
-from tests.pyg.generated_calls import arguments, routes
-from tests.pyg.generated_layers import Message
-from tests.pyg.judge import close
-from tests.pyg.test_named_attributes import Asks, thrice
+from tests.pyg.test_named_attributes import Asks, stays_native, thrice
 
 
 class OfAShapesText(Asks):
@@ -50,9 +46,4 @@ class OfModulesTexts(Asks):
 @pytest.mark.parametrize("cls", [OfAShapesText, OfASumOfShapesText, OfADictionarysText,
                                  OfAFunctionsText, OfModulesTexts])
 def test_texts_of_what_stands_for_others_stay_native(emulated, cls):
-    layer, given = cls(), arguments(Message)[:2]
-    expected = layer(*given)
-    gnnaccel.reset_stats()
-    with emulated.on(on_fallback="native"):
-        assert close(layer(*given), expected)
-    assert routes(layer) == {"native": 1}
+    stays_native(emulated, cls)

@@ -291,6 +291,16 @@ def test_dispatch_modes_see_the_hosts_operations(route, inputs):
 
 # ---- weights that do not fit the layer's attributes ----
 
+def raises_as_the_host(route, layer, inputs, name):
+    """The layer, which is refused by kernels, raises the host's error."""
+    with pytest.raises(Exception) as native:
+        layer(*inputs)
+    gnnaccel.reset_stats()
+    with route.on(on_fallback="native"), pytest.raises(native.type):
+        layer(*inputs)
+    assert gnnaccel.stats()[name]["reasons"] == {"GA206": 1}
+
+
 @pytest.mark.parametrize("called", [False, True])
 @pytest.mark.parametrize("name, attribute, value",
                          [("GATConv", "heads", 1), ("GATConv", "heads", 4),
@@ -308,12 +318,7 @@ def test_an_attribute_that_is_no_longer_that_of_the_weights(route, inputs, name,
         for _ in range(3 * called):
             layer(*inputs)
     setattr(layer, attribute, value)
-    with pytest.raises(Exception) as native:
-        layer(*inputs)
-    gnnaccel.reset_stats()
-    with route.on(on_fallback="native"), pytest.raises(native.type):
-        layer(*inputs)
-    assert gnnaccel.stats()[name]["reasons"] == {"GA206": 1}
+    raises_as_the_host(route, layer, inputs, name)
 
 
 @pytest.mark.parametrize("name, attribute", [("GATConv", "att_src"), ("GATConv", "att_dst"),
@@ -436,12 +441,7 @@ def test_a_vector_that_the_host_refuses(route, inputs, name, vector, form, calle
     forms = {"none": None, "transposed": found.transpose(1, 2), "of one more axis": found[None]}
     made = forms[form]
     setattr(layer, vector, made if made is None else torch.nn.Parameter(made.clone()))
-    with pytest.raises(Exception) as native:
-        layer(*inputs)
-    gnnaccel.reset_stats()
-    with route.on(on_fallback="native"), pytest.raises(native.type):
-        layer(*inputs)
-    assert gnnaccel.stats()[name]["reasons"] == {"GA206": 1}
+    raises_as_the_host(route, layer, inputs, name)
 
 
 def test_the_dtype_of_each_vector_counts(route, inputs):

@@ -46,7 +46,10 @@ def optimizer(parameters, r: random.Random) -> torch.optim.Optimizer:
 
 
 def initialised(*nets: nn.Module) -> None:
-    """PyG leaves `l2` of `RGATConv` as the memory was."""
+    """PyG leaves `l2` of `RGATConv` as the memory was. On a GPU nothing is cached: a list of edges
+    that is kept for fewer nodes would end the process, natively too."""
+    for m in (m for net in nets for m in net.modules() if getattr(m, "cached", False)):
+        m.cached = not next(m.parameters()).is_cuda
     with torch.no_grad():
         for name, p in (pair for net in nets for pair in net.named_parameters()):
             if name.endswith("l2"):

@@ -152,6 +152,18 @@ def test_rows_that_are_copied_first_gain_less():
         assert moved.gain < there.gain and moved.native == there.native
 
 
+def test_rows_that_are_copied_first_gain_less_over_the_list_of_edges():
+    """`ARMAConv` of two stacks over 200,000 edges, in evaluation on an H100: 2.4 ms by the list of
+    edges, 1.5 natively."""
+    ei, x = torch.empty(2, 200_000, dtype=torch.int64, device="meta"), torch.empty(
+        2, 10**4, 64, device="meta")
+    graph = OpGraph(ei, 10**4, 10**4)
+    moved, there = (aggregation_cost.estimate(
+        graph, aggregation.Aggregation("sum", rows, None, (2, 64)), False)
+        for rows in (x.movedim(1, 0), x.movedim(1, 0).contiguous()))
+    assert there.once_pays and not moved.once_pays
+
+
 def test_estimates_know_the_list_of_edges():
     """"meta" stands for a GPU."""
     found = []

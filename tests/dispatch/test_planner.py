@@ -89,21 +89,23 @@ def test_plans_are_memoised_by_request_and_options():
         assert plan(asked, backend="torch").route == "torch"
 
 
-def gains(fresh, grad, loops):
+def gains(fresh, grad, loops, layer="GATConv"):
     """Whether a call over a small graph on a GPU is estimated to gain by kernels."""
-    asked = request(device="cuda", grad=grad)._replace(fresh=fresh, loops=loops)
+    asked = request(device="cuda", grad=grad)._replace(fresh=fresh, loops=loops, native=layer)
     attention = patterns.attention(asked.program)
     return cost.fused(asked, attention) < cost.native(asked)
 
 
 @pytest.mark.parametrize("grad", [False, True])
 def test_calls_share_the_price_of_a_new_structure(grad):
-    """One call alone pays for it in inference, and in training where the host adds self loops; so
-    many as are expected at first do, and more do where fewer did; known graphs always gain."""
-    assert gains(1, grad, loops=False) is not grad and gains(EXPECTED, grad, loops=False)
-    assert gains(2, grad, loops=False) and gains(1, grad, loops=True)
-    found = [gains(calls, grad, loops=True) for calls in range(1, EXPECTED + 1)]
-    assert found == sorted(found) and gains(0, grad, loops=True)
+    """Where one call alone does not pay for it, two do; more do where fewer did; known graphs
+    always gain. On an H100 one `GATConv` over a new graph of 5,200 edges takes 0.6 of the host's
+    time, one `TransformerConv` as long, and two of these less."""
+    for layer in ("GATConv", "GATv2Conv", "AGNNConv"):
+        assert gains(1, grad, False, layer) and gains(1, grad, True, layer)
+    found = [gains(calls, grad, False, "TransformerConv") for calls in range(1, EXPECTED + 1)]
+    assert found == [False] + [True] * (EXPECTED - 1)
+    assert gains(0, grad, False, "TransformerConv")
 
 
 def test_what_the_host_does_for_self_loops_is_saved_where_it_does_it():

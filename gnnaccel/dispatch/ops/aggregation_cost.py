@@ -88,7 +88,8 @@ def _on_cuda(graph: OpGraph, given: Aggregation, mode: str) -> Estimate:
     rate = (kernels["gather_l2"]
             if graph.num_src * rows <= kernels["l2_bytes"] else kernels["gather_hbm"])
     launches, written = calls * rates["launches"][mode], 0.0
-    if plain and not given.x.is_contiguous():
+    copied = plain and not given.x.is_contiguous()
+    if copied:
         launches += rates.get("copied", _NO_COPIES)[mode]
     if type(given.more) is Generated:
         launches += _besides(given.more, mode)
@@ -99,7 +100,7 @@ def _on_cuda(graph: OpGraph, given: Aggregation, mode: str) -> Estimate:
     once = None
     if plain and "once_passes" in rates:
         once = (moved * rates["once_passes"][mode] / kernels["native_bandwidth"]
-                + rates["once_launches"][mode] * launch)
+                + (rates["once_launches"][mode] + copied * rates["once_copied"][mode]) * launch)
         once = once if _MARGIN * once < native else None
     by_source = type(given.more) is Generated and given.more.before and given.more.by_source
     built = 1 if mode == "forward" and not by_source else 2

@@ -126,6 +126,64 @@ def test_saturated_softmax(device, score):
     assert max(errors.values()) < 1e-3, errors
 
 
+def _score(name: str, t: dict) -> torch.Tensor:
+    """The scores of problems of `pairwise` whose source i belongs to destination i // 2."""
+    leaky, queries = torch.nn.functional.leaky_relu, t["queries"].repeat_interleave(2, 0)
+    if name == "gatv2":
+        return (t["att"] * leaky(t["keys"] + queries, 0.2)).sum(-1)
+    dot = (t["keys"] * queries).sum(-1)
+    if name == "mx":
+        return leaky((t["c_src"] + t["c_dst"].repeat_interleave(2, 0)) * dot.sigmoid(), 0.2)
+    return {"dot": 0.7 * dot, "cosine": dot * t.get("c_src", 1.0),
+            "sd": leaky(0.7 * dot, 0.2)}[name]
+
+
+def _nearly_decided(device, score: str):
+    """Two sources for each destination, of which one has 1e-7 to 2e-6 of the softmax."""
+    rows = 60
+    edges = torch.stack([torch.arange(2 * rows), torch.arange(rows).repeat_interleave(2)])
+    view = graph_module.GraphView(edges.to(device), 2 * rows, rows, own=True)
+    problem = pairwise(score, view, 3, 5)
+    tensors, scaled = problem.tensors, {"gatv2": ("keys", "queries"), "mx": ("c_src", "c_dst")}
+    ratio = (1e-7 * 20 ** torch.rand(rows, 3)).log().abs().to(device)
+    gap = _score(score, tensors).view(rows, 2, 3).diff(dim=1).abs().squeeze(1)
+    for name in scaled.get(score, ("queries",)):  # what the scores are proportional to
+        t = tensors[name]
+        factor = (ratio / gap).repeat_interleave(t.shape[0] // rows, 0)
+        tensors[name] = t * (factor if t.dim() == 2 else factor.unsqueeze(-1))
+    return problem
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_one_edge_takes_nearly_all(device, score):
+    """Its gradient is a difference no larger than roundings, but balances that of the other edge.
+
+    Medians, as some scores are so large that little is left of either's digits."""
+    errors = []
+    for _ in range(16):
+        problem = _nearly_decided(device, score)
+        got, call = by_kernels(problem)
+        exact, plain = (by_torch(problem, call, t)["queries"] for t in (torch.float64,
+                                                                        torch.float32))
+        errors.append((relative(got["queries"], exact), relative(plain, exact)))
+    ours, torchs = torch.tensor(errors).median(0).values.tolist()
+    assert ours <= 2 * torchs, f"error {ours:.2e}, {torchs:.2e} by torch in fp32"
+
+
+def test_one_of_two_edges_from_one_source_takes_nearly_all(device):
+    """Both have the same value, so their softmax does not matter."""
+    edges = torch.zeros(2, 2, dtype=torch.long, device=device)
+    view = graph_module.GraphView(edges, 1, 1, own=True)
+    problem = pairwise("gatv2", view, 3, 5, edge=True)
+    att, tensors = problem.tensors["att"], problem.tensors
+    for name in ("keys", "queries"):
+        tensors[name] = torch.zeros_like(tensors[name])
+    score = (att * torch.nn.functional.leaky_relu(att, 0.2)).sum(-1, keepdim=True)
+    tensors["edges"] = torch.cat([att * 9 / score, att * 0])  # 0.9999 of the softmax and the rest
+    got, _ = by_kernels(problem)
+    assert all((got[name] == 0).all() for name in ("queries", "att", "edges"))
+
+
 @pytest.mark.parametrize("score", ["gatv2", "dot", "mx", "sd"])
 def test_dropout_of_everything_gives_zero_gradients(device, score):
     grads = by_kernels(pairwise(score, graph(device), 3, 5, dropout=1.0))[0]

@@ -30,8 +30,13 @@ static_assert(!KEPT || (SCORE == DOT && !EDGE),
 // value and no dropout: then their softmax does not matter.
 #define ALIKE (!EDGE || (!OWN_VALUES && !DROPOUT))
 
-// Up to this, t - delta is what equal numbers are rounded apart by.
-__device__ __forceinline__ float noise(float delta) { return 4.f * ULP * fabsf(delta); }
+// Up to this, t - delta is what equal numbers are rounded apart by. It is 0 where one edge takes
+// nearly all of the softmax (`inverse`: 1 / sum): delta is all but that edge's t then, and their
+// difference, however small, is a gradient, which balances those of the row's other edges.
+#define NEARLY_ALL 0.999f
+__device__ __forceinline__ float noise(float delta, float inverse) {
+    return inverse > NEARLY_ALL && fabsf(delta) < infinity() ? 0.f : 4.f * ULP * fabsf(delta);
+}
 
 #if BY_SRC
 
@@ -64,7 +69,7 @@ prepare(int rows, const OUT_T* __restrict__ grad, const float* __restrict__ out,
         const float inverse = on && h < H ? norm[i + (u64)rows * H] : 0.f;
         if (on && at.lh == 0 && h < H) {
             const float sum = delta.hi + delta.lo, d = none ? infinity() : sum - 0.f * sum;
-            const float p[4] = {norm[i], inverse, d, DST_TERM ? c_dst[i] : noise(d)};
+            const float p[4] = {norm[i], inverse, d, DST_TERM ? c_dst[i] : noise(d, inverse)};
             store_pack<float, 4>(packed + 4 * i, p);
         }
     }
@@ -111,7 +116,9 @@ struct Destination {
     float m, inverse, delta, last;
 
     __device__ __forceinline__ float term() const { return DST_TERM ? last : 0.f; }
-    __device__ __forceinline__ float limit() const { return DST_TERM ? noise(delta) : last; }
+    __device__ __forceinline__ float limit() const {
+        return DST_TERM ? noise(delta, inverse) : last;
+    }
 };
 
 __device__ __forceinline__ Destination destination(const float* packed, u64 row, int head,

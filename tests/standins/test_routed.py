@@ -35,11 +35,40 @@ def test_kernels(given, reduce, size):
     assert routes() == {"cuda": 3}
 
 
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+def test_out_is_added_to(given, reduce):
+    src, index = given
+    start, outs = torch.randn(12, 8, device=src.device), []
+    for enabled in (False, True):
+        x, base = src.clone().requires_grad_(), start.clone().requires_grad_()
+        with gnnaccel.enabled(when="supported") if enabled else gnnaccel.disabled():
+            held = base * 2.0
+            out = scatters.scatter(x, index, 0, out=held, reduce=reduce)
+            assert out is held
+            out.square().sum().backward()
+        outs.append((out, x.grad, base.grad))
+    torch.testing.assert_close(outs[1], outs[0], rtol=1e-5, atol=1e-5)
+    assert routes() == {"cuda": 1}
+
+
+def test_out_is_added_to_once(given):
+    """Also where somebody compares routes; and where the host's own way is taken."""
+    src, index = given
+    for options in (dict(records=9), dict(backend="torch")):
+        start = torch.ones(9, 8, device=src.device)
+        expected = scatters.scatter(src, index, 0, out=start.clone())
+        with gnnaccel.enabled(when="supported", **options):
+            torch.testing.assert_close(scatters.scatter(src, index, 0, out=start), expected)
+    with gnnaccel.enabled(when="supported"), pytest.raises(RuntimeError, match="leaf Variable"):
+        scatters.scatter(src, index, 0, out=torch.zeros(9, 8, device=src.device,
+                                                        requires_grad=True))
+
+
 def test_what_stays_native(given):
     src, index = given
     with gnnaccel.enabled(when="supported"):
         scatters.scatter(src.t(), index, 1)
-        scatters.scatter(src, index, 0, out=torch.zeros(9, 8, device=src.device))
+        scatters.scatter(src, index, 0, out=torch.zeros(9, 8, device=src.device), reduce="mul")
         scatters.scatter(src, index, 0, reduce="max")
         scatters.scatter(src, index[:, None].expand_as(src), 0)
         scatters.scatter(src[:0], index[:0], 0)

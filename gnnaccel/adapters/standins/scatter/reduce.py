@@ -33,7 +33,7 @@ def scatter_sum(src: Tensor, index: Tensor, dim: int = -1, out: Tensor | None = 
     if out is None:
         return routed.reduced(src, index, dim, dim_size, "sum",
                               lambda size: _sum(src, index, dim, None, size))
-    return _sum(src, index, dim, out, dim_size)
+    return routed.added(out, src, index, dim, lambda out: _sum(src, index, dim, out, None))
 
 
 def _sum(src: Tensor, index: Tensor, dim: int, out: Tensor | None,
@@ -71,7 +71,8 @@ def scatter_mean(src: Tensor, index: Tensor, dim: int = -1, out: Tensor | None =
 
 def _mean(src: Tensor, index: Tensor, dim: int, out: Tensor | None,
           dim_size: int | None) -> Tensor:
-    out = _sum(src, index, dim, out, dim_size)
+    out = (_sum(src, index, dim, None, dim_size) if out is None
+           else scatter_sum(src, index, dim, out))
     counts = broadcast(group_sizes(src, index, dim, out.size(dim)), out, dim)
     return divide_(out, counts, "floor")
 

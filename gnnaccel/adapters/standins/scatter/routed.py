@@ -10,6 +10,7 @@ from torch.compiler import is_compiling
 
 from gnnaccel.adapters.guards import context_reason
 from gnnaccel.cuda import driver
+from gnnaccel.dispatch.observe.records import listening
 from gnnaccel.dispatch.ops import by_index, route
 from gnnaccel.dispatch.policy.config import Config, current
 
@@ -28,6 +29,28 @@ def reduced(src: Tensor, index: Tensor, dim: int, dim_size: int | None, reduce: 
     call = context_reason() or by_index.reduce(by_index.IndexGraph(index, len(src), groups), src,
                                                reduce, config)
     return route.run(_NAME, call, lambda: native(groups), config)
+
+
+def added(out: Tensor, src: Tensor, index: Tensor, dim: int,
+          native: Callable[[Tensor], Tensor]) -> Tensor:
+    """``out``, to which the rows of each group are added in place. ``native(out)``: the same by
+    torch's own operations. Kernels give sums of their own, which are added then: whoever compares
+    routes runs several."""
+    config = None if is_compiling() else current()
+    if (config is None or not _stated(src, index, dim) or not _added_to(out, src)
+        or _too_few(src, config)):
+        return native(out)
+    call = context_reason() or by_index.reduce(by_index.IndexGraph(index, len(src), len(out)), src,
+                                               "sum", config)
+    if not listening() and route.choose(call, True, config).route == "native":
+        return route.run(_NAME, call, lambda: native(out), config)
+    return out.add_(route.run(_NAME, call, lambda: native(torch.zeros_like(out)), config))
+
+
+def _added_to(out: Tensor, src: Tensor) -> bool:
+    """Whether sums of such rows can be added to it."""
+    return (type(out) is Tensor and out.layout == torch.strided and out.dtype == src.dtype
+            and out.device == src.device and out.shape[1:] == src.shape[1:] and len(out) > 0)
 
 
 def _stated(src: Tensor, index: Tensor, dim: int) -> bool:

@@ -248,7 +248,23 @@ class Twice(Message):
         return one, scatter(inputs, index, 0, dim_size), one
 
 
+class Deviations(Message):
+    """PNA's deviation of linear messages: without rounding it is none where one edge enters."""
+
+    def __init__(self):
+        super().__init__()
+        self.pre = nn.Linear(2 * WIDTH, WIDTH)
+
+    def message(self, x_i, x_j):
+        return self.pre(torch.cat([x_i, x_j.tanh()], -1) * 3.0)
+
+    def aggregate(self, inputs, index, dim_size):
+        mean = scatter(inputs, index, 0, dim_size, reduce="mean")
+        squares = scatter(inputs * inputs, index, 0, dim_size, reduce="mean")
+        return torch.sqrt(torch.relu(squares - mean * mean) + 1e-5)
+
+
 FORMS = (Scattered, ByModule, BySuper, Quotient, Pair, Vectors, Statistics, Extremes, Changed,
-         Normed, Appended, OfEdges, Twice)
+         Normed, Appended, OfEdges, Twice, Deviations)
 #: those that torch operations take over on a CPU
 PLAIN = (Scattered, ByModule)

@@ -171,6 +171,8 @@ def _messages(reductions: list[tuple[pointwise.Rows, str]], layer: Any) -> tuple
     messages: list[generated.Message] = []
     reduces, counts = [], []
     for rows, reduce in reductions:
+        if isinstance(rows, pointwise.Deferred) and rows.is_made:
+            rows = rows.alone()  # others are made of it: what cancels out does so to the last bit
         try:
             count, found = 0, [generated.found(rows, layer)]
         except Unseen:

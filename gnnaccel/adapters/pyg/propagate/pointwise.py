@@ -227,6 +227,11 @@ class Deferred(Rows):
         """As rows."""
         raise Unseen
 
+    @property
+    def is_made(self) -> bool:
+        """Whether an operation has asked for it as rows."""
+        return self._alone is not None
+
 
 class Beside(Deferred):
     """Rows side by side, ``parts``: one stand-in only where all are at one end."""

@@ -1,4 +1,4 @@
-"""Messages that call functions of which some arguments are given before."""
+"""Messages that call functions of which some arguments are given before, or that define some."""
 from __future__ import annotations
 
 import functools
@@ -9,11 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch_geometric.nn import MessagePassing
+from torch_geometric.utils import softmax
 
 from tests.pyg import graphs
-from tests.pyg.generated_calls import routes
+from tests.pyg.generated_calls import both, routes
+from tests.pyg.generated_layers import Message
 from tests.pyg.graphs import F as WIDTH
 from tests.pyg.judge import close, compare
+from tests.pyg.test_generated_changes import each_seen
 
 HERE = sys.modules[__name__]
 
@@ -104,3 +107,57 @@ def test_a_global_function_that_changes(emulated, monkeypatch):
         expected = layer(x, ei)
         with emulated.on():
             assert close(layer(x, ei), expected)
+
+
+def pairs_added(*args):
+    return tuple(map(sum, zip(*args)))
+
+
+class Inside(Message):
+    """A function that the message defines, with a variable around it; `map`, `max` and `abs`."""
+
+    def __init__(self):
+        super().__init__()
+        self.heads, self.shift = 3, -0.5
+
+    def message(self, x_i, x_j, index):
+        width = max(x_j.size(-1) // self.heads, 1)
+
+        def apart(x):
+            x = x.view(-1, self.heads, width)
+            return x, x.abs().sum(-1, keepdim=True)
+
+        rows, norms = pairs_added(apart(x_i), apart(x_j))
+        weight = (lambda t: torch.tanh(t + abs(self.shift)))(norms)
+        return (softmax(weight, index) * rows).flatten(1)
+
+
+class AsksInside(Message):
+    """One that asks what a stand-in cannot tell: whether edges are sorted."""
+
+    def message(self, x_j, index, ptr):
+        def told(one):
+            return one is None
+
+        return softmax(x_j, index, ptr) * (1.0 if told(ptr) else 2.0)
+
+
+class CatchesInside(Message):
+    def message(self, x_j):
+        def half(x):
+            try:
+                return x.storage_offset() + 0.5 * x
+            except Exception:
+                return 7.0 * x
+
+        return half(x_j)
+
+
+def test_functions_that_a_message_defines(kernels):
+    layer, given = Inside(), (graphs.features(), graphs.square())
+    compare(kernels, layer, *given)
+    each_seen(kernels, layer, *given, changes=(lambda: setattr(layer, "shift", 0.25),
+                                               lambda: setattr(layer, "heads", 2)))
+    for one in (AsksInside(), CatchesInside()):
+        both(kernels, one, *given, on_fallback="native")
+        assert routes(one) == {"native": 1}

@@ -22,7 +22,8 @@ from gnnaccel.adapters.pyg.propagate.standins import Unseen
 MODULES = (torch, torch.nn, torch.nn.functional, torch.linalg, math)
 #: where stands what such code names as an attribute, but for what users hold
 PLACES = (torch, torch.nn.functional, torch.linalg, math, Tensor)
-BUILTINS = (bool, float, int, len, range, enumerate, zip, reversed, tuple, list, sum)
+BUILTINS = (bool, float, int, len, range, enumerate, zip, reversed, tuple, list, sum, map, max, min,
+            abs)
 #: functions that may be defined in one that is traced
 COMPREHENSIONS = ("<genexpr>", "<listcomp>")
 #: what may follow where a name is read that is handed on, or taken apart
@@ -41,7 +42,7 @@ def globals_in_place(function: types.FunctionType, names: frozenset[str],
     inside = codes(code)[1:]
     if (code.co_cellvars and not inside) or code.co_flags & NOT_PLAIN_CODE:
         return None
-    if any(one.co_name not in COMPREHENSIONS or "__class__" in one.co_freevars for one in inside):
+    if any("__class__" in one.co_freevars or not _may_be_inside(one) for one in inside):
         return None
     found = {}
     for kind, name in (one for each in (code, *inside) for one in _named(each)):
@@ -55,6 +56,14 @@ def globals_in_place(function: types.FunctionType, names: frozenset[str],
         elif kind not in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "STORE_ATTR"):
             return None
     return found
+
+
+def _may_be_inside(code: types.CodeType) -> bool:
+    """Whether a function that is traced may define this one: what message passing passes by itself
+    may come to it under any name, so it may not ask whether something is None."""
+    return code.co_name in COMPREHENSIONS or not (
+        code.co_flags & NOT_PLAIN_CODE or catches(code)
+        or any(step.opname == "IS_OP" or "NONE" in step.opname for step in _steps(code)))
 
 
 def with_globals(function: types.FunctionType, more: dict[str, Any]) -> types.FunctionType:
@@ -124,18 +133,23 @@ def special_as_arguments(code: types.CodeType, names: Set[str] = SPECIAL) -> boo
 
 
 def names_known(code: types.CodeType, layer: Any, names: frozenset[str],
-                method: bool = True, known: dict[str, Any] | None = None) -> bool:
+                method: bool = True, known: dict[str, Any] | None = None,
+                inside: bool = False) -> bool:
     """Whether all attributes that are named are known, and methods of tensors torch's own. Those of
     the layer, the first argument of a ``method``, need not be there: a branch that is not taken may
     name others. Only the layer's may be set. What any object has, as ``__dict__``, a stand-in has
     of its own: of such names only those may be named that a layer alone has, as ``__alpha__``.
     ``known``: global values; attributes of modules of the user's own among them may have any
-    name."""
-    if not all(names_known(one, layer, names, method, known) for one in codes(code)[1:]):
+    name. ``inside``: it is defined in a method, and its first argument is no layer."""
+    if not all(names_known(one, layer, names, method, known, True) for one in codes(code)[1:]):
         return False
     steps, known = _steps(code), known or {}
+
+    def loads_layer(step: dis.Instruction) -> bool:
+        return not inside and _loads_first(step, code)
+
     if any(step.argval.startswith("__") and (
-            not method or hasattr(nn.Module, step.argval) or not _loads_first(before, code))
+            not method or hasattr(nn.Module, step.argval) or not loads_layer(before))
            for before, step in zip([steps[0], *steps], steps) if step.opname in _ATTRIBUTES):
         return False
 
@@ -147,11 +161,11 @@ def names_known(code: types.CodeType, layer: Any, names: frozenset[str],
                        step.argval in names and _method_is_torchs(step.argval)))
                    for before, step in zip([steps[0], *steps], steps)
                    if step.opname in _ATTRIBUTES)
-    if not all(_loads_first(before, code) for before, step in zip([steps[0], *steps], steps)
+    if not all(loads_layer(before) for before, step in zip([steps[0], *steps], steps)
                if step.opname == "STORE_ATTR"):
         return False
     return all((step.argval in names and _method_is_torchs(step.argval))
-               or attribute(layer, step.argval) is not Unseen or _loads_first(before, code)
+               or attribute(layer, step.argval) is not Unseen or loads_layer(before)
                or of_module(before)
                for before, step in zip([steps[0], *steps], steps)
                if step.opname in ("LOAD_ATTR", "LOAD_METHOD"))

@@ -31,7 +31,6 @@ from gnnaccel.adapters.pyg.propagate.traced import Make, Param
 from gnnaccel.adapters.pyg.propagate.traced_layer import Layer
 
 _NAMES = generated.OF_MESSAGES | OF_NODES | zero_rows.NAMES | {"aggregate", "aggr_module"}
-_BUILTINS = (tuple, list, zip, enumerate, sum, int, float, len)
 _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "STORE_ATTR")
 
 
@@ -161,7 +160,7 @@ class Traced(GraphFunctions):
         known."""
         if value is torch or value is torch.zeros:
             return zero_rows.Torch() if value is torch else zero_rows.zeros
-        if any(value is one for one in (*naming.MODULES, *_BUILTINS)) or (
+        if any(value is one for one in (*naming.MODULES, *naming.BUILTINS)) or (
             naming.is_error(value)
             or callable(value) and naming.is_torchs(value, self.names)):
             return value

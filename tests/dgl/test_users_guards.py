@@ -10,6 +10,7 @@ import weakref
 
 import dgl
 import dgl.function as fn
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -376,3 +377,13 @@ def test_a_weight_that_is_no_parameter(route, linear):
     for factor in (1.0, 2.0, 1.0):
         net[0].weight = weight * factor
         agrees(route, call, taken=None)
+
+
+def test_numbers_of_numpy(emulated):
+    """What `np.sqrt` gives, in variables around functions, as public graph transformers have it."""
+    def scaled(by):
+        return lambda edges: {"m": by * edges.src["h"] * edges.data["w"] / by - edges.dst["h"]}
+
+    graph = filled()
+    for by in (np.sqrt(12.0), np.sqrt(3.0)):
+        agrees(emulated, sums(graph, scaled(by)))

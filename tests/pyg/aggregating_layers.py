@@ -248,6 +248,24 @@ class Twice(Message):
         return one, scatter(inputs, index, 0, dim_size), one
 
 
+class Overwriting(Message):
+    """PNA's scalers, as public code has them: values per node that are written over."""
+
+    def message(self, x_i, x_j):
+        return torch.tanh(x_i * x_j)
+
+    def aggregate(self, inputs, index, dim_size):
+        out = scatter(inputs, index, 0, dim_size, reduce="mean")
+        deg = utils.degree(index, dim_size, dtype=inputs.dtype)
+        shrunk = 2.0 / torch.log(deg + 1.0)
+        shrunk[deg == 0] = 1
+        before, root = shrunk.sqrt(), deg.pow(-0.5)
+        root[root == float("inf")] = 0.0
+        deg = deg.clamp_(1).view(-1, 1)
+        shrunk *= 0.5
+        return out / deg + (before * shrunk * root).view(-1, 1) * out.abs()
+
+
 class Deviations(Message):
     """PNA's deviation of linear messages: without rounding it is none where one edge enters."""
 
@@ -264,7 +282,27 @@ class Deviations(Message):
         return torch.sqrt(torch.relu(squares - mean * mean) + 1e-5)
 
 
+class Towers(Message):
+    """PNA's towers: messages of several networks in a dimension of their own."""
+
+    def __init__(self):
+        super().__init__()
+        self.nets = nn.ModuleList(nn.Linear(WIDTH, 4) for _ in range(2))
+
+    def message(self, x_i, x_j):
+        h = torch.cat([x_i.view(-1, 2, 6), x_j.view(-1, 2, 6)], -1)
+        return torch.stack([net(h[:, k]) for k, net in enumerate(self.nets)], dim=1)
+
+    def aggregate(self, inputs, index, dim_size):
+        means = scatter(inputs, index, 0, dim_size, reduce="mean")
+        squares = scatter(inputs * inputs, index, 0, dim_size, reduce="mean")
+        deg = utils.degree(index, dim_size, dtype=inputs.dtype).view(-1, 1, 1)
+        outs = [means, scatter(inputs, index, 0, dim_size, reduce="max"), squares - means * means]
+        return (torch.cat(outs, -1) * torch.log(deg + 1.0)).flatten(1)
+
+
 FORMS = (Scattered, ByModule, BySuper, Quotient, Pair, Vectors, Statistics, Extremes, Changed,
-         Normed, Appended, OfEdges, Twice, Deviations)
+         Normed, Appended, OfEdges, Twice, Overwriting, Deviations,
+         Towers)
 #: those that torch operations take over on a CPU
 PLAIN = (Scattered, ByModule)

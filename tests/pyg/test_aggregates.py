@@ -159,7 +159,7 @@ n = inputs.shape[0]\nreturn scatter(inputs, index, 0, dim_size) * n
 return scatter(inputs, index, 0, dim_size) * len(inputs)
 return scatter(inputs, index, 0, dim_size) * dim_size
 inputs.mul_(2)\nreturn scatter(inputs, index, 0, dim_size)
-out = scatter(inputs, index, 0, dim_size)\nout += 1\nreturn out
+out = scatter(inputs, index, 0, dim_size)\nflat = out.view(-1)\nout += 1\nreturn flat.view(-1, 12)
 out = scatter(inputs, index, 0, dim_size)\nout[0] = 1\nreturn out
 out = scatter(inputs, index, 0, dim_size)\nreturn torch.relu_(out)
 return scatter(inputs, index, 1)[:, :0] if False else inputs

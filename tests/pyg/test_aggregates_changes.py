@@ -20,7 +20,7 @@ from tests.pyg.aggregating_layers import BySuper, ByModule, Extremes, Pair, Quot
 from tests.pyg.generated_calls import routes
 from tests.pyg.generated_layers import Message
 from tests.pyg.graphs import N
-from tests.pyg.judge import close
+from tests.pyg.judge import close, compare
 from tests.pyg.test_aggregates import given
 from tests.pyg.test_generated_changes import each_seen, hooked
 
@@ -285,3 +285,35 @@ def test_what_the_message_changed_in_place(kernels, view):
     expected = layer(x, ei)
     with kernels.on(on_fallback="native"):
         assert close(layer(x, ei), expected)
+
+
+class Viewed(Message):
+    """A value per node of which there is a view when it is written over: not followed."""
+
+    def message(self, x_j):
+        return x_j
+
+    def aggregate(self, inputs, index, dim_size):
+        out = scatter(inputs, index, 0, dim_size)
+        flat = out.view(-1, 3, 4)
+        out[out < 0.0] = 0.25
+        return flat
+
+
+class Gathered(Message):
+    """One that goes back to the edges before it is written over."""
+
+    def message(self, x_j, index, dim_size):
+        deg = torch_geometric.utils.degree(index, dim_size, dtype=x_j.dtype)
+        before = deg[index]
+        deg[deg > 1] = 0.5
+        return (before + 2.0 * deg[index]).view(-1, 1) * x_j
+
+
+def test_what_is_written_over_later(kernels):
+    compare(kernels, Gathered(), *given(Gathered))
+    layer = Viewed()
+    args = [one.to(kernels.device) for one in given(Viewed)]
+    expected = layer(*args)
+    with kernels.on(on_fallback="native"):
+        assert close(layer(*args), expected)

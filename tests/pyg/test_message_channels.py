@@ -3,18 +3,20 @@ from __future__ import annotations
 
 import contextlib
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch_geometric.nn import MessagePassing
-from torch_geometric.utils import degree
+from torch_geometric.utils import degree, softmax
 
 from tests.pyg import graphs
 from tests.pyg.generated_calls import both, routes
 from tests.pyg.generated_layers import Message
 from tests.pyg.graphs import F as WIDTH
 from tests.pyg.judge import close, compare
+from tests.pyg.test_generated_changes import each_seen
 
 
 class Standard(Message):
@@ -204,3 +206,65 @@ def test_numbers_alone(emulated):
     expected = layer(x, ei)
     with emulated.on(on_fallback="native"):
         assert close(layer(x, ei), expected)
+
+
+class Turned(Message):
+    """Vector neurons: linear maps of the dimension before the last; one of both ends."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.both = nn.Linear(3, 3, bias=False), nn.Linear(3, 3)
+
+    def message(self, x_i, x_j):
+        x_i, x_j = x_i.view(-1, 3, 4), x_j.view(-1, 3, 4)
+        one = self.one(x_j.transpose(-1, -2)).transpose(-1, -2)
+        both = self.both(torch.tanh(x_i * x_j).permute(0, 2, 1)).mT
+        return (both.tanh() * one).flatten(1)
+
+
+class TurnedInPlace(Message):
+    def message(self, x_j):
+        x_j = x_j.view(-1, 3, 4)
+        turned = x_j.transpose(1, 2)
+        turned += 1.0
+        return (turned.transpose(1, 2) * x_j).flatten(1)
+
+
+def test_turned_channels(kernels):
+    compare(kernels, Turned(), graphs.features(), graphs.square())
+    both(kernels, TurnedInPlace(), graphs.features(), graphs.square(), on_fallback="native")
+
+
+class Roots(Message):
+    """Numbers of numpy's: on the layer, as an argument and on the left."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = np.sqrt(12.0)
+
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=x, shift=np.float64(0.25))
+
+    def message(self, x_i, x_j, shift):
+        return self.scale * torch.tanh(x_i * x_j / self.scale + shift)
+
+
+def test_numbers_of_numpy(kernels):
+    layer = Roots()
+    compare(kernels, layer, graphs.features(), graphs.square())
+    each_seen(kernels, layer, graphs.features(), graphs.square(),
+              changes=(lambda: setattr(layer, "scale", np.sqrt(3.0)),))
+
+
+class UpToLast(Message):
+    """A softmax that is told of nodes up to the last that an edge enters."""
+
+    def message(self, x_i, x_j, index, ptr):
+        scores = (x_i * x_j).sum(-1, keepdim=True)
+        return softmax(scores, index, ptr, index.max() + 1) * x_j
+
+
+def test_softmax_up_to_the_last_node(kernels):
+    ei = graphs.square()
+    ei[1, ei[1] > 3] = 3
+    compare(kernels, UpToLast(), graphs.features(), ei)

@@ -29,7 +29,7 @@ from gnnaccel.adapters.pyg.propagate.traced_modules import Looks, functions, mod
 NAMES = generated.NAMES | node_values.NAMES | {"src", "dst", "data", "mailbox", "softmax", "max",
                                                "min", "values"}
 _MANNER = tracing.Manner(NAMES, generated.prepared, pointwise.rows, generated.found, True)
-_PLAIN = (int, float, bool, str, type(None))
+_PLAIN = guarded.PLAIN
 _TENSORS = (Tensor, nn.Parameter)
 _ARGUMENTS = 0x04 | 0x08  # of code: *args and **kwargs
 #: what ends a run on stand-ins

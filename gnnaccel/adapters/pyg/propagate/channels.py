@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import math
-import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +21,7 @@ from gnnaccel.adapters.pyg.propagate.expressed import (AtEdges, Before, Effect, 
 from gnnaccel.adapters.pyg.propagate.nodes_read import of_read
 from gnnaccel.adapters.pyg.propagate.pointwise import (FEW, Rows, about, cut, made_rows, viewed,
                                                        whole)
-from gnnaccel.adapters.pyg.propagate.specials import Special
+from gnnaccel.adapters.pyg.propagate.specials import UP_TO_LAST, Special
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 from gnnaccel.adapters.pyg.propagate.traced import Param, Value, applied
 from gnnaccel.adapters.pyg.propagate.traced_modules import parameter
@@ -87,6 +86,17 @@ def by_torch(value: Rows, function: Callable, args: tuple, kwargs: dict,
 
     return made_rows(end, once(make), applied(function, args, kwargs), names,
                      (*roots, *given_roots))
+
+
+def turned(value: Rows, function: Callable, args: tuple, kwargs: dict) -> Rows:
+    """Channels in another order of their dimensions, by torch."""
+    if args[0] is not value or any(isinstance(a, Value) for a in (*args[1:], *kwargs.values())):
+        raise Unseen
+    meta = applied(function, args, kwargs)
+    rows = value if len(ends(value)) == 1 else at_edges(value)
+    found = by_torch(rows, lambda t: function(t, *args[1:], **kwargs).contiguous(), (rows,), {})
+    found.meta = meta  # which has no such view as one in this order
+    return found
 
 
 def _layer_norm(value: Rows, normalized_shape: Any, weight: Any = None, bias: Any = None,
@@ -163,8 +173,7 @@ def _over_channels(value: Rows, name: str, function: Callable, args: tuple, kwar
     apart from then on."""
     count = value.meta.shape[-1]
     found: Tree | None = None
-    rows = sum(leaf.end != "p" and math.prod(leaf.tail) > 1 for leaf in leaves(value.tree))
-    if count <= FEW and count * rows <= _INPUTS:
+    if fit_apart(value):
         for k in range(count):
             one = channel(value, k).tree
             found = one if found is None else Call("add", (found, one))
@@ -174,6 +183,14 @@ def _over_channels(value: Rows, name: str, function: Callable, args: tuple, kwar
     if name == "mean":
         found = Call("div", (found, Number(float(count))))
     return viewed(Rows(found, value.meta[..., :1]), applied(function, args, kwargs))
+
+
+def fit_apart(value: Rows) -> bool:
+    """Whether channels are few enough for a kernel to get each as rows of its own."""
+    count, shape = value.meta.shape[-1], tuple(value.meta.shape[1:])
+    wide = [leaf for leaf in leaves(value.alone().tree) if math.prod(leaf.tail) > 1]
+    return (count <= FEW and count * len(wide) <= _INPUTS
+            and not any(leaf.tail != shape or leaf.blocks for leaf in wide))
 
 
 def channel(value: Rows, k: int) -> Rows:
@@ -227,35 +244,6 @@ def through(value: Rows, module: nn.Module) -> Rows:
     return made_rows(end, make, value.meta, names, (*roots, *parameters))
 
 
-def pile(parts: Any, dim: int = 0) -> Any:
-    """What stands for ``torch.stack``: of channels they are side by side."""
-    if not all(isinstance(part, Rows) for part in parts):
-        raise Unseen
-    if dim in (-1, parts[0].meta.dim()):
-        return torch.cat([part.unsqueeze(-1) for part in parts], -1)
-    return Pile(parts, dim)
-
-
-class Pile(Value):
-    """Rows of the same shape in a new dimension, over which they may be added up."""
-
-    rank = 11
-
-    def __init__(self, parts: Any, dim: int = 0):
-        if type(dim) is not int or len({part.meta.shape for part in parts}) > 1:
-            raise Unseen
-        self.parts, self.meta = tuple(parts), torch.stack([part.meta for part in parts], dim)
-        self.at = dim % self.meta.dim()
-
-    def operate(self, name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
-        dim = _dim(args, kwargs)
-        if name not in ("sum", "mean") or args[0] is not self or type(dim) is not int or (
-            dim % self.meta.dim() != self.at or len(args) + len(kwargs) != 2):  # no more than it
-            raise Unseen
-        found: Any = functools.reduce(operator.add, self.parts)
-        return found / len(self.parts) if name == "mean" else found
-
-
 def looked_up(function: Callable, table: Param, *place: Any, **named: Any) -> Rows:
     """The rows of a parameter that numbers name, as ``table[rows]`` or by `torch.index_select`."""
     *dim, rows = *place, *named.values()
@@ -295,8 +283,9 @@ def is_ptr(value: Any) -> bool:
 
 def counts_nodes(value: Any, end: str = "i", square: bool = False) -> bool:
     """Whether this is how many nodes there are at this end of the edges, or nothing."""
-    return value is None or (type(value) is Special and bool(value.counts)
-                             and (value.counts == end or square))
+    return value is None or type(value) is Special and (
+        value.name == UP_TO_LAST + end
+        or bool(value.counts) and (value.counts == end or square))
 
 
 def noted(num_nodes: Any, counts: list[int]) -> Any:

@@ -15,7 +15,7 @@ from gnnaccel.adapters.pyg.propagate import (channels, linear_maps, naming, poin
 from gnnaccel.adapters.pyg.propagate.expressed import Message, expressed
 from gnnaccel.adapters.pyg.propagate.pointwise_calls import OPERATIONS
 from gnnaccel.adapters.pyg.propagate.specials import Special
-from gnnaccel.adapters.pyg.propagate.standins import Form, Unseen
+from gnnaccel.adapters.pyg.propagate.standins import NUMBERS, Form, Unseen
 from gnnaccel.adapters.pyg.propagate.traced_layer import Layer
 from gnnaccel.adapters.pyg.propagate.weighted import weighted
 from gnnaccel.cuda import driver
@@ -35,7 +35,7 @@ OF_MESSAGES = NAMES | {
     "scatter", "scatter_add", "scatter_sum", "scatter_mean", "scatter_max",
     "scatter_min", "scatter_softmax", "utils", "degree",
     "index_select", "rearrange", "no_grad", "dtype", "device", "items", "keys", "values", "get",
-    "numel", "bmm", "repeat", "stack", "permute", "transpose", "zeros",
+    "numel", "bmm", "repeat", "stack", "zeros", "max", "item",
     "ones", "zeros_like", "ones_like", "einsum", "any", "all", "linalg", "vector_norm",
     "Tensor", "Module",  # of which something may be one
     "append",  # of lists that the message makes itself, as no others come to it
@@ -78,7 +78,7 @@ def prepared(function: Any, layer: Layer) -> Any:
 
 
 def may_be_read(value: Any) -> bool:
-    return type(value) in (int, float, bool)
+    return type(value) in NUMBERS
 
 
 def _instead(value: Any) -> Any:

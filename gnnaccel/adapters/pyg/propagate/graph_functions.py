@@ -16,8 +16,9 @@ from gnnaccel.adapters import own
 from gnnaccel.adapters.pyg.propagate import (channels, naming, guarded, pointwise,
                                              rearranged, stacks)
 from gnnaccel.adapters.pyg.propagate.node_values import EdgeRows, NodeCount, NodeValue, Steps
+from gnnaccel.adapters.pyg.propagate.piles import Pile
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS
-from gnnaccel.adapters.pyg.propagate.specials import Special
+from gnnaccel.adapters.pyg.propagate.specials import UP_TO_LAST, Special
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 from gnnaccel.adapters.pyg.propagate.traced import Value
 from gnnaccel.adapters.pyg.propagate.traced_layer import by_name, has_name
@@ -64,6 +65,9 @@ class GraphFunctions(Steps):
         if isinstance(src, stacks.Stacked):
             return src.reduced(lambda rows: self.scatter(rows, _along(index, dim), 0, dim_size,
                                                          reduce), dim)
+        if type(src) is Pile:
+            return self._piled(lambda rows: self.scatter(rows, index, 0, dim_size, reduce), src,
+                               dim)
         index = _along(index, dim)
         _check_rows(src, index, dim)
         if type(reduce) is not str or reduce not in _REDUCES:
@@ -71,20 +75,29 @@ class GraphFunctions(Steps):
         # on a GPU torch_scatter gives the gradient of equal numbers to one of them
         if WITH_TORCH_SCATTER and _REDUCES[reduce] in ("max", "min"):
             raise Unseen
-        self._check_size(dim_size)
+        whole = self._check_size(dim_size)
         found = self.reduced(src, _REDUCES[reduce])
-        found.rows = "i", dim_size is not None
+        found.rows = "i", whole
         return found
 
-    def _check_size(self, dim_size: Any) -> None:
-        if dim_size is None:
+    def _piled(self, reduce: Any, src: Pile, dim: Any) -> NodeValue:
+        """What ``reduce`` makes of each of such rows, in the same dimension."""
+        if not src.at or type(dim) is not int or dim not in (0, -src.meta.dim()):
+            raise Unseen
+        return self.made(torch.stack, (src.each(reduce), src.at), {}, torch.empty_like(src.meta))
+
+    def _check_size(self, dim_size: Any) -> bool:
+        """Whether the reduction is told how many nodes there are."""
+        if dim_size is None or type(dim_size) is Special and dim_size.name == UP_TO_LAST + "i":
             self.sized = False
-        elif type(dim_size) is NodeCount and type(dim_size.of) is str:
+            return False
+        if type(dim_size) is NodeCount and type(dim_size.of) is str:
             self.sizes.add(dim_size.of)
         elif type(dim_size) is int and self.counts_results:
             self.sizes.add(dim_size)
         elif type(dim_size) is not Special or dim_size.counts != "i":
             raise Unseen
+        return True
 
     def by_torch_scatter(self, function: Any, named: str | None, src: Any, index: Any,
                          dim: Any = -1, out: Any = None, dim_size: Any = None,
@@ -112,6 +125,9 @@ class GraphFunctions(Steps):
         if isinstance(src, stacks.Stacked):
             return src.reduced(lambda rows: self._by_itself(function, rows, _along(index, dim), 0,
                                                             dim_size), dim)
+        if type(src) is Pile:
+            return self._piled(lambda rows: self._by_itself(function, rows, index, 0, dim_size),
+                               src, dim)
         index = _along(index, dim)
         _check_rows(src, index, dim)
         if not (dim_size is None or type(dim_size) is Special):
@@ -155,7 +171,7 @@ class GraphFunctions(Steps):
         if num_nodes is not None and not whole:
             raise Unseen
         found = self.made(function, (index, num_nodes, dtype), {}, meta)
-        found.rows = index.end, whole
+        found.rows, found.alone = (index.end, whole), True
         return found
 
     def one_hot(self, index: Any, num_classes: Any = None, dtype: Any = None) -> Any:

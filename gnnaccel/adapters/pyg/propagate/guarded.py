@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from gnnaccel.adapters.pyg.propagate.standins import Unseen
+from gnnaccel.adapters.pyg.propagate.standins import NUMBERS, Unseen
 from gnnaccel.adapters.pyg.propagate.traced_modules import Looks, functions
 
-PLAIN = (int, float, bool, str, type(None))
+PLAIN = (*NUMBERS, str, type(None))
 HOLDS_OTHERS = (list, tuple, dict, functools.partial)
 
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from gnnaccel.adapters.pyg.propagate import channels, pointwise
 from gnnaccel.adapters.pyg.propagate.expressed import Once
 from gnnaccel.adapters.pyg.propagate.nodes_read import of_read
-from gnnaccel.adapters.pyg.propagate.pointwise import FEW, Deferred, Rows, about, whole
+from gnnaccel.adapters.pyg.propagate.pointwise import Deferred, Rows, about, whole
 from gnnaccel.adapters.pyg.propagate.products import product
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 from gnnaccel.adapters.pyg.propagate.traced import Make, Param, applied, checked_bias
@@ -114,7 +114,7 @@ class Mapped(Deferred):
         if self.meta.numel() * count == part.meta.numel():
             product = operator.mul(part, weight.view(-1))
             return [channels.viewed(channels.summed(product), self.meta).tree]
-        if count > FEW or part.meta.dim() != 2 or weight.meta.dim() != 2:
+        if not channels.fit_apart(part) or part.meta.dim() != 2 or weight.meta.dim() != 2:
             return []
         turned = self.name == "linear"
         columns = Once(lambda given: weight.make(given).unbind(1 if turned else 0))

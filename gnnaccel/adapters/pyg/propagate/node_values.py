@@ -17,17 +17,20 @@ from torch import Tensor
 
 from gnnaccel.adapters.pyg.propagate import pointwise
 from gnnaccel.adapters.pyg.propagate.expressed import Once
+from gnnaccel.adapters.pyg.propagate.pointwise import IN_PLACE
 from gnnaccel.adapters.pyg.propagate.pointwise_calls import OPERATIONS
 from gnnaccel.adapters.pyg.propagate.row_count import RowCount
 from gnnaccel.adapters.pyg.propagate.specials import Special
-from gnnaccel.adapters.pyg.propagate.standins import Unseen
+from gnnaccel.adapters.pyg.propagate.standins import NUMBERS, Unseen
 from gnnaccel.adapters.pyg.propagate.traced import VIEWS, Make, Param, Value, _call, applied
 from gnnaccel.adapters.pyg.propagate.untold import Sequence
 
 #: what may be called of results per node; none changes a tensor in place or draws numbers
 NAMES = frozenset((*OPERATIONS, *VIEWS, "clone", "detach", "float", "to", "type_as",
                    "sum", "mean", "norm", "normalize", "linear", "matmul", "mm"))
-_PLAIN = (int, float, bool, str, type(None), torch.dtype)
+#: what makes numbers in memory of their own, which may be written over
+_IN_NEW_MEMORY = OPERATIONS.keys() | {"clone", "sum", "mean", "norm", "linear", "matmul", "mm"}
+_PLAIN = (*NUMBERS, str, type(None), torch.dtype)
 
 
 class NodeCount(RowCount):
@@ -99,12 +102,16 @@ class Steps:
             rows = pointwise.detached(rows)
         self.reductions.append((rows, reduce))
         self.done.append(len(self.reductions) - 1)
-        return NodeValue(self, torch.empty_like(rows.meta))
+        found = NodeValue(self, torch.empty_like(rows.meta))
+        found.alone = True
+        return found
 
     def made(self, function: Callable, args: tuple, kwargs: dict, meta: Tensor) -> NodeValue:
         """The stand-in for what a function makes."""
         for one in (*args, *kwargs.values()):
             self._check(one)
+        # a value that is written over later is another one then
+        args, kwargs = tuple(map(_as_now, args)), {k: _as_now(v) for k, v in kwargs.items()}
         if not torch.is_grad_enabled():
             function = torch.no_grad()(function)
         self.done.append((function, args, kwargs))
@@ -182,6 +189,13 @@ class _Found(dict):
         return found
 
 
+def _as_now(value: Any) -> Any:
+    """The value as it is now, of stand-ins in it."""
+    if type(value) in (tuple, list):
+        return type(value)(map(_as_now, value))
+    return value.as_now() if type(value) is NodeValue else value
+
+
 def _now(value: Any, found: Any, kwargs: dict) -> Any:
     kind = type(value)
     if kind is tuple or kind is list or kind is Sequence:
@@ -216,16 +230,26 @@ def _rows_of(args: tuple) -> Any:
 
 class NodeValue(Value):
     """The last of ``steps``, so far: its place is ``at``. ``rows``: the end of the edges whose
-    nodes its rows belong to, and whether it surely has one for each."""
+    nodes its rows belong to, and whether it surely has one for each; ``alone``: whether nothing
+    else lies in its memory, so that it may be written over."""
 
     rank = 9
+    alone = False
 
     def __init__(self, steps: Steps, meta: Tensor, rows: tuple[str, bool] = ("i", True)):
         self.steps, self.at, self.meta, self.rows = steps, len(steps.done) - 1, meta, rows
 
+    def as_now(self) -> NodeValue:
+        found = NodeValue(self.steps, self.meta, self.rows)
+        found.at = self.at
+        return found
+
     def __getattr__(self, name: str) -> Any:
         if name == "index_select":
             return lambda dim, index: index_select(self, dim, index)
+        if name in IN_PLACE:
+            return lambda *args, **kwargs: self.overwritten(
+                IN_PLACE[name], getattr(Tensor, IN_PLACE[name]), self, *args, **kwargs)
         if name not in NAMES:
             raise Unseen
         return lambda *args, **kwargs: _call(name, getattr(Tensor, name), (self, *args), kwargs)
@@ -249,6 +273,23 @@ class NodeValue(Value):
             raise Unseen
         return self.operate("getitem", operator.getitem, (self, place), {})
 
+    def __setitem__(self, mask: Any, value: Any) -> None:
+        if type(mask) is not NodeValue or mask.meta.shape != self.meta.shape or (
+            mask.meta.dtype != torch.bool or type(value) not in NUMBERS):
+            raise Unseen
+        self.overwritten("masked_fill", Tensor.masked_fill, self, mask, value)
+
+    def overwritten(self, name: str, function: Callable, *args: Any, **kwargs: Any) -> Any:
+        if name not in IN_PLACE.values() or not self.alone or not torch.is_grad_enabled() or (
+            function.__name__.endswith("_")):
+            raise Unseen
+        found = _call(name, function, (self.as_now(), *args[1:]), kwargs)
+        if type(found) is not NodeValue or (found.meta.shape, found.meta.dtype) != (
+            self.meta.shape, self.meta.dtype):
+            raise Unseen
+        self.at, self.rows = found.at, found.rows
+        return self
+
     def __iter__(self) -> Any:
         raise Unseen
 
@@ -263,7 +304,13 @@ class NodeValue(Value):
             raise Unseen
         if name == "normalize" and self._over_rows(*args[1:], *kwargs.values()):
             raise Unseen
-        return self.steps.made(function, args, kwargs, applied(function, args, kwargs))
+        found = self.steps.made(function, args, kwargs, applied(function, args, kwargs))
+        found.alone = name in _IN_NEW_MEMORY
+        if not found.alone:
+            for one in (*args, *kwargs.values()):
+                if type(one) is NodeValue:
+                    one.alone = False
+        return found
 
     def _over_rows(self, *rest: Any) -> bool:
         """Whether one of an operation's numbers may be the dimension of the rows."""
@@ -284,8 +331,17 @@ def _compares(name: str) -> None:
             lambda self, other: self.operate(name, function, (self, other), {}))
 
 
-for _name in ("pow", "gt", "lt", "ge", "le"):
+for _name in ("pow", "gt", "lt", "ge", "le", "eq", "ne"):
     _compares(_name)
+
+
+def _overwriting(sign: str, name: str) -> None:
+    setattr(NodeValue, f"__i{sign}__",
+            lambda self, other: self.overwritten(name, getattr(Tensor, name), self, other))
+
+
+for _sign, _name in (("add", "add"), ("sub", "sub"), ("mul", "mul"), ("truediv", "div")):
+    _overwriting(_sign, _name)
 
 
 # --- back to the edges ----------------------------------------------------------------------------

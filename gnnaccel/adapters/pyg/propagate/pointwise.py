@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from gnnaccel.adapters.pyg.propagate.expressed import Once, numbered, reshaped
 from gnnaccel.adapters.pyg.propagate.pointwise_calls import OPERATIONS, TRUE
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS, RowCount, counted
-from gnnaccel.adapters.pyg.propagate.standins import Unseen
+from gnnaccel.adapters.pyg.propagate.standins import NUMBERS, Unseen
 from gnnaccel.adapters.pyg.propagate.traced import (VIEWS, Make, Param, Value, _call, applied,
                                                       shaped)
 from gnnaccel.adapters.pyg.propagate.untold import Sequence
@@ -43,9 +43,11 @@ _MAPS = frozenset(("linear", "matmul", "mm", "bmm"))
 _PIECES = ("chunk", "split", "unbind")
 _COMPOSED = frozenset(("glu", "cosine_similarity", "pairwise_distance", "one_hot", "gather"))
 _REPEATED = ("expand", "expand_as", "repeat")
+_TURNED = ("transpose", "swapaxes", "permute")
 _LIKE = {"zeros_like": 0.0, "ones_like": 1.0}
 #: what may be called of stand-ins besides
-NAMES = frozenset((*VIEWS, *_SAME, *_OF_ROWS, *_MAPS, *_PIECES, *_COMPOSED, *_REPEATED))
+NAMES = frozenset(("mT", *VIEWS, *_SAME, *_OF_ROWS, *_MAPS, *_PIECES, *_COMPOSED, *_REPEATED,
+                   *_TURNED))
 
 
 class Rows(Value):
@@ -65,10 +67,11 @@ class Rows(Value):
             return Sequence((RowCount(), *self.meta.shape[1:]))
         if name == "dtype":
             return self.meta.dtype
+        if name == "mT":
+            return self.transpose(-1, -2)
         if name in IN_PLACE:
             return partial(self.overwritten, IN_PLACE[name], getattr(Tensor, name), self)
-        if not (name in OPERATIONS or name in VIEWS or name in _SAME or name in _OF_ROWS
-                or name in _PIECES or name in _MAPS or name in _REPEATED):
+        if name in _COMPOSED or not (name in OPERATIONS or name in NAMES):
             raise Unseen
         function = getattr(Tensor, name)
         return lambda *args, **kwargs: self.operate(name, function, (self, *args), kwargs)
@@ -108,18 +111,19 @@ class Rows(Value):
             return _other("channels").mixed(self, name, function, args, kwargs)
         if name in _COMPOSED:
             return getattr(_other("composed"), name)(*args, **kwargs)
-        if name in _REPEATED:
-            return self.sharing(self._expanded(applied(function, args, kwargs)))
+        if name in (*_TURNED, *_REPEATED):
+            change = _other("channels").turned if name in _TURNED else Rows._expanded
+            return self.sharing(change(self, function, args, kwargs))
         if name in _LIKE and (args, kwargs) == ((self,), {}):
             return Rows(Number(_LIKE[name]), self.meta)
         if name not in OPERATIONS:
             raise Unseen
         return _other("whole_numbers").calculated(name, function, args, kwargs)
 
-    def _expanded(self, meta: Tensor) -> Rows:
-        if meta.dim() != self.meta.dim() or any(new != old != 1 for new, old in zip(
-            meta.shape, self.meta.shape)):  # `repeat` lays several side by side
-            raise Unseen
+    def _expanded(self, function: Callable, args: tuple, kwargs: dict) -> Rows:
+        meta, had = applied(function, args, kwargs), self.meta.shape
+        if meta.dim() != len(had) or any(new != old != 1 for new, old in zip(meta.shape, had)):
+            raise Unseen  # `repeat` lays several side by side
         return Rows(self.tree, meta)
 
     def alone(self) -> Rows:
@@ -223,14 +227,14 @@ class Deferred(Rows):
             self._alone = self.sharing(self.joined())
         return self._alone
 
-    def joined(self) -> Rows:
-        """As rows."""
-        raise Unseen
-
     @property
     def is_made(self) -> bool:
         """Whether an operation has asked for it as rows."""
         return self._alone is not None
+
+    def joined(self) -> Rows:
+        """As rows."""
+        raise Unseen
 
 
 class Beside(Deferred):
@@ -297,7 +301,7 @@ def tree_of(value: Any, meta: Tensor) -> Any:
         if shape[0] != 1 or not value.meta.is_floating_point():
             raise Unseen
         return Leaf("p", value.make, shape[1:], frozenset(), value.roots, value)
-    if type(value) in (int, float, bool):
+    if type(value) in NUMBERS:
         return Number(float(value))
     if type(value) in (str, type(None)):
         return value

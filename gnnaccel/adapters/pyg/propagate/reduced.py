@@ -17,6 +17,7 @@ from gnnaccel.dispatch.generated.tree import leaves
 
 def at_end(value: NodeValue, end: str) -> pointwise.Rows:
     """The values as rows at this end of the edges."""
+    value = value.as_now()
     steps, dtype = value.steps, value.meta.dtype
     if value.rows[0] != end and not (value.rows[1] and steps.square):
         raise Unseen  # whether there is a row for each node cannot be told

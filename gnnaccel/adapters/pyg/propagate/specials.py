@@ -14,6 +14,8 @@ from gnnaccel.adapters.pyg.propagate.untold import Sequence
 #: names of the ends that edges go to and come from, by the end
 _INDEX = {"index": "i", "edge_index_i": "i", "edge_index_j": "j"}
 _COUNTS = {"dim_size": "i", "size_i": "i", "size_j": "j"}
+#: of a number, before the end whose nodes it counts up to the last that has an edge
+UP_TO_LAST = "up to the last "
 #: what is never None
 NEVER_NONE = (*_INDEX, "edge_index", "size")
 
@@ -38,6 +40,8 @@ class Special(Refuses):
             return object.__getattribute__(self, name)
         if name in ("unsqueeze", "view", "reshape") and self.end:
             return partial(_column, self, name)
+        if name == "max" and self.end:
+            return partial(_Largest, self.end)
         if name in ("size", "dim") and _is_index(self):
             return lambda *args: _sizes(self)[args[0]] if args else _sizes(self)
         if name == "shape" and _is_index(self):
@@ -67,6 +71,30 @@ class Special(Refuses):
     __str__ = __format__ = __repr__ = _refuses
     __len__ = __contains__ = __index__ = __int__ = __float__ = _refuses
     __hash__ = object.__hash__
+
+
+class _Largest(Special):
+    """The largest number in an index of nodes at this end; with one more, how many there are up to
+    the last that has an edge."""
+
+    __slots__ = ("of",)
+
+    def __init__(self, end: str):
+        super().__init__("")
+        object.__setattr__(self, "of", end)
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "item":
+            return lambda: self
+        return object.__getattribute__(self, name) if name == "of" else super().__getattribute__(
+            name)
+
+    def __add__(self, other: Any) -> Special:
+        if type(other) is not int or other != 1:
+            raise Unseen
+        return Special(UP_TO_LAST + self.of)
+
+    __radd__ = __add__
 
 
 class Spread(Special):

@@ -7,6 +7,7 @@ import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,6 +21,8 @@ FUNCTIONS = {torch.mul: operator.mul, torch.multiply: operator.mul, torch.add: o
              torch.sub: operator.sub, torch.relu: operator.methodcaller("relu"),
              torch.nn.functional.relu: operator.methodcaller("relu"),
              torch.sigmoid: operator.methodcaller("sigmoid")}
+#: numbers as messages have them; what `np.sqrt` gives is a float, too
+NUMBERS = (int, float, bool, np.float64)
 Arguments = dict[str, Any]  # of propagate
 
 

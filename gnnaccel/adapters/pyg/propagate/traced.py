@@ -74,6 +74,7 @@ class Value:
 
     meta: Tensor
     rank: int
+    __array_ufunc__ = None  # a number of numpy's on the left leaves it to this
 
     def __getattr__(self, name: str) -> Any:
         if name not in _OF_PARAMETERS:
@@ -152,7 +153,7 @@ def _call(name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
     if name in ("cat", "concat", "concatenate"):
         return _cat(*args, **kwargs)
     if name == "stack":
-        from gnnaccel.adapters.pyg.propagate.channels import pile  # which needs this module
+        from gnnaccel.adapters.pyg.propagate.piles import pile  # which needs this module
 
         return pile(*args, **kwargs)
     if name == "einsum":

@@ -24,7 +24,7 @@ from gnnaccel.adapters.pyg.propagate.message import SPECIAL
 from gnnaccel.adapters.pyg.propagate.nodes_read import argument
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS
 from gnnaccel.adapters.pyg.propagate.specials import special
-from gnnaccel.adapters.pyg.propagate.standins import Unseen, rows
+from gnnaccel.adapters.pyg.propagate.standins import NUMBERS, Unseen, rows
 from gnnaccel.adapters.pyg.propagate.traced import Make, Param
 from gnnaccel.adapters.pyg.propagate.traced_layer import Layer, runnable
 from gnnaccel.dispatch.policy.names import IdentityMap
@@ -32,7 +32,7 @@ from gnnaccel.dispatch.policy.names import IdentityMap
 _TRACES = 4  # kept for each layer
 _WHOLE = (torch.int64, torch.int32, torch.bool)
 _GIVEN = ("message", "aggregate")  # the functions that get arguments of `propagate`
-_NUMBERS = (int, float, bool, str)  # as arguments: another value is another trace
+_NUMBERS = (*NUMBERS, str)  # as arguments: another value is another trace
 #: what a run on stand-ins may end with where it is not followed
 ENDS = (Unseen, AttributeError, TypeError, ValueError, LookupError, RuntimeError, AssertionError)
 

@@ -153,6 +153,43 @@ class CatchesInside(Message):
         return half(x_j)
 
 
+def counting():
+    count = 0
+
+    class Counts(Message):
+        def message(self, x_j):
+            def seen():
+                nonlocal count
+                count += 1
+                return count
+
+            return x_j * seen()
+
+    return Counts(), lambda: count
+
+
+def counting_itself():
+    count = 0
+
+    class CountsItself(Message):
+        def message(self, x_j):
+            nonlocal count
+            count += 1
+            return x_j * count
+
+    return CountsItself(), lambda: count
+
+
+@pytest.mark.parametrize("make", [counting, counting_itself])
+def test_variables_around_are_written_once_a_call(emulated, make):
+    layer, count = make()
+    x, ei = graphs.features(), graphs.square()
+    once = torch.zeros_like(x).index_add(0, ei[1], x[ei[0]])
+    with emulated.on(on_fallback="native"):
+        for calls in range(1, 4):
+            assert close(layer(x, ei), calls * once) and count() == calls
+
+
 def test_functions_that_a_message_defines(kernels):
     layer, given = Inside(), (graphs.features(), graphs.square())
     compare(kernels, layer, *given)

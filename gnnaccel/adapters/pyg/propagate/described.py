@@ -16,6 +16,7 @@ import torch
 
 from gnnaccel.adapters.pyg import guards
 from gnnaccel.adapters.pyg.propagate import reading
+from gnnaccel.adapters.pyg.propagate.standins import NUMBERS
 from gnnaccel.dispatch.generated.messages import Part
 from gnnaccel.dispatch.ops.aggregation import Aggregation, Reduce
 from gnnaccel.dispatch.policy.config import Config
@@ -25,7 +26,7 @@ from gnnaccel.dispatch.policy.reasons import Reason
 #: in the place of one each number of nodes in "size"; values of what is no tensor.
 Arguments = tuple[list, list, list]
 
-_VALUES = frozenset((int, float, bool, str))
+_VALUES = frozenset((*NUMBERS, str))
 _grad = torch.is_grad_enabled
 #: of a shape, all but the number of rows
 width = itemgetter(slice(1, None))

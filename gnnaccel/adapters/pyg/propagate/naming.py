@@ -42,6 +42,8 @@ def globals_in_place(function: types.FunctionType, names: frozenset[str],
     inside = codes(code)[1:]
     if (code.co_cellvars and not inside) or code.co_flags & NOT_PLAIN_CODE:
         return None
+    if any(map(_writes_around, (code, *inside))):
+        return None
     if any("__class__" in one.co_freevars or not _may_be_inside(one) for one in inside):
         return None
     found = {}
@@ -56,6 +58,12 @@ def globals_in_place(function: types.FunctionType, names: frozenset[str],
         elif kind not in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "STORE_ATTR"):
             return None
     return found
+
+
+def _writes_around(code: types.CodeType) -> bool:
+    """Whether the function writes a variable of a function around it."""
+    return any(step.opname in ("STORE_DEREF", "DELETE_DEREF") and step.argval in code.co_freevars
+               for step in _steps(code))
 
 
 def _may_be_inside(code: types.CodeType) -> bool:

@@ -219,7 +219,8 @@ class Turned(Message):
         x_i, x_j = x_i.view(-1, 3, 4), x_j.view(-1, 3, 4)
         one = self.one(x_j.transpose(-1, -2)).transpose(-1, -2)
         both = self.both(torch.tanh(x_i * x_j).permute(0, 2, 1)).mT
-        return (both.tanh() * one).flatten(1)
+        swapped = x_i.transpose(1, 2).contiguous().view(-1, 12)  # of which no view would do
+        return (both.tanh() * one).flatten(1) + swapped
 
 
 class TurnedInPlace(Message):

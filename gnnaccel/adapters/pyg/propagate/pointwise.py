@@ -42,8 +42,7 @@ IN_PLACE = {f"{name}_": name for name in OPERATIONS.keys() - TRUE | {"masked_fil
 _MAPS = frozenset(("linear", "matmul", "mm", "bmm"))
 _PIECES = ("chunk", "split", "unbind")
 _COMPOSED = frozenset(("glu", "cosine_similarity", "pairwise_distance", "one_hot", "gather"))
-_REPEATED = ("expand", "expand_as", "repeat")
-_TURNED = ("transpose", "swapaxes", "permute")
+_REPEATED, _TURNED = ("expand", "expand_as", "repeat"), ("transpose", "swapaxes", "permute")
 _LIKE = {"zeros_like": 0.0, "ones_like": 1.0}
 #: what may be called of stand-ins besides
 NAMES = frozenset(("mT", *VIEWS, *_SAME, *_OF_ROWS, *_MAPS, *_PIECES, *_COMPOSED, *_REPEATED,
@@ -103,16 +102,15 @@ class Rows(Value):
             return _mapped([args[0]], name, function, args[1:], kwargs)
         if name in ("getitem", "index_select") and isinstance(args[0], Param):
             return _other("channels").looked_up(function, *args, **kwargs)
-        if name == "getitem":
-            return self.sharing(_piece(self, function, args, kwargs))
         if name in _PIECES:
             return tuple(map(self.sharing, _pieces(self, function, args, kwargs)))
         if name in _OF_ROWS:
             return _other("channels").mixed(self, name, function, args, kwargs)
         if name in _COMPOSED:
             return getattr(_other("composed"), name)(*args, **kwargs)
-        if name in (*_TURNED, *_REPEATED):
-            change = _other("channels").turned if name in _TURNED else Rows._expanded
+        if name in ("getitem", *_TURNED, *_REPEATED):
+            change = (_piece if name == "getitem" else Rows._expanded if name in _REPEATED
+                      else _other("channels").turned)
             return self.sharing(change(self, function, args, kwargs))
         if name in _LIKE and (args, kwargs) == ((self,), {}):
             return Rows(Number(_LIKE[name]), self.meta)
@@ -160,7 +158,9 @@ class Rows(Value):
 
     def kept(self, meta: Tensor) -> Rows:
         """The same numbers in another dtype: of truth values zeros and ones."""
-        return self if self.meta.dtype == meta.dtype else _other("whole_numbers").kept(self, meta)
+        if self.meta.dtype != meta.dtype:
+            return _other("whole_numbers").kept(self, meta)
+        return self if self.meta.stride() == meta.stride() else Rows(self.tree, meta)
 
     def beside(self, tensors: Any, dim: int) -> Any:
         if dim not in (-1, self.meta.dim() - 1) or not all(isinstance(t, Rows) for t in tensors):

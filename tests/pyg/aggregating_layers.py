@@ -266,6 +266,19 @@ class Overwriting(Message):
         return out / deg + (before * shrunk * root).view(-1, 1) * out.abs()
 
 
+class Counted(Message):
+    """A mean by hand: of the sum, and of ones for each edge."""
+
+    def message(self, x_i, x_j):
+        return torch.tanh(x_i * x_j)
+
+    def aggregate(self, inputs, index, dim_size):
+        total = scatter(inputs, index, dim=0, dim_size=dim_size, reduce="sum")
+        count = scatter(torch.ones_like(inputs[:, :1]), index, 0, dim_size)
+        count[count == 0] = 1.0
+        return total / count
+
+
 class Deviations(Message):
     """PNA's deviation of linear messages: without rounding it is none where one edge enters."""
 
@@ -303,6 +316,6 @@ class Towers(Message):
 
 FORMS = (Scattered, ByModule, BySuper, Quotient, Pair, Vectors, Statistics, Extremes, Changed,
          Normed, Appended, OfEdges, Twice, Overwriting, Deviations,
-         Towers)
+         Towers, Counted)
 #: those that torch operations take over on a CPU
 PLAIN = (Scattered, ByModule)

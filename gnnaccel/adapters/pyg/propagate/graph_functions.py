@@ -23,6 +23,7 @@ from gnnaccel.adapters.pyg.propagate.standins import Unseen
 from gnnaccel.adapters.pyg.propagate.traced import Value
 from gnnaccel.adapters.pyg.propagate.traced_layer import by_name, has_name
 from gnnaccel.adapters.pyg.propagate.traced_modules import Function
+from gnnaccel.dispatch.generated.tree import Number
 
 _REDUCES = {"sum": "sum", "add": "sum", "mean": "mean", "max": "max", "min": "min", "amax": "max",
             "amin": "min"}
@@ -76,8 +77,14 @@ class GraphFunctions(Steps):
         if WITH_TORCH_SCATTER and _REDUCES[reduce] in ("max", "min"):
             raise Unseen
         whole = self._check_size(dim_size)
-        found = self.reduced(src, _REDUCES[reduce])
-        found.rows = "i", whole
+        if type(src) is pointwise.Rows and type(src.tree) is Number:  # ones, to count edges
+            if _REDUCES[reduce] != "sum":
+                raise Unseen
+            counted = functools.partial(_sums, src.tree.value, src.meta)
+            found = self.made(counted, (index, dim_size), {}, torch.empty_like(src.meta))
+        else:
+            found = self.reduced(src, _REDUCES[reduce])
+        found.rows, found.alone = ("i", whole), True
         return found
 
     def _piled(self, reduce: Any, src: Pile, dim: Any) -> NodeValue:
@@ -218,6 +225,14 @@ class GraphFunctions(Steps):
         if name not in _OF_TORCH_SCATTER:
             return None
         return functools.partial(self.by_torch_scatter, value, _OF_TORCH_SCATTER[name])
+
+
+def _sums(value: float, like: Tensor, index: Tensor, count: int | None) -> Tensor:
+    """The sums of as many rows of one number as ``index`` has, in the form of ``like``."""
+    if count is None:
+        count = int(index.max()) + 1 if len(index) else 0
+    rows = torch.full((len(index), *like.shape[1:]), value, dtype=like.dtype, device=index.device)
+    return rows.new_zeros(count, *like.shape[1:]).index_add_(0, index, rows)
 
 
 class Along(NamedTuple):

@@ -80,8 +80,18 @@ def given() -> list[torch.Tensor]:
     return [graphs.features(), graphs.square()]
 
 
+class Inner(Heads):
+    """A function in the message."""
+
+    def message(self, x_i, x_j):
+        def one(f):
+            return f(x_j) * f(x_i)
+
+        return torch.cat([one(f) for f in self.heads], -1)
+
+
 @pytest.mark.parametrize("cls", [Heads, Copied, Summed, Stacked, StackedBetween, Looped, Some,
-                                 Attending])
+                                 Attending, Inner])
 def test_values_and_gradients(kernels, cls):
     compare(kernels, cls(), *given())
 
@@ -139,22 +149,12 @@ class KeepingList(Heads):
         return self.kept[0]
 
 
-class Inner(Heads):
-    """A function in the message."""
-
-    def message(self, x_i, x_j):
-        def one(f):
-            return f(x_j) * f(x_i)
-
-        return torch.cat([one(f) for f in self.heads], -1)
-
-
 class OtherDimension(Heads):
     def message(self, x_i, x_j):
         return torch.stack([f(x_j).relu() * f(x_i) for f in self.heads], 1).mean(-1)
 
 
-@pytest.mark.parametrize("cls", [Asking, OverRows, Keeping, KeepingList, Inner, OtherDimension])
+@pytest.mark.parametrize("cls", [Asking, OverRows, Keeping, KeepingList, OtherDimension])
 def test_native(kernels, cls):
     layer = cls()
     both(kernels, layer, *given(), on_fallback="native")

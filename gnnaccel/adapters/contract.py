@@ -30,6 +30,10 @@ class Contract:
     * ``state(layer, args, kwargs)``, ``run(layer, stated, given, attend)``: as of `router.Adapter`.
     * ``bind(layer, call)``: as of `router.Adapter`; None: no call is bound.
 
+    * ``shapes(layer, given)``: of the parameters that kernels read, by their dotted names, as the
+      layer's sizes have them, for `shapes.checked`; ``ONE_DTYPE``: whether all must be of the dtype
+      of the rows. None: the layer's own modules are called.
+
     A call that repeats another one (`signature.Signature` makes the keys):
 
     * ``FIELDS``: the attributes of a layer that its Program depends on; None: no call is repeated.
@@ -72,6 +76,8 @@ class Contract:
     state: Callable[..., Any]
     run: Callable[..., Any]
     bind: Callable[..., Any] | None = None
+    shapes: Callable[..., Any] | None = None
+    ONE_DTYPE: bool = False
     FIELDS: tuple[str, ...] | None = None
     reads: Callable[..., Any] | None = None
     parts: Callable[..., Any] | None = None

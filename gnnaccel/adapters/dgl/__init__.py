@@ -125,16 +125,16 @@ class _Guarded:
     def __init__(self, cls: type, module: str):
         import importlib
 
-        from gnnaccel.adapters import contract
+        from gnnaccel.adapters import contract, own, shapes
         from gnnaccel.adapters import guards as shared
-        from gnnaccel.adapters import own
         from gnnaccel.adapters.dgl import guards, repeated
 
         found = contract.read(importlib.import_module(f"gnnaccel.adapters.dgl.{module}"))
+        self.contract = found
         self._context_reason, self._layer_reason = shared.context_reason, guards.layer_reason
         self._inference_reason = shared.inference_reason
         self.paths, self._state = own.Paths(cls, ("forward",)), found.state
-        self._absorbed, self.run = found.ABSORBED, found.run
+        self._checked, self._absorbed, self.run = shapes.checked, found.ABSORBED, found.run
         self.key = repeated.signature(found, self.paths)
         self.keep, self.again = repeated.keep, repeated.again
 
@@ -142,4 +142,4 @@ class _Guarded:
         why = (self._context_reason()
                or self._layer_reason(layer, self.paths.of(type(layer)), self._absorbed)
                or self._inference_reason((*args, *kwargs.values())))
-        return self._state(layer, args, kwargs) if why is None else why
+        return why or self._checked(self._state(layer, args, kwargs), layer, self.contract)

@@ -10,6 +10,7 @@ from torch import Tensor
 from gnnaccel.adapters import calls, guards
 from gnnaccel.adapters.calls import bind
 from gnnaccel.adapters.dgl import graphs
+from gnnaccel.adapters.shapes import Shapes, of_heads
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.run.attention_maps import Mapped
 
@@ -84,13 +85,11 @@ def one_frame(graph: Any) -> bool:
     return not graph.is_block and graph.srctypes == graph.dsttypes
 
 
-def weights_reason(layer: Any, maps: tuple[str, ...],
-                   vectors: tuple[str, ...] = (), width: int | None = None) -> Reason | None:
-    """As `adapters.calls.weights_reason`, of a layer of DGL's; ``width``: if the channels of a head
-    are not the layer's ``_out_feats``."""
-    return calls.weights_reason(layer, layer._num_heads,
-                                layer._out_feats if width is None else width, maps, vectors,
-                                _linear)
+def shapes(layer: Any, maps: tuple[str, ...], vectors: tuple[str, ...] = (),
+           width: int | None = None) -> Shapes:
+    """As `adapters.shapes.of_heads`, of a layer of DGL's; ``width``: if not ``_out_feats``."""
+    return of_heads(layer, layer._num_heads, layer._out_feats if width is None else width, maps,
+                    vectors, _linear)
 
 
 def rows(module: Any, x: Tensor, heads: int, width: int) -> Tensor | Mapped:

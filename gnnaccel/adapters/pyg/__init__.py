@@ -169,7 +169,7 @@ class _Guarded:
     resized: Any = None
 
     def __init__(self, cls: type, module: str, node_dim: int | None):
-        from gnnaccel.adapters import looks, own
+        from gnnaccel.adapters import looks, own, shapes
         from gnnaccel.adapters.pyg import guards, signature
         from gnnaccel.dispatch.memory.layer_memory import UNREPEATABLE
 
@@ -182,6 +182,7 @@ class _Guarded:
         self.paths = own.Paths(cls, start,
                                guards.aggregations((*self._aggregations, *found.INSIDE)))
         self._state, self.run, self.bind = found.state, found.run, found.bind
+        self._checked = shapes.checked
         self.key = signature.of(found, self.paths, node_dim is not None)
         self._keep, self.again = found.keep, found.repeated()
         if found.resized is not None:
@@ -218,7 +219,7 @@ class _Guarded:
         why = why or guards.inference_reason((*args, *kwargs.values()))
         if why is None and "parametrizations" in layer._modules:  # the host asks for a bias twice
             why = guards.parametrized_reason(layer)
-        found = self._state(layer, args, kwargs) if why is None else why
+        found = why or self._checked(self._state(layer, args, kwargs), layer, self.contract)
         if why is None and self.contract.TURNS and layer.flow != "source_to_target":
             found = self._turned(found)
         guards.note_made(layer, type(found) is Reason)

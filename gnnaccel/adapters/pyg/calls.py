@@ -14,8 +14,8 @@ from gnnaccel.adapters.calls import dtypes as dtypes
 from gnnaccel.adapters.calls import without_autocast as without_autocast
 from gnnaccel.adapters.pyg.edges import plain
 from gnnaccel.adapters.pyg.guards import plain_linear
+from gnnaccel.adapters.shapes import Shapes, of_heads
 from gnnaccel.dispatch.plan.request import CallInputs, CallSpec
-from gnnaccel.dispatch.policy.reasons import Reason
 from gnnaccel.dispatch.run.attention_maps import Mapped
 
 
@@ -24,10 +24,10 @@ def rows(module: Any, x: Tensor, heads: int, width: int) -> Tensor | Mapped:
     return calls.rows(module, x, heads, width, plain_linear(module))
 
 
-def weights_reason(layer: Any, maps: tuple[str, ...],
-                   vectors: tuple[str, ...] = ()) -> Reason | None:
-    """As `adapters.calls.weights_reason`, of a layer of PyG's."""
-    return calls.weights_reason(layer, layer.heads, layer.out_channels, maps, vectors, plain_linear)
+def shapes(layer: Any, maps: tuple[str, ...], vectors: tuple[str, ...] = (),
+           columns: int | None = None) -> Shapes:
+    """As `adapters.shapes.of_heads`, of a layer of PyG's."""
+    return of_heads(layer, layer.heads, layer.out_channels, maps, vectors, plain_linear, columns)
 
 
 def bias_inside(layer: Any, out: torch.dtype) -> bool:

@@ -6,6 +6,7 @@ by type make dozens in each call.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor
@@ -15,6 +16,12 @@ from torch import Tensor
 def _internal(cls: Any, name: Any) -> str:
     """The name under which a dictionary of class ``cls`` keeps an entry."""
     return cls.to_internal_key(name) if hasattr(cls, "to_internal_key") else name
+
+
+def paths(path: str, entries: Any, names: Iterable[str]) -> list[str]:
+    """Dotted names of entries of a dictionary whose own is ``path``."""
+    cls: Any = type(entries)
+    return [f"{path}.{_internal(cls, name)}" for name in names]
 
 
 def module(entries: Any, name: Any) -> Any:

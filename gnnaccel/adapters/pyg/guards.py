@@ -6,6 +6,8 @@ import functools
 from collections.abc import Iterable
 from typing import Any
 
+from torch.nn import Parameter
+
 from gnnaccel.adapters.guards import ORDINARY as ORDINARY
 from gnnaccel.adapters.guards import any_global_hook as _any_global_hook
 from gnnaccel.adapters.guards import context_reason as context_reason
@@ -152,9 +154,9 @@ def plain_linear(module: Any) -> bool:
     return not _any_global_hook() and forward_is_own(_linear)
 
 
-def plain_linears(modules: Iterable[Any]) -> bool:
-    """Whether `plain_linear` holds for each of these; None is no module."""
-    cls = _linear or _linear_class()
+def plain_linears(modules: Iterable[Any]) -> list | None:
+    """How the parameters of these look, where `plain_linear` holds for each; None is no module."""
+    cls, found = _linear or _linear_class(), list[Any]()
     for module in modules:
         if module is None:
             continue
@@ -162,15 +164,17 @@ def plain_linears(modules: Iterable[Any]) -> bool:
         if (type(module) is not cls or "forward" in own or own["_forward_hooks"]
                 or own["_forward_pre_hooks"] or own["_backward_hooks"]
                 or own["_backward_pre_hooks"]):
-            return False
+            return None
         parameters = own["_parameters"]
         for name in parameters:
-            if type(parameters[name]) not in ORDINARY:
-                return False
+            t = parameters[name]
+            if type(t) not in ORDINARY:
+                return None
+            found += (t.dtype, t.shape) if type(t) is Parameter else (None,)
         if ("weight" in own and type(own["weight"]) not in ORDINARY
                 or "bias" not in parameters):  # a buffer, or an attribute
-            return False
-    return not _any_global_hook() and forward_is_own(cls)
+            return None
+    return None if _any_global_hook() or not forward_is_own(cls) else found
 
 
 def linear_is_own() -> bool:

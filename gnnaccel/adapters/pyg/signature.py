@@ -63,8 +63,10 @@ class PlainSignature(Signature):
                 return None
         for name in self._watched:
             if modules.get(name) is not None:
-                if not guards.plain_linears(map(modules.get, self._watched)):
+                inside = guards.plain_linears(map(modules.get, self._watched))
+                if inside is None:
                     return None
+                weights += inside
                 break
         for buffer in own["_buffers"].values():
             if buffer is not None:

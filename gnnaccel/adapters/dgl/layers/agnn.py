@@ -5,9 +5,10 @@ from typing import Any
 
 from torch import Tensor
 
-from gnnaccel.adapters.calls import bind, number_reason
+from gnnaccel.adapters.calls import bind
 from gnnaccel.adapters.dgl import graphs, guards, inputs
 from gnnaccel.adapters.guards import declared
+from gnnaccel.adapters.shapes import Shapes
 from gnnaccel.dispatch.ir import attention_programs as programs
 from gnnaccel.dispatch.plan.request import CallInputs, CallSpec
 from gnnaccel.dispatch.policy.reasons import Reason, reason
@@ -32,7 +33,6 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] 
         return reason("GA206", "feat is a pair, the graph has one set of nodes",
                       "pass features of the nodes as one tensor")
     why = (guards.dtype_reason(x_src, declared(layer, "beta"))
-           or number_reason(layer, "beta", 2)
            or graphs.zero_in_degree_reason(layer, edges))
     if why is not None:
         return why
@@ -40,6 +40,10 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] 
     stated = CallSpec(programs.cosine(), "dgl.AGNNConv", 1, x_src.shape[1], row, out, edges.num_src,
                       edges.num_dst, edges.edge_index.shape[1], 0, True)
     return stated, CallInputs(x_src, x_dst, edges.edge_index)
+
+
+def shapes(layer: Any, given: CallInputs) -> Shapes:
+    return {"beta": (1,)}
 
 
 def run(layer: Any, stated: CallSpec, given: CallInputs, attend: Any) -> Tensor:

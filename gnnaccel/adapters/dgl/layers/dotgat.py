@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from gnnaccel.adapters.dgl import graphs, guards, inputs
+from gnnaccel.adapters.shapes import Shapes
 from gnnaccel.dispatch.ir import attention_programs as programs
 from gnnaccel.dispatch.plan.request import CallInputs, CallSpec
 from gnnaccel.dispatch.policy.reasons import Reason, reason
@@ -28,7 +29,6 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] 
     edges: Any
     edges, x_src, x_dst, _ = nodes
     why = (guards.dtype_reason(x_src)
-           or inputs.weights_reason(layer, ("fc", "fc_src", "fc_dst"))
            or graphs.zero_in_degree_reason(layer, edges))
     if why is not None:
         return why
@@ -37,6 +37,10 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] 
     stated = CallSpec(program, "dgl.DotGatConv", layer._num_heads, layer._out_feats, row, out,
                       edges.num_src, edges.num_dst, edges.edge_index.shape[1], 0, True)
     return stated, CallInputs(x_src, x_dst, edges.edge_index)
+
+
+def shapes(layer: Any, given: CallInputs) -> Shapes:
+    return inputs.shapes(layer, ("fc", "fc_src", "fc_dst"))
 
 
 def run(layer: Any, stated: CallSpec, given: CallInputs, attend: Any) -> Tensor:

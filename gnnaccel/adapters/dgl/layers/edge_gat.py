@@ -11,6 +11,7 @@ from torch import Tensor
 from gnnaccel.adapters import views
 from gnnaccel.adapters.dgl import graphs, guards, inputs
 from gnnaccel.adapters.guards import declared, edge_reason
+from gnnaccel.adapters.shapes import Shapes
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.relational import statements
 from gnnaccel.dispatch.relational.request import RelationalInputs, RelationalSpec
@@ -42,8 +43,6 @@ def state(layer: Any, args: tuple,
         return nodes
     edges, x_src, x_dst, same = nodes
     why = (_layer_reason(layer, feat) or _edge_reason(edge_feat, edges, x_src)
-           or inputs.weights_reason(layer, ("fc", "fc_src", "fc_dst", "fc_edge"),
-                                    ("attn_l", "attn_r", "attn_edge"))
            or guards.dtype_reason(x_src, declared(layer, "attn_l"), declared(layer, "attn_r"),
                                   declared(layer, "attn_edge"), declared(layer.fc_edge))
            or graphs.zero_in_degree_reason(layer, edges))
@@ -63,6 +62,11 @@ def state(layer: Any, args: tuple,
                             layout="one relation")
     return stated, RelationalInputs(structure, x_src.device,
                                     _Operands(x_src, x_dst, edge_feat, same))
+
+
+def shapes(layer: Any, given: RelationalInputs) -> Shapes:
+    return inputs.shapes(layer, ("fc", "fc_src", "fc_dst", "fc_edge"),
+                         ("attn_l", "attn_r", "attn_edge"))
 
 
 def _one_relation(edge_index: Tensor) -> Ends:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gnnaccel.adapters.dgl import guards, inputs
 from gnnaccel.adapters.guards import declared, edge_reason
+from gnnaccel.adapters.shapes import Shapes
 from gnnaccel.dispatch.ir import attention_programs as programs
 from gnnaccel.dispatch.plan.request import CallInputs, CallSpec
 from gnnaccel.dispatch.policy.reasons import Reason, reason
@@ -30,10 +31,7 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] 
         return reason("GA206", "nfeats is one tensor for a block",
                       "pass a pair: features of sources and of destinations")
     why = (edge_reason(efeats, edges.edge_index.shape[1], x_src)
-           or guards.dtype_reason(x_src, declared(layer, "attn"), declared(layer, "bias"))
-           or inputs.weights_reason(layer, ("fc_node_src",), (), layer._out_node_feats)
-           or inputs.weights_reason(layer, ("fc_ni", "fc_nj", "fc_fij"), ("attn",),
-                                    layer._out_edge_feats))
+           or guards.dtype_reason(x_src, declared(layer, "attn"), declared(layer, "bias")))
     if why is not None or efeats.dim() != 2:
         return why or reason("GA206", f"efeats has {efeats.dim()} dimensions")
     if edges.has_bare():
@@ -45,6 +43,11 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] 
     stated = CallSpec(program, "dgl.EGATConv", layer._num_heads, layer._out_node_feats, row, out,
                       edges.num_src, edges.num_dst, edges.edge_index.shape[1], 0, True)
     return stated, CallInputs(x_src, x_dst, edges.edge_index, efeats, (graph,))
+
+
+def shapes(layer: Any, given: CallInputs) -> Shapes:
+    return {**inputs.shapes(layer, ("fc_node_src",), (), layer._out_node_feats),
+            **inputs.shapes(layer, ("fc_ni", "fc_nj", "fc_fij"), ("attn",), layer._out_edge_feats)}
 
 
 def run(layer: Any, stated: CallSpec, given: CallInputs, attend: Any) -> tuple[Tensor, Tensor]:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from gnnaccel.adapters.dgl import graphs, guards, inputs
 from gnnaccel.adapters.guards import declared
+from gnnaccel.adapters.shapes import Shapes
 from gnnaccel.dispatch.ir import attention_programs as programs
 from gnnaccel.dispatch.plan.request import CallInputs, CallSpec
 from gnnaccel.dispatch.policy.reasons import Reason, reason
@@ -25,7 +26,6 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] 
     edges, x_src, x_dst, same = nodes
     vectors = declared(layer, "attn_l"), declared(layer, "attn_r")
     why = (_map_reason(layer, feat) or guards.dtype_reason(x_src, *vectors)
-           or inputs.weights_reason(layer, ("fc", "fc_src", "fc_dst"), ("attn_l", "attn_r"))
            or graphs.zero_in_degree_reason(layer, edges))
     if why is not None:
         return why
@@ -42,7 +42,14 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] 
     return stated, CallInputs(x_src, x_dst, edges.edge_index)
 
 
+def shapes(layer: Any, given: CallInputs) -> Shapes:
+    return inputs.shapes(layer, ("fc", "fc_src", "fc_dst"), ("attn_l", "attn_r"))
+
+
 def _map_reason(layer: Any, feat: Any) -> Reason | None:
+    biased = layer.bias is not None
+    if getattr(layer, "has_explicit_bias", biased) is not biased:  # which newer versions go by
+        return reason("GA206", "the bias was taken away, or put where there was none")
     if isinstance(feat, tuple) or "fc" in layer._modules:
         return None
     # an error in the host

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gnnaccel.adapters.dgl import graphs, guards, inputs
 from gnnaccel.adapters.guards import declared, plain
+from gnnaccel.adapters.shapes import Shapes
 from gnnaccel.dispatch.ir import attention_programs as programs
 from gnnaccel.dispatch.plan.request import CallInputs, CallSpec
 from gnnaccel.dispatch.policy.reasons import Reason
@@ -25,7 +26,6 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] 
     edges: Any
     edges, x_src, x_dst, same = nodes
     why = (guards.dtype_reason(x_src, declared(layer, "attn"))
-           or inputs.weights_reason(layer, ("fc_src", "fc_dst"), ("attn",))
            or graphs.zero_in_degree_reason(layer, edges))
     if why is not None:
         return why
@@ -36,6 +36,10 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] 
                       edges.num_src, edges.num_dst, edges.edge_index.shape[1], 0,
                       layer.res_fc is None)
     return stated, CallInputs(x_src, x_dst, edges.edge_index, None, (same,))
+
+
+def shapes(layer: Any, given: CallInputs) -> Shapes:
+    return inputs.shapes(layer, ("fc_src", "fc_dst"), ("attn",))
 
 
 def run(layer: Any, stated: CallSpec, given: CallInputs, attend: Any) -> Tensor:

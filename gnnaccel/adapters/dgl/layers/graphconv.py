@@ -57,10 +57,11 @@ def run(layer: Any, stated: PlainSpec, given: PlainInputs, attend: Any) -> Tenso
         fused = bias is not None and bias.shape == (stated.width,)
         out = attend({**tensors, "x": x if weight is None else x @ weight,
                       "bias": bias if fused else None})
-        out = out if fused or bias is None else out + bias
     else:
         out = attend({**tensors, "x": x})
-        out = out @ weight if bias is None else torch.addmm(bias, out, weight)
+        fused = bias is not None and bias.shape == weight.shape[1:]
+        out = torch.addmm(bias, out, weight) if fused else out @ weight
+    out = out if fused or bias is None else out + bias
     return out if layer._activation is None else layer._activation(out)
 
 

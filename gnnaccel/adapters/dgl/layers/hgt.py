@@ -11,12 +11,14 @@ from gnnaccel.adapters import guards, views
 from gnnaccel.adapters.calls import bind, without_autocast
 from gnnaccel.adapters.dgl import graphs
 from gnnaccel.adapters.dgl.layers import typed_weights
+from gnnaccel.adapters.shapes import Shapes
 from gnnaccel.dispatch.graph import cache
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.relational import by_type, statements
 from gnnaccel.dispatch.relational.pairs import Typed
 from gnnaccel.dispatch.relational.request import RelationalInputs, RelationalSpec
 
+ONE_DTYPE = True
 FIELDS = ("num_heads", "head_size", "sqrt_d")
 
 
@@ -40,7 +42,7 @@ def state(layer: Any, args: tuple,
         return reason("GA206", "the arguments do not fit HGTConv.forward")
     g, x, ntype, etype = bound
     why = (guards.parametrized_reason(layer) or _modules_reason(layer) or guards.features_reason(x)
-           or typed_weights.rows_reason(layer.linear_k, x, "x"))
+           or typed_weights.shapes_reason(layer.linear_k, "linear_k", x))
     if why is not None:
         return why
     found = graphs.typed(g, etype, x.device)
@@ -48,7 +50,7 @@ def state(layer: Any, args: tuple,
         return found
     row, src, dst, edges = typed_weights.mapped(x), found[0].num_src, found[0].num_dst, etype.shape[
         0]
-    why = typed_weights.types_reason(ntype, x, "ntype") or _weights_reason(layer, row)
+    why = typed_weights.types_reason(ntype, x, "ntype")
     if why is not None:
         return why
     operands = (_Operands(x, ntype, x[:dst], ntype[:dst], presorted)
@@ -85,34 +87,22 @@ def _modules_reason(layer: Any) -> Reason | None:
         if not typed_weights.is_typed_linear(module):
             return reason("GA208", f"{name} is a {type(module).__name__}, not a TypedLinear")
     for name in ("relation_att", "relation_msg"):
+        if len(getattr(layer, name)) != layer.num_heads:
+            return reason("GA208", f"{name} are not {layer.num_heads} maps")
         for at, module in enumerate(getattr(layer, name)):
             why = typed_weights.module_reason(module, f"{name}[{at}]")
-            if why is not None:
-                return why
+            if why is not None or module.regularizer is not None:
+                return why or reason("GA208", f"{name} have a regularizer")
+    if len(layer.relation_pri) != layer.num_heads or not guards.ordinary(layer.relation_pri):
+        return reason("GA208", "relation_pri are not one Parameter for each head")
     return None
 
 
-def _weights_reason(layer: Any, row: torch.dtype) -> Reason | None:
+def shapes(layer: Any, given: RelationalInputs) -> Shapes:
     heads, width, count = layer.num_heads, layer.head_size, layer.relation_att[0].num_types
-    for name in ("relation_att", "relation_msg"):
-        modules = getattr(layer, name)
-        if (len(modules) != heads
-            or any(m.regularizer is not None or tuple(m.W.shape) != (count, width, width)
-                   for m in modules)):
-            return reason("GA208", f"{name} are not {heads} maps [{count}, {width}, {width}]")
-        for module in modules:
-            dtypes, device = {module.W.dtype, row}, module.W.device.type
-            if (len(dtypes) > 1
-                and (torch.float64 in dtypes or not torch.is_autocast_enabled(device))):
-                return reason("GA203",
-                              f"the rows are {row}, the weights of {name} {module.W.dtype}",
-                              "convert one of them")
-    if (len(layer.relation_pri) != heads
-        or any(tuple(p.shape) != (count,) for p in layer.relation_pri)):
-        return reason("GA208", f"relation_pri are not {heads} priors of {count} edge types")
-    if not guards.ordinary(layer.relation_pri):
-        return reason("GA208", "some of relation_pri are of another type than Parameter")
-    return None
+    maps = [f"{name}.{at}.W" for name in ("relation_att", "relation_msg") for at in range(heads)]
+    return {**dict.fromkeys(maps, (count, width, width)),
+            **dict.fromkeys([f"relation_pri.{at}" for at in range(heads)], (count,))}
 
 
 def _out(layer: Any, row: torch.dtype, x: Tensor) -> torch.dtype:
@@ -151,11 +141,12 @@ def _maps_are_plain(layer: Any, stated: RelationalSpec, operands: _Operands) -> 
     if not typed_weights.all_plain(maps):
         return False
     count, width = layer.skip.shape[0], layer.num_heads * layer.head_size
-    shapes = [(count, layer.in_size, width)] * 3 + [(count, width, width)]
+    channels = operands.x.shape[1]
+    shapes = [(count, channels, width)] * 3 + [(count, width, width)]
     dtypes = {stated.row, stated.out, operands.x.dtype, layer.skip.dtype,
               *[module.W.dtype for module in maps]}
     return (layer.skip.dim() == 1 and len(dtypes) == 1
-            and (layer.in_size == width or layer.residual_w.shape == (layer.in_size, width))
+            and (channels == width or layer.residual_w.shape == (channels, width))
             and [tuple(module.W.shape) for module in maps] == shapes)
 
 

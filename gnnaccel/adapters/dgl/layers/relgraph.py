@@ -38,7 +38,7 @@ def state(layer: Any, args: tuple,
     typed = layer.linear_r
     why = (guards.parametrized_reason(layer) or typed_weights.module_reason(typed, "linear_r")
            or guards.features_reason(feat, "feat"))
-    why = why or typed_weights.rows_reason(typed, feat, "feat") or _root_reason(layer)
+    why = why or typed_weights.shapes_reason(typed, "linear_r", feat) or _root_reason(layer)
     if why is not None:
         return why
     found = graphs.typed(g, etypes, feat.device)

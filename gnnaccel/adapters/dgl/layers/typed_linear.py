@@ -28,8 +28,7 @@ def state(layer: Any, args: tuple,
     if bound is None:
         return reason("GA206", "the arguments do not fit TypedLinear.forward")
     x, x_type, ordered = bound
-    why = (guards.features_reason(x) or typed_weights.shape_reason(layer, "the layer")
-           or typed_weights.rows_reason(layer, x, "x")
+    why = (guards.features_reason(x) or typed_weights.shapes_reason(layer, "the layer", x)
            or typed_weights.types_reason(x_type, x, "x_type"))
     if why is not None:
         return why

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gnnaccel.adapters.guards import ordinary, plain
 from gnnaccel.adapters.own import Path, path_of
+from gnnaccel.adapters.shapes import Shapes, unfit
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 
 
@@ -21,7 +22,7 @@ def module_reason(module: Any, name: str) -> Reason | None:
             or "get_weight" in module.__dict__):
         return reason("GA208", f"{name} has hooks, or methods or weights of its own kind",
                       "remove them from the layer")
-    return path().why or shape_reason(module, name)
+    return path().why or shapes_reason(module, name)
 
 
 def all_plain(modules: list[Any]) -> bool:
@@ -52,45 +53,26 @@ def _typed_linear() -> type:
     return TypedLinear
 
 
-def shape_reason(module: Any, name: str) -> Reason | None:
-    """Why the weights are not those that the module's sizes and regularizer tell of."""
-    regularizer, types = module.regularizer, module.num_types
-    expected = [types, module.in_size, module.out_size]
-    if regularizer == "bdd":
-        bases = module.num_bases
-        expected = [types, bases * module.submat_in * module.submat_out]
-        if (bases * module.submat_in, bases * module.submat_out) != (module.in_size,
-                                                                     module.out_size):
-            return reason("GA208", f"{bases} blocks {module.submat_in} x {module.submat_out} of "
-                          f"{name} are not {module.in_size} x {module.out_size}")
-    elif regularizer == "basis":
-        expected[0] = module.num_bases
-        if (list(module.coeff.shape) != [types, module.num_bases]
-            or module.coeff.device != module.W.device):
-            return reason("GA208",
-                          f"the coefficients of {name} are {list(module.coeff.shape)} on "
-                          f"{module.coeff.device}")
-    elif regularizer is not None:
-        return reason("GA208", f"the regularizer of {name} is {regularizer!r}")
-    if list(module.W.shape) != expected:
-        return reason("GA208", f"the weights of {name} are {list(module.W.shape)}, not {expected}")
-    return None
-
-
-def rows_reason(module: Any, x: Tensor, name: str) -> Reason | None:
-    """Why rows ``x`` cannot be multiplied with the module's weights."""
-    weights = [module.W] + ([module.coeff] if module.regularizer == "basis" else [])
+def shapes_reason(module: Any, name: str, x: Tensor | None = None) -> Reason | None:
+    """Why the weights are not those that the module's sizes and regularizer tell of, nor go with
+    rows ``x`` if there are some; ``name``: of the module."""
+    types, bases = module.num_types, getattr(module, "num_bases", 0)
+    ends = module.in_size, module.out_size
+    if module.regularizer not in (None, "basis", "bdd"):
+        return reason("GA208", f"the regularizer of {name} is {module.regularizer!r}")
+    shapes: Shapes = {"W": (types if module.regularizer is None else bases, *ends)}
+    if module.regularizer == "basis":
+        shapes["coeff"] = types, bases
+    elif module.regularizer == "bdd":
+        parts = module.submat_in, module.submat_out
+        if (bases * parts[0], bases * parts[1]) != ends:
+            return reason("GA206", f"{bases} blocks {parts} of {name} are not {ends}")
+        shapes["W"] = types, bases * parts[0] * parts[1]
+    if x is None:
+        return unfit(module, shapes)
     if x.shape[1] != module.in_size:
-        return reason("GA206",
-                      f"{name} has {x.shape[1]} features, the layer takes {module.in_size}")
-    if x.device != module.W.device:
-        return reason("GA206", f"{name} is on {x.device}, the weights on {module.W.device}")
-    dtypes = {x.dtype, *(w.dtype for w in weights)}
-    if (len(dtypes) > 1
-        and (torch.float64 in dtypes or not torch.is_autocast_enabled(x.device.type))):
-        return reason("GA203", f"{name} is {x.dtype}, the weights are {module.W.dtype}",
-                      "convert one of them")
-    return None
+        return reason("GA206", f"rows of {x.shape[1]} features, {name} takes {module.in_size}")
+    return unfit(module, shapes, x.device, x.dtype)
 
 
 def types_reason(types: Any, x: Tensor, name: str) -> Reason | None:

@@ -17,6 +17,8 @@ from gnnaccel.adapters import alike, reachability
 from gnnaccel.adapters.pyg import calls
 from gnnaccel.adapters.pyg.hetero import dicts, inner_convs
 from gnnaccel.adapters.pyg.hetero.inner_convs import Together
+from gnnaccel.adapters.pyg.layers import gat
+from gnnaccel.adapters.shapes import Shapes, unfit
 from gnnaccel.dispatch.ir import attention_programs as programs
 from gnnaccel.dispatch.ir.program import Program
 from gnnaccel.dispatch.policy.reasons import Reason, reason
@@ -138,22 +140,12 @@ def _parameters(together: Together) -> _Parameters | Reason:
     biased = any(together.parameters(part, "bias") is not None for part in _maps(together))
     if biased or any(t is None for t in found[:4]):
         return reason("GA208", "a layer's linear map or attention vector was replaced")
-    why = inner_convs.tensors_reason(*found)
-    if why is not None:
-        return why
-    return (shapes_reason(together, (*found.att_src, *found.att_dst), (*found.src, *found.dst))
-            or found)
+    return inner_convs.tensors_reason(*found) or shapes_reason(together, gat.shapes) or found
 
 
-def shapes_reason(together: Together, vectors: Iterable[Tensor],
-                  maps: Iterable[Tensor]) -> Reason | None:
-    """Why these are not attention vectors [1, heads, out] and maps [heads * out, in] of the layers'
-    options."""
-    heads, width = together.option("heads"), together.option("out_channels")
-    if ({t.shape for t in vectors} == {(1, heads, width)}
-        and {t.shape[0] for t in maps} == {heads * width}):
-        return None
-    return reason("GA206", f"the weights are not those of {heads} heads of {width} channels")
+def shapes_reason(together: Together, shapes: Callable[..., Shapes]) -> Reason | None:
+    """Why the layers' parameters are not of the ``shapes`` that those of their class have."""
+    return next(filter(None, [unfit(conv, shapes(conv, None)) for conv in together.convs]), None)
 
 
 def _features_reason(x_dict: Mapping[str, Any], together: Together, src: list[Tensor],

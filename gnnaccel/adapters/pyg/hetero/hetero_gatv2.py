@@ -13,6 +13,7 @@ from gnnaccel.adapters import reachability
 from gnnaccel.adapters.pyg import calls
 from gnnaccel.adapters.pyg.hetero import hetero_gat, inner_convs
 from gnnaccel.adapters.pyg.hetero.inner_convs import Together
+from gnnaccel.adapters.pyg.layers import gatv2
 from gnnaccel.cuda import capture
 from gnnaccel.dispatch.ir import attention_programs as programs
 from gnnaccel.dispatch.policy.reasons import Reason, reason
@@ -68,15 +69,7 @@ def _parameters(together: Together) -> _Parameters | Reason:
     if found.att is None or found.src is None or found.dst is None:
         return reason("GA208", "a layer's linear map or attention vector was replaced")
     return (inner_convs.tensors_reason(*found)
-            or hetero_gat.shapes_reason(together, found.att, (*found.src, *found.dst))
-            or _biases_reason(together, found.bias_src, found.bias_dst) or found)
-
-
-def _biases_reason(together: Together, *groups: list[Tensor] | None) -> Reason | None:
-    rows = together.option("heads") * together.option("out_channels")
-    if all(t.shape == (rows,) for biases in groups if biases is not None for t in biases):
-        return None
-    return reason("GA206", f"the maps' biases are not of {rows} channels")
+            or hetero_gat.shapes_reason(together, gatv2.shapes) or found)
 
 
 def run(layer: Any, stated: JoinedSpec, given: RelationalInputs, attend: Any) -> dict[str, Tensor]:

@@ -5,8 +5,8 @@ from typing import Any
 
 from torch import Tensor
 
-from gnnaccel.adapters.calls import number_reason
 from gnnaccel.adapters.pyg import calls, edges, guards
+from gnnaccel.adapters.shapes import Shapes
 from gnnaccel.dispatch.ir import attention_programs as programs
 from gnnaccel.dispatch.plan.request import CallInputs, CallSpec
 from gnnaccel.dispatch.policy.reasons import Reason, reason
@@ -21,7 +21,7 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] 
     if bound is None:
         return reason("GA206", "the arguments do not fit AGNNConv.forward")
     x, edge_index = bound
-    why = guards.features_reason(x) or number_reason(layer, "beta", 1)
+    why = guards.features_reason(x)
     if why is not None:
         return why
     nodes = x.shape[0]
@@ -32,6 +32,10 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] 
     stated = CallSpec(programs.cosine(), "AGNNConv", 1, x.shape[1], x.dtype, out, nodes, nodes,
                       plain.shape[1], nodes if layer.add_self_loops else 0, True)
     return stated, CallInputs(x, x, plain)
+
+
+def shapes(layer: Any, given: CallInputs) -> Shapes:
+    return {"beta": (1,)}
 
 
 def run(layer: Any, stated: CallSpec, given: CallInputs, attend: Any) -> Tensor:

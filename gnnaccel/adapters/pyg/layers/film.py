@@ -9,11 +9,13 @@ from torch import Tensor
 
 from gnnaccel.adapters.pyg import calls, guards
 from gnnaccel.adapters.pyg.hetero import relations
+from gnnaccel.adapters.shapes import Shapes
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.relational import statements
 from gnnaccel.dispatch.relational.request import RelationalInputs, RelationalSpec, shapes_of
 
 AGGREGATIONS = ("SumAggregation", "MeanAggregation")
+ONE_DTYPE = True
 FIELDS = ("out_channels", "num_relations")
 _ARGUMENTS = ("x", "edge_index"), ("edge_type",)
 
@@ -42,9 +44,6 @@ def state(layer: Any, args: tuple,
                                f"{x_dst.device}")
     if torch.is_autocast_enabled(x_src.device.type):
         return reason("GA203", "autocast is on", "call the layer outside of autocast")
-    why = _parameters_reason(layer, x_src, x_dst)
-    if why is not None:
-        return why
     found = relations.plain(edge_index, edge_type, x_src.shape[0], x_dst.shape[0], x_src.device)
     if type(found) is Reason:
         return found
@@ -86,6 +85,9 @@ def _modules_reason(layer: Any) -> Reason | None:
         if not guards.plain_linear(module):
             return reason("GA208", f"a relation's map is a {type(module).__name__}, or has "
                           "hooks or a weight of another type", "use the layer's own maps")
+    if {len(layer.lins), len(layer.films)} != {layer.num_relations}:
+        return reason("GA206", f"{len(layer.lins)} and {len(layer.films)} maps for "
+                      f"{layer.num_relations} relations")
     if (len({film.bias is None for film in layer.films}) > 1
         or any([lin.bias is not None for lin in layer.lins])):
         return reason("GA208", "some of the relations' maps have biases, others none",
@@ -93,23 +95,15 @@ def _modules_reason(layer: Any) -> Reason | None:
     return None
 
 
-def _parameters_reason(layer: Any, x_src: Tensor, x_dst: Tensor) -> Reason | None:
-    """Why the relations' maps are not one for each, of these features, and alike: a host broadcasts
-    others, or raises."""
-    count, out = layer.num_relations, layer.out_channels
-    if len(layer.lins) != count or len(layer.films) != count:
-        return reason("GA206", f"{len(layer.lins)} and {len(layer.films)} maps for {count} "
-                      "relations")
-    maps, films = (out, x_src.shape[1]), (2 * out, x_dst.shape[1])
-    if (any([lin.weight.shape != maps for lin in layer.lins])
-        or any([film.weight.shape != films for film in layer.films])
-        or any([film.bias is not None and film.bias.shape != films[:1] for film in layer.films])):
-        return reason("GA206", f"the relations' parameters are not those of {maps[1]} and "
-                      f"{films[1]} features and {out} channels")
-    looks = {(t.dtype, t.device) for module in (*layer.lins, *layer.films)
-             for t in module.parameters()}
-    return (None if looks == {(x_src.dtype, x_src.device)} else
-            reason("GA203", "the relations' parameters differ from x in dtype or device"))
+def shapes(layer: Any, given: RelationalInputs) -> Shapes:
+    found: Shapes = {}
+    (x_src, x_dst), out = given.operands, layer.out_channels
+    for at in range(layer.num_relations):
+        found[f"lins.{at}.weight"] = out, x_src.shape[1]
+        found[f"films.{at}.weight"] = 2 * out, x_dst.shape[1]
+        if layer.films[0].bias is not None:
+            found[f"films.{at}.bias"] = 2 * out,
+    return found
 
 
 def run(layer: Any, stated: RelationalSpec, given: RelationalInputs, attend: Any) -> Tensor:

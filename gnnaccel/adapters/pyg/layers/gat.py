@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gnnaccel.adapters.pyg import calls, edges, guards
+from gnnaccel.adapters.shapes import Shapes
 from gnnaccel.dispatch.distributed import state as active
 from gnnaccel.dispatch.ir import attention_programs as programs
 from gnnaccel.dispatch.plan.request import CallInputs, CallSpec
@@ -41,9 +42,7 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] 
     why = (guards.features_reason(x_src)
            or (guards.features_reason(x_dst, "x[1]")
                if x_dst is not None and x_dst is not x_src else None)
-           or guards.lazy_reason(*map(modules.get, _MAPS))
-           or calls.weights_reason(layer, _MAPS[:-1],
-                                   _VECTORS[:3 if modules.get("lin_edge") is not None else 2]))
+           or guards.lazy_reason(*map(modules.get, _MAPS)))
     if why is not None:
         return why
     num_src = x_src.shape[0]
@@ -70,6 +69,11 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] 
                       num_dst, plain.shape[1], min(num_src, num_dst) if layer.add_self_loops else 0,
                       calls.exposed(layer))
     return stated, CallInputs(x_src, x_dst, plain, edge_attr if edge else None, (pair,))
+
+
+def shapes(layer: Any, given: CallInputs) -> Shapes:
+    vectors = _VECTORS if layer._modules.get("lin_edge") is not None else _VECTORS[:2]
+    return calls.shapes(layer, _MAPS[:-1], vectors)
 
 
 def again(layer: Any, args: tuple, kwargs: dict, kept: None) -> CallInputs:

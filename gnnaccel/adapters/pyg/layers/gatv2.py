@@ -7,6 +7,7 @@ from torch import Tensor
 
 from gnnaccel.adapters.calls import rows
 from gnnaccel.adapters.pyg import calls, edges, guards
+from gnnaccel.adapters.shapes import Shapes
 from gnnaccel.dispatch.ir import attention_programs as programs
 from gnnaccel.dispatch.plan.request import CallInputs, CallSpec
 from gnnaccel.dispatch.policy.reasons import Reason, reason
@@ -34,8 +35,7 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] 
     x_l, x_r = x if pair else (x, x)
     why = (guards.features_reason(x_l) or guards.features_reason(x_r, "x[1]")
            or guards.lazy_reason(layer.lin_l, layer.lin_r, layer.lin_edge,
-                                 getattr(layer, "res", None))
-           or calls.weights_reason(layer, ("lin_l", "lin_r", "lin_edge"), ("att",)))
+                                 getattr(layer, "res", None)))
     if why is not None:
         return why
     plain = edges.plain(edge_index, x_l.shape[0], x_r.shape[0], x_l.device)
@@ -55,11 +55,15 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] 
     return stated, CallInputs(x_l, x_r, plain, edge_attr, (pair,))
 
 
+def shapes(layer: Any, given: CallInputs) -> Shapes:
+    return calls.shapes(layer, ("lin_l", "lin_r", "lin_edge"), ("att",))
+
+
 def run(layer: Any, stated: CallSpec, given: CallInputs, attend: Any) -> Tensor:
     h, c, modules = stated.heads, stated.width, layer._modules
     residual = modules["res"](given.x_dst) if modules.get("res") is not None else None
     left, right, edge = modules["lin_l"], modules["lin_r"], modules.get("lin_edge")
-    plain, (pair,) = guards.plain_linears((left, right, edge)), given.extra
+    plain, (pair,) = guards.plain_linears((left, right, edge)) is not None, given.extra
     keys = rows(left, given.x_src, h, c, plain)
     # of a tensor the host asks no lin_r, whatever it is; of a pair it maps each
     shared = given.x_src is given.x_dst and ((layer.share_weights and not pair)

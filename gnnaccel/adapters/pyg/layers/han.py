@@ -16,6 +16,7 @@ from gnnaccel.adapters import reachability
 from gnnaccel.adapters.pyg import calls, entries, guards
 from gnnaccel.adapters.pyg.hetero import dicts
 from gnnaccel.dispatch.ir import attention_programs as programs
+from gnnaccel.adapters.shapes import Shapes
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.relational.inner_products import inner_products
 from gnnaccel.dispatch.relational.request import RelationalInputs
@@ -98,14 +99,15 @@ def _layer_reason(layer: Any, x_dict: Mapping[str, Any], names: tuple,
                           f"there are edges of type {name!r}, but no features for one of its ends")
         if _key(name) not in layer.lin_src or _key(name) not in layer.lin_dst:
             return reason("GA206", f"the layer does not know the edge type {name!r}")
-        vectors = 1, layer.heads, layer.out_channels // layer.heads
-        for table in (layer.lin_src, layer.lin_dst):
-            found = entries.parameter(table, _key(name)).shape
-            if found != vectors:
-                return reason("GA206", f"an attention vector of {name!r} is {list(found)}, for "
-                              f"{layer.heads} heads of {vectors[2]}")
     return (guards.lazy_reason(*(layer.proj[name] for name in x_dict))
             or dicts.features_reason(x_dict, x_dict, device))
+
+
+def shapes(layer: Any, given: RelationalInputs) -> Shapes:
+    names = list(map(_key, given.operands.names))
+    return dict.fromkeys([*entries.paths("lin_src", layer.lin_src, names),
+                          *entries.paths("lin_dst", layer.lin_dst, names)],
+                         (1, layer.heads, layer.out_channels // layer.heads))
 
 
 def _key(name: dicts.EdgeType) -> str:

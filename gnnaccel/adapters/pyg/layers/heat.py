@@ -9,10 +9,12 @@ from torch import Tensor
 
 from gnnaccel.adapters.pyg import calls, guards
 from gnnaccel.adapters.pyg.hetero import relations
+from gnnaccel.adapters.shapes import Shapes
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.relational import statements
 from gnnaccel.dispatch.relational.request import RelationalInputs, RelationalSpec
 
+ONE_DTYPE = True
 FIELDS = ("heads", "out_channels", "negative_slope", "dropout")
 _ARGUMENTS = ("x", "edge_index", "node_type", "edge_type"), ("edge_attr",)
 
@@ -85,22 +87,15 @@ def _modules_reason(layer: Any) -> Reason | None:
     if not guards.plain(emb, torch.nn.Embedding) or emb.max_norm is not None or emb.sparse:
         return reason("GA208", "edge_type_emb is not a plain embedding",
                       "use the layer's own edge_type_emb")
-    return _sizes_reason(layer)
+    return None
 
 
-def _sizes_reason(layer: Any) -> Reason | None:
-    """Why weights are not those of the layer's heads and channels, as after an assignment to one of
-    these."""
+def shapes(layer: Any, given: RelationalInputs) -> Shapes:
     width, k, emb = layer.out_channels, layer.edge_attr_emb.out_channels, layer.edge_type_emb
-    shapes = {"att": (layer.heads, 2 * width + emb.embedding_dim + k), "lin": (width, width + k),
-              "edge_type_emb": (emb.num_embeddings, emb.embedding_dim)}
-    for name, shape in shapes.items():
-        found = layer._modules[name].weight.shape
-        if found != shape:
-            return reason("GA206", f"{name} is {list(found)}, not {list(shape)}")
-    bias = layer.lin.bias
-    return (None if bias is None or bias.shape == (width,) else
-            reason("GA206", f"the bias of lin is {list(bias.shape)}, for {width} channels"))
+    found: Shapes = {"att.weight": (layer.heads, 2 * width + emb.embedding_dim + k),
+                     "lin.weight": (width, width + k),
+                     "edge_type_emb.weight": (emb.num_embeddings, emb.embedding_dim)}
+    return found if layer.lin.bias is None else {**found, "lin.bias": (width,)}
 
 
 def run(layer: Any, stated: RelationalSpec, given: RelationalInputs, attend: Any) -> Tensor:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from gnnaccel.adapters.pyg import calls, guards
 from gnnaccel.adapters.pyg.hetero import relations
+from gnnaccel.adapters.shapes import Shapes
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.relational import statements
 from gnnaccel.dispatch.relational.request import RelationalInputs, RelationalSpec, shapes_of
@@ -23,7 +24,7 @@ def state(layer: Any, args: tuple,
         return reason("GA206", "the arguments do not fit HeteroLinear.forward")
     x, type_vec = bound
     why = (guards.lazy_reason(layer) or guards.features_reason(x)
-           or sizes_reason(layer, "the layer") or _reason(layer, x, type_vec))
+           or _reason(layer, x, type_vec))
     if why is not None:
         return why
     rows, (row, _) = x.shape[0], calls.dtypes(x)
@@ -35,15 +36,10 @@ def state(layer: Any, args: tuple,
     return stated, RelationalInputs((type_vec,), x.device, x)
 
 
-def sizes_reason(layer: Any, name: str) -> Reason | None:
-    """Why the weights of ``layer``, a map by type, are not those of its types and channels, as
-    after an assignment to one of these."""
+def shapes(layer: Any, given: RelationalInputs) -> Shapes:
     kinds, columns = layer.num_types, layer.out_channels
-    if (layer.weight.shape != (kinds, layer.in_channels, columns)
-        or layer.bias is not None and layer.bias.shape != (kinds, columns)):
-        return reason("GA206", f"the weights of {name} are {list(layer.weight.shape)}, for {kinds} "
-                      f"types and {layer.in_channels} to {columns} channels")
-    return None
+    found: Shapes = {"weight": (kinds, layer.in_channels, columns)}
+    return found if layer.bias is None else {**found, "bias": (kinds, columns)}
 
 
 def again(layer: Any, args: tuple, kwargs: dict, kept: None) -> RelationalInputs:
@@ -82,19 +78,15 @@ def _types_reason(x: Tensor, type_vec: Any) -> Reason | None:
 
 
 def _reason(layer: Any, x: Tensor, type_vec: Any) -> Reason | None:
-    why, weight = _types_reason(x, type_vec), layer.weight
-    if why is not None:
-        return why
-    if weight.device != x.device or weight.dim() != 3 or weight.shape[1] != x.shape[1]:
-        return reason("GA206",
-                      f"x is {list(x.shape)} on {x.device}, the weights "
-                      f"{list(weight.shape)} on {weight.device}")
-    if (weight.dtype != x.dtype
-        and (torch.float64 in (weight.dtype, x.dtype)
-             or not torch.is_autocast_enabled(x.device.type))):
-        return reason("GA203", f"x is {x.dtype}, the weights are {weight.dtype}",
-                      "convert one of them")
-    return None if x.shape[0] else reason("GA303", "there are no rows")
+    why = _types_reason(x, type_vec)
+    if why is None and x.shape[1] != layer.in_channels:
+        why = reason("GA206", f"x is {list(x.shape)}, the layer takes {layer.in_channels}")
+    if why is None and layer.weight.dtype != x.dtype and (
+            torch.float64 in (layer.weight.dtype, x.dtype)
+            or not torch.is_autocast_enabled(x.device.type)):
+        why = reason("GA203", f"x is {x.dtype}, the weights are {layer.weight.dtype}",
+                     "convert one of them")
+    return why or (None if x.shape[0] else reason("GA303", "there are no rows"))
 
 
 def run(layer: Any, stated: RelationalSpec, given: RelationalInputs, attend: Any) -> Tensor:

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from gnnaccel.adapters.pyg import calls, entries, guards
 from gnnaccel.adapters.pyg.hetero import dicts, relations
-from gnnaccel.adapters.pyg.layers import hetero_linear
 from gnnaccel.adapters.pyg.layers.hetero_dict_linear import called_as_part
+from gnnaccel.adapters.shapes import Shapes, of_heads
 from gnnaccel.dispatch.distributed import state as active
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.relational import by_type, pair_maps, statements
@@ -21,6 +21,7 @@ from gnnaccel.dispatch.relational.beside import MapsByType
 from gnnaccel.dispatch.relational.pairs import Blocks
 from gnnaccel.dispatch.relational.request import RelationalInputs, RelationalSpec, shapes_of
 
+ONE_DTYPE = True
 FIELDS = ("heads", "out_channels", "edge_types", "edge_types_map", "dst_node_types")
 _ARGUMENTS = ("x_dict", "edge_index_dict"), ()
 
@@ -63,9 +64,6 @@ def state(layer: Any, args: tuple,
     row, out = calls.dtypes(x_dict[types[0]],
                             *[entries.parameter(layer.p_rel, "__".join(name))
                               for name in found.present])
-    why = _weights_reason(layer, row) or _sizes_reason(layer, types, found.present)
-    if why is not None:
-        return why
     heads, relation_count = layer.heads, len(layer.edge_types)
     width, ends = layer.out_channels // heads, (found.num_nodes, found.num_dst)
     program = statements.hgt(1 / math.sqrt(width), heads)
@@ -138,47 +136,20 @@ def _modules_reason(layer: Any) -> Reason | None:
             return reason("GA208",
                           f"{name} is no plain HeteroLinear: a {type(module).__name__}, "
                           "perhaps with hooks or a weight of another type")
+        sizes = module.num_types, module.in_channels, module.out_channels
+        if module.bias is not None or module.weight.shape != sizes:
+            return reason("GA208", f"{name} has a bias, or other sizes than its weight")
     return None
 
 
-def _weights_reason(layer: Any, row: torch.dtype) -> Reason | None:
-    shape = (layer.heads * len(layer.edge_types), *(layer.out_channels // layer.heads,) * 2)
-    for name in ("k_rel", "v_rel"):
-        weight, bias = layer._modules[name].weight, layer._modules[name].bias
-        if (tuple(weight.shape) != shape or bias is not None
-            or weight.device != layer.k_rel.weight.device):
-            return reason("GA208",
-                          f"{name} holds {list(weight.shape)} weights on "
-                          f"{weight.device}, or a bias")
-        if (weight.dtype != row
-            and (torch.float64 in (weight.dtype, row)
-                 or not torch.is_autocast_enabled(weight.device.type))):
-            return reason("GA203", f"the rows are {row}, the weights of {name} {weight.dtype}",
-                          "convert one of them")
-    return None
-
-
-def _sizes_reason(layer: Any, types: tuple[str, ...], present: frozenset) -> Reason | None:
-    """Why maps by node type, as far as they are plain, and priors are not those of the layer's
-    channels and heads, as after an assignment to one of these."""
-    n, inside = layer.out_channels, layer.kqv_lin.lins
-    for name in types:
-        lin = entries.module(inside, name)
-        if not guards.plain_linear(lin):
-            continue
-        weight, bias = lin.weight, lin.bias
-        if weight.shape[:1] != (3 * n,) or bias is not None and bias.shape != (3 * n,):
-            return reason("GA206", f"the map of {name} is {list(weight.shape)}, for {n} channels")
-    for edge_type in present:
-        prior = entries.parameter(layer.p_rel, "__".join(edge_type))
-        if prior.shape != (1, layer.heads):
-            return reason("GA206", f"the priors of {edge_type} are {list(prior.shape)}, "
-                          f"for {layer.heads} heads")
-    for name in ("k_rel", "v_rel"):
-        why = hetero_linear.sizes_reason(layer._modules[name], name)
-        if why is not None:
-            return why
-    return None
+def shapes(layer: Any, given: RelationalInputs) -> Shapes:
+    n, heads, operands = layer.out_channels, layer.heads, given.operands
+    matrices = heads * len(layer.edge_types), n // heads, n // heads
+    names = map("__".join, operands.graph.present)
+    maps = entries.paths("kqv_lin.lins", layer.kqv_lin.lins, operands.types)
+    return {"k_rel.weight": matrices, "v_rel.weight": matrices,
+            **dict.fromkeys(entries.paths("p_rel", layer.p_rel, names), (1, heads)),
+            **of_heads(layer, 3, n, maps, (), guards.plain_linear)}
 
 
 def run(layer: Any, stated: RelationalSpec, given: RelationalInputs,
@@ -234,8 +205,9 @@ def _maps_are_plain(layer: Any, x_dict: Mapping[str, Tensor], types: tuple[str, 
         return False
     n = layer.out_channels
     if any(lin.weight.shape != (n, n) or lin.bias is not None and lin.bias.shape != (n,)
-           for lin in lins[1]) or any(entries.parameter(layer.skip, name).shape != (1,)
-                                      for name in types):
+           for lin in lins[1]) or any(
+               getattr(entries.parameter(layer.skip, name), "shape", ()) != (1,)
+               for name in types):
         return False
     widths = {x_dict[name].shape[1] for name in types}  # where the weights are for others it raises
     shapes: tuple[set[Any], ...] = (widths.union([lin.weight.shape[1] for lin in lins[0]]),

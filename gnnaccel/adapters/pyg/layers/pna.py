@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gnnaccel.adapters.pyg import calls, edges, guards
 from gnnaccel.adapters.pyg.layers import pna_maps
+from gnnaccel.adapters.shapes import Shapes, of_heads
 from gnnaccel.dispatch.ops import several
 from gnnaccel.dispatch.ops.plain import PlainInputs, PlainSpec
 from gnnaccel.dispatch.policy.reasons import Reason, reason
@@ -22,6 +23,7 @@ from gnnaccel.dispatch.quantized import settings
 AGGREGATIONS = ("DegreeScalerAggregation",)
 INSIDE = ("MultiAggregation", "SumAggregation", "MeanAggregation", "MaxAggregation",
           "MinAggregation", "VarAggregation", "StdAggregation")
+ONE_DTYPE = True
 FIELDS = ("edge_dim", "F_in", "towers", "divide_input")
 _ARGUMENTS = ("x", "edge_index"), ("edge_attr",)
 _REDUCES = {f"{name.capitalize()}Aggregation": name
@@ -116,10 +118,6 @@ def _reduces(scaled: Any) -> list[str] | Reason:
             return reason("GA201",
                           f"one of the aggregations is {type(aggr).__name__}, changed or "
                           "with half of its gradient")
-    for name in ("avg_deg_lin", "avg_deg_log"):
-        shape = getattr(scaled, name).shape
-        if shape not in ((), (1,)):
-            return reason("GA206", f"{name} is {list(shape)}, not one number")
     names = [_REDUCES[type(aggr).__name__] for aggr in several_.aggrs]
     return (names if len(set(names)) == len(names) else
             reason("GA201", "an aggregation is given twice"))
@@ -128,7 +126,6 @@ def _reduces(scaled: Any) -> list[str] | Reason:
 def _maps_reason(layer: Any, x: Tensor) -> Reason | None:
     if torch.is_autocast_enabled(x.device.type):
         return reason("GA203", "autocast is on", "call the layer outside of autocast")
-    width = layer.F_in * (2 if layer.edge_dim is None else 3)
     for nn in layer.pre_nns:
         if (len(nn) != 1 or not guards.plain_linear(nn[0])
             or not guards.plain(nn, torch.nn.Sequential)):
@@ -136,12 +133,6 @@ def _maps_reason(layer: Any, x: Tensor) -> Reason | None:
                           "use pre_layers=1")
         if nn[0].bias is None:
             return reason("GA208", "messages are made without a bias")
-        if {nn[0].weight.dtype, nn[0].bias.dtype} != {x.dtype}:
-            return reason("GA203", f"x is {x.dtype}, the layer's weights are {nn[0].weight.dtype}, "
-                          f"their biases {nn[0].bias.dtype}")
-        if nn[0].weight.shape != (layer.F_in, width) or nn[0].bias.shape != (layer.F_in,):
-            return reason("GA206", f"a map of messages is {list(nn[0].weight.shape)}, its bias "
-                          f"{list(nn[0].bias.shape)}")
     return None
 
 
@@ -151,16 +142,21 @@ def _encoder_reason(layer: Any, x: Tensor) -> Reason | None:
     why = guards.lazy_reason(encoder)
     if why is not None:
         return why
-    if not guards.plain_linear(encoder) or encoder.weight.shape[0] != layer.F_in:
-        return reason("GA208", f"the map of edges' features is a {type(encoder).__name__}, of "
-                      "other sizes, with hooks or a weight of another type",
-                      "use the layer's own map")
-    if encoder.bias is not None and encoder.bias.shape != (layer.F_in,):
-        return reason("GA206", f"the bias of the map of edges' features is "
-                      f"{list(encoder.bias.shape)}, for {layer.F_in} channels")
-    if any(t.dtype != x.dtype for t in encoder.parameters()):
-        return reason("GA203", f"x is {x.dtype}, the map of edges' features is in another dtype")
-    return None
+    return (None if guards.plain_linear(encoder) else
+            reason("GA208", f"the map of edges' features is a {type(encoder).__name__}, with hooks "
+                   "or a weight of another type", "use the layer's own map"))
+
+
+def shapes(layer: Any, given: PlainInputs) -> Shapes:
+    """Without those of the maps after the reductions, which `pna_maps.joins` looks at."""
+    width, degrees = layer.F_in, ("aggr_module.avg_deg_lin", "aggr_module.avg_deg_log")
+    found: Shapes = dict.fromkeys(degrees, (1,))
+    for at in range(len(layer.pre_nns)):
+        found[f"pre_nns.{at}.0.weight"] = width, width * (2 if layer.edge_dim is None else 3)
+        found[f"pre_nns.{at}.0.bias"] = width,
+    if given.operands[1] is not None:
+        found.update(of_heads(layer, 1, width, ("edge_encoder",), (), guards.plain_linear))
+    return found
 
 
 def run(layer: Any, stated: PlainSpec, given: PlainInputs, attend: Any) -> Tensor:

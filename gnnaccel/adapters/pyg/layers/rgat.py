@@ -9,11 +9,13 @@ from torch import Tensor
 
 from gnnaccel.adapters.pyg import calls, guards
 from gnnaccel.adapters.pyg.hetero import relations
+from gnnaccel.adapters.shapes import Shapes
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.relational import added, statements
 from gnnaccel.dispatch.relational.request import RelationalInputs, RelationalSpec, shapes_of
 from gnnaccel.dispatch.relational.view import RelationView
 
+ONE_DTYPE = True
 FIELDS = ("in_channels", "out_channels", "num_relations", "num_bases", "heads", "dim", "concat",
           "negative_slope", "dropout", "mod", "attention_mode", "attention_mechanism")
 _ARGUMENTS = ("x", "edge_index"), ("edge_type", "edge_attr", "size", "return_attention_weights")
@@ -141,21 +143,22 @@ def _module_reason(layer: Any) -> Reason | None:
     if layer.mod == "scaled" and not guards.plain(activation, torch.nn.ReLU):
         # ours runs by node, not by edge
         return reason("GA205", f"the activation of the degrees is {activation}, or has hooks")
-    return guards.lazy_reason(layer.lin_edge) or _sizes_reason(layer)
+    return guards.lazy_reason(layer.lin_edge)
 
 
-def _sizes_reason(layer: Any) -> Reason | None:
-    """Why the weights are not those of the layer's heads, channels and relations, as after an
-    assignment to one of these."""
-    rows, columns = layer.heads * layer.out_channels, layer.heads * layer.dim
-    maps, blocks = (layer.in_channels, rows), layer.num_blocks
-    of_one = maps if blocks is None else (blocks, *(size // blocks for size in maps))
-    shapes = {"q": (rows, columns), "k": (rows, columns), "weight": (layer.num_relations, *of_one),
-              "comp": (layer.num_relations, layer.num_bases), "bases": (layer.num_bases, *maps)}
-    for name, weight in {"q": layer.q, "k": layer.k, **_weights(layer)}.items():
-        if weight.shape != shapes[name]:
-            return reason("GA206", f"{name} is {list(weight.shape)}, not {list(shapes[name])}")
-    return None
+def shapes(layer: Any, given: RelationalInputs) -> Shapes:
+    h, out, bases, blocks = layer.heads, layer.out_channels, layer.num_bases, layer.num_blocks
+    vectors, maps = (h * out, h * layer.dim), (layer.in_channels, h * out)
+    more: Shapes = {"additive": {"w": (out,)}, "scaled": {  # type: ignore[assignment]  # of these
+        "l1": (1, out), "b1": (1, out), "l2": (out, out)}}.get(layer.mod, {})
+    if given.operands.edge_attr is not None:
+        more = {**more, **calls.shapes(layer, ("lin_edge",)), "e": vectors}
+    if bases is not None:
+        weights: Shapes = {"att": (layer.num_relations, bases), "basis": (bases, *maps)}
+    else:
+        of_one = maps if blocks is None else (blocks, *(size // blocks for size in maps))
+        weights = {"weight": (layer.num_relations, *of_one)}
+    return {"q": vectors, "k": vectors, **weights, **more}
 
 
 def _edge_reason(layer: Any, operands: _Operands) -> Reason | None:
@@ -169,18 +172,11 @@ def _edge_reason(layer: Any, operands: _Operands) -> Reason | None:
 
 
 def _dtype_reason(layer: Any, operands: _Operands) -> Reason | None:
-    """The host's products want one dtype; autocast makes it one, but for float64."""
-    tensors = list(_inputs(layer, operands).values())
-    if operands.edge_attr is not None:
-        tensors += [operands.edge_attr, layer.e, getattr(layer.lin_edge, "weight", layer.e)]
-    if layer.mod == "scaled":
-        tensors += [layer.l1, layer.b1, layer.l2]
-    dtypes, device = {t.dtype for t in tensors}, operands.x.device.type
-    autocast = torch.is_autocast_enabled(device) and torch.float64 not in dtypes
-    if len(dtypes) > 1 and not autocast:
-        return reason("GA203",
-                      f"features and weights are {', '.join(sorted(str(d) for d in dtypes))}")
-    if autocast and device == "cuda" and layer.attention_mechanism == "within-relation":
+    x, x_dst = operands.x, operands.x_dst
+    autocast = torch.is_autocast_enabled(x.device.type)
+    if x_dst is not None and x_dst.dtype != x.dtype and not autocast:
+        return reason("GA203", f"x is {x.dtype} and {x_dst.dtype}")
+    if autocast and x.is_cuda and layer.attention_mechanism == "within-relation":
         return reason("GA203", "within-relation attention under autocast",
                       "the host's own layer mixes dtypes there")
     return None

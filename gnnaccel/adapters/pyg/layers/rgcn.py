@@ -9,11 +9,13 @@ from torch import Tensor
 from gnnaccel.adapters import alike
 from gnnaccel.adapters.pyg import calls, guards
 from gnnaccel.adapters.pyg.hetero import relations
+from gnnaccel.adapters.shapes import Shapes
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.relational import added, statements
 from gnnaccel.dispatch.relational.beside import RootTerm
 from gnnaccel.dispatch.relational.request import RelationalInputs, RelationalSpec, shapes_of
 
+ONE_DTYPE = True
 FIELDS = ("in_channels_l", "out_channels", "num_relations", "num_bases", "num_blocks", "aggr")
 AGGREGATIONS = ("SumAggregation", "MeanAggregation")
 _ARGUMENTS = ("x", "edge_index"), ("edge_type",)
@@ -128,9 +130,9 @@ def resized(layer: Any, args: tuple, kwargs: dict, stated: RelationalSpec,
 
 
 def _layer_reason(layer: Any, fast: bool) -> Reason | None:
-    why = _sizes_reason(layer)
-    if why is not None:
-        return why
+    blocks, maps = layer.num_blocks, (layer.in_channels_l, layer.out_channels)
+    if blocks is not None and (not blocks or maps[0] % blocks or maps[1] % blocks):
+        return reason("GA206", f"{blocks} blocks for {maps[0]} to {maps[1]} channels")
     if fast:
         return (None
                 if layer.aggr in ("add", "sum", "mean")
@@ -147,22 +149,14 @@ def _layer_reason(layer: Any, fast: bool) -> Reason | None:
     return None
 
 
-def _sizes_reason(layer: Any) -> Reason | None:
-    """Why the weights are not those of the layer's channels, relations, bases and blocks, as after
-    an assignment to one of these."""
+def shapes(layer: Any, given: RelationalInputs) -> Shapes:
     relations, bases, blocks = layer.num_relations, layer.num_bases, layer.num_blocks
     maps = layer.in_channels_l, layer.out_channels
-    shape: tuple = (relations if bases is None else bases, *maps)
     if blocks is not None:
-        if not blocks or maps[0] % blocks or maps[1] % blocks:
-            return reason("GA206", f"{blocks} blocks for {maps[0]} to {maps[1]} channels")
-        shape = relations, blocks, maps[0] // blocks, maps[1] // blocks
-    found = guards.declared(layer).shape
-    if found != shape or (bases is not None
-                          and guards.declared(layer, "comp").shape != (relations, bases)):
-        return reason("GA206", f"the weights are {list(found)}, for {relations} relations and "
-                      f"{maps[0]} to {maps[1]} channels")
-    return None
+        return {"weight": (relations, blocks, maps[0] // blocks, maps[1] // blocks)}
+    if bases is None:
+        return {"weight": (relations, *maps)}
+    return {"weight": (bases, *maps), "comp": (relations, bases)}
 
 
 def _averages(layer: Any, fast: bool) -> bool:
@@ -197,14 +191,9 @@ def _features_reason(layer: Any, x_src: Any, x_dst: Any, device: torch.device) -
                       f"x is {x_src.dtype} for the sources and {x_dst.dtype} for the destinations")
     if not x_src.is_floating_point():
         return None
-    if x_src.shape[1] != layer.in_channels_l:
-        return reason("GA206",
-                      f"x has {x_src.shape[1]} features, the layer takes {layer.in_channels_l}")
-    types = {x_src.dtype, layer.weight.dtype}
-    if len(types) > 1 and (torch.float64 in types or not torch.is_autocast_enabled(device.type)):
-        return reason("GA203", f"x is {x_src.dtype}, the weights are {layer.weight.dtype}",
-                      "convert one of them")
-    return None
+    return (None if x_src.shape[1] == layer.in_channels_l else
+            reason("GA206",
+                   f"x has {x_src.shape[1]} features, the layer takes {layer.in_channels_l}"))
 
 
 def _dtypes(layer: Any, x: Tensor, fast: bool) -> tuple[torch.dtype, torch.dtype]:

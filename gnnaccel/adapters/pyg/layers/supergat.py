@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters.pyg import calls, edges, guards
+from gnnaccel.adapters.shapes import Shapes
 from gnnaccel.dispatch.ir import attention_programs as programs
 from gnnaccel.dispatch.plan.request import CallInputs, CallSpec
 from gnnaccel.dispatch.policy.reasons import Reason, reason
@@ -25,8 +26,7 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] 
     if bound is None:
         return reason("GA206", "the arguments do not fit SuperGATConv.forward")
     x, edge_index, negative, batch = bound
-    why = (guards.features_reason(x) or guards.lazy_reason(layer.lin)
-           or calls.weights_reason(layer, ("lin",), _VECTORS if _added(layer) else ()))
+    why = guards.features_reason(x) or guards.lazy_reason(layer.lin)
     if why is not None:
         return why
     nodes = x.shape[0]
@@ -45,6 +45,10 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] 
                       nodes, plain.shape[1], nodes if layer.add_self_loops else 0,
                       calls.exposed(layer))
     return stated, CallInputs(x, x, plain, None, (negative, batch))
+
+
+def shapes(layer: Any, given: CallInputs) -> Shapes:
+    return calls.shapes(layer, ("lin",), _VECTORS if _added(layer) else ())
 
 
 def _added(layer: Any) -> bool:

@@ -10,6 +10,7 @@ from torch import Tensor
 from gnnaccel.adapters.calls import ordinary_weight
 from gnnaccel.adapters.calls import rows as plain_rows
 from gnnaccel.adapters.pyg import calls, edges, guards
+from gnnaccel.adapters.shapes import Shapes, of_heads
 from gnnaccel.cuda.layout import MAX_WIDTH
 from gnnaccel.dispatch.ir import attention_programs as programs
 from gnnaccel.dispatch.plan.request import CallInputs, CallSpec
@@ -20,8 +21,9 @@ if TYPE_CHECKING:
     class _Both(CallInputs):
         x_dst: Tensor
 
+ONE_DTYPE = True
 FIELDS = ("heads", "out_channels", "concat", "dropout", "root_weight")
-WATCHED = ("lin_query", "lin_key", "lin_value")
+WATCHED = ("lin_query", "lin_key", "lin_value", "lin_skip")
 TURNS = True
 _MAPS = ("lin_key", "lin_query", "lin_value", "lin_edge", "lin_skip")
 _ARGUMENTS = ("x", "edge_index"), ("edge_attr", "return_attention_weights")
@@ -43,8 +45,7 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] 
     modules = layer._modules  # past `Module.__getattr__`
     why = (guards.features_reason(x_src)
            or (guards.features_reason(x_dst, "x[1]") if x_dst is not x_src else None)
-           or guards.lazy_reason(*map(modules.get, _MAPS))
-           or calls.weights_reason(layer, _MAPS[:-1]))
+           or guards.lazy_reason(*map(modules.get, _MAPS)))
     if why is not None:
         return why
     plain = edges.plain(edge_index, x_src.shape[0], x_dst.shape[0], x_src.device)
@@ -66,6 +67,15 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] 
     stated = CallSpec(program, "TransformerConv", layer.heads, width, row, out, x_src.shape[0],
                       x_dst.shape[0], plain.shape[1], 0, exposed, folded)
     return stated, CallInputs(x_src, x_dst, plain, edge_attr)
+
+
+def shapes(layer: Any, given: _Both) -> Shapes:
+    source, target = given.x_src.shape[1], given.x_dst.shape[1]
+    skip = ("lin_skip",) if layer.root_weight else ()
+    return {**calls.shapes(layer, ("lin_key", "lin_value"), (), source),
+            **calls.shapes(layer, ("lin_query",), (), target), **calls.shapes(layer, ("lin_edge",)),
+            **of_heads(layer, layer.heads if layer.concat else 1, layer.out_channels, skip, (),
+                       guards.plain_linear, target)}
 
 
 def _folds(layer: Any, x: Tensor, dropout: float) -> bool:
@@ -91,7 +101,7 @@ def _folded(modules: dict, given: _Both, skip: Any) -> Folded:
 
 def _attend_plain(modules: dict, h: int, c: int, given: _Both, attend: Any) -> Tensor:
     maps = modules["lin_key"], modules["lin_query"], modules["lin_value"]
-    rows = plain_rows if guards.plain_linears(maps) else calls.rows
+    rows = plain_rows if guards.plain_linears(maps) is not None else calls.rows
     tensors = {"keys": rows(maps[0], given.x_src, h, c),
                "queries": rows(maps[1], given.x_dst, h, c),
                "values": rows(maps[2], given.x_src, h, c)}

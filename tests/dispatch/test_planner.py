@@ -89,9 +89,10 @@ def test_plans_are_memoised_by_request_and_options():
         assert plan(asked, backend="torch").route == "torch"
 
 
-def gains(fresh, grad, loops, layer="GATConv"):
+def gains(fresh, grad, loops, layer="GATConv", bits=13):
     """Whether a call over a small graph on a GPU is estimated to gain by kernels."""
-    asked = request(device="cuda", grad=grad)._replace(fresh=fresh, loops=loops, native=layer)
+    asked = request(device="cuda", grad=grad)._replace(fresh=fresh, loops=loops, native=layer,
+                                                       edge_bits=bits)
     attention = patterns.attention(asked.program)
     return cost.fused(asked, attention) < cost.native(asked)
 
@@ -106,6 +107,8 @@ def test_calls_share_the_price_of_a_new_structure(grad):
     found = [gains(calls, grad, False, "TransformerConv") for calls in range(1, EXPECTED + 1)]
     assert found == [False] + [True] * (EXPECTED - 1)
     assert gains(0, grad, False, "TransformerConv")
+    # a structure of more edges takes several launches
+    assert gains(1, grad, False, bits=14) is not grad and gains(2, grad, False, bits=14)
 
 
 def test_what_the_host_does_for_self_loops_is_saved_where_it_does_it():

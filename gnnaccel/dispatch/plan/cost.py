@@ -90,7 +90,9 @@ def _over_a_new_graph(request: Request, seconds: float) -> float:
     once = rates["once"]
     known = once["layers"].get(request.native)
     launches = (known["ours"] if known else once["launches"])[which]
-    host = (launches + once["structure_launches"][which] / request.fresh) * rates["launch"]
+    size = "small" if request.num_edges <= once["small_edges"] else "large"
+    structure = once["structure_launches"][size][which]
+    host = (launches + structure / request.fresh) * rates["launch"]
     built = directions * request.num_edges * rates["structure_per_edge"] / request.fresh
     return once["margin"][known is None] * max(host, seconds + built)
 

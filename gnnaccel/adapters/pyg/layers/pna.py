@@ -24,6 +24,9 @@ AGGREGATIONS = ("DegreeScalerAggregation",)
 INSIDE = ("MultiAggregation", "SumAggregation", "MeanAggregation", "MaxAggregation",
           "MinAggregation", "VarAggregation", "StdAggregation")
 ONE_DTYPE = True
+#: scaler of degrees -> what of the training graph it divides by or multiplies with
+_DEGREES = {"amplification": "avg_deg_log", "attenuation": "avg_deg_log",
+            "linear": "avg_deg_lin", "inverse_linear": "avg_deg_lin"}
 FIELDS = ("edge_dim", "F_in", "towers", "divide_input")
 _ARGUMENTS = ("x", "edge_index"), ("edge_attr",)
 _REDUCES = {f"{name.capitalize()}Aggregation": name
@@ -149,8 +152,9 @@ def _encoder_reason(layer: Any, x: Tensor) -> Reason | None:
 
 def shapes(layer: Any, given: PlainInputs) -> Shapes:
     """Without those of the maps after the reductions, which `pna_maps.joins` looks at."""
-    width, degrees = layer.F_in, ("aggr_module.avg_deg_lin", "aggr_module.avg_deg_log")
-    found: Shapes = dict.fromkeys(degrees, (1,))
+    width = layer.F_in
+    found: Shapes = {f"aggr_module.{_DEGREES[name]}": (1,) for name in layer.aggr_module.scaler
+                     if name in _DEGREES}
     for at in range(len(layer.pre_nns)):
         found[f"pre_nns.{at}.0.weight"] = width, width * (2 if layer.edge_dim is None else 3)
         found[f"pre_nns.{at}.0.bias"] = width,

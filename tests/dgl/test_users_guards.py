@@ -240,7 +240,7 @@ def test_effects_happen_once_a_call(emulated):
     assert torch.equal(graph.edata["w"], before * 2)
 
 
-REDUCES = [lambda nodes: {"y": nodes.mailbox["m"].sum(1) * nodes.mailbox["m"].shape[1]},
+REDUCES = [lambda nodes: {"y": nodes.mailbox["m"].sum(1) * (nodes.mailbox["m"].shape[1] % 3)},
            lambda nodes: {"y": nodes.mailbox["m"].sum((1, 2), keepdim=True).squeeze(-1)},
            lambda nodes: {"y": nodes.mailbox["m"][:, 0]},
            lambda nodes: {"y": torch.std(nodes.mailbox["m"], 1, unbiased=False)},

@@ -8,7 +8,6 @@ part of a `Guard`, and looked at again at each call.
 """
 from __future__ import annotations
 
-import dis
 import types
 import weakref
 from typing import Any, NamedTuple
@@ -17,18 +16,20 @@ import torch
 from torch import Tensor, nn
 
 from gnnaccel.adapters import own
+from gnnaccel.adapters.dgl.udf import counts
 from gnnaccel.adapters.pyg.propagate import (generated, guarded, naming, node_values, pointwise,
                                              tracing)
-from gnnaccel.adapters.pyg.propagate.message import _named
+from gnnaccel.adapters.pyg.propagate.message import _named, codes
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 from gnnaccel.adapters.pyg.propagate.traced import Param
 from gnnaccel.adapters.pyg.propagate.traced_layer import Layer
 from gnnaccel.adapters.pyg.propagate.traced_modules import Looks, functions, module_of
 
 #: what a function may name of batches, tensors and torch
-NAMES = generated.NAMES | node_values.NAMES | {"src", "dst", "data", "mailbox", "softmax", "max",
-                                               "min", "values"}
-_MANNER = tracing.Manner(NAMES, generated.prepared, pointwise.rows, generated.found, True)
+NAMES = generated.NAMES | node_values.NAMES | counts.NAMES | {
+    "src", "dst", "data", "mailbox", "softmax", "max", "min", "values"}
+_MANNER = tracing.Manner(NAMES, generated.prepared, pointwise.rows, generated.found, True,
+                         functions=counts.Functions)
 _PLAIN = guarded.PLAIN
 _TENSORS = (Tensor, nn.Parameter)
 _ARGUMENTS = 0x04 | 0x08  # of code: *args and **kwargs
@@ -74,6 +75,13 @@ def _is_held(value: Any) -> bool:
     return not (type(value) in _PLAIN or isinstance(value, (Tensor, types.ModuleType))
                 or callable(value) and not isinstance(value, nn.Module)
                 or not type(value).__weakrefoffset__)
+
+
+class _Nobody:
+    """Has no attributes."""
+
+
+_NOBODY = _Nobody()  # whose functions those of modules are
 
 
 class Held(Layer):
@@ -169,13 +177,23 @@ class Run:
         """What the function gives for a stand-in ``batch``; raises one of `ENDS` where it is not
         followed."""
         function, bound, cells = self.function
-        if not _may_run(self.function):
+        known = naming.globals_in_place(function, NAMES, self._instead)
+        if known is None or not _may_run(self.function):
             raise Unseen
         closure = tuple(types.CellType(self._stand_in(name, cells[name]))
                         for name in function.__code__.co_freevars)
-        ready = types.FunctionType(function.__code__, function.__globals__, function.__name__, None,
-                                   closure)
+        ready = types.FunctionType(function.__code__, {**function.__globals__, **known},
+                                   function.__name__, None, closure)
         return ready(batch) if bound is None else ready(self._object(bound), batch)
+
+    def _instead(self, name: str, value: Any) -> Any:
+        """What stands for a global value; None for one that is not followed, or stands for
+        itself."""
+        function, *_ = self.function
+        nobody = self._object(_NOBODY)
+        found = nobody._traced_functions.instead(value)
+        return (nobody._traced_global(function.__globals__, name, value) if found is None
+                else found)
 
     def _object(self, value: Any) -> Held:
         for one in self._held:
@@ -195,6 +213,9 @@ class Run:
                 return given[key]
 
             return Param(make, torch.empty_like(value, device="meta"), (make,))
+        # what a call defines itself is another function in the next
+        if type(value) is types.FunctionType and "<locals>" not in value.__qualname__:
+            return self._object(_NOBODY)._traced_shown(value)
         if not _is_held(value):
             raise Unseen
         return self._object(value)
@@ -205,7 +226,8 @@ class Run:
         seen = tuple(_Seen(weakref.ref(one._traced_layer),
                            guarded.Guards(one._traced_read, (), tuple(one._traced_watched)),
                            one._traced_called[-1] if one._traced_called else None)
-                     for one in self._held)
+                     for one in self._held
+                     if one._traced_read or one._traced_watched or one._traced_called)
         return Guard(function.__code__, function.__globals__,
                      None if bound is None else weakref.ref(bound),
                      {name: _look(value) for name, value in cells.items()},
@@ -224,17 +246,9 @@ def _may_run(opened: Opened) -> bool:
     if (code.co_argcount != (1 if bound is None else 2) or code.co_kwonlyargcount
         or code.co_flags & _ARGUMENTS or naming.catches(code)):
         return False
-    if any(step.opname in ("STORE_DEREF", "DELETE_DEREF") for step in dis.get_instructions(code)):
-        return False  # changes a variable around it
-    if naming.globals_in_place(function, NAMES, _number) is None:
-        return False
     held = [one for one in (bound, *cells.values()) if _is_held(one)]
-    names = NAMES | {name for name in code.co_names if any(
+    names = NAMES | {name for each in codes(code) for name in each.co_names if any(
         naming.attribute(one, name) is not Unseen for one in held)}
     return naming.names_known(code, None, names) and all(
         type(value) is not types.FunctionType or own.home(value) == "torch"
         for place, _, value in _named_places(function) if place is not function.__globals__)
-
-
-def _number(name: str, value: Any) -> Any:
-    return value if generated.may_be_read(value) else None

@@ -3,7 +3,7 @@
 A message in a mailbox (`Mail`) is rows of edges with one more dimension, the edges of a node. What
 is done to it edge by edge makes other rows of edges; a sum, a mean, a maximum or a minimum over the
 edges of a node makes a value of that node (`node_values`), of which torch computes the rest. A
-softmax over these edges is DGL's ``edge_softmax``.
+softmax over these edges is DGL's ``edge_softmax``. The size of a mailbox is a `counts.Degree`.
 """
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from gnnaccel.adapters.dgl.udf import features, messages
+from gnnaccel.adapters.dgl.udf import counts, features, messages
 from gnnaccel.adapters.pyg.propagate import channels, pointwise
 from gnnaccel.adapters.pyg.propagate.expressed import Once
-from gnnaccel.adapters.pyg.propagate.node_values import Given, NodeValue, Steps
+from gnnaccel.adapters.pyg.propagate import node_values
+from gnnaccel.adapters.pyg.propagate.node_values import Given, NodeCount, NodeValue
 from gnnaccel.adapters.pyg.propagate.nodes_read import node_rows
 from gnnaccel.adapters.pyg.propagate.pointwise import Rows
 from gnnaccel.adapters.pyg.propagate.pointwise_calls import OPERATIONS
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS
 from gnnaccel.adapters.pyg.propagate.standins import Refuses, Unseen
 from gnnaccel.adapters.pyg.propagate.traced import Param, Value, _call
+from gnnaccel.adapters.pyg.propagate.untold import Sequence
 from gnnaccel.dispatch.generated.tree import leaves
 
 #: how many edges a node seems to have: another prime than `ROWS`, as that of the rows
@@ -34,12 +36,22 @@ _OTHERS = ("softmax", "unsqueeze", "matmul")
 _REDUCES = ("sum", "mean", "max", "min")
 
 
+class Steps(node_values.Steps):
+    """``sized``: whether the size of a mailbox was read, or the number of nodes."""
+
+    sized = False
+
+
 class Nodes:
     """Stands for DGL's ``NodeBatch``. ``sent``: the messages."""
 
     def __init__(self, sent: dict[str, Rows] | messages.Fields, frame: Any, seen: dict[str, Any]):
         self.steps = Steps()
         self.mailbox, self.data = _Mailbox(sent, self.steps), _Data("n", frame, seen)
+
+    def batch_size(self) -> NodeCount:
+        self.steps.sized = True
+        return NodeCount(counts.KEY)
 
 
 class _Data(messages.Fields):
@@ -75,8 +87,13 @@ class Mail(Value):
     def __getitem__(self, place: Any) -> Any:
         raise Unseen
 
+    @property
+    def shape(self) -> tuple:
+        self.steps.sized = True
+        return Sequence((NodeCount(counts.KEY), counts.Degree.of_nodes(), *self.meta.shape[2:]))
+
     def size(self, dim: Any = None) -> Any:
-        raise Unseen
+        return self.shape if dim is None else self.shape[dim]
 
     def operate(self, name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
         if name in _REDUCES and args and args[0] is self:

@@ -9,10 +9,11 @@ from torch import Tensor
 from gnnaccel.adapters.dgl.udf import features, mailbox, messages
 from gnnaccel.adapters.dgl.udf.features import Sent
 from gnnaccel.adapters.dgl.udf.functions import ENDS, Guard, Opened, Run, opened
-from gnnaccel.adapters.dgl.udf.mailbox import Nodes
+from gnnaccel.adapters.dgl.udf.mailbox import Nodes, Steps
 from gnnaccel.adapters.dgl.udf.messages import Edges, Fields
 from gnnaccel.adapters.pyg.propagate.expressed import Effect, following
-from gnnaccel.adapters.pyg.propagate.node_values import NodeValue, Steps
+from gnnaccel.adapters.pyg.propagate.node_values import NodeValue
+from gnnaccel.adapters.pyg.propagate.pointwise import Deferred, Rows
 from gnnaccel.dispatch.policy.names import IdentityMap
 
 _MOST = 4  # kept for each object
@@ -154,6 +155,12 @@ def _reduced(sent: Any, reduce: Run | None, pair: Pair, frames: Frames,
         return Found((), (one,), None, (), (pair.reduce.out_field,))
     nodes = Nodes(sent, frames["n"], seen)
     out = mailbox.reduced(reduce.result(nodes))
-    return Found((), tuple(Reduced(features.ready(rows), how)
+    return Found((), tuple(Reduced(features.ready(_at_edges(rows)), how)
                            for rows, how in nodes.steps.reductions),
                  nodes.steps, tuple(out.values()), tuple(out))
+
+
+def _at_edges(rows: Rows) -> Rows:
+    """Linear maps of which others are made as rows: what cancels out does so to the last bit, as
+    in deviations."""
+    return rows.alone() if isinstance(rows, Deferred) and rows.is_made else rows

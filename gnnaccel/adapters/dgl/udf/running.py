@@ -9,9 +9,11 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from gnnaccel.adapters.dgl.graphs import Edges
+from gnnaccel.adapters.dgl.udf import counts
 from gnnaccel.adapters.dgl.udf.features import DOT, Sent
 from gnnaccel.adapters.dgl.udf.mailbox import SOFTMAX
 from gnnaccel.adapters.dgl.udf.memory import Found, Reduced
@@ -88,6 +90,8 @@ def _message(g: Any, graph: OpGraph, sent: Sent, given: CallArguments) -> Tensor
 
 def of_nodes(g: Any, graph: OpGraph, found: Found, given: dict, edges: Edges) -> OpCall | Reason:
     """Reductions of messages. The host makes mailboxes degree by degree, which is slow anywhere."""
+    if found.steps is not None and found.steps.sized:
+        given = {**given, counts.KEY: edges.degrees(1, torch.float64)}
     given = _with_operations(g, graph, given)
     gains = found.steps is not None or any(_maps_fewer(graph, given, one.sent) for one
                                            in found.reductions)

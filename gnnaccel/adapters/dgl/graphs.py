@@ -33,11 +33,12 @@ class Edges:
     dtype, on its device."""
 
     __slots__ = ("edge_index", "num_src", "num_dst", "_bare", "_elsewhere", "_degrees",
-                 "__weakref__")
+                 "_kinds", "__weakref__")
 
     def __init__(self, edge_index: Tensor | EdgeArrays, num_src: int, num_dst: int):
         self.edge_index, self.num_src, self.num_dst = edge_index, num_src, num_dst
         self._bare: bool | None = None
+        self._kinds: int | None = None
         self._degrees: dict[tuple, Tensor] = {}
         self._elsewhere: dict[torch.device, Edges] = {}
 
@@ -63,6 +64,14 @@ class Edges:
                 covered[self.edge_index[1].long()] = True
                 self._bare = not bool(covered.all())
         return self._bare
+
+    def kinds_of_degree(self) -> int:
+        """How many different degrees destinations have that an edge enters: the mailboxes that DGL
+        makes. Waits for the device, the first time."""
+        if self._kinds is None:
+            counts = self.degrees(1, torch.int64).bincount()
+            self._kinds = int(counts[1:].count_nonzero())
+        return self._kinds
 
     def entered(self) -> Tensor:
         """The destinations that have edges, in order. Waits for the device."""

@@ -149,7 +149,8 @@ def _passed(g: Any, mfunc: Any, rfunc: Any, config: Config) -> OpCall | Reason:
     from dgl import core
 
     if not core.is_builtin(rfunc):
-        return _read(g, mfunc, rfunc, config)
+        return _known(g, rfunc, config) or _noted_of_mailboxes(
+            g, rfunc, _read(g, mfunc, rfunc, config))
     return _unread(g, mfunc, config) or _noted(g, mfunc, _read(g, mfunc, rfunc, config))
 
 
@@ -164,7 +165,8 @@ def _edges(g: Any, eid: Any, function: Any, config: Config) -> OpCall | Reason:
 
 @uncompiled
 def _nodes(g: Any, function: Any, sent: Any, config: Config) -> OpCall | Reason:
-    return _read(g, None, function, config, sent)
+    return _known(g, function, config) or _noted_of_mailboxes(
+        g, function, _read(g, None, function, config, sent))
 
 
 def _on_cpu(g: Any) -> bool:
@@ -173,10 +175,15 @@ def _on_cpu(g: Any) -> bool:
 
 def _unread(g: Any, function: Any, config: Config) -> Reason | None:
     """Why a message function that would gain nothing on a CPU is not looked at."""
+    if config.when == "profitable" and _on_cpu(g) and g.num_edges() < _FEW:
+        return reason("GA301")
+    return _known(g, function, config)
+
+
+def _known(g: Any, function: Any, config: Config) -> Reason | None:
+    """Why a function gained nothing on a CPU in a call before."""
     if config.when != "profitable" or not _on_cpu(g):
         return None
-    if g.num_edges() < _FEW:
-        return reason("GA301")
     known = _no_gain.get(getattr(function, "__code__", None))
     if known is None or not known[1] or checkpointed():  # which may be about to repeat the call
         return None
@@ -193,6 +200,11 @@ def _noted(g: Any, function: Any, call: OpCall | Reason) -> OpCall | Reason:
         elif type(call) is OpCall and not call.gains:
             _no_gain.set(code, [reason("GA301"), _AGAIN])
     return call
+
+
+def _noted_of_mailboxes(g: Any, function: Any, call: OpCall | Reason) -> OpCall | Reason:
+    """As `_noted`; a reduce function that is not followed with one message may be with others."""
+    return _noted(g, function, call) if type(call) is OpCall else call
 
 
 def _read(g: Any, mfunc: Any, rfunc: Any, config: Config, sent: Any = None) -> OpCall | Reason:

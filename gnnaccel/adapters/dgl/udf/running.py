@@ -30,6 +30,7 @@ from gnnaccel.dispatch.run.autograd import Operation
 _BY_DGL = "DGL's own operations"
 # measured on a CPU; a call takes 0.2 ms longer
 _OPERATIONS_OF_ONE, _CALL = 15, 500_000
+_OF_MAILBOX = 2  # reductions over all edges, which take as long as a user's function of one degree
 
 
 def of_edges(g: Any, graph: OpGraph, found: Found, given: dict, forced: bool) -> OpCall | Reason:
@@ -93,8 +94,8 @@ def of_nodes(g: Any, graph: OpGraph, found: Found, given: dict, edges: Edges) ->
     if found.steps is not None and found.steps.sized:
         given = {**given, counts.KEY: edges.degrees(1, torch.float64)}
     given = _with_operations(g, graph, given)
-    gains = found.steps is not None or any(_maps_fewer(graph, given, one.sent) for one
-                                           in found.reductions)
+    gains = (any(_maps_fewer(graph, given, one.sent) for one in found.reductions)
+             if found.steps is None else _fewer_than_mailboxes(found, edges, given))
     kernel = _kernel(graph, found, given)
     if type(kernel) is Kernel:
         kernel = kernel._replace(run=lambda: run(True))
@@ -106,6 +107,15 @@ def of_nodes(g: Any, graph: OpGraph, found: Found, given: dict, edges: Edges) ->
         return _finished(found, reduced, given, edges)
 
     return _call(graph, given, lambda: run(False), kernel, gains)
+
+
+def _fewer_than_mailboxes(found: Found, edges: Edges, given: dict) -> bool:
+    """Whether reductions over all edges take less time than the host's mailboxes, one for each
+    degree that nodes have: over a regular graph there is one. On a GPU each waits for the device.
+    """
+    count = len(found.reductions)
+    return (count <= _OF_MAILBOX or driver.placed() or not next(iter(given.values())).is_cpu
+            or count <= _OF_MAILBOX * edges.kinds_of_degree())
 
 
 def _kernel(graph: OpGraph, found: Found, given: dict) -> Kernel | Reason:

@@ -1,13 +1,15 @@
 """A user's function, opened: what it is made of, whether it can do nothing but compute, and what a
 run on stand-ins depends on.
 
-A function may be a lambda, a named function or a method. It may read numbers of its module, torch's
-functions, variables of functions around it, and attributes of objects that it holds: of ``self`` of
-a method, or of a variable around it, which is most often ``self`` as well. All that is read is a
-part of a `Guard`, and looked at again at each call.
+A function may be a lambda, a named function or a method, or a ``functools.partial`` of one. It may
+read numbers and functions of its module, torch's functions, variables of functions around it, and
+attributes of objects that it holds: of ``self`` of a method, or of a variable around it, which is
+most often ``self`` as well. All that is read is a part of a `Guard`, and looked at again at each
+call.
 """
 from __future__ import annotations
 
+import functools
 import types
 import weakref
 from typing import Any, NamedTuple
@@ -33,13 +35,15 @@ _MANNER = tracing.Manner(NAMES, generated.prepared, pointwise.rows, generated.fo
 _PLAIN = guarded.PLAIN
 _TENSORS = (Tensor, nn.Parameter)
 _ARGUMENTS = 0x04 | 0x08  # of code: *args and **kwargs
+_GIVEN = "="  # before names of arguments, which no variable has
 #: what ends a run on stand-ins
 ENDS = tracing.ENDS
 
 
 class Opened(NamedTuple):
     """``bound``: the object of a method, else None; ``cells``: variables of functions around it, by
-    name."""
+    name, and arguments that a ``functools.partial`` gives, by their place or name behind `_GIVEN`.
+    """
 
     function: types.FunctionType
     bound: Any
@@ -56,6 +60,10 @@ class Opened(NamedTuple):
 def opened(function: Any) -> Opened | None:
     """The function, None where it is of another kind."""
     bound: Any = None
+    arguments: dict[str, Any] = {}
+    if type(function) is functools.partial:  # one of another is made as one
+        held = [*enumerate(function.args), *function.keywords.items()]
+        arguments, function = {f"{_GIVEN}{key}": value for key, value in held}, function.func
     if type(function) is types.MethodType:
         function, bound = function.__func__, function.__self__
         if not _is_held(bound):
@@ -64,8 +72,8 @@ def opened(function: Any) -> Opened | None:
         return None
     names, closure = function.__code__.co_freevars, function.__closure__ or ()
     try:
-        return Opened(function, bound, {name: cell.cell_contents
-                                        for name, cell in zip(names, closure)})
+        return Opened(function, bound, {**{name: cell.cell_contents for name, cell
+                                           in zip(names, closure)}, **arguments})
     except ValueError:  # nothing is in it yet
         return None
 
@@ -139,6 +147,8 @@ class Guard(NamedTuple):
             return False
         if bound is not (None if self.bound is None else self.bound()):
             return False
+        if cells.keys() != self.cells.keys():
+            return False
         for name, value in cells.items():
             if not _looks_like(value, self.cells[name]):
                 return False
@@ -184,7 +194,11 @@ class Run:
                         for name in function.__code__.co_freevars)
         ready = types.FunctionType(function.__code__, {**function.__globals__, **known},
                                    function.__name__, None, closure)
-        return ready(batch) if bound is None else ready(self._object(bound), batch)
+        first = [] if bound is None else [self._object(bound)]
+        given = {name.removeprefix(_GIVEN): self._stand_in(name, value)
+                 for name, value in cells.items() if name.startswith(_GIVEN)}
+        places = [given.pop(str(place)) for place in range(len(given)) if str(place) in given]
+        return ready(*first, *places, batch, **given)
 
     def _instead(self, name: str, value: Any) -> Any:
         """What stands for a global value; None for one that is not followed, or stands for
@@ -243,8 +257,9 @@ def _may_run(opened: Opened) -> bool:
     """Whether the function takes one batch and can do nothing but compute."""
     function, bound, cells = opened
     code = function.__code__
-    if (code.co_argcount != (1 if bound is None else 2) or code.co_kwonlyargcount
-        or code.co_flags & _ARGUMENTS or naming.catches(code)):
+    given = 1 + (bound is not None) + sum(name.startswith(_GIVEN) for name in cells)
+    if (code.co_argcount + code.co_kwonlyargcount != given or code.co_flags & _ARGUMENTS
+        or naming.catches(code)):
         return False
     held = [one for one in (bound, *cells.values()) if _is_held(one)]
     names = NAMES | {name for each in codes(code) for name in each.co_names if any(

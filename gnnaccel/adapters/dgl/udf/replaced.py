@@ -184,16 +184,23 @@ def _known(g: Any, function: Any, config: Config) -> Reason | None:
     """Why a function gained nothing on a CPU in a call before."""
     if config.when != "profitable" or not _on_cpu(g):
         return None
-    known = _no_gain.get(getattr(function, "__code__", None))
+    known = _no_gain.get(_code(function))
     if known is None or not known[1] or checkpointed():  # which may be about to repeat the call
         return None
     known[1] -= 1
     return known[0]
 
 
+def _code(function: Any) -> Any:
+    """The code of a function; None of one of another kind."""
+    if type(function) is functools.partial:
+        function = function.func
+    return getattr(function, "__code__", None)
+
+
 def _noted(g: Any, function: Any, call: OpCall | Reason) -> OpCall | Reason:
     """``call``. What can gain nothing on a CPU is not looked at the next `_AGAIN` times."""
-    code = getattr(function, "__code__", None)
+    code = _code(function)
     if code is not None and _on_cpu(g):
         if type(call) is Reason and call.code in ("GA211", "GA301"):
             _no_gain.set(code, [call, _AGAIN])

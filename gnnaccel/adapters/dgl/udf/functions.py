@@ -29,7 +29,8 @@ from gnnaccel.adapters.pyg.propagate.traced_modules import Looks, functions, mod
 
 #: what a function may name of batches, tensors and torch
 NAMES = generated.NAMES | node_values.NAMES | counts.NAMES | {
-    "src", "dst", "data", "mailbox", "softmax", "max", "min", "values"}
+    "src", "dst", "data", "mailbox", "softmax", "max", "min", "values", "pop", "canonical_etype",
+    "_etype"}
 _MANNER = tracing.Manner(NAMES, generated.prepared, pointwise.rows, generated.found, True,
                          functions=counts.Functions)
 _PLAIN = guarded.PLAIN

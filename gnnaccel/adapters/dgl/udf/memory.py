@@ -38,7 +38,7 @@ class Found(NamedTuple):
     """What a pair computes. ``sent``: the messages, of a call without a reduction; ``reductions``;
     ``steps``: what a reduce function of the user's makes of their results, with its ``values``;
     ``fields``: the names of the results; ``written``: features of edges that the message function
-    writes, by name; ``effects``: as of `tracing.Trace`."""
+    writes, by name; ``removed``: those that it takes away; ``effects``: as of `tracing.Trace`."""
 
     sent: tuple[Sent, ...]
     reductions: tuple[Reduced, ...]
@@ -47,6 +47,7 @@ class Found(NamedTuple):
     fields: tuple[str, ...]
     written: tuple[tuple[str, Sent], ...] = ()
     effects: tuple[Effect, ...] = ()
+    removed: tuple[str, ...] = ()
 
 
 class _Kept(NamedTuple):
@@ -94,7 +95,7 @@ def understood(pair: Pair, frames: Frames) -> tuple[Found, dict[str, Any]] | Non
         kept[:] = [entry, *kept][:_MOST]
     if entry.found is None:
         return None
-    tensors = {key: _field(frames, key) for key in entry.seen}
+    tensors = {key: _field(frames, key) for key in entry.seen if key != messages.ETYPE}
     for prefix, one in zip("cd", given):
         if type(one) is Opened:
             tensors.update({f"{prefix}.{name}": value for name, value in one.cells.items()
@@ -140,7 +141,8 @@ def _found(runs: list[Any], pair: Pair, frames: Frames, seen: dict[str, Any]) ->
             else messages.sent(message.result(edges)))
     found = _reduced(sent, reduce, pair, frames, seen)
     return found._replace(written=tuple((name, features.ready(rows)) for name, rows
-                                        in edges.data.written.items()))
+                                        in edges.data.written.items()),
+                          removed=tuple(edges.data.removed))
 
 
 def _reduced(sent: Any, reduce: Run | None, pair: Pair, frames: Frames,

@@ -19,6 +19,8 @@ from gnnaccel.adapters.pyg.propagate.pointwise import Rows
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 
+#: where the name of the relation is among frames, and among what was seen of them
+KINDS, ETYPE = "t", "t.etype"
 _BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b,
     "div": lambda a, b: a / b}
@@ -66,9 +68,23 @@ class EdgeData(Fields):
     def __init__(self, *args: Any):
         super().__init__(*args)
         self.written: dict[str, Feature] = {}
+        self.removed: list[str] = []
+
+    def pop(self, name: str) -> Any:
+        """Takes a feature away, which can be read no more then."""
+        found = self[name]
+        if name in self.written:
+            raise Unseen
+        self.removed.append(name)
+        return found
+
+    def __getitem__(self, name: str) -> Any:
+        if name in self.removed:
+            raise Unseen
+        return super().__getitem__(name)
 
     def __setitem__(self, name: str, value: Any) -> None:
-        if type(name) is not str or not isinstance(value, Rows):
+        if type(name) is not str or not isinstance(value, Rows) or name in self.removed:
             raise Unseen
         if not value.meta.is_floating_point():
             raise Unseen
@@ -78,6 +94,8 @@ class EdgeData(Fields):
 
 def form(value: Any) -> tuple | None:
     """How features look, but for the number of rows; None of those that are not followed."""
+    if type(value) is tuple:
+        return value  # names
     if (type(value) not in (Tensor, torch.nn.Parameter) or not value.is_floating_point()
         or value.dim() < 1 or value.layout != torch.strided):
         return None
@@ -90,6 +108,15 @@ class Edges:
     def __init__(self, frames: dict[str, Any], seen: dict[str, Any]):
         self.src, self.dst = (Fields(place, frames[place], seen) for place in "ji")
         self.data = EdgeData("e", frames["e"], seen)
+        self._kinds, self._seen = frames[KINDS], seen
+
+    @property
+    def canonical_etype(self) -> tuple[str, str, str]:
+        """The relation of the edges, which DGL keeps as ``_etype``, too."""
+        found = self._seen[ETYPE] = self._kinds["etype"]
+        return found
+
+    _etype = canonical_etype
 
 
 def sent(out: Any) -> dict[str, Rows]:

@@ -18,6 +18,7 @@ from gnnaccel.adapters import own
 from gnnaccel.adapters.dgl import graphs
 from gnnaccel.adapters.dgl.ops import inputs
 from gnnaccel.adapters.dgl.ops.replaced import layers
+from gnnaccel.adapters.dgl.udf import messages as messages_
 from gnnaccel.adapters.guards import context_reason, inference_reason
 from gnnaccel.adapters.patching import PatchSet
 from gnnaccel.cuda import driver
@@ -240,7 +241,7 @@ def _frames(g: Any, sent: Any) -> dict[str, Any]:
     src, dst = g._graph.metagraph.find_edge(0)
     nodes = g._node_frames
     return {"j": nodes[src], "i": nodes[dst], "n": nodes[dst], "e": g._edge_frames[0],
-            "m": sent or {}}
+            "m": sent or {}, messages_.KINDS: {"etype": g.canonical_etypes[0]}}
 
 
 def _graph_of(g: Any, given: dict[str, Any], config: Config) -> OpGraph | Reason:

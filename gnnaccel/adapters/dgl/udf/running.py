@@ -71,6 +71,8 @@ def _begin(g: Any, graph: OpGraph, found: Found, given: CallArguments) -> None:
         effect(given)
     for name, sent in found.written:
         g._edge_frames[0][name] = _message(g, graph, sent, given)
+    for name in found.removed:
+        del g._edge_frames[0][name]
 
 
 def _message(g: Any, graph: OpGraph, sent: Sent, given: CallArguments) -> Tensor:

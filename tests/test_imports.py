@@ -36,7 +36,7 @@ FORBIDDEN = {
 SHARED = tuple(f"gnnaccel.adapters.pyg.propagate.{name}" for name in (
     "channels", "expressed", "generated", "guarded", "linear_maps", "message", "naming",
     "node_values", "nodes_read", "pointwise", "pointwise_calls", "row_count", "standins", "traced",
-    "traced_layer", "traced_modules", "tracing"))
+    "traced_layer", "traced_modules", "tracing", "untold"))
 
 
 def within(module: str, room: str) -> bool:

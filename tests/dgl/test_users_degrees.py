@@ -13,7 +13,7 @@ import torch.nn.functional as F
 import gnnaccel
 from tests.dgl import graphs, users
 from tests.dgl.bridged import place  # noqa: F401  (a fixture)
-from tests.dgl.degree_users import LAYERS, PNA, Deviation
+from tests.dgl.degree_users import LAYERS, PNA, Deviation, InMailbox
 from tests.dgl.judge import compare, on_routes
 from tests.dgl.test_users import with_bare
 from tests.dgl.test_users_guards import agrees, filled, sums
@@ -38,6 +38,14 @@ def test_values_and_gradients(route, layer, make):
     graph = make()
     compare(route, layer(), graph, *users.arguments(layer, graph),
             went=by_no_function_of_the_users)
+
+
+@pytest.mark.parametrize("layer", [PNA, InMailbox])
+def test_on_a_dgl_without_cuda(place, layer):
+    made, graph, args = layer(), with_bare(), users.arguments(layer)
+    expected = made(graph, *args).detach()
+    got = made.to(place)(graph.to(place), *(t.to(place) for t in args)).detach()
+    torch.testing.assert_close(got.cpu(), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_one_edge_has_no_deviation(route):

@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.dgl.bridged import place  # noqa: F401  (a fixture)
 from tests.dgl.test_users_guards import agrees, filled, sums
 from tests.dgl.users import WIDTH
 

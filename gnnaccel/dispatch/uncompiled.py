@@ -30,6 +30,15 @@ def uncompiled(function: _Function) -> _Function:
     return function
 
 
+def untraced(function: _Function) -> _Function:
+    """The function itself. Dynamo breaks the graph where it meets it, and it runs as `uncompiled`.
+
+    For what compiled autograd would trace: the backward of nodes that run kernels.
+    """
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]  # as torch.compiler.disable
+    return uncompiled(function)
+
+
 def kept_apart(function: _Function) -> _Function:
     """The function itself, with a code object of its own.
 

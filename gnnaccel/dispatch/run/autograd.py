@@ -16,6 +16,8 @@ from torch import Tensor
 from torch._C import _functorch
 from torch._C._functorch import unwrap_if_dead
 
+from gnnaccel.dispatch.uncompiled import untraced
+
 #: gradients, or what is saved of inputs: None where there is none
 Tensors = Sequence[Tensor | None]
 
@@ -31,7 +33,7 @@ class Operation:
     """
 
     __slots__ = ()
-    _node: ClassVar[type[torch.autograd.Function]]
+    _node: ClassVar[Any]  # a class of torch.autograd.Function
     _apply: ClassVar[Callable[..., Any]]
     #: where some results may want no gradient: a method (self, needs, results) -> those
     without_grad: ClassVar[Callable[..., Tensors] | None] = None
@@ -90,6 +92,7 @@ class _Node(torch.autograd.Function):
         return results
 
     @staticmethod
+    @untraced
     def backward(ctx: Any, *grads: Tensor | None) -> tuple:
         operation, needs = ctx.operation, ctx.needs_input_grad[1:]
         used = batched = negated = False
@@ -110,7 +113,25 @@ class _Node(torch.autograd.Function):
         if torch.is_grad_enabled():
             return None, *operation.recorded(needs, saved, *grads)
         ctx.maybe_clear_saved_tensors()  # unless the graph is kept: the list alone holds them now
-        return None, *operation.backward(needs, saved, *grads)
+        found = operation.backward(needs, saved, *grads)
+        if ctx.__class__ is not operation._node._backward_cls:
+            found = _for_compiler(ctx, needs, found)
+        return None, *found
+
+
+def _for_compiler(ctx: Any, needs: Sequence[bool], found: Tensors) -> list[Tensor | None]:
+    """The gradients as compiled autograd goes on with them: one for each input that wants one,
+    zeros where nothing reaches it, and no views, whose bases it compares by dimensions that they
+    may not have."""
+    result: list[Tensor | None] = []
+    wanting = iter([edge for edge in ctx.next_functions if edge[0] is not None])
+    for grad, needed in zip(found, needs):
+        node, at = next(wanting) if needed else (None, 0)
+        if grad is None and node is not None:
+            like = node._input_metadata[at]
+            grad = torch.zeros(tuple(like.shape), dtype=like.dtype, device=like.device)
+        result.append(grad.clone() if grad is not None and grad._is_view() else grad)
+    return result
 
 
 class Closed(Operation):

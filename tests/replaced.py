@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
@@ -32,6 +33,12 @@ def parameters(layer: Module, path: str = "") -> list[str]:
         first = inside[0].removeprefix(path).partition(".")[0]
         inside = [name for name in inside if name.startswith(f"{path}{first}.")]
     return kept + inside
+
+
+def few_quick(cases: list) -> list:
+    """The cases, of which `make test` runs one in twelve."""
+    return [case if at % 12 == 0 else pytest.param(*case, marks=pytest.mark.long)
+            for at, case in enumerate(cases)]
 
 
 def sizes(layer: Module) -> list[str]:

@@ -90,7 +90,7 @@ def test_every_layer_is_here():
     assert set(LAYERS) == {name.partition(",")[0] for name in CALLS}
 
 
-@pytest.mark.parametrize("name,parameter", NAMED)
+@pytest.mark.parametrize("name,parameter", replaced.few_quick(NAMED))
 def test_parameters(emulated, name, parameter):
     layer, args = made(name)
     changes = replaced.of_parameter(layer, parameter)
@@ -100,7 +100,7 @@ def test_parameters(emulated, name, parameter):
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("name,size", SIZED)
+@pytest.mark.parametrize("name,size", replaced.few_quick(SIZED))
 def test_sizes(emulated, name, size):
     layer, args = made(name)
     wrong = replaced.unlike(emulated, layer, args, replaced.of_size(layer, size))

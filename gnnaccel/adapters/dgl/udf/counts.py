@@ -195,5 +195,5 @@ def _of_degree(name: str, degree: Degree) -> Degree:
     if name not in _FUNCTIONS or degree.low < _FUNCTIONS[name][1]:
         raise Unseen
     function = _FUNCTIONS[name][0]
-    low = float(function(torch.tensor(degree.low, dtype=torch.float64)))
+    low = float(function(torch.tensor(degree.low, dtype=torch.float64, device="cpu")))
     return Degree(lambda given: function(degree.make(given)), low)

@@ -131,6 +131,7 @@ class Graph:
     """Two graphs over the same nodes."""
 
     second = False  # whether the host's second derivatives are right
+    threads = False  # whether two may call a net at once: they would share the frames of a graph
 
     def __init__(self, r: random.Random, device: torch.device):
         self.device, self.n, self.m = device, 24, 90

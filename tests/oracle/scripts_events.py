@@ -185,6 +185,8 @@ def failed_call(s, r) -> str:
 @event
 def evaluated_in_a_thread(s, r) -> None:
     """A copy, while this thread trains."""
+    if not s.world.threads:
+        return plainly(s, r)
     other, found = copy.deepcopy(s.net).eval(), []
 
     def work() -> None:

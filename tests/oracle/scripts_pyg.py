@@ -160,6 +160,7 @@ class Nodes:
     """A graph with labels of its nodes, and three lists of edges that share memory now and then."""
 
     second = True  # whether the host's second derivatives are right
+    threads = True  # whether two may call a net at once
 
     def __init__(self, r: random.Random, device: torch.device):
         self.device, self.n, self.m = device, 24, 90

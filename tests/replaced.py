@@ -84,6 +84,18 @@ def unlike(route: Any, layer: Module, args: tuple, changes: Iterator) -> list[st
     return found
 
 
+def check(route: Any, layer: Module, args: tuple, changes: Iterator) -> None:
+    """Whatever is changed, calls give what the host's give."""
+    wrong = unlike(route, layer, args, changes)
+    assert not wrong, "\n".join(wrong)
+
+
+def check_sizes(route: Any, made: Callable, name: str, size: str) -> None:
+    """As `check`, of a whole number of the layer ``made(name)``."""
+    layer, args = made(name)
+    check(route, layer, args, of_size(layer, size))
+
+
 def of_parameter(layer: Module, name: str) -> Iterator[tuple[str, Callable]]:
     """(label, change) of all that may be put in the place of a parameter."""
     old = dict([*layer.named_parameters(), *layer.named_buffers()])[name]

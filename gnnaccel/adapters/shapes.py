@@ -53,7 +53,7 @@ def unfit(layer: Any, shapes: Shapes, device: torch.device | None = None,
         if t is None:
             return reason("GA206", f"{name} is None")
         if t.dim() != len(shape) or [1 for size, one in zip(shape, t.shape)
-                                     if size is not None and size != one] :
+                                     if size is not None and size != one]:
             wanted = str(list(shape)).replace("None", "any")
             return reason("GA206", f"{name} is {list(t.shape)}, not {wanted}")
         if device is not None and t.device != device:

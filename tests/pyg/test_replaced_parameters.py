@@ -88,12 +88,9 @@ def test_every_layer_is_here():
 @pytest.mark.parametrize("name,parameter", replaced.few_quick(NAMED))
 def test_parameters(emulated, name, parameter):
     layer, args = made(name)
-    wrong = replaced.unlike(emulated, layer, args, replaced.of_parameter(layer, parameter))
-    assert not wrong, "\n".join(wrong)
+    replaced.check(emulated, layer, args, replaced.of_parameter(layer, parameter))
 
 
 @pytest.mark.parametrize("name,size", replaced.few_quick(SIZED))
 def test_sizes(emulated, name, size):
-    layer, args = made(name)
-    wrong = replaced.unlike(emulated, layer, args, replaced.of_size(layer, size))
-    assert not wrong, "\n".join(wrong)
+    replaced.check_sizes(emulated, made, name, size)

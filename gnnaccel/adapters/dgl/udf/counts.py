@@ -25,10 +25,11 @@ from gnnaccel.adapters.pyg.propagate.traced import Param, Value, _call
 #: among what a call is given: [nodes] in double precision, how many edges enter each
 KEY = "n.in-degree"  # selected with the features of nodes
 _BESIDE = ("add", "sub", "mul", "div")
+_LEAST = math.ulp(0.0)  # stands for: more than 0
 #: functions of numbers, by name: torch's, and the least number that has a result
 _FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
-    "log": (torch.log, math.ulp(0.0)), "log2": (torch.log2, math.ulp(0.0)),
-    "log10": (torch.log10, math.ulp(0.0)), "log1p": (torch.log1p, 0.0), "sqrt": (torch.sqrt, 0.0)}
+    "log": (torch.log, _LEAST), "log2": (torch.log2, _LEAST), "log10": (torch.log10, _LEAST),
+    "log1p": (torch.log1p, 0.0), "sqrt": (torch.sqrt, 0.0)}
 #: what such functions may be named as
 NAMES = frozenset((*_FUNCTIONS, "batch_size"))
 
@@ -100,9 +101,6 @@ def _rows(degree: Degree, like: Tensor) -> Given:
 
 
 # --- bounds below ---------------------------------------------------------------------------------
-
-_LEAST = math.ulp(0.0)  # stands for: more than 0
-
 
 def _low(value: Any) -> float:
     if type(value) in NUMBERS:

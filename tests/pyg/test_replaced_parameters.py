@@ -7,7 +7,7 @@ from torch_geometric import nn
 
 from gnnaccel.adapters.pyg import LAYERS
 from tests import replaced
-from tests.pyg import every, graphs
+from tests.pyg import every, graphs, rgat
 from tests.pyg.graphs import EDGE, F, N
 from tests.pyg.judge import spread
 
@@ -53,7 +53,7 @@ CALLS = {**every.CALLS,
          "RGATConv, blocks": (lambda: nn.RGATConv(F, 8, R, num_blocks=2, heads=2, concat=False),
                               every._typed),
          "RGATConv, additive": (lambda: nn.RGATConv(F, 8, R, mod="additive", heads=2), every._typed),
-         "RGATConv, scaled": (lambda: nn.RGATConv(F, 8, R, mod="scaled"), every._typed),
+         "RGATConv, scaled": (lambda: rgat.build(relations=R, heads=1, mod="scaled"), every._typed),
          "FiLMConv, one relation": (lambda: nn.FiLMConv(F, 8), every._plain),
          "HEATConv": (lambda: nn.HEATConv(F, 8, 3, R, 4, EDGE, 3, heads=2), _heat),
          "PNAConv, towers": (lambda: _pna(towers=2, divide_input=True), every._plain),

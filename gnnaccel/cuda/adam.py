@@ -10,7 +10,7 @@ from torch import Tensor
 from gnnaccel.cuda.launch import Kernels
 
 _KERNELS = Kernels("adam", (("FMAD", "0"),))
-_TENSORS = 16  # of a launch
+_TENSORS = 16  # tensors of a launch
 _THREADS = 256
 _BLOCK = 4 * _THREADS  # numbers of a block
 _int32, _int64 = np.int32, np.int64
@@ -18,7 +18,7 @@ _NONE = (0, 0, 0, 0, 0, np.int64(0), np.int32(2**31 - 1))  # no block begins the
 
 
 class Numbers(NamedTuple):
-    """What a step computes with; see the kernel. ``lr`` is negative."""
+    """Numbers of a step; see the kernel. ``lr`` is negative."""
 
     lr: float
     root: float
@@ -43,13 +43,13 @@ def step(tensors: Sequence[tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]]
     *floats, maximize = numbers
     scalars = (*map(np.float32, floats), np.int32(maximize))
     kernel = _KERNELS("adam")
-    filled = [one for one in tensors if one[0].numel()]
-    for at in range(0, len(filled), _TENSORS):
-        some, blocks, args = filled[at:at + _TENSORS], 0, list(scalars)
-        for parameter, gradient, mean, square, most in some:
+    nonempty = [entry for entry in tensors if entry[0].numel()]
+    for start in range(0, len(nonempty), _TENSORS):
+        batch, blocks, args = nonempty[start:start + _TENSORS], 0, list(scalars)
+        for parameter, gradient, mean, square, largest in batch:
             count = parameter.numel()
             args += (parameter.data_ptr(), gradient.data_ptr(), mean.data_ptr(), square.data_ptr(),
-                     0 if most is None else most.data_ptr(), _int64(count), _int32(blocks))
+                     0 if largest is None else largest.data_ptr(), _int64(count), _int32(blocks))
             blocks += -(-count // _BLOCK)
-        args += _NONE * (_TENSORS - len(some))
+        args += _NONE * (_TENSORS - len(batch))
         kernel((blocks, 1), _THREADS, 0, tuple(args))

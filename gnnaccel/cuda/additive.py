@@ -20,7 +20,7 @@ from gnnaccel.cuda.variant import RowVariant
 
 @dataclass(frozen=True)
 class Variant(RowVariant):
-    """What selects a kernel of additive attention. ``row`` may be torch.int8: values as `Int8Rows`;
+    """Key of a kernel of additive attention. ``row`` may be torch.int8: values as `Int8Rows`;
     ``grad`` is the format in which backward gathers the result's gradient: as ``out`` (None),
     torch.bfloat16 or torch.int8; ``tile``: the most heads, a power of two, that are computed
     together, 0 for as many as fit."""
@@ -34,7 +34,7 @@ class Variant(RowVariant):
 
     @functools.cached_property
     def backward_layout(self) -> Layout:
-        """Backward gathers gradients, so theirs is the format that counts."""
+        """Layout of the gradients' format, as backward gathers gradients."""
         return self._layout(self.grad)
 
     def _layout(self, gathered: torch.dtype | None) -> Layout:
@@ -58,7 +58,7 @@ class Variant(RowVariant):
         return forms[0] if pay else self
 
     def in_bands(self, back: bool) -> tuple[Variant, ...]:
-        """What `banded` may give instead of this; empty where rows cannot be cut. Int8 go whole."""
+        """Variants that `banded` may give; empty where rows cannot be cut. Int8 go whole."""
         gathered = self._gathered(back)
         return (() if gathered is torch.int8 or self.heads == 1
                 else _in_bands(self, gathered.itemsize))
@@ -70,8 +70,8 @@ class Variant(RowVariant):
         return self.layout.defines(unroll) + self._flags(self.layout, **more)
 
     def _flags(self, layout: Layout, **more) -> tuple:
-        """Direct rather than in two phases where few lanes share a head; drawing dropout costs too
-        much to do it for the same edge in several lanes."""
+        """Definitions: direct rather than in two phases where few lanes share a head; drawing
+        dropout costs too much to do it for the same edge in several lanes."""
         if torch.int8 in (self.row, self.grad):
             more["STRIDE"] = stride(self.heads * self.width)
         if self.row is torch.int8:
@@ -79,11 +79,11 @@ class Variant(RowVariant):
         return self.flags(DIRECT=int(layout.direct and not self.dropout), **more)
 
     def _backward(self, edge_grad: int) -> Kernels:
-        more = {} if self.grad is None else dict(GRAD_T=ROW_TYPES[self.grad],
+        grad = {} if self.grad is None else dict(GRAD_T=ROW_TYPES[self.grad],
                                                  GRAD_INT8=int(self.grad is torch.int8))
         layout = self.backward_layout
         return Kernels("additive_backward",
-                       layout.defines() + self._flags(layout, TRAIN=1, EDGE_GRAD=edge_grad, **more))
+                       layout.defines() + self._flags(layout, TRAIN=1, EDGE_GRAD=edge_grad, **grad))
 
     @functools.cached_property
     def forward_kernels(self) -> Kernels:
@@ -102,7 +102,7 @@ class Variant(RowVariant):
         return self._backward(1)
 
 
-#: `Variant`s by their fields in order, one object each, so that what hangs on them is made once
+#: `Variant`s by their fields in order, one object each, so that their kernels are made once
 variant = functools.lru_cache(maxsize=512)(Variant)
 
 
@@ -113,7 +113,7 @@ def _in_bands(variant: Variant, size: int) -> tuple[Variant, ...]:
 
 
 class Saved(NamedTuple):
-    """What backward needs, fp32. ``small`` [4, rows, H]: the softmax's maximum, the reciprocal of
+    """Tensors for backward, fp32. ``small`` [4, rows, H]: the softmax's maximum, the reciprocal of
     its sum, and its shares on edges whose z is positive and on the others; ``parts`` [2, rows, H,
     D]: the parts of the output from the same two."""
 
@@ -137,14 +137,14 @@ def forward(variant: Variant, graph: Rows, a_src: Tensor, a_dst: Tensor | None,
         graph: the CSC.
         a_src: [num_src, H] fp32. a_dst: [num_dst, H] fp32 or None for zeros.
         values: [num_src, H, D] of ``variant.row``, contiguous; with torch.int8 `Int8Rows` of H * D
-            channels, whose scales join the weights of the edges. What makes the weights is fp32.
+            channels, whose scales join the weights of the edges. Weights are computed in fp32.
         a_edge: [edges, H] fp32, by edge id, when ``variant.edge``.
         pmf: long rows by PMF instead of split rows; not with int8.
         bias: [H * D] fp32, added to the result.
 
     Returns:
-        the result [rows, H, D] of ``variant.out`` and, under ``variant.train``, what backward
-        needs.
+        the result [rows, H, D] of ``variant.out`` and, under ``variant.train``, the tensors for
+        backward.
 
     Raises:
         ValueError: values in another format than the variant's, or int8 with ``pmf``.
@@ -157,14 +157,14 @@ def forward(variant: Variant, graph: Rows, a_src: Tensor, a_dst: Tensor | None,
         variant = variant.banded(a_src.shape[0], rows, graph.other.shape[0], device)
     layout = variant.layout
     out = torch.empty((rows, h, d), dtype=variant.out, device=device)
-    saved, kept = None, (0, 0, 0)
+    saved, pointers = None, (0, 0, 0)
     if variant.train:
         saved = Saved(torch.empty((4, rows, h), dtype=torch.float32, device=device),
                       torch.empty((2, rows, h, d), dtype=torch.float32, device=device))
-        kept = saved.pointers()
+        pointers = saved.pointers()
     to, bias_at, *terms = [0 if t is None else t.data_ptr()
                            for t in (out, bias, a_src, a_dst, a_edge)]
-    outputs, inputs = (to, bias_at, *kept), (*terms, np.float32(slope))
+    outputs, inputs = (to, bias_at, *pointers), (*terms, np.float32(slope))
     launch = graph.launched or graph.launch()
     # the kernel below leaves long rows alone by their length
     if pmf and launch.heavy and isinstance(values, Tensor):

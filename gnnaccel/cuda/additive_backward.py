@@ -1,5 +1,5 @@
-"""Launchers for additive attention, backward (``src/additive_backward.cu``; the mathematics stand
-there)."""
+"""Launchers for additive attention, backward (``src/additive_backward.cu``, which has the
+mathematics)."""
 from __future__ import annotations
 
 from typing import NamedTuple

@@ -28,8 +28,8 @@ def long_rows(variant: Variant, graph: Rows, inputs: tuple, values: Tensor, drop
                                                              3 * h), device)
     out, bias, small, plus_out, minus_out = outputs
     if not small:
-        own = torch.empty((4, graph.rows, h), dtype=torch.float32, device=device)
-        small = own.data_ptr()
+        scratch = torch.empty((4, graph.rows, h), dtype=torch.float32, device=device)
+        small = scratch.data_ptr()
     head = launch.graph[:3] + launch.split + inputs
 
     def run(entry: str, items: int, args: tuple) -> None:

@@ -24,12 +24,12 @@ _NO, _YES = np.int32(0), np.int32(1)
 
 @dataclass(frozen=True)
 class Variant:
-    """What selects a kernel of this family. ValueError for a value that none covers.
+    """Key of a kernel of this family. ValueError for a value that none covers.
 
     ``heads`` x ``width`` of a row (`factored` splits wide rows); ``row``/``out``: dtypes of the
     gathered rows and of the result, ``row`` torch.int8 for `Int8Rows`, of heads x width channels,
     which without weights per head may be of any width; ``weight``: a key of `WEIGHTS`: none, one
-    per edge, one per edge and head; ``weight_at``: what stands for edge e in arrays over edges:
+    per edge, one per edge and head; ``weight_at``: the index of edge e in arrays over edges:
     "position" (at e of this graph's order) or "place" (at ``graph.place[e]``); ``identity``: x is
     such an array itself, by position; ``mean``: divide by the row's number of edges; ``wide``: the
     graph has int64 offsets; ``cut``: in bands of channels (`bands`), as `forward` decides.
@@ -47,17 +47,17 @@ class Variant:
     cut: bool = False
 
     def __post_init__(self) -> None:
-        for name, seen, known in (("row", self.row, ROW_TYPES), ("out", self.out, TYPES),
-                                  ("weight", self.weight, WEIGHTS),
-                                  ("weight_at", self.weight_at, PLACES)):
-            if seen not in known:
-                raise ValueError(f"{name}={seen!r}: the aggregate kernels know "
-                                 f"{', '.join(map(str, known))}")
+        for name, value, allowed in (("row", self.row, ROW_TYPES), ("out", self.out, TYPES),
+                                     ("weight", self.weight, WEIGHTS),
+                                     ("weight_at", self.weight_at, PLACES)):
+            if value not in allowed:
+                raise ValueError(f"{name}={value!r}: the aggregate kernels know "
+                                 f"{', '.join(map(str, allowed))}")
         self.layout  # noqa: B018 - refuses sizes
 
     @functools.cached_property
     def layout(self) -> Layout:
-        """Int8 rows without weights per head are summed as they lie in memory, padding and all."""
+        """Layout. Int8 rows without weights per head are summed as they lie, padding and all."""
         if self.int8 and not self.per_head:
             return layout_for(*factored(stride(self.heads * self.width), True), True)
         if not self.cut:
@@ -65,8 +65,8 @@ class Variant:
         if self.per_head:
             return layout_for(self.heads, self.width,
                               most_heads=bands.heads(self.width, self.row.itemsize))
-        some = bands.channels(self.heads * self.width, self.row.itemsize)
-        return layout_for(self.heads * self.width // some, some, most_heads=1)
+        band = bands.channels(self.heads * self.width, self.row.itemsize)
+        return layout_for(self.heads * self.width // band, band, most_heads=1)
 
     @property
     def int8(self) -> bool:
@@ -106,23 +106,23 @@ class Variant:
                      MEAN=int(self.mean))
         if self.int8:
             channels = self.heads * self.width
-            at_once = next(v for v in (4, 2, 1) if channels % v == 0 and self.layout.vec % v == 0)
-            flags.update(INT8=1, STRIDE=stride(channels), WIDTH=channels, OUT_VEC=at_once, **more)
+            vec = next(v for v in (4, 2, 1) if channels % v == 0 and self.layout.vec % v == 0)
+            flags.update(INT8=1, STRIDE=stride(channels), WIDTH=channels, OUT_VEC=vec, **more)
         return self.layout.defines() + tuple((k, str(v)) for k, v in flags.items())
 
 
-#: `Variant`s by their fields in order, one object each, so that what hangs on them is made once
+#: `Variant`s by their fields in order, one object each, so that their kernels are made once
 variant = functools.lru_cache(maxsize=512)(Variant)
 
 
 @functools.lru_cache(maxsize=128)
 def _in_bands(variant: Variant) -> Variant:
-    """As it is where rows cannot be cut so, or their parts would need a better alignment."""
+    """``variant`` in bands; itself where rows cannot be cut, or parts need a better alignment."""
     if not variant.per_head and not bands.channels(variant.heads * variant.width,
                                                    variant.row.itemsize):
         return variant
-    cut = replace(variant, cut=True)
-    return cut if cut.layout.vec <= variant.layout.vec else variant
+    banded = replace(variant, cut=True)
+    return banded if banded.layout.vec <= variant.layout.vec else variant
 
 
 def _check(name: str, t: Tensor, shape: tuple, dtype: torch.dtype, device: torch.device, align: int,
@@ -151,8 +151,8 @@ def _check_graph(variant: Variant, graph: Rows, places: bool) -> None:
 
 
 def _check_rows(variant: Variant, graph: Rows, name: str, x: Tensor | Int8Rows) -> None:
-    """The gathered rows: one per node of the other side, which the graph does not know, or under
-    identity one per edge."""
+    """ValueError unless ``x`` are rows to gather: one per node of the other side, whose number the
+    graph does not know, or under identity one per edge."""
     least = graph.other.shape[0] if variant.identity else 0
     if variant.int8 or isinstance(x, Int8Rows):
         return _check_int8(variant, name, x, graph.indptr.device, least)
@@ -164,9 +164,9 @@ def _check_int8(variant: Variant, name: str, x: Tensor | Int8Rows, device: torch
                 least: int) -> None:
     channels = variant.heads * variant.width
     if not variant.int8 or not isinstance(x, Int8Rows) or x.width != channels:
-        seen = (f"Int8Rows of {x.width} channels" if isinstance(x, Int8Rows)
-                else f"a {x.dtype} tensor")
-        raise ValueError(f"{name} is {seen}, but the variant has rows of {channels} channels in "
+        actual = (f"Int8Rows of {x.width} channels" if isinstance(x, Int8Rows)
+                  else f"a {x.dtype} tensor")
+        raise ValueError(f"{name} is {actual}, but the variant has rows of {channels} channels in "
                          f"{variant.row}: torch.int8 stands for what quantize.int8_rows makes")
     _check(f"{name}.data", x.data, (stride(channels),), torch.int8, device, ALIGN, least)
     _check(f"{name}.scale", x.scale, (x.rows,), torch.float32, device, 4)
@@ -195,8 +195,8 @@ def forward(variant: Variant, graph: Rows, x: Tensor | Int8Rows, weight: Tensor 
         graph: the rows that are summed into, by the other end of their edges.
         x: [nodes of the other side, H, D] of ``variant.row``, contiguous; under
             ``variant.identity`` [edges, H, D] in this graph's order. With torch.int8 `Int8Rows` of
-            H * D channels, which are summed as what they stand for; a row of scale NaN makes all
-            channels of the sums that it enters NaN. Ids are not checked against its length.
+            H * D channels, whose values are summed; a row of scale NaN makes all channels of the
+            sums that it enters NaN. Ids are not checked against its length.
         weight: fp32 [edges], or [edges, H] with ``variant.weight`` "head", by position or place;
             None with "none". "edges" is ``graph.other.shape[0]`` or more.
         scale: fp32 [rows]. bias: fp32 [H * D], added last.
@@ -236,10 +236,9 @@ def forward(variant: Variant, graph: Rows, x: Tensor | Int8Rows, weight: Tensor 
 
 
 class _Made(NamedTuple):
-    """All of a call of `total` that is the same for tensors of the same form. ``alike``: whether
-    the result is of the form of x; ``partial``: numbers of unfinished sums; ``merge``: the grid
-    that puts them together, and what it is told of the graph, or None; ``copied``: whether x is
-    made dense before."""
+    """Prepared call of `total`, for all tensors of the same form. ``alike``: whether the result is
+    of the form of x; ``partial``: numbers of unfinished sums; ``merge``: grid and graph's arguments
+    of the kernel that puts them together, or None; ``copied``: whether x is made dense before."""
 
     alike: bool
     shape: tuple[int, ...]
@@ -265,12 +264,12 @@ def total(graph: Rows, x: Tensor, weight: Tensor | None = None, at: str = "place
     key = (at, mean, *[None if t is None else (t.dtype, t.shape, t.stride(), t.device,
                                                t.data_ptr() & 15)
                        for t in (x, weight, scale, bias, into)])
-    made = graph.made.get(key)
-    if made is None:
-        made = _made(graph, x, weight, at, mean, scale, bias, into)
+    call = graph.made.get(key)
+    if call is None:
+        call = _made(graph, x, weight, at, mean, scale, bias, into)
         if graph.launched is not None:
-            graph.keep(key, made)
-    alike, shape, compiled, entry, across, of_graph, partial, merge, copied = made
+            graph.keep(key, call)
+    alike, shape, compiled, entry, across, graph_args, partial, merge, copied = call
     add, out, x = _NO if into is None else _YES, into, dense(x) if copied else x
     if out is None:
         out = torch.empty_like(x) if alike else torch.empty(shape, dtype=x.dtype, device=x.device)
@@ -278,7 +277,7 @@ def total(graph: Rows, x: Tensor, weight: Tensor | None = None, at: str = "place
     rows, weights, scales, biases, part, to = [
         0 if t is None else t.data_ptr() for t in (x, weight, scale, bias, memory, out)]
     compiled(entry)(across, THREADS, 0,
-                    of_graph + (rows, weights, scales, biases, add, to, part))
+                    graph_args + (rows, weights, scales, biases, add, to, part))
     if merge is not None:
         compiled("merge")(merge[0], THREADS, 0, merge[1] + (part, scales, biases, add, to))
     return out
@@ -286,7 +285,7 @@ def total(graph: Rows, x: Tensor, weight: Tensor | None = None, at: str = "place
 
 def _made(graph: Rows, x: Tensor, weight: Tensor | None, at: str, mean: bool,
           scale: Tensor | None, bias: Tensor | None, into: Tensor | None) -> _Made:
-    """Of a call of `total` unlike those before, which is checked."""
+    """Check and prepare a call of `total` unlike those before."""
     features, device = math.prod(x.shape[1:]), graph.indptr.device
     heads, width = (factored(features) if weight is None or weight.dim() == 1
                     else (weight.shape[1], features // weight.shape[1]))
@@ -324,7 +323,7 @@ def _way(layout: Layout, graph: Rows, launch: Launch) -> tuple[str, tuple[int, i
 
 def _result(variant: Variant, into: Tensor | None, rows: int,
             device: torch.device) -> tuple[Tensor, np.int32]:
-    """Where a sum goes, and whether to what is there already."""
+    """Memory of a sum, and whether the sum is added to its contents."""
     shape = rows, variant.heads, variant.width
     if into is None:
         return torch.empty(shape, dtype=variant.out, device=device), _NO

@@ -2,12 +2,13 @@
 `Expression` with a ``score``.
 
 ``forward`` computes scores, softmax and weighted sum in one pass over the edges by destination.
-``gradients`` by destination computes them again, with what reaches each edge's score of a gradient:
+``gradients`` by destination computes them again, with the gradient of each edge's score:
 
     of_score = weight * sum over the head's channels of grad * (message - out)
 
-where message is what was weighted, and out the result. Of what `handed` names it writes, for each
-edge, what ``gradients`` by source reads there, so that no score is computed a third time.
+where message is the weighted value, and out the result. It writes, for each edge, the gradients of
+the values that `handed` names, for ``gradients`` by source, so that no score is computed a third
+time.
 
 The difference is taken before the sum. Where a row has one edge that counts, message and out are
 the same bits, and of_score is 0.
@@ -57,11 +58,11 @@ def forward(expression: Expression) -> str:
 
 
 def handed(expression: Expression, needs: tuple[bool, ...]) -> list[int]:
-    """The values of which the pass by destination writes for each edge and head what reaches them
-    through the score, for the pass by source: sums over channels, and inputs there."""
-    w, found = _Writer(expression, ""), wanted(expression, needs, False)
-    active = w.active(found)
-    return [k for k in sorted(w.score) if k in found or (k in w.sums and k in active)]
+    """Values whose gradient through the score, for each edge and head, the pass by destination
+    writes for the pass by source: sums over channels, and inputs there."""
+    w, inputs = _Writer(expression, ""), wanted(expression, needs, False)
+    active = w.active(inputs)
+    return [k for k in sorted(w.score) if k in inputs or (k in w.sums and k in active)]
 
 
 @functools.lru_cache(maxsize=512)
@@ -72,9 +73,9 @@ def backward(expression: Expression, needs: tuple[bool, ...], by_row: bool) -> s
 
 
 def _by_destination(expression: Expression, needs: tuple[bool, ...]) -> str:
-    w, found = _Writer(expression, "ip"), wanted(expression, needs, True)
-    given = handed(expression, needs)
-    stored, summed = w.apart(found)
+    w, inputs = _Writer(expression, "ip"), wanted(expression, needs, True)
+    scored = handed(expression, needs)
+    stored, summed = w.apart(inputs)
     for_source = bool(wanted(expression, needs, False))
     body = [*w.totals("je"), *w.scores("je"), *_OF_SCORE_BEGIN, "EACH_CHANNEL {",
             *w.values("je", expression.out),
@@ -83,21 +84,21 @@ def _by_destination(expression: Expression, needs: tuple[bool, ...]) -> str:
             "sum_channels(of_score);", "EACH_HEAD of_score[k / KV] *= weight[k / KV];"]
     body += [f"{TYPES[w.modes[k]]} to_{w.names[k]}; {CLEAR[w.modes[k]].format('to_' + w.names[k])}"
              for k in stored]
-    reaching = "grad_own[k][c] * weight[k / KV]"
-    body += [*w.through_score("je", found, given, stored), *w.adjoint_totals(found, reaching, "je"),
-             "EACH_CHANNEL {", *w.values("je"), *w.adjoints(found, reaching),
-             *(w.added(k, k in stored, True) for k in found), "}"]
+    grad = "grad_own[k][c] * weight[k / KV]"
+    body += [*w.through_score("je", inputs, scored, stored), *w.adjoint_totals(inputs, grad, "je"),
+             "EACH_CHANNEL {", *w.values("je"), *w.adjoints(inputs, grad),
+             *(w.added(k, k in stored, True) for k in inputs), "}"]
     body += [f"sum_channels(to_{w.names[k]});" for k in stored]
     writes = [(f"{w.names[k]}_grad", f"to_{w.names[k]}") for k in stored]
     if for_source:
         writes += [("weights", "weight"), *((f"to_{w.names[k]}_rows", f"of_{w.names[k]}_total")
-                                            for k in given)]
+                                            for k in scored)]
     if writes:
         body += ["if (on) {", *(f"    store(at, {name}, (u64)e.edge, {value});"
                                 for name, value in writes), "}"]
     results = ("grad", "kept", "bases", "shares")
     arguments = [*(f"const float* __restrict__ {name}" for name in results),
-                 *_gradient_arguments(w, found, summed),
+                 *_gradient_arguments(w, inputs, summed),
                  *(f"float* __restrict__ {name}" for name, _ in writes[len(stored):])]
     own = w.own([(name, "row" if name in ("grad", "kept") else "head") for name in results])
     edge = (("OFF_T edge;", "e.edge = (OFF_T)at_edge;"),)
@@ -111,40 +112,40 @@ _OF_SCORE_BEGIN = ("Heads weight, of_score; clear_heads(of_score);",
 
 
 def _by_source(expression: Expression, needs: tuple[bool, ...]) -> str:
-    w, found = _Writer(expression, "jp"), wanted(expression, needs, False)
-    given = handed(expression, needs)
-    w.skip_unread(found)
-    reaching = "e.grad[k][c] * e.weights[k / KV]"
-    body = [f"const Heads& of_{w.names[k]}_total = e.to_{w.names[k]}_rows;" for k in given]
-    body += [*w.totals("ie"), *w.adjoint_totals(found, reaching, "ie"), "EACH_CHANNEL {",
-             *w.values("ie"), *w.adjoints(found, reaching),
-             *(w.added(k, False, True) for k in found), "}"]
+    w, inputs = _Writer(expression, "jp"), wanted(expression, needs, False)
+    scored = handed(expression, needs)
+    w.skip_unread(inputs)
+    grad = "e.grad[k][c] * e.weights[k / KV]"
+    body = [f"const Heads& of_{w.names[k]}_total = e.to_{w.names[k]}_rows;" for k in scored]
+    body += [*w.totals("ie"), *w.adjoint_totals(inputs, grad, "ie"), "EACH_CHANNEL {",
+             *w.values("ie"), *w.adjoints(inputs, grad),
+             *(w.added(k, False, True) for k in inputs), "}"]
     body += [f"EACH_HEAD {w.led(k, f'{w.names[k]}_sum', f'of_{w.names[k]}_total[k / KV]')}"
-             for k in given if k < w.first]
-    at_edges = ["weights", *(f"to_{w.names[k]}_rows" for k in given)]
-    read = [("grad", "row", "from"), *((name, "head", "at_edge") for name in at_edges)]
-    arguments = ["const float* __restrict__ grad", *_gradient_arguments(w, found, found),
+             for k in scored if k < w.first]
+    at_edges = ["weights", *(f"to_{w.names[k]}_rows" for k in scored)]
+    data = [("grad", "row", "from"), *((name, "head", "at_edge") for name in at_edges)]
+    arguments = ["const float* __restrict__ grad", *_gradient_arguments(w, inputs, inputs),
                  *(f"const float* __restrict__ {name}" for name in at_edges)]
-    return _kernels(w, found, arguments, w.own(),
-                    w.walk("walk_together", "ie", body, read))
+    return _kernels(w, inputs, arguments, w.own(),
+                    w.walk("walk_together", "ie", body, data))
 
 
 def _gradient_arguments(w: _Writer, found: list[int], summed: list[int]) -> list[str]:
     return [f"float* __restrict__ {w.names[k]}_{kind}"
-            for kind, those in (("grad", found), ("part", summed)) for k in those]
+            for kind, inputs in (("grad", found), ("part", summed)) for k in inputs]
 
 
 def _kernels(w: _Writer, summed: list[int], arguments: list[str], own: str, walk: str) -> str:
-    listed = ",\n        ".join(arguments)
+    joined = ",\n        ".join(arguments)
     return w.head() + f"""\
 {KERNEL}gradients(GRAPH,
-        {w.parameters()}{listed}) {{
+        {w.parameters()}{joined}) {{
 {START}{own}{w.cleared(summed)}{walk}{w.stored(summed)}}}
 {w.merge(summed)}"""
 
 
 class _Writer(Writer):
-    """``score``: the values that the score is made of for each head."""
+    """Writer of these kernels; ``score``: values that the score is made of for each head."""
 
     header = "generated_attention.cuh"
 
@@ -154,7 +155,7 @@ class _Writer(Writer):
         self.score = expression.made_of(expression.score)
 
     def apart(self, found: list[int]) -> tuple[list[int], list[int]]:
-        """Inputs at the edges, and the others."""
+        """Inputs at the edges, and the other inputs."""
         stored = [k for k in found if self.of.inputs[k].end == "e"]
         return stored, [k for k in found if k not in stored]
 
@@ -165,35 +166,35 @@ class _Writer(Writer):
                 f"    score[k / KV] = {self.names[target]};", "}"]
 
     def active(self, inputs: list[int]) -> set[int]:
-        """Without the operations that make the score: what goes through these is for heads."""
+        """Values that gradients go through, but for the score's operations: these are for heads."""
         return {k for k in super().active(inputs)
                 if k < self.first or k in self.sums or k not in self.score}
 
     def through_score(self, at_edge: str, inputs: list[int], given: list[int],
                       stored: list[int]) -> list[str]:
-        """What reaches sums over channels and inputs through the score: of inputs it is added to
-        what reaches them otherwise."""
+        """Lines for the gradients of sums over channels and inputs through the score: of inputs
+        they are added to the gradients along other ways."""
         channels = self.active(inputs)
         targets = {k for k in self.score
                    if k in given or (k in self.sums and k in channels) or k in inputs}
         if not targets:
             return []
-        kept = sorted(k for k in targets if k in given or k >= self.first)
-        found = [f"Heads of_{self.names[k]}_total;" for k in kept]
-        found += ["EACH_HEAD {", *self.values(at_edge, self.of.score), *self._for_heads(targets)]
-        found += [f"    of_{self.names[k]}_total[k / KV] = of_{self.names[k]};" for k in kept]
-        found += ["    " + self.led(k, f"to_{self.names[k]}" if k in stored
+        totals = sorted(k for k in targets if k in given or k >= self.first)
+        lines = [f"Heads of_{self.names[k]}_total;" for k in totals]
+        lines += ["EACH_HEAD {", *self.values(at_edge, self.of.score), *self._for_heads(targets)]
+        lines += [f"    of_{self.names[k]}_total[k / KV] = of_{self.names[k]};" for k in totals]
+        lines += ["    " + self.led(k, f"to_{self.names[k]}" if k in stored
                                     else f"{self.names[k]}_sum", f"of_{self.names[k]}", True)
                   for k in sorted(targets) if k in inputs]
-        return [*found, "}"]
+        return [*lines, "}"]
 
     def led(self, k: int, to: str, value: str, together: bool = False) -> str:
-        """Adds what belongs to a head to the gradient of an input."""
-        on = "on && " if together else ""
-        return f"{to}{PLACES[self.modes[k]]} += {on}leads(at, k / KV) ? {value} : 0.f;"
+        """Adds a head's value to the gradient of an input."""
+        guard = "on && " if together else ""
+        return f"{to}{PLACES[self.modes[k]]} += {guard}leads(at, k / KV) ? {value} : 0.f;"
 
     def _for_heads(self, targets: set[int]) -> list[str]:
-        """What reaches these values of ``of_score``, for one head."""
+        """Lines that pass ``of_score`` on to these values, for one head."""
         steps = [(k, *self.of.steps[k - self.first]) for k in sorted(self.score)
                  if k >= self.first and k not in self.sums]
         active = set(targets)
@@ -201,16 +202,16 @@ class _Writer(Writer):
             if any(a in active and slope for a, slope in zip(args, OPERATIONS[op].slopes)):
                 active.add(k)
         reached: dict[int, list[str]] = {self.of.score: ["of_score[k / KV]"]}  # type: ignore
-        found = []
+        lines = []
         for k in sorted(active, reverse=True):
             name = self.names[k]
-            found.append(f"    const float of_{name} = {' + '.join(reached.get(k, ['0.f']))};")
+            lines.append(f"    const float of_{name} = {' + '.join(reached.get(k, ['0.f']))};")
             if k >= self.first and k not in self.sums:
                 self.pass_on(k, active, reached)
-        return found
+        return lines
 
     def skip_unread(self, inputs: list[int]) -> None:
-        """Leaves out all values that the gradients of these inputs are not made of."""
+        """Leaves out all values that the gradients of these inputs do not depend on."""
         active, read = self.active(inputs), set[int]()
         for k, (op, args) in enumerate(self.of.steps, self.first):
             if k not in active or k in self.sums:
@@ -219,10 +220,10 @@ class _Writer(Writer):
                 if a in active and slope:
                     names = {name for _, name, _, _ in string.Formatter().parse(slope) if name}
                     read |= {k if name == "y" else args[int(name)] for name in names - {"g"}}
-        left = set(read)
-        while left:
-            k = left.pop()
+        pending = set(read)
+        while pending:
+            k = pending.pop()
             args = () if k < self.first else self.of.steps[k - self.first].args
-            left |= set(args) - read
+            pending |= set(args) - read
             read |= set(args)
         self.skipped = set(range(self.first + len(self.of.steps))) - read

@@ -1,7 +1,7 @@
 """Work beside the program: kernels are compiled in threads of their own.
 
-NVRTC leaves the interpreter lock free, so the program goes on meanwhile. A process that forks waits
-for what is being done at that moment, one that ends for the kernels that are being compiled.
+NVRTC leaves the interpreter lock free, so the program goes on meanwhile. A process that forks or
+ends waits for the kernels that are being compiled at that moment.
 """
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BESIDE = 4
 
 
 class Stopped(BaseException):
-    """Raised in a thread of this module when the process ends; not an error of what runs there."""
+    """Raised in a thread of this module when the process ends; not an error of its work."""
 
 
 class _Workers:
@@ -33,7 +33,7 @@ class _Workers:
         self.stopping = False
 
     def submit(self, work: Callable[[], None], most: int) -> None:
-        """``most``: threads that there may be for it."""
+        """Queue ``work``; ``most``: threads that there may be for it."""
         with self.lock:
             self.open += 1
             if self.open > len(self.pieces) < most:
@@ -61,20 +61,19 @@ _workers = _Workers()
 
 
 def submit(work: Callable[[], None]) -> None:
-    """Run ``work`` in a thread of this module, after what was submitted before. It must not
-    raise."""
+    """Run ``work`` in a thread of this module, after earlier submissions. It must not raise."""
     _workers.submit(work, _beside())
 
 
 def share(works: Sequence[Callable[[], None]]) -> None:
     """Run all ``works``, which must not raise, in this thread and those of this module. Returns
     when all have ended."""
-    left, ended = list(reversed(works)), threading.Semaphore(0)
+    queue, ended = list(reversed(works)), threading.Semaphore(0)
 
     def some() -> None:
-        while left:
+        while queue:
             try:
-                work = left.pop()
+                work = queue.pop()
             except IndexError:  # another thread took the last one
                 return
             try:
@@ -102,7 +101,7 @@ def _beside() -> int:
 
 
 def pending() -> int:
-    """How many pieces of work are waiting or running."""
+    """Number of pieces of work that wait or run."""
     return _workers.open
 
 
@@ -110,11 +109,11 @@ def pending() -> int:
 def piece() -> Iterator[None]:
     """A block that is not to be cut off by a fork or by the end of the process: the compiling of
     one kernel. Raises Stopped when the process ends. Of no effect in other threads."""
-    held = getattr(_here, "piece", None)
-    if held is None:
+    lock = getattr(_here, "piece", None)
+    if lock is None:
         yield
         return
-    with held:
+    with lock:
         if _workers.stopping:
             raise Stopped
         yield
@@ -122,19 +121,19 @@ def piece() -> Iterator[None]:
 
 def _stop() -> None:
     _workers.stopping = True
-    for held in list(_workers.pieces):
-        held.acquire()
+    for lock in list(_workers.pieces):
+        lock.acquire()
 
 
 def _before_fork() -> None:
     _workers.lock.acquire()
-    for held in _workers.pieces:
-        held.acquire()
+    for lock in _workers.pieces:
+        lock.acquire()
 
 
 def _in_parent() -> None:
-    for held in _workers.pieces:
-        held.release()
+    for lock in _workers.pieces:
+        lock.release()
     _workers.lock.release()
 
 

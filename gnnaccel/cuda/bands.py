@@ -14,7 +14,7 @@ import torch
 __all__ = ["LINE", "LONG", "channels", "few", "heads", "pay"]
 
 LINE = 128  # bytes that the L2 holds together
-_LEAST = 32 * 2**20  # bytes of all rows, below which nothing is asked
+_LEAST = 32 * 2**20  # bytes of all rows, below which the device is not asked
 LONG = 16  # edges of a row, on average, beside which one more pass over the graph costs little
 
 
@@ -34,16 +34,16 @@ def pay(nodes: int, row: int, rows: int, edges: int, device: torch.device, *, si
         least: int = 0, share: float = 1.0) -> bool:
     """Whether rows of ``row`` bytes had better be read in bands.
 
-    nodes: rows that there are to gather; rows, edges: of the graph; size: bytes of an element;
-    least: of what cannot be cut; share: of the L2 that a band may take.
+    nodes: number of rows to gather; rows, edges: of the graph; size: bytes of an element; least:
+    bytes that cannot be cut; share: of the L2 that a band may take.
     """
     if few(nodes, row):
         return False
-    held = nodes * row
+    total = nodes * row
     # lanes of half types load half as many bytes each, so what the L2 saves them shows later
     l2, band = l2_bytes(device), max(LINE, least)
-    worth = held > (0.75 if size > 2 else 1.0) * l2 and edges >= LONG * max(nodes, rows)
-    return worth and row >= 2 * band and nodes * band <= share * l2
+    gains = total > (0.75 if size > 2 else 1.0) * l2 and edges >= LONG * max(nodes, rows)
+    return gains and row >= 2 * band and nodes * band <= share * l2
 
 
 @functools.cache
@@ -51,7 +51,7 @@ def channels(total: int, size: int) -> int:
     """Channels of a band, of rows of ``total`` channels of ``size`` bytes: a line of them or a
     little less; 0 where no such number divides a row."""
     most = LINE // size
-    return next((some for some in range(most, most // 2, -4) if total % some == 0), 0)
+    return next((count for count in range(most, most // 2, -4) if total % count == 0), 0)
 
 
 def heads(width: int, size: int) -> int:

@@ -28,7 +28,7 @@ def kernels(columns: int, vec: int, dtype: torch.dtype) -> Kernels:
 
 
 def prepare(columns: int, dtype: torch.dtype) -> None:
-    """Compile what `blend_grad` launches for well aligned rows. Raises CompileError."""
+    """Compile the kernel that `blend_grad` launches for well aligned rows. Raises CompileError."""
     kernels(columns, math.gcd(4, columns), dtype)("blend_grad")
 
 
@@ -39,7 +39,7 @@ def blend_grad(segments: Segments, grad: Tensor, rest: Tensor, share: Tensor,
 
     d_rest: memory for the gradient of rest, ``(1 - share) grad``. grad, rest, d_rest: [rows,
     columns] of one dtype (fp32, fp16 or bf16), contiguous; share: fp32 [S]; order: int32 [rows],
-    without repeats. ValueError for what does not fit.
+    without repeats. ValueError for a tensor that does not fit.
     """
     columns = grad.shape[1]
     check_rows(segments, grad, order, columns, "grad")
@@ -49,9 +49,9 @@ def blend_grad(segments: Segments, grad: Tensor, rest: Tensor, share: Tensor,
         expect("d_rest", d_rest, grad.dtype, tuple(grad.shape), grad.device)
     if not segments.rows or not columns:
         return torch.zeros(segments.count, dtype=torch.float32, device=grad.device)
-    places = [t.data_ptr() for t in (grad, rest, d_rest) if t is not None]
+    addresses = [t.data_ptr() for t in (grad, rest, d_rest) if t is not None]
     vec = next(v for v in (4, 2, 1) if columns % v == 0
-               and not any(at % (v * grad.element_size()) for at in places))
+               and not any(address % (v * grad.element_size()) for address in addresses))
     blocks = min(_MOST, -(-segments.rows * (columns // vec) // (_THREADS * _EACH)))
     out = torch.zeros((blocks, segments.count), dtype=torch.float32, device=grad.device)
     kernels(columns, vec, grad.dtype)("blend_grad")((blocks, 1), _THREADS, 4 * _THREADS // 32, (

@@ -1,8 +1,8 @@
 """CUDA graphs: is torch's current stream being captured, and into which; loading kernels meanwhile.
 
 A captured graph is replayed after the caller has written other numbers into the same memory. So
-whatever depends on the contents of memory has to be computed within the capture, and nothing that
-was computed before may be used.
+results that depend on the contents of memory have to be computed within the capture, and none from
+before may be used.
 """
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ import torch
 
 
 class _Here(threading.local):
-    """``held``: in a `still` block of this thread, what its captures use of before; None
-    elsewhere."""
+    """``held``: in a `still` block of this thread, the structures from before that its captures
+    use; None elsewhere."""
 
     held: list[Any] | None = None
 
@@ -68,11 +68,11 @@ def _number() -> int:
 def _library() -> ctypes.CDLL | None:
     """The CUDA driver, if it can be asked."""
     try:
-        found = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+        driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
     except OSError:
         return None
-    return (found if hasattr(found, "cuStreamGetCaptureInfo_v2")
-            and hasattr(found, "cuThreadExchangeStreamCaptureMode") else None)
+    return (driver if hasattr(driver, "cuStreamGetCaptureInfo_v2")
+            and hasattr(driver, "cuThreadExchangeStreamCaptureMode") else None)
 
 
 def stream(device: torch.device) -> int:
@@ -81,25 +81,25 @@ def stream(device: torch.device) -> int:
 
 
 def finish(device: torch.device) -> None:
-    """Wait for the current stream, so that whoever reads what was built, on whatever stream, finds
-    it finished. Not while it is being captured, when nothing can be waited for."""
+    """Wait for the current stream, so that readers on any stream find structures finished. Not
+    while it is being captured, when nothing can be waited for."""
     if device.type == "cuda" and not _cuda.is_current_stream_capturing():
         _cuda.current_stream(device).synchronize()
 
 
 @contextlib.contextmanager
 def still() -> Iterator[list[Any]]:
-    """A block of a caller who replays captures only while edges are the tensors that they were,
-    unwritten. Structures that are there already may be used by captures within it. Gives the list
-    of these: whoever replays has to keep it.
+    """A block of a caller who replays captures only while edges are the same tensors, unwritten.
+    Captures within it may use structures that are there already. Gives the list of these, which
+    the caller has to keep for the replays.
 
     Random keys lie in memory on the device within the block, so that each replay draws new ones.
     """
-    before, here.held = here.held, []
+    outer, here.held = here.held, []
     try:
         yield here.held
     finally:
-        here.held = before
+        here.held = outer
 
 
 @contextlib.contextmanager

@@ -1,5 +1,4 @@
-"""Sums over the rows of a matrix, which is what the gradient of a bias is
-(``src/column_sum.cu``)."""
+"""Sums over the rows of a matrix, such as the gradient of a bias (``src/column_sum.cu``)."""
 from __future__ import annotations
 
 import functools
@@ -36,7 +35,7 @@ def _shape(columns: int, dtype: torch.dtype, address: int,
 
 
 def prepare(columns: int, dtype: torch.dtype) -> None:
-    """Compile what `column_sum` launches for well aligned rows of this kind. Raises
+    """Compile the kernels that `column_sum` launches for well aligned rows of this kind. Raises
     CompileError."""
     for kind in {dtype, torch.float32}:
         _shape(columns, kind, 0)[-1]("column_sum")

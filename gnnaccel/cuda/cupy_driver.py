@@ -37,7 +37,7 @@ _SCALARS = frozenset("?bBhHiIlLqQefd")
 
 
 class _Here(threading.local):
-    """``wanted``: in a thread that only asks which kernels callers have not got yet, these; None
+    """``wanted``: kernels that callers have not got yet, in a thread that only asks for these; None
     elsewhere."""
 
     wanted: list[tuple] | None = None
@@ -54,10 +54,10 @@ class CupyDriver:
     def __init__(self):
         import cupy
         self._cupy = cupy
-        self._kernels: dict = {}  # what callers get
+        self._kernels: dict = {}  # the callables that callers get
         self._made: dict = {}  # the kernels, some of which may not be compiled yet
         self._texts: dict = {}  # a lock for each text
-        self._ready: dict = {}  # what the package brings, by device
+        self._ready: dict = {}  # kernels that the package brings, by device
         self._streams: dict = {}
         self.lock = threading.RLock()
         self.device_of_torch = (getattr(torch._C, "_cuda_getDevice", None)
@@ -77,11 +77,11 @@ class CupyDriver:
         """See `Driver.kernel`. Compiled here for torch's current device; for another one at its
         first launch there."""
         key = family, entry, defines
-        found = self._kernels.get(key)
-        if found is None and _here.wanted is not None:
+        kernel = self._kernels.get(key)
+        if kernel is None and _here.wanted is not None:
             _here.wanted.append(key)
             return None
-        return found or self._make_kernel(key)
+        return kernel or self._make_kernel(key)
 
     def ahead(self, compile_: Callable[[], None]) -> None:
         """See `Driver.ahead`."""
@@ -99,17 +99,17 @@ class CupyDriver:
                    or self._brought(key[0], key[2], device) for key in self._wanted(compile_))
 
     def _wanted(self, compile_: Callable[[], None]) -> list[tuple]:
-        """The kernels that ``compile_`` asks for and no caller has got yet."""
-        before, _here.wanted = _here.wanted, []
+        """Kernels that ``compile_`` asks for and no caller has got yet."""
+        outer, _here.wanted = _here.wanted, []
         try:
             compile_()
             return list(dict.fromkeys(_here.wanted))
         finally:
-            _here.wanted = before
+            _here.wanted = outer
 
     def _to_compile(self, compile_: Callable[[], None]) -> list[Callable[[], None]]:
-        """What compiles the kernels that ``compile_`` asks for: one for each text, since the
-        kernels of a text are compiled together. None for those that the package brings."""
+        """Functions that compile the kernels that ``compile_`` asks for: one for each text, since
+        the kernels of a text are compiled together. None for texts that the package brings."""
         texts: dict[tuple[str, tuple], list[tuple]] = {}
         for key in self._wanted(compile_):
             if key not in self._made:
@@ -119,8 +119,8 @@ class CupyDriver:
                 for text, keys in texts.items() if not self._brought(*text, device)]
 
     def _compile_early(self, keys: list[tuple], device: int) -> None:
-        """Compile for ``device``, so that `kernel` need not. It raises what is suppressed here, be
-        it the compiler's or a full disk's: no error may end a thread that others wait for."""
+        """Compile for ``device``, so that `kernel` need not. Errors suppressed here, be they the
+        compiler's or a full disk's, are raised there: none may end a thread others wait for."""
         with contextlib.suppress(Exception):
             for key in keys:
                 self._made_kernel(key).enter(device, 0)
@@ -156,9 +156,9 @@ class CupyDriver:
         """The GPU whose memory the first pointer to any GPU's memory leads to."""
         for value in args:
             if type(value) is int and value >= _LEAST_ADDRESS:
-                about = self._attributes(value)
-                if about.type == _DEVICE_MEMORY:
-                    return about.device
+                attributes = self._attributes(value)
+                if attributes.type == _DEVICE_MEMORY:
+                    return attributes.device
         return otherwise
 
     def stream(self, pointer: int):
@@ -178,16 +178,16 @@ class CupyDriver:
         """A ``cupy.RawKernel`` for the device that is current in CuPy, from the file that the
         package brings or compiled. Raises CompileError."""
         path = self._brought(family, defines, self.device_of_cupy())
-        given = dict(path=path) if path else dict(code=sources.defined(family, defines),
-                                                  options=sources.options(defines))
+        module = dict(path=path) if path else dict(code=sources.defined(family, defines),
+                                                   options=sources.options(defines))
         start = time.perf_counter()
         with self.lock:
-            one = self._texts.setdefault((family, defines), threading.Lock())
+            text_lock = self._texts.setdefault((family, defines), threading.Lock())
         try:
-            # whoever wants another kernel of this text waits, rather than to compile it as well
-            with background.piece(), one, capture.loading():
+            # threads that want another kernel of this text wait, rather than compile it as well
+            with background.piece(), text_lock, capture.loading():
                 return with_room(
-                    lambda: _loaded(self._cupy.RawModule(**given).get_function(entry)))
+                    lambda: _loaded(self._cupy.RawModule(**module).get_function(entry)))
         except self._cupy.cuda.compiler.CompileException as problem:
             raise CompileError(
                 f"{family}.cu did not compile with {list(defines)}:\n{problem}") from problem
@@ -199,10 +199,10 @@ class CupyDriver:
     def _brought(self, family: str, defines: tuple, device: int) -> str | None:
         """The file of kernels for ``device`` that comes with the package; None where there is
         none."""
-        found = self._ready.get(device)
-        if found is None:
-            found = self._ready[device] = ready.on_device(device)
-        return found.path(family, defines)
+        files = self._ready.get(device)
+        if files is None:
+            files = self._ready[device] = ready.on_device(device)
+        return files.path(family, defines)
 
 
 def _loaded(raw):
@@ -213,8 +213,8 @@ def _loaded(raw):
 
 
 def argument_code(value) -> str:
-    """The `struct` letter for an argument of a kernel's first launch. TypeError for what cannot be
-    a parameter."""
+    """The `struct` letter for an argument of a kernel's first launch. TypeError for a value that
+    cannot be a parameter."""
     if type(value) is int:
         return "P"
     code = getattr(getattr(value, "dtype", None), "char", "")
@@ -230,7 +230,7 @@ class _Loaded:
     __slots__ = ("raw", "function", "address", "context", "shared")
 
     def __init__(self, raw, context: int | None):
-        # RawKernel.kernel is what RawKernel looks up in each call; per device, so it can be held
+        # RawKernel looks up RawKernel.kernel in each call; it is per device, so it can be held
         # here. It must be held: with it goes the module.
         self.raw, self.function = raw, getattr(raw, "kernel", raw)
         self.address = getattr(self.function, "ptr", None)
@@ -240,8 +240,8 @@ class _Loaded:
 class _Kernel:
     """One entry point with one set of definitions, on every device where it has been launched.
 
-    Subclasses have ``launch``, which is what callers get (`driver.Kernel`). It launches on the GPU
-    that holds the arguments, as torch's own operations do, whatever torch's current device is.
+    Subclasses have ``launch``, which callers get (`driver.Kernel`). It launches on the GPU that
+    holds the arguments, as torch's own operations do, whatever torch's current device is.
     """
     __slots__ = ("_driver", "_source", "_loaded", "_device_of_torch", "_raw_stream", "_several",
                  "_lock")
@@ -259,15 +259,15 @@ class _Kernel:
 
     def elsewhere(self, device: int, grid: tuple, threads: int, shared: int, args: tuple) -> bool:
         """Launch where the arguments are, unless that is ``device``. Whether it was launched."""
-        own = self._driver.device_of(args, device)
-        if own == device:
+        target = self._driver.device_of(args, device)
+        if target == device:
             return False
-        with self._driver.current_device(own):
+        with self._driver.current_device(target):
             self.launch(grid, threads, shared, args)
         return True
 
     def there(self, device: int) -> bool:
-        """Whether it is loaded on ``device``."""
+        """Whether the kernel is loaded on ``device``."""
         return device in self._loaded
 
     def enter(self, device: int, shared: int) -> _Loaded:
@@ -292,7 +292,7 @@ class DirectKernel(_Kernel):
     The parameters lie in buffers that are used again and again. A launch takes one out of ``_free``
     for itself: other threads may launch the same kernel meanwhile (autograd's do, and
     ``cuLaunchKernel`` runs without the interpreter lock), and so may a finaliser on this very
-    thread. ``cuLaunchKernel`` copies what it needs before it returns.
+    thread. ``cuLaunchKernel`` copies the parameters before it returns.
     """
     __slots__ = ("_context", "_launch_kernel", "_free", "_codes")
 
@@ -372,12 +372,12 @@ class PlainKernel(_Kernel):
                                           stream=stream))
 
     def _typed(self, args: tuple) -> tuple:
-        """CuPy goes by the arguments' types, so plain ints and floats get those of the first
-        launch."""
+        """Arguments with the types of the first launch for plain ints and floats: CuPy goes by
+        their types."""
         with self._driver.lock:
             if self._types is None:
                 for value in args:
-                    argument_code(value)  # refuses what cannot be one
+                    argument_code(value)  # refuses values that cannot be arguments
                 self._types = tuple(map(type, args))
         if len(args) != len(self._types):
             raise TypeError(f"{self._source[1]} takes {len(self._types)} arguments, got "

@@ -52,14 +52,14 @@ class Driver(Protocol):
         """
 
     def together(self, compile_: Callable[[], None]) -> None:
-        """As `ahead`, and return when they are compiled."""
+        """Compile as `ahead` does, and return when all are compiled."""
 
     def ready(self, compile_: Callable[[], None]) -> bool:
         """Whether the kernels that ``compile_`` asks `kernel` for are all compiled. It uses no
         kernel."""
 
 
-#: by `using`, innermost last; for lookups that cannot afford a call
+#: drivers put in place by `using`, innermost last; for lookups that cannot afford a call
 in_place: list = []
 _process_lock = threading.Lock()
 #: the process's `CupyDriver`, once it is made
@@ -81,7 +81,7 @@ def using(driver: Driver):
         with _process_lock:
             # the last of its kind rather than the last: another thread may have put one on top
             # meanwhile
-            del in_place[max(i for i, other in enumerate(in_place) if other is driver)]
+            del in_place[max(i for i, candidate in enumerate(in_place) if candidate is driver)]
 
 
 def placed() -> bool:
@@ -93,8 +93,8 @@ def current() -> Driver:
     """The driver put in place by `using`, else the process's `CupyDriver`, made at the first
     call."""
     # slices, since another thread may take the last one out at any time
-    found = in_place[-1:] or process
-    return found[0] if found else _make_process_driver()
+    drivers = in_place[-1:] or process
+    return drivers[0] if drivers else _make_process_driver()
 
 
 def _make_process_driver() -> Driver:
@@ -136,8 +136,8 @@ _compile_total = 0.0
 
 
 def compile_seconds() -> tuple[float, int]:
-    """Seconds this process has spent compiling and loading kernels through CuPy, and how many it
-    got."""
+    """Seconds this process has spent compiling and loading kernels through CuPy, and their
+    number."""
     return _compile_total, _compile_count
 
 

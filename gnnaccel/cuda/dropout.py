@@ -1,4 +1,4 @@
-"""What a kernel needs to draw dropout: probability and a place in torch's random stream."""
+"""Parameters of kernels that draw dropout: probability and a place in torch's random stream."""
 from __future__ import annotations
 
 import functools
@@ -34,7 +34,7 @@ class Dropout:
 
 OFF = Dropout()
 Key = tuple["int | torch.Tensor", int]
-#: in the place of the offset: both lie in memory, at the address that is the seed
+#: an offset that says: seed and offset lie in memory, at the address that is the seed
 IN_MEMORY = 2**64 - 1
 
 

@@ -13,7 +13,7 @@ from gnnaccel.cuda.launch import Kernels
 
 INDICES = {torch.int32: "int", torch.int64: "i64"}
 _THREADS = 256
-_BLOCKS = 132 * 4  # so that each multiprocessor of an H200 has some
+_BLOCKS = 132 * 4  # blocks to reach: four for each multiprocessor of an H200
 _RUNS = (4, 32)  # edges that lanes take one after the other, at the least and at the most
 
 
@@ -32,7 +32,7 @@ def _lanes(width: int) -> tuple[int, int]:
 
 @functools.lru_cache(maxsize=256)
 def kernels(width: int, index: torch.dtype) -> Kernels:
-    """``add_edges`` and ``average`` for rows of ``width`` numbers. ValueError for what none
+    """``add_edges`` and ``average`` for rows of ``width`` numbers. ValueError for a width that none
     covers."""
     if width < 1 or index not in INDICES:
         raise ValueError(f"width={width}, ids {index}: the kernels know widths from 1, and "
@@ -56,11 +56,11 @@ _lock = threading.Lock()
 
 def _alarm(device: torch.device) -> _Alarm:
     pinned = device.type == "cuda"
-    found = _alarms.get(pinned)
-    if found is None:
+    alarm = _alarms.get(pinned)
+    if alarm is None:
         with _lock, torch.inference_mode(False):
-            found = _alarms.get(pinned) or _alarms.setdefault(pinned, _Alarm(pinned))
-    return found
+            alarm = _alarms.get(pinned) or _alarms.setdefault(pinned, _Alarm(pinned))
+    return alarm
 
 
 def alarmed(device: torch.device) -> bool:
@@ -112,8 +112,8 @@ def add_edges(ends: Tensor, source: int, x: Tensor, rows: int, weight: Tensor | 
 
 def average(out: Tensor, count: Tensor, index: torch.dtype) -> Tensor:
     """Divides the rows of `add_edges`'s ``out`` by their ``count``, or by 1 if that is 0, in place.
-    Returns one over those, fp32 [rows]. ``index``: the dtype of the ids, for which the kernels are
-    compiled already."""
+    Returns the factors, one over those divisors, fp32 [rows]. ``index``: the dtype of the ids, for
+    which the kernels are compiled already."""
     rows, width = out.shape
     inverse = torch.empty_like(count)
     if rows:
@@ -130,8 +130,8 @@ def _check(ends: Tensor, source: int, x: Tensor, rows: int, weight: Tensor | Non
         raise ValueError(f"x is {list(x.shape)}, {x.dtype}, strides {list(x.stride())}, address "
                          f"{x.data_ptr() % 16} mod 16; needed is [nodes, at least 1], "
                          "torch.float32, contiguous, at a multiple of 16 bytes")
-    listed = ends.dim() == 2 and ends.shape[0] == 2 and (ends.shape[1] < 2 or ends.stride(1) == 1)
-    if not listed or ends.dtype not in INDICES or ends.device != device or source not in (0, 1):
+    is_list = ends.dim() == 2 and ends.shape[0] == 2 and (ends.shape[1] < 2 or ends.stride(1) == 1)
+    if not is_list or ends.dtype not in INDICES or ends.device != device or source not in (0, 1):
         raise ValueError(f"ends is {list(ends.shape)}, {ends.dtype}, on {ends.device}, strides "
                          f"{list(ends.stride())}, source={source}; needed is [2, edges], int32 or "
                          f"int64, on {device}, rows contiguous, source 0 or 1")

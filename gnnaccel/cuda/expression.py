@@ -1,5 +1,5 @@
-"""What a generated kernel computes at each edge and channel: an expression of pointwise operations,
-and how each of them and its derivatives are written in CUDA C."""
+"""Expressions that generated kernels compute at each edge and channel: pointwise operations, each
+with its text in CUDA C and that of its derivatives."""
 from __future__ import annotations
 
 import functools
@@ -17,7 +17,7 @@ CHANNEL_SUM = "channel_sum"
 
 
 class Input(NamedTuple):
-    """``end``: one of `ENDS`; ``mode``: one of `MODES`."""
+    """Input of an expression; ``end``: one of `ENDS`; ``mode``: one of `MODES`."""
 
     end: str
     mode: str
@@ -32,8 +32,8 @@ class Step(NamedTuple):
 
 
 class Expression(NamedTuple):
-    """A message. ``numbers``: how many there are, the same for all edges, with no gradient;
-    ``out``: which value the message is. ``score``: the value whose softmax over the edges that
+    """A message. ``numbers``: count of numbers that are the same for all edges, with no gradient;
+    ``out``: the value that is the message; ``score``: the value whose softmax over the edges that
     enter a node is multiplied with it, if there is one: the same for all channels of a head."""
 
     inputs: tuple[Input, ...]
@@ -48,16 +48,16 @@ class Expression(NamedTuple):
         return len(self.inputs) + self.numbers
 
     def made_of(self, value: int) -> set[int]:
-        """The values that one is made of, and itself, but for those that only its sums over
-        channels are made of."""
-        found, left = set(), [value]
-        while left:
-            k = left.pop()
-            if k not in found:
-                found.add(k)
+        """Values that ``value`` is made of, and itself; not those that only its sums over channels
+        are made of."""
+        values, stack = set(), [value]
+        while stack:
+            k = stack.pop()
+            if k not in values:
+                values.add(k)
                 if k >= self.first and self.steps[k - self.first].op != CHANNEL_SUM:
-                    left += self.steps[k - self.first].args
-        return found
+                    stack += self.steps[k - self.first].args
+        return values
 
     @property
     def scored_by_head(self) -> bool:
@@ -67,7 +67,7 @@ class Expression(NamedTuple):
         score = self.made_of(self.score)
         others = self.made_of(self.out).union(
             *(self.made_of(self.steps[k - self.first].args[0]) for k in self.sums))
-        return (all(one.mode != "row" for k, one in enumerate(self.inputs) if k in score)
+        return (all(source.mode != "row" for k, source in enumerate(self.inputs) if k in score)
                 and not any(k >= self.first for k in score & others))
 
     @property
@@ -77,22 +77,22 @@ class Expression(NamedTuple):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What each value is called in the kernels."""
+        """Names of the values in the kernels."""
         return _names(self)
 
     def __str__(self) -> str:
-        """As a formula, in which long parts are called as in the kernels."""
+        """Formula, in which long parts have their names in the kernels."""
         return _formula(self)
 
 
 @functools.lru_cache(maxsize=512)
 def _names(of: Expression) -> tuple[str, ...]:
-    seen: dict[str, int] = {}
-    found = []
-    for one in of.inputs:
-        found.append(f"{one.end}{seen.setdefault(one.end, 0)}")
-        seen[one.end] += 1
-    return (*found, *(f"n{k}" for k in range(of.numbers)),
+    counts: dict[str, int] = {}
+    names = []
+    for source in of.inputs:
+        names.append(f"{source.end}{counts.setdefault(source.end, 0)}")
+        counts[source.end] += 1
+    return (*names, *(f"n{k}" for k in range(of.numbers)),
             *(f"v{k}" for k in range(len(of.steps))))
 
 
@@ -101,17 +101,17 @@ def _formula(of: Expression) -> str:
     names = of.names
     texts = list(names[:of.first])
     for op, args in of.steps:
-        given = [texts[a] if len(texts[a]) <= _LONG else names[a] for a in args]
+        parts = [texts[a] if len(texts[a]) <= _LONG else names[a] for a in args]
         sign = _SIGNS.get(op)
-        texts.append(f"({given[0]} {sign} {given[1]})" if sign else f"{op}({', '.join(given)})")
+        texts.append(f"({parts[0]} {sign} {parts[1]})" if sign else f"{op}({', '.join(parts)})")
     return (texts[of.out] if of.score is None
             else f"softmax({texts[of.score]}) * {texts[of.out]}")
 
 
 class Operation(NamedTuple):
-    """``value``: a C expression of the arguments {0}, {1}, ...; ``slopes``: for each argument what
-    reaches it of a gradient {g}, None where nothing does; {y} is the value. ``type``: of the
-    value."""
+    """``value``: a C expression of the arguments {0}, {1}, ...; ``slopes``: for each argument its
+    gradient for a gradient {g} of the value, None if it has none; {y} is the value. ``type``: of
+    the value."""
 
     value: str
     slopes: tuple[str | None, ...]
@@ -127,7 +127,7 @@ def _test(sign: str) -> Operation:
     return Operation(f"{{0}} {sign} {{1}}", (None, None), "bool")
 
 
-#: By name. Where a function has a corner, and of NaN, each does what torch's does. Products are
+#: Operations by name. At corners of functions, and of NaN, each does as torch's does. Products are
 #: rounded (`__fmul_rn`) before anything is added to them, as torch's are: differences that are zero
 #: for torch would else be a rounding error, and the derivative at a corner another one.
 OPERATIONS: dict[str, Operation] = {

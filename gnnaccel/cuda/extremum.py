@@ -1,5 +1,5 @@
-"""Launchers for the largest or smallest message of each row, and the gradient of what it was made
-of (``src/extremum.cu``)."""
+"""Launchers for the largest or smallest message of each row, and the gradient of its inputs
+(``src/extremum.cu``)."""
 from __future__ import annotations
 
 import functools
@@ -19,9 +19,9 @@ WEIGHTS = ("none", "edge", "head")
 
 @dataclass(frozen=True)
 class Variant:
-    """What selects a kernel of this family. ValueError for a value that none covers.
+    """Key of a kernel of this family. ValueError for a value that none covers.
 
-    ``heads`` x ``width`` of a row of dtype ``row``; ``op``: a key of `OPS`, what makes the message
+    ``heads`` x ``width`` of a row of dtype ``row``; ``op``: a key of `OPS`, which makes the message
     of a row and its edge's weight; ``weight``: "none" with "copy", else "edge" or "head", one per
     edge and head; ``largest``: or the smallest; ``identity``: rows are the edges' own, by position;
     ``wide``: the graph has int64 offsets.
@@ -37,11 +37,11 @@ class Variant:
     wide: bool = False
 
     def __post_init__(self) -> None:
-        for name, seen, known in (("row", self.row, TYPES), ("op", self.op, OPS),
-                                  ("weight", self.weight, WEIGHTS)):
-            if seen not in known:
-                raise ValueError(f"{name}={seen!r}: the extremum kernels know "
-                                 f"{', '.join(map(str, known))}")
+        for name, value, allowed in (("row", self.row, TYPES), ("op", self.op, OPS),
+                                     ("weight", self.weight, WEIGHTS)):
+            if value not in allowed:
+                raise ValueError(f"{name}={value!r}: the extremum kernels know "
+                                 f"{', '.join(map(str, allowed))}")
         if (self.op == "copy") != (self.weight == "none"):
             raise ValueError(f"op={self.op!r} with weight={self.weight!r}: \"copy\" goes without "
                              "weights, the others with them")
@@ -68,7 +68,7 @@ variant = functools.lru_cache(maxsize=512)(Variant)
 def forward(variant: Variant, graph: Rows, x: Tensor,
             weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """The best of ``x[other[e], h] op weight[place[e], h]`` over each row's edges e, and the place
-    of the edge it came from.
+    of its edge.
 
     x: [nodes of the other side, H, D] of ``variant.row``, contiguous (under ``variant.identity``
     [edges, H, D], by position); weight: fp32 [edges] or [edges, H], by place; None with "copy".

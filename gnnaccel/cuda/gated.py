@@ -19,13 +19,13 @@ ENTRIES = ("forward", "merge", "by_row", "add_parts", "by_other", "add_both")
 @functools.lru_cache(maxsize=256)
 def kernels(width: int, dtype: torch.dtype, wide: bool) -> Kernels:
     """The kernels for rows of ``width`` numbers of ``dtype``, over a graph with int64 offsets if
-    ``wide``. ValueError for what none covers."""
+    ``wide``. ValueError for a form that none covers."""
     return row_kernels("gated", layout_of(width), dtype, wide)
 
 
 class Gated(NamedTuple):
-    """``score`` [edges, F] by place; ``out`` [rows, F]; ``total`` fp32 [rows, F], what the sums
-    were divided by."""
+    """``score`` [edges, F] by place; ``out`` [rows, F]; ``total`` fp32 [rows, F], the divisors of
+    the sums."""
 
     score: Tensor
     out: Tensor
@@ -45,20 +45,20 @@ def forward(graph: Rows, left: Tensor, right: Tensor, edge: Tensor, values: Tens
     edges, width, device = graph.other.shape[0], left.shape[-1], graph.indptr.device
     check_dense(graph, left, left=(left, None), right=(right, graph.rows), edge=(edge, edges),
                 values=(values, left.shape[0]))
-    found = Gated(torch.empty_like(edge), torch.empty_like(right),
-                  torch.empty((graph.rows, width), dtype=torch.float32, device=device))
+    result = Gated(torch.empty_like(edge), torch.empty_like(right),
+                   torch.empty((graph.rows, width), dtype=torch.float32, device=device))
     launch, layout, compiled = (graph.launch(), layout_of(width),
                                 kernels(width, left.dtype, graph.wide))
     memory, (part, _, _) = workspace(launch.chunks, (2 * width, 0, 0), device)
-    results = (found.out.data_ptr(), found.total.data_ptr())
+    results = (result.out.data_ptr(), result.total.data_ptr())
     compiled("forward")(grid(launch.slots + graph.rows, layout), THREADS, 0,
                         launch.graph + launch.split + (
         left.data_ptr(), right.data_ptr(), edge.data_ptr(), values.data_ptr(), np.float32(epsilon),
-        found.score.data_ptr(), *results, part))
+        result.score.data_ptr(), *results, part))
     if launch.heavy:
         compiled("merge")(grid(launch.heavy, layout), THREADS, 0,
                           launch.merge + (part, np.float32(epsilon), *results))
-    return found
+    return result
 
 
 def by_row(graph: Rows, found: Gated, values: Tensor, ratio: Tensor,
@@ -70,9 +70,9 @@ def by_row(graph: Rows, found: Gated, values: Tensor, ratio: Tensor,
     that does not fit.
     """
     width, edges, device = values.shape[-1], graph.other.shape[0], graph.indptr.device
-    more = {} if score_grad is None else dict(score_grad=(score_grad, edges))
+    extra = {} if score_grad is None else dict(score_grad=(score_grad, edges))
     check_dense(graph, values, values=(values, None), score=(found.score, edges),
-                out=(found.out, graph.rows), **more)
+                out=(found.out, graph.rows), **extra)
     check_dense(graph, ratio, ratio=(ratio, graph.rows))
     edge_grad, right_grad = torch.empty_like(found.score), torch.empty_like(found.out)
     launch, layout, compiled = (graph.launch(), layout_of(width),

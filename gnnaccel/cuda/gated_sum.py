@@ -20,7 +20,7 @@ ENTRIES = ("forward", "merge", "by_row", "add_parts", "by_other", "add_both")
 @functools.lru_cache(maxsize=256)
 def kernels(width: int, dtype: torch.dtype, edge: int, wide: bool) -> Kernels:
     """The kernels for rows of ``width`` numbers of ``dtype``, with ``edge`` (0 to 2) features of
-    edges, over a graph with int64 offsets if ``wide``. ValueError for what none covers."""
+    edges, over a graph with int64 offsets if ``wide``. ValueError for a form that none covers."""
     return row_kernels("gated_sum", layout_of(width), dtype, wide, EDGE=edge)
 
 
@@ -77,8 +77,8 @@ def by_row(graph: Rows, given: Operands, grad: Tensor, edge: bool,
     """
     _check(graph, given, grad, given.left.shape[0], graph.rows)
     right_grad = torch.empty_like(given.right)
-    edge_grad, beside_grad = (None if t is None or not asked else torch.empty_like(t)
-                              for t, asked in ((given.edge, edge), (given.beside, beside)))
+    edge_grad, beside_grad = (None if t is None or not needed else torch.empty_like(t)
+                              for t, needed in ((given.edge, edge), (given.beside, beside)))
     width, compiled = grad.shape[-1], given.kernels(graph.wide)
     launch, layout = graph.launch(), layout_of(width)
     memory, (part, _, _) = workspace(launch.chunks, (width, 0, 0), grad.device)
@@ -116,5 +116,5 @@ def by_other(graph: Rows, given: Operands, grad: Tensor) -> tuple[Tensor, Tensor
 def _check(graph: Rows, given: Operands, grad: Tensor | None, sources: int, targets: int) -> None:
     edges = graph.other.shape[0]
     rows = dict(left=sources, right=targets, values=sources, edge=edges, beside=edges)
-    found = {name: (t, rows[name]) for name, t in given._asdict().items() if t is not None}
-    check_dense(graph, given.left, **found, **({} if grad is None else dict(grad=(grad, targets))))
+    named = {name: (t, rows[name]) for name, t in given._asdict().items() if t is not None}
+    check_dense(graph, given.left, **named, **({} if grad is None else dict(grad=(grad, targets))))

@@ -1,4 +1,4 @@
-"""The row-gather floor (``src/gather.cu``): what any aggregation of these rows must at least
+"""The row-gather floor (``src/gather.cu``): the least that any aggregation of these rows must
 cost."""
 from __future__ import annotations
 

@@ -20,11 +20,11 @@ from gnnaccel.cuda.structure import Rows
 
 Numbers = tuple[float, ...]
 EXTREMA, WRITTEN = ("max", "min"), message_text.WRITTEN
-_MOST_APART = 2**31  # numbers from a row to the next, of which kernels are told in 32 bits
+_MOST_APART = 2**31  # numbers from a row to the next, a kernel argument of 32 bits
 
 
 def seen_as(features: int) -> tuple[int, int]:
-    """(heads, width) in which the kernels see messages that have nothing for each head."""
+    """(heads, width) in which the kernels see messages that have no numbers for each head."""
     return factored(features)
 
 
@@ -55,16 +55,16 @@ def at_edges(graph: Rows, expression: Expression, seen: tuple[int, int],
     """fp32 [edges, heads * width]: the value of each edge, or if they are ``summed``, [edges,
     heads] of each head's channels; in the order of ``place``.
 
-    All else as of `forward`.
+    The other arguments are those of `forward`.
     """
     heads, width = seen
-    told, _copies = arguments(graph, expression, seen, inputs, numbers)
+    args, _copies = arguments(graph, expression, seen, inputs, numbers)
     layout, launch = layout_for(heads, width), graph.launch()
     compiled = kernels(expression, heads, width, graph.wide, of="heads" if summed else "rows")
     out = torch.empty((graph.other.shape[0], heads if summed else heads * width),
                       dtype=torch.float32, device=graph.indptr.device)
     compiled("at_edges")(grid(launch.slots + graph.rows, layout), THREADS, 0,
-                         launch.graph + launch.split + told + (out.data_ptr(),))
+                         launch.graph + launch.split + args + (out.data_ptr(),))
     return out
 
 
@@ -78,7 +78,7 @@ def forward(graph: Rows, expression: Expression, seen: tuple[int, int],
     them as they lie. Sums are in a fixed order. ValueError for a tensor that does not fit.
     """
     heads, width = seen
-    told, _copies = arguments(graph, expression, seen, inputs, numbers)
+    args, _copies = arguments(graph, expression, seen, inputs, numbers)
     layout, compiled = layout_for(heads, width), kernels(expression, heads, width, graph.wide)
     device, launch = graph.indptr.device, graph.launch()
     out = torch.empty((graph.rows, heads * width), dtype=torch.float32, device=device)
@@ -86,7 +86,7 @@ def forward(graph: Rows, expression: Expression, seen: tuple[int, int],
             if launch.chunks else None)
     at, mean_ = 0 if part is None else part.data_ptr(), np.int32(mean)
     compiled("forward")((-(-(launch.slots + graph.rows) // WARPS), layout.tiles), THREADS, 0,
-                        launch.graph + launch.split + told + (mean_, out.data_ptr(), at))
+                        launch.graph + launch.split + args + (mean_, out.data_ptr(), at))
     if launch.heavy:
         compiled("merge")((-(-launch.heavy // WARPS), layout.tiles), THREADS, 0, launch.merge + (
             graph.indptr.data_ptr(), at, mean_, out.data_ptr()))
@@ -101,10 +101,10 @@ def extremum(graph: Rows, expression: Expression, seen: tuple[int, int],
     its gradient is shared, as torch's ``scatter_reduce`` into zeros shares it: the equal messages,
     and the result itself where it is 0; NaN where it is NaN.
 
-    All else as of `forward`.
+    The other arguments are those of `forward`.
     """
     heads, width = seen
-    told, _copies = arguments(graph, expression, seen, inputs, numbers)
+    args, _copies = arguments(graph, expression, seen, inputs, numbers)
     layout = layout_for(heads, width)
     compiled = kernels(expression, heads, width, graph.wide, of=reduce)
     device, launch = graph.indptr.device, graph.launch()
@@ -112,7 +112,7 @@ def extremum(graph: Rows, expression: Expression, seen: tuple[int, int],
     counts = torch.empty_like(out) if train else None
     memory, (part, _, _) = workspace(launch.chunks, (2 * heads * width, 0, 0), device)
     compiled("forward")(grid(launch.slots + graph.rows, layout), THREADS, 0,
-                        launch.graph + launch.split + told
+                        launch.graph + launch.split + args
                         + (out.data_ptr(), pointer(counts), part))
     if launch.heavy:
         compiled("merge")(grid(launch.heavy, layout), THREADS, 0,
@@ -131,12 +131,12 @@ def gradients(by_dst: Rows, by_src: Callable[[], Rows], expression: Expression,
     by_dst: as of `forward`; by_src: gives the graph by source, ``place`` the number of an edge.
     grad: [destinations, heads * width], contiguous, of the result; needs: which inputs want a
     gradient; ``of``: as of `kernels`, or "mean". Of an extremum, ``best`` is its result, and grad
-    each equal message's share; of what was written for each edge, grad is of that.
+    each equal message's share; of values written for each edge, grad is theirs.
     """
     heads, width = seen
-    layout, found = layout_for(heads, width), {}
-    told, _copies = arguments(by_dst, expression, seen, inputs, numbers)
-    reached = (grad.data_ptr(),) if best is None else (grad.data_ptr(), best.data_ptr())
+    layout, grads = layout_for(heads, width), {}
+    args, _copies = arguments(by_dst, expression, seen, inputs, numbers)
+    incoming = (grad.data_ptr(),) if best is None else (grad.data_ptr(), best.data_ptr())
     for by_row, wanted in passes(expression, needs):
         graph = by_dst if by_row else by_src()
         compiled = kernels(expression, heads, width, graph.wide, needs, by_row, of)
@@ -144,12 +144,12 @@ def gradients(by_dst: Rows, by_src: Callable[[], Rows], expression: Expression,
         launch = memory.launch
         offsets = () if by_row or of != "mean" else (by_dst.indptr.data_ptr(),)
         compiled("gradients")((-(-(launch.slots + graph.rows) // WARPS), layout.tiles), THREADS, 0,
-                              (*launch.graph, *launch.split, *told, *offsets, *reached,
+                              (*launch.graph, *launch.split, *args, *offsets, *incoming,
                                *memory.pointers))
         if launch.heavy and memory.merged:
             memory.merge(compiled)
-        found.update(memory.results)
-    return found
+        grads.update(memory.results)
+    return grads
 
 
 class Gradients:
@@ -176,30 +176,30 @@ class Gradients:
                 room += (launch.chunks * size + 3) // 4 * 4  # each is as aligned as the first
         self._parts = torch.empty(room, dtype=torch.float32, device=device) if room else None
         parts = 0 if self._parts is None else self._parts.data_ptr()
-        self.merged = [(parts + 4 * at, result) for at, result in summed]
+        self.merged = [(parts + 4 * offset, result) for offset, result in summed]
         self.pointers = (*pointers, *[part for part, _ in self.merged])
 
     def merge(self, compiled: Kernels) -> None:
         """Adds up the parts of split rows."""
         launch = self.launch
         compiled("merge")(grid(launch.heavy, self.layout), THREADS, 0,
-                          launch.merge + tuple([at for pair in self.merged for at in pair]))
+                          launch.merge + tuple([part for pair in self.merged for part in pair]))
 
 
 @functools.lru_cache(maxsize=512)
 def passes(expression: Expression, needs: tuple[bool, ...]) -> tuple[tuple[bool, list[int]], ...]:
     """The passes of `gradients`, by destination (True) or by source, with the inputs whose
     gradients each has."""
-    found = [(by_row, message_text.wanted(expression, needs, by_row)) for by_row in (True, False)]
-    return tuple([one for one in found if one[1]])
+    by_pass = [(by_row, message_text.wanted(expression, needs, by_row)) for by_row in (True, False)]
+    return tuple([pair for pair in by_pass if pair[1]])
 
 
 def entries(expression: Expression, needs: tuple[bool, ...], by_row: bool) -> tuple[str, ...]:
     """The kernels that one pass of `gradients` launches."""
-    found = message_text.wanted(expression, needs, by_row)
-    if not found:
+    inputs = message_text.wanted(expression, needs, by_row)
+    if not inputs:
         return ()
-    summed = any([expression.inputs[k].end != "e" for k in found])
+    summed = any([expression.inputs[k].end != "e" for k in inputs])
     return ("gradients", "merge") if summed else ("gradients",)
 
 
@@ -210,21 +210,20 @@ def total(rows: Tensor) -> Tensor:
 
 @functools.lru_cache(maxsize=1024)
 def _kinds(expression: Expression, layout: Layout) -> tuple[tuple[str, int, int, int], ...]:
-    """Of each input the end, how many numbers a row has, how many its gradient has, and of how many
-    numbers a row's distance from the next has to be a multiple, 0 where they have to lie one after
-    the other."""
+    """For each input: the end; numbers of a row; numbers of a row of its gradient; and the divisor
+    of the distance between rows, 0 where they have to lie one after the other."""
     heads, features = layout.heads, layout.heads * layout.width
     sizes = {"row": (features, features), "head": (heads, heads), "one": (1, layout.tiles)}
-    return tuple([(one.end, *sizes[one.mode], layout.vec if strided(one) else 0)
-                  for one in expression.inputs])
+    return tuple([(source.end, *sizes[source.mode], layout.vec if strided(source) else 0)
+                  for source in expression.inputs])
 
 
 def arguments(graph: Rows, expression: Expression, seen: tuple[int, int],
               inputs: tuple[Tensor, ...], numbers: Numbers) -> tuple[tuple, list[Tensor]]:
-    """What kernels are told of the inputs, and copies of some that have to be there until the
-    launch. ValueError for one that does not fit."""
+    """Kernel arguments for the inputs, and copies of some that have to live until the launch.
+    ValueError for an input that does not fit."""
     edges, device, fp32 = graph.other.shape[0], graph.indptr.device, torch.float32
-    told: list[Any] = []
+    args: list[Any] = []
     copies = []
     for k, (end, columns, _, step) in enumerate(_kinds(expression, layout_for(*seen))):
         t = inputs[k]
@@ -235,20 +234,20 @@ def arguments(graph: Rows, expression: Expression, seen: tuple[int, int],
             raise _misfit(graph, expression, k, t, columns)
         distance, address = columns, t.data_ptr()
         if not t.is_contiguous() and step:
-            distance, beside = t.stride()
-            if beside != 1 or distance % step or distance >= _MOST_APART:
+            distance, inner = t.stride()
+            if inner != 1 or distance % step or distance >= _MOST_APART:
                 distance = -1
         if address % 16 or distance < 0 or not (step or t.is_contiguous()):
             t, distance = t.clone(memory_format=torch.contiguous_format), columns
             copies.append(t)
             address = t.data_ptr()
-        told.append(address)
+        args.append(address)
         if step:
-            told.append(np.int32(distance))
+            args.append(np.int32(distance))
     if graph.place.shape[0] != edges:
         raise ValueError(f"the graph has {graph.place.shape[0]} places for {edges} edges: build it "
                          "with places=True")
-    return (*told, *map(np.float32, numbers)), copies
+    return (*args, *map(np.float32, numbers)), copies
 
 
 def _misfit(graph: Rows, expression: Expression, k: int, t: Tensor, columns: int) -> ValueError:

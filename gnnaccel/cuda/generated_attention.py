@@ -17,8 +17,8 @@ from gnnaccel.cuda.structure import Rows
 
 
 class Kept(NamedTuple):
-    """What backward needs of forward. ``out`` [rows, heads * width]: the result; ``bases``,
-    ``shares`` [rows, heads]: what scores are taken relative to, and 1 / sum of exponentials."""
+    """Tensors of forward for backward. ``out`` [rows, heads * width]: the result; ``bases``,
+    ``shares`` [rows, heads]: bases that scores are relative to, and 1 / sum of exponentials."""
 
     out: Tensor
     bases: Tensor
@@ -28,7 +28,7 @@ class Kept(NamedTuple):
 @functools.lru_cache(maxsize=512)
 def kernels(expression: Expression, heads: int, width: int, wide: bool,
             needs: tuple[bool, ...] | None = None, by_row: bool = True) -> Kernels:
-    """As `generated.kernels`, of an expression with a score."""
+    """Kernels of an expression with a score; arguments as of `generated.kernels`."""
     text = (attention_text.forward(expression) if needs is None
             else attention_text.backward(expression, needs, by_row))
     return Kernels(sources.write(text, "message"), layout_for(heads, width).defines() + (
@@ -40,24 +40,24 @@ def forward(graph: Rows, expression: Expression, seen: tuple[int, int],
             train: bool) -> tuple[Tensor, Kept | None]:
     """fp32 [rows, heads * width]: for each row the sum of its edges' messages, each times its
     softmax over the row's scores; 0 without edges, NaN where all scores are -inf. And with
-    ``train`` what `gradients` needs.
+    ``train`` the tensors for `gradients`.
 
-    All else as of `generated.forward`.
+    The other arguments are those of `generated.forward`.
     """
     heads, width = seen
-    told, _copies = arguments(graph, expression, seen, inputs, numbers)
+    args, _copies = arguments(graph, expression, seen, inputs, numbers)
     layout, compiled = layout_for(heads, width), kernels(expression, heads, width, graph.wide)
     device, launch = graph.indptr.device, graph.launch()
     out = torch.empty((graph.rows, heads * width), dtype=torch.float32, device=device)
-    kept = (Kept(torch.empty_like(out), *torch.empty((2, graph.rows, heads), dtype=torch.float32,
-                                                     device=device)) if train else None)
+    saved = (Kept(torch.empty_like(out), *torch.empty((2, graph.rows, heads), dtype=torch.float32,
+                                                      device=device)) if train else None)
     memory, parts = workspace(launch.chunks, (heads * width, heads, heads), device)
-    ends = (out.data_ptr(), *map(pointer, kept or (None,) * 3))
+    ends = (out.data_ptr(), *map(pointer, saved or (None,) * 3))
     compiled("forward")(grid(launch.slots + graph.rows, layout), THREADS, 0,
-                        launch.graph + launch.split + told + ends + parts)
+                        launch.graph + launch.split + args + ends + parts)
     if launch.heavy:
         compiled("merge")(grid(launch.heavy, layout), THREADS, 0, launch.merge + parts + ends)
-    return out, kept
+    return out, saved
 
 
 def gradients(by_dst: Rows, by_src: Callable[[], Rows], expression: Expression,
@@ -70,9 +70,9 @@ def gradients(by_dst: Rows, by_src: Callable[[], Rows], expression: Expression,
     """
     heads, width = seen
     layout = layout_for(heads, width)
-    told, _copies = arguments(by_dst, expression, seen, inputs, numbers)
-    found: dict[int, Tensor] = {}
-    handed: tuple[Tensor, ...] = ()  # from the first pass to the second
+    args, _copies = arguments(by_dst, expression, seen, inputs, numbers)
+    grads: dict[int, Tensor] = {}
+    from_dst: tuple[Tensor, ...] = ()  # from the first pass to the second
     for by_row in entries(expression, needs):
         graph = by_dst if by_row else by_src()
         compiled = kernels(expression, heads, width, graph.wide, needs, by_row)
@@ -81,24 +81,24 @@ def gradients(by_dst: Rows, by_src: Callable[[], Rows], expression: Expression,
         launch = memory.launch
         if by_row and message_text.wanted(expression, needs, False):
             count = 1 + len(attention_text.handed(expression, needs))
-            handed = torch.empty((count, by_dst.other.shape[0], heads),
-                                 dtype=torch.float32, device=grad.device).unbind(0)
+            from_dst = torch.empty((count, by_dst.other.shape[0], heads),
+                                   dtype=torch.float32, device=grad.device).unbind(0)
         results = (grad, *(kept if by_row else ()))
         compiled("gradients")(grid(launch.slots + graph.rows, layout), THREADS, 0,
-                              launch.graph + launch.split + told
+                              launch.graph + launch.split + args
                               + tuple(t.data_ptr() for t in results) + memory.pointers
-                              + tuple(t.data_ptr() for t in handed))
+                              + tuple(t.data_ptr() for t in from_dst))
         if launch.heavy and memory.merged:
             memory.merge(compiled)
-        found.update(memory.results)
-    return found
+        grads.update(memory.results)
+    return grads
 
 
 def entries(expression: Expression, needs: tuple[bool, ...]) -> dict[bool, tuple[str, ...]]:
-    """The kernels that `gradients` launches, by destination (True) and by source: the first makes
-    what the second reads."""
-    found = {by_row: message_text.wanted(expression, needs, by_row) for by_row in (True, False)}
-    passes = [by_row for by_row in found if found[False] or found[by_row]]
+    """Kernels that `gradients` launches, by destination (True) and by source: the first writes
+    values that the second reads."""
+    inputs = {by_row: message_text.wanted(expression, needs, by_row) for by_row in (True, False)}
+    passes = [by_row for by_row in inputs if inputs[False] or inputs[by_row]]
     return {by_row: ("gradients", "merge") if any(
-        expression.inputs[k].end != "e" for k in found[by_row]) else ("gradients",)
+        expression.inputs[k].end != "e" for k in inputs[by_row]) else ("gradients",)
         for by_row in passes}

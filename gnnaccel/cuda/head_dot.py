@@ -49,7 +49,7 @@ def dot_grad(x: Tensor, d0: Tensor, d1: Tensor | None = None) -> Tensor:
 
 
 def grad_blocks(rows: int, layout: Layout) -> int:
-    """How many partial sums of [2, H, D] `launch_grad` makes."""
+    """Number of partial sums of [2, H, D] that `launch_grad` makes."""
     return max(1, min(_GRAD_BLOCKS, grid(rows, layout, layout.slots)[0]))
 
 

@@ -12,14 +12,14 @@ from gnnaccel.cuda.layout import TYPES, WARPS
 from gnnaccel.cuda.quantize import Int8Rows, stride
 
 MAX_INT8 = 128  # columns of an int8 result: a warp has whole rows of it
-_ROWS = 16  # of a warp
-_TILES = 16  # of 8 columns, at most, for one warp
+_ROWS = 16  # rows of a warp
+_TILES = 16  # tiles of 8 columns, at most, for one warp
 
 
 @functools.lru_cache(maxsize=512)
 def kernels(inner: int, columns: int, out: torch.dtype, full: bool = False) -> tuple[Kernels, int]:
-    """The kernels for [rows, inner] by [columns, inner], and how many columns a block takes.
-    ``out`` may be torch.int8, then with the result in fp32 as well if ``full``."""
+    """The kernels for [rows, inner] by [columns, inner], and the columns of a block. ``out`` may be
+    torch.int8, then with the result in fp32 as well if ``full``."""
     int8 = out is torch.int8
     # an int8 result's padding is written too
     tiles = stride(columns) // 8 if int8 else min(_TILES, -(-columns // 8))
@@ -32,8 +32,8 @@ def kernels(inner: int, columns: int, out: torch.dtype, full: bool = False) -> t
 def product(x: Int8Rows, weight: Int8Rows, bias: Tensor | None = None,
             out: torch.dtype = torch.float32, flag: Tensor | None = None,
             full: bool = False) -> Tensor | Int8Rows | tuple[Int8Rows, Tensor]:
-    """``x @ weight.T + bias``, Tango's quantized GEMM with a scale per row of either operand: what
-    `torch.nn.Linear` computes of what the operands stand for. Sums are exact in int32, up to
+    """``x @ weight.T + bias``, Tango's quantized GEMM with a scale per row of either operand:
+    `torch.nn.Linear` of the values that the operands stand for. Sums are exact in int32, up to
     133,000 inner channels.
 
     Args:
@@ -42,13 +42,13 @@ def product(x: Int8Rows, weight: Int8Rows, bias: Tensor | None = None,
         bias: fp32 [N], contiguous.
         out: dtype of the result; torch.int8 quantizes it to nearest on the way out, N up to 128.
         flag: as `quantize.int8_rows`'s, for an int8 result.
-        full: give an int8 result together with what it was rounded from.
+        full: give an int8 result together with the unrounded one.
 
     Returns:
         [rows, N], or `Int8Rows` of N channels, or those and [rows, N] in fp32.
 
     Raises:
-        ValueError: operands of different K, a bias of another form, a dtype that there is not, or
+        ValueError: operands of different K, a bias of another form, a dtype without kernels, or
             too wide an int8 result.
     """
     rows, columns, device = x.rows, weight.rows, x.data.device
@@ -67,17 +67,17 @@ def product(x: Int8Rows, weight: Int8Rows, bias: Tensor | None = None,
     if out is torch.int8:
         scale = torch.empty(rows, dtype=torch.float32, device=device)
         result = torch.empty((rows, stride(columns)), dtype=torch.int8, device=device)
-        whole = torch.empty((rows, columns), dtype=torch.float32, device=device) if full else None
-        made: Tensor | Int8Rows | tuple[Int8Rows, Tensor] = Int8Rows(result, scale, columns)
-        if whole is not None:
-            made = Int8Rows(result, scale, columns), whole
+        exact = torch.empty((rows, columns), dtype=torch.float32, device=device) if full else None
+        output: Tensor | Int8Rows | tuple[Int8Rows, Tensor] = Int8Rows(result, scale, columns)
+        if exact is not None:
+            output = Int8Rows(result, scale, columns), exact
         outputs: tuple[int, ...] = (result.data_ptr(), scale.data_ptr(), pointer(flag),
-                                    pointer(whole))
+                                    pointer(exact))
     else:
-        made = torch.empty((rows, columns), dtype=out, device=device)
-        outputs = (made.data_ptr(),)
+        output = torch.empty((rows, columns), dtype=out, device=device)
+        outputs = (output.data_ptr(),)
     if rows:
         compiled("product")((-(-rows // (_ROWS * WARPS)), -(-columns // per_block)), THREADS, 0, (
             np.int32(rows), x.data.data_ptr(), x.scale.data_ptr(), weight.data.data_ptr(),
             weight.scale.data_ptr(), pointer(bias), *outputs))
-    return made
+    return output

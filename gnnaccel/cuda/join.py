@@ -16,12 +16,12 @@ _THREADS = 256
 _WIDE = {torch.int32: 0, torch.int64: 1}
 _COUNTS = (0, 0, 0, 0)  # no addresses: ids that count upwards
 
-kernels = Kernels("structure", (("OFF_T", "int"),))  # in whose text it is
+kernels = Kernels("structure", (("OFF_T", "int"),))  # the text that has the kernel
 
 
 class Range(NamedTuple):
-    """What a part's edges become: their relation, and where the nodes at their ends begin and how
-    many there are."""
+    """Target of a part's edges: their relation, and the first node and the number of nodes at each
+    end."""
 
     relation: int
     src: int

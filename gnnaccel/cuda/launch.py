@@ -1,4 +1,4 @@
-"""Small pieces that every launcher needs. They run at every call, so each does as little as it
+"""Small functions that every launcher needs. Each runs at every call, so does as little as it
 can."""
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gnnaccel.cuda.layout import TYPES, WARPS, Layout
 
 THREADS = 32 * WARPS
 _NONE = (0, 0, 0)
-NOTHING = None, _NONE  # a `workspace` of no chunks, for those who ask before
+NOTHING = None, _NONE  # a `workspace` of no chunks, for callers who look at the chunks first
 
 
 class Kernels:
@@ -29,13 +29,13 @@ class Kernels:
         # `driver.current`, without its call; slices, since another thread may take the last one out
         last = driver.in_place[-1:] or driver.process
         current = last[0] if last else driver.current()
-        placed, found = self._found
-        if placed is not current:
-            found = {}
-            self._found = current, found
-        kernel = found.get(entry)
+        owner, kernels = self._found
+        if owner is not current:
+            kernels = {}
+            self._found = current, kernels
+        kernel = kernels.get(entry)
         if kernel is None:
-            kernel = found[entry] = current.kernel(self.family, entry, self.defines)
+            kernel = kernels[entry] = current.kernel(self.family, entry, self.defines)
         return kernel
 
 
@@ -51,19 +51,19 @@ def pointer(t: Tensor | None) -> int:
 
 
 def dense(t: Tensor) -> Tensor:
-    """Contiguous, and aligned for the widest load."""
+    """The tensor contiguous, and aligned for the widest load."""
     t = t.contiguous()
     return t if t.data_ptr() % 16 == 0 else t.clone()
 
 
 def fp32(t: Tensor | None) -> Tensor | None:
-    """Contiguous, in fp32; None stays None."""
+    """The tensor contiguous, in fp32; None stays None."""
     return None if t is None else t.float().contiguous()
 
 
 def sent(words: list[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """[words] on the device. From pinned memory, so that nobody waits; torch's allocator lends that
-    to nobody else before the copy is done."""
+    """[words] on the device. The copy is from pinned memory, so that nobody waits; torch's
+    allocator lends that memory to nobody else before the copy is done."""
     table = torch.empty(len(words), dtype=dtype, device="cpu", pin_memory=device.type == "cuda")
     table.numpy()[:] = words
     return table.to(device, non_blocking=True)
@@ -72,7 +72,7 @@ def sent(words: list[int], dtype: torch.dtype, device: torch.device) -> Tensor:
 def rows_like(t: Tensor) -> Tensor:
     """Memory for numbers of ``t``'s shape and type, with the strides of a new tensor.
 
-    Those of ``t`` may be any where a size is 1, and a product that adds to a tensor with such
+    Strides of ``t`` may be any where a size is 1, and a product that adds to a tensor with such
     strides fails on a GPU (cuBLAS, INVALID_VALUE).
     """
     return torch.empty_like(t, memory_format=torch.contiguous_format)

@@ -1,4 +1,4 @@
-"""How a warp lies over the features of one node; the numbers behind ``src/layout.cuh``."""
+"""Layout of a warp over the features of one node; the numbers behind ``src/layout.cuh``."""
 from __future__ import annotations
 
 import functools
@@ -11,7 +11,7 @@ MAX_WIDTH = 512  # channels per head that fit a warp's registers
 _REGISTERS = 16  # fp32 values of one row that a lane may hold
 
 TYPES = {torch.float32: "float", torch.float16: "f16", torch.bfloat16: "bf16"}
-#: those of rows that are gathered: int8 with a scale per row (`quantize.Int8Rows`) as well
+#: types of rows that are gathered: int8 with a scale per row (`quantize.Int8Rows`) as well
 ROW_TYPES = {**TYPES, torch.int8: "q8"}
 
 
@@ -38,7 +38,7 @@ class Layout:
 
     @functools.cached_property
     def tiles(self) -> int:
-        """How many tiles of heads a row needs: the grid's y size."""
+        """Number of tiles of heads of a row: the grid's y size."""
         return -(-self.heads // self.tile_heads)
 
     @functools.cached_property
@@ -53,7 +53,7 @@ class Layout:
     @functools.cached_property
     def unroll(self) -> int:
         """Rows in flight per slot: as many as keep the kernel below about 64 registers. Four int8
-        wait in one, and of those it is a power of two (layout.cuh)."""
+        take one register; for int8 the number is a power of two (layout.cuh)."""
         if self.int8:
             return max(1, min(4, 1 << (16 // (self.packs * -(-self.vec // 4))).bit_length() - 1))
         return max(1, min(4, 16 // (self.packs * self.vec)))
@@ -97,8 +97,8 @@ def layout_for(heads: int, width: int, int8: bool = False, most_heads: int = 512
 
 @functools.cache
 def factored(width: int, int8: bool = False) -> tuple[int, int]:
-    """(heads, D) with heads * D = ``width`` and D at most 512: how to see rows that have no weights
-    per head. `aggregate.Variant` does it itself for int8.
+    """(heads, D) with heads * D = ``width`` and D at most 512, for rows that have no weights per
+    head. `aggregate.Variant` does it itself for int8.
 
     The split whose lanes load least, one more load counted per tile of heads since each tile reads
     the graph anew; among equals the fewest heads. A prime above 512 becomes that many heads of one

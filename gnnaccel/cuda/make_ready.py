@@ -1,7 +1,7 @@
 """``python -m gnnaccel.cuda.make_ready``: compiles the texts of ``ready.json`` into ``cuda/ready``,
-from where `ready` takes them, and tells their sizes. ``make wheel`` runs it.
+from where `ready` takes them, and prints their sizes. ``make wheel`` runs this command.
 
-It needs the ``nvidia-cuda-nvrtc`` wheel and no GPU.
+The command needs the ``nvidia-cuda-nvrtc`` wheel and no GPU.
 """
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ def make(folder: Path, wanted: list[Build], processes: int) -> Counter:
     with concurrent.futures.ProcessPoolExecutor(processes) as pool:
         for (family, defines, arch), cubin in zip(wanted, pool.map(compiled, wanted, chunksize=8)):
             text = ready.digest(family, defines)
-            where = ready.file_of(folder, arch, text)
-            where.parent.mkdir(parents=True, exist_ok=True)
-            where.write_bytes(cubin)
+            path = ready.file_of(folder, arch, text)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(cubin)
             files.setdefault(str(arch), {})[text] = hashlib.sha256(cubin).hexdigest()
-            sizes[family] += _in_a_wheel(f"gnnaccel/cuda/ready/sm_{arch}/{where.name}", cubin)
+            sizes[family] += _in_a_wheel(f"gnnaccel/cuda/ready/sm_{arch}/{path.name}", cubin)
     # last, since a folder without it counts as none
     (folder / ready.MANIFEST).write_text(json.dumps({"nvrtc": nvrtc.version(), "files": files}),
                                          encoding="utf-8")

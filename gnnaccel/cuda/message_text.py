@@ -1,13 +1,13 @@
 """The text of the kernels for a message that is an `Expression`.
 
 ``forward`` goes over the edges by destination, ``gradients`` once by destination and once by
-source, each with what ``src/generated.cuh`` has. Backward computes the expression again and goes
-through it in reverse. Beside each there is ``merge``, which adds up the chunks of split rows.
-``at_edges`` writes what it computes for each edge instead of reducing it.
+source, each with the functions of ``src/generated.cuh``. Backward computes the expression again and
+goes through it in reverse. Beside each there is ``merge``, which adds up the chunks of split rows.
+``at_edges`` writes each edge's value instead of reducing it.
 
 Sums over channels within an expression are computed one after the other, each with all that it
-needs of the expression, by all lanes of an edge together; backward adds up what reaches each of
-them in the opposite order.
+needs of the expression, by all lanes of an edge together; backward adds up their gradients in the
+opposite order.
 
 Backward of an extremum looks which messages are equal to it, so both must compute the same bits:
 such kernels are to be compiled without fused multiply-adds (`EXACT`), which a compiler puts where
@@ -21,9 +21,9 @@ from gnnaccel.cuda.expression import Expression
 from gnnaccel.cuda.message_writer import CLEAR, KERNEL, MERGE, PLACES, START, TYPES, Writer
 
 _MODES = {"rows": "row", "heads": "head"}
-#: what is written for each edge and not reduced: rows, or their sums for each head
+#: forms of values that are written for each edge and not reduced: rows, or their sums by head
 WRITTEN = tuple(_MODES)
-#: how gradients of these lie, of which others have a row for the destination
+#: mode and index of the gradients of these forms; gradients of others are rows of the destination
 _AT = {of: (mode, "at_edge") for of, mode in _MODES.items()}
 _SHARE = (("float share;", "e.share = on ? share_of(offsets, from) : 0.f;"),)
 #: definitions of kernels that compute a message's bits again
@@ -106,8 +106,8 @@ def at_edges(expression: Expression, summed: bool) -> str:
 
 def wanted(expression: Expression, needs: tuple[bool, ...], by_row: bool) -> list[int]:
     """The inputs whose gradients one pass computes, of those that ``needs`` names."""
-    return [k for k, one in enumerate(expression.inputs)
-            if needs[k] and one.end in ("iep" if by_row else "j")]
+    return [k for k, source in enumerate(expression.inputs)
+            if needs[k] and source.end in ("iep" if by_row else "j")]
 
 
 @functools.lru_cache(maxsize=512)
@@ -120,50 +120,49 @@ def backward(expression: Expression, needs: tuple[bool, ...], by_row: bool,
     message's share where it is equal to ``best``. Of a "mean" each message has a share of the
     gradient; by source, ``offsets`` of the rows by destination tell how many share one."""
     edge, own = ("je", "ip") if by_row else ("ie", "jp")
-    w, found = Writer(expression, own), wanted(expression, needs, by_row)
-    stored = [k for k in found if expression.inputs[k].end == "e"]
-    summed = [k for k in found if k not in stored]
+    w, inputs = Writer(expression, own), wanted(expression, needs, by_row)
+    stored = [k for k in inputs if expression.inputs[k].end == "e"]
+    summed = [k for k in inputs if k not in stored]
     # the gradient of a number for all channels is a sum over lanes
-    together = bool(w.sums) or any(w.modes[k] != "row" for k in stored)
+    joint = bool(w.sums) or any(w.modes[k] != "row" for k in stored)
     results = ("grad", "best") if of in ("max", "min") else ("grad",)
-    mine = by_row and of not in WRITTEN
-    reaching = _reaching(w, of, results, mine)
-    body = ([] if together else ["if (!on) return;"]) + w.totals(edge)
-    body += w.adjoint_totals(found, reaching, edge) + [
+    per_row = by_row and of not in WRITTEN
+    incoming = _reaching(w, of, results, per_row)
+    body = ([] if joint else ["if (!on) return;"]) + w.totals(edge)
+    body += w.adjoint_totals(inputs, incoming, edge) + [
         f"{TYPES[w.modes[k]]} to_{w.names[k]}; {CLEAR[w.modes[k]].format('to_' + w.names[k])}"
         for k in stored]
     body += ["EACH_CHANNEL {", *w.values(edge),
-             *w.adjoints(found, reaching),
-             *(w.added(k, k in stored, together) for k in found), "}"]
+             *w.adjoints(inputs, incoming),
+             *(w.added(k, k in stored, joint) for k in inputs), "}"]
     for k in stored:
-        body += [f"sum_channels(to_{w.names[k]});"] * together
-        body += [("if (on) " if together else "")
+        body += [f"sum_channels(to_{w.names[k]});"] * joint
+        body += [("if (on) " if joint else "")
                  + f"store(at, {w.names[k]}_grad, (u64)place[position], to_{w.names[k]});"]
-    averaged = of == "mean" and not mine
+    averaged = of == "mean" and not per_row
     arguments = ["const OFF_T* __restrict__ offsets"] if averaged else []
     arguments += [f"const float* __restrict__ {name}" for name in results]
     arguments += [f"float* __restrict__ {w.names[k]}_{kind}"
-                  for kind, those in (("grad", found), ("part", summed)) for k in those]
-    listed = ",\n        ".join(arguments)
-    rows = w.own([(name, "row") for name in results] if mine else []) + (
-        "    const float share = share_of(indptr, it.row);\n" if of == "mean" and mine else "")
-    read = [] if mine else [(name, *_AT.get(of, ("row", "from"))) for name in results]
+                  for kind, group in (("grad", inputs), ("part", summed)) for k in group]
+    joined = ",\n        ".join(arguments)
+    rows = w.own([(name, "row") for name in results] if per_row else []) + (
+        "    const float share = share_of(indptr, it.row);\n" if of == "mean" and per_row else "")
+    data = [] if per_row else [(name, *_AT.get(of, ("row", "from"))) for name in results]
     return w.head() + f"""\
 {KERNEL}gradients(GRAPH,
-        {w.parameters()}{listed}) {{
+        {w.parameters()}{joined}) {{
 {START}{rows}{w.cleared(summed)}\
-{w.walk("walk_together" if together else "walk", edge, body, read, _SHARE if averaged else ())}\
+{w.walk("walk_together" if joint else "walk", edge, body, data, _SHARE if averaged else ())}\
 {w.stored(summed)}}}
 {w.merge(summed)}"""
 
 
 def _reaching(w: Writer, of: str, results: tuple[str, ...], mine: bool) -> str:
-    """What reaches a message of a gradient; ``mine``: which belongs to the row, not to each
-    edge."""
-    found = [f"{name}_own[k][c]" if mine else f"e.{name}{PLACES[_MODES.get(of, 'row')]}"
+    """Gradient of a message; ``mine``: it belongs to the row, not to each edge."""
+    terms = [f"{name}_own[k][c]" if mine else f"e.{name}{PLACES[_MODES.get(of, 'row')]}"
              for name in results]
     if of == "mean":
-        return f"{'' if mine else 'e.'}share * {found[0]}"
-    if len(found) > 1:
-        return f"of_extremum({w.names[w.of.out]}, {found[1]}, {found[0]})"
-    return found[0]
+        return f"{'' if mine else 'e.'}share * {terms[0]}"
+    if len(terms) > 1:
+        return f"of_extremum({w.names[w.of.out]}, {terms[1]}, {terms[0]})"
+    return terms[0]

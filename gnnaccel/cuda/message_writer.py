@@ -1,5 +1,4 @@
-"""The parts that texts of kernels for messages are put together of (`message_text`,
-`attention_text`)."""
+"""Parts of the texts of kernels for messages (`message_text`, `attention_text`)."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ TYPES = {"row": "Row", "head": "Heads", "one": "float"}
 PLACES = {"row": "[k][c]", "head": "[k / KV]", "one": ""}
 CLEAR = {"row": "clear_row({0});", "head": "clear_heads({0});", "one": "{0} = 0.f;"}
 _LOAD = {"row": "load_row(at, {0}, {1}, {2}, {3});",
-         # of which a row begins so many numbers after the one before
+         # rows with a stride: the distance from one to the next, in numbers
          "strided": "load_row(at, {0} + {1} * (u64){0}_stride, 0, {2}, {3});",
          "head": "load_heads(at, {0}, {1}, {2}, {3});",
          "one": "{3} = load_one({0}, {1}, {2});"}
@@ -42,12 +41,12 @@ _COSTLY = frozenset(("reciprocal", "div", "exp", "expm1", "log", "log1p", "sqrt"
 
 
 def strided(one: Input) -> bool:
-    """Whether kernels are told how far apart the rows of an input are."""
+    """Whether kernels take the distance between the rows of an input."""
     return one.mode == "row" and one.end != "p"
 
 
 class Writer:
-    """Parts of kernels for one expression, whose rows share what is at ``ends``. ``sums``: its sums
+    """Parts of kernels for one expression, whose rows share inputs at ``ends``. ``sums``: its sums
     over channels, for which all lanes of a warp go ``way`` together, and take no part where an edge
     is not on (``where_on``); ``once``: values that are computed once for a row, not for each edge;
     ``skipped``: values that are not computed, nor loaded; ``score``: values that a score for each
@@ -58,7 +57,7 @@ class Writer:
     def __init__(self, expression: Expression, ends: str):
         self.ends = ends
         self.of, self.names, self.sums = expression, expression.names, expression.sums
-        self.modes = [one.mode for one in expression.inputs]
+        self.modes = [source.mode for source in expression.inputs]
         self.first = expression.first
         self.once = self._once()
         self.skipped: set[int] = set()
@@ -73,63 +72,63 @@ class Writer:
                 f'#include "{self.header}"\n\n')
 
     def at(self, ends: str) -> list[int]:
-        return [k for k, one in enumerate(self.of.inputs)
-                if one.end in ends and k not in self.skipped]
+        return [k for k, source in enumerate(self.of.inputs)
+                if source.end in ends and k not in self.skipped]
 
     def parameters(self) -> str:
-        found = [f"const float* __restrict__ {name}_rows"
-                 + (f", int {name}_rows_stride" if strided(one) else "")
-                 for name, one in zip(self.names, self.of.inputs)]
-        found += [f"float {name}" for name in self.names[len(self.modes):self.first]]
-        return "".join(f"{one},\n        " for one in found)
+        texts = [f"const float* __restrict__ {name}_rows"
+                 + (f", int {name}_rows_stride" if strided(source) else "")
+                 for name, source in zip(self.names, self.of.inputs)]
+        texts += [f"float {name}" for name in self.names[len(self.modes):self.first]]
+        return "".join(f"{text},\n        " for text in texts)
 
     def _once(self) -> list[int]:
-        """Values that take many instructions, or a division, of what all edges of a row share."""
+        """Values of many instructions, or a division, of inputs that all edges of a row share."""
         shared = {k for k in range(self.first)
                   if k >= len(self.modes) or self.of.inputs[k].end in self.ends}
-        found = []
+        costly = []
         for k, (op, args) in enumerate(self.of.steps, self.first):
             if k not in self.sums and shared.issuperset(args):
                 shared.add(k)
                 if op in _COSTLY:
-                    found.append(k)
-        return found
+                    costly.append(k)
+        return costly
 
     def own(self, results: Sequence[tuple[str, str]] = ()) -> str:
-        """Loads what all edges of a row share; ``results``: what belongs to its result as well,
-        names with modes."""
-        found = []
+        """Loads the inputs that all edges of a row share; ``results``: tensors of its result as
+        well, names with modes."""
+        lines = []
         for k in self.at(self.ends):
             name = f"{self.names[k]}_own"
             row = (("0", "true") if self.of.inputs[k].end == "p"
                    else ("(u64)it.row", "it.end > it.begin"))
-            found += [f"{TYPES[self.modes[k]]} {name};",
+            lines += [f"{TYPES[self.modes[k]]} {name};",
                       _LOAD[self.loaded(k)].format(f"{self.names[k]}_rows", *row, name)]
         for name, mode in results:
-            found += [f"{TYPES[mode]} {name}_own;",
+            lines += [f"{TYPES[mode]} {name}_own;",
                       _LOAD[mode].format(name, "(u64)it.row", "it.end > it.begin", f"{name}_own")]
         for k in self.once:
             if k not in self.skipped:
                 name = self.names[k]
-                found += [f"Row {name}_own;", "EACH_CHANNEL {", *self.values("", k),
+                lines += [f"Row {name}_own;", "EACH_CHANNEL {", *self.values("", k),
                           f"    {name}_own[k][c] = {name};", "}"]
-        return "".join(f"    {line}\n" for line in found)
+        return "".join(f"    {line}\n" for line in lines)
 
     def loaded(self, k: int) -> str:
-        """How an input is loaded, as of `_LOAD`."""
+        """Key of `_LOAD` for an input."""
         return "strided" if strided(self.of.inputs[k]) else self.modes[k]
 
     def walk(self, way: str, ends: str, body: list[str],
              results: Sequence[tuple[str, str, str]] = (),
              more: Sequence[tuple[str, str]] = ()) -> str:
-        """Goes over the edges. ``results``: what is read for each of them besides inputs: names
-        with modes, and which row it is, "from" the other end or "at_edge"; ``more``: what else is
-        kept of each, as it is declared, and how it is loaded."""
-        read = [(self.names[k], f"{self.names[k]}_rows", self.loaded(k),
+        """Goes over the edges. ``results``: tensors to read for each of them besides inputs: names
+        with modes, and the index of the row, "from" the other end or "at_edge"; ``more``: further
+        members of an edge, as they are declared, and how they are loaded."""
+        data = [(self.names[k], f"{self.names[k]}_rows", self.loaded(k),
                  "at_edge" if self.of.inputs[k].end == "e" else "from") for k in self.at(ends)]
-        read += [(name, name, mode, row) for name, mode, row in results]
-        kinds = [f"{TYPES.get(kind, 'Row')} {name};" for name, _, kind, _ in read]
-        loads = [_LOAD[kind].format(rows, row, "on", f"e.{name}") for name, rows, kind, row in read]
+        data += [(name, name, mode, row) for name, mode, row in results]
+        kinds = [f"{TYPES.get(kind, 'Row')} {name};" for name, _, kind, _ in data]
+        loads = [_LOAD[kind].format(rows, row, "on", f"e.{name}") for name, rows, kind, row in data]
         rows = max(1, sum(kind.startswith("Row") for kind in kinds))
         kinds += [declared for declared, _ in more]
         loads += [load for _, load in more]
@@ -138,18 +137,18 @@ class Writer:
                             body="\n".join(f"        {line}" for line in body))
 
     def begin(self, at_edge: str) -> list[str]:
-        """What comes before the channels of an edge."""
+        """Lines before the channels of an edge."""
         return self.totals(at_edge) if self.sums else ["if (!on) return;"]
 
     def totals(self, at_edge: str) -> list[str]:
-        """The sums over channels."""
-        found = []
+        """Lines of the sums over channels."""
+        lines = []
         for s in self.sums:
             if s in self.skipped:
                 continue
             (arg,) = self.of.steps[s - self.first].args
-            found += self.added_up(self.names[s], [*self.values(at_edge, arg)], self.names[arg])
-        return found
+            lines += self.added_up(self.names[s], [*self.values(at_edge, arg)], self.names[arg])
+        return lines
 
     @staticmethod
     def added_up(name: str, lines: list[str], value: str) -> list[str]:
@@ -158,36 +157,36 @@ class Writer:
                 f"sum_channels({name}_total);"]
 
     def values(self, at_edge: str, target: int | None = None) -> list[str]:
-        """Computes the expression for one channel, or no more than the value ``target`` of it."""
-        found = []
+        """Computes the expression for one channel, or only the value ``target`` of it."""
+        lines = []
         needed = range(len(self.names)) if target is None else self.of.made_of(target)
-        for k, one in enumerate(self.of.inputs):
+        for k, source in enumerate(self.of.inputs):
             if k in self.skipped or k not in needed:
                 continue
-            place = f"e.{self.names[k]}" if one.end in at_edge else f"{self.names[k]}_own"
-            found.append(f"    const float {self.names[k]} = {place}{PLACES[one.mode]};")
+            place = f"e.{self.names[k]}" if source.end in at_edge else f"{self.names[k]}_own"
+            lines.append(f"    const float {self.names[k]} = {place}{PLACES[source.mode]};")
         for k, (op, args) in enumerate(self.of.steps, self.first):
             if k not in needed or k in self.skipped:
                 continue
             if k in self.sums or (k in self.once and k != target):
                 place = "total[k / KV]" if k in self.sums else "own[k][c]"
-                found.append(f"    const float {self.names[k]} = {self.names[k]}_{place};")
+                lines.append(f"    const float {self.names[k]} = {self.names[k]}_{place};")
                 continue
-            kind, given = OPERATIONS[op], [self.names[a] for a in args]
-            found.append(f"    const {kind.type} {self.names[k]} = {kind.value.format(*given)};")
-        return found
+            kind, operands = OPERATIONS[op], [self.names[a] for a in args]
+            lines.append(f"    const {kind.type} {self.names[k]} = {kind.value.format(*operands)};")
+        return lines
 
     def adjoint_totals(self, inputs: list[int], grad: str, at_edge: str) -> list[str]:
-        """What reaches the sums over channels, each added up over its channels."""
-        active, found = self.active(inputs), []
+        """Gradients of the sums over channels, each added up over its channels."""
+        active, totals = self.active(inputs), []
         for s in reversed(self.sums):
             if s in active and s not in self.score:
                 lines = [*self.values(at_edge), *self.adjoints(inputs, grad, s)]
-                found += self.added_up(f"of_{self.names[s]}", lines, f"of_{self.names[s]}")
-        return found
+                totals += self.added_up(f"of_{self.names[s]}", lines, f"of_{self.names[s]}")
+        return totals
 
     def active(self, inputs: list[int]) -> set[int]:
-        """The values that gradients of these inputs go through."""
+        """Values that gradients of these inputs go through."""
         active = set(inputs)
         for k, (op, args) in enumerate(self.of.steps, self.first):
             slopes = ("",) if k in self.sums else OPERATIONS[op].slopes
@@ -196,11 +195,11 @@ class Writer:
         return active
 
     def adjoints(self, inputs: list[int], grad: str, until: int | None = None) -> list[str]:
-        """Goes through the expression in reverse: what reaches these inputs of ``grad``, or no
+        """Goes through the expression in reverse: gradients of these inputs for ``grad``, or no
         further than the value ``until``."""
         active = self.active(inputs)
         reached: dict[int, list[str]] = {self.of.out: [grad]}
-        found = []
+        lines = []
         for k in reversed(range(self.first + len(self.of.steps))):
             if k not in active:
                 continue
@@ -210,21 +209,21 @@ class Writer:
                 reached.setdefault(arg, []).append(f"of_{name}_total[k / KV]")
                 continue
             terms = reached.get(k, ["0.f"])
-            found.append(f"    const float of_{name} = {' + '.join(terms)};")
+            lines.append(f"    const float of_{name} = {' + '.join(terms)};")
             if k == until:
                 break
             if k < self.first:
                 continue
             self.pass_on(k, active, reached)
-        return found
+        return lines
 
     def pass_on(self, k: int, active: set[int], reached: dict[int, list[str]]) -> None:
-        """Adds what reaches the arguments of step ``k``, those that are ``active``, through it."""
+        """Adds the gradients of step ``k``'s arguments, those that are ``active``, through it."""
         op, args = self.of.steps[k - self.first]
-        name, given = self.names[k], [self.names[a] for a in args]
+        name, operands = self.names[k], [self.names[a] for a in args]
         for a, slope in zip(args, OPERATIONS[op].slopes):
             if a in active and slope:
-                term = slope.format(*given, g=f"of_{name}", y=name)
+                term = slope.format(*operands, g=f"of_{name}", y=name)
                 reached.setdefault(a, []).append(f"({term})")
 
     def added(self, k: int, stored: bool, together: bool) -> str:
@@ -244,7 +243,7 @@ class Writer:
                        for k in summed)
 
     def stored(self, summed: list[int]) -> str:
-        """Stores them."""
+        """Stores the sums of gradients."""
         return "".join(f"    store_total(at, it, {name}_sum, {name}_grad, {name}_part);\n"
                        for name in (self.names[k] for k in summed))
 

@@ -21,7 +21,7 @@ _PLACES = dict(zip(REDUCES, ("SUM_AT", "MEAN_AT", "VAR_AT", "STD_AT", "MAX_AT", 
 
 @dataclass(frozen=True)
 class Variant:
-    """What selects a kernel of this family. ValueError for a value that none covers.
+    """Key of a kernel of this family. ValueError for a value that none covers.
 
     ``heads`` x ``width`` of a row of dtype ``row``; ``reduces``: some of `REDUCES`, in the order of
     the result; ``weight``: a key of `WEIGHTS`: messages are rows, or rows times a number per edge,
@@ -37,10 +37,10 @@ class Variant:
     wide: bool = False
 
     def __post_init__(self) -> None:
-        known = (("row", (self.row,), TYPES), ("weight", (self.weight,), WEIGHTS),
-                 ("reduces", self.reduces, REDUCES))
-        for name, seen, values in known:
-            if not set(seen) <= set(values):
+        checks = (("row", (self.row,), TYPES), ("weight", (self.weight,), WEIGHTS),
+                  ("reduces", self.reduces, REDUCES))
+        for name, chosen, values in checks:
+            if not set(chosen) <= set(values):
                 raise ValueError(f"{name}={getattr(self, name)!r}: the kernels know "
                                  f"{', '.join(map(str, values))}")
         if not self.reduces or len(set(self.reduces)) < len(self.reduces):
@@ -59,7 +59,7 @@ class Variant:
 
     @functools.cached_property
     def extrema(self) -> int:
-        """Of how many extrema equal messages are counted."""
+        """Number of extrema of which equal messages are counted."""
         return sum(r in ("max", "min") for r in self.reduces)
 
     @functools.cached_property
@@ -132,12 +132,12 @@ def forward(variant: Variant, graph: Rows, x: Tensor, weight: Tensor | None = No
             if train and variant.moments else None)
     launch = graph.launch()
     memory, (part, _, _) = workspace(launch.chunks, (variant.partial * size, 0, 0), device)
-    given, found = (x.data_ptr(), pointer(weight)), (out.data_ptr(), pointer(counts), pointer(mean))
+    inputs, outs = (x.data_ptr(), pointer(weight)), (out.data_ptr(), pointer(counts), pointer(mean))
     variant.kernels("forward")(grid(launch.slots + rows, layout), THREADS, 0,
-                               launch.graph + launch.split + given + found + (part,))
+                               launch.graph + launch.split + inputs + outs + (part,))
     if launch.heavy:
         variant.kernels("merge")(grid(launch.heavy, layout), THREADS, 0,
-                                 launch.merge + launch.graph[:3] + given + (part,) + found)
+                                 launch.merge + launch.graph[:3] + inputs + (part,) + outs)
     return Reduced(out, counts, mean)
 
 
@@ -157,10 +157,10 @@ def variant_of(x: Tensor, reduces: tuple[str, ...], weight: Tensor | None,
 
 
 class _Made(NamedTuple):
-    """What a call of `reduced` needs, of which only its tensors' addresses change from one call to
-    the next. ``shape``: of the result; ``counts``, ``mean``: of what is kept, None where there is
-    nothing; ``partial``: numbers of the workspace; ``merge``: grid and arguments, or None where no
-    row is split."""
+    """Prepared call of `reduced`: only its tensors' addresses change from one call to the next.
+    ``shape``: of the result; ``counts``, ``mean``: shapes of these, None where they are not saved;
+    ``partial``: numbers of the workspace; ``merge``: grid and arguments, or None where no row is
+    split."""
 
     variant: Variant
     shape: tuple[int, ...]
@@ -179,28 +179,28 @@ def reduced(graph: Rows, x: Tensor, reduces: tuple[str, ...], weight: Tensor | N
 
     weight: fp32 [edges], or [edges, H] of which each is for a part of the features; if it is
     ``added``, [edges, *features] of x's dtype, contiguous. x may have any strides. A call like an
-    earlier one costs little more than its launches, which is what small graphs take. ValueError as
+    earlier one costs little more than its launches, as small graphs need. ValueError as
     of `forward`.
     """
     key = ("reduced", reduces, train, added, x.dtype, x.shape, x.stride(), x.device,
            x.data_ptr() & 15,
            None if weight is None else (weight.dtype, weight.shape, weight.stride(), weight.device,
                                         added and weight.data_ptr() & 15))
-    made = graph.made.get(key)
-    if made is None:
+    call = graph.made.get(key)
+    if call is None:
         return _first(key, graph, x, reduces, weight, train, added)
-    form, device = made.variant, x.device
-    out = torch.empty(made.shape, dtype=form.row, device=device)
-    counts = (None if made.counts is None
-              else torch.empty(made.counts, dtype=torch.int32, device=device))
-    mean = None if made.mean is None else torch.empty(made.mean, dtype=torch.float32, device=device)
-    memory = torch.empty(made.partial, dtype=torch.float32, device=device) if made.partial else None
-    given, part = (x.data_ptr(), pointer(weight)), (pointer(memory),)
-    found = out.data_ptr(), pointer(counts), pointer(mean)
-    form.kernels("forward")(made.grid, THREADS, 0, made.graph + given + found + part)
-    if made.merge is not None:
-        across, before, by_row = made.merge
-        form.kernels("merge")(across, THREADS, 0, before + by_row + given + part + found)
+    form, device = call.variant, x.device
+    out = torch.empty(call.shape, dtype=form.row, device=device)
+    counts = (None if call.counts is None
+              else torch.empty(call.counts, dtype=torch.int32, device=device))
+    mean = None if call.mean is None else torch.empty(call.mean, dtype=torch.float32, device=device)
+    memory = torch.empty(call.partial, dtype=torch.float32, device=device) if call.partial else None
+    inputs, part = (x.data_ptr(), pointer(weight)), (pointer(memory),)
+    outputs = out.data_ptr(), pointer(counts), pointer(mean)
+    form.kernels("forward")(call.grid, THREADS, 0, call.graph + inputs + outputs + part)
+    if call.merge is not None:
+        across, merge_args, row_args = call.merge
+        form.kernels("merge")(across, THREADS, 0, merge_args + row_args + inputs + part + outputs)
     return Reduced(out, counts, mean)
 
 
@@ -217,8 +217,8 @@ def _first(key: tuple, graph: Rows, x: Tensor, reduces: tuple[str, ...], weight:
         launch, layout = graph.launch(), form.layout
         merge = ((grid(launch.heavy, layout), launch.merge, launch.graph[:3]) if launch.heavy
                  else None)
-        kept = [None if t is None else tuple(t.shape) for t in (counts, mean)]
-        graph.keep(key, _Made(form, shape, kept[0], kept[1],
+        shapes = [None if t is None else tuple(t.shape) for t in (counts, mean)]
+        graph.keep(key, _Made(form, shape, shapes[0], shapes[1],
                               grid(launch.slots + graph.rows, layout), launch.graph + launch.split,
                               launch.chunks * form.partial * form.heads * form.width, merge))
     # no view, which nobody could change in place behind a Function

@@ -21,12 +21,12 @@ def kernels(variant: Variant) -> Kernels:
 
 def spread(variant: Variant, graph: Rows, reduced: Reduced, grad: Tensor,
            zero_share: bool = True) -> Tensor:
-    """Coefficients, fp32 [rows, terms, H, D], of the gradient of each row's messages: what
-    `rows_grad` and `weight_grad` take.
+    """Coefficients, fp32 [rows, terms, H, D], of the gradient of each row's messages, for
+    `rows_grad` and `weight_grad`.
 
     Equal messages share the gradient of their extremum evenly. ``zero_share``: an extremum of
     exactly 0 counts itself among them, as in the gradient of `torch.Tensor.scatter_reduce` into
-    zeros, which is what PyG's max and min are.
+    zeros, which PyG's max and min use.
 
     Args:
         graph, reduced: as of `multi_reduce.forward` with ``train``.
@@ -39,12 +39,12 @@ def spread(variant: Variant, graph: Rows, reduced: Reduced, grad: Tensor,
         raise ValueError("the forward kept nothing for backward: call it with train=True")
     layout, device = variant.layout, graph.indptr.device
     check("grad", grad, tuple(reduced.out.shape), variant.row, device, layout.vec)
-    found = torch.empty((graph.rows, variant.terms, variant.heads, variant.width),
+    terms = torch.empty((graph.rows, variant.terms, variant.heads, variant.width),
                         dtype=torch.float32, device=device)
     kernels(variant)("spread")(grid(-(-graph.rows // layout.slots), layout), THREADS, 0, (
         graph.indptr.data_ptr(), np.int32(graph.rows), grad.data_ptr(), reduced.out.data_ptr(),
-        pointer(reduced.counts), pointer(reduced.mean), np.int32(zero_share), found.data_ptr()))
-    return found
+        pointer(reduced.counts), pointer(reduced.mean), np.int32(zero_share), terms.data_ptr()))
+    return terms
 
 
 def rows_grad(variant: Variant, graph: Rows, x: Tensor, weight: Tensor | None, out: Tensor,
@@ -52,41 +52,41 @@ def rows_grad(variant: Variant, graph: Rows, x: Tensor, weight: Tensor | None, o
     """[rows, H, D]: the gradient of forward's x.
 
     graph: that of `multi_reduce.forward` by the other end, with the same places; x, weight, out: of
-    it. Sums are fp32, in a fixed order. ValueError for what does not fit.
+    it. Sums are fp32, in a fixed order. ValueError for a tensor that does not fit.
     """
     layout, rows, device = variant.layout, graph.rows, graph.indptr.device
     check_graph(variant, graph, x, weight, rows)
     _check_results(variant, out, coefficients, device)
-    found = torch.empty_like(x)
+    grad = torch.empty_like(x)
     launch = graph.launch()
     memory, (part, _, _) = workspace(launch.chunks, (variant.heads * variant.width, 0, 0), device)
     kernels(variant)("backward")(grid(launch.slots + rows, layout), THREADS, 0,
                                  launch.graph + launch.split + (
-        x.data_ptr(), pointer(weight), out.data_ptr(), coefficients.data_ptr(), found.data_ptr(),
+        x.data_ptr(), pointer(weight), out.data_ptr(), coefficients.data_ptr(), grad.data_ptr(),
         part))
     if launch.heavy:
         kernels(variant)("add_parts")(grid(launch.heavy, layout), THREADS, 0,
-                                      launch.merge + (part, found.data_ptr()))
-    return found
+                                      launch.merge + (part, grad.data_ptr()))
+    return grad
 
 
 def weight_grad(variant: Variant, graph: Rows, x: Tensor, weight: Tensor, out: Tensor,
                 coefficients: Tensor) -> Tensor:
-    """As ``weight``, fp32: its gradient; of one that is "added", in its dtype. graph, x, weight,
-    out: of `multi_reduce.forward`. ValueError for what does not fit."""
+    """Gradient of ``weight``, in its shape, fp32; of one that is "added", in its dtype. graph, x,
+    weight, out: of `multi_reduce.forward`. ValueError for a tensor that does not fit."""
     layout, device = variant.layout, graph.indptr.device
     check_graph(variant, graph, x, weight)
     _check_results(variant, out, coefficients, device, graph.rows)
     if variant.weight == "added":
-        found = torch.zeros_like(weight)
+        grad = torch.zeros_like(weight)
     else:
         columns = variant.heads if variant.weight == "head" else layout.tiles
-        found = torch.zeros((weight.shape[0], columns), dtype=torch.float32, device=device)
+        grad = torch.zeros((weight.shape[0], columns), dtype=torch.float32, device=device)
     launch = graph.launch()
     kernels(variant)("edge_grad")(grid(launch.slots + graph.rows, layout), THREADS, 0,
                                   launch.graph + launch.split + (
-        x.data_ptr(), pointer(weight), out.data_ptr(), coefficients.data_ptr(), found.data_ptr()))
-    return found.sum(1) if variant.weight == "edge" else found
+        x.data_ptr(), pointer(weight), out.data_ptr(), coefficients.data_ptr(), grad.data_ptr()))
+    return grad.sum(1) if variant.weight == "edge" else grad
 
 
 def _check_results(variant: Variant, out: Tensor, coefficients: Tensor, device: torch.device,
@@ -99,24 +99,24 @@ def _check_results(variant: Variant, out: Tensor, coefficients: Tensor, device: 
 
 def added_grad(by_dst: Rows, reduces: tuple[str, ...], x: Tensor, added: Tensor, reduced: Reduced,
                grad: Tensor, zero_share: bool) -> Tensor:
-    """As ``added``: its gradient, each edge's part in that of x. The arguments are those of
+    """Gradient of ``added``, each edge's part in that of x. The arguments are those of
     `multi_reduce.reduced` with ``added`` and ``train``; grad: as ``reduced.out``, with any strides.
     ValueError as of `spread`."""
     form = variant_of(x, reduces, added, by_dst.wide, True)
     parts = form.heads, form.width
-    whole = reduced._replace(out=reduced.out.view(-1, len(reduces), *parts))
-    terms = spread(form, by_dst, whole, dense(grad).view(whole.out.shape), zero_share)
-    return weight_grad(form, by_dst, dense(x).view(-1, *parts), added.view(-1, *parts), whole.out,
+    split = reduced._replace(out=reduced.out.view(-1, len(reduces), *parts))
+    terms = spread(form, by_dst, split, dense(grad).view(split.out.shape), zero_share)
+    return weight_grad(form, by_dst, dense(x).view(-1, *parts), added.view(-1, *parts), split.out,
                        terms).view(added.shape)
 
 
 # ---- rows of any shape, remembered by their form ----
 
 class _Made(NamedTuple):
-    """What a call of `gradient` needs, of which only its tensors' addresses change from one call to
-    the next. ``terms``: the shape of the coefficients; ``rows``, ``zero_share``: as kernels take
-    them; ``partial``: numbers of the workspace; ``merge``: grid and arguments, or None where no row
-    is split."""
+    """Prepared call of `gradient`: only its tensors' addresses change from one call to the next.
+    ``terms``: the shape of the coefficients; ``rows``, ``zero_share``: as kernels take them;
+    ``partial``: numbers of the workspace; ``merge``: grid and arguments, or None where no row is
+    split."""
 
     kernels: Kernels
     terms: tuple[int, ...]
@@ -142,22 +142,22 @@ def gradient(by_dst: Rows, by_src: Rows, reduces: tuple[str, ...], x: Tensor,
     key = ("gradient", reduces, zero_share,
            *[None if t is None else (t.dtype, t.shape, t.stride(), t.device, t.data_ptr() & 15)
              for t in (x, out, grad, weight)])
-    made = by_src.made.get(key)
-    if made is None:
+    call = by_src.made.get(key)
+    if call is None:
         return _first(key, by_dst, by_src, reduces, x, weight, reduced, grad, zero_share)
-    terms = torch.empty(made.terms, dtype=torch.float32, device=x.device)
-    found = torch.empty_like(x)
-    memory = (torch.empty(made.partial, dtype=torch.float32, device=x.device)
-              if made.partial else None)
-    address, part = found.data_ptr(), pointer(memory)
-    made.kernels("spread")(made.spread, THREADS, 0, (
-        by_dst.indptr.data_ptr(), made.rows, grad.data_ptr(), out.data_ptr(), pointer(counts),
-        pointer(mean), made.zero_share, terms.data_ptr()))
-    made.kernels("backward")(made.grid, THREADS, 0, made.graph + (
+    terms = torch.empty(call.terms, dtype=torch.float32, device=x.device)
+    d_x = torch.empty_like(x)
+    memory = (torch.empty(call.partial, dtype=torch.float32, device=x.device)
+              if call.partial else None)
+    address, part = d_x.data_ptr(), pointer(memory)
+    call.kernels("spread")(call.spread, THREADS, 0, (
+        by_dst.indptr.data_ptr(), call.rows, grad.data_ptr(), out.data_ptr(), pointer(counts),
+        pointer(mean), call.zero_share, terms.data_ptr()))
+    call.kernels("backward")(call.grid, THREADS, 0, call.graph + (
         x.data_ptr(), pointer(weight), out.data_ptr(), terms.data_ptr(), address, part))
-    if made.merge is not None:
-        made.kernels("add_parts")(made.merge[0], THREADS, 0, made.merge[1] + (part, address))
-    return found
+    if call.merge is not None:
+        call.kernels("add_parts")(call.merge[0], THREADS, 0, call.merge[1] + (part, address))
+    return d_x
 
 
 def _first(key: tuple, by_dst: Rows, by_src: Rows, reduces: tuple[str, ...], x: Tensor,
@@ -167,9 +167,9 @@ def _first(key: tuple, by_dst: Rows, by_src: Rows, reduces: tuple[str, ...], x: 
     form = variant_of(x, reduces, weight, by_dst.wide)
     parts = form.heads, form.width
     rows, gradients = dense(x), dense(grad)
-    whole = Reduced(reduced.out.view(-1, len(reduces), *parts), *reduced[1:])
-    terms = spread(form, by_dst, whole, gradients.view(whole.out.shape), zero_share)
-    found = rows_grad(form, by_src, rows.view(-1, *parts), weight, whole.out, terms)
+    split = Reduced(reduced.out.view(-1, len(reduces), *parts), *reduced[1:])
+    terms = spread(form, by_dst, split, gradients.view(split.out.shape), zero_share)
+    d_x = rows_grad(form, by_src, rows.view(-1, *parts), weight, split.out, terms)
     if rows is x and gradients is grad and by_src.launched is not None:
         launch, layout = by_src.launch(), form.layout
         by_src.keep(key, _Made(
@@ -177,4 +177,4 @@ def _first(key: tuple, by_dst: Rows, by_src: Rows, reduces: tuple[str, ...], x: 
             np.int32(by_dst.rows), np.int32(zero_share), grid(launch.slots + by_src.rows, layout),
             launch.graph + launch.split, launch.chunks * form.heads * form.width,
             (grid(launch.heavy, layout), launch.merge) if launch.heavy else None))
-    return found.view(x.shape)
+    return d_x.view(x.shape)

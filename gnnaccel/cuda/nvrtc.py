@@ -1,7 +1,7 @@
 """Compiling CUDA C++ with the ``nvidia-cuda-nvrtc`` wheel: no GPU and no CUDA toolkit needed.
 
-The options are those that CuPy's RawModule passes, so that what compiles here compiles there:
-those of `sources.options`, and some of its own. Calls never come here: wheels and tests do.
+The options are those that CuPy's RawModule passes, so that a text that compiles here compiles
+there: `sources.options`, and some of CuPy's. Wheels and tests come here, calls never.
 """
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _library() -> ctypes.CDLL:
 
 
 def version() -> tuple[int, int]:
-    """Of NVRTC, as CUDA counts: (13, 0)."""
+    """Version of NVRTC, as CUDA counts: (13, 0)."""
     major, minor = ctypes.c_int(), ctypes.c_int()
     _check(_library().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
     return major.value, minor.value

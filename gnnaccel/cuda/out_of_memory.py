@@ -1,5 +1,5 @@
-"""Memory that CUDA needs outside of torch's allocator: the code of a kernel, what its threads keep
-outside of registers.
+"""Memory that CUDA needs outside of torch's allocator: the code of a kernel, local memory of its
+threads.
 
 torch's allocator keeps what tensors have freed, which may be all of a GPU.
 """
@@ -17,25 +17,25 @@ _NO_MEMORY = 2
 
 
 def with_room(call: Callable[[], Any], problem: Exception | None = None) -> Any:
-    """What ``call()`` gives; where CUDA has no memory left for it, when it is called again once
-    torch's allocator has given back what it holds and nobody uses. ``problem``: what it raised
-    before, if it was called.
+    """Result of ``call()``; where CUDA has no memory left for it, it is called again once torch's
+    allocator has given back its unused memory. ``problem``: the exception of an earlier call, if
+    there was one.
 
     Raises torch.cuda.OutOfMemoryError where there is no memory then either.
     """
     if problem is None:
         try:
             return call()
-        except RuntimeError as found:
-            problem = found
+        except RuntimeError as error:
+            problem = error
     if getattr(problem, "status", None) != _NO_MEMORY or capture.capturing():
         raise problem
     torch.cuda.empty_cache()
     try:
         return call()
-    except RuntimeError as again:
-        if getattr(again, "status", None) != _NO_MEMORY:
+    except RuntimeError as second:
+        if getattr(second, "status", None) != _NO_MEMORY:
             raise
         raise torch.cuda.OutOfMemoryError(
             "CUDA out of memory: none is left outside of torch's allocator to load or launch a "
-            "kernel of gnnaccel's") from again
+            "kernel of gnnaccel's") from second

@@ -16,7 +16,7 @@ from gnnaccel.cuda.structure import Rows
 ENTRIES = ("forward", "merge", "backward")
 MOST = 256  # channels of a row, as backward keeps 32 of a sum's rows in shared memory
 _STAGED, _KEYS, _EDGES, _PER_THREAD = 16, 32, 8, 4
-_SMALL = 2048  # numbers of a sum that small blocks are for
+_SMALL = 2048  # numbers of a sum, up to which blocks are small
 
 
 class _Block(NamedTuple):
@@ -42,7 +42,7 @@ def _block(terms: int, width: int) -> _Block:
 
 
 def _kept(size: int, side: int) -> int:
-    """How many of ``size`` numbers, ``side`` apart, a thread keeps: those that leave the fewest of
+    """How many of ``size`` numbers, ``side`` apart, a thread keeps: as many as leave the fewest of
     its places empty."""
     return max(range(1, _PER_THREAD + 1),
                key=lambda kept: (-(-(-size // (side * kept)) * kept), kept))
@@ -92,8 +92,8 @@ def forward(graph: Rows, x: Tensor, edge: Tensor, ones: bool, mean: bool) -> Ten
 
 def backward(graph: Rows, x: Tensor, edge: Tensor, ones: bool, mean: bool, grad: Tensor,
              needs: tuple[bool, bool]) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients of ``x``, at each edge's place what that edge brings to its row [edges, D], and
-    of ``edge`` [edges, K]; None for one that is not among ``needs``.
+    """The gradients of ``x`` by edge, at each edge's place its part of its row [edges, D], and of
+    ``edge`` [edges, K]; None for one that is not among ``needs``.
 
     graph, x, edge, ones, mean: of `forward`. grad: as its result, contiguous. ValueError for a
     tensor that does not fit.

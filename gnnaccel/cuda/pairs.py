@@ -34,8 +34,8 @@ class Numbered(NamedTuple):
 
 
 class Found(NamedTuple):
-    """``pairs``: of each end that was asked for; ``copies``: (src, dst, relation) as int32, or None
-    if they were not."""
+    """``pairs``: of each end that was asked for; ``copies``: (src, dst, relation) as int32, None if
+    these were not asked for."""
 
     pairs: tuple[Numbered, ...]
     copies: tuple[Tensor, Tensor, Tensor] | None
@@ -50,9 +50,9 @@ def number(src: Tensor, dst: Tensor, relation: Tensor, num_src: int, num_dst: in
 
     Args:
         src, dst, relation: [E] int32 or int64, with any strides; E below 2**31.
-        small: all that is given lies in one piece of memory, which has room for a pair for every
-            edge; if ``dst`` is ``src``, one copy serves both. False: there are no copies, and each
-            array takes what it needs.
+        small: all results lie in one piece of memory, which has room for a pair for every edge; if
+            ``dst`` is ``src``, one copy serves both. False: there are no copies, and each array
+            takes only the memory that it needs.
 
     Raises:
         ValueError: a tensor's shape, dtype or device is another.
@@ -73,19 +73,19 @@ def number(src: Tensor, dst: Tensor, relation: Tensor, num_src: int, num_dst: in
     invalid, *counts = marks.narrow(0, total, 3).tolist()
     if invalid:
         return None
-    copies = [memory.take(at, edges) for at in range(copied)]
-    found = []
-    for at, count in zip(range(copied, copied + 4 * len(ends), 4), counts):
-        arrays = [memory.take(at + i, size)
+    copies = [memory.take(first, edges) for first in range(copied)]
+    pairs = []
+    for first, count in zip(range(copied, copied + 4 * len(ends), 4), counts):
+        arrays = [memory.take(first + i, size)
                   for i, size in enumerate((count, count, num_relations + 1, edges))]
-        found.append(Numbered(*(arrays if small else map(torch.clone, arrays))))
-    return Found(tuple(found), (copies[0], copies[-2], copies[-1]) if small else None)
+        pairs.append(Numbered(*(arrays if small else map(torch.clone, arrays))))
+    return Found(tuple(pairs), (copies[0], copies[-2], copies[-1]) if small else None)
 
 
 def _collect(ids: list[tuple], edges: int, limits: tuple[int, int, int], ends: tuple[int, ...],
              keys: list[int], marks: int, copies: list[int]) -> None:
     src, *dst, relation = copies or (0, 0)
-    places = {end: marks + 4 * sum(keys[:at]) for at, end in enumerate(ends)}
+    places = {end: marks + 4 * sum(keys[:k]) for k, end in enumerate(ends)}
     _launch("collect", edges, 1, (*ids[0], *ids[1], *ids[2], np.int64(edges),
                                   *map(np.int64, limits), src, dst[0] if dst else 0, relation,
                                   places.get(0, 0), places.get(1, 0), marks + 4 * sum(keys)))
@@ -101,8 +101,8 @@ def _number(ids: list[tuple], edges: int, limits: tuple[int, int, int], ends: tu
 
 
 class _Memory:
-    """Arrays int32 of these sizes in one piece of memory, each where the widest load may begin: to
-    ask for one takes the host nearly as long as a launch."""
+    """Arrays int32 of these sizes in one piece of memory, each where the widest load may begin:
+    each allocation takes the host nearly as long as a launch."""
 
     __slots__ = ("addresses", "_starts", "_offset", "_all")
 
@@ -119,7 +119,7 @@ class _Memory:
 
 
 def _ids(name: str, t: Tensor, edges: int, device: torch.device) -> tuple:
-    """As kernels take ids: address, bytes from one to the next, whether they are int64."""
+    """Kernel arguments of ids: address, bytes from one to the next, whether they are int64."""
     if t.shape != (edges,) or t.dtype not in IDS or t.device != device:
         raise ValueError(f"{name} is {list(t.shape)}, {t.dtype}, on {t.device}; needed is "
                          f"[{edges}], int32 or int64, on {device}")
@@ -128,7 +128,7 @@ def _ids(name: str, t: Tensor, edges: int, device: torch.device) -> tuple:
 
 
 def prepare() -> None:
-    """Compile what a view of edges is built with. Raises CompileError."""
+    """Compile the kernels that build a view of edges. Raises CompileError."""
     for entry in ("collect", "number", "count", *SHARES.values()):
         kernels(entry)
 
@@ -214,20 +214,20 @@ def sort_types(types: Tensor, num_types: int) -> Sorted | None:
         ValueError: its shape or dtype is another.
     """
     device = types.device
-    given = _ids("types", types, len(types), device)
+    ids = _ids("types", types, len(types), device)
     nodes, run = len(types), max(_RUN, num_types // 2)
     parts = -(-nodes // run)
     counts = torch.zeros(num_types * parts + 2, dtype=torch.int32, device=device)
     flags = counts.data_ptr() + 4 * num_types * parts
     copy, order = (torch.empty(nodes, dtype=torch.int32, device=device) for _ in range(2))
     sizes = np.int64(nodes), np.int64(num_types), np.int64(run), np.int64(parts)
-    _launch("tally", parts, 1, (*given, *sizes, copy.data_ptr(), counts.data_ptr(), flags))
+    _launch("tally", parts, 1, (*ids, *sizes, copy.data_ptr(), counts.data_ptr(), flags))
     sums = counts.narrow(0, 0, num_types * parts).cumsum(0, dtype=torch.int32)
-    told = torch.empty(num_types + 3, dtype=torch.int32, device=device)
+    flat = torch.empty(num_types + 3, dtype=torch.int32, device=device)
     _launch("arrange", max(parts, num_types + 1, 2), 1, (copy.data_ptr(), sums.data_ptr(), *sizes,
                                                          counts.data_ptr(), flags,
-                                                         order.data_ptr(), told.data_ptr()))
-    *ends, invalid, unsorted = told.tolist()
+                                                         order.data_ptr(), flat.data_ptr()))
+    *ends, invalid, unsorted = flat.tolist()
     if invalid:
         return None
-    return Sorted(tuple(ends), told.narrow(0, 0, num_types + 1), copy, order if unsorted else None)
+    return Sorted(tuple(ends), flat.narrow(0, 0, num_types + 1), copy, order if unsorted else None)

@@ -21,7 +21,7 @@ SCORES = {"gatv2": 0, "dot": 1, "cosine": 2, "mx": 3, "sd": 4}
 
 @dataclass(frozen=True)
 class Variant(RowVariant):
-    """What selects a kernel of pairwise attention. ``score``: a key of `SCORES`; ``beside``: keys
+    """Key of a kernel of pairwise attention. ``score``: a key of `SCORES`; ``beside``: keys
     and values, and their gradients, lie side by side, as in [num_src, 2, H, D] (dot product only).
     ``vectors``: there are several attention vectors (GATv2 only). ``tile``: the most heads, a power
     of two, that are computed together, 0 for as many as fit."""
@@ -39,7 +39,7 @@ class Variant(RowVariant):
     def banded(self, nodes: int, graph: Rows, arrays: int) -> Variant:
         """This variant head by head (`bands`) where that pays, else itself: the graph's edges
         gather rows of ``arrays`` arrays of ``nodes`` nodes. Of narrower heads a line has several,
-        and what each edge costs beside its rows then counts for more than the rows."""
+        and then the other costs of an edge count for more than its rows."""
         size = self.row.itemsize
         head = self.width * size * arrays
         if bands.few(nodes, self.heads * head):  # before a look for the kernels, which takes longer
@@ -50,7 +50,7 @@ class Variant(RowVariant):
         return forms[0] if pay else self
 
     def in_bands(self) -> tuple[Variant, ...]:
-        """What `banded` may give instead of this."""
+        """Variants that `banded` may give instead of this."""
         long = self.heads > 1 and self.width * self.row.itemsize >= bands.LINE
         return (_by_head(self),) if long else ()
 
@@ -69,20 +69,20 @@ class Variant(RowVariant):
         return Kernels("pairwise", self.defines(TRAIN=int(self.train)))
 
     def backward_kernels(self, by_src: bool, kept: bool = False) -> Kernels:
-        """``kept``: those that keep the gradients of the scores between the passes."""
+        """Kernels of a pass; ``kept``: those that keep the scores' gradients between passes."""
         return self._kept_kernels[by_src] if kept else self._backward_kernels[by_src]
 
     @functools.cached_property
     def _backward_kernels(self) -> tuple[Kernels, Kernels]:
-        """By destination, by source. Twice the rows of forward are live, so fewer are in flight."""
+        """Kernels by destination, by source. Twice forward's rows are live, so fewer in flight."""
         return (Kernels("pairwise_backward", self.defines(self._half_unroll, BY_SRC=0)),
                 Kernels("pairwise_backward", self.defines(self._half_unroll, BY_SRC=1)))
 
     @functools.cached_property
     def _kept_kernels(self) -> tuple[Kernels, Kernels]:
-        """By destination only keys are live. By source, rows of few edges each (scores are kept
-        where nodes, not edges, decide how much memory is held) gain more from warps beside each
-        other than from edges in flight in each."""
+        """Kernels by destination, where only keys are live, and by source, where rows of few edges
+        each (scores are kept where nodes, not edges, decide how much memory is held) gain more from
+        warps beside each other than from edges in flight in each."""
         few = {"LEAST_BLOCKS": 10} if self.layout.packs * self.layout.vec <= 4 else {}
         return (Kernels("pairwise_backward", self.defines(BY_SRC=0, KEPT=1)),
                 Kernels("pairwise_backward", self.defines(1, BY_SRC=1, KEPT=1, **few)))
@@ -93,7 +93,7 @@ class Variant(RowVariant):
         return layout.unroll if layout.packs * layout.vec < 4 else max(1, layout.unroll // 2)
 
 
-#: `Variant`s by their fields in order, one object each, so that what hangs on them is made once
+#: `Variant`s by their fields in order, one object each, so that their kernels are made once
 variant = functools.lru_cache(maxsize=512)(Variant)
 
 
@@ -142,21 +142,21 @@ def forward(variant: Variant, graph: Rows, x: Operands, dropout: Dropout = OFF,
                                   graph.rows)
     out = torch.empty((rows, h, d), dtype=variant.out, device=device)
     norm = torch.empty((2, rows, h), dtype=torch.float32, device=device) if variant.train else None
-    own = variant.train and (keep or bias is not None or variant.out is not torch.float32)
-    raw = torch.empty((rows, h, d), dtype=torch.float32, device=device) if own else None
+    separate = variant.train and (keep or bias is not None or variant.out is not torch.float32)
+    raw = torch.empty((rows, h, d), dtype=torch.float32, device=device) if separate else None
     launch = graph.launched or graph.launch()
     memory, (acc, _, stats) = (workspace(launch.chunks, (h * d, 0, 3 * h), device)
                                if launch.chunks else NOTHING)
     values = x.values if own_values and x.values is not None else x.keys
-    found = tuple([0 if t is None else t.data_ptr()
-                   for t in (x.keys, values, x.queries, x.edges, x.att, x.c_src,
-                             x.c_dst if x.of_dst is None else x.of_dst, out, raw, bias, norm)])
+    args = tuple([0 if t is None else t.data_ptr()
+                  for t in (x.keys, values, x.queries, x.edges, x.att, x.c_src,
+                            x.c_dst if x.of_dst is None else x.of_dst, out, raw, bias, norm)])
     variant.forward_kernels("forward")(
         grid(launch.slots + rows, layout), THREADS, 0,
-        launch.graph + launch.split + found[:7] + (np.float32(x.scale), np.float32(x.slope))
-        + dropout.args + found[7:] + (acc, stats))
+        launch.graph + launch.split + args[:7] + (np.float32(x.scale), np.float32(x.slope))
+        + dropout.args + args[7:] + (acc, stats))
     if launch.heavy:
         variant.forward_kernels("merge")(
             grid(launch.heavy, layout), THREADS, layout.scratch,
-            launch.merge + (launch.graph[3], *found[7:], acc, stats))
+            launch.merge + (launch.graph[3], *args[7:], acc, stats))
     return out, (out if raw is None else raw) if variant.train else None, norm

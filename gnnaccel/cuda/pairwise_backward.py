@@ -37,8 +37,8 @@ class Gradients:
 
 def prepare(variant: Variant, by_dst: Rows, x: Operands, out: Tensor, norm: Tensor,
             grad: Tensor) -> Tensor:
-    """What `backward` needs of the results of `pairwise.forward`, ``out`` (without bias) and
-    ``norm``, and of ``grad`` [num_dst, H, D] of ``variant.out``: [num_dst, H, 4] fp32."""
+    """Operand of `backward`, [num_dst, H, 4] fp32, made of the results of `pairwise.forward`,
+    ``out`` (without bias) and ``norm``, and of ``grad`` [num_dst, H, D] of ``variant.out``."""
     rows, layout = grad.shape[0], variant.layout
     packed = torch.empty(rows, variant.heads, 4, dtype=torch.float32, device=grad.device)
     variant.backward_kernels(True)("prepare")(grid(rows, layout, layout.slots), THREADS, 0, (
@@ -58,13 +58,13 @@ def backward(variant: Variant, by_dst: Rows, by_src: Rows, x: Operands, packed: 
     """
     # zeros: dropped self loops are never visited
     d_edges = None if x.edges is None or not edge_grad else torch.zeros_like(x.edges)
-    kept = (torch.empty(by_src.other.shape[0], variant.heads, dtype=torch.float32,
-                        device=grad.device) if keep else None)
+    score_grad = (torch.empty(by_src.other.shape[0], variant.heads, dtype=torch.float32,
+                              device=grad.device) if keep else None)
     d_keys, d_values, d_c_src, _ = _pass(variant, True, by_src, by_dst.place, x, packed, grad,
-                                         None, dropout, kept)
-    if kept is not None:
+                                         None, dropout, score_grad)
+    if score_grad is not None:
         assert by_src.inverse is not None
-        return Gradients(d_keys, _queries(variant, by_dst, by_src.inverse, x, kept), d_values,
+        return Gradients(d_keys, _queries(variant, by_dst, by_src.inverse, x, score_grad), d_values,
                          None, None, None, None)
     d_queries, _, d_c_dst, d_att = _pass(variant, False, by_dst, by_dst.place, x, packed, grad,
                                          d_edges, dropout, None)
@@ -117,18 +117,18 @@ def _pass(variant: Variant, by_src: bool, graph: Rows, eid: Tensor, x: Operands,
         blocks = max(1, min(blocks, _ATT_BLOCKS))
         part_att = torch.empty((blocks, h, d), dtype=torch.float32, device=device)
     indptr, neighbours, place, rows = launch.graph
-    beside = x.c_src if not variant.vectors else x.of_src if by_src else x.of_dst
-    read = tuple([0 if t is None else t.data_ptr()
-                  for t in (eid, *own, *other, x.edges, x.att, beside, packed)])
-    written = tuple([0 if t is None else t.data_ptr() for t in (d_a, d_b, d_node, d_edges, kept)])
+    terms = x.c_src if not variant.vectors else x.of_src if by_src else x.of_dst
+    inputs = tuple([0 if t is None else t.data_ptr()
+                    for t in (eid, *own, *other, x.edges, x.att, terms, packed)])
+    outputs = tuple([0 if t is None else t.data_ptr() for t in (d_a, d_b, d_node, d_edges, kept)])
     kernels("backward")(
         (blocks, tiles), THREADS, WARPS * layout.tile_heads * d * 4 if part_att is not None else 0,
-        (indptr, neighbours, place, read[0], rows) + launch.split + read[1:]
-        + (np.float32(x.scale), np.float32(x.slope)) + dropout.args + written + parts
+        (indptr, neighbours, place, inputs[0], rows) + launch.split + inputs[1:]
+        + (np.float32(x.scale), np.float32(x.slope)) + dropout.args + outputs + parts
         + (0 if part_att is None else part_att.data_ptr(),))
     if launch.heavy:
         kernels("merge")(grid(launch.heavy, layout), THREADS, layout.scratch,
-                         launch.merge + written[:3] + parts)
+                         launch.merge + outputs[:3] + parts)
     if vector:
         return d_a, d_b, None, d_node
     return d_a, d_b, d_node, part_att.sum(0) if part_att is not None else None

@@ -1,5 +1,5 @@
-"""What CuPy, NVRTC and the NVIDIA driver say about themselves: for ``doctor``, ``calibrate`` and
-``enable()``, never on the way of a call."""
+"""Versions of CuPy, NVRTC and the NVIDIA driver: for ``doctor``, ``calibrate`` and ``enable()``,
+never on the way of a call."""
 from __future__ import annotations
 
 import functools
@@ -21,8 +21,8 @@ LEAST_CUPY = "13"  # as in setup.cfg
 @dataclass
 class Probe:
     """Versions as texts such as "13.0", None where unknown. ``driver_cuda``: the newest CUDA that
-    the driver runs; ``cupy_cuda``: the one that CuPy was built for; ``problems``: what could not be
-    asked, by what was asked."""
+    the driver runs; ``cupy_cuda``: the one that CuPy was built for; ``problems``: why a version is
+    unknown, by its name."""
 
     cupy: str | None = None
     cupy_cuda: str | None = None
@@ -34,40 +34,40 @@ class Probe:
 def cupy() -> Probe:
     """Ask CuPy, which is imported for it. Never raises; without CuPy ``problems`` says so under
     "cupy"."""
-    found = Probe()
+    probe = Probe()
     try:
         import cupy
 
-        found.cupy = cupy.__version__
+        probe.cupy = cupy.__version__
     except Exception as problem:  # noqa: BLE001 - a broken CuPy raises many kinds
-        found.problems["cupy"] = f"{type(problem).__name__}: {problem}"
-        return found
+        probe.problems["cupy"] = f"{type(problem).__name__}: {problem}"
+        return probe
     for name, ask in {"cupy_cuda": lambda: _dotted(cupy.cuda.runtime.runtimeGetVersion()),
                       "nvrtc": lambda: "{}.{}".format(*cupy.cuda.nvrtc.getVersion()),
                       "driver_cuda": lambda: _dotted(cupy.cuda.runtime.driverGetVersion())}.items():
         try:
-            setattr(found, name, ask())
+            setattr(probe, name, ask())
         except Exception as problem:  # noqa: BLE001 - no library to load, no driver
-            found.problems[name] = f"{type(problem).__name__}: {problem}"
-    return found
+            probe.problems[name] = f"{type(problem).__name__}: {problem}"
+    return probe
 
 
 @functools.cache
 def cupy_installed() -> tuple[str, ...]:
-    """Which distributions of CuPy are installed, by their metadata; CuPy is not imported."""
-    found = []
+    """Distributions of CuPy that are installed, by their metadata; CuPy is not imported."""
+    installed = []
     for name in CUPY_NAMES:
         try:
             importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-        found.append(name)
-    return tuple(found)
+        installed.append(name)
+    return tuple(installed)
 
 
 def mismatch(torch_cuda: str | None, installed: Iterable[str]) -> tuple[str, str] | None:
-    """(what does not agree, what to install), where torch is built for another major version of
-    CUDA than CuPy; None where they agree or the names do not tell.
+    """(disagreement, what to install), where torch is built for another major version of CUDA than
+    CuPy; None where they agree or the names do not tell.
 
     ``torch_cuda`` is ``torch.version.cuda``; ``installed`` has names as in `CUPY_NAMES`.
     """
@@ -80,7 +80,7 @@ def mismatch(torch_cuda: str | None, installed: Iterable[str]) -> tuple[str, str
 
 
 def install_command(cuda: int) -> str:
-    """How to get the CuPy for a major version of CUDA."""
+    """Command that installs the CuPy for a major version of CUDA."""
     return (f"pip install 'gnnaccel[cuda{cuda}]'" if cuda in EXTRAS
             else f"pip install 'cupy-cuda{cuda}x>={LEAST_CUPY}'")
 
@@ -106,20 +106,20 @@ def driver_text() -> str | None:
 
 
 def kernel_cache() -> Path:
-    """Where CuPy keeps compiled kernels, by its own rule."""
+    """Folder of CuPy's compiled kernels, by its own rule."""
     return Path(os.environ.get("CUPY_CACHE_DIR") or "~/.cupy/kernel_cache").expanduser()
 
 
 def devices() -> list[dict]:
-    """Of each GPU that torch sees: name, capability (pair), memory in bytes, L2 in bytes (None
+    """For each GPU that torch sees: name, capability (pair), memory in bytes, L2 in bytes (None
     where unknown)."""
     import torch
 
     if not torch.cuda.is_available():
         return []
-    found = []
+    gpus = []
     for index in range(torch.cuda.device_count()):
-        about = torch.cuda.get_device_properties(index)
-        found.append(dict(name=about.name, capability=(about.major, about.minor),
-                          memory=about.total_memory, l2=getattr(about, "L2_cache_size", None)))
-    return found
+        gpu = torch.cuda.get_device_properties(index)
+        gpus.append(dict(name=gpu.name, capability=(gpu.major, gpu.minor),
+                         memory=gpu.total_memory, l2=getattr(gpu, "L2_cache_size", None)))
+    return gpus

@@ -17,7 +17,7 @@ _KEPT = 8  # packs of a row that a lane holds
 _IN_FLIGHT = 4  # packs that a lane loads before it uses the first
 
 Key = dropout.Key
-#: the next place of torch's default generator on a device: what stochastic rounding draws from
+#: the next place of torch's default generator on a device, from which stochastic rounding draws
 key = dropout.key
 
 
@@ -29,7 +29,7 @@ def stride(width: int) -> int:
 @dataclass(frozen=True)
 class Int8Rows:
     """Rows of ``width`` channels as int8 with one scale per row: ``x[r, c] = scale[r] * data[r,
-    c]``, as Tango has them but for the scale, which is not one per tensor.
+    c]``, as in Tango but for the scale, of which Tango has one per tensor.
 
     ``data`` int8 [rows, stride(width)], contiguous, zeros past ``width``; ``scale`` fp32 [rows],
     contiguous. Rows of zeros have scale 0. Rows that had a number that is not finite have scale
@@ -45,7 +45,7 @@ class Int8Rows:
         return self.data.shape[0]
 
     def times(self, factor: Tensor) -> Int8Rows:
-        """These rows, each times its number of ``factor``, fp32 [rows]: so a weight that belongs to
+        """These rows, each times its number of ``factor``, fp32 [rows]: a weight that belongs to
         the source of an edge costs one product per row and none per edge."""
         return Int8Rows(self.data, self.scale * factor, self.width)
 
@@ -65,11 +65,11 @@ def addresses(rows: Tensor | Int8Rows) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=512)
 def kernels(width: int, dtype: torch.dtype, vec: int, stochastic: bool) -> tuple[Kernels, int]:
-    """The kernels for rows of ``width`` channels read ``vec`` at a time, and how many rows a block
-    takes."""
-    whole = stride(width) // vec
-    lanes = min(32, 1 << (whole - 1).bit_length())
-    packs = -(-whole // lanes)
+    """The kernels for rows of ``width`` channels read ``vec`` at a time, and the rows of a
+    block."""
+    total = stride(width) // vec
+    lanes = min(32, 1 << (total - 1).bit_length())
+    packs = -(-total // lanes)
     keep = min(packs, _KEPT)
     rows = max(1, _IN_FLIGHT // keep)
     flags = dict(IN_T=TYPES[dtype], W=width, STRIDE=stride(width), VEC=vec, LANES=lanes,

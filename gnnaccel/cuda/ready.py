@@ -15,7 +15,7 @@ from gnnaccel.cuda import sources
 
 FOLDER = Path(__file__).with_name("ready")
 MANIFEST = "manifest.json"
-#: what a wheel brings: [family, definitions, and architectures unless all]
+#: kernels of a wheel: [family, definitions, and architectures unless all]
 LIST = Path(__file__).with_name("ready.json")
 #: a family and its definitions
 Text = tuple[str, tuple[tuple[str, str], ...]]
@@ -25,16 +25,16 @@ _APART = frozenset(((7, 2), (8, 7), (8, 8), (10, 1)))
 
 @functools.cache
 def manifest(folder: Path) -> dict | None:
-    """What the folder's list says: "nvrtc" (major, minor), and for each architecture the SHA-256 of
-    each file by its text's digest. None where there is no folder. Read once per process."""
-    where = folder / MANIFEST
-    return json.loads(where.read_text(encoding="utf-8")) if where.is_file() else None
+    """The folder's list: "nvrtc" (major, minor), and for each architecture the SHA-256 of each file
+    by its text's digest. None where there is no folder. Read once per process."""
+    path = folder / MANIFEST
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
 
 def digest(family: str, defines: tuple) -> str:
-    """Of all that the compiler gets."""
-    whole = "\0".join((*sources.options(defines), sources.defined(family, defines)))
-    return hashlib.sha256(whole.encode()).hexdigest()
+    """Digest of all that the compiler gets."""
+    text = "\0".join((*sources.options(defines), sources.defined(family, defines)))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def file_of(folder: Path, arch: int, text: str) -> Path:
@@ -43,19 +43,19 @@ def file_of(folder: Path, arch: int, text: str) -> Path:
 
 
 class Ready:
-    """What the package brings for one GPU. ``capability``: (9, 0); ``cuda``: the major version
+    """Kernels of the package for one GPU. ``capability``: (9, 0); ``cuda``: the major version
     of the newest CUDA that the driver runs; ``found``: a `manifest`, None where there is none."""
 
     def __init__(self, capability: tuple[int, int], cuda: int, found: dict | None):
         self._held: dict[Text, str | None] = {}
         self._folder = FOLDER
-        # an older driver may not know what a newer compiler wrote
+        # an older driver may not know the files of a newer compiler
         self._files: dict[int, dict[str, str]] = (
             {} if found is None or cuda < found["nvrtc"][0] else
             {arch: found["files"][str(arch)] for arch in _runs(capability, found)})
 
     def __len__(self) -> int:
-        """How many texts."""
+        """Number of texts."""
         return len(set().union(*self._files.values()))
 
     def path(self, family: str, defines: tuple) -> str | None:
@@ -70,25 +70,25 @@ class Ready:
     def _find(self, text: str) -> str | None:
         for arch, files in self._files.items():
             if text in files:
-                where = file_of(self._folder, arch, text)
-                if _is(where, files[text]):
-                    return str(where)
-                warnings.warn(f"gnnaccel: {where} is not the file that came with the package; its "
+                path = file_of(self._folder, arch, text)
+                if _is(path, files[text]):
+                    return str(path)
+                warnings.warn(f"gnnaccel: {path} is not the file that came with the package; its "
                               "kernels are compiled instead. Install gnnaccel again",
                               RuntimeWarning, stacklevel=2)
         return None
 
 
 def on_device(device: int) -> Ready:
-    """For a GPU of this process. Without files, neither torch nor CuPy is asked."""
-    found = manifest(FOLDER)
-    if found is None:
+    """`Ready` for a GPU of this process. Without files, neither torch nor CuPy is asked."""
+    files = manifest(FOLDER)
+    if files is None:
         return Ready((0, 0), 0, None)
     import cupy
     import torch
 
     return Ready(torch.cuda.get_device_capability(device),
-                 cupy.cuda.runtime.driverGetVersion() // 1000, found)
+                 cupy.cuda.runtime.driverGetVersion() // 1000, files)
 
 
 def _runs(capability: tuple[int, int], found: dict) -> list[int]:
@@ -105,6 +105,6 @@ def _is(where: Path, expected: str) -> bool:
 
 
 def made_by() -> str | None:
-    """The version of NVRTC that compiled what the package brings; None where it brings nothing."""
-    found = manifest(FOLDER)
-    return None if found is None else "{}.{}".format(*found["nvrtc"])
+    """The version of NVRTC that compiled the package's kernels; None where it brings none."""
+    files = manifest(FOLDER)
+    return None if files is None else "{}.{}".format(*files["nvrtc"])

@@ -19,7 +19,7 @@ ENTRIES = ("forward", "merge", "backward", "add_parts")
 @functools.lru_cache(maxsize=256)
 def kernels(width: int, dtype: torch.dtype, wide: bool) -> Kernels:
     """The kernels for rows of ``width`` numbers of ``dtype``, over a graph with int64 offsets if
-    ``wide``. ValueError for what none covers."""
+    ``wide``. ValueError for a form that none covers."""
     return row_kernels("rectified", layout_of(width), dtype, wide)
 
 
@@ -37,13 +37,13 @@ def forward(graph: Rows, x: Tensor, edge: Tensor, constant: float, mean: bool) -
     launch, layout, compiled = graph.launch(), layout_of(width), kernels(width, x.dtype, graph.wide)
     memory, (part, _, _) = (workspace(launch.chunks, (width, 0, 0), x.device) if launch.chunks
                             else NOTHING)
-    made = np.float32(constant), np.int32(mean)
+    scalars = np.float32(constant), np.int32(mean)
     compiled("forward")(grid(launch.slots + graph.rows, layout), THREADS, 0,
                         launch.graph + launch.split + (
-        x.data_ptr(), edge.data_ptr(), *made, out.data_ptr(), part))
+        x.data_ptr(), edge.data_ptr(), *scalars, out.data_ptr(), part))
     if launch.heavy:
         compiled("merge")(grid(launch.heavy, layout), THREADS, 0, launch.merge + (
-            graph.indptr.data_ptr(), part, *made, out.data_ptr()))
+            graph.indptr.data_ptr(), part, *scalars, out.data_ptr()))
     return out
 
 

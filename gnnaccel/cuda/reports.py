@@ -1,4 +1,4 @@
-"""Small pinned memory in which kernels tell the host what they found, without it ever waiting."""
+"""Small pinned memory in which kernels report to the host, without it ever waiting."""
 from __future__ import annotations
 
 import itertools
@@ -52,7 +52,7 @@ class Reports:
 
 
 class Report:
-    """What the device tells of one built index array; ``words`` once it has, None before."""
+    """Report of the device on one built index array; ``words`` once it is in, None before."""
 
     __slots__ = ("_owner", "address", "_slot", "tag", "_words", "__weakref__")
 
@@ -64,7 +64,7 @@ class Report:
     def words(self) -> np.ndarray | None:
         if self._words is None and self._slot[0] == self.tag:
             words = self._slot.copy()
-            # else a late kernel of the slot's earlier borrower is writing
+            # another tag: a late kernel of the slot's earlier borrower is writing
             if self._slot[0] == self.tag:
                 self._words = words
         return self._words
@@ -89,8 +89,8 @@ _reports_lock = threading.Lock()
 
 def reports(device: torch.device) -> Reports:
     pinned = device.type == "cuda"
-    found = _reports.get(pinned)
-    if found is None:
+    pool = _reports.get(pinned)
+    if pool is None:
         with _reports_lock:
-            found = _reports.setdefault(pinned, Reports(pinned))
-    return found
+            pool = _reports.setdefault(pinned, Reports(pinned))
+    return pool

@@ -1,4 +1,4 @@
-"""Launcher for what two operands have at each edge, added or multiplied (``src/sddmm.cu``)."""
+"""Launcher for sums or products of two operands at each edge (``src/sddmm.cu``)."""
 from __future__ import annotations
 
 import functools
@@ -22,7 +22,7 @@ def vector(width: int, dtype: torch.dtype) -> int:
 
 @functools.lru_cache(maxsize=512)
 def kernels(op: str, width: int, dtype: torch.dtype, index: torch.dtype) -> Kernels:
-    """The kernel for rows of ``width`` numbers. ValueError for what none covers."""
+    """The kernel for rows of ``width`` numbers. ValueError for a form that none covers."""
     if op not in OPS or width < 1 or dtype not in TYPES or index not in INDICES:
         raise ValueError(f"op={op!r}, width={width}, dtype={dtype}, indices {index}: the kernels "
                          f"know {', '.join(OPS)}, widths from 1, {', '.join(map(str, TYPES))} and "
@@ -39,12 +39,12 @@ def elementwise(op: str, edges: int, lhs: Tensor, rhs: Tensor, lhs_index: Tensor
 
     lhs, rhs: [rows, width] fp32, fp16 or bf16, contiguous, 16-byte aligned; lhs_index, rhs_index:
     [edges] int32 or int64, contiguous, and not checked against the rows. op: "add" or "mul".
-    ValueError for what does not fit.
+    ValueError for a tensor that does not fit.
     """
     width, index = lhs.shape[-1], next((i.dtype for i in (lhs_index, rhs_index) if i is not None),
                                        torch.int32)
-    for name, t, at in (("lhs", lhs, lhs_index), ("rhs", rhs, rhs_index)):
-        _check(name, t, lhs, width, at, edges, index)
+    for name, t, ids in (("lhs", lhs, lhs_index), ("rhs", rhs, rhs_index)):
+        _check(name, t, lhs, width, ids, edges, index)
     out = torch.empty((edges, width), dtype=lhs.dtype, device=lhs.device)
     if edges:
         threads = edges * (width // vector(width, lhs.dtype))

@@ -1,8 +1,8 @@
 """Both gradients of a product by segment from one reading of the output's gradient
 (``src/segment_backward.cu``).
 
-Apart, they are a product (`segment_gemm.multiply`) and a sum (`segment_gemm_grad.weight_grad`),
-each of which reads it: four passes over rows in memory, of which this leaves three.
+Otherwise, a product (`segment_gemm.multiply`) and a sum (`segment_gemm_grad.weight_grad`) each read
+it: four passes over rows in memory, of which this leaves three.
 """
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class Plan:
     n: int
     lines: int  # rows of a tile
     stages: int
-    warps: tuple[int, int]  # that share a tile of dx
-    # that share dw, a divisor of those: if there are more, groups of them share a tile's lines
+    warps: tuple[int, int]  # warps that share a tile of dx
+    # warps that share dw, a divisor of those: if there are more, groups share a tile's lines
     grad_warps: tuple[int, int]
     per_sm: int  # blocks of a multiprocessor
     group: int = 2  # groups of eight columns whose products are interleaved
@@ -70,7 +70,7 @@ class Plan:
         return shared <= limit and self.per_sm * (shared + 1024) <= _SM_SHARED
 
     def shared(self, dtype: torch.dtype, precision: str, sums: bool) -> int:
-        """Bytes of a block: the matrix or what groups of warps hand on, a flag, sums of columns,
+        """Bytes of a block: the matrix or partial sums of groups of warps, a flag, sums of columns,
         stages, numbers of rows."""
         rows, columns = (part * warps for part, warps in zip(self.grad, self.grad_warps))
         groups = self.threads // 32 // (self.grad_warps[0] * self.grad_warps[1])
@@ -97,14 +97,14 @@ _OF_HALVES = (128, 2, (8, 1), (2, 2), 2)  # up to 64 x 64
 
 @functools.cache
 def plans(k: int, n: int, dtype: torch.dtype, precision: str, limit: int) -> tuple[Plan, ...]:
-    """The ways to do it in blocks of at most ``limit`` bytes of shared memory, the best first; none
-    where the matrix does not fit, or is no multiple of what a warp reads and computes at once.
-    precision: as `precision_of` has it."""
+    """Plans in blocks of at most ``limit`` bytes of shared memory, the best first; none where the
+    matrix does not fit, or is no multiple of a warp's reads and products. precision: as
+    `precision_of` has it."""
     if precision == "FMA" or max(k, n) > _MOST or k * dtype.itemsize % 32 or n % 8:
         return ()
     first = (_OF_HALVES,) if precision == "HALF" and max(k, n) <= _SMALL else ()
-    found = (Plan(k, n, *how) for how in first + _PLANS)
-    return tuple(plan for plan in found if plan.fits(dtype, precision, limit))
+    candidates = (Plan(k, n, *sizes) for sizes in first + _PLANS)
+    return tuple(plan for plan in candidates if plan.fits(dtype, precision, limit))
 
 
 def serves(k: int, n: int, precision: str) -> bool:
@@ -122,8 +122,8 @@ def as_one(k: int, n: int, dtype: torch.dtype) -> bool:
 
 @functools.cache
 def _plan(k: int, n: int, dtype: torch.dtype, precision: str, limit: int) -> Plan | None:
-    found = plans(k, n, dtype, precision, limit) if serves(k, n, precision) else ()
-    return found[0] if found else None
+    candidates = plans(k, n, dtype, precision, limit) if serves(k, n, precision) else ()
+    return candidates[0] if candidates else None
 
 
 def gradients(segments: Segments, x: Tensor, dy: Tensor, w: Tensor, *, index: Tensor | None = None,
@@ -161,13 +161,13 @@ def _apart(segments: Segments, x: Tensor, dy: Tensor, w: Tensor, index: Tensor |
                                transposed=not transposed, blocks=blocks, precision=precision,
                                accumulate=accumulate, distinct=True, gelu_grad=gelu_grad)
     assert isinstance(dx, Tensor)  # two only with ``dots``
-    how: Any = dict(blocks=blocks, precision=precision)
+    form: Any = dict(blocks=blocks, precision=precision)
     if sums:
-        dw, columns = weight_grad_and_sums(segments, x, dy, index=index, dy_index=dy_index, **how)
+        dw, columns = weight_grad_and_sums(segments, x, dy, index=index, dy_index=dy_index, **form)
         return dx, dw.transpose(2, 3) if transposed else dw, columns
     if transposed:
-        return dx, weight_grad(segments, dy, x, index=dy_index, dy_index=index, **how), None
-    return dx, weight_grad(segments, x, dy, index=index, dy_index=dy_index, **how), None
+        return dx, weight_grad(segments, dy, x, index=dy_index, dy_index=index, **form), None
+    return dx, weight_grad(segments, x, dy, index=index, dy_index=dy_index, **form), None
 
 
 # ---- one kernel ----
@@ -184,38 +184,38 @@ def backward(segments: Segments, plan: Plan | None, x: Tensor, dy: Tensor, w: Te
     tensors = x, dy, w, index, dy_index, out, out_index, gelu_grad
     key = options + tuple([None if t is None else (t.dtype, t.shape, t.stride(), t.device,
                                                    t.data_ptr() & 15) for t in tensors])
-    made = segments.made.get(key)
-    if made is None:
-        made = segments.keep(key, _make(segments, options[1:], tensors))
-    if made.weight == 0:
+    call = segments.made.get(key)
+    if call is None:
+        call = segments.keep(key, _make(segments, options[1:], tensors))
+    if call.weight == 0:
         return _apart(segments, x, dy, w, index, dy_index, transposed, blocks, sums, out,
                       out_index, accumulate, gelu_grad, precision)
     if out is None:
-        out = torch.empty(made.shape, dtype=made.dtype, device=x.device)
+        out = torch.empty(call.shape, dtype=call.dtype, device=x.device)
     elif gelu_grad is not None:
         check_apart(None, gelu_grad, out)
-    found = (torch.zeros if made.compiled is None else torch.empty)(
-        (segments.count, made.weight), dtype=torch.float32, device=x.device)
-    if made.compiled is not None:
-        across = made.grid[0]
-        partial = (torch.empty((2 * across, made.weight), dtype=torch.float32, device=x.device)
+    dw = (torch.zeros if call.compiled is None else torch.empty)(
+        (segments.count, call.weight), dtype=torch.float32, device=x.device)
+    if call.compiled is not None:
+        across = call.grid[0]
+        partial = (torch.empty((2 * across, call.weight), dtype=torch.float32, device=x.device)
                    if across > 1 else None)
-        made.compiled("backward")(made.grid, made.threads, made.shared, made.graph + (
+        call.compiled("backward")(call.grid, call.threads, call.shared, call.graph + (
             x.data_ptr(), pointer(index), dy.data_ptr(), pointer(dy_index), w.data_ptr())
-            + made.steps_w + (
-            pointer(out_index), out.data_ptr(), pointer(gelu_grad), found.data_ptr(),
+            + call.steps_w + (
+            pointer(out_index), out.data_ptr(), pointer(gelu_grad), dw.data_ptr(),
             pointer(partial)))
         if partial is not None:  # else no segment is divided
-            add_parts(made, partial, found)
+            add_parts(call, partial, dw)
     if not sums:
-        return out, found.view(made.matrices), None
-    count = math.prod(made.matrices[1:])
-    return out, found[:, :count].unflatten(1, made.matrices[1:]), found[:, count:]
+        return out, dw.view(call.matrices), None
+    count = math.prod(call.matrices[1:])
+    return out, dw[:, :count].unflatten(1, call.matrices[1:]), dw[:, count:]
 
 
 class _Made(NamedTuple):
-    """All of a call that is the same for tensors of the same form and the same options. ``weight``:
-    values of a segment, 0 where two kernels are to make them; ``shape``, ``dtype``: of a new dx;
+    """Prepared call, for all tensors of the same form and the same options. ``weight``: values of
+    a segment, 0 where two kernels are to make them; ``shape``, ``dtype``: of a new dx;
     ``matrices``: the shape of dw; ``across``, ``merge``, ``merge_grid``: as for
     `segment_gemm_grad.add_parts`; ``compiled``: None where there is nothing to do."""
 
@@ -235,7 +235,7 @@ class _Made(NamedTuple):
 
 
 def _make(segments: Segments, options: tuple, tensors: tuple) -> _Made:
-    """Checks a call of `backward` and finds its kernels."""
+    """Checks a call of `backward` and prepares it with its kernels."""
     plan, transposed, blocks, sums, accumulate, precision = options
     x, dy, w, index, dy_index, out, out_index, gelu_grad = tensors
     k, n = check_pair(segments, x, dy, index, dy_index, blocks)
@@ -275,7 +275,7 @@ def _make(segments: Segments, options: tuple, tensors: tuple) -> _Made:
 def kernels(plan: Plan, blocks: int, row: torch.dtype, out: torch.dtype, precision: str,
             transposed: bool, copy_x: int, copy_y: int, load_w: int, store: int, write: str,
             sums: bool) -> Kernels:
-    """The kernels of this family for one plan. transposed: that of the product that makes dx.
+    """The kernels of this family for one plan. transposed: of the product that makes dx.
     copy_x, copy_y, load_w: bytes of one copy or load; store: elements of one store; write: WRITE of
     segment_epilogue.cuh."""
     return Kernels("segment_backward", as_defines(
@@ -288,8 +288,8 @@ def kernels(plan: Plan, blocks: int, row: torch.dtype, out: torch.dtype, precisi
 def prepare(k: int, n: int, blocks: int, dtype: torch.dtype, rows: int, segments: int,
             transposed: bool, precision: str, device: torch.device, sums: bool = False,
             write: str = "PLAIN") -> None:
-    """Compile what `gradients` launches, for x with k columns of a block, dy with n, and well
-    aligned tensors; ``write`` as for `kernels`. Raises CompileError."""
+    """Compile the kernels that `gradients` launches, for x with k columns of a block, dy with n,
+    and well aligned tensors; ``write`` as for `kernels`. Raises CompileError."""
     name = precision_of(precision, dtype, n)
     plan, size = _plan(n, k, dtype, name, shared_limit(device)), dtype.itemsize
     if plan is None:

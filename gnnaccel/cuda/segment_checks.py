@@ -1,5 +1,5 @@
-"""What callers may give to the segment products; each function raises ValueError, saying what was
-seen and what is needed."""
+"""Checks of the arguments of segment products; each function raises ValueError, with the actual
+and the needed form."""
 from __future__ import annotations
 
 import math
@@ -78,8 +78,8 @@ def check_out(segments: Segments, x: Tensor, out: Tensor | None, out_index: Tens
 
 def per_segment(name: str, t: Tensor | None, segments: Segments, shape: tuple[int, ...] | None,
                 device: torch.device) -> int:
-    """From how many elements of t on it is the next segment's: 0 where all share it, or there is
-    none."""
+    """Number of elements of t from one segment's to the next's: 0 where all share them, or there
+    are none."""
     if t is None or shape is None:
         return 0
     shared = t.dim() == len(shape)
@@ -107,7 +107,7 @@ def check_epilogue(segments: Segments, scale: Tensor | None, activation: str,
 
 def check_rest(segments: Segments, shape: tuple, dtype: torch.dtype, share: Tensor | None,
                rest: Tensor, accumulate: bool, device: torch.device) -> None:
-    """Of the rows that join the result: those of a blend, or without a ``share`` those at which
+    """Check the rows that join the result: those of a blend, or without a ``share`` those at which
     GELU's derivative is taken."""
     if accumulate:
         raise ValueError("accumulate and another way to write: the result is either added to what "

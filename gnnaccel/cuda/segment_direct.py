@@ -14,11 +14,11 @@ from gnnaccel.cuda.segment_plan import Tile, as_defines
 
 __all__ = ["DirectPlan", "direct_plan", "grid", "kernels"]
 
-_SMS = 132  # of an H100 or H200
+_SMS = 132  # multiprocessors of an H100 or H200
 _SM_SHARED = 227 * 1024
-_WARPS = 16  # of a multiprocessor, so that each lane has 128 registers
+_WARPS = 16  # warps of a multiprocessor, so that each lane has 128 registers
 _MOST = 128  # rows or columns of a matrix
-# of a block; sm_75 has less, and none of the tensor core operations that this is made for
+# bytes of a block; sm_75 has less, and none of the tensor core operations that this is made for
 _LEAST_SHARED = 96 * 1024
 
 
@@ -26,9 +26,9 @@ _LEAST_SHARED = 96 * 1024
 class DirectPlan:
     """One way to compute the product with all of W in shared memory."""
 
-    rows: int  # of a warp's tile
+    rows: int  # rows of a warp's tile
     columns: int
-    warps: int  # of a block
+    warps: int  # warps of a block
     depth: int  # chunks of k that are loaded ahead
     group: int  # groups of eight columns whose products are interleaved
     per_sm: int  # blocks of a multiprocessor
@@ -45,7 +45,7 @@ class DirectPlan:
 
 
 def shared_bytes(k: int, n: int, dtype: torch.dtype, precision: str, dots: bool, warps: int) -> int:
-    """W, in two parts for three-fold products, a flag, and what inner products need."""
+    """Bytes of W, in two parts for three-fold products, a flag, and inner products' memory."""
     scratch = warps * 16 * (n + 1) * 4 if dots else 0
     return k * n * dtype.itemsize * (2 if precision == "FP32" else 1) + 16 + scratch
 
@@ -57,13 +57,13 @@ def depth_of(k: int, dtype: torch.dtype, most: int) -> int:
     return max(depth for depth in range(1, most + 1) if chunks % depth == 0)
 
 
-#: Of matrices of 128 x 128 and nearly so, by precision: rows, warps of a block, chunks ahead,
-#: blocks of a multiprocessor. The fastest of six on an H200; docs/notes/relational.md has them all.
+#: Plans for matrices of about 128 x 128, by precision: rows, warps of a block, chunks ahead, blocks
+#: of a multiprocessor. The fastest of six on an H200; docs/notes/relational.md has them all.
 _WIDE = 96 * 128
 _WIDE_PLANS = {"FP32": (32, 8, 2, 1), "TF32": (16, 4, 4, 3), "HALF": (16, 8, 4, 1)}
 
 
-#: As above, of (k, n, precision), measured on mag's pairs: registers for two chunks of rows, split,
+#: The same by (k, n, precision), measured on mag's pairs: registers for two chunks of rows, split,
 #: beat warps (1.70 -> 1.50 ms); four warps with four chunks ahead, three blocks of them, beat eight
 #: with two (2.03 -> 1.97).
 _OWN_PLANS = {(128, 64, "FP32"): (16, 4, 2, 2), (64, 128, "FP32"): (16, 4, 4, 3)}
@@ -71,11 +71,11 @@ _OWN_PLANS = {(128, 64, "FP32"): (16, 4, 2, 2), (64, 128, "FP32"): (16, 4, 4, 3)
 
 def _measured_plan(k: int, n: int, dtype: torch.dtype, precision: str, dots: bool,
                    limit: int) -> DirectPlan | None:
-    found = (_OWN_PLANS.get((k, n, precision))
+    sizes = (_OWN_PLANS.get((k, n, precision))
              or (_WIDE_PLANS[precision] if k * n >= _WIDE else None))
-    if found is None:
+    if sizes is None:
         return None
-    rows, warps, depth, per_sm = found
+    rows, warps, depth, per_sm = sizes
     shared = shared_bytes(k, n, dtype, precision, dots, warps)
     fits = shared <= limit and per_sm * (shared + 1024) <= _SM_SHARED
     return (DirectPlan(rows, n, warps, depth_of(k, dtype, depth), 2, per_sm, shared) if fits
@@ -85,7 +85,7 @@ def _measured_plan(k: int, n: int, dtype: torch.dtype, precision: str, dots: boo
 @functools.cache
 def direct_plan(k: int, n: int, dtype: torch.dtype, precision: str, dots: bool,
                 limit: int) -> DirectPlan | None:
-    """None where W does not fit, or is no multiple of what a warp reads and computes at once."""
+    """The plan, or None where W does not fit, or is no multiple of a warp's reads and products."""
     if (precision == "FMA" or max(k, n) > _MOST or k * dtype.itemsize % 32 or n % 8
         or limit < _LEAST_SHARED):
         return None
@@ -105,8 +105,8 @@ def direct_plan(k: int, n: int, dtype: torch.dtype, precision: str, dots: bool,
 def kernels(plan: DirectPlan, k: int, n: int, blocks: int, row: torch.dtype, out: torch.dtype,
             precision: str, transposed: bool, load_x: int, load_w: int, store: int, write: str,
             heads: tuple[int, int] | None) -> Kernels:
-    """load_x, load_w: bytes of one load; store: elements of one store; write: as for
-    `segment_gemm.kernels`."""
+    """The kernels for a plan. load_x, load_w: bytes of one load; store: elements of one store;
+    write: as for `segment_gemm.kernels`."""
     h, d = heads or (1, 1)
     return Kernels("segment_direct", as_defines(
         dict(K=k, N=n, BLOCKS=blocks, OUT_T=TYPES[out], TRANSPOSED=int(transposed), LOAD_X=load_x,

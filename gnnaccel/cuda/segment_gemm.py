@@ -85,34 +85,34 @@ def multiply(segments: Segments, x: Tensor, w: Tensor, *, index: Tensor | None =
     tensors = x, w, index, out_index, out, bias, scale, share, rest, dots
     key = options + tuple([None if t is None else (t.dtype, t.shape, t.stride(), t.device,
                                                    t.data_ptr() & 15) for t in tensors])
-    made = segments.made.get(key)
-    if made is None:
-        made = segments.keep(key, _make(segments, options, tensors))
+    call = segments.made.get(key)
+    if call is None:
+        call = segments.keep(key, _make(segments, options, tensors))
     if out is None:
-        out = torch.empty(made.shape, dtype=made.dtype, device=x.device)
+        out = torch.empty(call.shape, dtype=call.dtype, device=x.device)
     elif rest is not None:
         check_apart(share, rest, out)
-    a = None if made.planes is None else (torch.empty if made.planes[0] == 1 else torch.zeros)(
-        made.planes, dtype=torch.float32, device=x.device)
-    if made.compiled is not None:
+    a = None if call.planes is None else (torch.empty if call.planes[0] == 1 else torch.zeros)(
+        call.planes, dtype=torch.float32, device=x.device)
+    if call.compiled is not None:
         if bias is not None and bias.dtype is not torch.float32:
             bias = bias.float()
         if dots is not None and dots.dtype is not torch.float32:
             dots = dots.float()
-        rows, at, weights, biases, scales, to, found, vectors, products, shares, rests = [
+        rows, ids, weights, biases, scales, to, outs, vectors, products, shares, rests = [
             0 if t is None else t.data_ptr()
             for t in (x, index, w, bias, scale, out_index, out, dots, a, share, rest)]
-        made.compiled("multiply")(made.grid, made.threads, made.shared,
-                                  (*made.graph, rows, at, weights, *made.steps_w, biases,
-                                   made.step_bias, scales, *made.activation, to, found, vectors,
-                                   made.step_dots, products, made.plane, shares, rests))
+        call.compiled("multiply")(call.grid, call.threads, call.shared,
+                                  (*call.graph, rows, ids, weights, *call.steps_w, biases,
+                                   call.step_bias, scales, *call.activation, to, outs, vectors,
+                                   call.step_dots, products, call.plane, shares, rests))
     return out if a is None else (out, a[0] if len(a) == 1 else a.sum(0))
 
 
 class _Made(NamedTuple):
-    """All of a call that is the same for tensors of the same form and the same options. ``shape``,
-    ``dtype``: of a new result; ``planes``: of the inner products' memory; ``compiled``: None where
-    there is nothing to do."""
+    """Prepared call, for all tensors of the same form and the same options. ``shape``, ``dtype``:
+    of a new result; ``planes``: of the inner products' memory; ``compiled``: None where there is
+    nothing to do."""
 
     shape: tuple[int, int]
     dtype: torch.dtype
@@ -130,7 +130,7 @@ class _Made(NamedTuple):
 
 
 def _make(segments: Segments, options: tuple, tensors: tuple) -> _Made:
-    """Checks a call of `multiply` and finds its kernel."""
+    """Checks a call of `multiply` and prepares it with its kernel."""
     transposed, blocks, activation, slope, precision, out_dtype, accumulate, distinct = options
     x, w, index, out_index, out, bias, scale, share, rest, dots = tensors
     w = check_weights(segments, x, w, blocks)
@@ -155,9 +155,9 @@ def _make(segments: Segments, options: tuple, tensors: tuple) -> _Made:
     planes = None if heads is None else (_planes(plan, n, *heads), segments.rows, heads[0])
     compiled = (_select(plan, x, w, dtype, at_out, k, n, transposed, precision, write, heads)
                 if segments.rows else None)
-    across, threads, shared, told = (_launch(plan, segments, blocks, n) if segments.rows
+    across, threads, shared, args = (_launch(plan, segments, blocks, n) if segments.rows
                                      else ((0, 0), 0, 0, ()))
-    return _Made(shape, dtype, planes, compiled, across, threads, shared, told,
+    return _Made(shape, dtype, planes, compiled, across, threads, shared, args,
                  (np.int64(w.stride(0)), np.int64(w.stride(1))), np.int64(bias_step),
                  (np.int32(ACTIVATIONS[activation]), np.float32(slope)), np.int64(att_step),
                  np.int64(0 if planes is None else planes[1] * planes[2]))
@@ -165,8 +165,8 @@ def _make(segments: Segments, options: tuple, tensors: tuple) -> _Made:
 
 def prepare(k: int, n: int, blocks: int, dtype: torch.dtype, rows: int, segments: int,
             transposed: bool, precision: str, device: torch.device, write: str = "PLAIN") -> None:
-    """Compile what `multiply` launches for such sizes and well aligned tensors; ``write`` as for
-    `kernels`. Raises CompileError."""
+    """Compile the kernel that `multiply` launches for such sizes and well aligned tensors;
+    ``write`` as for `kernels`. Raises CompileError."""
     plan = _plan(k, n, dtype, rows, segments, transposed, precision, False, device)
     _compiled(plan, k, n, blocks, dtype, dtype, transposed, precision, 0, 0, 0, write,
               None)("multiply")
@@ -209,7 +209,7 @@ def _compiled(plan: ProductPlan | DirectPlan, k: int, n: int, blocks: int, row: 
 
 def _launch(plan: ProductPlan | DirectPlan, segments: Segments, blocks: int,
             n: int) -> tuple[tuple[int, int], int, int, tuple]:
-    """Grid, threads, shared memory, and what the kernel is told of the segments."""
+    """Grid, threads, shared memory, and the kernel's arguments of the segments."""
     if isinstance(plan, DirectPlan):
         height, columns = plan.rows, blocks
         across = segment_direct.grid(plan, segments.tile_bound(height), blocks)
@@ -224,7 +224,7 @@ def _launch(plan: ProductPlan | DirectPlan, segments: Segments, blocks: int,
 
 @functools.lru_cache(maxsize=256)
 def _planes(plan: ProductPlan | DirectPlan, n: int, heads: int, width: int) -> int:
-    """In how many strips of a warp's columns one head may lie; ``strip_of`` of
+    """Number of strips of a warp's columns in which one head may lie; ``strip_of`` of
     segment_epilogue.cuh."""
     tile, tiles = plan.tile, -(-n // plan.tile.columns)
 

@@ -22,7 +22,7 @@ _MERGE_THREADS, _MERGE_COLUMNS, _MERGE_WIDE = 256, 32, 1024  # as in segment_mer
 _MERGE_SHARED = 4 * (2 * _MERGE_THREADS + _MERGE_THREADS // 32)
 # parts of a segment, on average, from which on threads share the parts of a column
 _MANY_PARTS = 16
-_MERGE_BLOCKS = 132 * 8  # as many as run at once
+_MERGE_BLOCKS = 132 * 8  # blocks that run at once
 _WORTH = 64  # tiles for which a partial sum more is worth it
 _MAX_GRID_Y = 65535
 
@@ -51,14 +51,14 @@ def weight_grad(segments: Segments, x: Tensor, dy: Tensor, *, index: Tensor | No
     Sums have a fixed order: bits repeat for equal sizes and segments. Raises ValueError for what
     does not fit.
     """
-    made = _of(segments, x, dy, index, dy_index, blocks, scale, precision, False)
-    shape = (segments.count, blocks, made.k, made.n)
+    call = _of(segments, x, dy, index, dy_index, blocks, scale, precision, False)
+    shape = (segments.count, blocks, call.k, call.n)
     if out is None:
         out = torch.zeros(shape, dtype=torch.float32, device=x.device)
     else:
         expect("out", out, torch.float32, shape, x.device)
         out.zero_()
-    _run(made, x, dy, index, dy_index, scale, out)
+    _run(call, x, dy, index, dy_index, scale, out)
     return out
 
 
@@ -66,20 +66,20 @@ def weight_grad_and_sums(segments: Segments, x: Tensor, dy: Tensor, *, index: Te
                          dy_index: Tensor | None = None, blocks: int = 1,
                          scale: Tensor | None = None,
                          precision: str = "fp32") -> tuple[Tensor, Tensor]:
-    """`weight_grad`, and what it sums in passing: ``sum over the rows i of segment s of scale[i] *
-    dy[dy_index[i]]``, [S, blocks * N] fp32. That is the gradient of a bias per segment. Both are
-    views of one memory."""
-    made = _of(segments, x, dy, index, dy_index, blocks, scale, precision, True)
-    matrices = blocks * made.k * made.n
-    out = torch.zeros((segments.count, made.weight), dtype=torch.float32, device=x.device)
-    _run(made, x, dy, index, dy_index, scale, out)
-    return out[:, :matrices].unflatten(1, (blocks, made.k, made.n)), out[:, matrices:]
+    """`weight_grad`, and the gradient of a bias per segment, summed in passing: ``sum over the rows
+    i of segment s of scale[i] * dy[dy_index[i]]``, [S, blocks * N] fp32. Both are views of one
+    memory."""
+    call = _of(segments, x, dy, index, dy_index, blocks, scale, precision, True)
+    matrices = blocks * call.k * call.n
+    out = torch.zeros((segments.count, call.weight), dtype=torch.float32, device=x.device)
+    _run(call, x, dy, index, dy_index, scale, out)
+    return out[:, :matrices].unflatten(1, (blocks, call.k, call.n)), out[:, matrices:]
 
 
 class _Made(NamedTuple):
-    """All of a call that is the same for tensors of the same form and the same options. ``weight``:
-    values of a segment; ``across``: blocks over the tiles of rows; ``merge``: the kernel that adds
-    up parts; ``compiled``: None where there is nothing to do."""
+    """Prepared call, for all tensors of the same form and the same options. ``weight``: values of
+    a segment; ``across``: blocks over the tiles of rows; ``merge``: the kernel that adds up parts;
+    ``compiled``: None where there is nothing to do."""
 
     k: int
     n: int
@@ -96,7 +96,7 @@ class _Made(NamedTuple):
 
 def _of(segments: Segments, x: Tensor, dy: Tensor, index: Tensor | None, dy_index: Tensor | None,
         blocks: int, scale: Tensor | None, precision: str, sums: bool) -> _Made:
-    """What `_make` says, which is asked once for calls alike."""
+    """Result of `_make`, remembered for calls alike."""
     tensors = x, dy, index, dy_index, scale
     key = ("grad", blocks, precision, sums,
            *[None if t is None else (t.dtype, t.shape, t.stride(), t.device, t.data_ptr() & 15)
@@ -107,7 +107,7 @@ def _of(segments: Segments, x: Tensor, dy: Tensor, index: Tensor | None, dy_inde
 
 def _make(segments: Segments, x: Tensor, dy: Tensor, index: Tensor | None, dy_index: Tensor | None,
           scale: Tensor | None, blocks: int, precision: str, sums: bool) -> _Made:
-    """Checks a call and finds its kernels."""
+    """Checks a call and prepares it with its kernels."""
     k, n = check_pair(segments, x, dy, index, dy_index, blocks)
     if scale is not None:
         expect("scale", scale, torch.float32, (segments.rows,), x.device)
@@ -130,8 +130,8 @@ def _make(segments: Segments, x: Tensor, dy: Tensor, index: Tensor | None, dy_in
 
 def prepare(k: int, n: int, blocks: int, dtype: torch.dtype, precision: str, device: torch.device,
             sums: bool = False) -> None:
-    """Compile what `weight_grad` launches, or with ``sums`` `weight_grad_and_sums`, for such sizes
-    and well aligned tensors. Raises CompileError."""
+    """Compile the kernels that `weight_grad` launches, or with ``sums`` `weight_grad_and_sums`, for
+    such sizes and well aligned tensors. Raises CompileError."""
     size = dtype.itemsize
     compiled = kernels(grad_plan(k, n, dtype, shared_limit(device)), k, n, blocks, dtype,
                        precision_of(precision, dtype), math.gcd(16, k * size),
@@ -165,6 +165,6 @@ def merge_of(weight: int, count: int, across: int) -> tuple[str, tuple[int, int]
 
 
 def add_parts(made: Any, partial: Tensor, out: Tensor) -> None:
-    """Launches it. made: as `_Made`, of this family or another with those kernels."""
+    """Launches `merge_of`'s kernel. made: a `_Made` of this family or another with such kernels."""
     made.compiled(made.merge)(made.merge_grid, _MERGE_THREADS, _MERGE_SHARED, made.graph[1:] + (
         made.across, partial.data_ptr(), out.data_ptr()))

@@ -1,6 +1,5 @@
-"""How the segment products cut their matrices: tiles, warps, stages, shared memory, blocks. The
-numbers behind ``src/segment_gemm.cu`` and ``src/segment_gemm_grad.cu``. All from sizes that the
-host knows."""
+"""Plans of the segment products: tiles, warps, stages, shared memory, blocks. The numbers behind
+``src/segment_gemm.cu`` and ``src/segment_gemm_grad.cu``, all from sizes that the host knows."""
 from __future__ import annotations
 
 import functools
@@ -14,7 +13,8 @@ from torch import Tensor
 from gnnaccel.cuda.layout import TYPES
 from gnnaccel.cuda.tile_ptr import tile_ptr
 
-# of an H100 or H200; a constant, so that weight gradients have the same bits on every GPU
+# multiprocessors of an H100 or H200; a constant, so that weight gradients have the same bits on
+# every GPU
 _SMS = 132
 _SM_SHARED, _SM_REGISTERS, _SM_THREADS = 227 * 1024, 65536, 2048
 # shared memory of a block, so that two fit on a multiprocessor of the larger GPUs
@@ -23,7 +23,7 @@ _MAX_TILE = 128  # rows or columns
 _FEW = 8
 _MOST_MADE = 64  # calls, of which a layer has some six
 _LINE = 128  # bytes of a row of x that one step takes
-# KiB
+# KiB of shared memory that a block may ask for, by compute capability
 _OPTIN_SHARED = {75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 110: 227,
                  120: 99, 121: 99}
 
@@ -34,8 +34,8 @@ PRECISIONS = {"fma": "FMA", "fp32": "FP32", "tf32": "TF32"}
 
 
 class Segments:
-    """Rows sorted by segment: those of segment s are ``ptr[s]`` to ``ptr[s + 1] - 1``. Make it once
-    per graph, and keep it.
+    """Rows sorted by segment: those of segment s are ``ptr[s]`` to ``ptr[s + 1] - 1``. To be made
+    once per graph, and kept.
 
     ptr: int32 [S + 1], ascending, from 0 to ``rows``, on the device (contents are not checked,
     which would need the device). ValueError for another dtype or shape.
@@ -51,7 +51,7 @@ class Segments:
             raise ValueError(f"{rows} rows in {len(ptr) - 1} segments: rows are counted in int32, "
                              "and each belongs to a segment")
         self.ptr, self.rows, self.count = ptr, rows, len(ptr) - 1
-        # what launchers found out for calls alike, by what makes them so
+        # prepared calls of launchers, by their keys
         self.made: dict[tuple, Any] = {}
         self._tiles: dict[int, Tensor] = {}
 
@@ -63,19 +63,19 @@ class Segments:
         return found
 
     def tile_ptr(self, height: int) -> Tensor:
-        """int32 [S + 1]: how many tiles of ``height`` rows, of `tile_ptr.HEIGHTS`, lie before each
+        """int32 [S + 1]: number of tiles of ``height`` rows, of `tile_ptr.HEIGHTS`, before each
         segment. Memoised."""
         if not self._tiles:
             self._tiles = tile_ptr(self.ptr)
         return self._tiles[height]
 
     def tiled(self, height: int) -> tuple:
-        """As kernels take it: where segments begin, their tiles of ``height`` rows, how many there
-        are."""
+        """Kernel arguments: where segments begin, their tiles of ``height`` rows, the number of
+        segments."""
         return self.ptr.data_ptr(), self.tile_ptr(height).data_ptr(), np.int32(self.count)
 
     def tile_bound(self, height: int) -> int:
-        """No fewer than there are tiles: each segment with rows has at most one that is not
+        """Upper bound of the number of tiles: each segment with rows has at most one that is not
         full."""
         return self.rows // height + min(self.count, self.rows)
 
@@ -191,8 +191,8 @@ def _product_shared(tile: Tile, depth: int, chunks: int, size: int, transposed: 
 @functools.cache
 def product_plan(k: int, n: int, dtype: torch.dtype, rows: int, transposed: bool, dots: bool,
                  limit: int) -> ProductPlan:
-    """The first that fits: wide tiles, W resident, three stages are best. Tiles have ``rows`` rows,
-    fewer where they are wide."""
+    """The first plan that fits: wide tiles, W resident, three stages are best. Tiles have ``rows``
+    rows, fewer where they are wide."""
     size = dtype.itemsize
     step, chunks = 32 // size, -(-k * size // _LINE)
     depth = up(-(-k // chunks), step)
@@ -222,8 +222,8 @@ class GradPlan:
 
 
 def _grad_tile(height: int, columns: int) -> Tile:
-    """The fewer warps share a line of X, the less often it is split: measured for tiles of 64
-    lines."""
+    """Tile of a weight gradient. The fewer warps share a line of X, the less often it is split:
+    measured for tiles of 64 lines."""
     if height == 64 and columns == 64:
         return Tile(64, 64, 1, 2)
     return (Tile(64, columns, 1, 4) if height == 64 and columns > 64 and columns % 32 == 0
@@ -232,8 +232,8 @@ def _grad_tile(height: int, columns: int) -> Tile:
 
 @functools.cache
 def grad_plan(k: int, n: int, dtype: torch.dtype, limit: int) -> GradPlan:
-    """The first that fits. Large tiles are best; of half types, and of wide tiles, two stages of 64
-    lines, else three of 32."""
+    """The first plan that fits. Large tiles are best; of half types, and of wide tiles, two stages
+    of 64 lines, else three of 32."""
     size = dtype.itemsize
     for most in (_MAX_TILE, 64, 32):
         height = min(64, next(h for h in (16, 32, 64, 128) if h >= -(-k // -(-k // most))))
@@ -250,11 +250,11 @@ def grad_plan(k: int, n: int, dtype: torch.dtype, limit: int) -> GradPlan:
 def grid_blocks(tiles: int, columns: int, per_sm: int, worth: int) -> int:
     """Blocks for at most ``tiles`` tiles in each of ``columns`` columns of the grid.
 
-    As many as run at once, and up to four times that as long as each still gets ``worth`` tiles:
-    later blocks even out what the earlier ones were unlucky with.
+    The number is as many as run at once, and up to four times that as long as each still gets
+    ``worth`` tiles: later blocks even out the unequal times of earlier ones.
     """
-    together = max(1, _SMS * per_sm // columns)
-    return min(tiles, together * max(1, min(4, tiles // (worth * together))))
+    concurrent = max(1, _SMS * per_sm // columns)
+    return min(tiles, concurrent * max(1, min(4, tiles // (worth * concurrent))))
 
 
 def as_defines(*parts: dict) -> tuple:

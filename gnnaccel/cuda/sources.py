@@ -27,7 +27,7 @@ def write(text: str, name: str) -> str:
 
 
 def is_written(family: str) -> bool:
-    """Whether it is a name that `write` gives, in this process or another."""
+    """Whether ``family`` is a name that `write` gives, in this process or another."""
     return _WRITTEN.fullmatch(family) is not None
 
 
@@ -42,9 +42,9 @@ def source(family: str) -> str:
     try:
         text = _written.get(family) or _read(family + ".cu")
     except FileNotFoundError:
-        known = ", ".join(families()) or "none"
+        names = ", ".join(families()) or "none"
         raise FileNotFoundError(f"no kernel family {family!r}: no {family}.cu in gnnaccel/cuda/src "
-                                f"(there are: {known})") from None
+                                f"(there are: {names})") from None
     return inline(text, family)
 
 
@@ -81,17 +81,16 @@ def inline(text: str, family: str = "text") -> str:
 def defined(family: str, defines: tuple) -> str:
     """`source` behind a ``#define`` per pair of ``defines``.
 
-    As ``-D`` options they would cost time at each start: CuPy asks NVRTC once per set of options
-    what it would make of an empty text, before it looks into its cache. As text they are part of
-    the cache's key all the same.
+    Options ``-D`` would cost time at each start: CuPy gives NVRTC an empty text once per set of
+    options, before it looks into its cache. As text they are part of the cache's key all the same.
     """
     lines = "".join(f"#define {name} {value}\n" for name, value in defines)
     return f'{lines}#line 1 "{family}.cu"\n{source(family)}'
 
 
 def options(defines: tuple) -> tuple[str, ...]:
-    """What NVRTC is told besides: the same for almost all kernels, which CuPy's cache is fastest
-    with. ``FMAD`` 0 among ``defines`` asks for products that are rounded before they are added."""
+    """Further options of NVRTC: the same for almost all kernels, which is fastest with CuPy's
+    cache. ``FMAD`` 0 among ``defines`` asks for products that are rounded before they are added."""
     return ("--std=c++17", *(("--fmad=false",) if ("FMAD", "0") in defines else ()))
 
 

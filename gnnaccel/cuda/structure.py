@@ -38,9 +38,9 @@ class Split:
 
     chunk_edges: int
     counters: int  # address of int32 [38]
-    memory: Tensor  # in which they lie
+    memory: Tensor  # holds the counters
     lists: Tensor  # int32: `heavy`, then `chunks`
-    bounds: tuple[int, int]  # how many chunks and split rows there may be
+    bounds: tuple[int, int]  # most chunks and split rows
     report: Report | Unread
     _exact: tuple[int, int] | None = field(default=None)
 
@@ -64,13 +64,13 @@ class Split:
         return self.lists[4 * self.bounds[1]:].view(-1, 2)
 
     def addresses(self) -> tuple[int, int]:
-        """Of `chunks` and of `heavy`."""
+        """Addresses of `chunks` and of `heavy`."""
         heavy = self.lists.data_ptr()
         return heavy + 16 * self.bounds[1], heavy
 
     @property
     def known(self) -> bool:
-        """Whether the device has reported. What follows is only to be read then."""
+        """Whether the device has reported. The properties below are only to be read then."""
         return self.report.words is not None
 
     @property
@@ -102,7 +102,7 @@ class Split:
 
 
 class Launch(NamedTuple):
-    """What every kernel is told of a graph. ``graph``: indptr, other, place, rows; ``slots``: warps
+    """Kernel arguments of a graph. ``graph``: indptr, other, place, rows; ``slots``: warps
     for chunks, in whole blocks, so that a block holds either chunks or rows; ``split``: counters,
     chunks, chunk_edges, slots; ``merge``: counters, split rows; ``chunks`` and ``heavy`` as
     `Split.sizes`."""
@@ -122,10 +122,10 @@ class Rows:
     ``indptr`` [rows + 1] int32 or int64; ``other`` [edges] int32, the other end; ``place`` [edges]
     of indptr's dtype: for the CSC the edge's id in the caller's order (added self loops count after
     the caller's edges), for the transposed graph its place in the CSC. The arrays may be longer
-    than ``indptr[-1]``; what lies beyond is never read. ``inverse`` [edges]: of the transposed
-    graph, where it was asked for, the place in it of each edge of the CSC. ``launched``: what
-    `launch` gives from now on, None before that is known; ``bounded``: what it gives until then;
-    ``made``: what launchers found out for calls alike, by what makes them so.
+    than ``indptr[-1]``; elements beyond are never read. ``inverse`` [edges]: of the transposed
+    graph, where it was asked for, the place in it of each edge of the CSC. ``launched``: the result
+    of `launch` from now on, None before that is known; ``bounded``: its result until then;
+    ``made``: prepared calls of launchers, by their keys.
     """
 
     indptr: Tensor
@@ -149,7 +149,7 @@ class Rows:
         to have some. Kept once the device has reported. ``repeated``: the caller will ask again and
         has to get as many tensors, whatever is known by then."""
         device = self.indptr.device
-        key = "bare", capture.stream(device)  # whoever runs on another would have to wait for it
+        key = "bare", capture.stream(device)  # another stream would have to wait for the result
         anew = repeated or capture.capturing()
         if key in self.made and not anew:
             return self.made[key]
@@ -157,9 +157,9 @@ class Rows:
         if known and self.split.histogram()[:1] == [0]:
             return self.keep(key, None)
         with torch.inference_mode(False):
-            some = self.indptr.diff() > 0
-            found = ~some, some.byte().argmax().view(1)
-        return self.keep(key, found) if known else found
+            nonempty = self.indptr.diff() > 0
+            empty = ~nonempty, nonempty.byte().argmax().view(1)
+        return self.keep(key, empty) if known else empty
 
     def launch(self) -> Launch:
         """Kernel parameters; kept once the device has reported exact sizes."""
@@ -173,17 +173,17 @@ class Rows:
         chunks, heavy = split.sizes()
         known = split._exact is not None
         slots = -(-chunks // WARPS) * WARPS
-        counters, (of_chunks, of_heavy) = split.counters, split.addresses()
-        found = Launch(
+        counters, (chunk_list, heavy_list) = split.counters, split.addresses()
+        launch = Launch(
             (self.indptr.data_ptr(), self.other.data_ptr(), self.place.data_ptr(),
              np.int32(self.indptr.shape[0] - 1)), slots,
-            (counters, of_chunks, np.int32(split.chunk_edges), np.int32(slots)),
-            (counters, of_heavy), chunks, heavy)
+            (counters, chunk_list, np.int32(split.chunk_edges), np.int32(slots)),
+            (counters, heavy_list), chunks, heavy)
         if known:
-            self.launched = found
+            self.launched = launch
         else:
-            self.bounded = found
-        return found
+            self.bounded = launch
+        return launch
 
     @functools.cached_property
     def rows(self) -> int:
@@ -210,12 +210,12 @@ def chunk_edges(edges: int) -> int:
 
 @functools.cache
 def _kernels(family: str, wide: bool) -> Kernels:
-    """For offsets of 64 bits if ``wide``, else of 32."""
+    """Kernels for offsets of 64 bits if ``wide``, else of 32."""
     return Kernels(family, (("OFF_T", "i64" if wide else "int"),))
 
 
 def prepare() -> None:
-    """Compile what builds the structure of graphs with int32 offsets. Raises CompileError."""
+    """Compile the kernels that build graphs with int32 offsets. Raises CompileError."""
     _kernels("row_order", False)("order")
     for entry in ("scan", "split"):
         _kernels("row_split", False)(entry)
@@ -225,22 +225,22 @@ def prepare() -> None:
 
 
 def _list_sizes(rows: int, edges: int, limit: int) -> tuple[int, int]:
-    """The most chunks and split rows that there may be."""
+    """The most chunks and split rows."""
     heavy = min(rows, edges // (limit + 1))
     return edges // limit + heavy if heavy else 0, heavy
 
 
 def _split(rows: int, edges: int, limit: int, counters: int, memory: Tensor, flags: int,
            lists: Tensor | None = None) -> tuple[Split, tuple]:
-    """Room for long rows and their chunks, as upper bounds allow for, with the report on them; and
-    what a kernel that fills it is told. ``flags``: an address; ``lists``: the room, if it is
+    """Room for long rows and their chunks, up to upper bounds, with the report on them; and the
+    arguments of a kernel that fills it. ``flags``: an address; ``lists``: the room, if it is
     there."""
     device, (chunks, heavy) = memory.device, _list_sizes(rows, edges, limit)
     if lists is None:
         lists = torch.empty(4 * heavy + 2 * chunks, dtype=torch.int32, device=device)
     report, address = reports(device).take(), lists.data_ptr()
     return (Split(limit, counters, memory, lists, (chunks, heavy), report),
-            # as `Split.addresses`
+            # the first addresses are those of `Split.addresses`
             (counters, address + 16 * heavy, address, flags, report.address, np.int32(report.tag)))
 
 
@@ -251,17 +251,17 @@ def split_rows(indptr: Tensor, edges: int, flags: Tensor | None = None,
     rows = indptr.shape[0] - 1
     limit = limit or chunk_edges(edges)
     memory = torch.zeros(_COUNTERS, dtype=torch.int32, device=indptr.device)
-    split, told = _split(rows, edges, limit, memory.data_ptr(), memory,
+    split, args = _split(rows, edges, limit, memory.data_ptr(), memory,
                          flags.data_ptr() if flags is not None else 0)
     _kernels("row_split", indptr.dtype is torch.int64)("split")(
         (-(-max(rows, 1) // _THREADS), 1), _THREADS, 4 * (_BINS + 1),
-        (indptr.data_ptr(), np.int32(rows), np.int32(limit), *told))
+        (indptr.data_ptr(), np.int32(rows), np.int32(limit), *args))
     return split
 
 
 class _Counting(NamedTuple):
-    """Memory to count in, zeros at first: ``indptr`` [rows + 1], and addresses of it and of what
-    the kernels `count` and `scan` need beside it."""
+    """Memory to count in, zeros at first: ``indptr`` [rows + 1], and addresses of it and of the
+    further memory of the kernels `count` and `scan`."""
 
     memory: Tensor
     indptr: Tensor
@@ -275,21 +275,21 @@ class _Counting(NamedTuple):
     def of(cls, rows: int, wide: bool, device: torch.device) -> _Counting:
         unit = 1 if wide else 2  # offsets in eight bytes
         head = -(-(rows + 1) // unit)
-        beside = _COUNTERS // 2 + 1
-        memory = torch.zeros(unit * (head + beside + max(1, -(-rows // _SCANNED)) + 1),
+        counter_units = _COUNTERS // 2 + 1
+        memory = torch.zeros(unit * (head + counter_units + max(1, -(-rows // _SCANNED)) + 1),
                              dtype=torch.int64 if wide else torch.int32, device=device)
         address = memory.data_ptr()
         counters = address + 8 * head
         return cls(memory, memory[:rows + 1], rows, address, counters, counters + 4 * _COUNTERS,
-                   counters + 8 * beside)
+                   counters + 8 * counter_units)
 
     def scan(self, wide: bool, edges: int, loops: int, flags: int) -> Split:
         """Degrees become offsets; ``edges``: the most that rows may hold."""
         rows, limit = self.rows, chunk_edges(edges)
-        split, told = _split(rows, edges, limit, self.counters, self.memory, flags)
+        split, args = _split(rows, edges, limit, self.counters, self.memory, flags)
         scan = _kernels("row_split", wide)("scan")
         scan((max(1, -(-rows // _SCANNED)), 1), _THREADS, _SCAN_BYTES,
-             (self.address, np.int32(rows), np.int64(loops), np.int32(limit), self.state, *told))
+             (self.address, np.int32(rows), np.int64(loops), np.int32(limit), self.state, *args))
         return split
 
 
@@ -318,22 +318,22 @@ def _is_small(total: int, num_src: int, num_dst: int, wide: bool) -> bool:
 
 
 def _in_one_launch(entry: str, given: tuple, rows: int, total: int, device: torch.device) -> Rows:
-    """The ``rows`` of a small graph, of at most ``total`` edges, by the kernel ``entry`` of what is
-    ``given``."""
+    """The ``rows`` of a small graph, of at most ``total`` edges, by the kernel ``entry`` with the
+    arguments ``given``."""
     limit = chunk_edges(total)
     chunks, heavy = _list_sizes(rows, total, limit)
     # one allocation, whose parts begin at multiples of 16 bytes
     lists, head = 4 * heavy + 2 * chunks, _COUNTERS + 2
-    counters, of_split, _, other, _, place, _, indptr = torch.empty(
+    counters, room, _, other, _, place, _, indptr = torch.empty(
         head + lists + (-lists) % 4 + 2 * (total + -total % 4) + rows + 1, dtype=torch.int32,
         device=device).split((head, lists, -lists % 4, total, -total % 4, total, -total % 4,
                               rows + 1))
     address, size = counters.data_ptr(), 1 << max(0, total - 1).bit_length()
-    split, told = _split(rows, total, limit, address, counters, address + 4 * _COUNTERS, of_split)
+    split, args = _split(rows, total, limit, address, counters, address + 4 * _COUNTERS, room)
     _kernels("structure", False)(entry)(
         (1, 1), min(_SMALL_THREADS, max(_THREADS, size // 2)), 4 * (size + _BINS + 2),
         (*given, np.int32(size), indptr.data_ptr(), other.data_ptr(), place.data_ptr(),
-         np.int32(limit), *told))
+         np.int32(limit), *args))
     return Rows(indptr, other, place, split)
 
 
@@ -345,8 +345,8 @@ def csc(src: Tensor, dst: Tensor, num_src: int, num_dst: int, loops: int, wide: 
     Args:
         src, dst: [E] int32 or int64, contiguous. Ids outside the node ranges are left out and
             reported.
-        loops: how many nodes get a self loop; existing loops are dropped then. 0 leaves the edges
-            as they are.
+        loops: number of nodes that get a self loop; existing loops are dropped then. 0 leaves the
+            edges as they are.
         wide: int64 offsets.
     """
     edges, device = src.shape[0], src.device
@@ -356,16 +356,16 @@ def csc(src: Tensor, dst: Tensor, num_src: int, num_dst: int, loops: int, wide: 
             np.int64(loops))
     if _is_small(total, num_src, num_dst, wide):
         return _in_one_launch(f"small_{ids}", head, num_dst, total, device)
-    made = _Counting.of(num_dst, wide, device)
-    number = torch.empty(total, dtype=made.memory.dtype, device=device)
+    counting = _Counting.of(num_dst, wide, device)
+    number = torch.empty(total, dtype=counting.memory.dtype, device=device)
     kernels(f"count_{ids}")((-(-edges // _THREADS), 1), _THREADS, 0,
-                            (*head, made.address, number.data_ptr(), made.flags))
-    split = made.scan(wide, total, loops, made.flags)
+                            (*head, counting.address, number.data_ptr(), counting.flags))
+    split = counting.scan(wide, total, loops, counting.flags)
     entries = torch.empty(total, 2, dtype=number.dtype, device=device)
     kernels(f"place_{ids}")((-(-total // _THREADS), 1), _THREADS, 0,
-                            (*head, made.address, number.data_ptr(), made.flags,
+                            (*head, counting.address, number.data_ptr(), counting.flags,
                              entries.data_ptr()))
-    return _ordered(made.indptr, entries, split, number)
+    return _ordered(counting.indptr, entries, split, number)
 
 
 def transpose(by_dst: Rows, num_src: int) -> Rows:
@@ -374,12 +374,12 @@ def transpose(by_dst: Rows, num_src: int) -> Rows:
     head = (by_dst.indptr.data_ptr(), by_dst.other.data_ptr(), np.int32(by_dst.rows))
     if _is_small(total, num_src, by_dst.rows, wide):
         return _in_one_launch("small_src", (*head, np.int32(num_src)), num_src, total, device)
-    kernels, made = _kernels("structure", wide), _Counting.of(num_src, wide, device)
-    number = torch.empty(total, dtype=made.memory.dtype, device=device)
+    kernels, counting = _kernels("structure", wide), _Counting.of(num_src, wide, device)
+    number = torch.empty(total, dtype=counting.memory.dtype, device=device)
     kernels("count_src")((-(-total // _THREADS), 1), _THREADS, 0,
-                         (*head, made.address, number.data_ptr()))
-    split = made.scan(wide, total, 0, 0)
+                         (*head, counting.address, number.data_ptr()))
+    split = counting.scan(wide, total, 0, 0)
     entries = torch.empty(total, 2, dtype=number.dtype, device=device)
     kernels("place_src")((-(-total // _THREADS), 1), _THREADS, 0,
-                         (*head, made.address, number.data_ptr(), entries.data_ptr()))
-    return _ordered(made.indptr, entries, split, number)
+                         (*head, counting.address, number.data_ptr(), entries.data_ptr()))
+    return _ordered(counting.indptr, entries, split, number)

@@ -1,4 +1,4 @@
-"""What selects a compiled attention kernel, whatever its scores."""
+"""Key of a compiled attention kernel, whatever its scores."""
 from __future__ import annotations
 
 import functools
@@ -12,7 +12,7 @@ from gnnaccel.cuda.layout import ROW_TYPES, TYPES, Layout, layout_for
 @dataclass(frozen=True)
 class RowVariant:
     """Heads x width of a row; ``row``/``out``: dtypes of the gathered rows and of the result;
-    ``edge``: there are edge features; ``train``: backward's needs are saved; ``wide``: int64
+    ``edge``: there are edge features; ``train``: tensors are saved for backward; ``wide``: int64
     offsets."""
 
     heads: int

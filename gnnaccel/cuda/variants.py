@@ -1,5 +1,4 @@
-"""Definitions that every kernel family must compile with: what CI feeds to NVRTC for each
-architecture."""
+"""Definitions that every kernel family must compile with, for NVRTC in CI on each architecture."""
 from __future__ import annotations
 
 import torch
@@ -46,8 +45,8 @@ def _pairwise(build):
 
 
 def _vectors(build):
-    for (heads, width), (row, out), more in zip(((8, 8), (3, 512)), _TYPES, (False, True)):
-        yield from build(pairwise.Variant(heads, width, row, out, False, more, True, more, "gatv2",
+    for (heads, width), (row, out), wide in zip(((8, 8), (3, 512)), _TYPES, (False, True)):
+        yield from build(pairwise.Variant(heads, width, row, out, False, wide, True, wide, "gatv2",
                                           False, True))
 
 
@@ -59,8 +58,8 @@ def _tiled(build):
 
 
 def _kept():
-    for (heads, width), (row, out), more in zip(((4, 16), (3, 512)), _TYPES, (False, True)):
-        v = pairwise.Variant(heads, width, row, out, False, more, True, more, "dot", not more)
+    for (heads, width), (row, out), wide in zip(((4, 16), (3, 512)), _TYPES, (False, True)):
+        v = pairwise.Variant(heads, width, row, out, False, wide, True, wide, "dot", not wide)
         yield from (v.backward_kernels(by_src, True).defines for by_src in (False, True))
 
 
@@ -68,11 +67,11 @@ def _aggregate():
     options = (("none", "position", False, True), ("edge", "place", False, False, True),
                ("head", "position", True), ("edge", "position"), ("head", "place"),
                ("head", "place", False, True, True), ("none", "place", True))
-    for i, more in enumerate(options):
-        yield aggregate.Variant(*(*_SIZES, (1, 1))[i % 4], *_TYPES[i % 3], *more).kernels.defines
-    for (heads, width), (_, out), more in zip((*_SIZES, (1, 128), (8, 8)), (*_TYPES, *_TYPES),
-                                              options):
-        int8 = aggregate.Variant(heads, width, torch.int8, out, *more)
+    for i, fields in enumerate(options):
+        yield aggregate.Variant(*(*_SIZES, (1, 1))[i % 4], *_TYPES[i % 3], *fields).kernels.defines
+    for (heads, width), (_, out), fields in zip((*_SIZES, (1, 128), (8, 8)), (*_TYPES, *_TYPES),
+                                                options):
+        int8 = aggregate.Variant(heads, width, torch.int8, out, *fields)
         yield from (int8.kernels.defines, int8.int8_dot.defines)
     for (heads, width), (row, out), weight in zip(((1, 256), (4, 64), (1, 160)), _TYPES,
                                                   ("edge", "head", "none")):
@@ -152,16 +151,16 @@ def _edge_softmax():
 def _extremum():
     forms = (("copy", "none", True), ("mul", "head", False), ("add", "edge"),
              ("copy", "none", False, True), ("mul", "edge"))
-    for i, more in enumerate(forms):
-        yield extremum.Variant(*_SIZES[i % 3], _TYPES[i % 3][0], *more, wide=i == 1).kernels.defines
+    for i, form in enumerate(forms):
+        yield extremum.Variant(*_SIZES[i % 3], _TYPES[i % 3][0], *form, wide=i == 1).kernels.defines
 
 
 def _multi_reduce():
     forms = ((("max",),), (multi_reduce.REDUCES, "head", True), (("std", "min"), "edge"),
              (("mean", "sum"),), (("mean", "min", "max", "std"), "added"),
              (multi_reduce.REDUCES, "added", True))
-    for i, more in enumerate(forms):
-        yield multi_reduce.Variant(*_SIZES[i % 3], _TYPES[i % 3][0], *more)
+    for i, fields in enumerate(forms):
+        yield multi_reduce.Variant(*_SIZES[i % 3], _TYPES[i % 3][0], *fields)
 
 
 def _gated():

@@ -1,2 +1,2 @@
-"""Messages that no family of kernels was written for: as expressions, their kernels, and what they
-are on torch operations."""
+"""Messages that no family of kernels was written for: as expressions, their kernels, and their
+computation by torch operations."""

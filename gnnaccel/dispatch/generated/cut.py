@@ -1,4 +1,4 @@
-"""Where no gradient arrives in a message: below comparisons."""
+"""Cuts a message where no gradient arrives: below comparisons."""
 from __future__ import annotations
 
 import torch
@@ -15,36 +15,36 @@ _HARMLESS = frozenset(("add", "sub", "neg", "abs", "relu", CHANNEL_SUM))
 
 
 def cut(tree: Tree) -> Tree:
-    """The same, with leaves of their own, without gradients, below comparisons.
+    """The tree with leaves of their own, without gradients, below comparisons.
 
-    So what is only compared has no gradient, as with torch. What is used elsewhere too is read a
-    second time where the gradient would not stay 0 on its way: that of a square root of 0 is
-    infinite, and times 0 it is NaN.
+    A value that is only compared then has no gradient, as with torch. A leaf that is used elsewhere
+    too is read a second time where the gradient would not stay 0 on its way: that of a square root
+    of 0 is infinite, and times 0 it is NaN.
     """
     reached = _reached(tree)
-    cut_off: dict[int, Leaf] = {}  # by what they are views of
-    made: dict[tuple[int, str], Tree] = {}
+    cut_off: dict[int, Leaf] = {}  # detached leaves by the ids of their bases
+    copies: dict[tuple[int, str], Tree] = {}
 
     def of_leaf(leaf: Leaf, way: str) -> Leaf:
         if way == "open" or (way == "harmless" and id(leaf.base) in reached):
             return leaf
-        found = without_gradient(leaf, cut_off.get(id(leaf.base)))
-        cut_off.setdefault(id(leaf.base), found)
-        return found
+        detached = without_gradient(leaf, cut_off.get(id(leaf.base)))
+        cut_off.setdefault(id(leaf.base), detached)
+        return detached
 
     def of(part: Tree, way: str) -> Tree:
-        """``way``: what the part is below: nothing ("open"), a comparison and operations that are
-        "harmless", or others ("harmful")."""
+        """``way``: the place of the part: below nothing ("open"), below a comparison and operations
+        that are "harmless", or below others ("harmful")."""
         key = id(part), way
-        if key not in made:
+        if key not in copies:
             if isinstance(part, Leaf):
-                made[key] = of_leaf(part, way)
+                copies[key] = of_leaf(part, way)
             elif isinstance(part, Call):
-                made[key] = Call(part.op, tuple([of(arg, _way(part.op, k, way))
-                                                 for k, arg in enumerate(part.args)]))
+                copies[key] = Call(part.op, tuple([of(arg, _way(part.op, k, way))
+                                                   for k, arg in enumerate(part.args)]))
             else:
-                made[key] = part
-        return made[key]
+                copies[key] = part
+        return copies[key]
 
     return of(tree, "open")
 
@@ -57,28 +57,28 @@ def _way(op: str, k: int, above: str) -> str:
 
 
 def _reached(tree: Tree) -> set[int]:
-    """Of leaves that a gradient reaches, the ids of what they are views of."""
-    found, seen, left = set(), set(), [tree]
-    while left:
-        part = left.pop()
+    """Ids of the bases of all leaves that a gradient reaches."""
+    bases, seen, stack = set(), set(), [tree]
+    while stack:
+        part = stack.pop()
         if id(part) in seen:
             continue
         seen.add(id(part))
         if isinstance(part, Leaf):
-            found.add(id(part.base))
+            bases.add(id(part.base))
         elif isinstance(part, Call) and part.op not in _NOTHING:
-            left += part.args[part.op == _TEST:]
-    return found
+            stack += part.args[part.op == _TEST:]
+    return bases
 
 
 def without_gradient(leaf: Leaf, base: Leaf | None) -> Leaf:
-    """The same numbers without a gradient. ``base``: what they are then a view of, if anything."""
+    """A leaf of the same numbers without a gradient. ``base``: its base, if it is a view."""
     return Leaf(leaf.end, make_without_gradient(leaf.make), leaf.tail, leaf.names,
                 tuple(map(make_without_gradient, leaf.roots)), base, leaf.blocks)
 
 
 def make_without_gradient(make: Make) -> Make:
-    """Makes the same without gradients."""
+    """``make`` without gradients: its result is detached."""
 
     def made(given: dict) -> Tensor:
         with torch.no_grad():

@@ -25,18 +25,20 @@ from gnnaccel.dispatch.run.autograd import wants_grad
 _TARGETS = {"j": "u", "i": "v", "e": "e", "p": "p"}
 EXTREMA, WRITTEN = generated.EXTREMA, generated.WRITTEN
 REDUCES = ("sum", "mean", *EXTREMA)
-#: over the edges that enter a node, or that leave one, by the end that has them
+#: softmax over the edges that enter a node ("i"), or that leave one ("j")
 SOFTMAX = {"i": "softmax", "j": "softmax by source"}
 SOFTMAXES = frozenset(SOFTMAX.values())
 MOST = 12  # rows of inputs, and twice as many inputs in all: each takes registers of every lane
 
 
 class Generated(NamedTuple):
-    """``inputs``: fp32 [rows, numbers] for each input of the ``expression``: nodes or edges, or one
+    """Message that kernels are written for.
+
+    ``inputs``: fp32 [rows, numbers] for each input of the ``expression``: nodes or edges, or one
     row of a parameter, with as many numbers as its mode has; ``numbers``: of the expression;
     ``shape``: of a message; ``seen``: its (heads, width) for the kernels. ``weight``
     [out, in], ``bias`` [out]: of a linear map that each message goes through in the end, which is
-    done with their sums. ``before``: what is written for each edge before, and inputs are made of:
+    done with their sums. ``before``: values written for each edge first, to make inputs of:
     messages with how ("rows" or "heads", as of `at_edges`, or one of `REDUCES`, as of `reduced`),
     and numbers of columns with one of `SOFTMAX`. ``made``: how many inputs are computed for the
     call, as by a linear map of features, rather than passed to it."""
@@ -53,40 +55,40 @@ class Generated(NamedTuple):
 
     @property
     def tensors(self) -> dict[str, tuple[Tensor, str]]:
-        """As of other messages (`ops.messages`)."""
+        """Tensors by name with their targets, as of other messages (`ops.messages`)."""
         names = self.expression.names
-        found = {name: (t, _TARGETS[one.end])
-                 for name, one, t in zip(names, self.expression.inputs, self.inputs)}
-        more = dict(weight=self.weight, bias=self.bias)
-        return {**found, **{name: (t, "p") for name, t in more.items() if t is not None}}
+        inputs = {name: (t, _TARGETS[source.end])
+                  for name, source, t in zip(names, self.expression.inputs, self.inputs)}
+        linear = dict(weight=self.weight, bias=self.bias)
+        return {**inputs, **{name: (t, "p") for name, t in linear.items() if t is not None}}
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        """How many inputs there are, with those of what is written before, of this how much, and
-        how many of the inputs are computed for the call."""
-        written = [one.sizes for one, of in self.before if of not in SOFTMAXES]
+        """Numbers of inputs, with those of ``before``; of values in ``before``; and of inputs that
+        are computed for the call."""
+        written = [message.sizes for message, how in self.before if how not in SOFTMAXES]
         return (len(self.all_inputs), len(self.before) + sum(size[1] for size in written),
                 self.made + sum(size[2] for size in written))
 
     @property
     def by_source(self) -> bool:
-        """Whether something that is written before needs the edges that leave a node."""
-        return any([of == SOFTMAX["j"] or of not in SOFTMAXES and one.by_source
-                    for one, of in self.before])
+        """Whether a value in ``before`` needs the edges that leave a node."""
+        return any([how == SOFTMAX["j"] or how not in SOFTMAXES and message.by_source
+                    for message, how in self.before])
 
     @property
     def written(self) -> int:
-        """Bytes that are written for each edge before."""
-        numbers = {"rows": lambda one: math.prod(one.shape), "heads": lambda one: one.seen[0]}
-        return sum([4 * one if of in SOFTMAXES else
-                    one.written + 4 * (numbers[of](one) if of in numbers else 0)
-                    for one, of in self.before])
+        """Bytes of the values in ``before``, for each edge."""
+        numbers = {"rows": lambda m: math.prod(m.shape), "heads": lambda m: m.seen[0]}
+        return sum([4 * message if how in SOFTMAXES else
+                    message.written + 4 * (numbers[how](message) if how in numbers else 0)
+                    for message, how in self.before])
 
     @property
     def all_inputs(self) -> tuple[Tensor, ...]:
-        """With those of what is written before."""
-        return (*self.inputs, *[t for one, of in self.before if of not in SOFTMAXES
-                                for t in one.all_inputs])
+        """The inputs and those of ``before``."""
+        return (*self.inputs, *[t for message, how in self.before if how not in SOFTMAXES
+                                for t in message.all_inputs])
 
     @property
     def out(self) -> tuple[int, ...]:
@@ -95,13 +97,13 @@ class Generated(NamedTuple):
 
     @property
     def rows_read(self) -> tuple[int, int]:
-        """Rows per edge that the kernels read, and those that the host gathers of nodes."""
-        ends = [one.end for one in self.expression.inputs if one.mode == "row"]
+        """Rows per edge: those that the kernels read, and those that the host gathers of nodes."""
+        ends = [source.end for source in self.expression.inputs if source.mode == "row"]
         read, gathered = ends.count("j") + ends.count("e"), ends.count("j") + ends.count("i")
-        for more, of in self.before:
-            if of not in SOFTMAXES:
-                ours, hosts = more.rows_read
-                read, gathered = read + ours + (of == "rows"), gathered + hosts
+        for message, how in self.before:
+            if how not in SOFTMAXES:
+                ours, hosts = message.rows_read
+                read, gathered = read + ours + (how == "rows"), gathered + hosts
         return max(1, read), max(1, gathered)
 
     def __str__(self) -> str:
@@ -110,8 +112,7 @@ class Generated(NamedTuple):
 
 
 class Several(NamedTuple):
-    """Messages that are reduced each for itself: an aggregation of one of ``parts`` is asked for by
-    its `Part`."""
+    """Several messages, each reduced for itself: a `Part` names the message to aggregate."""
 
     parts: tuple[Generated, ...]
 
@@ -122,7 +123,7 @@ class Several(NamedTuple):
 
     @property
     def out(self) -> tuple[int, ...]:
-        """The shape of the first; each has its own."""
+        """The shape of the first message; each has its own."""
         return self.parts[0].out
 
     def __str__(self) -> str:
@@ -130,7 +131,7 @@ class Several(NamedTuple):
 
 
 class Part(NamedTuple):
-    """The reduction ``how``, one of `REDUCES`, of the message ``at`` this place of `Several`."""
+    """The reduction ``how``, one of `REDUCES`, of the message at place ``at`` of `Several`."""
 
     how: str
     at: int
@@ -141,9 +142,9 @@ class Part(NamedTuple):
 
 
 def unfit(graph: OpGraph, x: Tensor, more: Generated) -> Reason | None:
-    """Why these are no messages over the graph. ``x``: features that decide about the device."""
-    for one, of in more.before:
-        why = unfit(graph, x, one) if of not in SOFTMAXES else None
+    """Why ``more`` is no message over the graph. ``x``: features that decide about the device."""
+    for message, how in more.before:
+        why = unfit(graph, x, message) if how not in SOFTMAXES else None
         if why is not None:
             return why
     rows = _rows(more.expression)
@@ -174,7 +175,7 @@ def _misfit(name: str, t: Tensor, wanted: list[int], device: torch.device) -> Re
 @functools.lru_cache(maxsize=512)
 def _rows(expression: Expression) -> int:
     """How many inputs have a number for each channel."""
-    return [one.mode for one in expression.inputs].count("row")
+    return [source.mode for source in expression.inputs].count("row")
 
 
 def made(graph: OpGraph, more: Generated, take: Callable = torch_ops.take) -> Tensor:
@@ -183,30 +184,30 @@ def made(graph: OpGraph, more: Generated, take: Callable = torch_ops.take) -> Te
     heads, width = more.seen
     shapes = {"row": (-1, heads, width), "head": (-1, heads, 1), "one": (-1, 1, 1)}
     values: list = []
-    for (t, target), one in zip(more.tensors.values(), more.expression.inputs):
+    for (t, target), source in zip(more.tensors.values(), more.expression.inputs):
         at_edges = t if target == "p" else take(graph, t, target)
-        values.append(at_edges.view(shapes[one.mode]))
+        values.append(at_edges.view(shapes[source.mode]))
     values += more.numbers
     for op, args in more.expression.steps:
-        given = [values[a] for a in args]
-        values.append(given[0].expand(-1, heads, width).sum(-1, keepdim=True)
-                      if op == CHANNEL_SUM else BY_TORCH[op](*given))
-    found, score = values[more.expression.out], more.expression.score
+        operands = [values[a] for a in args]
+        values.append(operands[0].expand(-1, heads, width).sum(-1, keepdim=True)
+                      if op == CHANNEL_SUM else BY_TORCH[op](*operands))
+    message, score = values[more.expression.out], more.expression.score
     if score is not None:
-        found = torch_ops.edge_softmax(graph, values[score]) * found
-    found = found.expand(graph.num_edges, heads, width).reshape(-1, *more.shape)
-    return found if more.weight is None else F.linear(found, more.weight, more.bias)
+        message = torch_ops.edge_softmax(graph, values[score]) * message
+    message = message.expand(graph.num_edges, heads, width).reshape(-1, *more.shape)
+    return message if more.weight is None else F.linear(message, more.weight, more.bias)
 
 
 def prepare(more: Generated, of: str, grad: bool) -> None:
-    """Compile what `run`, or `at_edges`, launches; of backward, what a gradient for each input
-    takes. ``of``: one of `REDUCES`, "rows" or "heads"."""
-    for one, how in more.before:
+    """Compile the kernels that `run`, or `at_edges`, launches, and with ``grad`` those of backward.
+    ``of``: one of `REDUCES`, "rows" or "heads"."""
+    for message, how in more.before:
         if how not in SOFTMAXES:
-            prepare(one, how, grad)
+            prepare(message, how, grad)
         else:
             for entry in edge_softmax.ENTRIES[:4 if grad else 2]:
-                edge_softmax.kernels(one, torch.float32, False)(entry)
+                edge_softmax.kernels(message, torch.float32, False)(entry)
     heads, width = more.seen
     if more.expression.score is not None:
         _prepare_attention(more, grad)
@@ -215,8 +216,8 @@ def prepare(more: Generated, of: str, grad: bool) -> None:
         generated.kernels(more.expression, heads, width, False, of=of)(entry)
     needs = tuple(t.requires_grad for t in more.inputs)
     for by_row in (True, False):
-        found = generated.entries(more.expression, needs, by_row) if grad else ()
-        for entry in found:
+        entries = generated.entries(more.expression, needs, by_row) if grad else ()
+        for entry in entries:
             generated.kernels(more.expression, heads, width, False, needs, by_row, of)(entry)
 
 
@@ -232,11 +233,11 @@ def _prepare_attention(more: Generated, grad: bool) -> None:
 
 
 def key(more: Generated, of: str) -> tuple:
-    """What the kernels of `prepare` depend on, but for the graph."""
+    """Key of the kernels of `prepare`: all they depend on but the graph."""
     grad = wants_grad(*more.all_inputs)
     return ("generated", of, more.expression, more.seen,
             tuple([t.requires_grad and grad for t in more.inputs]),
-            tuple([key(*one) if one[1] not in SOFTMAXES else one for one in more.before]))
+            tuple([key(*pair) if pair[1] not in SOFTMAXES else pair for pair in more.before]))
 
 
 def run(graph: OpGraph, reduce: str, more: Generated) -> Tensor:
@@ -252,12 +253,12 @@ def run(graph: OpGraph, reduce: str, more: Generated) -> Tensor:
     out = F.linear(out, more.weight)
     if more.bias is None:
         return out
-    # each message brings it, and a mean has it where there is a message
+    # each message brings the bias, and a mean has it where there is a message
     return torch.addr(out, _messages(graph.view(), reduce == "mean"), more.bias)
 
 
 def _messages(view: GraphView, mean: bool) -> Tensor:
-    """fp32 [num_dst]: how many messages each node gets; of a ``mean``, 1 where there are some."""
+    """fp32 [num_dst]: messages that each node gets; of a ``mean``, 1 where there are some."""
     def make() -> tuple[Tensor]:
         count = view.csc(places=False).indptr.diff()
         return ((count.clamp(max=1) if mean else count).float(),)
@@ -276,11 +277,11 @@ def reduced(graph: OpGraph, reduce: str, more: Generated) -> Tensor:
 
 
 def at_edges(graph: OpGraph, more: Generated, summed: bool) -> Tensor:
-    """[E, *shape]: the value of each edge, or if they are ``summed``, [E, heads], as many as in
-    `Generated.seen`: the sums over each head's channels. By kernels, where they run: in fp32."""
+    """[E, *shape]: the value of each edge; if ``summed``, [E, heads] with heads as in
+    `Generated.seen`: sums over each head's channels. By kernels, where they run: in fp32."""
     if not kernels_run_on(more.inputs[0].device) or any(t.dtype is not torch.float32
                                                         for t in more.inputs):
-        found = made(graph, more)
-        return found.view(-1, *more.seen).sum(-1) if summed else found
-    of = "heads" if summed else "rows"
-    return operations.GeneratedAtEdges(graph, of, more).apply(*more.inputs)
+        message = made(graph, more)
+        return message.view(-1, *more.seen).sum(-1) if summed else message
+    form = "heads" if summed else "rows"
+    return operations.GeneratedAtEdges(graph, form, more).apply(*more.inputs)

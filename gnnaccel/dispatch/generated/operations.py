@@ -1,5 +1,5 @@
 """Generated messages as operations of autograd: sums, means, attention, maxima and minima, and
-what is written for each edge."""
+values at the edges."""
 from __future__ import annotations
 
 import math
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 def _shaped(out: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Messages or sums of this ``shape``. They are no view: users may change them in place."""
+    """Messages or sums of this ``shape``. The result is no view: users may change it in place."""
     return out if len(shape) == 1 else out.view(-1, *shape).detach()
 
 
 class Reduced(Operation):
-    """[num_dst, *shape] of the inputs of a generated message. All else as of `Generated`, without
-    its tensors, which autograd keeps."""
+    """[num_dst, *shape] of the inputs of a generated message. Attributes are those of `Generated`,
+    without its tensors, which autograd keeps."""
 
     __slots__ = ("graph", "reduce", "expression", "numbers", "shape", "seen")
 
@@ -34,17 +34,17 @@ class Reduced(Operation):
 
     def _gradients(self, needs: tuple[bool, ...], inputs: tuple[Tensor, ...], grad: Tensor,
                    best: Tensor | None = None) -> list[Tensor | None]:
-        """Those of the inputs. ``grad``, ``best``: of the result, and as of the kernels."""
+        """Gradients of the inputs. ``grad``: of the result; ``best``: as of the kernels."""
         if grad.dim() != 2:
             grad = grad.reshape(grad.shape[0], math.prod(self.shape))
         view = self.graph.built or self.graph.view()
-        found = generated.gradients(view.csc(), view.csr_by_id, self.expression, self.seen, inputs,
+        grads = generated.gradients(view.csc(), view.csr_by_id, self.expression, self.seen, inputs,
                                     self.numbers, dense(grad), needs, self.reduce, best)
-        return self._of_inputs(found, inputs)
+        return self._of_inputs(grads, inputs)
 
     def _of_inputs(self, found: dict[int, Tensor],
                    inputs: Sequence[Tensor]) -> list[Tensor | None]:
-        """What the kernels found, as the inputs are."""
+        """Gradients of the kernels in the shapes of the inputs."""
         grads: list[Tensor | None] = []
         for k, t in enumerate(inputs):
             grad = found.get(k)
@@ -53,7 +53,7 @@ class Reduced(Operation):
         return grads
 
     def _whole(self, k: int, grad: Tensor, of: Tensor) -> Tensor:
-        """With all of its parts added up."""
+        """Gradient in the shape of the input, with all of its parts added up."""
         if self.expression.inputs[k].mode == "one" and grad.shape[1] > 1:
             grad = grad.sum(1, keepdim=True)
         if self.expression.inputs[k].end == "p":
@@ -69,9 +69,9 @@ class Reduced(Operation):
     def reference(self, *inputs):
         from gnnaccel.dispatch.ops import aggregation
 
-        given = aggregation.Aggregation(self.reduce, inputs[0], None, self.shape,
-                                        self._again(inputs))
-        return aggregation.plain(self.graph, given)
+        call = aggregation.Aggregation(self.reduce, inputs[0], None, self.shape,
+                                       self._again(inputs))
+        return aggregation.plain(self.graph, call)
 
 
 class GeneratedSum(Reduced):
@@ -95,18 +95,18 @@ class GeneratedAttention(Reduced):
     __slots__ = ()
 
     def forward(self, needs, *inputs):
-        out, kept = generated_attention.forward(
+        out, state = generated_attention.forward(
             self.graph.view().csc(), self.expression, self.seen, inputs, self.numbers, any(needs))
-        return out.view(-1, *self.shape).detach(), (*inputs, *(kept or ()))
+        return out.view(-1, *self.shape).detach(), (*inputs, *(state or ()))
 
     def backward(self, needs, saved, grad):
         view = self.graph.view()
-        inputs, kept = saved[:-3], generated_attention.Kept(*saved[-3:])
+        inputs, state = saved[:-3], generated_attention.Kept(*saved[-3:])
         grad = dense(grad.reshape(grad.shape[0], math.prod(self.shape)))
-        found = generated_attention.gradients(
+        gradients = generated_attention.gradients(
             view.csc(), view.csr_by_id, self.expression, self.seen, inputs, self.numbers, grad,
-            kept, needs)
-        return self._of_inputs(found, inputs)
+            state, needs)
+        return self._of_inputs(gradients, inputs)
 
 
 class GeneratedExtremum(Reduced):
@@ -118,7 +118,7 @@ class GeneratedExtremum(Reduced):
         out, counts = generated.extremum(
             self.graph.view().csc(), self.expression, self.seen, inputs, self.numbers, self.reduce,
             any(needs))
-        # backward reads the result, which is not to be changed in place before, as the host's
+        # backward reads the result, so users may not change it in place before, as the host's
         return out.view(-1, *self.shape).detach(), (*inputs, out, counts)
 
     def backward(self, needs, saved, grad):
@@ -128,7 +128,7 @@ class GeneratedExtremum(Reduced):
 
 
 class GeneratedAtEdges(Reduced):
-    """What is written for each edge: "rows", or the sums of their "heads"."""
+    """Values of each edge: "rows", or the sums of their "heads"."""
 
     __slots__ = ()
 
@@ -144,5 +144,5 @@ class GeneratedAtEdges(Reduced):
     def reference(self, *inputs):
         from gnnaccel.dispatch.generated.messages import made
 
-        found = made(self.graph, self._again(inputs))
-        return found.view(-1, *self.seen).sum(-1) if self.reduce == "heads" else found
+        message = made(self.graph, self._again(inputs))
+        return message.view(-1, *self.seen).sum(-1) if self.reduce == "heads" else message

@@ -1,4 +1,4 @@
-"""Messages as trees of pointwise operations, while they are found out, and the expression that
+"""Messages as trees of pointwise operations, while they are traced, and the expression that
 kernels are written for."""
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from gnnaccel.cuda.expression import Expression, Input, Step
 
-Make = Callable[[Any], Tensor]  # of the arguments of a call
+Make = Callable[[Any], Tensor]  # from the arguments of a call
 
 
 Tail = tuple[int, ...]
@@ -24,7 +24,7 @@ class Leaf:
 
     ``make`` computes them, one row for each node or edge, or just one of parameters; ``tail``: the
     shape of a row; ``blocks``: where it is not 0, the channels are so many blocks, a row has
-    a number for each, and ``tail`` says nothing; ``names``: the arguments of the call, and what is
+    a number for each, and ``tail`` says nothing; ``names``: the arguments of the call, and values
     written for each edge, of which they are made; ``roots``: the tensors, likewise; ``base``: the
     same for leaves that are views of each other; ``pieces``: leaves that were cut out of it, for
     whoever cuts.
@@ -39,7 +39,7 @@ class Leaf:
         self.pieces: dict[Any, Any] = base.pieces if isinstance(base, Leaf) else {}
 
     def viewed(self, tail: Tail, blocks: int = 0) -> Leaf:
-        """With another shape of as many numbers."""
+        """The leaf in another shape of as many numbers."""
         return Leaf(self.end, self.make, tail, self.names, self.roots, self.base, blocks)
 
 
@@ -48,7 +48,7 @@ class Number(NamedTuple):
 
 
 class Call(NamedTuple):
-    """``op``: one of `cuda.expression.OPERATIONS`."""
+    """Operation on parts of the tree; ``op``: one of `cuda.expression.OPERATIONS`."""
 
     op: str
     args: tuple[Any, ...]
@@ -56,8 +56,8 @@ class Call(NamedTuple):
 
 Tree = Leaf | Number | Call
 
-#: in place of an operation, of a message and a score: the message, weighted by the softmax of the
-#: score over the edges that enter a node. Nothing is made of it.
+#: stands for an operation on a message and a score: the message, weighted by the softmax of the
+#: score over the edges that enter a node. It becomes no step of an expression.
 WEIGHTED = "weighted"
 
 #: The operations on torch tensors, for what is computed before the kernels and where a backward is
@@ -66,7 +66,7 @@ BY_TORCH: dict[str, Callable[..., Any]] = {
     **{name: getattr(torch, name) for name in (
         "square", "reciprocal", "abs", "sign", "exp", "expm1", "log", "log1p", "sqrt", "rsqrt",
         "sin", "cos", "erf", "sigmoid", "tanh", "relu", "maximum", "minimum", "where")},
-    # these take a number in the first place, too
+    # operators, as these take a number in the first place, too
     **{name: getattr(operator, name) for name in (
         "add", "sub", "mul", "neg", "gt", "lt", "ge", "le", "eq", "ne", "pow")},
     "div": operator.truediv,
@@ -79,32 +79,32 @@ BY_TORCH: dict[str, Callable[..., Any]] = {
 
 
 def leaves(tree: Tree) -> list[Leaf]:
-    """All of them, from left to right; one that a part has which is used twice, once."""
-    found: dict[int, Leaf] = {}
+    """All leaves, from left to right; a leaf of a part that is used twice, once."""
+    distinct: dict[int, Leaf] = {}
     seen: set[int] = set()
-    left = [tree]
-    while left:
-        part = left.pop()
+    stack = [tree]
+    while stack:
+        part = stack.pop()
         if id(part) in seen:
             continue
         seen.add(id(part))
         if isinstance(part, Leaf):
-            found[id(part)] = part
+            distinct[id(part)] = part
         elif isinstance(part, Call):
-            left += reversed(part.args)
-    return list(found.values())
+            stack += reversed(part.args)
+    return list(distinct.values())
 
 
 def folded(tree: Tree, leaf: Callable[[Leaf], Any], number: Callable[[Number], Any],
            call: Callable[[str, tuple], Any]) -> Any:
-    """What comes of a tree, each part computed once: of an operation from its name and what comes
-    of its arguments."""
+    """Result for a tree, each part computed once: of an operation from its name and the results of
+    its arguments."""
     return _fold(tree, {}, leaf, number, call)
 
 
 def _fold(part: Tree, made: dict[int, Any], leaf: Callable, number: Callable,
           call: Callable) -> Any:
-    """``made``: what came of parts. No function that calls itself by a closure, which would keep
+    """`folded`; ``made``: results of parts. Not a closure that calls itself, which would keep
     tensors until Python looks for cycles."""
     if id(part) not in made:
         if isinstance(part, Leaf):
@@ -118,15 +118,15 @@ def _fold(part: Tree, made: dict[int, Any], leaf: Callable, number: Callable,
 
 
 def mapped(tree: Tree, function: Callable[[Leaf], Leaf]) -> Tree:
-    """With each leaf replaced."""
+    """The tree with each leaf replaced."""
     return folded(tree, function, lambda number: number, Call)
 
 
 def computed(tree: Tree, given: Any) -> Any:
-    """A tree whose leaves are at one end, or parameters, on torch operations. Of a leaf that has
-    its shape it is the tensor itself, whose gradient users may ask for."""
+    """Value, by torch operations, of a tree whose leaves are at one end, or parameters. Of a leaf
+    that has its shape it is the tensor itself, whose gradient users may ask for."""
 
-    if type(tree) is Leaf:  # as most are
+    if type(tree) is Leaf:  # most are leaves
         return _rows(given, tree)
     return folded(tree, partial(_rows, given), lambda number: number.value,
                   lambda op, args: BY_TORCH[op](*args))
@@ -165,9 +165,9 @@ def expression(tree: Tree,
         return numbered[key]
 
     trees = tree.args if isinstance(tree, Call) and tree.op == WEIGHTED else (tree,)
-    outs = [folded(one, of_leaf, of_number, of_call) for one in trees]
+    results = [folded(part, of_leaf, of_number, of_call) for part in trees]
     place = {numbered[key]: k for k, key in enumerate((*inputs, *numbers, *steps))}
-    made = Expression(tuple(Input(leaf.end, key[2]) for key, leaf in inputs.items()), len(numbers),
+    expr = Expression(tuple(Input(leaf.end, key[2]) for key, leaf in inputs.items()), len(numbers),
                       tuple(Step(key[0], tuple(place[a] for a in key[1:])) for key in steps),
-                      *(place[out] for out in outs))
-    return made, list(inputs.values()), tuple(numbers.values())
+                      *(place[out] for out in results))
+    return expr, list(inputs.values()), tuple(numbers.values())

@@ -1,7 +1,7 @@
 """Rows that are gathered in int8 or bf16, where the user asked for it: Tango's quantized training
 (arXiv 2308.00890).
 
-Its accuracy rules, and where each is kept:
+Accuracy rules, and the module that keeps each:
 
 ===========================================
 ============================================================

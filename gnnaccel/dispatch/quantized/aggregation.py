@@ -8,8 +8,8 @@ gradients.
 
 for an edge e from j to i: the gradient of a sum of x', passed straight through the rounding of x.
 Every gradient is linear in g', so rounding without bias leaves it without bias. Means divide after
-the sum, and g before or, by its scales, after the rounding. By kernels or by torch operations,
-which compute the same. A backward that is itself recorded takes g as it is.
+the sum, and g before or, by its scales, after the rounding. Kernels and torch operations compute
+the same. A backward that is itself recorded takes g as it is.
 """
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def _sampled(use: Use, graph: OpGraph, given: Aggregation, count: int, turn: int
 # --- the run --------------------------------------------------------------------------------------
 
 def run(use: Use, graph: OpGraph, given: Aggregation) -> Tensor:
-    """`aggregation.plain` of what is not `unfit`, with rows in ``use.storage``."""
+    """`aggregation.plain` of an aggregation that is not `unfit`, with rows in ``use.storage``."""
     heads, width = _layout(given)
     weight = given.weight
     if weight is not None:
@@ -198,15 +198,15 @@ class _Call:
         return rows.store(x, form, draw, self.use.kernels, flag)
 
     def features(self, x: Tensor) -> Stored:
-        """``x`` stored: by the linear map that made it, or now, for a map that comes next as
-        well."""
+        """``x`` stored: by the linear map that made it, or now, and then offered to a map that
+        comes next."""
         source = None if self.source is None else self.source()
-        found = None if source is None else reuse.take(source)
-        if type(found) is quantize.Int8Rows:
-            return found
+        rows_or_entry = None if source is None else reuse.take(source)
+        if type(rows_or_entry) is quantize.Int8Rows:
+            return rows_or_entry
         stored = self.store(x, self.use.storage.format, False, 0)
-        if type(found) is Entry:
-            found.feeds = True  # the next time it gives rows
+        if type(rows_or_entry) is Entry:
+            rows_or_entry.feeds = True  # the next time it gives rows
         elif source is not None:
             reuse.offer(source, stored)  # type: ignore[arg-type]  # int8 where there is a source
         return stored
@@ -223,13 +223,13 @@ class _Call:
 
     def by_torch(self, x: Tensor, weight: Tensor | None, mean: bool) -> Tensor:
         weight = None if weight is None else weight.to(x.dtype).view(weight.shape[0], -1, 1)
-        given = Aggregation("mean" if mean else "sum", x, weight, tuple(x.shape[1:]))
+        call = Aggregation("mean" if mean else "sum", x, weight, tuple(x.shape[1:]))
         way = (aggregation_cpu.run if x.is_cpu
-               and aggregation_cpu.unfit(self.graph, given) is None else aggregation.plain)
-        return way(self.graph, given)
+               and aggregation_cpu.unfit(self.graph, call) is None else aggregation.plain)
+        return way(self.graph, call)
 
     def gradient(self, grad: Tensor) -> tuple[Stored, Tensor]:
-        """The gradient of the sum of a mean, or of a sum, stored; and as it is."""
+        """Gradient of a sum's result, stored and as it is; of a mean, divided by the degrees."""
         form, draw = self.use.storage.backward, rows.stochastic()
         inverse = self.graph.view().inverse_degree() if self.mean else None
         plain = grad if inverse is None else (grad * inverse.view(-1, 1, 1)).to(grad.dtype)
@@ -249,15 +249,15 @@ class _Aggregate(Operation):
 
     def forward(self, needs, x, weight):
         stored, keep = self.call.features(x), needs[1]  # the weights' gradient has the rows in it
-        kept = (x, weight, *rows.packed(stored)) if keep else (None, weight, None, None)
-        return self.call.sum(stored, weight), kept
+        saved = (x, weight, *rows.packed(stored)) if keep else (None, weight, None, None)
+        return self.call.sum(stored, weight), saved
 
     def backward(self, needs, saved, grad):
         (_, weight, data, scale), call = saved, self.call
         stored = None if data is None else rows.unpacked(data, scale, call.heads * call.width)
-        given, plain = call.gradient(grad.contiguous())
+        stored_grad, plain = call.gradient(grad.contiguous())
         way = _by_kernels if call.use.kernels else _by_torch
-        return way(call, given, plain, stored, weight, needs)
+        return way(call, stored_grad, plain, stored, weight, needs)
 
     def recorded(self, needs, saved, grad):
         x, weight, *_ = saved
@@ -289,26 +289,26 @@ def _by_torch(call: _Call, given: Stored, plain: Tensor, stored: Stored | None,
               weight: Tensor | None, needs: tuple) -> tuple:
     """The gradients on torch operations: of `_Call.by_torch`, which is linear in each input."""
     shape = (-1, call.heads, call.width)
-    near = rows.read(given, shape)
+    rounded = rows.read(given, shape)
     with torch.enable_grad():
-        x = (near.new_zeros(call.graph.num_src, *shape[1:])
+        x = (rounded.new_zeros(call.graph.num_src, *shape[1:])
              if stored is None else rows.read(stored, shape))
         x, w = (x.detach().requires_grad_(),
                 None if weight is None else weight.detach().float().requires_grad_())
         out = call.by_torch(x, w, False)
-    d_x = (torch.autograd.grad(out, x, near, retain_graph=True)[0].to(call.dtype)
+    d_x = (torch.autograd.grad(out, x, rounded, retain_graph=True)[0].to(call.dtype)
            if needs[0] else None)
     if not needs[1]:
         return d_x, None
-    left = _left(given, plain, stored)
-    left = rows.read(left, shape) if left is given else plain.float()
+    factor = _left(given, plain, stored)
+    factor = rows.read(factor, shape) if factor is given else plain.float()
     return d_x, torch.autograd.grad(
-        out, w, left)[0].to(weight.dtype)  # type: ignore[arg-type, union-attr]
+        out, w, factor)[0].to(weight.dtype)  # type: ignore[arg-type, union-attr]
 
 
 def _left(given: Stored, plain: Tensor, stored: Stored | None) -> Stored:
-    """What the weights' gradient multiplies the stored rows with: the stored gradient where both
-    are int8."""
+    """Factor of the stored rows in the weights' gradient: the stored gradient where both are
+    int8."""
     both = type(given) is type(stored) is quantize.Int8Rows
     return given if both else plain
 

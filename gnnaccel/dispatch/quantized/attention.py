@@ -1,8 +1,8 @@
 """Additive attention (GAT) whose values, and the gradient of whose result, are gathered in fewer
 bytes.
 
-What the weights of the edges are made of stays fp32: the inner products with the attention vectors,
-the scores, the softmax. With values x' = read(store(x)) and the result's gradient g' =
+Edge weights are computed in fp32: the inner products with the attention vectors, the scores, the
+softmax. With values x' = read(store(x)) and the result's gradient g' =
 read(store(g)), every gradient is that of attention over x' for g', passed straight through the
 rounding of x. By kernels or by torch operations, which compute the same; a backward that is itself
 recorded is that of fp32.
@@ -40,8 +40,8 @@ from gnnaccel.dispatch.run.autograd import Operation, gradients
 
 def reason_for(stated: Any) -> Reason | None:
     """Why a call of this form cannot be quantized."""
-    found = pattern(stated.program) if type(stated) is CallSpec else None
-    if found is None or found.score != "additive":
+    attention = pattern(stated.program) if type(stated) is CallSpec else None
+    if attention is None or attention.score != "additive":
         return reason("GA603",
                       f"no kernel of {stated.native} takes "
                       "rows in fewer bytes")
@@ -49,7 +49,7 @@ def reason_for(stated: Any) -> Reason | None:
 
 
 def chosen(layer: Any, entry: Entry, config: Config, stated: Any, plan: Plan) -> Use | Reason:
-    """In which storage a call of ``layer`` runs, which is planned to run so; or why in fp32."""
+    """The storage of a call of ``layer`` that is planned to run so; or why it runs in fp32."""
     why = reason_for(stated)
     sizes = (Sizes(1, 1, 1, 1, 4, False) if why else Sizes(
         stated.num_src, stated.num_dst, stated.num_edges + stated.loops,
@@ -68,7 +68,7 @@ def chosen(layer: Any, entry: Entry, config: Config, stated: Any, plan: Plan) ->
 
 
 def runner(entry: Entry, use: Use | Reason, plain: Any) -> Any:
-    """What runs the call instead of ``plain``."""
+    """The function that runs the call instead of ``plain``."""
     return Counted(entry, use, plain) if type(use) is Reason else Run(use, plain)
 
 
@@ -209,21 +209,21 @@ class _ByTorch(Operation):
     def backward(self, needs, saved, grad):
         (*inputs, data, scale, keep), call, storage = saved, self.call, self.use.storage
         flag = None if self.flags is None else self.flags[1:]
-        given = rows.store(grad, storage.backward, rows.stochastic(), False, flag)
-        near = rows.read(given, grad.shape)
+        stored = rows.store(grad, storage.backward, rows.stochastic(), False, flag)
+        rounded = rows.read(stored, grad.shape)
         x = inputs[0]
         with torch.enable_grad():
             values = rows.read(rows.unpacked(data, scale, call.heads * call.width),
                                x.shape).requires_grad_()
             leaves = [None if t is None else t.detach().float().requires_grad_() for t in inputs]
             out = _attend(call, values, leaves, keep)
-        asked = [i for i, t in enumerate(leaves) if t is not None and i != 5]
-        found = torch.autograd.grad(out, [values, *(leaves[i] for i in asked)], near,
-                                    allow_unused=True)
+        differentiable = [i for i, t in enumerate(leaves) if t is not None and i != 5]
+        gradients = torch.autograd.grad(out, [values, *(leaves[i] for i in differentiable)],
+                                        rounded, allow_unused=True)
         grads = [None] * len(inputs)
-        for i, g in zip(asked, found[1:]):
+        for i, g in zip(differentiable, gradients[1:]):
             grads[i] = g
-        grads[0] = found[0] + grads[0]
+        grads[0] = gradients[0] + grads[0]
         if storage.format == "bf16":
             grads[0] = grads[0].to(torch.bfloat16)  # as the kernels give it
         grads[5] = grad.float().sum(0) if inputs[5] is not None else None
@@ -246,7 +246,7 @@ def _biased(call: Call, out: Tensor, bias: Tensor | None) -> Tensor:
 def _attend(call: Call, values: Tensor, inputs: list | tuple, keep: Tensor | None) -> Tensor:
     """Attention over ``values`` with scores made of the fp32 ``inputs``."""
     x, x_dst, att_src, att_dst, a_edge, _ = inputs
-    h, d, found = call.heads, call.width, call.attention
+    h, d, attention = call.heads, call.width, call.attention
     tensors = {"x": values.view(-1, h, d),
                "a_src": (x.float().view(-1, h, d) * att_src.float().view(h, d)).sum(-1)}
     if att_dst is not None:
@@ -254,7 +254,7 @@ def _attend(call: Call, values: Tensor, inputs: list | tuple, keep: Tensor | Non
         tensors["a_dst"] = (of.float().view(-1, h, d) * att_dst.float().view(h, d)).sum(-1)
     if a_edge is not None:
         tensors["a_edge"] = a_edge.float().view(-1, h)
-    program = programs.additive_terms(found.slope, found.dropout, att_dst is not None,
+    program = programs.additive_terms(attention.slope, attention.dropout, att_dst is not None,
                                       a_edge is not None)
     return torch_backend.run(program, call.graph.edges(call.attention.places), tensors,
                              None if keep is None else keep.float())

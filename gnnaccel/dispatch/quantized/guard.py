@@ -1,5 +1,5 @@
-"""The guard: now and then it holds sampled rows of a quantized layer against fp32, and sends the
-layer back to fp32 when they are off.
+"""The guard: now and then compares sampled rows of a quantized layer with fp32, and sends the
+layer back to fp32 when their error is too large.
 
 Nothing waits for the device: numbers are copied to the host while work goes on and read at a later
 call of the layer.
@@ -19,7 +19,7 @@ from gnnaccel.dispatch.policy import config
 from gnnaccel.suggest import did_you_mean
 
 _log = logging.getLogger("gnnaccel")
-#: what a check measures, in the order of its numbers
+#: numbers that a check measures, in their order
 NUMBERS = ("error", "zero_rows", "outlier_rows", "not_finite", "gradients_not_finite")
 
 
@@ -56,16 +56,16 @@ def options(given: Any) -> Guard | None:
         return Guard()
     if not isinstance(given, dict):
         raise ValueError(f"guard={given!r}; use True, False, or a dict such as {asdict(Guard())}")
-    known = [f.name for f in fields(Guard)]
+    names = [f.name for f in fields(Guard)]
     for name in given:
-        if name not in known:
+        if name not in names:
             raise ValueError(f"guard has no option {name!r}; it has "
-                             f"{', '.join(known)}.{did_you_mean(str(name), known)}")
+                             f"{', '.join(names)}.{did_you_mean(str(name), names)}")
     return Guard(**given)
 
 
 class Watch:
-    """What the guard saw of one layer. ``failure``: why the layer went back to fp32, or None."""
+    """The guard's checks of a layer. ``failure``: why the layer went back to fp32, or None."""
 
     def __init__(self, guard: Guard | None, name: str):
         self.guard, self.name = guard, name
@@ -92,7 +92,7 @@ class Watch:
         return "failed" if self.failure else "passed" if self.checks else "waiting"
 
     def begin(self, device: torch.device, still: bool) -> bool:
-        """Start a call: read what has arrived. Whether this call is to be checked; no if ``still``
+        """Start a call: read numbers that are in. Whether to check this call; no if ``still``
         (nothing may change between a checkpointed call and its repetition, nor be waited for while
         a CUDA graph is captured)."""
         if self.guard is None or still:
@@ -116,14 +116,14 @@ class Watch:
         if not numbers.is_cuda:
             self._pending = numbers, None
             return
-        kept = torch.empty(numbers.shape, dtype=torch.float32, device="cpu", pin_memory=True)
-        kept.copy_(numbers, non_blocking=True)
+        pinned = torch.empty(numbers.shape, dtype=torch.float32, device="cpu", pin_memory=True)
+        pinned.copy_(numbers, non_blocking=True)
         event = torch.cuda.Event()
         event.record()
-        self._pending = kept, event
+        self._pending = pinned, event
 
     def settle(self) -> None:
-        """Read what is still under way; waits for the device. For reports."""
+        """Read the numbers still under way; waits for the device. For reports."""
         if self._pending is not None:
             numbers, event = self._pending
             if event is not None:
@@ -132,10 +132,10 @@ class Watch:
             self._pending = None
 
     def _judge(self, numbers: list[float]) -> None:
-        found = self.last = dict(zip(NUMBERS, numbers))
-        if math.isfinite(found["error"]):
-            self.worst = max(self.worst, found["error"])
-        why = self._why(found)
+        measured = self.last = dict(zip(NUMBERS, numbers))
+        if math.isfinite(measured["error"]):
+            self.worst = max(self.worst, measured["error"])
+        why = self._why(measured)
         if why is not None and self.failure is None:
             self.failure = why
             _log.warning("%s goes back to fp32: %s", self.name, why)

@@ -1,5 +1,5 @@
-"""The time of a call in reduced precision against fp32, measured once on a GPU without waiting:
-what checks the estimates."""
+"""The time of a call in reduced precision against fp32, measured once on a GPU without waiting,
+to check the estimates."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -41,8 +41,8 @@ class Stopwatch:
             self.events = events
 
     def judge(self, gain: float) -> None:
-        """Keep the ratio. Where it is a loss, what was decided from estimates no longer holds
+        """Keep the ratio. Where it is a loss, decisions from estimates no longer hold
         (`settings.wanted`)."""
-        known, self.entry.measured = self.entry.measured, gain
-        if gain < 1 and known is None:
+        previous, self.entry.measured = self.entry.measured, gain
+        if gain < 1 and previous is None:
             config.bump()

@@ -1,4 +1,4 @@
-"""Which layer comes last where no model was given: it feeds the softmax, and stays fp32.
+"""The last layer of a pass, where no model was given: it feeds the softmax, and stays fp32.
 
 A block or the environment asks for a format without saying for which model. So the layers that
 could be quantized are written down in the order in which they are called; when one is called that

@@ -47,7 +47,7 @@ def mapped(linear: Any, entry: Entry, config: Config, x: Tensor, native: Native,
     """The result of a linear map with ``weight`` [N, K] and ``bias`` [N] or None that was asked to
     run in int8.
 
-    ``native()`` is the host's own; ``why_native``: what speaks against taking the call over at all.
+    ``native()`` is the host's own; ``why_native``: the reason against taking the call over at all.
     """
     weight, bias = linear.weight, linear.bias
     key = _signature(config, x, weight, bias, why_native)
@@ -57,16 +57,16 @@ def mapped(linear: Any, entry: Entry, config: Config, x: Tensor, native: Native,
         entry.decided = key, use if type(use) is Reason else _Run(use)
         if type(use) is Use:
             entry.storage, entry.gain = use.storage, _gain(x, weight) if use.kernels else None
-    found = entry.decided[1]
-    if type(found) is Reason:
-        entry.fell_back(found)
+    decision = entry.decided[1]
+    if type(decision) is Reason:
+        entry.fell_back(decision)
         return native()
-    return found(x, weight, bias, native)
+    return decision(x, weight, bias, native)
 
 
 def _signature(config: Config, x: Tensor, weight: Tensor, bias: Tensor | None,
                why_native: Reason | None) -> tuple:
-    """All that `decide` looks at."""
+    """Key of a call: all that `decide` looks at."""
     return (config.epoch, config.block_precision, x.shape, x.dtype, x.device, x.layout,
             x.requires_grad, x.is_neg(), type(x), type(weight), weight.dtype, weight.device,
             weight.is_neg(),
@@ -119,7 +119,7 @@ def _unfit(x: Tensor, weight: Tensor, bias: Tensor | None) -> Reason | None:
 
 
 def _sizes(x: Tensor, weight: Tensor) -> tuple:
-    """What `cost.map_gain` takes."""
+    """Arguments of `cost.map_gain`."""
     grad = torch.is_grad_enabled()
     return (x.shape[0], x.shape[1], weight.shape[0],
             (grad and x.requires_grad, grad and weight.requires_grad), precision() == "tf32")
@@ -179,8 +179,8 @@ def product(use: Use, x: Int8Rows, weight: Int8Rows, bias: Tensor | None = None)
     if use.kernels:
         return int8_gemm.product(x, weight, bias)  # type: ignore[return-value]
     # whole numbers, exact in fp64
-    whole = x.data[:, :x.width].double() @ weight.data[:, :weight.width].double().t()
-    out = whole.float() * (x.scale.unsqueeze(1) * weight.scale)
+    exact = x.data[:, :x.width].double() @ weight.data[:, :weight.width].double().t()
+    out = exact.float() * (x.scale.unsqueeze(1) * weight.scale)
     return out if bias is None else out + bias
 
 
@@ -200,17 +200,17 @@ class _Linear(Operation):
         stored = reuse.rows_of(x)
         if stored is None:
             stored = rows.store(x, "int8", False, use.kernels, flag)
-        made = rows.store(weight, "int8", False, use.kernels, flag)
+        stored_weight = rows.store(weight, "int8", False, use.kernels, flag)
         bias = None if bias is None else bias.contiguous()
         if not use.entry.feeds or not use.kernels or weight.shape[0] > int8_gemm.MAX_INT8:
-            out = product(use, stored, made, bias)
+            out = product(use, stored, stored_weight, bias)
             if not use.entry.feeds and use.entry.quantized <= _LEARNING:
                 reuse.offer(out, use.entry)
             return out
-        given: Int8Rows
-        given, out = int8_gemm.product(  # type: ignore[misc]
-            stored, made, bias, torch.int8, flag, full=True)
-        reuse.offer(out, given)
+        stored_out: Int8Rows
+        stored_out, out = int8_gemm.product(  # type: ignore[misc]
+            stored, stored_weight, bias, torch.int8, flag, full=True)
+        reuse.offer(out, stored_out)
         return out
 
     def backward(self, needs, saved, grad):

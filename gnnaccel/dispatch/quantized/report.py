@@ -1,4 +1,4 @@
-"""What became of quantized layers, as data and as a table."""
+"""Report of quantized layers, as data and as a table."""
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -10,10 +10,10 @@ from gnnaccel.dispatch.quantized.settings import Entry
 
 @dataclass(frozen=True)
 class Row:
-    """One layer. ``asked``: the format it was given (None: only a block or the environment asks);
+    """Report of a layer. ``asked``: its format (None: only a block or the environment asks);
     ``ran``: that of its last quantized call, "forward/backward" where those differ; ``quantized``,
     ``in_fp32``: calls; ``reasons``: of the latter, counts by code; ``reason``: the last of them, or
-    what keeps the layer fp32.
+    the reason that keeps the layer fp32.
 
     ``error``, ``worst_error``: median relative L2 of sampled results against fp32, last and
     largest; ``zero_rows``, ``outlier_rows``: shares of sampled rows; ``gradients_not_finite``: a
@@ -49,15 +49,15 @@ def _row(entry: Entry) -> Row:
     else:
         why = (f"GA605 {watch.failure}" if watch.failure else None
                if entry.last is None else str(entry.last))
-    ran = (None if storage is None else storage.format
-           if storage.format == storage.backward else "/".join(storage))
+    form = (None if storage is None else storage.format
+            if storage.format == storage.backward else "/".join(storage))
     last, setting = watch.last or {}, entry.setting
-    asked = None if setting is None else "fp32" if setting.why else setting.format
-    return Row(entry.name, entry.layer, asked,
-               ran, entry.quantized, entry.in_fp32, dict(entry.reasons), why, watch.checks,
+    wanted = None if setting is None else "fp32" if setting.why else setting.format
+    return Row(entry.name, entry.layer, wanted,
+               form, entry.quantized, entry.in_fp32, dict(entry.reasons), why, watch.checks,
                last.get("error"), watch.worst if last else None, last.get("zero_rows"),
                last.get("outlier_rows"), bool(last["gradients_not_finite"]) if last else None,
-               "off" if asked == "fp32" else watch.state(), entry.gain, entry.measured)
+               "off" if wanted == "fp32" else watch.state(), entry.gain, entry.measured)
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,8 @@ class QuantReport:
         return [asdict(row) for row in (*self.rows, *self.maps)]
 
     def share_in_fp32(self, maps: bool = False) -> float | None:
-        """Of the calls of layers, or of linear ``maps``, that were asked for another format, those
-        that ran in fp32; None without calls."""
+        """Share of calls in fp32, among those of layers, or of linear ``maps``, that were asked for
+        another format; None without calls."""
         rows = [row for row in (self.maps if maps else self.rows) if row.asked != "fp32"]
         total = sum(row.quantized + row.in_fp32 for row in rows)
         return sum(row.in_fp32 for row in rows) / total if total else None

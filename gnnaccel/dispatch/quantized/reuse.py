@@ -3,8 +3,8 @@ between primitives.
 
 A layer that sums over neighbours and maps the same features (SAGEConv, GraphConv) stores them once
 for both; a map whose result is gathered next (GCNConv) gives it as stored rows too; two maps whose
-results are added get the same gradient, and round it once. Whoever stores rows offers them with the
-tensor that they stand for; whoever needs them next takes them, and they are gone. Only this very
+results are added get the same gradient, and round it once. A function that stores rows offers them
+with the tensor that they stand for; the next that needs them takes them, once. Only this very
 tensor at the same version counts, on the same stream, and nothing is kept beyond its life or the
 two newest offers, nor while a CUDA graph is captured, which would replay the use without the
 storing.
@@ -34,14 +34,14 @@ def offer(x: Tensor, stored: Int8Rows | Entry) -> None:
     offers = _local.__dict__.setdefault("offers", [])
 
     def forget(ref: weakref.ref) -> None:
-        offers[:] = [found for found in offers if found[0] is not ref]
+        offers[:] = [entry for entry in offers if entry[0] is not ref]
 
     offers.append((TensorRef(x, forget), capture.stream(x.device), stored))
     del offers[:-_KEPT]
 
 
 def take(x: Tensor) -> Int8Rows | Entry | None:
-    """What was offered with ``x``, if it holds."""
+    """Stored rows or the entry that were offered with ``x``, if the offer holds."""
     offers = _local.__dict__.get("offers")
     if not offers or x.is_inference() or settings.captured(x.device):
         return None
@@ -54,8 +54,8 @@ def take(x: Tensor) -> Int8Rows | Entry | None:
 
 def rows_of(x: Tensor) -> Int8Rows | None:
     """The rows that ``x`` became, if they were offered."""
-    found = take(x)
-    return found if type(found) is Int8Rows else None
+    stored = take(x)
+    return stored if type(stored) is Int8Rows else None
 
 
 def forget() -> None:

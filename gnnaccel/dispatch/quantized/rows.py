@@ -22,8 +22,8 @@ Stored = Int8Rows | Tensor
 
 
 class Storage(NamedTuple):
-    """``format`` of what a layer gathers in forward, ``backward`` of the gradients that it gathers:
-    out of `FORMATS`."""
+    """Formats out of `FORMATS`: ``format`` of the rows that a layer gathers in forward,
+    ``backward`` of the gradients that it gathers."""
 
     format: str
     backward: str
@@ -107,7 +107,7 @@ def bf16_by_torch(x: Tensor, draw: bool = False) -> Tensor:
 
 
 def read(stored: Stored, shape: tuple[int, ...]) -> Tensor:
-    """What the rows stand for, in fp32."""
+    """Values of the rows, in fp32."""
     return (stored.dequantize() if type(stored) is Int8Rows
             else stored.float()).view(shape)  # type: ignore[union-attr]
 
@@ -117,7 +117,7 @@ def scaled(stored: Int8Rows, factor: Tensor) -> Int8Rows: ...
 @overload
 def scaled(stored: Tensor, factor: Tensor) -> Tensor: ...
 def scaled(stored: Any, factor: Tensor) -> Stored:
-    """Each row times its number of ``factor`` [rows]: of int8 only the scales change."""
+    """Rows times their numbers in ``factor`` [rows]: of int8 only the scales change."""
     if type(stored) is Int8Rows:
         return stored.times(factor)
     return (stored * factor.view(-1, *(1,) * (stored.dim() - 1))).to(stored.dtype)
@@ -128,7 +128,7 @@ def packed(stored: Int8Rows) -> tuple[Tensor, Tensor]: ...
 @overload
 def packed(stored: Tensor) -> tuple[Tensor, None]: ...
 def packed(stored: Any) -> tuple[Tensor, Tensor | None]:
-    """As tensors, for `torch.autograd.function.FunctionCtx.save_for_backward`."""
+    """Rows as tensors, for `torch.autograd.function.FunctionCtx.save_for_backward`."""
     return (stored.data, stored.scale) if type(stored) is Int8Rows else (stored, None)
 
 

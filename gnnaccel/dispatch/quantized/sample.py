@@ -1,5 +1,5 @@
-"""The error of quantized rows where it counts, in sums over a few destinations' edges, without
-asking the device for a size."""
+"""Error of quantized rows in sums over a few destinations' edges, without asking the device for a
+size."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -11,9 +11,9 @@ from gnnaccel.cuda.quantize import Int8Rows
 from gnnaccel.dispatch.graph.view import GraphView, kernels_run_on
 from gnnaccel.dispatch.quantized.rows import Stored
 
-_EDGES = 128  # of a destination that are looked at, at most
-# of a row's largest number: what fp32 would not see beside it, such as channels that weight decay
-# put to sleep
+_EDGES = 128  # sampled edges of a destination, at most
+# relative to a row's largest number: values that fp32 would not see beside it, such as channels
+# that weight decay put to sleep
 _NOTHING = 1e-7
 _LOST = 0.8  # share of a row's numbers that became zero from which it counts as made by outliers
 
@@ -24,25 +24,25 @@ def measure(view: GraphView, ids: bool, x: Tensor, stored: Stored,
     """[3] on the device: the median relative L2 error of sums over ``rows`` destinations, the share
     of their neighbours that are rows of zeros, and the share that are made by outliers.
 
-    ``x`` [num_src, ...] and ``stored``, what it became; ``ids``: edge ids are needed;
+    ``x`` [num_src, ...] and ``stored``, its rows; ``ids``: edge ids are needed;
     ``weights(src, dst, edge, real)``: of a table [destinations, edges] the weights, which broadcast
     to [destinations, edges, *x.shape[1:]]. ``turn``: each samples others. Draws no random numbers:
     a user's run has the same with a guard as without.
     """
     src, dst, edge, real = _table(view, ids, min(rows, max(view.num_dst, 1)), turn)
-    exact, near = x[src].float(), _gathered(stored, src).view(*src.shape, *x.shape[1:])
-    lost = _lost(exact, near, real)
+    exact, rounded = x[src].float(), _gathered(stored, src).view(*src.shape, *x.shape[1:])
+    lost = _lost(exact, rounded, real)
     weight = real.view(*real.shape, *(1,) * (x.dim() - 1)).float()
     if weights is not None:
         weight = weight * weights(src, dst, edge, real)
-    return torch.cat([_error(((near - exact) * weight).sum(1).flatten(1),
+    return torch.cat([_error(((rounded - exact) * weight).sum(1).flatten(1),
                              (exact * weight).sum(1).flatten(1)), lost])
 
 
 def measure_map(x: Tensor, weight: Tensor, near: Callable[[Tensor], Tensor], rows: int,
                 turn: int) -> Tensor:
-    """[3]: the same of ``rows`` rows of ``x`` @ ``weight``.T, x [any, K], weight [N, K]. ``near``:
-    what rows become."""
+    """[3]: `measure` of ``rows`` rows of ``x`` @ ``weight``.T, x [any, K], weight [N, K]. ``near``:
+    rounds rows."""
     rows = min(rows, x.shape[0])
     exact = x[(torch.arange(rows, device=x.device) * (x.shape[0] // rows) + 7919
                * turn) % x.shape[0]]
@@ -75,27 +75,27 @@ def _gathered(stored: Stored, index: Tensor) -> Tensor:
 def _lost(exact: Tensor, near: Tensor, real: Tensor) -> Tensor:
     """[2]: shares, among the rows that are ``real``, of zeros and of those made by outliers."""
     exact, near = exact.flatten(2).abs(), near.flatten(2)
-    there = exact > _NOTHING * exact.amax(2, keepdim=True)
-    count = there.sum(2)
-    gone = (there & (near == 0)).sum(2)
+    present = exact > _NOTHING * exact.amax(2, keepdim=True)
+    count = present.sum(2)
+    zeroed = (present & (near == 0)).sum(2)
     total = real.sum().clamp(min=1)
-    zero, outlier = (count == 0) & real, (gone > _LOST * count) & real
+    zero, outlier = (count == 0) & real, (zeroed > _LOST * count) & real
     return torch.stack([zero.sum() / total, outlier.sum() / total])
 
 
 def _table(view: GraphView, ids: bool, rows: int,
            turn: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """For ``rows`` destinations spread over the graph: sources, destinations and edge ids [rows,
-    edges], and what of it is real."""
+    """Sample of ``rows`` destinations spread over the graph: sources, destinations and edge ids
+    [rows, edges], and a mask of the entries that are real."""
     device = view.device
     dst = (torch.arange(rows, device=device) * max(1, view.num_dst // rows) + 7919
            * turn) % max(view.num_dst, 1)
-    indptr, other, place = _arrays(view, ids)
-    at = indptr[dst].long().unsqueeze(1) + torch.arange(_EDGES, device=device)
-    real = at < indptr[dst + 1].long().unsqueeze(1)
-    at = at.clamp(max=other.shape[0] - 1)
-    return (torch.where(real, other[at].long(), 0), dst.unsqueeze(1).expand_as(at),
-            at if place is None else torch.where(real, place[at].long(), 0), real)
+    indptr, sources, place = _arrays(view, ids)
+    position = indptr[dst].long().unsqueeze(1) + torch.arange(_EDGES, device=device)
+    real = position < indptr[dst + 1].long().unsqueeze(1)
+    position = position.clamp(max=sources.shape[0] - 1)
+    return (torch.where(real, sources[position].long(), 0), dst.unsqueeze(1).expand_as(position),
+            position if place is None else torch.where(real, place[position].long(), 0), real)
 
 
 def _arrays(view: GraphView, ids: bool) -> tuple[Tensor, Tensor, Tensor | None]:

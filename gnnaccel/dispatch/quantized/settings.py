@@ -1,5 +1,5 @@
-"""Which format a layer's rows are to have: what `gnnaccel.quantize` said of the layer, the block,
-and the environment.
+"""Settings of the format of a layer's rows: by `gnnaccel.quantize`, by the block, and by the
+environment.
 
 Settings are kept weakly by the layer object, as names are. So nothing is in its attributes, its
 state_dict or a pickle, and a copy of a quantized model is an ordinary model until it is quantized
@@ -38,7 +38,7 @@ _log = logging.getLogger("gnnaccel")
 
 @dataclass(frozen=True)
 class Setting:
-    """What `gnnaccel.quantize` said of one layer. ``why``: what keeps it fp32, else None;
+    """Setting of a layer by `gnnaccel.quantize`. ``why``: the reason for fp32, else None;
     ``named``: it was overridden by name; ``backward``: None for the format itself."""
 
     name: str
@@ -51,8 +51,8 @@ class Setting:
 
 @dataclass
 class Entry:
-    """A layer's setting (None: only a block or the environment asks), what the guard saw, and how
-    its calls went.
+    """A layer's setting (None: only a block or the environment asks), the guard's checks, and
+    counts of its calls.
 
     ``quantized``, ``in_fp32``: calls; ``reasons``: why calls ran in fp32, with counts; ``storage``:
     of the last quantized call; ``gain``: estimated time in fp32 over that, of such a call;
@@ -77,7 +77,7 @@ class Entry:
     decided: tuple | None = None  # likewise: its last call's signature, and what was decided of it
 
     def fell_back(self, why: Reason) -> None:
-        """Count a call in fp32; the first for each reason is told."""
+        """Count a call in fp32; the first for each reason is logged."""
         self.in_fp32 += 1
         if why.code not in self.reasons:
             _log.info("%s runs in fp32: %s", self.name, why)
@@ -86,23 +86,23 @@ class Entry:
 
 
 _entries: IdentityMap[Entry] = IdentityMap()
-_maps: IdentityMap[Entry] = IdentityMap()  # of linear maps inside layers
+_maps: IdentityMap[Entry] = IdentityMap()  # entries of linear maps inside layers
 
 
 def keep(layer: Any, setting: Setting) -> Entry:
-    """Give ``layer`` a setting; what the guard saw under an earlier one is forgotten."""
+    """Give ``layer`` a setting; the guard's checks under an earlier one are forgotten."""
     entry = Entry(setting.name, type(layer).__name__, setting, Watch(setting.guard, setting.name))
     _entries.set(layer, entry)
     return entry
 
 
 def keep_map(linear: Any, layer: Any, setting: Setting) -> Entry:
-    """As `keep`, of a linear map inside ``layer``, which is told of it."""
-    found = Entry(setting.name, type(linear).__name__, setting, Watch(setting.guard, setting.name),
-                  owner=weakref.ref(layer))
+    """Give a linear map inside ``layer`` a setting, as `keep`; the layer notes that it has maps."""
+    record = Entry(setting.name, type(linear).__name__, setting, Watch(setting.guard, setting.name),
+                   owner=weakref.ref(layer))
     _entries.get(layer).maps = True  # type: ignore[union-attr]
-    _maps.set(linear, found)
-    return found
+    _maps.set(linear, record)
+    return record
 
 
 def drop(layer: Any) -> bool:
@@ -110,10 +110,10 @@ def drop(layer: Any) -> bool:
     of the former."""
     if _maps.get(layer) is not None:
         del _maps.entries[id(layer)]
-    found = _entries.get(layer)
-    if found is not None:
+    record = _entries.get(layer)
+    if record is not None:
         del _entries.entries[id(layer)]
-    return found is not None and found.setting is not None
+    return record is not None and record.setting is not None
 
 
 def entry(layer: Any) -> Entry | None:
@@ -125,7 +125,7 @@ def entries() -> list[Entry]:
 
 
 def map_entry(linear: Any) -> Entry | None:
-    """Of a linear map inside a layer."""
+    """Entry of a linear map inside a layer, or None."""
     return _maps.get(linear)
 
 
@@ -147,32 +147,32 @@ def forget() -> None:
 
 
 def kept() -> tuple[dict, dict]:
-    """Where entries of layers and of maps are kept: empty as long as nothing counts their calls."""
+    """Entries of layers and of maps: empty as long as nothing counts their calls."""
     return _entries.entries, _maps.entries
 
 
 def asked(layer: Any, config: Config) -> Entry | None:
     """The layer's entry if anything asks for quantization here; None at once where nothing does."""
-    found = _entries.get(layer) if _entries.entries else None
-    if found is None and (config.block_precision or config.precision or "fp32") != "fp32":
+    record = _entries.get(layer) if _entries.entries else None
+    if record is None and (config.block_precision or config.precision or "fp32") != "fp32":
         name = rules.qualified_name(layer) or type(layer).__name__
-        found = Entry(name, type(layer).__name__, None, Watch(Guard(), name))
-        _entries.set(layer, found)
-    return found
+        record = Entry(name, type(layer).__name__, None, Watch(Guard(), name))
+        _entries.set(layer, record)
+    return record
 
 
 def note_native(layer: Any, config: Config, why: Reason) -> None:
     """Count a call that runs natively before anybody could ask for its rows."""
-    found = asked(layer, config)
-    if found is not None:
-        found.fell_back(reason("GA607", str(why)))
+    record = asked(layer, config)
+    if record is not None:
+        record.fell_back(reason("GA607", str(why)))
 
 
 def native_again(layer: Any) -> None:
     """Count a call that runs natively as the last one did."""
-    found = _entries.get(layer) if _entries.entries else None
-    if found is not None and found.last is not None:
-        found.fell_back(found.last)
+    record = _entries.get(layer) if _entries.entries else None
+    if record is not None and record.last is not None:
+        record.fell_back(record.last)
 
 
 def wanted(layer: Any, found: Entry, config: Config, checkpointed: bool) -> Storage | Reason:

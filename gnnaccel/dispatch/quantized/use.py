@@ -1,5 +1,5 @@
-"""One call of a layer that is asked to quantize: in which format it runs, or why in fp32; counted
-either way."""
+"""A call of a layer that is asked to quantize: its format, or why it runs in fp32; counted either
+way."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 class Use(NamedTuple):
-    """``kernels``: by CUDA kernels, else by torch operations."""
+    """Storage of a quantized call; ``kernels``: by CUDA kernels, else by torch operations."""
 
     storage: Storage
     entry: Entry
@@ -31,7 +31,7 @@ class Use(NamedTuple):
 
 
 class Counted:
-    """A run in fp32 of a layer that was asked to quantize; ``plain``: what runs."""
+    """A run in fp32 of a layer that was asked to quantize; ``plain``: the run itself."""
 
     __slots__ = ("entry", "why", "plain")
     storage = None
@@ -50,7 +50,7 @@ def decide(layer: Any, found: Entry, config: Config, route: str, why_native: Rea
     """The storage of this call.
 
     ``route``: where the call runs as it is; ``why_native``: if that is "native", why; ``unfit``:
-    what speaks against quantizing calls of this form. Counts nothing.
+    why calls of this form cannot be quantized. Counts nothing.
     """
     storage = settings.wanted(layer, found, config, checkpointed)
     if type(storage) is Reason:

@@ -2,6 +2,6 @@
 functions of the two ends of each edge (gsddmm), softmax over a node's edges, reductions and
 products by segment.
 
-`torch_ops` says what they compute and runs everywhere; `cuda_ops` runs the hot forms by kernels;
+`torch_ops` defines them and runs everywhere; `cuda_ops` runs the hot forms by kernels;
 `calls` puts the two together for one call, `route` takes the decision.
 """

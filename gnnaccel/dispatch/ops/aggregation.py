@@ -1,10 +1,10 @@
 """The reduction of weighted neighbours, as plain layers need it: ``out[i] = reduce of w_e x_j over
 edges e = (j, i)``.
 
-What differs from `torch_ops.gspmm`: nodes without edges get 0 whatever the reduction, equal extrema
+Differences from `torch_ops.gspmm`: nodes without edges get 0 whatever the reduction, equal extrema
 share the gradient evenly, NaN wins every comparison, and there are a mean, a variance and its
 root.
-`messages` has what messages may be besides.
+Messages that are more than weighted rows are in `messages`.
 """
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _HALF = (torch.float16, torch.bfloat16)
 
 class Aggregation(NamedTuple):
     """``x`` [num_src, *features]; ``weight`` [E, *features] of as many dimensions, which broadcast,
-    or None; ``reduce``: one of `REDUCES`, or what `aggregation_means` has; ``shape``: of a message;
-    ``more``: what else goes into it, then of that shape, and not with a power mean; ``layout``: how
+    or None; ``reduce``: one of `REDUCES` or of `aggregation_means`; ``shape``: of a message;
+    ``more``: further tensors of it, then of that shape, and not with a power mean; ``layout``: how
     kernels see weighted rows (`aggregation_cuda.layout_of`), None where nobody has asked
     yet."""
 
@@ -47,28 +47,28 @@ class Aggregation(NamedTuple):
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """All that may want a gradient."""
-        more = () if self.more is None else tuple(t for t, _ in self.more.tensors.values())
+        """All tensors that may want a gradient."""
+        extra = () if self.more is None else tuple(t for t, _ in self.more.tensors.values())
         numbers = (()
                    if type(self.reduce) is str
                    else tuple(t for t in self.reduce[:1] if isinstance(t, Tensor)))
-        return ((self.x, *more, *numbers)
-                if self.weight is None else (self.x, self.weight, *more, *numbers))
+        return ((self.x, *extra, *numbers)
+                if self.weight is None else (self.x, self.weight, *extra, *numbers))
 
     def by(self, reduce: Reduce) -> Aggregation:
-        """With another reduction; one named "... unweighted" leaves the weights out, and a `Part`
-        takes one of several messages."""
+        """The aggregation with another reduction; one named "... unweighted" leaves the weights
+        out, and a `Part` takes one of several messages."""
         if type(reduce) is str and reduce.endswith(_UNWEIGHTED):
             return prepare(reduce.removesuffix(_UNWEIGHTED),  # type: ignore[return-value]
                            self.x, None, 0)
         if type(reduce) is Part:
-            one = self.more.parts[reduce.at]  # type: ignore[union-attr]  # as it is asked for
-            return self._replace(reduce=reduce.how, shape=one.out, more=one)
+            message = self.more.parts[reduce.at]  # type: ignore[union-attr]  # as it is asked for
+            return self._replace(reduce=reduce.how, shape=message.out, more=message)
         return self._replace(reduce=reduce)
 
     @property
     def kind(self) -> str:
-        """Of the weights: "none", "edge", "head" (one for the last dimension) or "channel"."""
+        """Kind of the weights: "none", "edge", "head" (one for the last dimension), "channel"."""
         if self.weight is None:
             return "none"
         tail = self.weight.shape[1:]
@@ -79,12 +79,12 @@ class Aggregation(NamedTuple):
 
 
 def named(reduce: Reduce) -> str:
-    """What it is called."""
+    """Name of the reduction."""
     return reduce if type(reduce) is str else reduce.name  # type: ignore[union-attr]
 
 
 def prepare(reduce: Reduce, x: Tensor, weight: Tensor | None, edges: int) -> Aggregation | Reason:
-    """The aggregation over ``edges`` edges in the dtype of its messages, or what does not fit."""
+    """The aggregation over ``edges`` edges in the dtype of its messages, or why it does not fit."""
     if x.dim() < 2 or x.layout != torch.strided or x.dtype not in DTYPES or x.is_meta or x.is_neg():
         return reason("GA206", f"features are {x.dtype}, {x.layout}, of shape {list(x.shape)}")
     why = None if type(reduce) is str else means.unfit(reduce, x, weight)
@@ -158,7 +158,7 @@ def _of_product(graph: OpGraph, message: Tensor, index: Tensor, reduce: str) -> 
 
 
 def deviation(variance: Tensor) -> Tensor:
-    """The root, 0 where there is hardly a ``variance``, as in PyG's ``StdAggregation``."""
+    """Root of the ``variance``, 0 where it is tiny, as in PyG's ``StdAggregation``."""
     out = variance.clamp(min=SMALLEST_VARIANCE).sqrt()
     return out.masked_fill(out <= math.sqrt(SMALLEST_VARIANCE), 0.0)
 

@@ -1,8 +1,8 @@
-"""What an aggregation is estimated to cost, natively and by us, and when a new graph's structure is
+"""Estimates of an aggregation's time, natively and by us, and whether a new graph's structure is
 worth its price.
 
 A structure serves every later aggregation over the same edges, but nobody can know whether there
-will be any. So what faster calls would have saved is added up while calls over a graph go native,
+will be any. So the missed gain of faster calls is added up while calls over a graph go native,
 and its structure is built once that is well beyond the price: a graph that comes once costs
 nothing, one that comes many times soon gains.
 """
@@ -30,15 +30,15 @@ _NO_COPIES = {"forward": 0, "training": 0}
 _PATIENCE = 2.0  # times the price of a structure that must have been missed before it is built
 
 
-#: of messages, against plain ones: rows per edge that we read, rows that the host gathers (not its
-#: further passes), our launches
+#: costs of messages against plain ones: rows per edge that we read, rows that the host gathers (not
+#: its further passes), our launches
 _MORE = {type(None): (1, 1, 1), Shifted: (1, 1, 2), Rectified: (2, 1, 1.5), Gated: (3, 2, 1)}
 
 
 class Estimate(NamedTuple):
-    """Seconds: what a call gains over the host's own code when the structure is there, and the
-    price of the structure; what it takes by us and natively, and over the list of edges without a
-    structure, None where that does not pay."""
+    """Seconds: gain of a call over the host's own code when the structure is there, and the price
+    of the structure; time by us and natively, and over the list of edges without a structure, None
+    where that does not pay."""
 
     gain: float
     structure: float
@@ -57,7 +57,7 @@ class Estimate(NamedTuple):
 
 
 def estimate(graph: OpGraph, given: Aggregation, grad: bool) -> Estimate:
-    """For one call, with its backward if ``grad``."""
+    """Estimate for one call, with its backward if ``grad``."""
     mode = "training" if grad else "forward"
     return (_on_cpu if given.x.device.type == "cpu" else _on_cuda)(graph, given, mode)
 
@@ -82,9 +82,9 @@ def _on_cuda(graph: OpGraph, given: Aggregation, mode: str) -> Estimate:
     if type(given.more) is Generated:
         shape, (read, gathered) = given.more.shape, given.more.rows_read
     rows = math.prod(shape) * given.x.element_size()
-    moved, by_host = graph.num_edges * rows * read, graph.num_edges * rows * gathered
+    read_bytes, gathered_bytes = graph.num_edges * rows * read, graph.num_edges * rows * gathered
     launch, plain = kernels["launch"], given.more is None
-    native = _natively(rates, by_host, mode, plain)
+    native = _natively(rates, gathered_bytes, mode, plain)
     rate = (kernels["gather_l2"]
             if graph.num_src * rows <= kernels["l2_bytes"] else kernels["gather_hbm"])
     launches, written = calls * rates["launches"][mode], 0.0
@@ -96,42 +96,42 @@ def _on_cuda(graph: OpGraph, given: Aggregation, mode: str) -> Estimate:
         written = (graph.num_edges * given.more.written * rates["generated"]["written"][mode]
                    / kernels["native_bandwidth"])
     # the host launches while the GPU works
-    ours = max(moved * rates["passes"][mode] / rate + written, launches * launch)
+    ours = max(read_bytes * rates["passes"][mode] / rate + written, launches * launch)
     once = None
     if plain and "once_passes" in rates:
-        once = (moved * rates["once_passes"][mode] / kernels["native_bandwidth"]
+        once = (read_bytes * rates["once_passes"][mode] / kernels["native_bandwidth"]
                 + (rates["once_launches"][mode] + copied * rates["once_copied"][mode]) * launch)
         once = once if _MARGIN * once < native else None
     by_source = type(given.more) is Generated and given.more.before and given.more.by_source
-    built = 1 if mode == "forward" and not by_source else 2
-    there = csc_of(graph.edge_index) is not None
-    structure = _structure(graph.num_edges, built - there) + there * _read_in_place()
+    directions = 1 if mode == "forward" and not by_source else 2
+    grouped = csc_of(graph.edge_index) is not None
+    structure = _structure(graph.num_edges, directions - grouped) + grouped * _read_in_place()
     return Estimate(native - ours, structure, ours, native, once)
 
 
 def _natively(rates: dict[str, Any], gathered: float, mode: str, plain: bool) -> float:
-    """By the host's operations on so many bytes ``gathered``; of ``plain`` rows there are so few
+    """Seconds of the host's operations on ``gathered`` bytes; of ``plain`` rows there are so few
     that neither their time nor that of launching them hides the other."""
     kernels = constants()["cuda"]
     passes = gathered * rates["native_passes"][mode] / kernels["native_bandwidth"]
-    # without those for autograd's own thread, which nothing runs in whatever is chosen
+    # without launches for autograd's own thread, in which nothing runs whatever is chosen
     thread = rates.get("thread", 0) if plain and mode == "training" else 0
     launched = (rates["native_launches"][mode] - thread) * kernels["launch"]
     return passes + launched if plain else max(passes, launched)
 
 
 def _besides(more: Generated, mode: str) -> float:
-    """Launches for what is written for each edge before a message, for many inputs, and for those
+    """Launches for values written for each edge before a message, for many inputs, and for those
     that are computed for the call."""
     rates = constants()["aggregation"]["cuda"]["generated"]
-    inputs, before, made = more.sizes
+    inputs, before, computed = more.sizes
     return (max(0, inputs - rates["free"]) * rates["input"][mode]
-            + before * rates["before"][mode] + made * rates["made"][mode])
+            + before * rates["before"][mode] + computed * rates["made"][mode])
 
 
 def _against_product(graph: OpGraph, given: Aggregation, mode: str,
                      rates: dict[str, dict[str, float]]) -> Estimate:
-    """On a GPU, against cuSPARSE's product with a matrix in CSR, whose backward makes the
+    """Estimate on a GPU, against cuSPARSE's product with a matrix in CSR, whose backward makes the
     transposed matrix in each call. Ours makes it once; rows of a matrix in CSR need no sorting.
     Forward alone there is nothing to gain where the rows do not fit the L2: 0.95x to 1.1x on an
     H100."""
@@ -142,8 +142,8 @@ def _against_product(graph: OpGraph, given: Aggregation, mode: str,
     ours, native = (max(edges * row * rates[f"{side}passes"][mode] / rate,
                         rates[f"{side}launches"][mode] * launch) for side in ("", "native_"))
     transposed = edges * kernels["structure_per_edge"]
-    there = csc_of(graph.edge_index) is not None
-    structure = _read_in_place() if there else _structure(edges, 1)
+    grouped = csc_of(graph.edge_index) is not None
+    structure = _read_in_place() if grouped else _structure(edges, 1)
     if mode == "training":
         native += transposed
         structure += _structure(edges, 1)
@@ -153,21 +153,21 @@ def _against_product(graph: OpGraph, given: Aggregation, mode: str,
 
 
 def by_index(x: Tensor, name: str, grad: bool) -> Estimate:
-    """For one reduction ``name``, or "softmax", of rows ``x`` on a GPU by an index."""
+    """Estimate for one reduction ``name``, or "softmax", of rows ``x`` on a GPU by an index."""
     mode = "training" if grad else "forward"
     rates, kernels = constants()["aggregation"]["by_index"], constants()["cuda"]
     kind = rates["max" if name == "min" else name]
-    moved, launch = x.numel() * x.element_size(), kernels["launch"]
-    native = max(moved * kind["native_passes"][mode] / kernels["native_bandwidth"],
+    traffic, launch = x.numel() * x.element_size(), kernels["launch"]
+    native = max(traffic * kind["native_passes"][mode] / kernels["native_bandwidth"],
                  kind["native_launches"][mode] * launch)
-    ours = max(moved * kind["passes"][mode] / kernels["gather_hbm"],
+    ours = max(traffic * kind["passes"][mode] / kernels["gather_hbm"],
                kind["launches"][mode] * launch)
     return Estimate(native - ours, _structure(x.shape[0], 1, "by_index"), ours, native)
 
 
 def _structure(edges: int, directions: int, of: str = "cuda") -> float:
-    """Seconds to make a new graph's structure, for so many directions. But for large graphs nearly
-    all of it is the host's time, with what it takes to decide the call."""
+    """Seconds to make a new graph's structure, for so many directions. Except for large graphs
+    nearly all of it is the host's time, including the decision of the call."""
     kernels, calls = constants()["cuda"], constants()["aggregation"][of]["structure_launches"]
     return directions * (edges * kernels["structure_per_edge"] + calls * kernels["launch"])
 
@@ -183,21 +183,20 @@ def _line(rates: list[float], edges: float, numbers: float) -> float:
 
 
 def hardly_seen(edge_index: Tensor) -> bool:
-    """Whether little was asked about these edges before, so that few calls over them are known;
-    notes one more. Not of inference tensors."""
-    found = ledger.of(edge_index)
-    found.sightings += 1
-    return found.sightings <= _UNREAD
+    """Whether few calls over these edges are known; counts one more. Not of inference tensors."""
+    entry = ledger.of(edge_index)
+    entry.sightings += 1
+    return entry.sightings <= _UNREAD
 
 
 def patience(estimate: Estimate) -> float:
-    """How much may be missed over a graph before its structure is worth building, one more call
+    """Seconds that may be missed over a graph before its structure is worth building, one more call
     like this one not counted."""
     return _PATIENCE * estimate.structure - estimate.gain
 
 
 def pays(edge_index: Tensor, estimate: Estimate, anyway: bool = False) -> bool:
-    """Whether to build the structure of these edges now; notes what is missed if not. ``anyway``:
+    """Whether to build the structure of these edges now; notes the missed gain if not. ``anyway``:
     it is built whatever it costs, and so no later call over these edges has to miss it."""
     if anyway:
         if not edge_index.is_inference():
@@ -207,10 +206,10 @@ def pays(edge_index: Tensor, estimate: Estimate, anyway: bool = False) -> bool:
         return not capturing(edge_index)
     if edge_index.is_inference():
         return False
-    found = ledger.of(edge_index)
-    if found.seconds > patience(estimate) and not capturing(edge_index):
+    entry = ledger.of(edge_index)
+    if entry.seconds > patience(estimate) and not capturing(edge_index):
         return True
-    found.seconds += estimate.gain
+    entry.seconds += estimate.gain
     return False
 
 

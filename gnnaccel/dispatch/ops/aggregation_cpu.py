@@ -34,7 +34,7 @@ def unfit(graph: OpGraph, given: Aggregation) -> Reason | None:
 
 
 def run(graph: OpGraph, given: Aggregation) -> Tensor:
-    """`aggregation.plain` of what is not `unfit`."""
+    """`aggregation.plain` of an aggregation that is not `unfit`."""
     if type(given.reduce) is PowerMean:
         return means.around(run)(graph, given)
     if given.more is not None:
@@ -52,7 +52,7 @@ def run(graph: OpGraph, given: Aggregation) -> Tensor:
     if given.reduce == "mean":
         out = out * view.inverse_degree(out.dtype).unsqueeze(1)
     out = out.view(-1, *given.shape)
-    # no view: those made without gradients cannot be changed in place with
+    # no view: views made without gradients cannot be changed in place with
     return out if torch.is_grad_enabled() else out.detach()
 
 
@@ -61,8 +61,8 @@ def _by_head(segments: Segments, weight: Tensor, x: Tensor) -> Tensor:
     folded into one graph."""
     heads = x.shape[1]
     if segments.src.shape[0] * heads <= FOLD:
-        found = weighted_sum(segments.fold(heads), weight.t().reshape(-1),
-                             x.transpose(0, 1).flatten(0, 1))
-        return found.view(heads, segments.num_dst, -1).transpose(0, 1).flatten(1)
+        sums = weighted_sum(segments.fold(heads), weight.t().reshape(-1),
+                            x.transpose(0, 1).flatten(0, 1))
+        return sums.view(heads, segments.num_dst, -1).transpose(0, 1).flatten(1)
     return torch.cat([weighted_sum(segments, w, rows)
                       for w, rows in zip(weight.unbind(1), x.unbind(1))], 1)

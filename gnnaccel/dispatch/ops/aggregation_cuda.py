@@ -1,5 +1,5 @@
-"""Weighted neighbours summed by CUDA kernels, with their backward; `aggregation` says what is
-computed.
+"""Weighted neighbours summed by CUDA kernels, with their backward: the operations of
+`aggregation`.
 
 A backward that is itself recorded runs on torch operations.
 """
@@ -32,7 +32,7 @@ from gnnaccel.dispatch.run.autograd import Operation, gradients, stand_in, wants
 _MAX_EDGES = 2**31
 _NO_WEIGHTS = 0, 0, "none"  # the layout of rows that are summed as they are
 _ENTRIES = ("forward", "forward_short", "merge")
-_MULTI = ("max", "min", "var", "std")  # by the kernels of several reduces
+_MULTI = ("max", "min", "var", "std")  # reductions by the kernels of several reduces
 
 
 def kernel(graph: OpGraph, given: Aggregation) -> Kernel | Reason:
@@ -54,8 +54,8 @@ def kernel(graph: OpGraph, given: Aggregation) -> Kernel | Reason:
     if type(given.reduce) is PowerMean:
         given = means.inner(given)
     if given.reduce in _MULTI:
-        found = _multi(graph, given, (given.reduce,))
-        return found._replace(run=lambda: run(graph, given)) if type(found) is Kernel else found
+        multi = _multi(graph, given, (given.reduce,))
+        return multi._replace(run=lambda: run(graph, given)) if type(multi) is Kernel else multi
     heads, width, weight = layout_of(given)
     mean, dtype = given.reduce == "mean", given.x.dtype
 
@@ -65,19 +65,19 @@ def kernel(graph: OpGraph, given: Aggregation) -> Kernel | Reason:
     shared = grad and mean and weight == "none" and _fewer_edges(graph, math.prod(given.shape))
 
     small = bands.few(max(sizes[:2]), math.prod(given.shape) * dtype.itemsize)
-    cut = not small and len(forms(False, "place", weight)) > 1
-    return Kernel(f"fused {given.reduce}" + ", in bands of channels" * cut,
-                  ("aggregation", heads, width, weight, dtype, mean, cut, grad, shared),
+    banded = not small and len(forms(False, "place", weight)) > 1
+    return Kernel(f"fused {given.reduce}" + ", in bands of channels" * banded,
+                  ("aggregation", heads, width, weight, dtype, mean, banded, grad, shared),
                   partial(_compile, forms, weight, mean, grad, shared), lambda: run(graph, given))
 
 
 def _forms(row: tuple[int, int, torch.dtype], sizes: tuple[int, int, int, torch.device],
            averaged: bool, at: str, weight: str) -> set[sums.Variant]:
-    """The kernels of a sum, with those that forward and backward take in its place over a graph of
+    """Kernels of a sum, with those that forward and backward take in its place over a graph of
     these ``sizes``: sources, destinations, edges, the device."""
-    whole, (num_src, num_dst, edges, device) = _variant(*row, weight, averaged, at), sizes
-    return {whole, *[whole.banded(nodes, rows, edges, device)
-                     for nodes, rows in ((num_src, num_dst), (num_dst, num_src))]}
+    unbanded, (num_src, num_dst, edges, device) = _variant(*row, weight, averaged, at), sizes
+    return {unbanded, *[unbanded.banded(nodes, rows, edges, device)
+                        for nodes, rows in ((num_src, num_dst), (num_dst, num_src))]}
 
 
 def _compile(forms: Callable[..., set[sums.Variant]], weight: str, mean: bool, grad: bool,
@@ -98,8 +98,8 @@ def _compile(forms: Callable[..., set[sums.Variant]], weight: str, mean: bool, g
 
 
 def shares(graph: OpGraph, given: Aggregation) -> bool | None:
-    """Whether `kernel` compiles those of a mean's shares; that is all in which it differs between
-    graphs. None where it may differ in more."""
+    """Whether `kernel` compiles the kernels of a mean's shares, its only difference between graphs.
+    None where it may differ in more."""
     if type(given.reduce) is Softmax or type(given.more) is Generated:
         return False
     if type(given.reduce) is not str or given.reduce in _MULTI or type(given.more) is Shifted:
@@ -136,8 +136,8 @@ def run(graph: OpGraph, given: Aggregation) -> Tensor:
 
 
 def _expanded(given: Aggregation, layout: tuple[int, int, str]) -> tuple[Tensor, Tensor | None]:
-    """Features and weights, expanded where they broadcast in a way that the kernels do not have."""
-    weight: Tensor  # where it is read; None of the kind "none"
+    """Features and weights, expanded where they broadcast in a way that no kernel has."""
+    weight: Tensor  # where it is read; None if the kind is "none"
     x, weight, (_, width, kind) = given.x, given.weight, layout  # type: ignore[assignment]
     if x.shape[1:] != given.shape:
         x = x.expand(-1, *given.shape)
@@ -150,10 +150,10 @@ def _expanded(given: Aggregation, layout: tuple[int, int, str]) -> tuple[Tensor,
 
 def together(graph: OpGraph, given: Aggregation,
              reduces: tuple[Reduce, ...]) -> dict[tuple[str, ...], Kernel]:
-    """Which of the aggregations ``reduces`` (`Aggregation.by`) one pass computes: rows of the same
-    weights, where one is a maximum, a minimum or a variance anyway. Softmax and power means are of
-    rows of their own."""
-    found, names = {}, [reduce for reduce in reduces if type(reduce) is str]
+    """Kernels of the aggregations ``reduces`` (`Aggregation.by`) that share a pass: rows of the
+    same weights, where one is a maximum, a minimum or a variance anyway. Softmax and power means
+    are of rows of their own."""
+    kernels, names = {}, [reduce for reduce in reduces if type(reduce) is str]
     for weighted in (False, True):
         group = tuple(dict.fromkeys(name for name in names
                                     if given.by(name).reduce in aggregation.REDUCES
@@ -163,26 +163,26 @@ def together(graph: OpGraph, given: Aggregation,
         if given.more is None and len(group) > 1 and any(reduce in _MULTI for reduce in shared):
             kernel = _multi(graph, given.by(group[0]), shared)
             if type(kernel) is Kernel:
-                found[group] = kernel
-    return found
+                kernels[group] = kernel
+    return kernels
 
 
 def run_all(graph: OpGraph, given: Aggregation, reduces: tuple[Reduce, ...],
             groups: tuple[tuple[str, ...], ...],
             alone: list[Callable[[OpGraph, Aggregation], Tensor]]) -> list[Tensor]:
-    """The aggregations ``reduces``, those of each of ``groups`` in one pass, others each by its own
-    of ``alone``."""
-    found: dict[str, Tensor] = {}
+    """The aggregations ``reduces``: those in one of ``groups`` in one pass, others each by its own
+    function in ``alone``."""
+    results: dict[str, Tensor] = {}
     for group in groups:
         first = given.by(group[0])
         x, weight = _seen(first)
         out = multi_reduce.run(graph, x, tuple(given.by(name).reduce  # type: ignore[misc]
                                                for name in group), weight,
                                aggregation.zero_share(graph))
-        found.update(zip(group, out.unbind(1)))
-    return [found[reduce] if type(reduce) is str
-            and reduce in found else one(graph, given.by(reduce))
-            for reduce, one in zip(reduces, alone)]
+        results.update(zip(group, out.unbind(1)))
+    return [results[reduce] if type(reduce) is str
+            and reduce in results else single(graph, given.by(reduce))
+            for reduce, single in zip(reduces, alone)]
 
 
 def _multi(graph: OpGraph, given: Aggregation, reduces: tuple[str, ...]) -> Kernel | Reason:
@@ -202,7 +202,7 @@ def _seen(given: Aggregation) -> tuple[Tensor, Tensor | None]:
 
 
 def layout_of(given: Aggregation) -> tuple[int, int, str]:
-    """Heads and width of a row as the kernels see it, and what they call the weights."""
+    """Heads and width of a row for the kernels, and their name for the weights."""
     kind, features, last = given.kind, math.prod(given.shape), given.shape[-1]
     if kind in ("none", "edge"):
         return *sums.factored(features), kind
@@ -220,8 +220,8 @@ def _aggregate(graph: OpGraph, mean: bool, layout: tuple[int, int, str], x: Tens
     view = graph.built or graph.view()
     if weight is None:
         return sums.total(view.csc(places=False), x, None, "place", mean)
-    seen = weight.reshape(-1) if layout[2] == "edge" else weight.reshape(-1, layout[0])
-    rows, placed, at = view.weighted(seen)
+    flat = weight.reshape(-1) if layout[2] == "edge" else weight.reshape(-1, layout[0])
+    rows, placed, at = view.weighted(flat)
     return sums.total(rows, x, placed, at, mean)
 
 
@@ -269,8 +269,8 @@ class _Aggregate(Operation):
         return gradients(self.reference, (x, weight), needs, (grad,))
 
     def reference(self, x, weight):
-        given = Aggregation("mean" if self.mean else "sum", x, weight, tuple(x.shape[1:]))
-        return aggregation.plain(self.graph, given)
+        call = Aggregation("mean" if self.mean else "sum", x, weight, tuple(x.shape[1:]))
+        return aggregation.plain(self.graph, call)
 
 
 def _fewer_edges(graph: OpGraph, features: int) -> bool:

@@ -1,9 +1,9 @@
 """Softmax and power means over neighbours (Li et al., "DeeperGCN: All You Need to Train Deeper
 GCNs", arXiv 2006.07739).
 
-A power mean is of messages that are the neighbours' features as they are: a mean between two
-functions of nodes. A softmax by channel is of these or of messages that are more (`messages`),
-without weights; `aggregation_softmax` has its kernels.
+A power mean is a mean of the neighbours' features as they are, between two functions of nodes. A
+softmax by channel is of these or of other messages (`messages`), without weights; its kernels are
+in `aggregation_softmax`.
 """
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from gnnaccel.dispatch.ops.aggregation import Aggregation
 
     class OfSoftmax(Aggregation):
-        """One by a `Softmax`."""
+        """Aggregation by a `Softmax`."""
 
         reduce: Softmax
 
 _HALF = (torch.float16, torch.bfloat16)
-_SMALL = 1e-16  # what PyG adds to a softmax's sum
+_SMALL = 1e-16  # added by PyG to a softmax's sum
 
 
 class Softmax(NamedTuple):
@@ -43,11 +43,11 @@ class Softmax(NamedTuple):
 
     def logits(self, message: Tensor) -> Tensor:
         """``t m``, [edges, *features]."""
-        found = message if _is_one(self.t) else message * self.t
-        return found if self.whole else found.detach()
+        logits = message if _is_one(self.t) else message * self.t
+        return logits if self.whole else logits.detach()
 
     def dtype(self, x: Tensor) -> torch.dtype:
-        """Of the result."""
+        """Dtype of the result."""
         return torch.result_type(x, self.t) if isinstance(self.t, Tensor) else x.dtype
 
 
@@ -62,11 +62,11 @@ class PowerMean(NamedTuple):
     name = "powermean"  # type: ignore[misc]
 
     def before(self, x: Tensor) -> Tensor:
-        """What is averaged."""
+        """Values to average."""
         return x if _is_one(self.p) else x.clamp(min=self.low, max=self.high).pow(self.p)
 
     def after(self, mean: Tensor) -> Tensor:
-        """The result, of the mean."""
+        """Result for the mean."""
         return (mean
                 if _is_one(self.p) else mean.clamp(min=self.low, max=self.high).pow(1.0 / self.p))
 
@@ -81,9 +81,9 @@ def unfit(reduce: Any, x: Tensor, weight: Tensor | None, more: bool = False) -> 
     if type(reduce) is str:
         return None
     if weight is not None or (more and type(reduce) is PowerMean):
-        made = ("weighted messages"
+        kind = ("weighted messages"
                 if weight is not None else "messages that are more than neighbours' rows")
-        return reason("GA201", f"the aggregation is a {reduce.name} of {made}")
+        return reason("GA201", f"the aggregation is a {reduce.name} of {kind}")
     if type(reduce) is Softmax and x.dtype in _HALF and torch.is_autocast_enabled(x.device.type):
         return reason("GA203", f"a softmax of {x.dtype} features under autocast")
     if type(reduce) is Softmax and reduce.dtype(x) not in (x.dtype, torch.float32, *_HALF):
@@ -105,13 +105,13 @@ def unfit(reduce: Any, x: Tensor, weight: Tensor | None, more: bool = False) -> 
 
 
 def inner(given: Aggregation) -> Aggregation:
-    """The mean that a power mean is made of, for decisions; features are not changed yet."""
+    """The mean inside a power mean, for decisions; features are not changed yet."""
     return given._replace(reduce="mean") if type(given.reduce) is PowerMean else given
 
 
 def around(run: Callable[[OpGraph, Aggregation],
                          Tensor]) -> Callable[[OpGraph, Aggregation], Tensor]:
-    """``run``, of means, with what a power mean does before and after."""
+    """Wraps ``run``, of means, in the functions of nodes of a power mean."""
     def run_power_mean(graph: OpGraph, given: Aggregation) -> Tensor:
         power: PowerMean
         power, x = (given.reduce,  # type: ignore[assignment]

@@ -1,8 +1,8 @@
 """Aggregations of the messages of `messages` by CUDA kernels.
 
-Sums and means leave nothing of the size of the edges times the features but the gradient of
-features of edges, nor do extrema of generated messages. Of other reductions the messages are made,
-as the host makes them. A backward that is itself recorded runs on torch operations.
+Sums, means and extrema of generated messages allocate nothing of the size of the edges times the
+features but the gradient of features of edges. Other reductions write the messages, as the host
+does. A backward that is itself recorded runs on torch operations.
 """
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 
 def kernel(graph: OpGraph, given: Aggregation) -> Kernel | Reason:
     """The way by kernels, or why there is none."""
-    found = _PARTS[type(given.more)].kernel(graph, given)
-    return found._replace(run=lambda: run(graph, given)) if type(found) is Kernel else found
+    way = _PARTS[type(given.more)].kernel(graph, given)
+    return way._replace(run=lambda: run(graph, given)) if type(way) is Kernel else way
 
 
 def run(graph: OpGraph, given: Aggregation) -> Tensor:
@@ -70,7 +70,7 @@ class _Split:
 
         if given.reduce not in ("sum", "mean"):
             return only_summed(given.reduce)
-        parts: list[Any] = [aggregation_cuda.kernel(graph, one) for one
+        parts: list[Any] = [aggregation_cuda.kernel(graph, call) for call
                             in (given._replace(more=None), messages.weights_alone(given))]
         for part in parts:
             if type(part) is Reason:
@@ -166,8 +166,8 @@ def _compiler(entries: tuple[str, ...], kernels: Callable, form: tuple) -> Calla
 
 
 def _of_made(graph: OpGraph, given: Aggregation) -> Kernel | Reason:
-    """Messages made edge by edge and reduced; the gradients of nodes' rows are sums in a fixed
-    order."""
+    """Kernel of messages that are written edge by edge and reduced; gradients of nodes' rows are
+    sums in a fixed order."""
     from gnnaccel.dispatch.ops import cuda_functions, multi_reduce, torch_ops
 
     if given.reduce not in aggregation.REDUCES:
@@ -177,23 +177,23 @@ def _of_made(graph: OpGraph, given: Aggregation) -> Kernel | Reason:
 
     def run() -> Tensor:
         take = cuda_functions.take if graph.num_edges else torch_ops.take
-        made = messages.made(graph, given.x, None, given.more, take)
+        message = messages.made(graph, given.x, None, given.more, take)
         return multi_reduce.multi_reduce(
-            graph, made, (given.reduce,),  # type: ignore[arg-type, union-attr]
+            graph, message, (given.reduce,),  # type: ignore[arg-type, union-attr]
             of_edges=True).kernel.run().view(-1, *given.shape)
 
     stand_in = given.x.new_empty(()).expand(graph.num_edges, *given.shape)
-    found = multi_reduce.multi_reduce(graph, stand_in, (given.reduce,), of_edges=True).kernel
-    if type(found) is not Kernel:
-        return found
+    way = multi_reduce.multi_reduce(graph, stand_in, (given.reduce,), of_edges=True).kernel
+    if type(way) is not Kernel:
+        return way
 
     def compile_() -> None:
-        found.compile()
+        way.compile()
         sums = cuda_functions.sum_variant(math.prod(given.shape), given.x.dtype).kernels
         for entry in ("forward", "merge"):
             sums(entry)
 
-    return found._replace(key=("made", found.key), compile=compile_, run=run)
+    return way._replace(key=("made", way.key), compile=compile_, run=run)
 
 
 # --- sums and means -------------------------------------------------------------------------------
@@ -239,12 +239,12 @@ class _RectifiedSum(Operation):
 
     def reference(self, x, edge):
         more = Rectified(edge, self.constant)
-        given = Aggregation(self.reduce, x, None, tuple(x.shape[1:]), more)
-        return aggregation.plain(self.graph, given)
+        call = Aggregation(self.reduce, x, None, tuple(x.shape[1:]), more)
+        return aggregation.plain(self.graph, call)
 
 
 class _GatedSum(Operation):
-    """[num_dst, *features] of values [num_src, *features] and what else `messages.Gated` has."""
+    """[num_dst, *features] of values [num_src, *features] and the tensors of `messages.Gated`."""
 
     __slots__ = ("graph", "reduce")
 
@@ -252,24 +252,24 @@ class _GatedSum(Operation):
         self.graph, self.reduce = graph, reduce
 
     def forward(self, needs, values, left, right, edge, beside):
-        given = gated_sum.Operands(*map(_flat, (left, right, values, edge, beside)))
-        out = gated_sum.forward(self.graph.view().csc(), given, self.reduce == "mean")
+        operands = gated_sum.Operands(*map(_flat, (left, right, values, edge, beside)))
+        out = gated_sum.forward(self.graph.view().csc(), operands, self.reduce == "mean")
         return out.view(-1, *values.shape[1:]).detach(), (values, left, right, edge, beside)
 
     def backward(self, needs, saved, grad):
         (values, left, right, edge, beside), graph = saved, self.graph
-        given = gated_sum.Operands(*map(_flat, (left, right, values, edge, beside)))
+        operands = gated_sum.Operands(*map(_flat, (left, right, values, edge, beside)))
         grad, shape = _shared(graph, self.reduce, grad), values.shape[1:]
         d_values = d_left = d_right = d_edge = d_beside = None
         if any(needs[2:]):
-            d_right, d_edge, d_beside = gated_sum.by_row(graph.view().csc(), given, grad,
+            d_right, d_edge, d_beside = gated_sum.by_row(graph.view().csc(), operands, grad,
                                                          *needs[3:])
         if any(needs[:2]):
-            d_left, d_values = gated_sum.by_other(graph.view().csr_by_id(), given, grad)
-        found = (d_values, d_left, d_right, d_edge, d_beside)
+            d_left, d_values = gated_sum.by_other(graph.view().csr_by_id(), operands, grad)
+        grads = (d_values, d_left, d_right, d_edge, d_beside)
         return [t.view(-1, *shape) if t is not None and need else None
-                for t, need in zip(found, needs)]
+                for t, need in zip(grads, needs)]
 
     def reference(self, values, *more):
-        given = Aggregation(self.reduce, values, None, tuple(values.shape[1:]), Gated(*more))
-        return aggregation.plain(self.graph, given)
+        call = Aggregation(self.reduce, values, None, tuple(values.shape[1:]), Gated(*more))
+        return aggregation.plain(self.graph, call)

@@ -1,6 +1,6 @@
 """Weighted neighbours summed by CUDA kernels straight from the caller's list of edges, with their
 backward: for graphs that may not come again, whose structure would cost more than it saves.
-`aggregation` says what is computed.
+The operations are those of `aggregation`.
 
 A backward that is itself recorded runs on torch operations.
 """
@@ -23,9 +23,9 @@ from gnnaccel.errors import VALID, GraphError
 
 
 def kernel(graph: OpGraph, given: Aggregation) -> Kernel | None:
-    """The way of `aggregation.plain` without a structure; None where there is none: it is for sums
-    and means in fp32 of rows that have one weight at most, which wants no gradient, and nothing
-    else in their messages, where their order may vary, over a list of edges [2, E]."""
+    """The way of `aggregation.plain` without a structure, or None: for sums and means in fp32 of
+    rows that have one weight at most, which wants no gradient, and nothing else in their messages,
+    where their order may vary, over a list of edges [2, E]."""
     weight = given.weight
     if given.more is not None or type(graph.edge_index) is EdgeArrays:
         return None
@@ -46,8 +46,8 @@ def kernel(graph: OpGraph, given: Aggregation) -> Kernel | None:
 
 
 def run(graph: OpGraph, given: Aggregation) -> Tensor:
-    """`aggregation.plain` by kernels. GraphError once the device has told of an earlier call that
-    ids were out of range."""
+    """`aggregation.plain` by kernels. GraphError once the device has reported ids out of range in
+    an earlier call."""
     x, weight, mean = given.x, given.weight, given.reduce == "mean"
     if edge_list.alarmed(x.device):
         raise GraphError("the edge_index of an earlier call holds ids outside its graph, "
@@ -68,7 +68,7 @@ def _ends(graph: OpGraph) -> Tensor:
 
 def _summed(graph: OpGraph, mean: bool, x: Tensor,
             weight: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """The result, and what divided each sum, as a factor."""
+    """The result, and the reciprocal of each sum's divisor, None without a mean."""
     rows, ends = dense(x).flatten(1), _ends(graph)
     count = torch.zeros(graph.num_dst, dtype=torch.float32, device=x.device) if mean else None
     out = edge_list.add_edges(ends, int(graph.flipped), rows, graph.num_dst, weight, None, count)
@@ -87,20 +87,20 @@ class _Once(Operation):
     def forward(self, needs, x, weight):
         out, inverse = _summed(self.graph, self.mean, x, weight)
         out = out if x.dim() == 2 else out.detach()  # no view, which no user could change in place
-        # The edges as well: who changes them before backward is to know.
+        # The edges too are saved, so that autograd objects if they are changed before backward.
         return out, (self.graph.edge_index, weight, inverse)
 
     def backward(self, needs, saved, grad):
         (_, weight, inverse), graph = saved, self.graph
         ends, flipped, rows = _ends(graph), 1 - graph.flipped, dense(grad).flatten(1)
-        found = edge_list.add_edges(ends, flipped, rows, graph.num_src, weight, inverse)
-        return found if grad.dim() == 2 else found.view(-1, *grad.shape[1:]), None
+        d_x = edge_list.add_edges(ends, flipped, rows, graph.num_src, weight, inverse)
+        return d_x if grad.dim() == 2 else d_x.view(-1, *grad.shape[1:]), None
 
     def recorded(self, needs, saved, grad):
         weight = None if saved[1] is None else saved[1].view(-1, *(1,) * (grad.dim() - 1))
 
         def reference(x: Tensor) -> Tensor:
-            given = Aggregation("mean" if self.mean else "sum", x, weight, tuple(x.shape[1:]))
-            return aggregation.plain(self.graph, given)
+            call = Aggregation("mean" if self.mean else "sum", x, weight, tuple(x.shape[1:]))
+            return aggregation.plain(self.graph, call)
 
         return *gradients(reference, (stand_in(grad, self.graph.num_src),), (True,), (grad,)), None

@@ -1,4 +1,4 @@
-"""The way of one aggregation inside a host's layer: what speaks for and against each candidate, the
+"""The way of one aggregation inside a host's layer: reasons for and against each candidate, the
 run, the record."""
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ Run = Callable[[OpGraph, Aggregation], Any]
 
 
 class Decision(NamedTuple):
-    """``run``: None on the native route; ``estimate``: what such a call gains, if that was asked;
-    ``again``: it holds for one call only; ``fell_back``: counts further native calls like this one,
+    """``run``: None on the native route; ``estimate``: of the gain, if that was asked; ``again``:
+    the decision holds for one call only; ``fell_back``: counts further native calls like this one,
     where somebody does."""
 
     plan: Plan
@@ -70,9 +70,8 @@ def _refused(estimate: Estimate | None, *rejected: tuple[str, Reason]) -> Decisi
 
 
 class Asked(NamedTuple):
-    """What a decision is asked for that nothing will follow: on a call that is part of training, if
-    ``grad``; over a graph that is ``fresh``, so that its structure has to be built, or that comes
-    again."""
+    """Question for a decision that no run follows: on a call that is part of training, if ``grad``;
+    over a graph that is ``fresh``, so that its structure has to be built, or that comes again."""
 
     grad: bool
     fresh: bool
@@ -92,9 +91,9 @@ def decide(graph: OpGraph, given: Aggregation, config: Config,
                      else _cost_reason(graph, given, asked))
     if why is _ONCE:
         name = aggregation_once.kernel(graph, given).name  # type: ignore[union-attr]
-        found = _taken("cuda", name, aggregation_once.run, estimate,
-                       ("kernels over a structure", why))
-        return found._replace(again=True)
+        decision = _taken("cuda", name, aggregation_once.run, estimate,
+                          ("kernels over a structure", why))
+        return decision._replace(again=True)
     if why is not None:
         return _refused(estimate, (KERNELS, why))
     against = compiling.problem(kernel.key, kernel.compile)  # `compile_reason`, without its call
@@ -107,32 +106,32 @@ def decide(graph: OpGraph, given: Aggregation, config: Config,
 
 def decide_all(graph: OpGraph, given: Aggregation, reduces: tuple[Reduce, ...], config: Config,
                asked: Asked | None = None) -> Decision:
-    """The route of aggregations that differ in nothing but their ``reduces``, of which ``given``
-    has the first; several give a list. One that is native makes all native, as the host makes its
-    messages once for all. Kernels share a pass where they can."""
+    """Route of aggregations that differ only in their ``reduces``, of which ``given`` has the
+    first; several give a list. One that is native makes all native, as the host makes its messages
+    once for all. Kernels share a pass where they can."""
     if len(reduces) == 1:
         return decide(graph, given, config, asked)
-    found = [decide(graph, given.by(one), config, asked) for one in reduces]
-    for one in found:
-        if one.run is None:
-            return one
+    choices = [decide(graph, given.by(reduce), config, asked) for reduce in reduces]
+    for choice in choices:
+        if choice.run is None:
+            return choice
     kernels: list[str]
     runs: list[Run]
-    kernels, runs = map(list, zip(*((one.plan.kernel, one.run) for one in found)))
+    kernels, runs = map(list, zip(*((choice.plan.kernel, choice.run) for choice in choices)))
 
     def apart(graph: OpGraph, given: Aggregation) -> list[Tensor]:
         return [run(graph, given.by(reduce)) for run, reduce in zip(runs, reduces)]
 
     run = apart
-    if all(one.plan.route == "cuda" for one in found):
-        together = aggregation_cuda.together(graph, given, reduces)
-        groups = tuple(group for group, kernel in together.items()
+    if all(choice.plan.route == "cuda" for choice in choices):
+        passes = aggregation_cuda.together(graph, given, reduces)
+        groups = tuple(group for group, kernel in passes.items()
                        if compile_reason(kernel) is None)
-        kernels = [next((together[group].name for group in groups if reduce in group), kernel)
+        kernels = [next((passes[group].name for group in groups if reduce in group), kernel)
                    for reduce, kernel in zip(reduces, kernels)]
         run = partial(aggregation_cuda.run_all, reduces=reduces, groups=groups, alone=runs)
-    # once one has a structure, there is one
-    first = next((one for one in found if not one.again), found[0])
+    # one aggregation that builds the structure builds it for all
+    first = next((choice for choice in choices if not choice.again), choices[0])
     plan = first.plan._replace(kernel=" + ".join(dict.fromkeys(kernels)))
     return first._replace(plan=plan, run=run)
 
@@ -147,7 +146,7 @@ def on(route: str, graph: OpGraph, given: Aggregation) -> Tensor:
 
 def on_all(route: str, graph: OpGraph, given: Aggregation,
            reduces: tuple[Reduce, ...]) -> list[Tensor]:
-    """Several, as of a `Decision` of `decide_all`."""
+    """Results of several aggregations, as of a `Decision` of `decide_all`."""
     if route == "cuda":
         groups = tuple(aggregation_cuda.together(graph, given, reduces))
         return aggregation_cuda.run_all(graph, given, reduces, groups,
@@ -186,23 +185,23 @@ def _cost_reason(graph: OpGraph, given: Aggregation,
     still = capture.here.held is not None and graph.known()
     if asked is None and capture.capturing() and not still:
         asked = Asked(_differentiated(given), self_loops.of(graph.edge_index) is None)
-    found = aggregation_cost.estimate(graph, given,
-                                      _differentiated(given) if asked is None else asked.grad)
-    if found.once_pays and _may_run_once(graph, given, asked):
-        found = found.over_once()
-        builds = (found.gain > found.structure
-                  if asked is not None else aggregation_cost.pays(graph.edge_index, found))
-        return (None if builds else _ONCE), found
-    if found.gain <= 0:
+    estimate = aggregation_cost.estimate(graph, given,
+                                         _differentiated(given) if asked is None else asked.grad)
+    if estimate.once_pays and _may_run_once(graph, given, asked):
+        estimate = estimate.over_once()
+        builds = (estimate.gain > estimate.structure
+                  if asked is not None else aggregation_cost.pays(graph.edge_index, estimate))
+        return (None if builds else _ONCE), estimate
+    if estimate.gain <= 0:
         return reason("GA301"), None
     if asked is not None:
         return (_MAY_NOT_COME_AGAIN if asked.fresh
-                and found.gain <= found.structure else None), found
+                and estimate.gain <= estimate.structure else None), estimate
     # A checkpoint may be about to repeat this call, and must then find the same route: for it the
     # structure counts as there.
-    if graph.known() or aggregation_cost.pays(graph.edge_index, found, checkpointed()):
-        return None, found
-    return _MAY_NOT_COME_AGAIN, found
+    if graph.known() or aggregation_cost.pays(graph.edge_index, estimate, checkpointed()):
+        return None, estimate
+    return _MAY_NOT_COME_AGAIN, estimate
 
 
 def _may_run_once(graph: OpGraph, given: Aggregation, asked: Asked | None) -> bool:
@@ -223,8 +222,8 @@ def _differentiated(given: Aggregation) -> bool:
 def run(layer: Any, host: str, found: tuple[OpGraph, Aggregation] | None, decision: Decision,
         config: Config, finish: Callable[[Any], Any] | None, call_native: Callable[[], Any],
         start: int) -> Any:
-    """Count, record and run one call of ``layer``. ``finish``: what the layer makes of the result,
-    None of one that is native; ``start``: when the call began, 0 when nobody listens."""
+    """Count, record and run one call of ``layer``. ``finish``: maps the result to the layer's, None
+    of a native call; ``start``: when the call began, 0 when nobody listens."""
     plan, spent = decision.plan, (time.perf_counter_ns() - start) / 1e3
     name = type(layer).__name__
     counters.count(name, plan.route, plan.code if decision.run is None else None)

@@ -1,7 +1,7 @@
 """Softmax over neighbours by CUDA kernels: of their rows as they are, and of rectified messages
 with features of edges.
 
-One gather forward and two backward; nothing has the size of the edges times the features but the
+Forward gathers once, backward twice; nothing has the size of the edges times the features but the
 gradient of features of edges. A backward that is itself recorded runs on torch operations.
 """
 from __future__ import annotations
@@ -59,7 +59,7 @@ def run(graph: OpGraph, given: OfSoftmax) -> Tensor:
 
 
 def _temperature(given: OfSoftmax) -> Tensor | float:
-    """t as the kernels take it: a number, or fp32 [1] or [F]; without a gradient where none goes
+    """Temperature for the kernels: a number, or fp32 [1] or [F]; without a gradient where none goes
     through the softmax."""
     t = given.reduce.t
     if not isinstance(t, Tensor):
@@ -91,17 +91,17 @@ class _SoftmaxSum(Operation):
 
     def forward(self, needs, x, edge, t):
         temperature = self.number if t is None else t
-        out, kept = _forward(self.graph, self.constant, x, edge, temperature, True)
+        out, state = _forward(self.graph, self.constant, x, edge, temperature, True)
         out = out.view(-1, *x.shape[1:]).detach()  # no view, which no user could change in place
-        return out, (x, edge, t, *kept)
+        return out, (x, edge, t, *state)
 
     def backward(self, needs, saved, grad):
         (x, edge, t, center, total), view = saved, self.graph.built or self.graph.view()
         by_src = view.csr(places=False) if edge is None else view.csr_by_id()
-        given = _messages(self.constant, x, edge, self.number if t is None else t)
+        messages = _messages(self.constant, x, edge, self.number if t is None else t)
         share = dense(grad.flatten(1) / total)
-        d_x, d_edge, d_t = softmax_sum.backward(by_src, given, center, share, self.whole, needs[1],
-                                                needs[2])
+        d_x, d_edge, d_t = softmax_sum.backward(by_src, messages, center, share, self.whole,
+                                                needs[1], needs[2])
         if d_t is not None:
             d_t = column_sum.column_sum(d_t)
             d_t = d_t.sum().view(1) if t.numel() == 1 else d_t
@@ -110,5 +110,5 @@ class _SoftmaxSum(Operation):
     def reference(self, x, edge, t):
         number = self.number if t is None else t if t.numel() == 1 else t.view(x.shape[1:])
         more = None if edge is None else Rectified(edge, self.constant)
-        given = Aggregation(Softmax(number, self.whole), x, None, tuple(x.shape[1:]), more)
-        return aggregation.plain(self.graph, given)
+        call = Aggregation(Softmax(number, self.whole), x, None, tuple(x.shape[1:]), more)
+        return aggregation.plain(self.graph, call)

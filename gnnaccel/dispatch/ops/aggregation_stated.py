@@ -1,5 +1,5 @@
-"""An aggregation inside a host's layer as those who explain, compare and measure calls see it:
-stated, planned and run on the side, without counts or records. What a script calls goes by
+"""An aggregation inside a host's layer, for tools that explain, compare and measure calls: stated,
+planned and run on the side, without counts or records. Calls of a script go by
 `aggregation_route.run`.
 """
 from __future__ import annotations
@@ -73,7 +73,7 @@ class AggregationSpec:
         return functools.partial(_run, route)
 
     def facts(self) -> dict[str, int]:
-        """Of the graph, for records."""
+        """Sizes of the graph, for records."""
         return dict(num_src=self.num_src, num_dst=self.num_dst, num_edges=self.num_edges)
 
 

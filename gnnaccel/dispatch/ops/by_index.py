@@ -1,4 +1,4 @@
-"""Reductions of rows that an index, or the offsets of segments, sends to groups: PyG's ``scatter``,
+"""Reductions of rows by groups, given by an index or the offsets of segments: PyG's ``scatter``,
 ``segment`` and ``softmax``.
 
 The rows are seen as edges that enter their group, so the kernels of message passing run them:
@@ -75,13 +75,13 @@ class _View(GraphView):
         self._offsets = offsets
 
     def _ends(self) -> tuple[Tensor, Tensor]:
-        given: Tensor | None = self._source()  # type: ignore[assignment]
-        if given is None:
+        source: Tensor | None = self._source()  # type: ignore[assignment]
+        if source is None:
             raise RuntimeError(
                 "the index of this structure is gone; call bind() with a live one first")
-        given = given.detach()
-        index = (torch_ops.segment_index(given, self.num_src)
-                 if self._offsets else given.contiguous())
+        source = source.detach()
+        index = (torch_ops.segment_index(source, self.num_src)
+                 if self._offsets else source.contiguous())
         return torch.arange(self.num_src, dtype=index.dtype, device=index.device), index
 
 
@@ -92,15 +92,15 @@ _tops: TensorMap[int] = TensorMap()
 
 @uncompiled
 def groups_in(index: Tensor) -> int:
-    """One more than the largest number, 0 of none. Waits for the device once per tensor and
+    """One more than the largest index, 0 if there is none. Waits for the device once per tensor and
     version."""
     if index.is_inference() or capture.capturing():  # a capture refuses to wait
         return _count(index)
-    found = _tops.get(index)
-    if found is None:
-        found = _count(index)
-        _tops.set(index, found)
-    return found
+    count = _tops.get(index)
+    if count is None:
+        count = _count(index)
+        _tops.set(index, count)
+    return count
 
 
 def _count(index: Tensor) -> int:
@@ -118,8 +118,8 @@ def reduce(graph: IndexGraph, x: Tensor, name: str, config: Config) -> OpCall | 
     if against is not None:
         return against
     if name in ("max", "min"):
-        found = multi_reduce.multi_reduce(graph, x, (name,), of_edges=True)
-        return mapped(found, lambda out: out.view(-1, *x.shape[1:]))
+        extrema = multi_reduce.multi_reduce(graph, x, (name,), of_edges=True)
+        return mapped(extrema, lambda out: out.view(-1, *x.shape[1:]))
 
     def plain() -> Tensor:
         return torch_ops.added(x, graph.index("v"), graph.num_dst)
@@ -144,40 +144,40 @@ def softmax(graph: IndexGraph, x: Tensor, config: Config) -> OpCall | Reason:
     return mapped(call, _to_change)
 
 
-#: (configuration, bits of the numbers of rows and of numbers, gradients) -> the most that a softmax
-#: gains, and the least that its structure costs
+#: (configuration, bits of the numbers of rows and of numbers, gradients) -> largest gain of such a
+#: softmax, and least cost of its structure
 _softmaxes: dict[tuple[int, int, int, bool], aggregation_cost.Estimate] = {}
 
 
 @uncompiled
 def softmax_unpaid(x: Tensor, index: Tensor, config: Config) -> bool:
     """Whether the host's own code is estimated to be no slower for a softmax of ``x`` by ``index``
-    [E], since so few numbers gain nothing, or not enough yet for a structure; notes what is missed
+    [E], since so few numbers gain nothing, or not enough yet for a structure; notes the missed gain
     then. Reads neither ``index`` nor ``x``."""
     numbers = x.numel().bit_length()
     if not numbers:
         return False
     rows = len(x).bit_length() if x.dim() else 1
     key = config.epoch, rows, numbers, torch.is_grad_enabled() and x.requires_grad
-    found = _softmaxes.get(key)
-    if found is None:
+    estimate = _softmaxes.get(key)
+    if estimate is None:
         if len(_softmaxes) >= _LIMIT:
             _softmaxes.clear()
-        most = torch.empty(1 << rows >> 1, 2 << numbers - rows, dtype=x.dtype, device="meta")
-        found = _softmaxes[key] = aggregation_cost.by_index(most, "softmax", key[3])
-    if found.gain <= 0:
+        largest = torch.empty(1 << rows >> 1, 2 << numbers - rows, dtype=x.dtype, device="meta")
+        estimate = _softmaxes[key] = aggregation_cost.by_index(largest, "softmax", key[3])
+    if estimate.gain <= 0:
         return True
-    if found.gain > found.structure or index.is_inference() or checkpointed():
+    if estimate.gain > estimate.structure or index.is_inference() or checkpointed():
         return False
-    missed = ledger.of(_owner(index))
-    if missed.seconds > aggregation_cost.patience(found):
+    entry = ledger.of(_owner(index))
+    if entry.seconds > aggregation_cost.patience(estimate):
         return False
-    missed.seconds += found.gain
+    entry.seconds += estimate.gain
     return True
 
 
 def _to_change(out: Tensor) -> Tensor:
-    """The same for users, who may change it in place, as the host's: backward reads ``out``."""
+    """Result for users, who may change it in place, as the host's: backward reads ``out``."""
     return out.clone() if out.requires_grad else out
 
 
@@ -191,20 +191,20 @@ def mapped(call: OpCall, function: Callable[[Tensor], Tensor]) -> OpCall:
 
 
 def _reason(graph: IndexGraph, x: Tensor, name: str, config: Config) -> Reason | None:
-    """Why this is none of ours, or the host's own code no slower."""
+    """Why no kernel computes this, or the host's own code is no slower."""
     if type(graph.num_dst) is not int or graph.num_dst < 1:
         return reason("GA206", f"{graph.num_dst!r} groups")
     if config.when != "profitable" or not x.is_cuda:  # on a CPU the host's own code runs anyway
         return None
-    found = aggregation_cost.by_index(x, name, torch.is_grad_enabled() and x.requires_grad)
-    if found.gain <= 0:
+    estimate = aggregation_cost.by_index(x, name, torch.is_grad_enabled() and x.requires_grad)
+    if estimate.gain <= 0:
         return _NO_GAIN
     if (graph.known() or checkpointed()
-        or aggregation_cost.pays(_owner(graph.edge_index), found)):
+        or aggregation_cost.pays(_owner(graph.edge_index), estimate)):
         return None
     return _MAY_NOT_COME_AGAIN
 
 
 def _owner(index: Tensor) -> Tensor:
-    """What an index is a view of, which is made anew for each call."""
+    """Base of an index that is a view, which is made anew for each call; else the index."""
     return index if index._base is None else index._base

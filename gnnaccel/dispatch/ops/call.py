@@ -13,8 +13,8 @@ from gnnaccel.dispatch.policy.reasons import Reason, reason
 
 
 class Kernel(NamedTuple):
-    """A way by kernels. ``key``: what decides which kernels those are; ``compile`` gets them, or
-    raises CompileError."""
+    """A way by kernels. ``key``: decides which kernels these are; ``compile`` gets them, or raises
+    CompileError."""
 
     name: str
     key: Hashable
@@ -24,8 +24,8 @@ class Kernel(NamedTuple):
 
 @dataclass(frozen=True)
 class OpCall:
-    """``plain`` runs it on torch operations; ``kernel``: by kernels, or why not; ``graph``: None of
-    operations without one; ``gains``: ``plain`` is faster than the host's own code."""
+    """Call of an operation. ``plain`` runs it on torch operations; ``kernel``: by kernels, or why
+    not; ``graph``: None if there is none; ``gains``: ``plain`` is faster than the host's code."""
 
     device: torch.device
     dtype: torch.dtype

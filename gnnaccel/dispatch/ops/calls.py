@@ -1,4 +1,4 @@
-"""What an adapter knows of a call of an operation, made into an `OpCall`."""
+"""Makes an `OpCall` of a call of an operation that an adapter understood."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -46,11 +46,11 @@ def edge_softmax(graph: OpGraph, logits: Tensor, by: str) -> OpCall:
 # --- several relations ----------------------------------------------------------------------------
 
 class _Tied(torch.autograd.Function):
-    """Results of one operation: when any of them is used in a loss, what all were made of gets
+    """Results of one operation: when any of them is used in a loss, the inputs of all get
     gradients, zeros if need be.
 
-    Each comes out as a tensor of its own and no view, so that callers may change it in place, as
-    what the host returns.
+    Each result is a tensor of its own and no view, so that callers may change it in place, as the
+    host's.
     """
 
     @staticmethod
@@ -61,8 +61,8 @@ class _Tied(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *grads):
-        return tuple(kind.new_zeros(shape) if grad is None and needed else grad
-                     for grad, needed, shape, kind in zip(grads, ctx.needs_input_grad, ctx.shapes,
+        return tuple(like.new_zeros(shape) if grad is None and needed else grad
+                     for grad, needed, shape, like in zip(grads, ctx.needs_input_grad, ctx.shapes,
                                                           ctx.kinds))
 
 
@@ -71,45 +71,45 @@ def _tied(results: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 def gspmm_hetero(parts: list[Part], types: int, reduce: str) -> OpCall:
-    """By type of nodes: the ``reduce`` over the edges of all relations that end there; an empty
-    tensor where none does."""
+    """``reduce`` by type of nodes, over the edges of all relations that end there; an empty tensor
+    where none does."""
     by_target = {t: [p for p in parts if p.target == t] for t in range(types)}
 
     def gathered(reduced: Callable[[list[Part]], Tensor]) -> tuple[Tensor, ...]:
-        nothing = torch.tensor([], device=torch.get_default_device())  # where the host makes it
-        return _tied(tuple(reduced(found) if found else nothing for found in by_target.values()))
+        empty = torch.tensor([], device=torch.get_default_device())  # where the host makes it
+        return _tied(tuple(reduced(group) if group else empty for group in by_target.values()))
 
     kernel: Kernel | Reason = reason("GA208",
                                      f"{reduce} over several relations that end in one type of "
                                      "nodes")
-    if reduce == "sum" or all(len(found) < 2 for found in by_target.values()):
+    if reduce == "sum" or all(len(group) < 2 for group in by_target.values()):
         kernel = _together([_kernel_or_nothing(cuda_ops.gspmm(p.graph, p.given, reduce),
                                                lambda p=p: _reduced([p], reduce))
                             for p in parts])
     if type(kernel) is Kernel:
         def run(run_all: Any = kernel.run) -> tuple[Tensor, ...]:
             outs = dict(zip(map(id, parts), run_all()))
-            return gathered(lambda found: sum((outs[id(p)] for p in found[1:]),
-                                              start=outs[id(found[0])]))
+            return gathered(lambda group: sum((outs[id(p)] for p in group[1:]),
+                                              start=outs[id(group[0])]))
 
         kernel = kernel._replace(run=run)
     first = parts[0].given.first
     return OpCall(first.device, first.dtype,
-                  lambda: gathered(lambda found: _reduced(found, reduce)), kernel)
+                  lambda: gathered(lambda group: _reduced(group, reduce)), kernel)
 
 
 def _reduced(parts: list[Part], reduce: str) -> Tensor:
-    """Over the edges of all these relations, which end in one type of nodes."""
-    graph, given = parts[0].graph, parts[0].given
+    """``reduce`` over the edges of all these relations, which end in one type of nodes."""
+    graph, operands = parts[0].graph, parts[0].given
     if len(parts) == 1:
-        return given.result(torch_ops.gspmm(graph, given, reduce))
+        return operands.result(torch_ops.gspmm(graph, operands, reduce))
     messages = torch.cat([torch_ops.gsddmm(p.graph, p.given, "u", "e") for p in parts])
     index = torch.cat([p.graph.index("v") for p in parts])
-    return given.result(torch_ops.reduced(messages, index, graph.num_dst, reduce))
+    return operands.result(torch_ops.reduced(messages, index, graph.num_dst, reduce))
 
 
 def gsddmm_hetero(parts: list[Part], targets: tuple[str, str]) -> OpCall:
-    """By relation: `torch_ops.gsddmm`."""
+    """`torch_ops.gsddmm` by relation."""
     def one(p: Part) -> Tensor:
         return p.given.result(torch_ops.gsddmm(p.graph, p.given, *targets))
 
@@ -143,10 +143,10 @@ def _together(kernels: list[Kernel | Reason]) -> Kernel | Reason:
 
 
 def edge_softmax_joined(graph: OpGraph, logits: list[Tensor], by: str) -> OpCall:
-    """`edge_softmax` over all relations, joined in ``graph``; logits [E of each, *features], all
-    alike. By relation."""
-    whole, sizes = torch.cat(logits), [t.shape[0] for t in logits]
-    call = edge_softmax(graph, whole, by)
+    """`edge_softmax` by relation, over all relations, joined in ``graph``; logits [E of each,
+    *features], all alike."""
+    joined, sizes = torch.cat(logits), [t.shape[0] for t in logits]
+    call = edge_softmax(graph, joined, by)
 
     def split(run: Callable[[], Tensor]) -> Callable[[], tuple[Tensor, ...]]:
         return lambda: _tied(run().split(sizes))

@@ -1,4 +1,4 @@
-"""The operations by CUDA kernels, with their backward. `torch_ops` says what they compute.
+"""The operations of `torch_ops` by CUDA kernels, with their backward.
 
 `edge_sum` and `take` are each other's gradient, and `elementwise` is made of both and itself, so
 their backward can be differentiated again as it is; where backward of the others is recorded it
@@ -196,9 +196,9 @@ class _EdgeSoftmax(Operation):
 # --- largest and smallest -------------------------------------------------------------------------
 
 class Extremum(NamedTuple):
-    """What `extremum` computes: the largest (or smallest) message of the edges that enter each
-    node. ``op``: "copy", the row of the source, or of the edge with ``of_edges``; "add" or "mul":
-    the source's and a weight [E] or [E, heads]."""
+    """Form of `extremum`: the largest (or smallest) message of the edges that enter each node.
+    ``op``: "copy", the row of the source, or of the edge with ``of_edges``; "add" or "mul": the
+    source's and a weight [E] or [E, heads]."""
 
     op: str
     largest: bool
@@ -216,7 +216,7 @@ def extremum(graph: OpGraph, form: Extremum, x: Tensor, weight: Tensor | None) -
 
 
 class _Extremum(Operation):
-    """``variant``: of the kernels; ``like``: what the weight is like, where there is one."""
+    """``variant``: of the kernels; ``like``: the weight's form, where there is one."""
 
     __slots__ = ("form", "graph", "like", "variant")
 
@@ -236,7 +236,7 @@ class _Extremum(Operation):
             return _to_places(arg, grad, graph.num_edges), None
         d_x = d_weight = None
         if needs[0]:
-            if form.op == "add":  # reads none, but is compiled for one
+            if form.op == "add":  # reads no weight, but is compiled for one
                 weight = grad.new_empty(0, *self.like.shape[1:], dtype=torch.float32)
             by_src = _rows_by(graph, "u")
             d_x = extremum_kernels.pick(self.variant, by_src, arg, dense(grad), fp32(weight))
@@ -254,8 +254,8 @@ class _Extremum(Operation):
         return _to_sources(graph, arg, grad), d_weight
 
     def reference(self, x, weight):
-        given = Operands(self.form.op, x, weight.view(weight.shape[0], -1, 1), (), False)
-        return torch_ops.gspmm(self.graph, given, "max" if self.form.largest else "min")
+        operands = Operands(self.form.op, x, weight.view(weight.shape[0], -1, 1), (), False)
+        return torch_ops.gspmm(self.graph, operands, "max" if self.form.largest else "min")
 
 
 def _variant_of(form: Extremum, x: Tensor, weight: Tensor | None) -> extremum_kernels.Variant:
@@ -279,8 +279,8 @@ def _to_sources(graph: OpGraph, arg: Tensor, grad: Tensor) -> Tensor:
 
 def _weight_grad(graph: OpGraph, form: Extremum, x: Tensor | None, weight: Tensor, arg: Tensor,
                  grad: Tensor) -> Tensor:
-    """Channels of a head may have chosen the same edge, so this adds. weight: only its form is
-    looked at; x: with "mul"."""
+    """Gradient of the weight. Channels of a head may have chosen the same edge, so this adds.
+    weight: only its form is read; x: with "mul"."""
     place, heads = arg.clamp(min=0).long(), arg.shape[1]
     value = grad.float()
     if form.op == "mul":
@@ -303,7 +303,7 @@ def segment_sum(x: Tensor, offsets: Tensor) -> Tensor:
 
 
 def segment_extremum(x: Tensor, offsets: Tensor, largest: bool) -> Tensor:
-    """[n, *features]: the largest (or smallest) of each segment."""
+    """[n, *features]: the largest (or smallest) row of each segment, by channel."""
     return _SegmentExtremum(largest).apply(x, offsets)
 
 
@@ -321,7 +321,7 @@ def segment_extremum_variant(width: int, dtype: torch.dtype,
 
 def _segments(offsets: Tensor, edges: int) -> Rows:
     """Segments as rows whose edges are the positions themselves, so that no array over edges is
-    read. Users give their lengths: kernels read and write nothing for what is beyond the edges."""
+    read. Users give their lengths: kernels read and write nothing beyond the edges."""
     indptr = offsets.clamp(0, edges).to(torch.int32).contiguous()
     return Rows(indptr, indptr.new_empty(edges), indptr.new_empty(0),
                 structure.split_rows(indptr, edges))

@@ -1,7 +1,7 @@
-"""The hot forms of the operations: which those are, and the kernels that run them.
+"""The hot forms of the operations, and the kernels that run them.
 
-Reduced to nodes: all forms; what broadcasts is expanded, and a sum of sums is taken apart. On
-edges: copies, what is made of two operands number by number, and inner products of the two ends.
+Reduced to nodes: all forms; operands that broadcast are expanded, and a sum of sums is taken apart.
+On edges: copies, functions of two operands number by number, and inner products of the two ends.
 """
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MAX_EDGES = 2**31
 
 if TYPE_CHECKING:
     class _Both(Operands):
-        """Two that are there."""
+        """Two operands, neither of them None."""
 
         lhs: Tensor
         rhs: Tensor
@@ -111,11 +111,11 @@ def _rows_reason(x: Tensor, shape: tuple[int, ...]) -> Reason | None:
 
 def _made(name: str, key: tuple, kernels: Callable[[], list[tuple[Kernels, tuple[str, ...]]]],
           run: Callable[[], Tensor]) -> Kernel:
-    """``kernels()``: what is compiled, with its entries."""
+    """Kernel whose ``kernels()`` gives the kernels to compile, with their entries."""
     def compile_() -> None:
-        for found, entries in kernels():
+        for kernel, entries in kernels():
             for entry in entries:
-                found(entry)
+                kernel(entry)
 
     return Kernel(name, key, compile_, run)
 
@@ -134,10 +134,10 @@ def _sum(graph: OpGraph, given: Operands) -> Kernel:
         return given.result(parts[0] if len(parts) == 1 else parts[0] + parts[1])
 
     def kernels() -> list:
-        made = [sums.variant(*sums.factored(w), dtype, dtype, "none", "place", False, False, False)
-                for w in widths]
-        made += [functions.sum_variant(w, dtype) for w in widths]
-        return [(v.kernels, _SUM[:2]) for v in made]
+        forms = [sums.variant(*sums.factored(w), dtype, dtype, "none", "place", False, False, False)
+                 for w in widths]
+        forms += [functions.sum_variant(w, dtype) for w in widths]
+        return [(v.kernels, _SUM[:2]) for v in forms]
 
     return _made("fused sum", ("sum", *widths, dtype), kernels, run)
 
@@ -224,9 +224,9 @@ def _elementwise(graph: OpGraph, given: _Both, targets: tuple[str, str]) -> Kern
 
     def kernels() -> list:
         index = graph.edge_index.dtype
-        made = [(sddmm.kernels(op, width, dtype, i), ("elementwise",)) for op in {given.op, "mul"}
-                for i in {index, torch.int32}]
-        return [*made, (functions.sum_variant(width, dtype).kernels, _SUM[:2])]
+        pairs = [(sddmm.kernels(op, width, dtype, i), ("elementwise",)) for op in {given.op, "mul"}
+                 for i in {index, torch.int32}]
+        return [*pairs, (functions.sum_variant(width, dtype).kernels, _SUM[:2])]
 
     return _made(f"fused {given.op} at edges",
                  ("sddmm", given.op, width, dtype, graph.edge_index.dtype), kernels, run)

@@ -1,4 +1,4 @@
-"""Gated graph convolution's operation: scores of edges, and what neighbours send weighted by their
+"""Gated graph convolution's operation: scores of edges, and neighbours' values weighted by their
 sigmoids.
 
 ``score[e] = left[j] + right[i] + edge[e]`` for every edge e = (j, i); ``out[i] = sum of
@@ -42,7 +42,7 @@ def by_kernels(graph: OpGraph, reduce: str, left: Tensor, right: Tensor, edge: T
 
 
 def prepare(reduce: str, width: int, dtype: torch.dtype, weighted: bool) -> None:
-    """Compile what `by_kernels` launches."""
+    """Compile the kernels that `by_kernels` launches."""
     for entry in gated.ENTRIES:
         gated.kernels(width, dtype, False)(entry)
 
@@ -54,17 +54,17 @@ class _Gated(Operation):
         self.graph = graph
 
     def forward(self, needs, *operands):
-        found = gated.forward(self.graph.view().csc(), *map(dense, operands), EPSILON)
-        return (found.score, found.out), (*operands, *found)
+        result = gated.forward(self.graph.view().csc(), *map(dense, operands), EPSILON)
+        return (result.score, result.out), (*operands, *result)
 
     def backward(self, needs, saved, score_grad, grad):
         (*operands, score, out, total), graph = saved, self.graph
         summed = grad is not None  # else the values have no gradient
         grad = grad if summed else torch.zeros_like(out)
-        found, ratio = gated.Gated(score, out, total), grad.float() / total
+        state, ratio = gated.Gated(score, out, total), grad.float() / total
         score_grad = None if score_grad is None else dense(score_grad)
         by_dst, values = graph.view().csc(), dense(operands[3])
-        d_edge, d_right = gated.by_row(by_dst, found, values, ratio, score_grad)
+        d_edge, d_right = gated.by_row(by_dst, state, values, ratio, score_grad)
         d_left, d_values = gated.by_other(graph.view().csr_by_id(), score, d_edge, ratio)
         return d_left, d_right, d_edge, d_values if summed else None
 

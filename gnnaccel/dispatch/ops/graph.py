@@ -17,9 +17,9 @@ class OpGraph:
     """Edges ``edge_index`` [2, E], int32 or int64, from ``num_src`` to ``num_dst`` nodes. Features
     of edges are in that order. ``flipped``: its second row holds the sources.
 
-    It holds ``edge_index``, so that what is made of it can be made in backward too. ``num_edges``:
-    how many there are; ``built``: what `view` gives, None before; ``cached``: what the structure
-    cache said of it, for records.
+    The object holds ``edge_index``, so that structures can be built in backward too.
+    ``num_edges``: their number; ``built``: the result of `view`, None before; ``cached``: the
+    structure cache's answer, "hit", "miss" or "none", for records.
     """
 
     __slots__ = ("edge_index", "num_src", "num_dst", "num_edges", "flipped", "built", "cached",
@@ -43,18 +43,17 @@ class OpGraph:
         return self._ends[target == "v"]
 
     def rows(self, target: str) -> int:
-        """How many rows features of "u", "v" or "e" have."""
+        """Number of rows of features of "u", "v" or "e"."""
         return {"u": self.num_src, "v": self.num_dst, "e": self.num_edges}[target]
 
     def view(self) -> GraphView:
         """The structure that kernels read, from the structure cache."""
         if self.built is None:
-            found = self_loops.of(self.edge_index)
-            if found is not None:
-                self.built, self.cached = cache.lookup_many((found.edge_index,),
-                                                            (*self._sizes(), "looped", found.loops),
-                                                            lambda own: self._with_loops(found,
-                                                                                         own))
+            looped = self_loops.of(self.edge_index)
+            if looped is not None:
+                self.built, self.cached = cache.lookup_many(
+                    (looped.edge_index,), (*self._sizes(), "looped", looped.loops),
+                    lambda own: self._with_loops(looped, own))
             elif self.flipped:
                 self.built, self.cached = flipped(self.edge_index, self.num_src, self.num_dst)
             else:
@@ -67,7 +66,7 @@ class OpGraph:
                 or cache.peek_many((self.edge_index,), self._sizes()))
 
     def found(self) -> bool:
-        """Whether `view` is there already, which is taken then."""
+        """Whether `view` is there already; sets ``built`` then."""
         if self_loops.of(self.edge_index) is not None:
             return True
         self.built, self.cached = cache.lookup_many((self.edge_index,), self._sizes(), None)
@@ -92,7 +91,7 @@ class OpGraph:
         return (view.csr if target == "u" else view.csc)(places=False).bare(checkpointed())
 
     def facts(self) -> dict[str, int]:
-        """Of the graph, for records."""
+        """Sizes of the graph, for records."""
         return dict(num_src=self.num_src, num_dst=self.num_dst, num_edges=self.num_edges)
 
 

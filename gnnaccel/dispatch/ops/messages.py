@@ -1,5 +1,5 @@
-"""Messages that are more than a neighbour's row, weighted or not: what else goes into them, and how
-they are made edge by edge.
+"""Messages that are more than a neighbour's row, weighted or not: their further tensors, and how
+messages are made edge by edge.
 
 For an edge e from j to i, with x_j the row of the aggregation's own ``x``:
 
@@ -32,7 +32,7 @@ class Shifted(NamedTuple):
 
     @property
     def tensors(self) -> dict[str, tuple[Tensor, str]]:
-        """Each with where it has its rows, as `OpGraph.rows` calls it."""
+        """Each tensor with the target of its rows, as of `OpGraph.rows`."""
         return dict(rows=(self.rows, "v"))
 
     def __str__(self) -> str:
@@ -81,7 +81,7 @@ def unfit(graph: OpGraph, x: Tensor, weight: Tensor | None, more: Any) -> Reason
     if type(more) is Generated:
         return generated.unfit(graph, x, more)
     if type(more) is Several:
-        return next(filter(None, [generated.unfit(graph, x, one) for one in more.parts]), None)
+        return next(filter(None, [generated.unfit(graph, x, part) for part in more.parts]), None)
     if weight is not None and type(more) is not Shifted:
         return reason("GA208", "weights beside other features of edges")
     counts = {"u": graph.num_src, "v": graph.num_dst, "e": graph.num_edges}
@@ -89,9 +89,9 @@ def unfit(graph: OpGraph, x: Tensor, weight: Tensor | None, more: Any) -> Reason
         wanted = (counts[target], *x.shape[1:])
         if (not isinstance(t, Tensor) or t.layout != torch.strided or t.shape != wanted
             or t.device != x.device):
-            seen = f"{list(t.shape)}, on {t.device}" if isinstance(t, Tensor) else type(t).__name__
+            form = f"{list(t.shape)}, on {t.device}" if isinstance(t, Tensor) else type(t).__name__
             return reason("GA206",
-                          f"{name} of messages is {seen}; the neighbours' rows want {list(wanted)}")
+                          f"{name} of messages is {form}; the neighbours' rows want {list(wanted)}")
         if t.dtype != x.dtype:
             return reason("GA203",
                           f"{name} of messages is {t.dtype}, the neighbours' rows are {x.dtype}")
@@ -107,8 +107,8 @@ def made(graph: OpGraph, x: Tensor, weight: Tensor | None, more: More | None,
     message = take(graph, x, "u")
     if type(more) is Gated:
         score = take(graph, more.left, "u") + take(graph, more.right, "v")
-        sent = message if more.beside is None else message + more.beside
-        return (score if more.edge is None else score + more.edge).sigmoid() * sent
+        values = message if more.beside is None else message + more.beside
+        return (score if more.edge is None else score + more.edge).sigmoid() * values
     if type(more) is Rectified:
         message = (message + more.edge).relu()
         return message + more.constant if more.constant else message
@@ -118,7 +118,7 @@ def made(graph: OpGraph, x: Tensor, weight: Tensor | None, more: More | None,
 
 
 def split(run: Callable[[OpGraph, Any], Tensor], graph: OpGraph, given: Any) -> Tensor:
-    """A sum or mean of `Shifted` messages, by ``run`` of aggregations without: ``sum of w x_j +
+    """Sum or mean of `Shifted` messages, by ``run`` of aggregations without: ``sum of w x_j +
     sign * rows_i * (sum of w)``."""
     out = run(graph, given._replace(more=None))
     return torch.addcmul(out, given.more.rows, run(graph, weights_alone(given)),

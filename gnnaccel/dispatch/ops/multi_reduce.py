@@ -34,7 +34,7 @@ def multi_reduce(graph: OpGraph, x: Tensor, reduces: tuple[str, ...], weight: Te
     *features] over the edges that enter a node, times ``weight`` [E] or, with features [H, D], [E,
     H]; or plus ``added`` [E, *features]. With ``of_edges`` x is [E, *features], by edge id.
 
-    As PyG's aggregations: nodes that no edge enters get 0; equal messages share the gradient of
+    Details are those of PyG: nodes that no edge enters get 0; equal messages share the gradient of
     "max" and "min" evenly, an extremum of exactly 0 keeping a share for itself (not with
     ``zero_share`` False); "std" is 0 where the variance is at most 1e-5.
     """
@@ -77,10 +77,10 @@ def by_operations(graph: OpGraph, x: Tensor, reduces: tuple[str, ...], weight: T
         worst = wide.new_full(shape, float("-inf" if name == "max" else "inf"))
         return worst.scatter_reduce(0, to, wide, "a" + name).masked_fill(count == 0, 0.0)
 
-    found = {"sum": lambda: torch_ops.added(wide, index, graph.num_dst), "mean": lambda: mean(wide),
+    calls = {"sum": lambda: torch_ops.added(wide, index, graph.num_dst), "mean": lambda: mean(wide),
              "var": variance, "std": lambda: deviation(variance()), "max": lambda: extremum("max"),
              "min": lambda: extremum("min")}
-    return torch.stack([found[name]() for name in reduces], 1).to(x.dtype)
+    return torch.stack([calls[name]() for name in reduces], 1).to(x.dtype)
 
 
 # --- by kernels -----------------------------------------------------------------------------------
@@ -104,8 +104,8 @@ def _kernel(graph: OpGraph, x: Tensor, reduces: tuple[str, ...], weight: Tensor 
     if weight is not None and weight.dim() == 2:
         if x.dim() != 3 or weight.shape[1] != x.shape[1] or x.shape[2] > MAX_WIDTH:
             return reason("GA206", f"weights {list(weight.shape)} for features {list(x.shape[1:])}")
-    made = kernels.variant_of(x, reduces, weight, added=added is not None)
-    return Kernel(f"fused {', '.join(reduces)}", ("multi_reduce", made), compiler(made),
+    variant = kernels.variant_of(x, reduces, weight, added=added is not None)
+    return Kernel(f"fused {', '.join(reduces)}", ("multi_reduce", variant), compiler(variant),
                   lambda: run(graph, x, reduces, weight, zero_share,
                               of_edges, added).view(-1, len(reduces), *x.shape[1:]))
 
@@ -120,14 +120,14 @@ class _OfEdgesToo(Operation):
         self.graph, self.reduces, self.zero_share = graph, reduces, zero_share
 
     def forward(self, needs, x, added):
-        found = kernels.reduced(self.graph.view().csc(), x, self.reduces, dense(added), True, True)
-        alone = self.reduces in (("var",), ("std",))  # as `_MultiReduce` says
-        return found.out.clone() if alone else found.out.detach(), (x, added, *found)
+        result = kernels.reduced(self.graph.view().csc(), x, self.reduces, dense(added), True, True)
+        variance = self.reduces in (("var",), ("std",))  # as `_MultiReduce` says
+        return result.out.clone() if variance else result.out.detach(), (x, added, *result)
 
     def backward(self, needs, saved, grad):
-        x, added, *kept = saved
+        x, added, *fields = saved
         d_added = backward_kernels.added_grad(self.graph.view().csc(), self.reduces, x,
-                                              dense(added), kernels.Reduced(*kept), grad,
+                                              dense(added), kernels.Reduced(*fields), grad,
                                               self.zero_share)
         d_x = cuda_functions.edge_sum(self.graph, d_added, "u") if needs[0] else None
         return d_x, d_added if needs[1] else None
@@ -139,9 +139,9 @@ class _OfEdgesToo(Operation):
 
 def run(graph: OpGraph, x: Tensor, reduces: tuple[str, ...], weight: Tensor | None = None,
         zero_share: bool = True, of_edges: bool = False, added: Tensor | None = None) -> Tensor:
-    """`multi_reduce` by the kernels, without a look whether there are some: [num_dst, reduces,
-    *features], of a single reduce [num_dst, *features]. Weights [E, H] are each for a part of the
-    features, in whatever shape those are."""
+    """`multi_reduce` by the kernels, which must be there: [num_dst, reduces, *features], of a
+    single reduce [num_dst, *features]. Weights [E, H] are each for a part of the features, in any
+    shape."""
     if added is not None:
         if wants_grad(x, added):
             return _OfEdgesToo(graph, reduces, zero_share).apply(x, added)
@@ -160,7 +160,7 @@ def _forward(graph: OpGraph, reduces: tuple[str, ...], x: Tensor, weight: Tensor
 
 
 def compiler(variant: kernels.Variant) -> Callable[[], None]:
-    """What compiles all that a call and its backward launch."""
+    """The function that compiles all kernels of a call and its backward."""
     def compile_() -> None:
         backward: tuple[str, ...] = _BACKWARD
         if variant.weight == "added":
@@ -171,9 +171,9 @@ def compiler(variant: kernels.Variant) -> Callable[[], None]:
         elif variant.weight != "none":
             backward += ("edge_grad",)
         entries = [(variant.kernels, _FORWARD), (backward_kernels.kernels(variant), backward)]
-        for found, names in entries:
+        for kernel, names in entries:
             for name in names:
-                found(name)
+                kernel(name)
 
     return compile_
 
@@ -186,33 +186,32 @@ class _MultiReduce(Operation):
         self.zero_share, self.of_edges = zero_share, of_edges
 
     def forward(self, needs, x, weight):
-        found = _forward(self.graph, self.reduces, x, weight, self.of_edges, True)
+        result = _forward(self.graph, self.reduces, x, weight, self.of_edges, True)
         # A variance may be changed in place, as the host's may; its maximum may not, and several
         # reduces are joined anyway.
-        alone = self.reduces in (("var",), ("std",))
-        return found.out.clone() if alone else found.out.detach(), (x, weight, *found)
+        variance = self.reduces in (("var",), ("std",))
+        return result.out.clone() if variance else result.out.detach(), (x, weight, *result)
 
     def backward(self, needs, saved, grad):
-        (x, weight, *kept), graph, reduces = saved, self.graph, self.reduces
-        by_dst, weights, found = graph.view().csc(places=weight is not None), fp32(
-            weight), kernels.Reduced(*kept)
+        (x, weight, *fields), graph, reduces = saved, self.graph, self.reduces
+        by_dst, weights, result = graph.view().csc(places=weight is not None), fp32(
+            weight), kernels.Reduced(*fields)
         if not needs[1] and not self.of_edges:
             by_src = _by_source(graph, weight)
-            return backward_kernels.gradient(by_dst, by_src, reduces, x, weights, found, grad,
+            return backward_kernels.gradient(by_dst, by_src, reduces, x, weights, result, grad,
                                              self.zero_share), None
         variant = kernels.variant_of(x, reduces, weight)
-        rows, found = _rows(variant,
-                            x), found._replace(out=found.out.view(-1, len(reduces), variant.heads,
-                                                                  variant.width))
-        grad = dense(grad).view(found.out.shape)
-        terms = backward_kernels.spread(variant, by_dst, found, grad, self.zero_share)
+        rows, result = _rows(variant, x), result._replace(
+            out=result.out.view(-1, len(reduces), variant.heads, variant.width))
+        grad = dense(grad).view(result.out.shape)
+        terms = backward_kernels.spread(variant, by_dst, result, grad, self.zero_share)
         d_x = d_weight = None
         if needs[0]:
             by_src = _by_edge(graph) if self.of_edges else _by_source(graph, weight)
-            d_x = backward_kernels.rows_grad(variant, by_src, rows, weights, found.out,
+            d_x = backward_kernels.rows_grad(variant, by_src, rows, weights, result.out,
                                              terms).view(x.shape)
         if needs[1]:
-            d_weight = backward_kernels.weight_grad(variant, by_dst, rows, weights, found.out,
+            d_weight = backward_kernels.weight_grad(variant, by_dst, rows, weights, result.out,
                                                     terms).to(weight.dtype)
         return d_x, d_weight
 
@@ -230,7 +229,7 @@ def _rows(variant: kernels.Variant, x: Tensor) -> Tensor:
 
 
 def _by_source(graph: OpGraph, weight: Tensor | None) -> Rows:
-    """Weights are found by edge id; without any, no ids are read."""
+    """Edges by source, with ids where weights are looked up by edge id."""
     return graph.view().csr(places=False) if weight is None else graph.view().csr_by_id()
 
 

@@ -1,5 +1,5 @@
-"""The one operation of plain layers: what a node's neighbours send it, summed or compared. It comes
-with what such layers do before and after it, so that kernels do that on the way.
+"""The one operation of plain layers: the sum or maximum of a node's neighbours. Scales and bias,
+which such layers apply before and after, are part of it, so that kernels do that on the way.
 
 ``out[i] = scale_dst[i] * sum over the edges e = (j, i) of weight[e] * scale_src[j] * x[j] + bias``,
 or the largest of x[j].
@@ -20,8 +20,7 @@ from gnnaccel.dispatch.run.autograd import Operation, gradients, stand_in, wants
 #: names of the operands; all but the first may be missing, and "max" takes no other but the weight
 OPERANDS = ("x", "weight", "scale_src", "scale_dst", "bias")
 seconds = cost.plain  # as of a `Candidate`, by us or natively
-#: what is computed over the edges e = (j, i), for reading; what is in brackets where the layer has
-#: it
+#: the formulas over the edges e = (j, i), for reading; terms in brackets where the layer has them
 FORMULAS = {"sum": "out[i] = [scale_dst[i] *] sum of [weight[e] *] [scale_src[j] *] x[j] [+ bias]",
             "max": "out[i] = largest of [weight[e] *] x[j]"}
 
@@ -76,7 +75,7 @@ def form(reduce: str, width: int, dtype: torch.dtype, weighted: bool,
 
 
 def prepare(reduce: str, width: int, dtype: torch.dtype, weighted: bool) -> None:
-    """Compile what `by_kernels` launches, so that a kernel that does not compile is known before
+    """Compile the kernels that `by_kernels` launches, so that a failure to compile is known before
     anything runs."""
     entries = (("forward", "merge", "pick", "add_parts") if reduce == "max"
                else ("forward", "forward_short", "merge"))
@@ -121,8 +120,8 @@ class _Sum(Operation):
         def reference(x: Tensor, weight: Tensor | None) -> Tensor:
             return by_operations(graph, "sum", x, weight, *scales)
 
-        found = gradients(reference, (x, weight), needs[:2], (grad,))
-        return *found, None, None, grad.sum(0) if needs[4] else None
+        grads = gradients(reference, (x, weight), needs[:2], (grad,))
+        return *grads, None, None, grad.sum(0) if needs[4] else None
 
 
 def _sum(graph: OpGraph, x: Tensor, weight: Tensor | None, scale_src: Tensor | None,
@@ -132,7 +131,7 @@ def _sum(graph: OpGraph, x: Tensor, weight: Tensor | None, scale_src: Tensor | N
 
 
 def gradient(graph: OpGraph, grad: Tensor, weight: Tensor | None) -> Tensor:
-    """Of the weighted sum's x, by the CUDA kernels: the sum over the transposed graph."""
+    """Gradient of the weighted sum's x, by the CUDA kernels: the sum over the transposed graph."""
     rows, placed, at = graph.view().weighted(weight, by_src=True)
     return sums.total(rows, grad, placed, at)
 

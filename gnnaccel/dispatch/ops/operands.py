@@ -35,7 +35,7 @@ class Operands(NamedTuple):
 
 
 def prepare(op: str, lhs: Any, rhs: Any) -> Operands | Reason:
-    """The operands of ``op``, or what does not fit.
+    """The operands of ``op``, or why they do not fit.
 
     Features broadcast as numpy's arrays do; tensors of one dimension have one feature. "dot" sums
     products over the last dimension, of one size, and leaves 1. Subtracting is adding the negative,
@@ -50,8 +50,8 @@ def prepare(op: str, lhs: Any, rhs: Any) -> Operands | Reason:
         return why
     if op in ("sub", "div"):
         op, rhs = ("add", -rhs) if op == "sub" else ("mul", 1.0 / rhs)
-    most = max(used[0].dim(), used[-1].dim())
-    scalar, dims = most == 1, max(2, most)
+    rank = max(used[0].dim(), used[-1].dim())
+    scalar, dims = rank == 1, max(2, rank)
     lhs, rhs = _padded(lhs, dims) if use_lhs else None, _padded(rhs, dims) if use_rhs else None
     shape = _shape(op, lhs, rhs)
     return shape if type(shape) is Reason else Operands(op, lhs, rhs, shape, scalar)
@@ -85,7 +85,7 @@ def _reason(used: list) -> Reason | None:
 
 
 def _padded(t: Tensor, dims: int) -> Tensor:
-    """With leading features of 1."""
+    """``t`` with leading features of 1."""
     return t if t.dim() >= dims else t.view(t.shape[0], *(1,) * (dims - t.dim()), *t.shape[1:])
 
 

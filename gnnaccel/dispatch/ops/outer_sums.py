@@ -1,8 +1,8 @@
 """Sums of outer products of edges' features with neighbours' rows, as the operation of a plain
 layer.
 
-What a message ``x[j] @ W(h[e])`` comes to, where each number of the matrix ``W(h[e])`` is linear in
-the features ``h[e]`` (`NNConv`): the sum over a node's edges is linear in the sums of the outer
+The messages are ``x[j] @ W(h[e])``, where each number of the matrix ``W(h[e])`` is linear in the
+features ``h[e]`` (`NNConv`): the sum over a node's edges is linear in the sums of the outer
 products of ``h[e]`` and ``x[j]``, so the matrices of the edges are never made.
 
 ``reduce`` is "outer:" and the fields of a `Form`, with colons.
@@ -28,7 +28,7 @@ FORMULAS = {"outer": "out[i] = the sum or mean of h[e] x[j]^T"}
 
 class Form(NamedTuple):
     """``mean`` or sum; ``features`` of an edge; ``ones``: a 1 counts as one more of them;
-    ``results``: channels of the layer's result, which the host makes a matrix for."""
+    ``results``: channels of the layer's result, for which the host makes a matrix."""
 
     mean: bool
     features: int
@@ -58,21 +58,21 @@ def by_operations(graph: OpGraph, reduce: str, x: Tensor, edge: Tensor) -> Tenso
     form = form_of(reduce)
     terms = torch.cat([edge, edge.new_ones(edge.shape[0], 1)], 1) if form.ones else edge
     index = graph.index("v")
-    found = torch_ops.added(terms.unsqueeze(2) * torch_ops.take(graph, x, "u").unsqueeze(1), index,
+    total = torch_ops.added(terms.unsqueeze(2) * torch_ops.take(graph, x, "u").unsqueeze(1), index,
                             graph.num_dst)
     if not form.mean:
-        return found
+        return total
     count = torch.bincount(index, minlength=graph.num_dst)
-    return found / count.clamp(min=1).view(-1, 1, 1)
+    return total / count.clamp(min=1).view(-1, 1, 1)
 
 
 def by_kernels(graph: OpGraph, reduce: str, x: Tensor, edge: Tensor) -> Tensor:
-    """The same by the CUDA kernels."""
+    """`by_operations` by the CUDA kernels."""
     return _OuterSum(graph, reduce).apply(x, edge)
 
 
 def prepare(reduce: str, width: int, dtype: torch.dtype, weighted: bool) -> None:
-    """Compile what `by_kernels` launches."""
+    """Compile the kernels that `by_kernels` launches."""
     for entry in outer_sum.ENTRIES:
         outer_sum.kernels(form_of(reduce).terms, width, False)(entry)
 
@@ -85,9 +85,9 @@ class _OuterSum(Operation):
 
     def forward(self, needs, x, edge):
         form = form_of(self.reduce)
-        found = outer_sum.forward(self.graph.view().csc(), dense(x), dense(edge), form.ones,
-                                  form.mean)
-        return found, (x, edge)
+        out = outer_sum.forward(self.graph.view().csc(), dense(x), dense(edge), form.ones,
+                                form.mean)
+        return out, (x, edge)
 
     def backward(self, needs, saved, grad):
         x, edge = saved
@@ -117,13 +117,13 @@ def seconds(request: Any, ours: bool) -> float | None:
         rows, inner, outer = nodes, form.terms * request.width, form.results
     else:
         rows, inner, outer = edges, form.features, request.width * form.results
-    own = rates["ours" if ours else "native"][mode]
-    device = (2 * rows * inner * outer * own["products"] / rates["flops"]
-              + 4 * rows * (inner if ours else outer) * own["passes"] / rates["bandwidth"])
-    launches = own["launches"]
+    factors = rates["ours" if ours else "native"][mode]
+    device = (2 * rows * inner * outer * factors["products"] / rates["flops"]
+              + 4 * rows * (inner if ours else outer) * factors["passes"] / rates["bandwidth"])
+    launches = factors["launches"]
     if ours:
-        device += own["products"] * (2 * edges * inner / rates["kernel_flops"]
-                                     + nodes * rates["row"])
+        device += factors["products"] * (2 * edges * inner / rates["kernel_flops"]
+                                         + nodes * rates["row"])
         if request.fresh:
             launches += rates["structure_launches"][mode]
             device += edges * (1 + request.grad) * gpu["structure_per_edge"]

@@ -16,7 +16,7 @@ from gnnaccel.dispatch.graph.view import GraphView
 from gnnaccel.dispatch.ops import gated_sums, neighbours, outer_sums, several
 from gnnaccel.dispatch.ops.graph import JoinedGraph, OpGraph
 
-#: what there is to compute, by name
+#: modules of the operations, by name
 OPERATIONS = {"sum": neighbours, "max": neighbours, "gated": gated_sums, "several": several,
               "several with edges": several, "outer": outer_sums}
 
@@ -46,7 +46,7 @@ class PlainRequest(NamedTuple):
 class PlainSpec:
     """A call that the adapter understood, without its tensors. ``native``: the host layer's class;
     ``reduce``: of `OPERATIONS`; ``weighted``: by edge; ``width``: channels of the rows that travel;
-    ``row``: their dtype; ``parts``: how many things the host computes one after the other."""
+    ``row``: their dtype; ``parts``: number of results that the host computes one by one."""
 
     native: str
     reduce: str
@@ -74,13 +74,13 @@ class PlainSpec:
 
     @property
     def around(self) -> bool:
-        """Whether its staying native is no fallback: on a CPU the host's own kernels are the ones
-        to take."""
+        """Whether staying native is no fallback: on a CPU the host's own kernels are the ones to
+        take."""
         return self.on_cpu and not driver.placed()
 
     @property
     def together(self) -> bool:
-        """As `CallSpec.together`."""
+        """False: the counterpart of `CallSpec.together`."""
         return False
 
     def request(self, device: str, grad: bool, fresh: int) -> PlainRequest:
@@ -99,16 +99,16 @@ class PlainSpec:
         return graph, graph.cached
 
     def kept(self) -> PlainSpec:
-        """As it is remembered."""
+        """The spec to remember: this one."""
         return self
 
     @staticmethod
     def held(graph: OpGraph) -> GraphView:
-        """What of the call's graph the structure cache holds."""
+        """Structure of the call's graph that the structure cache holds."""
         return graph.view()
 
     def over(self, held: GraphView, given: PlainInputs) -> OpGraph:
-        """The graph of a call on these tensors, of which `held` is there."""
+        """The graph of a call on these tensors, whose structure is ``held``."""
         return OpGraph(given.edge_index, self.num_src, self.num_dst, view=held)
 
     def call(self, graph: OpGraph, plan: Any) -> PlainCall:
@@ -119,7 +119,7 @@ class PlainSpec:
         return functools.partial(_run, "by_kernels" if route == "cuda" else "by_operations")
 
     def facts(self) -> dict[str, int]:
-        """Of the graph, for records."""
+        """Sizes of the graph, for records."""
         return dict(num_src=self.num_src, num_dst=self.num_dst, num_edges=self.num_edges)
 
 
@@ -179,14 +179,14 @@ def operation(name: str) -> Any:
 
 
 def in_degrees(graph: OpGraph, kernels: bool) -> Tensor:
-    """[num_dst]: how many edges enter each node; ``kernels``: the structure that kernels read is
-    there."""
+    """[num_dst]: number of edges that enter each node; ``kernels``: the structure that kernels read
+    is there."""
     if kernels:
         return graph.view().csc(places=False).indptr.diff()
     return torch.bincount(graph.index("v"), minlength=graph.num_dst)
 
 
 def _run(way: str, call: PlainCall, tensors: dict[str, Tensor | None]) -> Any:
-    found = operation(call.reduce)
-    return getattr(found, way)(call.graph, call.reduce,
-                               *[tensors.get(name) for name in found.OPERANDS])
+    module = operation(call.reduce)
+    return getattr(module, way)(call.graph, call.reduce,
+                                *[tensors.get(name) for name in module.OPERANDS])

@@ -15,7 +15,7 @@ from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.relational import cuda_maps, torch_maps
 from gnnaccel.dispatch.relational.pairs import Pairs
 
-# elements of a matrix below which a copy of it for every row is cheaper than sorting the rows
+# elements of a matrix up to which a copy of it for every row is cheaper than sorting the rows
 _SMALL = 64
 
 
@@ -36,7 +36,7 @@ def segment_mm(a: Tensor, b: Tensor, lengths: Tensor, kernels: bool) -> Tensor:
     """[N, M]: rows ``a`` [N, K], the first ``lengths[0]`` times ``b[0]``, those after them times
     ``b[1]``, and so on.
 
-    Users give the lengths: kernels read and write nothing for what is beyond the rows."""
+    Users give the lengths: kernels read and write nothing beyond the rows."""
     rows = a.shape[0]
     ptr = torch.zeros(b.shape[0] + 1, dtype=torch.int32, device=lengths.device)
     torch.cumsum(lengths.clamp(0, rows), 0, dtype=torch.int32, out=ptr[1:])
@@ -51,18 +51,18 @@ def gather_mm(a: Tensor, b: Tensor, index_a: Tensor | None, index_b: Tensor | No
         matrices = b if index_b is None else b.index_select(0, index_b)
         return torch.bmm(rows.unsqueeze(1), matrices).squeeze(1)
     segment, order = torch.sort(index_b, stable=True)
-    back = torch.empty_like(order).scatter_(0, order,
-                                            torch.arange(order.shape[0], device=order.device))
+    inverse = torch.empty_like(order).scatter_(0, order,
+                                               torch.arange(order.shape[0], device=order.device))
     rows = a.index_select(0, order if index_a is None else index_a.index_select(0, order))
     bounds = torch.arange(b.shape[0] + 1, dtype=segment.dtype, device=segment.device)
     return _by_segment(rows, b, torch.searchsorted(segment, bounds, out_int32=True),
-                       kernels).index_select(0, back)
+                       kernels).index_select(0, inverse)
 
 
 def _by_segment(a: Tensor, b: Tensor, ptr: Tensor, kernels: bool) -> Tensor:
     ptr = ptr.to(a.device)
-    none = ptr[:0]
-    pairs = Pairs(none.new_empty(a.shape[0]), none, ptr, none)
+    empty = ptr[:0]
+    pairs = Pairs(empty.new_empty(a.shape[0]), empty, ptr, empty)
     maps = cuda_maps if kernels else torch_maps
     return maps.multiply(pairs, a.unsqueeze(1), b.unsqueeze(1)).squeeze(1)
 

@@ -1,5 +1,5 @@
-"""An operation's way: what speaks for and against kernels, torch operations and the host's own
-code; the run; the record.
+"""An operation's way: reasons for and against kernels, torch operations and the host's own code;
+the run; the record.
 
 On a CPU the host's own kernels are good, so they run. Where the host has none, on a GPU with a
 wheel built without CUDA, torch operations are the last resort.
@@ -53,7 +53,7 @@ def _told(visit: watch.Visit) -> Any:
 
 def _run(name: str, call: OpCall | Reason, native: Callable[[], Any] | None, config: Config | None,
          start: int) -> Any:
-    """``start``: when the call began, 0 when nobody listens."""
+    """Choose the route, run and record. ``start``: when the call began, 0 when nobody listens."""
     plan = choose(call, native is not None, config)
     if config is not None:
         counters.count(name, plan.route, plan.code)
@@ -116,7 +116,7 @@ def _host_is_as_good(call: OpCall, config: Config) -> bool:
 
 
 def _without_autocast(device: torch.device) -> Any:
-    """Operands have been cast already, where the host casts them."""
+    """Context without autocast: operands have been cast already, where the host casts them."""
     return (torch.autocast(device.type, enabled=False)
             if torch.is_autocast_enabled(device.type) else _NOTHING)
 

@@ -44,6 +44,6 @@ def by_kernels(graph: OpGraph, reduce: str, x: Tensor, edge: Tensor | None = Non
 
 
 def prepare(reduce: str, width: int, dtype: torch.dtype, weighted: bool) -> None:
-    """Compile what `by_kernels` launches."""
+    """Compile the kernels that `by_kernels` launches."""
     kind = "added" if reduce.startswith(_WITH_EDGES) else "none"
     multi_reduce.compiler(kernels.variant(*factored(width), dtype, _reduces(reduce), kind))()

@@ -15,8 +15,8 @@ _INFINITY = float("inf")
 
 
 def gsddmm(graph: OpGraph, given: Operands, lhs_target: str, rhs_target: str) -> Tensor:
-    """[E, *shape]: op of what the two operands have at each edge: at its source ("u"), its
-    destination ("v") or itself ("e")."""
+    """[E, *shape]: op of the two operands' rows at each edge: at its source ("u"), its destination
+    ("v") or itself ("e")."""
     lhs = None if given.lhs is None else take(graph, given.lhs, lhs_target)
     rhs = None if given.rhs is None else take(graph, given.rhs, rhs_target)
     if lhs is None or rhs is None:
@@ -27,8 +27,8 @@ def gsddmm(graph: OpGraph, given: Operands, lhs_target: str, rhs_target: str) ->
 
 
 def gspmm(graph: OpGraph, given: Operands, reduce: str) -> Tensor:
-    """[num_dst, *shape]: over the edges that enter a node, the ``reduce`` ("sum", "max", "min") of
-    op of what the first operand has at the source and the second at the edge.
+    """[num_dst, *shape]: ``reduce`` ("sum", "max", "min"), over the edges that enter a node, of op
+    of the first operand at the source and the second at the edge.
 
     Nodes without edges get 0 of a sum and -inf of "max" (inf of "min"), but 0 where the whole graph
     has no edges.
@@ -39,9 +39,9 @@ def gspmm(graph: OpGraph, given: Operands, reduce: str) -> Tensor:
 
 
 def apart(x: Tensor) -> Tensor:
-    """``x``, of its own memory if it is differentiated: torch keeps what it adds up or picks from,
-    and would then refuse to go back once the caller has changed it in place, which the host
-    allows."""
+    """``x``, in memory of its own if it is differentiated: torch keeps the tensor that it adds up
+    or picks from, and would refuse to go back once the caller has changed it in place, which the
+    host allows."""
     return x.clone() if x.requires_grad and torch.is_grad_enabled() else x
 
 
@@ -76,11 +76,11 @@ def extremum(message: Tensor, index: Tensor, rows: int, largest: bool) -> Tensor
     """
     worst = -_INFINITY if largest else _INFINITY
     if not message.shape[0]:
-        # a result that is differentiated, like any other
+        # the result is differentiable, like any other
         return added(message, index, rows) + worst
     first = first_extremum(message.detach(), index, rows, largest)
-    some = first < message.shape[0]
-    return message.gather(0, first.clamp(max=message.shape[0] - 1)).masked_fill(~some, worst)
+    present = first < message.shape[0]
+    return message.gather(0, first.clamp(max=message.shape[0] - 1)).masked_fill(~present, worst)
 
 
 def first_extremum(message: Tensor, index: Tensor, rows: int, largest: bool) -> Tensor:
@@ -132,7 +132,7 @@ def segment_reduce(x: Tensor, offsets: Tensor, reduce: str) -> Tensor:
         out = added(apart(x), index, count + 1)[:count]
     else:
         out = extremum(apart(x), index, count + 1, reduce == "max")[:count]
-    # no view: those made without gradients cannot be changed in place with
+    # no view: views made without gradients cannot be changed in place with
     return out if torch.is_grad_enabled() else out.detach()
 
 

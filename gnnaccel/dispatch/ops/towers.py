@@ -17,14 +17,14 @@ from torch import Tensor
 
 from gnnaccel.dispatch.run.autograd import Operation
 
-#: how many reductions in a row share what all messages of a node have in common, and which of a
-#: `Degrees`' counts says how often: "one", "all", or "none"
+#: runs of reductions that add the same multiple of the term common to all messages of a node: the
+#: `Degrees`' count that is the factor ("one", "all", or "none"), and the length of the run
 Runs = list[tuple[str, int]]
 
 
 class Degrees(NamedTuple):
-    """Of each node [N]: ``one`` if it has an edge, else 0; its number of edges; the same but at
-    least one, and the logarithm of one more than that, in a dtype of features."""
+    """Degrees of each node [N]: ``one`` if it has an edge, else 0; ``all``, its number of edges;
+    ``least_one``, at least 1, and ``log`` of one more than that, in a dtype of features."""
 
     one: Tensor
     all: Tensor
@@ -33,7 +33,7 @@ class Degrees(NamedTuple):
 
 
 def degrees(count: Tensor, dtype: torch.dtype) -> Degrees:
-    """``count`` [N]: how many edges enter each node."""
+    """`Degrees` of ``count`` [N]: how many edges enter each node."""
     least_one = count.clamp(min=1).to(dtype)
     return Degrees(count.clamp(max=1), count, least_one, torch.log(least_one + 1))
 
@@ -42,8 +42,8 @@ def degrees(count: Tensor, dtype: torch.dtype) -> Degrees:
 
 def ends(width: int, x: Tensor, edge: Tensor | None, encoder: Tensor | None, shift: Tensor | None,
          weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
-    """What goes into a message: of the node that receives it and of the one that sends it,
-    [N, T * F], and of its edge, [E, T * F], where ``edge`` [E, D] has features.
+    """Terms of a message: of the receiving node and of the sending one, [N, T * F], and of the
+    edge, [E, T * F], where ``edge`` [E, D] has features.
 
     ``encoder`` [F, D] and ``shift`` [F] map those first; ``weight`` [T * F, 2 * F or 3 * F] and
     ``bias`` [T * F]; ``width``: F.
@@ -59,9 +59,9 @@ def ends_of_parts(width: int, x: Tensor, edge: Tensor | None, encoder: Tensor | 
     own, sent, of_edge = _thirds(width, weight)
     bias, *added = of_edges(edge, encoder, shift, of_edge, bias)
     parts = x.unflatten(1, (-1, width)).transpose(0, 1)
-    found = (torch.baddbmm(bias.view(-1, 1, width), parts, own.unflatten(0, (-1, width)).mT),
-             torch.bmm(parts, sent.unflatten(0, (-1, width)).mT))
-    return *[t.transpose(0, 1).flatten(1) for t in found], *added
+    products = (torch.baddbmm(bias.view(-1, 1, width), parts, own.unflatten(0, (-1, width)).mT),
+                torch.bmm(parts, sent.unflatten(0, (-1, width)).mT))
+    return *[t.transpose(0, 1).flatten(1) for t in products], *added
 
 
 def _thirds(width: int, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -78,7 +78,7 @@ def _at_once(edge: Tensor, encoder: Tensor, weight: Tensor) -> bool:
 
 def of_edges(edge: Tensor | None, encoder: Tensor | None, shift: Tensor | None, weight: Tensor,
              bias: Tensor) -> tuple[Tensor, ...]:
-    """``bias`` with what all messages share of their edges, and, where there are features of edges,
+    """``bias`` with the term that all messages share of their edges, and, with features of edges,
     [E, T * F]: ``edge`` [E, D] times two maps, ``encoder`` [F, D] and ``weight`` [T * F, F]."""
     if edge is None or encoder is None:
         return (bias,)
@@ -103,8 +103,8 @@ class Ends(Operation):
 
     def forward(self, needs, x, edge, encoder, shift, *maps):
         weight, bias = torch.cat(maps[:self.towers]), torch.cat(maps[self.towers:])
-        found = ends(self.width, x, edge, encoder, shift, weight, bias)
-        return found, (x, edge, encoder, shift, *maps, weight)
+        results = ends(self.width, x, edge, encoder, shift, weight, bias)
+        return results, (x, edge, encoder, shift, *maps, weight)
 
     def backward(self, needs, saved, d_own, d_sent, d_added=None):
         x, edge, encoder, shift, *_, weight = saved
@@ -132,7 +132,7 @@ class Ends(Operation):
 
 
 def _sum_of_products(*pairs: tuple[Tensor | None, Tensor]) -> Tensor | None:
-    """The sum of ``grad @ weight`` of those whose gradient is there."""
+    """The sum of ``grad @ weight`` of the pairs whose gradient is there."""
     total = None
     for grad, weight in pairs:
         if grad is not None:
@@ -141,7 +141,7 @@ def _sum_of_products(*pairs: tuple[Tensor | None, Tensor]) -> Tensor | None:
 
 
 def _weight_grad(grad: Tensor | None, x: Tensor, into: Tensor) -> None:
-    """Write the gradient of a weight by which ``x`` was multiplied, of the product's ``grad``."""
+    """Write the gradient of a weight that multiplies ``x``, from the product's ``grad``."""
     if grad is None:
         into.zero_()
     else:
@@ -158,10 +158,10 @@ def _of_edges_grads(needs: Sequence[bool], grad: Tensor | None, edge: Tensor, en
             into.zero_()
     elif _at_once(edge, encoder, weight):
         if into is not None or needs[1]:
-            both = grad.t() @ edge  # of the two maps' product
+            product = grad.t() @ edge  # gradient of the two maps' product
             if into is not None:
-                torch.mm(both, encoder.t(), out=into)
-            d_encoder = weight.t() @ both if needs[1] else None
+                torch.mm(product, encoder.t(), out=into)
+            d_encoder = weight.t() @ product if needs[1] else None
         d_edge = grad @ (weight @ encoder) if needs[0] else None
     else:
         if into is not None:
@@ -174,7 +174,7 @@ def _of_edges_grads(needs: Sequence[bool], grad: Tensor | None, edge: Tensor, en
 
 
 def _apart(joined: Tensor | None, needs: Sequence[bool]) -> list[Tensor | None]:
-    """The parts of a gradient, one for each of the tensors that were put one after the other."""
+    """Parts of a gradient, one for each of the tensors that were concatenated."""
     if joined is None:
         return [None] * len(needs)
     return [part if need else None for part, need in zip(joined.chunk(len(needs)), needs)]
@@ -183,23 +183,23 @@ def _apart(joined: Tensor | None, needs: Sequence[bool]) -> list[Tensor | None]:
 # --- after the reductions -------------------------------------------------------------------------
 
 def shifted(towers: int, found: Tensor, own: Tensor, counts: Degrees, runs: Runs) -> Tensor:
-    """[N, T, R, F]: the reductions of whole messages, of those ``found`` [N, R, T * F] of what
-    travels, and ``own`` [N, T * F] of `ends`. Nodes without edges keep zeros."""
+    """[N, T, R, F]: the reductions of whole messages, from those of the varying term, ``found``
+    [N, R, T * F], and ``own`` [N, T * F] of `ends`. Nodes without edges keep zeros."""
     nodes, reduces = found.shape[:2]
     width = own.shape[1] // towers
     found = found.view(nodes, reduces, towers, width).transpose(1, 2)
     own = own.view(nodes, towers, 1, width)
-    if runs == [("none", reduces)]:  # it gets a gradient, of zeros, as with the host
+    if runs == [("none", reduces)]:  # ``own`` gets a gradient, of zeros, as with the host
         return found + own * counts.all.clamp(max=0).view(-1, 1, 1, 1)
     parts = found.split([count for _, count in runs], 2) if len(runs) > 1 else [found]
-    moved, by_kind = [], {}
+    results, by_kind = [], {}
     for (kind, _), part in zip(runs, parts):
         if kind != "none":
             if kind not in by_kind:
                 by_kind[kind] = own * getattr(counts, kind).view(-1, 1, 1, 1)
             part = part + by_kind[kind]
-        moved.append(part)
-    return torch.cat(moved, 2) if len(moved) > 1 else moved[0]
+        results.append(part)
+    return torch.cat(results, 2) if len(results) > 1 else results[0]
 
 
 def _by_scaler(weight: Tensor, towers: int, width: int, scalers: int) -> Tensor:
@@ -210,8 +210,8 @@ def _by_scaler(weight: Tensor, towers: int, width: int, scalers: int) -> Tensor:
 
 def mapped(messages: Tensor, weight: Tensor, width: int, scales: Tensor | None) -> Tensor:
     """[N, T, F_out]: the ``messages`` [N, T, R, F] by the maps after the reductions, ``weight``
-    [T * F_out, (1 + S * R) * F], whose results are scaled rather than they. ``scales`` [N, S],
-    None for ones; ``width``: F."""
+    [T * F_out, (1 + S * R) * F]; scales are applied to the results. ``scales`` [N, S], None for
+    ones; ``width``: F."""
     nodes, towers = messages.shape[:2]
     count = 1 if scales is None else scales.shape[1]
     by_tower = _by_scaler(weight, towers, width, count).transpose(1, 2).flatten(1, 2)
@@ -221,11 +221,11 @@ def mapped(messages: Tensor, weight: Tensor, width: int, scales: Tensor | None) 
 def _scaled(messages: Tensor, by_tower: Tensor, count: int, scales: Tensor | None) -> Tensor:
     """`mapped` of messages [N, T, R * F] and weights [T, S * F_out, R * F]."""
     nodes, towers = messages.shape[:2]
-    found = torch.bmm(messages.transpose(0, 1), by_tower.transpose(1, 2)).transpose(0, 1)
+    products = torch.bmm(messages.transpose(0, 1), by_tower.transpose(1, 2)).transpose(0, 1)
     if scales is None:
-        return found
-    found = found.unflatten(2, (count, -1)) * scales.view(nodes, 1, -1, 1)
-    return found.sum(2) if count > 1 else found.squeeze(2)
+        return products
+    products = products.unflatten(2, (count, -1)) * scales.view(nodes, 1, -1, 1)
+    return products.sum(2) if count > 1 else products.squeeze(2)
 
 
 class Scaled(Operation):
@@ -266,14 +266,14 @@ class Scaled(Operation):
         width = own.shape[1] // self.towers
         messages = found.view(nodes, reduces, self.towers, width).transpose(1, 2).clone(
             memory_format=torch.contiguous_format)
-        by_kind, at = {}, 0
+        by_kind, start = {}, 0
         for kind, count in self.runs:
             if kind != "none":
                 if kind not in by_kind:
                     by_kind[kind] = (own * getattr(self.counts, kind).view(-1, 1)).view(
                         nodes, self.towers, 1, width)
-                messages[:, :, at:at + count] += by_kind[kind]
-            at += count
+                messages[:, :, start:start + count] += by_kind[kind]
+            start += count
         return messages
 
     def backward(self, needs, saved, grad):
@@ -287,8 +287,8 @@ class Scaled(Operation):
         if d_weight is not None:
             torch.mm(grad.t(), x, out=d_weight[:, :width])
             into = _by_scaler(d_weight, towers, width, by_tower.shape[1] * towers // len(weight))
-            found = torch.bmm(scaled.transpose(1, 2), messages.flatten(2).transpose(0, 1))
-            into.copy_(found.unflatten(1, (into.shape[2], -1)).transpose(1, 2))
+            product = torch.bmm(scaled.transpose(1, 2), messages.flatten(2).transpose(0, 1))
+            into.copy_(product.unflatten(1, (into.shape[2], -1)).transpose(1, 2))
         d_own = d_found = None
         if needs[1] or needs[2]:
             d_messages = torch.bmm(scaled, by_tower).unflatten(2, (-1, width))  # [T, N, R, F]
@@ -300,13 +300,13 @@ class Scaled(Operation):
                 *_apart(d_weight, needs[3:3 + towers]), *_apart(d_bias, needs[3 + towers:]))
 
     def _own_grad(self, d_found: Tensor) -> Tensor:
-        """[N, T * F], of the gradient [N, R, T * F] of the messages."""
-        total, at = None, 0
+        """[N, T * F]: gradient of ``own``, from the gradient [N, R, T * F] of the messages."""
+        total, start = None, 0
         for kind, count in self.runs:
             if kind != "none":
-                part = d_found[:, at:at + count]
+                part = d_found[:, start:start + count]
                 part = part.sum(1) if count > 1 else part[:, 0]
                 part = part * getattr(self.counts, kind).view(-1, 1)
                 total = part if total is None else total + part
-            at += count
+            start += count
         return d_found.new_zeros(d_found.shape[0], d_found.shape[2]) if total is None else total

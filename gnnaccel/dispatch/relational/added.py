@@ -1,4 +1,4 @@
-"""What a layer adds to its Program's result: a root term, whose matrix is that of the destination's
+"""Terms that a layer adds to its Program's result: a root term by the matrix of the destination's
 type, and a bias."""
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from torch import Tensor
 from gnnaccel.dispatch.relational import torch_maps
 from gnnaccel.dispatch.relational.view import RelationView
 
-ADDED = "+"  #: under which it goes with a Program's operands; no input has such a name
+ADDED = "+"  #: key of an `Added` among a Program's operands; no input has such a name
 
 
 class Added(NamedTuple):
-    """``rows`` [num_dst, K] times the matrix of each row's type, plus the type's bias; all in the
-    dtype of the result. A bias alone may be added to rows of any shape with its number of elements.
+    """Terms: ``rows`` [num_dst, K] times the matrix of each row's type, plus the type's bias; all
+    in the dtype of the result. A bias alone may be added to rows of any shape with its number of
+    elements.
 
     ``sizes``: destinations of each type, type after type; ``matrix`` [types, K, N], or [types, N,
     K] when ``transposed``; ``bias`` [types, N]; both without the first dimension where there is one
@@ -52,7 +53,7 @@ def of_one_type(rows: Tensor | None, matrix: Tensor | None, bias: Tensor | None,
 
 
 def add(out: Tensor, added: Added, view: RelationView, take: Callable = torch_maps.take) -> Tensor:
-    """``out`` with what is added, on torch operations.
+    """``out`` plus the terms of ``added``, on torch operations.
 
     ``take`` reads the biases; its gradient adds up the rows of each type.
     """

@@ -1,5 +1,5 @@
-"""What relational layers launch beside their Programs, as data for `prepare`, which compiles
-it."""
+"""Kernels that relational layers launch beside their Programs, as data for `prepare`, which
+compiles them."""
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 class RootTerm(NamedTuple):
-    """What `Added` describes: ``k``: columns of its rows, 0 where it has no matrix; ``n``: of the
-    result; ``types``: of destinations; ``bias``: whether it has one; ``transposed``: as there."""
+    """Sizes of an `Added`: ``k``: columns of its rows, 0 where it has no matrix; ``n``: of the
+    result; ``types``: of destinations; ``bias``: whether it has one; ``transposed``: as `Added`."""
 
     k: int
     n: int
@@ -39,8 +39,8 @@ class RootTerm(NamedTuple):
 
 class MapsByType(NamedTuple):
     """HGT's maps before and after its attention, of `by_type`, for nodes of so many ``types``: from
-    ``k`` columns to ``n``, and from ``n`` to ``n``. ``gated``: the result is blended with what came
-    in; ``transposed``: as there; ``rows_grad``: what came in wants gradients; ``apart``: there are
+    ``k`` columns to ``n``, and from ``n`` to ``n``. ``gated``: the result is blended with the
+    inputs; ``transposed``: as there; ``rows_grad``: the inputs want gradients; ``apart``: there are
     fewer destinations than sources, which are mapped by themselves."""
 
     k: int

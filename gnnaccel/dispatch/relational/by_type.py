@@ -1,5 +1,4 @@
-"""HGT's maps by node type on CUDA: what stands before and after its attention, one node of autograd
-each.
+"""HGT's maps by node type on CUDA: one node of autograd before its attention, and one after it.
 
 A map by type is a product by segment: all types' rows lie in one array, type after type, or the
 segments' rows are read and written where they lie (`Typed`). Where backward is itself recorded it
@@ -46,7 +45,7 @@ def project(blocks: Blocks, weight: Tensor, transposed: bool, bias: Tensor | Non
 
     weight [types, maps, K, C], or [types, maps, C, K] if ``transposed``; bias [types, maps, C]. The
     first result is for `finish` alone, whose gradient of it this adds to; of a single ``x`` it is
-    that. ``rows``: what `together` has made of ``x``.
+    that. ``rows``: `together` of ``x``.
     """
     operation = _Project(blocks, tuple([part.shape[0] for part in x]), transposed)
     return operation.apply(together(x) if rows is None else rows, weight, bias, *x)
@@ -68,8 +67,8 @@ def product(blocks: Blocks, rows: Tensor, weight: Tensor, transposed: bool,
 def _gradients(blocks: Blocks, rows: Tensor, grad: Tensor, weight: Tensor, transposed: bool,
                into: Tensor | None = None,
                gelu_grad: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Of ``product(blocks, rows, weight, transposed, bias)``: that of the rows, added to ``into``
-    or as `product` with ``gelu_grad``, and those of the matrices and biases. One reading of
+    """Gradients of ``product(blocks, rows, weight, transposed, bias)``: of the rows, added to
+    ``into`` or as `product` with ``gelu_grad``, and of the matrices and biases. One reading of
     ``grad`` where `weight_grad` and `product` take two."""
     out = into
     if blocks.order is not None and out is None:
@@ -86,23 +85,23 @@ def _gradients(blocks: Blocks, rows: Tensor, grad: Tensor, weight: Tensor, trans
 def weight_grad(blocks: Blocks, rows: Tensor, grad: Tensor,
                 transposed: bool) -> tuple[Tensor, Tensor]:
     """The gradients of the types' matrices, and of their biases [types, C]."""
-    found, sums = weight_grad_and_sums(blocks.segments, dense(rows), grad, index=blocks.order,
-                                       dy_index=blocks.order, precision=precision())
-    return found[:, 0].transpose(1, 2) if transposed else found[:, 0], sums
+    d_weight, sums = weight_grad_and_sums(blocks.segments, dense(rows), grad, index=blocks.order,
+                                          dy_index=blocks.order, precision=precision())
+    return d_weight[:, 0].transpose(1, 2) if transposed else d_weight[:, 0], sums
 
 
 def _by_torch(blocks: Blocks, rows: Tensor, weight: Tensor, transposed: bool,
               bias: Tensor | None) -> Tensor:
     """`product` on torch operations, which can be differentiated any number of times."""
     rows = rows if blocks.order is None else rows[blocks.order]
-    found = rows.new_empty(0, weight.shape[1 if transposed else 2])
+    mapped = rows.new_empty(0, weight.shape[1 if transposed else 2])
     parts = [F.linear(rows[a:b], weight[t] if transposed else weight[t].t(),
                       None if bias is None else bias[t])
              for t, a, b in blocks.bounds]
-    found = torch.cat(parts) if parts else found
-    return (found
+    mapped = torch.cat(parts) if parts else mapped
+    return (mapped
             if blocks.order is None
-            else torch.empty_like(found).index_copy(0, blocks.order.long(), found))
+            else torch.empty_like(mapped).index_copy(0, blocks.order.long(), mapped))
 
 
 # --- before the attention -------------------------------------------------------------------------
@@ -130,7 +129,7 @@ class _Leading(Operation):
 
 
 class _Project(Operation):
-    """The inputs are ``rows``, weight, bias and ``x``, as of `project`."""
+    """`project`. The inputs are ``rows``, weight, bias and ``x``."""
 
     __slots__ = ("blocks", "sizes", "transposed")
 
@@ -163,9 +162,9 @@ def _project_backward(of: _Project, weight: Tensor, bias: Tensor | None, rows: T
     blocks, transposed = of.blocks, of.transposed
     d_weight = d_bias = None
     d_x: Sequence[Tensor | None]
-    found: list[Sequence[Any]]
+    by_map: list[Sequence[Any]]
     sums: Sequence[Tensor | None]
-    d_x, found = [None] * len(of.sizes), []
+    d_x, by_map = [None] * len(of.sizes), []
     for grad, matrix in zip(grads, weight.unbind(1)):
         if grad is None:
             sums = torch.zeros_like(matrix), matrix.new_zeros(matrix.shape[0],
@@ -173,10 +172,10 @@ def _project_backward(of: _Project, weight: Tensor, bias: Tensor | None, rows: T
         else:
             d_rows, *sums = _map_backward(blocks, rows, grad, matrix, transposed, d_rows,
                                           any(needs[2:]), needs[0] or needs[1])
-        found.append(sums)
+        by_map.append(sums)
     if needs[0] or needs[1]:
-        d_weight = torch.stack([w for w, _ in found], 1).to(weight.dtype) if needs[0] else None
-        d_bias = (torch.stack([b for _, b in found], 1).to(bias.dtype) if needs[1]
+        d_weight = torch.stack([w for w, _ in by_map], 1).to(weight.dtype) if needs[0] else None
+        d_bias = (torch.stack([b for _, b in by_map], 1).to(bias.dtype) if needs[1]
                   and bias is not None else None)
     if any(needs[2:]):
         d_x = d_x if d_rows is None else d_rows.split(of.sizes)
@@ -186,18 +185,18 @@ def _project_backward(of: _Project, weight: Tensor, bias: Tensor | None, rows: T
 def _map_backward(blocks: Blocks, rows: Tensor, grad: Tensor, matrix: Tensor, transposed: bool,
                   d_rows: Tensor | None, by_rows: bool,
                   by_weight: bool) -> tuple[Tensor | None, ...]:
-    """One map's gradients: of the rows, which join ``d_rows``, of its matrices and of its biases,
+    """Gradients of one map: of the rows, which join ``d_rows``, of its matrices and of its biases,
     where they are asked for."""
     if not by_rows:
         return d_rows, *(weight_grad(blocks, rows, grad, transposed) if by_weight else (None, None))
-    # what the kernels add to
+    # memory for the kernels to add to
     into = (d_rows if d_rows is not None and d_rows.dtype is torch.float32
             and d_rows.is_contiguous() else None)
     if by_weight:
-        found, *sums = _gradients(blocks, rows, grad, matrix, transposed, into)
+        map_d_rows, *sums = _gradients(blocks, rows, grad, matrix, transposed, into)
     else:
-        found, *sums = product(blocks, grad, matrix, not transposed, into=into), None, None
-    return found if d_rows is None or into is not None else d_rows + found, *sums
+        map_d_rows, *sums = product(blocks, grad, matrix, not transposed, into=into), None, None
+    return map_d_rows if d_rows is None or into is not None else d_rows + map_d_rows, *sums
 
 
 # --- after the attention --------------------------------------------------------------------------
@@ -246,7 +245,7 @@ def _finished(blocks: Blocks, grown: Tensor, weight: Tensor, transposed: bool, b
 
 
 class _Finish(Operation):
-    """``how``: the arguments of `finish` that are no tensors."""
+    """`finish`. ``how``: its arguments that are no tensors."""
 
     __slots__ = ("how",)
 
@@ -256,8 +255,8 @@ class _Finish(Operation):
     def forward(self, needs, out, weight, bias, alpha, rows):
         blocks, sizes, transposed, gelu = self.how
         grown = F.gelu(out) if gelu else out
-        found = _finished(blocks, grown, weight, transposed, bias, alpha, rows)
-        parts = tuple([part.data for part in found.split(sizes)])
+        mapped = _finished(blocks, grown, weight, transposed, bias, alpha, rows)
+        parts = tuple([part.data for part in mapped.split(sizes)])
         return parts, (out, weight, bias, alpha, rows, grown if needs[1] else None)
 
     def backward(self, needs, saved, *grads):
@@ -270,7 +269,7 @@ class _Finish(Operation):
 
 def _finish_backward(how: tuple, inputs: list, grown: Tensor | None, needs: tuple[bool, ...],
                      grad: Tensor) -> tuple:
-    """With y = gelu(out) W + b and the result alpha y + (1 - alpha) rows, the sum of <grad, y> over
+    """Gradients of y = gelu(out) W + b, alpha y + (1 - alpha) rows. The sum of <grad, y> over
     a type's rows, which the gradient of alpha takes, follows from the sums that those of W and b
     take: <W, sum of gelu(out)^T grad> + <b, sum of grad>."""
     (blocks, _, transposed, gelu), (out, weight, bias, alpha, rows) = how, inputs
@@ -307,8 +306,8 @@ def _like(grad: Tensor | None, t: Tensor | None, need: bool) -> Tensor | None:
 # --- the same with parameters of each type --------------------------------------------------------
 
 class _FinishTypes(Operation):
-    """The parameters are not saved for backward, which the host does not save all of either: they
-    may be changed before it."""
+    """`finish_types`. Parameters are not saved for backward, as the host does not save all of them
+    either: they may be changed before it."""
 
     __slots__ = ("how", "parameters")
 
@@ -319,11 +318,11 @@ class _FinishTypes(Operation):
         blocks, sizes, *_ = self.how
         weight, bias, gate = _stacked(len(sizes), rows is not None, parameters)
         alpha, grown = None if gate is None else gate.sigmoid(), F.gelu(out)
-        found = _finished(blocks, grown, weight, True, bias, alpha, rows)
+        mapped = _finished(blocks, grown, weight, True, bias, alpha, rows)
         self.parameters = parameters
-        kept = grown if any(needs[2:2 + len(sizes)]) else None
-        parts = tuple([part.data for part in found.split(sizes)])
-        return parts, (out, weight, bias, alpha, rows, gate, kept)
+        saved = grown if any(needs[2:2 + len(sizes)]) else None
+        parts = tuple([part.data for part in mapped.split(sizes)])
+        return parts, (out, weight, bias, alpha, rows, gate, saved)
 
     def without_grad(self, needs, parts):
         return () if any(needs[:2]) else made_of_frozen(parts, needs[2:])
@@ -332,28 +331,28 @@ class _FinishTypes(Operation):
         *inputs, gate, grown = saved
         ends, needs = needs[:2], of_used(needs[2:], grads)
         kinds, grad = _kinds(len(grads), gate is not None, needs), dense(whole(grads, self.how[1]))
-        asked = ends[0], *map(any, kinds), ends[1]
-        d_out, *found, d_rows = _finish_backward(self.how, inputs, grown, asked, grad)
-        if found[2] is not None:
-            found[2] = torch.ops.aten.sigmoid_backward(found[2], inputs[3]).view(-1, 1)
+        wanted = ends[0], *map(any, kinds), ends[1]
+        d_out, *by_kinds, d_rows = _finish_backward(self.how, inputs, grown, wanted, grad)
+        if by_kinds[2] is not None:
+            by_kinds[2] = torch.ops.aten.sigmoid_backward(by_kinds[2], inputs[3]).view(-1, 1)
         parts = []
-        for by_kind, kind in zip(found, kinds):
+        for by_kind, kind in zip(by_kinds, kinds):
             parts += (None,) * len(kind) if by_kind is None else by_kind.unbind(0)
         if not all(needs):
             parts = [part if need else None for part, need in zip(parts, needs)]
         return d_out, d_rows, *parts
 
     def recorded(self, needs, saved, *grads):
-        """Of the values that the parameters had, with derivatives that reach theirs."""
+        """Gradients at the values that the parameters had, differentiable by the parameters."""
         out, weight, bias, _, rows, gate, _ = saved
 
         def reference(out: Tensor, rows: Tensor | None, *parameters: Tensor) -> tuple[Tensor, ...]:
             parameters = tuple(t if grads[at % len(grads)] is not None else t.detach()
                                for at, t in enumerate(parameters))
             w: Any
-            made: tuple[Any, ...] = _stacked(len(grads), rows is not None, parameters)
+            stacked: tuple[Any, ...] = _stacked(len(grads), rows is not None, parameters)
             w, b, g = (None if value is None else value + (t - t.detach())
-                       for value, t in zip((weight, bias, gate), made))
+                       for value, t in zip((weight, bias, gate), stacked))
             alpha = None if g is None else g.sigmoid()
             return _finish_by_torch(*self.how, out, w, b, alpha, rows)
 
@@ -362,13 +361,13 @@ class _FinishTypes(Operation):
 
 
 def made_of_frozen(parts: tuple[Tensor, ...], needs: tuple[bool, ...]) -> list[Tensor]:
-    """Where the inputs are a type's own, kind by kind, as ``needs`` says of which want a gradient:
-    those of the results ``parts`` that are made of none that does."""
+    """The results of ``parts``, one a type, that are made of no input which wants a gradient.
+    ``needs``: whether each input does: kind by kind, and in each kind type by type."""
     return [part for at, part in enumerate(parts) if not any(needs[at::len(parts)])]
 
 
 def of_used(needs: tuple[bool, ...], grads: tuple[Tensor | None, ...]) -> tuple[bool, ...]:
-    """Of inputs as for `made_of_frozen`, the ``needs`` of those whose result has a gradient."""
+    """``needs`` of inputs as for `made_of_frozen`, False where their result has no gradient."""
     return tuple([need and grads[at % len(grads)] is not None for at, need in enumerate(needs)])
 
 
@@ -379,14 +378,14 @@ def whole(grads: tuple[Any, ...] | list[Tensor], sizes: tuple[int, ...]) -> Tens
         return grads[0]
     missing = [size for size, grad in zip(sizes, grads) if grad is None]
     if missing:
-        given = next(grad for grad in grads if grad is not None)
-        zeros = given.new_zeros(max(missing), *given.shape[1:])
+        present = next(grad for grad in grads if grad is not None)
+        zeros = present.new_zeros(max(missing), *present.shape[1:])
         grads = [zeros[:size] if grad is None else grad for size, grad in zip(sizes, grads)]
     return torch.cat(grads)
 
 
 def _kinds(count: int, gated: bool, of_parameters) -> tuple:
-    """What there is for each weight, each bias and each gate."""
+    """Entries of ``of_parameters`` for the weights, for the biases and for the gates."""
     weights, rest = of_parameters[:count], of_parameters[count:]
     biases = len(rest) - count * gated
     return weights, rest[:biases], rest[biases:]

@@ -23,7 +23,7 @@ _BY_ROW = {"linear", "lookup", "mix", "add", "mul", "scale", "leaky_relu", "relu
 def compact(program: Program) -> Program:
     """The Program with every EDGE value moved to the coarsest domain that determines it. The value
     does not change."""
-    ends: dict[str, frozenset[str]] = {}  # what each EDGE value depends on
+    ends: dict[str, frozenset[str]] = {}  # the ends that each EDGE value depends on
     moved: dict[str, str] = {}
     ops: list[Op] = []
     for op in program.ops:

@@ -20,7 +20,7 @@ def cuda(request: RelationalRequest) -> float:
 
 
 def _around(request: RelationalRequest) -> float:
-    """What is done for the Program besides: rows laid side by side, weights of types put
+    """Seconds of the work around the Program: rows laid side by side, weights of types put
     together."""
     rates = cost.constants()["relational"]["cuda"]["around"].get(request.native)
     if rates is None:
@@ -60,18 +60,18 @@ def native(request: RelationalRequest) -> float | None:
 
 
 def _native_once(request: RelationalRequest) -> float | None:
-    """Of a host on a GPU: over known graphs kernels always gain, over new ones there is the
-    structure to pay for."""
+    """Seconds of a host on a GPU without rates: over known graphs kernels always gain, over new
+    ones there is the structure to pay for."""
     return cost.once(request, False, 1 << request.relation_bits,
                      (1 << request.edge_bits) * _sizes(request)[0])
 
 
 def _one_by_one(request: RelationalRequest, rates: dict[str, list[float]]) -> float:
-    """Of a host that makes a product per relation on a GPU: their launches, or the products where
-    those take longer."""
-    taken, unit = _taken(request,
-                         "cuda"), cost.constants()["relational"]["cuda"]["orderings"]["launch"]
-    products = taken.seconds - (taken.count + taken.back).launches * unit
+    """Seconds of a host that makes a product per relation on a GPU: their launches, or the products
+    where those take longer."""
+    ordering, unit = _taken(request,
+                            "cuda"), cost.constants()["relational"]["cuda"]["orderings"]["launch"]
+    products = ordering.seconds - (ordering.count + ordering.back).launches * unit
     return max(line(rates[mode(request)], 1, *dict(request.shapes)["types"]), products)
 
 
@@ -86,7 +86,7 @@ def _taken(request: RelationalRequest, device: str) -> Ordering:
 
 
 def _structure(request: RelationalRequest, device: str) -> float:
-    """In full where the graph is new: it may never come again."""
+    """Seconds of making the structure, in full where the graph is new: it may never come again."""
     once = cost.once(request, True, 1 << request.relation_bits, 1 << request.edge_bits)
     if once is not None:
         return once

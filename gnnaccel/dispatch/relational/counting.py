@@ -2,8 +2,8 @@
 operation.
 
 Counts are in 4-byte values. On a CPU backward moves and computes about twice as much in any
-ordering, so it does not change which is best. On a GPU it may: what backward has to sum over the
-edges, and how often it launches, differs between orderings.
+ordering, so it does not change which is best. On a GPU it may: the sums over edges in backward, and
+its launches, differ between orderings.
 
 Every count is a constant and so much for each node, edge, relation and pair. So an ordering is read
 once, into a `Formula`, and what it costs on the next graph is a few products.
@@ -31,7 +31,7 @@ _numbers_of = attrgetter(*_NUMBERS)
 
 @dataclass(frozen=True)
 class Count:
-    """``moved`` bytes, ``flops``, ``launches``: operations that are launched."""
+    """A count: ``moved`` bytes, ``flops``, ``launches``: operations that are launched."""
 
     moved: int = 0
     flops: int = 0
@@ -42,7 +42,7 @@ class Count:
                      self.launches + other.launches)
 
     def seconds(self, device: str) -> float:
-        """On a device of this type, by the rates of ``constants.json``."""
+        """Seconds on a device of this type, by the rates of ``constants.json``."""
         return self.by(rates(device))
 
     def by(self, rates: dict[str, float]) -> float:
@@ -52,7 +52,7 @@ class Count:
 
 
 def rates(device: str) -> dict[str, float]:
-    """Of devices of this type."""
+    """Rates of devices of this type: "bandwidth", "flops" and seconds of a "launch"."""
     return cost.constants()["relational"][device]["orderings"]
 
 
@@ -65,7 +65,7 @@ class Formula(NamedTuple):
     flops: tuple[int, ...]
 
     def with_(self, other: Formula) -> Formula:
-        """Of both, one after the other."""
+        """Formula of both, one after the other."""
         return Formula(self.fixed + other.fixed, tuple(map(add, self.moved, other.moved)),
                        tuple(map(add, self.flops, other.flops)))
 
@@ -78,8 +78,8 @@ class Formula(NamedTuple):
 @functools.lru_cache(maxsize=1024)
 def formulas(program: Program, shapes: tuple[tuple[str, Shape], ...], device: str,
              train: bool) -> tuple[Formula, ...]:
-    """Of what a Program costs on "cpu" or "cuda", and of its backward, which is weighed on a GPU
-    alone. ``shapes``, ``train``: as of `count` and `count_on_gpu`."""
+    """Formulas of a Program's forward on "cpu" or "cuda", and of its backward, which is weighed on
+    a GPU alone. ``shapes``, ``train``: as of `count` and `count_on_gpu`."""
     def counts(sizes: tuple[int, ...]) -> tuple[Count, Count]:
         statistics = RelationStatistics(*sizes)
         if device == "cuda":
@@ -94,32 +94,32 @@ def formulas(program: Program, shapes: tuple[tuple[str, Shape], ...], device: st
 
 
 def count(program: Program, shapes: dict[str, Shape], statistics: RelationStatistics) -> Count:
-    """What a Program costs. ``shapes``: of one row of each input, without the first dimension; of
-    the whole, for PARAM inputs."""
-    known = shapes_of_all(program, shapes)
-    return sum((_cost(step, program, known[step.out], known, statistics) for step in program.ops),
+    """Count of a Program's forward. ``shapes``: of one row of each input, without the first
+    dimension; of the whole, for PARAM inputs."""
+    sizes = shapes_of_all(program, shapes)
+    return sum((_cost(step, program, sizes[step.out], sizes, statistics) for step in program.ops),
                Count())
 
 
 def count_on_gpu(program: Program, shapes: dict[str, Shape], statistics: RelationStatistics,
                  train: bool) -> tuple[Count, Count]:
-    """Forward and backward, the latter zero unless the call is to ``train``; launches as the
-    kernels are really launched. Gradients are taken to be wanted of all operands."""
-    known = shapes_of_all(program, shapes)
-    forward, backward = launches(program, known)
+    """Counts of forward and backward, the latter zero unless the call is to ``train``; launches as
+    the kernels are really launched. Gradients are taken to be wanted of all operands."""
+    sizes = shapes_of_all(program, shapes)
+    forward, backward = launches(program, sizes)
     first = replace(count(program, shapes, statistics), launches=forward)
     if not train:
         return first, Count()
-    back = sum((_back(step, program, known, statistics) for step in program.ops), Count())
+    back = sum((_back(step, program, sizes, statistics) for step in program.ops), Count())
     return first, replace(back, launches=backward)
 
 
 def shapes_of_all(program: Program, shapes: dict[str, Shape]) -> dict[str, Shape]:
     """The shape of one row of every value; of the whole for parameters."""
-    known = dict(shapes)
+    sizes = dict(shapes)
     for step in program.ops:
-        known[step.out] = _shape(step, known)
-    return known
+        sizes[step.out] = _shape(step, sizes)
+    return sizes
 
 
 def _shape(step: Op, known: dict[str, Shape]) -> Shape:
@@ -148,7 +148,7 @@ def _shape(step: Op, known: dict[str, Shape]) -> Shape:
 
 def _cost(step: Op, program: Program, shape: Shape, known: dict[str, Shape],
           statistics: RelationStatistics) -> Count:
-    """Of one operation; reads and writes each row once, gathers count per row of the finer
+    """Count of one operation: reads and writes each row once, gathers count per row of the finer
     domain."""
     domain = program.domains[step.out]
     rows, width = statistics.rows(domain), prod(shape)
@@ -188,8 +188,8 @@ def _cost(step: Op, program: Program, shape: Shape, known: dict[str, Shape],
 
 def _back(step: Op, program: Program, known: dict[str, Shape],
           statistics: RelationStatistics) -> Count:
-    """Backward of one operation, without launches. What is not listed reads and computes about
-    twice what it does forward."""
+    """Backward of one operation, without launches. Kinds not listed read and compute about twice
+    what they do forward."""
     domain, edges, width = program.domains[step.out], statistics.num_edges, prod(known[step.out])
     rows, kind = statistics.rows(domain), step.kind
     end = DOMAIN_OF.get(step.args[0].partition("@")[2], EDGE)
@@ -201,7 +201,7 @@ def _back(step: Op, program: Program, known: dict[str, Shape],
                      4 * rows * prod(matrix))
     if kind in ("reduce", "mean_sum"):
         return Count(4 * (edges + statistics.rows(end)) * width + 8 * edges, 2 * edges * width)
-    if kind == "collect":  # whoever made its rows reads the destination's gradient
+    if kind == "collect":  # the operation that made its rows reads the destination's gradient
         return Count()
     # one traversal gathers gradients, for a product of rows another one keys and values
     if kind == "attend":

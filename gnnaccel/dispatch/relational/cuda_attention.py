@@ -21,11 +21,11 @@ from gnnaccel.dispatch.run.attention_families import TERMS
 if TYPE_CHECKING:
     from gnnaccel.dispatch.relational.cuda_steps import Pass
 
-_NAMES = TERMS.names[:4]  # what a fused attention names; the others are what is put into it here
+_NAMES = TERMS.names[:4]  # the names that a fused attention has; the others are added here
 
 
 class Fold(NamedTuple):
-    """Each relation's matrix times a parameter. It comes first, so that its gradient of the
+    """Each relation's matrix times a parameter. This step is the first, so that its gradient of the
     matrices is added to theirs."""
 
     out: str
@@ -54,8 +54,8 @@ class Fold(NamedTuple):
         else:
             matrix, grad = _in_blocks(matrix, weight), grad.unflatten(1, shape[1:3])
         if self.matrix in p.wanted:
-            found = weight.transpose(-1, -2) @ grad
-            _more(p, self.matrix, found if found.dim() == 2 else found.sum(0).flatten(0, 1))
+            product = weight.transpose(-1, -2) @ grad
+            _more(p, self.matrix, product if product.dim() == 2 else product.sum(0).flatten(0, 1))
         if self.rows not in p.wanted:
             return
         if before is not None and weight.dim() == 2:
@@ -97,7 +97,7 @@ class Spread(NamedTuple):
 
 
 class Attend(NamedTuple):
-    """An attention over the graph between two domains. ``terms``: what its inputs are called, in
+    """An attention over the graph between two domains. ``terms``: the names of its inputs, in
     the order of `TERMS`; with its fifth, a vector, the second is made of the rows here."""
 
     out: str
@@ -117,11 +117,11 @@ class Attend(NamedTuple):
 
     def forward(self, p: Pass, into: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
         terms = [None if name is None else p.values[name] for name in self.terms[1:]]
-        rows, found = p.values[self.rows], self.found
+        rows, pattern = p.values[self.rows], self.found
         width = rows.shape[1] // self.heads
-        call = attention.Call(self.program, found, p.view.graph(self.source, self.target),
+        call = attention.Call(self.program, pattern, p.view.graph(self.source, self.target),
                               self.heads, width, p.out_dtype or rows.dtype)
-        call.dropout = draw(found.dropout, rows.device) if found.dropout else OFF
+        call.dropout = draw(pattern.dropout, rows.device) if pattern.dropout else OFF
         out, saved = TERMS.forward(call, (rows.view(rows.shape[0], self.heads, width), *terms,
                                           bias), p.train)
         p.attended[self.out] = call, saved
@@ -138,33 +138,34 @@ class Attend(NamedTuple):
 
 
 def steps_in(program: Program) -> dict[str, Any]:
-    """The steps by which such an attention is computed, by what they make; None for what another
-    step makes. Empty where there is no such attention, or its terms come from elsewhere."""
-    made = {op.out: op for op in program.ops}
+    """The steps by which an attention over terms of pairs is computed, by the value they make; None
+    for a value that another step makes. Empty where there is no such attention, or its terms come
+    from elsewhere."""
+    producers = {op.out: op for op in program.ops}
     step = next((op for op in program.ops if op.kind == "attend"), None)
     if step is None or not set(step.attr("names")) <= set(_NAMES):
         return {}
-    given = dict(zip(step.attr("names"), step.args))
-    found: dict[str, Any] = {}
-    terms: list[Any] = [given.get(name) for name in _NAMES]
-    vector = _vector(program, made.get(terms[1]), step)
+    operands = dict(zip(step.attr("names"), step.args))
+    steps: dict[str, Any] = {}
+    terms: list[Any] = [operands.get(name) for name in _NAMES]
+    vector = _vector(program, producers.get(terms[1]), step)
     if vector is not None:
-        found[terms[1]] = terms[1] = None
-    edge = made.get(terms[3])
+        steps[terms[1]] = terms[1] = None
+    edge = producers.get(terms[3])
     if edge is not None and edge.kind == "add" and len(edge.args) == 1:
         name, _, end = edge.args[0].partition("@")
-        found[edge.out] = Spread(edge.out, name, DOMAIN_OF[end])
+        steps[edge.out] = Spread(edge.out, name, DOMAIN_OF[end])
     attended = step.attr("attention")
-    found[step.out] = Attend(step.out, terms[0], (*terms, vector), attended,
+    steps[step.out] = Attend(step.out, terms[0], (*terms, vector), attended,
                              patterns.attention(attended),  # type: ignore[arg-type]
                              step.attr("heads"), step.attr("source"), step.attr("target"))
-    found.update((op.out, Fold(op.out, *op.args)) for op in program.ops if op.kind == "fold")
-    return found
+    steps.update((op.out, Fold(op.out, *op.args)) for op in program.ops if op.kind == "fold")
+    return steps
 
 
 def _vector(program: Program, term: Op | None, step: Op) -> str | None:
-    """What the rows of an attention of one head are multiplied with for the ``term`` of their
-    own."""
+    """Name of the vector that an attention of one head multiplies its rows with to make their own
+    ``term``; None where it does not."""
     if (term is None or term.kind != "linear" or step.attr("heads") != 1
         or program.domains[term.out] != PAIR_SRC):
         return None

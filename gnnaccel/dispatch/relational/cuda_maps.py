@@ -68,8 +68,8 @@ def product(segments: segment_gemm.Segments, rows: Tensor, weight: Tensor, trans
 def gradients(segments: segment_gemm.Segments, rows: Tensor, grad: Tensor, weight: Tensor,
               transposed: bool, index: Tensor | None, where: Tensor | None = None,
               sums: bool = False) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Of `product`: those of the segments' rows, of the matrices (fp32, of ``weight``'s shape), and
-    with ``sums`` of the biases (fp32). where: which rows of ``grad`` are the segments', as
+    """Gradients of `product`: of the segments' rows, of the matrices (fp32, of ``weight``'s shape),
+    and with ``sums`` of the biases (fp32). where: which rows of ``grad`` are the segments', as
     ``index`` says it of ``rows``."""
     d_rows, d_weight, d_bias = segment_backward.gradients(
         segments, dense(rows), dense(grad), matrices(weight), index=index, dy_index=where,
@@ -81,22 +81,22 @@ def gradients(segments: segment_gemm.Segments, rows: Tensor, grad: Tensor, weigh
 def backward(segments: segment_gemm.Segments, rows: Tensor, grad: Tensor, weight: Tensor,
              transposed: bool, index: Tensor | None, where: Tensor | None, by_rows: bool,
              by_weight: bool) -> tuple[Tensor | None, Tensor | None]:
-    """Of `product`: the gradients of the segments' rows and of the matrices, where they are asked
-    for; ``where`` as in `gradients`."""
+    """Gradients of `product`: of the segments' rows and of the matrices, where they are asked for;
+    ``where`` as in `gradients`."""
     if by_rows and by_weight:
         return gradients(segments, rows, grad, weight, transposed, index, where)[:2]
     if by_rows:
         return product(segments, grad, weight, not transposed, where), None
     if not by_weight:
         return None, None
-    left, right = dense(rows), dense(grad)
-    ends = (right, left, where, index) if transposed else (left, right, index, where)
+    x, dy = dense(rows), dense(grad)
+    ends = (dy, x, where, index) if transposed else (x, dy, index, where)
     return None, weight_grad(segments, ends[0], ends[1], index=ends[2], dy_index=ends[3],
                              blocks=_blocks(weight), precision=precision()).view(weight.shape)
 
 
 def matrices(weight: Tensor) -> Tensor:
-    """With the last two dimensions contiguous."""
+    """``weight`` with its last two dimensions contiguous."""
     return (weight if weight.stride(-1) == 1
             and weight.stride(-2) == weight.shape[-1] else weight.contiguous())
 
@@ -107,12 +107,12 @@ def _blocks(weight: Tensor) -> int:
 
 def _multiply(pairs: Pairs, rows: Tensor, weight: Tensor, transposed: bool,
               gather: Gather | None) -> Tensor:
-    found = product(pairs.segments, rows.flatten(1), weight, transposed,
-                    None if gather is None else gather.index)
-    return found.unflatten(1, (weight.shape[1], -1))
+    out = product(pairs.segments, rows.flatten(1), weight, transposed,
+                  None if gather is None else gather.index)
+    return out.unflatten(1, (weight.shape[1], -1))
 
 
-# What forward returns is detached: autograd lets nobody change a Function's result in place that is
+# Results of forward are detached: autograd lets nobody change a Function's result in place that is
 # a view.
 
 class _Multiply(Operation):
@@ -176,8 +176,8 @@ class _Aggregate(Operation):
             d_rows = total(by, grad, placed, at)
         if needs[1]:
             variant = _variant(rows, weight, graph.wide)
-            left, right = (dense(t).view(-1, variant.heads, variant.width) for t in (grad, rows))
-            d_weight = sums.edge_dot(variant, graph.csc(), left, right)
+            grads, values = (dense(t).view(-1, variant.heads, variant.width) for t in (grad, rows))
+            d_weight = sums.edge_dot(variant, graph.csc(), grads, values)
             d_weight = (d_weight.sum(1) if weight.dim() == 1 else d_weight)[:weight.shape[0]]
             d_weight = d_weight.to(weight.dtype)
         return d_rows, d_weight

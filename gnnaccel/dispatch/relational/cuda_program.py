@@ -2,7 +2,7 @@
 node of autograd: its steps forward, and the same steps backward. Often that is the whole Program.
 
 Strung together by autograd, every step would be a node, and every sum of two gradients, or of
-messages and a root term, a pass over memory: here the last kernel adds to what is there already.
+messages and a root term, a pass over memory: here the last kernel adds to the term in place.
 Where backward is itself recorded, the steps run again on torch operations.
 """
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ADDED = ("+rows", "+matrix", "+bias")
 
 
 class _Plan(NamedTuple):
-    """``names``: of the inputs, in order; ``rows``: the name of the rows that the root term reads;
+    """Plan of a `_Node`. ``names``: of the inputs, in order; ``rows``: those the root term reads;
     ``out_dtype``: of what an attention makes, None for that of its rows."""
 
     program: Program
@@ -42,7 +42,7 @@ class _Plan(NamedTuple):
 
 def run(program: Program, view: RelationView, tensors: dict[str, Any],
         out_dtype: torch.dtype | None = None) -> Tensor:
-    """The output of a Program that `steps_of` divides. ``tensors`` may hold what is added to it;
+    """The output of a Program that `steps_of` divides. ``tensors`` may hold the operand `ADDED`;
     ``out_dtype`` as for `execute.run`."""
     steps: Steps
     steps, added = steps_of(program), tensors.get(adding.ADDED)  # type: ignore[assignment]
@@ -62,13 +62,13 @@ def run(program: Program, view: RelationView, tensors: dict[str, Any],
 
 def _node(program: Program, steps: Steps, view: RelationView, values: dict[str, Tensor],
           added: Added | None, out_dtype: torch.dtype | None) -> tuple:
-    """What the steps make for others."""
+    """The values that the steps make for later operations."""
     # a factor of another dtype may have gone into the matrices
     row = values[program.inputs[0][0]].dtype
     inputs: list[Tensor | None]
     names, rows = steps.names, _ADDED[0]
-    given = [values[name] for name in names]
-    inputs = [t if t.dtype is row else t.to(row) for t in given]
+    operands = [values[name] for name in names]
+    inputs = [t if t.dtype is row else t.to(row) for t in operands]
     if added is not None:
         rows = ([name for name, t in zip(names, inputs) if t is added.rows] or [rows])[0]
         names = *names, *_ADDED
@@ -107,7 +107,7 @@ def _root(plan: _Plan, p: Pass, bias: Tensor | None) -> Tensor:
 
 
 class _Node(Operation):
-    """``calls``: of the attention among its steps, and how many tensors each has saved."""
+    """A plan's steps. ``calls``: of their attention, and how many tensors each has saved."""
 
     __slots__ = ("calls", "plan")
 
@@ -120,9 +120,9 @@ class _Node(Operation):
         outs = _forward(plan, p)
         attended = [p.attended[name] for name in plan.steps.attends]
         self.calls = [(call, len(saved)) for call, saved in attended]
-        kept = [p.values[name] for name in plan.steps.kept]
+        intermediates = [p.values[name] for name in plan.steps.kept]
         outs = tuple(t.detach() for t in outs)  # no views, which nobody could change in place
-        return outs, (*inputs, *kept, *(t for _, saved in attended for t in saved))
+        return outs, (*inputs, *intermediates, *(t for _, saved in attended for t in saved))
 
     def backward(self, needs, saved, *grads):
         plan, count = self.plan, len(needs)
@@ -137,8 +137,8 @@ class _Node(Operation):
             p.attended[name] = call, saved[at:at + length]
             at += length
         saved.clear()  # so that what is done with can be freed on the way
-        given = zip(plan.steps.outs, grads)
-        _backward(plan, p, {name: dense(grad) for name, grad in given if grad is not None})
+        by_name = zip(plan.steps.outs, grads)
+        _backward(plan, p, {name: dense(grad) for name, grad in by_name if grad is not None})
         return [_like(p.so_far(name), t) for name, t in zip(plan.names, inputs)]
 
     def reference(self, *inputs):
@@ -163,7 +163,7 @@ def _backward(plan: _Plan, p: Pass, grads: dict[str, Tensor]) -> None:
 
 
 def _root_backward(plan: _Plan, p: Pass, grad: Tensor) -> None:
-    """First of all, so that the other gradients of the rows are added to it."""
+    """The root term's gradients; first, so that others of the rows are added to them."""
     (sizes, _, _, _, transposed), matrix = (
         plan.added, p.values["+matrix"])  # type: ignore[misc]
     if "+bias" in p.wanted:
@@ -182,7 +182,7 @@ def _root_backward(plan: _Plan, p: Pass, grad: Tensor) -> None:
 
 
 def column_sums(view: RelationView, sizes: tuple[int, ...], grad: Tensor) -> Tensor:
-    """[types, N]: what all rows of a type add up to."""
+    """Sums over the rows of each type: [types, N]."""
     if len(sizes) == 1 and grad.numel():
         return column_sum(grad).unsqueeze(0)
     by_type = view.of_blocks(sizes)

@@ -35,8 +35,8 @@ class Pass:
 
     def so_far(self, name: str) -> Tensor | None:
         """The gradient to add to, if there is one."""
-        found = self.grads.get(name)
-        return None if found is None else found[0]
+        entry = self.grads.get(name)
+        return None if entry is None else entry[0]
 
     def put(self, name: str, grad: Tensor) -> None:
         self.grads[name] = grad, None
@@ -72,19 +72,19 @@ class Linear(NamedTuple):
     def backward(self, p: Pass) -> None:
         (grad, where), pairs, coarse = p.grads.pop(self.out), p.view.pairs(self.domain), self.coarse
         index = None if coarse is None else pairs.relation if coarse == RELATION else pairs.node
-        found, by_weight = backward(pairs.segments, p.values[self.rows], grad,
-                                    p.values[self.weight], self.transposed, index, where,
-                                    self.rows in p.wanted, self.weight in p.wanted)
+        d_rows, by_weight = backward(pairs.segments, p.values[self.rows], grad,
+                                     p.values[self.weight], self.transposed, index, where,
+                                     self.rows in p.wanted, self.weight in p.wanted)
         if by_weight is not None:
             before = p.so_far(self.weight)
             p.put(self.weight, by_weight if before is None else before.add_(by_weight))
-        if found is None:
+        if d_rows is None:
             return
         if self.coarse is None:
-            p.put(self.rows, found if self.rows not in p.grads else found + p.take(self.rows))
+            p.put(self.rows, d_rows if self.rows not in p.grads else d_rows + p.take(self.rows))
             return
         members = p.view.members(self.coarse, self.domain)
-        p.put(self.rows, total(members.csc(places=False), found, into=p.so_far(self.rows)))
+        p.put(self.rows, total(members.csc(places=False), d_rows, into=p.so_far(self.rows)))
 
 
 class _Sum(NamedTuple):
@@ -139,11 +139,11 @@ class _Collect(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """``before``: operations on relations and parameters alone, left to autograd; ``ops``: those of
-    the node, as ``steps``; ``after``: what is left, one by one; ``names``: what the steps read that
-    they do not make, ``rows``: and which of it as rows; ``outs``: what they make for others;
-    ``kept``: what they make that backward reads, ``done``: and which of those it reads no more
-    after each of the steps; ``attends``: which of them are attention."""
+    """A Program divided. ``before``: operations on relations and parameters alone, for autograd;
+    ``ops``: those of the node, as ``steps``; ``after``: the rest, one by one. Names of values:
+    ``names``: what the steps read and do not make, ``rows``: those of them that are rows; ``outs``:
+    what they make for others; ``kept``: what they make that backward reads, ``done``: those it
+    reads no more after each of the steps; ``attends``: the outputs of attention."""
 
     before: tuple[Op, ...]
     ops: tuple[Op, ...]
@@ -166,28 +166,28 @@ def steps_of(program: Program) -> Steps | None:
 
 
 def _divided(program: Program, attended: dict[str, Any]) -> Steps | None:
-    """With the steps ``attended``, if all of those come to be in the node."""
+    """The division with the steps ``attended``; None where not all of them are in the node."""
     before = tuple(op for op in program.ops if program.domains[op.out] in (RELATION, PARAM)
                    and op.out not in attended)
     rest = tuple(sorted((op for op in program.ops if op not in before),
                         key=lambda op: op.kind != "fold"))
-    found = tuple(attended[op.out] if op.out in attended else _step(op, program) for op in rest)
-    count = next((i for i, (op, step) in enumerate(zip(rest, found)) if step is None
-                  and op.out not in attended), len(found))
-    steps, ops, after = tuple(step for step in found[:count]
+    by_op = tuple(attended[op.out] if op.out in attended else _step(op, program) for op in rest)
+    count = next((i for i, (op, step) in enumerate(zip(rest, by_op)) if step is None
+                  and op.out not in attended), len(by_op))
+    steps, ops, after = tuple(step for step in by_op[:count]
                               if step is not None), rest[:count], rest[count:]
     if not steps or (after and count == 1) or (not after and type(steps[-1]) is Linear):
         return None
-    made = {step.out for step in steps}
-    read = tuple(dict.fromkeys(name for step in steps for name in step.inputs()))
+    outs = {step.out for step in steps}
+    inputs = tuple(dict.fromkeys(name for step in steps for name in step.inputs()))
     later = {name_of(arg) for op in after for arg in op.args} | {program.output}
     folded = {step.out for step in steps if type(step) is cuda_attention.Fold}
     if not attended.keys() <= {op.out for op in ops} or not folded.isdisjoint(later):
         return None
     first = {name: at for at, step in reversed(list(enumerate(steps))) for name in step.reads()
-             if name in made}
-    return Steps(before, ops, steps, after, tuple(name for name in read if name not in made),
-                 tuple({step.rows: None for step in steps if step.rows not in made}),
+             if name in outs}
+    return Steps(before, ops, steps, after, tuple(name for name in inputs if name not in outs),
+                 tuple({step.rows: None for step in steps if step.rows not in outs}),
                  tuple(step.out for step in steps if step.out in later), tuple(first),
                  tuple(tuple(name for name, place in first.items() if place == at)
                        for at in range(len(steps))),

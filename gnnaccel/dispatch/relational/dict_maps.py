@@ -47,8 +47,8 @@ class _Maps(Operation):
         (x, weights, biases), row = _parted(tensors, len(self.sizes)), self.row
         rows, weight = torch.cat(x).to(row), torch.stack(weights).to(row)
         bias = torch.stack(biases).to(row) if biases else None
-        found = product(self.blocks, rows, weight, True, bias)
-        return tuple(part.data for part in found.split(self.sizes)), (*tensors, rows, weight)
+        out = product(self.blocks, rows, weight, True, bias)
+        return tuple(part.data for part in out.split(self.sizes)), (*tensors, rows, weight)
 
     def without_grad(self, needs, parts):
         return made_of_frozen(parts, needs)
@@ -68,18 +68,18 @@ class _Maps(Operation):
 def _gradients(how: tuple, rows: Tensor, weight: Tensor, tensors: list[Tensor], grads: tuple,
                needs: list[bool]) -> list:
     blocks, sizes, row = how
-    count, found = len(sizes), []
+    count, by_input = len(sizes), []
     grad = dense(whole(grads, sizes).to(row))
     if any(needs[:count]):
-        found += product(blocks, grad, weight, False).split(sizes)
+        by_input += product(blocks, grad, weight, False).split(sizes)
     else:
-        found += [None] * count
+        by_input += [None] * count
     if any(needs[count:]):
         by_weight, by_bias = weight_grad(blocks, rows, grad, True)
-        found += [*by_weight.unbind(0), *by_bias.unbind(0)]
+        by_input += [*by_weight.unbind(0), *by_bias.unbind(0)]
     else:
-        found += [None] * 2 * count
-    return [g.to(t.dtype) if need else None for g, t, need in zip(found, tensors, needs)]
+        by_input += [None] * 2 * count
+    return [g.to(t.dtype) if need else None for g, t, need in zip(by_input, tensors, needs)]
 
 
 def _parted(tensors, count: int) -> tuple:

@@ -1,6 +1,6 @@
 """Running a Program over a `RelationView`, one operation at a time.
 
-Any Program runs, as stated or after the passes; what the passes change is how much there is to do.
+Any Program runs, as stated or after the passes; the passes change only how much there is to do.
 `Maps` are the operations that touch edges or relations: `torch_maps` anywhere, `cuda_maps` on a
 GPU.
 """
@@ -37,7 +37,7 @@ class Maps(Protocol):
 
 @dataclass
 class Run:
-    """One execution: ``values`` by name."""
+    """State of one execution: ``values`` by name."""
 
     program: Program
     view: RelationView
@@ -66,7 +66,7 @@ def run(program: Program, view: RelationView, tensors: dict[str, Tensor], maps: 
     state = Run(program, view, dict(tensors), maps, attend, out_dtype)
     for step, done in zip(program.ops, program.last_reads):
         state.values[step.out] = OPERATIONS[step.kind](state, step, program.domains[step.out])
-        for name in done:  # what is not read again need not be kept, unless autograd does
+        for name in done:  # values that are not read again are freed, unless autograd keeps them
             del state.values[name]
             for key in [k for k in state._read if k[0].partition("@")[0] == name]:
                 del state._read[key]
@@ -79,7 +79,7 @@ def _linear(state: Run, step: Op, domain: str) -> Tensor:
     transposed = bool(step.get("transposed"))
     name, _, end = step.args[1].partition("@")
     matrix = state.values[name]
-    if step.get("heads"):  # a row for each head, which has columns of its own
+    if step.get("heads"):  # a row for each head, times the head's own columns
         rows = state.values[step.args[0]].flatten(1, -2)
         return torch.einsum("uhk,khn->uhn", rows, matrix.unflatten(1, (step.attr("heads"), -1)))
     if end != "rel":
@@ -183,14 +183,14 @@ def _sum(state: Run, arg: str, target: str, weight: Tensor | None = None) -> Ten
 
 
 def _weight(state: Run, step: Op) -> Tensor | None:
-    """What each edge counts in a reduction: 1, its share of a mean, and times that the weight that
+    """Weight of each edge in a reduction: 1 (None) or its share of a mean, times the weight that
     came with the call."""
-    given = state.values[step.args[1]] if len(step.args) > 1 else None
+    weight = state.values[step.args[1]] if len(step.args) > 1 else None
     if not step.attr("mean"):
-        return given
+        return weight
     rows = _source(state, step.args[0])[1]
     share = state.view.share(torch.float64 if rows.dtype is torch.float64 else torch.float32)
-    return share if given is None else share * given
+    return share if weight is None else share * weight
 
 
 def _reduce(state: Run, step: Op, domain: str) -> Tensor:

@@ -33,12 +33,12 @@ def _fuse_reductions(program: Program) -> Program:
 # --- attention ------------------------------------------------------------------------------------
 
 def _fuse_attention(program: Program) -> Program:
-    made = {step.out: step for step in program.ops}
+    producers = {step.out: step for step in program.ops}
     tail = next((step for step in program.ops if step.kind == "aggregate"), None)
     if tail is None:
         return program
-    dropped = made.get(tail.args[0])
-    softmax = (made.get(dropped.args[0]) if dropped is not None
+    dropped = producers.get(tail.args[0])
+    softmax = (producers.get(dropped.args[0]) if dropped is not None
                and dropped.kind == "dropout" else dropped)
     if softmax is None or softmax.kind != "segment_softmax":
         return program
@@ -48,15 +48,15 @@ def _fuse_attention(program: Program) -> Program:
     if source not in ("src", "pair_src"):
         return program
     target = softmax.attr("scope")
-    score = made.get(softmax.args[0])
+    score = producers.get(softmax.args[0])
     find = _additive if score is not None and score.kind == "leaky_relu" else _dot
-    found = find(made, score, tail.args[1], source, target, dropout)
-    if found is None:
+    match = find(producers, score, tail.args[1], source, target, dropout)
+    if match is None:
         return program
-    before, names, args, attention, gone = found
+    before, names, args, attention, gone = match
     gone |= {softmax.out, tail.out, dropped.out}
-    kept = tuple(step for step in program.ops if step.out not in gone)
-    if any(name_of(arg) in gone - {tail.out} for step in kept for arg in step.args):
+    rest = tuple(step for step in program.ops if step.out not in gone)
+    if any(name_of(arg) in gone - {tail.out} for step in rest for arg in step.args):
         return program  # something else wants to see the scores or weights
     home = DOMAIN_OF[target]
     out = tail.out if home == DST else f"{tail.out}_pairs"
@@ -64,14 +64,14 @@ def _fuse_attention(program: Program) -> Program:
                (("attention", attention), ("heads", tail.attr("heads")), ("names", names),
                 ("source", DOMAIN_OF[source]), ("target", home)), home)
     fused_ops = before + ((fused,) if home == DST else (fused, op("collect", tail.out, out)))
-    at = sum(step in kept for step in program.ops[:program.ops.index(tail)])
-    return Program(program.name, program.inputs, kept[:at] + fused_ops + kept[at:], program.output)
+    at = sum(step in rest for step in program.ops[:program.ops.index(tail)])
+    return Program(program.name, program.inputs, rest[:at] + fused_ops + rest[at:], program.output)
 
 
 def _additive(made: dict[str, Op], score: Op | None, row: str, source: str, target: str,
               dropout: float):
-    """leaky_relu of a sum of terms: one by source, one by destination, and what varies over the
-    edges otherwise."""
+    """leaky_relu of a sum of terms: one by source, one by destination, and the others, which vary
+    over the edges."""
     assert score is not None
     z = made.get(score.args[0])
     if z is None or z.kind != "add":

@@ -1,6 +1,6 @@
 """Inner products of rows with the attention vectors of several relations, head by head: the terms
 of HAN's scores (Wang et al. 2019, arXiv:1903.07293; PyG's HANConv makes each relation's by itself),
-in one pass over the rows; and those of GAT's, whose rows each relation has mapped.
+in one pass over the rows; and the terms of GAT's scores, where each relation maps the rows.
 
 Where backward is itself recorded it runs on torch operations.
 """
@@ -54,11 +54,11 @@ class _InnerProducts(Operation):
 def mapped_products(x: list[Tensor], weights: list[Tensor], vectors: list[Tensor],
                     used: Callable[[], Sequence[bool]] | None = None) -> Tensor:
     """[sum of relations * N, heads] of several types of nodes, type after type: the inner products
-    of ``vectors`` [relations, heads, C] with what the maps ``weights`` [relations, heads * C, K]
-    make of x [N, K], which is not made: vectors go through the maps first. All of one dtype, on any
-    device. ``used``: asked on the way back, for which types there are to be gradients."""
-    given = *x, *weights, *vectors
-    return _MappedProducts(used).apply(*given) if wants_grad(*given) else _mapped(*given)[0]
+    of ``vectors`` [relations, heads, C] with x [N, K] mapped by ``weights`` [relations, heads * C,
+    K]. The mapped rows are not made: vectors go through the maps first. All of one dtype, on any
+    device. ``used``: asked in backward, for which types there are to be gradients."""
+    tensors = *x, *weights, *vectors
+    return _MappedProducts(used).apply(*tensors) if wants_grad(*tensors) else _mapped(*tensors)[0]
 
 
 def _mapped(*given: Tensor) -> tuple[Tensor, list[Tensor]]:
@@ -68,13 +68,13 @@ def _mapped(*given: Tensor) -> tuple[Tensor, list[Tensor]]:
         relations, heads, c = vector.shape
         each = relations * heads, c, weight.shape[2]
         folded.append(torch.bmm(vector.reshape(each[0], 1, c), weight.view(each)).squeeze(1))
-        found = torch.mm(folded[-1], x.t()).view(relations, heads, x.shape[0])
-        products.append(found.transpose(1, 2).flatten(0, 1))
+        scores = torch.mm(folded[-1], x.t()).view(relations, heads, x.shape[0])
+        products.append(scores.transpose(1, 2).flatten(0, 1))
     return torch.cat(products) if types > 1 else products[0], folded
 
 
 class _MappedProducts(Operation):
-    """One node for what is eight for each type of nodes, with views between them."""
+    """`mapped_products` as one node of autograd, instead of eight for each type of nodes."""
 
     __slots__ = ("used",)
 

@@ -1,9 +1,9 @@
 """How many kernels a Program launches on a GPU, ours and torch's: forward, and backward to all of
 its operands.
 
-Small graphs wait for launches, not for memory. Counted is what `cuda_program` runs as one node, and
-what `execute` runs one by one around it; not the merge of sums that several warps share, which only
-rows of many edges need.
+Small graphs wait for launches, not for memory. Counted are the steps that `cuda_program` runs as
+one node, and the operations that `execute` runs one by one around it; not the merge of sums that
+several warps share, which only rows of many edges need.
 """
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def launches(program: Program, known: dict[str, Shape]) -> Pair:
                                              known) + _added_outside(outside, divided)
 
 
-#: operations that read the rows of edges' ends themselves; what others read is gathered first, and
-#: its gradient summed
+#: operations that read the rows of edges' ends themselves; for others rows are gathered first, and
+#: their gradient summed
 _AT_ENDS = {"reduce", "mean_sum", "collect", "per_basis", "aggregate", "attend", "segment_softmax"}
-_NUMBERED = {"lookup", "mix"}  # whose last argument are numbers of rows
+_NUMBERED = {"lookup", "mix"}  # the last argument of these are numbers of rows
 
 
 def _gathered(op: Op, program: Program) -> tuple[str, ...]:
@@ -80,15 +80,15 @@ def _inside(op: Op, steps: dict[str, Any], known: dict[str, Shape]) -> Pair:
 
 def _added_inside(steps: dict[str, Any], divided: cuda_steps.Steps | None,
                   known: dict[str, Shape]) -> int:
-    """Additions of gradients that are a pass of their own: sums add to what is there."""
+    """Additions of gradients that are a pass of their own: sums add in place."""
     if divided is None:
         return 0
-    found, begun = 0, set(divided.outs)
+    additions, begun = 0, set(divided.outs)
     for step in reversed(steps.values()):
         for at, name in enumerate(step.inputs()):
-            found += name in begun and _adds_apart(step, at, known)
+            additions += name in begun and _adds_apart(step, at, known)
             begun.add(name)
-    return found
+    return additions
 
 
 def _adds_apart(step: Any, at: int, known: dict[str, Shape]) -> bool:
@@ -121,7 +121,7 @@ def _attend(op: Op, args: list[Shape]) -> Pair:
 
 
 def _sum(op: Op, args: list[Shape]) -> Pair:
-    """Weighted, the gradients of the weights are inner products; means have a share for each edge,
+    """A sum over edges. Gradients of weights are inner products; means have a share for each edge,
     at its place."""
     weighted, mean = len(op.args) > 1, bool(op.get("mean"))
     if weighted:

@@ -1,5 +1,5 @@
-"""From a stated Program to the one that runs: all orderings, compacted and fused, counted; the
-cheapest is taken."""
+"""Choosing the Program that runs for a stated one: all orderings, compacted and fused, are counted;
+the cheapest is taken."""
 from __future__ import annotations
 
 import functools
@@ -20,7 +20,7 @@ _seconds = attrgetter("seconds")
 
 class Way(NamedTuple):
     """One way to compute a Program over any graph. ``ordered``: before compaction and fusion;
-    ``program``: after; ``forward``, ``backward``: what they cost, ``both``: together."""
+    ``program``: after; ``forward``, ``backward``, ``both``: counts of what it costs."""
 
     name: str
     ordered: Program
@@ -59,7 +59,7 @@ class Ordering:
 
 @dataclass(frozen=True, eq=False)
 class Optimised:
-    """``stated``; ``orderings``: all that were counted, cheapest first; the first is taken."""
+    """All ``orderings`` of the Program ``stated``, cheapest first, which is taken."""
 
     stated: Program
     statistics: RelationStatistics
@@ -78,7 +78,7 @@ class Optimised:
         return self.orderings[0]
 
     def as_dict(self) -> dict:
-        """For records: statistics, and what was counted for each ordering."""
+        """Statistics, and counts of each ordering, for records."""
         s, edges = self.statistics, max(1, self.statistics.num_edges)
         return {"pairs_src": s.pairs_src, "pairs_dst": s.pairs_dst, "relations": s.num_relations,
                 "compaction_src": s.pairs_src / edges, "compaction_dst": s.pairs_dst / edges,
@@ -101,17 +101,17 @@ def optimise(stated: Program, shapes: dict[str, Shape], statistics: RelationStat
     "compaction" the view that gives the statistics has a pair per edge; the Program is the same.)
     train: on a GPU backward is weighed too.
     """
-    found, known = [], rates(device)
+    candidates, device_rates = [], rates(device)
     for way in _ways(stated, tuple(shapes.items()), device, "reordering" in passes, train):
-        found.append(Ordering(way, statistics, way.both.at(statistics).by(known)))
-    found.sort(key=_seconds)
-    return Optimised(stated, statistics, tuple(found))
+        candidates.append(Ordering(way, statistics, way.both.at(statistics).by(device_rates)))
+    candidates.sort(key=_seconds)
+    return Optimised(stated, statistics, tuple(candidates))
 
 
 @functools.lru_cache(maxsize=1024)
 def _ways(stated: Program, shapes: tuple[tuple[str, Shape], ...], device: str, reordered: bool,
           train: bool) -> tuple[Way, ...]:
-    """What of a Program's orderings is the same for every graph, found out once."""
+    """Orderings of a Program with their formulas, which are the same for every graph."""
     return tuple(Way(*programs, forward, backward, forward.with_(backward))
                  for programs in _programs(stated, reordered)
                  for forward, backward in [formulas(programs[-1], shapes, device, train)])
@@ -119,7 +119,7 @@ def _ways(stated: Program, shapes: tuple[tuple[str, Shape], ...], device: str, r
 
 @functools.lru_cache(maxsize=256)
 def _programs(stated: Program, reordered: bool) -> tuple[tuple[str, Program, Program], ...]:
-    """Name, the ordering, and what becomes of it: the same Programs for all shapes, so that what
-    is found out about them is found out once."""
+    """(name, ordering, ordering compacted and fused) for each ordering: the same objects for all
+    shapes, so that caches by Program serve them all."""
     ways = orderings(stated) if reordered else orderings(stated)[:1]
     return tuple((name, ordered, fuse(compact(ordered))) for name, ordered in ways)

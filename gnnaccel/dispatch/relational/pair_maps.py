@@ -71,8 +71,8 @@ def _of_sources(sources: tuple[int, ...], t: Tensor) -> Tensor:
 
 
 class _Fold(Operation):
-    """One node, whose small steps are recorded in backward only: before the first product the GPU
-    waits for them."""
+    """`fold` as one node, whose small steps are recorded in backward only: before the first product
+    the GPU waits for them."""
 
     __slots__ = ("sources",)
 
@@ -117,8 +117,8 @@ class _PairMaps(Operation):
 
     def forward(self, needs, rows, weight, bias):
         segments, index = self.view.pairs(PAIR_SRC).segments, self.view.index(SRC, PAIR_SRC)
-        found = product(segments, rows, weight, False, index, bias)
-        keys, values = (part.data for part in found.chunk(2, 1))
+        both = product(segments, rows, weight, False, index, bias)
+        keys, values = (part.data for part in both.chunk(2, 1))
         return (rows.view_as(rows), keys, values), (rows, weight, bias)
 
     def backward(self, needs, saved, d_rows, *grads):
@@ -129,8 +129,8 @@ class _PairMaps(Operation):
     def reference(self, rows, weight, bias):
         gather, pairs = Gather(self.view, SRC, PAIR_SRC), self.view.pairs(PAIR_SRC)
         maps = weight.unsqueeze(1)
-        found = torch_maps.multiply(pairs, rows.unsqueeze(1), maps, False, gather, bias)
-        return rows, *found.squeeze(1).chunk(2, 1)
+        both = torch_maps.multiply(pairs, rows.unsqueeze(1), maps, False, gather, bias)
+        return rows, *both.squeeze(1).chunk(2, 1)
 
 
 def _backward(view: RelationView, inputs: tuple, needs: tuple[bool, ...], d_rows: Tensor | None,
@@ -144,9 +144,9 @@ def _backward(view: RelationView, inputs: tuple, needs: tuple[bool, ...], d_rows
     elif needs[0]:
         by_pair = product(segments, grad, weight, True, None)
     else:
-        found, sums = weight_grad_and_sums(segments, dense(rows), grad, index=index,
-                                           precision=precision())
-        d_weight = found[:, 0]
+        gradient, sums = weight_grad_and_sums(segments, dense(rows), grad, index=index,
+                                              precision=precision())
+        d_weight = gradient[:, 0]
     d_weight = d_weight.to(weight.dtype) if needs[1] else None  # type: ignore[union-attr]
     d_bias = (sums.to(bias.dtype)  # type: ignore[union-attr]
               if needs[2] and bias is not None else None)
@@ -155,5 +155,5 @@ def _backward(view: RelationView, inputs: tuple, needs: tuple[bool, ...], d_rows
     members = view.members(SRC, PAIR_SRC)
     into = (d_rows if d_rows is not None and d_rows.dtype is by_pair.dtype
             and d_rows.is_contiguous() else None)
-    found = total(members.csc(places=False), by_pair, into=into)
-    return (found if into is not None or d_rows is None else found + d_rows), d_weight, d_bias
+    gradient = total(members.csc(places=False), by_pair, into=into)
+    return (gradient if into is not None or d_rows is None else gradient + d_rows), d_weight, d_bias

@@ -31,8 +31,8 @@ _KEYS_AT_ONCE = 1 << 24
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
-    """All int32. ``node``, ``relation`` [U]; ``ptr`` [relations + 1]: where each relation's pairs
-    begin; ``of_edge`` [E]: the pair of each edge, in the caller's order of edges."""
+    """Pairs, all int32. ``node``, ``relation`` [U]; ``ptr`` [relations + 1]: where each relation's
+    pairs begin; ``of_edge`` [E]: the pair of each edge, in the caller's order of edges."""
 
     node: Tensor
     relation: Tensor
@@ -67,8 +67,8 @@ class Pairs:
 
 
 class Blocks:
-    """Nodes of ``sizes`` types, type after type. What products by segment ask of `Pairs`, types
-    being the relations."""
+    """Nodes of ``sizes`` types, type after type. Has the attributes of `Pairs` that products by
+    segment read, types being the relations."""
 
     order: Tensor | None = None  #: the nodes by type, where they do not lie so
 
@@ -78,7 +78,7 @@ class Blocks:
         self.ptr = sent(ends, torch.int32, device)
 
     def _lay(self, ends: Sequence[int]) -> None:
-        """``ends``: where each type begins, and where the last one ends."""
+        """Set the attributes. ``ends``: where each type begins, and where the last one ends."""
         self.count, self.bounds = ends[-1], tuple((t, a, b)
                                                   for t, (a, b) in enumerate(zip(ends, ends[1:]))
                                                   if b > a)
@@ -87,15 +87,15 @@ class Blocks:
     @functools.cached_property
     @torch.inference_mode(False)
     def relation(self) -> Tensor:
-        """[N] int32: each node's type. Made where it is read, as it mostly is not."""
+        """[N] int32: each node's type. Made when first read, which is rare."""
         types = torch.arange(len(self.ptr) - 1, dtype=torch.int32, device=self.ptr.device)
-        found = types.repeat_interleave(self.ptr.diff(), output_size=self.count)
-        capture.finish(found.device)
-        return found
+        type_of_node = types.repeat_interleave(self.ptr.diff(), output_size=self.count)
+        capture.finish(type_of_node.device)
+        return type_of_node
 
     def nbytes(self) -> int:
-        made = (self.__dict__.get("relation"), self.ptr, self.order)
-        return sum(t.nbytes for t in made if t is not None)
+        tensors = (self.__dict__.get("relation"), self.ptr, self.order)
+        return sum(t.nbytes for t in tensors if t is not None)
 
     @functools.cached_property
     def segments(self):
@@ -119,15 +119,15 @@ class Typed(Blocks):
     @torch.inference_mode(False)  # its tensors may take part in training later
     def __init__(self, types: Tensor, num_types: int):
         types = types.detach()
-        found = cuda_pairs.sort_types(types if types.dtype in cuda_pairs.IDS else types.long(),
-                                      num_types)
-        if found is None:
+        by_type = cuda_pairs.sort_types(types if types.dtype in cuda_pairs.IDS else types.long(),
+                                        num_types)
+        if by_type is None:
             low, high = torch.stack(types.aminmax()).tolist()
             raise GraphError(f"the node types are from {low} to {high}; they must lie in "
                              f"[0, {num_types}). Check the number of "
                              f"node types that the layer was made with. {VALID}")
-        self._lay(found.ends)
-        self.ptr, self.relation, self.order = found.ptr, found.types, found.order
+        self._lay(by_type.ends)
+        self.ptr, self.relation, self.order = by_type.ptr, by_type.types, by_type.order
 
 
 def pairs_of(node: Tensor, relation: Tensor, num_nodes: int, num_relations: int,
@@ -135,8 +135,8 @@ def pairs_of(node: Tensor, relation: Tensor, num_nodes: int, num_relations: int,
     """The pairs of edges with this node at one end and this relation; node, relation [E] integer,
     within their ranges.
 
-    ``compact`` False makes every edge a pair of its own: what compaction is measured against. Waits
-    once for the device, to learn how many pairs there are.
+    ``compact`` False makes every edge a pair of its own, which compaction is measured against.
+    Waits once for the device, to learn how many pairs there are.
     """
     key = relation.long() * num_nodes + node
     if not compact:
@@ -160,10 +160,10 @@ def _marks(keys: int, edges: int) -> bool:
 
 def _by_marking(key: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """`torch.unique` for small keys, in linear time."""
-    seen = torch.zeros(size, dtype=torch.bool, device=key.device)
-    seen[key] = True
-    place = torch.cumsum(seen, 0, dtype=torch.int32)
-    return seen.nonzero().view(-1), place.index_select(0, key) - 1
+    present = torch.zeros(size, dtype=torch.bool, device=key.device)
+    present[key] = True
+    place = torch.cumsum(present, 0, dtype=torch.int32)
+    return present.nonzero().view(-1), place.index_select(0, key) - 1
 
 
 def pairs_of_both(
@@ -183,15 +183,15 @@ def pairs_of_both(
               and _marks(nodes[end] * num_relations, edges)]
     at_once = (edges <= AT_ONCE
                and sum(nodes[end] for end in marked) * num_relations <= _KEYS_AT_ONCE)
-    found: dict[int, Pairs]
-    found, copies = {}, None
+    by_end: dict[int, Pairs]
+    by_end, copies = {}, None
     for ends in [tuple(marked)] if at_once or not marked else [(end,) for end in marked]:
         small = edges <= AT_ONCE and copies is None
-        made = cuda_pairs.number(src, dst, relation, num_src, num_dst, num_relations, ends, small)
-        if made is None:
+        ids = cuda_pairs.number(src, dst, relation, num_src, num_dst, num_relations, ends, small)
+        if ids is None:
             return None
-        found.update((end, Pairs(*arrays)) for end, arrays in zip(ends, made.pairs))
-        copies = copies or made.copies
-    by_src = found.get(0) or pairs_of(src, relation, num_src, num_relations, compact)
-    by_dst = by_src if one else found.get(1) or pairs_of(dst, relation, num_dst, num_relations)
+        by_end.update((end, Pairs(*arrays)) for end, arrays in zip(ends, ids.pairs))
+        copies = copies or ids.copies
+    by_src = by_end.get(0) or pairs_of(src, relation, num_src, num_relations, compact)
+    by_dst = by_src if one else by_end.get(1) or pairs_of(dst, relation, num_dst, num_relations)
     return by_src, by_dst, copies

@@ -1,4 +1,4 @@
-"""Compiling what a relational call will launch before it runs, so that its kernels are compiled
+"""Compiling the kernels of a relational call before it runs, so that they are compiled
 side by side, and one that does not compile is a reason (GA403)."""
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gnnaccel.dispatch.relational.gather import RelationStatistics
 from gnnaccel.dispatch.relational.optimise import Optimised, optimise
 from gnnaccel.dispatch.run import attention
 
-if TYPE_CHECKING:  # which needs this module
+if TYPE_CHECKING:  # `request` imports this module
     from gnnaccel.dispatch.relational.request import RelationalRequest
 
 _SUMMED = ("reduce", "mean_sum", "collect", "mix")
@@ -29,12 +29,13 @@ _CLOSE = 2.0
 
 
 def prepare(request: RelationalRequest) -> None:
-    """Compile what finds a graph's pairs, the fused attention and the products by segment of every
-    ordering that may be taken, the sums over edges of the one that probably is, and what the layer
-    launches beside its Program. Raises CompileError; costs nothing where it has been done.
+    """Compile the kernels that find a graph's pairs, the fused attention and the products by
+    segment of every ordering that may be taken, the sums over edges of the one that probably is,
+    and what the layer launches beside its Program. Raises CompileError; costs nothing the second
+    time.
 
     The sizes are estimates, so a product may be cut into other tiles in the end: the source is the
-    same. What they mislead about, `problem` compiles.
+    same. Where they mislead, `problem` compiles the rest.
     """
     pairs.prepare()
     tile_ptr.prepare()
@@ -51,8 +52,8 @@ def prepare(request: RelationalRequest) -> None:
 
 
 def problem(found: Optimised, request: RelationalRequest) -> Reason | None:
-    """Why what the ordering taken launches over this graph cannot run, or not yet; None where it
-    can. Compiles side by side what `prepare` has not compiled; see `compiling.problem`."""
+    """Why the kernels of the ordering taken cannot run over this graph, or not yet; None where they
+    can. Compiles side by side those that `prepare` has not compiled; see `compiling.problem`."""
     counted = found.statistics
     key = ("ordering", found.program, request._replace(fresh=False), cuda_maps.precision(),
            counted.pairs_src.bit_length(), counted.pairs_dst.bit_length())
@@ -67,24 +68,24 @@ def problem(found: Optimised, request: RelationalRequest) -> Reason | None:
 
 
 def _coefficients(program: Program, request: RelationalRequest) -> None:
-    """Compile the sums by which the coefficients of a mixture, of which each row has a copy, get
-    their gradients."""
-    known = shapes_of_all(program, dict(request.shapes))
+    """Compile the sums that make the gradients of a mixture's coefficients, of which each row has a
+    copy."""
+    row_shapes = shapes_of_all(program, dict(request.shapes))
     for op in program.ops:
         if op.kind == "mix" and request.grad:
-            sums(prod(known[name_of(op.args[0])]), request)
+            sums(prod(row_shapes[name_of(op.args[0])]), request)
 
 
 def _operations(program: Program, request: RelationalRequest,
                 counted: RelationStatistics) -> None:
     """Compile a Program's attention and products by segment."""
-    known, found = shapes_of_all(program, dict(request.shapes)), set()
+    row_shapes, attentions = shapes_of_all(program, dict(request.shapes)), set()
     for step in program.ops:
         if step.kind == "attend":
-            found.add(patterns.attention(step.attr("attention")))
+            attentions.add(patterns.attention(step.attr("attention")))
         elif step.kind == "linear" and step.args[1].endswith("@rel") and request.row in TYPES:
-            _product(step, program, known, request, counted)
-    for attended in found:
+            _product(step, program, row_shapes, request, counted)
+    for attended in attentions:
         assert attended is not None
         terms = attended.score == "terms"
         if request.heads == 1 and terms:
@@ -132,20 +133,20 @@ def _product(step: Op, program: Program, known: dict[str, Shape], request: Relat
 def _sums(program: Program, request: RelationalRequest) -> None:
     """Compile a Program's sums over edges, and those by which its backward gathers."""
     grad = request.grad and request.rows_grad
-    known = shapes_of_all(program, dict(request.shapes))
+    row_shapes = shapes_of_all(program, dict(request.shapes))
     inside = cuda_steps.steps_of(program)
     for op in program.ops:
         end = op.args[0].partition("@")[2]
         if op.kind == "linear" and end and program.domains[op.out] in (PAIR_SRC, PAIR_DST) and grad:
-            sums(prod(known[name_of(op.args[0])]), request)
-        if op.kind not in _SUMMED or not known[op.out]:
+            sums(prod(row_shapes[name_of(op.args[0])]), request)
+        if op.kind not in _SUMMED or not row_shapes[op.out]:
             continue
         # a mixture's weights are parameters, which are looked up where they stand
         mixed, meant = op.kind == "mix", bool(op.get("mean"))
         weighted = mixed or meant or op.kind != "collect" and len(op.args) > 1
         if inside is not None and op in inside.ops:
-            sums(prod(known[op.out]), request, weighted, "position" if weighted else "place")
+            sums(prod(row_shapes[op.out]), request, weighted, "position" if weighted else "place")
         else:
-            sums(prod(known[op.out]), request, weighted)
-            if meant and len(op.args) == 1:  # from the second time on in their order
-                sums(prod(known[op.out]), request, True, "position")
+            sums(prod(row_shapes[op.out]), request, weighted)
+            if meant and len(op.args) == 1:  # shares: in that order from the second time
+                sums(prod(row_shapes[op.out]), request, True, "position")

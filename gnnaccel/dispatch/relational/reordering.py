@@ -27,30 +27,30 @@ _MOST = 32  # orderings of one Program that are looked at
 
 @functools.lru_cache(maxsize=256)
 def orderings(program: Program) -> tuple[tuple[str, Program], ...]:
-    """("what was done", Program) for each ordering that the rules reach; the Program as stated
-    comes first."""
-    found: dict[tuple, tuple[str, Program]] = {program.ops: ("as stated", program)}
+    """(names of the rules applied, Program) for each ordering that the rules reach; the Program as
+    stated comes first."""
+    by_ops: dict[tuple, tuple[str, Program]] = {program.ops: ("as stated", program)}
     queue = [("", program)]
-    while queue and len(found) < _MOST:
+    while queue and len(by_ops) < _MOST:
         done, start = queue.pop(0)
         for rule in RULES:
             for changed in rule(start):
                 changed = without_dead(changed)
-                if changed.ops not in found:
+                if changed.ops not in by_ops:
                     name = f"{done} + {rule.__name__}" if done else rule.__name__
-                    found[changed.ops] = name, changed
+                    by_ops[changed.ops] = name, changed
                     queue.append((name, changed))
-    return tuple(found.values())
+    return tuple(by_ops.values())
 
 
 def without_dead(program: Program) -> Program:
     """The Program without operations whose value nothing reads."""
-    needed, kept = {program.output}, []
+    needed, live = {program.output}, []
     for step in reversed(program.ops):
         if step.out in needed:
-            kept.append(step)
+            live.append(step)
             needed.update(name_of(arg) for arg in step.args)
-    return _with_ops(program, tuple(reversed(kept)))
+    return _with_ops(program, tuple(reversed(live)))
 
 
 # --- rules ----------------------------------------------------------------------------------------
@@ -103,16 +103,16 @@ def table_first(program: Program) -> Iterator[Program]:
 def prior_into_map(program: Program) -> Iterator[Program]:
     for at, step, inner in _chains(program, "mul", 0, "dot"):
         for side in (0, 1):
-            made = _maker(program, inner.args[side])
-            if (made is not None and made.kind == "linear" and step.args[1].endswith("@rel")
-                and made.args[1].endswith("@rel")):
-                prior = f"{name_of(made.args[1])}_{name_of(step.args[1])}"
-                other = inner.args[1 - side]
-                mapped = replace(made, out=f"{made.out}_{name_of(step.args[1])}",
-                                 args=(made.args[0], f"{prior}@rel"))
-                args = (mapped.out, other) if side == 0 else (other, mapped.out)
+            linear = _maker(program, inner.args[side])
+            if (linear is not None and linear.kind == "linear" and step.args[1].endswith("@rel")
+                and linear.args[1].endswith("@rel")):
+                prior = f"{name_of(linear.args[1])}_{name_of(step.args[1])}"
+                unmapped = inner.args[1 - side]
+                mapped = replace(linear, out=f"{linear.out}_{name_of(step.args[1])}",
+                                 args=(linear.args[0], f"{prior}@rel"))
+                args = (mapped.out, unmapped) if side == 0 else (unmapped, mapped.out)
                 yield _replace(program, at,
-                               Op("mul", prior, (name_of(made.args[1]), name_of(step.args[1])),
+                               Op("mul", prior, (name_of(linear.args[1]), name_of(step.args[1])),
                                   domain=RELATION), mapped, replace(inner, out=step.out, args=args))
 
 
@@ -120,12 +120,12 @@ def other_side(program: Program) -> Iterator[Program]:
     for at, step in enumerate(program.ops):
         if step.kind != "dot":
             continue
-        made = _maker(program, step.args[1])
-        if (made is not None and made.kind == "linear" and made.args[1].endswith("@rel")
+        linear = _maker(program, step.args[1])
+        if (linear is not None and linear.kind == "linear" and linear.args[1].endswith("@rel")
             and step.args[0].endswith("@dst")):
-            mapped = op("linear", f"{name_of(step.args[0])}_mapped", step.args[0], made.args[1],
+            mapped = op("linear", f"{name_of(step.args[0])}_mapped", step.args[0], linear.args[1],
                         transposed=True)
-            yield _replace(program, at, mapped, replace(step, args=(mapped.out, made.args[0])))
+            yield _replace(program, at, mapped, replace(step, args=(mapped.out, linear.args[0])))
 
 
 RULES: tuple[Callable[[Program], Iterator[Program]],
@@ -143,9 +143,9 @@ def _chains(program: Program, kind: str, place: int, inner: str) -> Iterator[tup
     """(position, operation, the one that makes its argument ``place``) of these kinds."""
     for at, step in enumerate(program.ops):
         if step.kind == kind:
-            made = _maker(program, step.args[place])
-            if made is not None and made.kind == inner:
-                yield at, step, made
+            maker = _maker(program, step.args[place])
+            if maker is not None and maker.kind == inner:
+                yield at, step, maker
 
 
 def _replace(program: Program, at: int, *ops: Op) -> Program:

@@ -1,5 +1,5 @@
-"""What an adapter found out about a relational call, what the planner is asked of it, and how it
-runs."""
+"""A relational call: its statement by an adapter (`RelationalSpec`), the request to the planner
+(`RelationalRequest`), and how it runs (`RelationalCall`)."""
 from __future__ import annotations
 
 import functools
@@ -58,7 +58,7 @@ class RelationalRequest(NamedTuple):
     beside: Any = None
 
     def statistics(self) -> RelationStatistics:
-        """Of a graph of these sizes in which half of the pairs that there can be are distinct."""
+        """Statistics of a graph of these sizes in which half of the possible pairs are distinct."""
         src, dst, edges, relations = (1 << b
                                       for b in (self.src_bits, self.dst_bits, self.edge_bits,
                                                 self.relation_bits))
@@ -71,9 +71,9 @@ class RelationalSpec:
     """A relational host call that the adapter understood, without its tensors.
 
     ``make(own, compact)``: the `RelationView` of the call's graph; ``ignore`` as there; ``heads``,
-    ``width``: of its attention; ``layout``: what else the view depends on, hashable; ``around``: as
-    of `JoinedSpec`; ``rows_grad``: whether gradients of the rows that the Program reads may be
-    asked for; ``beside``: of `relational.beside`, what is launched beside the Program.
+    ``width``: of its attention; ``layout``: a key of all else that the view depends on; ``around``:
+    as of `JoinedSpec`; ``rows_grad``: whether gradients of the rows that the Program reads may be
+    asked for; ``beside``: of `relational.beside`, the kernels launched beside the Program.
     """
 
     program: Program
@@ -96,7 +96,7 @@ class RelationalSpec:
 
     @property
     def together(self) -> bool:
-        """As `CallSpec.together`."""
+        """False: `CallSpec.together` is for homogeneous layers."""
         return False
 
     def request(self, device: str, grad: bool, fresh: int) -> RelationalRequest:
@@ -108,8 +108,8 @@ class RelationalSpec:
 
     @functools.cached_property
     def _sizes(self) -> tuple:
-        """What the structure depends on besides the edges, of the configuration in which the call
-        was stated."""
+        """The structure's key besides the edges, by the configuration in which the call was
+        stated."""
         return ("relational", self.num_src, self.num_dst, self.num_relations, self.ignore,
                 self.layout, "compaction" in passes_on())
 
@@ -149,13 +149,13 @@ class RelationalSpec:
 
     def resized(self, num_src: int, num_dst: int, num_edges: int, make: Callable[..., RelationView],
                 rows_grad: bool, layout: Hashable = None, beside: Any = None) -> RelationalSpec:
-        """Of a call that differs in its graph alone. ``beside`` None: as it was."""
+        """The statement of a call that differs in its graph alone. ``beside`` None: as it was."""
         return RelationalSpec(self.program, self.native, self.shapes, self.row, self.out, num_src,
                               num_dst, num_edges, self.num_relations, make, self.ignore, self.heads,
                               self.width, layout, self.around, rows_grad, beside or self.beside)
 
     def call(self, graph: RelationView, plan: Any) -> RelationalCall:
-        """``plan`` None: to look at its Program, not to run it."""
+        """The call over ``graph``. ``plan`` None: to look at its Program, not to run it."""
         device, alone = graph.device, graph.alone
         if alone is None or device.type == "cuda" and (
                 torch._C._cuda_getCurrentRawStream(device.index) != alone):
@@ -167,23 +167,23 @@ class RelationalSpec:
                               (self.heads, self.width, self.row.itemsize), self)
 
     def kept(self) -> RelationalSpec:
-        """As it is remembered: without the edges, which ``make`` holds."""
+        """This statement without the edges, which ``make`` holds, for the layer's memory."""
         return replace(self, make=_made_already)
 
     @staticmethod
     def held(graph: RelationView) -> RelationView:
-        """What of the call's graph the structure cache holds."""
+        """The part of the call's graph that the structure cache holds: all of it."""
         return graph
 
-    over: ClassVar[None] = None  # as of `CallSpec`
-    by_graph: ClassVar[bool] = True  # likewise
+    over: ClassVar[None] = None  # see `CallSpec.over`
+    by_graph: ClassVar[bool] = True  # see `CallSpec.by_graph`
 
     @staticmethod
     def runner(route: str) -> Callable[[RelationalCall, dict[str, Any]], Tensor]:
         return run_cuda if route == "cuda" else run_torch
 
     def facts(self) -> dict[str, int]:
-        """Of the graph, for records."""
+        """Sizes of the graph, for records."""
         return dict(num_src=self.num_src, num_dst=self.num_dst, num_edges=self.num_edges,
                     num_relations=self.num_relations)
 
@@ -193,7 +193,7 @@ def _made_already(own: bool, compact: bool) -> RelationView:
 
 
 class RelationalInputs(NamedTuple):
-    """The tensors of one call. ``structure``: those that say what the graph is; ``operands``: the
+    """The tensors of one call. ``structure``: those that define the graph; ``operands``: the
     adapter's own."""
 
     structure: tuple[Tensor, ...]
@@ -207,9 +207,8 @@ class RelationalInputs(NamedTuple):
 
 @dataclass
 class RelationalCall:
-    """One relational call; ``kernels``: by the CUDA kernels; ``row``: of its attention, heads,
-    width and bytes of an element; ``stated``: what it is a call of; ``run`` as of
-    `attention.Call`."""
+    """A relational call. ``kernels``: by the CUDA kernels; ``row``: of its attention, heads,
+    width and bytes of an element; ``stated``: its statement; ``run`` as of `attention.Call`."""
 
     program: Program
     graph: RelationView
@@ -224,25 +223,25 @@ class RelationalCall:
         return self.run(self, tensors)
 
     def of(self, program: Program, shapes: Shapes) -> RelationalCall:
-        """The same call of another Program."""
+        """This call with another Program."""
         return replace(self, program=program, shapes=shapes)
 
     def optimised(self, train: bool | None = None, asked: bool = False) -> Optimised:
         """The ordering taken, and those that were not; worked out once per graph. train: whether
-        backward is to follow; None: what autograd's mode says. ``asked``: whether who calls asks
-        for the `problem` next."""
+        backward is to follow; None: by autograd's mode. ``asked``: whether the caller asks for the
+        `problem` next."""
         config, train = current(), torch.is_grad_enabled() if train is None else train
         passes: Any = PASSES if config is None else config.passes  # `passes_on`
         key = self.program, self.shapes, passes, train
-        found = self.graph.plans.get(key)
-        if found is None:
+        optimised = self.graph.plans.get(key)
+        if optimised is None:
             device = "cuda" if self.graph.device.type == "cuda" else "cpu"
-            found = optimise(self.program, dict(self.shapes), self.graph.statistics(), device,
-                             passes, train)
-            self.graph.plans[key] = found
+            optimised = optimise(self.program, dict(self.shapes), self.graph.statistics(), device,
+                                 passes, train)
+            self.graph.plans[key] = optimised
             if not asked:
-                self._problem(found, train)  # what has to be compiled is, side by side
-        return found
+                self._problem(optimised, train)  # compiles what it needs, side by side
+        return optimised
 
     def problem(self, train: bool) -> Reason | None:
         """Why the kernels of the ordering taken cannot run over this graph, or not yet."""
@@ -262,13 +261,13 @@ class RelationalCall:
             return
         for step in self.optimised().program.ops:
             if step.kind == "attend":
-                found = patterns.attention(step.attr("attention"))
-                assert found is not None
+                pattern = patterns.attention(step.attr("attention"))
+                assert pattern is not None
                 graph = self.graph.graph(step.attr("source"), step.attr("target"))
-                graph.csc(found.places)
+                graph.csc(pattern.places)
                 if train:
-                    graph.csr(found.places,
-                              attention_families.keeps_scores(found, graph, *self.row))
+                    graph.csr(pattern.places,
+                              attention_families.keeps_scores(pattern, graph, *self.row))
         self.graph.plans[key] = None
 
 
@@ -279,12 +278,12 @@ def shapes_of(program: Program, tensors: dict[str, Tensor]) -> Shapes:
 
 
 def run_torch(call: RelationalCall, tensors: dict[str, Any]) -> Tensor:
-    """The Program's output, and what is added to it, on torch operations."""
+    """The Program's output plus the operand `ADDED`, on torch operations."""
     return _run(call, call.optimised().program, tensors, torch_maps, attention.run_torch)
 
 
 def run_cuda(call: RelationalCall, tensors: dict[str, Any]) -> Tensor:
-    """The Program's output, and what is added to it, by the CUDA kernels."""
+    """The Program's output plus the operand `ADDED`, by the CUDA kernels."""
     program = call.optimised().orderings[0].program
     if cuda_steps.steps_of(program) is not None and tensors[program.inputs[0][0]].dtype in TYPES:
         out = cuda_program.run(program, call.graph, tensors, call.out_dtype)

@@ -1,7 +1,7 @@
 """The Programs of relational layers, shared by the hosts: each is the published layer, written edge
 by edge, once.
 
-They say what is computed; where each value is made, and in which order, is up to the passes.
+Programs say what is computed; where each value is made, and in which order, is up to the passes.
 """
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def rgat(slope: float, dropout: float, bases: bool, edge: bool, within: bool, he
 
     Logits are leaky sums (additive self-attention) or, with ``product``, products, ``per_head`` of
     them for each head. ``mod``: "additive" adds every message once more, times ``w`` [width];
-    "f-additive" adds 1 to weights above zero. What scales by the degree of the destination is no
+    "f-additive" adds 1 to weights above zero. Scaling by the degree of the destination is no
     part of the Program.
     """
     inputs, ops = _weights(bases)

@@ -76,18 +76,18 @@ def _by_segment(pairs: Pairs | Blocks, rows: Tensor, matrix: Tensor, bias: Tenso
     """The product for one block. Views are made by one call for all: each costs as much as a small
     product."""
     bounds, sizes = pairs.bounds, pairs.sizes
-    for (r, _, _), left, found in zip(bounds, rows.split(sizes), out.split(sizes)):
+    for (r, _, _), part, product in zip(bounds, rows.split(sizes), out.split(sizes)):
         if bias is None:
-            torch.mm(left, matrix[r], out=found)
+            torch.mm(part, matrix[r], out=product)
         else:
-            torch.addmm(bias[r], left, matrix[r], out=found)
+            torch.addmm(bias[r], part, matrix[r], out=product)
 
 
 def _sums(pairs: Pairs | Blocks, grad: Tensor) -> Tensor:
     """[relations, N]: the sums over each relation's rows, of one block."""
-    found = {r: grad[a:b, 0].sum(0) for r, a, b in pairs.bounds}
+    by_relation = {r: grad[a:b, 0].sum(0) for r, a, b in pairs.bounds}
     none = grad.new_zeros(grad.shape[2])
-    return torch.stack([found.get(r, none) for r in range(pairs.ptr.shape[0] - 1)])
+    return torch.stack([by_relation.get(r, none) for r in range(pairs.ptr.shape[0] - 1)])
 
 
 class _Outer(Closed):
@@ -100,9 +100,9 @@ class _Outer(Closed):
         pairs = self.pairs
         out = left.new_zeros(pairs.ptr.shape[0] - 1, left.shape[1], left.shape[2], right.shape[2])
         if left.shape[1] == 1:
-            ends, found = (t.squeeze(1).split(pairs.sizes) for t in (left, right)), out.squeeze(1)
-            for (r, _, _), one, other in zip(pairs.bounds, *ends):
-                torch.mm(one.t(), other, out=found[r])
+            ends, sums = (t.squeeze(1).split(pairs.sizes) for t in (left, right)), out.squeeze(1)
+            for (r, _, _), left_rows, right_rows in zip(pairs.bounds, *ends):
+                torch.mm(left_rows.t(), right_rows, out=sums[r])
         else:
             for r, a, b in pairs.bounds:
                 torch.bmm(left[a:b].permute(1, 2, 0), right[a:b].transpose(0, 1), out=out[r])
@@ -154,7 +154,7 @@ def take(rows: Tensor, gather: Gather) -> Tensor:
 
 
 def _sum_in_double(graph: GraphView, rows: Tensor) -> Tensor:
-    """`aggregate` for long sums: a relation has thousands of edges, which come one after the other.
+    """`aggregate` for long sums: a relation has thousands of edges, one after the other.
     """
     return aggregate(graph, rows.double()).to(rows.dtype)
 

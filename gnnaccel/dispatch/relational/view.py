@@ -27,8 +27,8 @@ from gnnaccel.errors import VALID, GraphError
 
 Ends = tuple[Tensor, Tensor, Tensor]
 
-#: Edges below which what a kernel put together is kept: asking for it again would take longer than
-#: reading it. 12 bytes each.
+#: Edges below which arrays that a kernel put together are kept, 12 bytes an edge: making them again
+#: would take longer than reading them.
 _KEEP_BELOW = 1 << 22
 
 
@@ -73,20 +73,20 @@ class _OfBlocks(GraphView):
 
 
 class RelationView:
-    """The edges that ``assemble(*structure)`` gives as (src, dst, relation), and what is derived
-    from them when first asked for.
+    """The edges that ``assemble(*structure)`` gives as (src, dst, relation), and the arrays derived
+    from them, each when first asked for.
 
-    The tensors of ``structure`` are not kept alive, unless ``own``: who asks for something new
-    holds them. EDGE values are in the order of ``assemble``. ``ignore``: edges of unknown relations
+    The tensors of ``structure`` are not kept alive, unless ``own``: callers that need new arrays
+    hold them. EDGE values are in the order of ``assemble``. ``ignore``: edges of unknown relations
     do not count; otherwise, and for nodes out of range always, GraphError. (EDGE inputs and
     ``ignore`` do not go together.) ``compact`` False: every edge is a source pair of its own.
     Destination pairs stay, as reductions end in them. ``assemble`` may have a
     ``checked(*structure)``, which gives the same ends or raises GraphError where ids are out of
     range.
 
-    ``kernels``: whether it may be built by kernels, as whoever runs kernels over it says. The
-    arrays are the same. Calls over it `enter` first: as long as all of them are on one stream,
-    nobody waits for what is built, since it is read after it on that stream.
+    ``kernels``: whether kernels may build the arrays, which are the same; set by callers that run
+    kernels over the view. Calls over it `enter` first: as long as all of them are on one stream,
+    nobody waits for arrays to be built, since they are read after it on that stream.
     """
 
     def __init__(self, structure: tuple[Tensor, ...], num_src: int, num_dst: int,
@@ -96,23 +96,23 @@ class RelationView:
         self.device = structure[0].device
         self.compact = compact
         self.touched = self.kernels = False
-        self.plans: dict[Any, Any] = {}  # optimised Programs, by whoever made them
+        self.plans: dict[Any, Any] = {}  # optimised Programs, by keys of `RelationalCall`
         self._assemble, self._ignore = assemble, ignore
         self._kept = structure if own else None
         self._sources = tuple(weakref.ref(t) for t in structure)
         self._lock = threading.RLock()
         self._made: dict[tuple, Any] = {}
-        # where some edges do not count, or a kernel put them together
+        # the edges, where some do not count or a kernel put them together
         self._filtered: Ends | None = None
         self._checked = False
-        # the stream on which alone calls were so far, None before the first and once there are
-        # others; and when what was built there is done
+        # the only stream on which there were calls so far, None before the first and once there
+        # are several; and the event after the last array was built there
         self.alone: int | None = None
         self._entered = False
         self._built: torch.cuda.Event | None = None
 
     def enter(self) -> None:
-        """A call over it begins, on the current stream."""
+        """Note that a call over this view begins, on the current stream."""
         stream = capture.stream(self.device)
         if stream == self.alone or self._entered and self.alone is None:
             return
@@ -127,7 +127,7 @@ class RelationView:
                 self.alone, self._entered = stream, True
 
     def _finish(self) -> None:
-        """Something was built: later calls are to find it finished."""
+        """Note that an array was built: later calls are to find it finished."""
         if self.alone is None or capture.stream(self.device) != self.alone:
             capture.finish(self.device)
         elif self.device.type == "cuda":
@@ -143,7 +143,7 @@ class RelationView:
     def _given(self, check: bool = True) -> Ends:
         if self._filtered is not None:
             return self._filtered
-        structure = tuple(found() for found in self._sources)
+        structure = tuple(ref() for ref in self._sources)
         if any(t is None for t in structure):
             raise RuntimeError(
                 "the edges of this RelationView are gone; call bind() with live ones first")
@@ -162,8 +162,8 @@ class RelationView:
         return self._filtered or ends
 
     def _check(self, src: Tensor, dst: Tensor, relation: Tensor) -> None:
-        """One wait for the device per graph: an id out of range would make a pair of another
-        node."""
+        """Check the ids, with one wait for the device per graph: one out of range would make a pair
+        of another node."""
         if not src.shape[0]:
             self._checked = True
             return
@@ -178,9 +178,9 @@ class RelationView:
                 raise GraphError(f"the graph holds {what} from {low[at]} to {high[at]}; they must "
                                  f"lie in [0, {limit}). Check the number of nodes, and of "
                                  f"relations, that the layer was made with. {VALID}")
-            known = ((relation >= 0) & (relation < self.num_relations)).nonzero().view(-1)
+            in_range = ((relation >= 0) & (relation < self.num_relations)).nonzero().view(-1)
             self._filtered = tuple(  # type: ignore[assignment]
-                ids.index_select(0, known) for ids in (src, dst, relation))
+                ids.index_select(0, in_range) for ids in (src, dst, relation))
         self._checked = True
 
     def stands(self, *structure: Tensor) -> None:
@@ -206,23 +206,23 @@ class RelationView:
     # --- pairs and index arrays -------------------------------------------------------------------
 
     def _once(self, key: tuple, make: Callable[[], Any], wait: bool = True) -> Any:
-        """What ``make()`` gave the first time. Made in inference mode its tensors could not take
-        part in training later. ``wait`` False: it has the device do nothing, or has waited for
-        it."""
-        found = self._made.get(key)
-        if found is None:
+        """The result of the first ``make()``, outside of inference mode, so that its tensors may
+        take part in training later. ``wait`` False: it has the device do nothing, or has waited
+        for it."""
+        value = self._made.get(key)
+        if value is None:
             if capture.capturing():
                 raise GraphError("a CUDA graph is being captured that needs arrays of its "
                                  "relations which are not there: run the same step, backward too, "
                                  "once before the capture")
             with self._lock, torch.inference_mode(False):
-                found = self._made.get(key)
-                if found is None:
-                    found = make()
+                value = self._made.get(key)
+                if value is None:
+                    value = make()
                     if wait:
                         self._finish()
-                    self._made[key] = found
-        return found
+                    self._made[key] = value
+        return value
 
     def pairs(self, domain: str) -> Pairs:
         """The pairs of PAIR_SRC or PAIR_DST."""
@@ -241,24 +241,24 @@ class RelationView:
         return pairs_of(ends[0], relation, ends[1], self.num_relations, compact)
 
     def _build(self) -> None:
-        """The pairs of both ends by kernels, which check ids too, and where that is little the
-        index arrays of edges."""
+        """Make the pairs of both ends by kernels, which check ids too, and for few edges the index
+        arrays of edges."""
         sizes = self.num_src, self.num_dst, self.num_relations
         ends = self._given(check=False)
-        found = pairs_of_both(*ends, *sizes, self.compact)
-        if found is None:
-            self._check(*ends)  # which says what is wrong, or leaves edges out
-            found = pairs_of_both(*self._given(), *sizes, self.compact)
+        both = pairs_of_both(*ends, *sizes, self.compact)
+        if both is None:
+            self._check(*ends)  # raises GraphError, or leaves edges out
+            both = pairs_of_both(*self._given(), *sizes, self.compact)
         self._checked = True
-        assert found is not None
-        by_src, by_dst, copies = found
+        assert both is not None
+        by_src, by_dst, copies = both
         self._finish()
         if self._filtered is not None and copies is not None:
             self._filtered = copies  # rather than the same ids twice
-        for key, made in zip(((PAIR_SRC,), (PAIR_DST,),
-                              *((end, EDGE, "index") for end in (SRC, DST, RELATION))),
-                             (by_src, by_dst, *(copies or ()))):
-            self._made.setdefault(key, made)
+        for key, value in zip(((PAIR_SRC,), (PAIR_DST,),
+                               *((end, EDGE, "index") for end in (SRC, DST, RELATION))),
+                              (by_src, by_dst, *(copies or ()))):
+            self._made.setdefault(key, value)
 
     def statistics(self) -> RelationStatistics:
         return (self._made.get(("statistics",))
@@ -271,9 +271,9 @@ class RelationView:
 
     def index(self, coarse: str, fine: str) -> Tensor:
         """[rows of ``fine``] int32: the row of ``coarse`` that each row of ``fine`` belongs to."""
-        found = self._made.get((coarse, fine, "index"))
-        if found is not None:
-            return found
+        index = self._made.get((coarse, fine, "index"))
+        if index is not None:
+            return index
         return self._once((coarse, fine, "index"), lambda: self._make_index(coarse, fine),
                           wait=False)
 
@@ -285,21 +285,21 @@ class RelationView:
             return self.pairs(coarse).of_edge
         if self.kernels:
             self.pairs(PAIR_DST)  # with which they may come
-            found = self._made.get((coarse, fine, "index"))
-            if found is not None:
-                return found
+            index = self._made.get((coarse, fine, "index"))
+            if index is not None:
+                return index
         src, dst, relation = self._given()
         # never the caller's own
-        found = {SRC: src, DST: dst, RELATION: relation}[coarse].to(torch.int32, copy=True)
+        index = {SRC: src, DST: dst, RELATION: relation}[coarse].to(torch.int32, copy=True)
         self._finish()
-        return found
+        return index
 
     def graph(self, source: str, target: str) -> GraphView:
         """The virtual graph from the rows of one domain to those of another, along the edges, in
         the caller's order."""
-        found = self._made.get((source, target))
-        if found is not None:
-            return found
+        view = self._made.get((source, target))
+        if view is not None:
+            return view
 
         def make() -> GraphView:
             return self._make_graph(source, target, self.index(source, EDGE),
@@ -310,9 +310,9 @@ class RelationView:
     def members(self, coarse: str, fine: str) -> GraphView:
         """The virtual graph with one edge from each row of ``fine`` to the row of ``coarse`` that
         it belongs to."""
-        found = self._made.get((fine, coarse, "members"))
-        return (found
-                if found is not None
+        view = self._made.get((fine, coarse, "members"))
+        return (view
+                if view is not None
                 else self._once((fine, coarse, "members"),
                                 lambda: self._make_members(coarse, fine)))
 
@@ -358,9 +358,9 @@ class RelationView:
         """`share` in the order in which the graph from ``source`` to ``target`` holds its edges,
         ``back`` when traversed against them: read one after the other, rather than wherever the
         caller's order has them."""
-        found = self._made.get(("share", source, target, back))
-        if found is not None:
-            return found
+        share = self._made.get(("share", source, target, back))
+        if share is not None:
+            return share
 
         def make() -> Tensor:
             graph = self.graph(source, target)
@@ -391,10 +391,10 @@ class RelationView:
     def nbytes(self) -> int:
         """Bytes held by what was built so far. Arrays that two of them share count once, room that
         was not needed is left out."""
-        made = {id(v): v for v in list(self._made.values())}.values()
-        arrays = [v for v in made if isinstance(v, Tensor)]
-        arrays += [t for v in made if isinstance(v, Pairs)
+        values = {id(v): v for v in list(self._made.values())}.values()
+        arrays = [v for v in values if isinstance(v, Tensor)]
+        arrays += [t for v in values if isinstance(v, Pairs)
                    for t in (v.node, v.relation, v.ptr, v.of_edge)]
         arrays += self._filtered or ()
         return (sum(t.nbytes for t in {id(t): t for t in arrays}.values())
-                + sum(v.nbytes() for v in made if isinstance(v, (Blocks, GraphView))))
+                + sum(v.nbytes() for v in values if isinstance(v, (Blocks, GraphView))))

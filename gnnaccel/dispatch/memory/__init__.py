@@ -1,1 +1,1 @@
-"""What is remembered of a layer's calls, so that one like an earlier one is decided at a glance."""
+"""Memory of a layer's calls, so that one like an earlier one is decided at a glance."""

@@ -8,8 +8,8 @@ _autograd = torch._C._autograd
 
 
 def by_disabling(ignore_is_tracing: bool) -> bool | None:
-    """What `saved_tensor_hooks` tells where torch has no function for it: torch refuses to disable
-    hooks while there are any. True, or None where there are none."""
+    """`saved_tensor_hooks` for versions of torch without a function for it: torch refuses to
+    disable hooks while there are any. True, or None where there are none."""
     if _autograd._saved_tensors_hooks_get_disabled_error_message() is not None:
         return None  # they are disabled already, as in a function transform
     try:
@@ -21,7 +21,7 @@ def by_disabling(ignore_is_tracing: bool) -> bool | None:
     return None
 
 
-#: Private to torch; 2.4 to 2.7 lack it. `checkpointed`, for those who cannot afford a call,
+#: Private to torch; 2.4 to 2.7 lack it. `checkpointed`, for code that cannot afford a call,
 #: is ``saved_tensor_hooks(True) is not None``.
 saved_tensor_hooks = getattr(_autograd, "_top_saved_tensors_default_hooks", by_disabling)
 

@@ -1,4 +1,4 @@
-"""What is remembered of each layer's calls, and the short way of calls that are like one of them.
+"""The memory of each layer's calls, and the short way of calls that are like one of them.
 
 A `LayerMemory`, which each call asks (`fast_path`), holds the last call by a faster route that was
 kept (`Exact`), for calls over the same edges, and native calls (`native_cache`).
@@ -33,12 +33,12 @@ from gnnaccel.dispatch.policy.reasons import Reason
 from gnnaccel.dispatch.quantized import settings
 from gnnaccel.dispatch.uncompiled import uncompiled
 
-#: what an adapter keeps of calls that cannot be repeated
+#: result of an adapter's ``keep`` for calls that cannot be repeated
 UNREPEATABLE = object()
 _HOSTS = ("torch.", "torch_geometric.", "dgl.")
-_GRAPHS = 4  # calls over so many graphs are kept in each mode
-# After so many calls in a row that no kept call was like, one in seven is kept: an odd number, so
-# that where each graph comes twice it is not always the second call.
+_GRAPHS = 4  # graphs over which calls are kept, in each mode
+# Calls in a row like no kept one, after which one in seven is kept: an odd number, so that where
+# each graph comes twice it is not always the second call.
 _UNREPEATED, _EACH = 4, 7
 _numbers = itertools.count()
 _entries, _maps = settings.kept()
@@ -47,14 +47,14 @@ _tracing, _grad = torch._C._get_tracing_state, torch.is_grad_enabled
 
 
 class Exact:
-    """A call by a faster route, and what was decided of it.
+    """A call by a faster route, and its decision.
 
     ``key``: of the adapter, all that the decision depends on but the graph; ``structure``: the
     integer tensors among the arguments, the graph's and others; ``plain``: they are all arguments
     but the first, a plain tensor; ``ledger``: of its graph; ``graph``: the structure, held weakly,
     since the structure cache decides how long that lives; ``kept``: of the adapter, what else a
-    repetition needs to know; ``bound``: the call bound to the layer's weights, if it can be;
-    ``older``: the one that was kept before, over another graph.
+    repetition needs; ``bound``: the call bound to the layer's weights, if it can be; ``older``: the
+    one that was kept before, over another graph.
     """
 
     __slots__ = ("epoch", "key", "structure", "plain", "ledger", "graph", "stated", "plan", "run",
@@ -72,7 +72,7 @@ class Exact:
         self.older: Exact | None = None
 
     def after(self, older: Exact | None) -> Exact:
-        """This one, with so many of those kept before as are over other graphs that still live."""
+        """This one, linked to earlier ones over other graphs that still live, `_GRAPHS` in all."""
         last, count, mine = self, 1, self.structure[-1]()
         while older is not None and count < _GRAPHS:
             edges = older.structure[-1]()
@@ -83,22 +83,22 @@ class Exact:
         return self
 
     def repeat(self, layer: Any, adapter: Any, args: tuple, kwargs: dict, held: Any) -> Any:
-        """The result of a call like this one. ``held``: what ``graph`` refers to."""
-        stated, given = self.stated, adapter.again(layer, args, kwargs, self.kept)
-        call = stated.call(held if stated.over is None else stated.over(held, given), self.plan)
+        """The result of a call like this one. ``held``: the structure that ``graph`` refers to."""
+        stated, inputs = self.stated, adapter.again(layer, args, kwargs, self.kept)
+        call = stated.call(held if stated.over is None else stated.over(held, inputs), self.plan)
         call.run = self.run
-        return adapter.run(layer, stated, given, call)
+        return adapter.run(layer, stated, inputs, call)
 
 
 def remember(layer: Any, adapter: Any, args: tuple, kwargs: dict, config: Config, stated: Any,
              given: Any, plan: Any, call: Any, run: Any, quantized: bool,
              like: Exact | None, memory: LayerMemory | None) -> Any:
-    """Keep of a call by a faster route what calls that repeat it need.
+    """Keep a call by a faster route, as an `Exact`, for calls that repeat it.
 
-    The call as `Exact.bound` has it, None where it cannot be bound. Nothing is kept where the
-    layer's calls are hardly repeated (`LayerMemory.keeps`), where the adapter has no key for the
-    call, where its graph is none of its arguments, or of a ``quantized`` call that is no plain one.
-    ``like``: the kept call as which it was stated, whose bound call may serve; ``memory``: if any.
+    Returns the call as `Exact.bound` has it, None where it cannot be bound. Nothing is kept where
+    the layer's calls are hardly repeated (`LayerMemory.keeps`), where the adapter has no key for
+    the call, where its graph is none of its arguments, or of a ``quantized`` call that is no plain
+    one. ``like``: the kept call as which it was stated, whose bound call may serve.
     """
     keeps = memory is None or memory.keeps(stated.held(call.graph))
     binds = adapter.bind is not None and plan.route == "cuda" and not quantized
@@ -106,48 +106,48 @@ def remember(layer: Any, adapter: Any, args: tuple, kwargs: dict, config: Config
         return like.bound if binds and like.bound is not None and like.bound.serves(call) else None
     if not (keeps or binds):
         return None
-    found = index_tensors(args, kwargs)
-    if unversioned(found) or not set(map(id, given.structure)).issubset(map(id, found)):
+    indices = index_tensors(args, kwargs)
+    if unversioned(indices) or not set(map(id, given.structure)).issubset(map(id, indices)):
         return None
     # only keys of such calls know the layer's weights themselves, to which a call may be bound
-    plain = (not kwargs and len(found) == len(args) - 1 and type(args[0]) is Tensor
-             and all(map(is_, found, args[1:])))
+    plain = (not kwargs and len(indices) == len(args) - 1 and type(args[0]) is Tensor
+             and all(map(is_, indices, args[1:])))
     bound = adapter.bind(layer, call) if plain and binds else None
     key = adapter.key(layer, args, kwargs) if keeps else None
     if key is None or (quantized and not plain):
         return bound
-    kept = adapter.keep(layer, args, kwargs, stated, given)
-    if kept is not UNREPEATABLE:
+    extras = adapter.keep(layer, args, kwargs, stated, given)
+    if extras is not UNREPEATABLE:
         exact, mode = of(layer).exact, mode_of(layer)
-        exact[mode] = Exact(config.epoch, key, found, plain, ledgers.of(given.edge_index),
-                            call.graph, stated, plan, run, kept, bound).after(exact[mode])
+        exact[mode] = Exact(config.epoch, key, indices, plain, ledgers.of(given.edge_index),
+                            call.graph, stated, plan, run, extras, bound).after(exact[mode])
     return bound
 
 
 def mode_of(layer: Any) -> int:
-    """One of four: whether gradients are on, and whether the layer is training."""
+    """Mode of a call, 0 to 3: whether gradients are on, plus 2 where the layer is training."""
     return _grad() + 2 * (layer.training is True)
 
 
 def index_tensors(args: tuple, kwargs: dict) -> list[Any]:
     """The integer tensors among the arguments, in their pairs and in their dictionaries, and the
     arrays of a host's own graphs."""
-    found: list[Any] = []
+    indices: list[Any] = []
     for a in (*args, *kwargs.values()) if kwargs else args:
         kind = type(a)
         if kind is dict or kind is tuple:
-            found += [t for t in (a.values() if kind is dict else a)
-                      if isinstance(t, Tensor) and not t.is_floating_point()]
+            indices += [t for t in (a.values() if kind is dict else a)
+                        if isinstance(t, Tensor) and not t.is_floating_point()]
         elif isinstance(a, Tensor):
             if not a.is_floating_point():
-                found.append(a)
+                indices.append(a)
         elif kind in GRAPHS:
-            found += GRAPHS[kind].structure(a)
-    return found
+            indices += GRAPHS[kind].structure(a)
+    return indices
 
 
 class LayerMemory:
-    """Of one layer.
+    """Memory of one layer's calls.
 
     In each `mode_of` the layer, as training and evaluation take turns: ``exact``, the last call by
     a faster route that was kept, and by it a few before; ``native_exact``, ``native_sized``, a
@@ -159,11 +159,11 @@ class LayerMemory:
     ``last``: the graph of the last call that was looked at, how many calls it had had by then, and
     whether none of the layer's was native; ``expected``: how many calls the last such graph before
     it served from the layer's on; ``unrepeated``: how many calls by a faster route in a row were
-    like no kept one; ``graph``: of the last of these, what the structure cache holds, weakly;
-    ``in_a_row``: native calls in a row that were like an earlier one, and what follows from many
-    (``streak``); ``number``: under which ledgers of graphs know the layer; ``why``: of the last
-    call that was not understood; ``left``: of calls of a model, how many may yet show something;
-    ``inner``: of the adapter of a layer around others, what it found out about these.
+    like no kept one; ``graph``: the structure of the last of these, weakly; ``in_a_row``: native
+    calls in a row that were like an earlier one, and what follows from many (``streak``);
+    ``number``: the layer's key in ledgers of graphs; ``why``: the reason of the last call that was
+    not understood; ``left``: of calls of a model, how many may yet show something; ``inner``: facts
+    about the inner layers, kept by the adapter of a layer around others.
     """
 
     __slots__ = ("exact", "unrepeated", "graph", "native_exact", "native_sized", "number",
@@ -189,8 +189,8 @@ class LayerMemory:
 
     def expects(self, edges: Any) -> tuple[bool, int]:
         """Whether the layer's last call was over these edges too; and how many calls are still to
-        come over them, this one counted, if they serve as many as edges before did from the layer's
-        call on, of whatever layers: 0 if they have served more. Notes the call.
+        come over them, this one counted, if they serve as many (of any layer) as earlier edges did
+        from the layer's call on: 0 if they have served more. Notes the call.
 
         Only edges over which all was counted show how many: most native calls are not. As long as
         there were no others, edges that come again are taken to come often.
@@ -219,36 +219,36 @@ class LayerMemory:
                 or (before is not None and before() is graph) or checkpointed())
 
     def of(self, structure: Sequence[Tensor]) -> list[Any] | None:
-        """What `GraphLedger.layers` has of a native call over these tensors, unwritten since."""
+        """Entry in `GraphLedger.layers` of a native call over these tensors, unwritten since."""
         for t in structure:
-            known = ledgers.ledgers.get(id(t))
-            if (known is not None and known() is t and known.version == t._version
-                and self.number in known.layers):
-                found = known.layers[self.number]
-                return found if set(map(id, structure)).issubset(found[0]) else None
+            ref = ledgers.ledgers.get(id(t))
+            if (ref is not None and ref() is t and ref.version == t._version
+                and self.number in ref.layers):
+                entry = ref.layers[self.number]
+                return entry if set(map(id, structure)).issubset(entry[0]) else None
         return None
 
     def meets(self, graph: Sequence[Tensor], largest: Tensor, state: tuple | None = None,
               mode: int = 0) -> bool:
         """Whether the graph of these tensors, unwritten since, was in a native call, more often
         than graphs are expected to come in a step, and is not known to be native in this state
-        however often it comes. It was from now on. Never of inference tensors, which have no
-        version. ``state``, ``mode``: of a call that is about to be native, else None and 0."""
+        however often it comes. Notes the graph. False for inference tensors, which have no version.
+        ``state``, ``mode``: of a call that is about to be native, else None and 0."""
         if largest.is_inference():
             return False
         ids = tuple(map(id, graph))
-        known, last = ledgers.of(largest), self.last
-        found, again = known.layers.get(self.number), last is not None and last[0] is known
-        if found is not None and found[0] == ids:
+        ledger, last = ledgers.of(largest), self.last
+        entry, again = ledger.layers.get(self.number), last is not None and last[0] is ledger
+        if entry is not None and entry[0] == ids:
             if (again and state is not None
-                and known.calls - last[1] + 1 < (self.expected or 0)):  # type: ignore[index]
-                known.calls += 1
+                and ledger.calls - last[1] + 1 < (self.expected or 0)):  # type: ignore[index]
+                ledger.calls += 1
                 return False
-            return found[1 + mode] != state
-        known.layers[self.number] = [ids, *[None] * 4]
+            return entry[1 + mode] != state
+        ledger.layers[self.number] = [ids, *[None] * 4]
         if not again:
-            known.calls += 1
-        self.last = known, last[1] if again else known.calls, False  # type: ignore[index]
+            ledger.calls += 1
+        self.last = ledger, last[1] if again else ledger.calls, False  # type: ignore[index]
         return False
 
 
@@ -256,7 +256,7 @@ memories: IdentityMap[LayerMemory] = IdentityMap()
 
 
 def of(layer: Any) -> LayerMemory:
-    """The memory of a layer, which has one from now on."""
+    """The memory of a layer, made by the first call."""
     memory = memories.get(layer)
     if memory is None:
         memory = LayerMemory()
@@ -267,13 +267,13 @@ def of(layer: Any) -> LayerMemory:
 def graph_of(structure: tuple, args: tuple, kwargs: dict) -> tuple:
     """The tensors by which the graph of a call is known.
 
-    Those of its ``structure``; where these are arrays of a host's own graph, what stands for that
-    graph (`native_cache.GRAPHS`), with the types and the like that the call brings.
+    They are its ``structure``; where that holds arrays of a host's own graph, the tensors that
+    stand for it (`native_cache.GRAPHS`), and those of types and the like among the arguments.
     """
     if not structure or type(structure[0]) is not EdgeArrays:
         return structure
-    found = plain_tensors((*args, *kwargs.values()))
-    return tuple(t for t in found if not t.is_floating_point()) if found else structure
+    tensors = plain_tensors((*args, *kwargs.values()))
+    return tuple(t for t in tensors if not t.is_floating_point()) if tensors else structure
 
 
 # --- the short way -----------------------------------------------------------------------------
@@ -283,12 +283,12 @@ def fast_path(layer: Any, adapter: Any, native: Callable, args: tuple, kwargs: d
               config: Config) -> Any:
     """The result of a call that is like an earlier one, counted; `MISSED` for any other.
 
-    ``adapter``: of the layer's class, None of models, whose calls are only native. ``native.host``:
-    what ``native`` comes to where nothing in it is taken over, if it says so.
+    ``adapter``: of the layer's class, None for models, whose calls are only native.
+    ``native.host``, if there is one: the host's function, for where nothing in it is taken over.
     """
     entry = memories.entries.get(id(layer))
     if (entry is None or entry[0]() is not layer or records.sinks  # the short ways tell nothing
-        or capture.capturing()):  # what earlier calls showed need not hold for what replays find
+        or capture.capturing()):  # decisions of earlier calls need not hold for replays
         return MISSED
     memory = entry[1]
     # `mode_of`, without its call
@@ -355,15 +355,15 @@ def looked_at(memory: LayerMemory, layer: Any, args: tuple, kwargs: dict, config
               mode: int) -> NativeExact | NativeSized | None:
     """The earlier call that this one is like. ``mode``: as `mode_of` says."""
     state = config.epoch, layer.training, autocast(), len(_drivers)  # `native_cache.state_of`
-    given = (*args, *kwargs.values()) if kwargs else args
+    arguments = (*args, *kwargs.values()) if kwargs else args
     like: NativeExact | NativeSized | None = memory.native_exact[mode]
-    if (like is None or like.state != state or not like.fits(given, kwargs)
+    if (like is None or like.state != state or not like.fits(arguments, kwargs)
         # a checkpoint repeats its calls, when the kernels may be there
         or ((like.code == PENDING or like.inner.waiting) and checkpointed())):
         like = memory.native_sized[mode]
         if like is None or like.state != state:
             return None
-        graph = like.fits(given, kwargs)
+        graph = like.fits(arguments, kwargs)
         if graph is MISSED or checkpointed() or (
             graph and memory.meets(graph[0], graph[1], state, mode)):
             return None
@@ -381,15 +381,15 @@ def _watched(inner: InnerCalls, native: Callable, layer: Any, args: tuple, kwarg
         counters.again(type(layer).__name__, code)
         settings.native_again(layer)
         return native(layer, *args, **kwargs)
-    with counters.watched() as seen:
+    with counters.watched() as inside:
         counters.again(type(layer).__name__, code)
         out = native(layer, *args, **kwargs)
-    inner.left -= seen is not None
-    if (seen is not None and seen.native and not (seen.decided and inner.lasting)
+    inner.left -= inside is not None
+    if (inside is not None and inside.native and not (inside.decided and inner.lasting)
         and of_the_host(layer)):
-        inner.tally, inner.left = counters.tally(seen.counts), 0
-        inner.waiting = any(code == PENDING for _, _, code in seen.counts)
-        inner.silent = sum(seen.counts.values()) > 1
+        inner.tally, inner.left = counters.tally(inside.counts), 0
+        inner.waiting = any(code == PENDING for _, _, code in inside.counts)
+        inner.silent = sum(inside.counts.values()) > 1
     return out
 
 

@@ -1,5 +1,5 @@
-"""What is remembered of a layer's native calls, for `native_learning`: which are like an earlier
-one, and which graphs were met."""
+"""Records of a layer's native calls, for `native_learning`: which calls are like an earlier one,
+and which graphs were met."""
 from __future__ import annotations
 
 import functools
@@ -19,13 +19,13 @@ from gnnaccel.dispatch.policy.config import Config
 
 MISSED = object()  # in the place of a result: this call is like no earlier one
 WATCHED = 4  # calls of which one has to show that nothing inside gains
-_MORE = 1.25  # times as large as the call that was decided: estimates know sizes by powers of two
+_MORE = 1.25  # limit, in sizes of the call that was decided: estimates know powers of two only
 # calls one after the other like an earlier one, and how many are then not looked at
 STREAK, UNLOOKED = 8, 7
 
 
 class HostGraph(NamedTuple):
-    """What is known of a host's own graphs of one type. ``stand_in(g)``: the tensors that stand for
+    """Functions of a host's own graphs of one type. ``stand_in(g)``: the tensors that stand for
     a graph, None where nothing does; ``size(g)``: how many numbers those have, which costs less;
     ``structure(g)``: the arrays of its edges that were read, as dispatch works on them;
     ``names(g)``: of its types of nodes and edges."""
@@ -36,7 +36,7 @@ class HostGraph(NamedTuple):
     names: Callable[[Any], tuple]
 
 
-#: by type of a host's own graphs
+#: the functions by type of a host's own graphs
 GRAPHS: dict[type, HostGraph] = {}
 _numel = Tensor.numel
 _drivers = driver.in_place
@@ -45,37 +45,37 @@ autocast = getattr(torch._C, "_is_any_autocast_enabled",
 
 
 def tensors_of(given: tuple) -> list | None:
-    """What may be tensors among the arguments; None where there is something else.
+    """The tensors among the arguments, unchecked; None where there is something else.
 
-    Dictionaries and pairs are opened, and flags left out. For a graph stands what `GRAPHS` says; an
-    object may say by ``tensors()`` what it holds.
+    Dictionaries and pairs are opened, and flags left out. A graph counts as its stand-ins in
+    `GRAPHS`, an object with a method ``tensors`` as the tensors that it returns.
     """
-    found: list[Any] = []
+    tensors: list[Any] = []
     for a in given:
         kind = type(a)
         if kind is dict:
-            found += a.values()
+            tensors += a.values()
         elif kind is Tensor or kind is Parameter:
-            found.append(a)
+            tensors.append(a)
         elif kind is tuple:
-            found += a
+            tensors += a
         elif a is not None and kind is not bool:
             held = held_by(a, kind)
             if held is None:
                 return None
-            found += held
-    return found
+            tensors += held
+    return tensors
 
 
 def plain_tensors(given: tuple) -> list[Tensor] | None:
     """`tensors_of` a call on nothing but tensors, of torch's own classes; None of others."""
-    found = tensors_of(given)
-    return (found if found
-            and all(type(t) is Tensor or type(t) is Parameter for t in found) else None)
+    tensors = tensors_of(given)
+    return (tensors if tensors
+            and all(type(t) is Tensor or type(t) is Parameter for t in tensors) else None)
 
 
 def held_by(a: Any, kind: type) -> Any:
-    """The tensors of an argument of another type; None where nobody knows them."""
+    """The tensors of an argument of another type; None where they are not known."""
     graph = GRAPHS.get(kind)
     if graph is not None:
         return graph.stand_in(a)
@@ -105,7 +105,7 @@ def size_of(edges: Any) -> float:
 
 
 class InnerCalls:
-    """What the calls inside a native call came to. ``tally``: counts them, the call itself among
+    """Routes of the calls inside a native call. ``tally``: counts them, the call itself among
     them, once it is known that all are native, and ``silent`` then says whether there are any;
     ``lasting``: only where nothing was decided anew, so that over the same tensors nothing will be;
     ``left``: calls that may yet show this; ``waiting``: some of those counted are native until
@@ -120,16 +120,16 @@ class InnerCalls:
 
 
 def state_of(layer: Any, config: Config) -> tuple:
-    """What has to be the same besides the arguments. `run` has this in place."""
+    """State that must be equal besides the arguments. `looked_at` has a copy of this in place."""
     return config.epoch, layer.training, autocast(), len(_drivers)
 
 
 class NativeExact:
-    """A call over known tensors, held weakly by ``refs``. ``plain``: those of its graph that are
-    arguments themselves, by place and id, which is nobody else's as long as none is ``gone``;
-    ``held``: the same of arguments that hold several; ``rows``: place, type and look of the first
-    argument of features, where the graph's are arguments themselves or a host's own; ``flags``: see
-    `_flags`."""
+    """A native call over known tensors, held weakly by ``refs``. ``plain``: place and id of the
+    graph's that are arguments themselves; ids are unique as long as no tensor is ``gone``;
+    ``held``: likewise for arguments that hold several; ``rows``: place, type, shape and dtype of
+    the first argument of features, where the graph's are arguments themselves or a host's own;
+    ``flags``: see `_flags`."""
 
     __slots__ = ("state", "names", "count", "plain", "held", "refs", "gone", "rows", "flags",
                  "edges_at", "code", "inner")
@@ -167,9 +167,9 @@ class NativeExact:
             self.edges_at = self.held[0][0], size_of(given[self.held[0][0]])
 
     def fits(self, given: tuple, kwargs: dict) -> bool:
-        """Native code is never wrong, so it is enough that nothing has changed that could make
-        another route pay: the sizes of the graph, which its tensors keep whatever is written into
-        them, and the form of plain features."""
+        """Whether a call is like this one. Native code is never wrong, so it is enough that nothing
+        has changed that could make another route pay: the sizes of the graph, which its tensors
+        keep whatever is written into them, and the form of plain features."""
         if self.gone or len(given) != self.count:
             return False
         for at, number in self.plain:
@@ -202,28 +202,28 @@ class NativeExact:
 
 
 class NativeSized:
-    """A call over a new graph: of how many numbers at most others are like it. ``flat``: its
-    arguments are tensors; ``graph``: takes those, of all its tensors, that hold no features;
-    ``known``: the one by which a graph is recognised, its edges where they are one argument, None
-    for the largest; ``flags``: see `_flags`; ``count``: how many arguments."""
+    """A native call over a new graph, with the most numbers that calls like it hold. ``flat``: its
+    arguments are tensors; ``graph``: picks from all its tensors those that hold no features;
+    ``known``: place of the tensor by which a graph is recognised, its edges where they are one
+    argument, None for the largest; ``flags``: see `_flags`; ``count``: how many arguments."""
 
     __slots__ = ("state", "names", "flat", "types", "cpu", "graph", "known", "edges", "largest",
                  "all", "flags", "count", "edges_at", "code", "inner")
 
     def __init__(self, layer: Any, given: tuple, kwargs: dict, config: Config, code: str | None):
         """``given``: all arguments, those of ``kwargs`` last."""
-        found: list[Any] = tensors_of(given)  # type: ignore[assignment]
+        held: list[Any] = tensors_of(given)  # type: ignore[assignment]
         self.state, self.names, self.code = state_of(layer, config), tuple(kwargs), code
-        self.flat, self.types = list(map(id, found)) == list(map(id, given)), list(map(type, found))
-        self.cpu = found[0].is_cpu
-        at = [i for i, t in enumerate(found) if not t.is_floating_point()]
+        self.flat, self.types = list(map(id, held)) == list(map(id, given)), list(map(type, held))
+        self.cpu = held[0].is_cpu
+        at = [i for i, t in enumerate(held) if not t.is_floating_point()]
         apart = bool(at) and at[-1] - at[0] >= len(at) > 1
         self.graph = (itemgetter(*at)
                       if apart else itemgetter(slice(at[0], at[-1] + 1) if at else slice(0, 0)))
         self.flags, self.count = _flags(given), len(given)
-        pairs = [i for i in at if found[i].dim() == 2]
+        pairs = [i for i in at if held[i].dim() == 2]
         self.known = pairs[0] if self.flat and len(pairs) == 1 else None
-        sizes = list(map(_numel, found))
+        sizes = list(map(_numel, held))
         graph = self.graph(sizes)
         largest = max(graph, default=0) if self.known is None else sizes[self.known]
         self.edges, self.largest, self.all = (int(_MORE * n)
@@ -241,30 +241,30 @@ class NativeSized:
             self.edges_at = dicts[0], self.edges
 
     def fits(self, given: tuple, kwargs: dict) -> Any:
-        """The tensors of a call's graph, that by which it is recognised last, none if it has no
-        graph; `MISSED` where the call is of another kind or larger."""
-        found: Any = given
+        """(tensors of a call's graph, the one by which it is recognised), () if it has no graph;
+        `MISSED` where the call is of another kind or larger."""
+        values: Any = given
         if not self.flat:
             if given[self.count:] or not given[self.count - 1:]:  # more, or fewer, arguments
                 return MISSED
             for at, flag in self.flags:
                 if given[at] is not flag:
                     return MISSED
-            found = tensors_of(given)
-        if (not found or list(map(type, found)) != self.types
+            values = tensors_of(given)
+        if (not values or list(map(type, values)) != self.types
             or (kwargs and tuple(kwargs) != self.names)):
             return MISSED
-        sizes = list(map(_numel, found))
-        if sum(sizes) > self.all or found[0].is_cpu is not self.cpu:
+        sizes = list(map(_numel, values))
+        if sum(sizes) > self.all or values[0].is_cpu is not self.cpu:
             return MISSED
-        graph, tensors = self.graph(sizes), self.graph(found)
+        graph, tensors = self.graph(sizes), self.graph(values)
         if not graph:
             return ()
         largest = max(graph) if self.known is None else sizes[self.known]
         if largest > self.largest or sum(graph) > self.edges:
             return MISSED
         return (tensors,
-                found[self.known] if self.known is not None else tensors[graph.index(largest)])
+                values[self.known] if self.known is not None else tensors[graph.index(largest)])
 
 
 class NativeStreak:

@@ -56,7 +56,7 @@ class Call:
 
 
 def size_class(edge_bits: int, long: bool) -> int:
-    """What `prepare` needs to know of ``edge_bits`` and ``long``: equal for graphs with the same
+    """The class of ``edge_bits`` and ``long`` for `prepare`: equal for graphs with the same
     kernels."""
     return (long and edge_bits >= _BANDS_FROM) + 2 * (edge_bits >= _KEPT_FROM) + 4 * (
         edge_bits > 31)
@@ -64,11 +64,11 @@ def size_class(edge_bits: int, long: bool) -> int:
 
 def prepare(found: Attention, heads: int, width: int, row: torch.dtype, out: torch.dtype,
             grad: bool, edge_bits: int, biased: bool = True, long: bool = True) -> None:
-    """Compile what a call of this kind, on a graph of so many bits of edges, will launch, so that a
-    kernel that does not compile is known before anything runs. ``biased``: a bias was added to
-    rows or to the result, as `biased` says; ``long``: its rows may be read in bands.
+    """Compile the kernels of a call of this kind, on a graph of so many bits of edges, so that one
+    that does not compile is known before anything runs. ``biased``: a bias was added to rows or to
+    the result, as `biased` says; ``long``: its rows may be read in bands.
 
-    Raises CompileError. Costs nothing where it has been done.
+    Raises CompileError. Costs nothing the second time.
     """
     family = additive if found.family == "additive" else pairwise
     score = () if found.family == "additive" else (found.score, False, found.vectors)
@@ -96,7 +96,7 @@ def biased(program: Program, found: Attention) -> bool:
 
 def _additive_kernels(kernels: additive.Variant, found: Attention, grad: bool,
                       in_bands: bool) -> list[tuple]:
-    """What additive attention launches, with its entries."""
+    """The kernels that additive attention launches, each with its entries."""
     cut = (kernels.in_bands(False), kernels.in_bands(True)) if in_bands else ((), ())
     wanted: list[tuple] = [(form.forward_kernels, ("forward", "merge"))
                            for form in (kernels, *cut[0])]
@@ -111,7 +111,7 @@ def _additive_kernels(kernels: additive.Variant, found: Attention, grad: bool,
 
 def _pairwise_kernels(kernels: pairwise.Variant, found: Attention, grad: bool,
                       edge_bits: int) -> list[tuple]:
-    """What pairwise attention launches, with its entries."""
+    """The kernels that pairwise attention launches, each with its entries."""
     wanted: list[tuple] = [(kernels.forward_kernels, ("forward", "merge"))]
     if grad:
         wanted += [(kernels.backward_kernels(True), ("prepare", "backward", "merge")),
@@ -129,13 +129,13 @@ def _pairwise_kernels(kernels: pairwise.Variant, found: Attention, grad: bool,
 def run_cuda(call: Call, tensors: dict[str, Tensor | Mapped] | Folded,
              family: Family | None = None) -> Tensor:
     """The Program's output [num_dst, heads, width] by the fused kernels. ``tensors`` by input name;
-    rows may be `Mapped`. With `Folded`, what that describes. ``family``: other kernels than those
-    for the Program."""
-    found = call.attention
-    call.dropout = draw(found.dropout, call.graph.device) if found.dropout else OFF
+    rows may be `Mapped`; a `Folded` runs as it describes. ``family``: other kernels than those for
+    the Program."""
+    pattern = call.attention
+    call.dropout = draw(pattern.dropout, call.graph.device) if pattern.dropout else OFF
     if type(tensors) is Folded:
         return attention_folded.run(call, tensors, with_the_same_dropout)
-    family = family or families.of(found)
+    family = family or families.of(pattern)
     for t in tensors.values():
         if type(t) is Mapped:
             return attention_maps.run(call, family, tensors, with_the_same_dropout)
@@ -151,20 +151,20 @@ def run_torch(call: Call, tensors: dict[str, Tensor | Mapped] | Folded) -> Tenso
     """Attention by the torch backend, with torch's own dropout. Works in any floating dtype."""
     if type(tensors) is Folded:
         return attention_folded.composed(call, tensors, run_torch)
-    made = attention_maps.made(call, tensors)
+    inputs = attention_maps.made(call, tensors)
     edges = call.graph.edges()
     keep = None
     if call.attention.dropout > 0:
-        first = next(iter(made.values()))
+        first = next(iter(inputs.values()))
         # factors of 16 bits would be off on average too
         dtype = torch.promote_types(first.dtype, torch.float32)
         ones = first.new_ones(edges.src.shape[0], call.heads, dtype=dtype)
         keep = torch.nn.functional.dropout(ones, call.attention.dropout)
-    return torch_backend.run(call.program, edges, shaped(call, made), keep).to(call.out_dtype)
+    return torch_backend.run(call.program, edges, shaped(call, inputs), keep).to(call.out_dtype)
 
 
 def with_the_same_dropout(call: Call, tensors: dict[str, Tensor]) -> Tensor:
-    """By the torch backend, with the dropout that the kernels drew in this call."""
+    """The output by the torch backend, with the dropout that the kernels drew in this call."""
     edges = call.graph.edges(call.attention.places)
     keep = None
     if call.attention.dropout > 0:
@@ -173,7 +173,7 @@ def with_the_same_dropout(call: Call, tensors: dict[str, Tensor]) -> Tensor:
 
 
 def shaped(call: Call, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The bias as [heads, width]: kernels take it as the layer has it."""
+    """``tensors`` with the bias as [heads, width]; kernels take it as the layer has it."""
     if "bias" not in tensors:
         return tensors
     return {**tensors, "bias": tensors["bias"].view(call.heads, call.width)}

@@ -1,14 +1,14 @@
-"""A GAT call bound to its weights and kernels, for graphs so small that the interpreter is what
-takes the time.
+"""A GAT call bound to its weights and kernels, for graphs so small that most of the time goes into
+the interpreter.
 
-Of a plain call all that the general way works out each time is known: which kernels, which inputs,
+For a plain call the results of the general way's decisions are known: which kernels, which inputs,
 what becomes of the result. A bound call goes from the features to the launches in a straight line,
 and takes no more allocations and autograd arguments than it needs. Kernels and arithmetic are those
 of the general way. A call that repeats another one, which the router knows by its signature, is
 bound already.
 
-It holds the weights, not the graph: that is given each time, since the structure cache decides how
-long it lives.
+A bound call holds the weights, not the graph, which is passed in each time: the structure cache
+decides how long that lives.
 """
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from gnnaccel.dispatch.run.attention import Call
 
 _NO_DROPOUT = OFF.args
-_FORWARD_ONLY = (0, 0, 0)  # where a forward pass saves what backward needs: nowhere
+_FORWARD_ONLY = (0, 0, 0)  # addresses to save for backward: none
 
 
 class Weights(NamedTuple):
-    """``weight`` [H * D, F] of the map; ``att_src``, ``att_dst`` H * D numbers each; ``bias`` [H *
-    D] or None. All fp32."""
+    """Weights of a GAT, all fp32: ``weight`` [H * D, F] of the map; ``att_src``, ``att_dst`` H * D
+    numbers each; ``bias`` [H * D] or None."""
 
     weight: Tensor
     att_src: Tensor
@@ -45,16 +45,16 @@ class Weights(NamedTuple):
 
 
 def bind(call: Call, weights: Weights) -> Bound | None:
-    """``call``, a GAT whose sources are its destinations, without edge features; None for what only
-    the general way can do.
+    """``call`` bound, if it is a GAT whose sources are its destinations, without edge features;
+    None for calls that only the general way can do.
 
     A bound call reads fp32 rows. Under autocast the map makes rows of fewer bytes, whatever the
     dtype of the result.
     """
-    found = call.attention
+    attention = call.attention
     if torch.is_autocast_enabled(weights.weight.device.type):
         return None
-    if found.score != "additive" or found.edge or found.dropout or call.pmf:
+    if attention.score != "additive" or attention.edge or attention.dropout or call.pmf:
         return None
     for t in (weights.weight, weights.att_src, weights.att_dst, weights.bias):
         if (t is not None
@@ -65,7 +65,7 @@ def bind(call: Call, weights: Weights) -> Bound | None:
 
 @functools.lru_cache(maxsize=256)
 def _kernels(heads: int, width: int, wide: bool) -> tuple[Kernels, Kernels, additive.Variant]:
-    """For scores, for a forward pass alone, and for training."""
+    """Kernels of scores and of a forward pass alone, and the variant for training."""
     row = torch.float32
     infer, train = (additive.variant(heads, width, row, row, False, False, grad, wide)
                     for grad in (False, True))
@@ -148,10 +148,10 @@ class Bound:
 
     def backward(self, graph: GraphView, att_src: Tensor, att_dst: Tensor, rows: Tensor,
                  sums: Tensor, parts: Tensor, grad: Tensor, blocks: int) -> tuple[Tensor, Tensor]:
-        """As `additive_backward.backward`: the gradient of the rows [N, H * D], and fp32 memory
-        with, per node and head, four numbers of the kernels' own, then the gradients of the scores
-        by destination and by source; then room for ``blocks`` partial sums. The attention vectors
-        are what autograd saved: they may lie elsewhere by now."""
+        """`additive_backward.backward` for a bound call: the gradient of the rows [N, H * D], and
+        fp32 memory with, per node and head, four numbers of the kernels' own, then the gradients of
+        the scores by destination and by source; then room for ``blocks`` partial sums. The
+        attention vectors are those autograd saved, which may lie elsewhere by now."""
         h, d, n, layout, device = self.heads, self.width, rows.shape[
             0], self.variant.backward_layout, rows.device
         by_src, by_dst = graph.csr(False), graph.csc(False)

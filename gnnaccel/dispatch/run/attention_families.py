@@ -1,5 +1,5 @@
-"""The families of attention kernels behind one interface: forward, and backward, of what a Program
-names.
+"""The families of attention kernels behind one interface: forward and backward of the attention
+that a Program names.
 
 A family's functions take the inputs of its `NAMES` in order, None where the Program has none.
 ``forward`` gives the output and the tensors that backward needs; ``backward`` the gradient of each
@@ -29,7 +29,7 @@ Result = tuple[Tensor, tuple]
 class Family(NamedTuple):
     """``forward(call, inputs, train)`` -> (output, saved); ``backward(call, inputs, saved, grad,
     wanted)`` -> gradients; ``wanted``: of which inputs. ``grad`` is contiguous; ``saved`` is a
-    list, from which backward may take what it has done with."""
+    list, from which backward may drop tensors that it no longer needs."""
 
     names: tuple[str, ...]
     forward: Any
@@ -49,7 +49,7 @@ def present(names: tuple[str, ...], inputs: Inputs) -> dict[str, Tensor]:
 # --- tensors as kernels take them -----------------------------------------------------------------
 
 def dense_in(dtype: torch.dtype, *tensors: Tensor | None) -> list[Any]:
-    """Each in ``dtype``, contiguous, and aligned for the widest load; None stays None. Kernels see
+    """Tensors in ``dtype``, contiguous, aligned for the widest load; None stays None. Kernels see
     memory, not shapes."""
     return [t if t is None or (t.dtype is dtype and t.is_contiguous() and not t.data_ptr() % 16)
             else dense(t.to(dtype)) for t in tensors]
@@ -69,7 +69,7 @@ def like(grad: Tensor | None, tensor: Tensor | None) -> Tensor | None:
 
 
 def bias_grad(grad: Tensor, bias: Tensor) -> Tensor:
-    """Of a bias that was added to every row of [N, ...] -> like ``bias``."""
+    """Gradient of a bias that was added to every row of [N, ...], shaped as ``bias``."""
     rows = grad.shape[0]
     return like(column_sum(grad.view(rows, -1)), bias) if rows else torch.zeros_like(bias)
 
@@ -82,8 +82,7 @@ def _additive_variant(call: Call, x: Tensor, train: bool) -> additive.Variant:
 
 
 class AsTheyCome:
-    """The format in which additive attention gathers values and gradients: the one that they
-    have."""
+    """Format in which additive attention gathers values and gradients: unchanged."""
 
     variant = staticmethod(_additive_variant)
 
@@ -94,11 +93,11 @@ class AsTheyCome:
         return grad
 
     def packed(self, values: Any) -> tuple[Tensor | None, Tensor | None]:
-        """Of values, what backward needs besides the rows that they were made of."""
+        """The tensors of ``values`` that backward needs besides the rows that they were made of."""
         return None, None
 
     def unpacked(self, x: Tensor, first: Tensor | None, second: Tensor | None) -> Any:
-        """The values again."""
+        """The values, from their rows and the tensors of `packed`."""
         return x
 
 
@@ -182,8 +181,8 @@ def _terms_backward(call: Call, inputs: Inputs, saved: tuple, grad: Tensor, want
              for d, t in zip((g.values, g.a_src, g.a_dst, g.a_edge, d_att), inputs)), None
 
 
-#: in the place of ``a_src`` there may be ``att`` [H, D], with which rows are multiplied; the
-#: gradient of a bias is the caller's
+#: additive attention over terms that the caller made. Instead of ``a_src`` there may be ``att``
+#: [H, D], with which rows are multiplied; the gradient of a bias is the caller's
 TERMS = Family(("x", "a_src", "a_dst", "a_edge", "att", "bias"), _terms_forward, _terms_backward)
 
 
@@ -233,8 +232,8 @@ def _pairwise_forward(call: Call, inputs: Inputs, train: bool) -> Result:
     return out, tuple(saved) if train else ()
 
 
-#: the gradients of scores that backward may keep, and the places to find them at, as a share of the
-#: rows that it holds anyway
+#: limit of the gradients of scores that backward may keep, with their places: 1 / 4 of the rows
+#: that it holds anyway
 _KEPT_SHARE = 4
 # bytes of a head's row, below which a gather of one number per head saves next to nothing
 _LEAST_ROW = 32
@@ -265,7 +264,7 @@ def _pairwise_backward(call: Call, inputs: Inputs, saved: list, grad: Tensor,
     g = pairwise_backward.backward(variant, by_dst, by_src, operands, packed, grad, wanted[3],
                                    call.dropout, keep)
     att = g.att
-    if call.attention.vectors:  # that of each destination's vector
+    if call.attention.vectors:  # summed over the destinations of each vector
         att = (_by_vector(call.graph, att, operands)  # type: ignore[arg-type]
                if wanted[4] else None)
     grads = (g.keys, g.queries, g.values, g.edges, att, g.c_src, g.c_dst)

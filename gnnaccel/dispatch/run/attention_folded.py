@@ -46,7 +46,7 @@ class Folded(NamedTuple):
     skip_bias: Tensor | None = None
 
 
-_gradients: Callable[..., Folded] = Folded  # of its tensors, None where there is none
+_gradients: Callable[..., Folded] = Folded  # its tensors' gradients, None where there is none
 
 
 def run(call: Call, given: Folded, attend) -> Tensor:
@@ -62,8 +62,8 @@ def composed(call: Call, given: Folded, attend) -> Tensor:
     matrix, shift = _query_map(given)
     queries = F.linear(given.x_dst, matrix, shift)
     if given.key_bias is not None and given.key_bias.requires_grad and torch.is_grad_enabled():
-        # The sum's gradient is one number seen C times, which cannot be written to. The product's
-        # is a tensor.
+        # The gradient of the sum is one number seen C times, which cannot be written to. That of
+        # the product is a tensor.
         queries = queries + (0.0 * given.key_bias).sum()
     sums = attend(call,
                   {"keys": given.x_src.unsqueeze(1), "queries": queries.unsqueeze(1)}).flatten(1)
@@ -80,8 +80,8 @@ def _query_map(given: Folded) -> tuple[Tensor, Tensor | None]:
 
 def _inputs(keys: Tensor, queries: Tensor) -> tuple:
     """The inputs of the family's kernels: keys and queries, and nothing else."""
-    found = {"keys": keys, "queries": queries}
-    return tuple(map(found.get, families.PAIRWISE.names))
+    tensors = {"keys": keys, "queries": queries}
+    return tuple(map(tensors.get, families.PAIRWISE.names))
 
 
 def _forward(call: Call, given: Folded, train: bool) -> tuple[Tensor, tuple]:
@@ -115,8 +115,8 @@ class _FoldedAttention(Operation):
         return out, (*given, *saved)
 
     def backward(self, needs, saved, grad):
-        given, kept = Folded(*saved[:len(needs)]), saved[len(needs):]
-        return _backward(self.call, given, kept, dense(grad), Folded(*needs))
+        folded, intermediates = Folded(*saved[:len(needs)]), saved[len(needs):]
+        return _backward(self.call, folded, intermediates, dense(grad), Folded(*needs))
 
     def reference(self, *given):
         return composed(self.call, Folded(*given), self.attend)

@@ -1,10 +1,9 @@
 """Attention over rows that a linear map makes of the features, map and attention in one node of
 autograd.
 
-One node of autograd's graph instead of up to seven, which is most of what a small graph costs;
-gradients that meet at the features are accumulated by the products themselves (GEMM, beta = 1)
-instead of being added up afterwards; and the gradients of biases are column sums by a kernel made
-for tall matrices.
+One node instead of up to seven, which are most of the cost of a small graph; gradients that meet at
+the features are accumulated by the products themselves (GEMM, beta = 1) instead of being added up
+afterwards; and the gradients of biases are column sums by a kernel made for tall matrices.
 """
 from __future__ import annotations
 
@@ -35,9 +34,9 @@ class Mapped(NamedTuple):
     bias: Tensor | None
 
 
-#: Where a family's inputs come from, of each in order. First the number of its features, -1 where
-#: it is given as it is; second
-#: the number of the input whose rows it shares (the one before it), its own where it shares none.
+#: Origin of each of a family's inputs, in order. First the number of its features, -1 where it is
+#: passed in as rows; second the number of the input whose rows it shares (the one before it), its
+#: own where it shares none.
 Plan = tuple[list[int], list[int]]
 
 
@@ -57,8 +56,8 @@ def made(call: Call, tensors: dict[str, Tensor | Mapped], product=F.linear) -> d
 
 
 def run(call: Call, family: Family, tensors: dict[str, Tensor | Mapped], recompute) -> Tensor:
-    """As `attention.run_cuda`. ``recompute(call, tensors)``: the same by differentiable operations,
-    with the same dropout."""
+    """`attention.run_cuda` with `Mapped` inputs. ``recompute(call, tensors)``: attention by
+    differentiable operations, with the same dropout."""
     if torch.is_grad_enabled():
         plan, flat = _flattened(tuple(map(tensors.get, family.names)))
         for t in flat:
@@ -119,9 +118,9 @@ class _MappedAttention(Operation):
         return out, (*flat, *inputs, *saved)
 
     def backward(self, needs, saved, grad):
-        count, given = len(self.plan[0]), len(needs)
-        flat, inputs = saved[:given], tuple(saved[given:given + count])
-        del saved[:given + count]
+        count, total = len(self.plan[0]), len(needs)
+        flat, inputs = saved[:total], tuple(saved[total:total + count])
+        del saved[:total + count]
         grads = self.family.backward(self.call, inputs, saved, dense(grad),
                                      needs[2:2 + count])
         return _through_maps(self.plan, flat, grads, needs)
@@ -134,10 +133,10 @@ class _MappedAttention(Operation):
 def _through_maps(plan: Plan, flat: tuple, grads: tuple, wanted: tuple) -> list:
     """Gradients of all of ``flat`` from those of the family's inputs."""
     count = len(plan[0])
-    found: list = [None] * len(flat)
+    d_flat: list = [None] * len(flat)
     for i, (source, first) in enumerate(zip(*plan)):
         if source < 0 or first != i:
-            found[2 + i] = grads[i] if source < 0 else None
+            d_flat[2 + i] = grads[i] if source < 0 else None
             continue
         x, weight, bias = flat[source], flat[2 + i], flat[2 + count + i]
         rows = _shared(plan, grads, i) if i in plan[1][i + 1:] else grads[i]
@@ -145,13 +144,13 @@ def _through_maps(plan: Plan, flat: tuple, grads: tuple, wanted: tuple) -> list:
             continue
         rows = rows.view(x.shape[0], -1)
         if wanted[source]:
-            found[source] = (skinny_matmul.matmul(rows, weight)
-                             if found[source] is None else found[source].addmm_(rows, weight))
+            d_flat[source] = (skinny_matmul.matmul(rows, weight)
+                              if d_flat[source] is None else d_flat[source].addmm_(rows, weight))
         if wanted[2 + i]:
-            found[2 + i] = rows.t() @ x
+            d_flat[2 + i] = rows.t() @ x
         if bias is not None and wanted[2 + count + i]:
-            found[2 + count + i] = bias_grad(rows, bias)
-    return found
+            d_flat[2 + count + i] = bias_grad(rows, bias)
+    return d_flat
 
 
 def _shared(plan: Plan, grads: tuple, i: int) -> Tensor | None:

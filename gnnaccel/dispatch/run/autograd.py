@@ -1,8 +1,8 @@
 """Kernels as nodes of autograd's graph. Backward runs by kernels too, and by plain torch operations
 where it is itself recorded.
 
-An `Operation` says how one computation runs in each of these ways. What every node must keep to is
-written once, here: which tensors are saved, that they are read a single time, what is done where no
+An `Operation` says how one computation runs in each of these ways. The rules of every node are
+written once, here: which tensors are saved, that they are read a single time, the results where no
 gradient arrives, and how second derivatives are made.
 """
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch._C._functorch import unwrap_if_dead
 
 from gnnaccel.dispatch.uncompiled import untraced
 
-#: gradients, or what is saved of inputs: None where there is none
+#: gradients, or saved inputs: None where there is none
 Tensors = Sequence[Tensor | None]
 
 _is_vmapped, _is_of_batch = _functorch.is_batchedtensor, _functorch.is_legacy_batchedtensor
@@ -35,12 +35,12 @@ class Operation:
     __slots__ = ()
     _node: ClassVar[Any]  # a class of torch.autograd.Function
     _apply: ClassVar[Callable[..., Any]]
-    #: where some results may want no gradient: a method (self, needs, results) -> those
+    #: method (self, needs, results) -> the results without gradient, where there may be such
     without_grad: ClassVar[Callable[..., Tensors] | None] = None
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        # Of its own: profilers tell nodes apart by their class's name.
+        # Each operation has a class of nodes: profilers tell nodes apart by their class's name.
         cls._node = type(cls.__name__.strip("_"), (_Node,), {})
         # torch's types do not show what the class is based on, which is written in C
         cls._apply = super(torch.autograd.Function, cls._node).apply  # type: ignore[misc]
@@ -48,14 +48,14 @@ class Operation:
     def apply(self, *inputs: Tensor | None) -> Any:
         """The result or results on ``inputs``, as a node of autograd's graph.
 
-        The same as `torch.autograd.Function.apply`, in fewer steps of the interpreter.
+        Does what `torch.autograd.Function.apply` does, in fewer steps of the interpreter.
         """
         if _transforms_active():
             return self._node.apply(self, *inputs)  # says that this cannot be
         return self._apply(self, *[t if t is None else unwrap_if_dead(t) for t in inputs])
 
     def forward(self, needs: tuple[bool, ...], *inputs: Tensor | None) -> tuple[Any, Tensors]:
-        """By kernels: the result or results, and what to save for backward, the inputs first.
+        """The result or results by kernels, and the tensors to save for backward, the inputs first.
 
         needs: which of the inputs want a gradient. Those that no `backward` reads may be None among
         the saved.
@@ -63,10 +63,10 @@ class Operation:
         raise NotImplementedError
 
     def backward(self, needs: tuple[bool, ...], saved: list, *grads: Tensor | None) -> Tensors:
-        """By kernels: the gradient of each input, None where there is none.
+        """The gradient of each input by kernels, None where there is none.
 
-        grads: of the results; at least one is there. saved: what `forward` saved. What is taken out
-        of this list may be freed within backward.
+        grads: of the results; at least one is there. saved: the tensors that `forward` saved. Those
+        taken out of this list may be freed within backward.
         """
         raise NotImplementedError
 
@@ -113,16 +113,16 @@ class _Node(torch.autograd.Function):
         if torch.is_grad_enabled():
             return None, *operation.recorded(needs, saved, *grads)
         ctx.maybe_clear_saved_tensors()  # unless the graph is kept: the list alone holds them now
-        found = operation.backward(needs, saved, *grads)
+        input_grads = operation.backward(needs, saved, *grads)
         if ctx.__class__ is not operation._node._backward_cls:
-            found = _for_compiler(ctx, needs, found)
-        return None, *found
+            input_grads = _for_compiler(ctx, needs, input_grads)
+        return None, *input_grads
 
 
 def _for_compiler(ctx: Any, needs: Sequence[bool], found: Tensors) -> list[Tensor | None]:
-    """The gradients as compiled autograd goes on with them: one for each input that wants one,
-    zeros where nothing reaches it, and no views, whose bases it compares by dimensions that they
-    may not have."""
+    """The gradients as compiled autograd needs them: one for each input that wants one, zeros where
+    nothing reaches it, and no views, whose bases it compares by dimensions that they may not
+    have."""
     result: list[Tensor | None] = []
     wanting = iter([edge for edge in ctx.next_functions if edge[0] is not None])
     for grad, needed in zip(found, needs):
@@ -135,7 +135,7 @@ def _for_compiler(ctx: Any, needs: Sequence[bool], found: Tensors) -> list[Tenso
 
 
 class Closed(Operation):
-    """One whose `backward` is made of operations that can be differentiated themselves."""
+    """An operation whose `backward` is made of operations that can be differentiated themselves."""
 
     __slots__ = ()
 
@@ -154,9 +154,9 @@ def _resolved(grads: Tensors) -> tuple[Tensor | None, ...]:
 
 
 def _one_by_one(run: Callable[..., Tensors], grads: Tensors) -> list[Tensor | None]:
-    """What the backward ``run(*grads)`` gives for many gradients of the results at once, as
+    """The results of the backward ``run(*grads)`` for many gradients of the results at once, as
     ``torch.autograd.grad(..., is_grads_batched=True)`` and `torch.vmap` around it have them:
-    tensors without memory of their own, with a dimension that is not seen."""
+    tensors without memory of their own, with a hidden dimension."""
     from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
     first: Any = next(filter(_is_batched, grads))
@@ -171,12 +171,12 @@ def _one_by_one(run: Callable[..., Tensors], grads: Tensors) -> list[Tensor | No
              for grad in grads]
     each = [[None if grad is None else grad[at] for grad in apart] for at in range(count)]
     if any(map(_is_batched, apart)):  # several such dimensions
-        found = [_one_by_one(run, one) for one in each]
+        results = [_one_by_one(run, one) for one in each]
     else:
         with temporarily_clear_interpreter_stack():
-            found = [list(run(*_resolved(one))) for one in each]
+            results = [list(run(*_resolved(one))) for one in each]
     return [None if one[0] is None else of._add_batch_dim(torch.stack(one), 0, level)
-            for one in map(list, zip(*found))]
+            for one in map(list, zip(*results))]
 
 
 def one_by_one(backward: Callable[..., Tensors]) -> Callable[..., Tensors]:
@@ -199,10 +199,10 @@ class _Read:
         self.__dict__["_ctx"] = ctx
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._ctx, name)
+        value = getattr(self._ctx, name)
         if name == "saved_tensors":
-            self.__dict__[name] = found
-        return found
+            self.__dict__[name] = value
+        return value
 
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self._ctx, name, value)
@@ -219,25 +219,25 @@ def gradients(function: Callable[..., Any], inputs: Tensors, needs: Sequence[boo
         inputs = tuple([None if t is None else t.view_as(t) for t in inputs])
         results = function(*inputs)
     results = (results,) if isinstance(results, Tensor) else results
-    # Not results without a gradient, nor those that are made of frozen inputs alone.
-    made = [(t, grad) for t, grad in zip(results, grads) if grad is not None and t.requires_grad]
+    # without results that have no gradient, and those that are made of frozen inputs alone
+    pairs = [(t, grad) for t, grad in zip(results, grads) if grad is not None and t.requires_grad]
     wanted = [t for t, need in zip(inputs, needs) if need and t is not None]
-    if not made or not wanted:
+    if not pairs or not wanted:
         return (None,) * len(inputs)
-    found = iter(torch.autograd.grad([t for t, _ in made], wanted, [grad for _, grad in made],
-                                     create_graph=create_graph, allow_unused=True))
-    return tuple([next(found) if need and t is not None else None
+    in_order = iter(torch.autograd.grad([t for t, _ in pairs], wanted, [grad for _, grad in pairs],
+                                        create_graph=create_graph, allow_unused=True))
+    return tuple([next(in_order) if need and t is not None else None
                   for t, need in zip(inputs, needs)])
 
 
 def stand_in(grad: Tensor, rows: int) -> Tensor:
-    """For an input of so many rows that was not saved: where the result is linear in it, its value
-    is nothing to the gradients. ``grad``: that of the result."""
+    """Zeros for an input of so many rows that was not saved: where the result is linear in it, the
+    gradients do not depend on its value. ``grad``: that of the result."""
     return grad.new_zeros(rows, *grad.shape[1:]).requires_grad_()
 
 
 def wants_grad(*tensors: Tensor | None) -> bool:
-    """Whether what is made of these is to be a node of autograd's graph."""
+    """Whether results made of these tensors are to be nodes of autograd's graph."""
     if torch.is_grad_enabled():
         for t in tensors:
             if t is not None and t.requires_grad:

@@ -12,8 +12,8 @@ from gnnaccel.dispatch.plan.request import CallSpec, Request
 
 @dataclass(frozen=True)
 class JoinedSpec(CallSpec):
-    """`CallSpec` of a call whose graph is a `JoinedView`; ``join``, hashable, as there. Its tensors
-    are a `RelationalInputs`.
+    """`CallSpec` of a call whose graph is a `JoinedView` by ``join``, which is hashable. Its
+    tensors are a `RelationalInputs`.
 
     Layers ``around`` others are the ones whose graphs are put `together`.
     """
@@ -30,7 +30,7 @@ class JoinedSpec(CallSpec):
 
     def resized(self, num_src: int, num_dst: int, num_edges: int, join: Any,
                 loops: int = 0) -> JoinedSpec:
-        """Of a call that differs in its graph alone."""
+        """The statement of a call that differs in its graph alone."""
         return JoinedSpec(self.program, self.native, self.heads, self.width, self.row, self.out,
                           num_src, num_dst, num_edges, loops, self.exposed, self.folded,
                           self.around, self.flipped, join)

@@ -22,8 +22,8 @@ _TALL = 1 << 15  # rows from which the GPU's time counts rather than the launch'
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """``x @ weight.T + bias``: x [N, K], weight [C, K], bias [C]. As `torch.nn.functional.linear`,
-    errors of its size."""
+    """``x @ weight.T + bias``: x [N, K], weight [C, K], bias [C]. Errors are of the size of
+    `torch.nn.functional.linear`'s."""
     segments = None if x.shape[0] < _TALL else _tall(x, weight, weight.shape[0])
     if segments is None:
         return F.linear(x, weight, bias)
@@ -40,21 +40,21 @@ def matmul(x: Tensor, weight: Tensor) -> Tensor:
                 segments, x, weight.unsqueeze(0), precision=precision()))
 
 
-#: of newer versions, whose older getter raises where ``torch.backends.cuda.matmul.fp32_precision``
-#: was set
+#: getter of newer versions of torch, whose older getter raises where
+#: ``torch.backends.cuda.matmul.fp32_precision`` was set
 _setting = getattr(torch._C, "_get_fp32_precision_getter", None)
 
 
 def precision() -> str:
-    """Of fp32 products, "fp32" or "tf32", as torch's own settings have it."""
+    """Precision of fp32 products, "fp32" or "tf32", by torch's own settings."""
     if _setting is not None:
         return "tf32" if _setting("cuda", "matmul") == "tf32" else "fp32"
     return "fp32" if torch.get_float32_matmul_precision() == "highest" else "tf32"
 
 
 def _tall(x: Tensor, weight: Tensor, columns: int) -> Segments | None:
-    """All of many rows as one segment, if our kernel is to make this product. While a CUDA graph is
-    captured nothing is made to keep."""
+    """All rows as one segment, if our kernel is to make this product, else None. While a CUDA graph
+    is captured nothing is made to keep."""
     if (x.dtype is not torch.float32 or weight.dtype is not torch.float32
         or not kernels_run_on(x.device)):
         return None
@@ -74,5 +74,5 @@ def _fits(k: int, n: int, device: torch.device) -> bool:
 @functools.lru_cache(maxsize=64)
 @torch.inference_mode(False)
 def _whole(rows: int, device: torch.device, stream: int) -> Segments:
-    """One segment of ``rows`` rows; of each stream its own, since it is made on that."""
+    """One segment of ``rows`` rows; one for each stream, since it is made on that."""
     return Segments(torch.arange(0, rows + 1, rows, dtype=torch.int32, device=device), rows)

@@ -1,6 +1,6 @@
 """The torch backend: runs a Program with torch operations, on any device and in any dtype.
 
-It is the default where there is no GPU, and the way second derivatives are had. Edges come in the
+This backend is the default where there is no GPU, and gives second derivatives. Edges come in the
 CSC's order (sorted by destination). `plain` interprets the Program one operation at a time; it is
 the oracle of the tests. On the CPU `run` takes `torch_segments` instead where that computes the
 same.
@@ -34,7 +34,7 @@ class Edges:
     _segments: dict[int, Segments] = field(default_factory=dict, compare=False, repr=False)
 
     def segments(self, num_src: int) -> Segments:
-        """The edges with offsets, and what else the CPU's operations need, made once."""
+        """The edges with offsets, as the CPU's operations need them, made once."""
         if num_src not in self._segments:
             self._segments[num_src] = Segments.of(self.src, self.dst, num_src, self.num_dst)
         return self._segments[num_src]

@@ -1,4 +1,4 @@
-"""Attention on the CPU without an [E, heads, width] tensor: what the torch backend takes there
+"""Attention on the CPU without an [E, heads, width] tensor, which the torch backend uses there
 where it can.
 
 Fresh memory costs more than arithmetic on a CPU (each page is cleared on first touch), so nothing
@@ -70,9 +70,9 @@ class Segments:
     def turned(self) -> Segments:
         """The graph with every edge reversed."""
         src, place = torch.sort(self.src, stable=True)
-        found = Segments.of(self.dst.index_select(0, place), src, self.num_dst, self.num_src)
-        found.place = place
-        return found
+        turned = Segments.of(self.dst.index_select(0, place), src, self.num_dst, self.num_src)
+        turned.place = place
+        return turned
 
     @functools.cached_property
     @torch.inference_mode(False)
@@ -91,7 +91,7 @@ class Segments:
                      rest, self.src[rest], F.pad(length.cumsum(0), (1, 0)), row)
 
     def nbytes(self) -> int:
-        """Bytes of what is held next to ``src`` and ``dst``."""
+        """Bytes of the arrays held next to ``src`` and ``dst``."""
         total = self.ptr.nbytes + sum(g.nbytes() + g.src.nbytes + g.dst.nbytes
                                       for g in self._folds.values())
         total += sum(t.nbytes for t in self.__dict__.get("parts") or ())
@@ -137,7 +137,7 @@ def softmax(graph: Segments, scores: Tensor) -> Tensor:
 
 
 def _weighted_sum_of_turned(graph: Segments, weight: Tensor | None, rows: Tensor) -> Tensor:
-    """[num_src, width]: the same against the edges' direction; rows [num_dst, width]."""
+    """[num_src, width]: `weighted_sum` against the edges' direction; rows [num_dst, width]."""
     turned = graph.turned
     weight = (None if weight is None
               else weight.index_select(0, turned.place))  # type: ignore[arg-type]
@@ -187,9 +187,9 @@ class _EdgeDot(_OverSegments):
         return _sampled(self.graph, left, right), (left, right)
 
     def backward(self, needs, saved, grad):
-        left, right = saved
-        return (weighted_sum(self.graph, grad, right) if needs[0] else None,
-                _weighted_sum_of_turned(self.graph, grad, left) if needs[1] else None)
+        x, y = saved
+        return (weighted_sum(self.graph, grad, y) if needs[0] else None,
+                _weighted_sum_of_turned(self.graph, grad, x) if needs[1] else None)
 
 
 class _Softmax(_OverSegments):
@@ -206,19 +206,18 @@ class _Softmax(_OverSegments):
 
     def backward(self, needs, saved, grad):
         (p,), graph = saved, self.graph
-        # What is left of gradients that all but agree is their rounding, and that of the mean
-        # weighs as much as they do. So the
-        # mean is taken twice: the second time of what the first has left.
+        # Gradients that nearly agree differ from their mean by rounding, and the rounding of the
+        # mean weighs as much. So the mean is taken twice: the second time of the differences.
         if torch.is_grad_enabled():
-            left = grad - _mean(graph, grad * p)
-            return (left - _mean(graph, left * p)) * p,
+            rest = grad - _mean(graph, grad * p)
+            return (rest - _mean(graph, rest * p)) * p,
         weighted = grad * p
         total = weighted.new_zeros(graph.num_dst).index_add_(0, graph.dst, weighted)
-        left = total.index_select(0, graph.dst)
-        torch.mul(torch.sub(grad, left, out=left), p, out=weighted)
+        rest = total.index_select(0, graph.dst)
+        torch.mul(torch.sub(grad, rest, out=rest), p, out=weighted)
         mean = torch.index_select(total.zero_().index_add_(0, graph.dst, weighted), 0, graph.dst,
                                   out=weighted)
-        return left.sub_(mean).mul_(p),
+        return rest.sub_(mean).mul_(p),
 
 
 def _mean(graph: Segments, weighted: Tensor) -> Tensor:
@@ -248,8 +247,8 @@ def _mask(graph: Segments, values: Tensor) -> Tensor:
 
 @functools.lru_cache(maxsize=1)
 def _silence() -> None:
-    """torch says once per process that CSR tensors are in beta; it is not the user who makes them
-    here."""
+    """Use up torch's warning, once per process, that CSR tensors are in beta: it is not the user
+    who makes them here."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         ptr, column = (torch.tensor(ids, device="cpu") for ids in ([0, 1], [0]))
@@ -291,10 +290,10 @@ def attend(attention: Attention, edges, tensors: dict[str, Tensor], keep: Tensor
 
     scores = _scores(attention, edges, graph, tensors, split)
     outs = []
-    for score, kept, values in zip(scores, split(None if keep is None else keep.to(rows.dtype)),
-                                   split(rows)):
+    for score, factors, values in zip(scores, split(None if keep is None else keep.to(rows.dtype)),
+                                      split(rows)):
         alpha = softmax(graph, score)
-        outs.append(weighted_sum(graph, alpha if kept is None else alpha * kept, values))
+        outs.append(weighted_sum(graph, alpha if factors is None else alpha * factors, values))
     return torch.cat(outs).view(heads, edges.num_dst, -1).transpose(0, 1)
 
 

@@ -5,14 +5,14 @@ An entry belongs to live memory at one version each. The key holds the identity 
 storage, the place and shape of the data, dtype and the graph's sizes; so views and detached aliases
 (which checkpoints make of their inputs) find the structure that their forward used. The storages
 are watched by weak references and version counters compared, so neither an in-place edit nor reused
-memory can give a stale answer. What cannot be seen, as anywhere in torch: writing through ``.data``
-or through numpy. Inference tensors have no version and are not cached.
+memory can give a stale answer. Writes through ``.data`` or numpy cannot be seen, as anywhere in
+torch. Inference tensors have no version and are not cached.
 
 While a CUDA graph is captured, nothing from before is used: replays read the caller's tensors anew,
-so their structure has to be built within the capture. What is built there serves that capture
-alone, and is dropped when it is over. Within `capture.still`, structures from before serve, too,
-and are written down there. Edges that the host keeps from being changed (`EdgeArrays`)
-are the same at each replay, so this does not hold for them.
+so their structure has to be built within the capture. Structures built there serve that capture
+alone, and are dropped when it is over. Within `capture.still`, structures from before serve, too,
+and are noted there. Edges that the host keeps from being changed (`EdgeArrays`) are the same at
+each replay, so this does not hold for them.
 """
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ _lock = threading.RLock()
 _entries: OrderedDict[tuple, _Entry] = OrderedDict()
 _counts = {"hits": 0, "misses": 0, "evictions": 0, "uncached": 0}
 _limit: int | None = None
-# the number of the last capture that looked something up, its thread, and the keys of what it built
+# [number of the last capture that looked something up, its thread, keys of the entries it built]
 _captured: list = []
 _counted_again = 0  # misses after which bytes are counted again
 
 
 def _look(tensors: tuple[Tensor, ...], sizes: tuple,
           captured: int) -> tuple[tuple | None, _Entry | None]:
-    """The key under which a view of these tensors is kept, None where writes into one are not
-    counted; and what is kept under it."""
+    """The key of a view of these tensors, None where writes into one are not counted; and the entry
+    under it."""
     for t in tensors:
         if t.is_inference():
             return None, None
@@ -102,9 +102,9 @@ def lookup_many(tensors: tuple[Tensor, ...], sizes: tuple,
     """The view that belongs to all of these tensors and to ``sizes``, and "hit", "miss" or "none"
     (not cacheable).
 
-    ``make(own)`` makes it, ``own``: it must keep the tensors alive; None: what is not there is
-    None. A view has ``nbytes()``, ``touched`` and ``bind(*tensors)``; ``bind`` is None where it
-    needs the tensors no more.
+    ``make(own)`` makes it, ``own``: it must keep the tensors alive; ``make`` None: a view that is
+    not there is None. A view has ``nbytes()``, ``touched`` and ``bind(*tensors)``; ``bind`` is None
+    where it needs the tensors no more.
     """
     captured = (capture.current() if capture.capturing() and type(tensors[0]) is not EdgeArrays
                 else 0)
@@ -113,7 +113,7 @@ def lookup_many(tensors: tuple[Tensor, ...], sizes: tuple,
         _counts["uncached"] += make is not None
         return None if make is None else make(True), "none"
     if _captured and captured != _captured[0]:
-        _end_capture(captured)  # whose entries have other keys
+        _end_capture(captured)  # entries of this capture have other keys
     held = capture.here.held
     if entry is None and captured and held is not None:
         entry = _look(tensors, sizes, 0)[1]
@@ -141,9 +141,9 @@ def lookup_many(tensors: tuple[Tensor, ...], sizes: tuple,
 
 
 def _end_capture(captured: int) -> None:
-    """Drop what an earlier capture built, unless its thread may still be capturing.
+    """Drop the entries of an earlier capture, unless its thread may still be capturing.
 
-    Its memory belongs to the CUDA graph.
+    Their memory belongs to the CUDA graph.
     """
     with _lock:
         if _captured and (captured or _captured[1] == threading.get_ident()):
@@ -153,7 +153,7 @@ def _end_capture(captured: int) -> None:
 
 
 def _drop(key: tuple, view: GraphView, _: weakref.ref) -> None:
-    """The memory of one of the view's tensors is gone."""
+    """Drop an entry: the memory of one of the view's tensors is gone."""
     with _lock:
         entry = _entries.get(key)
         # the key may serve a later tensor at the same address by now
@@ -162,9 +162,9 @@ def _drop(key: tuple, view: GraphView, _: weakref.ref) -> None:
 
 
 def _evict(newest: tuple) -> None:
-    """While the arrays built so far take more than the limit, the oldest entries go; one used since
-    it came up last gets a second chance. The newest stays. Where there are many, they are counted
-    once an eighth more may be there, not at each miss."""
+    """Drop the oldest entries while the arrays built so far take more than the limit; one used
+    since it came up last gets a second chance. The newest stays. Where there are many, they are
+    counted once an eighth more may be there, not at each miss."""
     global _counted_again
     if len(_entries) == 1:
         _counted_again = 0

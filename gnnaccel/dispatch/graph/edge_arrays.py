@@ -19,12 +19,12 @@ class CSC(NamedTuple):
 
 @final
 class EdgeArrays:
-    """What an ``edge_index`` [2, E] is asked for, of a source and a destination tensor that lie
-    apart, of a CSC, or of both.
+    """The interface of an ``edge_index`` [2, E] over a source and a destination tensor that lie
+    apart, over a CSC, or over both.
 
     ``ends``: (src, dst), each [E], by edge id; None: made of the CSC when first asked for, which
     only ids that are places save a copy. ``csc``: the same edges; ``shape``: [2, E]. All of one
-    integer dtype, on one device. Whoever uses the arrays in place keeps them alive.
+    integer dtype, on one device. Code that uses the arrays in place keeps them alive.
     """
 
     __slots__ = ("csc", "shape", "_parts", "_ends", "__weakref__")
@@ -49,14 +49,14 @@ class EdgeArrays:
 
     @property
     def _version(self) -> int:
-        """Grows when any of the arrays is written through its tensor here."""
+        """Version of all arrays: grows when any of them is written through its tensor here."""
         total = 0
         for t in self._parts:
             total += t._version
         return total
 
     def data_ptr(self) -> int:
-        """Where the first of the arrays lies. They are never moved: DGL and the like keep them."""
+        """Address of the first of the arrays. They are never moved: DGL and the like keep them."""
         return self._parts[0].data_ptr()
 
     def is_inference(self) -> bool:
@@ -81,15 +81,15 @@ class EdgeArrays:
 
     def to(self, device: torch.device) -> Tensor:
         """[2, E] tensor on ``device``: one copy of each end, and nothing between."""
-        found = torch.empty(self.shape, dtype=self.dtype, device=device)
-        for row, end in zip(found.unbind(0), self.unbind()):
+        edges = torch.empty(self.shape, dtype=self.dtype, device=device)
+        for row, end in zip(edges.unbind(0), self.unbind()):
             row.copy_(end)
-        return found
+        return edges
 
 
 @torch.inference_mode(False)  # made in inference mode they could not take part in training later
 def by_id(src: Tensor, dst: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """(src, dst) in the order of edge ids; ``ids`` [0]: they are."""
+    """(src, dst) in the order of edge ids; ``ids`` [0]: they are so already."""
     if not ids.shape[0]:
         return src, dst
     ids = ids.long()

@@ -19,8 +19,8 @@ class JoinedView(GraphView):
     """A `GraphView` whose edges are ``join(*structure)``: (src, dst, ...), each [E] integer, in the
     order of edge ids.
 
-    ``join`` may have a ``checked(*structure)``: the same, but raises for ids that it would put
-    where they do not belong.
+    ``join`` may have a ``checked(*structure)``, which joins too, but raises for ids that it would
+    put where they do not belong.
     """
 
     def __init__(self, structure: tuple[Tensor, ...], num_src: int, num_dst: int,
@@ -36,10 +36,10 @@ class JoinedView(GraphView):
         self._sources = tuple(weakref.ref(t) for t in structure)
 
     def _given_csc(self) -> None:
-        """None: what the first part comes with is not the whole."""
+        """None: a CSC that came with the first part is not of the whole graph."""
 
     def _ends(self) -> tuple[Tensor, Tensor]:
-        structure: tuple[Any, ...] = tuple(found() for found in self._sources)
+        structure: tuple[Any, ...] = tuple(ref() for ref in self._sources)
         if any(t is None for t in structure):
             raise RuntimeError(
                 "the edges of this JoinedView are gone; call bind() with live ones first")
@@ -52,14 +52,14 @@ class JoinedView(GraphView):
 
 def flipped(edge_index: Tensor, num_src: int, num_dst: int,
             loops: int = 0) -> tuple[GraphView, str]:
-    """As `cache.lookup`, of edges whose second row holds the sources."""
+    """`cache.lookup` of edges whose second row holds the sources."""
     return cache.lookup_many((edge_index,), flipped_sizes(num_src, num_dst, loops),
                              lambda own: JoinedView((edge_index,), num_src, num_dst, reversed_ends,
                                                     own, loops))
 
 
 def flipped_sizes(num_src: int, num_dst: int, loops: int = 0) -> tuple:
-    """Under which the structure cache has such edges."""
+    """Key of such edges in the structure cache."""
     return "flipped", num_src, num_dst, loops
 
 

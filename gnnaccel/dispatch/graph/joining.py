@@ -1,5 +1,5 @@
-"""Edges of several types put together by one kernel (`cuda.join`), for those who join; and joining
-with a check of ids."""
+"""Edges of several types put together by one kernel (`cuda.join`), and joining with a check of
+ids."""
 from __future__ import annotations
 
 import functools
@@ -20,8 +20,8 @@ def serves(structure: Sequence[Tensor | EdgeArrays], num_nodes: int, num_loops: 
     """Whether the kernel is to put these edges together: where kernels may run, and ids and edges
     fit 32 bits.
 
-    Not while a CUDA graph is captured: its replays would copy the table of parts from memory that
-    has long been somebody else's.
+    False while a CUDA graph is captured: its replays would copy the table of parts from memory that
+    has been reused since.
     """
     device, config = structure[0].device, current()
     if (config is not None and config.backend == "torch") or capture.capturing():
@@ -35,7 +35,7 @@ def serves(structure: Sequence[Tensor | EdgeArrays], num_nodes: int, num_loops: 
 
 @functools.lru_cache(maxsize=4)
 def _compiles(using: driver.Driver) -> bool:
-    using.ahead(structure.prepare)  # which a new graph needs after it
+    using.ahead(structure.prepare)  # a new graph needs these next
     try:
         cuda_join.prepare()
     except driver.CompileError:
@@ -57,6 +57,6 @@ def by_kernel(structure: Sequence[Tensor | EdgeArrays],
 
 def checked(join: Callable[..., tuple],
             structure: tuple[Tensor | EdgeArrays, ...]) -> tuple:
-    """``join(*structure)``, by way of its ``checked`` if it has one: what raises GraphError for ids
-    where they do not belong."""
+    """``join(*structure)``, by its ``checked`` if it has one, which raises GraphError for ids where
+    they do not belong."""
     return getattr(join, "checked", join)(*structure)

@@ -22,28 +22,27 @@ from gnnaccel.dispatch.policy.names import IdentityMap
 _MOST = 4  # weights kept per graph
 
 Placed = tuple[Rows, Tensor]
-#: by storage: the version and the same weights in fp32, for weights of 16 bits
+#: for weights of 16 bits, by storage: their version, and the weights in fp32
 _derived: IdentityMap[tuple[int, Tensor] | None] = IdentityMap()
-#: by storage: the version of weights that are `inexact`
+#: versions of weights that are `inexact`, by storage
 _inexact: IdentityMap[int] = IdentityMap()
 
 
 def of_the_graph(weight: Tensor, exact: Tensor | None = None) -> Tensor:
-    """``weight``, of which it is known from now on that it is made of a graph alone, by us, and
-    handed to no one who would change it unseen. ``exact``: what it would be in fp32, see
-    `in_fp32`."""
+    """``weight``, noted as made of a graph alone, by us, and handed to no one who would change it
+    unseen. ``exact``: its values in fp32, see `in_fp32`."""
     _derived.set(weight.untyped_storage(), None if exact is None else (weight._version, exact))
     return weight
 
 
 def inexact(weight: Tensor) -> None:
-    """Let it be known of weights of 16 bits that they were divided by sums that the host took in 16
-    bits. Its own sum over the neighbours errs likewise, see `in_fp32`; that of kernels does not."""
+    """Note that weights of 16 bits were divided by sums that the host took in 16 bits. Its own sum
+    over the neighbours errs likewise, see `in_fp32`; that of kernels does not."""
     _inexact.set(weight.untyped_storage(), weight._version)
 
 
 def is_inexact(weight: Tensor) -> bool:
-    """Whether these are weights that are `inexact`, and not written to since."""
+    """Whether these weights were noted as `inexact`, and not written to since."""
     return (weight.element_size() == 2
             and _inexact.get(weight.untyped_storage()) == weight._version)
 
@@ -58,15 +57,15 @@ def in_fp32(weight: Tensor) -> Tensor:
     """
     if weight.element_size() > 2:
         return weight
-    known = _derived.get(weight.untyped_storage())
-    if known is None or known[0] != weight._version or known[1].numel() != weight.numel():
+    derived = _derived.get(weight.untyped_storage())
+    if derived is None or derived[0] != weight._version or derived[1].numel() != weight.numel():
         return weight
-    return known[1].view(weight.shape)
+    return derived[1].view(weight.shape)
 
 
 class _Entry:
-    """One tensor of weights, at one version. ``seen``: look-ups so far, by destination and by
-    source."""
+    """Entry of one tensor of weights at one version. ``seen``: look-ups so far, by destination and
+    by source."""
 
     __slots__ = ("key", "memory", "stream", "seen", "found")
 
@@ -93,8 +92,8 @@ class PlacedWeights:
         if weight.requires_grad or weight.is_inference() or not weight.shape[0]:
             return None
         storage = weight.untyped_storage()
-        known = _derived.entries.get(id(storage))  # `IdentityMap.get`, without its call
-        if known is None or known[0]() is not storage:
+        derived = _derived.entries.get(id(storage))  # `IdentityMap.get`, without its call
+        if derived is None or derived[0]() is not storage:
             return None
         key = id(storage), weight.data_ptr(), weight.shape, weight.stride(), weight.dtype
         entries = self._entries
@@ -105,9 +104,9 @@ class PlacedWeights:
         if entry is None:
             entry = _Entry(key, weight)
         if not entries or entries[0] is not entry:
-            kept = (e for e in entries  # no older versions of it
-                    if e is not entry and e.key != key and e.memory() is not None)
-            self._entries = [entry, *kept][:_MOST]
+            others = (e for e in entries  # no older versions of it
+                      if e is not entry and e.key != key and e.memory() is not None)
+            self._entries = [entry, *others][:_MOST]
         entry.seen[by_src] += 1
         if entry.found[by_src] is None and entry.seen[by_src] > 1 and not _capturing(weight):
             entry.found[by_src] = _placed(weight, rows())
@@ -118,8 +117,8 @@ class PlacedWeights:
     def nbytes(self) -> int:
         if not self._entries:
             return 0
-        return sum(found[1].nbytes for entry in self._entries for found in entry.found
-                   if found is not None)
+        return sum(placed[1].nbytes for entry in self._entries for placed in entry.found
+                   if placed is not None)
 
 
 @torch.inference_mode(False)

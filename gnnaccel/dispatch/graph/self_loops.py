@@ -1,9 +1,9 @@
 """Edges to which self loops were added within the capture of a CUDA graph.
 
-Nobody can know then how many loops the edges had. So the list has all of the caller's edges, with a
-weight of zero for those that are loops, and then a loop for each node. Sums of weighted messages
-come out right over it. The structure that kernels read is built of the caller's edges, and leaves
-the old loops out.
+Within a capture the number of loops among the edges cannot be known. So the list has all of the
+caller's edges, with a weight of zero for those that are loops, and then a loop for each node. Sums
+of weighted messages come out right over it. The structure that kernels read is built of the
+caller's edges, and leaves the old loops out.
 """
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gnnaccel.dispatch.policy.names import IdentityMap
 
 
 class Looped(NamedTuple):
-    """What a list was made of: the caller's ``edge_index``, and how many loops come after it."""
+    """Parts of such a list: the caller's ``edge_index``, and how many loops come after it."""
 
     edge_index: Tensor
     loops: int
@@ -25,10 +25,10 @@ _looped: IdentityMap[Looped] = IdentityMap()
 
 
 def note(edges: Tensor, edge_index: Tensor, loops: int) -> None:
-    """``edges`` are ``edge_index`` and ``loops`` loops."""
+    """Note that ``edges`` are ``edge_index`` and ``loops`` loops."""
     _looped.set(edges, Looped(edge_index, loops))
 
 
 def of(edges: Tensor) -> Looped | None:
-    """What these edges were made of, if they are such a list."""
+    """The parts of these edges, None if they are no such list."""
     return _looped.get(edges) if _looped.entries else None

@@ -31,7 +31,7 @@ def check_ids(src: Tensor, dst: Tensor, num_src: int, num_dst: int) -> None:
 
 def sorted_edges(src: Tensor, dst: Tensor, num_src: int, num_dst: int,
                  loops: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(src, dst, order, flags): edges by destination, stable; what is dropped comes last, with ids
+    """(src, dst, order, flags): edges by destination, stable; dropped ones come last, with ids
     one past the range.
 
     ``loops`` > 0 drops edges i -> i and adds one for each node below it. ``flags`` [2] int32 as in
@@ -68,8 +68,8 @@ def csc(src: Tensor, dst: Tensor, num_src: int, num_dst: int, loops: int, wide: 
 
 
 def csc_as_given(given: CSC, num_src: int, wide: bool, places: bool) -> Rows:
-    """`csc` where the host has sorted already. Arrays of the kernels' dtypes are taken as they are,
-    others are converted.
+    """`csc` of edges that the host has sorted already. Arrays of the kernels' dtypes are taken as
+    they are, others are converted.
 
     Ids out of range are reported, but cannot be left out: the host's own kernels would read them
     too.
@@ -106,7 +106,7 @@ def edges_as_given(given: CSC, num_src: int, ids: bool) -> tuple[Tensor, Tensor,
 
 def transpose(by_dst: Rows, num_src: int, places: bool, inverse: bool = False) -> Rows:
     """`cuda.structure.transpose` by sorting; ``by_dst`` must come from `csc` here, whose dropped
-    edges sort to the end. ``places`` as there; ``inverse`` makes `Rows.inverse`."""
+    edges sort to the end. ``places`` as for `csc`; ``inverse`` makes `Rows.inverse`."""
     dtype = by_dst.indptr.dtype
     src, order = torch.sort(by_dst.other, stable=True)
     indptr = offsets(src, num_src, dtype)

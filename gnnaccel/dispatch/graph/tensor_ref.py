@@ -1,4 +1,4 @@
-"""What "the same tensor" means here.
+"""References to tensors that say whether a tensor is still the same.
 
 A tensor is the same as before if it is this very object, or an alias of the same memory, and no
 in-place operation wrote to it. torch counts such writes in its version. It counts no writes through
@@ -7,8 +7,8 @@ and leaves object and version the same, so where that matters the address is com
 
 There are three rules, from loose to strict:
 
-* `MemoryRef.unwritten`: any tensor over the same memory. What else has to be equal, such as place
-  and shape, is in the key under which the reference is kept.
+* `MemoryRef.unwritten`: any tensor over the same memory. Place, shape and the like, which have to
+  be equal too, are in the key under which the reference is kept.
 * `TensorRef.unwritten`: this object.
 * `TensorRef.unmoved`: this object, its numbers where they were.
 
@@ -40,15 +40,15 @@ class TensorRef(weakref.ref):
         def __call__(self) -> Any: ...
 
     def __new__(cls, tensor: Any, gone: _Gone | None = None, pointer: bool = True) -> TensorRef:
-        """``gone`` is called when the tensor dies. ``pointer`` False: no look at its memory,
-        which tensors that only stand for others do not have; `unmoved` is then never asked."""
+        """A reference to ``tensor``. ``gone`` is called when it dies. ``pointer`` False: no look at
+        its memory, which stand-ins do not have; `unmoved` is then never asked."""
         self = super().__new__(cls, tensor, gone)
         self.version = tensor._version
         self.pointer = tensor.data_ptr() if pointer else 0
         return self
 
     def __init__(self, tensor: Any, gone: _Gone | None = None, pointer: bool = True) -> None:
-        """All is done by `__new__`."""
+        """Nothing: `__new__` has done all."""
 
     def unwritten(self, tensor: Any) -> bool:
         """Whether this is the tensor, and nothing was written into it."""
@@ -68,11 +68,11 @@ class MemoryRef(weakref.ref):
     tensor: bool
 
     def __new__(cls, tensor: Any, gone: _Gone | None = None) -> MemoryRef:
-        """Of index arrays that a host keeps (`EdgeArrays`) the reference is to these themselves,
-        since a view may use their memory in place; of a tensor, to its storage."""
-        found = isinstance(tensor, Tensor)
-        self = super().__new__(cls, tensor.untyped_storage() if found else tensor, gone)
-        self.version, self.tensor = tensor._version, found
+        """A reference to a tensor's storage; or to the index arrays that a host keeps
+        (`EdgeArrays`) themselves, since a view may use their memory in place."""
+        is_tensor = isinstance(tensor, Tensor)
+        self = super().__new__(cls, tensor.untyped_storage() if is_tensor else tensor, gone)
+        self.version, self.tensor = tensor._version, is_tensor
         return self
 
     __init__ = weakref.ref.__init__  # does nothing, without a call of Python's
@@ -84,8 +84,8 @@ class MemoryRef(weakref.ref):
 
 
 def all_unmoved(refs: Sequence[TensorRef], tensors: Sequence[Any]) -> bool:
-    """`TensorRef.unmoved` of each, without a call for each. Are there more of one than of the
-    other, the rest counts for nothing."""
+    """`TensorRef.unmoved` of each, without a call for each. Where one sequence is longer, its rest
+    counts for nothing."""
     for ref, t in zip(refs, tensors):
         if ref() is not t or ref.version != t._version or ref.pointer != t.data_ptr():
             return False

@@ -19,8 +19,8 @@ from gnnaccel.dispatch.graph.ordered_weights import PlacedWeights, in_fp32
 from gnnaccel.dispatch.run.torch_backend import Edges
 from gnnaccel.errors import VALID, GraphError
 
-# Above this many edges a radix sort beats counting with atomics, and what follows takes so long
-# that waiting for the report once is nothing (on an H200: docs/notes/attention.md).
+# Edges above which a radix sort beats counting with atomics, and a call takes so long that waiting
+# for the report once is nothing (on an H200: docs/notes/attention.md).
 SORT_FROM = 1 << 22
 
 
@@ -42,8 +42,8 @@ class Statistics:
     histogram: tuple[int, ...]
 
 
-#: Decorates what builds tensors to keep: made in inference mode they could not take part in
-#: training later.
+#: Decorator of functions that build tensors to keep: made in inference mode they could not take
+#: part in training later.
 _ordinary_tensors = torch.inference_mode(False)
 
 
@@ -54,8 +54,8 @@ class GraphView:
     ``loops`` > 0: existing self loops are dropped, and each node with a lower number gets one. Edge
     ids number the caller's edges in order, then the added loops. Rows list their edges in the order
     of these ids, so that sums repeat bit for bit. A CSC that came with the edges (`EdgeArrays`) is
-    used as it is. The view does not keep ``edge_index`` alive, unless ``own``: whoever asks for an
-    index array holds it. Building takes a lock. ``num_edges``: where ``edge_index`` has not all.
+    used as it is. The view does not keep ``edge_index`` alive, unless ``own``: callers that ask for
+    index arrays hold it. Building takes a lock. ``num_edges``: where ``edge_index`` has not all.
     """
     _complete = False  # whether all edges are known to count: none is dropped for its ids
 
@@ -71,9 +71,9 @@ class GraphView:
         self.touched = False  # used since the cache last looked for something to drop
         self._kept: Tensor | EdgeArrays | tuple[Tensor, ...] | None = edge_index if own else None
         self._source = weakref.ref(edge_index)
-        self._arrays = type(edge_index) is EdgeArrays  # which may come with a CSC
-        given = self._given_csc() if self._arrays else None
-        self._in_order = given is not None and not given.ids.shape[0]  # edge ids are places in it
+        self._arrays = type(edge_index) is EdgeArrays  # these may come with a CSC
+        csc = self._given_csc() if self._arrays else None
+        self._in_order = csc is not None and not csc.ids.shape[0]  # edge ids are places in it
         self._lock = threading.RLock()
         self._csc: Rows | None = None
         self._csr: Rows | None = None
@@ -105,7 +105,7 @@ class GraphView:
     def _may_build(self) -> None:
         """GraphError within a capture, unless this view was made in it.
 
-        What is built would last, but only the replays of the CUDA graph would compute it.
+        Arrays built then would last, but only the replays of the CUDA graph would compute them.
         """
         if not self._captured and capture.capturing():
             raise GraphError("a CUDA graph is being captured that needs index arrays of a graph "
@@ -113,15 +113,15 @@ class GraphView:
                              "once before the capture")
 
     def _given_csc(self) -> CSC | None:
-        """The CSC that came with the edges, if it will do: its order within rows is the host's,
+        """The CSC that came with the edges, if it may be used: its order within rows is the host's,
         which need not repeat."""
         return None if self.loops or self.deterministic else csc_of(self._source())
 
     def csc(self, places: bool = True) -> Rows:
-        """Grouped by destination; ``place`` is the edge id. ``places`` False may leave `Rows.place`
+        """Edges by destination; ``place`` is the edge id. ``places`` False may leave `Rows.place`
         empty.
 
-        GraphError once the device has told that ids are out of range.
+        GraphError once the device has reported ids out of range.
         """
         rows = self._csc
         # `_serves`, without its call
@@ -151,7 +151,7 @@ class GraphView:
 
     def weighted(self, weight: Tensor | None,
                  by_src: bool = False) -> tuple[Rows, Tensor | None, str]:
-        """What a weighted sum reads: index arrays by destination or by source, ``weight`` [E] or
+        """Inputs of a weighted sum: index arrays by destination or by source, ``weight`` [E] or
         [E, H] in fp32, and where in it an edge's weight stands: at the edge's "position" in these
         arrays, or at its id ("place"). None: all weights are one."""
         if weight is None:
@@ -214,15 +214,15 @@ class GraphView:
             share = self._inverse_degree.get(torch.float32)
             if share is None or capturing:
                 return None
-            # beyond the last edge anything may stand
+            # beyond the last edge memory is not initialised
             ends = self.csr(places=False).other.clamp(0, self.num_dst - 1)
             self._shares = share.index_select(0, ends)
         return self._shares
 
     def all_covered(self) -> bool:
-        """Whether every destination has an edge, as far as that is known from the first call on. Of
-        graphs that are not ``large`` the device tells some time later: when must not decide how
-        numbers are rounded."""
+        """Whether every destination has an edge, as far as that is known from the first call on:
+        False for graphs that are not ``large``. Of those the device reports at some later time,
+        which must not decide how numbers are rounded."""
         rows = self._csc
         if rows is None or not self.large or not rows.split.known:
             return False
@@ -231,7 +231,7 @@ class GraphView:
         return self._no_isolated
 
     def statistics(self, wait: bool = False) -> Statistics | None:
-        """None while the device has not reported, unless told to ``wait``."""
+        """Statistics; None while the device has not reported, unless told to ``wait``."""
         if self._csc is None and not wait:
             return None
         split = self.csc(places=False).split
@@ -246,26 +246,26 @@ class GraphView:
                           tuple(split.histogram()))
 
     def derived(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """What is made of this graph beside its index arrays, once: a tuple of tensors and other
-        graphs."""
-        found = self._derived.get(key)
-        if found is None:
+        """The tuple of tensors and other graphs that ``make`` derives from this graph, made once
+        for each ``key``."""
+        value = self._derived.get(key)
+        if value is None:
             self._may_build()
             with self._lock, torch.inference_mode(False):
-                found = self._derived.setdefault(key, make())
+                value = self._derived.setdefault(key, make())
             capture.finish(self.device)
-        return found
+        return value
 
     def nbytes(self) -> int:
         """Bytes held by the index arrays built so far."""
         total = self._weights.nbytes()
-        for made in (self._csc, self._csr, self._edges):
-            total += 0 if made is None else made.nbytes()
+        for part in (self._csc, self._csr, self._edges):
+            total += 0 if part is None else part.nbytes()
         total += 0 if self._csr_by_id is None else self._csr_by_id.place.nbytes
         total += 0 if self._shares is None else self._shares.nbytes
         if self._derived:
             total += sum(one.nbytes if type(one) is Tensor else one.nbytes()
-                         for found in list(self._derived.values()) for one in found)
+                         for value in list(self._derived.values()) for one in value)
         return total
 
     # --- building ---------------------------------------------------------------------------------
@@ -277,11 +277,11 @@ class GraphView:
                 return rows  # built by another thread meanwhile
             if capture.capturing():
                 self._may_build()
-            given = self._given_csc() if self._arrays else None
+            csc = self._given_csc() if self._arrays else None
             if self._in_order and self._csc is not None:  # in backward the edges may be gone
                 rows = sorting.with_places(self._csc)
-            elif given is not None:
-                rows = sorting.csc_as_given(given, self.num_src, self.wide, places)
+            elif csc is not None:
+                rows = sorting.csc_as_given(csc, self.num_src, self.wide, places)
                 if self.large:
                     capture.finish(self.device)
             else:
@@ -291,11 +291,11 @@ class GraphView:
             return rows
 
     def _grouped(self, places: bool) -> Rows:
-        """Of large graphs one wait, when they are built, buys exact sizes of workspaces at once."""
-        given = *self._ends(), self.num_src, self.num_dst, self.loops, self.wide
+        """Edges by destination; one wait for large graphs gives exact sizes of workspaces."""
+        arguments = *self._ends(), self.num_src, self.num_dst, self.loops, self.wide
         if not self.large:
-            return counting.csc(*given)
-        rows = sorting.csc(*given, places)
+            return counting.csc(*arguments)
+        rows = sorting.csc(*arguments, places)
         capture.finish(self.device)
         return rows
 
@@ -305,7 +305,7 @@ class GraphView:
             if (rows := self._csr) is not None:
                 if _serves(rows, places, inverse):
                     return rows
-                # never less than there was: those who asked for it would build it again
+                # never less than before: callers that need the rest would build it again
                 places, inverse = (places or _serves(rows, True),
                                    inverse or _serves(rows, False, True))
             if capture.capturing():
@@ -334,9 +334,9 @@ class GraphView:
 
     @_ordinary_tensors
     def _build_edges(self, ids: bool) -> Edges:
-        given = self._given_csc()
-        if given is not None:
-            return Edges(*sorting.edges_as_given(given, self.num_src, ids), self.num_dst)
+        csc = self._given_csc()
+        if csc is not None:
+            return Edges(*sorting.edges_as_given(csc, self.num_src, ids), self.num_dst)
         if self._csc is None:
             src, dst = self._ends()
             sorting.check_ids(src, dst, self.num_src, self.num_dst)
@@ -375,8 +375,8 @@ class GraphView:
         return rows
 
     def _follow(self, rows: Rows) -> None:
-        """Built on another stream: order this one after it, and keep the memory until it is done. A
-        capture cannot wait for work outside it, and need not: it begins with everything done."""
+        """Order this stream after the one that built ``rows``, and keep their memory until it is
+        done. A capture cannot wait for work outside, and need not: all is done when it begins."""
         stream = torch.cuda.current_stream(self.device)
         if torch.cuda.is_current_stream_capturing():
             return

@@ -1,1 +1,1 @@
-"""Which way a call goes: what is asked, the candidates, what they cost, and the plan."""
+"""Deciding the route of a call: the request, the candidates, their costs, and the plan."""

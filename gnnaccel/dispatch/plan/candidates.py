@@ -1,4 +1,4 @@
-"""The candidates for an attention call, as data: what each can do, and what it would cost."""
+"""The candidates for a call, as data: what each can do, and what it would cost."""
 from __future__ import annotations
 
 import dataclasses
@@ -24,8 +24,8 @@ from gnnaccel.dispatch.run import attention
 
 @dataclass(frozen=True)
 class Candidate:
-    """``unsupported`` lists every reason against running; ``seconds`` is the estimate, None where
-    nothing is known; ``family``: of attention kernels, which scores they compute."""
+    """A way to run a call. ``unsupported`` lists every reason against it; ``seconds`` is the
+    estimate, None where nothing is known; ``family``: of attention kernels, by their scores."""
 
     name: str
     route: str
@@ -56,20 +56,20 @@ def _rows_reasons(request: Request | RelationalRequest, config: Config) -> list[
 
 def _cuda_reasons(family: str) -> Callable[[Request, Config], list[Reason]]:
     def unsupported(request: Request, config: Config) -> list[Reason]:
-        found = patterns.attention(request.program)
-        if found is None or found.family != family:
+        pattern = patterns.attention(request.program)
+        if pattern is None or pattern.family != family:
             return [reason("GA208", f"{request.program.name} is not {family} attention")]
         why = _rows_reasons(request, config)
-        if not 0.0 <= found.slope:
-            why.append(reason("GA208", f"negative_slope={found.slope} is negative",
+        if not 0.0 <= pattern.slope:
+            why.append(reason("GA208", f"negative_slope={pattern.slope} is negative",
                               "use a slope of 0 or more"))
-        return why or _compiles(request, found, config)
+        return why or _compiles(request, pattern, config)
 
     return unsupported
 
 
 def _compiles(request: Request, found: patterns.Attention, config: Config) -> list[Reason]:
-    """The last question, as it is the dearest: are the kernels there?"""
+    """Why the kernels are not there, if they are not; asked last, as this costs most."""
     rows = request.heads, request.width, request.row, request.out
     form = (found, *rows, request.grad)
     evaluated, biased = dataclasses.replace(found, dropout=0.0), attention.biased(request.program,
@@ -156,7 +156,7 @@ def _plain_seconds(ours: bool) -> Callable[[PlainRequest], float | None]:
 
 
 native_plain = _plain_seconds(False)
-# most have no price over known graphs: on a GPU that pays, on a CPU the host's kernels are as good
+# most have no price over known graphs: on a GPU they pay, on a CPU the host's kernels are as good
 PLAIN = (
     Candidate("fused aggregation", "cuda", _plain_cuda_reasons, _plain_seconds(True)),
     Candidate("torch operations", "torch", _torch_reasons, lambda request: None),

@@ -1,7 +1,7 @@
 """Whether kernels can run on a device at all, and whether those of a way to run are there.
 
-They are compiled when they are first asked about: now, side by side, or in the background while the
-host's own code runs.
+Kernels are compiled when they are first asked about: now, side by side, or in the background while
+the host's own code runs.
 
 A way whose kernels were compiled on this machine before has a mark beside CuPy's cache. It is
 loaded at once, in milliseconds, so that runs repeat each other bit for bit. Only kernels without a
@@ -52,20 +52,20 @@ def problem(key: Hashable, compile_: Callable[[], None], config: Config | None =
     those that calls of the same layer will probably need: they are compiled beside the program.
     """
     whole = id(driver.current()), key
-    found = _states.get(whole, reason)
-    if found is None or (found is not reason and found.code != PENDING):  # type: ignore[union-attr]
-        return found  # type: ignore[return-value]
+    state = _states.get(whole, reason)
+    if state is None or (state is not reason and state.code != PENDING):  # type: ignore[union-attr]
+        return state  # type: ignore[return-value]
     config = configs.current() if config is None else config
-    # a call of another size may need nothing new
+    # a call of another size may need no new kernels
     if not may_run_natively(config) or (
-            found is reason and (_marked(key) or driver.current().ready(compile_))):
+            state is reason and (_marked(key) or driver.current().ready(compile_))):
         return _compiled(whole, key, compile_, later)
-    if found is reason:
-        _states[whole] = found = reason(PENDING)
+    if state is reason:
+        _states[whole] = state = reason(PENDING)
         # each thread has a current device of its own
         device = torch.cuda.current_device() if torch.cuda.is_initialized() else -1
         background.submit(lambda: _in_background(whole, key, compile_, later, device))
-    return found  # type: ignore[return-value]
+    return state  # type: ignore[return-value]
 
 
 def forget() -> None:
@@ -76,8 +76,8 @@ def forget() -> None:
 def may_run_natively(config: Config | None) -> bool:
     """Whether calls may run natively until their kernels are there, and by kernels from then on.
 
-    Not in a checkpoint, which must repeat a call the same way, nor in a capture; nor where the user
-    asked for kernels, for the same bits, or to be told of native calls.
+    False in a checkpoint, which must repeat a call the same way, and in a capture; and where the
+    user asked for kernels, for the same bits, or to be told of native calls.
     """
     return (config is not None and config.first_use == "background" and config.backend == "auto"
             and config.when == "profitable" and config.on_fallback == "native"
@@ -87,25 +87,25 @@ def may_run_natively(config: Config | None) -> bool:
 
 def _compiled(whole: tuple, key: Hashable, compile_: Callable[[], None],
               later: Callable[[], None] | None) -> Reason | None:
-    found, new = None, not driver.placed() and not _marked(key)
+    why, new = None, not driver.placed() and not _marked(key)
     if new:
-        driver.current().ahead(structure.prepare)  # which every graph needs as well
+        driver.current().ahead(structure.prepare)  # every graph needs these as well
         driver.current().together(compile_)
     try:
         compile_()
     except driver.CompileError as error:
-        found = reason("GA403", _first_line(error))
-    if new and found is None:
+        why = reason("GA403", _first_line(error))
+    if new and why is None:
         _mark(key)
         if later is not None:
             driver.current().ahead(later)
-    _states[whole] = found
-    return found
+    _states[whole] = why
+    return why
 
 
 def _in_background(whole: tuple, key: Hashable, compile_: Callable[[], None],
                    later: Callable[[], None] | None, device: int) -> None:
-    """``device``: the one that is current where the kernels were asked for; -1: none is."""
+    """`_compiled` in another thread. ``device``: the current one of the asking thread; -1: none."""
     def with_structure() -> None:
         structure.prepare()
         compile_()
@@ -142,14 +142,14 @@ def _mark_of(key: Hashable) -> Path:
 
 
 def _folder() -> Path:
-    """Beside CuPy's kernels, so that who removes those removes the marks."""
+    """The folder of marks, in CuPy's cache of kernels, so that they are removed together."""
     return Path(os.environ.get("CUPY_CACHE_DIR")
                 or Path.home() / ".cupy" / "kernel_cache") / "gnnaccel"
 
 
 @functools.cache
 def _environment(device: int) -> str:
-    """What kernels depend on besides their key."""
+    """Versions, sources and device that kernels depend on besides their key, as a text."""
     import importlib.metadata
 
     versions = [importlib.metadata.version(d) for d in ("cupy-cuda13x", "cupy-cuda12x", "cupy")

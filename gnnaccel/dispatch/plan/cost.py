@@ -20,7 +20,7 @@ from gnnaccel.dispatch.policy import calibration
 
 
 def constants() -> dict[str, Any]:
-    """The rates; of GPUs those of torch's current one, once the process uses it."""
+    """The rates; for GPUs those of torch's current one, once the process uses it."""
     # to ask for its name would start CUDA, which a forked process cannot
     if not torch.cuda.is_initialized():
         return _published()
@@ -29,14 +29,14 @@ def constants() -> dict[str, Any]:
 
 @functools.cache
 def _name_of(device: int) -> str:
-    """Kept, since torch takes some 15 us to find it, and every decision needs rates."""
+    """The GPU's name; cached, since torch takes some 15 us, and every decision needs rates."""
     return torch.cuda.get_device_name(device)
 
 
 @functools.cache
 def _for_device(name: str) -> dict[str, Any]:
-    found = calibration.of(name)
-    return _published() if found is None else calibration.scaled(_published(), name, found)
+    own = calibration.of(name)
+    return _published() if own is None else calibration.scaled(_published(), name, own)
 
 
 @functools.lru_cache(maxsize=1)
@@ -55,9 +55,9 @@ def _gather(request: Request, rows: int, size: int) -> float:
 
 def fused(request: Request, attention: Attention, pmf: bool = False) -> float:
     """Seconds of the fused CUDA attention, forward and, with gradients, backward."""
-    taken = once(request, True, request.parts, _numbers(request))
-    if taken is not None:
-        return taken
+    seconds_once = once(request, True, request.parts, _numbers(request))
+    if seconds_once is not None:
+        return seconds_once
     rates = constants()["cuda"]
     row = request.heads * request.width * request.row.itemsize
     terms = request.heads * 4
@@ -88,22 +88,22 @@ def _over_a_new_graph(request: Request, seconds: float) -> float:
     which is to be built. The host works while the GPU does."""
     rates, directions, which = constants()["cuda"], 1 + request.grad, int(request.grad)
     once = rates["once"]
-    known = once["layers"].get(request.native)
-    launches = (known["ours"] if known else once["launches"])[which]
+    measured = once["layers"].get(request.native)
+    launches = (measured["ours"] if measured else once["launches"])[which]
     size = "small" if request.num_edges <= once["small_edges"] else "large"
     structure = once["structure_launches"][size][which]
     host = (launches + structure / request.fresh) * rates["launch"]
     built = directions * request.num_edges * rates["structure_per_edge"] / request.fresh
-    return once["margin"][known is None] * max(host, seconds + built)
+    return once["margin"][measured is None] * max(host, seconds + built)
 
 
 def native(request: Request) -> float | None:
     """Seconds of the host's own layer, None where nothing is known about it."""
     if request.device == "cpu":
         return _on_cpu(request, "native")
-    taken = once(request, False, request.parts, _numbers(request))
-    if taken is not None:
-        return taken
+    seconds_once = once(request, False, request.parts, _numbers(request))
+    if seconds_once is not None:
+        return seconds_once
     rates = constants().get(request.device, {})
     passes = rates.get("native_passes", {}).get(request.native)
     if passes is None:
@@ -117,22 +117,21 @@ def native(request: Request) -> float | None:
 
 
 def _native_launches(request: Request, which: int) -> int:
-    """Launches of the host's own layer that kernels over a new graph save: not autograd's own
-    thread, which others were measured with, as backward runs in the caller's thread whatever runs
-    in it."""
+    """Launches of the host's own layer that kernels over a new graph save. Autograd's own thread,
+    with which some were measured, is taken off: backward runs in the caller's on any route."""
     once = constants()["cuda"]["once"]
-    known = once["layers"].get(request.native)
-    if known is None:
-        found = constants()[request.device]["native_launches"][request.native][which]
-        return found - which * once["thread"]
+    measured = once["layers"].get(request.native)
+    if measured is None:
+        launches = constants()[request.device]["native_launches"][request.native][which]
+        return launches - which * once["thread"]
     loops = once["loops"].get(request.native) if request.loops else None
-    return known["native"][which] + (loops[which] if loops else 0)
+    return measured["native"][which] + (loops[which] if loops else 0)
 
 
 def torch_backend(request: Request) -> float | None:
     """Seconds of the torch backend with the CPU's margin, so that a gain within the noise is none;
-    None where nothing was measured: other devices, other dtypes, and rows per edge, which it runs
-    much as the host does."""
+    None where nothing was measured: other devices, other dtypes, and rows per edge, where it is
+    much like the host."""
     attention = patterns.attention(request.program)
     if attention is None or (attention.edge and attention.family == "pairwise"):
         return None
@@ -149,7 +148,7 @@ def torch_backend(request: Request) -> float | None:
 
 
 def _on_cpu(request: Request, side: str) -> float | None:
-    """Fixed seconds, seconds per edge and head, seconds per edge and channel, by layer and mode."""
+    """Seconds on a CPU by rates of layer and mode: fixed, per edge and head, per channel of it."""
     rates = constants().get("cpu", {}).get(side, {}).get(request.native)
     if rates is None:
         return None
@@ -159,10 +158,10 @@ def _on_cpu(request: Request, side: str) -> float | None:
 
 
 def once(request: Any, ours: bool, relations: int, numbers: float) -> float | None:
-    """Seconds of a call whose graph is new on a GPU, natively or by us: the host's time, for the
-    most part, with which it reads arguments, loops over relations and builds structure.
-    ``numbers``: edges, or edges times channels, as the rates are. None for known graphs, and for
-    hosts of which nothing was measured."""
+    """Seconds of a call whose graph is new on a GPU, natively or by us: mostly the CPU's time for
+    reading arguments, looping over relations and building structure. ``numbers``: edges, or edges
+    times channels, as the rates are. None for known graphs, and for layers of which nothing was
+    measured."""
     if not request.fresh or request.device != "cuda":
         return None
     rates = constants()["relational"]["cuda"]["once"].get(request.native)

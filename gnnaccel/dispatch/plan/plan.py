@@ -1,4 +1,4 @@
-"""`Plan`: what was decided of one call, of a layer, an aggregation or a single operation."""
+"""`Plan`: the decision for one call, of a layer, an aggregation or a single operation."""
 from __future__ import annotations
 
 from typing import NamedTuple
@@ -14,9 +14,9 @@ class Plan(NamedTuple):
     """``route``: "cuda", "torch" or "native"; ``kernel``: its name, None on the native route;
     ``rejected``: (candidate, reason) pairs of those that were not taken.
 
-    ``seconds``, ``native_seconds``: estimates of what runs and of the host's own code, None where
-    nothing is known. ``pmf``: long rows read their scores twice. ``storage``: the format of the
-    gathered rows where it is not their dtype.
+    ``seconds``, ``native_seconds``: estimates of the taken route and of the host's own code, None
+    where nothing is known. ``pmf``: long rows read their scores twice. ``storage``: the format of
+    the gathered rows where it is not their dtype.
     """
 
     route: str
@@ -29,10 +29,10 @@ class Plan(NamedTuple):
 
     @property
     def code(self) -> str | None:
-        """The first reason's code: what the counters show of a native call."""
+        """Code of the first reason of a native plan, which the counters show; else None."""
         return self.rejected[0][1].code if self.route == "native" and self.rejected else None
 
 
 def native(*rejected: tuple[str, Reason]) -> Plan:
-    """The host's own code, for these reasons."""
+    """Plan to run the host's own code, for these reasons."""
     return Plan("native", None, rejected)

@@ -29,18 +29,18 @@ _memo: dict[tuple, Plan] = {}
 def plan(request: Request | RelationalRequest | PlainRequest, config: Config) -> Plan:
     """The route for ``request`` under ``config``."""
     key = (config.epoch, request)
-    found = _memo.get(key)
-    if found is None or (found.route == "native" and found.code == compiling.PENDING
-                         and not compiling.may_run_natively(config)):
+    decision = _memo.get(key)
+    if decision is None or (decision.route == "native" and decision.code == compiling.PENDING
+                            and not compiling.may_run_natively(config)):
         if len(_memo) >= _LIMIT:
             _memo.clear()
-        found = _memo[key] = _decide(request, config)
-    return found
+        decision = _memo[key] = _decide(request, config)
+    return decision
 
 
 def forget() -> None:
-    """Drop every memoised plan, and what is known of kernels; for when the environment changes
-    (tests put another driver in place)."""
+    """Drop every memoised plan, and the states of kernels; for when the environment changes (tests
+    put another driver in place)."""
     _memo.clear()
     compiling.forget()
 
@@ -81,10 +81,10 @@ def _decide(request: Request | RelationalRequest | PlainRequest, config: Config)
 
 
 def _held(pinned: Pinned, able: list, native: float | None, rejected: list) -> Plan | None:
-    """The pinned plan; None where that cannot be had here."""
+    """The pinned plan; None where it cannot run here."""
     why = reason("GA105", f"decided beforehand: {pinned.kernel or 'native'}")
     others = [(spec.name, why) for _, _, spec, _ in able if spec.name != pinned.kernel]
-    # it was chosen, so what else stood against other ways is no fallback
+    # the user chose it, so reasons against other ways are no fallback
     if pinned.route == "native":
         return Plan("native", None, tuple(others or rejected), native, native)
     for _, _, spec, seconds in able:
@@ -103,16 +103,16 @@ def asked(request: Request | RelationalRequest
 
 
 def _only(spec: Candidate, request: Any) -> bool:
-    """Whether a "not this family" reason says something: not when another family of kernels covers
-    the Program."""
-    found = patterns.attention(request.program)
-    return found is None or spec.family == found.family
+    """Whether a "not this family" reason is worth telling: not when another family of kernels
+    covers the Program."""
+    pattern = patterns.attention(request.program)
+    return pattern is None or spec.family == pattern.family
 
 
 def _pays(seconds: float | None, native: float | None,
           request: Request | RelationalRequest | PlainRequest) -> bool:
-    """An unknown cost on the GPU pays (the host takes dozens of launches); elsewhere only what was
-    measured does."""
+    """Whether a candidate gains. An unknown cost on the GPU does (the host takes dozens of
+    launches); elsewhere only a measured one."""
     if seconds is None or native is None:
         return request.device == "cuda"
     return seconds < native

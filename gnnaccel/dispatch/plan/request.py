@@ -1,5 +1,5 @@
-"""What the planner is asked (`Request`), what an adapter found out about a call (`CallSpec`), and
-its tensors (`CallInputs`)."""
+"""The planner's input (`Request`), an adapter's statement of a call (`CallSpec`), and its tensors
+(`CallInputs`)."""
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -65,8 +65,8 @@ class CallSpec:
 
     ``native``: the host layer's class; ``loops``: nodes that get a self loop; ``exposed`` as in
     `attention.Call`; ``folded``: the adapter moved linear maps off the edges; ``around``: the layer
-    is one around others, which are routed by themselves where it stays native; ``flipped``: the
-    second row of the edges holds the sources.
+    holds others, which are routed by themselves where it stays native; ``flipped``: the second row
+    of the edges holds the sources.
     """
 
     program: Program
@@ -109,21 +109,21 @@ class CallSpec:
                                                            self.num_dst, self.loops)
 
     def call(self, graph: GraphView, plan) -> attention.Call:
-        """What the runner of a route takes."""
+        """The call over ``graph`` by ``plan``, for the `runner` of a route."""
         return attention.Call(self.program,
                               patterns.attention(self.program),  # type: ignore[arg-type]
                               graph, self.heads, self.width, self.out, self.exposed, plan.pmf)
 
     def kept(self) -> CallSpec:
-        """As it is remembered."""
+        """This statement as the layer's memory keeps it."""
         return self
 
     @staticmethod
     def held(graph: GraphView) -> GraphView:
-        """What of the call's graph the structure cache holds."""
+        """The part of the call's graph that the structure cache holds: all of it."""
         return graph
 
-    #: (held, given) -> the graph of a call on these tensors; None: it is what `held` gives
+    #: (held, given) -> the graph of a call on these tensors; None: it is the result of `held`
     over: ClassVar[None] = None
     #: whether the graph decides which kernels run, beside sizes
     by_graph: ClassVar[bool] = False
@@ -134,7 +134,7 @@ class CallSpec:
         return attention.run_cuda if route == "cuda" else attention.run_torch
 
     def facts(self) -> dict:
-        """Of the graph, for records."""
+        """Sizes of the graph, for records."""
         return dict(num_src=self.num_src, num_dst=self.num_dst, num_edges=self.num_edges,
                     self_loops=self.loops)
 

@@ -1,3 +1,3 @@
-"""What the user asked for and what was found out beforehand: configuration, rules, reasons,
-names of layers, pinned and tuned decisions, calibrated rates.
+"""Choices of the user and results of earlier measurements: configuration, rules, reasons, names of
+layers, pinned and tuned decisions, calibrated rates.
 """

@@ -1,8 +1,8 @@
-"""What ``python -m gnnaccel calibrate`` measured of a GPU, and the cost model's rates with it.
+"""Measurements of a GPU by ``python -m gnnaccel calibrate``, and the cost model's rates with them.
 
-The rates of ``constants.json`` were found on one GPU, whose ceilings are next to them. Another
-one's rates are taken to stand to its own ceilings as those do: a kernel that reaches 90 % of the
-one's bandwidth is expected to reach 90 % of the other's.
+The rates of ``constants.json`` were measured on one GPU, whose ceilings are next to them. On
+another one they are taken to be in proportion to its ceilings: a kernel that reaches 90 % of the
+first one's bandwidth is expected to reach 90 % of the other's.
 """
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from gnnaccel import store
 
 NAME = "calibration.json"
 SCHEMA = 1
-#: of a device. launch: seconds; gather_l2, gather_hbm (rows gathered), copy: bytes per second; l2:
-#: bytes
+#: ceilings of a device. launch: seconds; gather_l2, gather_hbm (rows gathered), copy: bytes per
+#: second; l2: bytes
 CEILINGS = ("launch", "gather_l2", "gather_hbm", "copy", "l2")
-_FACTOR = 100.0  # beyond which a ratio to the reference is no GPU's
+_FACTOR = 100.0  # limit of a ratio to the reference: no GPU is beyond
 
 
 def of(device: str) -> dict[str, Any] | None:
-    """What was measured of the device of this name: ``ceilings``, ``date``, ``versions``. None
-    where nothing (sensible) was."""
+    """Measurements of the device of this name: ``ceilings``, ``date``, ``versions``. None where
+    there are none, or no sensible ones."""
     held = store.read(NAME)
     if held is None or held.get("schema") != SCHEMA:
         return None
-    found = held.get("devices", {}).get(device)
-    return found if isinstance(found, dict) and not problem(found.get("ceilings")) else None
+    entry = held.get("devices", {}).get(device)
+    return entry if isinstance(entry, dict) and not problem(entry.get("ceilings")) else None
 
 
 def problem(ceilings: Any) -> str | None:
-    """What is wrong with measured ceilings; None where nothing is."""
+    """Why measured ceilings are wrong, as a text; None where they are not."""
     if not isinstance(ceilings, dict) or set(ceilings) != set(CEILINGS):
         return f"ceilings are {', '.join(CEILINGS)}"
     for name, value in ceilings.items():
@@ -41,7 +41,7 @@ def problem(ceilings: Any) -> str | None:
 
 
 def implausible(ceilings: dict[str, float], reference: dict[str, float]) -> str | None:
-    """Which ceiling is too far from the reference to be believed; None where none is."""
+    """The ceiling that is too far from the reference to be believed, as a text; None if none is."""
     for name in CEILINGS:
         ratio = ceilings[name] / reference[name]
         if not 1 / _FACTOR < ratio < _FACTOR:
@@ -50,9 +50,9 @@ def implausible(ceilings: dict[str, float], reference: dict[str, float]) -> str 
 
 
 def scaled(constants: dict[str, Any], device: str, found: dict[str, Any]) -> dict[str, Any]:
-    """``constants`` with the rates of GPUs as they are to be expected of ``device``."""
-    made = copy.deepcopy(constants)
-    gpu, relational = made["cuda"], made["relational"]["cuda"]
+    """``constants`` with the rates of GPUs as expected of ``device``."""
+    result = copy.deepcopy(constants)
+    gpu, relational = result["cuda"], result["relational"]["cuda"]
     ratio = {name: found["ceilings"][name] / gpu["ceilings"][name] for name in CEILINGS}
     gpu["launch"] *= ratio["launch"]
     gpu["gather_l2"] *= ratio["gather_l2"]
@@ -68,4 +68,4 @@ def scaled(constants: dict[str, Any], device: str, found: dict[str, Any]) -> dic
     gpu["provenance"] = (
         f"calibrated on {device}, {found.get('date', 'at an unknown date')}; scaled from: "
         f"{gpu['provenance']}")
-    return made
+    return result

@@ -1,10 +1,10 @@
-"""What the user asked for (`Config`) and where it holds (`current`).
+"""The user's options (`Config`) and where they hold (`current`).
 
 There is one configuration of the process, set by ``enable()``, and on top of it, per context (so
 per thread and per asyncio task), the one of the innermost ``enabled()`` or ``disabled()`` block.
 Forward calls consult `current`; backward uses what its forward stored. On a GPU backward runs in
-autograd's own threads, and checkpoints repeat forward calls there: for them holds the block of the
-thread that called backward.
+autograd's own threads, and checkpoints repeat forward calls there: for them the block of the thread
+that called backward holds.
 
 ``Config.epoch`` identifies everything a decision depends on besides the call itself: the options
 and the rules. Memo keys use it. It is equal for equal options as long as no rule changed, so that
@@ -117,29 +117,29 @@ def _targets(name: str, seen: Any) -> tuple[str | type, ...]:
     if not isinstance(items, Iterable):
         raise ValueError(
             f"{name}={seen!r} is not a list; use a list of class names, layer names or classes")
-    kept = tuple(dict.fromkeys(items))
-    for item in kept:
+    targets = tuple(dict.fromkeys(items))
+    for item in targets:
         if not isinstance(item, (str, type)) or item == "":
             raise ValueError(
                 f"{name} holds {item!r} of type {type(item).__name__}; it "
                 "takes non-empty strings and classes "
                 f"(for one layer object call gnnaccel.{name}(layer))"
             )
-    return kept
+    return targets
 
 
 def _passes(seen: Any) -> tuple[str, ...]:
-    """In the order of `PASSES`, without duplicates."""
+    """The passes in the order of `PASSES`, without duplicates."""
     if seen is None:
         return PASSES
     items = (seen,) if isinstance(seen, str) else seen
     if not isinstance(items, Iterable):
         raise ValueError(f"passes={seen!r} is not a list; use a list out of "
                          f"{', '.join(PASSES)}, or None for all")
-    kept = tuple(items)
-    for item in kept:
+    names = tuple(items)
+    for item in names:
         _check_choice("passes", item, PASSES)
-    return tuple(name for name in PASSES if name in kept)
+    return tuple(name for name in PASSES if name in names)
 
 
 def _decisions(seen: Any) -> None | pins.Decisions | tuned.Tuned:
@@ -234,9 +234,9 @@ def passes_on() -> tuple[str, ...]:
 
 
 def _of_backward() -> _Cell | None:
-    """In one of autograd's threads: the block around the call of backward. Context variables do not
-    get there; torch brings the calling thread's locals along. (Tasks that take turns in one thread
-    share these.)"""
+    """The block around the call of backward, in one of autograd's threads; else None. Context
+    variables do not get there; torch brings the calling thread's locals along. (Tasks that take
+    turns in one thread share these.)"""
     torch = sys.modules.get("torch")
     if (torch is None or torch._C._current_graph_task_id() == -1
         or not torch._C._is_key_in_tls(_LOCAL)):
@@ -250,7 +250,7 @@ def _leave_for_backward(cell: _Cell | None) -> None:
         return
     remove = getattr(torch._C, "_remove_obj_from_tls", None)
     if cell is None and remove is not None:
-        # what a thread still holds at its end is let go of without the interpreter lock
+        # an object still held when its thread ends is freed without the interpreter lock
         remove(_LOCAL)
     else:
         _stash(torch, _LOCAL, cell)
@@ -336,8 +336,8 @@ def override(config: Config | None) -> Iterator[Config | None]:
 
 
 def bump() -> int:
-    """A rule changed: give every live configuration a new epoch. Call it after the change. Returns
-    the generation."""
+    """Give every live configuration a new epoch, after a change of a rule. Returns the
+    generation."""
     global _generation
     with _lock:
         _generation += 1
@@ -346,8 +346,8 @@ def bump() -> int:
 
 
 def renew() -> None:
-    """Give every live configuration a new epoch: what was decided and remembered no longer
-    counts, because something besides rules and options has changed."""
+    """Give every live configuration a new epoch: earlier decisions no longer hold, because
+    something besides rules and options has changed."""
     global _active, _renewed
     with _lock:
         _epochs.clear()

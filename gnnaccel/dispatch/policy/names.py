@@ -21,10 +21,10 @@ class IdentityMap(Generic[V]):
     otherwise.
     """
 
-    _ref: Any = weakref.ref  # what an entry is found by
+    _ref: Any = weakref.ref  # class of the references to the objects
 
     def __init__(self) -> None:
-        # by id; for lookups that cannot afford a call
+        # entries by id; public for lookups that cannot afford a call
         self.entries: dict[int, tuple[weakref.ref, V]] = {}
 
     def get(self, owner: Any) -> V | None:
@@ -60,7 +60,7 @@ _originals: IdentityMap[weakref.ref] = IdentityMap()
 
 
 def is_module(target: Any) -> bool:
-    """Is it a ``torch.nn.Module``? Does not import torch: without torch there is no module."""
+    """Whether it is a ``torch.nn.Module``. Does not import torch: without it there is no module."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(target, torch.nn.Module)
 
@@ -103,8 +103,8 @@ def stand_for(layer: Any, module: Any) -> None:
 
 def original(layer: Any) -> Any:
     """The module that ``layer`` stands for, or itself."""
-    found = _originals.get(layer)
-    return layer if found is None else found() or layer
+    ref = _originals.get(layer)
+    return layer if ref is None else ref() or layer
 
 
 def qualified_name(layer: Any) -> str | None:

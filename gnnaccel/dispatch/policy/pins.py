@@ -1,5 +1,5 @@
-"""Decisions that are not to be made anew: pinned by a file that ``python -m gnnaccel log --export``
-wrote.
+"""Decisions pinned by a file that ``python -m gnnaccel log --export`` wrote, in place of the
+planner's.
 
 A decision belongs to a kind of calls: class of the layer, sizes of the graph (by their number of
 bits, as plans know them), dtype of the rows, whether gradients are wanted. A pinned route that
@@ -37,7 +37,7 @@ class Kind(NamedTuple):
 
 
 class Pinned(NamedTuple):
-    """``kernel``: name of the candidate, None on the native route."""
+    """A pinned way. ``kernel``: name of the candidate, None on the native route."""
 
     route: str
     kernel: str | None
@@ -63,12 +63,12 @@ class Decisions:
         return self
 
     def of(self, request: Any) -> Pinned | None:
-        """For a `Request`, `RelationalRequest` or `PlainRequest`."""
+        """The decision for a `Request`, `RelationalRequest` or `PlainRequest`, if there is one."""
         return self.pinned.get(kind_of(request))
 
 
 def kind_of(request: Any) -> Kind:
-    """Of a `Request`, `RelationalRequest` or `PlainRequest`."""
+    """The kind of a `Request`, `RelationalRequest` or `PlainRequest`."""
     return Kind(request.native.partition(" ")[0], request.src_bits, request.dst_bits,
                 request.edge_bits, str(request.row).removeprefix("torch."), request.grad)
 
@@ -92,7 +92,7 @@ def read(path: str | os.PathLike) -> Decisions:
 
 
 def entries(where: str, found: list) -> dict[Kind, Pinned]:
-    """Decisions as JSON has them. ValueError, beginning with ``where``, for what is none."""
+    """The decisions of entries in JSON. ValueError, beginning with ``where``, for other entries."""
     return dict(_entry(f"{where}: entry {at}", entry) for at, entry in enumerate(found))
 
 
@@ -110,14 +110,14 @@ def _entry(where: str, entry: Any) -> tuple[Kind, Pinned]:
 
 
 def pinned(where: str, entry: Any) -> Pinned:
-    """The way of a decision as JSON has it, with a former name of a kernel (`FORMER`) as the name
-    now. ValueError, beginning with ``where``, for what is none."""
+    """The way of an entry in JSON, with a former name of a kernel (`FORMER`) as the name now.
+    ValueError, beginning with ``where``, for other entries."""
     try:
-        found = Pinned(entry["route"], FORMER.get(entry["kernel"], entry["kernel"]))
+        way = Pinned(entry["route"], FORMER.get(entry["kernel"], entry["kernel"]))
     except (KeyError, TypeError) as problem:
         raise ValueError(f"{where} is no decision: {type(problem).__name__}: {problem}") from None
-    if found.route not in ROUTES or (found.route == "native") != (found.kernel is None):
+    if way.route not in ROUTES or (way.route == "native") != (way.kernel is None):
         raise ValueError(
-            f"{where} has route={found.route!r} with kernel={found.kernel!r}; a route is one of "
+            f"{where} has route={way.route!r} with kernel={way.kernel!r}; a route is one of "
                          f"{', '.join(ROUTES)}, and all but native name a kernel")
-    return found
+    return way

@@ -14,7 +14,7 @@ from typing import final
 @final
 @dataclass(frozen=True)
 class Reason:
-    """One cause. ``code`` like ``"GA203"``; ``text`` says what was seen; ``hint`` what would change
+    """One cause. ``code`` like ``"GA203"``; ``text``: the finding; ``hint``: how to change
     it."""
 
     code: str

@@ -46,7 +46,7 @@ INSTANCE, NAME, REGEX, CLASS = "instance", "name", "pattern", "class"
 
 @dataclass(frozen=True)
 class Verdict:
-    """May this layer be taken over? ``reason`` says why not."""
+    """Whether a layer may be taken over (``inside``); ``reason`` says why not."""
 
     inside: bool
     reason: Reason | None = None
@@ -54,7 +54,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Rule:
-    """One statement. ``order`` sorts by time; ``text`` is how the user wrote it."""
+    """A statement of the user. ``order`` sorts by time; ``text`` is how the user wrote it."""
 
     inside: bool
     order: tuple[int, int, int]
@@ -164,12 +164,12 @@ def _add_named(text: str, model: Any, inside: bool, order: tuple[int, int, int])
     rule = Rule(inside, order, f"{verb}({text!r}, model={owner})")
     if text.startswith(PATTERN):
         pattern = compiled(text)
-        found = [module for name, module in modules.items() if pattern.fullmatch(name)]
-        if not found:
+        matching = [module for name, module in modules.items() if pattern.fullmatch(name)]
+        if not matching:
             raise UnknownLayerError(
                 f"{text!r} matches no module of {owner}; a pattern has to match the whole name, "
                                     f"such as {', '.join(map(repr, list(modules)[:5]))}")
-        for module in found:
+        for module in matching:
             _add_own(module, REGEX, rule)
         return
     if text not in modules:
@@ -183,7 +183,7 @@ def _add_named(text: str, model: Any, inside: bool, order: tuple[int, int, int])
 # --- which names exist ----------------------------------------------------------------------------
 
 def register_class(path: str) -> None:
-    """An adapter knows the layer class with this dotted path, such as
+    """Note that an adapter knows the layer class with this dotted path, such as
     torch_geometric.nn.conv.gat_conv.GATConv."""
     KNOWN.setdefault(path.rpartition(".")[2], set()).add(path)
 
@@ -204,8 +204,8 @@ def complete() -> bool:
 
 
 def check(text: str, where: str) -> None:
-    """Does a string without a model name anything? UnknownLayerError, or ValueError for a bad
-    pattern, if not."""
+    """Check that a string without a model names something. UnknownLayerError, or ValueError for a
+    bad pattern, if not."""
     if text.startswith(PATTERN):
         compiled(text)
     elif not _names_something(text):
@@ -217,7 +217,7 @@ def check(text: str, where: str) -> None:
 def take_unknown() -> list[str]:
     """Messages, once each, for names that were accepted and that name nothing.
 
-    Such a name is no class of the registered hosts, and none in the files of the awaited ones.
+    These are names of no class of the registered hosts, and none in the files of the awaited ones.
     There are no messages while no host is registered. When no host is awaited, the rules with such
     names are dropped.
     """
@@ -227,7 +227,7 @@ def take_unknown() -> list[str]:
             return []
         wrong = {text: where for text, where in _deferred.items()
                  if not _names_something(text) and not _may_come(text)}
-        fresh = [_unknown(*found) for found in wrong.items() if found not in _told]
+        fresh = [_unknown(*entry) for entry in wrong.items() if entry not in _told]
         _told.update(wrong.items())
         if not _awaited:
             _deferred.clear()
@@ -253,7 +253,7 @@ def _names_something(text: str) -> bool:
 
 
 def _may_come(text: str) -> bool:
-    """Does a host that is awaited define a class of this name?"""
+    """Whether a host that is awaited defines a class of this name."""
     return any(text.rpartition(".")[2] in classes() for classes in _awaited.values())
 
 
@@ -270,14 +270,14 @@ def _resolve(path: str) -> type | None:
     """The class at a dotted path, aliases such as torch_geometric.nn.GATConv included, if its
     module is imported."""
     module, _, name = path.rpartition(".")
-    found = getattr(sys.modules.get(module), name, None) if module else None
-    return found if isinstance(found, type) else None
+    value = getattr(sys.modules.get(module), name, None) if module else None
+    return value if isinstance(value, type) else None
 
 
 # --- the verdict ----------------------------------------------------------------------------------
 
 def verdict(layer: Any, config: Config | None) -> Verdict:
-    """May ``layer`` be taken over under ``config``? Remembered weakly per layer, for the epoch of
+    """Whether ``layer`` may be taken over under ``config``. Kept weakly per layer, for the epoch of
     ``config``.
 
     Raises TypeError when a class's ``__gnnaccel__`` is not a bool.
@@ -288,9 +288,9 @@ def verdict(layer: Any, config: Config | None) -> Verdict:
     entry = _memo.entries.get(id(layer))
     if entry is not None and entry[1][0] == config.epoch and entry[0]() is layer:
         return entry[1][1]
-    found = _decide(layer, config)
-    _memo.set(layer, (config.epoch, found))
-    return found
+    decision = _decide(layer, config)
+    _memo.set(layer, (config.epoch, decision))
+    return decision
 
 
 def _decide(layer: Any, config: Config) -> Verdict:

@@ -1,8 +1,9 @@
 """Decisions that ``gnnaccel.autotune`` measured, kept in the user's cache for the environment they
 were measured in.
 
-Each is of calls that the planner cannot tell apart: the same computation (Program, heads, widths,
-dtypes, with or without gradients) of the same class of layers over graphs of the same magnitude.
+Each decision is of calls that the planner cannot tell apart: the same computation (Program, heads,
+widths, dtypes, with or without gradients) of the same class of layers over graphs of the same
+magnitude.
 """
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ SCHEMA = 2
 
 
 class Tuned:
-    """What was measured here; nothing where nothing was. One is like another: what is kept is
+    """The decisions measured in this environment, if any. All instances are equal: the file is
     looked up at each decision."""
 
     def __eq__(self, other: object) -> bool:
@@ -35,8 +36,8 @@ class Tuned:
         return "Tuned()"
 
     def of(self, request: Any) -> pins.Pinned | None:
-        """For a `Request`, `RelationalRequest` or `PlainRequest`. None over a graph seen for the
-        first time: what its structure costs was not timed."""
+        """The decision for a `Request`, `RelationalRequest` or `PlainRequest`. None over a graph
+        seen for the first time: the cost of its structure was not timed."""
         return None if request.fresh else kept(environment(request.device)).get(key_of(request))
 
 
@@ -58,13 +59,12 @@ class Only(Tuned):
 
 
 def key_of(request: Any) -> str:
-    """What its calls are kept under: everything that the planner is asked but whether the graph is
-    new, as 24 hex digits."""
+    """Key of a request's calls, 24 hex digits: all of the request but whether the graph is new."""
     return hashlib.sha256(repr(request._replace(fresh=False)).encode()).hexdigest()[:24]
 
 
 def environment(device: str) -> str:
-    """What times on a device of this type depend on besides the call."""
+    """Text of all that times on a device of this type depend on besides the call."""
     import torch
 
     if device == "cuda":
@@ -82,20 +82,20 @@ def environment(device: str) -> str:
 def kept(where: str) -> dict[str, pins.Pinned]:
     """The decisions of an environment, by `key_of`; none where the file has none or cannot be
     understood."""
-    # which needs the variables, and those the options, of which this module is part
+    # not at import: `store` needs `env`, and that the options, of which this module is part
     from gnnaccel import store
 
     held = store.read(NAME) or {}
-    found = held.get("environments", {}).get(where, {}) if held.get("schema") == SCHEMA else {}
+    entries = held.get("environments", {}).get(where, {}) if held.get("schema") == SCHEMA else {}
     try:
-        return {key: pins.pinned(f"{NAME}: entry {key}", entry) for key, entry in found.items()}
-    except (AttributeError, ValueError):  # of another version, or edited
+        return {key: pins.pinned(f"{NAME}: entry {key}", entry) for key, entry in entries.items()}
+    except (AttributeError, ValueError):  # a file of another version, or an edited one
         return {}
 
 
 def keep(where: str, decisions: Mapping[str, dict[str, Any]]) -> None:
     """Add decisions of an environment by `key_of`, in the place of those of the same keys: each
-    {route, kernel}, and for a reader what it is of. Raises as `store.update`."""
+    {route, kernel}, and for a reader a description of the calls. Raises as `store.update`."""
     from gnnaccel import store
 
     def change(held: dict[str, Any]) -> dict[str, Any]:

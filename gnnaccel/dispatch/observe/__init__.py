@@ -1,1 +1,1 @@
-"""What is told of calls: counts, records, and who stands around a call while somebody listens."""
+"""Observing calls: counts, records, and watchers around a call while somebody listens."""

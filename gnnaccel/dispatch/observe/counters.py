@@ -1,4 +1,4 @@
-"""How often each layer ran on which route, and why not on a faster one."""
+"""Counts of calls by layer, route and the reason against a faster one."""
 from __future__ import annotations
 
 import contextlib
@@ -18,20 +18,19 @@ watching: list[Watch] = []
 
 
 def count(layer: str, route: str, code: str | None = None) -> None:
-    """One call of a layer of class ``layer`` took ``route`` ("cuda", "torch", "native"), because of
-    reason ``code``."""
+    """Count one call of a layer of class ``layer`` by ``route`` ("cuda", "torch", "native"),
+    because of reason ``code``."""
     key = (layer, route, code)
     # Under the GIL this line is atomic: hashing a tuple of strings and adding ints run no Python
-    # code, and CPython
-    # switches threads only at loops' ends, on entering functions and after calls. A lock would cost
-    # as much again.
+    # code, and CPython switches threads only at loops' ends, on entering functions and after calls.
+    # A lock would cost as much again.
     _counts[key] += 1
     if watching:
         note(((key, 1),), False, decided=True)
 
 
 def again(layer: str, code: str | None) -> None:
-    """One call stayed native as the last one did, and will again."""
+    """Count one call that stayed native as the last one did, and will again."""
     key = (layer, "native", code)
     _counts[key] += 1
     if watching:
@@ -39,14 +38,14 @@ def again(layer: str, code: str | None) -> None:
 
 
 def compiled(layer: str) -> None:
-    """One call of a layer of class ``layer``, counted besides, comes from a compiled model."""
+    """Count one call of a layer of class ``layer`` as from a compiled model, beside `count`."""
     _compiled[layer] += 1
 
 
 class Tally:
-    """Calls that all count alike. Each adds one to ``calls``, which is atomic as well, and tells
-    `note` where somebody is watching; what they come to is added up when it is asked for.
-    ``counts``: of one call."""
+    """Calls with equal counts. Each adds one to ``calls``, which is atomic as well, and tells
+    `note` where somebody is watching; sums are made when they are asked for. ``counts``: of one
+    call."""
 
     __slots__ = ("counts", "calls")
 
@@ -55,9 +54,9 @@ class Tally:
 
 
 def tally(counts: dict[Key, int]) -> Tally:
-    """The one for such counts: layers come and go, what their calls count hardly differs."""
-    found = tuple(counts.items())
-    return _tallies.setdefault(found, Tally(found))
+    """The `Tally` of such counts, shared: layers come and go, the counts of calls hardly differ."""
+    items = tuple(counts.items())
+    return _tallies.setdefault(items, Tally(items))
 
 
 def _add_up() -> None:
@@ -68,10 +67,9 @@ def _add_up() -> None:
 
 
 class Watch:
-    """What one thread counts for a while. ``native``: nothing but native calls, none because of
-    where it happened, such as within a mode of torch; ``lasting``: all of them will be native again
-    over the same tensors; ``decided``: some were not native because of an earlier call, but looked
-    at anew."""
+    """Counts of one thread for a while. ``native``: nothing but native calls, none because of where
+    it happened, such as within a mode of torch; ``lasting``: all of them will be native again over
+    the same tensors; ``decided``: some were decided anew, not by an earlier call."""
 
     __slots__ = ("thread", "counts", "native", "lasting", "decided")
     counts: defaultdict[Key, int]
@@ -82,8 +80,8 @@ class Watch:
 
 
 def note(counts: tuple[tuple[Key, int], ...], lasting: bool, decided: bool = False) -> None:
-    """Write down for who is watching what was counted."""
-    for watch in watching:  # which may end in another thread at any time
+    """Add counts to the `Watch` of this thread, if there is one."""
+    for watch in watching:  # a watch may end in another thread at any time
         if threading.get_ident() == watch.thread:
             watch.lasting, watch.decided = watch.lasting and lasting, watch.decided or decided
             for key, n in counts:
@@ -99,12 +97,12 @@ def watched() -> Iterator[Watch | None]:
     if watching:
         yield None
         return
-    found = Watch()
-    watching.append(found)
+    watch = Watch()
+    watching.append(watch)
     try:
-        yield found
+        yield watch
     finally:
-        watching.remove(found)
+        watching.remove(watch)
 
 
 @contextlib.contextmanager

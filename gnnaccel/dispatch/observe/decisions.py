@@ -1,5 +1,5 @@
-"""What is said and written down of a decided call, be it of a layer, an aggregation inside one or a
-single operation: warnings about native calls, and the records of forward and backward.
+"""Reporting a decided call of a layer, an aggregation inside one or a single operation: warnings
+about native calls, and the records of forward and backward.
 """
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from gnnaccel.errors import FallbackError
 
 
 class Subject(NamedTuple):
-    """What is known of a call, whatever is decided. ``name``: the layer's class, or the operation;
-    ``layer``: None of an operation; ``row``, ``out``: dtypes of the rows and of the result, None
-    where the call was not understood."""
+    """Facts of a call that do not depend on the decision. ``name``: the layer's class, or the
+    operation; ``layer``: None of an operation; ``row``, ``out``: dtypes of the rows and of the
+    result, None where the call was not understood."""
 
     host: str
     name: str

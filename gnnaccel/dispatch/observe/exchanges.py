@@ -1,6 +1,6 @@
-"""Standing around exchanges of rows between processes, as `watch` does around calls.
+"""Watchers around exchanges of rows between processes, as `watch` has them around calls.
 
-Nobody stands there unless somebody measures, and then nothing is computed for it.
+There are none unless somebody measures, and without them nothing is computed.
 """
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def add(watcher: Watcher) -> None:
 def remove(watcher: Watcher) -> None:
     """The opposite of `add`."""
     global _watchers
-    _watchers = tuple(known for known in _watchers if known != watcher)
+    _watchers = tuple(each for each in _watchers if each != watcher)
 
 
 @contextlib.contextmanager

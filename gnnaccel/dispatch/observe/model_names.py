@@ -1,8 +1,8 @@
-"""What records and reports call a layer: the name given by ``name_layers``, else the qualified name
-that it has in the model which is running, such as ``convs.0``.
+"""Names of layers in records and reports: the name given by ``name_layers``, else the qualified
+name in the model which is running, such as ``convs.0``.
 
 The model is found on the stack: the outermost module whose method (``forward``, or another such as
-``encode``) is running and which holds the layer. That is looked up once per layer, at its first
+``encode``) is running and which holds the layer. The stack is searched once per layer, at its first
 record, so calls that nobody listens to pay nothing. Names found here are for readers only: rules
 match the names that were given. Layers of two models may have the same name. Nothing is stored on a
 module, and all is held weakly.
@@ -23,8 +23,8 @@ _WRAPPERS = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParalle
 
 
 class Found(NamedTuple):
-    """``name``: None of a layer that no running module holds; ``others``: further names of the same
-    layer in the same model."""
+    """Names of one layer. ``name``: None if no running module holds the layer; ``others``: further
+    names of it in the same model."""
 
     name: str | None = None
     others: tuple[str, ...] = ()
@@ -42,16 +42,16 @@ def name_of(layer: Any) -> str | None:
 def found(layer: Any) -> Found:
     """The names that the running model has for ``layer``, as found at its first record."""
     module = names.original(layer)
-    known = _found.get(module)
-    if known is None:
+    entry = _found.get(module)
+    if entry is None:
         with _lock:
-            known = _derived(module)
-            _found.set(module, known)
-    return known
+            entry = _derived(module)
+            _found.set(module, entry)
+    return entry
 
 
 def forget() -> None:
-    """Forget all that was found."""
+    """Forget all names found on the stack."""
     with _lock:
         _found.clear()
 

@@ -68,14 +68,14 @@ _DEFAULTS: Record = {
 ADDED: Record = {"kernels": [], "native_us": None}
 
 _lock = threading.Lock()
-#: who gets records; replaced, never changed in place: `emit` takes no lock. For those who cannot
-#: afford to call `listening`.
+#: receivers of records; replaced, never changed in place: `emit` takes no lock. Public for code
+#: that cannot afford to call `listening`.
 sinks: tuple[Sink, ...] = ()
 _calls = itertools.count(1)
 
 
 def listening() -> bool:
-    """Does anybody want records? Costs some tens of nanoseconds."""
+    """Whether anybody wants records. Costs some tens of nanoseconds."""
     return bool(sinks)
 
 
@@ -117,7 +117,7 @@ def subscribe(sink: Sink) -> Sink:
     subscribed."""
     global sinks
     with _lock:
-        if not any(known is sink for known in sinks):
+        if not any(each is sink for each in sinks):
             sinks = (*sinks, sink)
     return sink
 
@@ -126,10 +126,10 @@ def unsubscribe(sink: Sink) -> bool:
     """Take ``sink`` out; False when it was not in."""
     global sinks
     with _lock:
-        kept = tuple(known for known in sinks if known is not sink)
-        found = len(kept) < len(sinks)
-        sinks = kept
-    return found
+        rest = tuple(each for each in sinks if each is not sink)
+        removed = len(rest) < len(sinks)
+        sinks = rest
+    return removed
 
 
 @contextlib.contextmanager
@@ -143,9 +143,9 @@ def muted() -> Iterator[None]:
         yield
     finally:
         with _lock:
-            # mypy takes it to be empty still
+            # mypy takes `sinks` to be empty still
             sinks = (*held, *(sink for sink in sinks  # type: ignore[var-annotated]
-                               if not any(sink is known for known in held)))
+                               if not any(sink is each for each in held)))
 
 
 def validate(record: Record) -> None:

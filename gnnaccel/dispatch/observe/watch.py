@@ -1,7 +1,7 @@
-"""Standing around calls: who measures or compares them is called in their place, with the call to
-run.
+"""Watchers around calls: functions that measure or compare calls. They are called in place of a
+call, with the function that runs it.
 
-Asked only while somebody listens to records, so it costs nothing otherwise.
+Watchers are asked only while somebody listens to records, so they cost nothing otherwise.
 """
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from gnnaccel.dispatch.observe import records
 
 
 class Visit(NamedTuple):
-    """One call about to be decided. ``layer``: the host's layer, or the name of a single operation;
-    then ``adapter`` is None, ``args`` holds what `ops.route.run` was given, and ``native``, without
-    arguments, may be None. Of a layer without an adapter the call is that of its message passing,
-    with what stands for an adapter of that."""
+    """A call about to be decided. ``layer``: the host's layer, or the name of a single operation;
+    then ``adapter`` is None, ``args`` holds the arguments of `ops.route.run`, and ``native``,
+    without arguments, may be None. For a layer without an adapter the call is that of its message
+    passing, and ``adapter`` stands for one of that."""
 
     layer: Any
     adapter: Any
@@ -32,7 +32,7 @@ Watcher = Callable[[Visit, Run], Any]
 
 _lock = threading.Lock()
 _watchers: tuple[Watcher, ...] = ()  # replaced, never changed in place
-_repeating: tuple[Watcher, ...] = ()  # those of them that run calls several times
+_repeating: tuple[Watcher, ...] = ()  # the watchers that run calls several times
 
 
 def around(visit: Visit, run: Run) -> Any:
@@ -66,6 +66,6 @@ def remove(watcher: Watcher, sink: records.Sink) -> None:
     global _watchers, _repeating
     with _lock:
         # bound methods are made anew each time
-        _watchers = tuple(known for known in _watchers if known != watcher)
-        _repeating = tuple(known for known in _repeating if known != watcher)
+        _watchers = tuple(each for each in _watchers if each != watcher)
+        _repeating = tuple(each for each in _repeating if each != watcher)
     records.unsubscribe(sink)

@@ -93,7 +93,7 @@ def dot_product(scale: float, dropout: float, edge: bool) -> Program:
 
 @functools.lru_cache(maxsize=256)
 def dot_product_shared(scale: float, dropout: float) -> Program:
-    """Dot-product attention whose values are its keys: what is left on the edges when the linear
+    """Dot-product attention whose values are its keys: the part left on the edges when the linear
     maps of keys and values are moved to the destinations (linear operator reordering, arXiv
     2301.06284)."""
     ops = (op("dot", "d", "queries@dst", "keys@src"), op("scale", "s", "d", by=scale),

@@ -8,8 +8,8 @@ from typing import Any
 from gnnaccel.dispatch.ir import attention_programs as programs
 from gnnaccel.dispatch.ir.program import Op, Program
 
-#: the operations between the inputs and the softmax, without what is optional, -> the kernels' kind
-#: of score
+#: the operations between the inputs and the softmax, without optional ones -> the kernels' kind of
+#: score
 _SHAPES = {
     ("head_dot", "add", "leaky_relu"): "additive",
     ("add", "leaky_relu"): "terms",
@@ -56,7 +56,7 @@ class Attention:
 
 @functools.lru_cache(maxsize=512)
 def attention(program: Program) -> Attention | None:
-    """The attention that ``program`` is, None when no fused kernel computes it."""
+    """``program`` as an attention, None when no fused kernel computes it."""
     kinds = [op.kind for op in program.ops]
     if program.has_input("bias"):  # an epilogue of the kernels
         if program.ops[-1].kind != "add" or program.ops[-1].args[1:] != ("bias",):
@@ -71,14 +71,14 @@ def attention(program: Program) -> Attention | None:
         return None
     if kinds[cut + 1:-1] not in ([], ["dropout"]):
         return None
-    found = {name: value for op in program.ops for name, value in op.attrs}
-    if _wiring(program) != _wiring(_published(program, score, edge, found)):
+    constants = {name: value for op in program.ops for name, value in op.attrs}
+    if _wiring(program) != _wiring(_published(program, score, edge, constants)):
         return None
     if score == "dot" and not program.has_input("values"):
         # values are the keys: SuperGAT's kernel with an identity for leaky_relu
-        score, found["slope"] = "sd", 1.0
-    return Attention(score, float(found.get("slope", 0.0)), float(found.get("by", 1.0)),
-                     float(found.get("p", 0.0)), edge, program.has_input("of_dst"))
+        score, constants["slope"] = "sd", 1.0
+    return Attention(score, float(constants.get("slope", 0.0)), float(constants.get("by", 1.0)),
+                     float(constants.get("p", 0.0)), edge, program.has_input("of_dst"))
 
 
 def _published(program: Program, score: str, edge: bool, found: dict[str, Any]) -> Program:
@@ -103,8 +103,8 @@ def _published(program: Program, score: str, edge: bool, found: dict[str, Any]) 
 
 
 def _wiring(program: Program) -> tuple:
-    """Inputs and operations with intermediate values called by their place: what they are named
-    does not count."""
+    """Inputs and operations with intermediate values called by their place: their names do not
+    count."""
     place = {name: name for name, _ in program.inputs}
     ops = []
     for i, op in enumerate(program.ops):

@@ -1,4 +1,4 @@
-"""`Program`: what a layer computes, with no host and no kernel in it (Hector's inter-operator
+"""`Program`: the computation of a layer, with no host and no kernel in it (Hector's inter-operator
 level, arXiv 2301.06284).
 
 A Program is a list of operations over named values. Each value lives in a domain: SRC and DST (one
@@ -24,8 +24,7 @@ ENDS = {"src": (SRC, DST), "dst": (SRC, DST), "rel": (RELATION,), "pair_src": (P
         "pair_dst": (PAIR_DST,)}
 #: how a value is read -> the domain whose rows are read
 DOMAIN_OF = {"src": SRC, "dst": DST, "rel": RELATION, "pair_src": PAIR_SRC, "pair_dst": PAIR_DST}
-#: domain of an operation -> what may be read in it by its end; nothing but plain values in the
-#: others
+#: domain of an operation -> the ends that may be read in it; in other domains plain values only
 READS = {EDGE: tuple(ENDS), PAIR_SRC: ("src", "rel"), PAIR_DST: ("dst", "rel")}
 
 #: operation -> what it does, on values [rows, heads] (scores) or [rows, heads, width] (rows)
@@ -96,7 +95,7 @@ class Op:
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """``inputs``: (name, domain) pairs; ``ops`` in order; ``output``: the value that is the result,
+    """A layer's computation. ``inputs``: (name, domain) pairs; ``output``: the value of the result,
     on DST.
 
     Compared and hashed by identity, since memo keys hold Programs: build them by memoised
@@ -109,22 +108,22 @@ class Program:
     output: str
 
     def __post_init__(self) -> None:
-        known = dict(self.inputs)
+        domains = dict(self.inputs)
         for op in self.ops:
             if op.kind not in OPERATIONS:
                 raise ValueError(
                     f"{self.name}: unknown operation {op.kind!r}; known: {', '.join(OPERATIONS)}")
             for arg in op.args:
                 name, _, end = arg.partition("@")
-                if name not in known:
+                if name not in domains:
                     raise ValueError(
                         f"{self.name}: {op} reads {name!r}, which nothing before it makes")
-                if end and known[name] not in ENDS.get(end, ()):
+                if end and domains[name] not in ENDS.get(end, ()):
                     raise ValueError(f"{self.name}: {arg!r} reads an end of {name!r}, which "
-                                     f"lives in {known[name]}")
-            known[op.out] = domain = _domain(op, known)
+                                     f"lives in {domains[name]}")
+            domains[op.out] = domain = _domain(op, domains)
             _check_reads(self.name, op, domain)
-        if known.get(self.output) != DST:
+        if domains.get(self.output) != DST:
             raise ValueError(f"{self.name}: the output {self.output!r} does not live in {DST}")
 
     @functools.cached_property
@@ -137,14 +136,14 @@ class Program:
     @functools.cached_property
     def domains(self) -> dict[str, str]:
         """The domain of every value."""
-        known = dict(self.inputs)
+        domains = dict(self.inputs)
         for op in self.ops:
-            known[op.out] = _domain(op, known)
-        return known
+            domains[op.out] = _domain(op, domains)
+        return domains
 
     @functools.cached_property
     def last_reads(self) -> tuple[tuple[str, ...], ...]:
-        """For each operation, the values that none after it reads."""
+        """The values that no operation after it reads, for each operation."""
         last = {name_of(arg): at for at, step in enumerate(self.ops) for arg in step.args}
         return tuple(tuple(name for name, place in last.items() if place == at)
                      for at in range(len(self.ops)))

@@ -33,43 +33,43 @@ from gnnaccel.dispatch.uncompiled import uncompiled
 
 
 class Adapter(Protocol):
-    """What an adapter offers for one layer class."""
+    """Interface of an adapter for one layer class."""
 
     host: str
 
     def key(self, layer: Any, args: tuple, kwargs: dict) -> tuple | None:
-        """All that a call's route depends on but its integer tensors. None for a call that cannot
+        """Key of a call: all that its route depends on but its integer tensors. None if it cannot
         be repeated without being stated."""
 
     def keep(self, layer: Any, args: tuple, kwargs: dict, stated: CallSpec,
              given: CallInputs | RelationalInputs) -> Any:
-        """What calls that repeat this one need to know of it, without its tensors;
+        """Facts of this call that calls repeating it need, without its tensors;
         `layer_memory.UNREPEATABLE` where none can."""
 
     def again(self, layer: Any, args: tuple, kwargs: dict,
               kept: Any) -> CallInputs | RelationalInputs:
-        """The tensors of a call that repeats another one, as `state` would give them. ``kept``: as
-        `keep` had it of that one."""
+        """The tensors of a call that repeats another one, as `state` would give them. ``kept``: the
+        result of `keep` for that one."""
 
     def state(self, layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] | Reason:
-        """The call as a Program over a graph, or why it is not one. Must not change anything nor
-        compute on tensors."""
+        """The call as a Program over a graph, or the reason why it is none. Must change nothing,
+        nor compute on tensors."""
 
     #: (layer, args, kwargs, like) -> as `state`, of a call that differs from the kept one ``like``
     #: (`layer_memory.Exact`) in its graph and in numbers of rows alone, and so has its program;
-    #: None where that cannot be seen; None where it never can
+    #: the result is None where that cannot be seen, the field None where it never can
     resized: Callable[[Any, tuple, dict, Any], Any] | None
 
     def run(self, layer: Any, stated: CallSpec, given: CallInputs, attend: attention.Call) -> Any:
         """The call's result; ``attend(tensors)`` runs the Program."""
 
     #: (layer, call) -> a plain call ``layer(x, edge_index)`` by kernels as an
-    #: `attention_bound.Bound`, None where there is no such thing; None where there never is
+    #: `attention_bound.Bound`, None if there is none; the field None where there never is
     bind: Callable[[Any, attention.Call], Any] | None
 
 
-#: whether this is inside a call over a new graph of which the whole, as one, was estimated not to
-#: pay
+#: whether this is inside a call of a layer around others, over a new graph, that was estimated not
+#: to pay as a whole
 _whole_refused: contextvars.ContextVar[bool] = contextvars.ContextVar("gnnaccel_refused",
                                                                        default=False)
 _AS_THE_WHOLE = native_plan(("kernels", reason(
@@ -99,54 +99,54 @@ def decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict,
 
 
 def _told(visit: watch.Visit) -> Any:
-    """The long way, with a record."""
+    """`_decide` with a record."""
     return _decide(*visit, time.perf_counter_ns())
 
 
 def _decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict, config: Config,
             start: int) -> Any:
-    """The long way. ``start``: when the call began, 0 when nobody listens."""
+    """`decide` without watchers. ``start``: when the call began, 0 when nobody listens."""
     verdict = rules.verdict(layer, config)
     if not verdict.inside:
         settings.note_native(layer, config, verdict.reason)  # type: ignore[arg-type]  # has one
         return _refused(layer, adapter, native, args, kwargs, config, verdict.reason, start)
     held = layer_memory.memories.entries.get(id(layer))  # `IdentityMap.get`, without its call
     memory = held[1] if held is not None and held[0]() is layer else None
-    found, like = _stated(layer, adapter, args, kwargs, config, memory)
-    if type(found) is Reason:
-        settings.note_native(layer, config, found)
+    statement, like = _stated(layer, adapter, args, kwargs, config, memory)
+    if type(statement) is Reason:
+        settings.note_native(layer, config, statement)
         if config.on_fallback == "native" and not capture.capturing():
-            native_learning.remember_reason(layer, args, kwargs, config, found)
-        return _refused(layer, adapter, native, args, kwargs, config, found, start)
-    stated, given = found
+            native_learning.remember_reason(layer, args, kwargs, config, statement)
+        return _refused(layer, adapter, native, args, kwargs, config, statement, start)
+    stated, inputs = statement
     if capture.capturing() and isinstance(stated, RelationalSpec):
-        why = stated.captured_reason(given)
+        why = stated.captured_reason(inputs)
         if why is not None:
             return _refused(layer, adapter, native, args, kwargs, config, why, start)
-    device, grad = given.device.type, torch.is_grad_enabled()
-    fresh = _fresh(memory, layer, stated, given, args, kwargs)
+    device, grad = inputs.device.type, torch.is_grad_enabled()
+    fresh = _fresh(memory, layer, stated, inputs, args, kwargs)
     plan = (_AS_THE_WHOLE if fresh and _whole_refused.get() and config.when == "profitable"
             else planner.plan(stated.request(device, grad, fresh), config))
-    made = None if plan.route == "native" else stated.lookup(given)
+    view = None if plan.route == "native" else stated.lookup(inputs)
     if plan.route == "cuda" and stated.by_graph:
-        plan = _over_this_graph(stated, made[0], plan, grad)  # type: ignore[index]
+        plan = _over_this_graph(stated, view[0], plan, grad)  # type: ignore[index]
     entry = settings.asked(layer, config)
     use: Any = None if entry is None else quantized.chosen(layer, entry, config, stated, plan)
     if plan.route != "native":
-        out = _by_plan(layer, adapter, args, kwargs, config, stated, given, plan, made, entry, use,
+        out = _by_plan(layer, adapter, args, kwargs, config, stated, inputs, plan, view, entry, use,
                        like, memory, start)
-        # no view: those made without gradients cannot be changed in place with
+        # no view: a view made without gradients cannot be changed in place once they are on
         return out if grad or type(out) is not Tensor or not out._is_view() else out.detach()
     if entry is not None:
         entry.fell_back(use)
     if not settings.learning(use) and not capture.capturing():
-        native_learning.remember(layer, given.structure,
+        native_learning.remember(layer, inputs.structure,
                                  args if config.on_fallback == "native" else (), kwargs, config,
                                  plan.code, not fresh)
     if (fresh and device == "cuda" and stated.together and plan.code == "GA301"
             and config.on_fallback == "native"):
         native = _with_its_parts(native)
-    return _native(layer, adapter, native, args, kwargs, config, stated, given, plan, start)
+    return _native(layer, adapter, native, args, kwargs, config, stated, inputs, plan, start)
 
 
 def _by_plan(layer: Any, adapter: Adapter, args: tuple, kwargs: dict, config: Config, stated: Any,
@@ -159,7 +159,7 @@ def _by_plan(layer: Any, adapter: Adapter, args: tuple, kwargs: dict, config: Co
     call, run = stated.call(graph, plan), stated.runner(plan.route)
     if entry is not None:
         run = quantized.runner(entry, use, run)
-    # nothing of a call in a capture holds for another one
+    # a call in a capture says nothing about others
     if (hit != "none" and not capture.capturing()
         and (entry is None or (isinstance(stated, CallSpec) and not settings.learning(use)))):
         bound = layer_memory.remember(layer, adapter, args, kwargs, config, stated, given, plan,
@@ -175,28 +175,28 @@ def _by_plan(layer: Any, adapter: Adapter, args: tuple, kwargs: dict, config: Co
 
 def _stated(layer: Any, adapter: Adapter, args: tuple, kwargs: dict, config: Config,
             memory: LayerMemory | None) -> tuple[Any, Any]:
-    """What `Adapter.state` gives of the call, and the kept call as which it was stated; None where
-    it was stated by itself. ``memory``: the layer's."""
+    """The result of `Adapter.state`, and the kept call as which the call was stated, None where it
+    was stated by itself. ``memory``: the layer's."""
     if adapter.resized is not None and memory is not None:
         # `layer_memory.mode_of`, without its call
         like = memory.exact[torch.is_grad_enabled() + 2 * (layer.training is True)]
         if like is not None and like.epoch == config.epoch:
-            found = adapter.resized(layer, args, kwargs, like)
-            if found is not None:
-                return found, like
+            statement = adapter.resized(layer, args, kwargs, like)
+            if statement is not None:
+                return statement, like
     return adapter.state(layer, args, kwargs), None
 
 
 def _recorded(run: Any, call: Any, subject: Subject, plan: Plan, graph: Any, hit: str,
               start: int) -> Any:
-    """``run`` of a call whose record was written, which records its backward."""
+    """``run`` that records the call's backward, after the call's own record was written."""
     passes = call.optimised().as_dict() if isinstance(call, RelationalCall) else None
     number = decisions.forward(subject, plan, graph, hit, _since(start), passes)
     return _recording(run, decisions.on_backward(subject, plan, number))
 
 
 def _over_this_graph(stated: RelationalSpec, graph: Any, plan: Plan, grad: bool) -> Plan:
-    """``plan``; native where kernels that this graph's pairs call for cannot run, or not yet."""
+    """``plan``; native where the kernels for this graph's pairs cannot run, or not yet."""
     why = stated.call(graph, plan).problem(grad)
     return plan if why is None else native_plan((plan.kernel or "kernels", why))
 
@@ -215,11 +215,11 @@ def _with_its_parts(native: Any) -> Any:
 
 def _fresh(memory: LayerMemory | None, layer: Any, stated: CallSpec, given: CallInputs,
            args: tuple, kwargs: dict) -> int:
-    """How many calls the graph's structure is expected to serve; 0 where it costs nothing more: it
-    is there; or the layer was called over these very edges, and more often than over the graph
-    before, so there will be more; or a checkpoint may be about to repeat this call, and must then
-    find the same route; or a CUDA graph will, which few layers' own code can be captured in.
-    ``memory``: the layer's, None where it has none yet."""
+    """How many calls the graph's structure is expected to serve; 0 where it is not priced: it is
+    there; or the layer was called over these very edges, and more often than over the graph before,
+    so there will be more calls; or a checkpoint may repeat this call, and must then find the same
+    route; or a CUDA graph will, in which few layers' own code can be captured. ``memory``: the
+    layer's, None where it has none yet."""
     structure = given.structure
     if capture.capturing():
         return 0
@@ -233,11 +233,11 @@ def _fresh(memory: LayerMemory | None, layer: Any, stated: CallSpec, given: Call
     if len(structure) == 1:
         if again:
             return expected
-        known = ledgers.ledgers.get(id(structure[0]))
-        if type(structure[0]) is Tensor and known is not None and not known.layers:
+        ledger = ledgers.ledgers.get(id(structure[0]))
+        if type(structure[0]) is Tensor and ledger is not None and not ledger.layers:
             return expected or 1  # no layer was native over them
-    met = memory.of(layer_memory.graph_of(structure, args, kwargs))
-    return expected or 1 if met is None else 0
+    entry = memory.of(layer_memory.graph_of(structure, args, kwargs))
+    return expected or 1 if entry is None else 0
 
 
 def _recording(run: Any, on_backward: Any) -> Any:
@@ -256,7 +256,7 @@ def _recording(run: Any, on_backward: Any) -> Any:
 # --- native ---------------------------------------------------------------------------------------
 
 def _refused(layer, adapter, native, args, kwargs, config: Config, why: Any, start: int) -> Any:
-    """A call that was not planned."""
+    """The native result of a call that was not planned."""
     return _native(layer, adapter, native, args, kwargs, config, None, None,
                    native_plan((type(layer).__name__, why)), start)
 
@@ -280,7 +280,7 @@ def _native(layer, adapter, native, args, kwargs, config: Config, stated: CallSp
 # --- records --------------------------------------------------------------------------------------
 
 def _since(start: int) -> float:
-    """Microseconds."""
+    """Microseconds since ``start``, a `time.perf_counter_ns`."""
     return (time.perf_counter_ns() - start) / 1e3
 
 
@@ -292,11 +292,11 @@ def _subject(layer: Any, adapter: Adapter, stated: CallSpec | None, device: str)
 def _graph_of(stated: CallSpec | None, graph: Any) -> dict[str, Any] | None:
     if stated is None:
         return None
-    found = stated.facts()
-    known = (graph.statistics() if isinstance(graph, GraphView)
-             and graph.device.type == "cuda" else None)
-    if known is not None:
-        found.update(max_degree=known.max_degree, mean_degree=known.mean_degree,
-                     super_nodes=known.super_nodes, super_share=known.super_share,
-                     density=known.density, histogram=list(known.histogram))
-    return found
+    facts = stated.facts()
+    statistics = (graph.statistics() if isinstance(graph, GraphView)
+                  and graph.device.type == "cuda" else None)
+    if statistics is not None:
+        facts.update(max_degree=statistics.max_degree, mean_degree=statistics.mean_degree,
+                     super_nodes=statistics.super_nodes, super_share=statistics.super_share,
+                     density=statistics.density, histogram=list(statistics.histogram))
+    return facts

@@ -2,8 +2,8 @@
 
 A wrapper that Dynamo traces gives it the host's function. Where Dynamo gives a frame up, after a
 graph break say, Python runs the wrapper, and Dynamo looks at each function that is called from
-there. Those that decide a call must then run as they are written: compiled, they would take for the
-process's state what holds while a compiler traces, and remember it.
+there. Functions that decide a call must then run as they are written: compiled, they would remember
+the state while a compiler traces as the process's state.
 """
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _KNOWN = hasattr(_frames, "set_code_exec_strategy")
 
 
 def uncompiled(function: _Function) -> _Function:
-    """The function itself. Where Python calls it, Dynamo lets it run, with all that it calls.
+    """The function itself, marked: where Python calls it, Dynamo lets it run, with all it calls.
 
-    The mark is on its code: a call costs nothing more. Functions made by one ``def`` share it. What
-    Dynamo traces is not changed.
+    The mark is on its code: a call costs nothing more. Functions made by one ``def`` share it. Code
+    that Dynamo traces is not changed.
     """
     if _KNOWN:
         skip = _frames._FrameAction.SKIP
@@ -31,9 +31,9 @@ def uncompiled(function: _Function) -> _Function:
 
 
 def untraced(function: _Function) -> _Function:
-    """The function itself. Dynamo breaks the graph where it meets it, and it runs as `uncompiled`.
+    """The function itself, marked: Dynamo breaks the graph at it, and it runs as `uncompiled`.
 
-    For what compiled autograd would trace: the backward of nodes that run kernels.
+    For code that compiled autograd would trace: the backward of nodes that run kernels.
     """
     function._torchdynamo_disable = True  # type: ignore[attr-defined]  # as torch.compiler.disable
     return uncompiled(function)
@@ -42,8 +42,8 @@ def untraced(function: _Function) -> _Function:
 def kept_apart(function: _Function) -> _Function:
     """The function itself, with a code object of its own.
 
-    Dynamo keeps by code what it compiled, and whether it has given up: of functions made by one
-    ``def`` it would give up all with the first.
+    Dynamo keeps its results by code, and whether it has given up: of functions made by one ``def``
+    it would give up all with the first.
     """
     function.__code__ = function.__code__.replace()
     return function

@@ -26,8 +26,8 @@ class Graph:
     """A graph to be cut. Arrays may be memory-mapped.
 
     ``nodes``: how many of each type; ``edges``: (sources, destinations), each [E], by relation;
-    ``node_rows``, ``edge_rows``: arrays with one row a node or edge, by type and name; ``whole``:
-    arrays that every part gets whole; ``plain``: the same of values that JSON can write.
+    ``node_rows``, ``edge_rows``: arrays of a row for each node or edge, by type and name;
+    ``whole``: arrays that every part gets whole; ``plain``: likewise values that JSON can write.
     ``hetero``: whether types were given.
     """
 
@@ -44,21 +44,21 @@ def owners(graph: Graph, parts: int, given: Mapping[str, Any] | None,
            chunk: int = CHUNK) -> dict[str, np.ndarray]:
     """The owner of each node by type: as ``given``, else ranges balanced by the edges that
     enter."""
-    found = {}
+    by_kind = {}
     for kind, count in graph.nodes.items():
         if given is not None:
             if kind not in given:
                 raise PartitionError(f"the assignment lacks node type {kind!r}; it has "
                                      f"{sorted(given)}")
-            found[kind] = cutting.given(given[kind], count, parts, f"node type {kind!r}"
-                                        if graph.hetero else "nodes")
+            by_kind[kind] = cutting.given(given[kind], count, parts, f"node type {kind!r}"
+                                          if graph.hetero else "nodes")
             continue
         degrees = np.zeros(count, np.int64)
         for (_, _, target), (_, ends) in graph.edges.items():
             if target == kind:
                 degrees += cutting.in_degrees(ends, count, chunk)
-        found[kind] = cutting.by_edges(degrees, parts)
-    return found
+        by_kind[kind] = cutting.by_edges(degrees, parts)
+    return by_kind
 
 
 def check(graph: Graph, chunk: int = CHUNK) -> None:
@@ -70,9 +70,9 @@ def check(graph: Graph, chunk: int = CHUNK) -> None:
                                  "destinations; there has to be one of each for every edge")
         for ends, kind in zip(pair, (relation[0], relation[2])):
             for at in chunks(len(ends), chunk):
-                seen = np.asarray(ends[at])
-                if seen.min() < 0 or seen.max() >= graph.nodes[kind]:
-                    wrong = seen.min() if seen.min() < 0 else seen.max()
+                ids = np.asarray(ends[at])
+                if ids.min() < 0 or ids.max() >= graph.nodes[kind]:
+                    wrong = ids.min() if ids.min() < 0 else ids.max()
                     raise GraphError(f"an edge names node {wrong} of {graph.nodes[kind]}. {VALID}")
     rows = [(kind, graph.nodes[kind], named) for kind, named in graph.node_rows.items()]
     edges: list[Any] = [(relation, len(graph.edges[relation][0]), named)
@@ -94,15 +94,15 @@ def write(graph: Graph, owner: dict[str, np.ndarray], parts: int, out: Path, met
 class _Writer:
     def __init__(self, graph: Graph, owner: dict[str, np.ndarray], parts: int, chunk: int):
         self.graph, self.owner, self.parts, self.chunk = graph, owner, parts, chunk
-        #: of each node: its place among the own nodes of its owner
-        self.local = {kind: _places(found, parts) for kind, found in owner.items()}
-        self.own = {kind: [np.flatnonzero(found == part) for part in range(parts)]
-                    for kind, found in owner.items()}
+        #: place of each node among the own nodes of its owner, by type
+        self.local = {kind: _places(owner_of, parts) for kind, owner_of in owner.items()}
+        self.own = {kind: [np.flatnonzero(owner_of == part) for part in range(parts)]
+                    for kind, owner_of in owner.items()}
 
     def write(self, out: Path, method: str) -> None:
         folders = [storage.Folder(out / f"part-{part}", part) for part in range(self.parts)]
         sources = {relation: self._edges(relation, folders) for relation in self.graph.edges}
-        halos = [self._renumbered({relation: found[part] for relation, found in sources.items()},
+        halos = [self._renumbered({relation: arrays[part] for relation, arrays in sources.items()},
                                   part) for part in range(self.parts)]
         for part, folder in enumerate(folders):
             self._plan(folder, part, halos)
@@ -120,14 +120,14 @@ class _Writer:
             "manifests": [folder.close() for folder in folders]})
 
     def _edges(self, relation: Relation, folders: list[storage.Folder]) -> list[np.ndarray]:
-        """Writes each part's edges, in the graph's order, and their rows; the arrays [2, E] of the
-        parts, in which sources have the numbers of the whole graph still."""
+        """Write each part's edges, in the graph's order, and their rows. Returns the arrays [2, E]
+        of the parts, in which sources still have the numbers of the whole graph."""
         source, target = self.graph.edges[relation]
         owner, local = self.owner[relation[2]], self.local[relation[2]]
         counts = np.zeros(self.parts, np.int64)
         for at in chunks(len(target), self.chunk):
             counts += np.bincount(owner[target[at]], minlength=self.parts)
-        found = [folder.create(["edges", *relation], (2, int(count)), np.int64)
+        edges = [folder.create(["edges", *relation], (2, int(count)), np.int64)
                  for folder, count in zip(folders, counts)]
         ids = [folder.create(["edge_ids", *relation], (int(count),), np.int64)
                for folder, count in zip(folders, counts)]
@@ -138,20 +138,20 @@ class _Writer:
             for part in range(self.parts):
                 mine = np.flatnonzero(part_of == part)
                 to = slice(filled[part], filled[part] + len(mine))
-                found[part][0, to], found[part][1, to] = starts[mine], local[ends[mine]]
+                edges[part][0, to], edges[part][1, to] = starts[mine], local[ends[mine]]
                 ids[part][to] = mine + at.start
                 filled[part] = to.stop
         for name, (array, dtype) in self.graph.edge_rows.get(relation, {}).items():
             for part, folder in enumerate(folders):
                 self._rows(folder, ["edge_rows", *relation, name], array, dtype, ids[part])
-        return found
+        return edges
 
     def _renumbered(self, edges: dict[Relation, np.ndarray], part: int) -> dict[str, np.ndarray]:
-        """Numbers a part's sources over [own | halo]; the halo by node type, in the numbers of the
-        whole graph."""
+        """Number a part's sources over [own | halo]. Returns the halo by node type, in the numbers
+        of the whole graph."""
         halos = {}
         for kind, count in self.graph.nodes.items():
-            mine = [found[0] for relation, found in edges.items() if relation[0] == kind]
+            mine = [ends[0] for relation, ends in edges.items() if relation[0] == kind]
             needed = np.zeros(count, bool)
             for sources in mine:
                 for at in chunks(len(sources), self.chunk):
@@ -169,10 +169,10 @@ class _Writer:
         return halos
 
     def _plan(self, folder: storage.Folder, part: int, halos: list[dict[str, np.ndarray]]) -> None:
-        """Which rows go to whom, in the order in which the receiver numbers them."""
+        """Write which rows go to whom, in the order in which the receiver numbers them."""
         for kind in self.graph.nodes:
             halo, owner = halos[part][kind], self.owner[kind]
-            wanted = [other[kind][owner[other[kind]] == part] for other in halos]
+            wanted = [theirs[kind][owner[theirs[kind]] == part] for theirs in halos]
             folder.put(["own", kind], self.own[kind][part].astype(np.int64))
             folder.put(["halo", kind], halo.astype(np.int64))
             folder.put(["receive", kind],
@@ -191,8 +191,8 @@ class _Writer:
 
 def _places(owner: np.ndarray, parts: int) -> np.ndarray:
     """Each node's place among the nodes of its owner, ascending."""
-    found = np.empty(len(owner), np.int64)
+    places = np.empty(len(owner), np.int64)
     for part in range(parts):
         mine = np.flatnonzero(owner == part)
-        found[mine] = np.arange(len(mine))
-    return found
+        places[mine] = np.arange(len(mine))
+    return places

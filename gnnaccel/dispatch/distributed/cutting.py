@@ -1,4 +1,4 @@
-"""Which part owns which node."""
+"""Assigning each node to the part that owns it."""
 from __future__ import annotations
 
 import importlib.util
@@ -22,10 +22,10 @@ def chunks(length: int, size: int = CHUNK) -> Iterator[slice]:
 def in_degrees(destinations: Any, nodes: int, chunk: int = CHUNK) -> np.ndarray:
     """How many edges enter each node, int64 [nodes]. ``destinations``: an array [E], read chunk by
     chunk."""
-    found = np.zeros(nodes, np.int64)
+    degrees = np.zeros(nodes, np.int64)
     for at in chunks(len(destinations), chunk):
-        found += np.bincount(np.asarray(destinations[at]), minlength=nodes)
-    return found
+        degrees += np.bincount(np.asarray(destinations[at]), minlength=nodes)
+    return degrees
 
 
 def by_edges(degrees: np.ndarray, parts: int) -> np.ndarray:
@@ -41,17 +41,17 @@ def by_edges(degrees: np.ndarray, parts: int) -> np.ndarray:
 
 
 def given(assignment: Any, nodes: int, parts: int, name: str) -> np.ndarray:
-    """A given assignment, checked. PartitionError where it is not [nodes] integers in
+    """A user's assignment, checked. PartitionError where it is not [nodes] integers in
     [0, parts)."""
-    found = np.asarray(assignment)
-    if found.shape != (nodes,) or found.dtype.kind not in "iu":
+    owner = np.asarray(assignment)
+    if owner.shape != (nodes,) or owner.dtype.kind not in "iu":
         raise PartitionError(
-            f"the assignment of {name} is {found.dtype} of shape {list(found.shape)}; "
+            f"the assignment of {name} is {owner.dtype} of shape {list(owner.shape)}; "
             f"it has to be one integer for each of the {nodes} nodes")
-    if nodes and not (0 <= found.min() and found.max() < parts):
-        raise PartitionError(f"the assignment of {name} names parts from {found.min()} to "
-                             f"{found.max()}; there are {parts}, numbered from 0")
-    return found.astype(np.int32)
+    if nodes and not (0 <= owner.min() and owner.max() < parts):
+        raise PartitionError(f"the assignment of {name} names parts from {owner.min()} to "
+                             f"{owner.max()}; there are {parts}, numbered from 0")
+    return owner.astype(np.int32)
 
 
 def by_pymetis(edge_index: Any, nodes: int, parts: int) -> np.ndarray:
@@ -63,10 +63,10 @@ def by_pymetis(edge_index: Any, nodes: int, parts: int) -> np.ndarray:
         return np.zeros(nodes, np.int32)
     pointers, neighbours = symmetric(edge_index, nodes)
     if hasattr(pymetis, "CSRAdjacency"):  # not in older versions
-        _, found = pymetis.part_graph(parts, pymetis.CSRAdjacency(pointers, neighbours))
+        _, owner = pymetis.part_graph(parts, pymetis.CSRAdjacency(pointers, neighbours))
     else:
-        _, found = pymetis.part_graph(parts, xadj=pointers.tolist(), adjncy=neighbours.tolist())
-    return np.asarray(found, np.int32)
+        _, owner = pymetis.part_graph(parts, xadj=pointers.tolist(), adjncy=neighbours.tolist())
+    return np.asarray(owner, np.int32)
 
 
 def has_pymetis() -> bool:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 class Draws:
     """Numbers that each share draws by itself. They follow from the states of the generators when
-    this was made, so a share that runs again ``within`` them draws the same."""
+    this was made, so a share that runs ``within`` a second time draws the same."""
 
     def __init__(self, device: torch.device):
         self._generators = [torch.default_generator]
@@ -25,8 +25,8 @@ class Draws:
     def within(self, share: int) -> Iterator[None]:
         """A block that draws the numbers of a share; after it generators are as before it."""
         held = self._states()
-        for generator, known in zip(self._generators, self._before):
-            digest = hashlib.blake2b(known.numpy().tobytes(), digest_size=7).digest()
+        for generator, state in zip(self._generators, self._before):
+            digest = hashlib.blake2b(state.numpy().tobytes(), digest_size=7).digest()
             generator.manual_seed(int.from_bytes(digest, "little") + share)
         seeded = self._states()
         try:
@@ -37,7 +37,8 @@ class Draws:
                 generator.set_state(held[at])
 
     def end(self) -> None:
-        """After the last share: whoever draws next draws others, in all processes alike."""
+        """Advance the generators after the last share, alike in all processes, so that later draws
+        differ."""
         for generator, drawn in zip(self._generators, self._drawn):
             if drawn:
                 torch.rand(1, generator=generator, dtype=torch.float32, device=generator.device)

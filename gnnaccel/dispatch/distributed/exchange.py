@@ -22,22 +22,22 @@ EXCHANGES = ("fp32", "bf16", "int8")
 def backend(device: torch.device, group: Any) -> str:
     """The backend of the group for tensors on the device. PartitionError where it has none."""
     entries = dist.get_backend_config(group).split(",")
-    found = {kind: name for kind, _, name in (entry.partition(":") for entry in entries)}
-    if device.type not in found:
+    by_device = {kind: name for kind, _, name in (entry.partition(":") for entry in entries)}
+    if device.type not in by_device:
         raise PartitionError(f"the process group has no backend for tensors on {device.type}; it "
                              f"has {dist.get_backend_config(group)}. Call init_process_group with "
                              "'nccl' for GPUs, 'gloo' for CPUs")
-    return found[device.type]
+    return by_device[device.type]
 
 
 def all_to_all(out: Tensor, rows: Tensor, receive: list[int], send: list[int], group: Any) -> None:
-    """Rows to all parts and from all, by part. ``rows`` [sum(send), F], ``out`` [sum(receive), F],
-    contiguous; F may not be 0."""
+    """Send rows to all parts and receive from all, by part. ``rows`` [sum(send), F], ``out``
+    [sum(receive), F], contiguous; F may not be 0."""
     name = backend(rows.device, group)
     if rows.dtype not in (torch.float32, torch.float64, torch.int64, torch.int32):
         # as bytes: not every backend knows every dtype
         rows, out = rows.view(torch.uint8), out.view(torch.uint8)
-    if name == "gloo" and rows.device.type != "cpu":  # which reaches memory of the host only
+    if name == "gloo" and rows.device.type != "cpu":  # gloo reaches memory of the host only
         landed = torch.empty_like(out, device="cpu")
         dist.all_to_all_single(landed, rows.cpu(), receive, send, group=group)
         out.copy_(landed)
@@ -48,7 +48,7 @@ def all_to_all(out: Tensor, rows: Tensor, receive: list[int], send: list[int], g
 
 
 def _pairwise(out: Tensor, rows: Tensor, receive: list[int], send: list[int], group: Any) -> None:
-    """The same by messages between two, for backends without all_to_all_single."""
+    """`all_to_all` by messages between two, for backends without all_to_all_single."""
     here = dist.get_rank(group)
     into, out_of = out.split(receive), rows.split(send)
     into[here].copy_(out_of[here])
@@ -65,9 +65,8 @@ def _pairwise(out: Tensor, rows: Tensor, receive: list[int], send: list[int], gr
 
 class Link:
     """The exchange of rows of one node type. ``exchange``: "fp32" sends rows in their own dtype,
-    "bf16" those of more bytes in bfloat16, "int8" those for which it is fewer bytes as integers of
-    8 bits with one fp32 scale a row. Counts ``calls`` and ``bytes`` that were sent to other
-    parts."""
+    "bf16" rows of wider dtypes in bfloat16, "int8" rows as integers of 8 bits with one fp32 scale a
+    row, where that is fewer bytes. Counts ``calls`` and ``bytes`` that were sent to other parts."""
 
     def __init__(self, rows: Rows, rank: int, group: Any, exchange: str):
         self.rows, self._rank, self._group = rows, rank, group
@@ -75,8 +74,8 @@ class Link:
         self.calls = self.bytes = 0
 
     def extend(self, x: Tensor, layer: Any = "", backward: bool = False) -> Tensor:
-        """[own, ...] -> [own + halo, ...]: the halo's rows come from their owners.
-        ``layer``: for which, a weak reference or a name; ``backward``: as part of a backward."""
+        """[own, ...] -> [own + halo, ...]: the halo's rows come from their owners. ``layer``: for
+        which, a weak reference or a name; ``backward``: as part of a backward."""
         rows = self.rows
         flat = x.reshape(len(x), -1) if x.numel() else x.reshape(len(x), _width(x))
         out = flat.new_empty((rows.extended, flat.shape[1]))
@@ -93,16 +92,16 @@ class Link:
         own = len(rows.own)
         flat = grad.reshape(len(grad), -1) if grad.numel() else grad.reshape(len(grad),
                                                                             _width(grad))
-        found = flat[:own].clone()
-        came = self._swap(flat[own:], rows.send, rows.receive, layer, True)
-        for at, more in zip(rows.send_rows.split(rows.send), came.split(rows.send)):
+        total = flat[:own].clone()
+        received = self._swap(flat[own:], rows.send, rows.receive, layer, True)
+        for at, grads in zip(rows.send_rows.split(rows.send), received.split(rows.send)):
             if len(at):
-                found.index_add_(0, at, more)
-        return found.reshape(own, *grad.shape[1:])
+                total.index_add_(0, at, grads)
+        return total.reshape(own, *grad.shape[1:])
 
     def _swap(self, rows: Tensor, receive: list[int], send: list[int], layer: Any,
               backward: bool, into: Tensor | None = None) -> Tensor:
-        """What the others send for ``rows``, by part; written ``into`` that, where it is given."""
+        """The rows that the others send for ``rows``, by part; written to ``into`` if given."""
         dtype, width = rows.dtype, rows.shape[1]
         narrow = self._exchange if dtype.is_floating_point else "fp32"
         as_int8 = narrow == "int8" and width + 4 < width * dtype.itemsize
@@ -117,8 +116,8 @@ class Link:
             all_to_all(out, rows.resolve_neg().contiguous(), receive, send, self._group)
         self.calls += 1
         self.bytes += count
-        found = (_unpacked(out) if as_int8 else out).to(dtype)
-        return found if into is None or found is into else into.copy_(found)
+        result = (_unpacked(out) if as_int8 else out).to(dtype)
+        return result if into is None or result is into else into.copy_(result)
 
 
 def alive(layer: Any) -> Any:
@@ -135,13 +134,13 @@ def _packed(rows: Tensor) -> Tensor:
 
 
 def _unpacked(rows: Tensor) -> Tensor:
-    """What `_packed` made of rows, fp32 [N, F]."""
+    """The rows that `_packed` packed, fp32 [N, F]."""
     values, scale = rows[:, :-4], rows[:, -4:].contiguous().view(torch.float32)
     return values.contiguous().view(torch.int8).float() * scale
 
 
 def _width(x: Tensor) -> int:
-    """The numbers of a row."""
+    """How many numbers a row has."""
     return int(torch.Size(x.shape[1:]).numel())
 
 
@@ -173,7 +172,7 @@ class _HomeRows(torch.autograd.Function):
 
 def halo_rows(x: Tensor, link: Link, layer: Any = "") -> Tensor:
     """``x`` [own, ...] with the halo's rows behind, [own + halo, ...]; differentiable, of any
-    order. ``layer``: for which, a weak reference or a name, for those who measure.
+    order. ``layer``: for which, a weak reference or a name, for measuring.
 
     All processes of the group have to call it in the same order. Rows of integers pass too.
     PartitionError where ``x`` has not one row for each own node.
@@ -195,7 +194,7 @@ class _GlobalMean(torch.autograd.Function):
         both = torch.full((2,), float(count), dtype=torch.float64, device=total.device)
         both[0] = total  # by a kernel: a copy from the host would wait for the device
         dist.all_reduce(both, group=group)
-        # on the device, for which nobody has to wait
+        # on the device, so that nobody has to wait for it
         ctx.scale = (dist.get_world_size(group) / both[1].clamp(min=1)).to(total.dtype)
         return (both[0] / both[1]).to(total.dtype)
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch.distributed as dist
 
 _FAILED, _KNOWN = "gnnaccel/failed", "gnnaccel/known"
-#: seconds between two looks, and that others may take until they know
+#: seconds between two looks, and limit of seconds until the others know
 LOOK, PATIENCE = 0.5, 10.0
 #: seconds for which those that did not fail stay, so that a launcher sees the one that did first
 _AFTER = 8.0
@@ -38,7 +38,7 @@ class Watch:
             self._thread.start()
 
     def caused_elsewhere(self, error: BaseException) -> bool:
-        """Whether ``error`` is but a consequence of another process's failure."""
+        """Whether ``error`` is only a consequence of another process's failure."""
         if self._world == 1 or self._over.is_set():
             return False
         # the connection may be lost before the other's word is seen
@@ -58,11 +58,11 @@ class Watch:
             pass  # nobody can be told: the process that held the store is gone
 
     def wait_for_end(self) -> None:
-        """After another has failed: the thread that looks ends this process."""
+        """Wait, after another process has failed, for the thread that ends this one."""
         self._thread.join()
 
     def stop(self) -> None:
-        """Look no longer."""
+        """Stop watching."""
         self._over.set()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join()

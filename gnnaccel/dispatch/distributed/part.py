@@ -1,5 +1,5 @@
-"""A part as a process holds it: its own nodes, the halo, the edges that enter, and what goes to
-whom."""
+"""A part as a process holds it: its own nodes, the halo, the edges that enter, and the plan of
+exchanges."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field
@@ -71,7 +71,7 @@ class Part:
         return next(iter(self.rows.values())).own
 
     def to(self, device: Any) -> Part:
-        """Move the plan and ``data`` to a device; the part itself."""
+        """Move the plan and ``data`` to a device. Returns the part itself."""
         for rows in self.rows.values():
             rows.to(device)
         if self.data is not None:
@@ -101,7 +101,7 @@ def load(folder: Any, rank: int, verify: bool = True) -> Part:
 
 
 def sizes(folder: Any) -> dict[str, Any]:
-    """What the manifest of all parts says: parts, nodes by type, edges by relation, method."""
+    """Facts of the manifest of all parts: parts, nodes by type, edges by relation, method."""
     manifest, _ = storage.read_manifest(Path(folder))
     return {"parts": manifest["parts"], "nodes": manifest["nodes"], "method": manifest["method"],
             "edges": {tuple(edge[:3]): edge[3] for edge in manifest["edges"]}}

@@ -17,7 +17,7 @@ BETWEEN: Relation = ("source", "to", "target")
 
 
 def bounds(weights: Tensor, parts: int) -> list[int]:
-    """Where the ranges begin and end, ``parts`` + 1 numbers: about as much weight in each.
+    """Bounds of the ranges, ``parts`` + 1 numbers: about as much weight in each range.
 
     ``weights``: int64 [N], each above 0. A node goes where its middle lies, so a range is empty
     where one node weighs more than a whole share.
@@ -89,15 +89,15 @@ class Cut:
         edges = torch.stack([place, target[self.edges.rows] - own.start])
         inner = torch.tensor(ends[1:-1], device=device)
         receive = torch.bincount(torch.bucketize(halo, inner, right=True), minlength=parts)
-        # what others need of the own rows: by receiver, then by row, each once a receiver
+        # own rows that others need: by receiver, then by row, each once a receiver
         wanted = (source >= low) & (source < high) & (owner != rank)
         keys = (owner[wanted] * sizes[0] + source[wanted]).unique()
         send = torch.bincount(keys // max(sizes[0], 1), minlength=parts)
-        found = {self.source: Rows(sizes[0], torch.arange(low, high, device=device), halo,
-                                   keys % max(sizes[0], 1) - low, send.tolist(),
-                                   receive.tolist())}
-        if self.target not in found:
+        plan = {self.source: Rows(sizes[0], torch.arange(low, high, device=device), halo,
+                                  keys % max(sizes[0], 1) - low, send.tolist(),
+                                  receive.tolist())}
+        if self.target not in plan:
             nothing = torch.empty(0, dtype=torch.long, device=device)
-            found[self.target] = Rows(sizes[1], torch.arange(own.start, own.stop, device=device),
-                                      nothing, nothing, [0] * parts, [0] * parts)
-        return found, edges
+            plan[self.target] = Rows(sizes[1], torch.arange(own.start, own.stop, device=device),
+                                     nothing, nothing, [0] * parts, [0] * parts)
+        return plan, edges

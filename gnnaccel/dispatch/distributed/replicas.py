@@ -1,7 +1,7 @@
-"""From rows that every process holds to rows of its own nodes, and back.
+"""Exchange between rows that every process holds and rows of its own nodes.
 
-As in tensor parallel layers (Shoeybi et al., 2019), each way is the transpose of the other:
-gradients of what all processes hold are those of one process, on each of them.
+Each way is the transpose of the other, as in tensor parallel layers (Shoeybi et al., 2019):
+gradients of tensors that all processes hold are those of one process, on each of them.
 """
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gnnaccel.dispatch.observe.exchanges import Exchange
 def gather(rows: Tensor, counts: list[int], group: Any, layer: Any = "",
            backward: bool = False) -> Tensor:
     """[own, ...] -> [sum(counts), ...]: the rows of all processes, by rank. ``counts``: how many
-    rows each has; ``layer``, ``backward``: for those who measure, as of `exchange.halo_rows`.
+    rows each has; ``layer``, ``backward``: for measuring, as of `exchange.halo_rows`.
     Collective."""
     if not rows.shape[1:].numel():
         return rows.new_empty((sum(counts), *rows.shape[1:]))
@@ -45,9 +45,9 @@ def enter(tensors: list[Tensor], takes: list[Any], group: Any, layer: Any = "") 
 
 
 def leave(rows: Tensor, own: slice, counts: list[int], group: Any, layer: Any = "") -> Tensor:
-    """All processes' rows, [sum(counts), ...], of which the own are at ``own``. In backward each
-    process takes the gradients of its own rows: all hold the same. Collective; differentiable,
-    once."""
+    """The rows of all processes, [sum(counts), ...], of which the own are at ``own``. In backward
+    each process takes the gradients of its own rows: all hold the same. Collective;
+    differentiable, once."""
     return _Leave.apply(rows, own, counts, group, layer)
 
 
@@ -64,7 +64,7 @@ class _Enter(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Any) -> Any:
         # in the order of the arguments, whatever order the layer's own backward had
-        found: list[Any] = [None] * len(grads)
+        results: list[Any] = [None] * len(grads)
         summed = []
         for at, (grad, take) in enumerate(zip(grads, ctx.takes)):
             shape, dtype, device = ctx.meta[at]
@@ -72,16 +72,16 @@ class _Enter(torch.autograd.Function):
                 summed.append(at)
             elif take.counts:
                 own = take.counts[dist.get_rank(ctx.group)]
-                found[at] = gather(grad if grad is not None else torch.zeros(
+                results[at] = gather(grad if grad is not None else torch.zeros(
                     (own, *shape[1:]), dtype=dtype, device=device), take.counts, ctx.group,
                     ctx.layer, True)
             else:
-                found[at] = torch.zeros(shape, dtype=dtype, device=device)
+                results[at] = torch.zeros(shape, dtype=dtype, device=device)
                 if grad is not None:
-                    found[at][take.rows] = grad
-                dist.all_reduce(found[at], group=ctx.group)
-        _add_up(found, grads, summed, ctx)
-        return None, None, None, *found
+                    results[at][take.rows] = grad
+                dist.all_reduce(results[at], group=ctx.group)
+        _add_up(results, grads, summed, ctx)
+        return None, None, None, *results
 
 
 def _add_up(found: list[Any], grads: Any, summed: list[int], ctx: Any) -> None:

@@ -1,11 +1,11 @@
-"""Whether this process runs over a part. Asked on the way of calls, so it imports nothing."""
+"""Whether this process runs over a part. Read on the path of calls, so this imports nothing."""
 from __future__ import annotations
 
 from typing import Any
 
 #: the `session.Session` of the active part; None while layers run over whole graphs
 current: Any = None
-#: with ``python -m gnnaccel --partition``: what divides each layer's call over the processes
+#: with ``python -m gnnaccel --partition``: the object that divides each layer's call
 divider: Any = None
 #: within a layer's call: rows of sources that begin with those of the destinations, in the same
 #: order, where one linear map makes both. Signatures of calls have whether there are any

@@ -4,7 +4,7 @@
     out/part-0/manifest.json     sizes and SHA-256 digests of the files, and what they hold
     out/part-0/000.npy, ...      or tensors.safetensors, where safetensors is installed
 
-All is written under another name, and the folder gets its own name last.
+The folder is written under another name, and gets its own name last.
 """
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 def digest(path: Path) -> str:
     """SHA-256 of a file."""
-    found = hashlib.sha256()
+    sha = hashlib.sha256()
     with open(path, "rb") as file:
         while block := file.read(1 << 20):
-            found.update(block)
-    return found.hexdigest()
+            sha.update(block)
+    return sha.hexdigest()
 
 
 def to_array(tensor: Tensor) -> tuple[np.ndarray, str]:
-    """A tensor as an array, and its dtype's name. What numpy lacks, such as bfloat16, becomes
+    """A tensor as an array, and its dtype's name. Dtypes that numpy lacks, such as bfloat16, become
     integers of as many bytes."""
     name = str(tensor.dtype).partition(".")[2]
     tensor = tensor.detach().cpu().contiguous()
@@ -51,10 +51,10 @@ def to_array(tensor: Tensor) -> tuple[np.ndarray, str]:
 
 
 def from_array(array: np.ndarray, name: str) -> Tensor:
-    """What `to_array` made an array of."""
-    found = torch.from_numpy(array)
+    """The tensor that `to_array` made an array of."""
+    tensor = torch.from_numpy(array)
     dtype = getattr(torch, name)
-    return found if found.dtype == dtype else found.view(dtype)
+    return tensor if tensor.dtype == dtype else tensor.view(dtype)
 
 
 class Folder:
@@ -73,15 +73,15 @@ class Folder:
         name = name or np.dtype(dtype).name
         self._tensors.append({"key": key, "file": file, "dtype": name})
         if 0 in shape:  # there is nothing to map into memory
-            found = self._small[file] = np.empty(shape, dtype)
-            return found
+            array = self._small[file] = np.empty(shape, dtype)
+            return array
         return np.lib.format.open_memmap(self.path / file, "w+", dtype, shape)
 
     def put(self, key: list[str], array: np.ndarray, name: str | None = None) -> None:
         self.create(key, array.shape, array.dtype, name)[...] = array
 
     def close(self) -> str:
-        """Write what is left and the manifest; the manifest's digest."""
+        """Write the remaining arrays and the manifest. Returns the manifest's digest."""
         for file, array in self._small.items():
             np.save(self.path / file, array)
         if importlib.util.find_spec("safetensors") is not None:
@@ -103,7 +103,7 @@ class Folder:
 
 
 def write_json(path: Path, content: dict) -> str:
-    """Write ``content``; the digest of the file."""
+    """Write ``content``. Returns the digest of the file."""
     with open(path, "w", encoding="utf-8") as file:
         json.dump(content, file, indent=1)
         file.write("\n")
@@ -113,8 +113,8 @@ def write_json(path: Path, content: dict) -> str:
 
 
 def writing(out: Path, write: Callable[[Path], None]) -> None:
-    """Call ``write`` with a folder of another name, which becomes ``out`` once it is complete. What
-    fails leaves nothing behind."""
+    """Call ``write`` with a folder of another name, which becomes ``out`` once it is complete.
+    Nothing is left of one that fails."""
     if out.exists():
         raise PartitionError(f"{out} exists already; {_AGAIN}, or choose another folder")
     partial = out.with_name(f"{out.name}{PARTIAL}{os.getpid()}")
@@ -137,11 +137,11 @@ def read_manifest(out: Path) -> tuple[dict[str, Any], str]:
                 if halves else "; it is half-written, or no partition" if out.is_dir() else "")
         raise PartitionError(f"{out} has no {MANIFEST}{what}. Needed is a folder written by "
                              "gnnaccel.distributed.partition")
-    found = _read_json(path)
-    if found.get("format") != FORMAT:
-        raise PartitionError(f"{path} is of format {found.get('format')}; this gnnaccel reads "
+    manifest = _read_json(path)
+    if manifest.get("format") != FORMAT:
+        raise PartitionError(f"{path} is of format {manifest.get('format')}; this gnnaccel reads "
                              f"{FORMAT}: {_AGAIN}")
-    return found, digest(path)
+    return manifest, digest(path)
 
 
 def read_part(out: Path, part: int, expected: str,
@@ -156,8 +156,8 @@ def read_part(out: Path, part: int, expected: str,
         raise PartitionError(f"{path} is not the one that {out / MANIFEST} was written with: "
                              f"folders are mixed up or were changed; {_AGAIN}")
     manifest = _read_json(path)
-    for name, seen in manifest["files"].items():
-        _check_file(folder / name, seen, verify)
+    for name, facts in manifest["files"].items():
+        _check_file(folder / name, facts, verify)
     arrays = _arrays(folder, [entry["file"] for entry in manifest["tensors"]])
     return {tuple(entry["key"]): from_array(arrays[entry["file"]], entry["dtype"])
             for entry in manifest["tensors"]}
@@ -187,9 +187,9 @@ def _arrays(folder: Path, names: list[str]) -> dict[str, np.ndarray]:
 def _read_json(path: Path) -> dict[str, Any]:
     text = path.read_text(encoding="utf-8")
     try:
-        found = json.loads(text)
+        content = json.loads(text)
     except ValueError as error:
         raise PartitionError(f"{path} is no JSON ({error}): it is half-written; {_AGAIN}") from None
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise PartitionError(f"{path} holds no manifest; {_AGAIN}")
-    return found
+    return content

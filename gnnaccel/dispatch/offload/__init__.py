@@ -3,5 +3,5 @@
 `plan` cuts a graph into bands, `sizes` says how many there have to be, `memory` moves rows,
 `pipeline` moves those of one band while another computes, `calls` runs a call band by band,
 `gradients` its backward, by recomputation, and `session` gives a layer within a band the rows of
-other bands. Knows no host of layers.
+other bands. This package knows neither PyG nor DGL.
 """

@@ -1,7 +1,7 @@
 """A function's call over rows of the host, band by band.
 
-Where a layer gathers what all bands have to compute first, such as rows after a linear map, the
-bands run up to there, and the rows are collected in the host's memory; then they run again, up to
+Bands run up to the place where a layer gathers rows that all bands have to compute first, such as
+rows after a linear map, and these are collected in the host's memory; then they run again, up to
 the next such place or the end. Backward runs each of these stages again, the last one first.
 """
 from __future__ import annotations
@@ -22,12 +22,12 @@ from gnnaccel.dispatch.offload.plan import Band, Bands
 from gnnaccel.dispatch.offload.session import BandSession, Key, Reached
 from gnnaccel.errors import OffloadError
 
-#: where rows that were asked for are: among the inputs, or collected in the host's memory
+#: rows that layers asked for, by key: the number of an input, or rows collected on the host
 Answers: TypeAlias = "dict[Key, int | Tensor]"
 
 
 class Function(Protocol):
-    """What is run over each band: from the band's rows of each input and from all else it is
+    """A function to run over each band: from the band's rows of each input and from all else it is
     differentiated by, both on the device, to a row for each own destination. ``session``: None
     where bands have no edges."""
 
@@ -36,8 +36,8 @@ class Function(Protocol):
 
 
 class Held(NamedTuple):
-    """What has come for a band. ``extended``: rows [own + halo, ...] by key; ``share``: rows of the
-    gradient, in backward."""
+    """Tensors loaded for a band. ``extended``: rows [own + halo, ...] by key; ``share``: rows of
+    the gradient, in backward."""
 
     inputs: list[Tensor]
     edges: Tensor | None
@@ -51,7 +51,7 @@ class Held(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What a band came to: rows for ``key``, or for the call (None)."""
+    """Result of a band: rows for ``key``, or for the call (None)."""
 
     key: Key | None
     rows: Tensor
@@ -65,8 +65,8 @@ class Call:
     ``name``: for messages; ``around``: the block that it runs in, forward and backward; ``draws``:
     where it may draw random numbers; ``known``: which input the rows of a key are, as an earlier
     call found out; brought up to date; ``spare``: bytes of the device for rows that many bands
-    need: where all rows of a tensor fit, they are fetched once; ``result``: what it gives rows of,
-    by default of destinations; ``beside``: bytes of the device besides, for the last call's result
+    need: where all rows of a tensor fit, they are fetched once; ``result``: type of its rows, by
+    default that of destinations; ``beside``: more bytes of the device, for the last call's result
     and for this one's, which stays there for the next (`Kept`)."""
 
     def __init__(self, function: Function, bands: Bands, kinds: list[str], memory: Memory,
@@ -91,10 +91,10 @@ class Call:
         return self.forward(inputs, whole)
 
     def forward(self, inputs: list[Tensor], whole: list[Tensor]) -> Tensor:
-        taken = self.memory.kept.take(inputs)
-        if taken is not None:
-            self.near.adopt(*taken)
-            del taken
+        earlier = self.memory.kept.take(inputs)
+        if earlier is not None:
+            self.near.adopt(*earlier)
+            del earlier
         with self.around(), torch.no_grad():
             whole = [t.to(self.memory.device) for t in whole]
             while True:
@@ -115,31 +115,31 @@ class Call:
         return rows
 
     def _stage(self, inputs: list[Tensor], whole: list[Tensor]) -> tuple[Key | None, Tensor]:
-        """Runs all bands up to the first rows that are missing, or to the end; which these are, and
-        all of them."""
-        found: list[Result] = []
+        """Run all bands up to the first rows that are missing, or to the end. Returns the key of
+        these rows, and all of them."""
+        collected: list[Result] = []
 
         def store(band: Band, result: Result) -> None:
             key, rows = result
             kind = self.kind(key)
-            if not found:
+            if not collected:
                 shape = self.bands.rows(kind), *rows.shape[1:]
-                # what is needed after the call stays with the host
+                # rows that are needed after the call stay with the host
                 lasting = key is None or self._recomputed or key[0].startswith(OF_THE_GRAPH)
                 where = self.memory if lasting else self.near
-                found.append(Result(key, where.empty(shape, rows.dtype)))
-                if key is None and not self._recomputed and not found[0].rows.is_inference():
+                collected.append(Result(key, where.empty(shape, rows.dtype)))
+                if key is None and not self._recomputed and not collected[0].rows.is_inference():
                     self._left = self.near.leaves(shape, rows.dtype)
-            if key != found[0].key or rows.shape[1:] != found[0].rows.shape[1:]:
+            if key != collected[0].key or rows.shape[1:] != collected[0].rows.shape[1:]:
                 raise OffloadError(f"{self.name} took another way over one band of the graph than "
                                    "over another, so that it cannot run in bands")
-            self.memory.put(rows, band.rows(kind), found[0].rows, self._left)
+            self.memory.put(rows, band.rows(kind), collected[0].rows, self._left)
 
         pipeline.run(self.memory.device, self.bands.bands,
                      lambda band: self.load(band, inputs, self.answers),
                      lambda band, held: self.run(band, held, inputs, held.inputs, whole)[0],
                      store, lambda held: held.tensors())
-        return found[0]
+        return collected[0]
 
     def load(self, band: Band, inputs: list[Tensor], answers: Answers,
              gradient: Tensor | None = None, kind: str = "") -> Held:
@@ -161,10 +161,10 @@ class Call:
             whole: list[Tensor], goal: Key | None = None) -> tuple[Result, BandSession | None]:
         """The band's result: of the call, or of the rows that are missing, or of ``goal``. ``far``:
         the inputs on the host; ``inputs``: the band's."""
-        given = [(t, _version(t)) for t in inputs]
+        versions = [(t, _version(t)) for t in inputs]
 
         def halo(key: Key, x: Tensor) -> Tensor | None:
-            if key == goal or not self._answered(key, x, given):
+            if key == goal or not self._answered(key, x, versions):
                 return None
             if key in held.extended:
                 return held.extended[key]
@@ -186,19 +186,19 @@ class Call:
         return result, session
 
     def kind(self, key: Key | None) -> str:
-        """What a band's result for ``key`` has rows of."""
+        """Type of the nodes, or "edges", whose rows a band's result for ``key`` has."""
         return self._result if key is None else self.bands.source
 
     def _answered(self, key: Key, x: Tensor, given: list[tuple[Tensor, int]]) -> bool:
-        """Whether rows that are asked for are there: those of an input are, as it was given."""
+        """Whether rows that are asked for are there: collected, or of an unwritten input."""
         if isinstance(self.answers.get(key), Tensor):
             return True
-        found = next((at for at, ((t, version), kind) in enumerate(zip(given, self.kinds))
+        place = next((at for at, ((t, version), kind) in enumerate(zip(given, self.kinds))
                       if t is x and version == _version(x) and kind == self.bands.source), None)
-        if found is None:
+        if place is None:
             self.answers.pop(key, None)
             return False
-        self.answers[key] = found
+        self.answers[key] = place
         return True
 
     def _extended(self, band: Band, far: Tensor) -> Tensor:
@@ -217,5 +217,5 @@ class Call:
 
 
 def _version(t: Tensor) -> int:
-    """How many times a tensor was written to; those of inference mode do not count."""
+    """How many times a tensor was written to; 0 for one of inference mode, which does not count."""
     return 0 if t.is_inference() else t._version

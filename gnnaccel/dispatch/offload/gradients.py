@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from gnnaccel.dispatch.offload.calls import Answers, Call, Held
 
 
-#: what bands' shares of a weight's gradient are added up in
+#: dtypes in which bands' shares of a weight's gradient are added up
 _WIDER = {torch.float32: torch.float64, torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
 
 def in_bands(call: Call, inputs: list[Tensor], whole: list[Tensor]) -> Tensor:
-    """``call.forward``, differentiable once. Nothing is kept of it but what it was given, and the
-    rows that were collected between stages."""
+    """``call.forward``, differentiable once. Nothing is saved but its arguments, and the rows that
+    were collected between stages."""
     return _InBands.apply(call, len(inputs), *inputs, *whole)
 
 
@@ -51,8 +51,8 @@ class _InBands(torch.autograd.Function):
 
 
 class _Backward:
-    """The gradients of one call, added up band by band. ``needs``: which of ``inputs`` and
-    ``whole`` they are wanted of."""
+    """The gradients of one call, summed band by band. ``needs``: for which of ``inputs`` and
+    ``whole`` they are wanted."""
 
     def __init__(self, call: Call, inputs: list[Tensor], whole: list[Tensor], needs: list[bool],
                  autocast: tuple[str, torch.dtype, bool]):
@@ -79,7 +79,7 @@ class _Backward:
                   for share, far in zip(self._shares, self._far_whole))]
 
     def _stage(self, goal: Key | None, gradient: Tensor, answers: Answers) -> None:
-        """Runs all bands up to ``goal``, whose gradient it is, and back."""
+        """Run all bands up to ``goal``, whose gradient is ``gradient``, and back."""
         call = self._call
         kind = call.kind(goal)
         pipeline.run(self._memory.device, call.bands.bands,
@@ -88,7 +88,7 @@ class _Backward:
                      lambda held: () if held is None else held.tensors())
 
     def _pull(self, band: Band, held: Held, goal: Key | None) -> None:
-        """Adds a band's gradients up."""
+        """Add a band's gradients to the sums."""
         inputs = [t.detach().requires_grad_(need) for t, need in zip(held.inputs, self._needs)]
         whole = [t.detach().requires_grad_(need)
                  for t, need in zip(self._whole, self._needs[len(inputs):])]
@@ -100,28 +100,28 @@ class _Backward:
         wanted = self._wanted(band, inputs, whole, leaves)
         if band is self._call.bands.bands[0]:
             self._check(result.rows, [leaf for _, _, leaf in wanted])
-        found = torch.autograd.grad(result.rows, [leaf for _, _, leaf in wanted], held.share,
+        grads = torch.autograd.grad(result.rows, [leaf for _, _, leaf in wanted], held.share,
                                     allow_unused=True)
-        for (at, where, leaf), grad in zip(wanted, found):
+        for (at, where, leaf), grad in zip(wanted, grads):
             if grad is None:
                 continue
             if where is not None:
                 self._memory.add(grad, where, self._sum(at, leaf))
             else:
-                known, grad = self._shares[at], grad.to(_WIDER.get(grad.dtype, grad.dtype))
-                self._shares[at] = grad if known is None else known + grad
+                share, grad = self._shares[at], grad.to(_WIDER.get(grad.dtype, grad.dtype))
+                self._shares[at] = grad if share is None else share + grad
 
     def _check(self, rows: Tensor, leaves: list[Tensor]) -> None:
         """OffloadError where a function is differentiated by something that it was not given."""
-        known, left, seen = set(map(id, leaves)), [rows.grad_fn], set()
-        while left:
-            node = left.pop()
-            if node is None or node in seen:
+        allowed, pending, visited = set(map(id, leaves)), [rows.grad_fn], set()
+        while pending:
+            node = pending.pop()
+            if node is None or node in visited:
                 continue
-            seen.add(node)
-            left += [after for after, _ in node.next_functions]
+            visited.add(node)
+            pending += [after for after, _ in node.next_functions]
             leaf = getattr(node, "variable", None)
-            if leaf is not None and id(leaf) not in known:
+            if leaf is not None and id(leaf) not in allowed:
                 raise OffloadError(
                     f"{self._call.name} uses a tensor {list(leaf.shape)} with a gradient that is "
                     "none of its arguments and weights. Pass it as an argument of propagate, or "
@@ -129,19 +129,19 @@ class _Backward:
 
     def _wanted(self, band: Band, inputs: list[Tensor], whole: list[Tensor],
                 leaves: dict[Key, Tensor]) -> list[tuple[Any, Where | None, Tensor]]:
-        """What gradients are asked of: (to which sum they are added, at which rows, the tensor);
-        of ``whole``, its place and None."""
-        found: list[tuple[Any, Where | None, Tensor]] = [
+        """Tensors whose gradients are wanted: (key of the sum, rows in it, the tensor); for
+        ``whole``, (its place, None, the tensor)."""
+        wanted: list[tuple[Any, Where | None, Tensor]] = [
             (at, band.rows(kind), leaf)
             for at, (kind, leaf) in enumerate(zip(self._call.kinds, inputs)) if leaf.requires_grad]
         for key, leaf in leaves.items():
             answer = self._call.answers[key]
-            found.append((answer if isinstance(answer, int) else key, band.halo, leaf))
-        found += [(at, None, leaf) for at, leaf in enumerate(whole) if leaf.requires_grad]
-        return found
+            wanted.append((answer if isinstance(answer, int) else key, band.halo, leaf))
+        wanted += [(at, None, leaf) for at, leaf in enumerate(whole) if leaf.requires_grad]
+        return wanted
 
     def _sum(self, at: Key | int, leaf: Tensor) -> Tensor:
-        """All rows' gradients of an input, or of rows that were asked for."""
+        """The sum of gradients of an input, or of rows that were asked for, all rows of it."""
         if at not in self._sums:
             bands = self._call.bands
             rows = len(self._inputs[at]) if isinstance(at, int) else bands.sizes[bands.source]
@@ -149,5 +149,5 @@ class _Backward:
         return self._sums[at]
 
     def _far(self, rows: Tensor | None) -> Tensor | None:
-        """In the host's memory."""
+        """``rows`` in the host's memory; None stays None."""
         return rows if rows is None or rows.device.type == "cpu" else self._memory.keep(rows)

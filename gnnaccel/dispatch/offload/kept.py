@@ -7,8 +7,8 @@ from torch import Tensor
 
 
 class Kept:
-    """One result at most: ``rows`` of the host, and the same on the device, complete both. Whoever
-    sees something happen to results between two calls lets go of it (`drop`)."""
+    """One result at most: all ``rows`` on the host, and a copy on the device. Code that sees
+    something happen to results between two calls lets go of it (`drop`)."""
 
     def __init__(self) -> None:
         self._held: tuple[weakref.ref[Tensor], int, Tensor] | None = None
@@ -21,13 +21,13 @@ class Kept:
         self._held = weakref.ref(rows, lambda gone: self.drop()), rows._version, close
 
     def take(self, among: list[Tensor]) -> tuple[Tensor, Tensor] | None:
-        """The result and the same on the device, if it is one of these, and unwritten. Nothing is
+        """The result and its copy on the device, if it is one of these, and unwritten. Nothing is
         held after that."""
         held, self._held = self._held, None
         if held is None:
             return None
-        found, version, close = held
-        rows = next((t for t in among if t is found()), None)
+        ref, version, close = held
+        rows = next((t for t in among if t is ref()), None)
         return (rows, close) if rows is not None and rows._version == version else None
 
     def drop(self) -> None:

@@ -9,22 +9,22 @@ from torch import Tensor
 from gnnaccel.cuda import driver, host_rows
 from gnnaccel.dispatch.offload.kept import Kept
 
-#: which rows: a range, or numbers, int32 on the host, none twice where rows are written
+#: places of rows: a range, or numbers, int32 on the host, none twice where rows are written
 Where: TypeAlias = "slice | Tensor"
 
 
 def count(where: Where) -> int:
-    """How many rows that are."""
+    """How many rows ``where`` has."""
     return where.stop - where.start if isinstance(where, slice) else len(where)
 
 
 class Memory:
     """The host's memory, seen from ``device``. ``fetched``, ``stored``: bytes that were moved to it
-    and back; ``stayed``: those of rows that did not have to come, as they were still there;
+    and back; ``stayed``: bytes of rows that did not have to come, as they were still there;
     ``kept``: the last result.
 
-    Where the device is a GPU, all it does is work of the current stream, and rows by number are
-    copied by the GPU itself where they are pinned (`cuda.host_rows`), else collected by the host.
+    Moves to and from a GPU are work of the current stream, and rows by number are copied by the GPU
+    itself where they are pinned (`cuda.host_rows`), else collected by the host.
     """
 
     def __init__(self, device: torch.device):
@@ -42,7 +42,7 @@ class Memory:
         return self.empty(t.shape, t.dtype).copy_(t)
 
     def near(self, far: Tensor) -> Tensor:
-        """All of a tensor of the host, on the device."""
+        """A copy of all of a tensor of the host, on the device."""
         self.fetched += far.numel() * far.element_size()
         return far.to(self.device, non_blocking=True, copy=True)
 

@@ -13,8 +13,8 @@ from gnnaccel.dispatch.offload.plan import Bands
 
 
 class Near:
-    """``room``: the bytes of the device that may be taken; ``beside``: those besides for what an
-    earlier call left there, and for what this one leaves."""
+    """Rows on the device. ``room``: bytes that they may take there; ``beside``: more, for rows that
+    an earlier call left there, and for those that this one leaves."""
 
     def __init__(self, memory: Memory, bands: Bands, room: int, beside: int = 0):
         self._memory, self._room = memory, room if bands.again() else 0
@@ -28,9 +28,9 @@ class Near:
         return self.known(far)
 
     def adopt(self, far: Tensor, close: Tensor) -> None:
-        """``close``, which an earlier call left on the device, is all of ``far``, if it fits. Among
-        what stays it leaves room for a result as large, which goes first: where rows have to come,
-        they come while results go."""
+        """Use ``close``, which an earlier call left on the device, as all of ``far``, if it fits.
+        Of ``beside`` it leaves room for a result as large, which goes first: where rows have to
+        come, they come while results go."""
         size = close.numel() * close.element_size()
         if self._take(close.shape, close.dtype) or (
                 2 * size <= self._beside and self._take_beside(close.shape, close.dtype)):
@@ -52,12 +52,12 @@ class Near:
         """Memory for rows, of the device where they fit, else of the host."""
         if not self._take(shape, dtype):
             return self._memory.empty(shape, dtype)
-        found = torch.empty(shape, dtype=dtype, device=self._memory.device)
-        self._held[id(found)] = found, found
-        return found
+        rows = torch.empty(shape, dtype=dtype, device=self._memory.device)
+        self._held[id(rows)] = rows, rows
+        return rows
 
     def forget(self) -> None:
-        """At the end of a call: nothing is kept."""
+        """Keep nothing, at the end of a call."""
         self._held.clear()
         self._left = self._room
 

@@ -15,7 +15,7 @@ Band = TypeVar("Band")
 
 @functools.cache
 def _streams(device: torch.device) -> tuple[Any, Any]:
-    """Those that rows come and go by."""
+    """The streams of rows that come, and of rows that go."""
     return torch.cuda.Stream(device), torch.cuda.Stream(device)
 
 
@@ -26,9 +26,9 @@ def run(device: torch.device, bands: Sequence[Band], load: Callable[[Band], Any]
 
     On a GPU ``load`` and ``store`` are work of two streams beside the current one. At most two
     bands have been loaded and not computed; the first is computed before the second is loaded, as
-    it may tell what there is to load. A band's work is asked for while the one before it computes,
+    it may tell which rows to load. A band's work is asked for while the one before it computes,
     so that the GPU does not wait for the host in between. At most two results wait to go.
-    ``tensors``: those in what ``load`` and ``compute`` return. Results are there when this returns.
+    ``tensors``: of a result of ``load`` or ``compute``. Results are there when this returns.
     """
     if device.type == "cuda":
         _overlapped(device, bands, load, compute, store, tensors)
@@ -45,7 +45,7 @@ def _overlapped(device: torch.device, bands: Sequence[Band], load: Callable[[Ban
     loading.wait_stream(main)
     try:
         _issued(main, loading, storing, bands, load, compute, store, tensors)
-    finally:  # also after an error nothing may be under way to or from memory that is let go of
+    finally:  # also after an error no copy may be under way to or from memory that is freed
         main.wait_stream(loading)
         main.wait_stream(storing)
         main.synchronize()
@@ -54,7 +54,7 @@ def _overlapped(device: torch.device, bands: Sequence[Band], load: Callable[[Ban
 def _issued(main: Any, loading: Any, storing: Any, bands: Sequence[Band],
             load: Callable[[Band], Any], compute: Callable[[Band, Any], Any],
             store: Callable[[Band, Any], None], tensors: Callable[[Any], Iterable[Tensor]]) -> None:
-    """All bands' work, of which the last is not done when this returns."""
+    """Issue all bands' work, of which the last is not done when this returns."""
     def loaded(band: Band) -> tuple[Any, Any]:
         with torch.cuda.stream(loading):
             return load(band), loading.record_event()
@@ -80,7 +80,7 @@ def _issued(main: Any, loading: Any, storing: Any, bands: Sequence[Band],
         if at:
             before.synchronize()  # its rows' memory is free, so that no third band's is asked for
         else:
-            loading.wait_event(computed)  # what the first band has fetched for all
+            loading.wait_event(computed)  # the rows that the first band has fetched for all
         held = loaded(bands[at + 1])
 
 
@@ -100,6 +100,6 @@ def lasting(device: torch.device) -> Iterator[None]:
 
 
 def _used(tensors: Iterable[Tensor], stream: Any) -> None:
-    """Tensors of another stream are used by this one: their memory is free after that."""
+    """Note that ``stream`` uses tensors of another one: their memory is freed after that."""
     for t in tensors:
         t.record_stream(stream)

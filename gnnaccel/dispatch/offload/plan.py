@@ -19,9 +19,9 @@ from gnnaccel.errors import VALID, GraphError, OffloadError
 _CHUNK = 1 << 26  # edges that the device looks at at once, at most, ...
 _LOOK = 64  # ... and the bytes that one of them takes meanwhile
 _MOST = 2**31  # nodes and edges are numbered in 32 bits
-#: the share of a range of rows from which on the whole range is fetched, in one copy
+#: share of a range of rows from which on the whole range is fetched, in one copy
 _DENSE = 0.9
-#: the rows that all bands fetch of others, as a share of all, from which on they are many
+#: rows that all bands fetch of others, as a share of all rows, from which on they are many
 _AGAIN = 0.2
 
 
@@ -37,7 +37,7 @@ class Band(NamedTuple):
     edge_ids: Where
 
     def rows(self, kind: str) -> Where:
-        """Where its rows of a type of nodes, or of "edges", are."""
+        """Places of its rows of a type of nodes, or of "edges"."""
         return self.edge_ids if kind == "edges" else self.own[kind]
 
     def count(self, kind: str) -> int:
@@ -47,11 +47,11 @@ class Band(NamedTuple):
 
 @dataclass(eq=False)
 class Bands:
-    """All bands. ``sizes``: how many rows there are of each type; ``relation``: the types of
-    sources and destinations; ``resident``: int64 [2, E] by band, edges that stay on the device, so
-    that what is derived from them is known again: among that, ``norms``; ``derived``: rows that
-    the graph alone decides, on the host, by the key that layers ask for them by; ``fitted``:
-    whether they were as many as it took."""
+    """The bands of a graph. ``sizes``: how many rows there are of each type; ``relation``: the
+    types of sources and destinations; ``resident``: int64 [2, E] by band, edges that stay on the
+    device, so that values derived from them, such as ``norms``, are found again; ``derived``: rows
+    that the graph alone decides, on the host, by the key that layers ask for them by; ``fitted``:
+    whether every band fits the memory that they were cut for."""
 
     bands: list[Band]
     sizes: dict[str, int]
@@ -84,17 +84,17 @@ class Bands:
         """A band's edges on the device, int64 [2, E]; None where bands have none."""
         if band.edges is None:
             return None
-        found = self.resident.get(band.number)
-        return memory.near(band.edges).long() if found is None else found
+        edges = self.resident.get(band.number)
+        return memory.near(band.edges).long() if edges is None else edges
 
     def keep_edges(self, memory: Memory) -> None:
-        """From now on edges stay on the device."""
+        """Keep the edges on the device from now on."""
         for band in self.bands:
             if band.edges is not None:
                 self.resident[band.number] = memory.near(band.edges).long()
 
     def let_go(self) -> None:
-        """Nothing of it stays on the device."""
+        """Keep nothing of the graph on the device."""
         self.resident.clear()
         self.norms = TensorMap()
 
@@ -126,26 +126,26 @@ def cut(edge_index: Tensor, sizes: tuple[int, int], relation: Relation, parts: i
     own = {target: bounds(_degrees(edge_index, sizes, memory.device, chunk) + 1, parts)}
     if source != target:
         own[source] = [sizes[0] * at // parts for at in range(parts + 1)]
-    found = []
+    bands = []
     for at in range(parts):
         mine = {kind: slice(*ends[at:at + 2]) for kind, ends in own.items()}
         if at == 0 or any(map(count, mine.values())):
-            found.append(_band(at, edge_index, sizes[0], mine, relation, memory, chunk))
-    return Bands(found, {source: sizes[0], target: sizes[1]}, relation)
+            bands.append(_band(at, edge_index, sizes[0], mine, relation, memory, chunk))
+    return Bands(bands, {source: sizes[0], target: sizes[1]}, relation)
 
 
 def _degrees(edge_index: Tensor, sizes: tuple[int, int], device: torch.device,
              chunk: int) -> Tensor:
     """How many edges enter each node, int64, on the device."""
-    found = torch.zeros(sizes[1], dtype=torch.long, device=device)
+    degrees = torch.zeros(sizes[1], dtype=torch.long, device=device)
     for at in chunks(edge_index.shape[1], chunk):
         part = edge_index[:, at].to(device)
         low, high = (end.tolist() for end in torch.aminmax(part, dim=1))
         if min(low) < 0 or high[0] >= sizes[0] or high[1] >= sizes[1]:
             raise GraphError(f"edge_index names nodes from {min(low)} to {max(high)}; there are "
                              f"{sizes[0]} sources and {sizes[1]} destinations. {VALID}")
-        found += torch.bincount(part[1], minlength=sizes[1])
-    return found
+        degrees += torch.bincount(part[1], minlength=sizes[1])
+    return degrees
 
 
 def _band(number: int, edge_index: Tensor, sources: int, own: dict[str, slice],
@@ -165,8 +165,8 @@ def _band(number: int, edge_index: Tensor, sources: int, own: dict[str, slice],
 
 def _entering(edge_index: Tensor, own: slice, device: torch.device,
               chunk: int) -> Iterator[tuple[int, Tensor]]:
-    """By chunk, its first edge's number and, int64 [3, E], the edges that enter ``own``: numbers
-    within the chunk, sources and destinations."""
+    """The edges that enter ``own``, by chunk: the number of its first edge and, int64 [3, E], the
+    edges: numbers within the chunk, sources and destinations."""
     for at in chunks(edge_index.shape[1], chunk):
         stops = edge_index[1, at].to(device)
         mine = ((stops >= own.start) & (stops < own.stop)).nonzero().view(-1)
@@ -183,13 +183,13 @@ def _halo(starts: Tensor, sources: int, own: slice) -> tuple[Where, Tensor]:
     halo = needed.nonzero().view(-1).int()
     place = torch.empty(sources, dtype=torch.int32, device=starts.device)
     first = count(own)
-    found: Where = halo
+    where: Where = halo
     if len(halo):
         low, high = int(halo[0]), int(halo[-1]) + 1
         if len(halo) >= _DENSE * (high - low):
-            found = slice(low, high)
+            where = slice(low, high)
             halo = torch.arange(low, high, dtype=torch.int32, device=starts.device)
         place[halo.long()] = torch.arange(first, first + len(halo), dtype=torch.int32,
                                           device=starts.device)
     place[own] = torch.arange(first, dtype=torch.int32, device=starts.device)
-    return found, place
+    return where, place

@@ -1,4 +1,4 @@
-"""What a model does between its layers, of rows in the host's memory: row by row, so in bands.
+"""Operations between a model's layers on rows in the host's memory: row by row, so in bands.
 
 Operations over tensors of the host alone run there as ever, unless they are large.
 """
@@ -22,33 +22,33 @@ from gnnaccel.errors import OffloadError
 
 #: rows of the host of fewer bytes stay there, where nothing on the device is asked for
 _SMALL = 1 << 22
-#: bytes of a band, where the device has room: enough to hide what starting it costs
+#: bytes of a band, where the device has room: enough to hide the cost of starting it
 _BAND = 1 << 27
 #: the least number of bands that would fill the room of a call
 _AT_ONCE = 8
 
-#: conversions, to which dtype
+#: dtypes of conversions, by name
 _TYPES = {"float": torch.float32, "half": torch.float16, "bfloat16": torch.bfloat16,
           "double": torch.float64}
-#: rows are the first argument, all else is the same for each
+#: operations whose rows are the first argument; all else is the same for each row
 _FIRST = frozenset((
     "linear", "relu", "relu6", "gelu", "elu", "selu", "celu", "leaky_relu", "silu", "mish", "prelu",
     "hardtanh", "hardswish", "hardsigmoid", "softplus", "softsign", "logsigmoid", "tanhshrink",
     "threshold", "tanh", "sigmoid", "exp", "log", "log1p", "sqrt", "rsqrt", "abs", "neg", "square",
     "reciprocal", "sin", "cos", "clamp", "layer_norm", "rms_norm", "batch_norm", "dropout",
     "alpha_dropout", "embedding", "matmul", "mm", "__rsub__", "__rdiv__", *_TYPES))
-#: the same, along dimensions other than the first: where the argument is, and what it is if absent
+#: likewise along a dimension other than the first: (place of that argument, its default)
 _ALONG = {"softmax": (1, None), "log_softmax": (1, None), "normalize": (2, 1), "glu": (1, -1),
           "sum": (1, None), "mean": (1, None), "amax": (1, None), "amin": (1, None),
           "norm": (2, None)}
-#: rows are all arguments that have as many
+#: operations whose rows are all arguments that have as many
 _TOGETHER = frozenset(("add", "sub", "mul", "div", "true_divide", "pow", "maximum", "minimum",
                        "lerp", "addcmul", "where"))
-#: rows are all tensors of the list, joined along a dimension other than the first
+#: operations whose rows are all tensors of the list, joined along a dimension other than the first
 _JOINED = frozenset(("cat", "concat", "concatenate", "stack"))
 _MATRICES = frozenset(("linear", "matmul", "mm", "prelu", "batch_norm"))
 _DRAWING = frozenset(("dropout", "alpha_dropout"))
-#: what asks for no numbers of a tensor, and gives nobody a way to write some
+#: functions that neither read a tensor's numbers nor give a way to write them
 _ASKING = frozenset((
     *(getattr(Tensor, name).__get__ for name in (
         "shape", "dtype", "device", "ndim", "layout", "requires_grad", "is_cuda", "is_cpu",
@@ -64,9 +64,9 @@ class RowWise(TorchFunctionMode):
     gives the bytes that a call may take there; ``stays``: those that rows may take which stay there
     for the next. ``idle``: whether everything passes through.
 
-    Between two calls in bands the block sees every function of torch. What is none of a call, and
-    more than a question (`_ASKING`), may read or write results and use the device's memory, so
-    that the last result stays there no longer.
+    Between two calls in bands the block sees every function of torch. Functions outside of calls,
+    other than those of `_ASKING`, may read or write results and use the device's memory, so that
+    the last result stays there no longer.
     """
 
     def __init__(self, memory: Memory, room: Callable[[], int], stays: Callable[[], int]):
@@ -106,7 +106,7 @@ class RowWise(TorchFunctionMode):
         name, beside = getattr(func, "__name__", ""), any(t.device.type != "cpu" for t in tensors)
         places = _places(name, func, args, kwargs, tensors)
         if places and (beside or _bytes(map(tensors.__getitem__, places)) >= _SMALL):
-            # a product of all rows with something as large is none of rows
+            # a product of all rows with a matrix as large does not go row by row
             others = (t for at, t in enumerate(tensors)
                       if at not in places and t.device.type == "cpu")
             if _bytes(others) <= self._room() // 8:
@@ -127,14 +127,14 @@ class RowWise(TorchFunctionMode):
     def _run(self, name: str, func: Any, args: tuple, kwargs: dict, tensors: list[Tensor],
              places: list[int]) -> Tensor:
         if name == "batch_norm":
-            given = named(func, args, kwargs)
-            if given.get("training") or given.get("running_mean") is None:
-                return self._batch_norm(**given)
+            arguments = named(func, args, kwargs)
+            if arguments.get("training") or arguments.get("running_mean") is None:
+                return self._batch_norm(**arguments)
         others = [at for at in range(len(tensors)) if at not in places]
 
         def function(session: Any, inputs: list[Tensor], whole: list[Tensor]) -> Tensor:
-            found = dict(zip(places, inputs)) | dict(zip(others, whole))
-            values = iter([found[at] for at in range(len(found))])
+            by_place = dict(zip(places, inputs)) | dict(zip(others, whole))
+            values = iter([by_place[at] for at in range(len(by_place))])
             return func(*_replaced(args, values),
                         **dict(zip(kwargs, _replaced(tuple(kwargs.values()), values))))
 
@@ -181,10 +181,10 @@ _OF_ALL = (torch.nn.functional.batch_norm, torch.nn.functional.instance_norm)
 
 
 def _refuse_statistics(func: Any, args: tuple, kwargs: dict) -> None:
-    """OffloadError where a band would normalise its rows by what they are themselves."""
-    given = named(func, args, kwargs)
-    if (given.get("training") or given.get("use_input_stats", func is _OF_ALL[1])
-            or given.get("running_mean") is None):
+    """OffloadError where a band would normalise its rows by its own statistics."""
+    arguments = named(func, args, kwargs)
+    if (arguments.get("training") or arguments.get("use_input_stats", func is _OF_ALL[1])
+            or arguments.get("running_mean") is None):
         raise OffloadError(f"{func.__name__} within a layer's messages takes statistics of all "
                            "edges, of which a band has some. Call model.eval(), or use "
                            "torch.nn.LayerNorm")
@@ -195,29 +195,29 @@ def _bytes(tensors: Iterable[Tensor]) -> int:
 
 
 def _places(name: str, func: Any, args: tuple, kwargs: dict, tensors: list[Tensor]) -> list[int]:
-    """Where the rows of a call are among its tensors; nowhere, where it is not known to go row by
+    """Places of the rows of a call among its tensors; none where the call is not known to go row by
     row."""
     if kwargs.get("out") is not None:
         return []
     if name in _JOINED:
-        found = _joined(name, args, kwargs)
+        rows = _joined(name, args, kwargs)
     elif name in _TOGETHER:
         deepest = max(t.dim() for t in tensors)
         most = max((len(t) for t in tensors if t.dim() == deepest > 0), default=0)
-        found = [t for t in tensors if t.dim() == deepest and len(t) == most]
+        rows = [t for t in tensors if t.dim() == deepest and len(t) == most]
         if name == "where" and len(args) < 3:
             return []
     elif (args and args[0] is tensors[0] and _row_by_row(name, func, args, kwargs, tensors[0])
           and not any(t.dim() and t.device.type == "cpu" and len(t) == len(tensors[0])
-                      for t in tensors[1:])):  # which may be rows, too
-        found = tensors[:1]
+                      for t in tensors[1:])):  # these may be rows, too
+        rows = tensors[:1]
     else:
         return []
     if not all(t.dim() and t.device.type == "cpu" and type(t) in _PLAIN
                and t.layout is torch.strided and t.stride(0) == max(t.stride())
-               and len(t) == len(found[0]) for t in found):
+               and len(t) == len(rows[0]) for t in rows):
         return []
-    return [at for at, t in enumerate(tensors) if any(t is one for one in found)]
+    return [at for at, t in enumerate(tensors) if any(t is one for one in rows)]
 
 
 def _joined(name: str, args: tuple, kwargs: dict) -> list[Tensor]:
@@ -243,17 +243,17 @@ def _row_by_row(name: str, func: Any, args: tuple, kwargs: dict, x: Tensor) -> b
                                                for dim in every)
     if name not in _FIRST:
         return False
-    given = named(func, args, kwargs)
-    if given.get("inplace"):
+    arguments = named(func, args, kwargs)
+    if arguments.get("inplace"):
         return False
     if name in _DRAWING:
-        return bool(given.get("training", True)) and given.get("p", 0.5) > 0
+        return bool(arguments.get("training", True)) and arguments.get("p", 0.5) > 0
     if name == "layer_norm":
-        return len(given.get("normalized_shape", ())) < x.dim()
+        return len(arguments.get("normalized_shape", ())) < x.dim()
     if name in _TYPES:
         return x.dtype != _TYPES[name]
     if name == "embedding":
-        return not any(given.get(key) for key in ("max_norm", "scale_grad_by_freq", "sparse"))
+        return not any(arguments.get(key) for key in ("max_norm", "scale_grad_by_freq", "sparse"))
     if name in ("matmul", "mm") and (len(args) < 2 or args[1].dim() > 2):
         return False
     return x.dim() > 1 or name not in _MATRICES
@@ -265,12 +265,12 @@ def _dimension(args: tuple, kwargs: dict, at: int, absent: Any) -> Any:
 
 @functools.cache
 def _signature(func: Any) -> inspect.Signature | None:
-    """Of functions that torch writes in Python; of others nothing is known."""
+    """The signature of a function that torch writes in Python; None for others."""
     return inspect.signature(func) if inspect.isfunction(func) else None
 
 
 def named(func: Any, args: tuple, kwargs: dict) -> dict[str, Any]:
-    """A call's arguments by name; of functions that are not written in Python, those given so."""
+    """A call's arguments by name; for functions not written in Python, the keyword arguments."""
     signature = _signature(func)
     return kwargs if signature is None else signature.bind(*args, **kwargs).arguments
 
@@ -285,12 +285,12 @@ def _tensors(values: tuple) -> Iterator[Tensor]:
 
 def _replaced(values: tuple, tensors: Iterator[Tensor]) -> list[Any]:
     """``values`` with other tensors, in the order of `_tensors`."""
-    found: list[Any] = []
+    replaced: list[Any] = []
     for value in values:
         if isinstance(value, Tensor):
-            found.append(next(tensors))
+            replaced.append(next(tensors))
         elif isinstance(value, (tuple, list)) and any(isinstance(one, Tensor) for one in value):
-            found.append([next(tensors) if isinstance(one, Tensor) else one for one in value])
+            replaced.append([next(tensors) if isinstance(one, Tensor) else one for one in value])
         else:
-            found.append(value)
-    return found
+            replaced.append(value)
+    return replaced

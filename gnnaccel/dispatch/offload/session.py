@@ -15,7 +15,7 @@ from gnnaccel.dispatch.offload.memory import count
 from gnnaccel.dispatch.offload.plan import Band, Bands
 from gnnaccel.errors import OffloadError
 
-#: rows that a layer asks of all bands: their name, and how many of that name it asked for before
+#: key of rows that a layer asks of all bands: (name, how many of that name it asked for before)
 Key: TypeAlias = "tuple[str, int]"
 
 
@@ -28,12 +28,12 @@ class Reached(Exception):
 
 
 class BandSession(Session):
-    """One run of a layer over a band. ``halo``: gives the rows [own + halo, ...] that were asked
-    for, of which the first may be of anything, from a key and the own rows; or None, where other
-    bands have to compute them first, and then the run ends by `Reached`. ``leaves``: the halo's
-    rows that gradients are wanted of."""
+    """One run of a layer over a band. ``halo``: (key, own rows) -> the rows [own + halo, ...] that
+    were asked for, of which the own may hold anything; or None, where other bands have to compute
+    them first, and then the run ends by `Reached`. ``leaves``: the halo's rows whose gradients are
+    wanted."""
 
-    maps_first = False  # what bands compute of rows and gather again is a stage of its own
+    maps_first = False  # rows that bands compute and gather again are a stage of their own
 
     def __init__(self, bands: Bands, band: Band, edges: Tensor,
                  halo: Callable[[Key, Tensor], Tensor | None]):
@@ -50,15 +50,15 @@ class BandSession(Session):
         self.leaves: dict[Key, Tensor] = {}
 
     def close(self) -> None:
-        """The layer has run: rows of the device are let go of, but for ``leaves``. A layer's own
+        """Let go of rows of the device, but for ``leaves``, once the layer has run. A layer's own
         `propagate`, which is put back by functions that refer to each other, holds the session."""
         super().close()
         self._halo = _closed
 
     def taken_leaves(self) -> dict[Key, Tensor]:
-        """``leaves``, which the session has no longer."""
-        found, self.leaves = self.leaves, {}
-        return found
+        """``leaves``, which the session then lets go of."""
+        leaves, self.leaves = self.leaves, {}
+        return leaves
 
     def check_edges(self, edge_index: Tensor, source: str, target: str) -> None:
         """Nothing: the plan has made them."""
@@ -70,23 +70,23 @@ class BandSession(Session):
         if x.dim() == 0 or len(x) != own:
             raise OffloadError(f"{who} gathers {name} of shape {list(x.shape)} over a band of "
                                f"{own} sources; it needs a row for each")
-        found = self._halo(key, x)
-        if found is None:
+        rows = self._halo(key, x)
+        if rows is None:
             raise Reached(key, x)
         if not (torch.is_grad_enabled() and x.requires_grad):
-            if found.data_ptr() != x.data_ptr():
-                found[:own] = x
-            return found
-        self.leaves[key] = found[own:].detach().requires_grad_()
+            if rows.data_ptr() != x.data_ptr():
+                rows[:own] = x
+            return rows
+        self.leaves[key] = rows[own:].detach().requires_grad_()
         return torch.cat([x, self.leaves[key]])
 
 
 def _closed(key: Key, x: Tensor) -> None:
-    """Rows that are asked for once the layer has run: there are none."""
+    """None for rows that are asked for once the layer has run."""
 
 
 class _Edges:
-    """A part's data, as far as layers over parts ask for it."""
+    """A part's data with the attributes that layers over parts read."""
 
     def __init__(self, relation: Any, edges: Tensor):
         self._relation, self.edge_index = relation, edges

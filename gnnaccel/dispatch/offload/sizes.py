@@ -11,18 +11,18 @@ from torch import Tensor
 from gnnaccel.dispatch.offload.memory import count
 from gnnaccel.dispatch.offload.plan import Bands
 
-#: the share of the device's free memory that bands may take
+#: share of the device's free memory that bands may take
 _SHARE = 0.75
 #: bytes of an edge besides its rows: int32 and int64 ends, and a sorted structure
 _EDGE = 56
-#: no row of a layer is as long; weights may be, such as one for each node
+#: numbers of a row, at most: no layer's are longer; weights may be, such as one for each node
 _WIDE = 1 << 14
 #: bytes of a band whose rows come while another computes, where all would fit at once
 _ALONG = 1 << 28
 _ON_HOST = 1 << 30
-#: the share of a call's room that rows may take which all bands need
+#: share of a call's room for rows that all bands need
 NEAR = 0.55
-#: the share of what is left that edges may take to stay on the device, and what one takes then:
+#: share of the room left that edges may take to stay on the device, and the bytes of one then:
 #: int64 ends, a sorted structure, and GCN's normalisation
 _RESIDENT = 0.4
 _STAYS = 40
@@ -90,12 +90,12 @@ class Widths(NamedTuple):
     def stay(cls, edges: int, room: int) -> int:
         """The bytes that a graph's edges take where they stay on the device; 0 where they do
         not."""
-        taken = cls.staying(edges)
-        return taken if taken <= room * _RESIDENT else 0
+        needed = cls.staying(edges)
+        return needed if needed <= room * _RESIDENT else 0
 
     @staticmethod
     def room(device: torch.device) -> int:
-        """Bytes that a call may take: a share of what is free."""
+        """Bytes that a call may take: a share of the free memory."""
         if device.type != "cuda":
             return _ON_HOST
         free, _ = torch.cuda.mem_get_info(device)

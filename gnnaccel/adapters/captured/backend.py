@@ -1,8 +1,8 @@
-"""``torch.compile(model, backend="gnnaccel")``: what Dynamo has traced, run as it is and then
-replayed as CUDA graphs. There is no Inductor and no Triton in it.
+"""``torch.compile(model, backend="gnnaccel")``: graphs traced by Dynamo, run as they are and then
+replayed as CUDA graphs, without Inductor and Triton.
 
 Dynamo guards on all that the traced code reads, and makes parameters arguments of the graph that it
-gives. What is left to compare here are the tensors themselves.
+gives. Only the tensors themselves are compared here.
 """
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from gnnaccel.adapters.captured import graphs, modules, threads
 from gnnaccel.dispatch.graph.tensor_ref import TensorRef, unversioned
 
 _CALLS = 2  # calls alike before one is captured
-_FORMS = 8  # forms of arguments of which something is kept
+_FORMS = 8  # forms of arguments that are kept
 
 
 def backend(traced: torch.fx.GraphModule, inputs: list[Any]) -> Callable:
-    """What runs ``traced``, a graph of Dynamo's; ``inputs`` are those of its first call."""
+    """The function that runs ``traced``, a graph of Dynamo's; ``inputs``: of its first call."""
     return Region(traced)
 
 
@@ -62,12 +62,12 @@ class Region:
         key = (torch.is_grad_enabled(), *[
             (one.shape, one.stride(), one.dtype, one.requires_grad) if isinstance(one, Tensor)
             else one for one in given])
-        found = self._forms.get(key)
-        if found is None:
+        form = self._forms.get(key)
+        if form is None:
             if len(self._forms) >= _FORMS:
                 self._forms.pop(next(iter(self._forms)))
-            found = self._forms[key] = _Form(len(tensors))
-        return found
+            form = self._forms[key] = _Form(len(tensors))
+        return form
 
     def _work(self, given: tuple, tensors: list[Tensor], form: _Form) -> graphs.Work:
         plain = [None if isinstance(one, Tensor) else one for one in given]
@@ -84,9 +84,9 @@ class Region:
                    if not (copied or t.requires_grad)
                    and (t.is_floating_point() or not t.dim())]
         wanted = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
-        kept = [t for t, copied in zip(tensors, form.copied)
-                if not copied and t.is_floating_point()]
-        return graphs.Work(call, call, tensors, form.copied, [], [], buffers, kept,
+        fixed = [t for t, copied in zip(tensors, form.copied)
+                 if not copied and t.is_floating_point()]
+        return graphs.Work(call, call, tensors, form.copied, [], [], buffers, fixed,
                            tensors[0].device, wanted)
 
 
@@ -105,7 +105,7 @@ class _Form:
                    for ref, t, copied in zip(self._refs, tensors, self.copied))
 
     def again(self, tensors: list[Tensor]) -> bool:
-        """Whether this call has the graph of the last one; written down for the next one."""
+        """Whether this call has the graph of the last one. Notes the call for the next one."""
         before, self._refs = self._refs, [TensorRef(t) for t in tensors]
         self.captured = None
         alike = bool(before)

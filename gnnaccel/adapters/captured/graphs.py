@@ -1,8 +1,8 @@
 """One call of a module as CUDA graphs: its forward and, where gradients are wanted, its backward.
 
-Both are captured as `torch.cuda.make_graphed_callables` does it, into memory of their own. What a
-replay gives out is copied, so results may be kept. Before a capture is used, a replay is compared
-with the module's own call: results, gradients and buffers.
+Both are captured as `torch.cuda.make_graphed_callables` does it, into memory of their own. Results
+of a replay are copies, so they may be kept. Before a capture is used, a replay is compared with the
+module's own call: results, gradients and buffers.
 """
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Work:
     """A call to capture. ``call(arguments)`` runs the module on tensors in the order of
     ``tensors``, and so does ``aside``, on copies of the module's buffers. ``copied``: for each
     tensor, whether later calls may bring another one of that shape; ``buffers``: of the module,
-    which runs on ``device``; ``kept``: its other tensors; ``parameters``: those that gradients are
-    wanted for, and ``aliases`` what stands for them in ``call``; ``grad``: if autograd records.
+    which runs on ``device``; ``kept``: its other tensors; ``parameters``: those whose gradients are
+    wanted, and ``aliases`` their stand-ins in ``call``; ``grad``: whether autograd records.
     """
 
     def __init__(self, call: Callable[[list[Tensor]], Any], aside: Callable[[list[Tensor]], Any],
@@ -49,17 +49,17 @@ class Work:
 
     def run(self, tensors: list[Tensor]) -> tuple[Any, list[Tensor]]:
         """The form and the tensors of the result."""
-        found: list[Tensor] = []
+        results: list[Tensor] = []
         out = self.call(tensors)
         try:
-            return values.result_apart(out, found), found
+            return values.result_apart(out, results), results
         except values.Unknown as problem:
             raise Refused(f"its result holds {problem}") from None
 
     def gradients(self, found: list[Tensor], leaves: list[Tensor],
                   grads: list[Tensor], again: bool = False) -> list[Tensor | None]:
-        """Of each of ``leaves``, None where nothing depends on it. ``again``: there may be another
-        backward, which needs the same memory."""
+        """The gradient of each of ``leaves``, None where nothing depends on it. ``again``: there
+        may be another backward, which needs the same memory."""
         outs = [out for out in found if out.requires_grad]
         return list(torch.autograd.grad(outs, leaves, grads, retain_graph=again,
                                         allow_unused=True))
@@ -69,7 +69,7 @@ class Captured:
     """A call that is replayed. ``random``: it draws random numbers on the device."""
 
     def __init__(self, work: Work) -> None:
-        """Captures ``work`` and compares. Raises Refused."""
+        """Capture ``work`` and compare. Raises Refused."""
         self._work, self._thread = work, threading.get_ident()
         self._last: weakref.ref | None = None
         stands: dict[int, Tensor] = {}  # one for each tensor, however often it is given
@@ -97,7 +97,7 @@ class Captured:
             except Exception as problem:  # noqa: BLE001 - of the user's code: a backward, say
                 raise Refused("its code, run for a capture, raises "
                               f"{type(problem).__name__}: {problem}") from None
-        # callers keep what they pass; only that is kept here which is copied into
+        # callers keep their arguments; kept here are only the tensors that are copied into
         self._copies = [t.detach() if copied else None
                         for t, copied in zip(self._static, work.copied)]
         del self._static, self._leaves
@@ -108,16 +108,16 @@ class Captured:
     def _warm_up(self) -> None:
         with on_the_side(self._work.device):
             for _ in range(2):
-                form, found = self._work.run(self._static)
-                wanted = [out for out in found if out.requires_grad]
+                form, outs = self._work.run(self._static)
+                wanted = [out for out in outs if out.requires_grad]
                 if self._work.grad and wanted:
-                    self._work.gradients(found, self._leaves, [torch.ones_like(o) for o in wanted])
-        for held, given, copied in zip(self._static, self._work.tensors, self._work.copied):
-            if copied and not torch.equal(held, given):
+                    self._work.gradients(outs, self._leaves, [torch.ones_like(o) for o in wanted])
+        for held, tensor, copied in zip(self._static, self._work.tensors, self._work.copied):
+            if copied and not torch.equal(held, tensor):
                 raise Refused("it writes to an argument, which is another one in each call")
-        self._reaches = self._reached(found)
+        self._reaches = self._reached(outs)
         work = self._work
-        tied = Tied(found, [*self._static, *self._leaves, *work.buffers, *work.kept])
+        tied = Tied(outs, [*self._static, *self._leaves, *work.buffers, *work.kept])
         self._groups = tied.groups
         if tied.why is not None:
             raise Refused(tied.why)
@@ -127,7 +127,7 @@ class Captured:
             raise Refused("no result depends on what wants gradients")
 
     def _reached(self, found: list[Tensor]) -> list[list[bool]]:
-        """For each result that wants gradients: which of the leaves it depends on."""
+        """Which of the leaves each result that wants gradients depends on."""
         if sum(out.requires_grad for out in found) < 2:
             return [[True] * len(self._leaves)]
         outs = [out for out in self._work.run(self._static)[1] if out.requires_grad]
@@ -146,17 +146,17 @@ class Captured:
         with torch.autograd.set_multithreading_enabled(False):
             self._backward, self._flat = record(self._flattened, pool, work.device)
         self._differentiable = [o.requires_grad for o in self._outs]
-        # the record is the graphs' now; what it computed lies in their memory
+        # the record is the graphs' now; its results lie in their memory
         self._outs = [o.detach() for o in self._outs]
 
     def _flattened(self) -> list[Tensor]:
         """Backward, with the gradients of each dtype put side by side, so that a replay copies them
         by one operation."""
-        found = self._work.gradients(self._outs, self._leaves, self._grads, again=True)
+        grads = self._work.gradients(self._outs, self._leaves, self._grads, again=True)
         self._places: list[tuple[int, tuple, tuple, int] | None] = []
         groups: dict[torch.dtype, list[Tensor]] = {}
         sizes: dict[torch.dtype, int] = {}
-        for g in found:
+        for g in grads:
             if g is None:
                 self._places.append(None)
                 continue
@@ -170,7 +170,7 @@ class Captured:
         flat = [torch.empty(sizes[dtype], dtype=dtype, device=self._work.device)
                 for dtype in groups]
         for (dtype, members), one in zip(groups.items(), flat):
-            at = [p for g, p in zip(found, self._places) if g is not None and g.dtype is dtype]
+            at = [p for g, p in zip(grads, self._places) if g is not None and g.dtype is dtype]
             torch._foreach_copy_([one.as_strided(*p[1:]) for p in at if p is not None], members)
         return flat
 
@@ -206,16 +206,16 @@ class Captured:
     def replay(self, tensors: list[Tensor]) -> Any:
         """The result of the call with these arguments."""
         with in_turn(self._work.device):
-            for held, given in zip(self._copies, tensors):
+            for held, tensor in zip(self._copies, tensors):
                 if held is not None:
-                    held.copy_(given.detach())
+                    held.copy_(tensor.detach())
             if not self._work.grad:
                 self._forward()
-                found = iter([o.clone() for o in self._outs])
+                results = iter([o.clone() for o in self._outs])
             else:
-                found = iter(_Replay.apply(self, tensors, *self._work.parameters,
-                                           *[tensors[i] for i in self._work.inputs]))
-        return values.together(self._form, found)
+                results = iter(_Replay.apply(self, tensors, *self._work.parameters,
+                                             *[tensors[i] for i in self._work.inputs]))
+        return values.together(self._form, results)
 
     def _handed_out(self) -> list[Tensor | None]:
         flat = [one.clone() for one in self._flat]
@@ -223,7 +223,7 @@ class Captured:
 
 
 class _Pass:
-    """One forward pass; ``done`` once no backward needs anything any more. ``freed``: the groups of
+    """A forward pass; ``done`` once no backward needs anything any more. ``freed``: the groups of
     results, see `Tied`, of which a backward was the last."""
 
     __slots__ = ("done", "freed", "__weakref__")
@@ -250,29 +250,29 @@ class _Replay(torch.autograd.Function):
     @one_by_one
     def backward(ctx: Any, *grads: Tensor | None) -> tuple:
         captured: Captured = ctx.captured
-        given = [g for g, wanted in zip(grads, captured._differentiable) if wanted]
-        groups = {n for g, n in zip(given, captured._groups) if g is not None}
+        out_grads = [g for g, wanted in zip(grads, captured._differentiable) if wanted]
+        groups = {n for g, n in zip(out_grads, captured._groups) if g is not None}
         if groups & ctx.once.freed:
             _ = ctx.saved_tensors  # raises torch's error
         if torch.is_grad_enabled():
-            return None, None, *_recomputed(captured, ctx.tensors, given)
+            return None, None, *_recomputed(captured, ctx.tensors, out_grads)
         with in_turn(captured._work.device):
-            for held, g in zip(captured._grads, given):
+            for held, g in zip(captured._grads, out_grads):
                 if g is None:
                     held.zero_()
                 else:
                     held.copy_(g)
             captured._backward()
-            found = captured._handed_out()
-        if any(g is None for g in given):
-            # what no used result depends on has no gradient, as without a capture
-            used = [r for g, r in zip(given, captured._reaches) if g is not None]
-            found = [g if any(r[k] for r in used) else None for k, g in enumerate(found)]
+            leaf_grads = captured._handed_out()
+        if any(g is None for g in out_grads):
+            # leaves that no used result depends on have no gradient, as without a capture
+            used = [r for g, r in zip(out_grads, captured._reaches) if g is not None]
+            leaf_grads = [g if any(r[k] for r in used) else None for k, g in enumerate(leaf_grads)]
         if not _keeps_graph():
             ctx.once.freed |= groups
             if ctx.once.freed.issuperset(captured._groups):
                 ctx.once.done, ctx.tensors = True, None
-        return None, None, *found
+        return None, None, *leaf_grads
 
 
 def _recomputed(captured: Captured, tensors: list[Tensor], grads: list[Tensor | None]) -> list:
@@ -284,19 +284,19 @@ def _recomputed(captured: Captured, tensors: list[Tensor], grads: list[Tensor | 
             "gnnaccel.enable(capture=False)")
     work = captured._work
     leaves = [*work.parameters, *[tensors[i] for i in work.inputs]]
-    found: list[Tensor] = []
-    values.apart(work.aside(tensors), found)
-    pairs = [(o, g) for o, g in zip((o for o in found if o.requires_grad), grads) if g is not None]
-    outs, given = [o for o, _ in pairs], [g for _, g in pairs]
-    return list(torch.autograd.grad(outs, leaves, given, create_graph=True, allow_unused=True))
+    parts: list[Tensor] = []
+    values.apart(work.aside(tensors), parts)
+    pairs = [(o, g) for o, g in zip((o for o in parts if o.requires_grad), grads) if g is not None]
+    outs, out_grads = [o for o, _ in pairs], [g for _, g in pairs]
+    return list(torch.autograd.grad(outs, leaves, out_grads, create_graph=True, allow_unused=True))
 
 
 # --- the device -----------------------------------------------------------------------------------
 
 @torch.no_grad()
 def _put_back(buffers: list[Tensor], before: list[Tensor]) -> None:
-    """Not a write that autograd counts: an earlier forward may have kept the buffer, as that of a
-    batch norm does, for a backward that is still to come."""
+    """Restore buffers, by writes that autograd does not count: an earlier forward may have kept the
+    buffer, as that of a batch norm does, for a backward that is still to come."""
     for b, held in zip(buffers, before):
         if not torch.equal(b, held):
             b.data.copy_(held)
@@ -304,7 +304,7 @@ def _put_back(buffers: list[Tensor], before: list[Tensor]) -> None:
 
 @contextlib.contextmanager
 def _as_before(work: Work) -> Iterator[None]:
-    """A block after which what the module has and random numbers are as before it."""
+    """A block after which the module's tensors and random numbers are as before it."""
     written = [t for t in (*work.buffers, *work.kept) if not t.is_inference()]
     before, state = [b.detach().clone() for b in written], _state(work.device)
     try:
@@ -356,26 +356,26 @@ def memory_pool(device: torch.device) -> Any:
 
 
 def record(work: Callable[[], Any], pool: Any, device: torch.device) -> tuple[Callable, Any]:
-    """``work`` captured: what replays it, and what it gave. Raises Refused."""
+    """``work`` captured: (function that replays it, its result). Raises Refused."""
     graph = torch.cuda.CUDAGraph()
     index = torch.cuda.current_device() if device.index is None else device.index
     generator = torch.cuda.default_generators[index]
     clean = generator.clone_state()
     try:
         with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-            found = work()
+            result = work()
     except RuntimeError as problem:
         _recover(generator, clean, index, pool)
         first = problem.__context__ or problem
         raise Refused("it cannot be captured: " + str(first).splitlines()[0]) from None
-    return graph.replay, found
+    return graph.replay, result
 
 
 def _recover(generator: Any, clean: Any, index: int, pool: Any) -> None:
-    """After a capture that failed torch's allocator and generator are still in it. The one is told
-    that it is over; the other is by the end of another, empty capture. ``clean``: the generator's
-    state from before, for a torch in which that is not enough; graphs that were captured earlier
-    would then draw from the state that they know."""
+    """Recover from a capture that failed: torch's allocator and generator are still in it. The one
+    is told that it is over; the other is by the end of another, empty capture. ``clean``: the
+    generator's state from before, for a torch in which that is not enough; graphs that were
+    captured earlier would then draw from the state that they know."""
     for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
         end = getattr(torch._C, name, None)
         if end is not None:

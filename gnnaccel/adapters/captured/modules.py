@@ -1,11 +1,11 @@
-"""Which modules' calls are captured: the outermost ones with graph layers in them, once their calls
-repeat.
+"""Choosing the modules whose calls are captured: the outermost ones with graph layers in them, once
+their calls repeat.
 
 A call repeats another one if its arguments have the same form, its integer tensors are the same
 tensors, unwritten, and everything else that the module's code reads is as it was (`state`,
 `reads`). After `_CALLS` such calls, during which nothing waited for the device, no attribute
 changed and no random number was drawn on the host, the next one is captured. It is replayed for as
-long as calls repeat it. All others run as ever.
+long as calls repeat it. All others run as without gnnaccel.
 """
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from gnnaccel.dispatch.policy import config as configs
 _CALLS = 3  # calls alike before one is captured
 _KINDS = 4  # captures of one module
 _TRIES = 20  # calls after which a module whose calls never repeat is left alone
-_MEMORY = 8  # a capture may take this part of the memory that is free
+_MEMORY = 8  # a capture may take 1 / 8 of the free memory
 #: types of devices whose calls are captured
 DEVICES = {"cuda"}
 _log = logging.getLogger("gnnaccel")
@@ -67,7 +67,7 @@ class _Kind:
             for ref, t, copied in zip(self.refs, tensors, self.copied))
 
     def stands(self) -> bool:
-        """Whether the module's state is what it was."""
+        """Whether the module's state is unchanged."""
         return (self.snapshot is not None and self.snapshot.holds()
                 and self.reads is not None and self.reads.holds())
 
@@ -76,8 +76,8 @@ class _Kind:
 
 
 class _Module:
-    """What is known of a module's calls, by their form. ``open``: it is never captured, but modules
-    in it may be; ``closed``: neither is; ``calls``: those in a row that repeated no other one."""
+    """A module's calls, by their form. ``open``: it is never captured, but modules in it may be;
+    ``closed``: neither is; ``calls``: how many in a row repeated no other one."""
 
     def __init__(self, module: nn.Module) -> None:
         key = id(module)
@@ -119,7 +119,7 @@ def summary() -> dict[str, Any]:
 
 
 def counted(name: str) -> None:
-    """One call of a module of that class is replayed."""
+    """Count one replayed call of a module of that class."""
     _replays[name] += 1
 
 
@@ -194,7 +194,7 @@ def _routed(native: Callable, module: nn.Module, entry: _Module, args: tuple, kw
             told(module, "its arguments have other forms in each call")
             return native(module, *args, **kwargs)
         for old in [old for old in entry.kinds if configs.stale(old[-1])]:
-            del entry.kinds[old]  # which no call will be like
+            del entry.kinds[old]  # no call will be like it
         if len(entry.kinds) >= _KINDS:
             entry.kinds.pop(next(iter(entry.kinds)))
         kind = entry.kinds[key] = _Kind()
@@ -213,7 +213,7 @@ def _routed(native: Callable, module: nn.Module, entry: _Module, args: tuple, kw
 
 
 def _device(module: nn.Module, tensors: list[Tensor]) -> torch.device | None:
-    """Where the call runs, if calls can be captured there."""
+    """The device of the call, None if calls cannot be captured there."""
     first = tensors[0] if tensors else next(module.parameters(), None)
     return first.device if first is not None and first.device.type in DEVICES else None
 
@@ -227,7 +227,7 @@ class _Call(NamedTuple):
 
 
 def _key(form: Any, tensors: list[Tensor], module: nn.Module, device: torch.device) -> tuple:
-    """What calls of one form have in common; the configuration's epoch comes last."""
+    """Key of calls of one form; the configuration's epoch comes last."""
     config = configs.current()
     same = [*map(id, tensors)]
     given_twice = tuple(map(same.index, same)) if len(set(same)) < len(same) else ()
@@ -243,7 +243,7 @@ def _key(form: Any, tensors: list[Tensor], module: nn.Module, device: torch.devi
 
 def _watched(native: Callable, module: nn.Module, entry: _Module, kind: _Kind,
              given: _Call) -> Any:
-    """The call, run as ever or captured now; what it shows is written down."""
+    """The call's result, run natively or captured now; facts of the call are noted in ``kind``."""
     _, tensors, args, kwargs, device = given
     threads.called()
     if not _again(kind, tensors):
@@ -280,8 +280,8 @@ def _watched(native: Callable, module: nn.Module, entry: _Module, kind: _Kind,
 
 
 def _again(kind: _Kind, tensors: list[Tensor]) -> bool:
-    """Whether this call has the graph of the last one. Other numbers than that one's are to be
-    copied from now on."""
+    """Whether this call has the graph of the last one. Floating-point tensors other than that one's
+    are to be copied from now on."""
     new = [TensorRef(t) for t in tensors]
     before, kind.refs = kind.refs, new
     if len(before) != len(tensors):
@@ -300,8 +300,8 @@ def _again(kind: _Kind, tensors: list[Tensor]) -> bool:
 
 def _observed(native: Callable, module: nn.Module, entry: _Module, kind: _Kind,
               given: _Call) -> Any:
-    """The call, during which nothing may wait for the device, change the module, or draw a random
-    number on the host."""
+    """The call's result, run natively and watched: it may not wait for the device, change the
+    module, or draw a random number on the host."""
     device = given.device
     drawn = random_state(device)
     held = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
@@ -331,7 +331,7 @@ def _observed(native: Callable, module: nn.Module, entry: _Module, kind: _Kind,
 
 
 def _unfit(given: _Call) -> str | None:
-    """Why a call that repeats others is not captured all the same."""
+    """Why a call that repeats others is not captured; None where it is."""
     device = given.device
     if any(t.device != device for t in given.tensors):
         return "its arguments are on several devices"
@@ -373,16 +373,16 @@ def _work(native: Callable, module: nn.Module, kind: _Kind, given: _Call) -> gra
             _here.inside = before
 
     wanted = [t for t in (*snapshot.parameters, *given.tensors) if t.requires_grad]
-    kept = [t for t, copied in zip(given.tensors, kind.copied)
-            if not copied and t.is_floating_point()]
+    fixed = [t for t, copied in zip(given.tensors, kind.copied)
+             if not copied and t.is_floating_point()]
     return graphs.Work(call, aside, given.tensors, kind.copied, list(aliases),
-                       list(aliases.values()), snapshot.buffers, [*snapshot.parameters, *kept],
+                       list(aliases.values()), snapshot.buffers, [*snapshot.parameters, *fixed],
                        given.device, torch.is_grad_enabled() and bool(wanted))
 
 
 def _left(native: Callable, module: nn.Module, entry: _Module, args: tuple, kwargs: dict,
           why: str) -> Any:
-    """A module that cannot be captured, whatever its next calls are; those in it may."""
+    """The native result; the module cannot be captured from now on, but those in it may."""
     entry.open = True
     told(module, why)
     _here.inside = False
@@ -390,7 +390,7 @@ def _left(native: Callable, module: nn.Module, entry: _Module, args: tuple, kwar
 
 
 def told(module: nn.Module | str, why: str) -> str:
-    """``why``, counted; logged the first time."""
+    """``why``, after it was counted, and logged the first time."""
     name = module if isinstance(module, str) else type(module).__name__
     if not _refused[name, why]:
         _log.info("gnnaccel: calls of %s are not captured: %s", name, why)

@@ -1,5 +1,5 @@
-"""What the functions of a user's modules read besides their arguments and attributes: globals,
-closures, defaults, attributes of classes and functions, and what they import; of functions that are
+"""Values that the functions of a user's modules read besides their arguments and attributes:
+globals, closures, defaults, attributes of classes and functions, and imports; of functions that are
 attributes, too. Code of libraries is not looked at."""
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torch import nn
 from gnnaccel.adapters.captured.state import ASIDE, LIBRARIES, Frozen
 from gnnaccel.adapters.captured.values import Unknown
 
-#: what acts on the world, or reads it, which a replay would not
+#: functions that act on the world, or read it, which a replay would not
 _ACTING = frozenset(("print", "input", "open", "exec", "eval", "breakpoint", "globals", "setattr",
                      "delattr", "__import__"))
 _CHANGING_MODULES = frozenset(("time", "datetime", "logging", "warnings", "io", "socket", "secrets",
@@ -33,10 +33,10 @@ _CALLED = ("forward", "message", "aggregate", "update", "edge_update", "message_
 
 
 class Reads:
-    """``frozen``: what has to be as it was; ``modules``: those that are read as globals."""
+    """Values read. ``frozen``: those that must not change; ``modules``: those read as globals."""
 
     def __init__(self, modules: list[nn.Module]) -> None:
-        """Raises Unknown where something that is read cannot be compared."""
+        """Collect the values. Raises Unknown where one cannot be compared."""
         self.frozen: list[Any] = []
         self.modules: list[nn.Module] = []
         self._seen: set[Any] = set()
@@ -61,7 +61,7 @@ class Reads:
                     self._held(f"the attribute {name}", value)
 
     def _held(self, name: str, value: Any) -> None:
-        """A value that the code may reach and call."""
+        """Look at a value that the code may reach and call."""
         if isinstance(value, types.FunctionType):
             self._function(value)
         elif isinstance(value, nn.Module):  # one that its owner does not know as a submodule
@@ -86,7 +86,7 @@ class Reads:
             raise Unknown(f"{name}, {problem}") from None
 
     def _class(self, cls: type) -> None:
-        """Its methods and values are looked at once their names are read somewhere."""
+        """Note a class; its methods and values are read once their names occur somewhere."""
         for base in cls.__mro__:
             if id(base) in self._seen or _is_library(base.__module__):
                 continue
@@ -127,15 +127,15 @@ class Reads:
         if function.__dict__.keys() - {"__wrapped__"}:
             self._frozen(f"the attributes of {function.__qualname__}", lambda: {
                 name: value for name, value in vars(function).items() if name != "__wrapped__"})
-        code, given = function.__code__, function.__globals__
+        code, scope = function.__code__, function.__globals__
         attributes = {name for inner in _codes(code) for name in inner.co_names}
         self._names |= attributes
         for name in dict.fromkeys(_globals(code)):
-            if name in given:
-                self._value(name, given[name], lambda name=name: given[name], attributes)
+            if name in scope:
+                self._value(name, scope[name], lambda name=name: scope[name], attributes)
             elif name in _ACTING:
                 raise Unknown(f"{function.__qualname__} calls {name}")
-        for module in _imported(code, given):
+        for module in _imported(code, scope):
             self._module(module, attributes)
         for name, cell in zip(code.co_freevars, function.__closure__ or ()):
             if name != "__class__":
@@ -183,7 +183,7 @@ class Reads:
                     self._module(value, attributes)
                 continue
             if library:
-                if callable(value):  # which a user may replace
+                if callable(value):  # a user may replace it
                     self._library.append((vars(module), name, value))
                 continue
             self._value(f"{module.__name__}.{name}", value,
@@ -191,7 +191,7 @@ class Reads:
 
 
 class _Identity:
-    """An object that is read by name, of which only that it is the same one is compared here."""
+    """An object that is read by name and compared by identity alone."""
 
     __slots__ = ("_get", "_value")
 
@@ -214,11 +214,11 @@ class _Names:
         self._names = names
 
     def holds(self) -> bool:
-        return all([given.get(name) is value for given, name, value in self._names])
+        return all([members.get(name) is value for members, name, value in self._names])
 
 
 class _Code:
-    """What a function consists of, which tools that load changed files replace in place."""
+    """Code and defaults of a function, which tools that load changed files replace in place."""
 
     __slots__ = ("_function", "_parts")
 
@@ -243,7 +243,7 @@ def _content(cell: Any) -> Any:
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    """The code and what is defined in it."""
+    """The code and that of the functions and classes defined in it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):

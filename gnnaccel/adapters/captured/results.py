@@ -1,4 +1,4 @@
-"""The results of a module's call: how they hang together, and whether a replay's are those."""
+"""The results of a module's call: how they depend on each other, and comparing a replay's."""
 from __future__ import annotations
 
 from typing import Any
@@ -13,11 +13,12 @@ class Refused(Exception):
 
 class Tied:
     """The results ``found`` of a call. ``groups``: a number for each of those that want gradients;
-    where two have the same one, a backward through one frees what the other's needs. ``leaves``:
-    what gradients come to. ``why``: a reason why copies of the results are no results; None."""
+    where two are equal, a backward through one result frees memory that the other's needs.
+    ``leaves``: tensors that get gradients. ``why``: why copies of the results cannot be handed out,
+    or None."""
 
     def __init__(self, found: list[Tensor], held: list[Tensor]) -> None:
-        """``held``: arguments, and what belongs to the module."""
+        """``held``: arguments, and tensors of the module."""
         wanted = [out for out in found if out.requires_grad]
         records = [_record(out) for out in wanted]
         self.leaves = [out for out in wanted if out.is_leaf]
@@ -36,19 +37,19 @@ class Tied:
 
 
 def _adds_up(node: Any) -> bool:
-    """Whether the gradients of a leaf add up there."""
+    """Whether ``node`` adds up the gradients of a leaf."""
     return hasattr(node, "variable")
 
 
 def _record(out: Tensor) -> set:
     """The nodes of autograd behind ``out``."""
-    found = set() if out.grad_fn is None else {out.grad_fn}
-    todo: list[Any] = list(found)
+    nodes = set() if out.grad_fn is None else {out.grad_fn}
+    todo: list[Any] = list(nodes)
     while todo:
-        new = {one for one, _ in todo.pop().next_functions if one is not None} - found
-        found |= new
+        new = {one for one, _ in todo.pop().next_functions if one is not None} - nodes
+        nodes |= new
         todo += new
-    return found
+    return nodes
 
 
 def _groups(records: list[set]) -> list[int]:
@@ -63,7 +64,7 @@ def _groups(records: list[set]) -> list[int]:
 
 
 def alike(found: list, expected: list, what: str) -> None:
-    """Refused unless both are equal but for rounding, next to the largest number of all."""
+    """Refused unless both are equal but for rounding, relative to the largest number of all."""
     sizes = [float(t.detach().abs()[t.isfinite()].max()) for t in expected
              if t is not None and t.is_floating_point() and bool(t.isfinite().any())]
     for a, b in zip(found, expected):

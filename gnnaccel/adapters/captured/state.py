@@ -1,6 +1,6 @@
-"""The Python state of a tree of modules: is it what it was?
+"""The Python state of a tree of modules, and whether it has changed.
 
-A replayed CUDA graph runs none of a module's code, so whatever that code would have read has to be
+A replayed CUDA graph runs none of a module's code, so all that the code would have read has to be
 as it was when the graph was captured: attributes, submodules, flags, hooks, classes and their
 functions, and where parameters and buffers lie. Numbers in parameters and buffers are read by the
 graph itself.
@@ -30,19 +30,19 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
           "_message_forward_hooks", "_aggregate_forward_pre_hooks", "_aggregate_forward_hooks",
           "_message_and_aggregate_forward_pre_hooks", "_message_and_aggregate_forward_hooks",
           "_edge_update_forward_pre_hooks", "_edge_update_forward_hooks")
-#: what a module keeps besides its own attributes
+#: entries of a module's ``__dict__`` besides its own attributes
 ASIDE = frozenset((*_TABLES, *_HOOKS, "_non_persistent_buffers_set", "_is_full_backward_hook",
                     "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks",
                     "_load_state_dict_post_hooks", "_forward_hooks_with_kwargs",
                     "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs"))
-INFERENCE = "a tensor made in inference mode"  # writes to which are not counted
+INFERENCE = "a tensor made in inference mode"  # writes to it are not counted
 #: packages whose objects count as unchanging where a module keeps one
 LIBRARIES = ("torch", "torch_geometric", "torch_scatter", "torch_sparse", "torch_cluster", "dgl",
              "gnnaccel", "builtins", "functools", "collections", "typing", "inspect")
 #: classes of Python whose objects do not change
 _UNCHANGING = (bytes, complex, frozenset, range, slice, type(Ellipsis), type(NotImplemented),
                types.BuiltinFunctionType, type)
-#: objects of these that a module keeps are compared
+#: containers of a module whose contents are compared
 _CONTAINERS = (list, dict, set, tuple, collections.deque)
 
 
@@ -78,15 +78,15 @@ class Snapshot:
         self.buffers += attributes
         self.tensors = [*self.parameters, *self.buffers]
         self._places = list(map(_place, self.tensors))
-        # of numbers that say how, not how much, a CUDA graph's kernels may depend on the contents;
-        # those on the host are read when it is captured
+        # on integers a CUDA graph's kernels may depend in more than their results;
+        # tensors on the host are read when it is captured
         self._whole = [t for t in self.buffers if t.device.type != device.type
                        or t.dim() and not t.is_floating_point()]
         self._versions = [t._version for t in self._whole]
         _check(self.parameters)
 
     def holds(self) -> bool:
-        """Whether all is as it was."""
+        """Whether the state has not changed."""
         root = self._root()
         return (type(root) is self._root_class
                 and [type(m) for m in self._modules] == self._classes
@@ -113,7 +113,7 @@ class Snapshot:
                 table[name] = p
 
     def _attributes_hold(self) -> bool:
-        """Whether all have the values that they had. Numbers and texts may be equal ones."""
+        """Whether attributes have the values that they had. Numbers and texts may be equal ones."""
         if [len(view) for view in self._views] != self._lengths:
             return False
         if all(map(is_, chain.from_iterable(self._views), self._held)):
@@ -132,12 +132,12 @@ def _ancestry(modules: list[nn.Module]) -> list[type]:
 
 
 class Frozen:
-    """A value whose form, and whose tensors, can be compared with what they were."""
+    """A value with its form and tensors, to compare it with later."""
 
     __slots__ = ("_get", "_form", "_tensors", "_versions")
 
     def __init__(self, get: Any) -> None:
-        """``get()`` gives the value. Raises Unknown."""
+        """Take the value that ``get()`` returns. Raises Unknown."""
         self._get = get
         tensors: list[Tensor] = []
         self._form = values.apart(get(), tensors)
@@ -147,7 +147,7 @@ class Frozen:
         self._versions = [(t.data_ptr(), t._version) for t in tensors]
 
     def holds(self) -> bool:
-        """Whether the value is what it was: equal numbers, these very tensors, unwritten."""
+        """Whether the value has not changed: equal numbers, these very tensors, unwritten."""
         try:
             value = self._get()
         except (LookupError, ValueError):
@@ -163,7 +163,7 @@ def _contents(modules: list[nn.Module], root: nn.Module) -> tuple[list[Frozen], 
         for name, value in vars(m).items():
             if name in ASIDE or isinstance(value, (bool, int, float, str, type(None),
                                                    types.FunctionType)):
-                continue  # what a function reads is told by `Reads`
+                continue  # `Reads` has the values that a function reads
             if isinstance(value, nn.Module):
                 continue  # `Reads` has it among its modules
             if isinstance(value, Tensor):
@@ -212,28 +212,28 @@ def random_state(device: torch.device) -> tuple:
     import sys
 
     numpy = sys.modules.get("numpy")
-    drawn = numpy.random.get_state() if numpy is not None else ()
+    state = numpy.random.get_state() if numpy is not None else ()
     return (torch.get_rng_state().numpy().tobytes() if device.type != "cpu" else b"",
-            random.getstate(), drawn[0:1], drawn[1].tobytes() if drawn else b"", drawn[2:])
+            random.getstate(), state[0:1], state[1].tobytes() if state else b"", state[2:])
 
 
 @contextlib.contextmanager
 def waits(device: torch.device) -> Iterator[list]:
     """A block; gives a list that has an entry for each time it waited for the device."""
-    found: list = []
+    waited: list = []
     if device.type != "cuda":
-        yield found
+        yield waited
         return
     before = torch.cuda.get_sync_debug_mode()
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as messages:
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
         try:
-            yield found
+            yield waited
         finally:
             torch.cuda.set_sync_debug_mode(before)
-    for one in said:
+    for one in messages:
         if "synchronizing CUDA operation" in str(one.message):
-            found.append(one)
+            waited.append(one)
         elif "Synchronization debug mode" not in str(one.message):
             warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)

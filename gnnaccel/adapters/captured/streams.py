@@ -1,6 +1,6 @@
 """Replays on several streams: each waits for the one before it, where that ran on another stream.
 
-They may not run at once. A capture has one memory for all of its replays, and torch captures all
+Replays may not run at once. A capture has one memory for all of its replays, and torch captures all
 graphs on one stream, for which cuBLAS has a single workspace.
 """
 from __future__ import annotations

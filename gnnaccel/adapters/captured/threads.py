@@ -1,4 +1,4 @@
-"""Which threads call modules. While one captures, torch lets no other draw random numbers on the
+"""Threads that call modules. While one captures, torch lets no other draw random numbers on the
 device, so a capture is made where no other thread would, and those that come meanwhile wait.
 """
 from __future__ import annotations
@@ -7,20 +7,20 @@ import contextlib
 import threading
 from collections.abc import Iterator
 
-_PATIENCE = 5.0  # seconds: what is captured may itself wait for the other thread
+_PATIENCE = 5.0  # seconds: the captured call may itself wait for the other thread
 _callers: set[threading.Thread] = set()
 _lock, _capturing = threading.Lock(), threading.RLock()
 
 
 class Here(threading.local):
-    """``inside``: this thread is in a call that is looked after already. A thread that asks for the
-    first time is a caller of modules from then on."""
+    """State of a thread. ``inside``: it is in a call that is looked after already. A thread that
+    asks for the first time is a caller of modules from then on."""
 
     inside = False
 
     def __init__(self) -> None:
         thread = threading.current_thread()
-        # one of autograd's own works for a caller, who may be the one that captures
+        # a thread of autograd's works for a caller, which may be the one that captures
         if type(thread).__name__ != "_DummyThread":
             if _capturing.acquire(timeout=_PATIENCE):
                 _capturing.release()
@@ -28,13 +28,13 @@ class Here(threading.local):
 
 
 def called() -> None:
-    """This thread calls modules."""
+    """Note that this thread calls modules."""
     with _lock:
         _callers.add(threading.current_thread())
 
 
 def alone() -> bool:
-    """Whether no other thread that lives has called modules."""
+    """Whether no other living thread has called modules."""
     here = threading.current_thread()
     with _lock:
         _callers.difference_update([one for one in _callers if not one.is_alive()])
@@ -49,4 +49,4 @@ def capturing() -> Iterator[None]:
 
 
 here = Here()
-_callers.clear()  # whoever imports this need not call modules
+_callers.clear()  # the thread that imports this need not call modules

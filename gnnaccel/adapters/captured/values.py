@@ -1,4 +1,4 @@
-"""Arguments, results and attributes taken apart: what their form is, and which tensors they hold.
+"""Arguments, results and attributes taken apart into their form and their tensors.
 """
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TENSOR = "a tensor"
 
 
 class Unknown(Exception):
-    """The value holds something that cannot be compared; the message says what."""
+    """A value holds something that cannot be compared; the message says what."""
 
 
 def apart(value: Any, tensors: list[Tensor]) -> Any:
@@ -64,13 +64,13 @@ def _others(value: Any, kind: type, tensors: list[Tensor]) -> Any:
 
 
 def same(value: Any, form: Any, tensors: list[Tensor]) -> bool:
-    """Whether `apart` gives this form still, and these very tensors."""
-    found: list[Tensor] = []
+    """Whether `apart` of ``value`` still gives this form, and these very tensors."""
+    now_tensors: list[Tensor] = []
     try:
-        now = apart(value, found)
+        now = apart(value, now_tensors)
     except Unknown:
         return False
-    return now == form and len(found) == len(tensors) and all(map(is_, found, tensors))
+    return now == form and len(now_tensors) == len(tensors) and all(map(is_, now_tensors, tensors))
 
 
 def of_data(value: Any) -> bool:
@@ -91,12 +91,12 @@ def together(form: Any, tensors: Any) -> Any:
         return kind(parts[0])
     if kind in (dict, collections.OrderedDict):
         return kind((key, together(part, tensors)) for key, part in parts)
-    found = [together(part, tensors) for part in parts]
+    items = [together(part, tensors) for part in parts]
     if kind in (list, tuple):
-        return kind(found)
+        return kind(items)
     if kind in _NAMESPACES:
-        return kind(**found[0])
-    return kind.from_dict(found[0]) if kind.__module__.startswith(_DATA) else kind(*found)
+        return kind(**items[0])
+    return kind.from_dict(items[0]) if kind.__module__.startswith(_DATA) else kind(*items)
 
 
 def result_apart(value: Any, tensors: list[Tensor]) -> Any:

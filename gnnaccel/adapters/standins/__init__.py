@@ -23,10 +23,10 @@ def standins(*names: str, pyg: bool = False) -> tuple[str, ...]:
     installed, and ``import dgl.sparse`` where DGL has no library for it.
 
     ``names``: which of these, ``"dgl.sparse"`` among them; the first three if none is given.
-    ``pyg``: True lets PyG's layers, data
-    objects and `ToSparseTensor` use the stand-in's `SparseTensor`; by default PyG goes on as if
-    none of the packages was there. Gives back the packages that are stood in for, without those
-    that are installed. In effect for the rest of the process; call it before the imports.
+    ``pyg``: True lets PyG's layers, data objects and `ToSparseTensor` use the stand-in's
+    `SparseTensor`; by default PyG goes on as if none of the packages was there. Returns the
+    packages that are stood in for, without those that are installed. In effect for the rest of the
+    process; call it before the imports.
     ``GNNACCEL_STANDINS=torch_scatter,torch_sparse,pyg`` does the same at ``import gnnaccel``.
 
     Raises ValueError for an unknown name, HostLimitError for ``pyg=True`` where torch_geometric was
@@ -39,8 +39,8 @@ def standins(*names: str, pyg: bool = False) -> tuple[str, ...]:
 
 
 def from_environment(words: tuple[str, ...]) -> None:
-    """What `GNNACCEL_STANDINS` asks for. Raises ValueError for an unknown name; warns where "pyg"
-    comes too late."""
+    """Install the stand-ins of `GNNACCEL_STANDINS`. Raises ValueError for an unknown name; warns
+    where "pyg" comes too late."""
     if not words:
         return
     names = tuple(word for word in words if word != "pyg")
@@ -53,11 +53,11 @@ def from_environment(words: tuple[str, ...]) -> None:
 
 
 def _check(names: tuple[str, ...], where: str = "") -> None:
-    known = (*PACKAGES, sparse_of_dgl.NAME)
+    choices = (*PACKAGES, sparse_of_dgl.NAME)
     for name in names:
-        if name not in known:
+        if name not in choices:
             raise ValueError(f"{where}there is no stand-in for {name!r}; use one of "
-                             f"{', '.join(known)}.{did_you_mean(str(name), known)}")
+                             f"{', '.join(choices)}.{did_you_mean(str(name), choices)}")
 
 
 def _too_late() -> bool:
@@ -67,9 +67,9 @@ def _too_late() -> bool:
 
 def _install(names: tuple[str, ...], show: bool) -> tuple[str, ...]:
     packages = tuple(name for name in names if name in PACKAGES)
-    found = finder.activate(packages if names else tuple(PACKAGES))
-    if found:
-        seen_by_pyg.watch(show and "torch_sparse" in found)
+    stood_in = finder.activate(packages if names else tuple(PACKAGES))
+    if stood_in:
+        seen_by_pyg.watch(show and "torch_sparse" in stood_in)
     if sparse_of_dgl.NAME in names and sparse_of_dgl.activate():
-        found += (sparse_of_dgl.NAME,)
-    return found
+        stood_in += (sparse_of_dgl.NAME,)
+    return stood_in

@@ -1,4 +1,4 @@
-"""Finds the stand-ins. It is asked last, so that a real package always comes before."""
+"""The import finder of the stand-ins, asked last, so that a real package always comes before."""
 from __future__ import annotations
 
 import importlib.util
@@ -21,13 +21,13 @@ class StandinFinder:
         package, _, submodule = name.partition(".")
         if package not in _active:
             return None
-        known = PACKAGES[package].modules
+        modules = PACKAGES[package].modules
         if submodule and not _is_ours(package):
             return None  # a real package was found later
-        if submodule and submodule not in known:
+        if submodule and submodule not in modules:
             # another name than the module's, or "from package import x" drops the message
             raise ModuleNotFoundError(_missing(package, submodule), name=package)
-        nested = not submodule or any(each.startswith(submodule + ".") for each in known)
+        nested = not submodule or any(each.startswith(submodule + ".") for each in modules)
         return ModuleSpec(name, _Loader(package, submodule),  # type: ignore[arg-type]
                           origin="stand-in by gnnaccel", is_package=nested)
 
@@ -39,7 +39,7 @@ class _Loader:
         self.package, self.submodule = package, submodule
 
     def create_module(self, spec: ModuleSpec) -> None:
-        """An ordinary module."""
+        """None: an ordinary module."""
 
     def exec_module(self, module: Any) -> None:
         package, content = self.package, PACKAGES[self.package]
@@ -59,12 +59,12 @@ def _missing(package: str, name: str) -> str:
 
 
 def activate(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Stand in for those of ``names`` that cannot be found; gives back which these are."""
-    found = tuple(name for name in names if not exists(name))
-    _active.update(found)
-    if found and StandinFinder not in sys.meta_path:
+    """Stand in for those of ``names`` that cannot be found. Returns them."""
+    absent = tuple(name for name in names if not exists(name))
+    _active.update(absent)
+    if absent and StandinFinder not in sys.meta_path:
         sys.meta_path.append(StandinFinder)
-    return found
+    return absent
 
 
 def active() -> frozenset[str]:
@@ -73,7 +73,7 @@ def active() -> frozenset[str]:
 
 
 def deactivate() -> None:
-    """Stand in for nothing any more. Modules that were imported stay with who has them."""
+    """Stand in for nothing any more. Modules that code has imported already stay there."""
     for name in list(sys.modules):
         if name.partition(".")[0] in _active and _is_ours(name):
             del sys.modules[name]

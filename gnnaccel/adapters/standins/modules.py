@@ -1,4 +1,4 @@
-"""Which modules stand in for which packages, and where their functions are."""
+"""The packages that are stood in for, their modules, and where the functions are."""
 from __future__ import annotations
 
 import importlib
@@ -13,9 +13,9 @@ _Table = dict[str, tuple[str, str]]
 
 @dataclass(frozen=True)
 class Package:
-    """``version``: of the package whose interface is followed. ``modules``: its submodules.
-    ``inner``: submodules whose names the package does not have itself. ``hints``: what to do
-    instead of a name that is not there; the one for "" is for all others."""
+    """A stand-in. ``version``: of the package whose interface is followed. ``modules``: its
+    submodules. ``inner``: submodules whose names the package does not have itself. ``hints``: what
+    to do instead of a name that is not there; the one for "" is for all others."""
 
     version: str
     modules: _Table
@@ -23,14 +23,14 @@ class Package:
     inner: tuple[str, ...] = field(default=("utils",))
 
     def names(self, submodule: str) -> dict[str, Any]:
-        """What a submodule has."""
+        """The names and values of a submodule."""
         home, names = self.modules[submodule]
         module = importlib.import_module(_HOME + home)
         return {name: getattr(module, name) for name in names.split()}
 
     def filled(self, module: ModuleType) -> dict[str, Any]:
-        """Give the package its submodules, and say which names it has. They cover submodules of the
-        same name, as in the originals."""
+        """Give the package its submodules. Returns its names and values, which cover submodules of
+        the same name, as in the originals."""
         for submodule in self.modules:
             importlib.import_module(f"{module.__name__}.{submodule}")
         module.__dict__["__version__"] = self.version
@@ -38,7 +38,7 @@ class Package:
                 for name, value in self.names(submodule).items()}
 
     def hint(self, name: str) -> str:
-        """What to do where ``name`` is not there."""
+        """Advice where ``name`` is not there."""
         return self.hints.get(name, self.hints[""])
 
 

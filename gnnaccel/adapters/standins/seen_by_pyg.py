@@ -1,4 +1,4 @@
-"""What PyG sees of the stand-ins.
+"""The view of the stand-ins that PyG gets.
 
 PyG looks for these packages when it is imported and then computes some things by them. Its results
 must not depend on a stand-in, so `torch_geometric.typing` does not find any while it is imported,
@@ -40,7 +40,7 @@ def shown() -> frozenset[str]:
 
 
 def watch(show: bool) -> None:
-    """Stand between PyG's import and the stand-ins. ``show``: let it see torch_sparse."""
+    """Hide the stand-ins from PyG's import. ``show``: let it see torch_sparse."""
     if show:
         _shown.add("torch_sparse")
     if not imported() and TypingFinder not in sys.meta_path:
@@ -49,7 +49,7 @@ def watch(show: bool) -> None:
 
 
 def unwatch() -> None:
-    """Stand there no longer. What PyG has seen while it was imported stays."""
+    """Hide nothing any more. PyG keeps what it has seen while it was imported."""
     _shown.clear()
     while _awaited:
         _awaited.popitem()[1].cancel()
@@ -92,7 +92,7 @@ class _Loader(Loader):
         with _hidden(finder.active() - _shown):
             super().exec_module(module)
         if _shown & finder.active():
-            # samplers and EdgeIndex would call functions of the real one's library
+            # samplers and EdgeIndex would call functions of the real package's library
             module.__dict__["WITH_TORCH_SPARSE"] = False
             _once_imported(_TO_SPARSE, _let_transform)
         _leave()
@@ -100,7 +100,7 @@ class _Loader(Loader):
 
 @contextlib.contextmanager
 def _hidden(names: frozenset[str]) -> Iterator[None]:
-    """A block in which these cannot be imported: None in `sys.modules` says so."""
+    """A block in which these cannot be imported, as they are None in `sys.modules`."""
     before = {name: sys.modules.get(name) for name in names}
     sys.modules.update(dict.fromkeys(names))  # type: ignore[arg-type]
     try:

@@ -1,2 +1,2 @@
-"""What stands in for ``torch_cluster``: searches by SciPy on a CPU, by torch's own operations
+"""Stand-in for ``torch_cluster``: searches by SciPy on a CPU, by torch's own operations
 elsewhere."""

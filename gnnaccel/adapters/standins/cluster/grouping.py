@@ -32,14 +32,14 @@ def fps(src: Tensor, batch: Tensor | None = None, ratio: Tensor | float | None =
     chance = torch.rand(size.shape, dtype=torch.float64, device=src.device)
     chosen = (chance * size).long() if random_start else torch.zeros_like(size)
     distance = torch.where(there, math.inf, -math.inf).to(points.dtype)
-    example, found = torch.arange(len(size), device=src.device), []
+    example, picked = torch.arange(len(size), device=src.device), []
     for _ in range(int(wanted.max())):
-        found.append(member[example, chosen])
-        step = (points[member] - points[found[-1]][:, None]).square().sum(-1)
+        picked.append(member[example, chosen])
+        step = (points[member] - points[picked[-1]][:, None]).square().sum(-1)
         distance = torch.minimum(distance, step.masked_fill(~there, -math.inf))
         chosen = distance.argmax(1)
-    rank = torch.arange(len(found), device=src.device)
-    return torch.stack(found, 1)[rank < wanted[:, None]]
+    rank = torch.arange(len(picked), device=src.device)
+    return torch.stack(picked, 1)[rank < wanted[:, None]]
 
 
 def _offsets(points: Tensor, batch: Tensor | None, batch_size: int | None,
@@ -87,8 +87,8 @@ def graclus_cluster(row: Tensor, col: Tensor, weight: Tensor | None = None,
         if cluster[node] >= 0:
             continue
         begin = ends[node - 1] if node else 0
-        free = (other for other in neighbours[begin:ends[node]]
-                if cluster[other] < 0 and other != node)
-        other = next(free, node)
-        cluster[node] = cluster[other] = min(node, other)
+        free = (neighbour for neighbour in neighbours[begin:ends[node]]
+                if cluster[neighbour] < 0 and neighbour != node)
+        neighbour = next(free, node)
+        cluster[node] = cluster[neighbour] = min(node, neighbour)
     return torch.tensor(cluster, dtype=torch.int64, device=row.device)

@@ -37,8 +37,8 @@ def knn_graph(x: Tensor, k: int, batch: Tensor | None = None, loop: bool = False
     `knn`. Raises ValueError for another flow.
     """
     x = F.normalize(x, dim=-1) if cosine else x
-    found = nearest_points(x, x, k if loop else k + 1, math.inf, batch, batch, num_workers)
-    return _graph(*found, len(x), k, loop, flow)
+    pairs = nearest_points(x, x, k if loop else k + 1, math.inf, batch, batch, num_workers)
+    return _graph(*pairs, len(x), k, loop, flow)
 
 
 def radius(x: Tensor, y: Tensor, r: float, batch_x: Tensor | None = None,
@@ -57,8 +57,8 @@ def radius_graph(x: Tensor, r: float, batch: Tensor | None = None, loop: bool = 
     """``edge_index`` [2, edges] between each point of ``x`` and those nearer than ``r``; arguments
     and errors as in `radius` and `knn_graph`."""
     count = max_num_neighbors if loop else max_num_neighbors + 1
-    found = nearest_points(x, x, count, r, batch, batch, num_workers)
-    return _graph(*found, len(x), max_num_neighbors, loop, flow)
+    pairs = nearest_points(x, x, count, r, batch, batch, num_workers)
+    return _graph(*pairs, len(x), max_num_neighbors, loop, flow)
 
 
 def nearest(x: Tensor, y: Tensor, batch_x: Tensor | None = None,
@@ -78,7 +78,7 @@ def _graph(query: Tensor, point: Tensor, rank: Tensor, size: int, count: int, lo
            flow: str) -> Tensor:
     if flow not in _FLOWS:
         raise ValueError(f"flow={flow!r} is not known; use one of {', '.join(_FLOWS)}")
-    if not loop:  # one more was looked for, which is dropped where a point was not among its own
+    if not loop:  # one more was searched for, dropped where a point is not its own neighbour
         own = query == point
         has_own = torch.zeros(size, dtype=torch.bool, device=query.device)
         has_own[query[own]] = True

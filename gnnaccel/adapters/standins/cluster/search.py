@@ -14,7 +14,7 @@ from torch import Tensor
 
 _TREE_DIMENSIONS = 16  # with more a k-d tree looks at nearly all points
 _QUERIES = 1024
-_DISTANCES = 1 << 24  # of one block
+_DISTANCES = 1 << 24  # distances of one block
 
 
 def nearest_points(x: Tensor, y: Tensor, count: int, radius: float, batch_x: Tensor | None,
@@ -48,7 +48,7 @@ def _by_tree(x: Tensor, y: Tensor, count: int, radius: float, batch_x: Tensor, b
     from scipy.spatial import cKDTree
 
     points, queries = x.double().numpy(), y.double().numpy()
-    found = []
+    parts = []
     for example in batch_y.unique_consecutive():
         x_range, y_range = (_range(batch, int(example)) for batch in (batch_x, batch_y))
         size = x_range[1] - x_range[0]
@@ -61,13 +61,13 @@ def _by_tree(x: Tensor, y: Tensor, count: int, radius: float, batch_x: Tensor, b
                                   distance_upper_bound=radius, workers=workers)
             place = torch.as_tensor(place, device="cpu")
             query, rank = (place < size).nonzero().unbind(1)
-            found.append((query + begin, place[query, rank] + x_range[0], rank))
-    return _joined(found, x.device)
+            parts.append((query + begin, place[query, rank] + x_range[0], rank))
+    return _joined(parts, x.device)
 
 
 def _by_blocks(x: Tensor, y: Tensor, count: int, radius: float, batch_x: Tensor,
                batch_y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    found = []
+    parts = []
     begin = 0
     while begin < len(y):
         end = min(begin + _QUERIES, len(y))
@@ -77,9 +77,9 @@ def _by_blocks(x: Tensor, y: Tensor, count: int, radius: float, batch_x: Tensor,
         if upper > lower:
             query, place, rank = _block(x[lower:upper], y[begin:end], count, radius,
                                         batch_x[lower:upper], batch_y[begin:end])
-            found.append((query + begin, place + lower, rank))
+            parts.append((query + begin, place + lower, rank))
         begin = end
-    return _joined(found, x.device)
+    return _joined(parts, x.device)
 
 
 def _block(x: Tensor, y: Tensor, count: int, radius: float, batch_x: Tensor,
@@ -92,7 +92,7 @@ def _block(x: Tensor, y: Tensor, count: int, radius: float, batch_x: Tensor,
 
 
 def _range(batch: Tensor, example: int) -> tuple[int, int]:
-    """Where the points of one example begin and end."""
+    """(begin, end) of the points of one example."""
     ends = torch.searchsorted(batch, torch.tensor([example, example + 1], device=batch.device))
     begin, end = ends.tolist()
     return begin, end

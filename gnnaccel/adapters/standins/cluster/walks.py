@@ -1,4 +1,4 @@
-"""Random walks over a graph in CSR form, on any device. Chance comes from torch's generator."""
+"""Random walks over a graph in CSR form, on any device, by torch's generator."""
 from __future__ import annotations
 
 import torch
@@ -43,8 +43,8 @@ def uniform_walk(rowptr: Tensor, col: Tensor, start: Tensor,
 
 def _biased_walk(rowptr: Tensor, col: Tensor, start: Tensor, walk_length: int, p: float,
                  q: float) -> tuple[Tensor, Tensor]:
-    """Steps are drawn alike and taken with the probability of their kind, until each walk has taken
-    one."""
+    """`uniform_walk` with node2vec's ``p`` and ``q``. Steps are drawn alike and taken with the
+    probability of their kind, until each walk has taken one."""
     edge = _step(rowptr, start)
     nodes, edges = [start, _arrived(col, edge, start)], [edge]
     size = rowptr.numel() - 1
@@ -60,9 +60,9 @@ def _biased_walk(rowptr: Tensor, col: Tensor, start: Tensor, walk_length: int, p
             there, back = col[drawn], before[waiting]
             kind = torch.where(_contains(pairs, there * size + back), 1.0, 1 / q)
             kind = torch.where(there == back, 1 / p, kind) / greatest
-            taken = torch.rand(kind.shape, dtype=torch.float64, device=kind.device) < kind
-            edge[waiting[taken]] = drawn[taken]
-            waiting = waiting[~taken]
+            accepted = torch.rand(kind.shape, dtype=torch.float64, device=kind.device) < kind
+            edge[waiting[accepted]] = drawn[accepted]
+            waiting = waiting[~accepted]
         nodes.append(_arrived(col, edge, here))
         edges.append(edge)
     return _stacked(nodes[:walk_length + 1], edges[:walk_length])

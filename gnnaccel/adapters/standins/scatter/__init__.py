@@ -1,1 +1,1 @@
-"""What stands in for ``torch_scatter``, over torch's own operations."""
+"""Stand-in for ``torch_scatter``, over torch's own operations."""

@@ -16,8 +16,8 @@ def scatter_std(src: Tensor, index: Tensor, dim: int = -1, out: Tensor | None = 
                 dim_size: int | None = None, unbiased: bool = True) -> Tensor:
     """The standard deviation of each group; 0 where there is nothing.
 
-    ``unbiased``: the sum of squares is divided by one less than the number of values. As in
-    torch_scatter 1e-6 is added to that number.
+    ``unbiased``: the sum of squares is divided by one less than the number of values. 1e-6 is added
+    to that number, as in torch_scatter.
     """
     if out is not None:
         dim_size = out.size(dim)

@@ -62,7 +62,8 @@ def scatter_mul(src: Tensor, index: Tensor, dim: int = -1, out: Tensor | None = 
 def scatter_mean(src: Tensor, index: Tensor, dim: int = -1, out: Tensor | None = None,
                  dim_size: int | None = None) -> Tensor:
     """The mean of the values of each group, rounded down for integers; arguments as in
-    `scatter_sum`. What ``out`` holds is added to the sum, which the number of values divides."""
+    `scatter_sum`. Numbers in ``out`` are added to the sum, before the division by the number of
+    values."""
     if out is None:
         return routed.reduced(src, index, dim, dim_size, "mean",
                               lambda size: _mean(src, index, dim, None, size))
@@ -105,7 +106,7 @@ def scatter(src: Tensor, index: Tensor, dim: int = -1, out: Tensor | None = None
 
 
 def unknown(reduce: str, known: tuple[str, ...]) -> ValueError:
-    """What to raise for a reduction that is none of ``known``."""
+    """The error for a reduction that is none of ``known``."""
     return ValueError(f"reduce={reduce!r} is not known; use one of {', '.join(known)}")
 
 
@@ -148,7 +149,7 @@ def extremum(src: Tensor, index: Tensor, dim: int, out: Tensor | None, dim_size:
 
 def _winners(src: Tensor, index: Tensor, dim: int, start: Tensor, bound: float,
              greatest: bool) -> Tensor:
-    """Where each group's extremum is; the size of ``src`` along ``dim`` if nothing beats
+    """Position of each group's extremum; the size of ``src`` along ``dim`` if nothing beats
     ``start``."""
     count = src.size(dim)
     beats = torch.gt if greatest else torch.lt

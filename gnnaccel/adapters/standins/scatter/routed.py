@@ -20,8 +20,8 @@ _FEW = 1 << 20  # numbers; no reduction of fewer gains
 
 def reduced(src: Tensor, index: Tensor, dim: int, dim_size: int | None, reduce: str,
             native: Callable[[int | None], Tensor]) -> Tensor:
-    """The "sum" or "mean" of the rows of each group. ``native``: the same by torch's own
-    operations, given the number of groups. Anything that the router cannot take runs by it."""
+    """The "sum" or "mean" of the rows of each group. ``native(groups)``: the result by torch's own
+    operations, for the number of groups. Anything that the router cannot take runs by it."""
     config = None if is_compiling() else current()
     if config is None or not _stated(src, index, dim) or _too_few(src, config):
         return native(dim_size)
@@ -34,7 +34,7 @@ def reduced(src: Tensor, index: Tensor, dim: int, dim_size: int | None, reduce: 
 def added(out: Tensor, src: Tensor, index: Tensor, dim: int,
           native: Callable[[Tensor], Tensor]) -> Tensor:
     """``out``, to which the rows of each group are added in place. ``native(out)``: the same by
-    torch's own operations. Kernels give sums of their own, which are added then: whoever compares
+    torch's own operations. Kernels give sums of their own, which are added afterwards: comparing
     routes runs several."""
     config = None if is_compiling() else current()
     if (config is None or not _stated(src, index, dim) or not _added_to(out, src)
@@ -48,7 +48,7 @@ def added(out: Tensor, src: Tensor, index: Tensor, dim: int,
 
 
 def _added_to(out: Tensor, src: Tensor) -> bool:
-    """Whether sums of such rows can be added to it."""
+    """Whether sums of rows of ``src`` can be added to ``out``."""
     return (type(out) is Tensor and out.layout == torch.strided and out.dtype == src.dtype
             and out.device == src.device and out.shape[1:] == src.shape[1:] and len(out) > 0)
 

@@ -1,7 +1,7 @@
 """Reductions over sorted groups, by a sorted index (``coo``) or by offsets (``csr``), and their
 reverse, gathering.
 
-As in torch_scatter 2.1 the index or the offsets belong to the leading dimensions of ``src``, and
+The index or the offsets belong to the leading dimensions of ``src``, as in torch_scatter 2.1, and
 their last dimension is the one that is reduced. Empty groups are 0, and the position of an extremum
 there is the size of ``src`` in that dimension.
 """
@@ -73,8 +73,8 @@ def gather_coo(src: Tensor, index: Tensor, out: Tensor | None = None) -> Tensor:
     dim = index.dim() - 1
     index = index.expand(*src.shape[:dim], -1)
     sizes = (*index.shape, *src.shape[dim + 1:])
-    taken = src.gather(dim, _widened(index, src.dim()).expand(sizes))
-    return taken if out is None else out.copy_(taken)
+    values = src.gather(dim, _widened(index, src.dim()).expand(sizes))
+    return values if out is None else out.copy_(values)
 
 
 def _extremum_coo(src: Tensor, index: Tensor, out: Tensor | None, dim_size: int | None,
@@ -143,19 +143,19 @@ def gather_csr(src: Tensor, indptr: Tensor, out: Tensor | None = None) -> Tensor
 
 
 def _segments(src, indptr, function):
-    """``function``, one of those by index, over segments. What lies outside of all segments goes
-    into one group before them and one behind, which are cut off."""
+    """``function``, one of those by index, over segments. Values outside of all segments go into
+    one group before them and one behind, which are cut off."""
     dim = indptr.dim() - 1
     indptr = indptr.expand(*src.shape[:dim], -1)
     groups = indptr.size(-1) - 1
-    found = function(src, _segment_of(indptr, src.size(dim)), None, groups + 2)
-    if isinstance(found, tuple):
-        return tuple(each.narrow(dim, 1, groups) for each in found)
-    return found.narrow(dim, 1, groups)
+    result = function(src, _segment_of(indptr, src.size(dim)), None, groups + 2)
+    if isinstance(result, tuple):
+        return tuple(each.narrow(dim, 1, groups) for each in result)
+    return result.narrow(dim, 1, groups)
 
 
 def _segment_of(indptr: Tensor, count: int) -> Tensor:
-    """For each position the number of its segment, counted from 1; 0 before the first segment."""
+    """Number of each position's segment, counted from 1; 0 before the first segment."""
     positions = torch.arange(count, device=indptr.device)
     return torch.searchsorted(indptr.contiguous(),
                               positions.expand(*indptr.shape[:-1], -1).contiguous(), right=True)

@@ -1,1 +1,1 @@
-"""What stands in for ``torch_sparse``, over torch's own operations."""
+"""Stand-in for ``torch_sparse``, over torch's own operations."""

@@ -1,4 +1,4 @@
-"""Sums and products of a sparse matrix with what is broadcast over it, or with another one."""
+"""Sums and products of a sparse matrix with a tensor broadcast over it, or with another matrix."""
 from __future__ import annotations
 
 import torch
@@ -89,7 +89,7 @@ def _times(value: Tensor | None, other: Tensor) -> Tensor:
 
 
 def _spread(src, other: Tensor) -> Tensor:
-    """What each entry meets in ``other``."""
+    """The value of ``other`` at each entry."""
     rows, cols = src.sparse_sizes()
     if other.dim() > 1 and other.size(0) == rows and other.size(1) == 1:
         return other.squeeze(1)[src.storage.row()]

@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 def remove_diag(src, k: int = 0):
-    """Without the entries on diagonal ``k``; positive numbers are above the main one."""
+    """The matrix without the entries on diagonal ``k``; positive numbers are above the main one."""
     row, col, value = src.coo()
     keep = row != col - k
     return type(src)(row=row[keep], col=col[keep], value=None if value is None else value[keep],
@@ -14,9 +14,9 @@ def remove_diag(src, k: int = 0):
 
 
 def set_diag(src, values: Tensor | None = None, k: int = 0):
-    """With an entry at every place of diagonal ``k`` and no others there.
+    """The matrix with one entry at every place of diagonal ``k``.
 
-    ``values``: theirs, which broadcast; ones if None. Without effect on a matrix without values.
+    ``values``: of these entries, broadcast; ones if None. No effect on a matrix without values.
     """
     src = remove_diag(src, k)
     row, col, value = src.coo()
@@ -55,7 +55,7 @@ def is_symmetric(src) -> bool:
 
 def to_symmetric(src, reduce: str = "sum"):
     """The matrix joined with its transpose, quadratic; ``reduce`` ("sum", "mean", "min" or "max")
-    says what becomes of values that meet."""
+    combines values at the same place."""
     row, col, value = src.coo()
     size = max(src.sparse_sizes())
     both = type(src)(row=torch.cat([row, col]), col=torch.cat([col, row]),

@@ -16,7 +16,7 @@ from gnnaccel.adapters.standins.sparse.tensor import SparseTensor
 def coalesce(index: Tensor, value: Tensor | None, m: int, n: int,
              op: str = "add") -> tuple[Tensor, Tensor | None]:
     """(index, value) of an ``m`` by ``n`` matrix, sorted by row, with entries that come several
-    times made one; ``op`` ("add", "mean", "min" or "max") says what becomes of their values."""
+    times made one; ``op`` ("add", "mean", "min" or "max") combines their values."""
     storage = SparseStorage(row=index[0], col=index[1], value=value, sparse_sizes=(m, n))
     storage = storage.coalesce(reduce=op)
     return torch.stack([storage.row(), storage.col()]), storage.value()

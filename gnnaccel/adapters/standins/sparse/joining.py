@@ -30,15 +30,16 @@ def cat(tensors: Sequence, dim):
 
 
 def _joined(tensors: Sequence, rows: bool, cols: bool):
-    """``rows``: each begins behind the rows of those before; ``cols`` likewise."""
-    size, found = [0, 0], []
+    """One matrix of all. ``rows``: each begins behind the rows of those before; ``cols``
+    likewise."""
+    size, parts = [0, 0], []
     for tensor in tensors:
         row, col, value = tensor.coo()
-        found.append((row + size[0] if rows else row, col + size[1] if cols else col, value))
+        parts.append((row + size[0] if rows else row, col + size[1] if cols else col, value))
         for axis, stacked in enumerate((rows, cols)):
-            more = tensor.sparse_size(axis)
-            size[axis] = size[axis] + more if stacked else max(size[axis], more)
-    all_rows, all_cols, values = zip(*found)
+            length = tensor.sparse_size(axis)
+            size[axis] = size[axis] + length if stacked else max(size[axis], length)
+    all_rows, all_cols, values = zip(*parts)
     value = torch.cat(values) if all(each is not None for each in values) else None
     return type(tensors[0])(row=torch.cat(all_rows), col=torch.cat(all_cols), value=value,
                             sparse_sizes=(size[0], size[1]), is_sorted=rows, trust_data=True)

@@ -1,6 +1,6 @@
 """Methods of `SparseTensor` beside those about its arrays: operators, devices, dtypes.
 
-Most are functions of torch_sparse as well; those do the work.
+Most methods are functions of torch_sparse as well, which do the work.
 """
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Casts:
         return self.to_device(tensor.device, non_blocking)
 
     def to(self, *args, **kwargs):
-        """To a device, a dtype, or those of a tensor, as `torch.Tensor.to`."""
+        """The matrix on a device, in a dtype, or in those of a tensor, as `torch.Tensor.to`."""
         device, dtype, non_blocking = torch._C._nn._parse_to(*args, **kwargs)[:3]
         moved = self if dtype is None else self.type(dtype, non_blocking)
         return moved if device is None else moved.to_device(device, non_blocking)
@@ -85,14 +85,14 @@ class Casts:
                               if type(device) is int else device, non_blocking)
 
     def dtype(self):
-        """That of the values; float32 where there are none."""
+        """The dtype of the values; float32 where there are none."""
         return self.storage.value().dtype if self.storage.has_value() else torch.float32
 
     def is_floating_point(self):
         return self.dtype().is_floating_point
 
     def type(self, dtype, non_blocking=False):
-        """With values of another dtype. A matrix without values stays as it is."""
+        """The matrix with values of another dtype; without values it stays as it is."""
         return self._over(self.storage.type(dtype, non_blocking))
 
     def type_as(self, tensor, non_blocking=False):
@@ -107,7 +107,7 @@ class Casts:
         return self.storage.has_value() and self.storage.value().requires_grad
 
     def requires_grad_(self, requires_grad=True, dtype=None):
-        """Whether gradients of the values are wanted; ones are filled in where there are none."""
+        """Set whether values want gradients; ones are filled in where there are no values."""
         if requires_grad and not self.storage.has_value():
             self.fill_value_(1.0, dtype)
         if self.storage.has_value():

@@ -64,10 +64,10 @@ def spspmm(src, other, reduce: str = "sum"):
     through = dtype if dtype in (torch.float32, torch.float64) else torch.float64
     first, second = (matrix.to_torch_sparse_coo_tensor().to(through).coalesce()
                      for matrix in (src, other))
-    found = torch.sparse.mm(first, second).coalesce()
-    row, col = found.indices()
-    value = found.values().to(dtype) if src.has_value() or other.has_value() else None
-    return type(src)(row=row, col=col, value=value, sparse_sizes=tuple(found.shape),
+    product = torch.sparse.mm(first, second).coalesce()
+    row, col = product.indices()
+    value = product.values().to(dtype) if src.has_value() or other.has_value() else None
+    return type(src)(row=row, col=col, value=value, sparse_sizes=tuple(product.shape),
                      is_sorted=True, trust_data=True)
 
 

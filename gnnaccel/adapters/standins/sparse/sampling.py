@@ -1,5 +1,5 @@
-"""Samples, walks and orders of the rows of a sparse matrix. Chance comes from torch's generator of
-the matrix' device."""
+"""Samples, walks and orders of the rows of a sparse matrix, by torch's generator of the matrix'
+device."""
 from __future__ import annotations
 
 import torch
@@ -42,10 +42,10 @@ def sample_adj(src, subset: Tensor, num_neighbors: int, replace: bool = False):
     begin, count = rowptr[subset], src.storage.rowcount()[subset]
     entry = _drawn(begin, count, num_neighbors, replace)
     if num_neighbors >= 0:
-        kept = count.clamp(max=num_neighbors) if not replace else (count > 0) * num_neighbors
+        counts = count.clamp(max=num_neighbors) if not replace else (count > 0) * num_neighbors
     else:
-        kept = count
-    row = torch.repeat_interleave(kept, output_size=entry.numel())
+        counts = count
+    row = torch.repeat_interleave(counts, output_size=entry.numel())
     nodes, place = _numbered(subset, col[entry])
     order = row_major(row, place, (subset.numel(), nodes.numel()))
     return type(src)(row=row[order], col=place[order],
@@ -74,15 +74,15 @@ def _drawn(begin: Tensor, count: Tensor, wanted: int, replace: bool) -> Tensor:
 def _numbered(first: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
     """(``first`` and the other ``ids`` in the order in which they come, the place of each id)."""
     both = torch.cat([first, ids])
-    known, inverse = both.unique(return_inverse=True)
+    distinct, inverse = both.unique(return_inverse=True)
     place = torch.arange(both.numel(), device=both.device)
-    came = torch.full_like(known, both.numel()).scatter_reduce(0, inverse, place, "amin")
-    order = came.argsort()
-    return known[order], order.argsort()[inverse[first.numel():]]
+    earliest = torch.full_like(distinct, both.numel()).scatter_reduce(0, inverse, place, "amin")
+    order = earliest.argsort()
+    return distinct[order], order.argsort()[inverse[first.numel():]]
 
 
 def saint_subgraph(src, node_idx: Tensor):
-    """(the matrix between the nodes ``node_idx``, which entry of ``src`` each of its is). Nodes are
+    """(the matrix between the nodes ``node_idx``, its entries' numbers in ``src``). Nodes are
     counted anew, in the order of ``node_idx``."""
     rowptr, col, value = src.csr()
     place = torch.full((max(src.sparse_sizes()),), -1, device=col.device)

@@ -99,20 +99,20 @@ def permute(src, perm: Tensor):
 
 def get_item(src, index: Any):
     """``src[index]``: ids, slices without steps, masks, lists, arrays and one ellipsis; a single id
-    keeps its dimension. Raises IndexError and ValueError for what cannot be taken."""
+    keeps its dimension. Raises IndexError and ValueError for other indices."""
     items = list(index) if isinstance(index, tuple) else [index]
     if sum(item is Ellipsis for item in items) > 1:
         raise IndexError("an index takes one ellipsis only")
     if len(items) - (Ellipsis in [i for i in items if i is Ellipsis]) > src.dim():
         raise IndexError(f"{len(items)} indices for a sparse tensor of {src.dim()} dimensions")
-    dim, found = 0, src
+    dim, part = 0, src
     for place, item in enumerate(items):
         if item is Ellipsis:
             dim = src.dim() - (len(items) - place - 1)
         else:
-            found = _item(found, dim, item)
+            part = _item(part, dim, item)
             dim += 1
-    return found
+    return part
 
 
 def _item(src, dim: int, item: Any):

@@ -1,5 +1,5 @@
-"""The arrays behind a `SparseTensor`: entries sorted by row and column, and what is derived from
-them when it is first asked for.
+"""The arrays behind a `SparseTensor`: entries sorted by row and column, and arrays derived from
+them, each when first asked for.
 
 Attributes are called as in torch_sparse 0.6.18, so that pickles go both ways. The stand-in's
 `_value` may be of any dtype; all index arrays are int64.
@@ -31,7 +31,7 @@ def get_layout(layout: str | None = None) -> str:
 
 
 def _has(name: str) -> Callable[[SparseStorage], bool]:
-    """The method that tells whether the array of this name is there."""
+    """The method that returns whether the array of this name is there."""
     return lambda self: getattr(self, name) is not None
 
 
@@ -112,7 +112,7 @@ class SparseStorage:
         return self._row
 
     def rowptr(self) -> Tensor:
-        """Where each row begins, and the end of the last."""
+        """Offsets of the rows, [rows + 1]: where each begins, and the end of the last."""
         if self._rowptr is None:
             self._rowptr = _offsets(torch.bincount(self.row(), minlength=self._sparse_sizes[0]))
         return self._rowptr
@@ -128,7 +128,7 @@ class SparseStorage:
         return self._rowcount
 
     def colptr(self) -> Tensor:
-        """Where each column begins among the entries sorted by column, and the end of the last."""
+        """Offsets of the columns, [columns + 1], among the entries sorted by column."""
         if self._colptr is None:
             self._colptr = _offsets(self.colcount())
         return self._colptr
@@ -161,7 +161,7 @@ class SparseStorage:
         return self._value
 
     def set_value_(self, value: Tensor | None, layout: str | None = None) -> SparseStorage:
-        """Other values, in place; in the order of columns for ``layout="csc"``."""
+        """Set other values, in place; in the order of columns for ``layout="csc"``."""
         if value is not None:
             _check_value(value, self._col.numel(), self._col.device)
             if get_layout(layout) == "csc":
@@ -180,12 +180,12 @@ class SparseStorage:
         return self._sparse_sizes[dim]
 
     def sparse_resize(self, sparse_sizes: tuple[int, int]) -> SparseStorage:
-        """The same entries in a matrix of other sizes. Entries outside are not looked for."""
+        """A matrix of other sizes with these entries. Entries outside are not looked for."""
         return SparseStorage(row=self.row(), col=self._col, value=self._value,
                              sparse_sizes=sparse_sizes, is_sorted=True, trust_data=True)
 
     def sparse_reshape(self, num_rows: int, num_cols: int) -> SparseStorage:
-        """The same entries in row-major order in a matrix of other sizes; one of them may be -1.
+        """A matrix of other sizes with these entries in row-major order; one size may be -1.
         Raises ValueError where the numbers of elements differ."""
         total = self._sparse_sizes[0] * self._sparse_sizes[1]
         if num_rows == -1 and num_cols > 0:
@@ -204,8 +204,8 @@ class SparseStorage:
         return bool(self._first().all())
 
     def coalesce(self, reduce: str = "add") -> SparseStorage:
-        """Entries that come several times made one, whose value is their "sum", "mean", "min" or
-        "max". Itself if there are none."""
+        """The matrix with entries that come several times made one, by the "sum", "mean", "min" or
+        "max" of their values. The matrix itself if there are none."""
         first = self._first()
         if bool(first.all()):
             return self
@@ -218,7 +218,7 @@ class SparseStorage:
                              sparse_sizes=self._sparse_sizes, is_sorted=True, trust_data=True)
 
     def _first(self) -> Tensor:
-        """For each entry whether it is not like the one before."""
+        """Whether each entry is at another place than the one before, [entries] bool."""
         row, col = self.row(), self._col
         first = torch.ones_like(col, dtype=torch.bool)
         first[1:] = (row[1:] != row[:-1]) | (col[1:] != col[:-1])
@@ -232,7 +232,7 @@ class SparseStorage:
         return self
 
     def clear_cache_(self) -> SparseStorage:
-        """Forget what was derived, but for rows and where they begin."""
+        """Forget the derived arrays, but for rows and their offsets."""
         for name in _CACHED:
             setattr(self, name, None)
         return self
@@ -262,7 +262,7 @@ class SparseStorage:
         return self.mapped(Tensor.clone)
 
     def type(self, dtype: torch.dtype, non_blocking: bool = False) -> SparseStorage:
-        """With values of another dtype."""
+        """A copy with values of another dtype."""
         return self.mapped(lambda array: array,
                            lambda array: array.to(dtype, non_blocking=non_blocking))
 
@@ -293,12 +293,12 @@ class SparseStorage:
         return all(array.is_shared() for array in self._arrays())
 
     def _arrays(self) -> list[Tensor]:
-        found = (getattr(self, name) for name in (*_INDICES, "_value"))
-        return [array for array in found if array is not None]
+        arrays = (getattr(self, name) for name in (*_INDICES, "_value"))
+        return [array for array in arrays if array is not None]
 
 
 def row_major(row: Tensor, col: Tensor, sizes: tuple[int, int]) -> Tensor:
-    """The order that sorts entries by row, then column; equal ones stay in theirs."""
+    """The order that sorts entries by row, then column; equal ones keep their order."""
     if sizes[0] * sizes[1] < 2**63:
         return (row * sizes[1] + col).argsort(stable=True)
     order = col.argsort(stable=True)
@@ -329,7 +329,7 @@ def _check_index(name: str, array: Tensor | None, length: int, device: torch.dev
 
 def _check_ids(name: str, ids: Tensor | None, size: int) -> None:
     if ids is not None and ids.numel():
-        low, high = (int(found) for found in torch.aminmax(ids))
+        low, high = (int(bound) for bound in torch.aminmax(ids))
         if low < 0 or high >= size:
             raise ValueError(f"{name} holds ids from {low} to {high}, but sparse_sizes allow 0 to "
                              f"{size - 1}; correct the ids or pass larger sparse_sizes")

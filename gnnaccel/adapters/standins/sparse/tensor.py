@@ -1,7 +1,7 @@
 """`SparseTensor`: a sparse matrix of entries, sorted by row, that may have values of any shape.
 
 The interface is that of torch_sparse 0.6.18. `device`, `dtype`, `requires_grad` and `is_cuda` are
-methods there, and so they are here.
+methods, as there.
 """
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class SparseTensor(Casts, Operations):
                         sparse_sizes: tuple[int | None, int | None] | None = None,
                         is_sorted: builtins.bool = False,
                         trust_data: builtins.bool = False) -> SparseTensor:
-        """Rows and columns from ``edge_index`` [2, edges], values from ``edge_attr``."""
+        """A matrix with rows and columns ``edge_index`` [2, edges] and values ``edge_attr``."""
         return cls(row=edge_index[0], col=edge_index[1], value=edge_attr,
                    sparse_sizes=sparse_sizes, is_sorted=is_sorted, trust_data=trust_data)
 
@@ -92,7 +92,7 @@ class SparseTensor(Casts, Operations):
 
     @classmethod
     def from_scipy(cls, mat: Any, has_value: builtins.bool = True) -> SparseTensor:
-        """From a sparse matrix of SciPy."""
+        """A matrix with the entries of a sparse matrix of SciPy."""
         mat = mat.tocoo()
         row, col = (torch.as_tensor(ids, device="cpu").long() for ids in (mat.row, mat.col))
         value = torch.as_tensor(mat.data, device="cpu") if has_value else None
@@ -126,20 +126,20 @@ class SparseTensor(Casts, Operations):
         return self.storage.has_value()
 
     def set_value_(self, value: Tensor | None, layout: str | None = None) -> SparseTensor:
-        """Other values, in place; in the order of columns for ``layout="csc"``."""
+        """Set other values, in place; in the order of columns for ``layout="csc"``."""
         self.storage.set_value_(value, layout)
         return self
 
     def set_value(self, value: Tensor | None, layout: str | None = None) -> SparseTensor:
-        """The same matrix with other values."""
+        """A copy of the matrix with other values."""
         return self.from_storage(self.storage.set_value(value, layout))
 
     def fill_value_(self, fill_value: float, dtype: torch.dtype | None = None) -> SparseTensor:
-        """One number for each entry, in place."""
+        """Set one number for all entries, in place."""
         return self.set_value_(self._filled(fill_value, dtype), layout="coo")
 
     def fill_value(self, fill_value: float, dtype: torch.dtype | None = None) -> SparseTensor:
-        """The same matrix with one number for each entry."""
+        """A copy of the matrix with one number for all entries."""
         return self.set_value(self._filled(fill_value, dtype), layout="coo")
 
     def _filled(self, number: float, dtype: torch.dtype | None) -> Tensor:
@@ -159,7 +159,8 @@ class SparseTensor(Casts, Operations):
         return self.storage.is_coalesced()
 
     def coalesce(self, reduce: str = "sum") -> SparseTensor:
-        """Entries that come several times made one: "sum", "mean", "min" or "max" of the values."""
+        """The matrix with entries that come several times made one, by the "sum", "mean", "min" or
+        "max" of their values."""
         return self.from_storage(self.storage.coalesce(reduce))
 
     # --- sizes ------------------------------------------------------------------------------------
@@ -210,7 +211,7 @@ class SparseTensor(Casts, Operations):
         return self.nnz() / self.sparse_size(1)
 
     def bandwidth(self) -> int:
-        """How far the farthest entry is from the diagonal."""
+        """Distance of the farthest entry from the diagonal."""
         return int(self._distances().max())
 
     def avg_bandwidth(self) -> float:
@@ -281,8 +282,8 @@ class SparseTensor(Casts, Operations):
         row, col, _ = self.coo()
         arrays = (array.detach().cpu().numpy() for array in (self._values(dtype), row, col))
         value, row_ids, col_ids = arrays
-        found = scipy.sparse.coo_matrix((value, (row_ids, col_ids)), self.sizes())
-        return found.asformat(get_layout(layout))
+        matrix = scipy.sparse.coo_matrix((value, (row_ids, col_ids)), self.sizes())
+        return matrix.asformat(get_layout(layout))
 
     def _values(self, dtype: torch.dtype | None) -> Tensor:
         """The values; ones of ``dtype`` where there are none."""

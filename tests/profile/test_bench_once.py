@@ -13,7 +13,7 @@ pytest.importorskip("torch_geometric")
 
 from gnnaccel.__main__ import main
 from gnnaccel.adapters.pyg.bench import once as pyg
-from gnnaccel.profile.bench import (accel, guard, once_cells, once_steps, once_table, result, table,
+from gnnaccel.profile.bench import (accel, guard, once_cells, once_steps, result, table,
                                     timing)
 from gnnaccel.profile.bench.result import Record, Result
 
@@ -199,5 +199,5 @@ def test_the_table_names_what_is_slow_by_both_ratios():
         f"HAN, {tiny} (cpu), forward: 0.700 and 0.600; HAN, 5 relations, 500 "
         "edges, 64 channels, forward: 0.800 and 0.940")
     made.records = made.records[1:3]
-    assert once_table.section(made).notes == (
+    assert table.once(made).notes == (
         "below 0.95 by the median and by the least: none of 2 cells",)

@@ -14,7 +14,7 @@ _ON_CPU_TOO = ("layer", "relation", "dgl", "aggregate", "fresh-plain", "spmm")
 @dataclasses.dataclass
 class Cell:
     """One row of the table: what was measured, by whom. ``kind`` has "-cpu" appended for layers on
-    the CPU."""
+    the CPU; ``first``: memory of a first training step on a GPU, by whom."""
 
     kind: str
     shape: str
@@ -24,6 +24,7 @@ class Cell:
     by: dict[str, Record] = dataclasses.field(default_factory=dict)
     floor: Record | None = None
     check: Record | None = None
+    first: dict[str, Record] = dataclasses.field(default_factory=dict)
 
     def ms(self, impl: str) -> float | None:
         record = self.by.get(impl)
@@ -88,6 +89,9 @@ def cells(result: Result) -> list[Cell]:
         cell.check = result.one(kind="check", shape=cell.shape, layer=cell.layer, mode=cell.mode,
                                 device=cell.device)
         cell.floor = _floor(result, cell)
+        if cell.device != "cpu":
+            cell.first = {record.impl: record for record in result.find(
+                kind="memory", shape=cell.shape, layer=cell.layer, mode=cell.mode)}
     return list(found.values())
 
 

@@ -2,17 +2,24 @@
 sections."""
 from __future__ import annotations
 
-from gnnaccel.profile.bench import (aggregate_table, dgl_table, metrics, once_table, relation_table,
-                                    script_table, targets, text)
+from gnnaccel.profile.bench import columns, metrics, script_table, targets, text
 from gnnaccel.profile.bench.result import Record, Result
+from gnnaccel.profile.bench.text import MISSING, Section
+
+ONCE_LIMIT = 0.95
+_TYPED = {"nodes": "num_nodes", "edges": "num_edges", "relations": "num_relations",
+          "median relation": "median_relation", "max in-degree": "max_in_degree",
+          "pairs by source / edges": "pairs_src", "pairs by destination / edges": "pairs_dst"}
 
 
-def sections(result: Result) -> list[text.Section]:
+def sections(result: Result) -> list[Section]:
     """What there is to show; sections without rows are left out."""
-    made = [_layers(result), _floors(result), _small(result), _kernels(result), _quantized(result),
-            _models(result), *relation_table.sections(result), once_table.section(result),
-            dgl_table.section(result), *aggregate_table.sections(result),
-            script_table.section(result), _targets(result), _left_out(result)]
+    cells = metrics.cells(result)
+    made = [columns.LAYERS.section(cells), _floors(result),
+            *(one.section(cells) for one in columns.TABLES), _typed_graphs(result),
+            *(one.section(cells) for one in columns.RELATIONS), once(result),
+            *(one.section(cells) for one in columns.HOSTS), script_table.section(result),
+            _targets(result), _left_out(result)]
     return [section for section in made if section.rows]
 
 
@@ -28,15 +35,13 @@ def markdown(result: Result) -> str:
 
 
 def show(result: Result, style: str = "rich") -> None:
-    """Print to standard output; without rich installed, Markdown."""
-    try:
-        from rich.console import Console
-        from rich.table import Table
-    except ImportError:
-        style = "markdown"
+    """Print to standard output."""
     if style == "markdown":
         print(markdown(result))
         return
+    from rich.console import Console
+    from rich.table import Table
+
     console = Console()
     if not console.is_terminal:
         # Into a file, rich would wrap the columns at 80 characters.
@@ -51,93 +56,21 @@ def show(result: Result, style: str = "rich") -> None:
             console.print(f"  {note}", markup=False, highlight=False)
 
 
-def _layers(result: Result) -> text.Section:
-    columns = ("shape", "layer", "mode", "native ms", "compiled ms", "gnnaccel ms", "x native",
-               "x compiled", "floor ms", "x floor", "peak MiB native", "peak MiB gnnaccel",
-               "kept MiB", "difference", "route")
-
-    def row(cell: metrics.Cell, notes: dict[str, str]) -> tuple[str, ...]:
-        return (text.shape(cell), cell.layer, cell.mode,
-                *(text.time(cell, impl, notes) for impl in metrics.IMPLS),
-                text.ratio(cell.metric("vs_native")), text.ratio(cell.metric("vs_compiled")),
-                text.floor(cell), text.ratio(cell.metric("vs_floor")), *text.memory(cell),
-                text.difference(cell), cell.route or text.MISSING)
-
-    return text.table("Layers: PyG natively, under torch.compile, and through gnnaccel", columns,
-                      (cell for cell in metrics.cells(result) if cell.kind.startswith("layer")),
-                      row)
-
-
-def _floors(result: Result) -> text.Section:
-    rows = [(r.shape, r.layer, r.impl, text.number(r.ms) if r.timing else r.error or text.MISSING)
+def _floors(result: Result) -> Section:
+    rows = [(r.shape, r.layer, r.impl, text.number(r.ms) if r.timing else r.error or MISSING)
             for r in result.find(kind="floor")]
-    return text.Section("Floor: every edge's row gathered once",
-                        ("shape", "width", "degrees", "ms"), rows)
+    return Section("Floor: every edge's row gathered once", ("shape", "width", "degrees", "ms"),
+                   rows)
 
 
-def _small(result: Result) -> text.Section:
-    def row(cell: metrics.Cell, notes: dict[str, str]) -> tuple[str, ...]:
-        place = cell.kind, cell.shape, cell.layer
-        if cell.kind == "overhead":
-            return (*place, text.MISSING, _overhead(cell.by["gnnaccel"], notes), text.MISSING)
-        return (*place, text.time(cell, "native", notes), text.time(cell, "gnnaccel", notes),
-                text.ratio(cell.metric("vs_native")))
-
-    return text.table("Fresh batches, structure building, overhead of a memoised call",
-                      ("kind", "shape", "what", "native ms", "gnnaccel ms", "x native"),
-                      _of(result, "fresh", "structure", "overhead"), row)
+def _typed_graphs(result: Result) -> Section:
+    rows = [(record.shape, record.device, *(text.number(record.values.get(name))
+                                            for name in _TYPED.values()))
+            for record in result.find(kind="shape") if "num_relations" in record.values]
+    return Section("Graphs with typed edges", ("shape", "on", *_TYPED), rows)
 
 
-def _kernels(result: Result) -> text.Section:
-    return text.table(
-        "Raw attention kernels",
-        ("shape", "attention", "mode", "ms", "floor ms", "x floor", "peak MiB"),
-        _of(result, "kernel"), lambda cell, notes: (
-            cell.shape, cell.layer, cell.mode, text.time(cell, "gnnaccel", notes),
-            text.floor(cell), text.ratio(cell.metric("vs_floor")),
-            text.number(cell.value("gnnaccel", "peak_mib"))))
-
-
-def _quantized(result: Result) -> text.Section:
-    narrow = ("bf16", "int8")
-
-    def row(cell: metrics.Cell, notes: dict[str, str]) -> tuple[str, ...]:
-        return (cell.shape, cell.layer, cell.mode,
-                *(text.time(cell, impl, notes) for impl in ("fp32", *narrow)),
-                *(text.ratio(cell.metric(f"{impl}_gain")) for impl in narrow),
-                *(_away(cell, impl) for impl in narrow))
-
-    columns = ("shape", "layer", "mode", "fp32 ms", "bf16 ms", "int8 ms", "x bf16", "x int8",
-               "difference bf16", "difference int8")
-    return text.table("Rows in bf16 and int8, quantizing included", columns,
-                      _of(result, "quantized"), row)
-
-
-def _models(result: Result) -> text.Section:
-    impls = ("bf16", "int8", "int8 all")
-
-    def row(cell: metrics.Cell, notes: dict[str, str]) -> tuple[str, ...]:
-        return (cell.shape, cell.layer,
-                *(text.time(cell, impl, notes) for impl in ("fp32", *impls)),
-                *(text.ratio(cell.metric(f"{impl}_gain")) for impl in impls), _away(cell, "int8"))
-
-    columns = ("shape", "model", "fp32 ms", "bf16 ms", "int8 ms", "all int8 ms", "x bf16",
-               "x int8", "x all int8", "difference int8")
-    return text.table("Training steps of models in reduced precision (all: the layer before the "
-                      "softmax too)", columns, _of(result, "quantized-model"), row)
-
-
-def _of(result: Result, *kinds: str) -> list[metrics.Cell]:
-    return [cell for cell in metrics.cells(result) if cell.kind in kinds]
-
-
-def _away(cell: metrics.Cell, impl: str) -> str:
-    """The difference of an implementation's results from those in fp32."""
-    value = cell.value(impl, "rel_l2")
-    return text.MISSING if value is None else f"{value:.1e}"
-
-
-def _targets(result: Result) -> text.Section:
+def _targets(result: Result) -> Section:
     """Verdicts of the suites of which something was measured."""
     words = {True: "met", False: "MISSED", None: "not measured"}
     rows = []
@@ -146,20 +79,13 @@ def _targets(result: Result) -> text.Section:
         if any(verdict.met is not None for verdict in verdicts):
             rows += [(verdict.target.text(), text.number(verdict.value), words[verdict.met])
                      for verdict in verdicts]
-    return text.Section("Targets", ("target", "measured", ""), rows)
+    return Section("Targets", ("target", "measured", ""), rows)
 
 
-def _left_out(result: Result) -> text.Section:
-    rows = [(record.shape or text.MISSING, record.layer, record.error or text.MISSING)
+def _left_out(result: Result) -> Section:
+    rows = [(record.shape or MISSING, record.layer, record.error or MISSING)
             for record in result.find(kind="note")]
-    return text.Section("What was left out", ("shape", "what", "why"), list(dict.fromkeys(rows)))
-
-
-def _overhead(record: Record, notes: dict[str, str]) -> str:
-    if record.error:
-        return text.failure(record, notes)
-    return ", ".join(f"{name.removesuffix('_us')} {text.number(value)} us"
-                     for name, value in record.values.items())
+    return Section("What was left out", ("shape", "what", "why"), list(dict.fromkeys(rows)))
 
 
 def _headline(result: Result) -> str:
@@ -173,3 +99,40 @@ def _headline(result: Result) -> str:
 
 def _line(cells) -> str:
     return "| " + " | ".join(str(cell).replace("|", "/") for cell in cells) + " |"
+
+
+# --- graphs that come once: a layer per row, a size per column ------------------------------------
+
+def once(result: Result) -> Section:
+    """Native's time over gnnaccel's, by the medians; below it the cells that are slower both by the
+    median and by the least."""
+    found = {(record.layer, text.shape(record), record.mode): record
+             for record in result.find(kind="once")}
+    layers, sizes = (list(dict.fromkeys(key[part] for key in found)) for part in (0, 1))
+    notes: dict[str, str] = {}
+    rows = [(layer, *(_pair([found.get((layer, size, mode)) for mode in ("forward", "training")],
+                            notes) for size in sizes)) for layer in layers]
+    return Section("Graphs that come once: x native, forward / training", ("layer", *sizes),
+                   rows, (*text.notes_of(notes), _slow(found)))
+
+
+def _pair(records: list[Record | None], notes: dict[str, str]) -> str:
+    if not any(records):
+        return MISSING
+    return " / ".join(MISSING if record is None else text.failure(record, notes)
+                      if record.error else
+                      f"{record.values['ratio_median']:.2f}" for record in records)
+
+
+def _slow(found: dict[tuple[str, str, str], Record]) -> str:
+    """The cells below the limit by both ratios, the lowest first: one ratio alone is often the
+    noise of a few calls."""
+    measured = {key: (record.values["ratio_median"], record.values["ratio_least"])
+                for key, record in found.items() if not record.error}
+    slow = sorted((ratios, key) for key, ratios in measured.items() if max(ratios) < ONCE_LIMIT)
+    said = f"below {ONCE_LIMIT} by the median and by the least: "
+    if not slow:
+        return f"{said}none of {len(measured)} cells"
+    return f"{said}{len(slow)} of {len(measured)} cells, the lowest first: " + "; ".join(
+        f"{layer}, {size}, {mode}: {median:.3f} and {least:.3f}"
+        for (median, least), (layer, size, mode) in slow)

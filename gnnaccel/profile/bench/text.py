@@ -3,7 +3,7 @@ every report."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 
 from gnnaccel.profile.bench import metrics
 from gnnaccel.profile.bench.result import Record
@@ -21,18 +21,16 @@ class Section:
     notes: tuple[str, ...] = ()
 
 
-def table(title: str, columns: tuple[str, ...], cells: Iterable[metrics.Cell],
-          row: Callable[[metrics.Cell, dict[str, str]], tuple[str, ...]]) -> Section:
-    """A row for each cell: ``row(cell, notes)``, where errors may leave ``notes``."""
-    notes: dict[str, str] = {}
-    return Section(title, columns, [row(cell, notes) for cell in cells], notes_of(notes))
-
-
 def number(value: float | None) -> str:
     """Three significant digits."""
     if value is None:
         return MISSING
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def small(value: float | None) -> str:
+    """Two significant digits and an exponent."""
+    return MISSING if value is None else f"{value:.1e}"
 
 
 def ratio(value: float | None) -> str:
@@ -74,19 +72,8 @@ def spread(cell: metrics.Cell) -> str:
     return f"{number(timed['p10_ms'])} to {number(timed['p90_ms'])}" if timed else MISSING
 
 
-def memory(cell: metrics.Cell) -> tuple[str, ...]:
-    """MiB: native's peak, gnnaccel's, and what gnnaccel keeps."""
-    return tuple(number(cell.value(impl, name)) for impl, name in (
-        ("native", "peak_mib"), ("gnnaccel", "peak_mib"), ("gnnaccel", "resident_mib")))
-
-
-def floor(cell: metrics.Cell) -> str:
-    """Milliseconds of the floor."""
-    return number(cell.floor.ms if cell.floor else None)
-
-
 def difference(cell: metrics.Cell) -> str:
     """The largest relative L2 difference between native's and gnnaccel's output and gradient."""
     if cell.check is None:
         return MISSING
-    return f"{cell.difference:.1e}" if cell.difference is not None else cell.check.error or MISSING
+    return cell.check.error or MISSING if cell.difference is None else small(cell.difference)

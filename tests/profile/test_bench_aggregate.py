@@ -11,9 +11,8 @@ import torch
 from gnnaccel.__main__ import main
 from gnnaccel.adapters.pyg.bench.plain import LAYERS
 from gnnaccel.dispatch.ops.graph import OpGraph
-from gnnaccel.profile.bench import (aggregate_cells, aggregate_kernels, aggregate_plan, compiled,
-                                    guard, metrics, plan, result, shapes, suite_aggregate, table,
-                                    targets, timing)
+from gnnaccel.profile.bench import (aggregate_kernels, compiled, guard, metrics, plan, result,
+                                    shapes, suite_aggregate, table, targets, timing)
 from gnnaccel.profile.bench.result import Record
 
 needs_pyg = pytest.mark.skipif(importlib.util.find_spec("torch_geometric") is None,
@@ -84,7 +83,7 @@ def test_names_that_do_not_exist(wrong):
 @needs_pyg
 @pytest.mark.parametrize("name", LAYERS)
 def test_equal_arguments_give_equal_steps(tiny, name):
-    first, again = (aggregate_cells.layer_step(LAYERS[name], tiny, "training").results()
+    first, again = (suite_aggregate.layer_step(LAYERS[name], tiny, "training").results()
                     for _ in range(2))
     assert all(torch.allclose(first[key], again[key], rtol=1e-4, atol=1e-5) for key in first)
     assert first["output"].shape == (tiny.num_nodes, LAYERS[name].width)
@@ -113,28 +112,28 @@ def test_all_operations_have_kernels(device, tiny):
 
 def test_the_plan_for_a_gpu(monkeypatch):
     monkeypatch.setattr(plan, "device", lambda options: CUDA)
-    made = aggregate_plan.from_options(options(device="cuda"))
-    assert made.parts == aggregate_plan.PARTS and made.operations.name == "proteins"
+    made = suite_aggregate.from_options(options(device="cuda"))
+    assert made.parts == suite_aggregate.PARTS and made.operations.name == "proteins"
     measured = {(shape.name, layer.name) for shape, layers in made.jobs for layer in layers}
     for target in targets.AGGREGATE:
         if target.kind == "aggregate" and target.shape != "*":
             assert (target.shape, target.layer) in measured
     assert {"hub", "uniform"} <= {shape.name for shape, _ in made.jobs}
-    assert "compiled" not in aggregate_plan.from_options(options(device="cuda",
+    assert "compiled" not in suite_aggregate.from_options(options(device="cuda",
                                                                  compile=False)).parts
 
 
 def test_what_would_not_fit_is_not_tried(monkeypatch):
     graph = argparse.Namespace(device=CUDA, num_edges=10**9)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**37, 2**37))
-    assert aggregate_cells.too_large(LAYERS["GCN 64"], graph,
+    assert suite_aggregate.too_large(LAYERS["GCN 64"], graph,
                                      "forward") == "skipped: 476 GiB of messages"
     graph.num_edges = 10**6
-    assert aggregate_cells.too_large(LAYERS["GCN 64"], graph, "training") is None
+    assert suite_aggregate.too_large(LAYERS["GCN 64"], graph, "training") is None
 
 
 def test_the_budget_is_kept():
-    made = aggregate_plan.from_options(options(quick=True,
+    made = suite_aggregate.from_options(options(quick=True,
                                                parts=[["layers", "spmm", "operations", "fresh"]]))
     assert list(suite_aggregate.aggregate(made, guard.Budget(-1))) == []
 

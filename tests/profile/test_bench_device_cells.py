@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from gnnaccel.adapters.pyg.bench import layers as pyg
-from gnnaccel.profile.bench import floor, kernel_cells, overhead, shapes, steps, structure, timing
+from gnnaccel.profile.bench import (floor, kernel_cells, overhead, shapes, steps,
+                                    suite_attention, timing)
 
 pytest.importorskip("torch_geometric")
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="the emulation needs g++")
@@ -36,7 +37,7 @@ def test_floor_by_width_and_degree_law(graph):
 
 
 def test_structure_alone_and_with_the_transpose(graph):
-    records = structure.structure_records(graph, timing.QUICK)
+    records = suite_attention.structure_records(graph, timing.QUICK)
     assert [(record.layer, record.error)
             for record in records] == [("csc", None), ("csc+csr", None)]
 

@@ -12,8 +12,8 @@ import gnnaccel
 from gnnaccel.__main__ import main
 from gnnaccel.adapters.dgl import bench as dgl
 from gnnaccel.profile.bench import (
-    accel, dgl_cells, dgl_figures, dgl_plan, guard, metrics, relation_shapes, result, steps,
-    suite_dgl, table, targets, timing)
+    accel, dgl_figures, guard, metrics, plan, relation_shapes, result, steps, suite_dgl, table,
+    targets, timing)
 from gnnaccel.profile.bench.result import Record
 
 needs_dgl = pytest.mark.skipif(importlib.util.find_spec("dgl") is None,
@@ -66,17 +66,17 @@ def test_quick_run_measures_and_compares_each_layer(out, capsys):
 @pytest.mark.parametrize("name", [name for name, layer in dgl.LAYERS.items() if layer.typed])
 def test_typed_graphs_lie_sorted_and_count_all_types(name):
     shape = relation_shapes.SHAPES["tiny-typed"]
-    graph, facts = dgl_cells.make(shape, CPU, 0, "random")
+    graph = suite_dgl.make(shape, CPU, 0, "random")
     assert torch.equal(graph.edge_type,
                        graph.edge_type.sort().values) and len(graph.edge_type) == shape.num_edges
     assert torch.equal(graph.node_type.bincount(), torch.tensor(shape.nodes))
-    assert facts.values["num_relations"] == shape.num_relations
+    assert graph.facts()["num_relations"] == shape.num_relations
     src, dst = graph.graph.edges()
     ends = torch.stack((graph.node_type[src], graph.node_type[dst]), 1)
     assert torch.equal(ends,
                        torch.tensor(shape.ends)[
                            graph.edge_type]), "edges and their types went apart"
-    first, again = (dgl_cells.dgl_step(dgl.LAYERS[name], graph, "training").results()
+    first, again = (suite_dgl.dgl_step(dgl.LAYERS[name], graph, "training").results()
                     for _ in range(2))
     assert all(torch.allclose(first[key], again[key], rtol=1e-4, atol=1e-5) for key in first)
 
@@ -94,10 +94,10 @@ def test_on_a_device_graphs_go_over_the_bridge(monkeypatch):
         monkeypatch.setattr(timing, name, replaced)
     monkeypatch.setattr(accel, "accelerated", lambda: gnnaccel.enabled(backend="torch"))
     monkeypatch.setitem(accel.CONTEXTS, "gnnaccel", accel.accelerated)
-    jobs = dgl_plan._jobs(options(quick=True), simulated.DEVICE)
+    jobs = suite_dgl.jobs(options(quick=True), simulated.DEVICE)
     with simulated.device(monkeypatch) as device:
-        plan = dgl_plan.DglPlan(jobs, device=device, effort=timing.QUICK)
-        records = [record for record in suite_dgl.dgl(plan, guard.Budget(100))
+        planned = plan.Plan(jobs, device=device, effort=timing.QUICK)
+        records = [record for record in suite_dgl.dgl(planned, guard.Budget(100))
                    if record.kind == "dgl"]
     ours, twins = ([record for record in records if record.impl == impl]
                    for impl in ("gnnaccel", "pyg"))
@@ -133,7 +133,7 @@ def test_without_dgl_it_says_so(monkeypatch, capsys):
 
 
 def test_what_matters_most_comes_first_on_a_gpu():
-    jobs = dgl_plan._jobs(options(), torch.device("cuda"))
+    jobs = suite_dgl.jobs(options(), torch.device("cuda"))
     order = [(shape.name, layer.name) for shape, layers in jobs for layer in layers]
     assert order[:6] == [("proteins", "GAT 8x8"), ("reddit", "GAT 8x8"), ("arxiv", "GAT 8x8"),
                          ("mag-inverse-size", "HGT 4x16"), ("fb15k-size", "RelGraphConv 64"),
@@ -142,13 +142,13 @@ def test_what_matters_most_comes_first_on_a_gpu():
 
 
 def test_layers_go_with_their_kind_of_graph():
-    named = dgl_plan._jobs(options(shapes=[["cora", "aifb-size"]]), CPU)
+    named = suite_dgl.jobs(options(shapes=[["cora", "aifb-size"]]), CPU)
     assert [[layer.typed for layer in layers] for _, layers in named] == [[False] * 5, [True] * 2]
-    asked = dgl_plan._jobs(options(layers=[["hgt4x16"]]), torch.device("cuda"))
+    asked = suite_dgl.jobs(options(layers=[["hgt4x16"]]), torch.device("cuda"))
     assert [(shape.name, [layer.name for layer in layers])
             for shape, layers in asked] == [("mag-inverse-size", ["HGT 4x16"])]
     with pytest.raises(ValueError, match="none of the layers"):
-        dgl_plan._jobs(options(shapes=[["cora"]], layers=[["hgt4x16"]]), CPU)
+        suite_dgl.jobs(options(shapes=[["cora"]], layers=[["hgt4x16"]]), CPU)
 
 
 def test_dgls_own_figures_are_compared_and_judged():

@@ -13,13 +13,12 @@ pytest.importorskip("torch_geometric")
 
 from gnnaccel.__main__ import main
 from gnnaccel.adapters.pyg.bench import once as pyg
-from gnnaccel.profile.bench import (accel, guard, once_cells, once_steps, result, table,
-                                    timing)
+from gnnaccel.profile.bench import accel, guard, once_cells, result, table, timing
 from gnnaccel.profile.bench.result import Record, Result
 
 QUICK = ["bench", "--suite", "relational", "--parts", "once", "--quick", "--device", "cpu"]
 CPU = torch.device("cpu")
-SMALL = once_steps.OnceSize(5, 40, 6, 8)
+SMALL = once_cells.OnceSize(5, 40, 6, 8)
 VALUES = {f"{who}_{name}" for who in ("native", "ours")
           for name in ("least_us", "median_us")} | {"ratio_least", "ratio_median"}
 
@@ -33,9 +32,9 @@ def test_quick_run_keeps_whole_records_and_shows_them(tmp_path, capsys):
     out = tmp_path / "bench.json"
     assert main([*QUICK, "--out", str(out), "--table", "markdown"]) == 0
     records = result.load(out).records
-    name = once_steps.QUICK.name
+    name = once_cells.QUICK.name
     assert [(record.kind, record.shape, record.layer, record.mode) for record in records] == [
-        ("once", name, layer, mode) for layer in once_steps.QUICK_LAYERS
+        ("once", name, layer, mode) for layer in once_cells.QUICK_LAYERS
         for mode in ("forward", "training")]
     for record in records:
         values = record.values
@@ -56,7 +55,7 @@ def test_quick_run_keeps_whole_records_and_shows_them(tmp_path, capsys):
 
 @pytest.mark.parametrize("name", pyg.LAYERS)
 def test_every_layer_runs_over_edges_that_are_new_but_the_same(name):
-    step = once_steps.once_step(pyg.LAYERS[name], SMALL, CPU, "training")
+    step = once_cells.once_step(pyg.LAYERS[name], SMALL, CPU, "training")
     first, before = step.results(), step.arguments
     step.renew()
     after = step.arguments
@@ -64,7 +63,7 @@ def test_every_layer_runs_over_edges_that_are_new_but_the_same(name):
     pairs = list(zip(tensors(before[1:]), tensors(after[1:]), strict=True))
     assert pairs and all(old is not new and old.data_ptr() != new.data_ptr()
                          and torch.equal(old, new) for old, new in pairs)
-    again = once_steps.once_step(pyg.LAYERS[name], SMALL, CPU, "training").results()
+    again = once_cells.once_step(pyg.LAYERS[name], SMALL, CPU, "training").results()
     for key in ("output", "x.grad", "weights.grad"):
         assert float(first[key].abs().max()) > 0
         torch.testing.assert_close(first[key], again[key], rtol=1e-4, atol=1e-5)
@@ -72,13 +71,13 @@ def test_every_layer_runs_over_edges_that_are_new_but_the_same(name):
 
 
 @pytest.mark.parametrize("size",
-                         (*once_steps.SIZES["cuda"], *once_steps.SIZES["cpu"], once_steps.QUICK))
+                         (*once_cells.SIZES["cuda"], *once_cells.SIZES["cpu"], once_cells.QUICK))
 def test_sizes_join_all_node_types_and_have_names_of_their_own(size):
     assert len(set(size.triples)) == size.relations
     assert {source for source, _, _ in size.triples} == {target
                                                          for _, _, target in size.triples} == set(
                                                              pyg.NODE_TYPES)
-    for sizes in once_steps.SIZES.values():
+    for sizes in once_cells.SIZES.values():
         assert len({other.name for other in sizes}) == len(sizes)
 
 
@@ -93,7 +92,7 @@ def test_native_and_gnnaccel_take_turns_and_no_graph_comes_twice(monkeypatch):
 
     for name in ("native", "gnnaccel"):
         monkeypatch.setitem(accel.CONTEXTS, name, lambda name=name: context(name))
-    step = once_steps.once_step(pyg.LAYERS["RGCN"], SMALL, CPU, "forward")
+    step = once_cells.once_step(pyg.LAYERS["RGCN"], SMALL, CPU, "forward")
     step.module.register_forward_pre_hook(lambda _,
                                           arguments: calls.append(inside[-1])
                                           or seen.append(arguments[1]))
@@ -104,7 +103,7 @@ def test_native_and_gnnaccel_take_turns_and_no_graph_comes_twice(monkeypatch):
 
 
 def test_time_ends_the_turns_but_not_before_the_least():
-    step = once_steps.once_step(pyg.LAYERS["RGCN"], SMALL, CPU, "forward")
+    step = once_cells.once_step(pyg.LAYERS["RGCN"], SMALL, CPU, "forward")
     assert once_cells._turns(step,
                              timing.Effort(batches=50, seconds=0.0))["turns"] == once_cells.TURNS
 
@@ -112,7 +111,7 @@ def test_time_ends_the_turns_but_not_before_the_least():
 def test_what_else_runs_on_one_thread_does_not_count(monkeypatch):
     """A sleep inside of a call stands for the other processes of a busy CPU."""
     def sleeping(device):
-        step = once_steps.once_step(pyg.LAYERS["RGCN"], SMALL, CPU, "forward")
+        step = once_cells.once_step(pyg.LAYERS["RGCN"], SMALL, CPU, "forward")
         step.module.register_forward_hook(lambda *_: time.sleep(0.05))
         step.device = torch.device(device)
         return once_cells._call(step)
@@ -157,19 +156,19 @@ def test_names_that_mean_nothing_here_are_an_error(options, capsys):
 
 
 def test_named_layers_and_defaults():
-    from gnnaccel.profile.bench import relation_plan
+    from gnnaccel.profile.bench import suite_relational
 
     def planned(**given):
         options = argparse.Namespace(**{**dict(
             device="cpu", parts=None, shapes=None, layers=None, quick=False, data=None, repeat=None,
             patience=20.0, native=True, compile_limit=0.0,
             seed=0, order="random"), **given})
-        return relation_plan.from_options(options)
+        return suite_relational.from_options(options)
 
     assert "once" not in planned().parts and planned().once_sizes == ()
     once = planned(parts=[["once"]])
     assert once.jobs == once.cpu_jobs == () and len(
-        once.once_layers) == 20 and once.once_sizes == once_steps.SIZES["cpu"]
+        once.once_layers) == 20 and once.once_sizes == once_cells.SIZES["cpu"]
     named = planned(parts=[["once"]], layers=[["hgt4heads", "rgcn max"]], quick=True)
     assert [layer.name for layer in named.once_layers] == ["HGT 4 heads", "RGCN max"]
     both = planned(parts=[["layers", "once"]])

@@ -12,9 +12,8 @@ pytest.importorskip("torch_geometric")
 
 from gnnaccel.__main__ import main
 from gnnaccel.adapters.pyg.bench import relational as pyg
-from gnnaccel.profile.bench import (accel, passes_cells, relation_cells, relation_graph,
-                                    relation_native, relation_shapes, relation_steps, result,
-                                    timing)
+from gnnaccel.profile.bench import (accel, relation_cells, relation_graph, relation_shapes,
+                                    relation_steps, result, timing)
 
 QUICK = ["bench", "--suite", "relational", "--quick", "--device", "cpu"]
 CPU = torch.device("cpu")
@@ -90,10 +89,10 @@ def test_wrong_gradients_show_in_the_check(graph, monkeypatch):
 
 
 def test_native_that_does_not_fit_is_said_and_not_run(graph, monkeypatch):
-    monkeypatch.setattr(relation_native, "_free_bytes", lambda device: 1)
+    monkeypatch.setattr(relation_cells, "_free_bytes", lambda device: 1)
     monkeypatch.setattr(relation_cells, "_taken_over", lambda *_: False)
     monkeypatch.setattr(relation_cells, "relation_step", lambda *_: pytest.fail("it was run"))
-    records = relation_cells.alternating_records(RGAT, graph, "training", timing.QUICK)
+    records = relation_cells.layer_records(RGAT, graph, "training", timing.QUICK)
     assert [record.impl for record in records] == ["native", "gnnaccel"]
     assert records[0].error.startswith(
         "not run: needs about") and "does not take RGATConv over" in records[1].error
@@ -101,7 +100,7 @@ def test_native_that_does_not_fit_is_said_and_not_run(graph, monkeypatch):
 
 def test_where_native_does_not_fit_gnnaccel_may_not_fall_back(graph, monkeypatch):
     given = []
-    monkeypatch.setattr(relation_native, "_free_bytes", lambda device: 1)
+    monkeypatch.setattr(relation_cells, "_free_bytes", lambda device: 1)
     monkeypatch.setattr(relation_cells, "_taken_over", lambda *_: True)
     monkeypatch.setattr(accel, "accelerated",
                         lambda **options: given.append(options) or contextlib.nullcontext())
@@ -124,7 +123,7 @@ def test_native_memory_is_what_was_measured_on_fb15k(layer, mode, gib):
     shape = relation_shapes.SHAPES["fb15k-size"]
     graph = relation_graph.RelationGraph(shape, torch.zeros(2, shape.num_edges, dtype=torch.int8),
                                          torch.zeros(shape.num_edges, dtype=torch.int8))
-    assert relation_native.needed_bytes(pyg.resolve(layer), graph,
+    assert relation_cells.needed_bytes(pyg.resolve(layer), graph,
                                         mode) / 2**30 == pytest.approx(gib, rel=0.15)
 
 
@@ -159,25 +158,12 @@ def test_passes_are_switched_and_compared(graph, monkeypatch):
 
     monkeypatch.setattr(accel, "accelerated", doubling_when_compacting)
     monkeypatch.setitem(accel.CONTEXTS, "gnnaccel", accel.accelerated)
-    records = passes_cells.passes_records(pyg.resolve("rgcn64"), graph, "training", timing.QUICK)
+    records = relation_cells.passes_records(pyg.resolve("rgcn64"), graph, "training", timing.QUICK)
     assert given == [{"passes": ()}, {"passes": ("compaction",)}, {"passes": ("reordering",)}, {}]
     assert [record.impl for record in records] == ["none", "compaction", "reordering", "all"]
     assert all(record.error is None and record.ms > 0 for record in records)
     assert records[1].values["x.grad rel_l2"] == pytest.approx(1, rel=1e-3)
     assert records[3].values["x.grad rel_l2"] < 1e-4 and "x.grad rel_l2" not in records[0].values
-
-
-def test_without_the_option_a_note_says_so(out, monkeypatch, capsys):
-    monkeypatch.setattr(accel, "has_option", lambda name: False)
-    assert main([*QUICK, "--layers", "rgcn64", "--parts", "compaction", "--out", str(out),
-                 "--table", "markdown"]) == 0
-    notes = result.load(out).find(kind="note")
-    assert [note.error for note in notes] == ["gnnaccel.enable has no option 'passes'"]
-    assert notes[0].error in capsys.readouterr().out
-
-
-def test_options_are_found_by_name():
-    assert accel.has_option("on_fallback") and not accel.has_option("nosuch")
 
 
 def test_real_graphs_take_the_place_of_synthetic_ones(tmp_path, out, monkeypatch):
@@ -194,16 +180,16 @@ def test_real_graphs_take_the_place_of_synthetic_ones(tmp_path, out, monkeypatch
 def test_default_shapes_with_and_without_data(tmp_path):
     import argparse
 
-    from gnnaccel.profile.bench import relation_plan
+    from gnnaccel.profile.bench import suite_relational
 
     (tmp_path / "fb15k_237.npz").touch()
     options = argparse.Namespace(quick=False, data=None)
-    assert relation_plan._default(options, relation_shapes.DEFAULT,
+    assert suite_relational.default_shapes(options, relation_shapes.DEFAULT,
                                   every=True) == list(relation_shapes.DEFAULT)
     options.data = str(tmp_path)
-    names = relation_plan._default(options, relation_shapes.DEFAULT, every=True)
+    names = suite_relational.default_shapes(options, relation_shapes.DEFAULT, every=True)
     assert names[0] == "fb15k_237" and "fb15k-size" not in names and "am-size" in names
-    assert relation_plan._default(options, relation_shapes.CPU,
+    assert suite_relational.default_shapes(options, relation_shapes.CPU,
                                   every=False) == list(relation_shapes.CPU)
 
 

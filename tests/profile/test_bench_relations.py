@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from gnnaccel.profile.bench import relation_files, relation_graph, relation_shapes
+from gnnaccel.profile.bench import relation_graph, relation_shapes
 
 TINY = relation_shapes.SHAPES["tiny-typed"]
 
@@ -54,10 +54,10 @@ def test_graph_follows_its_shape(name, factor):
 
 
 def test_blocks_leave_compaction_what_real_graphs_leave():
-    facts = relation_graph.facts(relation_graph.make(relation_shapes.SHAPES["fb15k-size"], "cpu"))
+    facts = relation_graph.make(relation_shapes.SHAPES["fb15k-size"], "cpu").facts()
     assert 0.2 < facts["pairs_src"] < 0.35 and 0.2 < facts["pairs_dst"] < 0.35
     plain = dataclasses.replace(relation_shapes.SHAPES["fb15k-size"], block=(1, 1))
-    assert relation_graph.facts(relation_graph.make(plain, "cpu"))["pairs_src"] > 0.5
+    assert relation_graph.make(plain, "cpu").facts()["pairs_src"] > 0.5
 
 
 def test_blocks_that_do_not_divide_the_edges():
@@ -111,7 +111,7 @@ def saved(path, edges, **more):
 def test_file_with_one_direction_gets_its_inverses(tmp_path):
     saved(tmp_path / "mine.npz", [[0, 1, 3], [1, 1, 2]], edge_type=np.array([0, 1, 1], np.int16),
           num_relations=2)
-    shape = relation_files.resolve(tmp_path, "mine")
+    shape = relation_graph.in_file(tmp_path, "mine")
     assert (shape.name, shape.nodes, shape.num_edges, shape.num_relations,
             shape.max_degree) == ("mine", (4,), 6, 4, 3)
     graph = relation_graph.make(shape, "cpu")
@@ -122,7 +122,7 @@ def test_file_with_one_direction_gets_its_inverses(tmp_path):
 def test_file_with_both_directions_stays_and_its_nodes_are_grouped_by_type(tmp_path):
     saved(tmp_path / "typed.npz", [[0, 1, 2, 3], [1, 0, 3, 2]], edge_type=np.array([0, 1, 0, 1]),
           num_relations=2, node_type=np.array([1, 0, 1, 0], np.int8))
-    graph = relation_graph.make(relation_files.resolve(tmp_path, "typed"), "cpu")
+    graph = relation_graph.make(relation_graph.in_file(tmp_path, "typed"), "cpu")
     assert graph.shape.nodes == (2, 2) and graph.num_relations == 2
     assert graph.edge_index.tolist() == [[2, 0, 3, 1], [0, 2, 1, 3]]
     assert set(graph.typed) == {("t1", "r0", "t0"), ("t0", "r1", "t1")}
@@ -131,6 +131,6 @@ def test_file_with_both_directions_stays_and_its_nodes_are_grouped_by_type(tmp_p
 def test_files_that_will_not_do_are_named(tmp_path):
     saved(tmp_path / "plain.npz", [[0], [1]])
     with pytest.raises(ValueError, match="plain.npz.*edge_type"):
-        relation_files.resolve(tmp_path, "plain")
+        relation_graph.in_file(tmp_path, "plain")
     with pytest.raises(ValueError, match="nosuch.npz"):
-        relation_files.resolve(tmp_path, "nosuch")
+        relation_graph.in_file(tmp_path, "nosuch")

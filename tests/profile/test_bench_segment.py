@@ -10,11 +10,11 @@ import torch
 pytest.importorskip("torch_geometric")
 
 from gnnaccel.__main__ import main
-from gnnaccel.profile.bench import result, segment_calls, segment_shapes, suite_segment, timing
-from gnnaccel.profile.bench.suite_segment import SegmentPlan
+from gnnaccel.profile.bench import result, segment_calls, suite_segment, timing
+from gnnaccel.profile.bench.plan import Plan
 
 CPU = torch.device("cpu")
-TINY = segment_shapes.SHAPES["tiny 16"]
+TINY = segment_calls.SHAPES["tiny 16"]
 
 
 def by_rows(case, x, w):
@@ -31,20 +31,20 @@ def weights_by_rows(case):
 
 @pytest.fixture
 def case():
-    return segment_shapes.make(TINY, torch.float32, CPU)
+    return segment_calls.make(TINY, torch.float32, CPU)
 
 
 @pytest.fixture
 def plan():
-    return SegmentPlan((TINY,), ("fp32",), device=CPU, effort=timing.QUICK)
+    return Plan(((TINY, ("fp32",)),), device=CPU, effort=timing.QUICK)
 
 
-@pytest.mark.parametrize("name", segment_shapes.SHAPES)
+@pytest.mark.parametrize("name", segment_calls.SHAPES)
 def test_shapes_have_their_rows_and_segments(name):
-    shape = segment_shapes.SHAPES[name]
-    sizes = segment_shapes._sizes(shape)
+    shape = segment_calls.SHAPES[name]
+    sizes = segment_calls._sizes(shape)
     assert int(sizes.sum()) == shape.rows and len(sizes) == shape.segments
-    assert segment_shapes.resolve(name.replace(" ", "").upper()) is shape
+    assert segment_calls.resolve(name.replace(" ", "").upper()) is shape
 
 
 def test_bounds_are_the_pointer(case):
@@ -68,7 +68,7 @@ def test_loop_multiplies_and_differentiates(case):
 @pytest.mark.skipif(not hasattr(torch.nn.functional, "grouped_mm"),
                     reason="this torch has no grouped_mm")
 def test_grouped_multiplies_and_differentiates():
-    case = segment_shapes.make(TINY, torch.bfloat16, CPU)
+    case = segment_calls.make(TINY, torch.bfloat16, CPU)
     for ours, theirs in zip(segment_calls.grouped(case, "bf16")[1](),
                             segment_calls.loop(case, "bf16")[1]()):
         assert torch.allclose(ours.float(), theirs.float(), rtol=0.05, atol=0.05)
@@ -104,7 +104,7 @@ def emulated():
 
 @pytest.mark.parametrize("precision, tolerance", [("fp32", 1e-5), ("tf32", 1e-2), ("bf16", 2e-2)])
 def test_our_kernels_multiply_and_differentiate(precision, tolerance, emulated):
-    case = segment_shapes.make(TINY, suite_segment.PRECISIONS[precision], CPU)
+    case = segment_calls.make(TINY, suite_segment.PRECISIONS[precision], CPU)
     exact = dataclasses.replace(case, x=case.x.float(), w=case.w.float(), grad=case.grad.float())
     forward, training = segment_calls.gnnaccel(case, precision)
     theirs = segment_calls.loop(exact, "fp32")[1]()

@@ -33,9 +33,9 @@ def test_graph_follows_its_shape(name, factor):
     assert graph.edge_index.dtype == torch.int64 and graph.edge_index.shape == (2, shape.num_edges)
     assert 0 <= int(graph.edge_index.min()) and int(graph.edge_index.max()) < shape.num_nodes
     expected = shape.hub or shape.max_degree or -(-shape.num_edges // shape.num_nodes)
-    assert shapes.max_in_degree(graph) == pytest.approx(expected, rel=0.02, abs=1)
+    assert graph.facts()["max_in_degree"] == pytest.approx(expected, rel=0.02, abs=1)
     hottest = int(torch.bincount(graph.edge_index[0]).max())
-    assert hottest == shapes.max_in_degree(graph)
+    assert hottest == graph.facts()["max_in_degree"]
 
 
 def test_same_seed_same_graph_and_another_seed_another():

@@ -2,8 +2,6 @@
 from __future__ import annotations
 
 import collections
-import contextlib
-import inspect
 
 
 def native():
@@ -14,32 +12,18 @@ def native():
 
 
 def accelerated(**options):
-    """A context in which gnnaccel takes over whatever it decides to. Raises when there is no such
-    API yet.
-
-    ``options`` are more of ``gnnaccel.enabled``'s.
-    """
+    """A context in which gnnaccel takes over whatever it decides to. ``options`` are more of
+    ``gnnaccel.enabled``'s."""
     import gnnaccel
 
-    enabled = getattr(gnnaccel, "enabled", None)
-    if enabled is None:
-        raise NotImplementedError("gnnaccel.enabled is missing")
-    return enabled(backend="auto", first_use="wait", **options)
-
-
-def has_option(name: str) -> bool:
-    """Does ``gnnaccel.enabled`` know this option?"""
-    import gnnaccel
-
-    return name in inspect.signature(gnnaccel.enabled).parameters
+    return gnnaccel.enabled(backend="auto", first_use="wait", **options)
 
 
 def clear_cache() -> None:
     """Drop cached graph structures, so that each cell builds, and is charged for, its own."""
-    with contextlib.suppress(ImportError):
-        from gnnaccel.dispatch.graph import cache
+    from gnnaccel.dispatch.graph import cache
 
-        cache.clear()
+    cache.clear()
 
 
 def reset_routes() -> None:
@@ -55,15 +39,9 @@ def routes() -> dict[str, dict[str, int]]:
     import gnnaccel
 
     counts = gnnaccel.stats().values()
-    return {field: _added(entry.get(field, {}) for entry in counts)
+    return {field: dict(sum((collections.Counter(entry.get(field, {})) for entry in counts),
+                            collections.Counter()))
             for field in ("routes", "reasons")}
-
-
-def _added(counts) -> dict[str, int]:
-    total: collections.Counter = collections.Counter()
-    for count in counts:
-        total.update(count)
-    return dict(total)
 
 
 CONTEXTS = {"native": native, "gnnaccel": accelerated}

@@ -5,8 +5,7 @@ Python, allocation of results and autograd are in the times, as in a layer.
 """
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -18,14 +17,13 @@ from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.ops.multi_reduce import multi_reduce
 from gnnaccel.dispatch.ops.operands import Operands, prepare
 from gnnaccel.dispatch.policy.reasons import Reason
-from gnnaccel.profile.bench import peers, timing
-from gnnaccel.profile.bench.guard import guarded
+from gnnaccel.profile.bench import cells, peers, timing
+from gnnaccel.profile.bench.cells import Pair
 from gnnaccel.profile.bench.result import Record
 from gnnaccel.profile.bench.shapes import Graph
 from gnnaccel.profile.bench.steps import MODES
 
 WIDTHS = (64, 128)
-Pair = tuple[Callable[[], object], Callable[[], object]]
 
 
 # --- weighted sums --------------------------------------------------------------------------------
@@ -56,29 +54,16 @@ def cusparse(graph: Graph, x: Tensor, grad: Tensor, weight: Tensor) -> Pair:
     return lambda: across @ x, lambda: (across @ x, back @ grad)
 
 
-def spmm_records(graph: Graph, effort: timing.Effort) -> list[Record]:
+def spmm_records(graph: Graph, effort: timing.Effort) -> Iterator[Record]:
     """One record per width, mode and way."""
-    weight, found = torch.rand(graph.num_edges, device=graph.device), []
+    weight = torch.rand(graph.num_edges, device=graph.device)
     for width in WIDTHS:
         x, grad = (torch.randn(graph.num_nodes, width, device=graph.device) for _ in range(2))
         for impl, way in (("cusparse", cusparse), ("gnnaccel", ours)):
-            pair, error = guarded(lambda: way(graph, x, grad, weight), graph.device)
-            for index, mode in enumerate(MODES):
-                place = Record("spmm", graph.shape.name, f"weighted {width}", mode, impl,
-                               graph.device.type, values={"width": width})
-                found.append(_timed(place, pair and pair[index], error, graph.device, effort))
-            pair = None
-            timing.release(graph.device)
-    return found
-
-
-def _timed(place: Record, call: Callable | None, error: str | None, device: torch.device,
-           effort: timing.Effort) -> Record:
-    if call is None:
-        return dataclasses.replace(place, error=error)
-    timed, failed = guarded(lambda: dataclasses.asdict(timing.measure(call, device, effort)),
-                            device)
-    return dataclasses.replace(place, timing=timed, error=failed)
+            yield from cells.pair_records(
+                "spmm", dict(shape=graph.shape.name, layer=f"weighted {width}", impl=impl),
+                lambda: way(graph, x, grad, weight), graph.device, effort,
+                lambda mode: {"width": width})
 
 
 # --- single operations ----------------------------------------------------------------------------
@@ -133,20 +118,16 @@ def operations(edges: OpGraph) -> dict[str, Operation]:
     }
 
 
-def operation_records(graph: Graph, effort: timing.Effort, bandwidth: float) -> list[Record]:
+def operation_records(graph: Graph, effort: timing.Effort, bandwidth: float) -> Iterator[Record]:
     """Each operation by kernels (on a CPU by torch operations); ``floor_ms``: its bytes at
     ``bandwidth``, that of copying."""
-    edges, found = OpGraph(graph.edge_index, graph.num_nodes, graph.num_nodes), []
+    edges = OpGraph(graph.edge_index, graph.num_nodes, graph.num_nodes)
     for name, operation in operations(edges).items():
-        pair, error = guarded(lambda: _pair(operation), graph.device)
-        for index, mode in enumerate(MODES):
-            floor_ms = graph.num_edges * operation.moved[index] / bandwidth * 1e3
-            place = Record("operation", graph.shape.name, name, mode, "gnnaccel", graph.device.type,
-                           values={"floor_ms": floor_ms})
-            found.append(_timed(place, pair and pair[index], error, graph.device, effort))
-        pair = None
-        timing.release(graph.device)
-    return found
+        yield from cells.pair_records(
+            "operation", dict(shape=graph.shape.name, layer=name, impl="gnnaccel"),
+            lambda: _pair(operation), graph.device, effort,
+            lambda mode: {"floor_ms": graph.num_edges * operation.moved[MODES.index(mode)]
+                          / bandwidth * 1e3})
 
 
 def _pair(operation: Operation) -> Pair:

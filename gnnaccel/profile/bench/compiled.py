@@ -21,7 +21,7 @@ from gnnaccel.profile.bench.result import Record
 
 if TYPE_CHECKING:
     from gnnaccel.profile.bench.guard import Budget
-    from gnnaccel.profile.bench.plan import Measuring
+    from gnnaccel.profile.bench.plan import Plan
 
 MODES = ("forward", "training")
 SMALL_EDGES = 10_000_000
@@ -117,11 +117,14 @@ def compiled_records(jobs: list[tuple], device: str, settings: dict,
             worker.end()
 
 
-def by_waves(plan: Measuring, jobs: list[tuple], budget: Budget, **more: Any) -> Iterator[Record]:
-    """The records of ``jobs``, small graphs first, as long as the budget lasts. ``more``: settings
-    beside those of the plan."""
+def by_waves(plan: Plan, budget: Budget, kind: str = "layer",
+             jobs: list[tuple] | None = None) -> Iterator[Record]:
+    """The records of ``jobs``, (shape, layer name) each, or of those of the plan, small graphs
+    first, as long as the budget lasts. ``kind``: of the records."""
+    if jobs is None:
+        jobs = [(shape, layer.name) for shape, layers in plan.jobs for layer in layers]
     settings = {"seed": plan.seed, "order": plan.order, "effort": dataclasses.asdict(plan.effort),
-                **more}
+                "kind": kind}
     for wave in waves(jobs):
         if budget.spent:
             return
@@ -141,7 +144,7 @@ def _serve(pipe, recipe: dict, layer: str, device: str, settings: dict) -> None:
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = str(settings["threads"])
     import torch
 
-    from gnnaccel.profile.bench import guard, timing
+    from gnnaccel.profile.bench import cells, guard, timing
 
     graph = step = None
     while True:
@@ -153,7 +156,7 @@ def _serve(pipe, recipe: dict, layer: str, device: str, settings: dict) -> None:
         def obey(order=order, mode=mode):
             nonlocal graph, step
             if order == "time":
-                return _timed(step, timing.Effort(**settings["effort"]))
+                return cells.measure_step(step, timing.Effort(**settings["effort"]))
             step = None
             kind = settings.get("kind", "layer")
             graph = graph or _graph(kind, recipe, device, settings)
@@ -185,24 +188,17 @@ def _compiled_step(kind: str, layer: str, graph, mode: str):
 
     from gnnaccel.adapters.pyg.bench import layers as pyg
     from gnnaccel.adapters.pyg.bench import plain, relational
-    from gnnaccel.profile.bench import aggregate_cells, relation_steps, steps
+    from gnnaccel.profile.bench import relation_steps, steps, suite_aggregate
 
     torch._dynamo.reset()
     step: Any
     if kind == "relation":
         step = relation_steps.relation_step(relational.LAYERS[layer], graph, mode)
-    elif kind == aggregate_cells.KIND:
-        step = aggregate_cells.layer_step(plain.LAYERS[layer], graph, mode)
+    elif kind == suite_aggregate.KIND:
+        step = suite_aggregate.layer_step(plain.LAYERS[layer], graph, mode)
     else:
         step = steps.layer_step(pyg.resolve(layer), graph, mode)
     # Compiled where Step calls it: Step keeps the plain layer's parameters and modes.
     compiled: Any = torch.compile(step.module, dynamic=False)
     step.module = compiled
     return step
-
-
-def _timed(step, effort) -> tuple[dict, dict]:
-    from gnnaccel.profile.bench.layer_cells import measure_step
-
-    timed, memory = measure_step(step, effort)
-    return timed, memory

@@ -5,24 +5,22 @@ floor that targets are stated against, as its work is balanced without effort.
 """
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Callable, Collection
+from typing import Any
 
 import torch
 
-from gnnaccel.profile.bench import shapes, timing
+from gnnaccel.cuda.gather import row_gather
+from gnnaccel.dispatch.graph.view import GraphView
+from gnnaccel.profile.bench import cells, shapes, timing
 from gnnaccel.profile.bench.guard import guarded
 from gnnaccel.profile.bench.result import Record
 
 
-def floor_records(graph: shapes.Graph, widths: list[int], effort: timing.Effort) -> list[Record]:
+def floor_records(graph: shapes.Graph, widths: Collection[int],
+                  effort: timing.Effort) -> list[Record]:
     """One record per width (in features, as ``layer``) and degree law (``impl``: "actual" or
     "uniform")."""
-    try:
-        from gnnaccel.cuda.gather import row_gather
-        from gnnaccel.dispatch.graph.view import GraphView
-    except ImportError as problem:
-        return [Record("note", shape=graph.shape.name, layer="floor",
-                       error=f"no row gather: {problem}")]
     records = []
     for impl in ("uniform", "actual"):
         def prepared(impl=impl):
@@ -31,15 +29,17 @@ def floor_records(graph: shapes.Graph, widths: list[int], effort: timing.Effort)
             return GraphView(same.edge_index, graph.num_nodes, graph.num_nodes).csc(places=False)
 
         rows, error = guarded(prepared, graph.device)
-        for width in widths:
-            def cell(width=width, rows=rows):
-                x = torch.randn(graph.num_nodes, width, device=graph.device)
-                return dataclasses.asdict(timing.measure(lambda: row_gather(rows, x), graph.device,
-                                                         effort))
-
-            timed, failed = (None, error) if error else guarded(cell, graph.device)
-            records.append(Record("floor", graph.shape.name, str(width), impl=impl,
-                                  device=graph.device.type, timing=timed, error=failed))
-        rows = None
+        for width in sorted(widths):
+            call, failed = (None, error) if error else guarded(
+                lambda: _gathering(rows, graph, width), graph.device)
+            place = Record("floor", graph.shape.name, str(width), impl=impl,
+                           device=graph.device.type)
+            records.append(cells.call_record(place, call, failed, graph.device, effort))
+        rows = call = None
         timing.release(graph.device)
     return records
+
+
+def _gathering(rows: Any, graph: shapes.Graph, width: int) -> Callable[[], object]:
+    x = torch.randn(graph.num_nodes, width, device=graph.device)
+    return lambda: row_gather(rows, x)

@@ -7,7 +7,6 @@ a fixed random gradient and leaves the gradients of all inputs in ``.grad``, set
 """
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,9 +15,8 @@ from gnnaccel.dispatch.graph.view import GraphView
 from gnnaccel.dispatch.ir import attention_programs, patterns
 from gnnaccel.dispatch.ir.program import Program
 from gnnaccel.dispatch.run import attention
+from gnnaccel.profile.bench.cells import Pair
 from gnnaccel.profile.bench.shapes import Graph
-
-Pair = tuple[Callable[[], object], Callable[[], object]]
 
 
 def additive(graph: Graph, heads: int, width: int) -> Pair:

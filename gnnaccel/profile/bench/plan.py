@@ -2,15 +2,15 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
 
-from gnnaccel.adapters.pyg.bench import layers as pyg
 from gnnaccel.adapters.pyg.bench.layers import named
-from gnnaccel.profile.bench import shapes, timing
+from gnnaccel.profile.bench import timing
 
-PARTS = ("floor", "layers", "structure", "overhead", "fresh", "cpu", "compiled")
+Job = tuple[Any, tuple[Any, ...]]  # a graph's recipe, and layers
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,25 +27,32 @@ class Measuring:
     seed: int = 0
     order: str = "random"
 
+    def effort_on(self, device: torch.device) -> timing.Effort:
+        """CPUs are noisy: more and longer samples than a GPU needs."""
+        return calm(self.effort) if device.type == "cpu" else self.effort
+
 
 @dataclasses.dataclass(frozen=True)
 class Plan(Measuring):
-    """``parts`` are from PARTS."""
+    """``jobs``: graphs with the layers measured on each, what matters most first; ``parts``: of
+    those that the suite has."""
 
-    shapes: tuple[shapes.Shape, ...]
-    layers: tuple[pyg.LayerSpec, ...]
-    parts: tuple[str, ...]
+    jobs: tuple[Job, ...]
+    parts: tuple[str, ...] = ()
 
 
-def from_options(options) -> Plan:
-    """A plan from parsed options. Raises ValueError on names that do not exist and devices that are
-    not there."""
-    where = device(options)
-    names = flat(options.shapes) or (["tiny"] if options.quick else list(shapes.DEFAULT))
-    layers = flat(options.layers) or list(pyg.LAYERS)
-    return Plan(tuple(shapes.resolve(name) for name in names),
-                tuple(named(name, pyg.LAYERS) for name in layers), _parts(options, where),
-                **measuring(options))
+def jobs(options, own: tuple, known: Mapping[str, Any], resolve: Callable[[str], Any],
+         fits: Callable[[Any, Any], bool] = lambda shape, layer: True) -> tuple[Job, ...]:
+    """The shapes asked for with all layers ``known``, else the suite's ``own``, pairs of names; of
+    the layers only those asked for that are fit for the shape. Raises ValueError on names that do
+    not exist."""
+    asked = [named(name, known) for name in flat(options.layers)] or list(known.values())
+    wanted = [(name, tuple(known)) for name in flat(options.shapes)] or own
+    found = [(resolve(name), tuple(known[layer] for layer in layers if known[layer] in asked))
+             for name, layers in wanted]
+    found = [(shape, tuple(layer for layer in layers if fits(shape, layer)))
+             for shape, layers in found]
+    return tuple(job for job in found if job[1])
 
 
 def measuring(options, patient: bool = False) -> dict[str, Any]:
@@ -84,12 +91,13 @@ def calm(effort: timing.Effort) -> timing.Effort:
                                seconds=2 * effort.seconds)
 
 
-def parts(options, known: tuple[str, ...], default: list[str]) -> list[str]:
-    """The parts asked for. Raises ValueError on those that are not ``known``."""
-    wanted = flat(options.parts) or default
+def parts(options, known: tuple[str, ...], left_out: Collection[str] = ()) -> tuple[str, ...]:
+    """The parts asked for, else those ``known`` that are not ``left_out``. Raises ValueError on
+    those that are not known."""
+    wanted = flat(options.parts) or [part for part in known if part not in left_out]
     if unknown := set(wanted) - set(known):
         raise ValueError(f"no part {', '.join(sorted(unknown))}; known: {', '.join(known)}")
-    return wanted
+    return tuple(wanted)
 
 
 def flat(groups: list[list[str]] | None) -> list[str]:
@@ -97,15 +105,10 @@ def flat(groups: list[list[str]] | None) -> list[str]:
     return [name for group in groups or [] for name in group]
 
 
-def _parts(options, where: torch.device) -> tuple[str, ...]:
-    return possible(options, where, parts(options, PARTS, [part for part in PARTS
-                                                           if part != "cpu" or not options.quick]))
-
-
-def possible(options, where: torch.device, wanted: list[str]) -> tuple[str, ...]:
+def possible(options, wanted: tuple[str, ...]) -> tuple[str, ...]:
     """Those of the parts that are for this device: floors are a GPU's, and so is what is compiled
     unless it was asked for."""
-    gpu = where.type == "cuda"
+    gpu = device(options).type == "cuda"
     compiles = gpu and not options.quick if options.compile is None else options.compile
     return tuple(part for part in wanted if (part != "floor" or gpu)
                  and (part != "compiled" or compiles))

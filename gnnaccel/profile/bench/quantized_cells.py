@@ -9,7 +9,6 @@ the gradient of the rows.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -17,10 +16,10 @@ from torch import Tensor
 from gnnaccel.cuda import additive, additive_backward, aggregate, quantize
 from gnnaccel.cuda.structure import Rows
 from gnnaccel.dispatch.graph.view import GraphView
+from gnnaccel.profile.bench.cells import Pair
 from gnnaccel.profile.bench.shapes import Graph
 
 FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}
-Pair = tuple[Callable[[], Tensor], Callable[[], tuple[Tensor, Tensor]]]
 
 
 @dataclasses.dataclass(frozen=True)

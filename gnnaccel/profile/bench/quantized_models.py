@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 import gnnaccel
 from gnnaccel.adapters.pyg.bench import models as pyg
-from gnnaccel.profile.bench import accel, timing
+from gnnaccel.profile.bench import accel, cells, timing
 from gnnaccel.profile.bench.guard import Budget, guarded
 from gnnaccel.profile.bench.result import Record
 from gnnaccel.profile.bench.shapes import Graph
@@ -65,7 +65,9 @@ def records(graph: Graph, models: tuple[str, ...], effort: timing.Effort,
                     step = Training(pyg.MODELS[name], graph, options)
                     out = step.output()
                     timed = dataclasses.asdict(timing.measure(step, graph.device, effort))
-                    return out, timed, {**_away(out, expected), **_calls(step.model)}
+                    return out, timed, {
+                        **({} if expected is None else {"rel_l2": cells.rel_l2(out, expected)}),
+                        **_calls(step.model)}
 
             value, error = guarded(cell, graph.device)
             out, timed, values = value or (None, None, {})
@@ -75,13 +77,6 @@ def records(graph: Graph, models: tuple[str, ...], effort: timing.Effort,
             del value, out
             accel.clear_cache()
             timing.release(graph.device)
-
-
-def _away(out: torch.Tensor, expected: torch.Tensor | None) -> dict[str, float]:
-    if expected is None:
-        return {}
-    gap = torch.linalg.vector_norm(out - expected, dtype=torch.float64)
-    return {"rel_l2": float(gap / torch.linalg.vector_norm(expected, dtype=torch.float64))}
 
 
 def _calls(model: torch.nn.Module) -> dict[str, dict[str, list[int]]]:

@@ -1,44 +1,50 @@
-"""Relational layers: one layer on one graph in one mode, natively and through gnnaccel, and the
-memory of both."""
+"""Relational layers: one layer on one graph in one mode, natively and through gnnaccel; the memory
+of both; what gnnaccel's passes, compaction and reordering, are worth by themselves and together.
+
+PyG's own layers may need more memory than there is. A GPU says itself that memory is out, and the
+next cell goes on. A CPU's process would be ended instead, so there they are not driven so far.
+"""
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import os
 from collections.abc import Callable
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from gnnaccel.adapters.pyg.bench.relational import RelationLayer
-from gnnaccel.profile.bench import (accel, layer_cells, relation_graph, relation_native,
-                                    relation_shapes, timing)
+from gnnaccel.adapters.pyg.bench.layers import IN_CHANNELS
+from gnnaccel.adapters.pyg.bench.relational import BASES, MODELS, RelationLayer
+from gnnaccel.profile.bench import (accel, cells, relation_graph, relation_shapes, steps,
+                                    timing)
 from gnnaccel.profile.bench.guard import guarded
 from gnnaccel.profile.bench.relation_graph import RelationGraph
 from gnnaccel.profile.bench.relation_steps import relation_step
 from gnnaccel.profile.bench.result import Record
 
+GIB = 1024**3
+FLOAT = 4
+VARIANTS: dict[str, dict[str, Any]] = {
+    "none": {"passes": ()}, "compaction": {"passes": ("compaction",)},
+    "reordering": {"passes": ("reordering",)}, "all": {}}
+"""Options of ``gnnaccel.enabled``; left out, every pass may run."""
+
 
 def layer_records(layer: RelationLayer, graph: RelationGraph, mode: str, effort: timing.Effort,
                   impls: tuple[str, ...] = tuple(accel.CONTEXTS)) -> list[Record]:
     """The cell's records: one per implementation and, when both ran, their comparison."""
-    return layer_cells.records_of("relation", layer_cells.place_of(layer, graph, mode), impls,
-                                  lambda impl: context_for(impl, layer, graph, mode),
-                                  lambda: relation_step(layer, graph, mode), effort)
-
-
-def alternating_records(layer: RelationLayer, graph: RelationGraph, mode: str,
-                        effort: timing.Effort) -> list[Record]:
-    """As `layer_records`, but native and gnnaccel in turns, for machines whose pace drifts and
-    ratios near one."""
-    if relation_native.refusal(layer, graph, mode):
-        return layer_records(layer, graph, mode, effort)
-    return layer_cells.checked_turns("relation", layer_cells.place_of(layer, graph, mode),
-                                     lambda: relation_step(layer, graph, mode), effort)
+    return cells.records_of("relation", cells.place_of(layer, graph, mode), impls,
+                            lambda: relation_step(layer, graph, mode), effort,
+                            lambda impl: context_for(impl, layer, graph, mode))
 
 
 def memory_records(layer: RelationLayer, graph: RelationGraph,
                    impls: tuple[str, ...]) -> list[Record]:
     """Device memory of a first training step, structures and all: ``peak_mib`` beyond the layer and
     its inputs."""
-    place = layer_cells.place_of(layer, graph, "training")
+    place = cells.place_of(layer, graph, "training")
     records = []
     for impl in impls:
         context, refused = context_for(impl, layer, graph, "training")
@@ -46,14 +52,36 @@ def memory_records(layer: RelationLayer, graph: RelationGraph,
         def cell(context=context):
             accel.clear_cache()
             with context():
-                return timing.peak_extra_bytes(relation_step(layer, graph, "training"),
-                                               graph.device)
+                return cells.peak_mib(relation_step(layer, graph, "training"), graph.device)
 
-        peak, error = (None, refused) if refused else guarded(cell, graph.device)
+        values, error = (None, refused) if refused else guarded(cell, graph.device)
         accel.clear_cache()
         timing.release(graph.device)
-        values = {} if peak is None else {"peak_mib": peak / layer_cells.MIB}
-        records.append(Record("memory", **place, impl=impl, values=values, error=error))
+        records.append(Record("memory", **place, impl=impl, values=values or {}, error=error))
+    return records
+
+
+def passes_records(layer: RelationLayer, graph: RelationGraph, mode: str,
+                   effort: timing.Effort) -> list[Record]:
+    """One record per variant, as ``impl``, with its difference from the results without passes."""
+    effort = dataclasses.replace(effort, batches=min(effort.batches, 10),
+                                 seconds=min(effort.seconds, 0.5))
+    place = cells.place_of(layer, graph, mode)
+    records: list[Record] = []
+    plain: dict[str, Tensor] = {}
+    for name, options in VARIANTS.items():
+        context, refused = context_for("gnnaccel", layer, graph, mode, **options)
+        if refused:
+            records.append(Record("compaction", **place, impl=name, error=refused))
+            continue
+        record, tensors = cells.step_record("compaction", {**place, "impl": name}, context,
+                                            lambda: relation_step(layer, graph, mode), effort)
+        plain = tensors if name == "none" else plain
+        if plain and tensors and name != "none":
+            differences, error = guarded(lambda: steps.differences(tensors, plain), graph.device)
+            record.values.update(differences or {})
+            record.error = record.error or error
+        records.append(record)
     return records
 
 
@@ -64,7 +92,7 @@ def context_for(impl: str, layer: RelationLayer, graph: RelationGraph, mode: str
 
     Where the native layer would not fit, gnnaccel must not fall back to it either.
     """
-    refused = relation_native.refusal(layer, graph, mode)
+    refused = refusal(layer, graph, mode)
     if impl == "native":
         return (None, refused) if refused else (accel.CONTEXTS[impl], None)
     if refused:
@@ -83,3 +111,45 @@ def _taken_over(layer: RelationLayer, mode: str, device: torch.device) -> bool:
         relation_step(layer, relation_graph.make(relation_shapes.SHAPES["tiny-typed"], device),
                       mode)()
         return bool(accel.routes()["routes"])
+
+
+def needed_bytes(layer: RelationLayer, graph: RelationGraph, mode: str) -> int:
+    """A rough count, from what PyG 2.8 keeps: bytes at the peak of one native step in fp32."""
+    nodes, edges, relations = graph.num_nodes, graph.num_edges, graph.num_relations
+    row = FLOAT * max(IN_CHANNELS, layer.out_channels)
+    weights_per_edge = FLOAT * edges * IN_CHANNELS * layer.out_channels
+    training = mode == "training"
+    if layer.class_name == "RGCNConv":
+        # Each relation's aggregate has a row per node and stays until backward.
+        return row * (nodes * (relations if training else 4) + edges)
+    if layer.class_name == "FastRGCNConv":
+        return weights_per_edge * (2 if training else 1) + edges * (3 * row + 3 * FLOAT * relations)
+    if layer.class_name == "RGATConv":
+        return weights_per_edge * (3 if training else 1) + 4 * row * edges
+    if layer.class_name == "HGTConv":
+        sources = sum(graph.node_counts[triple[0]] for triple in graph.typed)
+        return row * (edges * (6 if training else 4) + 6 * sources)
+    if layer.class_name in MODELS:
+        messages = (edges * BASES * (2 if training else 1)
+                    if layer.class_name == "to_hetero_with_bases" else 2 * edges)
+        return 2 * row * (messages + 2 * nodes * (len(graph.typed) if training else 4))
+    return row * (2 * edges + 2 * nodes * (len(graph.typed) if training else 4))
+
+
+def refusal(layer: RelationLayer, graph: RelationGraph, mode: str) -> str | None:
+    """Why the native layer is not to be run here; None when it may be."""
+    free = _free_bytes(graph.device)
+    needed = needed_bytes(layer, graph, mode)
+    if free is None or needed <= 0.8 * free:
+        return None
+    return f"not run: needs about {needed / GIB:.3g} GiB of {free / GIB:.3g} GiB"
+
+
+def _free_bytes(device: torch.device) -> int | None:
+    """Memory that is free now; None where nobody knows, and on GPUs, which fail in good order."""
+    if device.type != "cpu":
+        return None
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return None

@@ -1,45 +1,39 @@
-"""Graphs with typed edges, made on the device they are measured on.
+"""Graphs with typed edges, made on the device they are measured on, or out of ``.npz`` files.
 
 Each relation is drawn like the graphs of `shapes`: power-law degrees at both ends, sources and
 destinations matched at random. Duplicate edges and self loops occur; no layer minds.
+
+A file has ``edge_index`` [2, E] (row 0 the sources), ``edge_type`` [E], ``num_nodes``,
+``num_relations`` and possibly ``node_type`` [N]. Two things are made of it as models train on it:
+the nodes are renumbered so that those of one type are consecutive, and where the edges run in one
+direction only the inverse of every relation is added.
 """
 from __future__ import annotations
 
 import dataclasses
 import functools
+from pathlib import Path
 
+import numpy as np
 import torch
 
-from gnnaccel.profile.bench import relation_files, shapes
-from gnnaccel.profile.bench.relation_shapes import RelationShape, relation_sizes
+from gnnaccel.profile.bench import shapes
+from gnnaccel.profile.bench.relation_shapes import (ENTITY_LAYERS, FILES, RelationShape,
+                                                    relation_sizes)
 
 Triple = tuple[str, str, str]
 
 
 @dataclasses.dataclass(frozen=True)
-class RelationGraph:
-    """``edge_index`` is [2, E] int64, row 0 the sources; ``edge_type`` is [E] int64. Nodes are
-    grouped by type."""
+class RelationGraph(shapes.Graph):
+    """``edge_type`` is [E] int64. Nodes are grouped by type."""
 
     shape: RelationShape
-    edge_index: torch.Tensor
     edge_type: torch.Tensor
-
-    @property
-    def num_nodes(self) -> int:
-        return self.shape.num_nodes
-
-    @property
-    def num_edges(self) -> int:
-        return int(self.edge_index.shape[1])
 
     @property
     def num_relations(self) -> int:
         return self.shape.num_relations
-
-    @property
-    def device(self) -> torch.device:
-        return self.edge_index.device
 
     @property
     def node_counts(self) -> dict[str, int]:
@@ -61,6 +55,18 @@ class RelationGraph:
         parts = local.split(sizes, dim=1)
         return {_triple(value, len(counts)): part.contiguous() for value, part in zip(found, parts)}
 
+    def facts(self) -> dict[str, float]:
+        """Those of any graph, of its relations, and as ``pairs_src`` and ``pairs_dst`` the shares
+        of the edges that compaction by source and by destination keeps."""
+        sizes = torch.bincount(self.edge_type, minlength=self.num_relations)
+        return {**super().facts(), "num_relations": self.num_relations,
+                "median_relation": int(sizes.median()),
+                **{f"pairs_{name}": self._pairs(end) for name, end in (("src", 0), ("dst", 1))}}
+
+    def _pairs(self, end: int) -> float:
+        codes = self.edge_type * self.num_nodes + self.edge_index[end]
+        return len(codes.unique()) / max(1, self.num_edges)
+
 
 def make(shape: RelationShape, device: torch.device | str, seed: int = 0,
          order: str = "random") -> RelationGraph:
@@ -70,7 +76,7 @@ def make(shape: RelationShape, device: torch.device | str, seed: int = 0,
     """
     device = torch.device(device)
     if shape.path:
-        read = relation_files.read(shape.path)
+        read = read_file(shape.path)
         edges, kinds = (torch.from_numpy(part).to(device)
                         for part in (read.edge_index, read.edge_type))
     else:
@@ -79,22 +85,6 @@ def make(shape: RelationShape, device: torch.device | str, seed: int = 0,
         moved = torch.argsort(edges[1], stable=True)
         edges, kinds = edges[:, moved], kinds[moved]
     return RelationGraph(shape, edges, kinds)
-
-
-def facts(graph: RelationGraph) -> dict[str, float]:
-    """What a reader must know of a graph to judge a time; ``pairs_src`` and ``pairs_dst`` are the
-    shares of the edges that compaction by source and by destination keeps."""
-    sizes = torch.bincount(graph.edge_type, minlength=graph.num_relations)
-    degrees = torch.bincount(graph.edge_index[1], minlength=graph.num_nodes)
-    return {"num_nodes": graph.num_nodes, "num_edges": graph.num_edges,
-            "num_relations": graph.num_relations, "median_relation": int(sizes.median()),
-            "max_in_degree": int(degrees.max()), **{f"pairs_{name}": _pairs(graph, end)
-                                                    for name, end in (("src", 0), ("dst", 1))}}
-
-
-def _pairs(graph: RelationGraph, end: int) -> float:
-    codes = graph.edge_type * graph.num_nodes + graph.edge_index[end]
-    return len(codes.unique()) / max(1, graph.num_edges)
 
 
 def _triple(code: int, types: int) -> Triple:
@@ -146,3 +136,55 @@ def _ends(nodes: int, count: int, largest: int, generator: torch.Generator) -> t
     largest = min(count, max(largest, 4 * -(-count // nodes)))
     degrees = shapes.degree_law(shapes.Shape("", nodes, count, largest))
     return shapes.endpoints(degrees.to(generator.device), generator)
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+@dataclasses.dataclass(frozen=True)
+class Read:
+    """What is in a file. ``nodes``: how many of each type."""
+
+    edge_index: np.ndarray
+    edge_type: np.ndarray
+    nodes: tuple[int, ...]
+    num_relations: int
+
+
+def read_file(path: str | Path) -> Read:
+    """Read one file. Raises ValueError when it holds no typed edges, OSError when there is no such
+    file."""
+    with np.load(path, allow_pickle=False) as data:
+        missing = [key for key in ("edge_index", "edge_type", "num_nodes", "num_relations")
+                   if key not in data]
+        if missing:
+            raise ValueError(f"{Path(path).name} is no graph with typed edges: it has no "
+                             f"{', '.join(missing)}")
+        edges, kinds = data["edge_index"].astype(np.int64), data["edge_type"].astype(np.int64)
+        nodes, relations = int(data["num_nodes"]), int(data["num_relations"])
+        types = (data["node_type"].astype(np.int64) if "node_type" in data
+                 else np.zeros(nodes, np.int64))
+    place = np.empty(nodes, np.int64)
+    place[np.argsort(types, kind="stable")] = np.arange(nodes)
+    edges = place[edges]
+    if not _both_ways(edges, nodes):
+        edges = np.concatenate([edges, edges[::-1]], axis=1)
+        kinds, relations = np.concatenate([kinds, kinds + relations]), 2 * relations
+    return Read(edges, kinds, tuple(np.bincount(types).tolist()), relations)
+
+
+def in_file(folder: str | Path, name: str) -> RelationShape:
+    """The shape of ``folder``/``name``.npz. Raises ValueError when there is none."""
+    path = Path(folder) / f"{name}.npz"
+    if not path.is_file():
+        raise ValueError(f"--data has no {path.name}")
+    found = read_file(path)
+    degrees = np.bincount(found.edge_index[1])
+    return RelationShape(name, found.nodes, int(found.edge_index.shape[1]), found.num_relations,
+                         int(degrees.max(initial=0)), layers=FILES.get(name, ENTITY_LAYERS),
+                         path=str(path))
+
+
+def _both_ways(edges: np.ndarray, nodes: int) -> bool:
+    """Does every edge have one that runs back, by whatever relation?"""
+    there, back = (np.unique(edges[end] * nodes + edges[1 - end]) for end in (0, 1))
+    return np.array_equal(there, back)

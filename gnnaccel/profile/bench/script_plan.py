@@ -68,7 +68,7 @@ def from_options(options: Any) -> ScriptsPlan:
             raise ValueError(f"--before {file} is no .py file")
         if file and not os.path.isfile(file):
             raise ValueError(f"no file {file}")
-    named = tuple(plan.parts(options, PARTS, [])) or None
+    named = plan.parts(options, PARTS, PARTS) or None
     steps, seconds = options.steps, options.seconds
     if options.quick:
         steps, seconds = min(steps, _QUICK_STEPS), min(seconds, _QUICK_SECONDS)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -33,7 +34,7 @@ class Graph:
     """A graph on a device; ``edge_index`` is [2, E] int64, row 0 the sources and row 1 the
     destinations."""
 
-    shape: Shape
+    shape: Any  # its recipe
     edge_index: torch.Tensor
 
     @property
@@ -47,6 +48,12 @@ class Graph:
     @property
     def device(self) -> torch.device:
         return self.edge_index.device
+
+    def facts(self) -> dict[str, float]:
+        """What a reader must know of a graph to judge a time."""
+        degrees = torch.bincount(self.edge_index[1], minlength=self.num_nodes)
+        return {"num_nodes": self.num_nodes, "num_edges": self.num_edges,
+                "max_in_degree": int(degrees.max())}
 
 
 SHAPES = {shape.name: shape for shape in (
@@ -126,11 +133,6 @@ def degree_law(shape: Shape) -> torch.Tensor:
     expected = shape.max_degree * rest.pow(-_exponent(rest, edges / shape.max_degree))
     law = whole(expected * (edges / expected.sum()), edges)
     return torch.cat([law.new_tensor([hub]), law]) if hub else law
-
-
-def max_in_degree(graph: Graph) -> int:
-    """The largest number of edges that end in one node."""
-    return int(torch.bincount(graph.edge_index[1], minlength=graph.num_nodes).max())
 
 
 def _exponent(rank: torch.Tensor, mass: float) -> float:

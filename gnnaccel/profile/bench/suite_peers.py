@@ -2,16 +2,17 @@
 peer's kernel and by gnnaccel, all in one run."""
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
 from gnnaccel.adapters.pyg.bench import layers as attention
 from gnnaccel.adapters.pyg.bench import plain, relational
-from gnnaccel.profile.bench import (accel, aggregate_cells, compiled, layer_cells, peers, plan,
-                                    relation_cells, relation_graph, relation_shapes, shapes, steps,
-                                    suite_attention, timing)
+from gnnaccel.profile.bench import (accel, cells, compiled, peers, plan, relation_cells,
+                                    relation_graph, relation_shapes, shapes, steps,
+                                    suite_aggregate)
 from gnnaccel.profile.bench.guard import Budget
+from gnnaccel.profile.bench.plan import Plan
+from gnnaccel.profile.bench.relation_shapes import RelationShape
 from gnnaccel.profile.bench.result import Record
 
 MODE = "training"
@@ -20,73 +21,60 @@ LAYERS = ("GAT 8x8", "GATv2 1x64", "Transformer 1x64", "GCN 64", "SAGE 64", "SAG
 RELATIONAL, RELATIONAL_PEER = "RGCN 64", "FastRGCN 64"
 
 
-@dataclasses.dataclass(frozen=True)
-class PeersPlan(plan.Measuring):
-    """``layers``: by name, over ``shapes``; ``typed``: graphs for `RELATIONAL`. Nothing is compiled
-    with a ``compile_limit`` of 0."""
-
-    shapes: tuple[shapes.Shape, ...]
-    typed: tuple[relation_shapes.RelationShape, ...]
-    layers: tuple[str, ...]
-
-
-def from_options(options: Any) -> PeersPlan:
-    """A plan from parsed options. Raises ValueError on names that do not exist and devices that are
-    not there."""
+def from_options(options: Any) -> Plan:
+    """A plan from parsed options: layers by name over graphs, `RELATIONAL` over those with typed
+    edges, and nothing compiled with a ``compile_limit`` of 0. Raises ValueError on names that do
+    not exist and devices that are not there."""
     where = plan.device(options)
     names = plan.flat(options.shapes) or (["tiny"] if options.quick else ["arxiv", "fb15k-size"])
-    typed = [relation_shapes.SHAPES[name] for name in names if name in relation_shapes.SHAPES]
-    names = [name for name in names if name not in relation_shapes.SHAPES]
     known = {name: name for name in LAYERS}
     layers = [plan.named(name, known) for name in plan.flat(options.layers)] or list(LAYERS)
+    # graphs without types first
+    jobs: list[plan.Job] = [(shapes.resolve(name), tuple(layers)) for name in names
+            if name not in relation_shapes.SHAPES]
+    jobs += [(relation_shapes.SHAPES[name], (RELATIONAL, RELATIONAL_PEER)) for name in names
+             if name in relation_shapes.SHAPES]
     compiles = options.compile if options.compile is not None else where.type == "cuda"
     found = plan.measuring(options)
     if not compiles or options.quick:
         found["compile_limit"] = 0.0
-    return PeersPlan(tuple(map(shapes.resolve, names)), tuple(typed), tuple(layers), **found)
+    return Plan(tuple(jobs), **found)
 
 
-def peers_suite(wanted: PeersPlan, budget: Budget) -> Iterator[Record]:
+def peers_suite(wanted: Plan, budget: Budget) -> Iterator[Record]:
     """Every layer on every shape; what is compiled comes last, in processes of its own."""
-    for shape in wanted.shapes:
-        graph = shapes.make(shape, wanted.device, wanted.seed, wanted.order)
-        yield suite_attention.shape_record(graph)
-        for name in wanted.layers:
-            if budget.spent:
-                return
-            yield from layer_records(name, graph, wanted)
-        accel.clear_cache()
-        del graph
-        timing.release(wanted.device)
-    for typed in wanted.typed:
-        yield from typed_records(typed, wanted)
+    for shape, layers in wanted.jobs:
+        typed = isinstance(shape, RelationShape)
+
+        def records(graph: Any) -> Iterator[Record]:
+            for name in layers:
+                if budget.spent:
+                    return
+                yield from (typed_records if typed else layer_records)(name, graph, wanted)
+
+        yield from cells.on_graph(wanted, shape, relation_graph.make if typed else shapes.make,
+                                  records)
     if wanted.compile_limit:
         yield from compiled_records(wanted, budget)
 
 
-def typed_records(shape: relation_shapes.RelationShape, wanted: PeersPlan) -> Iterator[Record]:
-    """`RELATIONAL` and its peer over one graph; the peer natively."""
-    graph = relation_graph.make(shape, wanted.device, wanted.seed, wanted.order)
-    yield Record("shape", shape.name, device=graph.device.type, values=relation_graph.facts(graph))
-    for name, impls in ((RELATIONAL, wanted.impls), (RELATIONAL_PEER, ("native",))):
-        yield from relation_cells.layer_records(relational.LAYERS[name], graph, MODE,
-                                                wanted.effort, impls)
-    accel.clear_cache()
-    del graph
-    timing.release(wanted.device)
+def typed_records(name: str, graph: relation_graph.RelationGraph, wanted: Plan) -> list[Record]:
+    """`RELATIONAL` or its peer over one graph; the peer natively."""
+    impls = wanted.impls if name == RELATIONAL else ("native",)
+    return relation_cells.layer_records(relational.LAYERS[name], graph, MODE, wanted.effort, impls)
 
 
-def layer_records(name: str, graph: shapes.Graph, wanted: PeersPlan) -> Iterator[Record]:
+def layer_records(name: str, graph: shapes.Graph, wanted: Plan) -> Iterator[Record]:
     """The layer's own records and its peer's, each checked against the host's."""
     place: dict[str, Any] = dict(shape=graph.shape.name, layer=name, mode=MODE,
                                  device=graph.device.type)
     kind, found = kind_of(name), {}
     for impl in wanted.impls:
-        record, found[impl] = layer_cells.step_record(
+        record, found[impl] = cells.step_record(
             kind, {**place, "impl": impl}, accel.CONTEXTS[impl], lambda: step_of(name, graph),
             wanted.effort)
         yield record
-    yield from layer_cells.comparison("check", place, found)
+    yield from cells.comparison(place, found)
     peer = peers.PEERS.get(name)
     if peer is None:
         return
@@ -94,8 +82,8 @@ def layer_records(name: str, graph: shapes.Graph, wanted: PeersPlan) -> Iterator
         yield Record(kind, **place, impl=peer.name,
                      error=peer.missing or f"{peer.name} needs a GPU")
         return
-    record, theirs = layer_cells.step_record(kind, {**place, "impl": peer.name}, accel.native,
-                                             lambda: peer_step(peer, name, graph), wanted.effort)
+    record, theirs = cells.step_record(kind, {**place, "impl": peer.name}, accel.native,
+                                       lambda: peer_step(peer, name, graph), wanted.effort)
     if theirs and found.get("native"):
         record.values |= steps.differences(theirs, found["native"])
     yield record
@@ -103,12 +91,13 @@ def layer_records(name: str, graph: shapes.Graph, wanted: PeersPlan) -> Iterator
 
 def kind_of(name: str) -> str:
     """Of which suite's layers it is, as `compiled` asks."""
-    return aggregate_cells.KIND if name in plain.LAYERS else "layer"
+    return (suite_aggregate.KIND if name in plain.LAYERS else "relation"
+            if name in relational.LAYERS else "layer")
 
 
 def step_of(name: str, graph: shapes.Graph) -> steps.Step:
     if name in plain.LAYERS:
-        return aggregate_cells.layer_step(plain.LAYERS[name], graph, MODE)
+        return suite_aggregate.layer_step(plain.LAYERS[name], graph, MODE)
     return steps.layer_step(attention.resolve(name), graph, MODE)
 
 
@@ -118,12 +107,12 @@ def peer_step(peer: peers.Peer, name: str, graph: shapes.Graph) -> steps.Step:
     return step
 
 
-def compiled_records(wanted: PeersPlan, budget: Budget) -> Iterator[Record]:
-    """The compiled cells, small graphs first."""
-    jobs_of: dict[str, list[tuple]] = {"layer": [], aggregate_cells.KIND: [], "relation": [
-        (shape, RELATIONAL_PEER) for shape in wanted.typed]}
-    for shape in wanted.shapes:
-        for name in wanted.layers:
-            jobs_of[kind_of(name)].append((shape, name))
+def compiled_records(wanted: Plan, budget: Budget) -> Iterator[Record]:
+    """The compiled cells, by kind, small graphs first."""
+    jobs_of: dict[str, list[tuple]] = {"layer": [], suite_aggregate.KIND: [], "relation": []}
+    for shape, layers in wanted.jobs:
+        for name in layers:
+            if name != RELATIONAL:
+                jobs_of[kind_of(name)].append((shape, name))
     for kind, jobs in jobs_of.items():
-        yield from compiled.by_waves(wanted, jobs, budget, kind=kind)
+        yield from compiled.by_waves(wanted, budget, kind, jobs)

@@ -5,9 +5,8 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from gnnaccel.profile.bench import (aggregate_plan, dgl_plan, plan, relation_plan, script_plan,
-                                    suite_aggregate, suite_attention, suite_dgl, suite_peers,
-                                    suite_quantized, suite_relational, suite_scripts,
+from gnnaccel.profile.bench import (script_plan, suite_aggregate, suite_attention, suite_dgl,
+                                    suite_peers, suite_quantized, suite_relational, suite_scripts,
                                     suite_segment)
 from gnnaccel.profile.bench.guard import Budget
 from gnnaccel.profile.bench.result import Record
@@ -23,12 +22,12 @@ class Suite:
 
 
 SUITES = {
-    "attention": Suite(plan.from_options, suite_attention.attention),
-    "attention-kernel": Suite(plan.from_options, suite_attention.attention_kernel),
-    "relational": Suite(relation_plan.from_options, suite_relational.relational),
-    "dgl": Suite(dgl_plan.from_options, suite_dgl.dgl),
+    "attention": Suite(suite_attention.from_options, suite_attention.attention),
+    "attention-kernel": Suite(suite_attention.from_options, suite_attention.attention_kernel),
+    "relational": Suite(suite_relational.from_options, suite_relational.relational),
+    "dgl": Suite(suite_dgl.from_options, suite_dgl.dgl),
     "quantized": Suite(suite_quantized.from_options, suite_quantized.quantized),
-    "aggregate": Suite(aggregate_plan.from_options, suite_aggregate.aggregate),
+    "aggregate": Suite(suite_aggregate.from_options, suite_aggregate.aggregate),
     "peers": Suite(suite_peers.from_options, suite_peers.peers_suite),
     "scripts": Suite(script_plan.from_options, suite_scripts.scripts),
     "segment-gemm": Suite(suite_segment.from_options, suite_segment.segment_gemm),

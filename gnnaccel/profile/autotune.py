@@ -17,6 +17,7 @@ from gnnaccel.dispatch.policy.config import Config
 from gnnaccel.dispatch.policy.pins import Pinned
 from gnnaccel.dispatch.policy.reasons import Reason
 from gnnaccel.profile.bench import timing
+from gnnaccel.profile.sides import named_tensors
 from gnnaccel.profile.undisturbed import undisturbed
 
 _MARGIN = 0.95  # of native's time, which another way has to stay under
@@ -82,12 +83,13 @@ def tune(call: Callable[[], Any], layer: Any, inputs: Any, stated: Any, given: A
     request = stated.request(given.device.type, grad, False)
     key, ways = tuned.key_of(request), {pinned.kernel or "native": pinned
                                         for pinned in candidates(request)}
-    wanted = [t for t in (*layer.parameters(), *_tensors(inputs)) if t.requires_grad]
+    wanted = [t for t in (*layer.parameters(), *named_tensors(inputs, "").values())
+              if t.requires_grad]
 
     def step() -> None:
         out = call()
         if grad and wanted:
-            parts = [t for t in _tensors(out) if t.requires_grad]
+            parts = [t for t in named_tensors(out, "").values() if t.requires_grad]
             torch.autograd.grad([t.float().square().sum() for t in parts], wanted,
                                 allow_unused=True)
 
@@ -124,15 +126,6 @@ def _only(key: str, pinned: Pinned) -> Any:
             yield
 
     return block
-
-
-def _tensors(found: Any) -> list[torch.Tensor]:
-    """Floating-point tensors in nested tuples, lists and dicts."""
-    if isinstance(found, torch.Tensor):
-        return [found] if found.is_floating_point() else []
-    parts = (found.values() if isinstance(found, dict)
-             else found if isinstance(found, (tuple, list)) else ())
-    return [t for part in parts for t in _tensors(part)]
 
 
 def _entry(request: Any, stated: Any, pinned: Pinned, times: dict[str, float]) -> dict[str, Any]:

@@ -16,13 +16,12 @@ from gnnaccel.dispatch.observe.exchanges import Exchange
 from gnnaccel.dispatch.observe.watch import Run, Visit
 from gnnaccel.dispatch.policy import config as configs
 from gnnaccel.dispatch.policy.names import original
-from gnnaccel.profile.bench.timing import measure_rounds
 from gnnaccel.profile.compare import OFF, watching
 from gnnaccel.profile.decided import Decided, decided, decided_operation
 from gnnaccel.profile.exchanged import megabytes
 from gnnaccel.profile.frames import who
-from gnnaccel.profile.shadow import EFFORT
-from gnnaccel.profile.sides import HOST, OURS, Sides, planned, quietly
+from gnnaccel.profile.shadow import both_ms
+from gnnaccel.profile.sides import Sides, planned, quietly
 from gnnaccel.profile.tables import milliseconds, table, times
 from gnnaccel.profile.undisturbed import check_model, undisturbed
 
@@ -228,13 +227,11 @@ def _measured(one: Layer, visit: Visit, decision: Decided, training: bool) -> La
     with undisturbed(visit.layer), torch.enable_grad() if training else contextlib.nullcontext():
         sides = Sides(visit, decision.plan, training)
         try:
-            taken = measure_rounds({side: (call, contextlib.nullcontext)
-                                    for side, call in sides.timed().items()}, sides.device,
-                                   EFFORT, rounds=2)
+            native, ours = both_ms(sides, sides.timed())
         except torch.cuda.OutOfMemoryError:
             return replace(one, note="the host's own code ran out of memory, so there is nothing "
                                      "to measure against")
-    return replace(one, measured_ms=taken[OURS].ms, measured_native_ms=taken[HOST].ms)
+    return replace(one, measured_ms=ours, measured_native_ms=native)
 
 
 # --- layers that no call told of ------------------------------------------------------------------

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -120,10 +121,15 @@ def _compare(visit: Visit, plan: Plan, found: Shadow, upstream: list[Tensor | No
         _measure(sides, found)
 
 
-def _measure(sides: Sides, found: Shadow) -> None:
-    calls = sides.timed()
+def both_ms(sides: Sides, calls: dict[str, Callable[[], object]]) -> tuple[float, float]:
+    """Milliseconds of the host's call and of ours, in turns."""
     taken = measure_rounds({side: (call, contextlib.nullcontext) for side, call in calls.items()},
                            sides.device, EFFORT, rounds=2)
-    found.native_ms, found.ours_ms = taken[HOST].ms, taken[OURS].ms
+    return taken[HOST].ms, taken[OURS].ms
+
+
+def _measure(sides: Sides, found: Shadow) -> None:
+    calls = sides.timed()
+    found.native_ms, found.ours_ms = both_ms(sides, calls)
     found.native_bytes, found.ours_bytes = (peak_extra_bytes(calls[side], sides.device)
                                             for side in (HOST, OURS))

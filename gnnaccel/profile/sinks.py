@@ -168,10 +168,14 @@ def line(record: Record) -> str:
                       *ruled_out(record)])
 
 
+def who(record: Record) -> str:
+    """The layer for a reader."""
+    return record["layer"] if record["name"] is None else f"{record['name']} ({record['layer']})"
+
+
 def _what(record: Record) -> str:
     """Which layer went which way."""
-    who = record["layer"] if record["name"] is None else f"{record['name']} ({record['layer']})"
-    way = f"{record['direction']} {record['host']} {who} -> {record['route']}"
+    way = f"{record['direction']} {record['host']} {who(record)} -> {record['route']}"
     return way if record["kernel"] is None else f"{way}, {record['kernel']}"
 
 

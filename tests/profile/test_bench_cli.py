@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("torch_geometric")
 
 from gnnaccel.__main__ import main
-from gnnaccel.profile.bench import result, suites
+from gnnaccel.profile.bench import result, suite_attention
 from gnnaccel.profile.bench.guard import DeviceLost
 from gnnaccel.profile.bench.result import Record
 
@@ -61,8 +61,7 @@ def test_unknown_names_are_an_error_not_a_trace(options, capsys):
 
 def _replace_suite(monkeypatch, run):
     """The attention suite's plan with another body."""
-    monkeypatch.setitem(suites.SUITES, "attention",
-                        dataclasses.replace(suites.SUITES["attention"], run=run))
+    monkeypatch.setattr(suite_attention, "attention", run)
 
 
 def test_spent_budget_stops_and_keeps_what_there_is(out, monkeypatch):

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from gnnaccel.adapters.pyg.bench import layers as pyg
-from gnnaccel.profile.bench import (floor, kernel_cells, overhead, shapes, steps,
-                                    suite_attention, timing)
+from gnnaccel.profile.bench import floor, shapes, steps, suite_attention, timing
 
 pytest.importorskip("torch_geometric")
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="the emulation needs g++")
@@ -43,16 +42,16 @@ def test_structure_alone_and_with_the_transpose(graph):
 
 
 @pytest.mark.parametrize("make, score",
-                         [(kernel_cells.additive, "additive"), (kernel_cells.dot, "dot")])
-def test_kernel_cells_compute_attention(graph, make, score, monkeypatch):
+                         [(suite_attention.additive, "additive"), (suite_attention.dot, "dot")])
+def test_suite_attention_compute_attention(graph, make, score, monkeypatch):
     inputs = {}
-    original = kernel_cells._pair
+    original = suite_attention._pair
 
     def spy(graph, program, tensors, heads, width):
         inputs.update(tensors)
         return original(graph, program, tensors, heads, width)
 
-    monkeypatch.setattr(kernel_cells, "_pair", spy)
+    monkeypatch.setattr(suite_attention, "_pair", spy)
     forward, training = make(graph, 1, 64)
     out = forward()
     assert torch.allclose(out, attention(graph, inputs, score), atol=1e-5)
@@ -62,7 +61,7 @@ def test_kernel_cells_compute_attention(graph, make, score, monkeypatch):
 def test_bare_layer_computes_what_the_layer_does(graph):
     spec = pyg.resolve("GAT 8x8")
     step = steps.layer_step(spec, graph, "forward")
-    assert torch.allclose(overhead.bare_gat(step, graph)(), step(), atol=1e-5)
+    assert torch.allclose(suite_attention.bare_gat(step, graph)(), step(), atol=1e-5)
 
 
 def attention(graph, tensors, score):

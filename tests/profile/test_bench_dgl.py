@@ -12,7 +12,7 @@ import gnnaccel
 from gnnaccel.__main__ import main
 from gnnaccel.adapters.dgl import bench as dgl
 from gnnaccel.profile.bench import (
-    accel, dgl_figures, guard, metrics, plan, relation_shapes, result, steps, suite_dgl, table,
+    accel, guard, metrics, plan, relation_graph, result, steps, suite_dgl, table,
     targets, timing)
 from gnnaccel.profile.bench.result import Record
 
@@ -65,7 +65,7 @@ def test_quick_run_measures_and_compares_each_layer(out, capsys):
 @needs_dgl
 @pytest.mark.parametrize("name", [name for name, layer in dgl.LAYERS.items() if layer.typed])
 def test_typed_graphs_lie_sorted_and_count_all_types(name):
-    shape = relation_shapes.SHAPES["tiny-typed"]
+    shape = relation_graph.SHAPES["tiny-typed"]
     graph = suite_dgl.make(shape, CPU, 0, "random")
     assert torch.equal(graph.edge_type,
                        graph.edge_type.sort().values) and len(graph.edge_type) == shape.num_edges
@@ -179,7 +179,7 @@ def test_pygs_layer_stands_beside_dgls():
 def test_every_target_has_its_figure():
     for target in targets.DGL:
         if target.metric == "vs_dgl_cuda" and target.layer != "*":
-            assert dgl_figures.cuda_ms(target.shape, target.layer, target.mode), target
+            assert metrics.cuda_ms(target.shape, target.layer, target.mode), target
 
 
 def test_nothing_of_a_cpu_is_held_against_a_gpu():

@@ -14,7 +14,7 @@ pytest.importorskip("torch_geometric")
 from gnnaccel.__main__ import main
 from gnnaccel.adapters.pyg.bench import layers as attention
 from gnnaccel.adapters.pyg.bench import plain
-from gnnaccel.profile.bench import (compiled, peers, relation_shapes, shapes, suite_peers,
+from gnnaccel.profile.bench import (compiled, peers, relation_graph, shapes, suite_peers,
                                     timing)
 
 GRAPH = shapes.make(shapes.SHAPES["tiny"], "cpu")
@@ -92,7 +92,7 @@ def test_relations_beside_pygs_faster_layer(tmp_path):
 @pytest.mark.long
 def test_relations_compiled():
     found = list(compiled.compiled_records(
-        [(relation_shapes.SHAPES["tiny-typed"], "FastRGCN 64")], "cpu",
+        [(relation_graph.SHAPES["tiny-typed"], "FastRGCN 64")], "cpu",
         {"seed": 0, "order": "random", "effort": dataclasses.asdict(timing.QUICK),
          "kind": "relation"}, 120.0))
     assert [(r.kind, r.layer, r.mode, r.impl) for r in found] == [

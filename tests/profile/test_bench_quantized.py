@@ -11,8 +11,7 @@ pytest.importorskip("torch_geometric")
 
 from gnnaccel.__main__ import main
 from gnnaccel.cuda import driver
-from gnnaccel.profile.bench import (quantized_cells, quantized_models, result, shapes,
-                                    suite_quantized, table, targets, timing)
+from gnnaccel.profile.bench import result, shapes, suite_quantized, table, targets, timing
 from gnnaccel.profile.bench.guard import Budget
 from gnnaccel.profile.bench.result import Record, Result
 from tests.emulation.emulator import EmulatedDriver
@@ -22,14 +21,14 @@ emulated = pytest.mark.skipif(shutil.which("g++") is None,
 
 
 @emulated
-@pytest.mark.parametrize("layer", quantized_cells.LAYERS)
+@pytest.mark.parametrize("layer", suite_quantized.LAYERS)
 def test_formats_compute_the_same(layer):
-    make, heads, width = quantized_cells.LAYERS[layer]
+    make, heads, width = suite_quantized.LAYERS[layer]
     graph = shapes.make(shapes.Shape("few", 40, 200, 20), "cpu")
     with driver.using(EmulatedDriver()):
-        found = quantized_cells.case(graph, heads, width)
+        found = suite_quantized.case(graph, heads, width)
         results = {}
-        for name, dtype in quantized_cells.FORMATS.items():
+        for name, dtype in suite_quantized.FORMATS.items():
             torch.manual_seed(1)
             forward, training = make(found, dtype)
             results[name] = (forward(), *training())
@@ -43,8 +42,8 @@ def test_formats_compute_the_same(layer):
 def test_the_mean_is_the_mean():
     graph = shapes.make(shapes.Shape("few", 40, 200, 20), "cpu")
     with driver.using(EmulatedDriver()):
-        found = quantized_cells.case(graph, 1, 8)
-        out, grad = quantized_cells.sage(found, torch.float32)[1]()
+        found = suite_quantized.case(graph, 1, 8)
+        out, grad = suite_quantized.sage(found, torch.float32)[1]()
     x = found.x.clone().requires_grad_()
     src, dst = graph.edge_index
     count = torch.bincount(dst, minlength=40).clamp(min=1).view(-1, 1, 1)
@@ -70,7 +69,7 @@ def test_a_run_from_the_command_line(tmp_path, capsys):
 
 def test_models_train_in_every_format():
     graph = shapes.make(shapes.Shape("few", 40, 200, 20), "cpu")
-    found = list(quantized_models.records(graph, ("SAGE 2 layers 128",), timing.QUICK, Budget(60)))
+    found = list(suite_quantized.model_records(graph, ("SAGE 2 layers 128",), timing.QUICK, Budget(60)))
     assert [r.impl for r in found] == ["fp32", "bf16", "int8", "int8 all"]
     assert all(r.timing and not r.error and r.layer == "SAGE 2 layers 128" and r.mode == "training"
                for r in found)
@@ -93,7 +92,7 @@ def test_parts(capsys):
             plan = suite_quantized.from_options(argparse.Namespace(**options, parts=parts,
                                                                    layers=layers))
             [(shape, wanted)] = plan.jobs
-            found = [name in quantized_cells.LAYERS for name in wanted]
+            found = [name in suite_quantized.LAYERS for name in wanted]
             assert (sum(found), len(found) - sum(found)) == (kernels, models)
         assert main(["bench", "--suite", "quantized", "--parts", "model", "--quick", "--device",
                      "cpu"]) == 2

@@ -12,8 +12,7 @@ pytest.importorskip("torch_geometric")
 
 from gnnaccel.__main__ import main
 from gnnaccel.adapters.pyg.bench import relational as pyg
-from gnnaccel.profile.bench import (accel, relation_cells, relation_graph, relation_shapes,
-                                    relation_steps, result, timing)
+from gnnaccel.profile.bench import accel, relation_cells, relation_graph, result, steps, timing
 
 QUICK = ["bench", "--suite", "relational", "--quick", "--device", "cpu"]
 CPU = torch.device("cpu")
@@ -27,7 +26,7 @@ def out(tmp_path):
 
 @pytest.fixture
 def graph():
-    return relation_graph.make(relation_shapes.SHAPES["tiny-typed"], "cpu")
+    return relation_graph.make(relation_graph.SHAPES["tiny-typed"], "cpu")
 
 
 def untouched(monkeypatch):
@@ -63,8 +62,8 @@ def test_cells_without_turns_record_routes_and_a_check(graph):
 
 @pytest.mark.parametrize("name", pyg.LAYERS)
 def test_training_reaches_inputs_and_weights(name, graph):
-    step = relation_steps.relation_step(pyg.resolve(name), graph, "training")
-    first, again = step.results(), relation_steps.relation_step(pyg.resolve(name), graph,
+    step = steps.relation_step(pyg.resolve(name), graph, "training")
+    first, again = step.results(), steps.relation_step(pyg.resolve(name), graph,
                                                                 "training").results()
     for key in ("output", "x.grad", "weights.grad"):
         assert float(first[key].abs().max()) > 0
@@ -78,8 +77,8 @@ def test_wrong_gradients_show_in_the_check(graph, monkeypatch):
     @contextlib.contextmanager
     def wrong():
         with pytest.MonkeyPatch.context() as patch:
-            original = relation_steps._grad
-            patch.setattr(relation_steps, "_grad", lambda tensor: 2 * original(tensor))
+            original = steps._grad
+            patch.setattr(steps, "_grad", lambda tensor: 2 * original(tensor))
             yield
 
     monkeypatch.setitem(accel.CONTEXTS, "gnnaccel", wrong)
@@ -120,7 +119,7 @@ def test_layers_nobody_takes_over_are_told_from_others(monkeypatch):
     ("RGAT 64", "training", 29), ("FastRGCN 64", "forward", 13), ("RGCN 64", "training", 2)])
 def test_native_memory_is_what_was_measured_on_fb15k(layer, mode, gib):
     """29 GiB for RGAT on an H200; the others follow from their formulas."""
-    shape = relation_shapes.SHAPES["fb15k-size"]
+    shape = relation_graph.SHAPES["fb15k-size"]
     graph = relation_graph.RelationGraph(shape, torch.zeros(2, shape.num_edges, dtype=torch.int8),
                                          torch.zeros(shape.num_edges, dtype=torch.int8))
     assert relation_cells.needed_bytes(pyg.resolve(layer), graph,
@@ -152,8 +151,8 @@ def test_passes_are_switched_and_compared(graph, monkeypatch):
         given.append(options)
         with pytest.MonkeyPatch.context() as patch:
             if options.get("passes") == ("compaction",):
-                original = relation_steps._grad
-                patch.setattr(relation_steps, "_grad", lambda tensor: 2 * original(tensor))
+                original = steps._grad
+                patch.setattr(steps, "_grad", lambda tensor: 2 * original(tensor))
             yield
 
     monkeypatch.setattr(accel, "accelerated", doubling_when_compacting)
@@ -184,13 +183,13 @@ def test_default_shapes_with_and_without_data(tmp_path):
 
     (tmp_path / "fb15k_237.npz").touch()
     options = argparse.Namespace(quick=False, data=None)
-    assert suite_relational.default_shapes(options, relation_shapes.DEFAULT,
-                                  every=True) == list(relation_shapes.DEFAULT)
+    assert suite_relational.default_shapes(options, relation_graph.DEFAULT,
+                                  every=True) == list(relation_graph.DEFAULT)
     options.data = str(tmp_path)
-    names = suite_relational.default_shapes(options, relation_shapes.DEFAULT, every=True)
+    names = suite_relational.default_shapes(options, relation_graph.DEFAULT, every=True)
     assert names[0] == "fb15k_237" and "fb15k-size" not in names and "am-size" in names
-    assert suite_relational.default_shapes(options, relation_shapes.CPU,
-                                  every=False) == list(relation_shapes.CPU)
+    assert suite_relational.default_shapes(options, relation_graph.CPU,
+                                  every=False) == list(relation_graph.CPU)
 
 
 @pytest.mark.parametrize("options",

@@ -56,15 +56,15 @@ def test_targets_are_judged(made_up):
 
 def test_targets_name_what_the_suite_measures():
     pyg = pytest.importorskip("gnnaccel.adapters.pyg.bench.relational")
-    from gnnaccel.profile.bench import relation_shapes
+    from gnnaccel.profile.bench import relation_graph
 
     for target in targets.RELATIONAL:
-        assert target.shape in ("*", *relation_shapes.SHAPES, *relation_shapes.FILES), target
+        assert target.shape in ("*", *relation_graph.SHAPES, *relation_graph.FILES), target
         assert target.layer in ("*", *pyg.LAYERS), target
         if target.shape != "*" and target.layer != "*":
-            shape = relation_shapes.SHAPES.get(target.shape)
+            shape = relation_graph.SHAPES.get(target.shape)
             assert target.layer in (shape.layers
-                                    if shape else relation_shapes.FILES[target.shape]), target
+                                    if shape else relation_graph.FILES[target.shape]), target
 
 
 def test_only_suites_with_measurements_show_their_targets(made_up):

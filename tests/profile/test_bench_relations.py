@@ -7,31 +7,40 @@ import numpy as np
 import pytest
 import torch
 
-from gnnaccel.profile.bench import relation_graph, relation_shapes
+from gnnaccel.profile.bench import relation_graph
 
-TINY = relation_shapes.SHAPES["tiny-typed"]
+TINY = relation_graph.SHAPES["tiny-typed"]
 
 
-@pytest.mark.parametrize("name", relation_shapes.SHAPES)
+def scaled(shape, factor: float):
+    """``shape`` with nodes, edges and degrees times ``factor``, and all its relations."""
+    nodes = tuple(max(1, round(count * factor)) for count in shape.nodes)
+    sizes = tuple(max(1, round(count * factor)) for count in shape.sizes)
+    edges = sum(sizes) or max(1, round(shape.num_edges * factor))
+    largest = max(round(shape.max_degree * factor), 4 * edges // sum(nodes), 1)
+    return dataclasses.replace(shape, nodes=nodes, sizes=sizes, num_edges=edges, max_degree=largest)
+
+
+@pytest.mark.parametrize("name", relation_graph.SHAPES)
 def test_relation_sizes_are_exact_and_skewed(name):
-    shape = relation_shapes.SHAPES[name]
-    sizes = relation_shapes.relation_sizes(shape)
+    shape = relation_graph.SHAPES[name]
+    sizes = relation_graph.relation_sizes(shape)
     assert len(sizes) == shape.num_relations and int(sizes.sum()) == shape.num_edges and int(
         sizes.min()) > 0
     if not shape.sizes:
         assert int(sizes[0]) == pytest.approx(2 * int(sizes[1]), rel=0.01, abs=2)
 
 
-@pytest.mark.parametrize("name", relation_shapes.SHAPES)
+@pytest.mark.parametrize("name", relation_graph.SHAPES)
 def test_recipes_are_complete(name):
-    shape = relation_shapes.SHAPES[name]
+    shape = relation_graph.SHAPES[name]
     assert len(shape.ends) in (0, shape.num_relations)
     assert all(0 <= kind < len(shape.nodes) for ends in shape.ends for kind in ends)
     assert shape.max_degree > 0
 
 
 def test_half_of_the_relations_of_the_fb15k_shape_are_small():
-    sizes = relation_shapes.relation_sizes(relation_shapes.SHAPES["fb15k-size"])
+    sizes = relation_graph.relation_sizes(relation_graph.SHAPES["fb15k-size"])
     assert 350 < int(sizes.median()) < 450
 
 
@@ -40,28 +49,28 @@ def test_half_of_the_relations_of_the_fb15k_shape_are_small():
                           ("mag-size", 0.002), ("mag-inverse-size", 0.002), ("dblp-size", 0.2),
                           ("tiny-typed", 1.0)])
 def test_graph_follows_its_shape(name, factor):
-    shape = relation_shapes.scaled(relation_shapes.SHAPES[name], factor)
+    shape = scaled(relation_graph.SHAPES[name], factor)
     graph = relation_graph.make(shape, "cpu", seed=3)
     assert graph.edge_index.shape == (2,
                                       shape.num_edges) and graph.edge_type.shape == (
                                           shape.num_edges,)
     assert graph.edge_index.dtype == graph.edge_type.dtype == torch.int64
     assert 0 <= int(graph.edge_index.min()) and int(graph.edge_index.max()) < shape.num_nodes
-    assert torch.equal(torch.bincount(graph.edge_type), relation_shapes.relation_sizes(shape))
+    assert torch.equal(torch.bincount(graph.edge_type), relation_graph.relation_sizes(shape))
     assert bool((graph.edge_type.diff() < 0).any()), "edges must not come grouped by relation"
     degrees = torch.bincount(graph.edge_index[1], minlength=shape.num_nodes)
     assert int(degrees.max()) > 4 * shape.num_edges / shape.num_nodes, "no hubs"
 
 
 def test_blocks_leave_compaction_what_real_graphs_leave():
-    facts = relation_graph.make(relation_shapes.SHAPES["fb15k-size"], "cpu").facts()
+    facts = relation_graph.make(relation_graph.SHAPES["fb15k-size"], "cpu").facts()
     assert 0.2 < facts["pairs_src"] < 0.35 and 0.2 < facts["pairs_dst"] < 0.35
-    plain = dataclasses.replace(relation_shapes.SHAPES["fb15k-size"], block=(1, 1))
+    plain = dataclasses.replace(relation_graph.SHAPES["fb15k-size"], block=(1, 1))
     assert relation_graph.make(plain, "cpu").facts()["pairs_src"] > 0.5
 
 
 def test_blocks_that_do_not_divide_the_edges():
-    shape = relation_shapes.RelationShape("odd", (50,), 101, 3, 20, block=(3, 4))
+    shape = relation_graph.RelationShape("odd", (50,), 101, 3, 20, block=(3, 4))
     assert relation_graph.make(shape, "cpu").edge_index.shape == (2, 101)
 
 
@@ -96,7 +105,7 @@ def test_typed_view_has_every_edge_once_between_the_right_types():
 
 
 def test_typed_view_splits_a_relation_between_several_types():
-    shape = relation_shapes.RelationShape("mixed", (2, 2), 3, 1, 1)
+    shape = relation_graph.RelationShape("mixed", (2, 2), 3, 1, 1)
     graph = relation_graph.RelationGraph(shape, torch.tensor([[0, 3, 1], [2, 0, 3]]),
                                          torch.zeros(3, dtype=torch.int64))
     assert {triple: edges.tolist() for triple, edges in graph.typed.items()} == {

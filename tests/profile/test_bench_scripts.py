@@ -14,8 +14,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("torch_geometric")
 
 from gnnaccel.__main__ import main  # noqa: E402
-from gnnaccel.profile.bench import (result, script_exact, script_figures,  # noqa: E402
-                                    script_plan, script_table, table)
+from gnnaccel.profile.bench import (result, script_figures, script_table,  # noqa: E402
+                                    script_ways, suite_scripts, table)
 from gnnaccel.profile.bench.result import Record, Result  # noqa: E402
 from gnnaccel.profile.bench.script_child import Run, Spec  # noqa: E402
 
@@ -204,13 +204,13 @@ def test_when_a_script_is_stopped(spec, counts, why):
 
 
 def test_dropout_is_off(monkeypatch):
-    for name in script_exact._FUNCTIONS:
+    for name in script_ways._FUNCTIONS:
         for found in (name, f"{name}_"):
             for place in (torch, torch._VF):
                 monkeypatch.setattr(place, found, getattr(place, found))
     monkeypatch.setattr(torch.nn.Module, "__setattr__", torch.nn.Module.__setattr__)
     dropout = torch.nn.functional.dropout
-    script_exact.switch_dropout_off()
+    script_ways.switch_dropout_off()
     x, modules = torch.ones(64, 8), torch.nn
     assert torch.nn.functional.dropout is dropout  # so that what reads messages knows it
     for made in (modules.Dropout(0.5), modules.AlphaDropout(0.5), modules.Dropout(0.5, True)):
@@ -228,7 +228,7 @@ def test_scripts_by_pattern_and_with_arguments(tmp_path, monkeypatch):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "gat.py").write_text("")
     (tmp_path / "one" / "a b.py").write_text("")
-    made = script_plan._scripts(["one/*.py", "two/gat.py --root /data/x", "one/gat.py"])
+    made = suite_scripts._scripts(["one/*.py", "two/gat.py --root /data/x", "one/gat.py"])
     assert [(one.path, one.arguments, one.name) for one in made] == [
         ("one/a b.py", (), "'a b.py'"), ("one/gat.py", (), "one/gat.py"),
         ("two/gat.py", ("--root", "/data/x"), "two/gat.py --root x")]

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("torch_geometric")
 
 from gnnaccel.profile.bench import (result, script_figures, script_forks,  # noqa: E402
-                                    script_plan, script_table, suite_scripts, table)
+                                    script_table, suite_scripts, table)
 from gnnaccel.profile.bench.guard import Budget  # noqa: E402
 from gnnaccel.profile.bench.result import Result  # noqa: E402
 
@@ -95,8 +95,8 @@ def runs(monkeypatch, tmp_path):
     monkeypatch.setattr(suite_scripts._Runs, "_run", pretended)
     script = tmp_path / "a.py"
     script.write_text("")
-    plan = script_plan.ScriptsPlan(
-        (script_plan.Script(str(script), (), "a.py"), script_plan.Script(str(script), (), "b.py")),
+    plan = suite_scripts.ScriptsPlan(
+        (suite_scripts.Script(str(script), (), "a.py"), suite_scripts.Script(str(script), (), "b.py")),
         None, True, False, 200, 10.0, 60.0, False, None, (), 0)
     return types.SimpleNamespace(plan=plan, answers=answers, calls=calls)
 

@@ -10,11 +10,11 @@ import torch
 pytest.importorskip("torch_geometric")
 
 from gnnaccel.__main__ import main
-from gnnaccel.profile.bench import result, segment_calls, suite_segment, timing
+from gnnaccel.profile.bench import result, suite_segment, timing
 from gnnaccel.profile.bench.plan import Plan
 
 CPU = torch.device("cpu")
-TINY = segment_calls.SHAPES["tiny 16"]
+TINY = suite_segment.SHAPES["tiny 16"]
 
 
 def by_rows(case, x, w):
@@ -31,7 +31,7 @@ def weights_by_rows(case):
 
 @pytest.fixture
 def case():
-    return segment_calls.make(TINY, torch.float32, CPU)
+    return suite_segment.make(TINY, torch.float32, CPU)
 
 
 @pytest.fixture
@@ -39,12 +39,12 @@ def plan():
     return Plan(((TINY, ("fp32",)),), device=CPU, effort=timing.QUICK)
 
 
-@pytest.mark.parametrize("name", segment_calls.SHAPES)
+@pytest.mark.parametrize("name", suite_segment.SHAPES)
 def test_shapes_have_their_rows_and_segments(name):
-    shape = segment_calls.SHAPES[name]
-    sizes = segment_calls._sizes(shape)
+    shape = suite_segment.SHAPES[name]
+    sizes = suite_segment._sizes(shape)
     assert int(sizes.sum()) == shape.rows and len(sizes) == shape.segments
-    assert segment_calls.resolve(name.replace(" ", "").upper()) is shape
+    assert suite_segment.resolve(name.replace(" ", "").upper()) is shape
 
 
 def test_bounds_are_the_pointer(case):
@@ -57,7 +57,7 @@ def test_bounds_are_the_pointer(case):
 
 
 def test_loop_multiplies_and_differentiates(case):
-    forward, training = segment_calls.loop(case, "fp32")
+    forward, training = suite_segment.loop(case, "fp32")
     assert torch.allclose(forward(), by_rows(case, case.x, case.w), atol=1e-5)
     out, x_grad, w_grad = training()
     assert torch.allclose(out, forward())
@@ -68,27 +68,27 @@ def test_loop_multiplies_and_differentiates(case):
 @pytest.mark.skipif(not hasattr(torch.nn.functional, "grouped_mm"),
                     reason="this torch has no grouped_mm")
 def test_grouped_multiplies_and_differentiates():
-    case = segment_calls.make(TINY, torch.bfloat16, CPU)
-    for ours, theirs in zip(segment_calls.grouped(case, "bf16")[1](),
-                            segment_calls.loop(case, "bf16")[1]()):
+    case = suite_segment.make(TINY, torch.bfloat16, CPU)
+    for ours, theirs in zip(suite_segment.grouped(case, "bf16")[1](),
+                            suite_segment.loop(case, "bf16")[1]()):
         assert torch.allclose(ours.float(), theirs.float(), rtol=0.05, atol=0.05)
 
 
 def test_dense_does_as_many_flops(case):
-    out, x_grad, w_grad = segment_calls.dense(case, "fp32")[1]()
+    out, x_grad, w_grad = suite_segment.dense(case, "fp32")[1]()
     assert out.shape == x_grad.shape == case.x.shape and w_grad.shape == case.w.shape[1:]
 
 
 def test_empty_segments_are_left_alone(case):
     bounds = (0, 0, *case.bounds[1:-1], TINY.rows, TINY.rows)
     wider = dataclasses.replace(case, bounds=bounds, w=torch.cat([case.w[:1], case.w, case.w[:1]]))
-    assert torch.isfinite(segment_calls.loop(wider, "fp32")[1]()[2]).all()
+    assert torch.isfinite(suite_segment.loop(wider, "fp32")[1]()[2]).all()
 
 
 def test_our_kernels_are_asked_for_on_a_gpu_only():
-    assert not segment_calls.available("gnnaccel", "fp32", CPU)
-    assert segment_calls.available("gnnaccel", "fp32", torch.device("cuda"))
-    assert not segment_calls.available("grouped_mm", "fp32", torch.device("cuda"))
+    assert not suite_segment.available("gnnaccel", "fp32", CPU)
+    assert suite_segment.available("gnnaccel", "fp32", torch.device("cuda"))
+    assert not suite_segment.available("grouped_mm", "fp32", torch.device("cuda"))
 
 
 @pytest.fixture
@@ -104,10 +104,10 @@ def emulated():
 
 @pytest.mark.parametrize("precision, tolerance", [("fp32", 1e-5), ("tf32", 1e-2), ("bf16", 2e-2)])
 def test_our_kernels_multiply_and_differentiate(precision, tolerance, emulated):
-    case = segment_calls.make(TINY, suite_segment.PRECISIONS[precision], CPU)
+    case = suite_segment.make(TINY, suite_segment.PRECISIONS[precision], CPU)
     exact = dataclasses.replace(case, x=case.x.float(), w=case.w.float(), grad=case.grad.float())
-    forward, training = segment_calls.gnnaccel(case, precision)
-    theirs = segment_calls.loop(exact, "fp32")[1]()
+    forward, training = suite_segment.gnnaccel(case, precision)
+    theirs = suite_segment.loop(exact, "fp32")[1]()
     assert relative(forward().float(), theirs[0]) < tolerance
     for ours, wanted in zip(training(), theirs):
         assert relative(ours.float().view_as(wanted), wanted) < tolerance
@@ -121,8 +121,8 @@ def test_a_wrong_product_shows_in_the_record(plan, case, monkeypatch):
     def wrong(case, precision):
         return lambda: 3 * by_rows(case, case.x, case.w), lambda: None
 
-    monkeypatch.setattr(segment_calls, "available", lambda *_: True)
-    monkeypatch.setattr(segment_calls, "CALLS", {"gnnaccel": wrong})
+    monkeypatch.setattr(suite_segment, "available", lambda *_: True)
+    monkeypatch.setattr(suite_segment, "CALLS", {"gnnaccel": wrong})
     forward, training = suite_segment.case_records(plan, TINY, "fp32", bandwidth=1e9)
     assert (forward.mode, forward.error, training.mode,
             training.error) == ("forward", None, "training", None)

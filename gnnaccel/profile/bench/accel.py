@@ -33,12 +33,12 @@ def reset_routes() -> None:
     gnnaccel.reset_stats()
 
 
-def routes() -> dict[str, dict[str, int]]:
+def routes(stats: dict[str, dict] | None = None) -> dict[str, dict[str, int]]:
     """Which routes calls took, and why not a faster one: {"routes": {"cuda": 12}, "reasons":
-    {"GA301": 3}}."""
+    {"GA301": 3}}. ``stats``: of another process, as ``gnnaccel.stats`` has them."""
     import gnnaccel
 
-    counts = gnnaccel.stats().values()
+    counts = (gnnaccel.stats() if stats is None else stats).values()
     return {field: dict(sum((collections.Counter(entry.get(field, {})) for entry in counts),
                             collections.Counter()))
             for field in ("routes", "reasons")}

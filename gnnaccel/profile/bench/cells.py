@@ -216,6 +216,15 @@ def peak_mib(call: Callable[[], object], device: torch.device) -> dict[str, floa
     return {} if peak is None else {"peak_mib": peak / MIB}
 
 
+def copy_bandwidth(plan: Measuring) -> float:
+    """Bytes per second that a copy reads and writes on this device."""
+    source = torch.empty((256 if plan.device.type == "cuda" else 8) * MIB, dtype=torch.uint8,
+                         device=plan.device)
+    target = torch.empty_like(source)
+    seconds = timing.measure(lambda: target.copy_(source), plan.device, plan.effort).ms / 1e3
+    return 2 * source.numel() / seconds
+
+
 def rel_l2(got: torch.Tensor, expected: torch.Tensor) -> float:
     """The relative difference in the L2 norm."""
     gap = torch.linalg.vector_norm(got.float() - expected, dtype=torch.float64)

@@ -3,9 +3,22 @@ one."""
 from __future__ import annotations
 
 import argparse
+import importlib
+from collections.abc import Callable
 
 from gnnaccel.profile.bench import result as results
 from gnnaccel.profile.bench.result import Record, Result, progress
+
+#: by name, the module with ``from_options``, which makes a plan of the options and raises
+#: ValueError on those that mean nothing to the suite, and the function of (plan, budget) that
+#: yields records
+SUITES = {"attention": ("suite_attention", "attention"),
+          "attention-kernel": ("suite_attention", "attention_kernel"),
+          "relational": ("suite_relational", "relational"), "dgl": ("suite_dgl", "dgl"),
+          "aggregate": ("suite_aggregate", "aggregate"),
+          "segment-gemm": ("suite_segment", "segment_gemm"),
+          "quantized": ("suite_quantized", "quantized"), "peers": ("suite_peers", "peers_suite"),
+          "scripts": ("suite_scripts", "scripts")}
 
 
 def add_parser(commands) -> None:
@@ -27,9 +40,7 @@ def add_parser(commands) -> None:
 def _add_what(parser) -> None:
     measured = parser.add_argument_group("what is measured")
     measured.add_argument("--suite", default="attention",
-                          choices=("attention", "attention-kernel", "relational", "dgl",
-                                   "aggregate", "segment-gemm", "quantized", "peers",
-                                   "scripts"))
+                          choices=tuple(SUITES))
     measured.add_argument("--shapes", type=_names, nargs="+", metavar="NAME,...",
                           help="attention, aggregate: "
                                "cora,arxiv,proteins,reddit,products,hub,uniform,tiny or a path to "
@@ -116,13 +127,11 @@ def run(options, arguments: list[str]) -> int:
         if options.read:
             read, plan = results.merge([results.load(path) for path in options.read]), None
         else:
-            from gnnaccel.profile.bench.suites import SUITES
-
             if options.data and options.suite != "relational":
                 raise ValueError("--data belongs to --suite relational")
             if options.scripts and options.suite != "scripts":
                 raise ValueError("--scripts belongs to --suite scripts")
-            plan = SUITES[options.suite].plan(options)
+            plan = _suite(options)[0](options)
     except (ValueError, OSError) as problem:
         progress(f"bench: {problem}")
         return 2
@@ -137,16 +146,22 @@ def run(options, arguments: list[str]) -> int:
     return status
 
 
+def _suite(options) -> tuple[Callable, Callable]:
+    """What makes the plan of the suite asked for, and what runs it."""
+    module, run_it = SUITES[options.suite]
+    found = importlib.import_module(f"gnnaccel.profile.bench.{module}")
+    return found.from_options, getattr(found, run_it)
+
+
 def measure(plan, options, result: Result) -> tuple[Result, int]:
     """Run the suite until it ends or the budget is spent, adding to ``result``; returns it and the
     exit status."""
     from gnnaccel.profile.bench.guard import Budget, DeviceLost
-    from gnnaccel.profile.bench.suites import SUITES
 
     budget = Budget(options.budget)
     status = 0
     try:
-        for record in SUITES[options.suite].run(plan, budget):
+        for record in _suite(options)[1](plan, budget):
             _store(result, record, options.out)
             if budget.spent:
                 _store(result, Record("note", layer="budget",

@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from gnnaccel.profile.bench import dgl_figures, metrics, text
+from gnnaccel.profile.bench import metrics, text
 from gnnaccel.profile.bench.metrics import IMPLS, Cell
 
 Notes = dict[str, str]
@@ -82,12 +82,12 @@ def _overhead(cell: Cell, notes: Notes) -> str:
 
 def _cuda_ms(cell: Cell, notes: Notes) -> str:
     """What DGL's CUDA build took. Nothing of the CPU is held against it."""
-    return text.number(dgl_figures.cuda_ms(cell.shape, cell.layer, cell.mode)
+    return text.number(metrics.cuda_ms(cell.shape, cell.layer, cell.mode)
                        if cell.kind == "dgl" else None)
 
 
 def _cuda_peak(cell: Cell, notes: Notes) -> str:
-    return text.number(dgl_figures.cuda_peak_mib(cell.shape, cell.layer)
+    return text.number(metrics.cuda_peak_mib(cell.shape, cell.layer)
                        if cell.kind == "dgl" and cell.mode == "training" else None)
 
 
@@ -152,7 +152,7 @@ RELATIONS = (
            "difference": _number("gnnaccel", "rel_l2")}))
 HOSTS = (
     Table("DGL's layers: natively, through gnnaccel, DGL's own CUDA build as once measured on "
-          f"an {dgl_figures.GPU}, and PyG's layer of the same kind", ("dgl",),
+          f"an {metrics.CUDA_GPU}, and PyG's layer of the same kind", ("dgl",),
           {**_PLACE, **_times("native", "gnnaccel"), **_SPREAD, "x native": _x("vs_native"),
            "DGL CUDA ms": _cuda_ms, "x DGL CUDA": _x("vs_dgl_cuda"), "PyG ms": _ms(metrics.TWIN),
            "x PyG": _x("vs_pyg"), "peak MiB DGL CUDA": _cuda_peak,

@@ -173,11 +173,11 @@ def _serve(pipe, recipe: dict, layer: str, device: str, settings: dict) -> None:
 
 
 def _graph(kind: str, recipe: dict, device: str, settings: dict):
-    from gnnaccel.profile.bench import relation_graph, relation_shapes, shapes
+    from gnnaccel.profile.bench import relation_graph, shapes
 
     where = device, settings["seed"], settings["order"]
     if kind == "relation":
-        return relation_graph.make(relation_shapes.RelationShape(**recipe), *where)
+        return relation_graph.make(relation_graph.RelationShape(**recipe), *where)
     return shapes.make(shapes.Shape(**recipe), *where)
 
 
@@ -188,12 +188,12 @@ def _compiled_step(kind: str, layer: str, graph, mode: str):
 
     from gnnaccel.adapters.pyg.bench import layers as pyg
     from gnnaccel.adapters.pyg.bench import plain, relational
-    from gnnaccel.profile.bench import relation_steps, steps, suite_aggregate
+    from gnnaccel.profile.bench import steps, suite_aggregate
 
     torch._dynamo.reset()
     step: Any
     if kind == "relation":
-        step = relation_steps.relation_step(relational.LAYERS[layer], graph, mode)
+        step = steps.relation_step(relational.LAYERS[layer], graph, mode)
     elif kind == suite_aggregate.KIND:
         step = suite_aggregate.layer_step(plain.LAYERS[layer], graph, mode)
     else:

@@ -18,7 +18,7 @@ from gnnaccel.adapters.pyg.bench import once as pyg
 from gnnaccel.adapters.pyg.bench.once import OnceLayer
 from gnnaccel.profile.bench import accel, timing
 from gnnaccel.profile.bench.guard import Budget, guarded
-from gnnaccel.profile.bench.relation_steps import RelationStep
+from gnnaccel.profile.bench.steps import RelationStep
 from gnnaccel.profile.bench.result import Record
 from gnnaccel.profile.bench.steps import MODES
 

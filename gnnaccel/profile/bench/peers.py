@@ -32,77 +32,65 @@ class Sum(torch.autograd.Function):
         return None, None, None if grad is None else ctx.transposed @ grad.contiguous()
 
 
-class SparseGCN(torch.nn.Module):
+class Beside(torch.nn.Module):
+    """A layer, called as it is, that computes by ``run(x)``."""
+
+    def __init__(self, conv: Any, run: Callable[[Tensor], Tensor]):
+        super().__init__()
+        self.conv, self.run = conv, run
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.run(x)
+
+
+def sparse_gcn(conv: Any, edge_index: Tensor, nodes: int) -> Beside:
     """``GCNConv`` over a matrix of its norms, self loops included."""
-
-    def __init__(self, conv: Any, edge_index: Tensor, nodes: int):
-        super().__init__()
-        self.conv = conv
-        src, dst = with_loops(edge_index, nodes)
-        degree = torch.bincount(dst, minlength=nodes).float().rsqrt()
-        self.matrices = both_ways(src, dst, degree[src] * degree[dst], nodes)
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        return Sum.apply(*self.matrices, self.conv.lin(x)) + self.conv.bias
+    src, dst = with_loops(edge_index, nodes)
+    degree = torch.bincount(dst, minlength=nodes).float().rsqrt()
+    matrices = both_ways(src, dst, degree[src] * degree[dst], nodes)
+    return Beside(conv, lambda x: Sum.apply(*matrices, conv.lin(x)) + conv.bias)
 
 
-class SparseSAGE(torch.nn.Module):
+def sparse_sage(conv: Any, edge_index: Tensor, nodes: int) -> Beside:
     """``SAGEConv`` with the mean of its neighbours, over a matrix of their shares."""
-
-    def __init__(self, conv: Any, edge_index: Tensor, nodes: int):
-        super().__init__()
-        self.conv = conv
-        src, dst = edge_index
-        shares = 1 / torch.bincount(dst, minlength=nodes).clamp(min=1).float()
-        self.matrices = both_ways(src, dst, shares[dst], nodes)
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        return self.conv.lin_l(Sum.apply(*self.matrices, x)) + self.conv.lin_r(x)
+    src, dst = edge_index
+    shares = 1 / torch.bincount(dst, minlength=nodes).clamp(min=1).float()
+    matrices = both_ways(src, dst, shares[dst], nodes)
+    return Beside(conv, lambda x: conv.lin_l(Sum.apply(*matrices, x)) + conv.lin_r(x))
 
 
-class TurboMax(torch.nn.Module):
+def turbo_max(conv: Any, edge_index: Tensor, nodes: int) -> Beside:
     """``SAGEConv`` with the maximum of its neighbours."""
-
-    def __init__(self, conv: Any, edge_index: Tensor, nodes: int):
-        super().__init__()
-        self.conv, self.graph = conv, turbo_graph(edge_index, nodes)
-        self.reduce = importlib.import_module("turbo_gnn").reduction_aggr
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        return self.conv.lin_l(self.reduce(self.graph, x, reduce="max")) + self.conv.lin_r(x)
+    graph, turbo = turbo_graph(edge_index, nodes), importlib.import_module("turbo_gnn")
+    return Beside(conv, lambda x: (conv.lin_l(turbo.reduction_aggr(graph, x, reduce="max"))
+                                   + conv.lin_r(x)))
 
 
-class TurboGATv2(torch.nn.Module):
+def turbo_gatv2(conv: Any, edge_index: Tensor, nodes: int) -> Beside:
     """``GATv2Conv`` of one head of 32, 64, 128 or 256 channels."""
+    graph = turbo_graph(with_loops(edge_index, nodes), nodes)
+    turbo, shape = importlib.import_module("turbo_gnn"), (-1, conv.heads, conv.out_channels)
 
-    def __init__(self, conv: Any, edge_index: Tensor, nodes: int):
-        super().__init__()
-        self.conv, self.graph = conv, turbo_graph(with_loops(edge_index, nodes), nodes)
-        self.attend = importlib.import_module("turbo_gnn").gatv2_aggr
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        conv = self.conv
-        shape = (-1, conv.heads, conv.out_channels)
-        out = self.attend(self.graph, conv.lin_r(x).view(shape), conv.lin_l(x).view(shape),
-                          conv.att.view(shape[1:]), conv.negative_slope)
+    def run(x: Tensor) -> Tensor:
+        out = turbo.gatv2_aggr(graph, conv.lin_r(x).view(shape), conv.lin_l(x).view(shape),
+                               conv.att.view(shape[1:]), conv.negative_slope)
         return out.reshape(x.shape[0], -1) + conv.bias
 
+    return Beside(conv, run)
 
-class TurboTransformer(torch.nn.Module):
+
+def turbo_transformer(conv: Any, edge_index: Tensor, nodes: int) -> Beside:
     """``TransformerConv`` of one head of 32, 64, 128 or 256 channels."""
+    graph, turbo = turbo_graph(edge_index, nodes), importlib.import_module("turbo_gnn")
+    shape = (-1, conv.heads, conv.out_channels)
 
-    def __init__(self, conv: Any, edge_index: Tensor, nodes: int):
-        super().__init__()
-        self.conv, self.graph = conv, turbo_graph(edge_index, nodes)
-        self.attend = importlib.import_module("turbo_gnn").graph_transformer_aggr
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        conv = self.conv
-        shape = (-1, conv.heads, conv.out_channels)
+    def run(x: Tensor) -> Tensor:
         q, k, v = (lin(x).view(shape) for lin in (conv.lin_query, conv.lin_key, conv.lin_value))
         # there the source asks, and the destination is asked
-        out = self.attend(self.graph, x, Q=k, K=q, V=v, scale=conv.out_channels**-0.5)
+        out = turbo.graph_transformer_aggr(graph, x, Q=k, K=q, V=v, scale=conv.out_channels**-0.5)
         return out.reshape(x.shape[0], -1) + conv.lin_skip(x)
+
+    return Beside(conv, run)
 
 
 class Peer(NamedTuple):
@@ -123,11 +111,11 @@ class Peer(NamedTuple):
 
 #: by the layer's name
 PEERS = {
-    "GCN 64": Peer("cuSPARSE", SparseGCN),
-    "SAGE 64": Peer("cuSPARSE", SparseSAGE),
-    "SAGE max 64": Peer("Turbo-GNN", TurboMax, "turbo_gnn"),
-    "GATv2 1x64": Peer("Turbo-GNN", TurboGATv2, "turbo_gnn"),
-    "Transformer 1x64": Peer("Turbo-GNN", TurboTransformer, "turbo_gnn"),
+    "GCN 64": Peer("cuSPARSE", sparse_gcn),
+    "SAGE 64": Peer("cuSPARSE", sparse_sage),
+    "SAGE max 64": Peer("Turbo-GNN", turbo_max, "turbo_gnn"),
+    "GATv2 1x64": Peer("Turbo-GNN", turbo_gatv2, "turbo_gnn"),
+    "Transformer 1x64": Peer("Turbo-GNN", turbo_transformer, "turbo_gnn"),
 }
 
 

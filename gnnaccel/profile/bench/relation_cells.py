@@ -17,11 +17,11 @@ from torch import Tensor
 
 from gnnaccel.adapters.pyg.bench.layers import IN_CHANNELS
 from gnnaccel.adapters.pyg.bench.relational import BASES, MODELS, RelationLayer
-from gnnaccel.profile.bench import (accel, cells, relation_graph, relation_shapes, steps,
+from gnnaccel.profile.bench import (accel, cells, relation_graph, steps,
                                     timing)
 from gnnaccel.profile.bench.guard import guarded
 from gnnaccel.profile.bench.relation_graph import RelationGraph
-from gnnaccel.profile.bench.relation_steps import relation_step
+from gnnaccel.profile.bench.steps import relation_step
 from gnnaccel.profile.bench.result import Record
 
 GIB = 1024**3
@@ -108,7 +108,7 @@ def _taken_over(layer: RelationLayer, mode: str, device: torch.device) -> bool:
         stack.callback(accel.reset_routes)
         accel.reset_routes()
         stack.enter_context(accel.accelerated())
-        relation_step(layer, relation_graph.make(relation_shapes.SHAPES["tiny-typed"], device),
+        relation_step(layer, relation_graph.make(relation_graph.SHAPES["tiny-typed"], device),
                       mode)()
         return bool(accel.routes()["routes"])
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import importlib.metadata
 import json
 import os
 import platform
@@ -101,27 +100,20 @@ def provenance(arguments: list[str]) -> dict:
     gnnaccel``."""
     import torch
 
+    from gnnaccel import session
+
+    versions = session.status()["versions"]
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
         "gpu": gpu, "cuda": torch.version.cuda, "torch": torch.__version__,
-        "cupy": _version("cupy"), "torch_geometric": _version("torch-geometric"),
-        "dgl": _version("dgl"), "python": platform.python_version(),
+        "cupy": versions["cupy"], "torch_geometric": versions["torch_geometric"],
+        "dgl": versions["dgl"], "python": platform.python_version(),
         "cpu_threads": torch.get_num_threads(), "commit": _commit(),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(
             timespec="seconds"),
         "command": " ".join(["python -m gnnaccel",  # no paths
                              *(argument.rpartition("/")[2] for argument in arguments)]),
     }
-
-
-def _version(name: str) -> str | None:
-    """The installed version; CuPy's wheels carry the CUDA release in their name."""
-    for candidate in (name, f"{name}-cuda13x", f"{name}-cuda12x", f"{name}-cuda11x"):
-        try:
-            return importlib.metadata.version(candidate)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return None
 
 
 def _commit() -> str | None:

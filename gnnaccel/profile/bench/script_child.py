@@ -60,9 +60,9 @@ class Run:
 
         child.seed(self.spec.seed)
         if self.spec.exact:
-            from gnnaccel.profile.bench import script_exact
+            from gnnaccel.profile.bench import script_ways
 
-            script_exact.switch_dropout_off()
+            script_ways.switch_dropout_off()
         if self.spec.mode != NATIVE:
             self._enable()
         self.steps.install()
@@ -77,7 +77,7 @@ class Run:
             session.enable(include=NO_LAYER, capture=False)
             self._report = Report()
         elif self.spec.mode == TURNS:
-            from gnnaccel.profile.bench.script_turns import Turns
+            from gnnaccel.profile.bench.script_ways import Turns
 
             self._turns = Turns()
         else:
@@ -128,20 +128,12 @@ class Run:
             return
         wall = time.time() - self.spec.start
         self._written = True
-
-        import torch
-
-        from gnnaccel import session
-        from gnnaccel.cuda import driver
-        from gnnaccel.dispatch.observe import counters
         from gnnaccel.profile.gain import child
 
         first = None if self._first is None else self._first - self.spec.start
-        found = {**self.steps.as_dict(), "count": self.steps.count, "ended": ended,
+        found = {**child.seen(self.steps), "count": self.steps.count, "ended": ended,
                  "trains": self.steps.trains, "wall_s": wall, "first_step_s": first,
-                 "memory_bytes": child.peak_memory(), "gpu": torch.cuda.is_initialized(),
-                 "stats": counters.stats(), "compiled": driver.compile_seconds(),
-                 "captured": session.status()["captured"], "layers_ms": self._layers_ms(),
+                 "layers_ms": self._layers_ms(),
                  "ways": None if self._turns is None else self._turns.ways}
         partial = Path(self.spec.out + ".partial")
         partial.write_text(json.dumps(found), encoding="utf-8")

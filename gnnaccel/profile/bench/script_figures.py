@@ -1,11 +1,11 @@
 """What the file of a run comes to, as a record."""
 from __future__ import annotations
 
-import collections
 import math
 import statistics
 from typing import Any
 
+from gnnaccel.profile.bench import accel
 from gnnaccel.profile.bench.result import Record
 from gnnaccel.profile.bench.script_child import BEFORE_LOOK, BLOCK, BOUND, ENABLED, NATIVE, TURNS
 
@@ -126,13 +126,9 @@ def _timing(ms: list[float], all_: list[float | None]) -> dict[str, Any]:
 
 
 def _calls(stats: dict[str, Any]) -> dict[str, Any]:
-    routes, reasons = collections.Counter[str](), collections.Counter[str]()
-    for layer in stats.values():
-        routes.update(layer["routes"])
-        reasons.update(layer["reasons"])
-    total = routes.total()
-    return {"share": 1 - routes["native"] / total if total else None, "routes": dict(routes),
-            "reasons": dict(reasons)}
+    found = accel.routes(stats)
+    total = sum(found["routes"].values())
+    return {"share": 1 - found["routes"].get("native", 0) / total if total else None, **found}
 
 
 def _bound(place: dict[str, Any], found: dict[str, Any], values: dict[str, Any],

@@ -11,7 +11,7 @@ import torch
 from gnnaccel.adapters.pyg.bench import plain as pyg
 from gnnaccel.adapters.pyg.bench.plain import LAYERS
 from gnnaccel.profile.bench import (accel, aggregate_kernels, batches, cells, compiled, floor, plan,
-                                    shapes, steps, suite_segment, timing)
+                                    shapes, steps, timing)
 from gnnaccel.profile.bench.guard import Budget
 from gnnaccel.profile.bench.plan import Job, Plan
 from gnnaccel.profile.bench.result import Record
@@ -80,7 +80,7 @@ def aggregate(plan: AggregatePlan, budget: Budget) -> Iterator[Record]:
     if "operations" in plan.parts and not budget.spent:
         yield from cells.on_graph(plan, plan.operations, shapes.make,
                                   lambda graph: aggregate_kernels.operation_records(
-                                      graph, plan.effort, suite_segment.copy_bandwidth(plan)))
+                                      graph, plan.effort, cells.copy_bandwidth(plan)))
     if "fresh" in plan.parts and not budget.spent:
         for shape in BATCHES:
             yield from batches.fresh_records(FRESH, shape, {

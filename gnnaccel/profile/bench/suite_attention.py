@@ -4,12 +4,23 @@ allocation included."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import statistics
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
+
 from gnnaccel.adapters.pyg.bench import layers as pyg
-from gnnaccel.profile.bench import (accel, batches, cells, compiled, floor, kernel_cells, overhead,
-                                    plan, shapes, steps, timing)
+from gnnaccel.cuda import additive as additive_kernel
+from gnnaccel.cuda import head_dot
+from gnnaccel.dispatch.graph.view import GraphView
+from gnnaccel.dispatch.ir import attention_programs, patterns
+from gnnaccel.dispatch.ir.program import Program
+from gnnaccel.dispatch.run import attention as attention_run
+from gnnaccel.profile.bench import (accel, batches, cells, compiled, floor, plan, shapes, steps,
+                                    timing)
+from gnnaccel.profile.bench.cells import Pair
 from gnnaccel.profile.bench.guard import Budget, guarded
 from gnnaccel.profile.bench.plan import Plan
 from gnnaccel.profile.bench.result import Record
@@ -66,7 +77,7 @@ def _on_graph(plan: Plan, graph: Graph, layers: tuple, budget: Budget) -> Iterat
 def small_records(plan: Plan) -> Iterator[Record]:
     """Overhead of a memoised call, and fresh batches."""
     if "overhead" in plan.parts:
-        values, error = guarded(lambda: overhead.measure_overhead(plan.device, plan.quick),
+        values, error = guarded(lambda: measure_overhead(plan.device, plan.quick),
                                 plan.device)
         yield Record("overhead", "cora", "GAT 8x8", "forward", "gnnaccel", plan.device.type,
                      values=values or {}, error=error)
@@ -115,10 +126,10 @@ def kernel_records(graph: Graph, effort: timing.Effort) -> Iterator[Record]:
     if device.type == "cuda":
         yield from floor.floor_records(graph, {heads * width for heads, width in SIZES}, effort)
 
-    def peak(pair: cells.Pair, mode: str) -> dict[str, float]:
+    def peak(pair: Pair, mode: str) -> dict[str, float]:
         return cells.peak_mib(pair[steps.MODES.index(mode)], device)
 
-    for scores, make in kernel_cells.SCORES.items():
+    for scores, make in SCORES.items():
         for heads, width in SIZES:
             place: dict[str, Any] = dict(shape=graph.shape.name, layer=f"{scores} {heads}x{width}",
                                          impl="gnnaccel")
@@ -126,3 +137,115 @@ def kernel_records(graph: Graph, effort: timing.Effort) -> Iterator[Record]:
                                           device, effort, lambda mode: {"width": heads * width},
                                           peak)
 
+
+# --- raw attention: everything below the layer, nothing of the host -------------------------------
+
+# Both functions prepare what is the same for every call (structure, random inputs) and return two
+# functions of no arguments, (forward, forward and backward), which do what one call costs: Python,
+# allocation of the output, the launches. Forward runs under ``torch.no_grad()``; backward starts
+# from a fixed random gradient and leaves the gradients of all inputs in ``.grad``, set to None
+# before.
+
+def additive(graph: Graph, heads: int, width: int) -> Pair:
+    """GAT's scores. The scalars per node come out of the values, so their product with the two
+    attention vectors (one pass over the nodes) is part of the call."""
+    vectors = {name: torch.randn(heads, width, device=graph.device)
+               for name in ("att_src", "att_dst")}
+    tensors = {"x": _rows(graph, heads, width), **vectors}
+    return _pair(graph, attention_programs.gat(0.2, 0.0, True, True, False), tensors, heads, width)
+
+
+def dot(graph: Graph, heads: int, width: int) -> Pair:
+    """The Transformer's scores, <query[destination], key[source]> / sqrt(width)."""
+    tensors = {name: _rows(graph, heads, width) for name in ("queries", "keys", "values")}
+    return _pair(graph, attention_programs.dot_product(width ** -0.5, 0.0, False), tensors, heads,
+                 width)
+
+
+SCORES = {"additive": additive, "dot": dot}
+
+
+def _rows(graph: Graph, heads: int, width: int) -> torch.Tensor:
+    return torch.randn(graph.num_nodes, heads, width, device=graph.device)
+
+
+def _pair(graph: Graph, program: Program, tensors: dict[str, Any], heads: int, width: int) -> Pair:
+    view = GraphView(graph.edge_index, graph.num_nodes, graph.num_nodes)
+    fused = patterns.attention(program)
+    assert fused is not None
+    call = attention_run.Call(program, fused, view, heads, width, torch.float32)
+    leaves = {name: tensor.clone().requires_grad_() for name, tensor in tensors.items()}
+    grad = _rows(graph, heads, width)
+
+    def forward() -> torch.Tensor:
+        with torch.no_grad():
+            return attention_run.run_cuda(call, tensors)
+
+    def training() -> torch.Tensor:
+        for leaf in leaves.values():
+            leaf.grad = None
+        out = attention_run.run_cuda(call, leaves)
+        out.backward(grad)
+        return out.detach()
+
+    return forward, training
+
+
+# --- Python's cost of a memoised call: an enabled layer against the same work done by hand --------
+
+def cpu_us(call: Callable[[], object], device: torch.device, calls: int = 200,
+           loops: int = 15) -> float:
+    """CPU time of one call in microseconds: median over loops that do not wait for the device
+    inside.
+
+    Valid while the device keeps up (small graphs): otherwise a full launch queue would be counted
+    as CPU time.
+    """
+    samples = []
+    for _ in range(loops):
+        timing.synchronize(device)
+        start = time.perf_counter()
+        for _ in range(calls):
+            call()
+        samples.append((time.perf_counter() - start) / calls * 1e6)
+    return statistics.median(samples[1:])
+
+
+def measure_overhead(device: torch.device, quick: bool = False) -> dict:
+    """Microseconds per GAT 8x8 forward on the cora shape: ``enabled_us``, ``bare_us`` and their gap
+    ``overhead_us``. ``quick``: from few calls, to see that it runs.
+
+    The gap is what patching, rules, planning, the memo and the structure cache cost together with
+    the call of the layer as a module. Nothing of the host's own forward is in either.
+    """
+    graph = shapes.make(shapes.SHAPES["cora"], device)
+    spec = pyg.resolve("GAT 8x8")
+    effort = (20, 3) if quick else ()
+    step = steps.Step(pyg.build_layer(spec, device), graph, "forward", spec.out_channels)
+    with accel.accelerated():
+        enabled = cpu_us(step, device, *effort)
+    bare = cpu_us(bare_gat(step, graph), device, *effort)
+    return {"enabled_us": enabled, "bare_us": bare, "overhead_us": enabled - bare}
+
+
+def bare_gat(step: steps.Step, graph: shapes.Graph) -> Callable[[], torch.Tensor]:
+    """The GAT layer's forward by hand: its projection and the two launches, all else done before.
+    """
+    layer: Any = step.module
+    nodes = graph.num_nodes
+    heads, width = layer.heads, layer.out_channels
+    att_src, att_dst = (att.detach().reshape(heads, width).contiguous()
+                        for att in (layer.att_src, layer.att_dst))
+    rows = GraphView(graph.edge_index, nodes, nodes, loops=nodes).csc(places=False)
+    variant = additive_kernel.variant(heads, width, step.x.dtype, step.x.dtype)
+    bias, slope = layer.bias.detach(), layer.negative_slope
+
+    def call() -> torch.Tensor:
+        # The step enters no_grad in every call, so this must pay for that as well.
+        with torch.no_grad():
+            x = layer.lin(step.x).view(nodes, heads, width)
+            a_src, a_dst = head_dot.dot(x, att_src, att_dst)
+            out, _ = additive_kernel.forward(variant, rows, a_src, a_dst, x, slope, bias=bias)
+            return out.view(nodes, heads * width)
+
+    return call

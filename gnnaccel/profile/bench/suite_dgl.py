@@ -17,13 +17,13 @@ import torch
 from gnnaccel.adapters.dgl import bench as dgl_layers
 from gnnaccel.adapters.pyg.bench import layers as pyg
 from gnnaccel.adapters.pyg.bench import relational
-from gnnaccel.profile.bench import (accel, cells, plan, relation_cells, relation_graph,
-                                    relation_shapes, shapes, steps, timing)
+from gnnaccel.profile.bench import (accel, cells, plan, relation_cells, relation_graph, shapes,
+                                    steps, timing)
 from gnnaccel.profile.bench.guard import Budget
 from gnnaccel.profile.bench.metrics import TWIN
 from gnnaccel.profile.bench.plan import Job, Plan
-from gnnaccel.profile.bench.relation_shapes import RelationShape
-from gnnaccel.profile.bench.relation_steps import RelationStep, relation_step
+from gnnaccel.profile.bench.relation_graph import RelationShape
+from gnnaccel.profile.bench.steps import RelationStep, relation_step
 from gnnaccel.profile.bench.result import Record
 
 AnyShape = shapes.Shape | RelationShape
@@ -80,12 +80,12 @@ def jobs(options, device: torch.device) -> tuple[Job, ...]:
 
 
 def _shape(name: str) -> AnyShape:
-    if name in relation_shapes.SHAPES:
-        return relation_shapes.SHAPES[name]
+    if name in relation_graph.SHAPES:
+        return relation_graph.SHAPES[name]
     if name in shapes.SHAPES or name.endswith(".npz"):
         return shapes.resolve(name)
     raise ValueError(f"no shape {name!r}; known: "
-                     f"{', '.join([*shapes.SHAPES, *relation_shapes.SHAPES])}, or a path to an "
+                     f"{', '.join([*shapes.SHAPES, *relation_graph.SHAPES])}, or a path to an "
                      ".npz")
 
 

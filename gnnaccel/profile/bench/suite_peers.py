@@ -8,11 +8,11 @@ from typing import Any
 from gnnaccel.adapters.pyg.bench import layers as attention
 from gnnaccel.adapters.pyg.bench import plain, relational
 from gnnaccel.profile.bench import (accel, cells, compiled, peers, plan, relation_cells,
-                                    relation_graph, relation_shapes, shapes, steps,
+                                    relation_graph, shapes, steps,
                                     suite_aggregate)
 from gnnaccel.profile.bench.guard import Budget
 from gnnaccel.profile.bench.plan import Plan
-from gnnaccel.profile.bench.relation_shapes import RelationShape
+from gnnaccel.profile.bench.relation_graph import RelationShape
 from gnnaccel.profile.bench.result import Record
 
 MODE = "training"
@@ -31,9 +31,9 @@ def from_options(options: Any) -> Plan:
     layers = [plan.named(name, known) for name in plan.flat(options.layers)] or list(LAYERS)
     # graphs without types first
     jobs: list[plan.Job] = [(shapes.resolve(name), tuple(layers)) for name in names
-            if name not in relation_shapes.SHAPES]
-    jobs += [(relation_shapes.SHAPES[name], (RELATIONAL, RELATIONAL_PEER)) for name in names
-             if name in relation_shapes.SHAPES]
+            if name not in relation_graph.SHAPES]
+    jobs += [(relation_graph.SHAPES[name], (RELATIONAL, RELATIONAL_PEER)) for name in names
+             if name in relation_graph.SHAPES]
     compiles = options.compile if options.compile is not None else where.type == "cuda"
     found = plan.measuring(options)
     if not compiles or options.quick:

@@ -10,11 +10,10 @@ import torch
 
 from gnnaccel.adapters.pyg.bench import once
 from gnnaccel.adapters.pyg.bench import relational as pyg
-from gnnaccel.profile.bench import (cells, once_cells, plan, relation_cells, relation_graph,
-                                    relation_shapes)
+from gnnaccel.profile.bench import (cells, once_cells, plan, relation_cells, relation_graph)
 from gnnaccel.profile.bench.guard import Budget
 from gnnaccel.profile.bench.plan import Job, Plan
-from gnnaccel.profile.bench.relation_shapes import RelationShape
+from gnnaccel.profile.bench.relation_graph import RelationShape
 from gnnaccel.profile.bench.result import Record
 
 CPU = torch.device("cpu")
@@ -50,10 +49,10 @@ def _all_jobs(options, device: torch.device, parts: tuple[str, ...]) -> tuple:
     if set(parts) == {ONCE}:
         return (), parts, ()
     names = plan.flat(options.shapes) or default_shapes(
-        options, relation_shapes.CPU if device.type == "cpu" else relation_shapes.DEFAULT,
+        options, relation_graph.CPU if device.type == "cpu" else relation_graph.DEFAULT,
         every=True)
     return (_jobs(options, names), parts,
-            _jobs(options, default_shapes(options, relation_shapes.CPU, every=False)))
+            _jobs(options, default_shapes(options, relation_graph.CPU, every=False)))
 
 
 def _once(options, device: torch.device, parts: tuple[str, ...]) -> tuple:
@@ -75,9 +74,9 @@ def default_shapes(options, synthetic: tuple[str, ...], every: bool) -> list[str
     the imitated only."""
     if options.quick:
         return ["tiny-typed"]
-    there = [name for name in relation_shapes.FILES if options.data
+    there = [name for name in relation_graph.FILES if options.data
              and Path(options.data, f"{name}.npz").is_file()]
-    real = {name: shape for shape in synthetic if (name := relation_shapes.NEEDLESS.get(shape))
+    real = {name: shape for shape in synthetic if (name := relation_graph.NEEDLESS.get(shape))
             in there}
     files = [name for name in there if every or name in real]
     return files + [shape for shape in synthetic if shape not in real.values()]
@@ -90,11 +89,11 @@ def _jobs(options, names: list[str]) -> tuple[Job, ...]:
 
 
 def _shape(name: str, data: str | None) -> RelationShape:
-    if name in relation_shapes.SHAPES:
-        return relation_shapes.SHAPES[name]
+    if name in relation_graph.SHAPES:
+        return relation_graph.SHAPES[name]
     if data:
         return relation_graph.in_file(data, name)
-    raise ValueError(f"no shape {name!r}; known: {', '.join(relation_shapes.SHAPES)}, and with "
+    raise ValueError(f"no shape {name!r}; known: {', '.join(relation_graph.SHAPES)}, and with "
                      "--data the files there")
 
 

@@ -35,13 +35,15 @@ def markdown(result: Result) -> str:
 
 
 def show(result: Result, style: str = "rich") -> None:
-    """Print to standard output."""
+    """Print to standard output; without rich installed, Markdown."""
+    try:
+        from rich.console import Console
+        from rich.table import Table
+    except ImportError:
+        style = "markdown"
     if style == "markdown":
         print(markdown(result))
         return
-    from rich.console import Console
-    from rich.table import Table
-
     console = Console()
     if not console.is_terminal:
         # Into a file, rich would wrap the columns at 80 characters.

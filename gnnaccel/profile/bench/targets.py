@@ -2,7 +2,7 @@
 
 Metrics (see ``metrics.py``): ``vs_native``, ``vs_compiled`` and ``vs_cusparse`` are speed-ups
 (their time over ours), as is ``vs_dgl_cuda``, against what DGL's CUDA build took on an H200
-(`dgl_figures`: true of no other GPU); ``vs_floor`` is our time over that of gathering the rows
+(`metrics.CUDA`: true of no other GPU); ``vs_floor`` is our time over that of gathering the rows
 once, ``int8_gain`` and ``bf16_gain`` fp32's time over that of rows in this format, ``peak_mib``
 extra memory in MiB (beyond cached structure), ``rel_l2`` the difference from the host's output and
 input gradient, ``ms`` and ``us`` plain times. A shape, layer or mode of "*" stands for all; the

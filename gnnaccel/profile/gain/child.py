@@ -71,19 +71,11 @@ class Run:
 
     def write(self, ended: bool) -> None:
         """``ended``: by itself."""
-        import torch
-
-        from gnnaccel import session
-        from gnnaccel.cuda import driver
-        from gnnaccel.dispatch.observe import counters
-
         memory = peak_memory()
         if self._looking is not None:
             self._looking.end()
-        found = {**self.steps.as_dict(), "ended": ended, "memory_bytes": memory,
+        found = {**seen(self.steps), "ended": ended, "memory_bytes": memory,
                  "startup": None if self._first is None else self._first - self.spec["start"],
-                 "stats": counters.stats(), "compiled": driver.compile_seconds(),
-                 "gpu": torch.cuda.is_initialized(), "captured": session.status()["captured"],
                  "look": None if self.look is None else self.look.as_dict()}
         Path(self.spec["out"]).write_text(json.dumps(found), encoding="utf-8")
 
@@ -102,6 +94,19 @@ def main() -> int:
     if not status:
         run.write(ended=True)
     return status
+
+
+def seen(steps: Any) -> dict[str, Any]:
+    """What a run comes to, as plain data: of its `Steps`, and of this process."""
+    import torch
+
+    from gnnaccel import session
+    from gnnaccel.cuda import driver
+    from gnnaccel.dispatch.observe import counters
+
+    return {**steps.as_dict(), "memory_bytes": peak_memory(), "gpu": torch.cuda.is_initialized(),
+            "stats": counters.stats(), "compiled": driver.compile_seconds(),
+            "captured": session.status()["captured"]}
 
 
 def seed(number: int) -> None:

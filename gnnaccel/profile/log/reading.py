@@ -67,11 +67,6 @@ def _is(record: Record, layer: str) -> bool:
     return layer in names
 
 
-def who(record: Record) -> str:
-    """The layer for a reader."""
-    return record["layer"] if record["name"] is None else f"{record['name']} ({record['layer']})"
-
-
 def sizes(record: Record) -> str:
     """The graph in short."""
     graph = record["graph"]

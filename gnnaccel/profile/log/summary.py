@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from gnnaccel.dispatch.observe.records import Record
-from gnnaccel.profile.log.reading import sizes, took, who
+from gnnaccel.profile.log.reading import sizes, took
+from gnnaccel.profile.sinks import who
 
 _WIDEST = 44  # characters of a cell
 

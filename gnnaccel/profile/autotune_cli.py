@@ -10,7 +10,6 @@ from gnnaccel.errors import GnnaccelError
 
 
 def add_parser(commands) -> None:
-    """Add ``autotune`` to an argparse subcommand collection."""
     parser = commands.add_parser("autotune", usage="python -m gnnaccel autotune (--list | "
                                                    "[options] script.py [arguments])",
                                  help="time the ways that a script's layers can go, and keep the "

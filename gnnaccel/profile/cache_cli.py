@@ -14,7 +14,6 @@ _KERNELS = "*.cubin"
 
 
 def add_parser(commands) -> None:
-    """Add ``cache`` to an argparse subcommand collection."""
     parser = commands.add_parser("cache", help="show or clear what is kept on disk")
     parser.set_defaults(run=run)
     parser.add_argument("action", choices=("info", "clear"))
@@ -34,7 +33,6 @@ def run(options, arguments: list[str]) -> int:
 
 
 def info() -> list[str]:
-    """Both folders with their sizes."""
     found = []
     for what, where in (("gnnaccel", store.folder()),
                         ("kernels, kept by CuPy", probe.kernel_cache())):

@@ -82,7 +82,6 @@ def _gathered(device: Any, rows: int, edges: int, seconds) -> float:
 # --- the command line -----------------------------------------------------------------------------
 
 def add_parser(commands) -> None:
-    """Add ``calibrate`` to an argparse subcommand collection."""
     parser = commands.add_parser("calibrate", help="measure this GPU's bandwidths and launch cost "
                                                    "for the cost model")
     parser.set_defaults(run=run)

@@ -101,7 +101,6 @@ def rows(host: str) -> Iterator[tuple[str, str, str, str]]:
 
 
 def document() -> str:
-    """The whole file."""
     import torch
 
     parts = [_HEAD]

@@ -53,6 +53,5 @@ def _plan(stated: Any, given: Any, config: Config, grad: bool, fresh: int) -> Pl
 
 
 def decided_operation(visit: Visit) -> Decided:
-    """The decision on a single operation."""
     plan = operations.choose(visit.args[0], visit.native is not None, visit.config)
     return Decided(plan.rejected, plan)

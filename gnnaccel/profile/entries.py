@@ -1,20 +1,29 @@
-"""What a report adds up: one `Entry` per layer and the way it ran; and how much a kernel moves and
-computes, by estimate."""
+"""What a report adds up: one `Entry` per layer and the way it ran, `Lines` of the user's code and
+`EdgesSeen`. How much a kernel moves and computes, by estimate, next to what a device can do at most
+as the cost model has it."""
 from __future__ import annotations
 
+import linecache
+import os
+import re
+import sys
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from gnnaccel.cuda.structure import chunk_edges
+from gnnaccel.dispatch.graph.tensor_ref import TensorMap, unversioned
 from gnnaccel.dispatch.ir import patterns
 from gnnaccel.dispatch.observe.records import Record
 from gnnaccel.dispatch.observe.watch import Visit
 from gnnaccel.dispatch.ops.aggregation_stated import AggregationSpec
 from gnnaccel.dispatch.ops.plain import PlainSpec
+from gnnaccel.dispatch.plan import cost
 from gnnaccel.dispatch.plan.request import CallSpec
 from gnnaccel.dispatch.policy.reasons import Reason
+from gnnaccel.profile.tables import milliseconds, table
 
 
 @dataclass
@@ -62,14 +71,12 @@ class Entry:
 
     @property
     def forward_each_ms(self) -> float | None:
-        """Of one forward."""
         return self.forward_ms / self.timed if self.timed else None
 
     def as_dict(self) -> dict[str, Any]:
         return {**asdict(self), "total_ms": self.total_ms, "own_ms": self.own_ms}
 
     def add(self, record: Record) -> None:
-        """One more decision."""
         self.cache[record["cache"]] = self.cache.get(record["cache"], 0) + 1
         self.overhead_us += record["overhead_us"] or 0.0
         self.cost_us, self.native_us = record["cost_us"], record["native_us"]
@@ -138,3 +145,155 @@ def degrees(dst: torch.Tensor, count: int) -> list[int]:
     found = torch.bincount(dst.clamp(0, max(0, count - 1)), minlength=count)
     bits = torch.frexp(found.double())[1]  # 0 for 0, else the number of bits
     return torch.bincount(bits).tolist()
+
+
+# --- what a device can do at most -----------------------------------------------------------------
+
+@dataclass(frozen=True)
+class Ceilings:
+    """``bandwidths``: (name, bytes per second) pairs, slowest first; ``flops``: operations per
+    second; ``provenance``: where the numbers were measured."""
+
+    bandwidths: tuple[tuple[str, float], ...]
+    flops: float
+    provenance: str
+
+
+@dataclass(frozen=True)
+class Point:
+    """One kernel of one layer: operations per byte, operations per second, and its share of the
+    slowest bandwidth."""
+
+    name: str
+    intensity: float
+    flops: float
+    bytes_per_s: float
+
+
+def ceilings(device: str) -> Ceilings:
+    """Of "cuda" or "cpu"."""
+    rates = cost.constants()
+    orderings = rates["relational"][device]["orderings"]
+    if device == "cuda":
+        gpu = rates["cuda"]
+        found = gpu.get("ceilings", gpu)  # measured on their own, where they were
+        lines = (("gathered rows, memory", found["gather_hbm"]),
+                 ("gathered rows, L2", found["gather_l2"]))
+        return Ceilings(lines, orderings["flops"], _machine(gpu["provenance"]))
+    return Ceilings((("memory", orderings["bandwidth"]),), orderings["flops"],
+                    _machine(rates["relational"]["cpu"]["provenance"]))
+
+
+def _machine(provenance: str) -> str:
+    """What was measured on, without how."""
+    return re.split(r"[.;] ", provenance, maxsplit=1)[0]
+
+
+def points(entries: list[Entry], device: str) -> list[Point]:
+    """Of the entries whose bytes and operations are known and whose forward was timed."""
+    found = []
+    for entry in entries:
+        each = entry.forward_each_ms
+        if (entry.device == device and entry.route != "native" and each and entry.moved
+            and entry.flops):
+            flops, moved = entry.flops / each * 1e3, entry.moved / each * 1e3
+            found.append(Point(f"{entry.name}: {entry.kernel}", flops / moved, flops, moved))
+    return found
+
+
+# --- by the line of the user's code that called ---------------------------------------------------
+
+#: packages whose frames stand between the user's line and the layer
+_BETWEEN = ("gnnaccel", "torch", "torch_geometric", "dgl", "contextlib", "functools")
+_SHOWN = 20
+Place = tuple[str, int]
+
+
+@dataclass
+class Line:
+    """Milliseconds of all calls from this line, forward and backward; ``routes``: calls by route,
+    ``layers``: by the layer's name."""
+
+    file: str
+    line: int
+    source: str
+    calls: int = 0
+    ms: float = 0.0
+    routes: dict[str, int] = field(default_factory=dict)
+    layers: dict[str, int] = field(default_factory=dict)
+
+
+class Lines:
+    """What is added up while a report measures."""
+
+    def __init__(self) -> None:
+        self._found: dict[Place, Line] = {}
+
+    def called(self, layer: str, route: str) -> Line:
+        """One call, from the line that makes it now."""
+        place = _place()
+        line = self._found.get(place)
+        if line is None:
+            source = linecache.getline(*place).strip()
+            line = self._found[place] = Line(*place, source)
+        line.calls += 1
+        line.routes[route] = line.routes.get(route, 0) + 1
+        line.layers[layer] = line.layers.get(layer, 0) + 1
+        return line
+
+    def as_dicts(self) -> list[dict[str, Any]]:
+        """By the time they took, most first."""
+        return [asdict(line) for line in sorted(self._found.values(), key=lambda one: -one.ms)]
+
+    def __str__(self) -> str:
+        lines = self.as_dicts()[:_SHOWN]
+        total = sum(line.ms for line in self._found.values()) or 1.0
+        rows = [(f"{os.path.basename(one['file'])}:{one['line']}", one["source"][:60],
+                 ", ".join(one["layers"]), one["calls"], milliseconds(one["ms"]),
+                 f"{one['ms'] / total:.0%}",
+                 ", ".join(f"{n} {route}" for route, n in one["routes"].items())) for one in lines]
+        return table("lines that call layers, forward and backward",
+                     ("line", "source", "layers", "calls", "ms", "share", "ran by"), rows,
+                     right=("calls", "ms", "share")) if rows else ""
+
+
+def _place() -> Place:
+    """File and line of the innermost frame that is the user's."""
+    frame = sys._getframe(1)
+    while (frame.f_back is not None
+           and frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN):
+        frame = frame.f_back
+    return frame.f_code.co_filename, frame.f_lineno
+
+
+# --- whether calls come over the same edges again, or over new ones each time ---------------------
+
+class EdgesSeen:
+    """Of one layer. ``calls``: over edges that could be told apart; ``new``: over a tensor that had
+    not come before, or was written to since; ``sizes``: the different numbers of edges."""
+
+    def __init__(self) -> None:
+        self.calls = self.new = 0
+        self.sizes: set[int] = set()
+        self._known: TensorMap[bool] = TensorMap()
+
+    def note(self, visit: Visit) -> None:
+        edges = _edges((*visit.args, *visit.kwargs.values()))
+        if edges is None or unversioned((edges,)):
+            return
+        self.calls += 1
+        self.sizes.add(edges.shape[1])
+        if self._known.get(edges) is None:
+            self.new += 1
+            self._known.set(edges, True)
+
+
+def _edges(values: Any) -> Tensor | None:
+    """The first tensor of ids of shape [2, E]; of a dictionary by types of edges, its first."""
+    for value in values:
+        if isinstance(value, dict):
+            value = _edges(value.values())
+        if (isinstance(value, Tensor) and value.dim() == 2 and value.shape[0] == 2
+                and not value.is_floating_point() and value.layout is torch.strided):
+            return value
+    return None

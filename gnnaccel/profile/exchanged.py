@@ -30,7 +30,6 @@ class Exchanged:
     backward_ms: float = 0.0
 
     def add(self, exchange: Exchange) -> None:
-        """One more exchange."""
         if exchange.backward:
             self.backwards += 1
             self.backward_bytes += exchange.bytes

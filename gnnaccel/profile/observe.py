@@ -9,10 +9,10 @@ from pathlib import Path
 
 from gnnaccel import store
 from gnnaccel.errors import GnnaccelError
+from gnnaccel.profile.autotune import Tuner
 from gnnaccel.profile.compare import Comparer
 from gnnaccel.profile.report import Report
 from gnnaccel.profile.sinks import rank_path
-from gnnaccel.profile.tuning import Tuner
 
 
 @dataclass

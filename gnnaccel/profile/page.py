@@ -13,8 +13,7 @@ from gnnaccel import adapters
 from gnnaccel._version import __version__
 from gnnaccel.profile import svg
 from gnnaccel.profile.advice import FIRST, marked
-from gnnaccel.profile.ceilings import ceilings, points
-from gnnaccel.profile.entries import Entry
+from gnnaccel.profile.entries import Entry, ceilings, points
 from gnnaccel.profile.pieces import (bars, chart, duration, escape, legend, metric, number, percent,
                                      section, some, table, tiles)
 from gnnaccel.profile.style import STYLE
@@ -30,7 +29,6 @@ _GRAPHS = 6
 
 
 def page(report: Report) -> str:
-    """The page's text."""
     entries = report.entries
     sections = [_unmeasured()]
     if entries:

@@ -15,11 +15,9 @@ from gnnaccel.dispatch.observe.records import Record
 from gnnaccel.dispatch.observe.watch import Run, Visit
 from gnnaccel.profile.advice import FIRST, Advice, advise, marked
 from gnnaccel.profile.compare import Comparison
-from gnnaccel.profile.edges_seen import EdgesSeen
-from gnnaccel.profile.entries import Entry, describe
+from gnnaccel.profile.entries import EdgesSeen, Entry, Line, Lines, describe
 from gnnaccel.profile.exchanged import Exchanges
 from gnnaccel.profile.frames import Frame, Frames, Naming, who
-from gnnaccel.profile.lines import Line, Lines
 from gnnaccel.profile.sides import device_of, named_tensors
 from gnnaccel.profile.sinks import rank_path
 from gnnaccel.profile.tables import milliseconds, size, table
@@ -224,7 +222,6 @@ class Report:
         return sorted(found.values(), key=lambda item: -item["ms"])
 
     def as_dicts(self) -> list[dict[str, Any]]:
-        """The entries as data."""
         return [entry.as_dict() for entry in self.entries]
 
     def __str__(self) -> str:

@@ -169,7 +169,6 @@ def line(record: Record) -> str:
 
 
 def who(record: Record) -> str:
-    """The layer for a reader."""
     return record["layer"] if record["name"] is None else f"{record['name']} ({record['layer']})"
 
 

@@ -15,6 +15,10 @@ def text(x: float, y: float, words: str, anchor: str = "start", css: str = "") -
             f'{html.escape(words)}</text>')
 
 
+def line(x1: float, y1: float, x2: float, y2: float, css: str) -> str:
+    return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" class="{css}"/>'
+
+
 def figure(title: str, width: float, height: float, parts: Sequence[str]) -> str:
     return (f'<svg viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" '
             f'height="{height:.0f}" role="img" '
@@ -43,8 +47,7 @@ def columns(title: str, counts: Sequence[int], width: float,
     if mark is not None:
         place, words = mark
         x = left + place * step
-        parts.append(
-            f'<line x1="{x:.1f}" y1="18" x2="{x:.1f}" y2="{top + height:.1f}" class="mark"/>')
+        parts.append(line(x, 18, x, top + height, "mark"))
         parts.append(text(min(max(x, half := len(words) * CHARACTER / 2), width - half), 13, words,
                           "middle", "small"))
     return figure(title, width, top + height + 40, parts)
@@ -53,8 +56,7 @@ def columns(title: str, counts: Sequence[int], width: float,
 def _bounds(count: int, left: float, step: float, base: float, width: float) -> list[str]:
     """The axis under columns: where each begins, as far as there is room."""
     end = left + count * step
-    parts, taken = [
-        f'<line x1="{left:.1f}" y1="{base:.1f}" x2="{end:.1f}" y2="{base:.1f}" class="axis"/>'], 0.0
+    parts, taken = [line(left, base, end, base, "axis")], 0.0
     for at in range(count + 1):
         x, words = left + at * step, _bound(at)
         half = len(words) * CHARACTER / 2
@@ -101,13 +103,11 @@ class LogPlane:
         for decade in range(self.x0, self.x1 + 1,
                             1 + (self.x1 - self.x0) // int((self.width - self.LEFT) / 44)):
             x, bottom = self.place(10.0**decade, 10.0**self.y0)
-            parts.append(f'<line x1="{x:.1f}" y1="{self.TOP:.1f}" x2="{x:.1f}" '
-                         f'y2="{bottom:.1f}" class="grid"/>')
+            parts.append(line(x, self.TOP, x, bottom, "grid"))
             parts.append(text(x, bottom + 16, _power(decade), "middle", "small"))
         for decade in range(self.y0, self.y1 + 1, 1 + (self.y1 - self.y0) // 10):
             x, y = self.place(10.0**self.x0, 10.0**decade)
-            parts.append(f'<line x1="{x:.1f}" y1="{y:.1f}" x2="{self.width - 18:.1f}" '
-                         f'y2="{y:.1f}" class="grid"/>')
+            parts.append(line(x, y, self.width - 18, y, "grid"))
             parts.append(text(x - 6, y + 4, _power(decade), "end", "small"))
         parts.append(text(self.width - 18, self.HEIGHT - 8, across, "end", "small"))
         parts.append(text(4, 13, upwards, "start", "small"))
@@ -135,11 +135,10 @@ def roofline(title: str, bandwidths: Sequence[tuple[str, float]], flops: float,
     parts = plane.axes("operations per byte", "operations per second")
     for at, (_, rate) in enumerate(bandwidths):
         low = max(10.0**plane.x0, 10.0**plane.y0 / rate)
-        (x1, y1), (x2, y2) = plane.place(low, low * rate), plane.place(flops / rate, flops)
-        parts.append(
-            f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" class="roof{at}"/>')
-    (x1, y1), (x2, y2) = plane.place(min(ridges), flops), plane.place(10.0**plane.x1, flops)
-    parts.append(f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" class="roof0"/>')
+        parts.append(line(*plane.place(low, low * rate), *plane.place(flops / rate, flops),
+                          f"roof{at}"))
+    parts.append(line(*plane.place(min(ridges), flops), *plane.place(10.0**plane.x1, flops),
+                      "roof0"))
     groups: list[tuple[float, float, list[str]]] = []  # of points that cannot be told apart
     for number, x, y in points:
         px, py = plane.place(x, y)

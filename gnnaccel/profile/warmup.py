@@ -15,7 +15,7 @@ from typing import Any
 
 from gnnaccel.cuda import driver, sources
 from gnnaccel.dispatch.observe.records import Record
-from gnnaccel.profile.log import reading
+from gnnaccel.profile.log import summary
 
 DTYPES = ("float32", "float16", "bfloat16")
 Key = tuple[str, str, tuple[tuple[str, str], ...]]
@@ -23,7 +23,6 @@ _NAME, _VALUE = re.compile(r"[A-Za-z_]\w*"), re.compile(r"[\w.+-]*")
 
 
 def add_parser(commands) -> None:
-    """Add ``warmup`` to an argparse subcommand collection."""
     from gnnaccel.adapters.pyg.bench import samples
 
     parser = commands.add_parser("warmup", help="compile the kernels of given layers, or of a "
@@ -79,7 +78,7 @@ def kernels_of(found: Iterable[Record]) -> list[Key]:
 
 
 def _recorded(path: str) -> list[Key]:
-    found = kernels_of(reading.read(path).records)
+    found = kernels_of(summary.read(path).records)
     if not found:
         raise ValueError(f"{path} tells of no kernel: record a run on a GPU, by python -m gnnaccel "
                          f"--log={path} script.py")

@@ -17,7 +17,7 @@ from gnnaccel.dispatch.plan import planner
 from gnnaccel.dispatch.policy import pins, tuned
 from gnnaccel.profile import observe
 from gnnaccel.profile.bench import timing
-from gnnaccel.profile.tuning import Tuner
+from gnnaccel.profile.autotune import Tuner
 
 pytest.importorskip("torch_geometric")
 

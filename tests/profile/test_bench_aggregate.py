@@ -11,8 +11,8 @@ import torch
 from gnnaccel.__main__ import main
 from gnnaccel.adapters.pyg.bench.plain import LAYERS
 from gnnaccel.dispatch.ops.graph import OpGraph
-from gnnaccel.profile.bench import (aggregate_kernels, compiled, guard, metrics, plan, result,
-                                    shapes, suite_aggregate, table, targets, timing)
+from gnnaccel.profile.bench import (compiled, guard, metrics, plan, result, shapes, suite_aggregate,
+                                    table, targets, timing)
 from gnnaccel.profile.bench.result import Record
 
 needs_pyg = pytest.mark.skipif(importlib.util.find_spec("torch_geometric") is None,
@@ -94,7 +94,7 @@ def test_both_ways_sum_the_same(tiny):
     x, grad, weight = torch.randn(tiny.num_nodes,
                                   8), torch.randn(tiny.num_nodes, 8), torch.rand(tiny.num_edges)
     mine, theirs = (way(tiny, x, grad, weight)
-                    for way in (aggregate_kernels.ours, aggregate_kernels.cusparse))
+                    for way in (suite_aggregate.ours, suite_aggregate.cusparse))
     assert torch.allclose(mine[0](), theirs[0](), atol=1e-4)
     assert torch.allclose(mine[1]()[0], theirs[1]()[1], atol=1e-4)
 
@@ -104,7 +104,7 @@ def test_all_operations_have_kernels(device, tiny):
     from gnnaccel.dispatch.ops.call import Kernel
 
     edges = OpGraph(tiny.edge_index, tiny.num_nodes, tiny.num_nodes)
-    for name, operation in aggregate_kernels.operations(edges).items():
+    for name, operation in suite_aggregate.operations(edges).items():
         call = operation.call(*operation.tensors())
         assert type(call.kernel) is Kernel, name
         assert torch.allclose(call.kernel.run(), call.plain(), rtol=1e-3, atol=1e-3), name

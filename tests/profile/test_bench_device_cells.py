@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gnnaccel.adapters.pyg.bench import layers as pyg
-from gnnaccel.profile.bench import floor, shapes, steps, suite_attention, timing
+from gnnaccel.profile.bench import cells, shapes, steps, suite_attention, timing
 
 pytest.importorskip("torch_geometric")
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="the emulation needs g++")
@@ -29,7 +29,7 @@ def graph():
 
 
 def test_floor_by_width_and_degree_law(graph):
-    records = floor.floor_records(graph, [64, 128], timing.QUICK)
+    records = cells.floor_records(graph, [64, 128], timing.QUICK)
     assert [(record.impl, record.layer) for record in records] == [
         ("uniform", "64"), ("uniform", "128"), ("actual", "64"), ("actual", "128")]
     assert [record.error for record in records] == [None] * 4

@@ -12,7 +12,8 @@ pytest.importorskip("torch_geometric")
 
 from gnnaccel.__main__ import main
 from gnnaccel.adapters.pyg.bench import relational as pyg
-from gnnaccel.profile.bench import accel, relation_cells, relation_graph, result, steps, timing
+from gnnaccel.profile.bench import (accel, relation_graph, result, steps, suite_relational,
+                                    timing)
 
 QUICK = ["bench", "--suite", "relational", "--quick", "--device", "cpu"]
 CPU = torch.device("cpu")
@@ -54,7 +55,7 @@ def test_quick_run_measures_and_compares_each_layer(name, out, capsys, monkeypat
 
 
 def test_cells_without_turns_record_routes_and_a_check(graph):
-    records = relation_cells.layer_records(pyg.resolve("rgcn64"), graph, "forward", timing.QUICK)
+    records = suite_relational.layer_records(pyg.resolve("rgcn64"), graph, "forward", timing.QUICK)
     assert [(record.kind, record.impl, record.error) for record in records] == [
         ("relation", "native", None), ("relation", "gnnaccel", None), ("check", "", None)]
     assert "routes" in records[1].values
@@ -82,16 +83,16 @@ def test_wrong_gradients_show_in_the_check(graph, monkeypatch):
             yield
 
     monkeypatch.setitem(accel.CONTEXTS, "gnnaccel", wrong)
-    check = relation_cells.layer_records(pyg.resolve("rgcn64"), graph, "training", timing.QUICK)[-1]
+    check = suite_relational.layer_records(pyg.resolve("rgcn64"), graph, "training", timing.QUICK)[-1]
     assert check.values["weights.grad rel_l2"] == pytest.approx(1, rel=1e-3)
     assert check.values["output rel_l2"] < 1e-6
 
 
 def test_native_that_does_not_fit_is_said_and_not_run(graph, monkeypatch):
-    monkeypatch.setattr(relation_cells, "_free_bytes", lambda device: 1)
-    monkeypatch.setattr(relation_cells, "_taken_over", lambda *_: False)
-    monkeypatch.setattr(relation_cells, "relation_step", lambda *_: pytest.fail("it was run"))
-    records = relation_cells.layer_records(RGAT, graph, "training", timing.QUICK)
+    monkeypatch.setattr(suite_relational, "_free_bytes", lambda device: 1)
+    monkeypatch.setattr(suite_relational, "_taken_over", lambda *_: False)
+    monkeypatch.setattr(suite_relational, "relation_step", lambda *_: pytest.fail("it was run"))
+    records = suite_relational.layer_records(RGAT, graph, "training", timing.QUICK)
     assert [record.impl for record in records] == ["native", "gnnaccel"]
     assert records[0].error.startswith(
         "not run: needs about") and "does not take RGATConv over" in records[1].error
@@ -99,20 +100,20 @@ def test_native_that_does_not_fit_is_said_and_not_run(graph, monkeypatch):
 
 def test_where_native_does_not_fit_gnnaccel_may_not_fall_back(graph, monkeypatch):
     given = []
-    monkeypatch.setattr(relation_cells, "_free_bytes", lambda device: 1)
-    monkeypatch.setattr(relation_cells, "_taken_over", lambda *_: True)
+    monkeypatch.setattr(suite_relational, "_free_bytes", lambda device: 1)
+    monkeypatch.setattr(suite_relational, "_taken_over", lambda *_: True)
     monkeypatch.setattr(accel, "accelerated",
                         lambda **options: given.append(options) or contextlib.nullcontext())
-    native, ours = relation_cells.layer_records(RGAT, graph, "forward", timing.QUICK)
+    native, ours = suite_relational.layer_records(RGAT, graph, "forward", timing.QUICK)
     assert native.timing is None and ours.ms > 0
     assert given == [{"on_fallback": "raise"}]
 
 
 def test_layers_nobody_takes_over_are_told_from_others(monkeypatch):
     untouched(monkeypatch)
-    assert not relation_cells._taken_over(RGAT, "forward", CPU)
+    assert not suite_relational._taken_over(RGAT, "forward", CPU)
     monkeypatch.setattr(accel, "routes", lambda: {"routes": {"torch": 1}, "reasons": {}})
-    assert relation_cells._taken_over(RGAT, "forward", CPU)
+    assert suite_relational._taken_over(RGAT, "forward", CPU)
 
 
 @pytest.mark.parametrize("layer, mode, gib", [
@@ -122,13 +123,13 @@ def test_native_memory_is_what_was_measured_on_fb15k(layer, mode, gib):
     shape = relation_graph.SHAPES["fb15k-size"]
     graph = relation_graph.RelationGraph(shape, torch.zeros(2, shape.num_edges, dtype=torch.int8),
                                          torch.zeros(shape.num_edges, dtype=torch.int8))
-    assert relation_cells.needed_bytes(pyg.resolve(layer), graph,
+    assert suite_relational.needed_bytes(pyg.resolve(layer), graph,
                                         mode) / 2**30 == pytest.approx(gib, rel=0.15)
 
 
 def test_a_slow_call_is_timed_once(graph):
     effort = timing.Effort(patience_s=0.0)
-    native = relation_cells.layer_records(pyg.resolve("rgcn64"), graph, "forward", effort)[0]
+    native = suite_relational.layer_records(pyg.resolve("rgcn64"), graph, "forward", effort)[0]
     assert (native.timing["batches"], native.timing["calls"]) == (1, 1)
     assert native.timing["ms"] == native.timing["first_ms"] > 0
 
@@ -137,7 +138,7 @@ def test_memory_counts_the_first_step(graph, monkeypatch):
     asked = []
     monkeypatch.setattr(timing, "peak_extra_bytes", lambda call,
                         device: asked.append(call()) or 3 * 2**20)
-    records = relation_cells.memory_records(pyg.resolve("rgcn64"), graph, ("native", "gnnaccel"))
+    records = suite_relational.memory_records(pyg.resolve("rgcn64"), graph, ("native", "gnnaccel"))
     assert [(record.kind, record.impl, record.values) for record in records] == [
         ("memory", "native", {"peak_mib": 3.0}), ("memory", "gnnaccel", {"peak_mib": 3.0})]
     assert len(asked) == 2
@@ -157,7 +158,7 @@ def test_passes_are_switched_and_compared(graph, monkeypatch):
 
     monkeypatch.setattr(accel, "accelerated", doubling_when_compacting)
     monkeypatch.setitem(accel.CONTEXTS, "gnnaccel", accel.accelerated)
-    records = relation_cells.passes_records(pyg.resolve("rgcn64"), graph, "training", timing.QUICK)
+    records = suite_relational.passes_records(pyg.resolve("rgcn64"), graph, "training", timing.QUICK)
     assert given == [{"passes": ()}, {"passes": ("compaction",)}, {"passes": ("reordering",)}, {}]
     assert [record.impl for record in records] == ["none", "compaction", "reordering", "all"]
     assert all(record.error is None and record.ms > 0 for record in records)
@@ -178,8 +179,6 @@ def test_real_graphs_take_the_place_of_synthetic_ones(tmp_path, out, monkeypatch
 
 def test_default_shapes_with_and_without_data(tmp_path):
     import argparse
-
-    from gnnaccel.profile.bench import suite_relational
 
     (tmp_path / "fb15k_237.npz").touch()
     options = argparse.Namespace(quick=False, data=None)

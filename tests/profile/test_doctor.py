@@ -21,7 +21,7 @@ from gnnaccel.__main__ import main
 from gnnaccel.adapters import seams
 from gnnaccel.cuda import driver, probe, ready
 from gnnaccel.profile.doctor import cli, packages, places, show
-from gnnaccel.profile.doctor.findings import STATUSES, Finding
+from gnnaccel.profile.doctor.show import STATUSES, Finding
 
 ROOT = Path(gnnaccel.__file__).parent.parent
 

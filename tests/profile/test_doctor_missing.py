@@ -13,7 +13,7 @@ import pytest
 import gnnaccel
 from gnnaccel import session
 from gnnaccel.profile.doctor import packages
-from gnnaccel.profile.doctor.findings import Finding
+from gnnaccel.profile.doctor.show import Finding
 from tests.profile.test_doctor import of
 
 ROOT = Path(gnnaccel.__file__).parent.parent

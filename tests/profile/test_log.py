@@ -13,7 +13,7 @@ from gnnaccel.dispatch.observe import records
 from gnnaccel.dispatch.policy import pins
 from gnnaccel.dispatch.policy.config import Config
 from gnnaccel.profile import warmup
-from gnnaccel.profile.log import decisions, reading, summary
+from gnnaccel.profile.log import decisions, summary
 
 GRAPH = dict(num_src=100, num_dst=100, num_edges=900, self_loops=100)
 NATIVE = dict(route="native", kernel=None,
@@ -64,7 +64,7 @@ def test_what_the_sink_writes_is_what_is_read(tmp_path, monkeypatch):
     driver.note(key)
     sink(made[1])
     sink.close()
-    log = reading.read(tmp_path / "run.jsonl")
+    log = summary.read(tmp_path / "run.jsonl")
     told = [r.pop("kernels") for r in log.records]
     assert not log.problems and log.records == [{k: v for k, v in r.items() if k != "kernels"}
                                                 for r in made]
@@ -75,7 +75,7 @@ def test_what_the_sink_writes_is_what_is_read(tmp_path, monkeypatch):
 
 def test_lines_from_before_a_field_was_added_are_records(tmp_path):
     old = {k: v for k, v in record().items() if k not in records.ADDED}
-    assert reading.read(write(tmp_path / "run.jsonl", [old])).records == [{**records.ADDED, **old}]
+    assert summary.read(write(tmp_path / "run.jsonl", [old])).records == [{**records.ADDED, **old}]
 
 
 def test_half_a_line_is_left_out_and_said(tmp_path, capsys):

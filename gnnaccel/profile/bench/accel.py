@@ -27,7 +27,6 @@ def clear_cache() -> None:
 
 
 def reset_routes() -> None:
-    """Start counting calls at zero."""
     import gnnaccel
 
     gnnaccel.reset_stats()

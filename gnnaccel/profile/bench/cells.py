@@ -3,12 +3,14 @@ gnnaccel, compared with each other; and pairs of calls without a layer."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
 
-from gnnaccel.profile.bench import accel, steps, timing
+from gnnaccel.cuda.gather import row_gather
+from gnnaccel.dispatch.graph.view import GraphView
+from gnnaccel.profile.bench import accel, shapes, steps, timing
 from gnnaccel.profile.bench.guard import Budget, guarded
 from gnnaccel.profile.bench.plan import Measuring
 from gnnaccel.profile.bench.result import Record
@@ -73,7 +75,6 @@ def measure_step(step: Any, effort: timing.Effort) -> tuple[dict, dict]:
 
 
 def place_of(layer: Any, graph: Any, mode: str) -> dict[str, Any]:
-    """Where a record belongs."""
     return dict(shape=graph.shape.name, layer=layer.name, mode=mode, device=graph.device.type)
 
 
@@ -226,6 +227,39 @@ def copy_bandwidth(plan: Measuring) -> float:
 
 
 def rel_l2(got: torch.Tensor, expected: torch.Tensor) -> float:
-    """The relative difference in the L2 norm."""
     gap = torch.linalg.vector_norm(got.float() - expected, dtype=torch.float64)
     return float(gap / torch.linalg.vector_norm(expected, dtype=torch.float64))
+
+
+# --- the floor ------------------------------------------------------------------------------------
+
+# Gathering every edge's source row once along the CSC and summing, and nothing else. Measured on
+# the graph itself and on one with the same size and uniform degrees; the latter is the floor that
+# targets are stated against, as its work is balanced without effort.
+
+def floor_records(graph: shapes.Graph, widths: Collection[int],
+                  effort: timing.Effort) -> list[Record]:
+    """One record per width (in features, as ``layer``) and degree law (``impl``: "actual" or
+    "uniform")."""
+    records = []
+    for impl in ("uniform", "actual"):
+        def prepared(impl=impl):
+            same = (graph if impl == "actual"
+                    else shapes.make(shapes.uniform(graph.shape), graph.device))
+            return GraphView(same.edge_index, graph.num_nodes, graph.num_nodes).csc(places=False)
+
+        rows, error = guarded(prepared, graph.device)
+        for width in sorted(widths):
+            call, failed = (None, error) if error else guarded(
+                lambda: _gathering(rows, graph, width), graph.device)
+            place = Record("floor", graph.shape.name, str(width), impl=impl,
+                           device=graph.device.type)
+            records.append(call_record(place, call, failed, graph.device, effort))
+        rows = call = None
+        timing.release(graph.device)
+    return records
+
+
+def _gathering(rows: Any, graph: shapes.Graph, width: int) -> Callable[[], object]:
+    x = torch.randn(graph.num_nodes, width, device=graph.device)
+    return lambda: row_gather(rows, x)

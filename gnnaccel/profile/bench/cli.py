@@ -10,8 +10,8 @@ from gnnaccel.profile.bench import result as results
 from gnnaccel.profile.bench.result import Record, Result, progress
 
 #: by name, the module with ``from_options``, which makes a plan of the options and raises
-#: ValueError on those that mean nothing to the suite, and the function of (plan, budget) that
-#: yields records
+#: ValueError on names that do not exist, devices that are not there and options that mean nothing
+#: to the suite; and the function of (plan, budget) that yields records, what matters most first
 SUITES = {"attention": ("suite_attention", "attention"),
           "attention-kernel": ("suite_attention", "attention_kernel"),
           "relational": ("suite_relational", "relational"), "dgl": ("suite_dgl", "dgl"),
@@ -22,7 +22,6 @@ SUITES = {"attention": ("suite_attention", "attention"),
 
 
 def add_parser(commands) -> None:
-    """Add ``bench`` to an argparse subcommand collection."""
     parser = commands.add_parser("bench",
                                  help="measure gnnaccel against the host and torch.compile")
     parser.set_defaults(run=run)

@@ -28,7 +28,6 @@ class Measuring:
     order: str = "random"
 
     def effort_on(self, device: torch.device) -> timing.Effort:
-        """CPUs are noisy: more and longer samples than a GPU needs."""
         return calm(self.effort) if device.type == "cpu" else self.effort
 
 
@@ -80,7 +79,6 @@ def device(options) -> torch.device:
 
 
 def effort(options) -> timing.Effort:
-    """How long each cell may take."""
     found = timing.QUICK if options.quick else timing.Effort()
     return dataclasses.replace(found, batches=options.repeat) if options.repeat else found
 

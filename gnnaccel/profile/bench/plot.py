@@ -23,14 +23,16 @@ def draw(result: Result, path: str) -> None:
 
     cells = _drawn(metrics.cells(result))
     modes = [mode for mode in TITLES if any(cell.mode == mode for cell in cells)] or ["forward"]
-    shapes, layers = _unique(cell.shape for cell in cells), _unique(cell.layer for cell in cells)
+    shapes, layers = (list(dict.fromkeys(getattr(cell, name) for cell in cells))
+                      for name in ("shape", "layer"))
+    by_place = {(cell.shape, cell.layer, cell.mode): cell for cell in reversed(cells)}
     figure, axes = pyplot.subplots(len(modes), 1, figsize=(max(7.0, 2.4 * len(shapes) + 2),
                                                            3.6 * len(modes)),
                                    squeeze=False, sharex=True, facecolor="white",
                                    layout="constrained")
     for axis, mode in zip(axes[:, 0], modes):
         for index, layer in enumerate(layers):
-            _series(axis, [_cell(cells, shape, layer, mode) for shape in shapes], index,
+            _series(axis, [by_place.get((shape, layer, mode)) for shape in shapes], index,
                     len(layers))
         _dress(axis, shapes, TITLES[mode])
     handles = _handles(layers, any(cell.ms("compiled") for cell in cells))
@@ -63,7 +65,6 @@ def _speedup(cell: metrics.Cell) -> float | None:
 
 
 def _series(axis, cells: list[metrics.Cell | None], index: int, count: int) -> None:
-    """One layer's bars over all shapes."""
     width = 0.8 / count
     for group, cell in enumerate(cells):
         if cell is None:
@@ -115,12 +116,3 @@ def _handles(layers: list[str], compiled: bool) -> list:
             for index, layer in enumerate(layers)]
     diamond = Line2D([], [], label="the same under torch.compile, without gnnaccel", **DIAMOND)
     return [*bars, diamond] if compiled else bars
-
-
-def _cell(cells: list[metrics.Cell], shape: str, layer: str, mode: str) -> metrics.Cell | None:
-    return next((cell for cell in cells if (cell.shape, cell.layer,
-                                            cell.mode) == (shape, layer, mode)), None)
-
-
-def _unique(names) -> list[str]:
-    return list(dict.fromkeys(names))

@@ -59,7 +59,6 @@ class Result:
     records: list[Record] = dataclasses.field(default_factory=list)
 
     def find(self, **fields) -> list[Record]:
-        """Records whose fields equal the given ones."""
         return [r for r in self.records if all(getattr(r, name) == value
                                                for name, value in fields.items())]
 

@@ -172,7 +172,6 @@ def load_file(path: str) -> None:
 
 
 def main() -> int:
-    """As the command line says."""
     given = json.loads(sys.argv[1])
     if "preload" in given:
         from gnnaccel.profile.bench import script_forks

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from gnnaccel.profile.bench.script_child import load_file
-from gnnaccel.profile.gain.processes import kill_group
+from gnnaccel.profile.gain.child import kill_group
 
 _POLL_S = 0.01
 _ENDS_S = 2.0
@@ -51,7 +51,7 @@ class Forks:
 
     def run(self, spec: dict[str, Any], environment: dict[str, str], said: dict[str, str],
             limit: float) -> int | None:
-        """One run; as `processes.limited`. ``said``: paths of files for ``output`` and
+        """One run; as `child.limited`. ``said``: paths of files for ``output`` and
         ``errors``."""
         assert self._server.stdin is not None
         job = {"spec": spec, "environment": environment, "said": said, "limit": limit}
@@ -60,7 +60,6 @@ class Forks:
         return self._answer(limit + 60.0)
 
     def close(self) -> None:
-        """End it."""
         assert self._server.stdin is not None and self._server.stdout is not None
         with contextlib.suppress(OSError):
             self._server.stdin.close()

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from gnnaccel.profile.bench import text
 from gnnaccel.profile.bench.metrics import ratio
@@ -12,23 +12,37 @@ from gnnaccel.profile.bench.script_child import BOUND, CAPTURE, COLD, ENABLED, N
 from gnnaccel.profile.bench.script_figures import KIND
 
 Runs = dict[str, Record]
-#: native's over ours, by the column's title
-_RATIOS: dict[str, Callable[[Runs], float | None]] = {
-    "gain": lambda runs: _over(runs, ENABLED, _ms),
-    "capture gain": lambda runs: _over(runs, CAPTURE, _ms),
-    "in turns": lambda runs: _in_turns(runs, ENABLED),
-    "capture in turns": lambda runs: _in_turns(runs, CAPTURE),
-    "bound": lambda runs: _over_bound(runs),
-    "loop gain": lambda runs: _over(runs, ENABLED, _value("loop_ms")),
-    "capture loop": lambda runs: _over(runs, CAPTURE, _value("loop_ms")),
-    "cold wall": lambda runs: _over(runs, COLD, _wall),
-    "wall": lambda runs: _over(runs, ENABLED, _wall),
-    "memory": lambda runs: _over(runs, ENABLED, _value("peak_mib")),
+Notes = dict[str, str]
+
+
+def _time(part: str) -> Callable[[Runs, Notes], str]:
+    def column(runs: Runs, notes: Notes) -> str:
+        record = runs.get(part)
+        return (text.MISSING if record is None else text.failure(record, notes) if record.error
+                else text.number(record.ms))
+
+    return column
+
+
+#: by title, what a column shows; numbers are native's over ours, and have a mean
+_COLUMNS: dict[str, Callable[[Runs, Notes], str | float | None]] = {
+    "native ms": _time(NATIVE),
+    "gnnaccel ms": _time(ENABLED),
+    "gain": lambda runs, notes: _over(runs, ENABLED, _ms),
+    "capture ms": _time(CAPTURE),
+    "capture gain": lambda runs, notes: _over(runs, CAPTURE, _ms),
+    "in turns": lambda runs, notes: _in_turns(runs, ENABLED),
+    "capture in turns": lambda runs, notes: _in_turns(runs, CAPTURE),
+    "bound": lambda runs, notes: _over_bound(runs),
+    "loop gain": lambda runs, notes: _over(runs, ENABLED, _value("loop_ms")),
+    "capture loop": lambda runs, notes: _over(runs, CAPTURE, _value("loop_ms")),
+    "cold wall": lambda runs, notes: _over(runs, COLD, _wall),
+    "wall": lambda runs, notes: _over(runs, ENABLED, _wall),
+    "memory": lambda runs, notes: _over(runs, ENABLED, _value("peak_mib")),
+    "loss": lambda runs, notes: _loss(runs),
+    "by kernels": lambda runs, notes: _share(runs),
+    "steps": lambda runs, notes: _steps(runs),
 }
-_TIMES = {"native ms": NATIVE, "gnnaccel ms": ENABLED, "capture ms": CAPTURE}
-_COLUMNS = ("native ms", "gnnaccel ms", "gain", "capture ms", "capture gain", "in turns",
-            "capture in turns", "bound", "loop gain", "capture loop", "cold wall", "wall",
-            "memory", "loss", "by kernels", "steps")
 _MEANING = ("gains and ratios are native's over gnnaccel's: above 1, gnnaccel takes less; "
             "loss: largest relative difference in the first five steps; by kernels: layers' calls "
             "that did not run natively")
@@ -40,13 +54,14 @@ def section(result: Result) -> text.Section:
     scripts: dict[tuple[str, str], Runs] = {}
     for record in result.find(kind=KIND):
         scripts.setdefault((record.layer, record.device), {})[record.impl] = record
-    rows = [[_name(*key), *(_cell(title, runs, notes) for title in _COLUMNS)]
-            for key, runs in scripts.items()]
+    found = {key: [column(runs, notes) for column in _COLUMNS.values()]
+             for key, runs in scripts.items()}
+    rows = [[_name(*key), *(one if isinstance(one, str) else text.ratio(one) for one in cells)]
+            for key, cells in found.items()]
     if not rows:
         return text.Section("Scripts", (), [])
-    gained = sum(_RATIOS["gain"](runs) is not None for runs in scripts.values())
-    rows.append([f"geometric mean of {gained}",
-                 *(_mean(title, list(scripts.values())) for title in _COLUMNS)])
+    gained = sum(_COLUMNS["gain"](runs, notes) is not None for runs in scripts.values())
+    rows.append([f"geometric mean of {gained}", *map(_mean, zip(*found.values()))])
     columns = ("script", *_COLUMNS)
     shown = [place for place in range(len(columns))
              if any(row[place] != text.MISSING for row in rows)]
@@ -56,20 +71,18 @@ def section(result: Result) -> text.Section:
                         (*text.notes_of(notes), *_failures(scripts), _MEANING))
 
 
-def _cell(title: str, runs: Runs, notes: dict[str, str]) -> str:
-    if title in _RATIOS:
-        return text.ratio(_RATIOS[title](runs))
-    if title in _TIMES:
-        record = runs.get(_TIMES[title])
-        return (text.MISSING if record is None else text.failure(record, notes) if record.error
-                else text.number(record.ms))
-    if title == "loss":
-        return _loss(runs)
-    if title == "steps":
-        native = runs.get(NATIVE) or runs.get(ENABLED)
-        return str(native.values["steps"]) if native and native.timing else text.MISSING
-    ours = runs.get(ENABLED)
-    share = ours.values.get("share") if ours else None
+def _mean(cells: Sequence[str | float | None]) -> str:
+    ratios = [one for one in cells if one and not isinstance(one, str)]
+    return text.ratio(statistics.geometric_mean(ratios) if ratios else None)
+
+
+def _steps(runs: Runs) -> str:
+    native = runs.get(NATIVE) or runs.get(ENABLED)
+    return str(native.values["steps"]) if native and native.timing else text.MISSING
+
+
+def _share(runs: Runs) -> str:
+    share = runs[ENABLED].values.get("share") if ENABLED in runs else None
     return text.MISSING if share is None else f"{share:.0%}"
 
 
@@ -77,13 +90,6 @@ def _loss(runs: Runs) -> str:
     found = [float(runs[part].values["loss_difference"]) for part in (ENABLED, CAPTURE)
              if part in runs and runs[part].values.get("loss_difference") is not None]
     return f"{max(found):.0e}" if found else text.MISSING
-
-
-def _mean(title: str, scripts: list[Runs]) -> str:
-    if title not in _RATIOS:
-        return text.MISSING
-    found = [one for one in map(_RATIOS[title], scripts) if one]
-    return text.ratio(statistics.geometric_mean(found) if found else None)
 
 
 def _failures(scripts: dict[tuple[str, str], Runs]) -> list[str]:

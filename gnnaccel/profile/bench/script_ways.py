@@ -62,7 +62,6 @@ class Turns:
         self._made: dict[str, Any] = {}
 
     def stepped(self) -> None:
-        """A step has ended."""
         self.ways.append(self._way)
         if len(self.ways) % BLOCK:
             return

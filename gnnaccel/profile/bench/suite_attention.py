@@ -18,8 +18,7 @@ from gnnaccel.dispatch.graph.view import GraphView
 from gnnaccel.dispatch.ir import attention_programs, patterns
 from gnnaccel.dispatch.ir.program import Program
 from gnnaccel.dispatch.run import attention as attention_run
-from gnnaccel.profile.bench import (accel, batches, cells, compiled, floor, plan, shapes, steps,
-                                    timing)
+from gnnaccel.profile.bench import accel, batches, cells, compiled, plan, shapes, steps, timing
 from gnnaccel.profile.bench.cells import Pair
 from gnnaccel.profile.bench.guard import Budget, guarded
 from gnnaccel.profile.bench.plan import Plan
@@ -32,8 +31,6 @@ CPU_SHAPES = (shapes.Shape("batch-10k", 3_000, 10_000, 60), shapes.SHAPES["cora"
 
 
 def from_options(options) -> Plan:
-    """A plan from parsed options. Raises ValueError on names that do not exist and devices that are
-    not there."""
     default = ("tiny",) if options.quick else shapes.DEFAULT
     parts = plan.parts(options, PARTS, ("cpu",) if options.quick else ())
     return Plan(plan.jobs(options, tuple((name, tuple(pyg.LAYERS)) for name in default),
@@ -42,8 +39,6 @@ def from_options(options) -> Plan:
 
 
 def attention(plan: Plan, budget: Budget) -> Iterator[Record]:
-    """The records, what matters most first. The caller stores each as it comes and stops asking
-    when time is up."""
     if {"floor", "layers", "structure"} & set(plan.parts):
         for shape, layers in plan.jobs:
             yield from cells.on_graph(plan, shape, shapes.make,
@@ -63,7 +58,7 @@ def attention(plan: Plan, budget: Budget) -> Iterator[Record]:
 def _on_graph(plan: Plan, graph: Graph, layers: tuple, budget: Budget) -> Iterator[Record]:
     """All layers on one graph, its floors and its structure building."""
     if "floor" in plan.parts:
-        yield from floor.floor_records(graph, {spec.out_channels for spec in layers}, plan.effort)
+        yield from cells.floor_records(graph, {spec.out_channels for spec in layers}, plan.effort)
     if "layers" in plan.parts:
         yield from cells.in_modes(layers, budget, lambda spec, mode: cells.records_of(
             "layer", cells.place_of(spec, graph, mode), plan.impls,
@@ -124,7 +119,7 @@ def kernel_records(graph: Graph, effort: timing.Effort) -> Iterator[Record]:
     """All kernel cells of one graph, and the floor for their widths."""
     device = graph.device
     if device.type == "cuda":
-        yield from floor.floor_records(graph, {heads * width for heads, width in SIZES}, effort)
+        yield from cells.floor_records(graph, {heads * width for heads, width in SIZES}, effort)
 
     def peak(pair: Pair, mode: str) -> dict[str, float]:
         return cells.peak_mib(pair[steps.MODES.index(mode)], device)

@@ -17,8 +17,8 @@ import torch
 from gnnaccel.adapters.dgl import bench as dgl_layers
 from gnnaccel.adapters.pyg.bench import layers as pyg
 from gnnaccel.adapters.pyg.bench import relational
-from gnnaccel.profile.bench import (accel, cells, plan, relation_cells, relation_graph, shapes,
-                                    steps, timing)
+from gnnaccel.profile.bench import (accel, cells, plan, relation_graph, shapes, steps,
+                                    suite_relational, timing)
 from gnnaccel.profile.bench.guard import Budget
 from gnnaccel.profile.bench.metrics import TWIN
 from gnnaccel.profile.bench.plan import Job, Plan
@@ -58,8 +58,7 @@ _TWINS = {"GAT 8x8": "GAT 8x8", "GATv2 4x16": "GATv2 4x16", "DotGat 1x64": "Tran
 
 
 def from_options(options) -> Plan:
-    """A plan from parsed options. Raises ValueError on names that do not exist, on devices that are
-    not there, without DGL."""
+    """ValueError without DGL, too."""
     plan.parts(options, ())  # the suite has none: naming one is an error
     found = jobs(options, plan.device(options))
     why = dgl_layers.problem()
@@ -90,8 +89,6 @@ def _shape(name: str) -> AnyShape:
 
 
 def dgl(plan: Plan, budget: Budget) -> Iterator[Record]:
-    """The records, what matters most first. The caller stores each as it comes and stops asking
-    when time is up."""
     effort = plan.effort_on(plan.device)
     for shape, layers in plan.jobs:
         if budget.spent:
@@ -172,6 +169,6 @@ def _twin(name: str, source: shapes.Graph, mode: str) -> tuple[Callable[[], Any]
     if isinstance(source, relation_graph.RelationGraph):
         twin = relational.resolve(name)
         return (lambda: relation_step(twin, source, mode),
-                relation_cells.refusal(twin, source, mode))
+                suite_relational.refusal(twin, source, mode))
     spec = pyg.resolve(name)
     return lambda: steps.layer_step(spec, source, mode), None

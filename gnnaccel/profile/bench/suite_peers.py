@@ -7,9 +7,8 @@ from typing import Any
 
 from gnnaccel.adapters.pyg.bench import layers as attention
 from gnnaccel.adapters.pyg.bench import plain, relational
-from gnnaccel.profile.bench import (accel, cells, compiled, peers, plan, relation_cells,
-                                    relation_graph, shapes, steps,
-                                    suite_aggregate)
+from gnnaccel.profile.bench import (accel, cells, compiled, peers, plan, relation_graph, shapes,
+                                    steps, suite_aggregate, suite_relational)
 from gnnaccel.profile.bench.guard import Budget
 from gnnaccel.profile.bench.plan import Plan
 from gnnaccel.profile.bench.relation_graph import RelationShape
@@ -61,7 +60,8 @@ def peers_suite(wanted: Plan, budget: Budget) -> Iterator[Record]:
 def typed_records(name: str, graph: relation_graph.RelationGraph, wanted: Plan) -> list[Record]:
     """`RELATIONAL` or its peer over one graph; the peer natively."""
     impls = wanted.impls if name == RELATIONAL else ("native",)
-    return relation_cells.layer_records(relational.LAYERS[name], graph, MODE, wanted.effort, impls)
+    return suite_relational.layer_records(relational.LAYERS[name], graph, MODE, wanted.effort,
+                                          impls)
 
 
 def layer_records(name: str, graph: shapes.Graph, wanted: Plan) -> Iterator[Record]:

@@ -119,7 +119,6 @@ class Case:
 
 
 def case(graph: Graph, heads: int, width: int, seed: int = 0) -> Case:
-    """Random rows on a graph."""
     view = GraphView(graph.edge_index, graph.num_nodes, graph.num_nodes)
     by_dst, by_src = view.csc(), view.csr()
     random = torch.Generator(graph.device).manual_seed(seed)

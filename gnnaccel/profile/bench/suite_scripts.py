@@ -24,7 +24,7 @@ from gnnaccel.profile.bench.result import Record, progress
 from gnnaccel.profile.bench.script_child import (BOUND, CAPTURE, COLD, ENABLED, NATIVE, TURNS,
                                                  Spec)
 from gnnaccel.profile.bench.script_forks import CannotFork, Forks
-from gnnaccel.profile.gain.processes import limited
+from gnnaccel.profile.gain.child import limited
 
 #: in the order of a script's runs
 PARTS = (NATIVE, COLD, ENABLED, CAPTURE, TURNS, BOUND)

@@ -38,7 +38,6 @@ def from_options(options) -> Plan:
 
 
 def segment_gemm(plan: Plan, budget: Budget) -> Iterator[Record]:
-    """The records, by shape and precision."""
     bandwidth = cells.copy_bandwidth(plan)
     for shape, precisions in plan.jobs:
         for precision in precisions:

@@ -24,7 +24,6 @@ def sections(result: Result) -> list[Section]:
 
 
 def markdown(result: Result) -> str:
-    """All sections as Markdown."""
     lines = [_headline(result), ""]
     for section in sections(result):
         lines += [f"### {section.title}", "", _line(section.columns),

@@ -11,6 +11,7 @@ worst of them counts.
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 from gnnaccel.profile.bench import metrics
 from gnnaccel.profile.bench.result import Result
@@ -59,15 +60,14 @@ class Verdict:
 
 
 def _pair(shape: str, layer: str, forward: float, training: float, metric: str = "vs_native",
-          kind: str = "layer") -> list[Target]:
+          kind: str = "layer", peak_mib: float | None = None) -> list[Target]:
+    peak = [Target(kind, shape, layer, "*", "peak_mib", peak_mib)] if peak_mib else []
     return [Target(kind, shape, layer, "forward", metric, forward),
-            Target(kind, shape, layer, "training", metric, training)]
+            Target(kind, shape, layer, "training", metric, training), *peak]
 
 
-def _relation(shape: str, layer: str, forward: float, training: float,
-              peak_mib: float | None = None) -> list[Target]:
-    peak = [Target("relation", shape, layer, "*", "peak_mib", peak_mib)] if peak_mib else []
-    return _pair(shape, layer, forward, training, kind="relation") + peak
+_relation = functools.partial(_pair, kind="relation")
+_over_dgl = functools.partial(_pair, metric="vs_dgl_cuda", kind="dgl")
 
 
 def _ahead_of_dgl(shape: str, factor: float, forward: float, training: float) -> list[Target]:
@@ -76,12 +76,6 @@ def _ahead_of_dgl(shape: str, factor: float, forward: float, training: float) ->
     return [Target("relation", shape, "RGCN 64", mode, "ms", round(ms / factor, 2),
                    why=f"{factor:g}x DGL on an H200")
             for mode, ms in (("forward", forward), ("training", training))]
-
-
-def _over_dgl(shape: str, layer: str, forward: float, training: float,
-              peak_mib: float | None = None) -> list[Target]:
-    peak = [Target("dgl", shape, layer, "*", "peak_mib", peak_mib)] if peak_mib else []
-    return _pair(shape, layer, forward, training, "vs_dgl_cuda", "dgl") + peak
 
 
 ATTENTION: tuple[Target, ...] = (
@@ -108,10 +102,10 @@ ATTENTION: tuple[Target, ...] = (
 RELATIONAL: tuple[Target, ...] = (
     *(target for shape in ("fb15k-size", "fb15k_237") for target in (
         *_relation(shape, "RGCN 64", 50, 40), *_relation(shape, "FastRGCN 64", 10, 20),
-        *_relation(shape, "RGAT 64", 15, 25, 512))),
-    *_relation("am-size", "RGCN 64", 25, 25, 4096),
+        *_relation(shape, "RGAT 64", 15, 25, peak_mib=512))),
+    *_relation("am-size", "RGCN 64", 25, 25, peak_mib=4096),
     *_relation("mag-size", "RGCN 64", 8, 8),
-    *_relation("mag-inverse-size", "HGT 4x16", 20, 20, 10240),
+    *_relation("mag-inverse-size", "HGT 4x16", 20, 20, peak_mib=10240),
     # A first step, so that what is built for the graph counts too.
     Target("memory", "wikikg2-size", "RGCN 64", "training", "peak_mib", 12288),
     Target("memory", "wikikg2-size", "RGAT 64", "training", "peak_mib", 12288),
@@ -128,9 +122,9 @@ RELATIONAL: tuple[Target, ...] = (
 )
 
 DGL: tuple[Target, ...] = (
-    *_over_dgl("proteins", "GAT 8x8", 6, 4, 1024),
+    *_over_dgl("proteins", "GAT 8x8", 6, 4, peak_mib=1024),
     *_over_dgl("reddit", "GAT 8x8", 20, 10),
-    *_over_dgl("proteins", "GATv2 4x16", 15, 8, 1024),
+    *_over_dgl("proteins", "GATv2 4x16", 15, 8, peak_mib=1024),
     *_over_dgl("proteins", "DotGat 1x64", 4, 3),
     *_over_dgl("fb15k-size", "RelGraphConv 64", 10, 10),
     *_over_dgl("mag-inverse-size", "HGT 4x16", 30, 100),

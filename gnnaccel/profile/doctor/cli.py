@@ -10,13 +10,12 @@ import warnings
 from collections.abc import Iterator
 
 from gnnaccel.profile.doctor import packages, places, show
-from gnnaccel.profile.doctor.findings import Finding
+from gnnaccel.profile.doctor.show import Finding
 
 SCHEMA = 1
 
 
 def add_parser(commands) -> None:
-    """Add ``doctor`` to an argparse subcommand collection."""
     parser = commands.add_parser("doctor", help="check versions, GPU, kernels, caches and hosts, "
                                                 "and say what to fix")
     parser.set_defaults(run=run)
@@ -38,7 +37,6 @@ def run(options, arguments: list[str]) -> int:
 
 
 def examine() -> Iterator[Finding]:
-    """All findings."""
     yield from packages.check()
     bridge = packages.bridge()
     if bridge is not None:

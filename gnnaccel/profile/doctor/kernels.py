@@ -6,7 +6,7 @@ run on, the tests' emulation included.
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -162,7 +162,6 @@ def _pairwise(case: Case) -> Iterator[tuple[str, float]]:
 
 def _attended(case: Case, program, tensors: dict[str, Tensor],
               pmf: bool = False) -> tuple[float, float]:
-    """Errors of the output and of the worst gradient."""
     heads, width = tensors["x" if "x" in tensors else "keys"].shape[1:]
     fused = patterns.attention(program)
     assert fused is not None
@@ -229,22 +228,24 @@ def _edge_list(case: Case) -> Iterator[tuple[str, float]]:
 
 def _segments(case: Case) -> Iterator[tuple[str, float]]:
     ends = torch.tensor([0, 0, 31, 200, 201, 300], device="cpu")
-    segments = Segments(ends.to(case.device, torch.int32), 300)
+    segments, spans = Segments(ends.to(case.device, torch.int32), 300), ends.diff().tolist()
+
+    def each(rows: Tensor, others: Iterable[Tensor]) -> list[Tensor]:
+        """Products in fp64, segment by segment."""
+        return [part.double() @ other.double() for part, other in zip(rows.split(spans), others)]
+
     for name, k in (("segment_direct", 64), ("segment_gemm", 33)):
         x, w = case.normal(300, k), case.normal(5, k, 64)
-        exact = torch.cat([x[a:b].double() @ w[s].double()
-                           for s, (a, b) in enumerate(zip(ends.tolist(), ends.tolist()[1:]))])
-        yield name, error(segment_gemm.multiply(segments, x, w), exact)  # type: ignore[arg-type]
-    x, dy = case.normal(300, 64), case.normal(300, 32)
-    exact = torch.stack([x[a:b].double().T @ dy[a:b].double()
-                         for a, b in zip(ends.tolist(), ends.tolist()[1:])])
+        got = segment_gemm.multiply(segments, x, w)
+        yield name, error(got, torch.cat(each(x, w)))  # type: ignore[arg-type]
+    x, dy, w = case.normal(300, 64), case.normal(300, 32), case.normal(5, 64, 32)
+    exact = torch.stack([part.double().T @ other.double()
+                         for part, other in zip(x.split(spans), dy.split(spans))])
     yield "segment_gemm_grad", error(segment_gemm_grad.weight_grad(segments, x, dy).squeeze(1),
                                      exact)
-    w = case.normal(5, 64, 32)
-    back = torch.cat([dy[a:b].double() @ w[s].double().T
-                      for s, (a, b) in enumerate(zip(ends.tolist(), ends.tolist()[1:]))])
     d_x, d_w, _ = segment_backward.gradients(segments, x, dy, w)
-    yield "segment_backward", max(error(d_x, back), error(d_w.squeeze(1), exact))
+    yield "segment_backward", max(error(d_x, torch.cat(each(dy, w.transpose(1, 2)))),
+                                  error(d_w.squeeze(1), exact))
 
 
 def _blend_grad(case: Case) -> Iterator[tuple[str, float]]:
@@ -276,52 +277,35 @@ def _of_layers(case: Case) -> Iterator[tuple[str, float]]:
 
 
 def _messages(case: Case) -> Iterator[tuple[str, float]]:
-    edges, nodes = len(case.dst), case.nodes
-    for family, more, rows in (("gated_sum", Gated, dict(left=nodes, right=nodes, edge=edges)),
-                               ("rectified", Rectified, dict(edge=edges))):
-        tensors = {"x": case.normal(nodes, 24),
-                   **{name: case.normal(count, 24) for name, count in rows.items()}}
+    edges, nodes, softmax = len(case.dst), case.nodes, Softmax(0.7, True)  # type: ignore[call-arg]
+    for family, reduce, more, rows, kernels in (
+            ("gated_sum", "sum", Gated, dict(left=nodes, right=nodes, edge=edges),
+             aggregation_messages),
+            ("rectified", "sum", Rectified, dict(edge=edges), aggregation_messages),
+            ("softmax_sum", softmax, Rectified, dict(edge=edges), aggregation_softmax)):
+        tensors = {name: case.normal(count, 24) for name, count in {"x": nodes, **rows}.items()}
 
-        def by(way: Callable, more: type = more) -> Function:
-            return lambda inputs: way(case.graph, Aggregation("sum", inputs["x"], None, (24,),
-                                                              more(**{n: t
-                                                                      for n, t in inputs.items()
-                                                                      if n != "x"})))
+        def by(way: Callable, reduce: Any = reduce, more: type = more) -> Function:
+            def run(inputs: dict[str, Any]) -> Tensor:
+                others = {name: inputs[name] for name in inputs if name != "x"}
+                return way(case.graph, Aggregation(reduce, inputs["x"], None, (24,),
+                                                   more(**others)))
 
-        yield family, max(_differentiated(case, tensors, by(aggregation_messages.run),
-                                          by(aggregation.plain)))
+            return run
 
-
-def _softmax_sum(case: Case) -> Iterator[tuple[str, float]]:
-    tensors = {"x": case.normal(case.nodes, 24), "edge": case.normal(len(case.dst), 24)}
-
-    def by(way: Callable) -> Function:
-        return lambda inputs: way(case.graph,
-                                  Aggregation(Softmax(0.7, True),  # type: ignore[call-arg]
-                                              inputs["x"], None, (24,), Rectified(inputs["edge"])))
-
-    yield "softmax_sum", max(_differentiated(case, tensors, by(aggregation_softmax.run),
-                                             by(aggregation.plain)))
+        yield family, max(_differentiated(case, tensors, by(kernels.run), by(aggregation.plain)))
 
 
 def _multi_reduce(case: Case) -> Iterator[tuple[str, float]]:
-    tensors = {"x": case.normal(case.nodes, 24), "weight": case.normal(len(case.dst))}
+    x = case.normal(case.nodes, 24)
 
     def call(inputs: dict[str, Tensor]) -> OpCall:
         return multi_reduce.multi_reduce(case.graph, inputs["x"], multi_reduce.REDUCES,
-                                         inputs["weight"])
+                                         inputs.get("weight"), added=inputs.get("added"))
 
-    def with_rows(inputs: dict[str, Tensor]) -> OpCall:
-        return multi_reduce.multi_reduce(case.graph, inputs["x"], multi_reduce.REDUCES,
-                                         added=inputs["added"])
-
-    of_edges = {"x": tensors["x"], "added": case.normal(len(case.dst), 24)}
-    def errors(given: dict[str, Tensor],
-               way: Callable[[dict[str, Tensor]], OpCall]) -> tuple[float, float]:
-        return _differentiated(case, given, lambda inputs: _run(way(inputs)),
-                               lambda inputs: way(inputs).plain())
-
-    found = errors(tensors, call), errors(of_edges, with_rows)
+    found = [_differentiated(case, {"x": x, name: case.normal(len(case.dst), *more)},
+                             lambda inputs: _run(call(inputs)), lambda inputs: call(inputs).plain())
+             for name, more in (("weight", ()), ("added", (24,)))]
     yield from zip(("multi_reduce", "multi_reduce_backward"), map(max, *found))
 
 
@@ -371,8 +355,8 @@ CHECKS: tuple[tuple[tuple[str, ...], Check], ...] = (
     (("edge_list",), _edge_list),
     (("segment_direct", "segment_gemm", "segment_gemm_grad", "segment_backward"), _segments),
     (("blend_grad",), _blend_grad), (("gated", "outer_sum"), _of_layers),
-    (("gated_sum", "rectified"), _messages),
-    (("softmax_sum",), _softmax_sum), (("multi_reduce", "multi_reduce_backward"), _multi_reduce),
+    (("gated_sum", "rectified", "softmax_sum"), _messages),
+    (("multi_reduce", "multi_reduce_backward"), _multi_reduce),
     (("quantize", "int8_gemm"), _int8))
 
 

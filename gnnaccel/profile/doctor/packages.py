@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from gnnaccel import adapters
 from gnnaccel._version import __version__
 from gnnaccel.cuda import probe, ready
-from gnnaccel.profile.doctor.findings import Finding
+from gnnaccel.profile.doctor.show import Finding
 from gnnaccel.session import PACKAGES
 
 PYTHONS = ((3, 10), (3, 14))  # from the first, before the second

@@ -13,7 +13,7 @@ from gnnaccel.adapters import seams
 from gnnaccel.cuda import probe
 from gnnaccel.dispatch.policy.calibration import NAME
 from gnnaccel.errors import GnnaccelError
-from gnnaccel.profile.doctor.findings import Finding
+from gnnaccel.profile.doctor.show import Finding
 from gnnaccel.suggest import did_you_mean
 
 _SHOWN = 4  # names of functions

@@ -1,14 +1,35 @@
-"""Findings for a reader: a table on a terminal, plain lines elsewhere, and a block to paste into a
-bug report."""
+"""`Finding`: what one check of the doctor came to; and findings for a reader: a table on a
+terminal, plain lines elsewhere, and a block to paste into a bug report."""
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 
-from gnnaccel.profile.doctor.findings import STATUSES, Finding
-
+STATUSES = ("ok", "note", "warn", "fail")
 _MARKS = {"ok": "ok  ", "note": "    ", "warn": "WARN", "fail": "FAIL"}
 _STYLES = {"ok": "green", "note": "dim", "warn": "yellow", "fail": "bold red"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """``status``: "ok"; "note", worth knowing, nothing to fix; "warn", works, but not as it
+    could; "fail". The last two have a ``remedy``."""
+
+    group: str
+    name: str
+    status: str
+    text: str
+    remedy: str = ""
+
+    def __post_init__(self) -> None:
+        if self.status not in STATUSES:
+            raise ValueError(f"status={self.status!r} is none of {', '.join(STATUSES)}")
+        if self.status in ("warn", "fail") and not self.remedy:
+            raise ValueError(f"{self.name}: a finding that is {self.status} needs a remedy")
+
+    def as_dict(self) -> dict[str, str]:
+        return asdict(self)
 
 
 def lines(findings: Iterable[Finding]) -> list[str]:
@@ -25,7 +46,6 @@ def lines(findings: Iterable[Finding]) -> list[str]:
 
 
 def verdict(findings: list[Finding]) -> str:
-    """The whole in a line."""
     counts = {status: sum(finding.status == status for finding in findings) for status in STATUSES}
     if counts["fail"]:
         return f"{counts['fail']} failed, {counts['warn']} warnings: see the remedies above"
@@ -39,7 +59,6 @@ def block(findings: list[Finding]) -> str:
 
 
 def show(findings: list[Finding]) -> None:
-    """Print to stdout."""
     if not (sys.stdout.isatty() and _table(findings)):
         print("\n".join(lines(findings)))
     print(f"\n{verdict(findings)}")

@@ -1,11 +1,14 @@
 """One run of the script, in a process of its own: ``python -m gnnaccel.profile.gain.child SPEC``,
 where SPEC is JSON. Writes what it saw to the file that SPEC names, and ends the script when its
-time is over."""
+time is over. And how such processes are ended in time, with everything that they started."""
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
+import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -133,6 +136,30 @@ def peak_memory() -> int | None:
     except OSError:
         return None  # no Linux
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")), None)
+
+
+# --- from outside ---------------------------------------------------------------------------------
+
+def limited(command: list[str], environment: dict[str, str], output: Any, limit: float,
+            errors: Any = subprocess.STDOUT) -> int | None:
+    """The exit status; None where it was ended after ``limit`` seconds. What it started goes with
+    it. ``output``: a file, or None to let all through; ``errors``: a file for what goes to standard
+    error, with ``output`` by default."""
+    process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=output,
+                               stderr=None if output is None else errors, start_new_session=True)
+    try:
+        return process.wait(limit)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        kill_group(process.pid)
+        process.wait()
+
+
+def kill_group(leader: int) -> None:
+    """End the processes of the group that ``leader`` leads, if there are any."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, signal.SIGKILL)
 
 
 if __name__ == "__main__":

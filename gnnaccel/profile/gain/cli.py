@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gnnaccel import env
-from gnnaccel.profile.gain.child import CAPTURE, ENABLED, LOOK, NATIVE
-from gnnaccel.profile.gain.processes import limited
+from gnnaccel.profile.gain.child import CAPTURE, ENABLED, LOOK, NATIVE, limited
 
 DONE, FAILED, USAGE, NOTHING, TIMEOUT, BROKEN, STOPPED = 0, 1, 2, 3, 4, 5, 130
 _FEWEST = 5  # steps that are timed, in a run
@@ -41,7 +40,6 @@ class GainError(Exception):
 
 
 def add_parser(commands: Any) -> None:
-    """Add ``gain`` to an argparse subcommand collection."""
     parser = commands.add_parser(
         "gain", help="run a script natively and enabled, and say what it gains", epilog=_EPILOG,
         usage="python -m gnnaccel gain [options] (script.py | -m module | -c code) [arguments]\n"
@@ -71,7 +69,7 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace, arguments: list[str]) -> int:
     """Measure and print the verdict; the exit status."""
-    from gnnaccel.profile.gain.summary import summary
+    from gnnaccel.profile.gain.looking import summary
 
     kind, target = (("-m", options.module) if options.module else
                     ("-c", options.code) if options.code else ("", options.script))
@@ -98,7 +96,7 @@ def run(options: argparse.Namespace, arguments: list[str]) -> int:
 
 def _several(options: argparse.Namespace) -> int:
     from gnnaccel.profile.gain import several
-    from gnnaccel.profile.gain.summary import summary
+    from gnnaccel.profile.gain.looking import summary
 
     worst = [DONE]
 

@@ -69,7 +69,6 @@ class Steps:
         self._losses: dict[int, Tensor] = {}
 
     def install(self) -> None:
-        """Begin to watch."""
         from torch.optim import optimizer
 
         self._hook = optimizer.register_optimizer_step_post_hook(self._stepped)
@@ -82,7 +81,6 @@ class Steps:
         torch.nn.Module.__call__ = self._outermost()  # type: ignore[method-assign]
 
     def uninstall(self) -> None:
-        """Watch no longer."""
         self._hook.remove()
         torch.optim.Optimizer.zero_grad = self._zero_grad  # type: ignore[method-assign]
         torch.autograd.backward = self._backward

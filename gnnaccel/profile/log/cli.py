@@ -5,11 +5,10 @@ import json
 import sys
 
 from gnnaccel.dispatch.observe.records import ROUTES
-from gnnaccel.profile.log import decisions, reading, summary
+from gnnaccel.profile.log import decisions, summary
 
 
 def add_parser(commands) -> None:
-    """Add ``log`` to an argparse subcommand collection."""
     parser = commands.add_parser("log",
                                  help="summarise, filter and compare JSONL logs; export decisions")
     parser.set_defaults(run=run)
@@ -53,9 +52,9 @@ def run(options, arguments: list[str]) -> int:
 
 
 def _read(path: str, options) -> list:
-    log = reading.read(path)
+    log = summary.read(path)
     for problem in log.problems[:3]:
         print(f"log: {path}, {problem}; left out", file=sys.stderr)
     if len(log.problems) > 3:
         print(f"log: {path}: {len(log.problems)} such lines in all", file=sys.stderr)
-    return list(reading.chosen(log.records, options.layer, options.route, options.code))
+    return list(summary.chosen(log.records, options.layer, options.route, options.code))

@@ -17,7 +17,7 @@ from gnnaccel.dispatch.observe.watch import Run, Visit
 from gnnaccel.dispatch.plan import planner
 from gnnaccel.dispatch.policy import config
 from gnnaccel.profile.compare import watching
-from gnnaccel.profile.decided import Decided, decided
+from gnnaccel.profile.sides import Decided, decided
 
 HOSTS = {"pyg": "PyTorch Geometric", "dgl": "DGL"}
 _HEAD = """# Compatibility

@@ -17,11 +17,11 @@ from gnnaccel.dispatch.observe.watch import Run, Visit
 from gnnaccel.dispatch.policy import config as configs
 from gnnaccel.dispatch.policy.names import original
 from gnnaccel.profile.compare import OFF, watching
-from gnnaccel.profile.decided import Decided, decided, decided_operation
 from gnnaccel.profile.exchanged import megabytes
 from gnnaccel.profile.frames import who
 from gnnaccel.profile.shadow import both_ms
-from gnnaccel.profile.sides import Sides, planned, quietly
+from gnnaccel.profile.sides import (Decided, Sides, decided, decided_operation, planned,
+                                    quietly)
 from gnnaccel.profile.tables import milliseconds, table, times
 from gnnaccel.profile.undisturbed import check_model, undisturbed
 

@@ -19,8 +19,7 @@ from gnnaccel.dispatch.relational.compaction import compact
 from gnnaccel.dispatch.relational.optimise import Optimised
 from gnnaccel.dispatch.relational.request import RelationalSpec
 from gnnaccel.profile.compare import watching
-from gnnaccel.profile.decided import Decided, decided
-from gnnaccel.profile.sides import quietly
+from gnnaccel.profile.sides import Decided, decided, quietly
 from gnnaccel.profile.undisturbed import undisturbed
 
 _HOST = "the host's own code"

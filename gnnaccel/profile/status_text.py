@@ -3,6 +3,8 @@ from __future__ import annotations
 
 from typing import Any
 
+_OPTIONS = ("when", "on_fallback", "include", "exclude", "log", "records", "compile", "capture")
+
 
 class Status(dict[str, Any]):
     """Fields as in `gnnaccel.status`; ``str()`` and ``repr()`` are for people."""
@@ -12,41 +14,28 @@ class Status(dict[str, Any]):
 
     def __str__(self) -> str:
         lines = [f"gnnaccel {self['version']}, {'enabled' if self['enabled'] else 'disabled'} here"]
-        rows = {"backend": self._backend(), "options": self._options(), "hosts": self._hosts(),
-                "bridge": self["bridge"]["text"] if self["bridge"]["active"] else "",
-                "calls": self._calls(), "compiled": self._compiled(), "captured": self._captured(),
-                "versions": ", ".join(f"{name} {version or '-'}"
-                                      for name, version in self["versions"].items())}
+        config, counts, made = self["config"] or {}, self["counts"], self["compiled"]
+        rows = {
+            "backend": f"{self['backend']} ({self['backend_text']})" if self["enabled"] else "",
+            "options": ", ".join(f"{name}={config[name]}" for name in _OPTIONS
+                                 if config.get(name)),
+            "hosts": "; ".join(f"{name} {_host(host)}" for name, host in self["hosts"].items()),
+            "bridge": self["bridge"]["text"] if self["bridge"]["active"] else "",
+            "calls": (f"{counts['calls']}: " + ", ".join(
+                f"{n} {route}" for route, n in counts["routes"].items())
+                if counts["calls"] else "none yet"),
+            "compiled": (f"{made['kernels']} kernels compiled or loaded, in {made['seconds']:.1f} s"
+                         if made["kernels"] else ""),
+            "captured": _captured(self["captured"]),
+            "versions": ", ".join(f"{name} {version or '-'}"
+                                  for name, version in self["versions"].items())}
         return "\n".join(lines + [f"  {name:<9} {text}" for name, text in rows.items() if text])
 
-    def _backend(self) -> str:
-        return f"{self['backend']} ({self['backend_text']})" if self["enabled"] else ""
 
-    def _options(self) -> str:
-        config = self["config"] or {}
-        return ", ".join(f"{name}={config[name]}" for name in ("when", "on_fallback", "include",
-                                                               "exclude", "log", "records",
-                                                               "compile", "capture")
-                         if config.get(name))
-
-    def _hosts(self) -> str:
-        return "; ".join(f"{name} {_host(host)}" for name, host in self["hosts"].items())
-
-    def _calls(self) -> str:
-        counts = self["counts"]
-        routes = ", ".join(f"{n} {route}" for route, n in counts["routes"].items())
-        return f"{counts['calls']}: {routes}" if counts["calls"] else "none yet"
-
-    def _compiled(self) -> str:
-        made = self["compiled"]
-        return (f"{made['kernels']} kernels compiled or loaded, in {made['seconds']:.1f} s"
-                if made["kernels"] else "")
-
-    def _captured(self) -> str:
-        found = self["captured"]
-        return "; ".join([*[f"{name}: {n} calls replayed" for name, n in found["replays"].items()],
-                          *[f"{name}: not replayed, as {why}"
-                            for name, reasons in found["refused"].items() for why in reasons]])
+def _captured(found: dict[str, Any]) -> str:
+    return "; ".join([*[f"{name}: {n} calls replayed" for name, n in found["replays"].items()],
+                      *[f"{name}: not replayed, as {why}"
+                        for name, reasons in found["refused"].items() for why in reasons]])
 
 
 def _host(host: dict[str, Any]) -> str:

@@ -44,10 +44,10 @@ class Run:
     """Watches the script's steps and stops it, by raising SystemExit out of a step."""
 
     def __init__(self, spec: Spec):
-        from gnnaccel.profile.gain.steps import Steps, Waited
+        from gnnaccel.profile.gain.steps import Steps, waited
 
         self.spec = spec
-        self.steps = Steps(self._stepped, Waited, self._begun)
+        self.steps = Steps(self._stepped, waited, self._begun)
         self._first: float | None = None
         self._report: Any = None
         self._turns: Any = None

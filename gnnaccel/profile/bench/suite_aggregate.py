@@ -18,7 +18,7 @@ from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.ops.multi_reduce import multi_reduce
 from gnnaccel.dispatch.ops.operands import Operands, prepare
 from gnnaccel.dispatch.policy.reasons import Reason
-from gnnaccel.profile.bench import (accel, batches, cells, compiled, peers, plan, shapes, steps,
+from gnnaccel.profile.bench import (accel, cells, compiled, peers, plan, shapes, steps,
                                     timing)
 from gnnaccel.profile.bench.cells import Pair
 from gnnaccel.profile.bench.guard import Budget
@@ -27,7 +27,7 @@ from gnnaccel.profile.bench.result import Record
 
 KIND, FRESH = "aggregate", "fresh-plain"
 PARTS = ("floor", "layers", "spmm", "operations", "fresh", "cpu", "compiled")
-BATCHES = (shapes.Shape("fresh-10k", 3_000, 10_000, 60), batches.BATCH)
+BATCHES = (shapes.Shape("fresh-10k", 3_000, 10_000, 60), cells.BATCH)
 _SPARE = 0.9  # of the free memory
 
 # In the order of importance, as time may run out: large graphs come again for the layers that
@@ -89,7 +89,7 @@ def aggregate(plan: AggregatePlan, budget: Budget) -> Iterator[Record]:
                                       graph, plan.effort, cells.copy_bandwidth(plan)))
     if "fresh" in plan.parts and not budget.spent:
         for shape in BATCHES:
-            yield from batches.fresh_records(FRESH, shape, {
+            yield from cells.fresh_records(FRESH, shape, {
                 f"2-layer {name}": functools.partial(pyg.build_two_layers, f"{name}Conv",
                                                      channels=64)
                 for name in ("GCN", "SAGE")}, plan)

@@ -18,7 +18,7 @@ from gnnaccel.dispatch.graph.view import GraphView
 from gnnaccel.dispatch.ir import attention_programs, patterns
 from gnnaccel.dispatch.ir.program import Program
 from gnnaccel.dispatch.run import attention as attention_run
-from gnnaccel.profile.bench import accel, batches, cells, compiled, plan, shapes, steps, timing
+from gnnaccel.profile.bench import accel, cells, compiled, plan, shapes, steps, timing
 from gnnaccel.profile.bench.cells import Pair
 from gnnaccel.profile.bench.guard import Budget, guarded
 from gnnaccel.profile.bench.plan import Plan
@@ -77,7 +77,7 @@ def small_records(plan: Plan) -> Iterator[Record]:
         yield Record("overhead", "cora", "GAT 8x8", "forward", "gnnaccel", plan.device.type,
                      values=values or {}, error=error)
     if "fresh" in plan.parts:
-        yield from batches.fresh_records("fresh", batches.BATCH, {
+        yield from cells.fresh_records("fresh", cells.BATCH, {
             "2-layer GAT": pyg.build_two_layer_gat}, plan)
 
 

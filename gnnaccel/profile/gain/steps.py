@@ -19,43 +19,37 @@ from torch import Tensor
 _PREFIX = 10  # losses of so many first steps are kept, then of 20, 50, 100, 200, 500, ...
 
 
-class Marks:
-    """Moments, on the device where there is one."""
-
-    @staticmethod
-    def now() -> Any:
-        if not torch.cuda.is_initialized():
-            return time.perf_counter_ns()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    @staticmethod
-    def between(start: Any, end: Any) -> float | None:
-        """Milliseconds; None where the GPU was first used in between. The device has to be waited
-        for before."""
-        if type(start) is not type(end):
-            return None
-        return (end - start) / 1e6 if isinstance(start, int) else start.elapsed_time(end)
-
-
-class Waited(Marks):
-    """Moments of the host, at which the device has done all that was asked of it before."""
-
-    @staticmethod
-    def now() -> Any:
-        if torch.cuda.is_initialized():
-            torch.cuda.synchronize()
+def mark() -> Any:
+    """This moment, on the device where there is one."""
+    if not torch.cuda.is_initialized():
         return time.perf_counter_ns()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def waited() -> int:
+    """This moment of the host, at which the device has done all that was asked of it before."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+    return time.perf_counter_ns()
+
+
+def between(start: Any, end: Any) -> float | None:
+    """Milliseconds between marks; None where the GPU was first used in between. The device has to
+    be waited for before."""
+    if type(start) is not type(end):
+        return None
+    return (end - start) / 1e6 if isinstance(start, int) else start.elapsed_time(end)
 
 
 class Steps:
     """Watches this process from `install` on. ``done()`` is called after each step, ``begun()``
-    where the first ``zero_grad()`` begins one; ``marks``: what moments are taken by."""
+    where the first ``zero_grad()`` begins one; ``mark``: takes a moment."""
 
-    def __init__(self, done: Callable[[], None], marks: type[Marks] = Marks,
+    def __init__(self, done: Callable[[], None], mark: Callable[[], Any] = mark,
                  begun: Callable[[], None] | None = None):
-        self._marks, self._on_begin = marks, begun
+        self._mark, self._on_begin = mark, begun
         self.count = 0  # of training steps, or of outermost calls while no optimizer steps
         self.trains = False
         self._done = done
@@ -101,7 +95,7 @@ class Steps:
         if self._begun is None and not _capturing():
             if self._on_begin is not None:
                 self._on_begin()
-            self._begun = self._marks.now()
+            self._begun = self._mark()
 
     def _differentiated(self, tensors: Any = None, *_: Any) -> None:
         loss = tensors[0] if isinstance(tensors, (tuple, list)) and tensors else tensors
@@ -121,7 +115,7 @@ class Steps:
                 return  # a second optimizer of the same step
             self._main = weakref.ref(optimizer)
         self._others = 0
-        self._steps.append((self._begun, self._marks.now()))
+        self._steps.append((self._begun, self._mark()))
         self._begun = None
         self.count += 1
         if _noted(self.count) and self._loss is not None:
@@ -137,14 +131,14 @@ class Steps:
         def wrapper(module: Any, *args: Any, **kwargs: Any) -> Any:
             if self._depth or _capturing():
                 return call(module, *args, **kwargs)
-            self._depth, start = 1, self._marks.now()
+            self._depth, start = 1, self._mark()
             try:
                 out = call(module, *args, **kwargs)
             finally:
                 self._depth = 0
             if not self.trains:
                 kept = self._calls.setdefault((id(module), type(module).__name__), [])
-                kept.append((start, self._marks.now()))
+                kept.append((start, self._mark()))
                 self.count += 1
                 self._done()
             return out
@@ -159,7 +153,6 @@ class Steps:
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
         what, marks = ("training step", self._steps) if self.trains else self._longest()
-        between = self._marks.between
         loop = [between(one[1], other[1]) for one, other in zip(marks, marks[1:])]
         ms = [between(*one) if one[0] is not None else None for one in marks]
         if sum(one is not None for one in ms) < len(ms) // 2:
@@ -170,7 +163,7 @@ class Steps:
     def _longest(self) -> tuple[str, list[tuple[Any, Any]]]:
         """The module whose calls took longest, which is not the loss function."""
         def taken(marks: list[tuple[Any, Any]]) -> float:
-            return sum(self._marks.between(*one) or 0.0 for one in marks)
+            return sum(between(*one) or 0.0 for one in marks)
 
         if not self._calls:
             return "call", []

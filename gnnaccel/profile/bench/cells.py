@@ -13,7 +13,7 @@ from gnnaccel.cuda.gather import row_gather
 from gnnaccel.dispatch.graph.view import GraphView
 from gnnaccel.profile.bench import accel, shapes, steps, timing
 from gnnaccel.profile.bench.guard import Budget, guarded
-from gnnaccel.profile.bench.plan import Measuring
+from gnnaccel.profile.bench.plan import Plan
 from gnnaccel.profile.bench.result import Record
 
 MIB = 1024 * 1024
@@ -25,7 +25,7 @@ Pair = tuple[Callable[[], Any], Callable[[], Any]]
 
 # --- graphs ---------------------------------------------------------------------------------------
 
-def on_graph(plan: Measuring, shape: Any, make: Callable[..., Any],
+def on_graph(plan: Plan, shape: Any, make: Callable[..., Any],
              records: Callable[[Any], Iterator[Record]],
              device: torch.device | None = None) -> Iterator[Record]:
     """The facts of the graph that ``make(shape, device, seed, order)`` gives, and its ``records``;
@@ -212,7 +212,7 @@ class FreshStep(steps.Step):
 
 
 def fresh_records(kind: str, shape: shapes.Shape, models: Mapping[str, Callable[..., Any]],
-                  plan: Measuring) -> list[Record]:
+                  plan: Plan) -> list[Record]:
     """Training on batches whose edges are grouped by destination. ``models``: by their names, what
     makes each for a device."""
     made = shapes.scaled(shape, 0.01) if plan.quick else shape
@@ -260,7 +260,7 @@ def peak_mib(call: Callable[[], object], device: torch.device) -> dict[str, floa
     return {} if peak is None else {"peak_mib": peak / MIB}
 
 
-def copy_bandwidth(plan: Measuring) -> float:
+def copy_bandwidth(plan: Plan) -> float:
     """Bytes per second that a copy reads and writes on this device."""
     source = torch.empty((256 if plan.device.type == "cuda" else 8) * MIB, dtype=torch.uint8,
                          device=plan.device)

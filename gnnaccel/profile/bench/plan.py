@@ -13,12 +13,16 @@ from gnnaccel.profile.bench import timing
 Job = tuple[Any, tuple[Any, ...]]  # a graph's recipe, and layers
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Measuring:
-    """What plans of all suites have. ``impls`` are the implementations timed within the layer
-    cells; ``compile_limit`` is in seconds per mode of a layer (or of a group that compiles side by
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """``jobs``: graphs with the layers measured on each, what matters most first; ``parts``: of
+    those that the suite has. ``impls`` are the implementations timed within the layer cells;
+    ``compile_limit`` is in seconds per mode of a layer (or of a group that compiles side by
     side)."""
 
+    jobs: tuple[Job, ...]
+    parts: tuple[str, ...] = ()
+    _: dataclasses.KW_ONLY
     device: torch.device
     effort: timing.Effort
     quick: bool = False
@@ -29,15 +33,6 @@ class Measuring:
 
     def effort_on(self, device: torch.device) -> timing.Effort:
         return calm(self.effort) if device.type == "cpu" else self.effort
-
-
-@dataclasses.dataclass(frozen=True)
-class Plan(Measuring):
-    """``jobs``: graphs with the layers measured on each, what matters most first; ``parts``: of
-    those that the suite has."""
-
-    jobs: tuple[Job, ...]
-    parts: tuple[str, ...] = ()
 
 
 def jobs(options, own: tuple, known: Mapping[str, Any], resolve: Callable[[str], Any],
@@ -55,7 +50,7 @@ def jobs(options, own: tuple, known: Mapping[str, Any], resolve: Callable[[str],
 
 
 def measuring(options, patient: bool = False) -> dict[str, Any]:
-    """The fields of `Measuring`. ``patient``: cells may take as long as ``--patience`` says."""
+    """How to measure. ``patient``: cells may take as long as ``--patience`` says."""
     more = {"patience_s": options.patience} if patient else {}
     return {"device": device(options), "quick": options.quick,
             "effort": dataclasses.replace(effort(options), **more),

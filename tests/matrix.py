@@ -18,7 +18,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
@@ -83,11 +83,13 @@ def _runs(path: str) -> str | None:
     return asked.stdout.strip() if asked.returncode == 0 else None
 
 
-def rows(pythons: list[str]) -> Iterator[Row]:
-    """Every combination of a Python with the oldest and newest torch and PyG."""
-    for python, torch, pyg in itertools.product(pythons, releases("torch"),
-                                                releases("torch-geometric")):
-        yield Row(python, torch, pyg)
+def rows(pythons: Sequence[str], torch: Sequence[str] = (),
+         pyg: Sequence[str] = ()) -> Iterator[Row]:
+    """Every combination of a Python with a torch and a PyG: the oldest and the newest release where
+    none are named."""
+    for versions in itertools.product(pythons, torch or releases("torch"),
+                                      pyg or releases("torch-geometric")):
+        yield Row(*versions)
 
 
 def prepare(row: Row, interpreter: str) -> str | None:
@@ -138,8 +140,9 @@ def run(row: Row, more: list[str]) -> dict:
 def table(record: dict[str, dict]) -> str:
     """The section of docs/compatibility.md about the rows in ``record``."""
     lines = [TITLE, "", "What `make matrix` found: a core of the suite that needs no GPU, on the "
-             "CPU, for each Python of one machine with the oldest and", "the newest torch and PyG. "
-             "Only what stands here was run. DGL is not part of it.", "",
+             "CPU, for each Python of one machine with the oldest torch and", "PyG and those of "
+             "`constraints.txt`, and with releases that were named. Only what stands here was run. "
+             "DGL is not part of it.", "",
              "| Python | torch | PyG | outcome |", "|---|---|---|---|"]
     for name, found in sorted(record.items(), key=lambda item: _order(item[0])):
         outcome = found["outcome"]
@@ -164,8 +167,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.matrix", description=__doc__)
     parser.add_argument("--table", action="store_true", help="print what earlier runs kept")
     parser.add_argument("--python", nargs="+", help="only these, such as 3.11")
-    parser.add_argument("--torch", nargs="+", help="only these versions of torch")
-    parser.add_argument("--pyg", nargs="+", help="only these versions of PyG")
+    parser.add_argument("--torch", nargs="+", help="these releases of torch instead")
+    parser.add_argument("--pyg", nargs="+", help="these releases of PyG instead")
     parser.add_argument("tests", nargs="*", help="tests to run instead of the core; not recorded")
     options = parser.parse_args(arguments)
     if options.table:
@@ -173,10 +176,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     found, bad = interpreters(), False
     print(f"matrix: Pythons found: {', '.join(found) or 'none'}", flush=True)
-    for row in rows(list(found)):
-        asked = (options.python, options.torch, options.pyg)
-        if any(only and value not in only for value, only in zip(row, asked)):
-            continue
+    for row in rows([version for version in found if version in (options.python or found)],
+                    options.torch or (), options.pyg or ()):
         problem = prepare(row, found[row.python])
         outcome = {"outcome": "not installable"} if problem else run(row, options.tests)
         bad |= outcome["outcome"] not in ("passed", "not installable")

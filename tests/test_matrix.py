@@ -14,6 +14,8 @@ def test_the_oldest_and_newest_releases_come_from_setup_cfg_and_the_constraints(
     assert len(made) == len(set(made)) == 8
     newest = (matrix.releases("torch")[1], matrix.releases("torch-geometric")[1])
     assert made[3] == ("3.11", *newest)
+    assert list(matrix.rows(["3.11"], ["2.15.0"])) == [
+        ("3.11", "2.15.0", pyg) for pyg in matrix.releases("torch-geometric")]
 
 
 def test_a_python_is_told_by_what_it_says():

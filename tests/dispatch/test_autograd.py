@@ -2,6 +2,7 @@
 operations that autograd does not see."""
 from __future__ import annotations
 
+import inspect
 import sys
 import weakref
 
@@ -230,6 +231,8 @@ def _calls(function) -> int:
     return count
 
 
+@pytest.mark.skipif(inspect.isbuiltin(torch.autograd.Function.apply),
+                    reason="Function.apply of torch 2.14 and later is written in C++")
 def test_a_node_takes_no_more_calls_of_python_than_one_by_hand():
     given = _leaves()
     assert _calls(lambda: _Product().apply(*given)) < _calls(lambda: _Function.apply(2, *given))

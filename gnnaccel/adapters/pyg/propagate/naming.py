@@ -31,6 +31,7 @@ _HANDS_ON = ("LOAD_", "CALL", "PRECALL", "KW_NAMES", "UNPACK_SEQUENCE", "BINARY_
 NOT_PLAIN_CODE = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _CATCHES = frozenset(("SETUP_FINALLY", "SETUP_WITH", "PUSH_EXC_INFO"))
 _ATTRIBUTES = frozenset(("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR"))
+_AS_ANY_OBJECT = (object.__getattribute__, types.SimpleNamespace.__getattribute__)
 _COMPARES = frozenset(("IS_OP", "COMPARE_OP", "CONTAINS_OP"))
 
 
@@ -164,6 +165,22 @@ def names_known(code: types.CodeType, layer: Any, names: frozenset[str],
     def of_module(before: dis.Instruction) -> bool:
         return before.opname == "LOAD_GLOBAL" and is_users_module(known.get(before.argval))
 
+    def of_record(at: int) -> bool:
+        """Whether the step reads an attribute of a `record` that the layer holds, or of one in
+        that."""
+        path: list[str] = []
+        while at > 0 and steps[at - 1].opname == "LOAD_ATTR":
+            at -= 1
+            path.append(steps[at].argval)
+        if not path or at == 0 or not loads_layer(steps[at - 1]):
+            return False
+        held = layer
+        for name in reversed(path):
+            held = attribute(held, name)
+            if not is_record(held):
+                return False
+        return True
+
     if not method:
         return all(step.opname != "STORE_ATTR" and (of_module(before) or (
                        step.argval in names and _method_is_torchs(step.argval)))
@@ -174,8 +191,8 @@ def names_known(code: types.CodeType, layer: Any, names: frozenset[str],
         return False
     return all((step.argval in names and _method_is_torchs(step.argval))
                or attribute(layer, step.argval) is not Unseen or loads_layer(before)
-               or of_module(before)
-               for before, step in zip([steps[0], *steps], steps)
+               or of_module(before) or of_record(at)
+               for at, (before, step) in enumerate(zip([steps[0], *steps], steps))
                if step.opname in ("LOAD_ATTR", "LOAD_METHOD"))
 
 
@@ -216,7 +233,17 @@ def attribute(held: Any, name: str) -> Any:
     return found
 
 
+def is_record(value: Any) -> bool:
+    """Whether it is an object of a class of Python's or the user's own that has attributes as any
+    object has them, such as an `argparse.Namespace` or a dataclass."""
+    cls = type(value)
+    return not (isinstance(value, (nn.Module, Tensor, type, types.ModuleType)) or callable(value)
+                or cls.__module__ == "builtins" or finds_by_code(cls)
+                or cls.__module__.partition(".")[0] in ("torch", "torch_geometric")
+                or not isinstance(getattr(value, "__dict__", None), dict))
+
+
 def finds_by_code(cls: type) -> bool:
     """Whether a class finds its attributes in its own way."""
-    return cls.__getattribute__ is not object.__getattribute__ or (
+    return cls.__getattribute__ not in _AS_ANY_OBJECT or (
         getattr(cls, "__getattr__", None) not in (None, nn.Module.__getattr__))

@@ -18,6 +18,7 @@ from gnnaccel.adapters.pyg.propagate.row_count import ROWS
 from gnnaccel.adapters.pyg.propagate.specials import NEVER_NONE, Special
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 from gnnaccel.adapters.pyg.propagate.traced_modules import module_of, parameter
+from gnnaccel.adapters.pyg.propagate.traced_records import Record
 
 if TYPE_CHECKING:
     from gnnaccel.adapters.pyg.propagate.tracing import Manner
@@ -97,6 +98,8 @@ class Layer:
             return functools.partial(function, *given[:len(value.args)], **named)
         if type(value) is types.FunctionType:
             return self._traced_function(value)
+        if place is not None and naming.is_record(value):
+            return Record(value, place, self._traced_read, self._traced_shown)
         raise Unseen
 
     def _traced_lazily(self, value: Any) -> Any:

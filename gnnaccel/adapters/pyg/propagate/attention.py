@@ -129,7 +129,7 @@ class OwnAttention:
         found, known = self.found, self.known
         reduces = reading.reductions(layer, known)
         why = (guards.context_reason() or reading.layer_reason(layer, known, reduces)
-               or reading._update_reason(known, kwargs))
+               or reading._update_reason(known, args[0], kwargs))
         if why is not None:
             return why
         if reduces != ("sum",) or known.aggregate is not None:
@@ -138,7 +138,7 @@ class OwnAttention:
 
     def run(self, layer: Any, stated: CallSpec, given: CallInputs, attend: Call) -> Any:
         kwargs, edge_index = given.extra
-        out = self.attended(layer, stated, given.edge_index, kwargs, attend)
+        out = self.attended(layer, stated, given.edge_index, kwargs, attend, edge_index)
         # not one that is recorded, or of quantized rows; nor over edges made of the caller's
         if self.keeps and attend.run is run_cuda and given.edge_index is edge_index:
             repeated_calls.remember_attention(layer, edge_index, kwargs, self, stated, attend)
@@ -160,8 +160,9 @@ class OwnAttention:
         return found.guards.hold(layer, stated.num_edges)
 
     def attended(self, layer: Any, stated: CallSpec, edge_index: Tensor, kwargs: dict,
-                 attend: Call) -> Any:
-        """The result of a call; ``attend(tensors)`` runs the Program."""
+                 attend: Call, of_caller: Tensor) -> Any:
+        """The result of a call; ``attend(tensors)`` runs the Program. ``of_caller``: the list of
+        edges that the caller gave, of which ``edge_index`` may have been made."""
         message: Any = self.found.message  # not None
         arguments = CallArguments(kwargs, OpGraph(edge_index, stated.num_src, stated.num_dst,
                                                   stated.flipped, attend.graph))
@@ -170,7 +171,7 @@ class OwnAttention:
         tensors: Any = _tensors(message, stated, of_read(arguments, roots))
         # contiguous, as the host's is: a layer's own code may take views of it
         out = attend(tensors).contiguous().view(stated.num_dst, *message.meta.shape[1:])
-        return reading.finished(layer, self.known, False, out, kwargs)
+        return reading.finished(layer, self.known, False, out, kwargs, of_caller)
 
 
 def _stated(layer: Any, edge_index: Any, kwargs: dict, found: Trace,

@@ -106,7 +106,7 @@ def _read(layer: Any, native: Any, edge_index: Any, kwargs: dict, found: reading
             found = found._replace(given=given)
 
     def finish(out: Any) -> Any:
-        return reading.finished(layer, known, stacked, out, seen)
+        return reading.finished(layer, known, stacked, out, seen, edge_index)
 
     out = aggregation_route.run(layer, "pyg", (graph, given), decision, config, finish,
                                 lambda: _natively(native, layer, edge_index, kwargs), start)

@@ -75,7 +75,8 @@ class Taken(Described):
         out = aggregation_cuda.run(graph, given)
         found = reading.Read(graph, given, form, self.known, (given.reduce,))
         repeated_calls.remember(layer, edge_index, kwargs, found, self.decision, config, memory)
-        return out if self.bare else reading.finished(layer, self.known, False, out, seen)
+        return out if self.bare else reading.finished(layer, self.known, False, out, seen,
+                                                      edge_index)
 
     def fits(self, layer: Any, edge_index: Any, arguments: Arguments, config: Config) -> bool:
         """Whether what was read holds, whatever the graph's sizes."""
@@ -158,7 +159,8 @@ class Summed(Taken):
         missed.seconds += self.gain * edges
         counters.count(self.cls.__name__, "cuda")
         out = aggregation_once.run(graph, given)
-        return out if self.bare else reading.finished(layer, self.known, False, out, seen)
+        return out if self.bare else reading.finished(layer, self.known, False, out, seen,
+                                                      edge_index)
 
 
 def remember(layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read, decision: Decision,

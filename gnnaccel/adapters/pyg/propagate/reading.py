@@ -153,7 +153,8 @@ def _update_arguments(known: Known) -> tuple[str, ...] | None:
     for parameter in list(inspect.signature(known.functions[2]).parameters.values())[2:]:
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             return None
-        if parameter.name[-2:] in ("_i", "_j") or parameter.name in (*base().special_args, "self"):
+        if parameter.name[-2:] in ("_i", "_j") or (
+            parameter.name in {*base().special_args, "self"} - {"edge_index"}):
             return None
         found.append(parameter.name)
     return tuple(found)
@@ -231,7 +232,7 @@ def read_as(form: message.Form, layer: Any, edge_index: Any, kwargs: dict, known
 
     reduces = reductions(layer, known)
     why = (guards.context_reason() or layer_reason(layer, known, reduces)
-           or _update_reason(known, kwargs))
+           or _update_reason(known, edge_index, kwargs))
     if why is not None:
         return why
     if form.of_edges:
@@ -338,8 +339,7 @@ def prepared(reduce: Reduce, layer: Any, x: Tensor, weight: Tensor | None,
 
 
 def layer_reason(layer: Any, known: Known, reduces: tuple[Reduce, ...]) -> Reason | None:
-    """Why this layer object's messages or aggregation are not what its class says. ``reduces``: its
-    `reductions`."""
+    """Why this layer object's messages, or its `reductions`, are not what its class says."""
     own = layer.__dict__
     if any(HOOKS(own)):
         return reason("GA501", "message-passing hooks are registered")
@@ -363,10 +363,11 @@ def layer_reason(layer: Any, known: Known, reduces: tuple[Reduce, ...]) -> Reaso
                   f"{type(module).__name__ if known.aggregate is None else layer.aggregators}")
 
 
-def _update_reason(known: Known, kwargs: dict) -> Reason | None:
-    missing = [name for name in known.update if name not in kwargs]
-    return (reason("GA211", f"update takes {', '.join(missing)}, which propagate was not given")
-            if missing else None)
+def _update_reason(known: Known, edge_index: Any, kwargs: dict) -> Reason | None:
+    given = {*kwargs, "edge_index"} if type(edge_index) is Tensor else kwargs
+    missing = ", ".join(name for name in known.update if name not in given)
+    return (None if not missing else
+            reason("GA211", f"update takes {missing}, which propagate was not given"))
 
 
 def _edges(layer: Any, known: Known, edge_index: Any, num_src: int, num_dst: int,
@@ -384,9 +385,9 @@ def _edges(layer: Any, known: Known, edge_index: Any, num_src: int, num_dst: int
     return edges.plain(edge_index, num_src, num_dst, device)
 
 
-def finished(layer: Any, known: Known, moved: bool, out: Any, kwargs: dict) -> Any:
+def finished(layer: Any, known: Known, moved: bool, out: Any, kwargs: dict, edges: Any) -> Any:
     """What the call gives: the class's own ``update`` of the result, of several combined.
-    ``moved``: features were `stacked`."""
+    ``moved``: features were `stacked`; ``edges``: the caller's list of edges."""
     if known.aggregate is not None:
         out = known.aggregate.combine(layer, out if type(out) is list else [out], kwargs)
     elif type(out) is list:
@@ -395,4 +396,5 @@ def finished(layer: Any, known: Known, moved: bool, out: Any, kwargs: dict) -> A
         out = out.movedim(0, layer.node_dim).contiguous()
     if not known.updates:
         return out
-    return layer.update(out, **{name: kwargs[name] for name in known.update})
+    given = {name: edges if name == "edge_index" else kwargs[name] for name in known.update}
+    return layer.update(out, **given)

@@ -106,7 +106,8 @@ class Repeated(Described):
         out = self.decision.run(graph, given)  # type: ignore[misc]  # not native
         if self.bare:
             return out
-        return reading.finished(layer, self.known, reading.moved(layer, form, kwargs), out, kwargs)
+        return reading.finished(layer, self.known, reading.moved(layer, form, kwargs), out, kwargs,
+                                edge_index)
 
 
 class RepeatedAttention(Alike):
@@ -149,7 +150,7 @@ class RepeatedAttention(Alike):
         found: Any = patterns.attention(stated.program)  # attention, as it ran
         call = Call(stated.program, found, view, stated.heads, stated.width, stated.out, True,
                     self.pmf, run=run_cuda)
-        out = self.adapter.attended(layer, stated, edge_index, kwargs, call)
+        out = self.adapter.attended(layer, stated, edge_index, kwargs, call, edge_index)
         as_is = self.modes[0] or type(out) is not Tensor or not out._is_view()
         return out if as_is else out.detach()  # as the router does
 

@@ -31,7 +31,7 @@ class _Propagate:
         first = completing.completed(layer, found.form, found.graph, found.given, kwargs)
         if type(first) is Reason:
             return first
-        given = AggregationInputs(found.graph, first, found.reduces, (found, kwargs))
+        given = AggregationInputs(found.graph, first, found.reduces, (found, kwargs, *args))
         return AggregationSpec.of(given), given
 
     @staticmethod
@@ -39,9 +39,10 @@ class _Propagate:
         if type(stated) is CallSpec:
             attends: Any = attention.read(layer, *given.extra)
             return attends.run(layer, stated, given, attend)
-        found, kwargs = given.more
+        found, kwargs, edge_index = given.more
         moved = reading.moved(layer, found.form, kwargs)
-        return reading.finished(layer, found.known, moved, attend(given), kwargs)
+        return reading.finished(layer, found.known, moved, attend(given), kwargs,
+                                edge_index)
 
 
 PROPAGATE = _Propagate()

@@ -336,7 +336,7 @@ def test_lists_and_shared_modules(emulated, cls):
 
 
 def test_what_stands_for_layers_has_no_names_of_users():
-    for cls in (traced_layer.Layer, traced_layer._Inside, traced_aggregates._Layer):
+    for cls in (traced_layer.Layer, traced_layer.Inside, traced_aggregates._Layer):
         assert all(name.startswith(("__", "_traced")) for name in dir(cls)), cls
 
 

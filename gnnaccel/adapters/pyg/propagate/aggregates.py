@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters.guards import context_reason
-from gnnaccel.adapters.pyg.propagate import channels, generated, pointwise, reading, tracing
+from gnnaccel.adapters.pyg.propagate import (channels, generated, own_aggregations, pointwise,
+                                             reading, tracing)
 from gnnaccel.adapters.pyg.propagate.node_values import NodeValue
 from gnnaccel.adapters.pyg.propagate.standins import Form, Unseen
 from gnnaccel.adapters.pyg.propagate.stock import Aggregate
@@ -24,7 +25,7 @@ from gnnaccel.dispatch.graph import self_loops
 from gnnaccel.dispatch.graph.tensor_ref import TensorRef
 from gnnaccel.dispatch.ops.aggregation import Reduce
 from gnnaccel.dispatch.ops.graph import OpGraph
-from gnnaccel.dispatch.policy.reasons import Reason
+from gnnaccel.dispatch.policy.reasons import Reason, reason
 
 
 class _Summed(NamedTuple):
@@ -40,9 +41,16 @@ class _Summed(NamedTuple):
     known: reading.Known
 
 
+def own(layer: Any, known: reading.Known) -> bool:
+    """Whether the layer's ``aggregate`` is the user's own, or hands messages to an aggregation that
+    is."""
+    return known.of_user or known.aggregate is None and own_aggregations.is_users(layer.aggr_module)
+
+
 def read(layer: Any, known: reading.Known, edge_index: Any, kwargs: dict) -> reading.Read | Reason:
     """As `reading.read`."""
-    why: Any = known.why
+    why: Any = known.why or reason("GA201", "the aggregation is "
+                                            f"{type(layer.aggr_module).__name__}")
     if type(edge_index) is not Tensor or edge_index.layout != torch.strided:
         return why
     if known.stock is not None or self_loops.of(edge_index) is not None:

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from gnnaccel.adapters import own
 from gnnaccel.adapters.pyg.propagate import (channels, naming, guarded, pointwise,
-                                             rearranged, stacks)
+                                             rearranged, stacks, zero_rows)
 from gnnaccel.adapters.pyg.propagate.node_values import EdgeRows, NodeCount, NodeValue, Steps
 from gnnaccel.adapters.pyg.propagate.piles import Pile
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS
@@ -198,10 +198,11 @@ class GraphFunctions(Steps):
         if type(value) in guarded.PLAIN and value is not None:
             return value
         package = sys.modules.get("torch_scatter")
-        if isinstance(value, types.ModuleType):
+        if isinstance(value, types.ModuleType) and value is not torch:
             return Package(value, self) if value in (
                 torch_geometric, torch_geometric.utils, package, rearranged.package()) else None
-        found = self._of_pyg(value) or self._of_torch_scatter(value, package) or _other(value)
+        found = (zero_rows.instead(value) or self._of_pyg(value)
+                 or self._of_torch_scatter(value, package) or _other(value))
         return found or rearranged.instead(value)
 
     def _of_pyg(self, value: Any) -> Any:

@@ -27,9 +27,10 @@ from gnnaccel.adapters.pyg.propagate.untold import Sequence
 
 #: what may be called of results per node; none changes a tensor in place or draws numbers
 NAMES = frozenset((*OPERATIONS, *VIEWS, "clone", "detach", "float", "to", "type_as",
-                   "sum", "mean", "norm", "normalize", "linear", "matmul", "mm"))
+                   "sum", "mean", "norm", "normalize", "linear", "matmul", "mm", "nan_to_num"))
 #: what makes numbers in memory of their own, which may be written over
-_IN_NEW_MEMORY = OPERATIONS.keys() | {"clone", "sum", "mean", "norm", "linear", "matmul", "mm"}
+_IN_NEW_MEMORY = OPERATIONS.keys() | {"clone", "sum", "mean", "norm", "linear", "matmul", "mm",
+                                      "nan_to_num"}
 _PLAIN = (*NUMBERS, str, type(None), torch.dtype)
 
 

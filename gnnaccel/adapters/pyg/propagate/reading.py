@@ -197,7 +197,7 @@ def read(layer: Any, edge_index: Any, kwargs: dict) -> Read | Reason:
     from gnnaccel.adapters.pyg.propagate import aggregates  # which needs this module
 
     known = known_class(type(layer))
-    if known.of_user:
+    if aggregates.own(layer, known):
         return aggregates.read(layer, known, edge_index, kwargs)
     if adjacency.is_matrix(edge_index):
         matrix = known.why or adjacency.read(layer, known, edge_index, kwargs)

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters import own
-from gnnaccel.adapters.pyg.propagate import (generated, guarded, naming, pointwise, reading,
+from gnnaccel.adapters.pyg.propagate import (generated, guarded, naming, own_aggregations,
+                                             pointwise, reading,
                                              supers, tracing, zero_rows)
 from gnnaccel.adapters.pyg.propagate.graph_functions import GraphFunctions
 from gnnaccel.adapters.pyg.propagate.message import _named, codes
@@ -98,6 +99,9 @@ class _Layer(Layer):
             return super().__getattr__(name)
         module = self._traced_layer.aggr_module
         self._traced_read[name,] = guarded.seen(module)
+        if own_aggregations.is_users(module):
+            inside = self._traced_inside(own_aggregations.Within, module, (name,))
+            return inside._traced_method(type(module).forward)
         reduces = reading._reduces(module)
         if reduces not in (("sum",), ("mean",), ("max",), ("min",)) or (
             type(module).__name__ == "MultiAggregation"):  # others are in it, which may change
@@ -158,8 +162,9 @@ class Traced(GraphFunctions):
     def _named(self, function: types.FunctionType, name: str, value: Any) -> Any:
         """What stands for a global value: itself, where it is torch's; Unseen for what is not
         known."""
-        if value is torch or value is torch.zeros:
-            return zero_rows.Torch() if value is torch else zero_rows.zeros
+        stands = zero_rows.instead(value)
+        if stands is not None:
+            return stands
         if any(value is one for one in (*naming.MODULES, *naming.BUILTINS)) or (
             naming.is_error(value)
             or callable(value) and naming.is_torchs(value, self.names)):

@@ -117,13 +117,18 @@ class Layer:
 
     def _traced_module(self, module: nn.Module, path: tuple[str, ...]) -> Callable:
         """A module of the user's own: its ``forward`` runs on stand-ins."""
-        inside = object.__new__(_Inside)
+        inside = self._traced_inside(Inside, module, path)
+        return inside._traced_method(type(module).forward)
+
+    def _traced_inside(self, cls: type[Inside], module: nn.Module, path: tuple[str, ...]) -> Inside:
+        """What stands for a module within another."""
+        inside = object.__new__(cls)
         for name, value in (("_layer", module), ("_path", path), ("_kept", {}),
                             *((name, getattr(self, "_traced" + name))
                               for name in ("_manner", "_edges", "_read", "_watched", "_counts",
                                            "_special", "_stand_ins", "_functions"))):
             object.__setattr__(inside, "_traced" + name, value)
-        return inside._traced_method(type(module).forward)
+        return inside
 
     def _traced_edge_rows(self, value: Tensor, path: tuple[str, ...]) -> Any:
         """What stands for a tensor with a row for each edge, which is read anew in each call."""
@@ -244,7 +249,7 @@ def has_name(held: Any, name: Any) -> bool:
     return by_name(held, name, Unseen) is not Unseen
 
 
-class _Inside(Layer):
+class Inside(Layer):
     """Stands for a module of the layer, or of one of its modules."""
 
     def __setattr__(self, name: str, value: Any) -> None:

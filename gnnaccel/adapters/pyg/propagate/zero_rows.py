@@ -1,9 +1,11 @@
-"""What stands for zeros that a user's ``aggregate`` makes for the nodes, to add messages to them:
-by ``index_add``, ``scatter_add`` or ``scatter_reduce``, in place or not.
+"""What stands for zeros and ones that users' functions make: rows of the edges; and zeros for the
+nodes, to add messages to them by ``index_add``, ``scatter_add`` or ``scatter_reduce``, in place or
+not.
 """
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -11,13 +13,14 @@ import torch
 
 from gnnaccel.adapters.pyg.propagate import pointwise
 from gnnaccel.adapters.pyg.propagate.node_values import NodeCount, NodeValue
-from gnnaccel.adapters.pyg.propagate.row_count import ROWS
+from gnnaccel.adapters.pyg.propagate.row_count import ROWS, RowCount
 from gnnaccel.adapters.pyg.propagate.specials import DEVICE, Special, Spread
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 from gnnaccel.adapters.pyg.propagate.traced import Value
+from gnnaccel.dispatch.generated.tree import Number
 
 #: what may be named of them
-NAMES = frozenset(("zeros", "new_zeros", "index_add", "index_add_", "scatter_add", "scatter_add_",
+NAMES = frozenset(("zeros", "new_zeros", "new_ones", "index_add", "index_add_", "scatter_add", "scatter_add_",
                    "scatter_reduce", "scatter_reduce_", "expand_as", "device"))
 _MAY_KEEP_ZEROS = ("sum",)  # a zero more changes nothing
 
@@ -95,36 +98,69 @@ def _of_rows(index: Any, src: Any) -> Any:
     return index
 
 
-def zeros(*size: Any, dtype: Any = None, device: Any = None, **more: Any) -> Any:
-    """What stands for `torch.zeros`."""
-    counts = size[0] if len(size) == 1 and isinstance(size[0], (tuple, list)) else size
-    if not counts or type(counts[0]) not in (Special, NodeCount):
-        return torch.zeros(*size, dtype=dtype, device=device, **more)
-    if device is not None and device is not DEVICE or more:
-        raise Unseen
-    return _made(counts, torch.get_default_dtype() if dtype is None else dtype)
+def _full(number: float, function: Callable) -> Callable[..., Any]:
+    """What stands for `torch.zeros` or `torch.ones`."""
+
+    def full(*size: Any, dtype: Any = None, device: Any = None, **more: Any) -> Any:
+        sizes = size or (more.pop("size", ()),)
+        counts = _counts(sizes)
+        if not counts or not isinstance(counts[0], (Special, RowCount)):
+            return function(*sizes, dtype=dtype, device=device, **more)
+        if device is not None and device is not DEVICE or more:
+            raise Unseen
+        return _made(number, counts, torch.get_default_dtype() if dtype is None else dtype)
+
+    return full
 
 
-def new_zeros(rows: Any, *size: Any) -> ZeroRows:
-    """What stands for ``new_zeros`` of rows."""
-    counts = size[0] if len(size) == 1 and isinstance(size[0], (tuple, list)) else size
-    if not counts or type(counts[0]) not in (Special, NodeCount):
-        raise Unseen
-    return _made(counts, rows.meta.dtype)
+def _new_full(number: float) -> Callable[..., Any]:
+    """What stands for ``new_zeros`` or ``new_ones`` of rows."""
+
+    def new_full(rows: Any, *size: Any) -> Any:
+        counts = _counts(size)
+        if not counts:
+            raise Unseen
+        return _made(number, counts, rows.meta.dtype)
+
+    return new_full
 
 
-def _made(counts: Any, dtype: Any) -> ZeroRows:
+def _counts(size: tuple) -> Any:
+    return size[0] if len(size) == 1 and isinstance(size[0], (tuple, list)) else size
+
+
+def _made(number: float, counts: Any, dtype: Any) -> Any:
+    """Zeros for the nodes, to add to; or rows of the edges that are this number."""
     if not all(type(one) is int for one in counts[1:]):
         raise Unseen
-    return ZeroRows(counts[0], torch.empty(ROWS, *counts[1:], dtype=dtype, device="meta"))
+    meta = torch.empty(ROWS, *counts[1:], dtype=dtype, device="meta")
+    if type(counts[0]) is RowCount:
+        if not meta.is_floating_point():
+            raise Unseen
+        return pointwise.Rows(Number(number), meta)
+    if type(counts[0]) not in (Special, NodeCount) or number != 0.0:
+        raise Unseen
+    return ZeroRows(counts[0], meta)
 
 
-# rows tell of themselves what zeros beside them need
-pointwise.Rows.new_zeros, pointwise.Rows.device = new_zeros, DEVICE  # type: ignore[attr-defined]
+#: functions of torch's, with what stands for them
+FUNCTIONS = {torch.zeros: _full(0.0, torch.zeros), torch.ones: _full(1.0, torch.ones)}
+# rows tell of themselves what others beside them need
+for _name, _value in (("new_zeros", _new_full(0.0)), ("new_ones", _new_full(1.0)),
+                      ("device", DEVICE)):
+    setattr(pointwise.Rows, _name, _value)
+
+
+def instead(value: Any) -> Any:
+    """What stands for a global value; None for others."""
+    if value is torch:
+        return Torch()
+    return FUNCTIONS.get(value) if isinstance(value, types.BuiltinFunctionType) else None
 
 
 class Torch:
-    """Stands for the module in an ``aggregate``."""
+    """Stands for the module, where users' functions make zeros and ones."""
 
     def __getattr__(self, name: str) -> Any:
-        return zeros if name == "zeros" else getattr(torch, name)
+        found = getattr(torch, name)
+        return FUNCTIONS.get(found, found) if name in ("zeros", "ones") else found

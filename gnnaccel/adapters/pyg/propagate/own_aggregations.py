@@ -1,0 +1,41 @@
+"""Aggregations of users' own, subclasses of PyG's, and what stands for one while an ``aggregate`` is
+traced that hands messages to it."""
+from __future__ import annotations
+
+from typing import Any
+
+from gnnaccel.adapters.own import home, is_method
+from gnnaccel.adapters.pyg import guards
+from gnnaccel.adapters.pyg.propagate.standins import Unseen
+from gnnaccel.adapters.pyg.propagate.traced_layer import Inside
+
+
+def is_users(module: Any) -> bool:
+    """Whether a layer's aggregation is one of the user's own, whose call is its ``forward`` after
+    what PyG does in each."""
+    from torch_geometric.nn.aggr import Aggregation
+
+    cls = type(module)
+    return (isinstance(module, Aggregation) and guards.reducing_reason(module) is None
+            and home(cls.forward) not in ("torch", "torch_geometric")
+            and is_method(cls.__call__, Aggregation, "__call__", "torch_geometric"))
+
+
+class Within(Inside):
+    """Stands for such a module: PyG's ``reduce`` of it reduces."""
+
+    def __getattr__(self, name: str) -> Any:
+        from torch_geometric.nn.aggr import Aggregation
+
+        if name != "reduce":
+            return super().__getattr__(name)
+        cls = type(self._traced_layer)
+        if not is_method(cls.reduce, Aggregation, name, "torch_geometric"):
+            raise Unseen
+        self._traced_watched.extend([(vars(one), name, vars(one).get(name, Unseen))
+                                     for one in cls.__mro__])
+        return self._traced_reduced
+
+    def _traced_reduced(self, x: Any, index: Any = None, ptr: Any = None, dim_size: Any = None,
+                        dim: Any = -2, reduce: Any = "sum") -> Any:
+        return self._traced_functions.by_module(reduce, x, index, ptr, dim_size, dim)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gnnaccel.adapters.pyg.propagate import generated, pointwise
+from gnnaccel.adapters.pyg.propagate import generated, naming, pointwise
 from gnnaccel.adapters.pyg.propagate.node_values import Given
 from gnnaccel.adapters.pyg.propagate.nodes_read import node_rows
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS
@@ -152,9 +152,11 @@ class Functions:
     """What stands for global values in functions that a layer's functions call."""
 
     def __init__(self, layer: Any):
-        self._watched = layer._traced_watched
+        self._names, self._watched = layer._traced_manner.names, layer._traced_watched
 
     def instead(self, value: Any) -> Any:
+        if any(value is one for one in naming.STOOD_FOR):
+            return naming.Torch(value, self._names)
         if value is math or value is np:
             return _Mathematics(value, self._watched)
         return generated._instead(value)

@@ -31,6 +31,7 @@ from gnnaccel.dispatch.generated.cut import make_without_gradient
 from gnnaccel.dispatch.generated.tree import Call, Leaf, Number, Tree, leaves, mapped
 
 _KEEPING = ("softmax", "log_softmax", "softmin", "cumsum")  # as many channels as there were
+_OVER_EDGES = ("softmax", "log_softmax", "softmin")  # which may also be taken over all edges
 _INPUTS = 9  # rows that channels which are apart may bring to a kernel
 
 
@@ -46,6 +47,8 @@ def mixed(value: Rows, name: str, function: Callable, args: tuple, kwargs: dict)
         raise Unseen
     if name in _KEEPING and type(_dim(args, kwargs)) is not int:
         raise Unseen  # torch picks a dimension, or it has another name
+    if name in _OVER_EDGES and _dim(args, kwargs) in (0, -value.meta.dim()):
+        return _over_edges(at_edges(value), function, args, kwargs)
     at = ends(value)
     if name == "layer_norm" and at not in ({"j"}, {"i"}):
         found = _layer_norm(value, *args[1:], **kwargs)
@@ -61,6 +64,12 @@ def mixed(value: Rows, name: str, function: Callable, args: tuple, kwargs: dict)
 def _dim(args: tuple, kwargs: dict) -> Any:
     dim: Any = kwargs.get("dim", args[1] if len(args) > 1 else None)
     return dim[0] if isinstance(dim, (tuple, list)) and len(dim) == 1 else dim
+
+
+def _over_edges(value: Rows, function: Callable, args: tuple, kwargs: dict) -> Rows:
+    """The operation on all rows of the edges, along these."""
+    rest = args[1:]
+    return by_torch(value, lambda rows: function(rows, *rest, **kwargs), (value,), {})
 
 
 def by_torch(value: Rows, function: Callable, args: tuple, kwargs: dict,

@@ -36,7 +36,8 @@ OF_MESSAGES = NAMES | {
     "scatter_min", "scatter_softmax", "utils", "degree",
     "index_select", "rearrange", "no_grad", "dtype", "device", "items", "keys", "values", "get",
     "numel", "bmm", "repeat", "stack", "zeros", "max", "item",
-    "ones", "zeros_like", "ones_like", "einsum", "any", "all", "linalg", "vector_norm",
+    "ones", "new_ones", "new_zeros", "zeros_like", "ones_like", "einsum", "any", "all",
+    "linalg", "vector_norm",
     "Tensor", "Module",  # of which something may be one
     "append",  # of lists that the message makes itself, as no others come to it
     "format", "startswith", "endswith", "lower", "upper",  # of texts

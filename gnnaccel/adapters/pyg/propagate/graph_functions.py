@@ -198,10 +198,10 @@ class GraphFunctions(Steps):
         if type(value) in guarded.PLAIN and value is not None:
             return value
         package = sys.modules.get("torch_scatter")
-        if isinstance(value, types.ModuleType) and value is not torch:
+        if isinstance(value, types.ModuleType) and value not in naming.STOOD_FOR:
             return Package(value, self) if value in (
                 torch_geometric, torch_geometric.utils, package, rearranged.package()) else None
-        found = (zero_rows.instead(value) or self._of_pyg(value)
+        found = (zero_rows.instead(value, self.names) or self._of_pyg(value)
                  or self._of_torch_scatter(value, package) or _other(value))
         return found or rearranged.instead(value)
 
@@ -260,6 +260,8 @@ def _other(value: Any) -> Any:
         return _is_one_of
     if value is hasattr:
         return has_name
+    if value is len:
+        return _length
     if value is Tensor or isinstance(value, type) and issubclass(value, nn.Module):
         return Kind(value)
     name, home = getattr(value, "__name__", ""), own.home(value)
@@ -281,6 +283,11 @@ def _is_one_of(value: Any, kinds: Any) -> bool:
     if not isinstance(value, guarded.PLAIN):
         raise Unseen
     return isinstance(value, asked)
+
+
+def _length(value: Any) -> Any:
+    """What stands for `len`: a stand-in's rows are no number."""
+    return value.shape[0] if isinstance(value, Value) else len(value)
 
 
 class Kind(NamedTuple):

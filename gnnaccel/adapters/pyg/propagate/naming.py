@@ -20,6 +20,8 @@ from gnnaccel.adapters.pyg.propagate.message import SPECIAL, _named, codes, spec
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 
 MODULES = (torch, torch.nn, torch.nn.functional, torch.linalg, math)
+#: of these, what stands for them: it has no more than what may be named
+STOOD_FOR = (torch, torch.nn.functional)
 #: where stands what such code names as an attribute, but for what users hold
 PLACES = (torch, torch.nn.functional, torch.linalg, math, Tensor)
 BUILTINS = (bool, float, int, len, range, enumerate, zip, reversed, tuple, list, sum, map, max, min,
@@ -33,6 +35,19 @@ _CATCHES = frozenset(("SETUP_FINALLY", "SETUP_WITH", "PUSH_EXC_INFO"))
 _ATTRIBUTES = frozenset(("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR"))
 _AS_ANY_OBJECT = (object.__getattribute__, types.SimpleNamespace.__getattribute__)
 _COMPARES = frozenset(("IS_OP", "COMPARE_OP", "CONTAINS_OP"))
+
+
+class Torch:
+    """Stands for a module of `STOOD_FOR`, of which no more than ``names`` may be named: a branch
+    that is not taken may name others."""
+
+    def __init__(self, module: types.ModuleType, names: Set[str]):
+        self._traced_module, self._traced_names = module, names
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self._traced_names:
+            raise Unseen
+        return getattr(self._traced_module, name)
 
 
 def globals_in_place(function: types.FunctionType, names: frozenset[str],
@@ -163,7 +178,8 @@ def names_known(code: types.CodeType, layer: Any, names: frozenset[str],
         return False
 
     def of_module(before: dis.Instruction) -> bool:
-        return before.opname == "LOAD_GLOBAL" and is_users_module(known.get(before.argval))
+        value = known.get(before.argval) if before.opname == "LOAD_GLOBAL" else None
+        return is_users_module(value) or any(value is one for one in STOOD_FOR)
 
     def of_record(at: int) -> bool:
         """Whether the step reads an attribute of a `record` that the layer holds, or of one in

@@ -281,8 +281,10 @@ class NodeValue(Value):
         self.overwritten("masked_fill", Tensor.masked_fill, self, mask, value)
 
     def overwritten(self, name: str, function: Callable, *args: Any, **kwargs: Any) -> Any:
+        if function.__name__.endswith("_"):  # as `torch.relu_`
+            function = getattr(Tensor, name, None)  # type: ignore[assignment]  # None is refused
         if name not in IN_PLACE.values() or not self.alone or not torch.is_grad_enabled() or (
-            function.__name__.endswith("_")):
+            function is None):
             raise Unseen
         found = _call(name, function, (self.as_now(), *args[1:]), kwargs)
         if type(found) is not NodeValue or (found.meta.shape, found.meta.dtype) != (

@@ -1,5 +1,5 @@
-"""Aggregations of users' own, subclasses of PyG's, and what stands for one while an ``aggregate`` is
-traced that hands messages to it."""
+"""Aggregations of users' own, subclasses of PyG's, and what stands for one while an ``aggregate``
+is traced that hands messages to it."""
 from __future__ import annotations
 
 from typing import Any

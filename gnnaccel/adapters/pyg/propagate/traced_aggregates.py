@@ -14,7 +14,6 @@ from collections.abc import Callable
 from operator import itemgetter
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from gnnaccel.adapters import own
@@ -162,7 +161,7 @@ class Traced(GraphFunctions):
     def _named(self, function: types.FunctionType, name: str, value: Any) -> Any:
         """What stands for a global value: itself, where it is torch's; Unseen for what is not
         known."""
-        stands = zero_rows.instead(value)
+        stands = zero_rows.instead(value, self.names)
         if stands is not None:
             return stands
         if any(value is one for one in (*naming.MODULES, *naming.BUILTINS)) or (

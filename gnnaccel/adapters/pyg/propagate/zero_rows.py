@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any
 
 import torch
 
-from gnnaccel.adapters.pyg.propagate import pointwise
+from gnnaccel.adapters.pyg.propagate import naming, pointwise
 from gnnaccel.adapters.pyg.propagate.node_values import NodeCount, NodeValue
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS, RowCount
 from gnnaccel.adapters.pyg.propagate.specials import DEVICE, Special, Spread
@@ -20,8 +20,8 @@ from gnnaccel.adapters.pyg.propagate.traced import Value
 from gnnaccel.dispatch.generated.tree import Number
 
 #: what may be named of them
-NAMES = frozenset(("zeros", "new_zeros", "new_ones", "index_add", "index_add_", "scatter_add", "scatter_add_",
-                   "scatter_reduce", "scatter_reduce_", "expand_as", "device"))
+NAMES = frozenset(("zeros", "new_zeros", "new_ones", "index_add", "index_add_", "scatter_add",
+                   "scatter_add_", "scatter_reduce", "scatter_reduce_", "expand_as", "device"))
 _MAY_KEEP_ZEROS = ("sum",)  # a zero more changes nothing
 
 
@@ -151,16 +151,16 @@ for _name, _value in (("new_zeros", _new_full(0.0)), ("new_ones", _new_full(1.0)
     setattr(pointwise.Rows, _name, _value)
 
 
-def instead(value: Any) -> Any:
-    """What stands for a global value; None for others."""
-    if value is torch:
-        return Torch()
+def instead(value: Any, names: Set[str]) -> Any:
+    """What stands for a global value; None for others. ``names``: what may be named of torch's."""
+    if any(value is one for one in naming.STOOD_FOR):
+        return Torch(value, names)
     return FUNCTIONS.get(value) if isinstance(value, types.BuiltinFunctionType) else None
 
 
-class Torch:
-    """Stands for the module, where users' functions make zeros and ones."""
+class Torch(naming.Torch):
+    """With zeros and ones that stand-ins know."""
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(torch, name)
+        found = super().__getattr__(name)
         return FUNCTIONS.get(found, found) if name in ("zeros", "ones") else found

@@ -23,8 +23,9 @@ class Record(Refuses):
         if found is Unseen or hasattr(type(found), "__set__") or (
             name not in vars(value) and type(found) not in guarded.PLAIN):
             raise Unseen
-        read[(*place, name)] = guarded.seen(found)
-        return shown(found, (*place, name))
+        there = (*place, name)
+        read[there] = guarded.seen(found)
+        return shown(found, there)
 
     def _refuses(self, *args: Any) -> Any:
         raise Unseen

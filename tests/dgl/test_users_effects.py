@@ -212,3 +212,41 @@ def test_a_network_of_the_edges_in_double_precision(route):
         return graph.edata["t"]
 
     agrees(route, call, taken=None)
+
+
+def seeding(h):
+    torch.manual_seed(5)
+    return torch.relu(h)
+
+
+class Helped(nn.Module):
+    """Calls a function that does more than compute, or names one in a branch that is not taken."""
+
+    def __init__(self, does: bool):
+        super().__init__()
+        self.does = does
+
+    def changed(self, h):
+        if self.does:
+            torch.manual_seed(5)
+        return torch.relu(h)
+
+    def method(self, edges):
+        return {"m": self.changed(edges.src["h"]) * edges.data["w"]}
+
+    def function(self, edges):
+        return {"m": (seeding if self.does else torch.relu)(edges.src["h"]) * edges.data["w"]}
+
+
+@pytest.mark.parametrize("by", ["method", "function"])
+@pytest.mark.parametrize("does", [True, False])
+def test_functions_that_draw_or_seed(emulated, does, by):
+    call = sums(apart(), getattr(Helped(does), by))
+
+    def after():
+        torch.manual_seed(3)
+        torch.rand(2)
+        return torch.cat([call().flatten(), torch.rand(2)])
+
+    for _ in range(2):
+        agrees(emulated, after, taken=not does)

@@ -93,6 +93,24 @@ def test_a_map_without_a_weight(name, part):
     assert gnnaccel.stats()[type(layer).__name__]["reasons"] == {"GA208": 2}
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("before", [0, 3])
+@pytest.mark.parametrize("name", CASES)
+def test_dynamically_quantized_maps(name, before):
+    """Their `weight` is a method. ``before``: so many calls with the maps before are remembered."""
+    layer, args = CASES[name]().eval(), given(name)
+    with torch.no_grad(), gnnaccel.enabled(when="supported", backend="torch"):
+        for _ in range(before):
+            layer(*args)
+        torch.ao.quantization.quantize_dynamic(layer, {nn.Linear}, dtype=torch.qint8, inplace=True)
+        with gnnaccel.disabled():
+            expected = layer(*args)
+        for _ in range(2):
+            got = layer(*args)
+            for one, two in zip(*(t if isinstance(t, tuple) else (t,) for t in (got, expected))):
+                assert close(one, two)
+
+
 @pytest.mark.parametrize("before", [0, 3])
 @pytest.mark.parametrize("way", ["set", "swapped", "attribute", "attribute again"])
 @pytest.mark.parametrize("name,part,parameter", [

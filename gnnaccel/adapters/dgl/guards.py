@@ -71,9 +71,9 @@ def weights(layer: Any, *names: str) -> tuple | Reason:
     """The weights of these maps of the layer, as `guards.declared`, or which has none."""
     found = tuple([declared(layer._modules[name]) for name in names])
     for name, weight in zip(names, found):
-        if weight is None:
+        if not isinstance(weight, torch.Tensor):  # a quantized map's `weight` is a method
             return reason("GA208", f"{name} is a {type(layer._modules[name]).__name__} without a "
-                                   "weight", f"use the layer's own {name}")
+                                   "weight as a tensor", f"use the layer's own {name}")
     return found
 
 

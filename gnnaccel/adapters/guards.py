@@ -72,7 +72,8 @@ def module_reason(layer: Any, path: Path) -> Reason | None:
     the object itself, is not the host's, or a parameter of its own, or a tensor in its place, has
     other functions than torch's."""
     own = layer.__dict__
-    if not own.keys().isdisjoint(path.names):
+    keys = own.keys()
+    if not keys.isdisjoint(path.names):
         for name in path.names.intersection(own):
             # PyG's own setters bind the class's functions to the object
             if not is_method(own[name], type(layer), name, path.host):
@@ -80,6 +81,9 @@ def module_reason(layer: Any, path: Path) -> Reason | None:
     found = extraordinary(own)
     if found is not None:
         return reason("GA208", f"{found} is a {type(getattr(layer, found)).__name__}")
+    for name in keys & path.parts:
+        if callable(own[name]):
+            return reason("GA205", f"{name} is a {type(own[name]).__name__} and no module")
     return path.why
 
 

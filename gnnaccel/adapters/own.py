@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dis
 import functools
+import inspect
 import sys
 from collections.abc import Callable
 from operator import attrgetter, itemgetter
@@ -99,15 +100,17 @@ class Path:
     """What runs when methods or functions of a host's are called.
 
     ``host``: the package; ``names``: the methods of the class, which no object of it may replace
-    either; ``functions``: the host's, by dotted name; ``why``: the reason that names what is not
-    the host's, None where everything is.
+    either; ``parts``: what these read and no caller of ``__init__`` gives, such as modules;
+    ``functions``: the host's, by dotted name; ``why``: the reason that names what is not the
+    host's, None where everything is.
     """
 
-    __slots__ = ("host", "names", "functions", "why", "_watched", "_globals", "_torch")
+    __slots__ = ("host", "names", "parts", "functions", "why", "_watched", "_globals", "_torch")
 
     def __init__(self, host: str) -> None:
         self.host = host
         self.names: frozenset[str] = frozenset()
+        self.parts: frozenset[str] = frozenset()
         self.functions: dict[str, Any] = {}
         self.why: Reason | None = None
         self._watched: list[tuple[Callable, Any, Any]] = []
@@ -144,6 +147,7 @@ class Path:
             found = self._add(found)
             if follow and not _of_message_passing(found):
                 called = _names_in(found.__code__, "LOAD_ATTR", "LOAD_METHOD")
+                self.parts |= frozenset(called)
                 todo += [name for name in called
                          if name not in todo and _is_hosts(host_class, name)]
                 self.function(found)
@@ -287,6 +291,9 @@ class Paths:
         path = Path(_top(self._host_class.__module__))
         path.names = frozenset(
             path.methods(cls, self._host_class, self._start, self._follow)) - {"forward"}
+        given = inspect.signature(self._host_class.__init__).parameters
+        path.parts = frozenset(name for name in path.parts - path.names
+                               if name.strip("_") not in given)
         for part in self._parts:
             path.methods(part, part, AGGREGATION)
         self._known.set(cls, path.complete())

@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 from torch import nn
-from torch_geometric.nn import GATConv, GATv2Conv, HEATConv
+from torch_geometric.nn import GATConv, GATv2Conv, HEATConv, TransformerConv
 
 import gnnaccel
 from tests.pyg import graphs
@@ -66,6 +66,35 @@ def test_features_of_edges_without_the_dropped_loops(route, cls, fill):
     edges = graphs.square()
     edges[1, ::5] = edges[0, ::5]
     compare(route, layer, graphs.features(), edges, graphs.edge_features())
+
+
+FUNCTIONS = [(GATConv, "lin"), (GATConv, "lin_edge"), (GATConv, "aggr_module"),
+             (GATv2Conv, "lin_l"), (GATv2Conv, "lin_edge"), (TransformerConv, "lin_key"),
+             (TransformerConv, "lin_edge"), (TransformerConv, "lin_skip")]
+
+
+@pytest.mark.parametrize("before", [0, 2])
+@pytest.mark.parametrize("cls,part", FUNCTIONS)
+def test_a_function_in_the_place_of_a_module(cls, part, before):
+    """``before``: so many calls with the module are remembered."""
+    torch.manual_seed(1)
+    layer = cls(F, 4, heads=2, edge_dim=EDGE if part == "lin_edge" else None)
+    args = [graphs.features(), graphs.square()]
+    args += [graphs.edge_features()] if part == "lin_edge" else []
+    with gnnaccel.enabled(when="supported", backend="torch"):
+        for _ in range(before):
+            layer(*args)
+        module = getattr(layer, part)
+        delattr(layer, part)  # torch refuses to assign it as it is
+        setattr(layer, part, lambda *given, **named: module(*given, **named))
+        gnnaccel.reset_stats()
+        got = [layer(*args) for _ in range(2)]
+    code = "GA201" if part == "aggr_module" else "GA205"
+    assert gnnaccel.stats()[cls.__name__]["reasons"] == {code: 2}
+    with gnnaccel.disabled():
+        expected = layer(*args)
+    for one in got:
+        torch.testing.assert_close(one, expected, rtol=0, atol=0)
 
 
 @BOTH

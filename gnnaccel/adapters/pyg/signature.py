@@ -49,6 +49,8 @@ class PlainSignature(Signature):
         if path.why is not None or not own.keys().isdisjoint(path.names):
             return None
         modules, parameters = own["_modules"], own["_parameters"]
+        if "aggr_module" not in modules:
+            return None
         of_aggregation = modules["aggr_module"].__dict__
         if (any(_MODULE_HOOKS(of_aggregation))
             or not of_aggregation.keys().isdisjoint(guards.REDUCING)):

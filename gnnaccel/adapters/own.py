@@ -291,7 +291,7 @@ class Paths:
         path = Path(_top(self._host_class.__module__))
         path.names = frozenset(
             path.methods(cls, self._host_class, self._start, self._follow)) - {"forward"}
-        given = inspect.signature(self._host_class.__init__).parameters
+        given = inspect.signature(self._host_class).parameters  # of __init__, without self
         path.parts = frozenset(name for name in path.parts - path.names
                                if name.strip("_") not in given)
         for part in self._parts:

@@ -31,12 +31,13 @@ LAYERS = {
     "GatedGCNConv": "layers.gatedgcn",
     "NNConv": "layers.nnconv",
 }
-#: of those, the layers whose work on the CPU is the host's own kernels'
+#: layers that run by the host's own kernels on the CPU
 PLAIN = ("GraphConv", "SAGEConv", "GINConv", "GatedGCNConv", "NNConv")
 
 
 def install(patches: PatchSet) -> list[str]:
-    """Patch the layer classes through ``patches``; the dotted names of what was patched.
+    """Patch the layer classes through ``patches``. Returns the dotted names of the patched
+    functions.
 
     DGL on another backend than PyTorch is left alone, and so is another module of this name.
     """
@@ -97,14 +98,14 @@ def adapter_of(layer: Any) -> _Guarded | None:
 
 
 def path_of(cls: type) -> Any:
-    """What calls of a known layer class run; None for other classes."""
+    """The functions that calls of a known layer class run; None for other classes."""
     module = LAYERS.get(cls.__name__)
     return module and _Guarded(cls, module).paths.of(cls)
 
 
 def storable(layer: Any) -> Reason | bool | None:
-    """As `gnnaccel.adapters.storable`. Plain layers run operation by operation, and those know no
-    layer."""
+    """`gnnaccel.adapters.storable` for DGL. Plain layers run operation by operation, and an
+    operation knows no layer."""
     path = rules.path_of(type(layer))
     if not path.startswith("dgl.nn.pytorch.") or ".conv." not in path:
         return None
@@ -129,13 +130,13 @@ class _Guarded:
         from gnnaccel.adapters import guards as shared
         from gnnaccel.adapters.dgl import guards, repeated
 
-        found = contract.read(importlib.import_module(f"gnnaccel.adapters.dgl.{module}"))
-        self.contract = found
+        adapter = contract.read(importlib.import_module(f"gnnaccel.adapters.dgl.{module}"))
+        self.contract = adapter
         self._context_reason, self._layer_reason = shared.context_reason, guards.layer_reason
         self._inference_reason = shared.inference_reason
-        self.paths, self._state = own.Paths(cls, ("forward",)), found.state
-        self._checked, self._absorbed, self.run = shapes.checked, found.ABSORBED, found.run
-        self.key = repeated.signature(found, self.paths)
+        self.paths, self._state = own.Paths(cls, ("forward",)), adapter.state
+        self._checked, self._absorbed, self.run = shapes.checked, adapter.ABSORBED, adapter.run
+        self.key = repeated.signature(adapter, self.paths)
         self.keep, self.again = repeated.keep, repeated.again
 
     def state(self, layer: Any, args: tuple, kwargs: dict) -> Any:

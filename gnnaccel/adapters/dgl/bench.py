@@ -50,23 +50,23 @@ def build_layer(layer: DglLayer, node_types: int, edge_types: int, device: Any,
     torch.manual_seed(seed)
     cls = getattr(nn, layer.class_name)
     if layer.class_name == "HGTConv":
-        made = cls(IN_CHANNELS, layer.width, layer.heads, node_types, edge_types, dropout=0.0)
+        built = cls(IN_CHANNELS, layer.width, layer.heads, node_types, edge_types, dropout=0.0)
     elif layer.class_name == "RelGraphConv":
-        made = cls(IN_CHANNELS, layer.width, edge_types)
+        built = cls(IN_CHANNELS, layer.width, edge_types)
     elif layer.class_name == "SAGEConv":
-        made = cls(IN_CHANNELS, layer.width, "mean")
+        built = cls(IN_CHANNELS, layer.width, "mean")
     elif layer.class_name == "GraphConv":
-        made = cls(IN_CHANNELS, layer.width, allow_zero_in_degree=True)
+        built = cls(IN_CHANNELS, layer.width, allow_zero_in_degree=True)
     else:
-        made = cls(IN_CHANNELS, layer.width, layer.heads, allow_zero_in_degree=True)
-    return made.to(device)
+        built = cls(IN_CHANNELS, layer.width, layer.heads, allow_zero_in_degree=True)
+    return built.to(device)
 
 
 def build_graph(edge_index: Any, num_nodes: int) -> Any:
-    """The graph of these edges, on their device. With a DGL built without CUDA that takes an
-    enabled gnnaccel.
+    """The graph of these edges, on their device, which takes an enabled gnnaccel where DGL was
+    built without CUDA.
 
-    Moved there as a script does it, made on the host: DGL makes its structures of tensors on the
+    Made on the host and moved, as a script does it: DGL makes its structures of tensors on the
     host in any case.
     """
     import dgl

@@ -6,9 +6,9 @@ where DGL itself keeps what it derives from a structure. So it goes with the las
 that structure; local scopes share it (clones have their own); and a change of the graph, which
 gives it another ``_graph``, is seen.
 
-The arrays are DGL's own, read where they lie (`EdgeArrays`): its COO, its CSC too if it has made
-one, or the CSC alone. DGL is never made to create a format. Of a bridged graph they are one tensor
-[2, E], copied to the device once.
+The arrays are DGL's own, not copied (`EdgeArrays`): its COO, its CSC too if it has made one, or the
+CSC alone. DGL is never made to create a format. Of a bridged graph they are one tensor [2, E],
+copied to the device once.
 """
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ class Edges:
         return self._bare
 
     def kinds_of_degree(self) -> int:
-        """How many different degrees destinations have that an edge enters: the mailboxes that DGL
-        makes. Waits for the device, the first time."""
+        """How many different degrees above 0 destinations have: the mailboxes that DGL makes. Waits
+        for the device, the first time."""
         if self._kinds is None:
             counts = self.degrees(1, torch.int64).bincount()
             self._kinds = int(counts[1:].count_nonzero())
@@ -81,12 +81,12 @@ class Edges:
     def degrees(self, end: int, dtype: torch.dtype) -> Tensor:
         """[nodes] of ``dtype``: how many edges leave each source (``end`` 0) or enter each
         destination (1)."""
-        found = self._degrees.get((end, dtype))
-        if found is None:
+        degrees = self._degrees.get((end, dtype))
+        if degrees is None:
             csc = csc_of(self.edge_index) if end else None
             counts = self._counted(end) if csc is None else csc.indptr.diff()
-            found = self._degrees[end, dtype] = counts.to(dtype)
-        return found
+            degrees = self._degrees[end, dtype] = counts.to(dtype)
+        return degrees
 
     def _counted(self, end: int) -> Tensor:
         ids = self.edge_index[end].long()
@@ -97,31 +97,31 @@ class Edges:
     def scale(self, end: int, power: float, plus: int, dtype: torch.dtype) -> Tensor:
         """[nodes] of ``dtype``: (degree + ``plus``) ** ``power``, of degrees of at least 1."""
         key = end, power, plus, dtype
-        found = self._degrees.get(key)
-        if found is None:
+        scale = self._degrees.get(key)
+        if scale is None:
             degree = self.degrees(end, dtype)
             degree = degree + plus if plus else degree.clamp(min=1)
-            found = self._degrees[key] = 1.0 / degree if power == -1 else degree.pow(power)
-        return found
+            scale = self._degrees[key] = 1.0 / degree if power == -1 else degree.pow(power)
+        return scale
 
 
 class _Kept:
-    """What is kept with an index object, by number of the relation: its `Edges`, each in a list
-    that is empty until they are asked for; and the index objects of single relations, which share
-    those lists."""
+    """Kept values of an index object, by number of the relation: its `Edges`, each in a list that
+    is empty until they are asked for; and the index objects of single relations, which share those
+    lists."""
 
     __slots__ = ("edges", "indices", "signs")
 
     def __init__(self) -> None:
         self.edges: dict[int, list[Edges]] = {}
         self.indices: dict[int, Any] = {}
-        #: what `signs` gives; empty until it is asked for
+        #: result of `signs`; empty until it is asked for
         self.signs: tuple[Tensor, ...] | None = ()
 
 
 def _kept(index: Any) -> _Kept:
-    found = index._cache.get(_KEY)
-    return found if found is not None else index._cache.setdefault(_KEY, _Kept())
+    store = index._cache.get(_KEY)
+    return store if store is not None else index._cache.setdefault(_KEY, _Kept())
 
 
 def homogeneous(g: Any) -> Edges | Reason:
@@ -186,8 +186,8 @@ def size_reason(edges: Edges, num_src: int, num_dst: int) -> Reason | None:
 
 
 def zero_in_degree_reason(layer: Any, edges: Edges) -> Reason | None:
-    """The layer refuses graphs with nodes that no edge enters, and this is one: the host's own code
-    raises the error."""
+    """Why the layer refuses the graph: it has nodes that no edge enters, for which the host's own
+    code raises the error."""
     if not layer._allow_zero_in_degree and edges.has_bare():
         return reason("GA204", "there are nodes of in-degree 0, which the layer does not allow",
                       "allow_zero_in_degree=True")
@@ -219,29 +219,29 @@ def signs(g: Any) -> tuple[Tensor, ...] | None:
     a changed graph has another. None of graphs that are not on the CPU.
     """
     index = g._graph
-    kept = _kept(index)
-    if kept.signs == ():
+    store = _kept(index)
+    if store.signs == ():
         on_cpu = device_of(index) is None and g.device.type == "cpu"
-        kept.signs = (_one().expand(int(num_edges(g))),) if on_cpu else None
-    return kept.signs
+        store.signs = (_one().expand(int(num_edges(g))),) if on_cpu else None
+    return store.signs
 
 
 def structure(g: Any) -> list[Any]:
     """The edges of a graph with one relation, as they were read; none if they were not."""
-    kept = g._graph._cache.get(_KEY)
-    box = None if kept is None else kept.edges.get(0)
+    store = g._graph._cache.get(_KEY)
+    box = None if store is None else store.edges.get(0)
     return [box[0].edge_index] if box else []
 
 
 def parts(g: Any) -> list[Any]:
-    """What operands hold of a graph with one relation."""
-    kept = g._graph._cache.get(_KEY)
-    box = None if kept is None else kept.edges.get(0)
+    """The objects that operands hold of a graph with one relation."""
+    store = g._graph._cache.get(_KEY)
+    box = None if store is None else store.edges.get(0)
     return [box[0], box[0].edge_index] if box else []
 
 
 def names(g: Any) -> tuple:
-    """Of the types of nodes, at either end, and of edges."""
+    """Names of the types of nodes, at either end, and of edges."""
     return (*g.srctypes, None, *g.dsttypes, None, *g.canonical_etypes)
 
 
@@ -271,12 +271,12 @@ def remembering(native: Any) -> Any:
     @functools.wraps(native)
     def get_relation_graph(self: Any, etype: Any) -> Any:
         indices, number = _kept(self).indices, int(etype)
-        found = indices.get(number)
-        if found is None:
-            found = native(self, etype)
-            _kept(found).edges[0] = _box(self, number)
-            found = indices.setdefault(number, found)
-        return found
+        single = indices.get(number)
+        if single is None:
+            single = native(self, etype)
+            _kept(single).edges[0] = _box(self, number)
+            single = indices.setdefault(number, single)
+        return single
 
     return get_relation_graph
 
@@ -290,9 +290,9 @@ def _read(index: Any, etype: int) -> Edges:
     device = device_of(index)
     if device is None:
         return _read_host(index, etype)
-    # of a bridged graph: read on the host, copied as a whole
-    found = _read_host(index.copy_to(on_host()), etype)
-    return Edges(found.edge_index.to(device), found.num_src, found.num_dst)
+    # a bridged graph is read on the host, and copied as a whole
+    edges = _read_host(index.copy_to(on_host()), etype)
+    return Edges(edges.edge_index.to(device), edges.num_src, edges.num_dst)
 
 
 def _read_host(index: Any, etype: int) -> Edges:

@@ -1,5 +1,5 @@
-"""What keeps a DGL layer native whatever its kernels could do: replaced methods, and submodules
-that are not the layer's own."""
+"""Reasons why a DGL layer stays native whatever its kernels could do: replaced methods, and
+submodules that are not the layer's own."""
 from __future__ import annotations
 
 import functools
@@ -15,7 +15,7 @@ from gnnaccel.dispatch.policy.reasons import Reason, reason
 
 @functools.cache
 def _graph_paths() -> tuple[type, own.Paths]:
-    """Of what layers call of a graph."""
+    """(`DGLGraph`, paths of its methods that layers call)."""
     from dgl import DGLGraph
 
     return DGLGraph, own.Paths(DGLGraph, ("update_all", "apply_edges"), follow=False)
@@ -78,7 +78,7 @@ def weights(layer: Any, *names: str) -> tuple | Reason:
 
 
 def dropout(module: torch.nn.Dropout) -> float:
-    """What an absorbed dropout drops now."""
+    """The probability with which an absorbed dropout drops now."""
     return module.p if module.training else 0.0
 
 

@@ -33,15 +33,15 @@ def arguments(name: str, args: tuple, kwargs: dict, required: tuple[str, ...],
     """The ``required`` arguments of an attention layer's call, or why it is not taken over: it asks
     for attention weights, or gives ``edge_weight``, which the layer takes when ``weighted``.
     ``name``: the layer's class."""
-    found = bind(args, kwargs, required, (*(("edge_weight",) if weighted else ()), "get_attention"))
-    if found is None:
+    bound = bind(args, kwargs, required, (*(("edge_weight",) if weighted else ()), "get_attention"))
+    if bound is None:
         return reason("GA206", f"the arguments do not fit {name}.forward")
-    if weighted and found[len(required)] is not None:
+    if weighted and bound[len(required)] is not None:
         return reason("GA208", "edge_weight was given", "call the layer without edge_weight")
-    if found[-1]:
+    if bound[-1]:
         return reason("GA208", "attention weights were asked for",
                       "call the layer without get_attention")
-    return found[:len(required)]
+    return bound[:len(required)]
 
 
 def attention(name: str, args: tuple, kwargs: dict,
@@ -51,8 +51,8 @@ def attention(name: str, args: tuple, kwargs: dict,
     bound = arguments(name, args, kwargs, ("graph", "feat"), weighted)
     if type(bound) is Reason:
         return bound
-    found = nodes(*bound)
-    return found if type(found) is Reason else (*bound, found)
+    inputs = nodes(*bound)
+    return inputs if type(inputs) is Reason else (*bound, inputs)
 
 
 def nodes(graph: Any, feat: Any) -> Nodes | Reason:
@@ -80,18 +80,18 @@ def nodes(graph: Any, feat: Any) -> Nodes | Reason:
 
 
 def one_frame(graph: Any) -> bool:
-    """Whether sources and destinations are one set of nodes, so that what a layer keeps for the
-    ones lies over what it keeps for the others under the same name."""
+    """Whether sources and destinations are one set of nodes, so that a layer's features of
+    destinations overwrite those of sources under the same name."""
     return not graph.is_block and graph.srctypes == graph.dsttypes
 
 
 def shapes(layer: Any, maps: tuple[str, ...], vectors: tuple[str, ...] = (),
            width: int | None = None) -> Shapes:
-    """As `adapters.shapes.of_heads`, of a layer of DGL's; ``width``: if not ``_out_feats``."""
+    """`adapters.shapes.of_heads` of a layer of DGL's; ``width``: if not ``_out_feats``."""
     return of_heads(layer, layer._num_heads, layer._out_feats if width is None else width, maps,
                     vectors, _linear)
 
 
 def rows(module: Any, x: Tensor, heads: int, width: int) -> Tensor | Mapped:
-    """What a linear layer makes of x, as attention takes it."""
+    """The rows of a linear layer's map of x, as attention takes them."""
     return calls.rows(module, x, heads, width, _linear(module))

@@ -1,4 +1,4 @@
-"""DGL layers with their options, each on a small graph: what the compatibility table asks about."""
+"""DGL layers with their options, each on a small graph, for the compatibility table."""
 from __future__ import annotations
 
 from collections.abc import Iterator

@@ -20,13 +20,13 @@ def read(graph: Any) -> Graph:
     if graph.is_block:
         raise PartitionError("partition cuts whole graphs; this is a block, of a sampled batch")
     if not graph.is_homogeneous:
-        found = Graph({kind: graph.num_nodes(kind) for kind in graph.ntypes},
-                      {relation: _ends(graph, relation) for relation in graph.canonical_etypes},
-                      hetero=True)
-        found.node_rows = {kind: _named(graph.nodes[kind].data) for kind in graph.ntypes}
-        found.edge_rows = {relation: _named(graph.edges[relation].data)
-                           for relation in graph.canonical_etypes}
-        return found
+        arrays = Graph({kind: graph.num_nodes(kind) for kind in graph.ntypes},
+                       {relation: _ends(graph, relation) for relation in graph.canonical_etypes},
+                       hetero=True)
+        arrays.node_rows = {kind: _named(graph.nodes[kind].data) for kind in graph.ntypes}
+        arrays.edge_rows = {relation: _named(graph.edges[relation].data)
+                            for relation in graph.canonical_etypes}
+        return arrays
     rows, edge_rows = _named(graph.ndata), _named(graph.edata)
     wrong = (rows.keys() & edge_rows.keys()) | ({"edge_index", "num_nodes"}
                                                 & (rows.keys() | edge_rows.keys()))
@@ -40,7 +40,7 @@ def read(graph: Any) -> Graph:
 
 def metis(pointers: Tensor, neighbours: Tensor, parts: int) -> Tensor | None:
     """Each node's part by METIS (Karypis and Kumar, 1998), as `dgl.metis_partition_assignment`
-    gives it, silently; None where this DGL lacks it. ``pointers``, ``neighbours``: as of
+    gives it, silently; None where this DGL lacks it. ``pointers``, ``neighbours``: from
     `cutting.symmetric`."""
     import dgl
 

@@ -1,10 +1,9 @@
-"""Calls of DGL's layers that repeat another one: what they depend on, and where the operands of
-such a call are found.
+"""Repeated calls of DGL's layers: what they depend on, and where their operands are found.
 
 The operands of a call are a NamedTuple of the adapter's, which holds the call's arguments, weights
-of the layer, what belongs to the graph, and numbers. So which of these stands where is seen once,
-and a repeated call puts its own in the same places. What is made of an argument, such as a slice of
-it, stands nowhere else: such a call is stated anew each time.
+of the layer, objects of the graph, and numbers. So the place of each is found once, and a repeated
+call puts its own in the same places. A value made of an argument, such as a slice of it, stands
+nowhere else: such a call is stated anew each time.
 """
 from __future__ import annotations
 
@@ -31,7 +30,8 @@ _CONSTANTS = (type(None), bool, int, float, str, torch.device, torch.dtype)
 
 
 def signature(contract: Contract, paths: Paths) -> Callable[..., tuple | None]:
-    """What gives the signatures of a layer class; None for layers without ``FIELDS``."""
+    """The function that gives the signatures of a layer class; `none` for layers without
+    ``FIELDS``."""
     return none if contract.FIELDS is None else _Signature(contract, paths).whole
 
 
@@ -45,16 +45,16 @@ class _Signature(Signature):
         self._parts = self._of_modules
 
     def _of_modules(self, layer: Any, args: tuple) -> list | None:
-        """How all looks that the layer is made of; None where message passing itself was replaced,
-        or what a module does whose work goes into the Program."""
+        """The state of all modules and weights of the layer; None where message passing itself was
+        replaced, or the forward of a module whose work goes into the Program."""
         if guards.graph_reason() is not None or not all(map(forward_is_own, self._absorbed)):
             return None
         return looks.of_modules(layer, args, _OPTIONS)
 
 
 class _Kept(NamedTuple):
-    """Where operands are found. ``form``: a `_Form`; ``names``: of the layer's own weights, any of
-    which may be among them; ``held``: what belongs to the graph; ``constants``: the rest."""
+    """Places of operands. ``form``: a `_Form`; ``names``: of the layer's own weights, any of which
+    may be among them; ``held``: objects of the graph; ``constants``: the rest."""
 
     form: _Form
     names: tuple[str, ...]
@@ -63,15 +63,15 @@ class _Kept(NamedTuple):
 
 
 class _Form(NamedTuple):
-    """``make``: of a tuple's type; ``parts``: for each, its place among the `_values` of the call,
-    or another form."""
+    """The form of a tuple of operands. ``make``: of its type; ``parts``: for each, its place among
+    the `_values` of the call, or another form."""
 
     make: Callable[..., Any]
     parts: list
 
 
 def keep(layer: Any, args: tuple, kwargs: dict, stated: Any, given: Any) -> Any:
-    """As `router.Adapter.keep`."""
+    """`router.Adapter.keep` of DGL's layers."""
     if looks.replaceable(layer):
         return UNREPEATABLE
     arguments = (*args, *kwargs.values())
@@ -93,7 +93,7 @@ def keep(layer: Any, args: tuple, kwargs: dict, stated: Any, given: Any) -> Any:
 
 
 def again(layer: Any, args: tuple, kwargs: dict, kept: _Kept) -> Any:
-    """As `router.Adapter.again`."""
+    """`router.Adapter.again` of DGL's layers."""
     return _made(kept.form, _values((*args, *kwargs.values()) if kwargs else args,
                                     layer.__dict__["_parameters"], kept.names,
                                     [ref() for ref in kept.held], kept.constants))
@@ -101,15 +101,15 @@ def again(layer: Any, args: tuple, kwargs: dict, kept: _Kept) -> Any:
 
 def _values(arguments: tuple, parameters: dict, names: tuple[str, ...], held: list,
             constants: list) -> list:
-    """What the operands of a call are taken from: its arguments, pairs among them opened, the
-    layer's own weights, what belongs to the graph, and what is the same in each call."""
-    found: list[Any] = []
+    """The values that the operands of a call are taken from: its arguments, pairs among them
+    opened, the layer's own weights, objects of the graph, and constants."""
+    values: list[Any] = []
     for a in arguments:
-        found.append(a)
+        values.append(a)
         if type(a) is tuple:
-            found += a
-    found += map(parameters.get, names)
-    return found + held + constants
+            values += a
+    values += map(parameters.get, names)
+    return values + held + constants
 
 
 def _a_pair(arguments: tuple, tensor: Tensor) -> bool:

@@ -3,8 +3,8 @@
 ``import dgl`` imports ``dgl.graphbolt``, which loads a library built for one version of torch and,
 in DGL 2.1, modules that torchdata has dropped. DGL itself uses it for distributed sampling only.
 The stand-in is for a torch without such a library, or a torchdata without these modules, and for
-nothing else; what a complete installation raises, it raises. Found out by looking at files: neither
-graphbolt nor torchdata is imported for it.
+nothing else; errors of a complete installation are raised. The check looks at files: it imports
+neither graphbolt nor torchdata.
 """
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def find_spec(name: str, path: Any, target: ModuleType | None) -> ModuleSpec | N
             f"{name} is not there: "
             f"{sys.modules[NAME].__spec__.loader.missing}",  # type: ignore[union-attr]
             name=NAME)
-    found = found_by_others(GraphboltFinder, name, path, target)
-    if found is None or not found.submodule_search_locations:  # DGL before 2.0 has none
+    spec = found_by_others(GraphboltFinder, name, path, target)
+    if spec is None or not spec.submodule_search_locations:  # DGL before 2.0 has none
         return None
-    missing = _missing(Path(next(iter(found.submodule_search_locations))))
+    missing = _missing(Path(next(iter(spec.submodule_search_locations))))
     if missing is None:
         return None
     return ModuleSpec(name, _Loader(missing),  # type: ignore[arg-type]
@@ -49,13 +49,14 @@ def find_spec(name: str, path: Any, target: ModuleType | None) -> ModuleSpec | N
 
 
 class _Loader:
-    """Makes the stand-in. ``missing``: what DGL's own module lacks, and what to do about it."""
+    """The loader of the stand-in. ``missing``: what DGL's own module lacks, and what to do about
+    it."""
 
     def __init__(self, missing: str):
         self.missing = missing
 
     def create_module(self, spec: ModuleSpec) -> None:
-        """An ordinary module."""
+        """None: an ordinary module."""
 
     def exec_module(self, module: Any) -> None:
         missing = self.missing
@@ -64,7 +65,7 @@ class _Loader:
             raise AttributeError(f"dgl.graphbolt.{name} is not there: {missing}")
 
         class FusedCSCSamplingGraph:
-            """The class that dgl.distributed asks for whether a partition is of graphbolt's kind.
+            """The class by which dgl.distributed tests whether a partition is of graphbolt's kind.
             None is."""
 
             def __init__(self, *args: Any, **kwargs: Any):
@@ -79,8 +80,8 @@ class _Loader:
 
 
 def _missing(package: Path) -> str | None:
-    """What the graphbolt in this folder lacks, as a sentence that also says what to install; None
-    when it is complete."""
+    """A sentence on what the graphbolt in this folder lacks and what to install; None when it is
+    complete."""
     version = _torch_version()
     library = _library(version)
     modules = [] if library else sorted(name for name in _needed(package) if not _exists(name))
@@ -118,7 +119,7 @@ def _needed(package: Path) -> set[str]:
 
 
 def _exists(name: str) -> bool:
-    """Whether there is such a module, importing none of it."""
+    """Whether there is such a module. Imports none of it."""
     top, *rest = name.split(".")
     if name in sys.modules:
         return True

@@ -2,16 +2,16 @@
 
 PyPI has DGL for CPUs only. Next to a torch with CUDA, all that it lacks are its C functions for a
 GPU: frames, layers and losses are torch's. So here a graph on the GPU is a *tagged* one: its index
-object is another handle on the same host structure, and carries the device (`tags`). What DGL's C
-functions make of tagged things is tagged (`calls`). Tensors go to the host on their way in and to
-the device on their way out (`arrays`). What training asks of a structure in every step is answered
-from device tensors that are kept with the index object (`index`, `results`), and layers look for
-nodes without edges once per graph (`zero_degree`). Sparse embeddings and filters of ids run on
-torch operations (`embeddings`, `filters`). Loaders sample on the host and copy batches
-ahead (`loader`), and `to_simple` runs there (`simple`). What cannot be had raises an error that
-says so (`limits`).
+object is another handle on the same host structure, and carries the device (`tags`). Results of
+DGL's C functions of tagged arguments are tagged (`calls`). Tensors go to the host on their way in
+and to the device on their way out (`arrays`). The questions that training asks of a structure in
+every step are answered from device tensors that are kept with the index object (`index`,
+`results`), and layers look for nodes without edges once per graph (`zero_degree`). Sparse
+embeddings and filters of ids run on torch operations (`embeddings`, `filters`). Loaders sample on
+the host and copy batches ahead (`loader`), and `to_simple` runs there (`simple`). Calls that need a
+CUDA build raise an error that says so (`limits`).
 
-Put in only where DGL has no CUDA device API and torch has a GPU, and taken out like every other
+Installed only where DGL has no CUDA device API and torch has a GPU, and taken out like every other
 patch.
 """
 from __future__ import annotations
@@ -26,7 +26,7 @@ _text = _OFF
 
 
 def install(patches: PatchSet) -> None:
-    """Bridge DGL, if it is to be bridged here."""
+    """Bridge DGL, unless `reason_against` names a reason."""
     global _patches, _text
     why = reason_against()
     _patches, _text = None, why or _OFF
@@ -40,7 +40,7 @@ def install(patches: PatchSet) -> None:
 
 
 def replace(patches: PatchSet) -> None:
-    """Put in all patches of the bridge, whether it has a use here or not."""
+    """Install all patches of the bridge, whether it has a use here or not."""
     from gnnaccel.adapters.dgl.bridge import (arrays, calls, embeddings, filters, index, limits,
                                               loader, simple, zero_degree)
 

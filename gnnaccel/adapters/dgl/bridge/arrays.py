@@ -1,8 +1,8 @@
-"""Tensors on their way into DGL's C functions and out: copied to the host and tagged, copied to the
-tag's device.
+"""Conversion of tensors for DGL's C functions: copied to the host and tagged on their way in,
+copied to the tag's device on their way out.
 
-An array that a C function writes into is copied back to its tensor after the call. So whatever of
-DGL nobody has replaced computes on the host, correctly and slowly.
+An array that a C function writes into is copied back to its tensor after the call. So all DGL code
+that is not replaced computes on the host, correctly and slowly.
 """
 from __future__ import annotations
 
@@ -18,20 +18,18 @@ from gnnaccel.adapters.dgl.bridge.tags import (context, device_of, host, is_brid
                                                on_host, tag, to_device)
 from gnnaccel.adapters.patching import PatchSet
 
-# one imports the names of the next
+# each imports the names of the next
 _MODULES = ("dgl.backend", "dgl.backend.pytorch", "dgl.backend.pytorch.tensor")
 #: why methods that pin memory are replaced
 PINNED = "Raises an error that says that memory cannot be pinned."
 _SOURCE, _WRITTEN = "_gnnaccel_source", "_gnnaccel_written"
 
-#: C function -> positions of arguments that it writes although they are not given as arrays to
-#: write
+#: C function -> positions of arguments that it writes although they are not marked as written
 _WRITES = {"_CAPI_FarthestPointSampler": (3, 5)}
 
 
 def install(patches: PatchSet) -> None:
-    """Replace the conversions between tensors and DGL's arrays, and what arrays say of their
-    place."""
+    """Replace the conversions between tensors and DGL's arrays, and the arrays' ``ctx``."""
     from dgl import ndarray
     from dgl._ffi import ndarray as base
 
@@ -55,7 +53,7 @@ def install(patches: PatchSet) -> None:
 
 
 def zerocopy_to_dgl_ndarray(native: Callable) -> Callable:
-    """For reading: of a tensor on the device, a tagged copy."""
+    """Conversion for reading: a tensor on the device becomes a tagged copy."""
 
     def to_ndarray(data: Tensor) -> Any:
         device = data.device
@@ -70,7 +68,8 @@ def zerocopy_to_dgl_ndarray(native: Callable) -> Callable:
 
 
 def zerocopy_to_dgl_ndarray_for_write(native: Callable) -> Callable:
-    """As for reading (which the native function calls, after its checks), and marked as written."""
+    """Conversion for writing: as for reading (which the native function calls, after its checks),
+    and marked as written."""
 
     def to_ndarray(data: Tensor) -> Any:
         array = native(data)
@@ -82,7 +81,7 @@ def zerocopy_to_dgl_ndarray_for_write(native: Callable) -> Callable:
 
 
 def zerocopy_from_dgl_ndarray(native: Callable) -> Callable:
-    """Of a tagged array, a copy on the device."""
+    """Conversion back: a tagged array becomes a copy on the device."""
 
     def from_ndarray(data: Any) -> Tensor:
         device = device_of(data)
@@ -108,14 +107,14 @@ def empty(native: Callable) -> Callable:
 
 @torch.no_grad()
 def write_back(name: str | None, args: Iterable[Any]) -> None:
-    """After a call of the C function ``name``: what it wrote goes to the tensors that its arguments
+    """Copy the results of a call of the C function ``name`` back to the tensors that its arguments
     were made of."""
     written: tuple[int, ...] = () if name is None else _WRITES.get(name, ())
     for position, arg in enumerate(args):
         if type(arg) in (list, tuple):
             write_back(None, arg)
             continue
-        kept = getattr(arg, "__dict__", {})
-        if ((_WRITTEN in kept or (position in written and _SOURCE in kept))
-            and kept[_SOURCE].numel()):
-            kept[_SOURCE].copy_(torch.from_dlpack(arg.to_dlpack()))
+        attributes = getattr(arg, "__dict__", {})
+        if ((_WRITTEN in attributes or (position in written and _SOURCE in attributes))
+            and attributes[_SOURCE].numel()):
+            attributes[_SOURCE].copy_(torch.from_dlpack(arg.to_dlpack()))

@@ -1,7 +1,7 @@
-"""Calls of DGL's C functions: whatever comes out of tagged things is tagged.
+"""Calls of DGL's C functions: results of tagged arguments are tagged.
 
-All of them are objects of one Python class, so its ``__call__`` is replaced. The objects themselves
-must stay: C code takes some of them as constructors, by their handles.
+All C functions are objects of one Python class, so its ``__call__`` is replaced. The objects
+themselves must stay: C code takes some of them as constructors, by their handles.
 """
 from __future__ import annotations
 

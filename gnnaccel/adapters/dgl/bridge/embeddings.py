@@ -22,7 +22,7 @@ _RANGES = "_gnnaccel_ranges"
 
 
 def install(patches: PatchSet) -> None:
-    """Replace what asks for a CUDA build of DGL."""
+    """Replace the functions that need a CUDA build of DGL."""
     from dgl.optim import SparseAdam
     from dgl.partition import NDArrayPartition
 
@@ -91,8 +91,8 @@ def map_to_global(parts: int, ranges: Tensor | None, ids: Tensor, part: int) -> 
 
 def generate_permutation(parts: int, ranges: Tensor | None, ids: Tensor) -> tuple[Tensor, Tensor]:
     """The order that puts ids of the same part together, and how many belong to each part."""
-    found = _parts(parts, ranges, ids)
-    return found.argsort(stable=True).to(ids.dtype), torch.bincount(found, minlength=parts)
+    owners = _parts(parts, ranges, ids)
+    return owners.argsort(stable=True).to(ids.dtype), torch.bincount(owners, minlength=parts)
 
 
 def _parts(parts: int, ranges: Tensor | None, ids: Tensor) -> Tensor:

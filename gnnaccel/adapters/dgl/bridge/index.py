@@ -16,8 +16,8 @@ from gnnaccel.adapters.patching import PatchSet
 
 
 def install(patches: PatchSet) -> None:
-    """Replace what index objects say of their place, how they are copied, and what they are asked
-    for in training."""
+    """Replace the device and copies of index objects, and their answers to the queries of
+    training."""
     from dgl._ffi import streams
     from dgl.heterograph import DGLGraph
     from dgl.heterograph_index import FlattenedHeteroGraph, HeteroGraphIndex, HeteroPickleStates
@@ -47,16 +47,16 @@ def install(patches: PatchSet) -> None:
 
 
 def copy_to(native: Callable) -> Callable:
-    """Between host and device: another handle on the same C++ graph, with a cache of its own,
+    """Copy between host and device: another handle on the same C++ graph, with a cache of its own,
     tagged or not."""
     host = on_host()
 
     @functools.wraps(native)
     def copy_to(self: Any, ctx: Any) -> Any:
         device = of_context(ctx)
-        found = native(self, ctx if device is None else host)
-        tag(found, device)
-        return found
+        copy = native(self, ctx if device is None else host)
+        tag(copy, device)
+        return copy
 
     return copy_to
 
@@ -98,15 +98,15 @@ def _stream(native: Callable) -> Callable:
 
 
 def _attribute(native: Callable, graph: type) -> Callable:
-    """What several relations as one are made of are attributes in C, which no ``__getattr__`` of a
-    Python class sees."""
+    """Attributes of a graph flattened from several relations. They lie in C, where no
+    ``__getattr__`` of a Python class sees them."""
     from dgl.ndarray import NDArray
 
     def __getattribute__(self: Any, name: str) -> Any:
-        found = native(self, name)
-        if type(found) in (graph, NDArray):
-            tag(found, device_of(self))
-        return found
+        value = native(self, name)
+        if type(value) in (graph, NDArray):
+            tag(value, device_of(self))
+        return value
 
     return __getattribute__
 

@@ -1,5 +1,5 @@
-"""What a DGL without CUDA cannot be made to do: one error, naming the limit and what to do instead.
-And what the host does in place of the GPU, which one warning tells."""
+"""Limits of a DGL without CUDA: one error, naming the limit and what to do instead; and one warning
+where the host works in place of the GPU."""
 from __future__ import annotations
 
 import functools
@@ -41,7 +41,7 @@ _INSTEAD = {
               "operations, or use one of these versions of torch, or g.adj_external()",
 }
 
-#: what the host does instead
+#: work of the host in place of the GPU
 _TOLD = {
     "uva": "DataLoader(use_uva=True) samples on the CPU and copies each batch to the GPU",
     "sampling": "a graph on the GPU is sampled on the CPU",
@@ -74,8 +74,8 @@ _sampling = threading.local()
 
 
 def check(function: str | None, args: tuple) -> None:
-    """Before a call of a C function with something that is on the GPU: HostLimitError if only a
-    CUDA build has it there; one warning if the host samples instead.
+    """Check a call of a C function with something that is on the GPU. Raises HostLimitError if only
+    a CUDA build has it there; warns once if the host samples instead.
 
     Taking all neighbours is no sampling, but what ``in_subgraph`` does.
     """
@@ -107,17 +107,17 @@ def _by_the_host(sample: Callable) -> Callable:
 
 
 def text(limit: str) -> str:
-    """What cannot be had, why, and what to do instead."""
+    """The message of a limit: what cannot be had, why, and what to do instead."""
     why = _CAUSES.get(limit, _WHY)
     if limit == "sparse":
-        version, known = _sparse_libraries()
-        why = why.format(torch=version, known=(f"only for {', '.join(known)}" if known
+        version, versions = _sparse_libraries()
+        why = why.format(torch=version, known=(f"only for {', '.join(versions)}" if versions
                                                else "nor for any other"))
     return f"{_LIMITS[limit]}: {why}. {_INSTEAD[limit]}."
 
 
 def refuse(limit: str) -> NoReturn:
-    """Raise the one error."""
+    """Raise HostLimitError for this limit."""
     raise HostLimitError(text(limit))
 
 
@@ -183,8 +183,8 @@ def _no_sparse(native: Callable) -> Callable:
 
 def _has_sparse() -> bool:
     """Whether DGL has a sparse library for this torch."""
-    version, known = _sparse_libraries()
-    return version in known
+    version, versions = _sparse_libraries()
+    return version in versions
 
 
 def _sparse_libraries() -> tuple[str, list[str]]:

@@ -4,8 +4,8 @@ ahead.
 DGL built with CUDA samples on the GPU in two cases: over a graph that is there, and over one on the
 host with ``use_uva=True``. Here both become the third case that DGL knows: a graph on the host, and
 batches on the GPU. DGL then samples and fetches features in a thread of its own, one batch ahead,
-and copies on a stream of its own. What it would leave to the first use, the edges of each block and
-the ids of its nodes and edges, is copied ahead too.
+and copies on a stream of its own. The edges of each block and the ids of its nodes and edges, which
+DGL would copy at their first use, are copied ahead too.
 """
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PARTS = ("sampler", "negative_sampler")
 
 
 def install(patches: PatchSet) -> None:
-    """Replace what the loader does with its arguments, and how it fetches a batch."""
+    """Replace the reading of the loader's arguments, and the fetching of a batch."""
     from dgl.dataloading import dataloader
     from dgl.storages.pytorch_tensor import PyTorchTensorStorage
 
@@ -50,16 +50,17 @@ def _made(native: Callable) -> Callable:
 
     @functools.wraps(native)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        given = named.bind(self, *args, **kwargs)
-        if _samples_on_gpu(given.arguments):
-            _move(given.arguments)
-        native(*given.args, **given.kwargs)
+        bound = named.bind(self, *args, **kwargs)
+        if _samples_on_gpu(bound.arguments):
+            _move(bound.arguments)
+        native(*bound.args, **bound.kwargs)
 
     return __init__
 
 
 def _samples_on_gpu(given: Mapping[str, Any]) -> bool:
-    """Whether DGL would sample a graph of its own on a GPU. What it refuses, it is left to."""
+    """Whether DGL would sample a graph of its own on a GPU. Calls that DGL refuses are left to
+    it."""
     from dgl import DGLGraph
 
     graph = given["graph"]
@@ -96,9 +97,9 @@ def _move(given: dict[str, Any]) -> None:
 def graph_on_host(graph: Any) -> Any:
     """The graph as one on the host, with the same structure and the very same frames, which stay on
     the device."""
-    found = copy.copy(graph)
-    found._graph = graph._graph.copy_to(on_host())
-    return found
+    on_cpu = copy.copy(graph)
+    on_cpu._graph = graph._graph.copy_to(on_host())
+    return on_cpu
 
 
 def ids_on_host(ids: Any) -> Any:
@@ -122,7 +123,7 @@ def is_understood(sampler: Any) -> bool:
 
 def sampler_on_host(sampler: Any) -> Any:
     """The sampler, or a copy that has its tensors on the host and leaves its result there; the
-    loader moves that. What a sampler of negative edges gives is moved to the host."""
+    loader moves that. Results of a sampler of negative edges are moved to the host."""
     changed: dict[str, Any] = {}
     for name, value in getattr(sampler, "__dict__", {}).items():
         if isinstance(value, Tensor) and is_bridged(value.device):
@@ -138,9 +139,9 @@ def sampler_on_host(sampler: Any) -> Any:
             changed[name] = _Negatives(value)
     if all(getattr(sampler, name) is value for name, value in changed.items()):
         return sampler
-    found = copy.copy(sampler)
-    vars(found).update(changed)
-    return found
+    copied = copy.copy(sampler)
+    vars(copied).update(changed)
+    return copied
 
 
 class _Negatives:
@@ -180,8 +181,8 @@ def _ahead(native: Callable) -> Callable:
 
 
 def _copy(batch: Any, user: Any) -> None:
-    """Copy what graphs in the batch still have on the host. ``user``: the stream that will use it,
-    if it is another."""
+    """Copy the edges, ids and features that graphs in the batch still have on the host. ``user``:
+    the stream that will use them, if it is another."""
     if isinstance(batch, Mapping):
         batch = list(batch.values())
     if isinstance(batch, (list, tuple)):
@@ -206,7 +207,7 @@ def _fetched(native: Callable) -> Callable:
     def fetch(self: Any, indices: Tensor, device: Any, *args: Any, **kwargs: Any) -> Tensor:
         place = self.storage.device
         if is_bridged(place):
-            # what the user wrote last may still be under way
+            # the user's last writes may still be under way
             torch.cuda.current_stream(place).wait_stream(torch.cuda.default_stream(place))
             indices = indices.to(place)
         return native(self, indices, device, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""What a tagged index object answers from device tensors, made once and kept with it: no transfer
+"""Answers of a tagged index object from device tensors, made once and kept with it: no transfer
 when asked again."""
 from __future__ import annotations
 
@@ -15,39 +15,40 @@ SRC, DST = 0, 1
 
 
 def kept(index: Any, key: tuple, make: Callable[[], Any]) -> Any:
-    """What ``make`` gave for this key the first time. It goes with the index object, as all that
-    DGL keeps in its ``_cache``."""
+    """The first result of ``make`` for this key. It lives as long as the index object, in the
+    ``_cache`` where DGL keeps its own."""
     store = index._cache.setdefault(_KEY, {})
-    found = store.get(key)
-    if found is None:
+    result = store.get(key)
+    if result is None:
         # made in inference mode it could not take part in training later
         with torch.inference_mode(False):
-            found = store.setdefault(key, make())
-    return found
+            result = store.setdefault(key, make())
+    return result
 
 
 def edges(index: Any, etype: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(src, dst, id) of all edges by id. Views of the structure, as what DGL gives of a COO."""
+    """(src, dst, id) of all edges by id. Views of the structure, as DGL's of a COO are."""
     src, dst = graphs.of_index(index, etype).edge_index.unbind(0)
     return src, dst, torch.arange(len(src), dtype=src.dtype, device=src.device)
 
 
 def some_edges(index: Any, etype: int, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """(src, dst, id) of the edges with these ids."""
-    found = graphs.of_index(index, etype).edge_index
-    _check(ids, found.shape[1], "edge")
-    src, dst = found.index_select(1, ids).unbind(0)
+    edge_index = graphs.of_index(index, etype).edge_index
+    _check(ids, edge_index.shape[1], "edge")
+    src, dst = edge_index.index_select(1, ids).unbind(0)
     return src, dst, ids
 
 
 def degrees(index: Any, etype: int, end: int, nodes: Tensor | None = None) -> Tensor:
     """[nodes] numbers of edges at the end ``SRC`` or ``DST``; ``nodes`` None: all. A tensor of the
     caller's own."""
-    found = kept(index, ("degrees", etype, end), lambda: _count(graphs.of_index(index, etype), end))
+    counts = kept(index, ("degrees", etype, end),
+                  lambda: _count(graphs.of_index(index, etype), end))
     if nodes is None:
-        return found.clone()
-    _check(nodes, len(found), "node")
-    return found.index_select(0, nodes)
+        return counts.clone()
+    _check(nodes, len(counts), "node")
+    return counts.index_select(0, nodes)
 
 
 def _check(ids: Tensor, size: int, what: str) -> None:
@@ -71,10 +72,11 @@ def _count(edges: graphs.Edges, end: int) -> Tensor:
 
 
 def record_stream(index: Any, stream: Any) -> None:
-    """``stream`` uses all that is kept: its memory is not reused before that is done."""
-    found = list(index._cache.get(_KEY, {}).values())
-    found += [edges.edge_index for edges in graphs.kept_edges(index)]
-    for tensor in found:
+    """Record ``stream`` for all kept tensors: their memory is not reused before its work is
+    done."""
+    tensors = list(index._cache.get(_KEY, {}).values())
+    tensors += [edges.edge_index for edges in graphs.kept_edges(index)]
+    for tensor in tensors:
         for one in tensor if isinstance(tensor, (tuple, list)) else (tensor,):
             if isinstance(one, Tensor):
                 one.record_stream(stream)

@@ -38,15 +38,15 @@ def _anywhere(native: Callable) -> Callable:
         device = device_of(g._graph)
         if device is None:
             return native(g, *args, **kwargs)
-        given = named.bind(g, *args, **kwargs)
-        given.apply_defaults()
-        copies_nodes, given.arguments["copy_ndata"] = given.arguments["copy_ndata"], False
-        given.arguments["g"] = g.cpu()
-        found = native(*given.args, **given.kwargs)
-        simple = (found[0] if isinstance(found, tuple) else found).to(device)
+        bound = named.bind(g, *args, **kwargs)
+        bound.apply_defaults()
+        copies_nodes, bound.arguments["copy_ndata"] = bound.arguments["copy_ndata"], False
+        bound.arguments["g"] = g.cpu()
+        result = native(*bound.args, **bound.kwargs)
+        simple = (result[0] if isinstance(result, tuple) else result).to(device)
         for kind in g.ntypes if copies_nodes else ():
             simple.nodes[kind].data.update(g.nodes[kind].data)
-        return (simple, _moved(found[1], device)) if isinstance(found, tuple) else simple
+        return (simple, _moved(result[1], device)) if isinstance(result, tuple) else simple
 
     return to_simple
 

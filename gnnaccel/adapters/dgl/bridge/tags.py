@@ -36,7 +36,7 @@ def device_of(thing: Any) -> torch.device | None:
 
 
 def tag(thing: Any, device: torch.device | None) -> None:
-    """From now on it counts as being on ``device``; None: on the host."""
+    """Make ``thing`` count as being on ``device``; None: on the host."""
     if device is not None:
         thing.__dict__[_KEY] = device
     else:
@@ -63,7 +63,7 @@ def on_host() -> Any:
 
 
 def context(native: property) -> property:
-    """``ctx`` of a class of DGL's: the device's, of what is tagged."""
+    """``ctx`` of a class of DGL's: the device's, of tagged objects."""
     place: Any = native.fget
 
     def ctx(self: Any) -> Any:

@@ -1,6 +1,6 @@
-"""Many of DGL's layers refuse nodes that no edge enters, and wait for the device in every forward
-to see whether there are any. A graph on the device is asked once, and layers that run DGL's own
-code are told what it said.
+"""The check of DGL's layers for nodes that no edge enters, made once per graph. Many layers refuse
+such nodes, and wait for the device in every forward to see whether there are any. Here layers that
+run DGL's own code are told the first answer.
 
 Such a layer asks ``self._allow_zero_in_degree`` first. While its forward runs over a graph without
 such nodes, that is true.
@@ -23,9 +23,9 @@ _running = threading.local()
 
 
 def install(patches: PatchSet) -> None:
-    """For all layers with that question but those whose forward is replaced already: their adapters
-    keep the answer. Of those, the ones that are told where they stay native (`telling`) only need
-    the attribute."""
+    """Patch all layers with this check but those whose forward is replaced already: their adapters
+    keep the answer. The ones that are told where they stay native (`telling`) only need the
+    attribute."""
     from dgl.nn import pytorch as nn
 
     for cls in dict.fromkeys(value for value in vars(nn).values() if isinstance(value, type)):
@@ -61,8 +61,8 @@ class _Allowed:
 
 
 def telling(native: Callable) -> Callable:
-    """``native``, a layer's forward, told what the graph said if it is one on the device. What
-    never asks is left as it is."""
+    """``native``, a layer's forward, told the answer for a graph on the device. A forward without
+    the check is left as it is."""
     if not _asks(native):
         return native
 
@@ -81,8 +81,8 @@ def telling(native: Callable) -> Callable:
 
 
 def _is_covered(graph: Any) -> bool:
-    """Whether it is on the device, of one relation, and an edge enters every node. Waits for the
-    device, the first time."""
+    """Whether ``graph`` is on the device, has one relation, and an edge enters every node. Waits
+    for the device, the first time."""
     if graphs.form_reason(graph) is not None or device_of(graph._graph) is None:
         return False
     edges = graphs.homogeneous(graph)

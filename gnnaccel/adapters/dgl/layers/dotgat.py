@@ -15,10 +15,10 @@ FIELDS = ("_num_heads", "_out_feats", "_allow_zero_in_degree")
 
 
 def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] | Reason:
-    found = inputs.attention("DotGatConv", args, kwargs)
-    if type(found) is Reason:
-        return found
-    graph, feat, nodes = found
+    call = inputs.attention("DotGatConv", args, kwargs)
+    if type(call) is Reason:
+        return call
+    graph, feat, nodes = call
     if ("fc" in layer._modules) is isinstance(feat, tuple):  # an error in the host
         return reason("GA206",
                       "the layer was built for a pair and feat is none, or the other way round")
@@ -54,5 +54,5 @@ def run(layer: Any, stated: CallSpec, given: CallInputs, attend: Any) -> Tensor:
         queries = keys[:stated.num_dst]
     else:
         keys = queries = inputs.rows(modules["fc"], given.x_src, h, c)
-    # as the host's result is: models call view
+    # contiguous as the host's result is: models call view
     return attend({"keys": keys, "queries": queries}).contiguous()

@@ -18,7 +18,7 @@ from gnnaccel.dispatch.relational.request import RelationalInputs, RelationalSpe
 from gnnaccel.dispatch.relational.view import Ends
 
 FIELDS = ("_num_heads", "_out_feats", "_allow_zero_in_degree")
-#: the rows that fc_edge makes, one per edge, are never made: its weight goes into the Program
+#: rows of fc_edge, one per edge, are never made: its weight goes into the Program
 ABSORBED = {"attn_drop": torch.nn.Dropout, "leaky_relu": torch.nn.LeakyReLU,
             "fc_edge": torch.nn.Linear}
 
@@ -120,8 +120,8 @@ def _rows(layer: Any, given: _Operands, num_dst: int) -> tuple[Tensor, Tensor, T
 
 
 def _edge_terms(layer: Any, edge_feat: Tensor) -> dict[str, Tensor]:
-    """<fc_edge(edge_feat), attn_edge> as one product with the folded weight, and what the messages
-    are made of."""
+    """<fc_edge(edge_feat), attn_edge> as one product with the folded weight, and the messages'
+    operands."""
     weight = layer.fc_edge.weight
     folded = (weight.view(*layer.attn_edge.shape[1:],
                           -1) * layer.attn_edge.squeeze(0).unsqueeze(-1)).sum(1)

@@ -18,10 +18,10 @@ ABSORBED = {"attn_drop": torch.nn.Dropout, "leaky_relu": torch.nn.LeakyReLU}
 
 
 def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] | Reason:
-    found = inputs.attention("GATConv", args, kwargs, weighted=True)
-    if type(found) is Reason:
-        return found
-    _, feat, nodes = found
+    call = inputs.attention("GATConv", args, kwargs, weighted=True)
+    if type(call) is Reason:
+        return call
+    _, feat, nodes = call
     edges: Any
     edges, x_src, x_dst, same = nodes
     vectors = declared(layer, "attn_l"), declared(layer, "attn_r")

@@ -25,18 +25,18 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[PlainSpec, PlainInputs
     maps = guards.weights(layer, "B", "A", "C", "D", "E")
     if type(maps) is Reason:
         return maps
-    found = plain.state("GatedGCNConv", "gated", graph, feat, None,
-                        lambda channels: maps[0].shape[0], maps, (edge_feat,))
-    if type(found) is Reason:
-        return found
+    prepared = plain.state("GatedGCNConv", "gated", graph, feat, None,
+                           lambda channels: maps[0].shape[0], maps, (edge_feat,))
+    if type(prepared) is Reason:
+        return prepared
     if not inputs.one_frame(graph):  # the host then has no features of nodes to look at
         return reason("GA204", "the graph's sources and destinations are different nodes")
-    why = shared.edge_reason(edge_feat, found[0].num_edges, feat)
+    why = shared.edge_reason(edge_feat, prepared[0].num_edges, feat)
     if why is not None or edge_feat.dim() != 2 or len({t.shape[0] for t in maps}) > 1:
         return (why
                 or reason("GA206",
                           "edge_feat has one dimension, or the layer's maps have several widths"))
-    return found
+    return prepared
 
 
 def run(layer: Any, stated: PlainSpec, given: PlainInputs, attend: Any) -> tuple[Tensor, Tensor]:

@@ -19,10 +19,10 @@ ABSORBED = {"attn_drop": torch.nn.Dropout, "leaky_relu": torch.nn.LeakyReLU}
 
 
 def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] | Reason:
-    found = inputs.attention("GATv2Conv", args, kwargs)
-    if type(found) is Reason:
-        return found
-    *_, nodes = found
+    call = inputs.attention("GATv2Conv", args, kwargs)
+    if type(call) is Reason:
+        return call
+    *_, nodes = call
     edges: Any
     edges, x_src, x_dst, same = nodes
     why = (guards.dtype_reason(x_src, declared(layer, "attn"))
@@ -56,7 +56,7 @@ def run(layer: Any, stated: CallSpec, given: CallInputs, attend: Any) -> Tensor:
     queries = keys if layer.share_weights and (same or block) else rows(fc_dst, h_dst, h, c)
     if block:
         queries, h_dst = queries[:num_dst], h_dst[:num_dst]
-    # as the host's result is: models call view
+    # contiguous as the host's result is: models call view
     out = attend({"keys": keys, "queries": queries, "att": layer.attn}).contiguous()
     if layer.res_fc is not None:
         out = out + layer.res_fc(h_dst).view(num_dst, -1, c)

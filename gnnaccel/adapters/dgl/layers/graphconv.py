@@ -31,11 +31,11 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[PlainSpec, PlainInputs
         return (channels if weight is None
                 or layer._in_feats <= layer._out_feats else weight.shape[1])
 
-    found = plain.state("GraphConv", "sum", graph, feat, edge_weight, width, (weight, layer.bias),
-                        (weight,))
-    if type(found) is Reason:
-        return found
-    return graphs.zero_in_degree_reason(layer, found[1].operands.nodes.edges) or found
+    prepared = plain.state("GraphConv", "sum", graph, feat, edge_weight, width,
+                           (weight, layer.bias), (weight,))
+    if type(prepared) is Reason:
+        return prepared
+    return graphs.zero_in_degree_reason(layer, prepared[1].operands.nodes.edges) or prepared
 
 
 def _weight_reason(weight: Any) -> Reason | None:

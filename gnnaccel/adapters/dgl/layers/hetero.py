@@ -1,6 +1,6 @@
 """HeteroGraphConv of alike layers, one for each relation, run as one relational layer.
 
-What is no such call stays native, and its layers are then routed one by one. Which layers can run
+Other calls stay native, and their layers are then routed one by one. Which layers can run
 together: `inner`.
 """
 from __future__ import annotations
@@ -42,11 +42,11 @@ class _Operands(NamedTuple):
 
 def state(layer: Any, args: tuple,
           kwargs: dict) -> tuple[RelationalSpec, RelationalInputs] | Reason:
-    found = _state(layer, args, kwargs)
-    if type(found) is Reason and any(_routed(type(conv))  # type: ignore[arg-type]
-                                     for conv in layer.mods.values()):
-        return reason("GA210", f"{found.code} {found.text}")
-    return found
+    prepared = _state(layer, args, kwargs)
+    if type(prepared) is Reason and any(_routed(type(conv))  # type: ignore[arg-type]
+                                        for conv in layer.mods.values()):
+        return reason("GA210", f"{prepared.code} {prepared.text}")
+    return prepared
 
 
 def _state(layer: Any, args: tuple,
@@ -111,8 +111,8 @@ def _aggregation(function: Any) -> bool | Reason:
 
     if (type(function) is functools.partial and function.func is hetero._agg_func
         and not function.args):
-        for known, mean in ((hetero._sum_reduce_func, False), (hetero._mean_reduce_func, True)):
-            if function.keywords == {"fn": known}:
+        for reducer, mean in ((hetero._sum_reduce_func, False), (hetero._mean_reduce_func, True)):
+            if function.keywords == {"fn": reducer}:
                 return mean
     return reason("GA208", "the aggregation over relations is neither a sum nor a mean",
                   "use aggregate='sum' or 'mean'")
@@ -150,10 +150,10 @@ def _read(g: Any, inputs: Any) -> _Call | Reason:
 
 
 def _starts(features: dict[str, Tensor]) -> dict[str, int]:
-    found, total = {}, 0
+    starts, total = {}, 0
     for name, x in features.items():
-        found[name], total = total, total + x.shape[0]
-    return found
+        starts[name], total = total, total + x.shape[0]
+    return starts
 
 
 def _features_reason(call: _Call, together: Inner) -> Reason | None:

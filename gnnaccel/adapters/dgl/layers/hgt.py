@@ -45,10 +45,10 @@ def state(layer: Any, args: tuple,
            or typed_weights.shapes_reason(layer.linear_k, "linear_k", x))
     if why is not None:
         return why
-    found = graphs.typed(g, etype, x.device)
-    if type(found) is Reason:
-        return found
-    row, src, dst, edges = typed_weights.mapped(x), found[0].num_src, found[0].num_dst, etype.shape[
+    typed = graphs.typed(g, etype, x.device)
+    if type(typed) is Reason:
+        return typed
+    row, src, dst, edges = typed_weights.mapped(x), typed[0].num_src, typed[0].num_dst, etype.shape[
         0]
     why = typed_weights.types_reason(ntype, x, "ntype")
     if why is not None:
@@ -59,7 +59,7 @@ def state(layer: Any, args: tuple,
         return reason("GA206", f"x has {x.shape[0]} rows for {src} sources and {dst} destinations")
     heads, width, count = layer.num_heads, layer.head_size, layer.relation_att[0].num_types
     program = statements.hgt(1 / layer.sqrt_d, heads)
-    structure: tuple = found[0].edge_index, etype
+    structure: tuple = typed[0].edge_index, etype
     view = views.viewer(structure, src, dst, count)
     stated = RelationalSpec(program, "dgl.HGTConv", _shapes(program, heads, width), row,
                             _out(layer, row, x), src, dst, edges, count, view, heads=heads,
@@ -68,12 +68,12 @@ def state(layer: Any, args: tuple,
 
 
 def reads(layer: Any, args: tuple, kwargs: dict) -> Any:
-    """What maps by type run, whose weights are read in their place."""
+    """The path of maps by type, whose weights are read in their place."""
     return typed_weights.path()
 
 
 def _shapes(program: Any, heads: int, width: int) -> tuple:
-    """As `shapes_of` gives them; the operands are not there yet."""
+    """Shapes in the form of `shapes_of`; the operands are not there yet."""
     rows, matrix = (heads * width,), (heads, width, width)
     shapes = dict(keys=rows, values=rows, queries=rows, w_att=matrix, w_msg=matrix, p=(heads,))
     return tuple((name, shapes[name]) for name, _ in program.inputs)
@@ -169,9 +169,9 @@ def _run_by_kernels(layer: Any, stated: RelationalSpec, given: RelationalInputs,
         mapped, = by_type.finish(ends, nodes, h, matrix, False, None, None, None, gelu=False)
         return _finish(layer, layer.drop(mapped), x_dst, dst_type)
     skipped = rows if x_dst.shape[1] == h.shape[1] else x_dst @ layer.residual_w
-    found, = by_type.finish(ends, nodes, h, matrix, False, None, layer.skip.sigmoid(), skipped,
-                            gelu=False)
-    return layer.norm(found) if layer.use_norm else found
+    result, = by_type.finish(ends, nodes, h, matrix, False, None, layer.skip.sigmoid(), skipped,
+                             gelu=False)
+    return layer.norm(result) if layer.use_norm else result
 
 
 def _typed(layer: Any, types: Tensor) -> Typed:

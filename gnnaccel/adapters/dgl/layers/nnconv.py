@@ -34,14 +34,14 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[PlainSpec, PlainInputs
     if why is not None:
         return why
     reduce = edge_networks.operation(layer.edge_func, mean, layer._out_feats)
-    found = plain.state("NNConv", reduce, graph, feat, None, lambda channels: channels, (),
-                        (efeat,))
-    if type(found) is Reason:
-        return found
-    why = shared.edge_reason(efeat, found[0].num_edges, first)
+    prepared = plain.state("NNConv", reduce, graph, feat, None, lambda channels: channels, (),
+                           (efeat,))
+    if type(prepared) is Reason:
+        return prepared
+    why = shared.edge_reason(efeat, prepared[0].num_edges, first)
     if why is None and efeat.dim() != 2:
         why = reason("GA206", f"efeat is {list(efeat.shape)}")
-    return why or found
+    return why or prepared
 
 
 def run(layer: Any, stated: PlainSpec, given: PlainInputs, attend: Any) -> Tensor:

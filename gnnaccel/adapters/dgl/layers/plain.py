@@ -1,5 +1,5 @@
-"""What the plain layers share: their graph and features, weights of edges, and the degrees that
-they scale with."""
+"""Shared parts of the plain layers: their graph and features, weights of edges, and the degrees
+that they scale with."""
 from __future__ import annotations
 
 import functools
@@ -33,8 +33,8 @@ def by_edge(weight: Tensor) -> Tensor:
 def arguments(name: str, args: tuple, kwargs: dict,
               optional: tuple[str, ...]) -> list[Any] | Reason:
     """``graph``, ``feat`` and the ``optional`` arguments of a call, None where not given."""
-    found = bind(args, kwargs, ("graph", "feat"), optional)
-    return reason("GA206", f"the arguments do not fit {name}.forward") if found is None else found
+    bound = bind(args, kwargs, ("graph", "feat"), optional)
+    return reason("GA206", f"the arguments do not fit {name}.forward") if bound is None else bound
 
 
 def state(name: str, reduce: str, graph: Any, feat: Any, edge_weight: Any,
@@ -42,11 +42,11 @@ def state(name: str, reduce: str, graph: Any, feat: Any, edge_weight: Any,
           more: tuple = ()) -> tuple[PlainSpec, PlainInputs] | Reason:
     """The call as one sum or maximum over the graph. ``width``: channels of the rows that travel,
     by those of the features."""
-    found = inputs.nodes(graph, feat)
-    if type(found) is Reason:
-        return found
+    nodes = inputs.nodes(graph, feat)
+    if type(nodes) is Reason:
+        return nodes
     edges: Any
-    x, edges = found.x_src, found.edges
+    x, edges = nodes.x_src, nodes.edges
     if torch.is_autocast_enabled(x.device.type):
         return reason("GA203", "autocast is on: its dtypes differ from step to step",
                       "single operations are taken over instead")
@@ -61,7 +61,7 @@ def state(name: str, reduce: str, graph: Any, feat: Any, edge_weight: Any,
         return reason("GA206", "rows are empty")
     stated = PlainSpec(f"dgl.{name}", reduce, edge_weight is not None, channels, x.dtype,
                        edges.num_src, edges.num_dst, edges.edge_index.shape[1], x.is_cpu)
-    return stated, PlainInputs(edges.edge_index, x.device, Operands(found, edge_weight, more))
+    return stated, PlainInputs(edges.edge_index, x.device, Operands(nodes, edge_weight, more))
 
 
 def _weight_reason(weight: Any, edges: int, x: Tensor) -> Reason | None:

@@ -41,10 +41,10 @@ def state(layer: Any, args: tuple,
     why = why or typed_weights.shapes_reason(typed, "linear_r", feat) or _root_reason(layer)
     if why is not None:
         return why
-    found = graphs.typed(g, etypes, feat.device)
-    if type(found) is Reason:
-        return found
-    src, dst, edges = found[0].num_src, found[0].num_dst, etypes.shape[0]
+    typed_edges = graphs.typed(g, etypes, feat.device)
+    if type(typed_edges) is Reason:
+        return typed_edges
+    src, dst, edges = typed_edges[0].num_src, typed_edges[0].num_dst, etypes.shape[0]
     if feat.shape[0] != src:
         return reason("GA206", f"feat has {feat.shape[0]} rows for {src} nodes")
     if layer.self_loop and src < dst:  # the host then adds one row to all, or raises
@@ -55,12 +55,12 @@ def state(layer: Any, args: tuple,
     if why is not None:
         return why
     structure: Any
-    structure, row = (found[0].edge_index, etypes), _row(feat, norm)
+    structure, row = (typed_edges[0].edge_index, etypes), _row(feat, norm)
     program = statements.rgcn(False, typed_weights.has_bases(typed), False, norm is not None)
     shapes, view = shapes_of(program,
                              _inputs(layer, feat,
                                      norm)), views.viewer(structure, src, dst, typed.num_types)
-    # whose costs have little in common
+    # block-diagonal weights and others have little in common in cost
     native = "dgl.RelGraphConv bdd" if typed.regularizer == "bdd" else "dgl.RelGraphConv"
     root = RootTerm(typed.in_size if layer.self_loop else 0, typed.out_size, 1, bool(layer.bias),
                     False)
@@ -71,15 +71,15 @@ def state(layer: Any, args: tuple,
 
 
 def reads(layer: Any, args: tuple, kwargs: dict) -> tuple:
-    """Whether the edges have weights of their own, which count where the call brings none; and what
-    the map by type runs, whose weights are read in its place."""
+    """Whether the edges have weights of their own, which count where the call brings none; and the
+    path of the map by type, whose weights are read in its place."""
     return "norm" in (args[0] if args else kwargs["g"]).edata, typed_weights.path()
 
 
 def _root_reason(layer: Any) -> Reason | None:
-    """Why what `_finish` adds is not there, although the layer's options ask for it."""
-    for asked, name in ((layer.self_loop, "loop_weight"), (layer.bias, "h_bias")):
-        if asked and getattr(layer, name) is None:
+    """Why a parameter that `_finish` adds is missing, although the layer's options ask for it."""
+    for option, name in ((layer.self_loop, "loop_weight"), (layer.bias, "h_bias")):
+        if option and getattr(layer, name) is None:
             return reason("GA206", f"{name} is None")
     return None
 
@@ -114,10 +114,10 @@ def run(layer: Any, stated: RelationalSpec, given: RelationalInputs, attend: Any
                   layer.h_bias if layer.bias else None)
     whole = (not layer.layer_norm
              and added.fits(stated.out, layer.linear_r.out_size, feat, root, bias))
-    more = added.of_one_type(own, root, bias, num_dst) if whole else {}
+    root_and_bias = added.of_one_type(own, root, bias, num_dst) if whole else {}
     with without_autocast(feat.device.type):
         h = attend({**{name: t.to(stated.row) for name, t in _inputs(layer, feat, norm).items()},
-                    **more})
+                    **root_and_bias})
     if not whole:
         h = _finish(layer, h, own, root, bias)
     if layer.activation:

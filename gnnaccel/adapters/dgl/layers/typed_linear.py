@@ -44,7 +44,7 @@ def state(layer: Any, args: tuple,
 
 
 def _native(layer: Any, ordered: Any) -> str:
-    """Which of the host's ways it would take: they differ in what they cost."""
+    """The host's way of running the call; the ways differ in cost."""
     if layer.regularizer == "bdd":
         return "dgl.TypedLinear bdd"
     return "dgl.TypedLinear sorted" if ordered else "dgl.TypedLinear"

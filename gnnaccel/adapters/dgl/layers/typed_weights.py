@@ -26,7 +26,7 @@ def module_reason(module: Any, name: str) -> Reason | None:
 
 
 def all_plain(modules: list[Any]) -> bool:
-    """Whether each of them is DGL's own TypedLinear with a matrix for each type, and no more."""
+    """Whether each module is DGL's own TypedLinear with a matrix for each type, and no more."""
     cls = _typed_linear()
     if path().why is not None:
         return False
@@ -38,7 +38,7 @@ def all_plain(modules: list[Any]) -> bool:
 
 
 def path() -> Path:
-    """What a TypedLinear runs; the same object for as long as it is the same."""
+    """The path of a TypedLinear's forward; one object for as long as nothing is replaced."""
     return path_of(_typed_linear(), ("forward",))
 
 
@@ -54,8 +54,8 @@ def _typed_linear() -> type:
 
 
 def shapes_reason(module: Any, name: str, x: Tensor | None = None) -> Reason | None:
-    """Why the weights are not those that the module's sizes and regularizer tell of, nor go with
-    rows ``x`` if there are some; ``name``: of the module."""
+    """Why the weights do not have the shapes of the module's sizes and regularizer, or do not go
+    with rows ``x`` if there are some; ``name``: of the module."""
     types, bases = module.num_types, getattr(module, "num_bases", 0)
     ends = module.in_size, module.out_size
     if module.regularizer not in (None, "basis", "bdd"):
@@ -76,7 +76,7 @@ def shapes_reason(module: Any, name: str, x: Tensor | None = None) -> Reason | N
 
 
 def types_reason(types: Any, x: Tensor, name: str) -> Reason | None:
-    """Why these are no types of the rows ``x``."""
+    """Why ``types`` are no types of the rows ``x``."""
     if (type(types) is not Tensor or types.layout != torch.strided
         or types.dtype not in (torch.int64, torch.int32)):
         return reason("GA204", f"{name} is a {getattr(types, 'dtype', type(types).__name__)}",
@@ -97,8 +97,8 @@ def mapped(x: Tensor) -> torch.dtype:
 
 
 def narrows(x: Tensor) -> bool:
-    """Whether DGL casts what enters its own operations, sums among them: under autocast, but only
-    CUDA's."""
+    """Whether DGL casts the operands of its own operations, sums among them: under autocast, but
+    only CUDA's."""
     return x.is_cuda and x.dtype != torch.float64 and torch.is_autocast_enabled("cuda")
 
 
@@ -108,7 +108,7 @@ def has_bases(module: Any) -> bool:
 
 
 def operands(module: Any) -> dict[str, Tensor]:
-    """The weights by the names that the statements have for them."""
+    """The weights by their names in the statements."""
     if module.regularizer == "basis":
         return dict(comp=module.coeff, bases=module.W)
     if module.regularizer == "bdd":

@@ -1,1 +1,1 @@
-"""DGL's backend operations, to which all message passing comes."""
+"""DGL's backend operations, which run all message passing."""

@@ -20,8 +20,8 @@ _REDUCES = ("sum", "max", "min")
 
 
 def cast(x: Any) -> Any:
-    """``x`` as DGL's operations cast it under autocast: floating tensors on a GPU, but not
-    float64. As kernels read it: no view that negates its numbers."""
+    """``x`` as DGL's operations cast it under autocast: floating tensors on a GPU, but not float64.
+    Resolved where it is a view that negates its numbers, which kernels do not read."""
     if not isinstance(x, Tensor):
         return x
     x = x.resolve_neg()
@@ -40,26 +40,26 @@ def _reduce_reason(name: Any) -> Reason | None:
 # --- one relation ---------------------------------------------------------------------------------
 
 def gspmm(gidx: Any, op: str, reduce_op: str, lhs_data: Any, rhs_data: Any) -> OpCall | Reason:
-    given: Any = operands.prepare(op, cast(lhs_data), cast(rhs_data))
-    why = given if type(given) is Reason else _reduce_reason(reduce_op)
+    pair: Any = operands.prepare(op, cast(lhs_data), cast(rhs_data))
+    why = pair if type(pair) is Reason else _reduce_reason(reduce_op)
     if why is not None:
         return why
-    graph = _graph(gidx, given, ("u", "e"))
-    return graph if type(graph) is Reason else calls.gspmm(graph, given, reduce_op)
+    graph = _graph(gidx, pair, ("u", "e"))
+    return graph if type(graph) is Reason else calls.gspmm(graph, pair, reduce_op)
 
 
 def gsddmm(gidx: Any, op: str, lhs_data: Any, rhs_data: Any, lhs_target: str = "u",
            rhs_target: str = "v") -> OpCall | Reason:
-    given: Any
+    pair: Any
     targets: Any
-    given, targets = operands.prepare(op, cast(lhs_data),
-                                      cast(rhs_data)), (inputs.target(lhs_target),
-                                                        inputs.target(rhs_target))
-    for found in (given, *targets):
-        if type(found) is Reason:
-            return found
-    graph = _graph(gidx, given, targets)
-    return graph if type(graph) is Reason else calls.gsddmm(graph, given, targets)
+    pair, targets = operands.prepare(op, cast(lhs_data),
+                                     cast(rhs_data)), (inputs.target(lhs_target),
+                                                       inputs.target(rhs_target))
+    for argument in (pair, *targets):
+        if type(argument) is Reason:
+            return argument
+    graph = _graph(gidx, pair, targets)
+    return graph if type(graph) is Reason else calls.gsddmm(graph, pair, targets)
 
 
 def _graph(gidx: Any, given: Operands, targets: tuple[str, str]) -> OpGraph | Reason:
@@ -71,15 +71,15 @@ def _graph(gidx: Any, given: Operands, targets: tuple[str, str]) -> OpGraph | Re
 
 
 def edge_softmax(gidx: Any, logits: Any, eids: Any = _ALL, norm_by: str = "dst") -> OpCall | Reason:
-    given = operands.prepare("copy_rhs", None, cast(logits))
-    if type(given) is Reason:
-        return given
-    graph = inputs.single(gidx, given.first.device)
+    pair = operands.prepare("copy_rhs", None, cast(logits))
+    if type(pair) is Reason:
+        return pair
+    graph = inputs.single(gidx, pair.first.device)
     if type(graph) is OpGraph and not _is_all(eids):
         graph = inputs.subgraph(graph, eids)
     if type(graph) is Reason:
         return graph
-    why = operands.size_reason(graph, given, ("u", "e"))
+    why = operands.size_reason(graph, pair, ("u", "e"))
     return why or calls.edge_softmax(graph, cast(logits), "u" if norm_by == "src" else "v")
 
 
@@ -97,7 +97,7 @@ def gspmm_hetero(g: Any, op: str, reduce_op: str, lhs_len: int,
     tails: dict[int, set] = {}
     for part in parts:
         tails.setdefault(part.target, set()).add((part.given.shape, part.given.scalar))
-    if any(len(found) > 1 for found in tails.values()):
+    if any(len(forms) > 1 for forms in tails.values()):
         return reason("GA206", "messages of several shapes go to one type of nodes")
     return calls.gspmm_hetero(parts, g.number_of_ntypes(), reduce_op)
 
@@ -105,29 +105,29 @@ def gspmm_hetero(g: Any, op: str, reduce_op: str, lhs_len: int,
 def gsddmm_hetero(g: Any, op: str, lhs_len: int, lhs_target: str = "u", rhs_target: str = "v",
                   *lhs_and_rhs_tuple: Any) -> OpCall | Reason:
     targets: Any = inputs.target(lhs_target), inputs.target(rhs_target)
-    for found in targets:
-        if type(found) is Reason:
-            return found
+    for target in targets:
+        if type(target) is Reason:
+            return target
     parts = _parts(g, op, targets, lhs_len, lhs_and_rhs_tuple)
     return parts if type(parts) is Reason else calls.gsddmm_hetero(parts, targets)
 
 
 def _parts(g: Any, op: str, targets: tuple[str, str], lhs_len: int,
            tensors: tuple) -> list[Part] | Reason:
-    """Each relation with its operands: what is at an edge's ends by type of nodes, what is at the
-    edge by relation."""
+    """Each relation with its operands: those at an edge's ends by type of nodes, those at the edge
+    by relation."""
     sides, parts = (tensors[:lhs_len], tensors[lhs_len:]), []
     for etype, (src, dst) in enumerate(inputs.ends(g)):
         at = {"u": src, "v": dst, "e": etype}
         chosen = [_at(side, at[target]) for side, target in zip(sides, targets)]
-        given = operands.prepare(op, *map(cast, chosen))
-        if type(given) is Reason:
-            return given
-        graph = inputs.relation(g, given.first.device, etype)
-        why = operands.size_reason(graph, given, targets)
+        pair = operands.prepare(op, *map(cast, chosen))
+        if type(pair) is Reason:
+            return pair
+        graph = inputs.relation(g, pair.first.device, etype)
+        why = operands.size_reason(graph, pair, targets)
         if why is not None:
             return why
-        parts.append(Part(graph, given, dst))
+        parts.append(Part(graph, pair, dst))
     if len({(p.given.first.device, p.given.first.dtype) for p in parts}) > 1:
         return reason("GA203",
                       "the relations' features are of several dtypes or on several devices")
@@ -156,16 +156,16 @@ def edge_softmax_hetero(gidx: Any, eids: Any = _ALL, norm_by: str = "dst",
 
 def segment_reduce(op: str, x: Any, offsets: Any) -> OpCall | Reason:
     x = cast(x)
-    given = operands.prepare("copy_rhs", None, x)
+    pair = operands.prepare("copy_rhs", None, x)
     why = (_reduce_reason(op)
-           or (given if type(given) is Reason else _index_reason(offsets, x, "offsets")))
+           or (pair if type(pair) is Reason else _index_reason(offsets, x, "offsets")))
     return why or calls.segment_reduce(x, offsets, op)
 
 
 def scatter_add(x: Any, idx: Any, m: int) -> OpCall | Reason:
     x = cast(x)
-    given = operands.prepare("copy_rhs", None, x)
-    why = given if type(given) is Reason else _index_reason(idx, x, "idx")
+    pair = operands.prepare("copy_rhs", None, x)
+    why = pair if type(pair) is Reason else _index_reason(idx, x, "idx")
     return why or calls.scatter_add(x, idx, int(m))
 
 

@@ -20,14 +20,14 @@ def first_tensor(args: Any) -> Tensor | None:
         if isinstance(a, Tensor):
             return a
         if isinstance(a, (list, tuple)):
-            found = first_tensor(a)
-            if found is not None:
-                return found
+            tensor = first_tensor(a)
+            if tensor is not None:
+                return tensor
     return None
 
 
 def target(name: str) -> str | Reason:
-    """ "u", "v" or "e" for what DGL calls an operand's target."""
+    """ "u", "v" or "e" for DGL's name of an operand's target."""
     return (_TARGETS.get(name)
             or reason("GA208", f"target={name!r} is none of {', '.join(_TARGETS)}"))
 
@@ -63,11 +63,11 @@ def ends(index: Any) -> list[tuple[int, int]]:
 def joined(index: Any, device: torch.device) -> OpGraph:
     """All relations as one graph over all nodes, those of a type behind those of the types before;
     kept with the index object."""
-    kept = index._cache.setdefault(_JOINED, {})
-    found = kept.get(device)
-    if found is None:
-        found = kept.setdefault(device, _join(index, device))
-    return OpGraph(*found)
+    by_device = index._cache.setdefault(_JOINED, {})
+    fields = by_device.get(device)
+    if fields is None:
+        fields = by_device.setdefault(device, _join(index, device))
+    return OpGraph(*fields)
 
 
 @torch.inference_mode(False)  # made in inference mode they could not take part in training later
@@ -76,7 +76,7 @@ def _join(index: Any, device: torch.device) -> tuple[Tensor, int, int]:
     begins = [sum(sizes[:kind]) for kind in range(len(sizes))]
     parts = []
     for etype, (src, dst) in enumerate(ends(index)):
-        found = graphs.of_index(index, etype).on(device).edge_index.unbind(0)
+        both_ends = graphs.of_index(index, etype).on(device).edge_index.unbind(0)
         parts.append(torch.stack([end.long() + begins[kind]
-                                  for end, kind in zip(found, (src, dst))]))
+                                  for end, kind in zip(both_ends, (src, dst))]))
     return torch.cat(parts, 1), sum(sizes), sum(sizes)

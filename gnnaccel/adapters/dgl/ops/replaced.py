@@ -1,4 +1,4 @@
-"""DGL's backend operations, to which all message passing comes, behind the router for operations.
+"""DGL's backend operations, which run all message passing, behind the router for operations.
 
 ``dgl.ops``, ``update_all``, ``apply_edges`` and the rest call functions of
 ``dgl.backend.pytorch.sparse`` by names that their modules imported. Every such name is replaced, in
@@ -7,8 +7,8 @@ from there earlier is routed too. Nor are the names in ``sparse`` itself: the ho
 them, and a forward that went native stays so.
 
 On the CPU the host's own kernels run. With tensors on a GPU and a DGL built without CUDA nothing of
-the host can run, so there everything is ours, and what is not understood raises DGLError as the
-host would.
+the host can run, so there everything is ours, and calls that are not understood raise DGLError as
+the host would.
 """
 from __future__ import annotations
 
@@ -46,20 +46,20 @@ def install(patches: PatchSet) -> None:
             wrappers[id(native)] = native, routed(name, native, getattr(calls, name))
     for module in _modules():
         for name, value in list(vars(module).items()):
-            found = wrappers.get(id(value))
-            if found is not None and found[0] is value:
-                patches.set(module, name, found[1],
+            entry = wrappers.get(id(value))
+            if entry is not None and entry[0] is value:
+                patches.set(module, name, entry[1],
                             "Runs message passing, softmax over edges, reductions by segment and "
                             "products by type by kernels on a GPU where that is faster. With a "
                             "DGL without CUDA nothing else can run them there.")
 
 
 def _modules() -> list[Any]:
-    """Every module of DGL that is loaded, once, but the one whose functions they are."""
-    found = {id(m): m for name, m in list(sys.modules.items())
-             if m is not None and (name == "dgl" or name.startswith("dgl.")) and name != _SPARSE
-             and hasattr(m, "__dict__")}
-    return list(found.values())
+    """Every module of DGL that is loaded, once, but the one that defines the operations."""
+    modules = {id(m): m for name, m in list(sys.modules.items())
+               if m is not None and (name == "dgl" or name.startswith("dgl.")) and name != _SPARSE
+               and hasattr(m, "__dict__")}
+    return list(modules.values())
 
 
 @functools.cache
@@ -76,13 +76,13 @@ class _Layers(threading.local):
     depth = 0
 
 
-#: of this thread
+#: the count of this thread
 layers = _Layers()
 
 
 def around(forward: Callable, native: Callable) -> Callable:
-    """``forward`` of a routed layer, with its operations on the CPU left to the host: they belong
-    to what was decided of the layer, which where it is native is the host's to the last bit.
+    """``forward`` of a routed layer, with its operations on the CPU left to the host: the layer's
+    decision holds for them too, and a native layer gives the host's result to the last bit.
     Compiled regions get ``native``, the host's."""
     from torch.compiler import is_compiling
 

@@ -1,6 +1,6 @@
-"""Finds ``dgl.sparse`` where DGL has no library for it: DGL's own Python, over our functions.
-
-It is asked before the others, since DGL's package is there and fails when it is imported.
+"""The import finder of ``dgl.sparse`` where DGL has no library for it: DGL's own Python, over our
+functions. It is asked before the others, since DGL's package is there and fails when it is
+imported.
 """
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SPACE, _LOADS = "dgl_sparse", "load_dgl_sparse"
 
 
 class SparseFinder:
-    """Finds ``dgl.sparse`` alone; its submodules are DGL's own files."""
+    """The finder of ``dgl.sparse`` alone; its submodules are DGL's own files."""
 
     @staticmethod
     def find_spec(name: str, path: Any = None, target: ModuleType | None = None
@@ -35,7 +35,7 @@ class SparseFinder:
 
 
 class _Loader(SourceFileLoader):
-    """Runs DGL's own file without the call that loads the library."""
+    """The loader that runs DGL's own file without the call that loads the library."""
 
     def get_code(self, fullname: str) -> Any:
         # not the original's, which caches what it compiles next to DGL's file
@@ -59,8 +59,8 @@ def _loads(statement: ast.stmt) -> bool:
 
 
 def activate() -> bool:
-    """Find it from now on, if DGL is installed and has no library for this torch. Imports neither.
-    Whether it stands in."""
+    """Stand in for ``dgl.sparse`` from now on, if DGL is installed and has no library for this
+    torch. Imports neither. Returns whether it stands in."""
     if NAME in sys.modules and not _is_ours():
         return False
     folder = _folder()
@@ -72,7 +72,7 @@ def activate() -> bool:
 
 
 def deactivate() -> None:
-    """Find it no more. What was imported stays with who has it."""
+    """Stand in no more. Modules that code has imported already stay there."""
     if SparseFinder in sys.meta_path:
         sys.meta_path.remove(SparseFinder)
     if _is_ours():
@@ -98,14 +98,14 @@ def _folder() -> Path | None:
 
 def has_library(folder: Path) -> bool:
     """Whether DGL, in this folder, has a sparse library for the installed torch."""
-    version, known = libraries(folder)
-    return version in known
+    version, versions = libraries(folder)
+    return version in versions
 
 
 def libraries(folder: Path) -> tuple[str, list[str]]:
     """The version of torch, and those that DGL, in this folder, has a sparse library for."""
     torch = sys.modules.get("torch")
     version = metadata.version("torch") if torch is None else str(torch.__version__)
-    known = [file.stem.rsplit("_", 1)[1]
-             for file in (folder / "dgl_sparse").glob("*dgl_sparse_pytorch_*")]
-    return version.partition("+")[0], sorted(known)
+    versions = [file.stem.rsplit("_", 1)[1]
+                for file in (folder / "dgl_sparse").glob("*dgl_sparse_pytorch_*")]
+    return version.partition("+")[0], sorted(versions)

@@ -31,30 +31,30 @@ compact = selecting.compact
 # --- made of tensors ------------------------------------------------------------------------------
 
 def from_coo(indices: Tensor, value: Tensor, shape: Sequence[int]) -> Matrix:
-    """``indices`` [2, nnz]: rows and columns."""
+    """The matrix of ``indices`` [2, nnz]: rows and columns."""
     if indices.dim() != 2 or indices.shape[0] != 2:
         raise error(f"indices are of shape {list(indices.shape)}; [2, entries] is needed")
     return Matrix(Pattern(indices, _pair(shape)), value)
 
 
 def from_csr(indptr: Tensor, indices: Tensor, value: Tensor, shape: Sequence[int]) -> Matrix:
-    """``indptr`` [rows + 1], ``indices`` [nnz]: columns."""
+    """The matrix of ``indptr`` [rows + 1] and ``indices`` [nnz]: columns."""
     return of_compressed(indptr, indices, value, _pair(shape), 0)
 
 
 def from_csc(indptr: Tensor, indices: Tensor, value: Tensor, shape: Sequence[int]) -> Matrix:
-    """``indptr`` [columns + 1], ``indices`` [nnz]: rows."""
+    """The matrix of ``indptr`` [columns + 1] and ``indices`` [nnz]: rows."""
     return of_compressed(indptr, indices, value, _pair(shape), 1)
 
 
 def from_diag(value: Tensor, shape: Sequence[int]) -> Matrix:
-    """``value`` [min(shape)] or [min(shape), channels]."""
+    """The diagonal matrix of ``value`` [min(shape)] or [min(shape), channels]."""
     places = torch.arange(min(shape), device=value.device)
     return Matrix(Pattern(torch.stack([places, places]), _pair(shape), diagonal=True), value)
 
 
 def val_like(matrix: Matrix, value: Tensor) -> Matrix:
-    """Other values at the same places."""
+    """A matrix with other values at the same places."""
     return Matrix(matrix.pattern, value)
 
 
@@ -81,14 +81,14 @@ def spmm(matrix: Matrix, dense: Tensor) -> Tensor:
     if dense.dim() == 1:
         return spmm(matrix, dense.unsqueeze(-1)).squeeze(-1)
     weight = value.unsqueeze(1)
-    given: Any = operands.prepare("mul", dense, weight)
-    call = (given if type(given) is Reason
-            else calls.gspmm(matrix.pattern.graph(), given, "sum"))
+    pair: Any = operands.prepare("mul", dense, weight)
+    call = (pair if type(pair) is Reason
+            else calls.gspmm(matrix.pattern.graph(), pair, "sum"))
     return _run("dgl.sparse.spmm", call, lambda: _product(matrix, dense, weight, call))
 
 
 def _product(matrix: Matrix, dense: Tensor, weight: Tensor, call: OpCall | Reason) -> Tensor:
-    """By torch's product with a CSR matrix where it has one, else edge by edge."""
+    """The product by torch's for a CSR matrix where it has one, else edge by edge."""
     if matrix.value.dim() == 1 and dense.dtype in (torch.float32, torch.float64):
         return product.spmm(_sorted(matrix), dense)
     if type(call) is OpCall:
@@ -99,7 +99,7 @@ def _product(matrix: Matrix, dense: Tensor, weight: Tensor, call: OpCall | Reaso
 
 
 def _sorted(matrix: Matrix) -> SparseTensor:
-    """The matrix with its entries by row; what is made of its places is kept."""
+    """The matrix with its entries by row; the sorted pattern is kept."""
     pattern = matrix.pattern
     indptr, others, order = pattern.by(0)
     if pattern.sorted is None:
@@ -113,8 +113,8 @@ def _sorted(matrix: Matrix) -> SparseTensor:
 
 
 def sddmm(matrix: Matrix, first: Tensor, second: Tensor) -> Matrix:
-    """At each entry its value times the product of a row of ``first`` [rows, k] and a column of
-    ``second`` [k, columns], or by channel where these have a third dimension."""
+    """A matrix that holds at each entry its value times the product of a row of ``first`` [rows, k]
+    and a column of ``second`` [k, columns], or by channel where these have a third dimension."""
     first = first.unsqueeze(1) if first.dim() == 1 else first
     second = second.unsqueeze(0) if second.dim() == 1 else second
     value = matrix.value
@@ -132,15 +132,15 @@ def sddmm(matrix: Matrix, first: Tensor, second: Tensor) -> Matrix:
     at_rows, at_columns = first, second.transpose(0, 1)
     if first.dim() == 3:  # products go over the last dimension
         at_rows, at_columns = at_rows.transpose(1, 2), at_columns.transpose(1, 2)
-    given: Any = operands.prepare("dot", at_columns, at_rows)
-    if type(given) is Reason:
+    pair: Any = operands.prepare("dot", at_columns, at_rows)
+    if type(pair) is Reason:
         row, col = matrix.pattern.indices
-        found = (at_rows.index_select(0, row) * at_columns.index_select(0, col)).sum(-1)
+        products = (at_rows.index_select(0, row) * at_columns.index_select(0, col)).sum(-1)
     else:
-        call = calls.gsddmm(graph, given, ("u", "v"))
-        found = _run("dgl.sparse.sddmm", call, call.plain).squeeze(-1)
-    return Matrix(matrix.pattern, found * (value.unsqueeze(-1) if value.dim() < found.dim()
-                                           else value))
+        call = calls.gsddmm(graph, pair, ("u", "v"))
+        products = _run("dgl.sparse.sddmm", call, call.plain).squeeze(-1)
+    return Matrix(matrix.pattern, products * (value.unsqueeze(-1) if value.dim() < products.dim()
+                                              else value))
 
 
 def softmax(matrix: Matrix, dim: int) -> Matrix:
@@ -181,9 +181,9 @@ def spsp_mul(first: Matrix, second: Matrix) -> Matrix:
         return val_like(first, first.value * second.value)
     _check_single("multiplying place by place", first, second)
     (keys, order), (others, places) = (m.pattern.keys().sort() for m in (first, second))
-    found = torch.searchsorted(others, keys).clamp(max=max(len(others) - 1, 0))
-    both = others[found] == keys if len(others) else torch.zeros_like(keys, dtype=torch.bool)
-    return at_keys(keys[both], first.value[order[both]] * second.value[places[found[both]]],
+    position = torch.searchsorted(others, keys).clamp(max=max(len(others) - 1, 0))
+    both = others[position] == keys if len(others) else torch.zeros_like(keys, dtype=torch.bool)
+    return at_keys(keys[both], first.value[order[both]] * second.value[places[position[both]]],
                    first.pattern.shape)
 
 
@@ -219,8 +219,8 @@ def spspmm(first: Matrix, second: Matrix) -> Matrix:
         return _diagonals(first, second)
     dtype = first.value.dtype
     through = dtype if dtype in (torch.float32, torch.float64) else torch.float64
-    found = torch.sparse.mm(*(_torch_coo(m, through) for m in (first, second))).coalesce()
-    return Matrix(Pattern(found.indices(), (rows, cols)), found.values().to(dtype))
+    result = torch.sparse.mm(*(_torch_coo(m, through) for m in (first, second))).coalesce()
+    return Matrix(Pattern(result.indices(), (rows, cols)), result.values().to(dtype))
 
 
 def _torch_coo(matrix: Matrix, dtype: torch.dtype) -> Tensor:

@@ -13,12 +13,12 @@ Compressed = tuple[Tensor, Tensor, "Tensor | None"]
 
 
 def error(text: str) -> RuntimeError:
-    """As the C++ library raises it."""
+    """The error as the C++ library raises it."""
     return RuntimeError(f"dgl.sparse: {text}")
 
 
 class Pattern:
-    """Where the entries of a matrix of ``shape`` are: ``indices`` [2, nnz], rows and columns.
+    """Places of the entries of a matrix of ``shape``: ``indices`` [2, nnz], rows and columns.
     ``diagonal``: it was made as a diagonal matrix. Matrices that differ in values alone share it.
     """
 
@@ -36,26 +36,27 @@ class Pattern:
         return self.indices.shape[1]
 
     def by(self, dim: int) -> Compressed:
-        """Compressed by rows (0) or columns (1); entries of a row in the order of the matrix."""
-        found = self.compressed[dim]
-        if found is None:
+        """The places compressed by rows (0) or columns (1); entries of a row in the order of the
+        matrix."""
+        compressed = self.compressed[dim]
+        if compressed is None:
             major = self.indices[dim]
             order = torch.argsort(major, stable=True)
-            found = _starts(major, self.shape[dim]), self.indices[1 - dim][order], order
-            self.compressed[dim] = found
-        return found
+            compressed = _starts(major, self.shape[dim]), self.indices[1 - dim][order], order
+            self.compressed[dim] = compressed
+        return compressed
 
     def keys(self) -> Tensor:
-        """[nnz]: one number for each place in the matrix, which grows row by row."""
+        """[nnz] one number for each place in the matrix, which grows row by row."""
         row, col = self.indices.long()
         return row * self.shape[1] + col
 
     def flipped(self) -> Pattern:
-        """That of the transpose."""
+        """The pattern of the transpose."""
         if self._flipped is None:
             rows, cols = self.shape
-            found = self._flipped = Pattern(self.indices.flip(0), (cols, rows), self.diagonal)
-            found._flipped, found.compressed = self, [self.compressed[1], self.compressed[0]]
+            flipped = self._flipped = Pattern(self.indices.flip(0), (cols, rows), self.diagonal)
+            flipped._flipped, flipped.compressed = self, [self.compressed[1], self.compressed[0]]
         return self._flipped
 
     def graph(self) -> OpGraph:
@@ -79,7 +80,7 @@ def _starts(major: Tensor, size: int) -> Tensor:
 
 
 class Matrix:
-    """What ``SparseMatrix.c_sparse_matrix`` is, with the methods that DGL's Python calls.
+    """The object behind ``SparseMatrix.c_sparse_matrix``, with the methods that DGL's Python calls.
 
     ``value`` [nnz] or [nnz, channels], in the order of the pattern's entries. Raises RuntimeError
     where the two do not belong together, as the C++ class does.
@@ -128,7 +129,7 @@ class Matrix:
         return self.pattern.has_duplicate()
 
     def coalesce(self) -> Matrix:
-        """Entries row by row, those of one place added up."""
+        """The matrix with entries row by row, those of one place added up."""
         keys, place = self.pattern.keys().unique(return_inverse=True)
         total = self.value.new_zeros(len(keys), *self.value.shape[1:])
         return at_keys(keys, total.index_add(0, place, self.value), self.pattern.shape)

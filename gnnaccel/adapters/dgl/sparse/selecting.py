@@ -25,10 +25,10 @@ def rows(matrix: Matrix, dim: int, ids: Tensor) -> Matrix:
 def _built(major: Tensor, others: Tensor, value: Tensor, matrix: Matrix, dim: int,
            size: int) -> Matrix:
     """A matrix with ``size`` rows (``dim`` 0) or columns (1), and as many others as before."""
-    other = matrix.pattern.shape[1 - dim]
+    num_others = matrix.pattern.shape[1 - dim]
     if dim == 0:
-        return Matrix(Pattern(torch.stack([major, others]), (size, other)), value)
-    return Matrix(Pattern(torch.stack([others, major]), (other, size)), value)
+        return Matrix(Pattern(torch.stack([major, others]), (size, num_others)), value)
+    return Matrix(Pattern(torch.stack([others, major]), (num_others, size)), value)
 
 
 @torch.no_grad()
@@ -54,8 +54,8 @@ def sample(matrix: Matrix, dim: int, fanout: int, ids: Tensor, replace: bool,
 
 
 def _distinct(major: Tensor, weight: Tensor, fanout: int, size: int) -> Tensor:
-    """Places of entries, none twice: those that come first when each waits for a time that is
-    exponential with its weight as rate."""
+    """Places of entries, none twice: the first ones when each waits for a time that is exponential
+    with its weight as rate."""
     waits = torch.empty_like(weight).exponential_() / weight
     order = torch.argsort(waits)
     order = order[torch.argsort(major[order], stable=True)]
@@ -72,16 +72,16 @@ def _repeated(major: Tensor, weight: Tensor, fanout: int, size: int) -> Tensor:
     before = (total.cumsum(0) - total)[some]
     # a draw in (0, 1], so that entries without weight are never met
     draw = 1 - torch.rand(len(some), fanout, dtype=weight.dtype, device=weight.device)
-    found = torch.searchsorted(ends, (before[:, None] + draw * total[some][:, None]).flatten())
+    place = torch.searchsorted(ends, (before[:, None] + draw * total[some][:, None]).flatten())
     counts = torch.bincount(major, minlength=size)
     first, last = (counts.cumsum(0) - counts)[some], counts.cumsum(0)[some] - 1
     # rounding must not lead into another row
-    return found.clamp(first.repeat_interleave(fanout), last.repeat_interleave(fanout))
+    return place.clamp(first.repeat_interleave(fanout), last.repeat_interleave(fanout))
 
 
 def compact(matrix: Matrix, dim: int, leading: Tensor | None) -> tuple[Matrix, Tensor]:
-    """Without the rows (``dim`` 0) or columns (1) that have no entry; and the old ids of those that
-    stay. ``leading``: ids that come first and stay anyhow."""
+    """(the matrix without the rows (``dim`` 0) or columns (1) that have no entry, old ids of those
+    that stay). ``leading``: ids that come first and stay anyhow."""
     major = matrix.pattern.indices[dim]
     head = major[:0] if leading is None else leading.to(major.dtype)
     used = major.unique()

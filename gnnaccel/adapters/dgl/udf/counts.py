@@ -1,4 +1,4 @@
-"""How many edges enter a node, as a reduce function reads it off its mailbox.
+"""The in-degree of nodes, as a reduce function reads it off its mailbox.
 
 DGL calls such a function once for each degree, to which the size of a mailbox is a number
 (`Degree`). Over all nodes at once it is another number for each of them: it is computed in double
@@ -22,7 +22,7 @@ from gnnaccel.adapters.pyg.propagate.row_count import ROWS
 from gnnaccel.adapters.pyg.propagate.standins import NUMBERS, Unseen
 from gnnaccel.adapters.pyg.propagate.traced import Param, Value, _call
 
-#: among what a call is given: [nodes] in double precision, how many edges enter each
+#: key of a call's arguments: [nodes] in double precision, how many edges enter each
 KEY = "n.in-degree"  # selected with the features of nodes
 _BESIDE = ("add", "sub", "mul", "div")
 _LEAST = math.ulp(0.0)  # stands for: more than 0
@@ -30,13 +30,14 @@ _LEAST = math.ulp(0.0)  # stands for: more than 0
 _FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
     "log": (torch.log, _LEAST), "log2": (torch.log2, _LEAST), "log10": (torch.log10, _LEAST),
     "log1p": (torch.log1p, 0.0), "sqrt": (torch.sqrt, 0.0)}
-#: what such functions may be named as
+#: names of such functions
 NAMES = frozenset((*_FUNCTIONS, "batch_size"))
 
 
 class Degree(Value):
     """The degree, or a number made of it: ``make(given)`` computes it for all nodes. ``low``: a
-    bound below; what Python would raise an error for is not followed, as far as that tells."""
+    lower bound; operations that may raise an error in Python, as far as the bound tells, are not
+    followed."""
 
     rank = 12
 
@@ -78,7 +79,7 @@ class Degree(Value):
 
 
 def _is_number(value: Any) -> bool:
-    """Whether it is a degree, or a tensor of one number that the layer holds."""
+    """Whether ``value`` is a degree, or a tensor of one number that the layer holds."""
     return type(value) is Degree or isinstance(value, Param) and value.meta.dim() == 0
 
 
@@ -89,7 +90,7 @@ def _now(value: Any, given: Any) -> Any:
 
 
 def _rows(degree: Degree, like: Tensor) -> Given:
-    """Rows of nodes that go with what looks ``like`` that."""
+    """Rows of nodes with the dtype and number of dimensions of ``like``."""
     if like.dtype not in (torch.float32, torch.float64):
         raise Unseen
     ones, dtype = (1,) * (like.dim() - 1), like.dtype
@@ -149,7 +150,7 @@ _BOUNDS: dict[str, Callable[..., float]] = {
 # --- functions of numbers -------------------------------------------------------------------------
 
 class Functions:
-    """What stands for global values in functions that a layer's functions call."""
+    """Stand-ins of global values in functions that a layer's functions call."""
 
     def __init__(self, layer: Any):
         self._names, self._watched = layer._traced_manner.names, layer._traced_watched
@@ -163,8 +164,8 @@ class Functions:
 
 
 class _Mathematics:
-    """Stands for ``math`` or numpy, of which functions of numbers may be called; what was read of
-    it is ``watched``."""
+    """Stand-in of ``math`` or numpy, of which functions of numbers may be called; ``watched`` lists
+    the values read of it."""
 
     def __init__(self, module: Any, watched: list):
         self._traced_module, self._traced_watched = module, watched

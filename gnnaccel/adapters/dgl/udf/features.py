@@ -1,9 +1,8 @@
-"""Messages as rows of tensors, and what stands for them while a function runs.
+"""Messages as rows of tensors, and their stand-ins while a function runs.
 
 Rows at an edge's source, its destination and the edge itself are those of `pyg.propagate`, "j", "i"
-and "e", and so is most of what may be done to them. DGL's
-functions may ask for messages as such. Products of both ends that are summed over channels are an
-operation of DGL's.
+and "e", and so are most operations on them. DGL's functions may ask for messages as such. Products
+of both ends that are summed over channels are an operation of DGL's.
 """
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from gnnaccel.dispatch.generated import messages as of_dispatch
 from gnnaccel.dispatch.generated.tree import Call, Leaf, leaves
 from gnnaccel.dispatch.ops.graph import OpGraph
 
-#: among what a call is given: inner products of rows at both ends, as `dgl.ops.gsddmm` makes them
+#: key of a call's arguments: inner products of rows at both ends, as `dgl.ops.gsddmm` makes them
 DOT = "dot"
 PLACES = {"u": "j", "v": "i", "e": "e"}  # by DGL's names
 _TARGETS = {place: name for name, place in PLACES.items()}
@@ -31,7 +30,7 @@ _SIDES = {"add": (True, "add"), "mul": (True, "mul"), "sub": (False, "sub")}  # 
 # --- stand-ins ------------------------------------------------------------------------------------
 
 class _Own(Rows):
-    """Rows of which all that is made is rows of this module."""
+    """Rows whose operations give rows of this module."""
 
     def operate(self, name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
         return _own(super().operate(name, function, args, kwargs))
@@ -53,7 +52,7 @@ def _own(found: Any) -> Any:
     if type(found) is not linear_maps.Mapped:
         return found
     mapped = Mapped(found.parts, found.name, found.function, (found.weight, found.bias), {})
-    # of one end it may be a part of a product
+    # a map of one end may be a part of a product
     one_end = len(mapped.parts) == 1 and _ends(mapped.parts[0]) in ({"j"}, {"i"})
     return mapped.alone() if one_end else mapped
 
@@ -63,19 +62,19 @@ def _ends(rows: Rows) -> set[str]:
 
 
 class Feature(_Own):
-    """Features, and what is made of them."""
+    """Features, and results of operations on them."""
 
     @staticmethod
     def of(rows: Rows) -> Feature:
-        found = Feature(rows.tree, rows.meta)
-        rows.sharing(found)
-        return found
+        feature = Feature(rows.tree, rows.meta)
+        rows.sharing(feature)
+        return feature
 
     def operate(self, name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
         if name == "sum" and args and args[0] is self:
-            found = _dot(*args, **kwargs)
-            if found is not None:
-                return _own(found)
+            product = _dot(*args, **kwargs)
+            if product is not None:
+                return _own(product)
         return super().operate(name, function, args, kwargs)
 
 
@@ -88,8 +87,8 @@ class Mapped(_Own, linear_maps.Mapped):
 
 
 def _dot(rows: Rows, dim: Any = None, keepdim: Any = False) -> Rows | None:
-    """The inner product of rows at the source and at the destination, which is one at the edge;
-    None of what is no such product."""
+    """The inner product of rows at the source and at the destination, as rows of edges; None where
+    ``rows`` are no such product."""
     tree, last = rows.tree, rows.meta.dim() - 1
     if type(dim) in (tuple, list) and len(dim) == 1:
         dim = dim[0]
@@ -116,9 +115,9 @@ def _dot(rows: Rows, dim: Any = None, keepdim: Any = False) -> Rows | None:
 # --- messages -------------------------------------------------------------------------------------
 
 class Sent(NamedTuple):
-    """A message, ready for its calls. ``message``: as kernels are generated for it; ``operands``:
-    (operation, first, second) where one of DGL's own operations makes it, its operands at the ends
-    ``targets``; ``scalar``: it is one number without a dimension."""
+    """A message, ready for its calls. ``message``: in the form that kernels are generated from;
+    ``operands``: (operation, first, second) where one of DGL's own operations makes it, its
+    operands at the ends ``targets``; ``scalar``: it is one number without a dimension."""
 
     message: Message
     operands: tuple[str, Leaf | None, Leaf | None] | None
@@ -150,7 +149,7 @@ class Sent(NamedTuple):
 
 
 def _all_leaves(message: Message) -> list[Leaf]:
-    """With those of what is written for each edge before."""
+    """The leaves of ``message``, and of messages that are written for each edge before."""
     before = {one for leaf in message.leaves for one in leaf.names if isinstance(one, AtEdges)}
     return [*message.leaves, *(leaf for one in before for leaf in _all_leaves(one.message))]
 
@@ -171,7 +170,7 @@ def ready(rows: Rows) -> Sent:
 
 
 def _tree(rows: Rows) -> Any:
-    """How a message is computed; None where it is no sum over the ends of the edge."""
+    """The tree that computes a message; None where it is no sum over the ends of the edge."""
     try:
         return rows.alone().tree
     except Unseen:

@@ -1,10 +1,10 @@
-"""A user's function, opened: what it is made of, whether it can do nothing but compute, and what a
-run on stand-ins depends on.
+"""A user's function, opened: its parts, whether it can do nothing but compute, and what a run on
+stand-ins depends on.
 
 A function may be a lambda, a named function or a method, or a ``functools.partial`` of one. It may
 read numbers and functions of its module, torch's functions, variables of functions around it, and
 attributes of objects that it holds: of ``self`` of a method, or of a variable around it, which is
-most often ``self`` as well. All that is read is a part of a `Guard`, and looked at again at each
+most often ``self`` as well. All values read are parts of a `Guard`, and compared again at each
 call.
 """
 from __future__ import annotations
@@ -27,7 +27,7 @@ from gnnaccel.adapters.pyg.propagate.traced import Param
 from gnnaccel.adapters.pyg.propagate.traced_layer import Layer
 from gnnaccel.adapters.pyg.propagate.traced_modules import Looks, functions, module_of
 
-#: what a function may name of batches, tensors and torch
+#: names of batches, tensors and torch that a function may use
 NAMES = generated.NAMES | node_values.NAMES | counts.NAMES | {
     "src", "dst", "data", "mailbox", "softmax", "max", "min", "values", "pop", "canonical_etype",
     "_etype"}
@@ -37,13 +37,14 @@ _PLAIN = guarded.PLAIN
 _TENSORS = (Tensor, nn.Parameter)
 _ARGUMENTS = 0x04 | 0x08  # of code: *args and **kwargs
 _GIVEN = "="  # before names of arguments, which no variable has
-#: what ends a run on stand-ins
+#: exceptions that end a run on stand-ins
 ENDS = tracing.ENDS
 
 
 class Opened(NamedTuple):
-    """``bound``: the object of a method, else None; ``cells``: variables of functions around it, by
-    name, and arguments that a ``functools.partial`` gives, by their place or name behind `_GIVEN`.
+    """The parts of a function. ``bound``: the object of a method, else None; ``cells``: variables
+    of functions around it, by name, and arguments that a ``functools.partial`` gives, by their
+    place or name behind `_GIVEN`.
     """
 
     function: types.FunctionType
@@ -52,19 +53,19 @@ class Opened(NamedTuple):
 
     @property
     def owner(self) -> Any:
-        """What is kept of the function is kept for as long as this lives: an object that it reads
-        from, or its code where there is none."""
-        held = (self.bound, *self.cells.values())
-        return next((one for one in held if _is_held(one)), self.function.__code__)
+        """The object with whose lifetime results for the function are kept: one that it reads from,
+        or its code where there is none."""
+        objects = (self.bound, *self.cells.values())
+        return next((one for one in objects if _is_held(one)), self.function.__code__)
 
 
 def opened(function: Any) -> Opened | None:
-    """The function, None where it is of another kind."""
+    """The parts of a user's function; None where it is of another kind."""
     bound: Any = None
     arguments: dict[str, Any] = {}
     if type(function) is functools.partial:  # one of another is made as one
-        held = [*enumerate(function.args), *function.keywords.items()]
-        arguments, function = {f"{_GIVEN}{key}": value for key, value in held}, function.func
+        items = [*enumerate(function.args), *function.keywords.items()]
+        arguments, function = {f"{_GIVEN}{key}": value for key, value in items}, function.func
     if type(function) is types.MethodType:
         function, bound = function.__func__, function.__self__
         if not _is_held(bound):
@@ -80,21 +81,21 @@ def opened(function: Any) -> Opened | None:
 
 
 def _is_held(value: Any) -> bool:
-    """Whether it is an object whose attributes a function may read."""
+    """Whether ``value`` is an object whose attributes a function may read."""
     return not (type(value) in _PLAIN or isinstance(value, (Tensor, types.ModuleType))
                 or callable(value) and not isinstance(value, nn.Module)
                 or not type(value).__weakrefoffset__)
 
 
 class _Nobody:
-    """Has no attributes."""
+    """An object without attributes."""
 
 
-_NOBODY = _Nobody()  # whose functions those of modules are
+_NOBODY = _Nobody()  # stands for the owner of a module's functions
 
 
 class Held(Layer):
-    """Stands for an object that a function reads from; a module may be called as well
+    """Stand-in of an object that a function reads from; a module may be called as well
     (``_traced_called``)."""
 
     def __init__(self, held: Any):
@@ -112,12 +113,12 @@ class Held(Layer):
 
 
 def _as_called(module: nn.Module) -> tuple:
-    """What the result of a call of the module depends on."""
+    """The state that the result of a call of the module depends on."""
     return functions(), Looks(module)
 
 
 class _Seen(NamedTuple):
-    """What was read of an object. ``called``: how it looked when it was called, if it was."""
+    """The values read of an object. ``called``: its state when it was called, if it was."""
 
     held: weakref.ref
     read: guarded.Guards
@@ -131,8 +132,9 @@ class _Seen(NamedTuple):
 
 
 class Guard(NamedTuple):
-    """All that a run of a function depended on, but for the tensors of the call. ``cells``: how the
-    variables around it look; ``named``: what it names, with the places where that stands."""
+    """All that a run of a function depended on, but for the tensors of the call. ``cells``:
+    descriptions of the variables around it (`_look`); ``named``: the values that it names, with
+    their places."""
 
     code: types.CodeType
     namespace: dict[str, Any]
@@ -160,8 +162,8 @@ class Guard(NamedTuple):
 
 
 def _look(value: Any) -> Any:
-    """How a variable looks: of a tensor its form, of an object itself, of what nobody may read its
-    type."""
+    """The description of a variable: a tensor's form, a weak reference to an object, the type of a
+    value that nobody may read."""
     if type(value) in _TENSORS:
         return value.shape, value.dtype, value.device
     if type(value) in _PLAIN:
@@ -178,37 +180,38 @@ def _looks_like(value: Any, seen: Any) -> bool:
 
 
 class Run:
-    """One run of a function on stand-ins. ``prefix``: of the names of its variables among what a
-    call is given."""
+    """One run of a function on stand-ins. ``prefix``: of the names of its variables among a call's
+    arguments."""
 
     def __init__(self, function: Opened, prefix: str):
         self.function, self.prefix, self._held = function, prefix, []  # type: ignore[var-annotated]
 
     def result(self, batch: Any) -> Any:
-        """What the function gives for a stand-in ``batch``; raises one of `ENDS` where it is not
+        """The result of the function for a stand-in ``batch``. Raises one of `ENDS` where it is not
         followed."""
         function, bound, cells = self.function
-        known = naming.globals_in_place(function, NAMES, self._instead)
-        if known is None or not _may_run(self.function):
+        namespace = naming.globals_in_place(function, NAMES, self._instead)
+        if namespace is None or not _may_run(self.function):
             raise Unseen
         closure = tuple(types.CellType(self._stand_in(name, cells[name]))
                         for name in function.__code__.co_freevars)
-        ready = types.FunctionType(function.__code__, {**function.__globals__, **known},
+        ready = types.FunctionType(function.__code__, {**function.__globals__, **namespace},
                                    function.__name__, None, closure)
         first = [] if bound is None else [self._object(bound)]
-        given = {name.removeprefix(_GIVEN): self._stand_in(name, value)
-                 for name, value in cells.items() if name.startswith(_GIVEN)}
-        places = [given.pop(str(place)) for place in range(len(given)) if str(place) in given]
-        return ready(*first, *places, batch, **given)
+        arguments = {name.removeprefix(_GIVEN): self._stand_in(name, value)
+                     for name, value in cells.items() if name.startswith(_GIVEN)}
+        places = [arguments.pop(str(place)) for place in range(len(arguments))
+                  if str(place) in arguments]
+        return ready(*first, *places, batch, **arguments)
 
     def _instead(self, name: str, value: Any) -> Any:
-        """What stands for a global value; None for one that is not followed, or stands for
+        """The stand-in of a global value; None for one that is not followed, or stands for
         itself."""
         function, *_ = self.function
         nobody = self._object(_NOBODY)
-        found = nobody._traced_functions.instead(value)
-        return (nobody._traced_global(function.__globals__, name, value) if found is None
-                else found)
+        stand_in = nobody._traced_functions.instead(value)
+        return (nobody._traced_global(function.__globals__, name, value) if stand_in is None
+                else stand_in)
 
     def _object(self, value: Any) -> Held:
         for one in self._held:
@@ -228,7 +231,7 @@ class Run:
                 return given[key]
 
             return Param(make, torch.empty_like(value, device="meta"), (make,))
-        # what a call defines itself is another function in the next
+        # a function that a call defines itself is another one in the next
         if type(value) is types.FunctionType and "<locals>" not in value.__qualname__:
             return self._object(_NOBODY)._traced_shown(value)
         if not _is_held(value):
@@ -236,17 +239,17 @@ class Run:
         return self._object(value)
 
     def guard(self) -> Guard:
-        """What the run depended on, whether or not it came to an end."""
+        """The guard of all that the run depended on, whether or not it came to an end."""
         function, bound, cells = self.function
-        seen = tuple(_Seen(weakref.ref(one._traced_layer),
-                           guarded.Guards(one._traced_read, (), tuple(one._traced_watched)),
-                           one._traced_called[-1] if one._traced_called else None)
-                     for one in self._held
-                     if one._traced_read or one._traced_watched or one._traced_called)
+        objects = tuple(_Seen(weakref.ref(one._traced_layer),
+                              guarded.Guards(one._traced_read, (), tuple(one._traced_watched)),
+                              one._traced_called[-1] if one._traced_called else None)
+                        for one in self._held
+                        if one._traced_read or one._traced_watched or one._traced_called)
         return Guard(function.__code__, function.__globals__,
                      None if bound is None else weakref.ref(bound),
                      {name: _look(value) for name, value in cells.items()},
-                     tuple(_named_places(function)), seen)
+                     tuple(_named_places(function)), objects)
 
 
 def _named_places(function: types.FunctionType) -> list[tuple[dict, str, Any]]:
@@ -258,13 +261,13 @@ def _may_run(opened: Opened) -> bool:
     """Whether the function takes one batch and can do nothing but compute."""
     function, bound, cells = opened
     code = function.__code__
-    given = 1 + (bound is not None) + sum(name.startswith(_GIVEN) for name in cells)
-    if (code.co_argcount + code.co_kwonlyargcount != given or code.co_flags & _ARGUMENTS
+    expected = 1 + (bound is not None) + sum(name.startswith(_GIVEN) for name in cells)
+    if (code.co_argcount + code.co_kwonlyargcount != expected or code.co_flags & _ARGUMENTS
         or naming.catches(code)):
         return False
-    held = [one for one in (bound, *cells.values()) if _is_held(one)]
+    objects = [one for one in (bound, *cells.values()) if _is_held(one)]
     names = NAMES | {name for each in codes(code) for name in each.co_names if any(
-        naming.attribute(one, name) is not Unseen for one in held)}
+        naming.attribute(one, name) is not Unseen for one in objects)}
     return naming.names_known(code, None, names) and all(
         type(value) is not types.FunctionType or own.home(value) == "torch"
         for place, _, value in _named_places(function) if place is not function.__globals__)

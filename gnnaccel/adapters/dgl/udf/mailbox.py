@@ -1,7 +1,7 @@
-"""What stands for a batch of nodes while a reduce function runs.
+"""The stand-in of a batch of nodes while a reduce function runs.
 
-A message in a mailbox (`Mail`) is rows of edges with one more dimension, the edges of a node. What
-is done to it edge by edge makes other rows of edges; a sum, a mean, a maximum or a minimum over the
+A message in a mailbox (`Mail`) is rows of edges with one more dimension, the edges of a node.
+Operations edge by edge make other rows of edges; a sum, a mean, a maximum or a minimum over the
 edges of a node makes a value of that node (`node_values`), of which torch computes the rest. A
 softmax over these edges is DGL's ``edge_softmax``. The size of a mailbox is a `counts.Degree`.
 """
@@ -28,22 +28,23 @@ from gnnaccel.adapters.pyg.propagate.traced import Param, Value, _call
 from gnnaccel.adapters.pyg.propagate.untold import Sequence
 from gnnaccel.dispatch.generated.tree import leaves
 
-#: how many edges a node seems to have: another prime than `ROWS`, as that of the rows
+#: the degree that a stand-in shows: a prime other than `ROWS`, the number of rows
 DEGREE = 7907
-#: among what a call is given: a function of scores [E, ...] that gives their softmax
+#: key of a call's arguments: a function of scores [E, ...] that gives their softmax
 SOFTMAX = "softmax"
 _OTHERS = ("softmax", "unsqueeze", "matmul")
 _REDUCES = ("sum", "mean", "max", "min")
 
 
 class Steps(node_values.Steps):
-    """``sized``: whether the size of a mailbox was read, or the number of nodes."""
+    """The steps of a reduce function. ``sized``: whether the size of a mailbox was read, or the
+    number of nodes."""
 
     sized = False
 
 
 class Nodes:
-    """Stands for DGL's ``NodeBatch``. ``sent``: the messages."""
+    """Stand-in of DGL's ``NodeBatch``. ``sent``: the messages."""
 
     def __init__(self, sent: dict[str, Rows] | messages.Fields, frame: Any, seen: dict[str, Any]):
         self.steps = Steps()
@@ -71,7 +72,8 @@ class _Mailbox:
 
 
 class Mail(Value):
-    """``rows``: of the edges; what belongs to a node has one more dimension of `DEGREE`."""
+    """A message in a mailbox. ``rows``: of the edges; the mailbox has one more dimension, of
+    `DEGREE`."""
 
     rank = 10
 
@@ -114,13 +116,13 @@ class Mail(Value):
         rows = function(*map(self._rows, args), **{k: self._rows(v) for k, v in kwargs.items()})
         if not isinstance(rows, Rows):
             raise Unseen
-        found = Mail(rows, self.steps)
-        if looks.shape != found.meta.shape or looks.dtype != found.meta.dtype:
+        mail = Mail(rows, self.steps)
+        if looks.shape != mail.meta.shape or looks.dtype != mail.meta.dtype:
             raise Unseen  # what broadcasts over edges would do so over other rows
-        return found
+        return mail
 
     def _rows(self, value: Any) -> Any:
-        """Rows of edges in place of what belongs to a node."""
+        """Rows of edges in place of a value in the mailbox."""
         if isinstance(value, Mail):
             return value.rows
         if isinstance(value, Given):  # the same for each edge of a node
@@ -132,7 +134,7 @@ class Mail(Value):
         return value
 
     def _unsqueezed(self, dim: Any) -> Mail:
-        """With a dimension behind that of the edges."""
+        """The message with a new dimension behind that of the edges."""
         if type(dim) is not int:
             raise Unseen
         at = dim if dim >= 0 else dim + self.meta.dim() + 1
@@ -180,7 +182,7 @@ for _name in ("pow", "gt", "lt", "ge", "le"):
 
 
 class Extremum(NamedTuple):
-    """As torch gives it."""
+    """The result of torch's max and min over a dimension."""
 
     values: NodeValue
     indices: Any
@@ -191,7 +193,7 @@ def _meta(value: Any) -> Any:
 
 
 def reduced(out: Any) -> dict[str, NodeValue]:
-    """What a reduce function gives, by name."""
+    """The results of a reduce function, by name."""
     if type(out) is not dict or not out:
         raise Unseen
     if not all(type(name) is str and type(one) is NodeValue for name, one in out.items()):

@@ -1,5 +1,5 @@
-"""What pairs of message and reduce functions were found to compute, kept for as long as an object
-lives that they read from, and looked at again in each call."""
+"""The computations of pairs of message and reduce functions, kept for as long as an object lives
+that they read from, and checked again in each call."""
 from __future__ import annotations
 
 from typing import Any, NamedTuple
@@ -17,11 +17,11 @@ from gnnaccel.adapters.pyg.propagate.pointwise import Deferred, Rows
 from gnnaccel.dispatch.policy.names import IdentityMap
 
 _MOST = 4  # kept for each object
-Frames = dict[str, Any]  # features by place, as of `messages.Fields`; "n" of nodes in a mailbox
+Frames = dict[str, Any]  # features by place (`messages.Fields`); "n" of nodes in a mailbox
 
 
 class Pair(NamedTuple):
-    """What a call is given: each a user's function, one of DGL's, or None where a call has none."""
+    """The functions of a call: each a user's, one of DGL's, or None where a call has none."""
 
     message: Any
     reduce: Any
@@ -35,10 +35,11 @@ class Reduced(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What a pair computes. ``sent``: the messages, of a call without a reduction; ``reductions``;
-    ``steps``: what a reduce function of the user's makes of their results, with its ``values``;
-    ``fields``: the names of the results; ``written``: features of edges that the message function
-    writes, by name; ``removed``: those that it takes away; ``effects``: as of `tracing.Trace`."""
+    """The computation of a pair. ``sent``: the messages, of a call without a reduction;
+    ``reductions``; ``steps``: the steps of a user's reduce function on their results, with its
+    ``values``; ``fields``: the names of the results; ``written``: features of edges that the
+    message function writes, by name; ``removed``: those that it takes away; ``effects``: from
+    `tracing.Trace`."""
 
     sent: tuple[Sent, ...]
     reductions: tuple[Reduced, ...]
@@ -51,21 +52,22 @@ class Found(NamedTuple):
 
 
 class _Kept(NamedTuple):
-    """``looks``: of what is no user's function, its description; ``seen``: how the features look
-    that were read; ``found``: None where the pair is not followed."""
+    """A kept result. ``looks``: a `Guard` for each user's function, a description for others;
+    ``seen``: the forms of the features that were read; ``found``: None where the pair is not
+    followed."""
 
     looks: tuple[Any, Any]
     seen: dict[str, Any]
     found: Found | None
 
     def holds(self, pair: list[Any], frames: Frames) -> bool:
-        for look, given in zip(self.looks, pair):
+        for look, function in zip(self.looks, pair):
             if type(look) is not Guard:
-                if look != given:
+                if look != function:
                     return False
-            elif type(given) is not Opened or not look.holds(given):
+            elif type(function) is not Opened or not look.holds(function):
                 return False
-        return all([_form(frames, key) == seen for key, seen in self.seen.items()])
+        return all([_form(frames, key) == form for key, form in self.seen.items()])
 
 
 def _form(frames: Frames, key: str) -> Any:
@@ -78,25 +80,25 @@ _kept: IdentityMap[list[_Kept]] = IdentityMap()
 
 
 def understood(pair: Pair, frames: Frames) -> tuple[Found, dict[str, Any]] | None:
-    """What the pair computes of such features, and the tensors that a call of it is given; None
-    where that is not followed."""
-    given = [_given(one) for one in pair]
-    functions = [one for one in given if type(one) is Opened]
-    if not functions or any(one is None for one in given):
+    """(the computation of the pair for such features, the tensors of its call); None where it is
+    not followed."""
+    parts = [_given(one) for one in pair]
+    functions = [one for one in parts if type(one) is Opened]
+    if not functions or any(one is None for one in parts):
         return None
     owner = functions[0].owner
-    kept = _kept.get(owner)
-    if kept is None:
-        kept = []
-        _kept.set(owner, kept)
-    entry = next((one for one in kept if one.holds(given, frames)), None)
+    entries = _kept.get(owner)
+    if entries is None:
+        entries = []
+        _kept.set(owner, entries)
+    entry = next((one for one in entries if one.holds(parts, frames)), None)
     if entry is None:
-        entry = _traced(given, pair, frames)
-        kept[:] = [entry, *kept][:_MOST]
+        entry = _traced(parts, pair, frames)
+        entries[:] = [entry, *entries][:_MOST]
     if entry.found is None:
         return None
     tensors = {key: _field(frames, key) for key in entry.seen if key != messages.ETYPE}
-    for prefix, one in zip("cd", given):
+    for prefix, one in zip("cd", parts):
         if type(one) is Opened:
             tensors.update({f"{prefix}.{name}": value for name, value in one.cells.items()
                             if isinstance(value, Tensor)})
@@ -109,7 +111,8 @@ def _field(frames: Frames, key: str) -> Tensor:
 
 
 def _given(function: Any) -> Any:
-    """A user's function opened, None of a kind that is not; of one of DGL's what it does."""
+    """A user's function opened, None for kinds that are not followed; for one of DGL's its
+    description."""
     if function is None:
         return ()
     name = getattr(function, "name", None)
@@ -119,17 +122,17 @@ def _given(function: Any) -> Any:
 
 
 def _traced(given: list[Any], pair: Pair, frames: Frames) -> _Kept:
-    seen: dict[str, Any] = {}
+    forms: dict[str, Any] = {}
     runs = [Run(one, prefix) if type(one) is Opened else None for one, prefix in zip(given, "cd")]
-    found = None
+    result = None
     try:
         with following() as effects:
-            found = _found(runs, pair, frames, seen)
-        found = found._replace(effects=tuple(effects))
+            result = _found(runs, pair, frames, forms)
+        result = result._replace(effects=tuple(effects))
     except ENDS:
         pass  # it is not followed
     looks = [one if run is None else run.guard() for one, run in zip(given, runs)]
-    return _Kept((looks[0], looks[1]), seen, found)
+    return _Kept((looks[0], looks[1]), forms, result)
 
 
 def _found(runs: list[Any], pair: Pair, frames: Frames, seen: dict[str, Any]) -> Found:
@@ -139,15 +142,15 @@ def _found(runs: list[Any], pair: Pair, frames: Frames, seen: dict[str, Any]) ->
     edges = Edges(frames, seen)
     sent = (messages.built_in(pair.message, edges) if message is None
             else messages.sent(message.result(edges)))
-    found = _reduced(sent, reduce, pair, frames, seen)
-    return found._replace(written=tuple((name, features.ready(rows)) for name, rows
-                                        in edges.data.written.items()),
-                          removed=tuple(edges.data.removed))
+    result = _reduced(sent, reduce, pair, frames, seen)
+    return result._replace(written=tuple((name, features.ready(rows)) for name, rows
+                                         in edges.data.written.items()),
+                           removed=tuple(edges.data.removed))
 
 
 def _reduced(sent: Any, reduce: Run | None, pair: Pair, frames: Frames,
              seen: dict[str, Any]) -> Found:
-    """What comes of messages ``sent``."""
+    """The computation of a pair on messages ``sent``."""
     if pair.reduce is None:
         return Found(tuple(map(features.ready, sent.values())), (), None, (), tuple(sent))
     if reduce is None:
@@ -163,6 +166,6 @@ def _reduced(sent: Any, reduce: Run | None, pair: Pair, frames: Frames,
 
 
 def _at_edges(rows: Rows) -> Rows:
-    """Linear maps of which others are made as rows: what cancels out does so to the last bit, as
-    in deviations."""
+    """``rows``; linear maps from which others are made become rows too: terms that cancel out do so
+    to the last bit, as in deviations."""
     return rows.alone() if isinstance(rows, Deferred) and rows.is_made else rows

@@ -1,6 +1,6 @@
-"""What stands for a batch of edges while a message function runs.
+"""The stand-in of a batch of edges while a message function runs.
 
-What a call is given is a dict of tensors; a field is called by its place and its name, such as
+The arguments of a call are a dict of tensors; a field is called by its place and its name, such as
 "j.h".
 """
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gnnaccel.adapters.pyg.propagate.pointwise import Rows
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 
-#: where the name of the relation is among frames, and among what was seen of them
+#: place of the relation's name among frames, and its key among the forms read
 KINDS, ETYPE = "t", "t.etype"
 _BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b,
@@ -27,9 +27,9 @@ _BINARY: dict[str, Callable[[Any, Any], Any]] = {
 
 
 class Fields:
-    """Stands for the features at one place: "j", "i" or "e", or "m" of messages that are there.
-    ``seen``: how those that are read look, by place and name; None for those that are missing or
-    of a kind that is not followed."""
+    """Stand-in of the features at one place: "j", "i" or "e", or "m" of messages that are there.
+    ``seen``: the forms of those that are read, by place and name; None for those that are missing
+    or of a kind that is not followed."""
 
     def __init__(self, place: str, frame: Any, seen: dict[str, Any]):
         self._place, self._frame, self._seen = place, frame, seen
@@ -57,9 +57,9 @@ class Fields:
     def _rows(self, key: str, name: str, meta: Tensor) -> Any:
         end = "e" if self._place == "m" else self._place
         # both ends' features go by one name, which tells differences of one feature
-        known = f"nodes.{name}" if end in ("i", "j") else key
+        label = f"nodes.{name}" if end in ("i", "j") else key
         make = itemgetter(key) if end == "e" else node_rows(itemgetter(key), end)
-        return Feature.of(pointwise.rows(end, make, meta, known))
+        return Feature.of(pointwise.rows(end, make, meta, label))
 
 
 class EdgeData(Fields):
@@ -71,12 +71,12 @@ class EdgeData(Fields):
         self.removed: list[str] = []
 
     def pop(self, name: str) -> Any:
-        """Takes a feature away, which can be read no more then."""
-        found = self[name]
+        """Take a feature away. It cannot be read any more."""
+        feature = self[name]
         if name in self.written:
             raise Unseen
         self.removed.append(name)
-        return found
+        return feature
 
     def __getitem__(self, name: str) -> Any:
         if name in self.removed:
@@ -93,7 +93,7 @@ class EdgeData(Fields):
 
 
 def form(value: Any) -> tuple | None:
-    """How features look, but for the number of rows; None of those that are not followed."""
+    """The form of features, but for the number of rows; None of those that are not followed."""
     if type(value) is tuple:
         return value  # names
     if (type(value) not in (Tensor, torch.nn.Parameter) or not value.is_floating_point()
@@ -103,7 +103,7 @@ def form(value: Any) -> tuple | None:
 
 
 class Edges:
-    """Stands for DGL's ``EdgeBatch``."""
+    """Stand-in of DGL's ``EdgeBatch``."""
 
     def __init__(self, frames: dict[str, Any], seen: dict[str, Any]):
         self.src, self.dst = (Fields(place, frames[place], seen) for place in "ji")
@@ -113,8 +113,8 @@ class Edges:
     @property
     def canonical_etype(self) -> tuple[str, str, str]:
         """The relation of the edges, which DGL keeps as ``_etype``, too."""
-        found = self._seen[ETYPE] = self._kinds["etype"]
-        return found
+        relation = self._seen[ETYPE] = self._kinds["etype"]
+        return relation
 
     _etype = canonical_etype
 
@@ -139,7 +139,7 @@ def built_in(function: Any, edges: Edges) -> dict[str, Rows]:
         return {function.out_field: at[PLACES[targets[0]]][function.in_field]}
     lhs, rhs = (at[PLACES[target]][field] for target, field
                 in zip(targets, (function.lhs_field, function.rhs_field)))
-    # of features with other numbers of dimensions DGL pads the shorter
+    # where the numbers of dimensions differ, DGL pads the shorter
     if op not in _BINARY or lhs.meta.dim() != rhs.meta.dim():
         raise Unseen
     return {function.out_field: _BINARY[op](lhs, rhs)}

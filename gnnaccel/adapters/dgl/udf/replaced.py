@@ -1,8 +1,8 @@
 """The functions of ``dgl.core`` that run functions of users, behind the router for operations.
 
-``update_all`` and the like come to ``message_passing``. Where both functions are followed, the
+``update_all`` and the like call ``message_passing``. Where both functions are followed, the
 whole call is one operation. Otherwise the host's own code goes on, which makes messages
-(``invoke_edge_udf``, where ``apply_edges`` comes to as well) and reduces mailboxes
+(``invoke_edge_udf``, which ``apply_edges`` calls as well) and reduces mailboxes
 (``invoke_udf_reduce``), each of which may still be followed by itself.
 """
 from __future__ import annotations
@@ -32,16 +32,16 @@ from gnnaccel.dispatch.policy.names import IdentityMap
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.uncompiled import kept_apart, uncompiled
 
-_MESSAGES, _MAILBOXES = "dgl.message_udf", "dgl.reduce_udf"  # as they are counted
+_MESSAGES, _MAILBOXES = "dgl.message_udf", "dgl.reduce_udf"  # names in the counters
 _FEW = 1000  # edges, below which messages gain nothing on a CPU
 _AGAIN = 50  # calls that a message function stays native for, once it gained nothing on a CPU
-#: by code: why it gained nothing, and how many of these calls are left
+#: by code: why it gained nothing, and how many native calls are left
 _no_gain: IdentityMap[list[Any]] = IdentityMap()
 _NOT_FOLLOWED = "the message or reduce function does something that is not followed"
 
 
 def install(patches: PatchSet) -> None:
-    """Replace them, through ``patches``."""
+    """Replace the functions of ``dgl.core``, through ``patches``."""
     import importlib
 
     core = importlib.import_module("dgl.core")
@@ -58,7 +58,8 @@ def install(patches: PatchSet) -> None:
 
 
 class _Left(threading.local):
-    """``messages``: what a call of this thread is whose messages the host's own code is to make."""
+    """State of this thread. ``messages``: the decision on a call whose messages the host's own code
+    is to make."""
 
     messages: OpCall | Reason | None = None
 
@@ -87,10 +88,11 @@ def passing(native: Callable) -> Callable:
         call = _passed(g, mfunc, rfunc, config)
         plan = None if type(call) is Reason else route.choose(call, True, config)
         if plan is None or plan.route == "native":
-            # what does not gain with DGL's own reduction gains nothing without; what waits for
-            # kernels is not asked again, as they may have come, which would reduce the messages too
-            left = plan.rejected[0][1] if plan is not None and plan.code == PENDING else call
-            _left.messages = left if core.is_builtin(rfunc) else None
+            # messages that do not gain with DGL's own reduction gain nothing without; a call that
+            # waits for kernels is not decided again, as they may have come, which would reduce the
+            # messages too
+            decision = plan.rejected[0][1] if plan is not None and plan.code == PENDING else call
+            _left.messages = decision if core.is_builtin(rfunc) else None
             try:
                 return native(g, mfunc, rfunc, afunc)  # whose parts are counted
             finally:
@@ -103,7 +105,7 @@ def passing(native: Callable) -> Callable:
 
 
 def _applied(g: Any, out: Any, function: Any) -> Any:
-    """What a function of nodes makes of them, with the results ``out`` in their features."""
+    """Results of a function of nodes, with the results ``out`` in their features."""
     from dgl import core
     from dgl.base import ALL, NID
 
@@ -121,8 +123,8 @@ def messages(native: Callable) -> Callable:
         config = _asked()
         if config is None:
             return native(graph, eid, etype, func, **more)
-        left, _left.messages = _left.messages, None
-        return route.run(_MESSAGES, left or _edges(graph, eid, func, config),
+        decision, _left.messages = _left.messages, None
+        return route.run(_MESSAGES, decision or _edges(graph, eid, func, config),
                          functools.partial(native, graph, eid, etype, func, **more), config)
 
     return invoke_edge_udf
@@ -185,11 +187,11 @@ def _known(g: Any, function: Any, config: Config) -> Reason | None:
     """Why a function gained nothing on a CPU in a call before."""
     if config.when != "profitable" or not _on_cpu(g):
         return None
-    known = _no_gain.get(_code(function))
-    if known is None or not known[1] or checkpointed():  # which may be about to repeat the call
+    entry = _no_gain.get(_code(function))
+    if entry is None or not entry[1] or checkpointed():  # which may be about to repeat the call
         return None
-    known[1] -= 1
-    return known[0]
+    entry[1] -= 1
+    return entry[0]
 
 
 def _code(function: Any) -> Any:
@@ -200,7 +202,8 @@ def _code(function: Any) -> Any:
 
 
 def _noted(g: Any, function: Any, call: OpCall | Reason) -> OpCall | Reason:
-    """``call``. What can gain nothing on a CPU is not looked at the next `_AGAIN` times."""
+    """``call``, noted if it can gain nothing on a CPU: its function is not looked at the next
+    `_AGAIN` times."""
     code = _code(function)
     if code is not None and _on_cpu(g):
         if type(call) is Reason and call.code in ("GA211", "GA301"):
@@ -211,7 +214,8 @@ def _noted(g: Any, function: Any, call: OpCall | Reason) -> OpCall | Reason:
 
 
 def _noted_of_mailboxes(g: Any, function: Any, call: OpCall | Reason) -> OpCall | Reason:
-    """As `_noted`; a reduce function that is not followed with one message may be with others."""
+    """`_noted` for calls that are followed; a reduce function that is not followed with one message
+    may be with others."""
     return _noted(g, function, call) if type(call) is OpCall else call
 
 
@@ -222,22 +226,22 @@ def _read(g: Any, mfunc: Any, rfunc: Any, config: Config, sent: Any = None) -> O
     if type(edges) is Reason:
         return edges
     frames = _frames(g, sent)
-    found = memory.understood(memory.Pair(mfunc, rfunc), frames)
-    if found is None:
+    result = memory.understood(memory.Pair(mfunc, rfunc), frames)
+    if result is None:
         return reason("GA211", _NOT_FOLLOWED)
-    what, given = found
-    graph = _graph_of(g, given, config)
+    computation, tensors = result
+    graph = _graph_of(g, tensors, config)
     if type(graph) is Reason:
         return graph
     if rfunc is None:
-        return running.of_edges(g, graph, what, given, config.when == "supported")
-    if what.steps is not None and _initialises(frames["n"]):
+        return running.of_edges(g, graph, computation, tensors, config.when == "supported")
+    if computation.steps is not None and _initialises(frames["n"]):
         return reason("GA204", "nodes that no edge enters get what an initializer gives")
-    return running.of_nodes(g, graph, what, given, graphs.of_index(g._graph, 0))
+    return running.of_nodes(g, graph, computation, tensors, graphs.of_index(g._graph, 0))
 
 
 def _frames(g: Any, sent: Any) -> dict[str, Any]:
-    """Features by place, as of `memory.understood`."""
+    """Features by place, for `memory.understood`."""
     src, dst = g._graph.metagraph.find_edge(0)
     nodes = g._node_frames
     return {"j": nodes[src], "i": nodes[dst], "n": nodes[dst], "e": g._edge_frames[0],

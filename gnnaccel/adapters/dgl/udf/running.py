@@ -1,8 +1,8 @@
 """Calls with functions of users, as operations of `dispatch.ops`.
 
-What one of DGL's own operations computes is run by that, which has kernels of its own; other sums
-and means by kernels that are written for the message. Of what is left the messages are made on
-torch operations, with linear maps where their rows are, and reduced by DGL's operations.
+Where one of DGL's own operations computes the same, it runs, by kernels of its own; other sums and
+means run by kernels that are written for the message. Otherwise messages are made on torch
+operations, with linear maps where their rows are, and reduced by DGL's operations.
 """
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ def _maps_fewer(graph: OpGraph, given: dict, sent: Sent) -> bool:
     if not sent.from_nodes:
         return False
     read = sum(t[0].numel() for key, t in given.items() if key[:2] in ("j.", "i."))
-    kept = sent.kept
-    map_of_row = read * max(kept) / _OPERATIONS_OF_ONE
+    widths = sent.kept
+    map_of_row = read * max(widths) / _OPERATIONS_OF_ONE
     edges, nodes = graph.num_edges, max(graph.num_src, graph.num_dst)
-    return edges * (2 * read + map_of_row) > nodes * map_of_row + 2 * edges * sum(kept) + _CALL
+    return edges * (2 * read + map_of_row) > nodes * map_of_row + 2 * edges * sum(widths) + _CALL
 
 
 def _begin(g: Any, graph: OpGraph, found: Found, given: CallArguments) -> None:
-    """What comes before the messages: all effects, and the features of edges that the message
+    """Run what comes before the messages: all effects, and the features of edges that the message
     function writes."""
     for effect in found.effects:
         effect(given)
@@ -121,7 +121,7 @@ def _fewer_than_mailboxes(found: Found, edges: Edges, given: dict) -> bool:
 
 
 def _kernel(graph: OpGraph, found: Found, given: dict) -> Kernel | Reason:
-    """The way of all reductions by kernels, or why there is none. To be given its ``run``."""
+    """The way of all reductions by kernels, without its ``run``, or why there is none."""
     parts: list[Kernel] = []
     if not driver.placed() and next(iter(given.values())).is_cpu:
         return reason("GA401", "the tensors are on the CPU, the kernels need a CUDA device")
@@ -130,8 +130,9 @@ def _kernel(graph: OpGraph, found: Found, given: dict) -> Kernel | Reason:
             continue
         if one.how not in ("sum", "mean"):
             return reason("GA208", f"{one.how} of messages that no operation of DGL makes")
-        asked = _aggregation(graph, one, one.sent.message.stand_in(given, graph))
-        part = asked if type(asked) is Reason else aggregation_cuda.kernel(graph, asked)
+        aggregation = _aggregation(graph, one, one.sent.message.stand_in(given, graph))
+        part = (aggregation if type(aggregation) is Reason
+                else aggregation_cuda.kernel(graph, aggregation))
         if type(part) is Reason:
             return part
         parts.append(part)
@@ -160,13 +161,13 @@ def _aggregation(graph: OpGraph, one: Reduced,
 
 def _reduced(g: Any, graph: OpGraph, one: Reduced, given: CallArguments, by_kernels: bool,
              of_torch: bool) -> Tensor:
-    """``of_torch``: a NaN is the largest and the smallest, as with torch's functions of mailboxes.
-    DGL's reductions pass over it."""
+    """The result of one reduction. ``of_torch``: a NaN is the largest and the smallest, as with
+    torch's functions of mailboxes. DGL's reductions pass over it."""
     from dgl import ops
 
     if by_kernels and not _by_operations(one):
-        asked: Any = _aggregation(graph, one, one.sent.message.generated(given))
-        out = aggregation_cuda.run(graph, asked)
+        aggregation: Any = _aggregation(graph, one, one.sent.message.generated(given))
+        out = aggregation_cuda.run(graph, aggregation)
         return out.squeeze(-1) if one.sent.scalar else out
     if of_torch and one.how in ("max", "min"):
         return _extremum(g, graph, one, given)
@@ -177,8 +178,8 @@ def _reduced(g: Any, graph: OpGraph, one: Reduced, given: CallArguments, by_kern
 
 
 def _extremum(g: Any, graph: OpGraph, one: Reduced, given: CallArguments) -> Tensor:
-    """As torch's functions of mailboxes give it. Of equal messages the first has the gradient,
-    which on a CPU is DGL's last."""
+    """The maximum or minimum as torch's functions of mailboxes give it. Of equal messages the first
+    has the gradient; DGL on a CPU gives it to the last."""
     from dgl import ops
 
     messages = one.sent.made(given, graph)
@@ -217,7 +218,7 @@ def _finished(found: Found, reduced: list[Tensor], given: dict, edges: Edges) ->
 # --- both -----------------------------------------------------------------------------------------
 
 def _with_operations(g: Any, graph: OpGraph, given: dict) -> CallArguments:
-    """What a call is given, with the operations of DGL that functions of users may ask for."""
+    """The arguments of a call, with the operations of DGL that functions of users may ask for."""
     from dgl import ops
 
     def dot(left: Tensor, right: Tensor, *targets: str) -> Tensor:
@@ -271,4 +272,4 @@ def _call(graph: OpGraph, given: dict, plain: Any, kernel: Kernel | Reason, gain
 
 
 def _nothing() -> None:
-    """Compiles nothing: these operations have kernels of their own."""
+    """Compile nothing: these operations have kernels of their own."""

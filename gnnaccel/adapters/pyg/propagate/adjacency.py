@@ -55,7 +55,7 @@ class Matrix(NamedTuple):
 
 
 class KeptMatrix(NamedTuple):
-    """What is remembered of a `Matrix`; its index arrays weakly."""
+    """Parts of a `Matrix` kept for later calls; its index arrays weakly."""
 
     edges: weakref.ref[EdgeArrays]
     path: Path | None
@@ -70,12 +70,12 @@ class KeptMatrix(NamedTuple):
 
 
 def is_matrix(edge_index: Any) -> bool:
-    """Whether this is a sparse matrix of a layout that is read."""
+    """Whether ``edge_index`` is a sparse matrix of a supported layout."""
     return type(edge_index) is Tensor and edge_index.layout in _LAYOUTS
 
 
 def read(layer: Any, known: Known, adjacency: Tensor, kwargs: dict) -> Matrix | Reason:
-    """What the layer computes over such an ``adjacency``, or why that is not known."""
+    """The layer's call over such an ``adjacency``, or the reason why it is not known."""
     if capture.capturing():
         return reason("GA204", "a sparse matrix, within the capture of a CUDA graph")
     if layer.flow != "source_to_target":
@@ -123,8 +123,8 @@ def _not_followed(layer: Any) -> Reason:
 
 
 def _product(layer: Any, adjacency: Tensor, kwargs: dict) -> Form | Reason:
-    """The form of the messages that a product adds up; what speaks against it where the host would
-    refuse, too, or convert."""
+    """The form of the messages that a product adds up, or the reason against it where the host
+    would refuse, too, or convert."""
     from gnnaccel.adapters.pyg.propagate import reading  # which needs this module
 
     if reading._reduces(layer.aggr_module) != (_REDUCES.get(layer.aggr),):
@@ -148,10 +148,10 @@ def _values(given: Arguments) -> Tensor:
 
 def _arguments(adjacency: Tensor, kwargs: dict, fused: bool) -> dict[str, Any]:
     """The arguments of ``propagate`` with what PyG adds to them."""
-    found = {**kwargs, "size": [adjacency.shape[1], adjacency.shape[0]], "adj_t": adjacency}
-    if not fused and found.get("edge_weight") is None:
-        found["edge_weight"] = adjacency.values()
-    return found
+    arguments = {**kwargs, "size": [adjacency.shape[1], adjacency.shape[0]], "adj_t": adjacency}
+    if not fused and arguments.get("edge_weight") is None:
+        arguments["edge_weight"] = adjacency.values()
+    return arguments
 
 
 def host_refuses(matrix: Matrix, reduce: Any, x: Tensor) -> bool:
@@ -164,13 +164,13 @@ def _products() -> dict[Any, type]:
     """The functions ``message_and_aggregate`` that are known, with the class of each."""
     from torch_geometric import nn
 
-    found = [getattr(nn, name) for name in _MULTIPLYING if hasattr(nn, name)]
-    return {cls.message_and_aggregate: cls for cls in found}
+    classes = [getattr(nn, name) for name in _MULTIPLYING if hasattr(nn, name)]
+    return {cls.message_and_aggregate: cls for cls in classes}
 
 
 def _path_of_product(function: Any) -> Path | None:
-    """What a known ``message_and_aggregate`` runs; None for others, or where it is not what the
-    host wrote."""
+    """Code path of a known ``message_and_aggregate``; None for others, or where it is not what
+    the host wrote."""
     cls: Any = _products().get(function)
     if cls is None or cls.message_and_aggregate is not function:
         return None
@@ -180,7 +180,7 @@ def _path_of_product(function: Any) -> Path | None:
 
 # --- index arrays ---------------------------------------------------------------------------------
 
-#: of a matrix: where its index arrays lie, and what was made of them
+#: for each matrix: addresses of its index arrays, and the edges made of them
 _kept: TensorMap[tuple[tuple[int, int], EdgeArrays]] = TensorMap()
 
 
@@ -192,9 +192,9 @@ def edges_of(adjacency: Tensor) -> EdgeArrays:
     if adjacency.is_inference():  # which counts no writes
         return _made(pointers, ids, of_rows)
     place = pointers.data_ptr(), ids.data_ptr()
-    found = _kept.get(adjacency)
-    if found is not None and found[0] == place:
-        return found[1]
+    entry = _kept.get(adjacency)
+    if entry is not None and entry[0] == place:
+        return entry[1]
     edges = _made(pointers, ids, of_rows)
     _kept.set(adjacency, (place, edges))
     return edges

@@ -61,25 +61,25 @@ def read(layer: Any, known: reading.Known, edge_index: Any, kwargs: dict) -> rea
         layer.node_dim not in (0, -dims) for dims in summed.dims):
         return context_reason() or why
     if summed.messages is None:
-        found = reading.read_edges(layer, edge_index, kwargs, summed.known)
+        call = reading.read_edges(layer, edge_index, kwargs, summed.known)
     else:
         form = (_form(trace, generated.source_of(trace, kwargs), summed.messages, why)
                 if generated.serves(kwargs) else why)
-        found = (form if type(form) is Reason
-                 else reading.read_as(form, layer, edge_index, kwargs, summed.known))
-    if type(found) is Reason:
-        return why if found.code in reading.NO_FORM else found
-    graph = found.graph
+        call = (form if type(form) is Reason
+                else reading.read_as(form, layer, edge_index, kwargs, summed.known))
+    if type(call) is Reason:
+        return why if call.code in reading.NO_FORM else call
+    graph = call.graph
     if graph.num_dst > trace.most or graph.num_src > trace.sends or not _rows_are_nodes(
         graph, summed, kwargs):
         return why
-    alike = _alike(layer, found, trace, summed, kwargs)
-    return found._replace(form=found.form._replace(alike=alike))
+    alike = _alike(layer, call, trace, summed, kwargs)
+    return call._replace(form=call.form._replace(alike=alike))
 
 
 def _alike(layer: Any, found: reading.Read, trace: tracing.Trace, summed: _Summed,
            kwargs: dict) -> Callable[[Any, dict, OpGraph, bool], bool]:
-    """`Form.alike` of calls like the one that was ``found``."""
+    """`Form.alike` for calls like ``found``."""
     of_message, count, edge_index = found.form.alike, found.graph.num_dst, found.graph.edge_index
     dtype, square = torch.get_default_dtype(), tracing.square(layer, kwargs)
     counted = None if summed.sized or edge_index.is_inference() else TensorRef(edge_index)
@@ -96,16 +96,16 @@ def _alike(layer: Any, found: reading.Read, trace: tracing.Trace, summed: _Summe
         if not trace.suits(kwargs, graph.num_edges) or (
             (whole or summed.messages is None) and not trace.holds(layer, graph.num_edges)):
             return False
-        known = (counted is not None and counted.unmoved(graph.edge_index)
-                 and graph.num_dst == count and not _replayed_over_others())
-        return _rows_are_nodes(graph, summed, kwargs, known)
+        same_count = (counted is not None and counted.unmoved(graph.edge_index)
+                      and graph.num_dst == count and not _replayed_over_others())
+        return _rows_are_nodes(graph, summed, kwargs, same_count)
 
     return alike
 
 
 def _form(trace: tracing.Trace, source: str | None, messages: tuple[generated.Message, ...],
           why: Reason) -> Form | Reason:
-    """Of a call with these messages; ``why`` there is none, or where what was read has changed."""
+    """Form of a call with these messages; ``why`` if none, or if what was read has changed."""
     if source is None:
         return why
 
@@ -146,7 +146,7 @@ def _rows_are_nodes(graph: OpGraph, summed: _Summed, kwargs: dict, counted: bool
 
 
 def _found(out: Any, layer: Any) -> _Summed | None:
-    """What a message and an ``aggregate`` do together."""
+    """A traced message and its ``aggregate`` together; None without a reduction."""
     traced: Traced
     result, sent, traced = out
     result, alike = _result(result, {})
@@ -174,19 +174,19 @@ def _found(out: Any, layer: Any) -> _Summed | None:
 
 def _messages(reductions: list[tuple[pointwise.Rows, str]], layer: Any) -> tuple[
         tuple[generated.Message, ...], tuple[Reduce, ...], list[int]]:
-    """The messages that kernels are to reduce, how, and of how many each reduction is made, 0 for
-    one as it is. Unseen where kernels cannot be written for them."""
+    """The messages that kernels reduce, the reductions, and the number of messages of each
+    reduction, 0 for one as it is. Unseen where kernels cannot be written for them."""
     messages: list[generated.Message] = []
     reduces, counts = [], []
     for rows, reduce in reductions:
         if isinstance(rows, pointwise.Deferred) and rows.is_made:
             rows = rows.alone()  # others are made of it: what cancels out does so to the last bit
         try:
-            count, found = 0, [generated.found(rows, layer)]
+            count, parts = 0, [generated.found(rows, layer)]
         except Unseen:
-            found = [generated.found(one, layer) for one in channels.apart(rows)]
-            count = len(found)
-        for one in found:
+            parts = [generated.found(one, layer) for one in channels.apart(rows)]
+            count = len(parts)
+        for one in parts:
             if one is None:
                 raise Unseen
             messages.append(one.reduced_by((reduce,)))
@@ -198,16 +198,16 @@ def _messages(reductions: list[tuple[pointwise.Rows, str]], layer: Any) -> tuple
 
 
 def _whole(results: list[Tensor], counts: list[int]) -> list[Tensor]:
-    """Results of reductions; of those that ``counts`` has a number for, put together of so many."""
-    left = iter(results)
-    return [torch.stack([next(left) for _ in range(count)], 1) if count else next(left)
+    """Results of reductions, each stacked of as many as ``counts`` says, if that is not 0."""
+    remaining = iter(results)
+    return [torch.stack([next(remaining) for _ in range(count)], 1) if count else next(remaining)
             for count in counts]
 
 
 def _result(value: Any, alike: dict[int, pointwise.Rows]) -> tuple[Any, dict[int, pointwise.Rows]]:
-    """What an ``aggregate`` gives, with something that computes them in place of rows of the edges;
-    for each of these, by identity, what others are to be made of, so that it is computed once.
-    Unseen for what no result may be."""
+    """The value of an ``aggregate``, with computations in place of rows of the edges; and for each
+    of these rows, by identity, the rows that others are to be made of, so that they are computed
+    once. Unseen for what no result may be."""
     if type(value) in (tuple, list):
         return type(value)([_result(one, alike)[0] for one in value]), alike
     if type(value) is dict and all(type(key) is str for key in value):

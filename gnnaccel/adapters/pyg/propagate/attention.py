@@ -50,13 +50,13 @@ def _softmax_in_place(function: types.FunctionType, layer: Layer) -> types.Funct
     if function.__code__.co_freevars:
         return None
     functions = _Functions(layer)
-    found = naming.globals_in_place(function, _NAMES,
-                                        lambda name, value: functions.instead(value))
-    return None if not found else naming.with_globals(function, found)
+    replacements = naming.globals_in_place(function, _NAMES,
+                                           lambda name, value: functions.instead(value))
+    return None if not replacements else naming.with_globals(function, replacements)
 
 
 class _Functions:
-    """What stands for functions of PyG and einops, and for `getattr`."""
+    """Stand-ins for functions of PyG and einops, and for `getattr`."""
 
     def __init__(self, layer: Layer):
         self.names, self.watched = _NAMES, layer._traced_watched
@@ -103,8 +103,8 @@ def read(layer: Any, kwargs: dict, edge_index: Any) -> OwnAttention | None:
     if (known.own or known.why is not None
         or type(known.form(kwargs, known.stamp(layer))) is not Reason):
         return None
-    found = tracing.trace(layer, known, kwargs, _MANNER, edge_index)
-    return None if found.message is None else OwnAttention(found, known)
+    trace = tracing.trace(layer, known, kwargs, _MANNER, edge_index)
+    return None if trace.message is None else OwnAttention(trace, known)
 
 
 # --- the call -------------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ class OwnAttention:
         self.keeps = True
 
     def state(self, layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] | Reason:
-        found, known = self.found, self.known
+        trace, known = self.found, self.known
         reduces = reading.reductions(layer, known)
         why = (guards.context_reason() or reading.layer_reason(layer, known, reduces)
                or reading._update_reason(known, args[0], kwargs))
@@ -134,7 +134,7 @@ class OwnAttention:
             return why
         if reduces != ("sum",) or known.aggregate is not None:
             return reason("GA201", "attention is added up")
-        return _stated(layer, args[0], kwargs, found, known)
+        return _stated(layer, args[0], kwargs, trace, known)
 
     def run(self, layer: Any, stated: CallSpec, given: CallInputs, attend: Call) -> Any:
         kwargs, edge_index = given.extra
@@ -145,19 +145,19 @@ class OwnAttention:
         return out
 
     def still(self, layer: Any, kwargs: dict, stated: CallSpec) -> bool:
-        """Whether a call that looks like one that was ``stated``, on a layer that is as it was, is
-        stated so as well."""
-        found = self.found
-        first = rows(kwargs, *found.ends[0])
+        """Whether ``stated`` describes this call, too, which looks like the earlier one; the layer
+        is unchanged."""
+        trace = self.found
+        first = rows(kwargs, *trace.ends[0])
         if torch.is_autocast_enabled(first.device.type):
             return False
-        for name, end in found.ends:
+        for name, end in trace.ends:
             if rows(kwargs, name, end).is_neg():
                 return False
-        for name in found.edges:
+        for name in trace.edges:
             if kwargs[name].is_neg():
                 return False
-        return found.guards.hold(layer, stated.num_edges)
+        return trace.guards.hold(layer, stated.num_edges)
 
     def attended(self, layer: Any, stated: CallSpec, edge_index: Tensor, kwargs: dict,
                  attend: Call, of_caller: Tensor) -> Any:
@@ -166,7 +166,7 @@ class OwnAttention:
         message: Any = self.found.message  # not None
         arguments = CallArguments(kwargs, OpGraph(edge_index, stated.num_src, stated.num_dst,
                                                   stated.flipped, attend.graph))
-        # what the message read of the layer is among its parameters; most need no look at these
+        # tensors that the message read of the layer are its parameters; most need no look at these
         roots: Any = chain(self.roots, (partial(_itself, p) for p in layer.parameters()))
         tensors: Any = _tensors(message, stated, of_read(arguments, roots))
         # contiguous, as the host's is: a layer's own code may take views of it
@@ -189,8 +189,8 @@ def _stated(layer: Any, edge_index: Any, kwargs: dict, found: Trace,
     plain = reading._edges(layer, known, edge_index, *sizes, first.device)
     if type(plain) is Reason:
         return plain
-    used = [rows(kwargs, *one) for one in found.ends] + [kwargs[name] for name in found.edges]
-    for value in used:
+    tensors = [rows(kwargs, *one) for one in found.ends] + [kwargs[name] for name in found.edges]
+    for value in tensors:
         if value.is_neg() or value.device != first.device or value.dtype != first.dtype:
             return reason("GA206",
                           "features are yet to be negated, or of several devices or dtypes")

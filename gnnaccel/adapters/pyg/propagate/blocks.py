@@ -20,13 +20,13 @@ def view(rows: pointwise.Rows, meta: Tensor) -> Any:
     count = 0 if meta.dim() == 0 or meta.shape[0] % ROWS else meta.shape[0] // ROWS
     if count < 2:
         return rows.sharing(pointwise.viewed(rows, meta))
-    inside = meta.new_empty(ROWS, count, *meta.shape[1:])
-    return Blocks(rows.sharing(pointwise.viewed(rows, inside)), meta)
+    block_meta = meta.new_empty(ROWS, count, *meta.shape[1:])
+    return Blocks(rows.sharing(pointwise.viewed(rows, block_meta)), meta)
 
 
 class Blocks(Value):
-    """``rows``: [edges, blocks, ...], which look like ``meta`` to the message. They may be
-    multiplied with others in as many blocks, and laid side by side again."""
+    """Stand-in for such rows. ``rows``: [edges, blocks, ...], which look like ``meta`` to the
+    message. They may be multiplied with others in as many blocks, and laid side by side again."""
 
     rank = 13
 
@@ -44,11 +44,11 @@ class Blocks(Value):
             raise Unseen  # its result would have no gradient
         meta = shaped(function, args, kwargs)
         if name in VIEWS and args[0] is self:
-            # of each edge the same numbers in the same order
+            # each edge keeps its numbers in their order
             return view(self.rows, meta)
         if name not in ("bmm", "matmul") or not all(isinstance(one, Blocks) for one in args):
             raise Unseen
-        # one for each row
+        # one matrix for each row
         if {one.meta.dim() for one in args} != {3} or len({one.meta.shape[0] for one in args}) > 1:
             raise Unseen
         return Blocks(product(torch.matmul, tuple([one.rows for one in args])), meta)

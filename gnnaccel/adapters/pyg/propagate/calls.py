@@ -62,33 +62,33 @@ def _decide(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Conf
     """``start``: when the call began, 0 when nobody listens."""
     verdict = rules.verdict(layer, config)
     free = config.when == "profitable" and config.on_fallback == "native"
-    found: Any = verdict.reason
+    outcome: Any = verdict.reason
     if verdict.inside:  # a tracer would write down what reading looks at
-        found = (guards.context_reason() if _tracing() is not None
-                 else (free and _still_lazy(layer)) or guards.inference_reason(kwargs.values())
-                 or reading.read(layer, edge_index, kwargs))
-    if type(found) is not Reason:
-        return _read(layer, native, edge_index, kwargs, found, config, start)
-    settings.note_native(layer, config, found)
+        outcome = (guards.context_reason() if _tracing() is not None
+                   else (free and _still_lazy(layer)) or guards.inference_reason(kwargs.values())
+                   or reading.read(layer, edge_index, kwargs))
+    if type(outcome) is not Reason:
+        return _read(layer, native, edge_index, kwargs, outcome, config, start)
+    settings.note_native(layer, config, outcome)
     if verdict.inside:
-        new_graphs_native.remember_formless(layer, edge_index, kwargs, found, config)
+        new_graphs_native.remember_formless(layer, edge_index, kwargs, outcome, config)
     else:
         new_graphs_native.looked_at(layer_memory.of(layer), kwargs, math.inf,
-                                    type(layer).__name__, found.code, config)
-    return aggregation_route.run(layer, "pyg", None, aggregation_route.native(found), config,
+                                    type(layer).__name__, outcome.code, config)
+    return aggregation_route.run(layer, "pyg", None, aggregation_route.native(outcome), config,
                                  None, lambda: _natively(native, layer, edge_index, kwargs), start)
 
 
 def _read(layer: Any, native: Any, edge_index: Any, kwargs: dict, found: reading.Read,
           config: Config, start: int, memory: layer_memory.LayerMemory | None = None) -> Any:
-    """A call that was read, decided and run. ``memory``: the layer's, if the call was read as the
-    one that this has."""
-    (graph, given, form, known, reduces, matrix), seen = found, kwargs
-    stacked, asked = memory is None and reading.moved(layer, form, kwargs), config
+    """Decide and run a call that was read. ``memory``: the layer's, if the call was read as the
+    one kept there."""
+    (graph, given, form, known, reduces, matrix), arguments = found, kwargs
+    stacked, effective = memory is None and reading.moved(layer, form, kwargs), config
     if matrix is not None:
-        seen, asked = matrix.arguments, _asked(found, config)
-    decision = (aggregation_route.decide(graph, given, asked) if len(reduces) == 1
-                else aggregation_route.decide_all(graph, given, reduces, asked))
+        arguments, effective = matrix.arguments, _asked(found, config)
+    decision = (aggregation_route.decide(graph, given, effective) if len(reduces) == 1
+                else aggregation_route.decide_all(graph, given, reduces, effective))
     entry, unfinished = settings.asked(layer, config), form.unfinished
     fresh = (not graph.known() if entry is None and decision.run is aggregation_cuda.run
              else None)  # before the run, which makes a structure
@@ -96,17 +96,17 @@ def _read(layer: Any, native: Any, edge_index: Any, kwargs: dict, found: reading
         decision = quantized.narrowed(layer, entry, graph, given, config, decision,
                                       len(reduces) > 1)
     if decision.run is not None and (known.traced or unfinished and form.stand_in is not None):
-        seen = completing.arguments(form, layer, graph, seen, known.traced)
+        arguments = completing.arguments(form, layer, graph, arguments, known.traced)
     if decision.run is not None and unfinished:
-        made = completing.completed(layer, form, graph, given, seen)
-        if type(made) is Reason:
-            decision = aggregation_route.native(made)
+        aggregation = completing.completed(layer, form, graph, given, arguments)
+        if type(aggregation) is Reason:
+            decision = aggregation_route.native(aggregation)
         else:
-            given = made
+            given = aggregation
             found = found._replace(given=given)
 
     def finish(out: Any) -> Any:
-        return reading.finished(layer, known, stacked, out, seen, edge_index)
+        return reading.finished(layer, known, stacked, out, arguments, edge_index)
 
     out = aggregation_route.run(layer, "pyg", (graph, given), decision, config, finish,
                                 lambda: _natively(native, layer, edge_index, kwargs), start)
@@ -169,8 +169,8 @@ def fast_path(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Co
     mode = grad + 2 * (layer.training is True)  # the layer's `mode_of`, without its call
     last = None if memory is None else memory.over[mode].get(id(edge_index))
     arguments: Any = None
-    known = last is not None and last.edges() is edge_index  # a new batch may lie where one was
-    if known:
+    same_edges = last is not None and last.edges() is edge_index  # new ones may lie where old did
+    if same_edges:
         while last is not None:
             if last.native:
                 if last.fits(edge_index, kwargs, config):
@@ -186,11 +186,11 @@ def fast_path(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Co
         and type(layer) not in attention.of_the_host
         and _stays_native(memory, layer, edge_index, kwargs, config, mode)):
         return native(layer, edge_index, **kwargs)
-    if known:
+    if same_edges:
         return MISSED
-    taken: Any = None if memory is None else memory.taken_once[grad]
-    fits = taken is not None and taken.fits(layer, edge_index, described(kwargs), config)
-    if fits and (out := taken.run(layer, edge_index, kwargs, config, memory)) is not None:
+    earlier: Any = None if memory is None else memory.taken_once[grad]
+    fits = earlier is not None and earlier.fits(layer, edge_index, described(kwargs), config)
+    if fits and (out := earlier.run(layer, edge_index, kwargs, config, memory)) is not None:
         return out
     streak = (None if memory is None
               else memory.in_turn[grad].get(tuple(map(type, kwargs.values()))))
@@ -204,11 +204,11 @@ def fast_path(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Co
         new_graphs_native.looked_at(memory,  # type: ignore[arg-type]  # it has `like`
                                     kwargs, like.most, like.name, like.code, config)
         return native(layer, edge_index, **kwargs)
-    if not fits or taken.summed:
+    if not fits or earlier.summed:
         return MISSED
-    found = taken.read(layer, edge_index, kwargs)
-    return (MISSED if found is None
-            else _read(layer, native, edge_index, kwargs, found, config, 0, memory))
+    call = earlier.read(layer, edge_index, kwargs)
+    return (MISSED if call is None
+            else _read(layer, native, edge_index, kwargs, call, config, 0, memory))
 
 
 def _stays_native(memory: layer_memory.LayerMemory, layer: Any, edge_index: Any, kwargs: dict,
@@ -239,7 +239,7 @@ def too_small(layer: Any, memory: layer_memory.LayerMemory | None, edge_index: A
     if edges < _FEW and without_gpu:
         counters.again(type(layer).__name__, "GA301")
         return True
-    # of a sparse matrix columns are counted; on a GPU the host may have no code for extrema
+    # edges of a sparse matrix are its columns here; on a GPU the host may have no code for extrema
     if edge_index.layout is not torch.strided and layer.__dict__.get("aggr") in ("max", "min"):
         return False
     if edge_index.is_inference() or not aggregation_cost.hardly_seen(edge_index):

@@ -51,9 +51,9 @@ def mixed(value: Rows, name: str, function: Callable, args: tuple, kwargs: dict)
         return _over_edges(at_edges(value), function, args, kwargs)
     at = ends(value)
     if name == "layer_norm" and at not in ({"j"}, {"i"}):
-        found = _layer_norm(value, *args[1:], **kwargs)
-        if found is not None:
-            return found
+        normed = _layer_norm(value, *args[1:], **kwargs)
+        if normed is not None:
+            return normed
     if len(at) == 1:
         return by_torch(value, function, args, kwargs)
     if name in ("sum", "mean") and _dim(args, kwargs) in (-1, value.meta.dim() - 1):
@@ -81,10 +81,10 @@ def by_torch(value: Rows, function: Callable, args: tuple, kwargs: dict,
            ((d,) if type(d) is int else d for d in dims) if isinstance(one, (tuple, list))):
         raise Unseen
     tree, tail, rest = value.tree, value.meta.shape[1:], args[1:]
-    given_roots = tuple(root for a in (*rest, *kwargs.values()) if isinstance(a, Param)
-                        for root in a.roots)
-    of_nodes = (*roots, *given_roots) if end in "ji" else ()
-    # what is made of truth values is floats here
+    argument_roots = tuple(root for a in (*rest, *kwargs.values()) if isinstance(a, Param)
+                           for root in a.roots)
+    of_nodes = (*roots, *argument_roots) if end in "ji" else ()
+    # rows made of truth values are floats here
     dtype = None if value.meta.is_floating_point() else value.meta.dtype
 
     def make(given: Any) -> Tensor:
@@ -94,7 +94,7 @@ def by_torch(value: Rows, function: Callable, args: tuple, kwargs: dict,
                         **{k: _now(a, given) for k, a in kwargs.items()})
 
     return made_rows(end, once(make), applied(function, args, kwargs), names,
-                     (*roots, *given_roots))
+                     (*roots, *argument_roots))
 
 
 def turned(value: Rows, function: Callable, args: tuple, kwargs: dict) -> Rows:
@@ -103,25 +103,25 @@ def turned(value: Rows, function: Callable, args: tuple, kwargs: dict) -> Rows:
         raise Unseen
     meta = applied(function, args, kwargs)
     rows = value if len(ends(value)) == 1 else at_edges(value)
-    found = by_torch(rows, lambda t: function(t, *args[1:], **kwargs).contiguous(), (rows,), {})
-    found.meta = meta  # which has no such view as one in this order
-    return found
+    result = by_torch(rows, lambda t: function(t, *args[1:], **kwargs).contiguous(), (rows,), {})
+    result.meta = meta  # which has no such view as one in this order
+    return result
 
 
 def _layer_norm(value: Rows, normalized_shape: Any, weight: Any = None, bias: Any = None,
                 eps: float = 1e-5) -> Rows | None:
-    """Of sums over channels, which kernels compute with the rest of a message; None over other
-    dimensions than the last."""
+    """Layer norm by sums over channels, which kernels compute with the rest of a message; None
+    over other dimensions than the last."""
     count = value.meta.shape[-1]
     if tuple(normalized_shape) != (count,) or not 0 < count <= MAX_WIDTH:
         return None
     rows: Any = value.alone()  # whose operators are set for all stand-ins
     mean: Any = summed(rows)
-    apart = rows - mean / count
-    squares: Any = summed(apart * apart)
-    found = apart * (squares / count + eps).rsqrt()
-    found = found if weight is None else found * weight
-    return found if bias is None else found + bias
+    centered = rows - mean / count
+    squares: Any = summed(centered * centered)
+    result = centered * (squares / count + eps).rsqrt()
+    result = result if weight is None else result * weight
+    return result if bias is None else result + bias
 
 
 def _now(value: Any, given: Any) -> Any:
@@ -131,8 +131,8 @@ def _now(value: Any, given: Any) -> Any:
 # --- where both ends meet -------------------------------------------------------------------------
 
 def at_edges(value: Rows) -> Rows:
-    """The same as rows of the edges, which torch may go on with: as they are where it is hardly an
-    operation away from such, else written by a kernel."""
+    """``value`` as rows of the edges, which torch may go on with: as it is where it is at most one
+    operation on such rows, else written by a kernel."""
     value = value.alone()
     if ends(value) == {"e"} and not _more_than_one(value.tree):
         return value
@@ -165,33 +165,33 @@ def summed(value: Rows) -> Rows:
 
 def _written(value: Rows, shape: tuple[int, ...], tail: tuple[int, ...],
              heads: int | None) -> Leaf:
-    """What a kernel writes for each edge; ``heads``: of which the channels are summed, if any."""
+    """Rows that a kernel writes for each edge; ``heads``: whose channels are summed, if any."""
     if not value.meta.is_floating_point() or not ends(value) or not math.prod(shape):
         raise Unseen
     tree = value.alone().tree
     message = expressed(tree, shape, heads)
     if message is None:
         raise Unseen
-    written = AtEdges(message, heads is not None, tree)
+    make = AtEdges(message, heads is not None, tree)
     roots = dict.fromkeys(root for leaf in leaves(tree) for root in leaf.roots)
-    return Leaf("e", written, tail, frozenset((written,)), tuple(roots))
+    return Leaf("e", make, tail, frozenset((make,)), tuple(roots))
 
 
 def _over_channels(value: Rows, name: str, function: Callable, args: tuple, kwargs: dict) -> Rows:
     """A sum or a mean over channels where both ends meet. Few, such as those of positions, are
     apart from then on."""
     count = value.meta.shape[-1]
-    found: Tree | None = None
+    tree: Tree | None = None
     if fit_apart(value):
         for k in range(count):
             one = channel(value, k).tree
-            found = one if found is None else Call("add", (found, one))
+            tree = one if tree is None else Call("add", (tree, one))
     else:
-        found = summed(value).tree
-    assert found is not None
+        tree = summed(value).tree
+    assert tree is not None
     if name == "mean":
-        found = Call("div", (found, Number(float(count))))
-    return viewed(Rows(found, value.meta[..., :1]), applied(function, args, kwargs))
+        tree = Call("div", (tree, Number(float(count))))
+    return viewed(Rows(tree, value.meta[..., :1]), applied(function, args, kwargs))
 
 
 def fit_apart(value: Rows) -> bool:
@@ -212,8 +212,8 @@ def _columns(t: Tensor) -> tuple[Tensor, ...]:
 
 
 def dropout(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
-    """Each edge has a mask of its own, which torch draws as for the host: in the order of edges.
-    On a GPU it draws other numbers in place."""
+    """torch's dropout with a mask for each edge, which torch draws as for the host: in the order
+    of edges. On a GPU it draws other numbers in place."""
     if not isinstance(x, Rows) or type(p) not in (int, float):
         raise Unseen
     if not training or p == 0:
@@ -228,7 +228,7 @@ def dropout(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False
 
 
 def _mask(x: Rows, p: float) -> Rows:
-    """What dropout multiplies weights with: kernels that make weights take it as it is."""
+    """Mask that dropout multiplies weights with: kernels that make weights take it as it is."""
     leaf, tail, dtype = x.tree, tuple(x.meta.shape[1:]), x.meta.dtype
     assert isinstance(leaf, Leaf)
 
@@ -286,12 +286,12 @@ def softmax(src: Any, index: Any = None, ptr: Any = None, num_nodes: Any = None,
 
 
 def is_ptr(value: Any) -> bool:
-    """Whether this is what message passing has of sorted edges, or nothing."""
+    """Whether ``value`` is message passing's ``ptr`` of sorted edges, or None."""
     return value is None or (type(value) is Special and value.name == "ptr")
 
 
 def counts_nodes(value: Any, end: str = "i", square: bool = False) -> bool:
-    """Whether this is how many nodes there are at this end of the edges, or nothing."""
+    """Whether ``value`` is the number of nodes at this end of the edges, or None."""
     return value is None or type(value) is Special and (
         value.name == UP_TO_LAST + end
         or bool(value.counts) and (value.counts == end or square))
@@ -307,7 +307,7 @@ def noted(num_nodes: Any, counts: list[int]) -> Any:
 
 
 def apart(value: Rows) -> list[Rows]:
-    """Rows of few rows, such as those of vectors in space, each for itself."""
+    """The few rows within each row, such as those of vectors in space, each for itself."""
     if value.meta.dim() < 3 or value.meta.shape[1] > FEW:
         raise Unseen
     tree, count, dims = value.alone().tree, value.meta.shape[1], value.meta.dim() - 1
@@ -316,7 +316,7 @@ def apart(value: Rows) -> list[Rows]:
 
 
 def _one_of(count: int, dims: int, at: int, leaf: Leaf) -> Leaf:
-    """The row ``at`` of a leaf of so many dimensions that has so many, or one for all."""
+    """The row ``at`` of a leaf of ``dims`` dimensions that has ``count``, or one for all."""
     tail = leaf.tail
     if leaf.blocks or len(tail) != dims or tail[0] not in (1, count):
         raise Unseen
@@ -335,7 +335,7 @@ def _one_of(count: int, dims: int, at: int, leaf: Leaf) -> Leaf:
 # --- what a message does besides ------------------------------------------------------------------
 
 def kept(value: Any) -> Any:
-    """What `begin` needs to keep a value on the layer; Unseen where it cannot."""
+    """``value`` as `begin` keeps it on the layer; Unseen where it cannot."""
     if not isinstance(value, Rows) and isinstance(value, Value) and hasattr(value, "rows"):
         return value.kept(kept)  # in another dimension than the first
     if isinstance(value, Rows):
@@ -348,14 +348,14 @@ def kept(value: Any) -> Any:
 
 
 def given_back(rows: Rows) -> Once:
-    """What gives the rows of the edges back to the user, who may change them in place."""
+    """Computation of a copy of the rows for the user, who may change it in place."""
     value = kept(rows)
     return Once(lambda given: value(given).clone())
 
 
 def begin(layer: Any, trace: Trace, given: Any) -> None:
-    """What comes before the messages of a call: computes all effects, and sets what the message
-    sets on the layer, such as ``self.alpha``."""
+    """Do what precedes the messages of a call: compute all effects, and set what the message sets
+    on the layer, such as ``self.alpha``."""
     for effect in trace.effects:
         effect(given)
     for name, value in trace.kept.items():

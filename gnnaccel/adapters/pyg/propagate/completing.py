@@ -1,4 +1,4 @@
-"""What else goes into the messages of a call that was read: computed once the call is decided, and
+"""Other inputs of the messages of a call that was read: computed once the call is decided, and
 stood in for before."""
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from gnnaccel.dispatch.policy.reasons import Reason, reason
 
 def with_more(layer: Any, form: Form, graph: OpGraph, given: Aggregation, kwargs: dict,
               stand_in: bool) -> Aggregation | Reason:
-    """With all that messages are made of. ``stand_in``: with nothing in place of what has to be
-    computed from edges."""
+    """The aggregation with all that its messages are made of. ``stand_in``: with tensors of no
+    memory in place of what has to be computed from edges."""
     if form.stand_in is None and reading.stacked(layer, given.x):
         return reason("GA206",
                       f"features of shape {list(given.x.shape)} in messages that are "
@@ -27,9 +27,9 @@ def with_more(layer: Any, form: Form, graph: OpGraph, given: Aggregation, kwargs
         and torch.is_autocast_enabled(given.x.device.type)):
         return reason("GA203", "autocast is on", "call the layer outside of autocast")
     if not stand_in:
-        seen = (kwargs if form.stand_in is None or type(kwargs) is CallArguments
-                else CallArguments(kwargs, graph, layer))
-        more: Any = form.more(seen, layer)  # type: ignore[misc]  # not None
+        call_arguments = (kwargs if form.stand_in is None or type(kwargs) is CallArguments
+                          else CallArguments(kwargs, graph, layer))
+        more: Any = form.more(call_arguments, layer)  # type: ignore[misc]  # not None
         if type(more) is Reason:
             return more
         x, more = (given.x, more) if form.width is None else more
@@ -66,8 +66,8 @@ def arguments(form: Form, layer: Any, graph: OpGraph, kwargs: dict, traced: bool
 
 def completed(layer: Any, form: Form, graph: OpGraph, given: Aggregation | Reason,
               kwargs: dict, anew: bool = False) -> Aggregation | Reason:
-    """What `reading.read` gave, or ``anew`` what `reading.prepared` did, with all that there is to
-    compute beforehand."""
+    """The aggregation of `reading.read`, or if ``anew`` of `reading.prepared`, with all that there
+    is to compute beforehand."""
     if type(given) is Aggregation and (form.costly or (anew and form.more is not None)):
         given = with_more(layer, form, graph, given, kwargs, False)
     return (given if form.apply is None

@@ -19,7 +19,7 @@ def glu(input: Any, dim: int = -1) -> Any:
 
 
 def cosine_similarity(x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8) -> Any:
-    """torch's function, of channels."""
+    """`torch.nn.functional.cosine_similarity`, of channels."""
     if dim not in (-1, x1.meta.dim() - 1) or x1.meta.dim() != x2.meta.dim():
         raise Unseen
     return (F.normalize(x1, dim=-1, eps=eps) * F.normalize(x2, dim=-1, eps=eps)).sum(-1)
@@ -27,12 +27,12 @@ def cosine_similarity(x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8) -> Any:
 
 def pairwise_distance(x1: Any, x2: Any, p: float = 2.0, eps: float = 1e-6,
                       keepdim: bool = False) -> Any:
-    """torch's function."""
+    """`torch.nn.functional.pairwise_distance`, of channels."""
     return (x1 - x2 + eps).norm(p=p, dim=-1, keepdim=keepdim)
 
 
 def one_hot(input: Any, num_classes: Any = -1) -> Rows:
-    """torch's function, of whole numbers of which it is said how many there may be."""
+    """`torch.nn.functional.one_hot` with a given number of classes."""
     if not isinstance(input, Rows) or type(num_classes) is not int or num_classes < 1 or (
         input.meta.dtype != torch.int64):
         raise Unseen
@@ -44,7 +44,7 @@ def _one_hot(kinds: Tensor, count: int) -> Tensor:
 
 
 def gather(input: Any, dim: Any = None, index: Any = None) -> Rows:
-    """torch's function, along the channels."""
+    """`torch.gather`, along the channels."""
     if not isinstance(input, Rows) or not isinstance(index, Rows) or (
         input.meta.dim() != 2 or dim not in (1, -1) or index.meta.dtype != torch.int64):
         raise Unseen

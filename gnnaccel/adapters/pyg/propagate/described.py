@@ -1,7 +1,7 @@
-"""What a call of ``propagate`` is like: all that its route depends on but its graph.
+"""Description of a call of ``propagate``: all that its route depends on but its graph.
 
-`described` says it of the arguments, once in a call, for all that is remembered of earlier calls,
-over the same edges (`repeated_calls`) or over new ones (`new_graphs_taken`, `new_graphs_native`).
+`described` gives that of the arguments, once in a call, for all that is remembered of earlier
+calls, over the same edges (`repeated_calls`) or new ones (`new_graphs_taken`, `new_graphs_native`).
 `Alike` holds, of a call by kernels, what the layer was like as well; `Described` states others like
 it.
 """
@@ -22,13 +22,13 @@ from gnnaccel.dispatch.ops.aggregation import Aggregation, Reduce
 from gnnaccel.dispatch.policy.config import Config
 from gnnaccel.dispatch.policy.reasons import Reason
 
-#: Of the keyword arguments of a call: names, types, dtypes and the like; shapes of the tensors, and
+#: Keyword arguments of a call: names, types, dtypes and the like; shapes of the tensors, and
 #: in the place of one each number of nodes in "size"; values of what is no tensor.
 Arguments = tuple[list, list, list]
 
 _VALUES = frozenset((*NUMBERS, str))
 _grad = torch.is_grad_enabled
-#: of a shape, all but the number of rows
+#: a shape without its number of rows
 width = itemgetter(slice(1, None))
 
 
@@ -75,14 +75,14 @@ def understood(arguments: Arguments) -> bool:
 
 
 def rows_like(arguments: Arguments, edges: int) -> list[tuple[bool, bool, bool]]:
-    """Which tensors have as many rows as there are ``edges``, as the first one, and as the one
-    before."""
+    """For each tensor, whether it has as many rows as there are ``edges``, as the first one, and
+    as the one before."""
     rows = [shape[0] for shape in arguments[1] if shape]
     return [(n == edges, n == rows[0], n == before) for n, before in zip(rows, [-1, *rows])]
 
 
 def _nothing() -> None:
-    """In place of a reference to the aggregation of a layer that has none."""
+    """Stand-in for a reference to the aggregation of a layer that has none."""
 
 
 class Alike:
@@ -128,7 +128,7 @@ class Alike:
 
 
 class Described(Alike):
-    """Such a call that is an aggregation.
+    """An `Alike` call that is an aggregation.
 
     ``form``: of the message; ``reduce``: as of `Aggregation`, None where its numbers may be others
     at the next call; ``shape``: as of `Aggregation` where messages are rows of the features as
@@ -143,15 +143,15 @@ class Described(Alike):
 
     def __init__(self, layer: Any, kwargs: dict, found: reading.Read, config: Config):
         super().__init__(layer, kwargs, found.known, config)
-        given, self.form = found.given, found.form
-        self.reduce = given.reduce if type(given.reduce) in (str, Part) else None
-        plain = (type(self.reduce) is str and len(found.reduces) == 1 and given.more is None
+        aggregation, self.form = found.given, found.form
+        self.reduce = aggregation.reduce if type(aggregation.reduce) in (str, Part) else None
+        plain = (type(self.reduce) is str and len(found.reduces) == 1 and aggregation.more is None
                  and self.form.more is None and self.form.apply is None
-                 and given.x is reading.source(kwargs, self.form.source))
+                 and aggregation.x is reading.source(kwargs, self.form.source))
         self.rows = (type(self.reduce) is str and self.form.weight is None
-                     and given.weight is None and given.x is reading.source(
-                         kwargs, self.form.source) and not reading.stacked(layer, given.x))
-        self.shape = given.shape if plain else None
+                     and aggregation.weight is None and aggregation.x is reading.source(
+                         kwargs, self.form.source) and not reading.stacked(layer, aggregation.x))
+        self.shape = aggregation.shape if plain else None
         self.layout = None
         self.bare = (plain and not self.form.unfinished and found.known.aggregate is None
                      and not found.known.updates)

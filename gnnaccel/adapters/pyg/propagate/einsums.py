@@ -1,5 +1,4 @@
-"""What stands for `torch.einsum` while a ``message`` is traced: where it gives a row of each
-row.
+"""Stand-in for `torch.einsum` while a ``message`` is traced: where it gives a row of each row.
 
 Where it multiplies rows channel by channel, and may add up over the last dimension, it is a product
 of such; other sums torch computes."""
@@ -18,29 +17,29 @@ from gnnaccel.adapters.pyg.propagate.traced import Param, Value
 
 
 def einsum(equation: Any, *operands: Any) -> Any:
-    """As torch has it, where the rows are the first axis of all that have it."""
+    """`torch.einsum` where the rows are the first axis of all operands that have it."""
     if type(equation) is not str or len({_dtype(one) for one in operands}) != 1:
         raise Unseen
-    left, arrow, out = equation.replace(" ", "").partition("->")
-    terms = left.split(",")
-    inside = dict.fromkeys("".join(terms))
+    inputs, arrow, out = equation.replace(" ", "").partition("->")
+    terms = inputs.split(",")
+    input_axes = dict.fromkeys("".join(terms))
     if not out or len(terms) != len(operands) or not (out + "".join(terms)).isalpha() or any(
-        axis not in inside for axis in out):
+        axis not in input_axes for axis in out):
         raise Unseen
     if all(isinstance(one, Param) for one in operands) or any(
         not _has_rows_first(one, term, out[0]) for one, term in zip(operands, terms)):
         raise Unseen
-    summed = [axis for axis in inside if axis not in out]
+    summed = [axis for axis in input_axes if axis not in out]
     axes = out + "".join(summed)
     if len(summed) > 1 or any(not _in_order(term, axes) for term in terms):
         return product(functools.partial(torch.einsum, equation), operands)
-    found = functools.reduce(operator.mul, [_aligned(one, term, axes)
-                                            for one, term in zip(operands, terms)])
-    return found.sum(-1) if summed else found
+    result = functools.reduce(operator.mul, [_aligned(one, term, axes)
+                                             for one, term in zip(operands, terms)])
+    return result.sum(-1) if summed else result
 
 
 def _dtype(operand: Any) -> Any:
-    """Unseen of results of an ``aggregate``: torch goes on with these, maybe under autocast."""
+    """The dtype; Unseen for results of an ``aggregate``, as torch may use autocast on these."""
     if not isinstance(operand, Value) or isinstance(operand, NodeValue) or (
         not operand.meta.is_floating_point()):
         raise Unseen

@@ -1,4 +1,4 @@
-"""`Message`: a message as an expression, ready for the calls of its layer; and what is written for
+"""`Message`: a message as an expression, ready for the calls of its layer; and rows written for
 each edge before, where a message cannot be one expression."""
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class CallArguments(dict):
 
 
 class Once:
-    """Computes something once in each call: what others ask for again, or what draws numbers.
+    """Computation done once in each call: others ask for its result again, or it draws numbers.
 
-    It is computed as the call is, with gradients or without, also where it is first asked for by
+    It is done as the call is, with gradients or without, also where it is first asked for by
     what needs none (`dispatch.generated.cut`)."""
 
     def __init__(self, make: Callable[[Any], Any]):
@@ -61,8 +61,8 @@ def numbered(pieces: Callable[[Any], Any], at: int, given: Any) -> Tensor:
 
 
 class Effect(Once):
-    """What has to be computed once in each call, whether or not anything is made of it, and in the
-    order of the message: it draws numbers, or keeps statistics."""
+    """Computation done once in each call, whether or not its result is used, and in the order of
+    the message: it draws numbers, or keeps statistics."""
 
     def __init__(self, make: Callable[[Any], Any]):
         super().__init__(make)
@@ -82,8 +82,8 @@ _effects = _Effects()
 @contextlib.contextmanager
 def following() -> Iterator[list[Effect]]:
     """A block in which a message is traced: the effects that it has, in their order. It serves
-    calls with and without gradients: what the message itself does without them is told by their
-    being recorded elsewhere."""
+    calls with and without gradients, which are on in it, so that it shows where the message turns
+    them off itself."""
     before, _effects.noted = _effects.noted, []
     try:
         with torch.enable_grad():
@@ -93,10 +93,10 @@ def following() -> Iterator[list[Effect]]:
 
 
 class Before(Once):
-    """What is computed for each edge by a kernel, before the messages are reduced."""
+    """Rows computed for each edge by a kernel, before the messages are reduced."""
 
     def stand_in(self, given: dict, graph: OpGraph) -> tuple[Any, str]:
-        """As `Generated.before` has it."""
+        """Stand-in of the result, as `Generated.before` has it."""
         raise NotImplementedError
 
 
@@ -159,14 +159,14 @@ class Message(NamedTuple):
     @property
     def edge_arguments(self) -> set[str]:
         """The arguments with a row for each edge of which it is made."""
-        found = set()
+        names = set()
         for leaf in self.leaves:
             for one in leaf.names:
                 if isinstance(one, AtEdges):
-                    found |= one.message.edge_arguments
+                    names |= one.message.edge_arguments
                 elif leaf.end == "e" and type(one) is str:
-                    found.add(one)
-        return found
+                    names.add(one)
+        return names
 
     def reduced_by(self, reduces: tuple[Reduce, ...], keeps: bool = False) -> Message:
         """The message for these reductions: a map can be done with sums and means alone, and a
@@ -178,7 +178,7 @@ class Message(NamedTuple):
         return self.mapped
 
     def generated(self, given: CallArguments) -> Generated:
-        """What the kernels take, computed from the arguments of a call."""
+        """Inputs of the kernels, computed from the arguments of a call."""
         weight = bias = None
         if self.after is not None:
             weight = self.after[0](given)
@@ -187,7 +187,7 @@ class Message(NamedTuple):
                          weight, bias)
 
     def stand_in(self, given: dict, graph: OpGraph) -> Generated:
-        """What looks like that, of no memory."""
+        """Inputs like those of `generated`, of no memory."""
         weight = None
         if self.after is not None:
             weight = _nothing(self.after[2], given).expand(self.after[3], self.shape[0])
@@ -198,26 +198,26 @@ class Message(NamedTuple):
                          made=sum([len(leaf.roots) > 1 for leaf in self.leaves]))
 
     def _inputs(self, given: CallArguments) -> tuple[Tensor, ...]:
-        """Computed from the arguments of a call."""
-        made, shape, found = given.made, self.shape, []
+        """Inputs of the expression, computed from the arguments of a call."""
+        results, shape, tensors = given.made, self.shape, []
         for leaf, one in zip(self.leaves, self.expression.inputs):
-            if leaf.make not in made:
-                made[leaf.make] = leaf.make(given)
-            t = made[leaf.make]
+            if leaf.make not in results:
+                results[leaf.make] = leaf.make(given)
+            t = results[leaf.make]
             flat = leaf.end != "p" and t.dim() == 2 and (one.mode != "row" or leaf.blocks
                                                          or leaf.tail == shape)
-            found.append(t if flat else self._flat(leaf, one.mode, t))
-        return tuple(found)
+            tensors.append(t if flat else self._flat(leaf, one.mode, t))
+        return tuple(tensors)
 
     def _stand_ins(self, given: dict, graph: OpGraph) -> tuple[Tensor, ...]:
-        """What looks like them, of no memory."""
+        """Tensors like those of `_inputs`, of no memory."""
         sizes = {"row": math.prod(self.shape), "head": self.seen[0], "one": 1}
         rows = {"j": graph.num_src, "i": graph.num_dst, "e": graph.num_edges, "p": 1}
         return tuple([_nothing(leaf.roots, given).expand(rows[one.end], sizes[one.mode])
                       for leaf, one in zip(self.leaves, self.expression.inputs)])
 
     def _flat(self, leaf: Leaf, mode: str, t: Tensor) -> Tensor:
-        """[rows, numbers], of a tensor that is not so."""
+        """``t`` in the shape [rows, numbers]."""
         rows = 1 if leaf.end == "p" else t.shape[0]
         if (leaf.end == "p" and type(t) is Tensor and not t.requires_grad
             and torch.is_grad_enabled()):
@@ -230,7 +230,7 @@ class Message(NamedTuple):
 
 
 def _nothing(roots: tuple[Make, ...], given: dict) -> Tensor:
-    """A number like those that are made of these tensors; it wants a gradient if they do."""
+    """A scalar like those made of these tensors; it requires a gradient if they do."""
     tensors = [root(given) for root in roots]
     like = ([t for t in tensors if t.is_floating_point()] or tensors)[0]
     nothing = like.new_empty((), dtype=like.dtype if like.is_floating_point() else torch.float32)
@@ -247,8 +247,8 @@ def expressed(tree: Tree, shape: tuple[int, ...], heads: int | None = None) -> M
     tree, within = _with_sums(tree, shape, heads)
     heads = within or heads
     tree = cut(tree)
-    inside = list(leaves(tree))
-    blocks = {count for count in (_blocks(leaf, shape) for leaf in inside) if count}
+    tree_leaves = list(leaves(tree))
+    blocks = {count for count in (_blocks(leaf, shape) for leaf in tree_leaves) if count}
     forced = heads is not None
     if not forced:
         heads = blocks.pop() if len(blocks) == 1 else None
@@ -265,11 +265,11 @@ def expressed(tree: Tree, shape: tuple[int, ...], heads: int | None = None) -> M
             raise Unseen  # would take memory of the size of the edges
         return "row"
 
-    made, inputs, numbers = expression(tree, mode)
-    has_heads = any(one.mode == "head" for one in made.inputs)
-    seen = ((heads, math.prod(shape) // heads) if heads and (has_heads or forced)
-            else seen_as(math.prod(shape)))
-    return Message(made, tuple(inputs), numbers, shape, seen)
+    expr, inputs, numbers = expression(tree, mode)
+    has_heads = any(one.mode == "head" for one in expr.inputs)
+    heads_width = ((heads, math.prod(shape) // heads) if heads and (has_heads or forced)
+                   else seen_as(math.prod(shape)))
+    return Message(expr, tuple(inputs), numbers, shape, heads_width)
 
 
 def reshaped(tree: Tree, old: tuple[int, ...], new: tuple[int, ...]) -> Tree:
@@ -284,8 +284,8 @@ def reshaped(tree: Tree, old: tuple[int, ...], new: tuple[int, ...]) -> Tree:
             return leaf.viewed((1,) * len(new))
         if leaf.tail == old:
             return leaf.viewed(new)
-        kept = len(old) - next(k for k, n in enumerate((*reversed(leaf.tail), 0)) if n != 1)
-        if leaf.tail[:kept] == old[:kept]:
+        leading = len(old) - next(k for k, n in enumerate((*reversed(leaf.tail), 0)) if n != 1)
+        if leaf.tail[:leading] == old[:leading]:
             return leaf.viewed((), count)
         raise Unseen
 
@@ -298,13 +298,13 @@ def _with_sums(tree: Tree, shape: tuple[int, ...], heads: int | None) -> tuple[T
     all_leaves = leaves(tree)
     sums = {leaf: leaf.make for leaf in all_leaves
             if type(leaf.make) is AtEdges and leaf.make.summed}
-    found = {one.message.seen[0] for one in sums.values()}
-    others = {count for count in (_blocks(leaf, shape) for leaf in all_leaves) if count}
-    if len(found) != 1 or heads not in (None, *found) or not others <= found:
+    head_counts = {one.message.seen[0] for one in sums.values()}
+    leaf_blocks = {count for count in (_blocks(leaf, shape) for leaf in all_leaves) if count}
+    if len(head_counts) != 1 or heads not in (None, *head_counts) or not leaf_blocks <= head_counts:
         return tree, None
-    (count,) = found
-    seen = count, math.prod(shape) // count
-    if any(one.message.seen != seen for one in sums.values()) or any(
+    (count,) = head_counts
+    heads_width = count, math.prod(shape) // count
+    if any(one.message.seen != heads_width for one in sums.values()) or any(
         (_blocks(leaf, shape) if count > 1 else leaf.blocks or math.prod(leaf.tail)) != count
         for leaf in sums):
         return tree, None
@@ -327,10 +327,10 @@ def _blocks(leaf: Leaf, shape: tuple[int, ...]) -> int | None:
     if leaf.blocks:
         return leaf.blocks
     tail = leaf.tail
-    kept = len(tail)
-    while kept and tail[kept - 1] == 1:
-        kept -= 1
+    leading = len(tail)
+    while leading and tail[leading - 1] == 1:
+        leading -= 1
     count = math.prod(tail)
-    if len(tail) == len(shape) and 0 < kept < len(shape) and tail[:kept] == shape[:kept]:
+    if len(tail) == len(shape) and 0 < leading < len(shape) and tail[:leading] == shape[:leading]:
         return count if 1 < count < math.prod(shape) else None
     return None

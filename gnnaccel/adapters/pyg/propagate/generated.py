@@ -29,7 +29,7 @@ NAMES = frozenset((
     *OPERATIONS, *pointwise.NAMES, *pointwise.IN_PLACE, "cat", "concat", "linear", "matmul", "mm",
     "dropout", "dim", "ndim", "shape", "size", "nn", "functional", "special", "multiply",
     "subtract", "divide", "true_divide", "negative", "absolute", "pi", "e", "float32"))
-#: what messages may name besides: functions of PyG and others, contents of dictionaries, and what
+#: other names in messages: functions of PyG and others, contents of dictionaries, and what
 #: they may have in a branch that is not taken
 OF_MESSAGES = NAMES | {
     "scatter", "scatter_add", "scatter_sum", "scatter_mean", "scatter_max",
@@ -73,9 +73,9 @@ def prepared(function: Any, layer: Layer) -> Any:
             return Special("")  # a branch that is not taken may name it
         return stands
 
-    found = naming.globals_in_place(function, layer._traced_manner.names, instead)
-    return None if found is None else naming.with_globals(function, found) if found else (
-        function)
+    replacements = naming.globals_in_place(function, layer._traced_manner.names, instead)
+    return None if replacements is None else (
+        naming.with_globals(function, replacements) if replacements else function)
 
 
 def may_be_read(value: Any) -> bool:
@@ -83,7 +83,7 @@ def may_be_read(value: Any) -> bool:
 
 
 def _instead(value: Any) -> Any:
-    """What stands in place of a global value: of a number itself."""
+    """Stand-in for a global value: a number stands for itself."""
     if own.is_function(value, "torch_geometric", "softmax"):
         return channels.softmax
     return value if may_be_read(value) else None
@@ -93,12 +93,12 @@ def found(out: Any, layer: Any) -> Message | None:
     out = stacks.message(out, layer)
     if not isinstance(out, pointwise.Rows) or not out.meta.is_floating_point():
         return None
-    after = out.of_sum() if isinstance(out, linear_maps.Mapped) else None
-    if after is not None:
-        rows, *maps = after
-        before = _of_rows(rows)
-        return before and before._replace(after=(*maps, out.roots, out.meta.shape[1]),
-                                          mapped=_mapped(out))
+    summed = out.of_sum() if isinstance(out, linear_maps.Mapped) else None
+    if summed is not None:
+        rows, *maps = summed
+        message = _of_rows(rows)
+        return message and message._replace(after=(*maps, out.roots, out.meta.shape[1]),
+                                            mapped=_mapped(out))
     return _of_rows(out.alone())
 
 
@@ -119,7 +119,7 @@ def _mapped(out: pointwise.Rows) -> Message | None:
 
 
 def functions(layer: Layer) -> Any:
-    """What stands for functions of PyG and others."""
+    """Stand-ins for functions of PyG and others."""
     from gnnaccel.adapters.pyg.propagate.graph_functions import GraphFunctions  # needs this module
 
     return GraphFunctions(layer)
@@ -131,19 +131,19 @@ _MANNER = tracing.Manner(OF_MESSAGES, prepared, pointwise.rows, found, True, kep
 
 def form(layer: Any, known: reading.Known, kwargs: dict, edge_index: Any,
          why: Reason) -> Form | Reason:
-    """What the layer's message computes, where kernels can be written for it; ``why`` none of the
-    others are its form, else."""
+    """Form of the layer's message, where kernels can be written for it; else ``why``, the reason
+    against the other forms."""
     if known.why is not None or not serves(kwargs):
         return why
     if known.aggregate is not None and not known.traced:
         return why
-    found = tracing.trace(layer, known, kwargs, _MANNER, edge_index)
-    if found.message is None:
+    trace = tracing.trace(layer, known, kwargs, _MANNER, edge_index)
+    if trace.message is None:
         return why
-    source = source_of(found, kwargs)
+    source = source_of(trace, kwargs)
     if source is None:
         return why
-    message = found.message.reduced_by(reading.reductions(layer, known), bool(found.kept))
+    message = trace.message.reduced_by(reading.reductions(layer, known), bool(trace.kept))
     stacked = tracing.stacked(layer, kwargs)
     if layer.node_dim not in (0, -1 - len(message.shape)) and not stacked:
         return reason("GA206", f"messages of {len(message.shape) + 1} dimensions, "
@@ -151,19 +151,19 @@ def form(layer: Any, known: reading.Known, kwargs: dict, edge_index: Any,
 
     def more(given: Any, layer: Any) -> Generated | Reason:
         graph = given.graph
-        if not found.guards.hold(layer, graph.num_edges) or found.most < graph.num_dst:
+        if not trace.guards.hold(layer, graph.num_edges) or trace.most < graph.num_dst:
             return why
-        if found.sends < given.graph.num_src or found.listed and not found.lists(
+        if trace.sends < given.graph.num_src or trace.listed and not trace.lists(
             given, given.graph.edge_index):
             return why
-        if found.effects or found.kept:
-            channels.begin(layer, found, given)
+        if trace.effects or trace.kept:
+            channels.begin(layer, trace, given)
         return message.generated(given)
 
-    arguments = set() if stacked else {*found.edges, *message.edge_arguments}
+    arguments = set() if stacked else {*trace.edges, *message.edge_arguments}
 
     def stand_in(given: dict, graph: OpGraph) -> Generated | Reason:
-        if found.most < graph.num_dst or found.sends < graph.num_src:
+        if trace.most < graph.num_dst or trace.sends < graph.num_src:
             return why
         return unfit_edges(arguments, given, graph) or message.stand_in(given, graph)
 
@@ -171,11 +171,11 @@ def form(layer: Any, known: reading.Known, kwargs: dict, edge_index: Any,
 
     def alike(layer: Any, kwargs: dict, graph: OpGraph, whole: bool) -> bool:
         return (torch.get_default_dtype() is dtype and tracing.square(layer, kwargs) is square
-                and found.suits(kwargs, graph.num_edges)
-                and (not found.listed or found.lists(kwargs, graph.edge_index))
-                and (not whole or found.holds(layer, graph.num_edges)))
+                and trace.suits(kwargs, graph.num_edges)
+                and (not trace.listed or trace.lists(kwargs, graph.edge_index))
+                and (not whole or trace.holds(layer, graph.num_edges)))
 
-    return form_of(found, source, more, stand_in, stacked)._replace(alike=alike)
+    return form_of(trace, source, more, stand_in, stacked)._replace(alike=alike)
 
 
 def unfit_edges(names: set[str], given: dict, graph: OpGraph) -> Reason | None:
@@ -214,8 +214,8 @@ def not_summed(found: Form, layer: Any, kwargs: dict, edge_index: Any,
     for one in reading.reductions(layer, known):
         if one in EXTREMA:
             why = aggregation_messages.only_summed(one)
-            other = form(layer, known, kwargs, edge_index, why)
-            return other if type(other) is Form else found
+            general = form(layer, known, kwargs, edge_index, why)
+            return general if type(general) is Form else found
     return found
 
 

@@ -1,5 +1,5 @@
-"""What stands for functions of PyG and torch_scatter while a ``message`` is traced, or an
-``aggregate``: reductions over the edges that enter a node, degrees, the softmax over neighbours.
+"""Stand-ins for functions of PyG and torch_scatter while a ``message`` or an ``aggregate`` is
+traced: reductions over the edges that enter a node, degrees, the softmax over neighbours.
 """
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _REDUCES = {"sum": "sum", "add": "sum", "mean": "mean", "max": "max", "min": "mi
 #: functions of torch_scatter, with the reduction that is in their names
 _OF_TORCH_SCATTER = {"scatter": None, "scatter_add": "sum", "scatter_sum": "sum",
                      "scatter_mean": "mean", "scatter_max": "max", "scatter_min": "min"}
-#: what may be called of them
+#: names of functions that may be called
 NAMES = frozenset((*_OF_TORCH_SCATTER, "scatter_softmax", "utils", "softmax", "degree",
                    "index_select", "rearrange"))
 
 
-#: what may be asked whether something is one of
+#: plain classes that `isinstance` may ask about
 _KINDS = {bool, int, float, tuple, list}
 
 
@@ -81,14 +81,14 @@ class GraphFunctions(Steps):
             if _REDUCES[reduce] != "sum":
                 raise Unseen
             counted = functools.partial(_sums, src.tree.value, src.meta)
-            found = self.made(counted, (index, dim_size), {}, torch.empty_like(src.meta))
+            result = self.made(counted, (index, dim_size), {}, torch.empty_like(src.meta))
         else:
-            found = self.reduced(src, _REDUCES[reduce])
-        found.rows, found.alone = ("i", whole), True
-        return found
+            result = self.reduced(src, _REDUCES[reduce])
+        result.rows, result.alone = ("i", whole), True
+        return result
 
     def _piled(self, reduce: Any, src: Pile, dim: Any) -> NodeValue:
-        """What ``reduce`` makes of each of such rows, in the same dimension."""
+        """Results of ``reduce`` for each of the piled rows, in the same dimension."""
         if not src.at or type(dim) is not int or dim not in (0, -src.meta.dim()):
             raise Unseen
         return self.made(torch.stack, (src.each(reduce), src.at), {}, torch.empty_like(src.meta))
@@ -127,8 +127,8 @@ class GraphFunctions(Steps):
 
     def _by_itself(self, function: Any, src: Any, index: Any, dim: Any,
                    dim_size: Any) -> Any:
-        """A reduction of which equal numbers, or NaN, come out as this function alone does it: by
-        itself, of rows written for each edge."""
+        """A reduction by ``function`` itself, of rows written for each edge: equal numbers, or NaN,
+        come out as that alone does it."""
         if isinstance(src, stacks.Stacked):
             return src.reduced(lambda rows: self._by_itself(function, rows, _along(index, dim), 0,
                                                             dim_size), dim)
@@ -141,11 +141,11 @@ class GraphFunctions(Steps):
             raise Unseen
         self._check_size(dim_size)
         rows = EdgeRows(channels.at_edges(src))
-        found = self.made(lambda rows, index, size: function(rows, index, 0, None, size),
-                          (rows, index, dim_size), {}, torch.empty_like(src.meta))
-        found.rows = "i", dim_size is not None
+        result = self.made(lambda rows, index, size: function(rows, index, 0, None, size),
+                           (rows, index, dim_size), {}, torch.empty_like(src.meta))
+        result.rows = "i", dim_size is not None
         self.by_rows = True
-        return found
+        return result
 
     def softmax_by_torch_scatter(self, src: Any, index: Any, dim: Any = -1,
                                  dim_size: Any = None) -> Any:
@@ -160,8 +160,8 @@ class GraphFunctions(Steps):
         num_nodes = channels.noted(num_nodes, self.counts)
 
         def of(rows: pointwise.Rows, dim: Any = 0) -> pointwise.Rows:
-            found = channels.softmax(rows, index, ptr, num_nodes, dim, self.square)
-            return found if torch.is_grad_enabled() else pointwise.detached(found)
+            weights = channels.softmax(rows, index, ptr, num_nodes, dim, self.square)
+            return weights if torch.is_grad_enabled() else pointwise.detached(weights)
 
         return src.of_neighbours(of, dim) if isinstance(src, stacks.Stacked) else of(src, dim)
 
@@ -177,9 +177,9 @@ class GraphFunctions(Steps):
         whole = num_nodes is not None and (num_nodes.counts == index.end or self.square)
         if num_nodes is not None and not whole:
             raise Unseen
-        found = self.made(function, (index, num_nodes, dtype), {}, meta)
-        found.rows, found.alone = (index.end, whole), True
-        return found
+        result = self.made(function, (index, num_nodes, dtype), {}, meta)
+        result.rows, result.alone = (index.end, whole), True
+        return result
 
     def one_hot(self, index: Any, num_classes: Any = None, dtype: Any = None) -> Any:
         """PyG's ``one_hot``."""
@@ -191,7 +191,7 @@ class GraphFunctions(Steps):
     # --- which functions --------------------------------------------------------------------------
 
     def instead(self, value: Any) -> Any:
-        """What stands for a global value: itself, where it is a number; None for what is not
+        """Stand-in for a global value: itself, where it is a number; None for what is not
         known."""
         import torch_geometric
 
@@ -253,7 +253,7 @@ def _along(index: Any, dim: Any) -> Any:
 
 
 def _other(value: Any) -> Any:
-    """What stands for functions that others reduce with, or read the layer with."""
+    """Stand-in for functions that reduce, or read the layer; None for others."""
     if value is getattr:
         return by_name
     if value is isinstance:
@@ -271,18 +271,18 @@ def _other(value: Any) -> Any:
 
 
 def _is_one_of(value: Any, kinds: Any) -> bool:
-    """What stands for `isinstance`."""
-    asked = kinds if type(kinds) is tuple else (kinds,)
-    asked = tuple([one.kind if type(one) is Kind else one for one in asked])
-    if not all(one in _KINDS or one is Tensor or issubclass(one, nn.Module) for one in asked):
+    """Stand-in for `isinstance`."""
+    classes = kinds if type(kinds) is tuple else (kinds,)
+    classes = tuple([one.kind if type(one) is Kind else one for one in classes])
+    if not all(one in _KINDS or one is Tensor or issubclass(one, nn.Module) for one in classes):
         raise Unseen
     if isinstance(value, Function):
-        return isinstance(value.module, asked)
+        return isinstance(value.module, classes)
     if isinstance(value, Value):
-        return Tensor in asked
+        return Tensor in classes
     if not isinstance(value, guarded.PLAIN):
         raise Unseen
-    return isinstance(value, asked)
+    return isinstance(value, classes)
 
 
 def _length(value: Any) -> Any:
@@ -291,7 +291,7 @@ def _length(value: Any) -> Any:
 
 
 class Kind(NamedTuple):
-    """Stands for a class, which no more is done with than to ask whether something is one."""
+    """Stand-in for a class, which only `isinstance` asks about."""
 
     kind: type
 
@@ -321,7 +321,7 @@ def _check_rows(src: Any, index: Any, dim: Any) -> None:
 
 
 class Package:
-    """Stands for a module with such functions. ``functions``: what stands for them."""
+    """Stand-in for a module with such functions. ``functions``: their stand-ins."""
 
     def __init__(self, module: Any, functions: Any):
         self._module, self._functions = module, functions
@@ -329,10 +329,10 @@ class Package:
     def __getattr__(self, name: str) -> Any:
         value = vars(self._module).get(name)
         self._functions.watched.append((vars(self._module), name, value))
-        found = self._functions.instead(value)
-        if found is None and callable(value) and naming.is_torchs(value,
-                                                                      self._functions.names):
-            found = value
-        if found is None:
+        stand_in = self._functions.instead(value)
+        if stand_in is None and callable(value) and naming.is_torchs(
+            value, self._functions.names):
+            stand_in = value
+        if stand_in is None:
             raise Unseen
-        return found
+        return stand_in

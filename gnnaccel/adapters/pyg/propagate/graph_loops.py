@@ -43,8 +43,8 @@ def looping(native: Callable) -> Callable:
     def numbered(edge_index: Tensor, **rest: Any) -> tuple[Tensor, Tensor]:
         edges = edge_index.shape[1]
         ids = torch.arange(edges, device=edge_index.device)
-        made, source = native(edge_index, ids, **rest)
-        return made, source.masked_fill_(source == _FILLED, edges)
+        looped_edges, source = native(edge_index, ids, **rest)
+        return looped_edges, source.masked_fill_(source == _FILLED, edges)
 
     @kept_apart
     @functools.wraps(native)
@@ -54,20 +54,20 @@ def looping(native: Callable) -> Callable:
             return native(edge_index, edge_attr, *more, **kwargs)
         from gnnaccel.adapters.pyg.propagate import kept_results
 
-        given = {**dict(zip(("fill_value", "num_nodes"), more)), **kwargs}
+        options = {**dict(zip(("fill_value", "num_nodes"), more)), **kwargs}
         if edge_attr is None:
-            found = kept_results.find(name, native, (edge_index, None, *more), kwargs)
+            result = kept_results.find(name, native, (edge_index, None, *more), kwargs)
         elif (plain(edge_attr, edge_index)
-              and type(given.get("fill_value")) in (int, float, type(None))):
-            fills = "fill_value" in given or "num_nodes" in given
-            rest = {"fill_value": _FILLED, "num_nodes": given.get("num_nodes")} if fills else {}
-            found = kept_results.find(f"{name} by edge", numbered, (edge_index,), rest)
-            if found is not None:
-                fill = given.get("fill_value") if fills else 0.0
-                return found[0], _read(edge_attr, found[1], 1.0 if fill is None else fill)
+              and type(options.get("fill_value")) in (int, float, type(None))):
+            fills = "fill_value" in options or "num_nodes" in options
+            rest = {"fill_value": _FILLED, "num_nodes": options.get("num_nodes")} if fills else {}
+            result = kept_results.find(f"{name} by edge", numbered, (edge_index,), rest)
+            if result is not None:
+                fill = options.get("fill_value") if fills else 0.0
+                return result[0], _read(edge_attr, result[1], 1.0 if fill is None else fill)
         else:
-            found = None
-        return native(edge_index, edge_attr, *more, **kwargs) if found is None else found
+            result = None
+        return native(edge_index, edge_attr, *more, **kwargs) if result is None else result
 
     return looped
 

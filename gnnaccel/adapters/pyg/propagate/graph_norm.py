@@ -1,5 +1,5 @@
-"""What layers derive from the graph alone at every call, such as GCN's normalisation and added self
-loops, as `kept_results`.
+"""GCN's normalisation, added self loops and the like, which layers derive from the graph alone at
+every call, as `kept_results`.
 
 Being the same tensors each time, they find the structure that was built for them. PyG's modules
 import these functions from each other by name, so every such name is replaced. Over weights
@@ -45,10 +45,10 @@ def install(patches: PatchSet) -> None:
     """
     native = importlib.import_module(_CONV + "gcn_conv").gcn_norm
     # a function that a user put there is left alone: it may do anything
-    found = own.is_function(native, "torch_geometric", "gcn_norm")
+    original = own.is_function(native, "torch_geometric", "gcn_norm")
     ours = (kept_results.keeping(checking(native), captured=weighted_norm.captured,
                                  weighted=weighted_norm.over_kept_edges, weights=1)
-            if found else native)
+            if original else native)
     modules = {id(m): m for name, m in list(sys.modules.items())
                if name.startswith("torch_geometric.") and hasattr(m, "__dict__")}
     for module in modules.values():
@@ -60,10 +60,10 @@ def install(patches: PatchSet) -> None:
     for name, functions in _LOOPS.items():
         module = importlib.import_module(name)
         for function in filter(vars(module).__contains__, functions):  # versions differ
-            found = getattr(module, function)
-            if own.is_function(found, "torch_geometric", function):
+            original = getattr(module, function)
+            if own.is_function(original, "torch_geometric", function):
                 # a function that a user put there is left alone: it may do anything
-                patches.set(module, function, graph_loops.looping(found),
+                patches.set(module, function, graph_loops.looping(original),
                             "Adds and removes self loops once for each `edge_index`, so that "
                             "layers find the same tensor again, and with it the structure "
                             "built for it.")
@@ -72,9 +72,9 @@ def install(patches: PatchSet) -> None:
                 "Gives the transform's results to the user without keeping them, as the user may "
                 "write to them.")
     cheb = importlib.import_module(_CONV + "cheb_conv").ChebConv
-    found = cheb.__norm__
-    if own.is_method(found, cheb, "__norm__", "torch_geometric"):
-        patches.set(cheb, "__norm__", kept_results.keeping(found, method=True, weights=3),
+    original = cheb.__norm__
+    if own.is_method(original, cheb, "__norm__", "torch_geometric"):
+        patches.set(cheb, "__norm__", kept_results.keeping(original, method=True, weights=3),
                     "Computes the normalised Laplacian of `ChebConv` once for each `edge_index`.")
 
 
@@ -92,8 +92,8 @@ def checking(native: Callable) -> Callable:
         tried = kept_results.unused[0] >= kept_results.TRIED
         if (not is_compiling() and not (tried and graph_loops.computing.now)
             and _to_be_checked(edge_index, num_nodes)):
-            kept = kept_results.find("ids", checked, (edge_index, num_nodes), {})
-            if kept is None and kept_results.unused[0] < kept_results.TRIED:
+            ids_checked = kept_results.find("ids", checked, (edge_index, num_nodes), {})
+            if ids_checked is None and kept_results.unused[0] < kept_results.TRIED:
                 checked(edge_index, num_nodes)
         return native(edge_index, edge_weight, num_nodes, *more, **kwargs)
 

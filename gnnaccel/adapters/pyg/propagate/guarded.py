@@ -1,4 +1,4 @@
-"""What a traced function read, kept to be compared in later calls."""
+"""Values that a traced function read, kept to be compared in later calls."""
 from __future__ import annotations
 
 import functools
@@ -22,15 +22,15 @@ class Look(NamedTuple):
 
 
 class Attributes:
-    """Those of an object, as of a dictionary."""
+    """Attributes of an object, read as from a dictionary."""
 
     def __init__(self, of: Any):
         self.get = functools.partial(getattr, of)
 
 
 class Contents(NamedTuple):
-    """What a list, a tuple, a dictionary or a function with some arguments has: of this ``kind``,
-    by its ``keys``."""
+    """Contents of a list, a tuple, a dictionary or a function with some arguments, of this
+    ``kind``, by its ``keys``."""
 
     kind: Any
     keys: tuple
@@ -66,8 +66,8 @@ class Guards:
                 if path not in places:
                     places[path] = len(places)
                     self.steps.append((places[path[:-1]], path[-1], read.get(path, _ANYTHING)))
-        kept = (*read.values(), *[was for _, _, was in watched])
-        self.functions = functions() if any(map(_has_modules, kept)) else None
+        values = (*read.values(), *[was for _, _, was in watched])
+        self.functions = functions() if any(map(_has_modules, values)) else None
 
     def hold(self, of: Any, edges: int | None = None) -> bool:
         """Whether all is as it was, in a call over so many edges."""
@@ -97,18 +97,18 @@ def _has_modules(was: Any) -> bool:
 
 
 def seen(value: Any) -> Any:
-    """What is kept of a value that was read."""
+    """Record of a value that was read, for `still`."""
     if isinstance(value, (nn.Module, Tensor)):
         return Look(value, _look(value))
     if type(value) in HOLDS_OTHERS:
-        held = _held(value)
-        keys = tuple(held) if type(held) is dict else tuple(range(len(held)))
-        return Contents(type(value), keys, tuple(seen(held[key]) for key in keys))
+        items = _held(value)
+        keys = tuple(items) if type(items) is dict else tuple(range(len(items)))
+        return Contents(type(value), keys, tuple(seen(items[key]) for key in keys))
     return value
 
 
 def _held(value: Any) -> Any:
-    """What such a value holds, as a sequence or a dictionary."""
+    """Contents of such a value, as a sequence or a dictionary."""
     if type(value) is functools.partial:
         return {**value.keywords, "": (value.func, value.args)}
     return value
@@ -136,7 +136,7 @@ def still(value: Any, was: Any, edges: int | None = None) -> bool:
 
 
 def _look(value: nn.Module | Tensor) -> Looks | tuple:
-    """Of a tensor what its ``data`` may change."""
+    """`Looks` of a module; of a tensor what its ``data`` may change."""
     return Looks(value) if isinstance(value, nn.Module) else (value.shape, value.dtype)
 
 

@@ -25,7 +25,7 @@ from gnnaccel.dispatch.uncompiled import kept_apart, uncompiled
 _PLAIN = (int, float, bool, str, torch.dtype, type(None))
 #: results without use after which those of a graph's first call are not kept
 TRIED = 8
-#: of functions of edges: how many results were kept since one was used again
+#: count of results of functions of edges kept since one was used again
 unused = [0]
 
 
@@ -48,7 +48,7 @@ def keeping(native: Callable, method: bool = False, captured: Callable | None = 
     named = own.Named(own.original(native))
     name = f"{native.__module__}.{native.__qualname__}"
 
-    alone = without(native)
+    unkept = without(native)
 
     @kept_apart
     @functools.wraps(native)
@@ -56,21 +56,21 @@ def keeping(native: Callable, method: bool = False, captured: Callable | None = 
         if is_compiling():
             return native(*args, **kwargs)
         plain = weights is None or not args[weights:] or args[weights] is None
-        found = find(name, native, args, kwargs, first, named) if plain else None
-        if found is not None:
-            return found
+        result = find(name, native, args, kwargs, first, named) if plain else None
+        if result is not None:
+            return result
         if (captured is not None and capture.capturing() and current() is not None
             and named.why() is None):
             return captured(native, *args, **kwargs)
         if weights is not None and plain:
-            return alone(*args, **kwargs)  # which would find nothing for its parts either
+            return unkept(*args, **kwargs)  # which would find nothing for its parts either
         if weighted is not None and named.why() is None:
-            found = weighted(*args, **kwargs)
-        if found is None:
-            found = native(*args, **kwargs)
+            result = weighted(*args, **kwargs)
+        if result is None:
+            result = native(*args, **kwargs)
             if weights is not None and current() is not None:
-                _told_over_weights(native, args, kwargs, found)
-        return found
+                _told_over_weights(native, args, kwargs, result)
+        return result
 
     return kept
 
@@ -110,23 +110,23 @@ def find(name: str, native: Callable, args: tuple, kwargs: dict, first: int = 0,
     tensors, values = key
     if capture.capturing() and not _stands(tensors, values):
         return None
-    made = None
+    computed = None
 
     def make(own: bool) -> _Kept:
-        nonlocal made
-        made = _computed(native, args, kwargs)
-        return _Kept(tensors, made)
+        nonlocal computed
+        computed = _computed(native, args, kwargs)
+        return _Kept(tensors, computed)
 
     entry = cache.lookup_many(tensors, values, make)[0]
-    if made is not None:
+    if computed is not None:
         unused[0] += 1
-        return made
+        return computed
     unused[0] = 0
-    found = entry.get(tensors)
-    if found is None:  # somebody has changed what was handed out
-        found = _computed(native, args, kwargs)
-        entry.keep(tensors, found)
-    return found
+    result = entry.get(tensors)
+    if result is None:  # somebody has changed what was handed out
+        result = _computed(native, args, kwargs)
+        entry.keep(tensors, result)
+    return result
 
 
 def _stands(tensors: tuple[Tensor, ...], values: tuple) -> bool:
@@ -140,20 +140,20 @@ def _computed(native: Callable, args: tuple, kwargs: dict) -> Any:
     try:
         # not in inference mode: what is kept may take part in training later
         with torch.inference_mode(False), torch.no_grad():
-            found = native(*args, **kwargs)
-            _told(native, args, kwargs, found)
-            return found
+            result = native(*args, **kwargs)
+            _told(native, args, kwargs, result)
+            return result
     finally:
         graph_loops.computing.now = False
 
 
 def _told(native: Callable, args: tuple, kwargs: dict, found: Any) -> None:
-    """Floating results are known as made of the graph alone from now on, those of 16 bits with
-    what they are in fp32."""
-    own = {t.untyped_storage().data_ptr() for t in (*args, *kwargs.values())
-           if type(t) is Tensor and t.numel()}
+    """Mark floating results as made of the graph alone, those of 16 bits with what they are in
+    fp32."""
+    input_storages = {t.untyped_storage().data_ptr() for t in (*args, *kwargs.values())
+                      if type(t) is Tensor and t.numel()}
     weights = [i for i, t in enumerate(found) if type(t) is Tensor and t.is_floating_point()
-               and t.untyped_storage().data_ptr() not in own]
+               and t.untyped_storage().data_ptr() not in input_storages]
     exact: Any = found
     if any(found[i].element_size() == 2 for i in weights):
         exact = native(*map(_in_fp32, args), **{k: _in_fp32(v) for k, v in kwargs.items()})
@@ -165,8 +165,8 @@ def _told(native: Callable, args: tuple, kwargs: dict, found: Any) -> None:
 
 @uncompiled
 def _told_over_weights(native: Callable, args: tuple, kwargs: dict, found: Any) -> None:
-    """Weights of 16 bits on a GPU, normalised by the host's sums in 16 bits, are known with what
-    they are in fp32, or, where they have gradients, as none that kernels may read."""
+    """Mark weights of 16 bits on a GPU, normalised by the host's sums in 16 bits, with what they
+    are in fp32, or, where they have gradients, as none that kernels may read."""
     for weight in found if type(found) is tuple else ():
         if (type(weight) is Tensor and weight.is_floating_point() and weight.element_size() == 2
             and (weight.is_cuda or driver.placed()) and not is_compiling()):
@@ -194,13 +194,13 @@ def _worth_keeping(edge_index: Any, name: str, unused: list[int]) -> bool:
         return capture.here.held is not None
     if edge_index.is_cuda and unused[0] < TRIED:
         return True
-    found = ledger.ledgers.get(id(edge_index))
-    if found is None or found() is not edge_index or found.version != edge_index._version:
-        found = ledger.of(edge_index)
-    if name in found.functions:
+    record = ledger.ledgers.get(id(edge_index))
+    if record is None or record() is not edge_index or record.version != edge_index._version:
+        record = ledger.of(edge_index)
+    if name in record.functions:
         unused[0] = 0
         return True
-    found.functions += (name,)
+    record.functions += (name,)
     return False
 
 
@@ -253,7 +253,7 @@ class _Kept:
             self._built.record(stream)
 
     def get(self, given: tuple[Tensor, ...]) -> tuple | None:
-        """What was kept; None where it cannot be used again."""
+        """The kept tensors; None where they cannot be used again."""
         for t, version in zip(self._found, self._versions):
             if t is False or (type(t) is Tensor and (t._version != version or t.requires_grad)):
                 return None
@@ -263,7 +263,7 @@ class _Kept:
         return tuple([given[t] if type(t) is int else t for t in self._found])
 
     def _follow(self, device: torch.device) -> None:
-        """Computed on another stream: as `GraphView` does with structures."""
+        """Wait for tensors of another stream, as `GraphView` does with structures."""
         if torch.cuda.is_current_stream_capturing():
             return
         stream = torch.cuda.current_stream(device)

@@ -57,8 +57,8 @@ class Mapped(Deferred):
         if self.bias is not None and self.bias.meta.shape != self.meta.shape[1:]:  # broadcast
             return None
         make = self.weight.make
-        turned: Make = make if self.name == "linear" else lambda given: make(given).t()
-        return self.parts[0].alone(), turned, None if self.bias is None else self.bias.make
+        weight_make: Make = make if self.name == "linear" else lambda given: make(given).t()
+        return self.parts[0].alone(), weight_make, None if self.bias is None else self.bias.make
 
     @property
     def roots(self) -> tuple[Make, ...]:
@@ -66,7 +66,7 @@ class Mapped(Deferred):
         return (*self.weight.roots, *(() if self.bias is None else self.bias.roots))
 
     def joined(self) -> Rows:
-        """As a sum over the ends of the edge, and of what belongs to none."""
+        """The map as a sum over the ends of the edge, and of terms of no end."""
         ends: dict[str, list[_Term]] = {}
         sums: list[Tree] = []
         make, widths, dim = self.weight.make, self._widths, self._dim
@@ -76,36 +76,36 @@ class Mapped(Deferred):
             if len(self.parts) > 1:
                 meta = self.weight.meta.split(widths, dim)[k]
                 piece = Param(partial(pointwise.numbered, pieces, k), meta, self.weight.roots)
-            apart = self._ends_of(k, part)
-            if apart is None:
-                inside = self._in_kernels(part, piece)
-                sums += inside
+            by_end = self._ends_of(k, part)
+            if by_end is None:
+                in_kernels = self._in_kernels(part, piece)
+                sums += in_kernels
                 # written for each edge before
-                apart = {} if inside else {"e": channels.at_edges(part).tree}
-            for end, tree in apart.items():
+                by_end = {} if in_kernels else {"e": channels.at_edges(part).tree}
+            for end, tree in by_end.items():
                 ends.setdefault(end, []).append((tree, part.meta.shape[1:], piece))
-        bias, found = self.bias, None
+        bias, total = self.bias, None
         for end in sorted(ends, key="jie".index):  # the bias is added where there are nodes
             sums.append(self._at(end, ends[end], bias))
             bias = None
         if bias is not None:
             sums.append(pointwise.tree_of(bias, self.meta))
         for tree in sums:
-            found = tree if found is None else Call("add", (found, tree))
-        if found is None:
+            total = tree if total is None else Call("add", (total, tree))
+        if total is None:
             raise Unseen
-        return Rows(found, self.meta)
+        return Rows(total, self.meta)
 
     def _ends_of(self, k: int, part: Rows) -> dict[str, Tree] | None:
         """The terms of a part by the end that they are at; None where it is no sum of such, or one
         whose terms are far larger than it is."""
         try:
-            apart, cancels = _apart(part.alone().tree)
+            by_end, cancels = _apart(part.alone().tree)
         except Unseen:
             return None
-        if apart.keys() == {"e"}:
+        if by_end.keys() == {"e"}:
             return {"e": channels.at_edges(part).tree}
-        return apart if all(self._beside(k, name) for name in cancels) else None
+        return by_end if all(self._beside(k, name) for name in cancels) else None
 
     def _in_kernels(self, part: Rows, weight: Param) -> list[Tree]:
         """The map of a part by the kernels of the message: to a single channel, or of few; else
@@ -116,11 +116,11 @@ class Mapped(Deferred):
             return [channels.viewed(channels.summed(product), self.meta).tree]
         if not channels.fit_apart(part) or part.meta.dim() != 2 or weight.meta.dim() != 2:
             return []
-        turned = self.name == "linear"
-        columns = Once(lambda given: weight.make(given).unbind(1 if turned else 0))
+        out_first = self.name == "linear"
+        columns = Once(lambda given: weight.make(given).unbind(1 if out_first else 0))
         return [operator.mul(channels.channel(part, c), Param(
             partial(pointwise.numbered, columns, c),
-            weight.meta.select(1 if turned else 0, c), weight.roots)).tree for c in range(count)]
+            weight.meta.select(1 if out_first else 0, c), weight.roots)).tree for c in range(count)]
 
     def _beside(self, at: int, name: str) -> bool:
         """Whether features that part ``at`` has the difference of are in another part as well."""
@@ -128,7 +128,7 @@ class Mapped(Deferred):
                    for leaf in leaves(part.alone().tree))
 
     def _at(self, end: str, terms: list[_Term], bias: Param | None) -> Leaf:
-        """What one end brings to the map."""
+        """The terms of the map at one end."""
         _, names, roots = about(leaf for tree, _, _ in terms for leaf in leaves(tree))
         roots = (*roots, *(root for _, _, weight in terms for root in weight.roots),
                  *(() if bias is None else bias.roots))
@@ -136,12 +136,12 @@ class Mapped(Deferred):
 
         def make(given: Any) -> Tensor:
             given = of_read(given, of_nodes)
-            added = None if bias is None else bias.make(given)
+            offset = None if bias is None else bias.make(given)
             out = None
             for tree, tail, weight in terms:
                 one = function(whole(tree, tail, given), weight.make(given))
                 out = one if out is None else out + one
-            return out if added is None else out + added  # type: ignore[operator,return-value]
+            return out if offset is None else out + offset  # type: ignore[operator,return-value]
 
         def make_at_once(given: Any) -> Tensor:
             tree, tail, weight = terms[0]
@@ -155,13 +155,13 @@ class Mapped(Deferred):
 
 
 def _apart(tree: Tree) -> tuple[dict[str, Tree], list[str]]:
-    """The terms of a sum, added up by the end that they are at; and of which arguments there are
-    differences of both ends.
+    """The terms of a sum, added up by the end that they are at; and the arguments of which there
+    are differences of both ends.
 
     Neighbours are often alike. The maps of both are then far larger than that of their difference,
     which they would leave to rounding, unless larger terms are beside it anyway.
     """
-    found: dict[str, Tree] = {}
+    sums: dict[str, Tree] = {}
     signs: dict[str, set[tuple[str, int]]] = {}
     shared: list[Tree] = []
     for sign, term in _terms(tree, 1):
@@ -172,14 +172,14 @@ def _apart(tree: Tree) -> tuple[dict[str, Tree], list[str]]:
         end, names, _ = about(leaves(term))
         for name in names:
             signs.setdefault(name, set()).add((end, sign))
-        found[end] = Call("add", (found[end], term)) if end in found else term
+        sums[end] = Call("add", (sums[end], term)) if end in sums else term
     for term in shared:
-        first = next(iter(found), None)
+        first = next(iter(sums), None)
         if first is None:
             raise Unseen
-        found[first] = Call("add", (found[first], term))
-    return found, [name for name, seen in signs.items()
-                   if any(a[0] != b[0] and a[1] != b[1] for a in seen for b in seen)]
+        sums[first] = Call("add", (sums[first], term))
+    return sums, [name for name, uses in signs.items()
+                  if any(a[0] != b[0] and a[1] != b[1] for a in uses for b in uses)]
 
 
 def _terms(tree: Tree, sign: int) -> list[tuple[int, Tree]]:

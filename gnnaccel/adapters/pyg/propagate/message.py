@@ -1,4 +1,4 @@
-"""What a ``message`` function computes, found out by running it once on stand-ins: a copy of the
+"""Form of a ``message`` function, found out by running it once on stand-ins: a copy of the
 source's features, or those times something that belongs to the edge; sums of features of both ends
 and of the edge, weighted, rectified or as a gate.
 
@@ -24,44 +24,44 @@ from gnnaccel.adapters.pyg.propagate.standins import Refuses, Rows, Source, Targ
 
 _ATTRIBUTES = METHODS | {"nn", "functional", "multiply", "add", "sub", "Tensor"}
 _GLOBALS = (torch, torch.nn, torch.nn.functional, torch.Tensor, *FUNCTIONS)
-#: what message passing passes by itself; a message that reads one is none of these forms
+#: arguments that message passing passes by itself; a message that reads one is none of these forms
 SPECIAL = frozenset(("edge_index", "adj_t", "size", "size_i", "size_j", "edge_index_i",
                      "edge_index_j", "ptr", "index", "dim_size"))
 
 
 def form(function: Any, kinds: dict[str, str]) -> Form | None:
-    """What ``function``, the ``message`` of a class, computes when ``propagate`` is called with
+    """Form of ``function``, the ``message`` of a class, when ``propagate`` is called with
     arguments of these ``kinds``: "tensor" (or a pair of them), "none" or "other"; None where that
     is no form of ours."""
     if type(function) is not types.FunctionType or not _followed(function):
         return None
-    given: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     for parameter in list(inspect.signature(function).parameters.values())[1:]:
         value = _stand_in(parameter, kinds)
         if value is Unseen:
             return None
-        given[parameter.name] = value
-    ends = [(name[:-2], name[-1]) for name, value in given.items()
+        arguments[parameter.name] = value
+    ends = [(name[:-2], name[-1]) for name, value in arguments.items()
             if type(value) in (Source, Target)]
     try:
-        out = function(Refuses(), **given)
-        found = out.form() if isinstance(out, Rows) else None
+        out = function(Refuses(), **arguments)
+        result = out.form() if isinstance(out, Rows) else None
     except (Unseen, AttributeError, TypeError, ValueError, AssertionError):
         return None
-    if found is None:
+    if result is None:
         return None
-    return found._replace(ends=tuple(end for end in ends if end != (found.source, "j")))
+    return result._replace(ends=tuple(end for end in ends if end != (result.source, "j")))
 
 
 def watch(path: Path, function: Any) -> None:
-    """Adds to ``path`` all on which depends what `form` says of the function: its global names,
-    torch's functions and methods that it calls."""
+    """Add to ``path`` all on which `form` of the function depends: its global names, torch's
+    functions and methods that it calls."""
     if type(function) is not types.FunctionType:
         return
     named = [one for code in codes(function.__code__) for one in _named(code)]
-    read = dict.fromkeys(name for kind, name in named if kind == "LOAD_GLOBAL")
+    global_names = dict.fromkeys(name for kind, name in named if kind == "LOAD_GLOBAL")
     path.watch(itemgetter, function.__globals__,
-               tuple(filter(function.__globals__.__contains__, read)))
+               tuple(filter(function.__globals__.__contains__, global_names)))
     path.torch_functions(function)
     path.watch(attrgetter, torch.Tensor,
                tuple(dict.fromkeys(name for _, name in named if hasattr(torch.Tensor, name))))
@@ -118,7 +118,7 @@ def _is_known(kind: str, name: str, known: dict[str, Any]) -> bool:
 
 
 def _stand_in(parameter: inspect.Parameter, kinds: dict[str, str]) -> Any:
-    """What the message gets for a parameter; `Unseen` where that is nothing for us."""
+    """Stand-in for a parameter of the message; `Unseen` where there is none."""
     name = parameter.name
     if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
         return Unseen

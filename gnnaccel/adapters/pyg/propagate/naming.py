@@ -1,5 +1,5 @@
-"""What the code of a user's function names, before it runs on stand-ins: torch's functions, methods
-of tensors, attributes of the layer, and nothing else.
+"""Names in the code of a user's function, checked before it runs on stand-ins: torch's functions,
+methods of tensors, attributes of the layer, and nothing else.
 """
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BUILTINS = (bool, float, int, len, range, enumerate, zip, reversed, tuple, list,
             abs)
 #: functions that may be defined in one that is traced
 COMPREHENSIONS = ("<genexpr>", "<listcomp>")
-#: what may follow where a name is read that is handed on, or taken apart
+#: instructions that may follow the read of a name that is handed on, or taken apart
 _HANDS_ON = ("LOAD_", "CALL", "PRECALL", "KW_NAMES", "UNPACK_SEQUENCE", "BINARY_SUBSCR")
 NOT_PLAIN_CODE = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _CATCHES = frozenset(("SETUP_FINALLY", "SETUP_WITH", "PUSH_EXC_INFO"))
@@ -52,28 +52,28 @@ class Torch:
 
 def globals_in_place(function: types.FunctionType, names: frozenset[str],
                      instead: Callable[[str, Any], Any]) -> dict[str, Any] | None:
-    """What to put in place of global names of ``function``, by ``instead(name, value)``, None for
+    """Replacements of global names of ``function``, by ``instead(name, value)``, which is None for
     those to keep; None where the function may do more than compute."""
-    code, known = function.__code__, function.__globals__
-    inside = codes(code)[1:]
-    if (code.co_cellvars and not inside) or code.co_flags & NOT_PLAIN_CODE:
+    code, global_values = function.__code__, function.__globals__
+    inner_codes = codes(code)[1:]
+    if (code.co_cellvars and not inner_codes) or code.co_flags & NOT_PLAIN_CODE:
         return None
-    if any(map(_writes_around, (code, *inside))):
+    if any(map(_writes_around, (code, *inner_codes))):
         return None
-    if any("__class__" in one.co_freevars or not _may_be_inside(one) for one in inside):
+    if any("__class__" in one.co_freevars or not _may_be_inside(one) for one in inner_codes):
         return None
-    found = {}
-    for kind, name in (one for each in (code, *inside) for one in _named(each)):
+    replacements = {}
+    for kind, name in (one for each in (code, *inner_codes) for one in _named(each)):
         if kind == "LOAD_GLOBAL":
-            value = known.get(name, getattr(builtins, name, None))
-            other = instead(name, value)
-            if other is not None:
-                found[name] = other
+            value = global_values.get(name, getattr(builtins, name, None))
+            replacement = instead(name, value)
+            if replacement is not None:
+                replacements[name] = replacement
             elif not is_known(value, names):
                 return None
         elif kind not in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "STORE_ATTR"):
             return None
-    return found
+    return replacements
 
 
 def _writes_around(code: types.CodeType) -> bool:
@@ -92,10 +92,10 @@ def _may_be_inside(code: types.CodeType) -> bool:
 
 def with_globals(function: types.FunctionType, more: dict[str, Any]) -> types.FunctionType:
     """``function`` with other values of some global names."""
-    made = types.FunctionType(function.__code__, {**function.__globals__, **more},
+    copy = types.FunctionType(function.__code__, {**function.__globals__, **more},
                               function.__name__, function.__defaults__, function.__closure__)
-    made.__kwdefaults__ = function.__kwdefaults__
-    return made
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
 
 
 def is_torchs(value: Any, names: frozenset[str]) -> bool:
@@ -135,8 +135,8 @@ def catches(code: types.CodeType) -> bool:
     """Whether the function may catch what a stand-in raises, and go another way. Leaving a
     ``with`` is no such thing."""
     steps = _steps(code)
-    return any(step.opname in _CATCHES and after.opname != "WITH_EXCEPT_START"
-               for step, after in zip(steps, [*steps[1:], steps[-1]]))
+    return any(step.opname in _CATCHES and next_step.opname != "WITH_EXCEPT_START"
+               for step, next_step in zip(steps, [*steps[1:], steps[-1]]))
 
 
 def special_as_arguments(code: types.CodeType, names: Set[str] = SPECIAL) -> bool:
@@ -215,8 +215,8 @@ def names_known(code: types.CodeType, layer: Any, names: frozenset[str],
 def class_for_super(code: types.CodeType) -> bool:
     """Whether a method reads the variable that has its class for ``super()`` alone."""
     steps = _steps(code)
-    return all(after.opname == "LOAD_SUPER_ATTR"
-               for step, after in zip(steps, [*steps[2:], *steps[-1:] * 2])
+    return all(next_step.opname == "LOAD_SUPER_ATTR"
+               for step, next_step in zip(steps, [*steps[2:], *steps[-1:] * 2])
                if step.argval == "__class__" and step.opname.startswith("LOAD_"))
 
 
@@ -233,8 +233,8 @@ def _loads_first(step: dis.Instruction, code: types.CodeType) -> bool:
 
 def _method_is_torchs(name: str) -> bool:
     """Whether nobody has put a function of their own in the place of a tensor's method."""
-    found = vars(Tensor).get(name)
-    return type(found) is not types.FunctionType or own.home(found) == "torch"
+    method = vars(Tensor).get(name)
+    return type(method) is not types.FunctionType or own.home(method) == "torch"
 
 
 def attribute(held: Any, name: str) -> Any:
@@ -242,11 +242,11 @@ def attribute(held: Any, name: str) -> Any:
     Unseen where there is none, and where a class finds its attributes in its own way."""
     if finds_by_code(type(held)):
         return Unseen
-    found = inspect.getattr_static(held, name, Unseen)
-    if found is Unseen and isinstance(held, nn.Module):
+    value = inspect.getattr_static(held, name, Unseen)
+    if value is Unseen and isinstance(held, nn.Module):
         for kind in ("_parameters", "_buffers", "_modules"):
-            found = held.__dict__[kind].get(name, found)
-    return found
+            value = held.__dict__[kind].get(name, value)
+    return value
 
 
 def is_record(value: Any) -> bool:

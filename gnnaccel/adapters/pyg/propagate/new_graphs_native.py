@@ -31,10 +31,10 @@ _watching = counters.watching
 
 
 class Streak:
-    """Native calls of a layer in a row, of which most are not looked at after some: what that might
-    find can wait for a few calls. ``row``: how many were looked at; ``left``: how many are not
-    looked at from here on, over no more than ``most`` ids and no graph that was asked about before,
-    or over whatever graph, if ``most`` is infinite; ``tally``: as which they count."""
+    """Native calls of a layer in a row; after some, most are not looked at, as a gain can wait for
+    a few calls. ``row``: number of calls looked at; ``left``: number of calls to come without a
+    look, over no more than ``most`` ids and no graph that was asked about before, or over whatever
+    graph, if ``most`` is infinite; ``tally``: where they are counted."""
 
     __slots__ = ("epoch", "row", "left", "most", "tally")
     most: float
@@ -49,9 +49,9 @@ class Streak:
             or edge_index.layout is not torch.strided or edge_index.numel() > self.most):
             return False
         if self.most < math.inf:
-            known = ledger.ledgers.get(id(edge_index))
-            if (known is not None and known() is edge_index
-                and (known.sightings or known.seconds)):
+            record = ledger.ledgers.get(id(edge_index))
+            if (record is not None and record() is edge_index
+                and (record.sightings or record.seconds)):
                 return False
         if _entries or _maps or saved_tensor_hooks(True) is not None:
             return False
@@ -64,8 +64,8 @@ class Streak:
 
 def looked_at(memory: layer_memory.LayerMemory, kwargs: dict, most: float, name: str,
               code: str | None, config: Config) -> None:
-    """Note a native call for the `Streak` that it is in, of calls over at ``most`` so many edges;
-    infinite where the call is native whatever its graph."""
+    """Note a native call in its `Streak`. ``most``: the number of edges up to which calls of this
+    are native; infinite where the call is native whatever its graph."""
     streaks, types = memory.in_turn[torch.is_grad_enabled()], tuple(map(type, kwargs.values()))
     streak = streaks.get(types)
     if streak is None or streak.epoch != config.epoch:
@@ -98,8 +98,8 @@ class Native:
             self.patience = aggregation_cost.patience(estimate) / edges
 
     def holds(self, edge_index: Any, kwargs: dict, config: Config) -> bool:
-        """Whether a call over a graph that its layer has not seen stays native too; notes what is
-        missed."""
+        """Whether a call over a graph that its layer has not seen stays native too; adds the gain
+        that is missed to the graph's ledger."""
         if self.epoch != config.epoch or type(edge_index) is not Tensor or edge_index.dim() != 2:
             return False
         x: Any
@@ -117,10 +117,10 @@ class Native:
             return True
         if checkpointed() or edge_index.is_inference():
             return False
-        missed = ledger.of(edge_index if strided else edges_of(edge_index))
-        if missed.seconds > self.patience * edges:  # type: ignore[operator]  # as the gain
+        record = ledger.of(edge_index if strided else edges_of(edge_index))
+        if record.seconds > self.patience * edges:  # type: ignore[operator]  # as the gain
             return False
-        missed.seconds += self.gain * edges
+        record.seconds += self.gain * edges
         return True
 
 
@@ -139,7 +139,7 @@ class Formless:
         self.name, self.code = type(layer).__name__, why.code
 
     def holds(self, edge_index: Any, kwargs: dict, config: Config) -> bool:
-        """As of `Native`."""
+        """Whether a call is like it and stays native, too; not where it is to be read again."""
         self.left -= 1
         return (self.epoch == config.epoch and self.left > 0 and type(edge_index) is Tensor
                 and bool(_drivers) is self.placed and self.like == _kinds(edge_index, kwargs))
@@ -153,7 +153,7 @@ def _kinds(edge_index: Tensor, kwargs: dict) -> tuple:
 
 def remember_formless(layer: Any, edge_index: Any, kwargs: dict, why: Reason,
                       config: Config) -> None:
-    """Keep of a native call that it was so for its message or its aggregation."""
+    """Remember a call that is native because of its message or its aggregation."""
     if (why.code in ("GA201", "GA208", "GA211") and type(edge_index) is Tensor
             and edge_index.layout is torch.strided and config.on_fallback == "native"
             and settings.asked(layer, config) is None):
@@ -163,7 +163,7 @@ def remember_formless(layer: Any, edge_index: Any, kwargs: dict, why: Reason,
 
 def remember(layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read, decision: Decision,
              config: Config) -> None:
-    """Keep of a native call, for others over new graphs, how large it was."""
+    """Remember how large a native call was, for others over new graphs."""
     # on a CPU the kernels' reason is the device; that of torch operations comes last
     plan = decision.plan
     costs = plan.code == "GA301" or (plan.code == "GA401"

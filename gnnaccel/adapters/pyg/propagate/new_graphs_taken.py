@@ -22,9 +22,9 @@ from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.policy.config import Config
 from gnnaccel.dispatch.policy.reasons import Reason
 
-# times more or fewer edges for which a decision holds: to sum the list, since between few edges
-# launches are compared, and from there on the bytes that either side moves, which grow alike; and
-# to build a structure, whose price does not
+# factors of the number of edges within which a decision holds: to sum the list, as launches are
+# compared for few edges, and for more the bytes that either side moves, which grow alike; and to
+# build a structure, whose price does not
 _NEAR, _NEARER = 16, 2
 
 
@@ -65,17 +65,18 @@ class Taken(Described):
             return None
         if form.alike is not None and not form.alike(layer, kwargs, graph, False):
             return None
-        seen = completing.arguments(form, layer, graph, kwargs, self.known.traced)
-        given: Any = self.stated(layer, kwargs, edge_index.shape[1])
-        given = completing.completed(layer, form, graph, given, seen, True)
-        shares = None if type(given) is Reason else aggregation_cuda.shares(graph, given)
+        arguments = completing.arguments(form, layer, graph, kwargs, self.known.traced)
+        aggregation: Any = self.stated(layer, kwargs, edge_index.shape[1])
+        aggregation = completing.completed(layer, form, graph, aggregation, arguments, True)
+        shares = (None if type(aggregation) is Reason
+                  else aggregation_cuda.shares(graph, aggregation))
         if shares is None or shares and not self.shares:  # whose kernels may not be compiled
             return None
         counters.count(self.cls.__name__, "cuda")
-        out = aggregation_cuda.run(graph, given)
-        found = reading.Read(graph, given, form, self.known, (given.reduce,))
-        repeated_calls.remember(layer, edge_index, kwargs, found, self.decision, config, memory)
-        return out if self.bare else reading.finished(layer, self.known, False, out, seen,
+        out = aggregation_cuda.run(graph, aggregation)
+        call = reading.Read(graph, aggregation, form, self.known, (aggregation.reduce,))
+        repeated_calls.remember(layer, edge_index, kwargs, call, self.decision, config, memory)
+        return out if self.bare else reading.finished(layer, self.known, False, out, arguments,
                                                       edge_index)
 
     def fits(self, layer: Any, edge_index: Any, arguments: Arguments, config: Config) -> bool:
@@ -96,26 +97,26 @@ class Taken(Described):
             return None
         if form.alike is not None and not form.alike(layer, kwargs, graph, True):
             return None
-        given: Any = self.stated(layer, kwargs, edge_index.shape[1])
-        if type(given) is Aggregation and form.more is not None:
-            given = completing.with_more(layer, form, graph, given, kwargs, form.costly)
-        if type(given) is not Aggregation:
+        aggregation: Any = self.stated(layer, kwargs, edge_index.shape[1])
+        if type(aggregation) is Aggregation and form.more is not None:
+            aggregation = completing.with_more(layer, form, graph, aggregation, kwargs, form.costly)
+        if type(aggregation) is not Aggregation:
             return None
         reduces = (reading.reductions(layer, self.known) if self.known.traced
-                   else (given.reduce,))
-        return reading.Read(graph, given, form, self.known, reduces)
+                   else (aggregation.reduce,))
+        return reading.Read(graph, aggregation, form, self.known, reduces)
 
     def _graph(self, layer: Any, edge_index: Tensor, kwargs: dict) -> OpGraph | None:
         form = self.form
-        found = (node_counts.of_edges(layer, edge_index, kwargs, form.ends) if form.of_edges
+        sizes = (node_counts.of_edges(layer, edge_index, kwargs, form.ends) if form.of_edges
                  else node_counts.sizes(layer, edge_index, kwargs,
                                         ((form.source, "j"), *form.ends)))
-        return (None if type(found) is Reason
-                else OpGraph(edge_index, *found, self.settings[2] != "source_to_target"))
+        return (None if type(sizes) is Reason
+                else OpGraph(edge_index, *sizes, self.settings[2] != "source_to_target"))
 
 
 class Summed(Taken):
-    """One that was decided to sum its list of edges. ``gain``, ``patience``: per edge, as
+    """A `Taken` that was decided to sum its list of edges. ``gain``, ``patience``: per edge, as
     `aggregation_cost` has them."""
 
     __slots__ = ("gain", "patience")
@@ -139,8 +140,8 @@ class Summed(Taken):
             return None
         if torch.are_deterministic_algorithms_enabled():
             return None
-        missed = ledger.of(edge_index)
-        if missed.seconds > self.patience * edges:
+        record = ledger.of(edge_index)
+        if record.seconds > self.patience * edges:
             return None
         form = self.form
         sizes = node_counts.sizes(layer, edge_index, kwargs, ((form.source, "j"), *form.ends))
@@ -149,23 +150,23 @@ class Summed(Taken):
         graph = OpGraph(edge_index, *sizes, self.settings[2] != "source_to_target")
         if form.alike is not None and not form.alike(layer, kwargs, graph, True):
             return None
-        seen = (completing.arguments(form, layer, graph, kwargs, True) if self.known.traced
-                else kwargs)
-        given: Any = self.stated(layer, kwargs, edges)
+        arguments = (completing.arguments(form, layer, graph, kwargs, True) if self.known.traced
+                     else kwargs)
+        aggregation: Any = self.stated(layer, kwargs, edges)
         if form.unfinished:
-            given = completing.completed(layer, form, graph, given, kwargs)
-        if type(given) is Reason:
+            aggregation = completing.completed(layer, form, graph, aggregation, kwargs)
+        if type(aggregation) is Reason:
             return None
-        missed.seconds += self.gain * edges
+        record.seconds += self.gain * edges
         counters.count(self.cls.__name__, "cuda")
-        out = aggregation_once.run(graph, given)
-        return out if self.bare else reading.finished(layer, self.known, False, out, seen,
+        out = aggregation_once.run(graph, aggregation)
+        return out if self.bare else reading.finished(layer, self.known, False, out, arguments,
                                                       edge_index)
 
 
 def remember(layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read, decision: Decision,
              config: Config, fresh: bool | None) -> None:
-    """Keep what was found out for one call by kernels, for those alike. ``fresh``: whether the
+    """Remember what was read of one call by kernels, for those alike. ``fresh``: whether the
     graph had no structure; None where the decision is not to be kept."""
     traced = found.known.traced
     if (found.matrix is not None or found.form.stacked
@@ -186,6 +187,6 @@ def remember(layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read, 
 
 
 def _around(count: int, times: int) -> tuple[int, int]:
-    """The fewest and most edges that are so many times fewer or more: some, as int32 counts
-    them."""
+    """The fewest and most edges, a factor of ``times`` from ``count``: at least 1, and no more
+    than int32 counts."""
     return max(1, count // times), min(count * times, 2**31 - 1)

@@ -54,16 +54,16 @@ def sizes(layer: Any, edge_index: Any, kwargs: dict,
 
 def of_edges(layer: Any, edge_index: Any, kwargs: dict,
              ends: tuple[tuple[str, str], ...]) -> tuple[int, int] | Reason:
-    """As `sizes`, of messages without features of the sources. Where the arguments do not tell, the
+    """`sizes` of messages without features of the sources. Where the arguments do not tell, the
     device is asked for the last node that an edge leaves or enters; the host asks for the latter,
     too."""
-    found: Any = sizes(layer, edge_index, kwargs, ends)
-    if type(found) is Reason or None not in found:
-        return found
+    counts: Any = sizes(layer, edge_index, kwargs, ends)
+    if type(counts) is Reason or None not in counts:
+        return counts
     if type(edge_index) is not Tensor or not edge_index.numel() or capture.capturing():
         return reason("GA206", "nobody says how many nodes there are",
                       "give propagate a size=(sources, destinations)")
     src, dst = [last + 1 for last in edge_index.amax(1).tolist()]
     if layer.flow != "source_to_target":
         src, dst = dst, src
-    return src if found[0] is None else found[0], dst if found[1] is None else found[1]
+    return src if counts[0] is None else counts[0], dst if counts[1] is None else counts[1]

@@ -1,4 +1,4 @@
-"""What stands for results per node while a user's ``message`` or ``aggregate`` is traced.
+"""Stand-ins for results per node while a user's ``message`` or ``aggregate`` is traced.
 
 These are reductions of messages, degrees, and what torch makes of them row by row.
 
@@ -25,7 +25,7 @@ from gnnaccel.adapters.pyg.propagate.standins import NUMBERS, Unseen
 from gnnaccel.adapters.pyg.propagate.traced import VIEWS, Make, Param, Value, _call, applied
 from gnnaccel.adapters.pyg.propagate.untold import Sequence
 
-#: what may be called of results per node; none changes a tensor in place or draws numbers
+#: operations that results per node have; none changes a tensor in place or draws numbers
 NAMES = frozenset((*OPERATIONS, *VIEWS, "clone", "detach", "float", "to", "type_as",
                    "sum", "mean", "norm", "normalize", "linear", "matmul", "mm", "nan_to_num"))
 #: what makes numbers in memory of their own, which may be written over
@@ -64,10 +64,10 @@ class Given(pointwise.Rows):
 
     def operate(self, name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
         rows = super().operate(name, function, args, kwargs)
-        given = (*args, *kwargs.values())
+        operands = (*args, *kwargs.values())
         if type(rows) is not pointwise.Rows or not all(
             isinstance(one, (Given, Param)) or type(one) in _PLAIN or name == "getitem"
-            for one in given):
+            for one in operands):
             return rows
 
         def make(arguments: dict) -> Tensor:
@@ -87,9 +87,9 @@ class EdgeRows(Once):
 
 
 class Steps:
-    """``reductions``: (rows, name of the reduction); ``done``: of each result per node the place of
-    its reduction, or the function with its arguments that makes it of earlier ones; ``square``:
-    whether both ends of the edges are the same nodes."""
+    """Operations on results per node. ``reductions``: (rows, name of the reduction); ``done``: of
+    each result the place of its reduction, or the function with its arguments that makes it of
+    earlier ones; ``square``: whether both ends of the edges are the same nodes."""
 
     square = False
 
@@ -103,12 +103,12 @@ class Steps:
             rows = pointwise.detached(rows)
         self.reductions.append((rows, reduce))
         self.done.append(len(self.reductions) - 1)
-        found = NodeValue(self, torch.empty_like(rows.meta))
-        found.alone = True
-        return found
+        result = NodeValue(self, torch.empty_like(rows.meta))
+        result.alone = True
+        return result
 
     def made(self, function: Callable, args: tuple, kwargs: dict, meta: Tensor) -> NodeValue:
-        """The stand-in for what a function makes."""
+        """The stand-in for the result of a function."""
         for one in (*args, *kwargs.values()):
             self._check(one)
         # a value that is written over later is another one then
@@ -147,22 +147,22 @@ class Steps:
 
     def _steps_of(self, out: Any) -> list[Any]:
         """All steps of which ``out`` is made."""
-        left, seen, found = [out], set(), []
-        while left:
-            one = left.pop()
+        pending, visited, steps = [out], set(), []
+        while pending:
+            one = pending.pop()
             if isinstance(one, (tuple, list)):
-                left += one
+                pending += one
             elif type(one) is dict:
-                left += one.values()
+                pending += one.values()
             elif type(one) is NodeCount:
-                left.append(one.of)
-            elif type(one) is NodeValue and one.at not in seen:
-                seen.add(one.at)
+                pending.append(one.of)
+            elif type(one) is NodeValue and one.at not in visited:
+                visited.add(one.at)
                 step = self.done[one.at]
-                found.append(step)
+                steps.append(step)
                 if type(step) is tuple:
-                    left += [*step[1], *step[2].values()]
-        return found
+                    pending += [*step[1], *step[2].values()]
+        return steps
 
     def results(self, out: Any, reductions: Any, kwargs: dict) -> Any:
         """``out`` with tensors in place of its stand-ins. ``reductions``: their results, by their
@@ -171,7 +171,7 @@ class Steps:
 
 
 class _Found(dict):
-    """What the steps of a call give, by their places: each computed when it is first asked for."""
+    """Results of the steps of a call, by their places: each computed when it is first asked for."""
 
     def __init__(self, steps: Steps, reductions: Any, kwargs: dict):
         self.steps, self.reductions, self.kwargs = steps, reductions, kwargs
@@ -181,17 +181,17 @@ class _Found(dict):
         if type(step) is int:
             one = self.reductions[step]
             # no view: users may change it in place
-            found = one.clone() if one._is_view() else one
+            result = one.clone() if one._is_view() else one
         else:
-            function, args, named = step
-            found = function(*(_now(one, self, self.kwargs) for one in args),
-                             **{k: _now(one, self, self.kwargs) for k, one in named.items()})
-        self[at] = found
-        return found
+            function, args, keywords = step
+            result = function(*(_now(one, self, self.kwargs) for one in args),
+                              **{k: _now(one, self, self.kwargs) for k, one in keywords.items()})
+        self[at] = result
+        return result
 
 
 def _as_now(value: Any) -> Any:
-    """The value as it is now, of stand-ins in it."""
+    """``value`` with stand-ins in it as they are now."""
     if type(value) in (tuple, list):
         return type(value)(map(_as_now, value))
     return value.as_now() if type(value) is NodeValue else value
@@ -200,15 +200,15 @@ def _as_now(value: Any) -> Any:
 def _now(value: Any, found: Any, kwargs: dict) -> Any:
     kind = type(value)
     if kind is tuple or kind is list or kind is Sequence:
-        held = tuple if kind is Sequence else kind
-        return held(_now(one, found, kwargs) for one in value)
+        container = tuple if kind is Sequence else kind
+        return container(_now(one, found, kwargs) for one in value)
     if kind is dict:
         return {key: _now(one, found, kwargs) for key, one in value.items()}
     if type(value) is NodeValue:
         return found[value.at]
     if type(value) is NodeCount:
-        of = kwargs[value.of] if type(value.of) is str else found[value.of.at]
-        return of.shape[0]
+        counted = kwargs[value.of] if type(value.of) is str else found[value.of.at]
+        return counted.shape[0]
     if type(value) is Special:
         graph = kwargs.graph  # type: ignore[attr-defined]  # arguments of a call
         if value.counts:
@@ -222,11 +222,11 @@ def _now(value: Any, found: Any, kwargs: dict) -> Any:
 def _rows_of(args: tuple) -> Any:
     """The end whose nodes the rows of what is made of these belong to, and whether all of these
     nodes have one."""
-    found = {one.rows for one in args if type(one) is NodeValue}
+    rows = {one.rows for one in args if type(one) is NodeValue}
     if any(isinstance(one, (tuple, list)) for one in args):
-        found |= {part.rows for one in args if isinstance(one, (tuple, list)) for part in one
-                  if type(part) is NodeValue}
-    return found.pop() if len(found) == 1 else ("", False) if found else ("i", True)
+        rows |= {part.rows for one in args if isinstance(one, (tuple, list)) for part in one
+                 if type(part) is NodeValue}
+    return rows.pop() if len(rows) == 1 else ("", False) if rows else ("i", True)
 
 
 class NodeValue(Value):
@@ -241,9 +241,9 @@ class NodeValue(Value):
         self.steps, self.at, self.meta, self.rows = steps, len(steps.done) - 1, meta, rows
 
     def as_now(self) -> NodeValue:
-        found = NodeValue(self.steps, self.meta, self.rows)
-        found.at = self.at
-        return found
+        copy = NodeValue(self.steps, self.meta, self.rows)
+        copy.at = self.at
+        return copy
 
     def __getattr__(self, name: str) -> Any:
         if name == "index_select":
@@ -286,11 +286,11 @@ class NodeValue(Value):
         if name not in IN_PLACE.values() or not self.alone or not torch.is_grad_enabled() or (
             function is None):
             raise Unseen
-        found = _call(name, function, (self.as_now(), *args[1:]), kwargs)
-        if type(found) is not NodeValue or (found.meta.shape, found.meta.dtype) != (
+        result = _call(name, function, (self.as_now(), *args[1:]), kwargs)
+        if type(result) is not NodeValue or (result.meta.shape, result.meta.dtype) != (
             self.meta.shape, self.meta.dtype):
             raise Unseen
-        self.at, self.rows = found.at, found.rows
+        self.at, self.rows = result.at, result.rows
         return self
 
     def __iter__(self) -> Any:
@@ -302,18 +302,18 @@ class NodeValue(Value):
         if (name not in NAMES and name != "getitem") or (
             kwargs.get("out") is not None):
             raise Unseen
-        # without a dimension, it depends on the number of rows what is done
+        # without a dimension, the result depends on the number of rows
         if name == "squeeze" and not (len(args) == 2 and type(args[1]) is int):
             raise Unseen
         if name == "normalize" and self._over_rows(*args[1:], *kwargs.values()):
             raise Unseen
-        found = self.steps.made(function, args, kwargs, applied(function, args, kwargs))
-        found.alone = name in _IN_NEW_MEMORY
-        if not found.alone:
+        result = self.steps.made(function, args, kwargs, applied(function, args, kwargs))
+        result.alone = name in _IN_NEW_MEMORY
+        if not result.alone:
             for one in (*args, *kwargs.values()):
                 if type(one) is NodeValue:
                     one.alone = False
-        return found
+        return result
 
     def _over_rows(self, *rest: Any) -> bool:
         """Whether one of an operation's numbers may be the dimension of the rows."""
@@ -350,7 +350,7 @@ for _sign, _name in (("add", "add"), ("sub", "sub"), ("mul", "mul"), ("truediv",
 # --- back to the edges ----------------------------------------------------------------------------
 
 def index_select(value: Any, dim: Any = None, index: Any = None) -> Any:
-    """torch's function, of values per node."""
+    """`torch.index_select` of values per node."""
     if type(value) is not NodeValue or type(dim) is not int or dim not in (0, -value.meta.dim()):
         raise Unseen
     return gathered(value, index)

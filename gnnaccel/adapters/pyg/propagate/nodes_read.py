@@ -32,7 +32,7 @@ class OfRead(CallArguments):
         """``t`` at an ``end`` of the edges, with nodes in the dimension ``dim``."""
         key = id(t), end, dim  # of an argument, which stays
         if key not in self._kept:
-            # as the call is, also where what needs no gradient asks first
+            # with gradients as the call has them, also if code without gradients asks first
             with torch.set_grad_enabled(self.grad):
                 self._kept[key] = _replaced(t, self.graph.unread(_TARGETS[end]),
                                             self.graph.num_edges, dim)
@@ -43,15 +43,15 @@ def _replaced(t: Tensor, unread: tuple[Tensor, Tensor] | None, edges: int, dim: 
     if unread is None or not math.prod(t.shape):
         # gradients are added up as below: whether nodes are known to be read is a matter of time
         return t.view_as(t)
-    which, other = unread
-    row = (t.detach().index_select(dim, other) if edges
+    mask, replacement = unread
+    row = (t.detach().index_select(dim, replacement) if edges
            else t.new_ones(1) if t.is_floating_point() else t.new_zeros(1))
-    return torch.where(which.view(-1, *(1,) * (t.dim() - dim - 1)), row, t)
+    return torch.where(mask.view(-1, *(1,) * (t.dim() - dim - 1)), row, t)
 
 
 def of_read(given: Any, roots: Iterable[Make], picks: bool = False) -> Any:
-    """What to compute rows of nodes of, which are made of the tensors ``roots``; the arguments
-    themselves where none of these wants a gradient. ``picks``: the rows may be numbers by which
+    """The arguments to compute rows of nodes of, which are made of the tensors ``roots``; ``given``
+    itself where none of these wants a gradient. ``picks``: the rows may be numbers by which
     others are picked, so that those of all nodes have to be such as edges read."""
     if type(given) is not CallArguments or not picks and (not given.grad or not any(
         root(given).requires_grad for root in roots)):

@@ -17,7 +17,7 @@ from gnnaccel.adapters.pyg.propagate.traced import Value, _call
 
 
 def pile(parts: Any, dim: int = 0) -> Any:
-    """What stands for ``torch.stack``: of channels they are side by side."""
+    """Stand-in for ``torch.stack``: of channels they are side by side."""
     if not all(isinstance(part, Rows) for part in parts):
         raise Unseen
     if dim in (-1, parts[0].meta.dim()):
@@ -41,7 +41,7 @@ class Pile(Value):
         return self.meta.dtype
 
     def each(self, function: Callable[[Any], Any]) -> list[Any]:
-        """What ``function`` makes of each."""
+        """Results of ``function`` for each of the parts."""
         return [function(part) for part in self.parts]
 
     def _pointwise(self, name: str, function: Callable, args: tuple, kwargs: dict) -> Pile:
@@ -53,10 +53,10 @@ class Pile(Value):
         def part(of: Any, k: int) -> Any:
             return of.parts[k] if type(of) is Pile else of
 
-        made = [_call(name, function, tuple(part(one, k) for one in args),
-                      {key: part(one, k) for key, one in kwargs.items()})
-                for k in range(len(self.parts))]
-        return Pile(made, self.at)
+        results = [_call(name, function, tuple(part(one, k) for one in args),
+                         {key: part(one, k) for key, one in kwargs.items()})
+                   for k in range(len(self.parts))]
+        return Pile(results, self.at)
 
     def operate(self, name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
         if name in OPERATIONS:
@@ -65,5 +65,5 @@ class Pile(Value):
         if name not in ("sum", "mean") or args[0] is not self or type(dim) is not int or (
             dim % self.meta.dim() != self.at or len(args) + len(kwargs) != 2):  # no more than it
             raise Unseen
-        found: Any = functools.reduce(operator.add, self.parts)
-        return found / len(self.parts) if name == "mean" else found
+        total: Any = functools.reduce(operator.add, self.parts)
+        return total / len(self.parts) if name == "mean" else total

@@ -1,4 +1,4 @@
-"""What stands for tensors while a ``message`` of pointwise operations is traced.
+"""Stand-ins for tensors while a ``message`` of pointwise operations is traced.
 
 A stand-in (`Rows`) has a tree of operations whose leaves are rows at the ends of the edge, at the
 edge, and parameters. Pointwise operations make larger trees. What mixes channels is done before the
@@ -31,28 +31,28 @@ from gnnaccel.dispatch.generated.tree import Leaf, Number, Tree, computed, leave
 
 _SAME = frozenset(("contiguous", "clone", "detach", "float", "to", "type_as", "long", "int",
                    "bool"))
-#: they mix the channels of a row, and give one row for each
+#: operations that mix the channels of a row, and give one row for each
 _OF_ROWS = frozenset(("sum", "mean", "norm", "normalize", "layer_norm", "softmax", "embedding",
                       "std", "var", "amax", "amin", "logsumexp", "log_softmax", "softmin",
                       "cumsum"))
 FEW = 4  # channels that may be summed where both ends meet, in the kernels
 WHOLE = object()  #: among the ``names`` of a `Leaf`: its rows are whole numbers, not floats
-#: what writes the result of an operation over its first argument, of the same dtype
+#: methods that write the result of an operation over its first argument, of the same dtype
 IN_PLACE = {f"{name}_": name for name in OPERATIONS.keys() - TRUE | {"masked_fill"}}
 _MAPS = frozenset(("linear", "matmul", "mm", "bmm"))
 _PIECES = ("chunk", "split", "unbind")
 _COMPOSED = frozenset(("glu", "cosine_similarity", "pairwise_distance", "one_hot", "gather"))
 _REPEATED, _TURNED = ("expand", "expand_as", "repeat"), ("transpose", "swapaxes", "permute")
 _LIKE = {"zeros_like": 0.0, "ones_like": 1.0}
-#: what may be called of stand-ins besides
+#: other operations that stand-ins have
 NAMES = frozenset(("mT", *VIEWS, *_SAME, *_OF_ROWS, *_MAPS, *_PIECES, *_COMPOSED, *_REPEATED,
                    *_TURNED))
 
 
 class Rows(Value):
-    """``tree``: how a number of a row is computed; ``meta``: how it looks; ``memory``: all rows
-    that lie in the same memory, None for these alone; ``of_caller``: that is an argument of the
-    call."""
+    """Stand-in for rows. ``tree``: how a number of a row is computed; ``meta``: how it looks;
+    ``memory``: all rows that lie in the same memory, None for these alone; ``of_caller``: that is
+    an argument of the call."""
 
     rank = 1
     memory: list[weakref.ref[Rows]] | None = None
@@ -84,8 +84,8 @@ class Rows(Value):
     def operate(self, name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
         if name == "detach":
             return self.sharing(detached(self))
-        found = self._operated(name, function, args, kwargs)
-        return found if torch.is_grad_enabled() else detached(found)
+        result = self._operated(name, function, args, kwargs)
+        return result if torch.is_grad_enabled() else detached(result)
 
     def _operated(self, name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
         args = tuple(one.alone() if isinstance(one, Rows) else one for one in args)
@@ -119,13 +119,13 @@ class Rows(Value):
         return _other("whole_numbers").calculated(name, function, args, kwargs)
 
     def _expanded(self, function: Callable, args: tuple, kwargs: dict) -> Rows:
-        meta, had = applied(function, args, kwargs), self.meta.shape
-        if meta.dim() != len(had) or any(new != old != 1 for new, old in zip(meta.shape, had)):
+        meta, shape = applied(function, args, kwargs), self.meta.shape
+        if meta.dim() != len(shape) or any(new != old != 1 for new, old in zip(meta.shape, shape)):
             raise Unseen  # `repeat` lays several side by side
         return Rows(self.tree, meta)
 
     def alone(self) -> Rows:
-        """As rows of their own."""
+        """These rows, for themselves."""
         return self
 
     def sharing(self, found: Rows) -> Rows:
@@ -145,19 +145,19 @@ class Rows(Value):
                 rows.__class__ = Changed
 
     def overwritten(self, name: str, function: Callable, *args: Any, **kwargs: Any) -> Rows:
-        # without gradients those of these rows would flow on
+        # under no_grad, gradients of these rows would flow on
         if name not in IN_PLACE.values() or not torch.is_grad_enabled():
             raise Unseen
-        found = _call(name, function, args, kwargs)
+        result = _call(name, function, args, kwargs)
         self.changed()
-        return found
+        return result
 
     def through(self, module: nn.Module) -> Rows:
         """A module of torch's that looks at all edges."""
         return _other("channels").through(self, module)
 
     def kept(self, meta: Tensor) -> Rows:
-        """The same numbers in another dtype: of truth values zeros and ones."""
+        """These numbers in another dtype: of truth values zeros and ones."""
         if self.meta.dtype != meta.dtype:
             return _other("whole_numbers").kept(self, meta)
         return self if self.meta.stride() == meta.stride() else Rows(self.tree, meta)
@@ -209,7 +209,7 @@ _binary("logical_or", operator.or_)
 
 
 class Deferred(Rows):
-    """What is made into rows only where an operation asks for them: `joined`, Unseen where that
+    """Rows that are made only where an operation asks for them: `joined`, Unseen where that
     cannot be."""
 
     rank = 3
@@ -233,7 +233,7 @@ class Deferred(Rows):
         return self._alone is not None
 
     def joined(self) -> Rows:
-        """As rows."""
+        """The rows, made now."""
         raise Unseen
 
 
@@ -264,12 +264,12 @@ class Beside(Deferred):
 
 
 def rows(end: str, make: Make, meta: Tensor, name: str) -> Rows:
-    """What stands for the argument ``name`` of ``propagate``."""
-    found = made_rows(end, make, meta, frozenset((name,)), (make,))
+    """Stand-in for the argument ``name`` of ``propagate``."""
+    stand_in = made_rows(end, make, meta, frozenset((name,)), (make,))
     if meta.dtype == torch.bool:
-        found = _other("whole_numbers").of_caller(found)
-    found.of_caller = end == "e"  # rows of nodes are gathered, into memory of their own
-    return found
+        stand_in = _other("whole_numbers").of_caller(stand_in)
+    stand_in.of_caller = end == "e"  # rows of nodes are gathered, into memory of their own
+    return stand_in
 
 
 def made_rows(end: str, make: Make, meta: Tensor, names: frozenset[Any],
@@ -328,7 +328,7 @@ def whole(tree: Tree, tail: Any, given: Any) -> Tensor:
 # --- views and pieces -----------------------------------------------------------------------------
 
 def viewed(value: Rows, meta: Tensor) -> Rows:
-    """Other shapes of rows. Of a sum of rows and fewer numbers these are repeated in blocks."""
+    """Rows in another shape. Of a sum of rows and fewer numbers these are repeated in blocks."""
     old, new = tuple(value.meta.shape[1:]), tuple(meta.shape[1:])
     if meta.dim() == 0 or meta.shape[0] != ROWS:
         raise Unseen
@@ -359,7 +359,7 @@ def _pieces(value: Rows, function: Callable, args: tuple, kwargs: dict) -> tuple
 
 
 def detached(value: Any) -> Any:
-    """The same numbers, without gradients."""
+    """``value`` without gradients."""
     if type(value) is tuple:
         return tuple(map(detached, value))
     value = value.alone()
@@ -375,7 +375,7 @@ def _still(leaf: Leaf) -> Leaf:
 
 def cut(value: Rows, meta: Tensor, function: Callable[[Tensor], Any], key: str,
         at: int | None = None) -> Rows:
-    """The same piece of every leaf, by ``function``; ``key`` names that. It gives all pieces at
+    """One piece of every leaf, by ``function``; ``key`` names that. It gives all pieces at
     once, of which this is number ``at``, where that is said."""
     old, new = tuple(value.meta.shape[1:]), tuple(meta.shape[1:])
 
@@ -391,10 +391,10 @@ def cut(value: Rows, meta: Tensor, function: Callable[[Tensor], Any], key: str,
 
         pieces = leaf.pieces
         if (old, key, at) not in pieces:
-            made: Make = make
+            make_piece: Make = make
             if at is not None:
-                made = partial(numbered, pieces.setdefault((old, key), Once(make)), at)
-            pieces[old, key, at] = Leaf(leaf.end, made, new, leaf.names, leaf.roots)
+                make_piece = partial(numbered, pieces.setdefault((old, key), Once(make)), at)
+            pieces[old, key, at] = Leaf(leaf.end, make_piece, new, leaf.names, leaf.roots)
         return pieces[old, key, at]
 
     return Rows(mapped(value.tree, piece), meta)

@@ -14,7 +14,7 @@ from gnnaccel.dispatch.generated.tree import Call, Leaf, Number
 
 _ONE, _ZERO = Number(1.0), Number(0.0)
 _SQUARES = {2.0: "square", 0.5: "sqrt", -0.5: "rsqrt", -1.0: "reciprocal"}
-#: what gives truth values, and what others are of them
+#: operations that give truth values, and names that others have for truth values
 TRUE = frozenset(("gt", "lt", "ge", "le", "eq", "ne", "logical_and", "logical_or", "logical_not",
                   "where", "masked_fill"))
 _OF_TRUTH = {"add": "logical_or", "mul": "logical_and", "maximum": "logical_or",
@@ -27,14 +27,14 @@ def _given(args: tuple, kwargs: dict, *names: str, **defaults: Any) -> list[Any]
     order = (*names, *defaults)
     if len(args) > len(order):
         raise Unseen
-    found = {**defaults, **dict(zip(order, args))}
+    arguments = {**defaults, **dict(zip(order, args))}
     for name, value in kwargs.items():
         if name not in order:
             raise Unseen
-        found[name] = value
-    if any(name not in found for name in order):
+        arguments[name] = value
+    if any(name not in arguments for name in order):
         raise Unseen
-    return [found[name] for name in order]
+    return [arguments[name] for name in order]
 
 
 def _unary(op: str) -> Made:
@@ -117,11 +117,11 @@ def _with_numbers(op: str, **defaults: float) -> Made:
 
 def _numbered(args: tuple, kwargs: dict, **defaults: float) -> list[Any]:
     """The argument of a function, and its options, which are numbers."""
-    *found, inplace = _given(args, kwargs, "input",
-                             **{k: Number(v) for k, v in defaults.items()}, inplace=_ZERO)
-    if inplace != _ZERO or not all(type(n) is Number for n in found[1:]):
+    *values, inplace = _given(args, kwargs, "input",
+                              **{k: Number(v) for k, v in defaults.items()}, inplace=_ZERO)
+    if inplace != _ZERO or not all(type(n) is Number for n in values[1:]):
         raise Unseen
-    return found
+    return values
 
 
 def _clamped(op: str) -> Made:
@@ -148,14 +148,14 @@ def _gelu(function: Any, args: tuple, kwargs: dict) -> Call:
 
 
 def _prelu(function: Any, args: tuple, kwargs: dict) -> Call:
-    """With a slope for each channel, the first dimension after that of the rows."""
+    """`prelu` with a slope for each channel, the first dimension after that of the rows."""
     x, slope = _given(args, kwargs, "input", "weight")
     if type(slope) is not Leaf or slope.end != "p":
         raise Unseen
     if slope.tail:
         slope = slope.viewed(slope.tail[::-1])  # all but the last are 1
     above = Call("gt", (x, _ZERO))
-    # its gradient is 0 times 0 where x is infinite, not 0 times x
+    # the slope's gradient is 0 times 0 where x is infinite, not 0 times x
     below = Call("mul", (slope, Call("where", (above, _ZERO, x))))
     return Call("where", (above, x, below))
 
@@ -174,14 +174,14 @@ def _celu(function: Any, args: tuple, kwargs: dict) -> Call:
 
 
 def _hardtanh(function: Any, args: tuple, kwargs: dict) -> Call:
-    """Without gradients at its bounds, where those of `torch.clamp` go on."""
+    """`hardtanh`, without gradients at its bounds, where those of `torch.clamp` go on."""
     x, least, most = _numbered(args, kwargs, min_val=-1.0, max_val=1.0)
     inside = Call("where", (Call("ge", (x, most)), most, x))
     return Call("where", (Call("le", (x, least)), least, inside))
 
 
 def _bounded(x: Any, least: float, most: float) -> Call:
-    """Between two numbers, and without a gradient at these."""
+    """``x`` between two numbers, and without a gradient at these."""
     return _hardtanh(None, (x, Number(least), Number(most)), {})
 
 
@@ -212,7 +212,7 @@ def _tanhshrink(function: Any, args: tuple, kwargs: dict) -> Call:
 
 
 def _lerp(function: Any, args: tuple, kwargs: dict) -> Call:
-    """From the end that is nearer, as torch's."""
+    """`lerp` from the end that is nearer, as torch's."""
     start, end, weight = _given(args, kwargs, "input", "end", "weight")
     way = Call("sub", (end, start))
     near = Call("add", (start, Call("mul", (weight, way))))
@@ -223,7 +223,7 @@ def _lerp(function: Any, args: tuple, kwargs: dict) -> Call:
 
 
 def _with_two(op: str) -> Made:
-    """The sum of one and what ``op`` makes of two others, scaled by ``value``."""
+    """The sum of one argument and ``op`` of two others, scaled by ``value``."""
 
     def made(function: Any, args: tuple, kwargs: dict) -> Call:
         x, left, right, value = _given(args, kwargs, "input", "tensor1", "tensor2", value=_ONE)
@@ -240,7 +240,7 @@ def _mish(function: Any, args: tuple, kwargs: dict) -> Call:
     return Call("mul", (x, Call("tanh", (Call("softplus", (x, _ONE, Number(20.0))),))))
 
 
-#: by the name of the function or method
+#: operations by the name of the function or method
 OPERATIONS: dict[str, Made] = {
     **{name: _unary(name) for name in (
         "neg", "square", "reciprocal", "abs", "sign", "exp", "expm1", "log", "log1p", "sqrt",
@@ -264,7 +264,7 @@ OPERATIONS: dict[str, Made] = {
 
 
 def of_truth(name: str, meta: Tensor, args: tuple) -> str:
-    """The operation, of truth values the one that gives truth values as torch's does."""
+    """The operation; for truth values the one that gives truth values as torch's does."""
     if name in ("sub", "rsub", "neg") and any(
         isinstance(a, Value) and a.meta.dtype == torch.bool for a in args):
         raise Unseen  # nor does torch

@@ -17,16 +17,16 @@ from gnnaccel.dispatch.generated.tree import leaves
 
 
 def product(function: Callable, args: tuple) -> Rows:
-    """What torch's ``function`` makes of rows and parameters, one row of each."""
+    """torch's ``function`` of rows and parameters, one row of each."""
     if any(isinstance(one, Value) and not isinstance(one, (Rows, Param)) for one in args):
         raise Unseen
     meta = applied(function, args, {})
     rows = [one for one in args if isinstance(one, Rows)]
     if len(set().union(*map(channels.ends, rows))) > 1:
         args = tuple([channels.at_edges(one) if isinstance(one, Rows) else one for one in args])
-    given_args = tuple([(one.alone().tree, one.meta.shape[1:]) if isinstance(one, Rows) else one
-                        for one in args])
-    trees = [one[0] for one in given_args if type(one) is tuple]
+    operands = tuple([(one.alone().tree, one.meta.shape[1:]) if isinstance(one, Rows) else one
+                      for one in args])
+    trees = [one[0] for one in operands if type(one) is tuple]
     end, names, roots = about(leaf for tree in trees for leaf in leaves(tree))
     roots = (*roots, *(root for one in args if isinstance(one, Param) for root in one.roots))
     of_nodes = roots if end in "ji" else ()
@@ -35,6 +35,6 @@ def product(function: Callable, args: tuple) -> Rows:
         given = of_read(given, of_nodes)
         return function(*[whole(one[0], one[1], given) if type(one) is tuple
                           else one.make(given) if isinstance(one, Param) else one
-                          for one in given_args])
+                          for one in operands])
 
     return made_rows(end, Once(make), meta, names, roots)

@@ -26,25 +26,25 @@ SETTINGS = itemgetter("_explain", "_decomposed_layers", "flow", "node_dim")
 HOOKS = itemgetter(*guards.HOOKS)
 MODULE_HOOKS = itemgetter("_forward_hooks", "_forward_pre_hooks", "_backward_hooks",
                           "_backward_pre_hooks")
-#: what must not be replaced on a layer object
+#: methods that must not be replaced on a layer object
 OVERRIDES = frozenset(MESSAGE_PASSING)
 _REDUCES = {"SumAggregation": "sum", "MeanAggregation": "mean", "MaxAggregation": "max",
             "MinAggregation": "min"}
-#: those of settings, or modules, of their own: looked at in each call
+#: aggregations with settings, or modules, of their own: looked at in each call
 _MOMENTS = {"VarAggregation": "var", "StdAggregation": "std"}
 #: reasons of a message without a form, or of one whose tensors do not fit it
 NO_FORM = ("GA206", "GA208", "GA211")
-#: what else a function is
+#: attributes in which a function may change
 FUNCTION = ("__code__", "__defaults__", "__kwdefaults__")
 _FUNCTIONS = ("message", "aggregate", "update", "message_and_aggregate")
 
 
 class Known:
-    """What is known of a class's functions.
+    """Facts about a class's functions.
 
-    It holds as long as they and all functions on their ``path`` stay the same. ``updates``: whether
-    ``update`` does something; ``update``: its arguments. ``of_user``: ``aggregate`` is the user's
-    own; ``traced``: it was traced (`aggregates`), and ``aggregate`` is what that found;
+    They hold as long as these and all functions on their ``path`` stay the same. ``updates``:
+    whether ``update`` does something; ``update``: its arguments. ``of_user``: ``aggregate`` is the
+    user's own; ``traced``: it was traced (`aggregates`), and ``aggregate`` is what that found;
     ``gathers``: those of `GATHERS` that this PyG has.
     """
 
@@ -62,8 +62,8 @@ class Known:
         self.aggregate, self.traced = stock.of_aggregate(self.functions[1]), traced is not None
         self.of_user = self.aggregate is None and home(self.functions[1]) != "torch_geometric"
         self.updates = not is_method(self.functions[2], base(), "update", "torch_geometric")
-        for function, known in zip(self.functions, (self.stock, self.aggregate)):
-            if known is not None:
+        for function, entry in zip(self.functions, (self.stock, self.aggregate)):
+            if entry is not None:
                 self.path.function(function)
         for function in self.functions[:1 + self.of_user]:
             message.watch(self.path, function)
@@ -79,32 +79,32 @@ class Known:
         self.why = self.why or changed
 
     def stamp(self, layer: Any) -> tuple | None:
-        """What a form depends on of the layer."""
+        """Properties of the layer that a form depends on."""
         if self.aggregate is not None:
             return self.aggregate.reduces(layer)
         return None if self.stock is None else self.stock.stamp(layer)
 
     def form(self, kwargs: dict, stamp: tuple | None) -> message.Form | Reason:
-        """What the message computes of such arguments, in a layer with this `stamp`."""
+        """Form of the message for such arguments, in a layer with this `stamp`."""
         if self.why is not None:
             return self.why
         kinds = {name: _kind(value) for name, value in kwargs.items() if name != "size"}
         key = (stamp, *kinds.items())
         if key not in self.forms:
-            found = (message.form(self.functions[0], kinds)
-                     if self.stock is None
-                     else self.stock.form(stamp, kinds))  # type: ignore[arg-type]
+            result = (message.form(self.functions[0], kinds)
+                      if self.stock is None
+                      else self.stock.form(stamp, kinds))  # type: ignore[arg-type]
             own = self.aggregate
-            if own is not None and own.weight is not None and type(found) is message.Form:
-                found = _weighted_by(found, own.weight, kinds)
-            self.forms[key] = (found or (
+            if own is not None and own.weight is not None and type(result) is message.Form:
+                result = _weighted_by(result, own.weight, kinds)
+            self.forms[key] = (result or (
                 reason("GA208", "its message has a form that is not recognised") if self.own else
                 reason("GA211", "message has a form that is not recognised")))
         return self.forms[key]
 
 
 def _weighted_by(form: message.Form, name: str, kinds: dict[str, str]) -> message.Form | None:
-    """``form`` with what a class's own ``aggregate`` weights messages with."""
+    """``form`` with the weights of a class's own ``aggregate``."""
     if form.weight is not None or form.more is not None:
         return None
     return (form
@@ -116,13 +116,13 @@ _classes: IdentityMap[Known] = IdentityMap()
 
 
 def known_class(cls: type) -> Known:
-    """What is known of a class; the same object for as long as its functions are the same."""
-    found = _classes.get(cls)
-    if found is not None and found.path.same():
-        return found
-    found = Known(cls)
-    _classes.set(cls, found)
-    return found
+    """`Known` of a class; one object for as long as its functions are the same."""
+    known = _classes.get(cls)
+    if known is not None and known.path.same():
+        return known
+    known = Known(cls)
+    _classes.set(cls, known)
+    return known
 
 
 @functools.cache
@@ -149,15 +149,15 @@ def _functions_reason(cls: type, known: Known) -> Reason | None:
 
 def _update_arguments(known: Known) -> tuple[str, ...] | None:
     """The arguments of ``propagate`` that a class's ``update`` takes; None if it takes others."""
-    found = []
+    names = []
     for parameter in list(inspect.signature(known.functions[2]).parameters.values())[2:]:
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             return None
         if parameter.name[-2:] in ("_i", "_j") or (
             parameter.name in {*base().special_args, "self"} - {"edge_index"}):
             return None
-        found.append(parameter.name)
-    return tuple(found)
+        names.append(parameter.name)
+    return tuple(names)
 
 
 def _kind(value: Any) -> str:
@@ -167,7 +167,7 @@ def _kind(value: Any) -> str:
 
 
 def storable(layer: Any) -> Reason | bool:
-    """As `gnnaccel.adapters.storable`, of what is known without a call."""
+    """`gnnaccel.adapters.storable`, by what is known without a call."""
     why = known_class(type(layer)).why
     if why is None and known_class(type(layer)).aggregate is not None:
         why = reason("GA603", "it aggregates in its own way")
@@ -203,9 +203,9 @@ def read(layer: Any, edge_index: Any, kwargs: dict) -> Read | Reason:
         matrix = known.why or adjacency.read(layer, known, edge_index, kwargs)
         if type(matrix) is Reason:
             return matrix
-        found = read_as(matrix.form, layer, matrix.edges, matrix.arguments, known,
-                        ProductGraph if matrix.path is not None else OpGraph)
-        return found if type(found) is Reason else found._replace(matrix=matrix)
+        call = read_as(matrix.form, layer, matrix.edges, matrix.arguments, known,
+                       ProductGraph if matrix.path is not None else OpGraph)
+        return call if type(call) is Reason else call._replace(matrix=matrix)
     return read_edges(layer, edge_index, kwargs, known)
 
 
@@ -216,13 +216,13 @@ def read_edges(layer: Any, edge_index: Any, kwargs: dict, known: Known) -> Read 
     form = known.form(kwargs, known.stamp(layer))
     if type(form) is message.Form and form.summed:
         form = generated.not_summed(form, layer, kwargs, edge_index, known)
-    found = form if type(form) is Reason else read_as(form, layer, edge_index, kwargs, known)
-    if type(found) is Reason and found.code in NO_FORM:
-        other = generated.form(layer, known, kwargs, edge_index, found)
-        if type(other) is message.Form:
-            return read_as(other, layer, edge_index, kwargs, known)
-        found = guards.context_reason() or found
-    return found
+    call = form if type(form) is Reason else read_as(form, layer, edge_index, kwargs, known)
+    if type(call) is Reason and call.code in NO_FORM:
+        generated_form = generated.form(layer, known, kwargs, edge_index, call)
+        if type(generated_form) is message.Form:
+            return read_as(generated_form, layer, edge_index, kwargs, known)
+        call = guards.context_reason() or call
+    return call
 
 
 def read_as(form: message.Form, layer: Any, edge_index: Any, kwargs: dict, known: Known,
@@ -236,12 +236,12 @@ def read_as(form: message.Form, layer: Any, edge_index: Any, kwargs: dict, known
     if why is not None:
         return why
     if form.of_edges:
-        found = node_counts.of_edges(layer, edge_index, kwargs, form.ends)
+        sizes = node_counts.of_edges(layer, edge_index, kwargs, form.ends)
     else:
-        found = node_counts.sizes(layer, edge_index, kwargs, ((form.source, "j"), *form.ends))
-    if type(found) is Reason:
-        return found
-    x, (num_src, num_dst) = source(kwargs, form.source), found
+        sizes = node_counts.sizes(layer, edge_index, kwargs, ((form.source, "j"), *form.ends))
+    if type(sizes) is Reason:
+        return sizes
+    x, (num_src, num_dst) = source(kwargs, form.source), sizes
     if x.dtype in stock.HALF and stock.divides(type(layer)):
         return reason("GA203", f"{x.dtype} features, divided by sums in 16 bits")
     plain = _edges(layer, known, edge_index, num_src, num_dst, x.device)
@@ -254,26 +254,26 @@ def read_as(form: message.Form, layer: Any, edge_index: Any, kwargs: dict, known
         why = means.unfit(one, x, weight, form.more is not None)
         if why is not None:
             return why
-    given = prepared(reduces[0], layer, x, weight, plain.shape[1])
-    if type(given) is Reason:
-        return given
+    first = prepared(reduces[0], layer, x, weight, plain.shape[1])
+    if type(first) is Reason:
+        return first
     graph = graph_class(plain, num_src, num_dst, layer.flow != "source_to_target")
     if form.more is not None:
-        given = completing.with_more(layer, form, graph, given, kwargs, form.costly)
-        if type(given) is Reason:
-            return given
-    return Read(graph, given, form, known, reduces)
+        first = completing.with_more(layer, form, graph, first, kwargs, form.costly)
+        if type(first) is Reason:
+            return first
+    return Read(graph, first, form, known, reduces)
 
 
 def reductions(layer: Any, known: Known) -> tuple[Reduce, ...]:
-    """What the layer aggregates with, as `Aggregation.by` takes it."""
+    """The layer's reductions, as `Aggregation.by` takes them."""
     return (_reduces(layer.aggr_module)
             if known.aggregate is None else known.aggregate.reduces(layer))
 
 
 def _reduces(module: Any) -> tuple[Reduce, ...]:
-    """What an aggregation of the host's computes: one reduction, or those of a MultiAggregation; ()
-    for others, or with hooks."""
+    """Reductions of an aggregation of the host's: one, or those of a MultiAggregation; () for
+    others, or with hooks."""
     name = type(module).__name__
     if not type(module).__module__.startswith("torch_geometric.nn.aggr."):
         return ()
@@ -282,8 +282,8 @@ def _reduces(module: Any) -> tuple[Reduce, ...]:
     if name == "MultiAggregation":
         if guards.several_reason(module) is not None:
             return ()
-        found = tuple(_reduces(inner) for inner in module.aggrs)
-        return tuple(one[0] for one in found) if all(len(one) == 1 for one in found) else ()
+        inside = tuple(_reduces(inner) for inner in module.aggrs)
+        return tuple(one[0] for one in inside) if all(len(one) == 1 for one in inside) else ()
     if name in _REDUCES:
         return (_REDUCES[name],)
     if name in _MOMENTS:

@@ -1,4 +1,4 @@
-"""What stands for einops' ``rearrange``: where it does no more than view rows in another shape."""
+"""Stand-in for einops' ``rearrange``: where it does no more than view rows in another shape."""
 from __future__ import annotations
 
 import math
@@ -14,7 +14,7 @@ _AXIS = re.compile(r"\(([^()]*)\)|(\S+)")
 
 
 def instead(value: Any) -> Any:
-    """What stands for a global value, if it is that function."""
+    """Stand-in for a global value, if it is that function."""
     if getattr(value, "__name__", "") == "rearrange" and own.home(value) == "einops":
         return rearrange
     return None
@@ -26,8 +26,8 @@ def package() -> Any:
 
 
 def rearrange(tensor: Any, pattern: Any, **sizes: Any) -> Any:
-    """As einops has it, of a pattern that leaves the order of the axes as it is. Axes of length 1
-    may come and go."""
+    """einops' ``rearrange``, of a pattern that leaves the order of the axes as it is. Axes of
+    length 1 may come and go."""
     if not isinstance(tensor, Value) or type(pattern) is not str or "..." in pattern or any(
         type(one) is not int for one in sizes.values()):
         raise Unseen
@@ -49,19 +49,19 @@ def rearrange(tensor: Any, pattern: Any, **sizes: Any) -> Any:
 
 def _axes(side: str) -> list[list[str]]:
     """The axes of one side of a pattern, in groups."""
-    found = []
-    for group, alone in _AXIS.findall(side):
-        found.append([alone] if alone else group.split())
-        if any(not (axis.isidentifier() or axis == "1") for axis in found[-1]):
+    groups = []
+    for group, single in _AXIS.findall(side):
+        groups.append([single] if single else group.split())
+        if any(not (axis.isidentifier() or axis == "1") for axis in groups[-1]):
             raise Unseen
-    return found
+    return groups
 
 
 def _complete(group: list[str], length: int, lengths: dict[str, int]) -> None:
-    """Adds the length of the one axis of a group that nobody has said."""
+    """Add the length of the one axis of a group that is not known yet."""
     unknown = [axis for axis in group if axis != "1" and axis not in lengths]
-    known = math.prod(lengths[axis] for axis in group if axis in lengths)
-    if len(unknown) > 1 or known == 0 or length % known or (not unknown and known != length):
+    product = math.prod(lengths[axis] for axis in group if axis in lengths)
+    if len(unknown) > 1 or product == 0 or length % product or (not unknown and product != length):
         raise Unseen
     if unknown:
-        lengths[unknown[0]] = length // known
+        lengths[unknown[0]] = length // product

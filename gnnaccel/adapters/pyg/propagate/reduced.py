@@ -21,20 +21,20 @@ def at_end(value: NodeValue, end: str) -> pointwise.Rows:
     steps, dtype = value.steps, value.meta.dtype
     if value.rows[0] != end and not (value.rows[1] and steps.square):
         raise Unseen  # whether there is a row for each node cannot be told
-    before = {k: _before(*steps.reductions[k]) for k in steps.needed(value)}
+    reducers = {k: _before(*steps.reductions[k]) for k in steps.needed(value)}
 
     def make(given: Any) -> Tensor:
-        made = {k: one(given) for k, one in before.items()}
-        found = steps.results(value, made, given)
-        more = given.graph.rows("v" if end == "i" else "u") - found.shape[0]
+        results = {k: one(given) for k, one in reducers.items()}
+        out = steps.results(value, results, given)
+        missing = given.graph.rows("v" if end == "i" else "u") - out.shape[0]
         # nodes beyond have no edges
-        return torch.cat([found, found.new_zeros(more, *found.shape[1:])]) if more else found
+        return torch.cat([out, out.new_zeros(missing, *out.shape[1:])]) if missing else out
 
     def like(given: Any) -> Tensor:
         return given.graph.edge_index.new_empty((), dtype=dtype)
 
     roots = tuple(dict.fromkeys((*_roots(steps, value), like)))
-    names: frozenset[Any] = frozenset((*before.values(), *_written(steps, value))) or (
+    names: frozenset[Any] = frozenset((*reducers.values(), *_written(steps, value))) or (
         frozenset((make,)))
     rows = pointwise.made_rows(end, Once(make), value.meta, names, roots)
     return rows if torch.is_grad_enabled() else pointwise.detached(rows)
@@ -48,32 +48,32 @@ def _before(rows: pointwise.Rows, reduce: str) -> Before:
 
 
 def _written(steps: Steps, value: NodeValue) -> list[Before]:
-    """What is written for each edge that the values are made of by torch."""
+    """Rows written for each edge of which torch makes the values."""
     return [name for rows in steps.of_rows(value) for leaf in leaves(rows.tree)
             for name in leaf.names if isinstance(name, Before)]
 
 
 def _roots(steps: Steps, value: NodeValue) -> list[Make]:
     """The tensors of which the values are made."""
-    found: list[Make] = [root for rows in steps.of_rows(value) for leaf in leaves(rows.tree)
+    roots: list[Make] = [root for rows in steps.of_rows(value) for leaf in leaves(rows.tree)
                          for root in leaf.roots]
-    left, seen = [value], set()
-    while left:
-        one = left.pop()
-        if one.at in seen:
+    pending, visited = [value], set()
+    while pending:
+        one = pending.pop()
+        if one.at in visited:
             continue
-        seen.add(one.at)
+        visited.add(one.at)
         step = steps.done[one.at]
         if type(step) is int:
-            found += [root for leaf in leaves(steps.reductions[step][0].alone().tree)
+            roots += [root for leaf in leaves(steps.reductions[step][0].alone().tree)
                       for root in leaf.roots]
             continue
         for arg in (*step[1], *step[2].values()):
             for part in arg if isinstance(arg, (tuple, list)) else (arg,):
                 if type(part) is NodeValue:
-                    left.append(part)
+                    pending.append(part)
                 elif isinstance(part, Param):
-                    found += part.roots
+                    roots += part.roots
                 elif isinstance(part, pointwise.Rows):
-                    found += [root for leaf in leaves(part.tree) for root in leaf.roots]
-    return found
+                    roots += [root for leaf in leaves(part.tree) for root in leaf.roots]
+    return roots

@@ -55,7 +55,7 @@ class Repeated(Described):
                  decision: Decision, config: Config, settled: bool):
         """``settled``: of an aggregation not made of others."""
         super().__init__(layer, kwargs, found, config)
-        graph, given = found.graph, found.given
+        graph, aggregation = found.graph, found.given
         self.matrix = None if found.matrix is None else found.matrix.kept()
         self.edges = TensorRef(edge_index, pointer=self.matrix is None)
         self.modes = _grad(), _deterministic(), saved_tensor_hooks(True) is None
@@ -63,8 +63,8 @@ class Repeated(Described):
         # there, as the call ran by it
         self.view = weakref.ref(graph.built)  # type: ignore[arg-type]
         self.sizes, self.decision = (graph.num_src, graph.num_dst, graph.flipped), decision
-        if self.shape is not None and given.weight is not None:
-            self.layout = aggregation_cuda.layout_of(given)
+        if self.shape is not None and aggregation.weight is not None:
+            self.layout = aggregation_cuda.layout_of(aggregation)
 
     def like(self, other: Repeated) -> bool:
         """Whether a call is kept in the place of the ``other``."""
@@ -97,13 +97,13 @@ class Repeated(Described):
             if not form.alike(layer, kwargs, graph, False):  # type: ignore[misc]  # it has one
                 return None
             kwargs = completing.arguments(form, layer, graph, kwargs, True)
-        given = self.stated(layer, kwargs, edge_index.shape[1])
+        aggregation = self.stated(layer, kwargs, edge_index.shape[1])
         if not self.bare and (form.unfinished or form.more is not None):
-            given = completing.completed(layer, form, graph, given, kwargs, True)
-        if type(given) is Reason:
+            aggregation = completing.completed(layer, form, graph, aggregation, kwargs, True)
+        if type(aggregation) is Reason:
             return None
         counters.count(self.cls.__name__, self.decision.plan.route)
-        out = self.decision.run(graph, given)  # type: ignore[misc]  # not native
+        out = self.decision.run(graph, aggregation)  # type: ignore[misc]  # not native
         if self.bare:
             return out
         return reading.finished(layer, self.known, reading.moved(layer, form, kwargs), out, kwargs,
@@ -130,12 +130,12 @@ class RepeatedAttention(Alike):
         self.calls, self.dtype = ledger.of(edge_index), torch.get_default_dtype()
 
     def like(self, other: RepeatedAttention) -> bool:
-        """As of `Repeated`."""
+        """Whether a call is kept in the place of the ``other``."""
         return self.arguments == other.arguments
 
     def run(self, layer: Any, edge_index: Tensor, kwargs: dict, arguments: Arguments,
             config: Config) -> Any:
-        """As of `Repeated`."""
+        """The result of a call like this one; None of others, as `Repeated.run`."""
         edges, view, stated = self.edges, self.view(), self.stated
         if (view is None or edges() is not edge_index or edges.version != edge_index._version
             or self.arguments != arguments or edges.pointer != edge_index.data_ptr()):
@@ -147,8 +147,8 @@ class RepeatedAttention(Alike):
         view.touched = True
         self.calls.calls += 1
         counters.count(self.cls.__name__, "cuda")
-        found: Any = patterns.attention(stated.program)  # attention, as it ran
-        call = Call(stated.program, found, view, stated.heads, stated.width, stated.out, True,
+        pattern: Any = patterns.attention(stated.program)  # attention, as it ran
+        call = Call(stated.program, pattern, view, stated.heads, stated.width, stated.out, True,
                     self.pmf, run=run_cuda)
         out = self.adapter.attended(layer, stated, edge_index, kwargs, call, edge_index)
         as_is = self.modes[0] or type(out) is not Tensor or not out._is_view()
@@ -180,7 +180,7 @@ class RepeatedNative:
             self.patience = aggregation_cost.patience(decision.estimate)
 
     def like(self, other: RepeatedNative) -> bool:
-        """As of `Repeated`."""
+        """Whether a call is kept in the place of the ``other``."""
         return self.rows == other.rows
 
     def fits(self, edge_index: Tensor, kwargs: dict, config: Config) -> bool:
@@ -217,7 +217,7 @@ def remember(layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read, 
              config: Config, memory: layer_memory.LayerMemory | None) -> None:
     """Keep this call for those over the same edges. ``memory``: the layer's, if it is at hand."""
     graph, memory = found.graph, memory or layer_memory.of(layer)
-    kept: Repeated | RepeatedNative
+    entry: Repeated | RepeatedNative
     if decision.run is not None:  # not where it ran without a structure or will not be repeated
         if graph.built is None or not memory.keeps(graph.built):
             return
@@ -225,30 +225,30 @@ def remember(layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read, 
             reading.settled(layer.aggr_module) and len(found.reduces) == 1)
         if not settled and any(type(one) is not str for one in found.reduces):
             return  # numbers inside may change
-        kept = Repeated(layer, edge_index, kwargs, found, decision, config, settled)
-        if Unknown in map(type, kept.arguments[2]):  # `understood`, without its call
+        entry = Repeated(layer, edge_index, kwargs, found, decision, config, settled)
+        if Unknown in map(type, entry.arguments[2]):  # `understood`, without its call
             return
     elif config.on_fallback == "native":
-        kept = RepeatedNative(layer, edge_index, kwargs, found, decision, config)
+        entry = RepeatedNative(layer, edge_index, kwargs, found, decision, config)
         new_graphs_native.remember(layer, edge_index, kwargs, found, decision, config)
     else:
         return
-    _keep(layer, edge_index, kept, memory)
+    _keep(layer, edge_index, entry, memory)
 
 
 def remember_attention(layer: Any, edge_index: Tensor, kwargs: dict, adapter: Any, stated: CallSpec,
                        call: Call) -> None:
-    """The same of attention that ran by kernels. ``adapter``: an `attention.OwnAttention`."""
+    """Keep a call of attention that ran by kernels. ``adapter``: an `attention.OwnAttention`."""
     config = current()
     if config is None or settings.asked(layer, config) is not None:  # rows may be stored otherwise
         return
-    kept = RepeatedAttention(layer, edge_index, kwargs, adapter, stated, call, config)
-    if Unknown not in map(type, kept.arguments[2]):
-        _keep(layer, edge_index, kept, layer_memory.of(layer))
+    entry = RepeatedAttention(layer, edge_index, kwargs, adapter, stated, call, config)
+    if Unknown not in map(type, entry.arguments[2]):
+        _keep(layer, edge_index, entry, layer_memory.of(layer))
 
 
 def _keep(layer: Any, edge_index: Tensor, kept: Any, memory: layer_memory.LayerMemory) -> None:
-    """``kept`` is the last of the layer's calls over these edges."""
+    """Make ``kept`` the last of the layer's calls over these edges."""
     # `layer_memory.mode_of`, without its call
     over = memory.over[_grad() + 2 * (layer.training is True)]
     if len(over) >= _LAYERS_GRAPHS:
@@ -259,13 +259,13 @@ def _keep(layer: Any, edge_index: Tensor, kept: Any, memory: layer_memory.LayerM
 
 
 def _others(last: Any, new: Any) -> Any:
-    """Of the calls kept over some edges the first few of other forms than the ``new`` one."""
-    found: list[Any] = []
-    while last is not None and len(found) < _FORMS - 1:
+    """The first few calls kept over some edges that have other forms than the ``new`` one."""
+    calls: list[Any] = []
+    while last is not None and len(calls) < _FORMS - 1:
         if (last.epoch == new.epoch and last.edges() is new.edges()
                 and not (type(last) is type(new) and last.like(new))):
-            found.append(last)
+            calls.append(last)
         last = last.older
-    for one, after in zip(found, [*found[1:], None]):
-        one.older = after
-    return found[0] if found else None
+    for one, next_call in zip(calls, [*calls[1:], None]):
+        one.older = next_call
+    return calls[0] if calls else None

@@ -43,11 +43,11 @@ def _subclasses(cls: type) -> Iterator[type]:
     seen = set()
     stack: list[type] = list(cls.__subclasses__())
     while stack:
-        found = stack.pop()
-        if found not in seen:
-            seen.add(found)
-            yield found
-            stack.extend(found.__subclasses__())
+        subclass = stack.pop()
+        if subclass not in seen:
+            seen.add(subclass)
+            yield subclass
+            stack.extend(subclass.__subclasses__())
 
 
 def _has_adapter(cls: type) -> bool:
@@ -64,16 +64,16 @@ def _taking_over(native: Callable, patches: PatchSet) -> Callable:
     @functools.wraps(native)
     @uncompiled
     def set_templates(self: Any, *args: Any, **kwargs: Any) -> Any:
-        found = native(self, *args, **kwargs)
+        result = native(self, *args, **kwargs)
         cls = type(self)
         for name in _KEPT:
-            kept = vars(cls).get(name)
-            if getattr(kept, "routed", False):  # inherited from a class that was taken over
-                setattr(cls, name, kept.__wrapped__)
+            original = vars(cls).get(name)
+            if getattr(original, "routed", False):  # inherited from a class that was taken over
+                setattr(cls, name, original.__wrapped__)
         # not where somebody kept this from a session that is over
         if patches.holds(MessagePassing, _TEMPLATES):
             _take_over(cls, patches)
-        return found
+        return result
 
     return set_templates
 
@@ -83,19 +83,19 @@ def _take_over(cls: type[Any], patches: PatchSet) -> None:
 
     from gnnaccel.adapters.pyg import known_class, propagates
 
-    own, native, known = vars(cls), cls.propagate, known_class(cls)
-    chosen = None if known is None else propagates(known)
-    if getattr(native, "routed", False) or (known is not None and chosen is None):
+    own, native, adapter = vars(cls), cls.propagate, known_class(cls)
+    chosen = None if adapter is None else propagates(adapter)
+    if getattr(native, "routed", False) or (adapter is not None and chosen is None):
         return
     written = (own.get("propagate") is native is own.get(_KEPT[1])
                and own.get(_KEPT[0]) is not native)
     general = native is MessagePassing.propagate and cls is not MessagePassing
     if (written or general) and own_code.is_method(native, cls, "propagate", "torch_geometric"):
-        taken = routed(native)
+        replacement = routed(native)
         if chosen is not None:
-            taken = by_layer(chosen, taken, native)
-            taken.__wrapped__ = native  # type: ignore[attr-defined]
-        patches.set(cls, "propagate", taken,
+            replacement = by_layer(chosen, replacement, native)
+            replacement.__wrapped__ = native  # type: ignore[attr-defined]
+        patches.set(cls, "propagate", replacement,
                     "Runs the aggregation as one operation over the graph, without a message per "
                     "edge, where that is faster.")
 

@@ -1,4 +1,4 @@
-"""How many rows stand-ins for tensors have while users' functions are traced: what to them is a
+"""The number of rows of stand-ins for tensors while users' functions are traced: to these it is a
 number, but not one to calculate with."""
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class RowCount:
 
 
 def counted(value: Any) -> bool:
-    """Whether there is a `RowCount` in it."""
+    """Whether there is a `RowCount` in ``value``."""
     if type(value) is slice:
         value = value.start, value.stop, value.step
     if isinstance(value, (tuple, list)):

@@ -52,20 +52,20 @@ _REDUCES = {"sum": "sum", "add": "sum", "mean": "mean", "max": "max", "min": "mi
 def install(patches: PatchSet) -> None:
     """Replace the functions, through ``patches``, where they are, and wherever a module that is
     none of `_LAYERS` has them."""
-    made = {}
+    wrappers = {}
     for name, (module, wrapper) in _ROUTED.items():
         native = getattr(importlib.import_module(_UTILS + module), name)
         if not own.is_function(native, "torch_geometric", name):
             continue  # what a user put there may do anything
         if tuple(inspect.signature(native).parameters) == tuple(
             inspect.signature(wrapper(native)).parameters):
-            made[native] = tuple(_scriptable(wrapper(native, readout), native)
-                                 for readout in (False, True))
+            wrappers[native] = tuple(_scriptable(wrapper(native, readout), native)
+                                     for readout in (False, True))
     for module in modules():
         for name, value in list(vars(module).items()):
-            found = made.get(value) if inspect.isfunction(value) else None
-            if found is not None and not module.__name__.startswith(_LAYERS):
-                patches.set(module, name, found[module.__name__.startswith(_AGGREGATIONS)],
+            pair = wrappers.get(value) if inspect.isfunction(value) else None
+            if pair is not None and not module.__name__.startswith(_LAYERS):
+                patches.set(module, name, pair[module.__name__.startswith(_AGGREGATIONS)],
                             "Runs reductions and softmax over groups of rows, and so pooling, by "
                             "kernels on a GPU where that is faster; on a CPU PyG's code runs.")
 
@@ -80,16 +80,16 @@ def _scriptable(wrapper: Callable, native: Callable) -> Callable:
 
 def modules() -> list[Any]:
     """The modules of PyG that are loaded, each once."""
-    found = {id(m): m for name, m in list(sys.modules.items())
+    by_id = {id(m): m for name, m in list(sys.modules.items())
              if name.startswith("torch_geometric.") and hasattr(m, "__dict__")}
-    return list(found.values())
+    return list(by_id.values())
 
 
 @uncompiled
 def _left_alone(name: str, src: Any, index: Any, readout: bool, config: Config) -> bool:
     """Whether a call goes native without a further look; counts it where it could have been
-    another. ``readout``: of an aggregation module, so that it is ours only where it is one. What
-    torch.jit traces is: a number of rows that is known of this index is not that of others."""
+    another. ``readout``: of an aggregation module, which is routed only as a readout. Calls that
+    torch.jit traces stay native: a number of rows known of this index is not that of others."""
     if _tracing() is not None:
         return True
     if readout and (type(index) is not Tensor or index._is_view() or index.is_inference()):
@@ -193,9 +193,9 @@ def _index_reason(src: Tensor, given: Any, dim: Any, offsets: bool = False) -> R
     """Why rows cannot be grouped by ``given``: an index, or ``offsets``."""
     if (type(given) is not Tensor or given.dim() != 1 or given.dtype != torch.int64
         or given.device != src.device):
-        seen = (f"{given.dtype} {list(given.shape)} on {given.device}"
-                if isinstance(given, Tensor) else type(given).__name__)
-        return reason("GA206", f"the {'offsets' if offsets else 'index'}: {seen}",
+        description = (f"{given.dtype} {list(given.shape)} on {given.device}"
+                       if isinstance(given, Tensor) else type(given).__name__)
+        return reason("GA206", f"the {'offsets' if offsets else 'index'}: {description}",
                       "pass a dense int64 tensor of one dimension")
     if type(dim) is not int or not src.dim() or dim not in (0, -src.dim()):
         return reason("GA206", f"dimension {dim} of {src.dim()}", "reduce the first dimension")

@@ -1,6 +1,6 @@
-"""What stands for what message passing passes by itself, such as ``index`` and ``edge_index``.
+"""Stand-ins for arguments that message passing passes by itself, such as ``index``.
 
-It may be handed to functions that stand in, and taken apart.
+They may be handed to functions that stand in, and taken apart.
 """
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from gnnaccel.adapters.pyg.propagate.untold import Sequence
 #: names of the ends that edges go to and come from, by the end
 _INDEX = {"index": "i", "edge_index_i": "i", "edge_index_j": "j"}
 _COUNTS = {"dim_size": "i", "size_i": "i", "size_j": "j"}
-#: of a number, before the end whose nodes it counts up to the last that has an edge
+#: first part of a name, before the end whose nodes are counted up to the last that has an edge
 UP_TO_LAST = "up to the last "
-#: what is never None
+#: arguments that are never None
 NEVER_NONE = (*_INDEX, "edge_index", "size")
 
 
 class Special(Refuses):
-    """``name``: the argument's; ``end``: of an index the end "i" or "j" whose nodes it names, else
-    ""; ``counts``: of a number the end whose nodes it counts; ``parts``: what it may be taken
+    """One such argument, ``name``. ``end``: of an index the end "i" or "j" whose nodes it names,
+    else ""; ``counts``: of a number the end whose nodes it counts; ``parts``: what it may be taken
     apart into, in order; ``steps``: of an ``aggregate``'s index what reduces by it; ``functions``:
     of a message's what stands for functions of PyG, which know how many nodes there may be."""
 
@@ -142,18 +142,18 @@ def _expanded(rows: Spread, sizes: tuple) -> Spread:
     if len(sizes) != 1 + len(rows.tail) or not (
         type(sizes[0]) is RowCount or type(sizes[0]) is int and sizes[0] == -1):
         raise Unseen
-    for size, had in zip(sizes[1:], rows.tail):
-        if type(size) is not int or (size not in (-1, had) and had != 1):
+    for size, length in zip(sizes[1:], rows.tail):
+        if type(size) is not int or (size not in (-1, length) and length != 1):
             raise Unseen
-    return Spread(rows.of, tuple(had if size == -1 else size
-                                 for size, had in zip(sizes[1:], rows.tail)))
+    return Spread(rows.of, tuple(length if size == -1 else size
+                                 for size, length in zip(sizes[1:], rows.tail)))
 
 
 def _repeated(rows: Spread, sizes: tuple) -> Spread:
     if len(sizes) != 1 + len(rows.tail) or any(type(one) is not int for one in sizes) or (
         sizes[0] != 1):
         raise Unseen
-    return Spread(rows.of, tuple(size * had for size, had in zip(sizes[1:], rows.tail)))
+    return Spread(rows.of, tuple(size * length for size, length in zip(sizes[1:], rows.tail)))
 
 
 def _is_index(special: Special) -> bool:
@@ -164,7 +164,7 @@ def _sizes(special: Special) -> Sequence:
     return Sequence((2, RowCount()) if special.name == "edge_index" else (RowCount(),))
 
 
-#: where rows are
+#: stand-in for the device of rows
 DEVICE = Special("device")
 
 
@@ -176,7 +176,7 @@ def _given(part: Any) -> Any:
 
 def special(name: str, kwargs: dict, flow: Any, edge_index: Any,
             functions: Any = None) -> Special:
-    """What stands for the argument ``name`` of a call. ``flow()``: the layer's; ``functions``: as
+    """Stand-in for the argument ``name`` of a call. ``flow()``: the layer's; ``functions``: as
     of `Special`."""
     if name == "edge_index":
         ends = ("edge_index_j", "edge_index_i")
@@ -188,7 +188,7 @@ def special(name: str, kwargs: dict, flow: Any, edge_index: Any,
         return Special(name)
     if flow() != "source_to_target":
         ends = ends[::-1]
-    given = kwargs.get("size") if name == "size" else (0, 0)
-    known = given if isinstance(given, (tuple, list)) and len(given) == 2 else (None, None)
+    size = kwargs.get("size") if name == "size" else (0, 0)
+    counts = size if isinstance(size, (tuple, list)) and len(size) == 2 else (None, None)
     return Special(name, tuple(None if one is None else Special(end, (), functions)
-                               for one, end in zip(known, ends)))
+                               for one, end in zip(counts, ends)))

@@ -1,4 +1,4 @@
-"""What stands for rows of nodes or edges that are not in the first dimension, such as features
+"""Stand-ins for rows of nodes or edges that are not in the first dimension, such as features
 [batch, time, nodes, channels].
 
 The kernels see rows [nodes, batch, time, channels]. What a message does is done to these, where it
@@ -33,8 +33,8 @@ _TRAILING = {"sum": 1, "mean": 1, "softmax": 1, "norm": 2, "normalize": 2, "chun
 
 
 class Stacked(Value):
-    """``rows``: as the kernels see them; ``meta``: as the user does, `ROWS` in the dimension
-    ``place``."""
+    """Stand-in for such rows. ``rows``: as the kernels see them; ``meta``: as the user does, `ROWS`
+    in the dimension ``place``."""
 
     rank = 12
 
@@ -72,16 +72,16 @@ class Stacked(Value):
         if args[0] is not self or any(isinstance(one, Stacked)
                                       for one in (*args[1:], *kwargs.values())):
             raise Unseen
-        found = _outer(function, args, kwargs)
+        result = _outer(function, args, kwargs)
         if name in VIEWS and name not in _SAME:
-            return self._viewed(found)
+            return self._viewed(result)
         inner = self.rows.operate(name, function, (self.rows, *args[1:]), kwargs)
-        if type(found) in (tuple, list):
-            return tuple(map(Stacked, inner, found))
-        return Stacked(inner, found)
+        if type(result) in (tuple, list):
+            return tuple(map(Stacked, inner, result))
+        return Stacked(inner, result)
 
     def _viewed(self, meta: Tensor) -> Stacked:
-        """Other shapes on both sides of the rows."""
+        """The rows with other shapes on both sides."""
         place, shape = _place(meta), self.meta.shape
         if math.prod(shape[:self.place]) != math.prod(meta.shape[:place]):
             raise Unseen
@@ -118,7 +118,7 @@ class Stacked(Value):
         return (*args[:at], dim, *args[at + 1:]), kwargs
 
     def _dropped(self, p: float = 0.5, training: bool = True, inplace: bool = False) -> Stacked:
-        """With the mask that the host draws: in the order of the dimensions that the user sees."""
+        """Dropout with the host's mask: drawn in the order of the dimensions that the user sees."""
         if inplace or type(p) not in (int, float):
             raise Unseen
         if not training or p == 0:
@@ -156,7 +156,7 @@ class Stacked(Value):
             raise Unseen
 
     def kept(self, kept: Callable) -> Once:
-        """As `channels.kept`, of the rows as the user sees them."""
+        """`channels.kept` of the rows as the user sees them."""
         value, place = kept(self.rows), self.place
         return Once(lambda given: value(given).movedim(0, place).contiguous())
 
@@ -202,9 +202,9 @@ def _pointwise(name: str, function: Callable, args: tuple, kwargs: dict) -> Stac
     meta = _outer(function, args, kwargs)
     place = _place(meta) - meta.dim()
     inner = [_aligned(one, meta.dim(), place) for one in args]
-    named = {k: _aligned(one, meta.dim(), place) for k, one in kwargs.items()}
-    first = next(one for one in (*inner, *named.values()) if isinstance(one, Rows))
-    return Stacked(first.operate(name, function, tuple(inner), named), meta)
+    keywords = {k: _aligned(one, meta.dim(), place) for k, one in kwargs.items()}
+    first = next(one for one in (*inner, *keywords.values()) if isinstance(one, Rows))
+    return Stacked(first.operate(name, function, tuple(inner), keywords), meta)
 
 
 def _aligned(value: Any, dims: int, place: int) -> Any:
@@ -218,17 +218,17 @@ def _aligned(value: Any, dims: int, place: int) -> Any:
         return value
     if value.place - value.meta.dim() != place:
         raise Unseen
-    rows, more = value.rows.alone(), dims - value.meta.dim()
-    if not more:
+    rows, extra = value.rows.alone(), dims - value.meta.dim()
+    if not extra:
         return rows
 
     def longer(leaf: Leaf) -> Leaf:
         if leaf.blocks:
             raise Unseen
-        return leaf.viewed((*(1,) * more, *leaf.tail))
+        return leaf.viewed((*(1,) * extra, *leaf.tail))
 
     return Rows(mapped(rows.tree, longer),
-                rows.meta.reshape(ROWS, *(1,) * more, *rows.meta.shape[1:]))
+                rows.meta.reshape(ROWS, *(1,) * extra, *rows.meta.shape[1:]))
 
 
 def _without(value: Param, place: int) -> Param:

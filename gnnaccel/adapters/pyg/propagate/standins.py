@@ -1,4 +1,4 @@
-"""What stands for the arguments of a ``message`` while it is looked through: each knows what it is
+"""Stand-ins for the arguments of a ``message`` while it is looked through: each knows what it is
 made of, and refuses all else.
 """
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 from gnnaccel.dispatch.ops.messages import Gated, More, Rectified, Shifted
 from gnnaccel.dispatch.policy.reasons import Reason
 
-#: of what belongs to edges; pure, one row per edge in and out
+#: methods of tensors of the edges; pure, one row per edge in and out
 METHODS = frozenset(("view", "reshape", "unsqueeze", "squeeze", "sigmoid", "tanh", "relu", "exp",
                      "abs", "neg", "mul", "to", "float"))
 FUNCTIONS = {torch.mul: operator.mul, torch.multiply: operator.mul, torch.add: operator.add,
@@ -27,11 +27,11 @@ Arguments = dict[str, Any]  # of propagate
 
 
 class Form(NamedTuple):
-    """``source``: the argument of ``propagate`` whose rows are gathered at the source;
-    ``weight(arguments)``: what they are multiplied with, one row per edge; ``apply(rows)``: what
-    becomes of each row before; ``more(arguments, layer)``: what else is in a message; each None for
-    nothing. ``ends``: other arguments that are features of nodes, used or not, each with its end of
-    the edge, "i" or "j". ``costly``: ``more`` computes something of the size of the edges'
+    """The parts of a message. ``source``: the argument of ``propagate`` whose rows are gathered at
+    the source; ``weight(arguments)``: factors of these, one row per edge; ``apply(rows)``: an
+    operation on each row before; ``more(arguments, layer)``: other parts of a message; each None
+    for nothing. ``ends``: other arguments that are features of nodes, used or not, each with its
+    end of the edge, "i" or "j". ``costly``: ``more`` computes something of the size of the edges'
     features. ``width``: the channels that rows then have, where ``more`` makes those too: ``(rows,
     more)``, or says why not. ``stand_in(arguments, graph)``: what looks like ``more`` and computes
     nothing, for messages that kernels are written for, or why these are none. ``summed``: it is a
@@ -63,8 +63,8 @@ class Form(NamedTuple):
 def rows(arguments: Arguments, name: str, end: str) -> Any:
     """Features by node, those of the source ("j") or of the destination ("i"); of a pair its first
     or second."""
-    found = arguments[name]
-    return found[end == "i"] if isinstance(found, (tuple, list)) else found
+    features = arguments[name]
+    return features[end == "i"] if isinstance(features, (tuple, list)) else features
 
 
 class Unseen(Exception):
@@ -72,7 +72,7 @@ class Unseen(Exception):
 
 
 class Refuses:
-    """Stands for what a message may be given but not use."""
+    """Stand-in for an argument that a message may be given but not use."""
 
     def __getattribute__(self, name: str) -> Any:
         raise Unseen
@@ -144,7 +144,7 @@ class Edge:
 
 
 class Rows:
-    """What stands for features of nodes, or for something made of them: refuses what it does not
+    """Stand-in for features of nodes, or for something made of them: refuses what it does not
     know."""
 
     def __getattr__(self, name: str) -> Any:
@@ -178,8 +178,8 @@ class Rows:
         return self._left() - other
 
     def _left(self) -> Rows:
-        """What it was before it changed in place. What else has it, under another name or as a part
-        of a sum, may use it no more."""
+        """A copy of it before it changed in place. Others that hold it, under another name or as a
+        part of a sum, may use it no more."""
         before = object.__new__(type(self))
         before.__dict__.update(self.__dict__)
         self.__class__ = Changed
@@ -195,14 +195,14 @@ class Rows:
         return self - other
 
     def form(self) -> Form | None:
-        """What a message is that gives this back."""
+        """Form of a message that returns this; None for none."""
         return None
 
     __torch_function__ = Edge.__torch_function__
 
 
 class Changed(Rows):
-    """What was changed in place, in the hands of whoever had it before."""
+    """Rows that were changed in place, in the hands of whoever had them before."""
 
     def __getattribute__(self, name: str) -> Any:
         raise Unseen

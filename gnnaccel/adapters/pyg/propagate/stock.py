@@ -27,8 +27,8 @@ HALF = (torch.float16, torch.bfloat16)
 
 
 class Stock(NamedTuple):
-    """``stamp(layer)``; ``form(stamp, kinds)``, as `message.form`, with a reason where there is
-    none; ``usual``: the stamp of a layer as it is constructed."""
+    """A ``message`` of the host's: ``stamp(layer)``; ``form(stamp, kinds)``, as `message.form`,
+    with a reason where there is none; ``usual``: the stamp of a layer as it is constructed."""
 
     stamp: Callable[[Any], tuple]
     form: Callable[[tuple, dict[str, str]], Form | Reason | None]
@@ -56,12 +56,12 @@ def _messages() -> dict[type, Stock]:
 
 
 def of_message(function: Any) -> Stock | None:
-    """What is known of a ``message`` that is one of the host's own."""
+    """`Stock` of a ``message`` that is one of the host's own."""
     return _found(_messages(), function, "message")
 
 
 def of_aggregate(function: Any) -> Aggregate | None:
-    """What is known of an ``aggregate`` that is one of the host's own."""
+    """`Aggregate` of an ``aggregate`` that is one of the host's own."""
     from torch_geometric.nn import EGConv
 
     return _found({EGConv: Aggregate(_eg_reduces, "symnorm_weight", _eg_combined)}, function,
@@ -69,10 +69,10 @@ def of_aggregate(function: Any) -> Aggregate | None:
 
 
 def _found(known: dict[type, Any], function: Any, name: str) -> Any:
-    """By the class that the function was written for, where that runs what the host wrote."""
-    for cls, found in known.items():
+    """Entry of the class that the function was written for, where that runs what the host wrote."""
+    for cls, entry in known.items():
         if getattr(cls, name) is function:
-            return found if path_of(cls, (name,)).why is None else None
+            return entry if path_of(cls, (name,)).why is None else None
     return None
 
 
@@ -117,7 +117,7 @@ def _rectified(lin: str | None, constant: float) -> Form:
 # --- gates ----------------------------------------------------------------------------------------
 
 def _gated_stamp(layer: Any) -> tuple:
-    """Channels that messages have, where edges have features; what is in the way."""
+    """Channels of messages where edges have features; the reason against a form."""
     act, maps = layer.act, (layer.lin_key, layer.lin_query, layer.lin_value)
     if not guards.plain(act, torch.nn.Sigmoid):
         return None, f"its gates are not plain sigmoids but {type(act).__name__}"
@@ -167,11 +167,11 @@ def _eg_reduces(layer: Any) -> tuple[str, ...]:
     if "std" in layer.aggregators and not _clamps():
         return ()
     names = dict(symnorm="sum", std="var")
-    found = [names.get(name, name) for name in layer.aggregators]
+    reduces = [names.get(name, name) for name in layer.aggregators]
     if "symnorm" not in layer.aggregators:
-        return tuple(found)
-    return tuple(name if asked == "symnorm" else f"{name} unweighted"
-                 for name, asked in zip(found, layer.aggregators))
+        return tuple(reduces)
+    return tuple(name if aggregator == "symnorm" else f"{name} unweighted"
+                 for name, aggregator in zip(reduces, layer.aggregators))
 
 
 @functools.cache
@@ -184,6 +184,6 @@ def _clamps() -> bool:
 
 
 def _eg_combined(layer: Any, results: list[Tensor], arguments: Arguments) -> Tensor:
-    found = [out.clamp(min=1e-5).sqrt() if name == "std" else out
-             for name, out in zip(layer.aggregators, results)]
-    return torch.stack(found, dim=1) if len(found) > 1 else found[0]
+    outputs = [out.clamp(min=1e-5).sqrt() if name == "std" else out
+               for name, out in zip(layer.aggregators, results)]
+    return torch.stack(outputs, dim=1) if len(outputs) > 1 else outputs[0]

@@ -1,4 +1,4 @@
-"""What stands for ``super`` and for classes of the layer in methods that are traced: ways to the
+"""Stand-ins for ``super`` and for classes of the layer in methods that are traced: ways to the
 methods of its other classes."""
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CELL = "__class__"  # the variable in which a method that names `super` has its 
 
 
 class Class:
-    """Stands for one of the classes of the object that ``layer`` stands for."""
+    """Stand-in for one of the classes of the object that ``layer`` stands for."""
 
     def __init__(self, cls: type, layer: Layer):
         self._traced_class, self._traced_layer = cls, layer
@@ -32,7 +32,7 @@ class Class:
 
 
 class _Above:
-    """Stands for what ``super`` gives: the methods of the classes after this one."""
+    """Stand-in for the result of ``super``: the methods of the classes after this one."""
 
     def __init__(self, cls: Any, layer: Layer):
         order = type(layer._traced_layer).__mro__
@@ -45,7 +45,7 @@ class _Above:
 
 
 def above(function: types.FunctionType, layer: Layer) -> Callable:
-    """What stands for ``super`` in ``function``."""
+    """Stand-in for ``super`` in ``function``."""
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or ()))
 
     def of(cls: Any = None, held: Any = None) -> Any:

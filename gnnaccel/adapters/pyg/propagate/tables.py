@@ -33,10 +33,10 @@ def at_end(operation: str, table: Any, *place: Any, **named: Any) -> pointwise.R
     which = "v" if index.end == "i" else "u"
 
     def rows(given: Any) -> Tensor:
-        found, count = table.make(given), given.graph.rows(which)
-        return found if found.shape[0] == count else found[:count]
+        values, count = table.make(given), given.graph.rows(which)
+        return values if values.shape[0] == count else values[:count]
 
-    found = pointwise.made_rows(index.end, node_rows(Once(rows), index.end),
-                                meta.new_empty(ROWS, *meta.shape[1:]),
-                                frozenset(table.roots), table.roots)
-    return found if torch.is_grad_enabled() else pointwise.detached(found)
+    result = pointwise.made_rows(index.end, node_rows(Once(rows), index.end),
+                                 meta.new_empty(ROWS, *meta.shape[1:]),
+                                 frozenset(table.roots), table.roots)
+    return result if torch.is_grad_enabled() else pointwise.detached(result)

@@ -1,4 +1,4 @@
-"""What stands for tensors while a ``message`` of attention is traced.
+"""Stand-ins for tensors while a ``message`` of attention is traced.
 
 The message runs once on stand-ins that know shapes. Features of one end of the edges (`Node`), and
 what belongs to edges, go through operations that make one row of each row: those are
@@ -25,7 +25,7 @@ from gnnaccel.adapters.pyg.propagate.standins import Unseen
 Make = Callable[[dict], Tensor]  # the rows of a call's arguments
 
 VIEWS = {"view", "reshape", "unsqueeze", "squeeze", "flatten", "contiguous"}
-#: linear in their first argument
+#: operations linear in their first argument
 _LINEAR = VIEWS | {"mul", "div", "neg", "sum", "mean", "matmul"}
 _POINTWISE = _LINEAR | {"add", "sub", "relu", "leaky_relu", "sigmoid", "tanh", "exp", "elu", "abs",
                         "linear", "to", "float"}
@@ -52,25 +52,25 @@ def _meta(value: Any) -> Any:
 def shaped(function: Callable, args: tuple, kwargs: dict) -> Tensor:
     """The shape of the result."""
     try:
-        found = function(*map(_meta, args), **{k: _meta(v) for k, v in kwargs.items()})
+        result = function(*map(_meta, args), **{k: _meta(v) for k, v in kwargs.items()})
     except (RuntimeError, TypeError, IndexError, ValueError, NotImplementedError):
         raise Unseen from None
-    if not isinstance(found, Tensor) or ROWS in found.shape[1:]:  # rows beside other rows
+    if not isinstance(result, Tensor) or ROWS in result.shape[1:]:  # rows beside other rows
         raise Unseen
-    return found
+    return result
 
 
 def applied(function: Callable, args: tuple, kwargs: dict) -> Tensor:
     """`shaped`; Unseen where that is no longer one row for each."""
-    found = shaped(function, args, kwargs)
-    if found.dim() == 0 or found.shape[0] != ROWS:
+    result = shaped(function, args, kwargs)
+    if result.dim() == 0 or result.shape[0] != ROWS:
         raise Unseen
-    return found
+    return result
 
 
 class Value:
-    """``meta``: how it looks, on the meta device, `ROWS` in its first dimension; ``rank``: of two
-    stand-ins in one operation that of the higher rank decides."""
+    """Stand-in for a tensor. ``meta``: how it looks, on the meta device, `ROWS` in its first
+    dimension; ``rank``: of two stand-ins in one operation that of the higher rank decides."""
 
     meta: Tensor
     rank: int
@@ -121,7 +121,7 @@ class Value:
     __ipow__ = __iand__ = __ior__ = __ifloordiv__ = __imod__ = __ixor__ = _refuses
 
     def changed(self) -> None:
-        """It was changed in place: what lies in its memory may be used no more."""
+        """Note a change in place: values that lie in its memory may be used no more."""
         raise Unseen
 
     def overwritten(self, name: str, function: Callable, *args: Any, **kwargs: Any) -> Any:
@@ -167,7 +167,7 @@ def _call(name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
         raise Unseen
     if len([one for one in stand_ins if not isinstance(one, Param)]) > 2 and name not in _OF_THREE:
         raise Unseen
-    # of two the one that knows more of attention decides
+    # the operand that knows more of attention decides
     return max(stand_ins, key=attrgetter("rank")).operate(name, function, args, kwargs)
 
 
@@ -218,8 +218,8 @@ class Node(Value):
         self.end, self.make, self.meta = end, make, meta
 
     def operate(self, name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
-        others = [a for a in args if isinstance(a, Node) and a is not self]
-        if others and any(one.end != self.end for one in others):
+        other_nodes = [a for a in args if isinstance(a, Node) and a is not self]
+        if other_nodes and any(one.end != self.end for one in other_nodes):
             return _between(name, args)
         if name not in _POINTWISE and name != "getitem":
             raise Unseen
@@ -229,8 +229,8 @@ class Node(Value):
 def maker(function: Callable, args: tuple, kwargs: dict) -> Make:
     parts = [(a.make, None) if isinstance(a, (Node, Param)) else (None, a) for a in args]
     def make(given: dict) -> Tensor:
-        made = [value if one is None else one(given) for one, value in parts]
-        return function(*made, **{k: _made(v, given) for k, v in kwargs.items()})
+        values = [value if one is None else one(given) for one, value in parts]
+        return function(*values, **{k: _made(v, given) for k, v in kwargs.items()})
 
     return make
 
@@ -250,14 +250,14 @@ def _between(name: str, args: tuple) -> Any:
 
 
 def _product(left: Any, right: Any) -> Any:
-    """Of rows at the destination and rows at the source, to which such of the edge may be added."""
+    """The product of rows at both ends; to those of the source rows of the edge may be added."""
     from gnnaccel.adapters.pyg.propagate.traced_scores import Product
 
-    found = [one.parts if isinstance(one, Ends) else {one.end: one} for one in (left, right)]
-    at_i, others = found if "i" in found[0] else found[::-1]
-    if at_i.keys() != {"i"} or others.keys() not in ({"j"}, {"j", "e"}):
+    parts = [one.parts if isinstance(one, Ends) else {one.end: one} for one in (left, right)]
+    at_i, at_source = parts if "i" in parts[0] else parts[::-1]
+    if at_i.keys() != {"i"} or at_source.keys() not in ({"j"}, {"j", "e"}):
         raise Unseen
-    return Product(at_i["i"], others["j"], others.get("e"))
+    return Product(at_i["i"], at_source["j"], at_source.get("e"))
 
 
 def _negated(node: Any) -> Any:
@@ -343,8 +343,8 @@ def _slope(args: tuple, kwargs: dict) -> float:
 def _of_linear(ends: Ends, args: tuple, kwargs: dict) -> Ends:
     """A linear map of a sum: its bias is added once."""
     weight, bias = (*args[1:], *kwargs.values(), None)[:2]
-    found = ends.mapped(F.linear, (weight,), {})
-    return found if bias is None else _biased(found, checked_bias(weight, bias, found.meta))
+    mapped = ends.mapped(F.linear, (weight,), {})
+    return mapped if bias is None else _biased(mapped, checked_bias(weight, bias, mapped.meta))
 
 
 def checked_bias(weight: Any, bias: Any, out: Tensor) -> Any:

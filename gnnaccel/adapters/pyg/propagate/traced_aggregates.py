@@ -37,26 +37,26 @@ _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "STORE_ATTR")
 def aggregated(sent: Any, message_layer: Layer, kwargs: dict, before: dict[str, Any],
                ends: list[tuple[str, str]], edges: list[str],
                edge_index: Any) -> tuple[Any, Any, Traced]:
-    """What ``aggregate`` gives for messages ``sent``; the messages, and what was done. ``before``:
-    what stood for the message's arguments, which may have changed them in place. Adds to ``ends``
+    """Result of ``aggregate`` for messages ``sent``; the messages, and its steps. ``before``: the
+    stand-ins for the message's arguments, which may have changed them in place. Adds to ``ends``
     the arguments that are features of nodes; Unseen where it is not followed."""
     traced: Traced = message_layer._traced_functions
     traced.begin(message_layer)
     function = type(traced.layer).aggregate
     ready = traced.prepared(function)
-    given: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     for parameter in list(inspect.signature(function).parameters.values())[2:]:
         # the host does not give it; or it is what the message left
         if parameter.name == "aggr" or type(before.get(parameter.name)) is pointwise.Changed:
             raise Unseen
         one, end = tracing.stand_in(parameter, kwargs, _OF_AGGREGATE, traced.proxy, edge_index)
-        given[parameter.name] = one
+        arguments[parameter.name] = one
         if type(one) is Special and one.end == "i":
             object.__setattr__(one, "steps", traced)
         if end in ("i", "j"):
             traced.ends.append((parameter.name[:-2], end))
     ends += traced.ends
-    out = ready(traced.proxy, _handed_on(sent, kwargs, before), **given)
+    out = ready(traced.proxy, _handed_on(sent, kwargs, before), **arguments)
     del traced.layer, traced.proxy  # what is kept by layer must not hold it
     return out, sent, traced
 
@@ -74,8 +74,8 @@ def _handed_on(sent: Any, kwargs: dict, before: dict[str, Any]) -> Any:
 
 
 def _rows(end: str, make: Make, meta: Tensor, name: str) -> pointwise.Rows:
-    made = pointwise.rows(end, make, meta, name)
-    return Given(made, make, name) if end == "e" else made
+    stand_in = pointwise.rows(end, make, meta, name)
+    return Given(stand_in, make, name) if end == "e" else stand_in
 
 
 _OF_AGGREGATE = tracing.Manner(_NAMES, generated.prepared, _rows, lambda out, layer: None, True,
@@ -83,7 +83,7 @@ _OF_AGGREGATE = tracing.Manner(_NAMES, generated.prepared, _rows, lambda out, la
 
 
 class _Layer(Layer):
-    """Stands for the layer in ``aggregate``: has its aggregation, too. What is read is noted with
+    """Stand-in for the layer in ``aggregate``: has its aggregation, too. What is read is noted with
     what the message read."""
 
     def __init__(self, message_layer: Any, traced: Traced):
@@ -109,8 +109,8 @@ class _Layer(Layer):
 
 
 class Traced(GraphFunctions):
-    """The `Steps` of one message and its ``aggregate``. ``ends``: of the arguments of this, as of
-    `tracing.Trace`."""
+    """The `Steps` of one message and its ``aggregate``. ``ends``: of the arguments of the
+    ``aggregate``, as of `tracing.Trace`."""
 
     def __init__(self, message_layer: Any):
         super().__init__(message_layer)
@@ -140,7 +140,7 @@ class Traced(GraphFunctions):
             function.__code__.co_flags & naming.NOT_PLAIN_CODE
             or not {"__class__"}.issuperset(function.__code__.co_freevars)):
             raise Unseen
-        more: dict[str, Any] = {}
+        replacements: dict[str, Any] = {}
         for code in codes(function.__code__):
             if code is not function.__code__ and code.co_name not in naming.COMPREHENSIONS:
                 raise Unseen
@@ -152,14 +152,14 @@ class Traced(GraphFunctions):
             for kind, name in _named(code):
                 if kind == "LOAD_GLOBAL":
                     value = function.__globals__.get(name, getattr(builtins, name, None))
-                    more[name] = (self._super(function) if value is super
-                                  else self._named(function, name, value))
+                    replacements[name] = (self._super(function) if value is super
+                                          else self._named(function, name, value))
                 elif kind not in _ATTRIBUTES:
                     raise Unseen
-        return naming.with_globals(function, more)
+        return naming.with_globals(function, replacements)
 
     def _named(self, function: types.FunctionType, name: str, value: Any) -> Any:
-        """What stands for a global value: itself, where it is torch's; Unseen for what is not
+        """Stand-in for a global value: itself, where it is torch's; Unseen for what is not
         known."""
         stands = zero_rows.instead(value, self.names)
         if stands is not None:
@@ -170,15 +170,15 @@ class Traced(GraphFunctions):
             return value
         if isinstance(value, type) and value in type(self.layer).__mro__:
             return _Class(value, self.proxy)
-        found = self.instead(value)
-        if found is None:
-            found = self.proxy._traced_global(function.__globals__, name, value)
-        if found is None and value is not None:
+        stand_in = self.instead(value)
+        if stand_in is None:
+            stand_in = self.proxy._traced_global(function.__globals__, name, value)
+        if stand_in is None and value is not None:
             return Special("")  # a branch that is not taken may name it
-        return found
+        return stand_in
 
     def _super(self, function: types.FunctionType) -> Callable[..., Any]:
-        """What stands for ``super``, where the next ``aggregate`` is the host's."""
+        """Stand-in for ``super``, where the next ``aggregate`` is the host's."""
         cell = function.__closure__[0].cell_contents if function.__closure__ else None
 
         def of(cls: Any = None, layer: Any = None) -> Any:
@@ -209,7 +209,7 @@ class Traced(GraphFunctions):
 
 
 class _Class(supers.Class):
-    """Stands for one of the layer's classes: to ask what is above it, or for its methods."""
+    """Stand-in for one of the layer's classes: to ask what is above it, or for its methods."""
 
     @property
     def cls(self) -> type:

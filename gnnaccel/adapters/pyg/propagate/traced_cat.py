@@ -1,4 +1,4 @@
-"""What stands for rows of both ends side by side while a ``message`` of attention is traced."""
+"""Stand-ins for rows of both ends side by side while a ``message`` of attention is traced."""
 from __future__ import annotations
 
 import operator
@@ -29,9 +29,9 @@ class Cat(Value):
     def operate(self, name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
         if name == "linear":
             weight, bias = (*args[1:], *kwargs.values(), None)[:2]
-            found = self._added("linear", F.linear, zip(self._cut(weight, -1)), {})
-            return found if bias is None else _biased(found,
-                                                       checked_bias(weight, bias, found.meta))
+            ends = self._added("linear", F.linear, zip(self._cut(weight, -1)), {})
+            return ends if bias is None else _biased(ends,
+                                                       checked_bias(weight, bias, ends.meta))
         function, rest = with_first(function, self, args)
         if name == "mul" and isinstance(rest[0], Param):
             return Cat([_call("mul", operator.mul, (part, w), {})
@@ -44,10 +44,10 @@ class Cat(Value):
         raise Unseen
 
     def _added(self, name: str, function: Callable, rest: Any, kwargs: dict) -> Ends:
-        found = Ends({}, once=True)
-        for part, more in zip(self.parts, rest):
-            found = found.plus(_call(name, function, (part, *more), kwargs))
-        return found
+        ends = Ends({}, once=True)
+        for part, arguments in zip(self.parts, rest):
+            ends = ends.plus(_call(name, function, (part, *arguments), kwargs))
+        return ends
 
     def _cut(self, weight: Any, dim: int) -> list[Any]:
         widths = [part.meta.shape[-1] for part in self.parts]

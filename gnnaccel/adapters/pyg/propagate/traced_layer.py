@@ -1,4 +1,4 @@
-"""What stands for a layer while its ``message`` or its ``aggregate`` is traced."""
+"""Stand-in for a layer while its ``message`` or its ``aggregate`` is traced."""
 from __future__ import annotations
 
 import functools
@@ -30,15 +30,15 @@ _MAY_CHANGE = (list, dict, set)  # as defaults: what they have may be other thin
 
 
 class Layer:
-    """Stands for the layer: gives what it holds, and notes that (``_traced_read``, by where it is:
-    the names that lead there). Its methods, and functions that it holds or that are global, run on
-    stand-ins as the message does; ``_traced_watched``: what they name, with the places where it
-    stands; ``_traced_kept``: what is set on it. ``_traced_path``: the names that lead to it, of the
-    layer itself none. ``_traced_edges``: of how many edges tensors with as many rows belong to
-    these, None where no tensor does; ``_traced_counts``: numbers of nodes that receive, as the
-    message says; ``_traced_special``: what message passing passes by itself and is not known to be
-    None; ``_traced_functions``: what stands for functions of PyG and others; ``_traced_stand_ins``:
-    what stands for modules, functions and lists, once for each. No name is one that a layer might
+    """Stand-in for the layer: gives what it holds, and notes that (``_traced_read``, by the names
+    that lead there). Its methods, and functions that it holds or that are global, run on stand-ins
+    as the message does; ``_traced_watched``: what they name, with the places where it stands;
+    ``_traced_kept``: what is set on it. ``_traced_path``: the names that lead to it, of the layer
+    itself none. ``_traced_edges``: the number of edges, to which tensors with as many rows belong,
+    None where no tensor does; ``_traced_counts``: numbers of nodes that receive, as the message
+    says; ``_traced_special``: what message passing passes by itself and is not known to be None;
+    ``_traced_functions``: what stands for functions of PyG and others; ``_traced_stand_ins``: what
+    stands for modules, functions and lists, once for each. No name is one that a layer might
     have."""
 
     def __init__(self, layer: Any, manner: Manner, edges: int | None = None):
@@ -52,12 +52,12 @@ class Layer:
     def __getattr__(self, name: str) -> Any:
         if name in self._traced_kept:
             return self._traced_kept[name]
-        found, place = naming.attribute(self._traced_layer, name), (*self._traced_path, name)
-        if found is Unseen:
+        attribute, place = naming.attribute(self._traced_layer, name), (*self._traced_path, name)
+        if attribute is Unseen:
             raise Unseen
-        if type(found) is property:
-            return self._traced_property(name, found)
-        if hasattr(type(found), "__get__") and not isinstance(found, _FUNCTIONS):
+        if type(attribute) is property:
+            return self._traced_property(name, attribute)
+        if hasattr(type(attribute), "__get__") and not isinstance(attribute, _FUNCTIONS):
             raise Unseen  # runs code of the user's
         value = getattr(self._traced_layer, name)
         if type(value) in reading.TENSORS:
@@ -71,13 +71,13 @@ class Layer:
         return self._traced_shown(value, place)
 
     def _traced_shown(self, value: Any, place: tuple | None = None) -> Any:
-        """What stands for a value; ``place``: where it is on the layer, if it is there."""
+        """Stand-in for a value; ``place``: where it is on the layer, if it is there."""
         if type(value) in PLAIN:
             return value
-        known = self._traced_stand_ins
-        if id(value) not in known:  # what has several names is the same under each
-            known[id(value)] = value, self._traced_stand_in(value, place)
-        return known[id(value)][1]
+        stand_ins = self._traced_stand_ins
+        if id(value) not in stand_ins:  # what has several names is the same under each
+            stand_ins[id(value)] = value, self._traced_stand_in(value, place)
+        return stand_ins[id(value)][1]
 
     def _traced_stand_in(self, value: Any, place: tuple | None) -> Any:
         if callable(value) and naming.is_torchs(value, self._traced_manner.names):
@@ -87,15 +87,15 @@ class Layer:
         if isinstance(value, nn.Module):
             return module_of(value, functools.partial(self._traced_module_at, place))
         if type(value) in (list, tuple):
-            held = [self._traced_lazily(one) for one in value]
-            return Listed(held) if type(value) is list else tuple(held)
+            items = [self._traced_lazily(one) for one in value]
+            return Listed(items) if type(value) is list else tuple(items)
         if type(value) is dict:
             return untold.Mapping({key: self._traced_lazily(one) for key, one in value.items()})
         if type(value) is functools.partial:
-            given = [self._traced_shown(one) for one in (*value.args, *value.keywords.values())]
-            named = dict(zip(value.keywords, given[len(value.args):]))
+            arguments = [self._traced_shown(one) for one in (*value.args, *value.keywords.values())]
+            keywords = dict(zip(value.keywords, arguments[len(value.args):]))
             function = self._traced_shown(value.func)
-            return functools.partial(function, *given[:len(value.args)], **named)
+            return functools.partial(function, *arguments[:len(value.args)], **keywords)
         if type(value) is types.FunctionType:
             return self._traced_function(value)
         if place is not None and naming.is_record(value):
@@ -103,8 +103,8 @@ class Layer:
         raise Unseen
 
     def _traced_lazily(self, value: Any) -> Any:
-        """What stands for a value in a list: of one that is not followed what refuses to be
-        used."""
+        """Stand-in for a value in a list: one that refuses to be used where the value is not
+        followed."""
         try:
             return self._traced_shown(value)
         except Unseen:
@@ -131,7 +131,7 @@ class Layer:
         return inside
 
     def _traced_edge_rows(self, value: Tensor, path: tuple[str, ...]) -> Any:
-        """What stands for a tensor with a row for each edge, which is read anew in each call."""
+        """Stand-in for a tensor with a row for each edge, which is read anew in each call."""
 
         def make(given: Any) -> Tensor:
             return functools.reduce(getattr, path, given.layer)
@@ -140,7 +140,7 @@ class Layer:
         return self._traced_manner.rows("e", make, meta, ".".join(path))
 
     def _traced_property(self, name: str, found: property) -> Any:
-        """What a property of the user's gives: its function runs on stand-ins, as a method does."""
+        """Value of a property of the user's: its function runs on stand-ins, as a method does."""
         cls = next(one for one in type(self._traced_layer).__mro__ if name in vars(one))
         self._traced_watched.append((vars(cls), name, found))
         return self._traced_method(found.fget)()
@@ -190,7 +190,7 @@ class Layer:
         return ready
 
     def _traced_global(self, place: dict, name: str, value: Any) -> Any:
-        """What stands for a global value of a function that is traced; None for one that is not
+        """Stand-in for a global value of a function that is traced; None for one that is not
         followed, or stands for itself."""
         if naming.is_users_module(value) and self._traced_functions is not None:
             return _Module(value, self)
@@ -220,7 +220,7 @@ class Layer:
 
 
 class Listed(list):
-    """Stands for a list that the layer holds: equal to the same lists, but not to be changed."""
+    """Stand-in for a list that the layer holds: equal to the same lists, but not to be changed."""
 
     def _refuses(self, *args: Any, **kwargs: Any) -> Any:
         raise Unseen
@@ -230,14 +230,14 @@ class Listed(list):
 
 
 def by_name(held: Any, name: Any, *default: Any) -> Any:
-    """What stands for `getattr`, of a layer or of one of its modules. That it has no such attribute
+    """Stand-in for `getattr`, of a layer or of one of its modules. That it has no such attribute
     is noted, too."""
     if not isinstance(held, Layer) or type(name) is not str or name.startswith(("__", "_traced")):
         raise Unseen
-    of = held._traced_layer
-    if not default or name in held._traced_kept or naming.attribute(of, name) is not Unseen:
+    layer = held._traced_layer
+    if not default or name in held._traced_kept or naming.attribute(layer, name) is not Unseen:
         return getattr(held, name)
-    if naming.finds_by_code(type(of)):
+    if naming.finds_by_code(type(layer)):
         raise Unseen
     place = (*held._traced_path, name)
     held._traced_read[place] = Unseen
@@ -245,7 +245,7 @@ def by_name(held: Any, name: Any, *default: Any) -> Any:
 
 
 def has_name(held: Any, name: Any) -> bool:
-    """What stands for `hasattr`, likewise."""
+    """Stand-in for `hasattr`, likewise."""
     return by_name(held, name, Unseen) is not Unseen
 
 
@@ -257,7 +257,7 @@ class Inside(Layer):
 
 
 class _Module:
-    """Stands for a module of the user's own: for its numbers and functions."""
+    """Stand-in for a module of the user's own: for its numbers and functions."""
 
     def __init__(self, module: types.ModuleType, layer: Layer):
         self._traced_module, self._traced_layer = module, layer
@@ -268,36 +268,36 @@ class _Module:
             raise Unseen
         value = place[name]
         layer._traced_watched.append((place, name, guarded.seen(value)))
-        found = layer._traced_functions.instead(value)
-        found = layer._traced_global(place, name, value) if found is None else found
-        if found is None and naming.is_known(value, layer._traced_manner.names):
-            found = value
-        if found is None and value is not None:
+        stand_in = layer._traced_functions.instead(value)
+        stand_in = layer._traced_global(place, name, value) if stand_in is None else stand_in
+        if stand_in is None and naming.is_known(value, layer._traced_manner.names):
+            stand_in = value
+        if stand_in is None and value is not None:
             raise Unseen
-        return found
+        return stand_in
 
 
 @functools.cache
 def _host_attributes() -> frozenset[str]:
-    """What any layer has, which a message had better not set. No layer of the base class is made:
-    PyG would write a ``propagate`` for it, which all others inherit."""
+    """Attributes of any layer, which a message had better not set. No layer of the base class is
+    made: PyG would write a ``propagate`` for it, which all others inherit."""
     return frozenset(vars(nn.Module())).union(
         name for kind, name in _named(reading.base().__init__.__code__) if kind == "STORE_ATTR")
 
 
 def runnable(function: Any, layer: Any, manner: Manner, proxy: Layer) -> Any:
-    """What to run of a function on stand-ins; None where it may do more than compute. ``layer``:
+    """The function to run on stand-ins; None where it may do more than compute. ``layer``:
     its first argument, None for no method."""
     if type(function) is not types.FunctionType or naming.catches(function.__code__):
         return None
-    # of what a function is told `_check_told` knows
+    # `_check_told` looks at the arguments of other functions
     if layer is not None and not naming.special_as_arguments(function.__code__,
                                                              proxy._traced_special):
         return None
     own_layer = None if layer is None else proxy._traced_layer
-    known = function.__globals__ if manner.functions is not None else None
+    global_values = function.__globals__ if manner.functions is not None else None
     if not naming.names_known(function.__code__, own_layer, manner.names, layer is not None,
-                                  known):
+                                  global_values):
         return None
     return manner.prepared(function, proxy)
 
@@ -305,8 +305,8 @@ def runnable(function: Any, layer: Any, manner: Manner, proxy: Layer) -> Any:
 def _check_told(function: Any, args: tuple, kwargs: dict) -> None:
     """Unseen where a function may ask whether something is None that message passing passes by
     itself."""
-    told = [one for one in (*args, *kwargs.values()) if type(one) is Special]
-    if all(one.name in NEVER_NONE for one in told):
+    specials = [one for one in (*args, *kwargs.values()) if type(one) is Special]
+    if all(one.name in NEVER_NONE for one in specials):
         return
     bound = inspect.signature(function).bind(*args, **kwargs).arguments
     names = frozenset(name for name, one in bound.items() if type(one) is Special

@@ -74,13 +74,13 @@ _MISSING = itertools.repeat(object())  # in place of what a module has no more
 
 
 class Looks:
-    """What the result of a module of `module_of` depends on besides `functions`: its class, its
+    """Properties of a module on which `module_of` depends besides `functions`: its class, its
     options, parameters and hooks, and its modules. The ``data`` of a parameter may change its shape
     and dtype.
 
     ``names``, ``options``: the attributes that are options, or None, which may become one;
-    ``others``: those of no type of `_SIMPLE` that torch gives no module, of which any may become
-    one; ``inside``: modules of `_CONTAINERS`, by name.
+    ``others``: attributes that torch gives no module, of no type of `_SIMPLE`, any of which may
+    become one; ``inside``: modules of `_CONTAINERS`, by name.
     """
 
     __slots__ = ("cls", "forward", "own_forward", "hooked", "count", "names", "options", "types",
@@ -91,10 +91,10 @@ class Looks:
         self.cls, self.forward = type(module), type(module).forward
         self.own_forward, self.count = "forward" in own_dict, len(own_dict)
         self.hooked = any(reading.MODULE_HOOKS(own_dict))
-        found = {name: v for name, v in own_dict.items() if type(v) in _SIMPLE}
-        self.names, self.options = tuple(found), tuple(found.values())
+        simple = {name: v for name, v in own_dict.items() if type(v) in _SIMPLE}
+        self.names, self.options = tuple(simple), tuple(simple.values())
         self.types = [*map(type, self.options)]
-        self.others = tuple([name for name in own_dict if name not in found
+        self.others = tuple([name for name in own_dict if name not in simple
                              and name not in _OF_TORCH])
         self.parameters = [_parameter_looks(t) for t in own_dict["_parameters"].values()]
         modules = own_dict["_modules"] if self.cls in _CONTAINERS else {}
@@ -134,21 +134,21 @@ class Looks:
 
 
 def _parameter_looks(t: Tensor | None) -> tuple:
-    """Its id and type, and of a parameter that is nothing more its shape and dtype."""
+    """Id and type of a parameter, and if it is a plain one its shape and dtype."""
     if type(t) is nn.Parameter:
         return id(t), type(t), t.shape, t.dtype
     return id(t), type(t), None, None
 
 
 def functions() -> tuple:
-    """What the forward functions of such modules call."""
+    """Functions that the forward functions of such modules call."""
     return (F.linear, F.leaky_relu, F.relu, F.dropout, F.elu, F.silu, F.gelu, F.softplus,
             F.layer_norm, F.batch_norm, F.embedding, F.prelu, F.selu, F.celu, F.hardtanh, F.mish,
             F.hardsigmoid, F.hardswish, F.logsigmoid, F.softsign, F.tanhshrink, F.softmax,
             F.log_softmax, F.glu, torch.sigmoid, torch.tanh)
 
 
-#: what a module has for itself where it does not run its class's code on its parameters
+#: attributes of a module itself where it does not run its class's code on its parameters
 _OWN = frozenset(("forward", "weight", "bias"))
 
 
@@ -166,7 +166,7 @@ def _runs_as_written(module: nn.Module) -> bool:
 
 
 class Function(functools.partial):
-    """What a ``module`` does. Its text is another than the module's."""
+    """A ``module`` as a function. Its text is another than the module's."""
 
     module: nn.Module
 
@@ -184,13 +184,13 @@ class Function(functools.partial):
 
 
 def module_of(module: nn.Module, entered: Callable) -> Any:
-    """What a module does, as a function, or a list or dictionary of modules as one of such; Unseen
+    """A module as a function, or a list or dictionary of modules as one of functions; Unseen
     of those that are watched. ``entered(module, *names)``: the same of a module that is the user's
     own, ``names`` below ``module``."""
-    found = _followed(module, entered)
-    if not callable(found):
-        return found
-    function = Function(found)
+    result = _followed(module, entered)
+    if not callable(result):
+        return result
+    function = Function(result)
     function.module = module
     return function
 
@@ -207,13 +207,13 @@ def _followed(module: nn.Module, entered: Callable) -> Any:
         if type(module) is nn.Sequential and not _runs_as_written(module):
             raise Unseen
         # one that is there several times runs several times, which `named_children` leaves out
-        inside = {name: module_of(one, functools.partial(_below, entered, name))
-                  for name, one in module._modules.items() if one is not None}
+        by_name = {name: module_of(one, functools.partial(_below, entered, name))
+                   for name, one in module._modules.items() if one is not None}
         if type(module) is nn.ModuleDict:
-            return untold.Mapping(inside)
+            return untold.Mapping(by_name)
         if type(module) is nn.ModuleList:
-            return untold.Sequence(inside.values())
-        return lambda x: functools.reduce(lambda x, one: one(x), inside.values(), x)
+            return untold.Sequence(by_name.values())
+        return lambda x: functools.reduce(lambda x, one: one(x), by_name.values(), x)
     if type(module) in _ACTIVATIONS and _runs_as_written(module):
         function = functools.partial(_ACTIVATIONS[type(module)], module)
         in_place = getattr(module, "inplace", False)
@@ -225,10 +225,10 @@ def _followed(module: nn.Module, entered: Callable) -> Any:
 
 def _in_place(function: Callable, x: Any) -> Any:
     """A module that writes its result over what it is given."""
-    found = function(x)
-    if found is not x:
+    result = function(x)
+    if result is not x:
         x.changed()
-    return found
+    return result
 
 
 def _below(entered: Callable, name: str, module: nn.Module, *names: str) -> Callable:

@@ -97,7 +97,7 @@ class Score(Value):
 
 
 def score_of(value: Any) -> Score:
-    """What a softmax is taken of."""
+    """The score of which a softmax is taken; Unseen for what is none."""
     if (isinstance(value, Bent) and value.att is None) or isinstance(value, Ends):
         ends = value if isinstance(value, Ends) else value.ends
         slope = 1.0 if ends is value else value.slope  # 1: without a leaky ReLU
@@ -134,7 +134,7 @@ class Alpha(Value):
         raise Unseen
 
     def dropped(self, p: float = 0.5, training: bool = True) -> Alpha:
-        """After dropout of rate ``p``."""
+        """The weights after dropout of rate ``p``."""
         if not training or not p:
             return self
         if self.dropout or not 0.0 < p < 1.0:
@@ -161,7 +161,7 @@ class Weighted(Value):
     def operate(self, name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
         if name not in VIEWS:
             raise Unseen
-        found = Weighted(self.alpha, self.values, self.values.meta)
+        result = Weighted(self.alpha, self.values, self.values.meta)
         function, _ = with_first(function, self, args)
-        found.meta = applied(function, args, kwargs)
-        return found
+        result.meta = applied(function, args, kwargs)
+        return result

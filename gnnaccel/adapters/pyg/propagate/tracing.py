@@ -33,7 +33,7 @@ _TRACES = 4  # kept for each layer
 _WHOLE = (torch.int64, torch.int32, torch.bool)
 _GIVEN = ("message", "aggregate")  # the functions that get arguments of `propagate`
 _NUMBERS = (*NUMBERS, str)  # as arguments: another value is another trace
-#: what a run on stand-ins may end with where it is not followed
+#: errors that a run on stand-ins may end with where it is not followed
 ENDS = (Unseen, AttributeError, TypeError, ValueError, LookupError, RuntimeError, AssertionError)
 
 
@@ -114,19 +114,19 @@ class Trace(NamedTuple):
 
 def _trace(layer: Any, kwargs: dict, manner: Manner, edge_index: Any) -> Trace:
     edges = None if edge_index is None else edge_index.shape[1]
-    found = _run(layer, kwargs, manner, edge_index, None)
-    if found.message is None and manner.methods and edges and edges > 1 and any(
-        guarded.may_have_edges(one, edges) for one in found.guards.read.values()):
+    first = _run(layer, kwargs, manner, edge_index, None)
+    if first.message is None and manner.methods and edges and edges > 1 and any(
+        guarded.may_have_edges(one, edges) for one in first.guards.read.values()):
         # a tensor that the layer holds may have a row for each edge
-        other = _run(layer, kwargs, manner, edge_index, edges)
-        return found if other.message is None else other
-    return found
+        with_edges = _run(layer, kwargs, manner, edge_index, edges)
+        return first if with_edges.message is None else with_edges
+    return first
 
 
 def _run(layer: Any, kwargs: dict, manner: Manner, edge_index: Any, edges: int | None) -> Trace:
     with following() as effects:
-        found = _followed(layer, kwargs, manner, edge_index, edges)
-    return found._replace(effects=tuple(effects))
+        result = _followed(layer, kwargs, manner, edge_index, edges)
+    return result._replace(effects=tuple(effects))
 
 
 def _followed(layer: Any, kwargs: dict, manner: Manner, edge_index: Any,
@@ -140,29 +140,29 @@ def _followed(layer: Any, kwargs: dict, manner: Manner, edge_index: Any,
     message = runnable(function, layer, manner, proxy)
     if message is None:
         return Trace(None, (), (), guarded.Guards({}))
-    given: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     cells = tuple((cell, cell.cell_contents) for cell in function.__closure__ or ())
-    found, kept = None, {}
+    traced, attributes = None, {}
     try:
         for parameter in list(inspect.signature(function).parameters.values())[1:]:
             one, end = stand_in(parameter, kwargs, manner, proxy, edge_index)
-            given[parameter.name] = one
+            arguments[parameter.name] = one
             if end == "e":
                 at_edges.append(parameter.name)
             elif type(one) is Param:
                 whole.append((parameter.name, kwargs[parameter.name].shape))
             elif end:
                 ends.append((parameter.name[:-2], end))
-        out = message(proxy, **given)
+        out = message(proxy, **arguments)
         if manner.then is not None:
-            out = manner.then(out, proxy, kwargs, given, ends, at_edges, edge_index)
-        found = manner.found(out, layer)
-        kept = {} if manner.kept is None else {
+            out = manner.then(out, proxy, kwargs, arguments, ends, at_edges, edge_index)
+        traced = manner.found(out, layer)
+        attributes = {} if manner.kept is None else {
             name: manner.kept(value) for name, value in proxy._traced_kept.items()}
     except ENDS:
-        found, kept = None, {}  # it is none
+        traced, attributes = None, {}  # it is none
     guards = guarded.Guards(proxy._traced_read, cells, tuple(proxy._traced_watched))
-    return Trace(found, tuple(ends), tuple(at_edges), guards, kept, whole=tuple(whole),
+    return Trace(traced, tuple(ends), tuple(at_edges), guards, attributes, whole=tuple(whole),
                  rows=() if edge_index is None or manner.kept is None or stacked(layer, kwargs)
                  else tuple(at_edges),
                  most=min(proxy._traced_counts, default=math.inf),
@@ -171,7 +171,7 @@ def _followed(layer: Any, kwargs: dict, manner: Manner, edge_index: Any,
 
 def stand_in(parameter: inspect.Parameter, kwargs: dict, manner: Manner, layer: Layer,
              edge_index: Any) -> tuple[Any, str]:
-    """What stands for an argument, and the end of the edge that it belongs to, "" for none."""
+    """Stand-in for an argument, and the end of the edge that it belongs to, "" for none."""
     name = parameter.name
     if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
         raise Unseen
@@ -219,8 +219,8 @@ def _stand_in_of_stacks(manner: Manner, key: str, end: str, value: Tensor, place
     if manner.stacked is None:
         raise Unseen
     make = itemgetter(key) if end == "e" else argument(key, end, place)
-    others = (*value.shape[:place], *value.shape[place + 1:])
-    meta = torch.empty(ROWS, *others, dtype=value.dtype, device="meta")
+    sizes = (*value.shape[:place], *value.shape[place + 1:])
+    meta = torch.empty(ROWS, *sizes, dtype=value.dtype, device="meta")
     return manner.stacked(manner.rows(end, lambda given: make(given).movedim(place, 0), meta, key),
                           place)
 
@@ -247,15 +247,15 @@ def stacked(layer: Any, kwargs: dict) -> bool:
 
 def _of_nodes(layer: Any, kwargs: dict, functions: tuple[str, ...]) -> list[Tensor]:
     """The features of nodes that these functions get, as `rows` gives them."""
-    found: list[Tensor] = []
+    features: list[Tensor] = []
     for function in functions:
         for name, at in _gathered(getattr(getattr(type(layer), function), "__code__", None)):
             value: Any = kwargs.get(name)
             if isinstance(value, (tuple, list)):
                 value = value[at] if len(value) == 2 else None
             if type(value) in reading.TENSORS and value.dim():
-                found.append(value)
-    return found
+                features.append(value)
+    return features
 
 
 @functools.lru_cache(maxsize=512)
@@ -286,8 +286,8 @@ _EDGES = object()  # in place of the form of an argument that is the list of edg
 
 def trace(layer: Any, known: reading.Known, kwargs: dict, manner: Manner,
           edge_index: Any = None) -> Trace:
-    """What the layer's message computes of such arguments, looked at again where anything that it
-    read has changed. ``known``: its class; ``edge_index``: where that is a plain tensor."""
+    """Trace of the layer's message for such arguments, made anew where anything that it read has
+    changed. ``known``: its class; ``edge_index``: where that is a plain tensor."""
     if type(edge_index) is not Tensor or edge_index.layout != torch.strided:
         edge_index = None
     size = kwargs.get("size")
@@ -298,20 +298,20 @@ def trace(layer: Any, known: reading.Known, kwargs: dict, manner: Manner,
                   for name, value in kwargs.items() if name != "size"]),
            _shapes(kwargs) if manner.stacked is not None and stacked(layer, kwargs) else None)
     edges = None if edge_index is None else edge_index.shape[1]
-    kept = _traces.get(layer)
-    if kept is None:
-        kept = []
-        _traces.set(layer, kept)
-    for seen, found in kept:
-        if seen == key and found.holds(layer, edges, kwargs):
-            return found
+    traces = _traces.get(layer)
+    if traces is None:
+        traces = []
+        _traces.set(layer, traces)
+    for entry_key, result in traces:
+        if entry_key == key and result.holds(layer, edges, kwargs):
+            return result
     # whoever looks at all operations would see those on stand-ins; such a call is native anyway
     if context_reason() is not None:
         return Trace(None, (), (), guarded.Guards({}))
     listed = tuple([name for name, value in kwargs.items() if value is edge_index is not None])
-    found = _trace(layer, kwargs, manner, edge_index)._replace(listed=listed)
-    kept[:] = [(key, found), *(one for one in kept if one[0] != key)][:_TRACES]
-    return found
+    result = _trace(layer, kwargs, manner, edge_index)._replace(listed=listed)
+    traces[:] = [(key, result), *(one for one in traces if one[0] != key)][:_TRACES]
+    return result
 
 
 def _shapes(kwargs: dict) -> tuple:

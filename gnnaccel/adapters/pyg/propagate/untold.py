@@ -16,11 +16,11 @@ class _Untold:
 
 
 class Sequence(_Untold, tuple):
-    """Stands for a `torch.Size`, or for a list of modules."""
+    """Stand-in for a `torch.Size`, or for a list of modules."""
 
     def __getitem__(self, place: Any) -> Any:
-        found = super().__getitem__(place)
-        return Sequence(found) if type(place) is slice else found
+        item = super().__getitem__(place)
+        return Sequence(item) if type(place) is slice else item
 
     def __add__(self, other: Any) -> Any:
         return Sequence((*self, *other)) if isinstance(other, tuple) else NotImplemented
@@ -30,7 +30,7 @@ class Sequence(_Untold, tuple):
 
 
 class Mapping(_Untold, dict):
-    """Stands for a dictionary that the layer holds, which is not to be changed, or for modules by
+    """Stand-in for a dictionary that the layer holds, which is not to be changed, or for modules by
     their names."""
 
     __setitem__ = __delitem__ = __ior__ = _Untold._refuses
@@ -38,7 +38,7 @@ class Mapping(_Untold, dict):
 
 
 class Function(_Untold):
-    """Stands for a function of the user's own, by what is ``called`` in its place."""
+    """Stand-in for a function of the user's own, by what is ``called`` in its place."""
 
     def __init__(self, called: Callable):
         self._traced_called = called

@@ -23,25 +23,25 @@ class _Propagate:
         attends = attention.read(layer, kwargs, *args)
         if attends is not None:
             return attends.state(layer, args, kwargs)
-        found = reading.read(layer, *args, kwargs)
-        if type(found) is Reason:
-            return found
-        kwargs = completing.arguments(found.form, layer, found.graph, kwargs,
-                                      found.known.traced)
-        first = completing.completed(layer, found.form, found.graph, found.given, kwargs)
+        call = reading.read(layer, *args, kwargs)
+        if type(call) is Reason:
+            return call
+        kwargs = completing.arguments(call.form, layer, call.graph, kwargs,
+                                      call.known.traced)
+        first = completing.completed(layer, call.form, call.graph, call.given, kwargs)
         if type(first) is Reason:
             return first
-        given = AggregationInputs(found.graph, first, found.reduces, (found, kwargs, *args))
-        return AggregationSpec.of(given), given
+        inputs = AggregationInputs(call.graph, first, call.reduces, (call, kwargs, *args))
+        return AggregationSpec.of(inputs), inputs
 
     @staticmethod
     def run(layer: Any, stated: Any, given: Any, attend: Any) -> Any:
         if type(stated) is CallSpec:
             attends: Any = attention.read(layer, *given.extra)
             return attends.run(layer, stated, given, attend)
-        found, kwargs, edge_index = given.more
-        moved = reading.moved(layer, found.form, kwargs)
-        return reading.finished(layer, found.known, moved, attend(given), kwargs,
+        call, kwargs, edge_index = given.more
+        moved = reading.moved(layer, call.form, kwargs)
+        return reading.finished(layer, call.known, moved, attend(given), kwargs,
                                 edge_index)
 
 

@@ -12,20 +12,20 @@ from gnnaccel.dispatch.generated.tree import WEIGHTED, Call, Leaf, Number, Tree,
 def weighted(tree: Tree, shape: tuple[int, ...]) -> Message | None:
     """The message of this ``shape`` that a tree computes, if it is a product with a softmax that
     has a number for each head, or one for all, and kernels can be written for it."""
-    found = _factored(tree)
-    if found is None or not all(shape):
+    factors = _factored(tree)
+    if factors is None or not all(shape):
         return None
-    leaf, rest = found
+    leaf, factor = factors
     softmax: Softmax = leaf.make  # type: ignore[assignment]
     count, numbers = softmax.count, math.prod(shape)
     by_head = count == 1 or (numbers > count and leaf.blocks == count) or (
         len(leaf.tail) == len(shape) and leaf.tail == (*shape[:-1], 1) and shape[-1] > 1)
-    if not by_head or isinstance(rest, Number) or any(map(_of_softmax, leaves(rest))):
+    if not by_head or isinstance(factor, Number) or any(map(_of_softmax, leaves(factor))):
         return None
     try:
         score = reshaped(reshaped(softmax.tree, softmax.tail, (count, 1)),
                          (count, numbers // count), shape)
-        message = expressed(Call(WEIGHTED, (rest, score)), shape, None if count == 1 else count)
+        message = expressed(Call(WEIGHTED, (factor, score)), shape, None if count == 1 else count)
     except Unseen:
         return None
     return message if message is not None and _fits(message) else None
@@ -34,17 +34,17 @@ def weighted(tree: Tree, shape: tuple[int, ...]) -> Message | None:
 def _factored(tree: Tree) -> tuple[Leaf, Tree] | None:
     """The softmax that a tree is a product with, and the other factor."""
     if isinstance(tree, Leaf):
-        of = tree.make if type(tree.make) is Softmax and tree.make.end == "i" else None
-        return None if of is None else (tree, Number(1.0))
+        softmax = tree.make if type(tree.make) is Softmax and tree.make.end == "i" else None
+        return None if softmax is None else (tree, Number(1.0))
     if not isinstance(tree, Call) or tree.op not in ("mul", "div", "neg"):
         return None
     for at, arg in enumerate(tree.args[:1 if tree.op == "div" else 2]):
-        found = _factored(arg)
-        if found is not None:
-            leaf, rest = found
-            if tree.op == "mul" and isinstance(rest, Number) and rest.value == 1.0:
+        factors = _factored(arg)
+        if factors is not None:
+            leaf, factor = factors
+            if tree.op == "mul" and isinstance(factor, Number) and factor.value == 1.0:
                 return leaf, tree.args[1 - at]
-            return leaf, Call(tree.op, (*tree.args[:at], rest, *tree.args[at + 1:]))
+            return leaf, Call(tree.op, (*tree.args[:at], factor, *tree.args[at + 1:]))
     return None
 
 
@@ -53,6 +53,6 @@ def _of_softmax(leaf: Leaf) -> bool:
 
 
 def _fits(message: Message) -> bool:
-    of = message.expression
-    rows = sum(one.mode == "row" for one in of.inputs)
-    return of.scored_by_head and rows <= MOST and len(of.inputs) <= 2 * MOST
+    expr = message.expression
+    rows = sum(one.mode == "row" for one in expr.inputs)
+    return expr.scored_by_head and rows <= MOST and len(expr.inputs) <= 2 * MOST

@@ -30,11 +30,11 @@ def over_kept_edges(edge_index: Any, edge_weight: Tensor | None = None,
         or not graph_loops.plain(edge_weight, edge_index) or edge_index.dtype != torch.int64
         or flow not in ("source_to_target", "target_to_source")):
         return None
-    found = kept_results.find("gcn_norm over weights", _edges, (edge_index,),
-                              {"num_nodes": num_nodes, "loops": bool(add_self_loops)})
-    if found is None:
+    kept_edges = kept_results.find("gcn_norm over weights", _edges, (edge_index,),
+                                   {"num_nodes": num_nodes, "loops": bool(add_self_loops)})
+    if kept_edges is None:
         return None
-    edges, source, src, dst = found
+    edges, source, src, dst = kept_edges
     if add_self_loops:
         edge_weight = torch.nn.functional.pad(edge_weight, (0, 1), value=2.0 if improved else 1.0)
         edge_weight = edge_weight.index_select(0, source)
@@ -103,14 +103,14 @@ def _loops_of(weight: Tensor, node: Tensor, nodes: int, fill: float) -> Tensor:
     last = torch.full((nodes + node.shape[0],), -1, device=node.device)
     last = last.scatter_reduce(
         0, node, torch.arange(node.shape[0], device=node.device), "amax")[:nodes]
-    found = weight.new_full((nodes + node.shape[0],), fill)
+    loops = weight.new_full((nodes + node.shape[0],), fill)
     if not weight.shape[0]:
-        return found[:nodes]
+        return loops[:nodes]
     values = weight.index_select(0, last.clamp(min=0))
     if not weight.requires_grad:
-        return torch.where(last < 0, found[:nodes], values)
-    found = found.scatter(0, node, weight)[:nodes]
-    return found + (torch.where(last < 0, found, values) - found).detach()
+        return torch.where(last < 0, loops[:nodes], values)
+    loops = loops.scatter(0, node, weight)[:nodes]
+    return loops + (torch.where(last < 0, loops, values) - loops).detach()
 
 
 @functools.cache

@@ -66,22 +66,22 @@ def _beside_floats(value: Any) -> Any:
 
 
 def by_torch(function: Callable, args: tuple, kwargs: dict, meta: Tensor) -> Rows:
-    """What a function makes, row by row and without gradients, of rows at one end."""
-    given = (*args, *kwargs.values())
-    rows = [one for one in given if isinstance(one, Rows)]
-    parameters = [root for one in given if isinstance(one, Param) for root in one.roots]
+    """Result of a function, row by row and without gradients, of rows at one end."""
+    operands = (*args, *kwargs.values())
+    rows = [one for one in operands if isinstance(one, Rows)]
+    parameters = [root for one in operands if isinstance(one, Param) for root in one.roots]
     end, names, roots = about(leaf for one in rows for leaf in leaves(one.tree))
     truth = meta.dtype == torch.bool
 
     def make(given: Any) -> Tensor:
         with torch.no_grad():
-            found = function(*(_now(one, given) for one in args),
-                             **{k: _now(one, given) for k, one in kwargs.items()})
-        return found.float() if truth else found
+            values = function(*(_now(one, given) for one in args),
+                              **{k: _now(one, given) for k, one in kwargs.items()})
+        return values.float() if truth else values
 
-    found = made_rows(end, make, meta, names, tuple(map(make_without_gradient,
-                                                        (*roots, *parameters))))
-    return is_true(found) if truth else found
+    result = made_rows(end, make, meta, names, tuple(map(make_without_gradient,
+                                                         (*roots, *parameters))))
+    return is_true(result) if truth else result
 
 
 def _now(value: Any, given: Any) -> Any:
@@ -96,12 +96,12 @@ def is_true(rows: Rows) -> Rows:
 
 
 def of_caller(rows: Rows) -> Rows:
-    """An argument that is truth values, as what stands for such."""
+    """Stand-in for an argument of truth values."""
     return by_torch(lambda values: values, (rows,), {}, rows.meta)
 
 
 def kept(value: Rows, meta: Tensor) -> Rows:
-    """The same numbers in another dtype; of truth values zeros and ones."""
+    """``value`` in another dtype; of truth values zeros and ones."""
     before, after = value.meta.dtype, meta.dtype
     if before == torch.bool and after in (torch.float32, torch.int64, torch.int32):
         return Rows(Call("float", (value.tree,)), meta)

@@ -42,7 +42,7 @@ class ZeroRows(Value):
         return functools.partial(self._reduced, name.removesuffix("_"), name.endswith("_"))
 
     def _to(self, other: Any) -> ZeroRows:
-        """On the device of the rows, where they surely are then."""
+        """The zeros on the device of the rows, where they are already."""
         if other is not DEVICE and (not isinstance(other, pointwise.Rows)
                                     or other.meta.dtype != self.meta.dtype):
             raise Unseen
@@ -59,11 +59,11 @@ class ZeroRows(Value):
             index.steps is None or src.meta.shape != self.meta.shape
             or src.meta.dtype != self.meta.dtype):
             raise Unseen
-        found = index.steps.scatter(src, index, dim, self.count, reduce)
+        result = index.steps.scatter(src, index, dim, self.count, reduce)
         if in_place:
-            self.__class__, self.__dict__ = NodeValue, found.__dict__  # type: ignore[assignment]
+            self.__class__, self.__dict__ = NodeValue, result.__dict__  # type: ignore[assignment]
             return self  # type: ignore[return-value]
-        return found
+        return result
 
 
 def _index_add(dim: Any, index: Any, source: Any) -> tuple:

@@ -1,9 +1,10 @@
-"""The hosts, and patching each as soon as it is imported.
+"""The hosts, each of which is patched as soon as it is imported.
 
-An adapter package offers ``install(patches: PatchSet) -> list[str]``: it replaces what it knows
-through ``patches``, registers its layer classes with ``dispatch.rules.register_class``, and returns
-the names of what it replaced. It may offer ``requantized(patches)``, which puts in or out what only
-quantized or compiled models need, and ``on_demand(patches)``, which replaces all of that.
+An adapter package offers ``install(patches: PatchSet) -> list[str]``: it replaces functions of its
+host through ``patches``, registers its layer classes with ``dispatch.rules.register_class``, and
+returns the names of the replaced. It may offer ``requantized(patches)``, which puts in or out the
+patches that only quantized or compiled models need, and ``on_demand(patches)``, which puts in all
+of these.
 """
 from __future__ import annotations
 
@@ -50,18 +51,17 @@ class _Host:
 _lock = threading.RLock()
 _hosts: dict[str, _Host] = {}
 _late: Callable[[str], None] | None = None
-# by host: what the user was told of a version that was not tested; "" for nothing
+# by host: the warning for a version that was not tested; "" for none
 _told: dict[str, str] = {}
 
 
 def install(late: Callable[[str], None] | None = None) -> None:
-    """Patch the hosts that are imported, and each of the others when it is. Again is without
+    """Patch the hosts that are imported, and each of the others when it is. A second call has no
     effect.
 
-    What an adapter raises for a host that is imported already comes through, with nothing left
-    patched. For a host imported later it becomes a warning, and the host runs natively: an
-    ``import`` of the user's must not fail. ``late`` is called with the host's key after a later
-    import was patched.
+    An adapter's error for a host that is imported already comes through, with nothing left patched.
+    For a host imported later it becomes a warning, and the host runs natively: an ``import`` of the
+    user's must not fail. ``late`` is called with the host's key after a later import was patched.
     """
     global _late
     with _lock:
@@ -95,8 +95,8 @@ def uninstall() -> None:
 
 @contextlib.contextmanager
 def aside() -> Iterator[None]:
-    """A block in which every host is as it was before it was patched. What is kept of graphs and of
-    captured calls stays."""
+    """A block in which every host is as it was before it was patched. Structures kept for graphs,
+    and captured calls, stay."""
     with contextlib.ExitStack() as stack:
         with _lock:
             for host in _hosts.values():
@@ -115,7 +115,8 @@ def state() -> dict[str, dict[str, Any]]:
 
 
 def _contract(package: str) -> Host:
-    """What a host's package gives. Here, since `import gnnaccel.adapters` is to cost nothing."""
+    """The contract of a host's package. Imported here, since `import gnnaccel.adapters` is to cost
+    nothing."""
     from gnnaccel.adapters.contract import read_host
 
     return read_host(package)
@@ -126,33 +127,33 @@ def adapter_of(layer: Any) -> Any | None:
     layer that none knows."""
     for module, adapter in HOSTS.values():
         if module in sys.modules:
-            found = _contract(adapter).adapter_of(layer)
-            if found is not None:
-                return found
+            layer_adapter = _contract(adapter).adapter_of(layer)
+            if layer_adapter is not None:
+                return layer_adapter
     return None
 
 
 def storable(layer: Any) -> Reason | Literal[True] | None:
     """Whether the rows that this layer gathers may be stored in fewer bytes: True, or why not; None
-    for what is no layer of a graph."""
+    for a module that is no layer of a graph."""
     for module, adapter in HOSTS.values():
         if module in sys.modules:
-            found = _contract(adapter).storable(layer)
-            if found is not None:
-                return found
+            answer = _contract(adapter).storable(layer)
+            if answer is not None:
+                return answer
     return None
 
 
 def linear_maps(layer: Any) -> list[tuple[str, Any]]:
     """(name inside the layer, module) of the linear maps of a storable layer that may run in
     int8."""
-    return [found for module, adapter in HOSTS.values() if module in sys.modules
-            for found in _contract(adapter).linear_maps(layer)]
+    return [linear_map for module, adapter in HOSTS.values() if module in sys.modules
+            for linear_map in _contract(adapter).linear_maps(layer)]
 
 
 def requantized() -> None:
-    """Other layers than before are quantized, or other configurations hold, which may ask for
-    operators in compiled models: hosts put in or out what only those need."""
+    """Put patches that only quantized or compiled models need in or out, after other layers were
+    quantized or the configuration, which may ask for operators in compiled models, has changed."""
     with _lock:
         for key, host in _hosts.items():
             if host.installed:
@@ -190,7 +191,7 @@ def _patch(key: str, host: _Host) -> None:
 
 
 def drifts() -> list[str]:
-    """What was said of hosts that read otherwise than when they were tested."""
+    """The warnings of hosts whose code differs from the tested one."""
     with _lock:
         return [text for text in _told.values() if text]
 
@@ -205,8 +206,8 @@ def _tell_drift(key: str) -> None:
         return
     from gnnaccel.adapters import seams
 
-    found = seams.untested(key)
-    _told[key] = "" if found is None else seams.sentence(key, found)
+    drift = seams.untested(key)
+    _told[key] = "" if drift is None else seams.sentence(key, drift)
     if _told[key]:
         warnings.warn(f"gnnaccel: {_told[key]}", RuntimeWarning, stacklevel=2)
 
@@ -237,8 +238,8 @@ def _classes_in_files(package: str) -> frozenset[str]:
 
 
 def _exists(module: str) -> bool:
-    """Can the module's top package be imported? Looks, but imports nothing. A mere folder of that
-    name does not count."""
+    """Whether the module's top package can be imported. Imports nothing. A mere folder of that name
+    does not count."""
     top = module.partition(".")[0]
     if top in sys.modules:
         return sys.modules[top] is not None

@@ -22,8 +22,8 @@ from gnnaccel.dispatch.relational.beside import RootTerm
 
 
 class Parameters(NamedTuple):
-    """One for each relation, or None where the layers have none: weights; biases [out]; root
-    weights [out, in of the destination]."""
+    """Parameters of the relations, in their order, or None where the layers have none: weights;
+    biases [out]; root weights [out, in of the destination]."""
 
     weights: list[Tensor]
     biases: list[Tensor] | None
@@ -49,8 +49,8 @@ def run(attend: Callable[[dict], Tensor], parameters: Parameters, x_src: Sequenc
 
 
 def root_term(parameters: Parameters, types: int) -> RootTerm | None:
-    """What `run` adds to a Program's result, for destinations of so many types; None: nothing, or
-    not by the Program's kernels."""
+    """The term that `run` adds to a Program's result, for destinations of so many types; None:
+    nothing, or not by the Program's kernels."""
     _, biases, roots = parameters
     if roots is None:
         return None if biases is None else RootTerm(0, biases[0].shape[0], types, True, True)
@@ -60,8 +60,8 @@ def root_term(parameters: Parameters, types: int) -> RootTerm | None:
 
 
 def shapes_reason(parameters: Parameters, transposed: bool) -> Reason | None:
-    """Why these are not weights [in, out] of one shape, [out, in] where ``transposed``, with biases
-    [out] and root weights [out, any]: a host broadcasts others, or raises."""
+    """Why the parameters are not weights [in, out] of one shape, [out, in] where ``transposed``,
+    with biases [out] and root weights [out, any]: a host broadcasts others, or raises."""
     weights, biases, roots = parameters
     if len({t.shape for t in weights}) > 1 or weights[0].dim() != 2:
         return reason("GA208", "the weights are of several shapes, or no matrices")
@@ -76,7 +76,7 @@ def shapes_reason(parameters: Parameters, transposed: bool) -> Reason | None:
 def _made_of(parameters: Parameters, x_src: Sequence[Tensor], x_dst: Sequence[Tensor],
              of_source: tuple[tuple[int, ...], ...],
              of_target: tuple[tuple[int, ...], ...]) -> Iterator[Iterable[Tensor]]:
-    """What the result of each type of destinations is made of."""
+    """The tensors that the result of each type of destinations is made of."""
     kinds = [ts for ts in parameters if ts is not None]
     sources = {at: x for x, members in zip(x_src, of_source) for at in members}
     for x, members in zip(x_dst, of_target):
@@ -88,7 +88,7 @@ def _made_of(parameters: Parameters, x_src: Sequence[Tensor], x_dst: Sequence[Te
 def _operands(parameters: Parameters, x_src: Sequence[Tensor], x_dst: Sequence[Tensor],
               of_source: tuple[tuple[int, ...], ...], of_target: tuple[tuple[int, ...], ...],
               mean: bool, row: torch.dtype, results: reachability.Results | None) -> dict:
-    """For the Program and what is added to it."""
+    """Operands of the Program, and of the term that is added to its result."""
     weights, biases, roots = parameters
     same = len(x_src) == len(x_dst) and all(a is b for a, b in zip(x_src, x_dst))
     readers = reachability.readers(of_source, of_target, same and roots is not None)
@@ -101,21 +101,21 @@ def _operands(parameters: Parameters, x_src: Sequence[Tensor], x_dst: Sequence[T
     # some type is entered by several
     if mean and shares is not None and len(weights) > len(of_target):
         weight = weight * shares.sum(0).view(-1, 1, 1)
-    found: dict[str, Any] = {"x": x, "weight": weight.to(row)}
+    operands: dict[str, Any] = {"x": x, "weight": weight.to(row)}
     if roots is None and biases is None:
-        return found
+        return operands
     rows = (None if roots is None else x
             if same else reachability.watch(results, _together(x_dst, row), readers.targets))
     root, bias = _summed(root, shares, row), _summed(bias, shares, row)
     if len(x_dst) == 1:
         root, bias = [None if t is None else t[0] for t in (root, bias)]
-    found[ADDED] = Added(tuple([t.shape[0] for t in x_dst]), rows, root, bias, True)
-    return found
+    operands[ADDED] = Added(tuple([t.shape[0] for t in x_dst]), rows, root, bias, True)
+    return operands
 
 
 def _rooted(part: Tensor, x: Tensor, members: tuple[int, ...], parameters: Parameters, mean: bool,
             row: torch.dtype) -> Tensor:
-    """One type's result with the root terms and biases of its relations: where types differ in
+    """The result of one type with the root terms and biases of its relations: where types differ in
     width."""
     _, biases, roots = parameters
     assert roots is not None  # else the results of all types are made at once
@@ -126,10 +126,10 @@ def _rooted(part: Tensor, x: Tensor, members: tuple[int, ...], parameters: Param
 
 
 def total(parameters: Sequence[Tensor]) -> Tensor:
-    """The sum of parameters of one shape, each of which gets a gradient in memory of its own:
-    whoever scales gradients in place, from ``torch.autograd.grad`` or in hooks, would change one
-    that they share once for each. Sums pass theirs on as it is, a difference makes another one for
-    what it takes away."""
+    """The sum of parameters of one shape, each of which gets a gradient in memory of its own: code
+    that scales gradients in place, from ``torch.autograd.grad`` or in hooks, would scale a shared
+    one once for each parameter. A sum passes its gradient on as it is, a difference makes a new one
+    for the tensor that it subtracts."""
     return functools.reduce(_plus, parameters)
 
 

@@ -7,8 +7,8 @@ kernels of a small graph: 0.3 to 0.5 ms of each step on the hosts measured.
 ``torch.autograd.set_multithreading_enabled(False)`` is torch's own way to do without. The same
 nodes run, in the same order, on the same streams.
 
-It holds for one call of backward at a time, where gnnaccel is enabled, and never where the process
-uses several GPUs: there the threads launch side by side.
+The setting holds for one call of backward at a time, where gnnaccel is enabled, and never where the
+process uses several GPUs: there the threads launch side by side.
 """
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gnnaccel.adapters.patching import PatchSet
 from gnnaccel.dispatch.policy import config as configs
 from gnnaccel.dispatch.policy.config import current
 
-# through which torch.autograd.backward, torch.autograd.grad and Tensor.backward go
+# the function behind torch.autograd.backward, torch.autograd.grad and Tensor.backward
 _ENTRY = "_engine_run_backward"
 _OF_STEPS = "gnnaccel.adapters.captured.modules"
 
@@ -54,13 +54,14 @@ def install(patches: PatchSet) -> list[str]:
 
 
 def requantized(patches: PatchSet) -> None:
-    """As `gnnaccel.adapters.requantized`: whole steps, where they are asked for."""
+    """`gnnaccel.adapters.requantized` of torch: patches for whole steps, where they are asked
+    for."""
     if configs.capturing or _OF_STEPS in sys.modules:
         importlib.import_module(_OF_STEPS).asked(patches)
 
 
 def on_demand(patches: PatchSet) -> None:
-    """Replace what `requantized` may replace."""
+    """Replace all that `requantized` may replace."""
     importlib.import_module(_OF_STEPS).replace(patches)
 
 

@@ -38,9 +38,9 @@ bound: Callable[..., list[Any]] = bind  # type: ignore[assignment]  # None only 
 
 def dtypes(x: Tensor, *parameters: Tensor | None,
            mapped: bool = True) -> tuple[torch.dtype, torch.dtype]:
-    """(of the rows, of the host's result). ``parameters``: those that the host multiplies rows or
-    scores with; ``mapped``: the rows come from a linear map, which autocast runs in its own dtype
-    (but never in place of float64).
+    """(dtype of the rows, dtype of the host's result). ``parameters``: those that the host
+    multiplies rows or scores with; ``mapped``: the rows come from a linear map, which autocast runs
+    in its own dtype (but never in place of float64).
 
     On CUDA autocast also makes sums, so the host's result, fp32; on the CPU it has no such rule.
     """
@@ -56,7 +56,7 @@ def dtypes(x: Tensor, *parameters: Tensor | None,
 
 
 def rows(module: Any, x: Tensor, heads: int, width: int, plain: bool = True) -> Tensor | Mapped:
-    """What ``module``, a linear map to heads * width channels, makes of x [N, F], as attention
+    """The result of ``module``, a linear map to heads * width channels, of x [N, F], as attention
     takes it: [N, heads, width], or the map yet to be applied. ``plain``: the module is a linear map
     and nothing else. Autocast, and weights that are no ordinary tensors, are left to the module."""
     if plain and x.dim() == 2 and not torch.is_autocast_enabled(x.device.type):

@@ -1,8 +1,9 @@
-"""The contract of adapters: what the module of a layer class gives, and what the package of a host.
+"""The contracts of adapters: `Contract` for the module of a layer class, `Host` for the package of
+a host.
 
 Each layer class that is taken over has a module (`gnnaccel.adapters.pyg.layers.gat`, ...). It has
-to have ``state`` and ``run``; all else has a default, which says what holds of a layer whose module
-leaves it out. `read` reads a module once, when its class is patched.
+to have ``state`` and ``run``; all else has a default, for layers whose module leaves it out. `read`
+reads a module once, when its class is patched.
 """
 from __future__ import annotations
 
@@ -23,31 +24,34 @@ def _plain(layer: Any, args: tuple, kwargs: dict, kept: None) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Contract:
-    """The names are those in the module. ``layer``, ``args``, ``kwargs``: of a host's call.
+    """The functions and constants of a layer's module, by their names there. ``layer``, ``args``,
+    ``kwargs``: of a host's call.
 
     A call:
 
-    * ``state(layer, args, kwargs)``, ``run(layer, stated, given, attend)``: as of `router.Adapter`.
-    * ``bind(layer, call)``: as of `router.Adapter`; None: no call is bound.
+    * ``state(layer, args, kwargs)``, ``run(layer, stated, given, attend)``: as in `router.Adapter`.
+    * ``bind(layer, call)``: as in `router.Adapter`; None: no call is bound.
 
-    * ``shapes(layer, given)``: of the parameters that kernels read, by their dotted names, as the
-      layer's sizes have them, for `shapes.checked`; ``ONE_DTYPE``: whether all must be of the dtype
+    * ``shapes(layer, given)``: shapes of the parameters that kernels read, by their dotted names,
+      by the layer's sizes, for `shapes.checked`; ``ONE_DTYPE``: whether all must be of the dtype
       of the rows. None: the layer's own modules are called.
 
     A call that repeats another one (`signature.Signature` makes the keys):
 
     * ``FIELDS``: the attributes of a layer that its Program depends on; None: no call is repeated.
-    * ``reads(layer, args, kwargs)``: what else ``state`` reads, such as attributes of submodules.
-    * ``parts(layer, args)``: how all looks that the layer is made of, None where nobody can say;
-      without it `looks.of_modules`.
+    * ``reads(layer, args, kwargs)``: values that ``state`` reads besides, such as attributes of
+      submodules.
+    * ``parts(layer, args)``: the state of all modules and weights of the layer, None where it
+      cannot be told; without it `looks.of_modules`.
     * ``again(layer, args, kwargs, kept)``: the tensors of a repeated call. PyG: without it, only
       ``layer(x, edge_index)`` is repeated. DGL's are found by `dgl.repeated`.
-    * ``keep(stated, given)``: what ``again`` needs besides the arguments, without tensors; None:
-      nothing.
-    * ``resized(layer, args, kwargs, stated, kept)``: PyG: what ``state`` would give of a call whose
-      key differs from that of one that was ``stated`` in numbers of rows alone; None where it has
-      to be asked. ``kept``: as ``keep`` had it of that one. Keys say nothing of integer tensors, so
-      these are looked at. Without it calls over new graphs are stated each time.
+    * ``keep(stated, given)``: values that ``again`` needs besides the arguments, without tensors;
+      None: nothing.
+    * ``resized(layer, args, kwargs, stated, kept)``: PyG: the result of ``state`` for a call
+      whose key differs from that of one that was ``stated`` in numbers of rows alone; None where
+      ``state`` has to be asked. ``kept``: the result of ``keep`` for that one. Keys say nothing of
+      integer tensors, so these are looked at. Without it calls over new graphs are stated each
+      time.
     * ``WATCHED``: PyG's plain calls: submodules that ``run`` may leave out, so they must be linear
       maps and nothing else; None: the layer has no plain calls, or they have the longer key.
     * ``LINEAR``: those that a bound call leaves out.
@@ -63,9 +67,9 @@ class Contract:
 
     Layers around others:
 
-    * ``inside(native, forward)``: what stands in for the host's forward where that runs; layers
-      that are made of it are called by ``forward``, the routed one.
-    * ``around(forward, native)``: what the class gets in the place of ``forward``, the routed one.
+    * ``inside(native, forward)``: the function that stands in for the host's forward where that
+      runs; layers that are made of it are called by ``forward``, the routed one.
+    * ``around(forward, native)``: the function that replaces ``forward``, the routed one.
 
     A class of which some layers just pass messages:
 
@@ -95,17 +99,17 @@ class Contract:
     propagates: Callable[[Any], bool] | None = None
 
     def repeated(self) -> Callable[..., Any]:
-        """``again``, or what gives the tensors of a plain call."""
+        """``again``, or the function that gives the tensors of a plain call."""
         return self.again or _plain
 
 
 def _nothing(of: Any) -> None:
-    """Of a host that has no more to say."""
+    """None: the default of a host's functions."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Host:
-    """The names are those in the host's package; the functions of the same names in
+    """The functions of a host's package, by their names there; those of the same names in
     `gnnaccel.adapters` say what they mean.
 
     * ``install(patches)``: puts the host's patches in; gives the dotted names of what was patched.
@@ -128,9 +132,9 @@ class Host:
 
 def read_host(package: str) -> Host:
     """The contract of a host's package, which is imported."""
-    given = vars(importlib.import_module(package))
-    return Host(**{field.name: given[field.name] for field in dataclasses.fields(Host)
-                   if field.name in given})
+    attributes = vars(importlib.import_module(package))
+    return Host(**{field.name: attributes[field.name] for field in dataclasses.fields(Host)
+                   if field.name in attributes})
 
 
 _NAMES = tuple(field.name for field in dataclasses.fields(Contract))
@@ -142,14 +146,14 @@ def read(module: Any) -> Contract:
     Raises AttributeError for a module without ``state`` or ``run``, and for one with a constant
     whose name is nearly one of the contract's: misspelt, it would have no effect.
     """
-    given = vars(module)
+    attributes = vars(module)
     for name in ("state", "run"):
-        if name not in given:
+        if name not in attributes:
             raise AttributeError(f"{module.__name__} lacks {name}: see gnnaccel.adapters.contract")
-    for name in given:
+    for name in attributes:
         if name.isupper() and name not in _NAMES:
             meant = difflib.get_close_matches(name, _NAMES, 1, 0.75)
             if meant:
                 raise AttributeError(f"{module.__name__} has {name}: did you mean {meant[0]}, "
                                      "as gnnaccel.adapters.contract has it?")
-    return Contract(**{name: given[name] for name in _NAMES if name in given})
+    return Contract(**{name: attributes[name] for name in _NAMES if name in attributes})

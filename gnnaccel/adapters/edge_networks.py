@@ -17,15 +17,15 @@ from gnnaccel.adapters import guards
 from gnnaccel.dispatch.ops.outer_sums import MOST, Form
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 
-#: modules that make one row of each row, or what torch raises for
+#: modules that map each row by itself, or for which torch raises
 _BY_ROW = frozenset(f"torch.nn.modules.{name}" for name in (
     "activation", "batchnorm", "dropout", "linear", "normalization"))
 
 
 def unfit(name: str, network: Any, x: Tensor, width: int, results: int,
           linear: Callable[[Any], bool] = lambda module: False) -> Reason | None:
-    """Why the network of the edges, the layer's ``name``, is none that the sums are linear in the
-    features of, or does not fit ``x``. ``width``, ``results``: rows and columns of its matrices;
+    """Why the sums are not linear in the features of the edges' network, the layer's ``name``, or
+    the network does not fit ``x``. ``width``, ``results``: rows and columns of its matrices;
     ``linear``: which modules of the host are linear maps and nothing else."""
     if (type(network) is torch.nn.Sequential
             and not (network._modules and guards.plain(network, torch.nn.Sequential))):
@@ -34,10 +34,10 @@ def unfit(name: str, network: Any, x: Tensor, width: int, results: int,
     if not (linear(last) or guards.plain(last, torch.nn.Linear)):
         return reason("GA208", f"the last map of {name} is a {type(last).__name__}, with hooks, "
                       "lazy or of another class")
-    other = next((one for one in before
-                  if type(one).__module__ not in _BY_ROW and not linear(one)), None)
-    if other is not None:
-        return reason("GA208", f"{name} has a {type(other).__name__}")
+    foreign = next((one for one in before
+                    if type(one).__module__ not in _BY_ROW and not linear(one)), None)
+    if foreign is not None:
+        return reason("GA208", f"{name} has a {type(foreign).__name__}")
     if torch.is_autocast_enabled(x.device.type):
         return reason("GA203", "autocast is on", "call the layer outside of autocast")
     if x.dtype is not torch.float32 or last.weight.dtype is not torch.float32:
@@ -56,7 +56,7 @@ def unfit(name: str, network: Any, x: Tensor, width: int, results: int,
 
 
 def modules(network: Any) -> list[Any]:
-    """Those of a sequence, in order; another network is one linear map."""
+    """Modules of a sequence, in order; another network is one linear map."""
     return [*network] if type(network) is torch.nn.Sequential else [network]
 
 

@@ -1,5 +1,5 @@
-"""What keeps a layer native whatever its kernels could do, for layers of any host: where the call
-happens, what it is given, and modules that do more than they are."""
+"""Reasons why a layer of any host stays native whatever its kernels could do: where the call
+happens, its arguments, and modules that do more than their class says."""
 from __future__ import annotations
 
 from collections import OrderedDict
@@ -21,10 +21,10 @@ from gnnaccel.dispatch.uncompiled import uncompiled
 
 _tracing, _transform = torch._C._get_tracing_state, torch._C._functorch.peek_interpreter_stack
 _grad = torch.is_grad_enabled
-made: IdentityMap[bool] = IdentityMap()  # layers, as of `note_made`
+made: IdentityMap[bool] = IdentityMap()  # layers (`note_made`)
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _function_modes, _mode_at = torch._C._len_torch_function_stack, torch._C._get_function_stack_at
-#: function modes in which layers give what they give outside: a default device's, and gnnaccel's
+#: function modes that leave the results of layers as they are: a default device's, and gnnaccel's
 PASSIVE_MODES: set[type] = {DeviceContext}
 #: types of a module's parameters on which torch's functions do what they say; others, such as
 #: quantized weights, may have functions of their own
@@ -63,7 +63,7 @@ def context_reason() -> Reason | None:
 
 
 def sees_functions(modes: int) -> bool:
-    """Whether one of so many active function modes may change what torch's functions give."""
+    """Whether one of so many active function modes may change the results of torch's functions."""
     return any(type(_mode_at(i)) not in PASSIVE_MODES for i in range(modes))
 
 
@@ -95,9 +95,9 @@ def parametrized_reason(layer: Any) -> Reason | None:
     for module in todo:  # which grows
         inside = module._modules
         if "parametrizations" in inside:
-            made = inside["parametrizations"]._modules
-            for name in made:
-                if not all(map(_repeatable, made[name]._modules.values())):
+            parametrizations = inside["parametrizations"]._modules
+            for name in parametrizations:
+                if not all(map(_repeatable, parametrizations[name]._modules.values())):
                     return reason("GA208", f"{name} is parametrized",
                                   "torch's weight_norm, orthogonal and activations run by kernels")
         todo += [one for name, one in inside.items()
@@ -106,7 +106,7 @@ def parametrized_reason(layer: Any) -> Reason | None:
 
 
 def _repeatable(made: Any) -> bool:
-    """Whether a parametrization gives the same each time, and that is all that it does."""
+    """Whether a parametrization gives the same each time, and has no other effect."""
     kinds, cls = torch.nn.utils.parametrizations, type(made)
     return (cls in (kinds._WeightNorm, kinds._Orthogonal)
             or (cls.__module__ == "torch.nn.modules.activation" and cls is not torch.nn.RReLU)
@@ -178,21 +178,22 @@ def lazy_reason(*modules: Any) -> Reason | None:
 
 
 def declared(module: Any, name: str = "weight") -> Any:
-    """A parameter of the module, or a tensor of its dtype and shape: what a parametrization makes
-    of it is not computed, which may draw numbers or change what the parametrization keeps. None
-    where the module has nothing by this name."""
+    """A parameter of the module, or a tensor of its dtype and shape: a parametrization is not
+    computed, as it may draw numbers or change its state. None where the module has nothing by this
+    name."""
     own = module._parameters
-    found = own.get(name) if type(own) in _DICTS else None
-    if found is None:
-        made = getattr(module._modules.get("parametrizations"), name, None)
-        if made is None or made.unsafe or not made.is_tensor:  # only else the two are alike
+    parameter = own.get(name) if type(own) in _DICTS else None
+    if parameter is None:
+        parametrization = getattr(module._modules.get("parametrizations"), name, None)
+        if parametrization is None or parametrization.unsafe or not parametrization.is_tensor:
+            # the original may be of another dtype and shape
             return getattr(module, name, None)
-        found = made.original
-    return found
+        parameter = parametrization.original
+    return parameter
 
 
 def note_made(layer: Any, native: bool) -> None:
-    """Of a call that goes ``native`` or not: whether it makes the layer's weights within a
+    """Note of a call, which goes ``native`` or not, whether it makes the layer's weights within a
     checkpoint. It is repeated in backward, when they are there, and must go natively there, too:
     both calls have to save the same tensors."""
     if (native and checkpointed()
@@ -209,7 +210,7 @@ def made_here(layer: Any) -> bool:
 
 
 def repeated_reason(layer: Any) -> Reason | None:
-    """Why a call that may be such a repetition goes native."""
+    """Why a call that may repeat the one that made the weights (`note_made`) goes native."""
     if not made_here(layer) or torch._C._current_graph_task_id() == -1:
         return None
     return reason("GA209", "a checkpoint repeats the call that made the weights")
@@ -223,9 +224,9 @@ def has_hooks(module: Any) -> bool:
 
 
 def extraordinary(own: dict[str, Any]) -> str | None:
-    """Which of a module's parameters, or of the tensors that it holds as plain attributes, as after
-    ``del lin.weight; lin.weight = ...``, is no ordinary tensor; None where none is. ``own``: the
-    module's attributes."""
+    """The name of a module's parameter, or of a tensor that it holds as a plain attribute, as after
+    ``del lin.weight; lin.weight = ...``, that is no ordinary tensor; None where all are. ``own``:
+    the module's attributes."""
     parameters = own["_parameters"]
     for name in parameters:
         if type(parameters[name]) not in ORDINARY:

@@ -1,4 +1,4 @@
-"""Doing something once a module has been imported, now or later.
+"""Callbacks for the moment when a module has been imported, now or later.
 
 A finder at the head of ``sys.meta_path`` lets the other finders find the module and wraps the
 loader for that one import; nothing of it stays on the module. The finder leaves when nothing is
@@ -28,7 +28,7 @@ class Handle:
 
     @property
     def pending(self) -> bool:
-        """Is the import still awaited?"""
+        """Whether the import is still awaited."""
         with _lock:
             return self in _pending
 
@@ -51,8 +51,8 @@ def when_imported(name: str, callback: Callable[[], None]) -> Handle:
     """Call ``callback()`` once module ``name`` is imported: right away if it is, otherwise when its
     import is complete.
 
-    It runs in the importing thread, before the ``import`` statement returns; what it raises, the
-    statement raises. It is called at most once; an import that fails is awaited anew.
+    The callback runs in the importing thread, before the ``import`` statement returns; its errors
+    come out of the statement. It is called at most once; an import that fails is awaited anew.
     """
     handle = Handle(name, callback)
     with _lock:
@@ -67,7 +67,7 @@ def when_imported(name: str, callback: Callable[[], None]) -> Handle:
 
 
 def poll() -> None:
-    """Call back for what has been imported without our seeing it."""
+    """Call back for modules whose import was not noticed."""
     _call_ready()
 
 
@@ -88,8 +88,8 @@ def _lineage(name: str) -> list[str]:
 
 
 def _ready(name: str, finished: str | None = None) -> bool:
-    """Are ``name`` and its parents imported completely? ``finished`` has run, though the import
-    system is not done."""
+    """Whether ``name`` and its parents are imported completely. ``finished`` has run, though the
+    import system is not done."""
     return all(step == finished and step in sys.modules or _complete(step)
                for step in _lineage(name))
 
@@ -129,7 +129,8 @@ def _bind(name: str) -> None:
 
 
 class _Finder:
-    """Finds what the other finders find, with a loader that tells when it is done."""
+    """A finder that gives the specs of the other finders, with a loader that tells when it is
+    done."""
 
     def __init__(self) -> None:
         self._local = threading.local()
@@ -156,9 +157,9 @@ class _Finder:
 
 def found_by_others(finder: Any, name: str, path: Any,
                     target: ModuleType | None) -> ModuleSpec | None:
-    """What the finders but this one find."""
-    for other in list(sys.meta_path):
-        find = None if other is finder else getattr(other, "find_spec", None)
+    """The spec that the finders but this one give."""
+    for candidate in list(sys.meta_path):
+        find = None if candidate is finder else getattr(candidate, "find_spec", None)
         spec = None if find is None else find(name, path, target)
         if spec is not None:
             return spec
@@ -188,7 +189,7 @@ class Loader:
 
 
 class _Telling(Loader):
-    """One that tells when it is done."""
+    """A loader that tells when it is done."""
 
     def __init__(self, loader: Any, name: str) -> None:
         super().__init__(loader)

@@ -19,8 +19,7 @@ EdgeType = tuple[str, str, str]
 
 
 class Part(NamedTuple):
-    """The edges of one type: their relation, and where the nodes at their ends begin and how many
-    there are."""
+    """The edges of one type: their relation, and the begin and number of the nodes at each end."""
 
     name: EdgeType
     relation: int
@@ -32,8 +31,8 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """How tensors ``edge_index``, one for each part, become one graph. Equal layouts make equal
-    graphs of equal tensors.
+    """The way in which tensors ``edge_index``, one for each part, become one graph. Equal layouts
+    make equal graphs of equal tensors.
 
     ``loops``: relations each of whose sources has one more edge, to the destination with its
     number; they come after all others.
@@ -79,9 +78,9 @@ class Layout:
         dst: list[Tensor] = []
         relation = []
         for part, edge_index in zip(self.parts, edge_indices):
-            for ids, start, count, found in ((edge_index[0].long(), part.src, part.num_src, src),
+            for ids, start, count, nodes in ((edge_index[0].long(), part.src, part.num_src, src),
                                              (edge_index[1].long(), part.dst, part.num_dst, dst)):
-                found.append((ids + start).masked_fill((ids < 0) | (ids >= count), -1) if masked
+                nodes.append((ids + start).masked_fill((ids < 0) | (ids >= count), -1) if masked
                              else ids + start)
             relation.append(torch.full_like(src[-1], part.relation))
         for own in self.loops:
@@ -92,13 +91,13 @@ class Layout:
         return torch.cat(src), torch.cat(dst), torch.cat(relation)
 
     def _check(self, edge_indices: tuple[Tensor, ...]) -> None:
-        some = [(part, ids) for part, ids in zip(self.parts, edge_indices) if ids.shape[1]]
-        if not some:
+        nonempty = [(part, ids) for part, ids in zip(self.parts, edge_indices) if ids.shape[1]]
+        if not nonempty:
             return
-        ranges = [zip(*map(torch.aminmax, ids.unbind(0))) for _, ids in some]
+        ranges = [zip(*map(torch.aminmax, ids.unbind(0))) for _, ids in nonempty]
         ends = torch.stack([torch.stack(end).long() for lows_and_highs in ranges
                             for end in lows_and_highs]).tolist()
-        for (part, _), low, high in zip(some, ends[::2], ends[1::2]):
+        for (part, _), low, high in zip(nonempty, ends[::2], ends[1::2]):
             limits = ("source", part.name[0],
                       part.num_src), ("destination", part.name[-1], part.num_dst)
             for at, (what, node, count) in enumerate(limits):

@@ -1,5 +1,5 @@
-"""How the arguments of a call and the modules of a layer look: what signatures of calls are made
-of, for layers of any host.
+"""The forms of a call's arguments and of a layer's modules, of which signatures of calls are made,
+for layers of any host.
 
 A signature is compared at every call, hence the plainness of these functions. Integer tensors are
 left out: they are the graph's, and `layer_memory` compares them as the very tensors that they were.
@@ -21,49 +21,49 @@ _WEIGHTS = ("weight", "bias")
 
 
 def of_arguments(given: tuple) -> tuple[list, list, torch.device] | None:
-    """How many rows these arguments have, how they look beside that, and the device of one of them;
-    None where one is not understood.
+    """(numbers of rows of the arguments, their forms beside that, the device of one of them); None
+    where one is not understood.
 
     Understood are plain tensors, numbers, strings, None, pairs and dictionaries of these, and a
     host's graphs: of a graph the names of its types count, its structure is in `layer_memory`.
     """
     rows: list = []
-    found: list = []
+    forms: list = []
     device, todo, grad = None, list(given), _grad_on()
     for a in todo:  # which grows by what is in pairs and dictionaries
         kind = type(a)
         if kind is Tensor or kind is Parameter:
             device = a.device
             if not a.is_floating_point():
-                found += ("index",)
+                forms += ("index",)
             elif a.is_meta or a.is_neg() or (grad and a.is_inference()):
                 return None
             else:
                 rows += a.shape[:1]
-                found += a.ndim, a.shape[1:], a.dtype, device, a.layout
+                forms += a.ndim, a.shape[1:], a.dtype, device, a.layout
         elif kind in _NUMBERS:
-            found += kind, a
+            forms += kind, a
         elif kind is dict:
-            found += kind, tuple(a)
+            forms += kind, tuple(a)
             todo += a.values()
         elif kind is tuple:  # a pair of one tensor is another call than one of two equal ones
-            found += kind, len(a), bool(a) and a[0] is a[-1]
+            forms += kind, len(a), bool(a) and a[0] is a[-1]
             todo += a
         elif kind in GRAPHS:
-            found += kind, GRAPHS[kind].names(a)
+            forms += kind, GRAPHS[kind].names(a)
         else:
             return None
-    return None if device is None else (rows, found, device)
+    return None if device is None else (rows, forms, device)
 
 
 def of_modules(layer: Any, args: tuple = (), options: tuple[str, ...] = ()) -> list | None:
-    """How the layer, its modules and their parameters look; None where one of its modules is
+    """The forms of the layer, its modules and their parameters; None where one of its modules is
     watched, or has functions of its own.
 
     ``args``: of the call, which do not matter here; ``options``: attributes of the modules inside
     that count, too.
     """
-    found: list = []
+    forms: list = []
     modules = [layer]
     for module in modules:
         own = module.__dict__
@@ -72,30 +72,30 @@ def of_modules(layer: Any, args: tuple = (), options: tuple[str, ...] = ()) -> l
                     or own["_backward_pre_hooks"] or not own.keys().isdisjoint(_REPLACED)):
                 return None
             if options:
-                found += map(own.get, options)
+                forms += map(own.get, options)
         cls, inside = type(module), own["_modules"]
-        found += cls, cls.forward, own["training"]
+        forms += cls, cls.forward, own["training"]
         for tensors in (own["_parameters"], own["_buffers"]):
             for t in tensors.values() if tensors else ():
                 kind = type(t)
                 if kind is Parameter or kind is Tensor:
-                    found += kind, t.dtype, t.shape, t.device
+                    forms += kind, t.dtype, t.shape, t.device
                 else:
-                    found += (kind,)
+                    forms += (kind,)
         for name in _WEIGHTS:
             if name in own:  # a plain attribute in the place of a parameter
-                found += name, type(own[name])
+                forms += name, type(own[name])
         if inside:
-            there = [one for one in inside.items() if one[1] is not None]
-            found += ([name for name, _ in there],)
-            modules += [m for _, m in there]
-    return found
+            children = [one for one in inside.items() if one[1] is not None]
+            forms += ([name for name, _ in children],)
+            modules += [m for _, m in children]
+    return forms
 
 
 def replaceable(layer: Any) -> bool:
     """Whether the layer or a module in it holds a tensor as a plain attribute, as after ``del
     conv.att_src; conv.att_src = ...``, of which `of_modules` does not tell when it is replaced by
-    one of a subclass. What hosts cache under private names is no such tensor."""
+    one of a subclass. Tensors that hosts cache under private names do not count."""
     todo = [layer]
     for module in todo:  # which grows
         own = module.__dict__

@@ -23,10 +23,10 @@ from gnnaccel.dispatch.ops.call import Kernel, OpCall
 from gnnaccel.dispatch.policy.config import current
 
 _NAME = "torch.adam"
-_LISTS = 6  # parameters, gradients, and what the optimizer keeps of each
+_LISTS = 6  # parameters, gradients, and the optimizer's state of each
 _TENSORS = (Tensor, nn.Parameter)
 _place = Tensor.data_ptr
-#: options of `torch.optim.adam.adam` that leave the way open, and with which of their values
+#: options of `torch.optim.adam.adam`, and the value of each that allows the kernel
 _OPEN = {"foreach": None, "fused": None, "capturable": False, "differentiable": False,
          "grad_scale": None, "found_inf": None, "has_complex": False}
 _NUMBERS = ("lr", "beta1", "beta2", "weight_decay", "eps")
@@ -35,7 +35,7 @@ Lists = tuple[list[Tensor], ...]
 
 
 def install(patches: PatchSet) -> None:
-    """Put the wrapper of Adam's arithmetic in. Nothing where this torch has none by that name."""
+    """Wrap Adam's arithmetic. Does nothing where this torch has none by that name."""
     from torch.optim import adam
 
     native = vars(adam).get("adam")
@@ -116,14 +116,14 @@ def _apart(gradients: list[Tensor], *written: list[Tensor]) -> bool:
     """Whether no ``written`` tensor begins where another one or a gradient does: torch writes list
     after list, and reads the gradients in between. Empty tensors begin nowhere."""
     places = list(map(_place, chain(*written)))
-    found = set(places)
-    found.discard(0)
-    return (len(found) == len(places) - places.count(0)
-            and found.isdisjoint(map(_place, gradients)))
+    distinct = set(places)
+    distinct.discard(0)
+    return (len(distinct) == len(places) - places.count(0)
+            and distinct.isdisjoint(map(_place, gradients)))
 
 
 def _in_step(steps: list[Tensor]) -> bool:
-    """Whether they are counts on the host, and the same."""
+    """Whether ``steps`` are counts on the host, and equal."""
     first = None
     for step in steps:
         if type(step) is not Tensor or not step.is_cpu or step.dim():

@@ -1,4 +1,4 @@
-"""Whether what a layer runs is the host's own code.
+"""Checks that the code of a layer is the host's own.
 
 An adapter does in one step what the host does in several functions: the layer's methods, those of
 its aggregation, and functions of their modules, such as ``softmax``. That is right only as long as
@@ -35,7 +35,7 @@ _SILENT = frozenset(("builtins", "typing", "torch", *sys.stdlib_module_names))
 
 
 def original(function: Any) -> Any:
-    """What gnnaccel has put its own function around; the function itself where it has not."""
+    """The function that one of gnnaccel's wraps; the function itself where it is none of these."""
     function = getattr(function, "__func__", function)
     while _top(_module(function)) == _OURS and hasattr(function, "__wrapped__"):
         function = function.__wrapped__
@@ -43,7 +43,7 @@ def original(function: Any) -> Any:
 
 
 def home(function: Any) -> str:
-    """The package that a function belongs to, ours looked through; "" for no Python function."""
+    """The package of a function, or of the one that ours wraps; "" for no Python function."""
     return _top(_module(original(function)))
 
 
@@ -57,17 +57,17 @@ def is_function(function: Any, host: str, name: str) -> bool:
 
 
 def is_torchs(function: Any, name: str, host: str) -> bool:
-    """Whether this is the function ``name`` of one of torch's modules, ours around it, or what the
-    package ``host`` has put in its place: PyG replaces ``torch.index_select``."""
-    found = original(function)
-    if type(found) is FunctionType:
-        return home(found) in ("torch", host)
-    if type(found) is BuiltinFunctionType:
+    """Whether this is the function ``name`` of one of torch's modules, ours around it, or the
+    replacement by the package ``host``: PyG replaces ``torch.index_select``."""
+    unwrapped = original(function)
+    if type(unwrapped) is FunctionType:
+        return home(unwrapped) in ("torch", host)
+    if type(unwrapped) is BuiltinFunctionType:
         # torch.linalg.norm is torch._C._linalg's linalg_norm
-        place = (found.__module__ or "").rpartition("._")[2]
-        own_name = found.__name__.removeprefix(f"{place}_")
+        place = (unwrapped.__module__ or "").rpartition("._")[2]
+        own_name = unwrapped.__name__.removeprefix(f"{place}_")
         return own_name.replace("_", "") == name.replace("_", "")
-    return _top(type(found).__module__) == "torch"
+    return _top(type(unwrapped).__module__) == "torch"
 
 
 def is_method(function: Any, cls: type, name: str, host: str) -> bool:
@@ -75,14 +75,14 @@ def is_method(function: Any, cls: type, name: str, host: str) -> bool:
 
     It may be a method of the class or of its bases, or one that the host generated for them.
     """
-    found = original(function)
-    module = _module(found)
+    unwrapped = original(function)
+    module = _module(unwrapped)
     for base in cls.__mro__:
         if module.startswith(f"{base.__module__}_{base.__name__}_{name}"):
             # PyG's `propagate` and `edge_updater`
             return True
         if (_top(module) == host == _top(base.__module__)
-            and found.__qualname__ == f"{base.__qualname__}.{name}"):
+            and unwrapped.__qualname__ == f"{base.__qualname__}.{name}"):
             return True
     return False
 
@@ -97,7 +97,7 @@ def _top(module: str) -> str:
 
 
 class Path:
-    """What runs when methods or functions of a host's are called.
+    """All functions that run when methods or functions of a host's are called.
 
     ``host``: the package; ``names``: the methods of the class, which no object of it may replace
     either; ``parts``: what these read and no caller of ``__init__`` gives, such as modules;
@@ -122,8 +122,8 @@ class Path:
         at."""
         try:
             for path in (self, *others):
-                for get, place, seen in path._watched:
-                    if get(place) != seen:
+                for get, place, before in path._watched:
+                    if get(place) != before:
                         return False
         except (AttributeError, KeyError, ValueError, RuntimeError):
             # a function was deleted, or replaced by an array, which cannot be compared
@@ -139,18 +139,18 @@ class Path:
         """
         todo = [name for name in start if hasattr(cls, name)]
         for name in todo:  # which grows
-            found = getattr(host_class if name == "forward" else cls, name)
-            if (not is_method(found, cls, name, self.host)
-                and (name in start or home(found) != "torch")):
+            method = getattr(host_class if name == "forward" else cls, name)
+            if (not is_method(method, cls, name, self.host)
+                and (name in start or home(method) != "torch")):
                 self._refuse(cls, host_class, name)
                 continue
-            found = self._add(found)
-            if follow and not _of_message_passing(found):
-                called = _names_in(found.__code__, "LOAD_ATTR", "LOAD_METHOD")
+            method = self._add(method)
+            if follow and not _of_message_passing(method):
+                called = _names_in(method.__code__, "LOAD_ATTR", "LOAD_METHOD")
                 self.parts |= frozenset(called)
                 todo += [name for name in called
                          if name not in todo and _is_hosts(host_class, name)]
-                self.function(found)
+                self.function(method)
         self.watch(attrgetter, cls,
                    tuple(name for name in todo if name != "forward" or cls is host_class))
         if "forward" in todo and cls is not host_class:
@@ -158,7 +158,7 @@ class Path:
         return todo
 
     def function(self, function: Any) -> None:
-        """Adds the functions that this one names in its module, and those of torch's modules."""
+        """Add the functions that this one names in its module, and those of torch's modules."""
         module = function.__globals__
         for name in _names_in(function.__code__, "LOAD_GLOBAL"):
             if _may_replace(module.get(name)):
@@ -166,7 +166,7 @@ class Path:
         self.torch_functions(function)
 
     def torch_functions(self, function: Any) -> None:
-        """Adds the functions that this one names in modules of torch's, as in ``F.dropout``, and in
+        """Add the functions that this one names in modules of torch's, as in ``F.dropout``, and in
         `math`."""
         for first, *names in _dotted(function.__code__):
             value = function.__globals__.get(first)
@@ -180,7 +180,7 @@ class Path:
                     break
 
     def complete(self) -> Path:
-        """When everything is added: judges the functions in modules."""
+        """Judge the functions in modules, when everything is added."""
         for module, names in self._globals.values():
             self.watch(itemgetter, module, tuple(names))
             for name in names:
@@ -198,14 +198,13 @@ class Path:
         return self
 
     def _add(self, function: Any) -> Any:
-        found = original(function)
-        self.functions[f"{found.__module__}.{found.__qualname__}"] = found
-        return getattr(found, "__wrapped__", found)  # the host's own decorators
+        unwrapped = original(function)
+        self.functions[f"{unwrapped.__module__}.{unwrapped.__qualname__}"] = unwrapped
+        return getattr(unwrapped, "__wrapped__", unwrapped)  # the host's own decorators
 
     def watch(self, getter: Any, place: Any, names: tuple[str, ...]) -> None:
-        """Have `same` compare what ``place``, a class or a module's dictionary, has by these names.
-
-        Whose functions they are is not judged.
+        """Have `same` compare the values by these names in ``place``, a class or a module's
+        dictionary. Their owners are not judged.
         """
         if names:
             get = getter(*names)
@@ -231,20 +230,20 @@ def _names_in(code: CodeType, *kinds: str) -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=1024)
 def _dotted(code: CodeType) -> tuple[tuple[str, ...], ...]:
-    """Global names with the attributes that are read of them, one of the other, each once."""
-    found: dict[tuple[str, ...], None] = {}
+    """Global names with the chain of attributes that is read of them, each once."""
+    chains: dict[tuple[str, ...], None] = {}
     chain: tuple[str, ...] = ()
     for step in dis.get_instructions(code):
         if step.opname in ("LOAD_ATTR", "LOAD_METHOD") and chain:
             chain += (step.argval,)
             continue
         if len(chain) > 1:
-            found[chain] = None
+            chains[chain] = None
         chain = (step.argval,) if step.opname == "LOAD_GLOBAL" else ()
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            found.update(dict.fromkeys(_dotted(constant)))
-    return tuple(found)
+            chains.update(dict.fromkeys(_dotted(constant)))
+    return tuple(chains)
 
 
 def _of_message_passing(function: Any) -> bool:
@@ -305,21 +304,21 @@ _paths: dict[tuple[type, tuple[str, ...]], Paths] = {}
 
 
 def path_of(host_class: type, start: tuple[str, ...]) -> Path:
-    """The path of a class of a host's itself."""
-    found = _paths.get((host_class, start))
-    if found is None:
-        found = _paths[host_class, start] = Paths(host_class, start)
-    return found.of(host_class)
+    """The path of ``host_class`` itself."""
+    paths = _paths.get((host_class, start))
+    if paths is None:
+        paths = _paths[host_class, start] = Paths(host_class, start)
+    return paths.of(host_class)
 
 
 class Named:
-    """The `Path` of what a function of a host's names in its module."""
+    """The `Path` of the functions that one of a host's names in its module."""
 
     def __init__(self, function: Any):
         self._function, self._path = function, self._look(function)
 
     def why(self) -> Reason | None:
-        """What of it is not the host's now."""
+        """The reason that names what is not the host's now."""
         if not self._path.same():
             self._path = self._look(self._function)
         return self._path.why
@@ -331,27 +330,27 @@ class Named:
         return path.complete()
 
 
-#: of classes: their ``forward``, and the functions of torch's modules that it calls
+#: class -> its ``forward``, and the functions of torch's modules that it calls
 _forwards: dict[type, tuple[Any, list[tuple[ModuleType, str, Any]]]] = {}
 
 
 def forward_is_own(cls: Any) -> bool:
     """Whether ``forward`` of a class, a host's or torch's, is the one that it was written with, and
     calls torch's own functions."""
-    found = cls.forward
-    known = _forwards.get(cls)
-    if known is not None and known[0] is found:
-        for module, name, seen in known[1]:
-            if getattr(module, name) is not seen:
+    forward = cls.forward
+    entry = _forwards.get(cls)
+    if entry is not None and entry[0] is forward:
+        for module, name, before in entry[1]:
+            if getattr(module, name) is not before:
                 break
         else:
             return True
-    if not is_method(found, cls, "forward", _top(cls.__module__)):
+    if not is_method(forward, cls, "forward", _top(cls.__module__)):
         return False
-    path, function = Path(_top(cls.__module__)), original(found)
+    path, function = Path(_top(cls.__module__)), original(forward)
     path.torch_functions(getattr(function, "__wrapped__", function))
     if path.complete().why is not None:
         return False
-    _forwards[cls] = found, [(module, name, getattr(module, name))
-                             for module, names in path._torch.values() for name in names]
+    _forwards[cls] = forward, [(module, name, getattr(module, name))
+                               for module, names in path._torch.values() for name in names]
     return True

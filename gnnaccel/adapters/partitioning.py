@@ -1,4 +1,4 @@
-"""Cutting a graph of any host, or one in arrays, into parts on disk."""
+"""Partition of a graph of any host, or one in arrays, into parts on disk."""
 from __future__ import annotations
 
 import importlib
@@ -24,7 +24,7 @@ _HOSTS = {"torch_geometric": "gnnaccel.adapters.pyg.distributed.data",
 
 def partition(data: Any, parts: int, method: Any = "edges", *, out: Any,
               chunk: int = cutting.CHUNK) -> Path:
-    """Cut a graph into parts and write them to a folder; the folder.
+    """Cut a graph into parts and write them to a folder. Returns the folder.
 
     ``data``: `Data` or `HeteroData` with ``edge_index``, or a `DGLGraph`; ``parts``: how many, at
     least 1; ``method``: "edges" cuts each type's nodes into ranges into which about equally many
@@ -34,14 +34,14 @@ def partition(data: Any, parts: int, method: Any = "edges", *, out: Any,
     must not exist; it gets its name once all is written. ``chunk``: edges that are looked at
     together.
 
-    What has a row for each node or edge is cut with them, other tensors go to every part whole.
+    Tensors with a row for each node or edge are cut with them, others go to every part whole.
     Raises PartitionError for data that cannot be cut, GraphError for edges of nodes that do not
     exist, HostLimitError where no installed package has METIS.
     """
     _check_parts(parts)
     graph = _read(data)
-    given, name = _assignment(graph, parts, method)
-    building.write(graph, building.owners(graph, parts, given, chunk), parts, Path(out), name,
+    assignment, name = _assignment(graph, parts, method)
+    building.write(graph, building.owners(graph, parts, assignment, chunk), parts, Path(out), name,
                    chunk)
     return Path(out)
 
@@ -55,7 +55,7 @@ def partition_arrays(edge_index: Any, num_nodes: int, parts: int, method: Any = 
 
     ``edge_index``: [2, E], or a pair of [E], integers; ``node_arrays``: by name, such as ``x`` and
     ``y``, one row a node; ``edge_arrays``: one row an edge. ``method`` "metis" needs the whole
-    graph in memory. What is held besides a chunk: some 50 bytes a node. Raises as `partition`.
+    graph in memory. Memory besides a chunk: some 50 bytes a node. Raises as `partition`.
     """
     _check_parts(parts)
     ends = edge_index if isinstance(edge_index, (tuple, list)) else _mapped(edge_index)
@@ -66,8 +66,8 @@ def partition_arrays(edge_index: Any, num_nodes: int, parts: int, method: Any = 
                                  "needed are integers [2, E]")
     graph = Graph({NODE: num_nodes}, {EDGE: (source, target)},
                   {NODE: _named(node_arrays or {})}, {EDGE: _named(edge_arrays or {})})
-    given, name = _assignment(graph, parts, method)
-    building.write(graph, building.owners(graph, parts, given, chunk), parts, Path(out), name,
+    assignment, name = _assignment(graph, parts, method)
+    building.write(graph, building.owners(graph, parts, assignment, chunk), parts, Path(out), name,
                    chunk)
     return Path(out)
 
@@ -116,9 +116,9 @@ def _metis(graph: Graph, parts: int) -> np.ndarray:
     pointers, neighbours = (torch.from_numpy(array) for array in cutting.symmetric(edges, nodes))
     for package, module in _HOSTS.items():
         if importlib.util.find_spec(package) is not None:
-            found = importlib.import_module(module).metis(pointers, neighbours, parts)
-            if found is not None:
-                return found.numpy()
+            assignment = importlib.import_module(module).metis(pointers, neighbours, parts)
+            if assignment is not None:
+                return assignment.numpy()
     raise HostLimitError("method='metis' needs pymetis, pyg-lib or torch-sparse with METIS, or "
                          "DGL; none is installed. pip install pymetis, or use method='edges'")
 
@@ -133,8 +133,8 @@ def _mapped(array: Any) -> Any:
 
 
 def _named(arrays: Mapping[str, Any]) -> building.Named:
-    found = {}
+    rows = {}
     for name, array in arrays.items():
-        found[name] = (storage.to_array(array) if isinstance(array, Tensor)
-                       else ((mapped := _mapped(array)), mapped.dtype.name))
-    return found
+        rows[name] = (storage.to_array(array) if isinstance(array, Tensor)
+                      else ((mapped := _mapped(array)), mapped.dtype.name))
+    return rows

@@ -1,4 +1,4 @@
-"""Replacing attributes of a host's classes and modules, and restoring them exactly."""
+"""Replacement of attributes of a host's classes and modules, and their exact restoration."""
 from __future__ import annotations
 
 import contextlib
@@ -13,16 +13,16 @@ from gnnaccel.suggest import did_you_mean
 
 _ABSENT = object()
 _lock = threading.RLock()
-# of everything replaced now, by the owner's id and the name: the set that did it, which keeps the
+# replacements that hold now, by the owner's id and the name: the set that did it, which keeps the
 # owner alive, and the patch
 _replaced: dict[tuple[int, str], tuple[PatchSet, Patch]] = {}
 
 
 @dataclass(frozen=True, eq=False)
 class Patch:
-    """One replacement. ``original`` is what stood in the owner's own ``__dict__``, or _ABSENT if it
-    was inherited. ``why`` says in a sentence what for; of torch's own functions ``active`` and
-    ``cost`` say when the replacement does anything, and what it costs (docs/patches.md)."""
+    """One replacement. ``original`` is the former value in the owner's own ``__dict__``, or _ABSENT
+    if it was inherited. ``why`` says in a sentence what for; of torch's own functions ``active``
+    and ``cost`` say when the replacement does anything, and what it costs (docs/patches.md)."""
 
     owner: Any
     name: str
@@ -45,15 +45,15 @@ class PatchSet:
 
     def __init__(self) -> None:
         self._patches: list[Patch] = []
-        self._aside: list[Patch] = []  # of those, what is as it was before for a while
+        self._aside: list[Patch] = []  # patches that are taken back for a while
 
     def set(self, owner: Any, name: str, new: Any, why: str = "", *, active: str = "",
             cost: str = "") -> None:
         """Replace ``owner.name``, of a class or module, by ``new``. ``why``, ``active`` and
         ``cost`` as in `Patch`.
 
-        What somebody else has put in the place of an earlier replacement since is then what
-        `restore` puts back. PatchError when this or another set has replaced it and that still
+        A value that somebody else has put in the place of an earlier replacement since is the one
+        that `restore` puts back. PatchError when this or another set has replaced it and that still
         stands, or when ``owner`` has no such attribute.
         """
         with _lock:
@@ -76,9 +76,9 @@ class PatchSet:
 
     def _put(self, patch: Patch) -> None:
         key = id(patch.owner), patch.name
-        held = _replaced.get(key)
-        if held is not None:
-            owner, before = held
+        entry = _replaced.get(key)
+        if entry is not None:
+            owner, before = entry
             if before in owner._aside:  # and will be there again in a moment
                 return
             if patch.original is before.new:
@@ -91,8 +91,8 @@ class PatchSet:
     def restore(self) -> list[str]:
         """Put everything back as it was, latest first.
 
-        An attribute that somebody else has replaced in the meantime keeps theirs, with one warning;
-        returns the paths of those.
+        An attribute that somebody else has replaced in the meantime keeps theirs, with one warning.
+        Returns the paths of these.
         """
         drifted = []
         with _lock:
@@ -130,34 +130,34 @@ class PatchSet:
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
-        """A block in which everything is as it was before, but for what somebody else has replaced
-        since. What is restored meanwhile, in another thread, or replaced by somebody else, stays as
-        it then is."""
+        """A block in which everything is as it was before, but for attributes that somebody else
+        has replaced since. An attribute that is restored meanwhile, in another thread, or replaced
+        by somebody else, stays as it then is."""
         with _lock:
-            taken = [patch for patch in self._patches
-                     if vars(patch.owner).get(patch.name, _ABSENT) is patch.new]
-            self._aside += taken
-            for patch in taken:
+            patches = [patch for patch in self._patches
+                       if vars(patch.owner).get(patch.name, _ABSENT) is patch.new]
+            self._aside += patches
+            for patch in patches:
                 _put_back(patch)
         try:
             yield
         finally:
             with _lock:
-                for patch in taken:
+                for patch in patches:
                     self._aside.remove(patch)
                     if (patch in self._patches
                         and vars(patch.owner).get(patch.name, _ABSENT) is patch.original):
                         setattr(patch.owner, patch.name, patch.new)
 
     def names(self) -> list[str]:
-        """Dotted paths of what is replaced now, in the order of replacement."""
+        """Dotted paths of the attributes replaced now, in the order of replacement."""
         return [patch.path for patch in self._patches]
 
     def __len__(self) -> int:
         return len(self._patches)
 
     def __iter__(self) -> Iterator[Patch]:
-        """What is replaced now, in the order of replacement."""
+        """The patches that hold now, in the order of replacement."""
         return iter(tuple(self._patches))
 
 

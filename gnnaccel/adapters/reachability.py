@@ -1,5 +1,5 @@
-"""No gradients for what no used result was made of, where one call makes the results of many
-layers.
+"""Gradients only for tensors that a used result was made of, where one call makes the results of
+many layers.
 
 Layers that are called one by one leave the parameters and features of those whose results are not
 used without a gradient, which optimizers pass over; one call for all would give zeros, which weight
@@ -8,7 +8,7 @@ results have a gradient, and where tensors were put together for many results, t
 only others read. What comes before such a place needs no more: autograd hands on that there is no
 gradient.
 
-Nor does a result ask for a gradient that is made of nothing that wants one, whatever other results
+Nor does a result ask for a gradient where none of its own tensors wants one, whatever other results
 are made of.
 """
 from __future__ import annotations
@@ -26,11 +26,11 @@ from gnnaccel.dispatch.relational.by_type import whole
 
 
 class Results:
-    """Of one call: ``wanting``, whether each result is made of something that wants a gradient,
-    None for all of them.
+    """State of one call's results. ``wanting``: whether each result is made of something that wants
+    a gradient, None for all of them.
 
-    What backward passes through it have found: ``used``, whether each result has a gradient, None
-    for all of them.
+    ``used``, by backward passes through the call: whether each result has a gradient, None for all
+    of them.
 
     Once a pass was recorded, later ones may come by its gradients rather than by the call's end,
     and so to what was made into the results that it used: ``recorded``. What the call's end tells
@@ -65,8 +65,8 @@ def _either(a: tuple[bool, ...], b: tuple[bool, ...] | None) -> tuple[bool, ...]
 
 
 def results(count: int, made_of: Iterable[Iterable[Tensor | None]]) -> Results | None:
-    """Of a call with so many results; None where none can be unused alone, or there will be no
-    backward. ``made_of``: all tensors that each of them is made of."""
+    """The `Results` of a call with so many results; None where none can be unused alone, or there
+    will be no backward. ``made_of``: all tensors that each of them is made of."""
     if count < 2 or not torch.is_grad_enabled():
         return None
     return Results([any(t is not None and t.requires_grad for t in tensors) for tensors in made_of])
@@ -90,8 +90,8 @@ def _read(of: Results, readers: Sequence[tuple[int, ...]], grads: tuple, _: tupl
 
 
 def reads(of: Results | None, readers: Sequence[tuple[int, ...]]) -> Callable | None:
-    """What `watch` does, for a node that looks itself: a function that says on the way back which
-    tensors some used result read."""
+    """`watch` for a node that looks itself: a function that says in backward which tensors some
+    used result read."""
     return functools.partial(_reads, of, readers) if of is not None and len(readers) > 1 else None
 
 
@@ -112,8 +112,9 @@ class Readers(NamedTuple):
 @functools.lru_cache(maxsize=256)
 def readers(of_source: tuple[tuple[int, ...], ...], of_target: tuple[tuple[int, ...], ...],
             rooted: bool = False) -> Readers:
-    """Where results are those of destination types; the relations that leave and enter each type.
-    ``rooted``: sources and destinations are the same, and go into their own results too."""
+    """Readers where results are those of destination types; ``of_source``, ``of_target``: the
+    relations that leave and enter each type. ``rooted``: sources and destinations are the same, and
+    go into their own results too."""
     entered = {at: target for target, members in enumerate(of_target) for at in members}
     sources = tuple(tuple({*(entered[at] for at in members), *((t,) if rooted else ())})
                     for t, members in enumerate(of_source))
@@ -131,7 +132,7 @@ def apart(of: Results | None, out: Tensor, sizes: Sequence[int]) -> tuple[Tensor
 
 
 def split(of: Results | None, out: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
-    """`apart` for who makes something else of the results: views."""
+    """`apart` for callers that make something else of the results: views."""
     parts = out.split(sizes)
     if of is None or not out.requires_grad:
         return parts

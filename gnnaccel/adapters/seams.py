@@ -1,5 +1,5 @@
-"""The host functions that gnnaccel stands in for, by the hash of their source: has one changed
-since it was tested?
+"""Hashes of the source of the host functions that gnnaccel stands in for, which tell whether one
+has changed since it was tested.
 
 Adapters redo what these functions do, so in a host version where one reads otherwise it may do
 something else. ``seams.json`` holds the hashes of each tested version (``python -m
@@ -31,9 +31,10 @@ _GENERATED = (".propagate", ".edge_updater")
 
 @dataclass(frozen=True)
 class Drift:
-    """``version``: the installed one; ``tested``: the one that it is compared with, itself if that
-    was tested; ``changed`` and ``gone``: dotted names of functions that read otherwise or are not
-    there; ``count``: how many were compared."""
+    """The difference of a host's code from a tested version. ``version``: the installed one;
+    ``tested``: the one that it is compared with, itself if that was tested; ``changed`` and
+    ``gone``: dotted names of functions that read otherwise or are not there; ``count``: how many
+    were compared."""
 
     version: str
     tested: str
@@ -48,14 +49,14 @@ class Drift:
 
 @functools.lru_cache(maxsize=1)
 def recorded() -> dict[str, dict[str, dict[str, str]]]:
-    """{host: {version: {function: hash}}}."""
+    """The recorded hashes: {host: {version: {function: hash}}}."""
     return json.loads(
         importlib.resources.files("gnnaccel.adapters").joinpath("seams.json").read_text(
             encoding="utf-8"))
 
 
 def version_of(host: str) -> str:
-    """The version of an imported host, without what names a build of it."""
+    """The version of an imported host, without the name of its build."""
     return sys.modules[adapters.HOSTS[host][0].partition(".")[0]].__version__.partition("+")[0]
 
 
@@ -67,13 +68,13 @@ def collect(host: str) -> dict[str, str]:
     module, package = adapters.HOSTS[host]
     importlib.import_module(module)
     patches = PatchSet()
-    adapter, given = importlib.import_module(package), read_host(package)
+    adapter, contract = importlib.import_module(package), read_host(package)
     try:
-        given.install(patches)
-        given.on_demand(patches)
-        functions = dict(found for patch in patches for found in _functions(patch, adapter))
+        contract.install(patches)
+        contract.on_demand(patches)
+        functions = dict(named for patch in patches for named in _functions(patch, adapter))
         functions.update((f"{f.__module__}.{f.__qualname__}", f)
-                         for f in given.redone())
+                         for f in contract.redone())
     finally:
         patches.restore()
     own = module.partition(".")[0] + "."  # some of torch's are replaced as well
@@ -83,16 +84,17 @@ def collect(host: str) -> dict[str, str]:
 
 def compare(host: str) -> Drift:
     """The installed host against the recorded version that is next to its own."""
-    found, version = collect(host), version_of(host)
+    hashes, version = collect(host), version_of(host)
     tested = nearest(version, recorded()[host])
-    known = recorded()[host][tested]
-    return Drift(version, tested, tuple(n for n in known if n in found and found[n] != known[n]),
-                 tuple(n for n in known if n not in found), len(known))
+    reference = recorded()[host][tested]
+    return Drift(version, tested,
+                 tuple(n for n in reference if n in hashes and hashes[n] != reference[n]),
+                 tuple(n for n in reference if n not in hashes), len(reference))
 
 
 def untested(host: str) -> Drift | None:
-    """What has changed in an imported host whose version was not tested; None for a tested version,
-    and for a module that tells none.
+    """The changes in an imported host whose version was not tested; None for a tested version, and
+    for a module that tells none.
 
     The functions are found by their recorded names, so nothing has to be patched. Functions that a
     user has replaced are no drift: layers that use them run natively.
@@ -103,12 +105,13 @@ def untested(host: str) -> Drift | None:
         return None
     version = version_of(host)
     tested = nearest(version, versions)
-    found = {name: _by_name(name) for name in versions[tested]}
+    functions = {name: _by_name(name) for name in versions[tested]}
     top = adapters.HOSTS[host][0].partition(".")[0]
-    changed = (name for name, function in found.items() if own.home(function) == top
+    changed = (name for name, function in functions.items() if own.home(function) == top
                and digest(function) != versions[tested][name])
     return Drift(version, tested, tuple(changed),
-                 tuple(name for name, function in found.items() if function is None), len(found))
+                 tuple(name for name, function in functions.items() if function is None),
+                 len(functions))
 
 
 def _by_name(name: str) -> Any:
@@ -117,14 +120,14 @@ def _by_name(name: str) -> Any:
     while module not in sys.modules and "." in module:
         module, _, last = module.rpartition(".")
         rest.insert(0, last)
-    found: Any = sys.modules.get(module)
+    value: Any = sys.modules.get(module)
     for part in rest:
-        found = getattr(found, part, None)
-    return None if found is None else own.original(found)
+        value = getattr(value, part, None)
+    return None if value is None else own.original(value)
 
 
 def sentence(host: str, found: Drift) -> str:
-    """What a user is told of a host whose code differs from the nearest tested version, else ""."""
+    """The warning for a host whose code differs from the nearest tested version, else ""."""
     wrong = [*found.changed, *found.gone]
     if not wrong:
         return ""
@@ -138,8 +141,8 @@ def sentence(host: str, found: Drift) -> str:
 
 
 def nearest(version: str, tested: Any) -> str:
-    """Of the tested versions the one itself, else the latest of the same minor release, else the
-    latest before it, else the earliest."""
+    """The tested version nearest to ``version``: itself, else the latest of the same minor release,
+    else the latest before it, else the earliest."""
     from packaging.version import Version
 
     own, ordered = Version(version), sorted(tested, key=Version)
@@ -151,8 +154,8 @@ def nearest(version: str, tested: Any) -> str:
 
 
 def digest(function: Any) -> str:
-    """Of the source text, indentation of the whole and empty lines left aside; "" of what has no
-    source."""
+    """The hash of a function's source text, indentation of the whole and empty lines left aside; ""
+    where there is no source."""
     try:
         text = textwrap.dedent(inspect.getsource(function))
     except (OSError, TypeError):
@@ -173,9 +176,9 @@ def _functions(patch: Any, adapter: ModuleType) -> Iterator[tuple[str, Any]]:
         yield f"{original.__module__}.{original.__qualname__}", original
     if isinstance(patch.owner, type) and patch.name == "forward":
         path = adapter.path_of(patch.owner)
-        made = vars(patch.owner).get("__init__")
+        constructor = vars(patch.owner).get("__init__")
         for function in (*(() if path is None else path.functions.values()),
-                         *([made] if inspect.isfunction(made) else ())):
+                         *([constructor] if inspect.isfunction(constructor) else ())):
             if (not function.__qualname__.endswith(_GENERATED)
                 and "." + function.__qualname__ not in _GENERATED):
                 yield f"{function.__module__}.{function.__qualname__}", function

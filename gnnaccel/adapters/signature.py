@@ -1,14 +1,13 @@
-"""What a call depends on, in one tuple: calls of a layer with equal signatures take the same route.
-
-This is what makes a repeated call cheap, and it runs at every call, hence its plainness. The graph
-is not in it: integer tensors, and the arrays of a host's own graph, are compared by `layer_memory`,
-as the very tensors of the earlier call, unwritten since.
+"""Signatures: all that a call depends on, in one tuple. Calls of a layer with equal signatures take
+the same route. They make a repeated call cheap, and are made at every call, hence the plainness.
+The graph is not in it: integer tensors, and the arrays of a host's own graph, are compared by
+`layer_memory`, as the very tensors of the earlier call, unwritten since.
 
 The numbers of rows come first: calls of a layer whose signatures are equal in all else differ in
 their graphs alone, as those over mini-batches do (`Contract.resized`).
 
-What is no tensor, number, graph or dictionary of tensors, and a layer that somebody watches by
-hooks, has no signature. Its calls are stated anew each time.
+An argument that is no tensor, number, graph or dictionary of tensors, and a layer that somebody
+watches by hooks, have no signature. Such calls are stated anew each time.
 """
 from __future__ import annotations
 
@@ -31,8 +30,8 @@ _grad_on, _deterministic = torch.is_grad_enabled, torch.are_deterministic_algori
 class Signature:
     """Signatures of the calls of one layer class, of a ``contract`` with ``FIELDS``.
 
-    ``paths``: what the class runs, which must be the host's; ``settings``: attributes that count
-    for every class; ``hooks``: what must not be set, given the layer's attributes.
+    ``paths``: the functions that the class runs, which must be the host's; ``settings``: attributes
+    that count for every class; ``hooks``: hooks that must not be set, by the layer's attributes.
     """
 
     def __init__(self, contract: Contract, paths: Paths, settings: tuple[str, ...] = ("training",),
@@ -45,18 +44,18 @@ class Signature:
         """The signature of any call, with the looks of all that the layer is made of."""
         if context_reason() is not None:
             return None
-        own, found = layer.__dict__, looks.of_arguments((*args, *kwargs.values())
-                                                        if kwargs else args)
-        if found is None or (self._hooks is not None and any(self._hooks(own))):
+        own, arguments = layer.__dict__, looks.of_arguments((*args, *kwargs.values())
+                                                            if kwargs else args)
+        if arguments is None or (self._hooks is not None and any(self._hooks(own))):
             return None
-        rows, given, device = found
+        rows, forms, device = arguments
         path = self._paths.of(type(layer))
         if path.why is not None or not own.keys().isdisjoint(path.names):
             return None
         parts = self._parts(layer, args)
         if parts is None:
             return None
-        return (rows, self._values(own), len(args), tuple(kwargs), given, parts,
+        return (rows, self._values(own), len(args), tuple(kwargs), forms, parts,
                 _autocast_dtype(device.type) if _autocast_on(device.type) else None, _grad_on(),
                 _deterministic(), torch.get_default_dtype(), active.leading is None,
                 active.own_rows,

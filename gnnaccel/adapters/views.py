@@ -11,7 +11,7 @@ from gnnaccel.dispatch.relational.view import Ends, RelationView, by_type
 def viewer(structure: tuple[Tensor, ...], num_src: int, num_dst: int, num_relations: int,
            assemble: Callable[..., Ends] = by_type,
            ignore: bool = False) -> Callable[[bool, bool], RelationView]:
-    """What makes the `RelationView` of these edges; arguments as there."""
+    """The function that makes the `RelationView` of these edges; arguments as there."""
     def make(own: bool, compact: bool) -> RelationView:
         return RelationView(structure, num_src, num_dst, num_relations, assemble, compact, own,
                             ignore)

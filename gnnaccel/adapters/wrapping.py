@@ -11,8 +11,8 @@ def routed(native: Callable, adapter: Any, inside: Callable | None = None,
     """``native``, a class's own forward, behind the router: ``adapter`` (`dispatch.router.Adapter`)
     states its calls.
 
-    ``inside(native, forward)``: what stands in for ``native`` on its route, of layers around
-    others; ``forward``: what this gives, for layers that are made of them.
+    ``inside(native, forward)``: the function that stands in for ``native`` on its route, of layers
+    around others; ``forward``: the routed function, for layers that are made of them.
     ``compiled(native, layer, args, kwargs)``: a call in code that is compiled; None: such code gets
     ``native``.
     """

@@ -2,7 +2,8 @@
 others `propagate`.
 
 Classes are patched, never instances, so state_dict, pickle, deepcopy, DDP and hooks see nothing.
-`torch.jit.script` reads the source of what it compiles; while it runs, the originals are back.
+`torch.jit.script` reads the source of the functions that it compiles; while it runs, the originals
+are back.
 """
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ _scripting = threading.RLock()
 
 
 def install(patches: PatchSet) -> list[str]:
-    """Patch the layer classes through ``patches``; the dotted names of what was patched."""
+    """Patch the layer classes through ``patches``. Returns the dotted names of the patched
+    functions."""
     import torch
     from torch_geometric import nn
 
@@ -82,7 +84,7 @@ def install(patches: PatchSet) -> list[str]:
 
 
 def requantized(patches: PatchSet) -> None:
-    """As `gnnaccel.adapters.requantized`."""
+    """`gnnaccel.adapters.requantized` for PyG."""
     from gnnaccel.adapters.pyg.compile import tracing
     from gnnaccel.adapters.pyg.layers import linear
 
@@ -91,7 +93,7 @@ def requantized(patches: PatchSet) -> None:
 
 
 def on_demand(patches: PatchSet) -> None:
-    """Replace what `requantized` may replace."""
+    """Replace all that `requantized` may replace."""
     from gnnaccel.adapters.pyg.layers import linear
 
     linear.install(patches)
@@ -103,20 +105,20 @@ def redone() -> list[Any]:
     from torch_geometric.nn import to_hetero_with_bases_transformer as bases
 
     # older versions lack some of these
-    known = [getattr(bases, name, None)
-             for name in ("hook", "get_edge_type", "group_edge_placeholder")]
+    functions = [getattr(bases, name, None)
+                 for name in ("hook", "get_edge_type", "group_edge_placeholder")]
     return [bases.HeteroBasisConv.forward,
-            *(function for function in known if function is not None)]
+            *(function for function in functions if function is not None)]
 
 
 def adapter_of(layer: Any) -> _Guarded | None:
     """The adapter of the layer's class, or of the host class that it derives from; None where there
     is none, or only its ``propagate`` is taken over."""
     cls = known_class(type(layer))
-    found = None if cls is None else _Guarded(cls, *LAYERS[cls.__name__])
-    if found is None or found.contract.propagates is None:
-        return found
-    return None if found.contract.propagates(layer) else found
+    adapter = None if cls is None else _Guarded(cls, *LAYERS[cls.__name__])
+    if adapter is None or adapter.contract.propagates is None:
+        return adapter
+    return None if adapter.contract.propagates(layer) else adapter
 
 
 def known_class(cls: type) -> type | None:
@@ -126,20 +128,20 @@ def known_class(cls: type) -> type | None:
 
 
 def propagates(cls: type) -> Any:
-    """As `Contract.propagates`, of a class with an adapter."""
+    """`Contract.propagates` of a class with an adapter."""
     return contract.read(importlib.import_module(
         f"gnnaccel.adapters.pyg.{LAYERS[cls.__name__][0]}")).propagates
 
 
 def path_of(cls: type) -> Any:
-    """What calls of a known layer class run; None for other classes."""
+    """The functions that calls of a known layer class run; None for other classes."""
     if cls.__name__ not in LAYERS:
         return None
     return _Guarded(cls, *LAYERS[cls.__name__]).paths.of(cls)
 
 
 def storable(layer: Any) -> Reason | bool | None:
-    """As `gnnaccel.adapters.storable`."""
+    """`gnnaccel.adapters.storable` for PyG."""
     from torch_geometric.nn import GATConv, HeteroConv, MessagePassing
 
     from gnnaccel.adapters.pyg.propagate import reading
@@ -154,7 +156,7 @@ def storable(layer: Any) -> Reason | bool | None:
 
 
 def linear_maps(layer: Any) -> list[tuple[str, Any]]:
-    """As `gnnaccel.adapters.linear_maps`."""
+    """`gnnaccel.adapters.linear_maps` for PyG."""
     from torch_geometric.nn import MessagePassing
 
     from gnnaccel.adapters.pyg.layers import linear
@@ -174,19 +176,19 @@ class _Guarded:
         from gnnaccel.dispatch.memory.layer_memory import UNREPEATABLE
 
         self._replaceable, self._unrepeatable = looks.replaceable, UNREPEATABLE
-        self.contract = found = contract.read(
+        self.contract = adapter = contract.read(
             importlib.import_module(f"gnnaccel.adapters.pyg.{module}"))
         self._node_dim, self._guards = node_dim, guards
-        self._aggregations = found.AGGREGATIONS if node_dim is not None else ()
+        self._aggregations = adapter.AGGREGATIONS if node_dim is not None else ()
         start = ("forward", *(own.MESSAGE_PASSING if node_dim is not None else ()))
         self.paths = own.Paths(cls, start,
-                               guards.aggregations((*self._aggregations, *found.INSIDE)))
-        self._state, self.run, self.bind = found.state, found.run, found.bind
+                               guards.aggregations((*self._aggregations, *adapter.INSIDE)))
+        self._state, self.run, self.bind = adapter.state, adapter.run, adapter.bind
         self._checked = shapes.checked
-        self.key = signature.of(found, self.paths, node_dim is not None)
-        self._keep, self.again = found.keep, found.repeated()
-        if found.resized is not None:
-            self._resized, self.resized = found.resized, self._of_another_size
+        self.key = signature.of(adapter, self.paths, node_dim is not None)
+        self._keep, self.again = adapter.keep, adapter.repeated()
+        if adapter.resized is not None:
+            self._resized, self.resized = adapter.resized, self._of_another_size
 
     def keep(self, layer: Any, args: tuple, kwargs: dict, stated: Any, given: Any) -> Any:
         if self._replaceable(layer):
@@ -194,7 +196,7 @@ class _Guarded:
         return None if self._keep is None else self._keep(stated, given)
 
     def _of_another_size(self, layer: Any, args: tuple, kwargs: dict, like: Any) -> Any:
-        """As `router.Adapter.resized`."""
+        """`router.Adapter.resized` of PyG's layers."""
         for a in (*args, *kwargs.values()) if kwargs else args:
             # unless it is a pair of features it says how many nodes there are
             if type(a) is tuple and not (a and hasattr(a[0], "shape")):
@@ -202,11 +204,11 @@ class _Guarded:
         key = self.key(layer, args, kwargs)
         if key is None or key[1:] != like.key[1:] or self._guards.made.entries:
             return None
-        found = self._resized(layer, args, kwargs, like.stated, like.kept)
-        if found is not None and self.contract.TURNS and layer.flow != "source_to_target":
-            turned = self._turned(found)
+        restated = self._resized(layer, args, kwargs, like.stated, like.kept)
+        if restated is not None and self.contract.TURNS and layer.flow != "source_to_target":
+            turned = self._turned(restated)
             return None if type(turned) is Reason else turned
-        return found
+        return restated
 
     def state(self, layer: Any, args: tuple, kwargs: dict) -> Any:
         guards = self._guards
@@ -219,21 +221,21 @@ class _Guarded:
         why = why or guards.inference_reason((*args, *kwargs.values()))
         if why is None and "parametrizations" in layer._modules:  # the host asks for a bias twice
             why = guards.parametrized_reason(layer)
-        found = why or self._checked(self._state(layer, args, kwargs), layer, self.contract)
+        result = why or self._checked(self._state(layer, args, kwargs), layer, self.contract)
         if why is None and self.contract.TURNS and layer.flow != "source_to_target":
-            found = self._turned(found)
-        guards.note_made(layer, type(found) is Reason)
-        return found
+            result = self._turned(result)
+        guards.note_made(layer, type(result) is Reason)
+        return result
 
     def _turned(self, found: Any) -> Any:
-        """What was stated, over edges that are turned round."""
+        """The stated call over edges that are turned round."""
         if type(found) is Reason:
             return found
-        stated, given = found
+        stated, inputs = found
         if stated.num_src != stated.num_dst:  # results would be as many as the first of a pair
             return reason("GA202", f"features of {stated.num_src} and {stated.num_dst} nodes with "
                           "flow='target_to_source'")
-        return dataclasses.replace(stated, flipped=True), given
+        return dataclasses.replace(stated, flipped=True), inputs
 
 
 def _unwrapped_while(script: Any, patches: PatchSet) -> Any:

@@ -20,13 +20,13 @@ from gnnaccel.dispatch.run.attention_maps import Mapped
 
 
 def rows(module: Any, x: Tensor, heads: int, width: int) -> Tensor | Mapped:
-    """What a linear layer makes of x, as attention takes it."""
+    """The rows of a linear layer's map of x, as attention takes them."""
     return calls.rows(module, x, heads, width, plain_linear(module))
 
 
 def shapes(layer: Any, maps: tuple[str, ...], vectors: tuple[str, ...] = (),
            columns: int | None = None) -> Shapes:
-    """As `adapters.shapes.of_heads`, of a layer of PyG's."""
+    """`adapters.shapes.of_heads` of a layer of PyG's."""
     return of_heads(layer, layer.heads, layer.out_channels, maps, vectors, plain_linear, columns)
 
 
@@ -50,22 +50,22 @@ def finish(layer: Any, out: Tensor, residual: Tensor | None, biased: bool = Fals
 def parameter(layer: Any, name: str) -> Tensor | None:
     """``layer.name``, past ``Module.__getattr__`` where it is a plain parameter (it may be
     computed, by a parametrization)."""
-    found = layer._parameters.get(name)
-    return getattr(layer, name) if found is None else found
+    value = layer._parameters.get(name)
+    return getattr(layer, name) if value is None else value
 
 
 def exposed(layer: Any) -> bool:
-    """Whether the kernel's own result is what the user gets to see."""
+    """Whether the kernel's own result is the layer's."""
     return bool(layer.concat) and layer._modules.get("res") is None
 
 
 def resized(again: Callable[..., CallInputs]) -> Callable[..., tuple[CallSpec, CallInputs] | None]:
-    """As of `Contract`, of an attention layer with this ``again``."""
+    """`Contract.resized` of an attention layer with this ``again``."""
 
     def of_size(layer: Any, args: tuple, kwargs: dict, stated: CallSpec,
                 kept: None) -> tuple[CallSpec, CallInputs] | None:
-        given = again(layer, args, kwargs, kept)
-        x, x_dst, edge_index, edge_attr, _ = given
+        inputs = again(layer, args, kwargs, kept)
+        x, x_dst, edge_index, edge_attr, _ = inputs
         num_src = x.shape[0]
         num_dst = num_src if x_dst is None else x_dst.shape[0]
         if plain(edge_index, num_src, num_dst, x.device) is not edge_index:
@@ -75,7 +75,7 @@ def resized(again: Callable[..., CallInputs]) -> Callable[..., tuple[CallSpec, C
             return None
         return CallSpec(stated.program, stated.native, stated.heads, stated.width, stated.row,
                         stated.out, num_src, num_dst, count, loops if stated.loops else 0,
-                        stated.exposed, stated.folded, stated.around), given
+                        stated.exposed, stated.folded, stated.around), inputs
 
     return of_size
 

@@ -1,7 +1,7 @@
-"""PyG's ``to_dense_batch``, which pads the nodes of each graph to the same number: where the rows
-go is found once for each ``batch``, for all layers that pad by it.
+"""PyG's ``to_dense_batch``, which pads the nodes of each graph to the same number: places of the
+rows are found once for each ``batch``, for all layers that pad by it.
 
-PyG finds it anew in each call, by some twenty operations and two waits for the device.
+PyG finds them anew in each call, by some twenty operations and two waits for the device.
 `GPSConv` takes the rows out again by a mask, for which torch counts the true elements, waits, and
 sorts in its backward; over a known ``batch`` rows are taken by their number. Results and gradients
 are the same bits. On a CPU PyG's code runs.
@@ -31,7 +31,7 @@ from gnnaccel.dispatch.policy.config import current
 _MODULE = "torch_geometric.utils._to_dense_batch"
 _GPS = "torch_geometric.nn.conv.gps_conv"
 _PARAMETERS = ("x", "batch", "fill_value", "max_num_nodes", "batch_size")
-_unused = [0]  # places kept since some were used again, as of `kept_results.find`
+_unused = [0]  # places kept since some were used again (`kept_results.find`)
 
 
 def install(patches: PatchSet, modules: list[Any]) -> None:
@@ -59,12 +59,12 @@ def _padding(native: Callable, taken_out: bool) -> Callable:
     def to_dense_batch(x: Tensor, batch: Tensor | None = None, fill_value: float = 0.0,
                        max_num_nodes: int | None = None, batch_size: int | None = None
                        ) -> tuple[Tensor, Tensor]:
-        known = (None if is_compiling() or current() is None
+        entry = (None if is_compiling() or current() is None
                  or mode("disable_dynamic_shapes")  # which asks for sizes
                  else _known(x, batch, fill_value, max_num_nodes, batch_size))
-        if not known:
+        if not entry:
             return native(x, batch, fill_value, max_num_nodes, batch_size)
-        index, mask, turned = known
+        index, mask, turned = entry
         out = x.new_full((mask.numel() + 1, *x.shape[1:]), float(fill_value))
         out[index] = x
         out = out[:-1].view(*mask.shape, *x.shape[1:])
@@ -90,8 +90,8 @@ def _known(x: Any, batch: Any, fill: Any, most: Any, graphs: Any) -> tuple | Non
 
 
 def places(batch: Tensor, most: int | None, graphs: int | None) -> tuple:
-    """Where the rows of ``batch``, int64 [N], go: their places, int64 [N], among ``graphs`` times
-    ``most`` rows and one more for those that find no room; which of the rows are taken, bool
+    """Destinations of the rows of ``batch``, int64 [N]: their places, int64 [N], among ``graphs``
+    times ``most`` rows and one more for those that find no room; which of the rows are taken, bool
     [graphs, most]; and the places if ``most`` came before ``graphs``. Nothing where ``batch`` is
     not sorted, or names other graphs. Waits for the device."""
     count = by_index.groups_in(batch) if graphs is None else graphs
@@ -103,24 +103,24 @@ def places(batch: Tensor, most: int | None, graphs: int | None) -> tuple:
     most = int(sizes.max()) if most is None else most
     at = torch.arange(len(batch), device=batch.device) - (sizes.cumsum(0) - sizes)[batch]
     index = torch.where(at < most, batch * most + at, count * most)
-    taken = torch.zeros(count * most + 1, dtype=torch.bool, device=batch.device)
-    taken[index] = True
-    return index, taken[:-1].view(count, most), at * count + batch
+    occupied = torch.zeros(count * most + 1, dtype=torch.bool, device=batch.device)
+    occupied[index] = True
+    return index, occupied[:-1].view(count, most), at * count + batch
 
 
 class Mask(Tensor):
-    """A mask [graphs, most] that knows where its true elements are: ``at``, and ``turned`` if
-    its axes are exchanged. Rows taken by it, ``h[mask]``, are taken by number. Everything else
-    gets, and gives, plain tensors."""
+    """A mask [graphs, most] that knows where its true elements are: ``at``, and ``turned`` if its
+    axes are exchanged. Rows taken by it, ``h[mask]``, are taken by number. All other operations
+    take and give plain tensors."""
 
     at: Tensor
     turned: Tensor
 
     @staticmethod
     def of(mask: Tensor, at: Tensor, turned: Tensor) -> Mask:
-        found = mask.as_subclass(Mask)
-        found.at, found.turned = at, turned
-        return found
+        result = mask.as_subclass(Mask)
+        result.at, result.turned = at, turned
+        return result
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -135,7 +135,8 @@ class Mask(Tensor):
 
 
 def _taken(rows: Tensor, mask: Mask) -> Tensor:
-    """``rows[mask]``. What torch's attention gives has its first two axes exchanged in memory."""
+    """``rows[mask]``. Results of torch's attention have their first two axes exchanged in
+    memory."""
     turned = rows.transpose(0, 1)
     if turned.is_contiguous() and not rows.is_contiguous():
         return turned.flatten(0, 1).index_select(0, mask.turned)

@@ -23,7 +23,7 @@ def plain(edge_index: Any, num_src: int, num_dst: int, device: torch.device) -> 
             return reason("GA204",
                           f"the EdgeIndex is for {rows} x {cols} nodes, the features for "
                           f"{num_src} x {num_dst}")
-        # of which the tensor behind it knows nothing
+        # a change of which the tensor behind it knows nothing
         if not edge_index.is_inference() and edge_index._version:
             return reason("GA204", "the EdgeIndex was changed in place", "make a new one")
         edge_index = getattr(edge_index, "_data", None)
@@ -68,8 +68,8 @@ def with_loops(edge_attr: Tensor, edge_index: Tensor, loops: int, fill_value: An
 
         src, dst = edge_index.unbind(0)
         # dropped loops, and nodes without one, to a spare row
-        kept = dst.long().masked_fill(src == dst, loops).clamp(max=loops)
-        attr = scatter(edge_attr, kept, 0, loops + 1, fill_value)[:loops]
+        target = dst.long().masked_fill(src == dst, loops).clamp(max=loops)
+        attr = scatter(edge_attr, target, 0, loops + 1, fill_value)[:loops]
     elif isinstance(fill_value, Tensor):
         fill = fill_value.to(edge_attr.device, edge_attr.dtype)
         attr = (fill if fill.dim() == edge_attr.dim() else fill.unsqueeze(0)).expand(shape)
@@ -90,7 +90,7 @@ def mapped(module: Any, edge_attr: Tensor, edge_index: Tensor, loops: int, fill_
         attr = attr.view(-1, 1)
     if row_by_row or not loops or capturing():  # no capture may count the loops
         return module(attr)
-    kept = torch.cat([edge_index[0] != edge_index[1], edge_index.new_ones(loops).bool()])
-    rows = module(attr[kept])
-    # of a dropped loop some row, which no kernel reads
-    return rows[(kept.cumsum(0) - 1).clamp(min=0)]
+    is_kept = torch.cat([edge_index[0] != edge_index[1], edge_index.new_ones(loops).bool()])
+    rows = module(attr[is_kept])
+    # a dropped loop gets some row, which no kernel reads
+    return rows[(is_kept.cumsum(0) - 1).clamp(min=0)]

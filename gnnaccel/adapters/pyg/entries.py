@@ -27,12 +27,12 @@ def paths(path: str, entries: Any, names: Iterable[str]) -> list[str]:
 def module(entries: Any, name: Any) -> Any:
     """``entries[name]`` of a ModuleDict."""
     cls: Any = type(entries)
-    found = entries._modules.get(_internal(cls, name))
-    return entries[name] if found is None else found
+    value = entries._modules.get(_internal(cls, name))
+    return entries[name] if value is None else value
 
 
 def parameter(entries: Any, name: Any) -> Tensor:
     """``entries[name]`` of a ParameterDict."""
     cls: Any = type(entries)
-    found = entries._parameters.get(_internal(cls, name))
-    return entries[name] if found is None else found
+    value = entries._parameters.get(_internal(cls, name))
+    return entries[name] if value is None else value

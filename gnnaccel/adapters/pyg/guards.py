@@ -1,5 +1,5 @@
-"""What keeps a PyG layer native whatever its kernels could do: hooks, explanation, overrides,
-unusual settings; and, from `adapters.guards`, what holds for layers of any host."""
+"""Reasons why a PyG layer stays native whatever its kernels could do: hooks, explanation,
+overrides, unusual settings; and, from `adapters.guards`, those for layers of any host."""
 from __future__ import annotations
 
 import functools
@@ -31,10 +31,10 @@ from gnnaccel.dispatch.policy.reasons import Reason, reason
 HOOKS = tuple(f"_{stage}_forward{when}_hooks" for stage in
                ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")
               for when in ("_pre", ""))
-#: what PyG writes for each class, and where the general code is that others have
+#: methods that PyG writes for each class, and the module of the general code of others
 _WRITTEN = ("_jinja_propagate", "_jinja_edge_updater")
 _GENERAL = "torch_geometric.nn.conv.message_passing"
-#: what must not be on an aggregation object
+#: methods that must not be on an aggregation object
 REDUCING = frozenset(("forward", "reduce"))
 
 
@@ -44,8 +44,8 @@ def layer_reason(layer: Any, path: Path, node_dim: int,
     """Why this layer object, as it is now, must run the host's own code; None when nothing speaks
     against it.
 
-    ``path``: what its class runs; ``aggregations``: the host's aggregation classes that the adapter
-    states; ``hooks``: those that keep it native; ``turns``: as `Contract.TURNS`.
+    ``path``: the functions that its class runs; ``aggregations``: the host's aggregation classes
+    that the adapter states; ``hooks``: those that keep it native; ``turns``: `Contract.TURNS`.
     """
     own = layer.__dict__
     if any(map(own.get, hooks)):
@@ -63,8 +63,9 @@ def layer_reason(layer: Any, path: Path, node_dim: int,
 
 def by_position(layer: Any) -> bool:
     """Whether a layer against the flow gives the ends of edges features by their places in a pair,
-    the first for ``edge_index[0]``. So it is in PyG's general code; in what it writes for classes,
-    sources have the first of a pair whatever the flow. Numbers of nodes go by places in both."""
+    the first for ``edge_index[0]``. PyG's general code does; in the code that it writes for
+    classes, sources have the first of a pair whatever the flow. Numbers of nodes go by places in
+    both."""
     written = map(functools.partial(getattr, type(layer)), _WRITTEN, (None, None))
     return any(one is not None and one.__module__ == _GENERAL for one in written)
 
@@ -78,7 +79,7 @@ def _aggregation_reason(layer: Any, known: tuple[str, ...]) -> Reason | None:
 
 
 def reducing_reason(module: Any) -> Reason | None:
-    """Why an aggregation of the host's is more than its class's name says."""
+    """Why an aggregation of the host's does more than its class's name says."""
     if has_hooks(module):
         return reason("GA501", "the aggregation module has hooks")
     if not module.__dict__.keys().isdisjoint(REDUCING):
@@ -89,7 +90,7 @@ def reducing_reason(module: Any) -> Reason | None:
 
 def moments_reason(module: Any) -> Reason | None:
     """Why a variance or deviation of the host's is another than its class's name says, or has half
-    of its gradient. A deviation takes the root of what a module of its own gives."""
+    of its gradient. A deviation takes the root of the result of a module of its own."""
     inside = getattr(module, "var_aggr", module)
     if inside is not module and type(inside) not in aggregations(("VarAggregation",)):
         return reason("GA201", f"a deviation is made of {type(inside).__name__}")
@@ -101,8 +102,8 @@ def moments_reason(module: Any) -> Reason | None:
 def several_reason(module: Any) -> Reason | None:
     """Why a list of aggregations of the host's is not computed as its members say.
 
-    A `FusedAggregation` computes those of rows that it knows, from what they were when the list
-    was made, and gives the last of two alike alone what the host's formula says."""
+    A `FusedAggregation` computes those that it knows, as they were when the list was made, and of
+    two alike computes only the last by the host's formula."""
     fused = module.fused_aggr
     if fused is None:
         return None
@@ -121,11 +122,11 @@ _reducing: dict[type, Paths] = {}
 
 
 def aggregation_path(cls: type) -> Path:
-    """What an aggregation of the host's runs."""
-    found = _reducing.get(cls)
-    if found is None:
-        found = _reducing[cls] = Paths(cls, AGGREGATION)
-    return found.of(cls)
+    """The functions that an aggregation of the host's runs."""
+    paths = _reducing.get(cls)
+    if paths is None:
+        paths = _reducing[cls] = Paths(cls, AGGREGATION)
+    return paths.of(cls)
 
 
 def aggregations(names: tuple[str, ...]) -> tuple[type, ...]:
@@ -155,8 +156,9 @@ def plain_linear(module: Any) -> bool:
 
 
 def plain_linears(modules: Iterable[Any]) -> list | None:
-    """How the parameters of these look, where `plain_linear` holds for each; None is no module."""
-    cls, found = _linear or _linear_class(), list[Any]()
+    """The dtypes and shapes of the modules' parameters, where `plain_linear` holds for each, else
+    None; modules that are None are passed over."""
+    cls, forms = _linear or _linear_class(), list[Any]()
     for module in modules:
         if module is None:
             continue
@@ -170,20 +172,20 @@ def plain_linears(modules: Iterable[Any]) -> list | None:
             t = parameters[name]
             if type(t) not in ORDINARY:
                 return None
-            found += (t.dtype, t.shape) if type(t) is Parameter else (None,)
+            forms += (t.dtype, t.shape) if type(t) is Parameter else (None,)
         if ("weight" in own and type(own["weight"]) not in ORDINARY
                 or "bias" not in parameters):  # a buffer, or an attribute
             return None
-    return None if _any_global_hook() or not forward_is_own(cls) else found
+    return None if _any_global_hook() or not forward_is_own(cls) else forms
 
 
 def linear_is_own() -> bool:
-    """Whether the host's linear maps do what they were written to do."""
+    """Whether the host's linear maps run their own ``forward``."""
     return forward_is_own(_linear or _linear_class())
 
 
 def plain_hetero_linear(module: Any) -> bool:
-    """Whether the module is a map by type and nothing else, as `plain_linear`."""
+    """Whether the module is a map by type and nothing else; see `plain_linear`."""
     return plain(module, _hetero_linear_class())
 
 

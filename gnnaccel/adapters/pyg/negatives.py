@@ -28,7 +28,7 @@ from gnnaccel.dispatch.policy.config import current
 _MODULE = "torch_geometric.utils._negative_sampling"
 _FEW = 512  # samples below which a loop is as fast
 _WORD = 32  # bits that the Mersenne Twister gives at once
-_TRIES = 3  # as many as PyG's
+_TRIES = 3  # PyG's number of tries
 _drawing = threading.Lock()
 
 
@@ -68,17 +68,17 @@ def _sample(native: Callable) -> Callable:
             or not _drawing.acquire(blocking=False)):  # another thread is drawing, or a fork's was
             return native(population, k, device)
         try:
-            found = drawn(population, k)
+            samples = drawn(population, k)
         finally:
             _drawing.release()
-        return torch.as_tensor(found, device=device)
+        return torch.as_tensor(samples, device=device)
 
     return sample
 
 
 def drawable(population: int, k: int) -> bool:
-    """Whether `drawn` gives what ``random.sample`` would: by its way for few of many, and if nobody
-    has put another in its place."""
+    """Whether `drawn` gives the same as ``random.sample``: where that takes its way for few of
+    many, and nobody has replaced it."""
     if not _FEW <= k < population or population.bit_length() > 2 * _WORD - 1:
         return False
     if population <= 21 + 4**math.ceil(math.log(k * 3, 4)):  # it shuffles a list then
@@ -93,10 +93,10 @@ def drawable(population: int, k: int) -> bool:
 
 def drawn(population: int, k: int) -> Any:
     """``random.sample(range(population), k)`` as an array [k] of int64; Python's generator is then
-    in the state that this leaves it in.
+    in the state in which that leaves it.
 
-    It takes numbers of as many bits as ``population`` has, leaves out those that are too large and
-    those that came before. numpy has the same generator, and draws many numbers at once.
+    The function takes numbers of as many bits as ``population`` has, leaves out those that are too
+    large and those that came before. numpy has the same generator, and draws many numbers at once.
     """
     import numpy as np
 
@@ -137,24 +137,24 @@ def _numbers(raw: Any, bits: int) -> Any:
 
 
 def _first_of_each(values: Any, bits: int, k: int) -> Any:
-    """Where the first ``k`` values, of so many ``bits``, are that are not among those before them;
+    """Places of the first ``k`` values, of so many ``bits``, that are not among those before them;
     None if these are fewer."""
     import numpy as np
 
     places, within = np.arange(values.size, dtype=np.uint64), values.size.bit_length()
     if bits + within <= 2 * _WORD:  # sorted as numbers, with the place below: 10x argsort's speed
         values = np.sort(values << within | places)
-        again, places = values >> within, values & ((1 << within) - 1)
+        ordered, places = values >> within, values & ((1 << within) - 1)
     else:
         places = np.argsort(values, kind="stable")
-        again = values[places]
+        ordered = values[places]
     first = np.ones(values.size, bool)
-    first[places[1:][again[1:] == again[:-1]]] = False
-    found = np.flatnonzero(first)[:k]
-    return found if found.size == k else None
+    first[places[1:][ordered[1:] == ordered[:-1]]] = False
+    firsts = np.flatnonzero(first)[:k]
+    return firsts if firsts.size == k else None
 
 
-# --- looking for what was drawn -------------------------------------------------------------------
+# --- looking for the drawn pairs ------------------------------------------------------------------
 
 def _negative_sampling(native: Callable, defined: Any) -> Callable:
     @functools.wraps(native)
@@ -174,22 +174,22 @@ def on_device(defined: Any, edge_index: Tensor, num_nodes: int, wanted: int | No
     """[2, about ``wanted``] pairs of nodes that are no edges of ``edge_index`` [2, E], as PyG's
     ``negative_sampling`` by its method "sparse" gives them. ``defined``: PyG's module of it."""
     size = (num_nodes, num_nodes)
-    taken, population = defined.edge_index_to_vector(edge_index, size, False, False)
-    if taken.numel() >= population:
+    existing, population = defined.edge_index_to_vector(edge_index, size, False, False)
+    if existing.numel() >= population:
         return edge_index.new_empty((2, 0))
     wanted = edge_index.shape[1] if wanted is None else wanted
-    count = int(1.1 * wanted / (1.0 - taken.numel() / population))
-    found, taken = None, taken.sort()[0]
+    count = int(1.1 * wanted / (1.0 - existing.numel() / population))
+    negatives, existing = None, existing.sort()[0]
     for _ in range(_TRIES):
         pairs = defined.sample(population, count, edge_index.device)
-        pairs = pairs[_not_in(taken, pairs)]
-        if found is not None:
-            pairs = torch.cat([found, pairs[_not_in(found.sort()[0], pairs)]])
-        found = pairs
-        if found.numel() >= wanted:
-            found = found[:wanted]
+        pairs = pairs[_not_in(existing, pairs)]
+        if negatives is not None:
+            pairs = torch.cat([negatives, pairs[_not_in(negatives.sort()[0], pairs)]])
+        negatives = pairs
+        if negatives.numel() >= wanted:
+            negatives = negatives[:wanted]
             break
-    return defined.vector_to_edge_index(found, size, False, False)
+    return defined.vector_to_edge_index(negatives, size, False, False)
 
 
 def _not_in(ordered: Tensor, values: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""PyG layers with their options, each on a small graph: what the compatibility table asks about."""
+"""PyG layers with their options, each on a small graph, for the compatibility table."""
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -91,13 +91,13 @@ def _relational() -> Iterator[Case]:
         yield name, "`num_blocks`", cls(_F, 8, _R, num_blocks=2), (x, edges, types), {}
         yield name, "no features (`x=None`)", cls(_N, 8, _R), (None, edges, types), {}
         yield name, "float64", cls(_F, 8, _R).double(), (x.double(), edges, types), {}
-    for option, given in (("as constructed", {}), ("`mod='additive'`", dict(mod="additive")),
-                          ("`attention_mechanism='within-relation'`",
-                           dict(attention_mechanism="within-relation")),
-                          ("`attention_mode='multiplicative-self-attention'`",
-                           dict(attention_mode="multiplicative-self-attention", heads=2, dim=2)),
-                          ("`dropout`", dict(dropout=0.5)), ("`num_bases`", dict(num_bases=2))):
-        yield "RGATConv", option, nn.RGATConv(_F, 8, _R, **given), (x, edges, types), {}
+    for option, options in (("as constructed", {}), ("`mod='additive'`", dict(mod="additive")),
+                            ("`attention_mechanism='within-relation'`",
+                             dict(attention_mechanism="within-relation")),
+                            ("`attention_mode='multiplicative-self-attention'`",
+                             dict(attention_mode="multiplicative-self-attention", heads=2, dim=2)),
+                            ("`dropout`", dict(dropout=0.5)), ("`num_bases`", dict(num_bases=2))):
+        yield "RGATConv", option, nn.RGATConv(_F, 8, _R, **options), (x, edges, types), {}
     yield "RGATConv", "`edge_attr`", nn.RGATConv(_F, 8, _R,
                                                  edge_dim=4), (x, edges, types,
                                                                torch.randn(_E, 4)), {}
@@ -178,15 +178,15 @@ def _plain() -> Iterator[Case]:
                         ("TAGConv", nn.TAGConv(_F, 8)), ("LEConv", nn.LEConv(_F, 8))):
         yield name, "as constructed", layer, (x, edges), {}
     yield from _more_than_neighbours(x, edges)
-    for option, given in (("as constructed", {}), ("`towers=2`", dict(towers=2)),
-                          ("`pre_layers=2`", dict(pre_layers=2))):
-        yield "PNAConv", option, _pna(**given), (x, edges), {}
+    for option, options in (("as constructed", {}), ("`towers=2`", dict(towers=2)),
+                            ("`pre_layers=2`", dict(pre_layers=2))):
+        yield "PNAConv", option, _pna(**options), (x, edges), {}
     yield "PNAConv", "`edge_attr`", _pna(edge_dim=4), (x, edges, torch.randn(_E, 4)), {}
     yield "PNAConv", "float64", _pna().double(), (x.double(), edges), {}
     attr, net = torch.randn(_E, 4), torch.nn.Sequential(torch.nn.Linear(4, _F * 8))
-    for option, made, aggr in (("as constructed", net, "add"), ("`aggr='max'`", net, "max"),
-                               ("`nn` that is no `Sequential`", net[0], "add")):
-        yield "NNConv", option, nn.NNConv(_F, 8, made, aggr), (x, edges, attr), {}
+    for option, network, aggr in (("as constructed", net, "add"), ("`aggr='max'`", net, "max"),
+                                  ("`nn` that is no `Sequential`", net[0], "add")):
+        yield "NNConv", option, nn.NNConv(_F, 8, network, aggr), (x, edges, attr), {}
 
 
 def _more_than_neighbours(x: Any, edges: Any) -> Iterator[Case]:

@@ -1,5 +1,5 @@
-"""What PyG's own code asks anew in each call though the answer is known or nearer at hand, by the
-shorter way.
+"""Shorter ways for questions that PyG's own code asks anew in each call though the answer is known
+or nearer at hand.
 
 Over small graphs a layer is bound by such steps, and native calls save them as well as others. A
 module that PyG writes meanwhile, for a class that is first instantiated, goes on asking torch
@@ -45,7 +45,7 @@ def install(patches: PatchSet) -> None:
                     "edges' direction finds the same tensor again, and with it the structure "
                     "built for it.")
     if getattr(typing, "WITH_PT23", False):
-        # which asks torch's, seven times a layer
+        # PyG's function, which asks torch's, seven times a layer
         native = importlib.import_module("torch_geometric._compile").is_compiling
         for name, module in list(sys.modules.items()):
             if name.startswith("torch_geometric.") or name == "torch_geometric":
@@ -63,8 +63,8 @@ def _both_ways(native: Callable) -> Callable:
         if is_compiling():
             return native(self, x, edge_index)
         along = self.conv_in(x, edge_index)  # first: it may write to the edges
-        found = kept_results.find("turned", _turned, (edge_index,), {}, unused=_unused)
-        against = self.conv_out(x, edge_index.flip([0]) if found is None else found[0])
+        turned = kept_results.find("turned", _turned, (edge_index,), {}, unused=_unused)
+        against = self.conv_out(x, edge_index.flip([0]) if turned is None else turned[0])
         out = self.alpha * against + (1 - self.alpha) * along
         return out + self.lin(x) if self.root_weight else out
 
@@ -79,17 +79,17 @@ def remembering(native: Callable) -> Callable:
     """``native(cls, key)``, a function of nothing else, with its results kept. `HeteroConv` goes
     through its layers by edge type in every call, and for each type PyG compares the key with the
     names of all attributes of the class."""
-    known: dict[tuple[type, str], Any] = {}
+    names: dict[tuple[type, str], Any] = {}
 
     @functools.wraps(native)
     def translated(cls: type, key: str) -> Any:
         if is_compiling() or type(key) is not str:
             return native(cls, key)
-        found = known.get((cls, key))
-        if found is None:
-            if len(known) >= _MANY:
-                known.clear()
-            found = known[cls, key] = native(cls, key)
-        return found
+        name = names.get((cls, key))
+        if name is None:
+            if len(names) >= _MANY:
+                names.clear()
+            name = names[cls, key] = native(cls, key)
+        return name
 
     return translated

@@ -1,7 +1,7 @@
 """Signatures of PyG's calls.
 
-Most are plain ones, ``layer(x, edge_index)``, of which little has to be looked at; those of more
-arguments, pairs and dictionaries have the longer signatures of `adapters.signature`.
+Most calls are plain ones, ``layer(x, edge_index)``, of which little has to be looked at; calls with
+more arguments, pairs and dictionaries have the longer signatures of `adapters.signature`.
 """
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MODULE_HOOKS = itemgetter("_forward_hooks", "_forward_pre_hooks", "_backward_ho
 
 
 class PlainSignature(Signature):
-    """Of layers with ``WATCHED`` submodules."""
+    """Signatures of layers with ``WATCHED`` submodules."""
 
     def __init__(self, contract: Contract, paths: Paths):
         super().__init__(contract, paths, _SETTINGS, _HOOKS)
@@ -81,7 +81,8 @@ class PlainSignature(Signature):
 
 
 def of(contract: Contract, paths: Paths, passes_messages: bool) -> Callable[..., tuple | None]:
-    """What gives the signatures of a layer class; ``passes_messages``: it is a MessagePassing."""
+    """The function that gives the signatures of a layer class; ``passes_messages``: it is a
+    MessagePassing."""
     if contract.FIELDS is None:
         return none
     if contract.WATCHED is not None:
@@ -93,7 +94,8 @@ def of(contract: Contract, paths: Paths, passes_messages: bool) -> Callable[...,
 
 
 def _of_linear(module: Any) -> tuple | None:
-    """Of a linear map that a bound call makes: its own parameters, None if it is more than that."""
+    """Parameters of a linear map that a bound call makes, by identity; None if it is more than
+    that."""
     if not guards.plain_linear(module):
         return None
     weight = module._parameters.get("weight")

@@ -45,9 +45,9 @@ def named(name: str, known: Mapping[str, T], what: str = "layer") -> T:
     def plain(text: str) -> str:
         return "".join(letter for letter in text.lower() if letter.isalnum())
 
-    for key, found in known.items():
+    for key, value in known.items():
         if plain(key) == plain(name):
-            return found
+            return value
     raise ValueError(f"no {what} {name!r}; known: {', '.join(known)}")
 
 

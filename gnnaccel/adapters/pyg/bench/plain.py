@@ -10,8 +10,8 @@ from gnnaccel.adapters.pyg.bench.models import two_layers
 @dataclasses.dataclass(frozen=True)
 class PlainLayer:
     """A layer from and to ``width`` channels. ``copies``: how many tensors of the size of its
-    messages PyG holds at once, forward and in training, at the least. ``reduce``: what it does with
-    neighbours."""
+    messages PyG holds at once, forward and in training, at the least. ``reduce``: its reduction
+    over neighbours."""
 
     name: str
     class_name: str
@@ -43,16 +43,16 @@ def build_layer(layer: PlainLayer, edge_index: Any, num_nodes: int, seed: int = 
 
     torch.manual_seed(seed)
     if layer.class_name == "GINConv":
-        made = nn.GINConv(torch.nn.Linear(layer.width, layer.width))
+        built = nn.GINConv(torch.nn.Linear(layer.width, layer.width))
     elif layer.class_name == "PNAConv":
         degrees = torch.bincount(torch.bincount(edge_index[1], minlength=num_nodes)).cpu()
-        made = nn.PNAConv(layer.width, layer.width, ["mean", "min", "max", "std"],
-                          ["identity", "amplification", "attenuation"], degrees)
+        built = nn.PNAConv(layer.width, layer.width, ["mean", "min", "max", "std"],
+                           ["identity", "amplification", "attenuation"], degrees)
     elif layer.class_name == "SAGEConv":
-        made = nn.SAGEConv(layer.width, layer.width, aggr=layer.reduce)
+        built = nn.SAGEConv(layer.width, layer.width, aggr=layer.reduce)
     else:
-        made = getattr(nn, layer.class_name)(layer.width, layer.width)
-    return made.to(edge_index.device)
+        built = getattr(nn, layer.class_name)(layer.width, layer.width)
+    return built.to(edge_index.device)
 
 
 def build_two_layers(class_name: str, device: Any, channels: int, classes: int,

@@ -51,17 +51,17 @@ def build_layer(layer: RelationLayer, num_relations: int, node_types: list[str],
 
     torch.manual_seed(seed)
     if layer.class_name == "HeteroConv":
-        made = _hetero_sage(layer, triples)
+        built = _hetero_sage(layer, triples)
     elif layer.class_name in MODELS:
-        made = _model(layer, node_types, triples)
+        built = _model(layer, node_types, triples)
     elif layer.class_name == "HGTConv":
-        made = torch_geometric.nn.HGTConv(IN_CHANNELS, layer.out_channels, (node_types, triples),
-                                          heads=layer.heads)
+        built = torch_geometric.nn.HGTConv(IN_CHANNELS, layer.out_channels, (node_types, triples),
+                                           heads=layer.heads)
     else:
         options = {"heads": layer.heads} if layer.class_name == "RGATConv" else {}
-        made = getattr(torch_geometric.nn,
-                       layer.class_name)(IN_CHANNELS, layer.width, num_relations, **options)
-    return made.to(device)
+        built = getattr(torch_geometric.nn,
+                        layer.class_name)(IN_CHANNELS, layer.width, num_relations, **options)
+    return built.to(device)
 
 
 def _hetero_sage(layer: RelationLayer, triples: list[tuple[str, str, str]]):

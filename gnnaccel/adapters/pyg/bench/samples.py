@@ -29,7 +29,8 @@ class Sample:
 
 
 def parse(text: str, inputs: int, relations: int) -> Sample:
-    """``GATConv:8x8`` or ``RGCNConv:64``. ValueError, saying what is known, for anything else."""
+    """``GATConv:8x8`` or ``RGCNConv:64``. ValueError, which lists the choices, for anything
+    else."""
     name, _, size = text.partition(":")
     if name not in LAYERS:
         raise ValueError(f"{text!r} names no class that is known here: "
@@ -37,10 +38,10 @@ def parse(text: str, inputs: int, relations: int) -> Sample:
     pattern = r"(\d+)x(\d+)" if LAYERS[name] == "attention" else r"()(\d+)"
     match = re.fullmatch(pattern, size)
     if match is None or "0" in match.groups() or min(inputs, relations) < 1:
-        wanted = (f"{name}:8x8, heads times width"
-                  if LAYERS[name] == "attention" else f"{name}:64, output channels")
+        form = (f"{name}:8x8, heads times width"
+                if LAYERS[name] == "attention" else f"{name}:64, output channels")
         raise ValueError(f"{text!r} with {inputs} inputs and {relations} relations: write "
-                         f"{wanted}, all of them at least 1")
+                         f"{form}, all of them at least 1")
     return Sample(name, int(match[1] or 1), int(match[2]), inputs, relations)
 
 
@@ -52,11 +53,11 @@ def build(sample: Sample, dtype, device):
     cls = getattr(nn, sample.name)
     x = torch.randn(_NODES, sample.inputs, device=device, dtype=dtype, requires_grad=True)
     edge_index = torch.randint(0, _NODES, (2, _EDGES), device=device)
-    more: tuple[torch.Tensor, ...]
+    extra: tuple[torch.Tensor, ...]
     with torch.device(device):  # weights too, whatever the default device is
         if LAYERS[sample.name] == "attention":
-            layer, more = cls(sample.inputs, sample.width, heads=sample.heads), ()
+            layer, extra = cls(sample.inputs, sample.width, heads=sample.heads), ()
         else:
             edge_type = torch.arange(_EDGES, device=device) % sample.relations
-            layer, more = cls(sample.inputs, sample.width, sample.relations), (edge_type,)
-    return layer.to(dtype), (x, edge_index, *more)
+            layer, extra = cls(sample.inputs, sample.width, sample.relations), (edge_type,)
+    return layer.to(dtype), (x, edge_index, *extra)

@@ -1,5 +1,5 @@
-"""What a layer's call computes, as text and tensors: for each class what its layers and their calls
-consist of (`kinds`), read here by functions that Dynamo traces.
+"""Descriptions of layers' calls, as text and tensors: the parts of layers and calls of each class
+(`kinds`), read here by functions that Dynamo traces.
 
 Dynamo guards on every attribute that is read here, so a layer whose options change is compiled
 anew, and layers of equal options share what was compiled.
@@ -22,12 +22,12 @@ _SIMPLE = ("add", "sum", "mean", "max", "min")
 
 
 class Described(NamedTuple):
-    """``options``: (name, value) of the arguments that make a layer like this one; ``inputs``:
-    (name, tensor) of the call's arguments, a pair as x0 and x1, an entry of a dictionary by the
-    names of both; ``parameters``: (name, tensor) by qualified name; ``rows``, ``width``: of the
-    result; ``random``: two such calls differ; ``types``: where the result is a dictionary, its
-    keys, each with its number of rows; ``unused``: names, those of inputs without a gradient among
-    them."""
+    """The description of a call. ``options``: (name, value) of the arguments that make a layer like
+    this one; ``inputs``: (name, tensor) of the call's arguments, a pair as x0 and x1, an entry of a
+    dictionary by the names of both; ``parameters``: (name, tensor) by qualified name; ``rows``,
+    ``width``: of the result; ``random``: two such calls differ; ``types``: where the result is a
+    dictionary, its keys, each with its number of rows; ``unused``: names, those of inputs without a
+    gradient among them."""
 
     options: tuple
     inputs: list
@@ -40,25 +40,25 @@ class Described(NamedTuple):
 
 
 def describe(kind: Kind, layer: Any, args: tuple, kwargs: dict) -> Described | str:
-    """The call ``layer(*args, **kwargs)``, or why it is not carried."""
-    given = _bound((*kind.inputs, *kind.tensors, *kind.others), args, kwargs)
-    if given is None:
+    """The description of ``layer(*args, **kwargs)``, or why the call is not carried."""
+    arguments = _bound((*kind.inputs, *kind.tensors, *kind.others), args, kwargs)
+    if arguments is None:
         return "the arguments do not fit"
     for name in kind.others:
-        if given.get(name) is not None:
+        if arguments.get(name) is not None:
             return name + " is given"
-    found = _by_type(layer, given) if kind.by_type else _over_nodes(kind, layer, given)
-    if isinstance(found, str):
-        return found
-    options, unused = found.options, () if kind.unused is None else kind.unused(layer, given)
+    call = _by_type(layer, arguments) if kind.by_type else _over_nodes(kind, layer, arguments)
+    if isinstance(call, str):
+        return call
+    options, unused = call.options, () if kind.unused is None else kind.unused(layer, arguments)
     for name in kind.options:
         options = (*options, (name, getattr(layer, name)))
     for name, path in kind.flags:
-        there = name not in unused and _at(layer, path) is not None
-        options = (*options, (name, 1 if there else None))
+        present = name not in unused and _at(layer, path) is not None
+        options = (*options, (name, 1 if present else None))
     for name, own in kind.learned:
         options = (*options, (name, own in layer._parameters))
-    parameters = list(found.parameters)
+    parameters = list(call.parameters)
     for name in kind.own:
         tensor = getattr(layer, name, None)
         if tensor is not None and name not in unused:
@@ -67,22 +67,22 @@ def describe(kind: Kind, layer: Any, args: tuple, kwargs: dict) -> Described | s
         if getattr(layer, name, None) is not None and name not in unused:
             parameters += of_map(layer, name)
     if kind.more is not None:
-        more = kind.more(layer, given)
-        if isinstance(more, str):
-            return more
-        options, parameters = (*options, *more[0]), [*parameters, *more[1]]
-    return found._replace(options=options, parameters=parameters, unused=unused)
+        extra = kind.more(layer, arguments)
+        if isinstance(extra, str):
+            return extra
+        options, parameters = (*options, *extra[0]), [*parameters, *extra[1]]
+    return call._replace(options=options, parameters=parameters, unused=unused)
 
 
 def _bound(names: tuple, args: tuple, kwargs: dict) -> dict | None:
     """The arguments by name; None where they are not these, or one of the first two is missing."""
-    given = dict(zip(names, args))
+    arguments = dict(zip(names, args))
     for name in kwargs:
-        if name in given or name not in names:
+        if name in arguments or name not in names:
             return None
-        given[name] = kwargs[name]
-    fit = len(args) <= len(names) and names[0] in given and names[1] in given
-    return given if fit else None
+        arguments[name] = kwargs[name]
+    fit = len(args) <= len(names) and names[0] in arguments and names[1] in arguments
+    return arguments if fit else None
 
 
 def _at(layer: Any, path: str) -> Any:
@@ -121,7 +121,7 @@ def _over_nodes(kind: Kind, layer: Any, given: dict) -> Described | str:
 
 
 def features(x: Any) -> Any:
-    """The inputs that x is, or why it cannot be taken."""
+    """The inputs that ``x`` gives, or why it cannot be taken."""
     if type(x) in TENSORS:
         return [("x", x)]
     if type(x) is not tuple or len(x) != 2:
@@ -171,7 +171,7 @@ def _entry(layer: Any, name: str, node_type: str) -> list:
 
 
 def _kept_as(entries: Any, name: str) -> str:
-    """By which name one of PyG's dictionaries, or torch's, keeps an entry."""
+    """The name by which one of PyG's dictionaries, or torch's, keeps an entry."""
     cls: Any = type(entries)
     return cls.to_internal_key(name) if hasattr(cls, "to_internal_key") else name
 

@@ -1,5 +1,5 @@
-"""The classes whose calls can be operators of torch.compile: of what their layers are made, and
-what their ``forward`` takes.
+"""The classes whose calls can be operators of torch.compile: the parts of their layers, and the
+arguments of their ``forward``.
 
 A width that the constructor only needs to make weights is given as 1: the weights are the user's.
 """
@@ -28,9 +28,9 @@ class Kind(NamedTuple):
     Of the layer's parameters, each where there is one: ``own``, with buffers; ``maps``: of linear
     maps. ``more(layer, arguments)``: further (options, parameters), or why a call is not carried.
     ``unused(layer, arguments)``: names of flags and parameters that take no part in a call, and
-    "x1" where the destinations' features only say how many there are. These have no gradient.
+    "x1" where the destinations' features only give their number. These have no gradient.
     ``sequences``: it has linear maps in `torch.nn.Sequential`. ``after``: the module that makes the
-    result of what the operator gives, and is the compiler's.
+    layer's result of the operator's, and is left to the compiler.
     """
 
     tensors: tuple[str, ...] = ()
@@ -124,7 +124,8 @@ def _supergat(layer: Any, given: dict) -> Any:
 
 
 def _rgat(layer: Any, given: dict) -> Any:
-    """What only takes part with some options has no gradient without them."""
+    """Options and parameters of RGATConv. Parameters of other options have no gradient, and are
+    left out."""
     edge = given.get("edge_attr") is not None
     if edge and layer.lin_edge is None:
         return "edge_attr is given to a layer without edge_dim"
@@ -188,7 +189,7 @@ _RGCN = Kind(("edge_type",), (), ("in_channels", "out_channels", "num_relations"
              (_BIAS, ("root_weight", "root")), own=("weight", "comp", "root", "bias"), pairs=True,
              needed=("edge_type",), unused=_without_destinations)
 
-#: class name -> what its layers are
+#: class name -> its `Kind`
 KINDS: dict[str, Kind] = {
     "GATConv": Kind(("edge_attr",), ("size", _WEIGHTS), (*_ATTENTION, *_LOOPS, "fill_value"),
                     (_BIAS, _EDGES), own=("att_src", "att_dst", "att_edge", "bias"),

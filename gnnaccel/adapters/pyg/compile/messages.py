@@ -1,9 +1,9 @@
-"""What Dynamo traces in the place of ``propagate`` of classes that have no adapter, a user's own
-among them.
+"""Code that Dynamo traces in the place of ``propagate`` of classes that have no adapter, a user's
+own among them.
 
 Where a message is a copy of the source's features, or those times something of the edge, the call
-is the operator of a `SimpleConv` with weights. These are what the message makes of ones, traced by
-Dynamo like any function.
+is the operator of a `SimpleConv` with weights. These are the message of ones, traced by Dynamo like
+any function.
 """
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def inside(native: Callable, layer: Any, edge_index: Any, args: tuple, kwargs: d
     """A call of ``propagate`` in code that is compiled."""
     if (not args and configs.compiling and tracing.POSSIBLE
         and torch.compiler.is_dynamo_compiling()):
-        found = _described(layer, edge_index, kwargs)
-        if not isinstance(found, str) and described.reason_of(found) == "":
-            return tracing.operator("SimpleConv", layer.training, found)
+        call = _described(layer, edge_index, kwargs)
+        if not isinstance(call, str) and described.reason_of(call) == "":
+            return tracing.operator("SimpleConv", layer.training, call)
     return native(layer, edge_index, *args, **kwargs)
 
 
@@ -69,7 +69,7 @@ def _described(layer: Any, edge_index: Any, kwargs: dict) -> described.Described
 
 
 def _kind(value: Any) -> str:
-    """As `reading` has it."""
+    """The kind of an argument in the words of `reading`."""
     if value is None:
         return "none"
     return "tensor" if type(value) in (*described.TENSORS, tuple) else "other"
@@ -85,7 +85,7 @@ def _form(layer: Any, kinds: tuple) -> Any:
 
 
 def _look(ctx: Any) -> None:
-    """What the local variables ``layer`` and ``kinds`` come to."""
+    """Look at the local variables ``layer`` and ``kinds``, for `_form`."""
     layer = tracing.local(ctx, "layer")
     kinds = ctx.get_local("kinds")._i_will_not_complain_if_bc_breaks_VariableTracker()
     tracing.saw("the compiler does not show it" if layer is None
@@ -94,16 +94,17 @@ def _look(ctx: Any) -> None:
 
 
 def _read(layer: Any, kinds: dict[str, str]) -> Any:
-    known = reading.known_class(type(layer))
-    if known.why is not None or known.updates or not (known.stock is known.aggregate is None):
+    layer_class = reading.known_class(type(layer))
+    if (layer_class.why is not None or layer_class.updates
+            or not (layer_class.stock is layer_class.aggregate is None)):
         return _OTHER
     shown = {"none": None, "tensor": (), "other": ""}  # which `reading` takes for these kinds
-    form = known.form({name: shown[kind] for name, kind in kinds.items()}, None)
+    form = layer_class.form({name: shown[kind] for name, kind in kinds.items()}, None)
     if (type(form) is Reason or form.more is not None or form.apply is not None or form.ends
         or form.width is not None):
         return _OTHER
-    why = reading.layer_reason(layer, known, reading.reductions(layer, known))
+    why = reading.layer_reason(layer, layer_class, reading.reductions(layer, layer_class))
     if why:
         return str(why)
-    names = tuple(inspect.signature(known.functions[0]).parameters)[1:]
+    names = tuple(inspect.signature(layer_class.functions[0]).parameters)[1:]
     return form.source, form.weight is not None, names

@@ -3,7 +3,7 @@
 ``gnnaccel::layer(call, x, more, rows, width)`` is a layer's call: ``call`` its text
 (`standins.Call`), ``x`` and ``more`` its arguments and parameters, ``rows`` and ``width`` the shape
 of the result, which has x's dtype. Where gradients are wanted, AOTAutograd traces two others in its
-place: ``layer_forward``, which keeps what autograd recorded and gives a token for it (int64, on the
+place: ``layer_forward``, which keeps autograd's record and gives a token for it (int64, on the
 CPU), and ``layer_backward``, which goes back through that. A record lives as long as its token's
 memory. ``layer_forward_random`` is the same of a call with random numbers, whose state a checkpoint
 inside the compiled model has to repeat.
@@ -35,8 +35,8 @@ _records: dict[int, Recorded] = {}
 
 
 class Recorded:
-    """What autograd recorded of a call. ``out``: its result; ``leaves``: those that gradients are
-    wanted for."""
+    """Autograd's record of a call. ``out``: its result; ``leaves``: those that gradients are wanted
+    for."""
 
     __slots__ = ("out", "leaves")
 
@@ -44,19 +44,19 @@ class Recorded:
         self.out, self.leaves = out, leaves
 
     def gradients(self, grad: Tensor) -> list[Tensor]:
-        """One for each leaf, in memory of its own. A leaf that comes twice has its gradient at its
-        first place, and zeros at the second."""
+        """Gradients, one for each leaf, in memory of its own. A leaf that comes twice has its
+        gradient at its first place, and zeros at the second."""
         unique = {id(leaf): leaf for leaf in self.leaves}
-        found = dict(zip(unique, torch.autograd.grad(self.out, list(unique.values()), grad,
-                                                     retain_graph=True, allow_unused=True)))
-        taken, result = {grad.untyped_storage().data_ptr()}, []
+        by_leaf = dict(zip(unique, torch.autograd.grad(self.out, list(unique.values()), grad,
+                                                       retain_graph=True, allow_unused=True)))
+        memory, result = {grad.untyped_storage().data_ptr()}, []
         for leaf in self.leaves:
-            one = found.pop(id(leaf), None)
+            one = by_leaf.pop(id(leaf), None)
             if one is None:
                 one = torch.zeros_like(leaf, memory_format=torch.contiguous_format)
-            elif one.untyped_storage().data_ptr() in taken or not one.is_contiguous():
+            elif one.untyped_storage().data_ptr() in memory or not one.is_contiguous():
                 one = one.clone(memory_format=torch.contiguous_format)
-            taken.add(one.untyped_storage().data_ptr())
+            memory.add(one.untyped_storage().data_ptr())
             result.append(one)
         return result
 
@@ -67,8 +67,8 @@ class Recorded:
 def _layer(call: str, x: Tensor, more: list[Tensor], rows: int, width: int) -> Tensor:
     tensors = [x, *more]
     with torch.no_grad():
-        given = standins.without_gradients(call, tensors)
-        return _owned(standins.run(call, given, tensors), tensors)
+        arguments = standins.without_gradients(call, tensors)
+        return _owned(standins.run(call, arguments, tensors), tensors)
 
 
 @torch._disable_dynamo
@@ -82,7 +82,7 @@ def _layer_forward(call: str, x: Tensor, more: list[Tensor], rows: int, width: i
     token = torch.tensor(number, device="cpu")
     _records[number] = Recorded(out, [leaf for leaf, wanted in zip(leaves, needed) if wanted])
     weakref.finalize(token.untyped_storage(), _records.pop, number, None).atexit = False
-    # the compiler may write into what it is given, and autograd may have kept that
+    # the compiler may write into the result, and autograd may have kept it
     return out.detach().clone(memory_format=torch.contiguous_format), token
 
 
@@ -118,7 +118,7 @@ _BELOW = _below()
 @contextlib.contextmanager
 def _differentiating() -> Iterator[None]:
     """A block in which autograd records, though an operator below autograd is running. Hooks of
-    saved tensors, a checkpoint's say, are for what the compiled model saves: the token."""
+    saved tensors, a checkpoint's say, are for the token that the compiled model saves."""
     excluded = _C._dispatch_tls_local_exclude_set() - _BELOW
     hooks = (torch.autograd.graph.saved_tensors_hooks(_same, _same) if checkpointed()
              else contextlib.nullcontext())
@@ -143,8 +143,8 @@ def _fake_forward(call: str, x: Tensor, more: list[Tensor], rows: Any, width: An
 
 
 def _fake_backward(token: Tensor, grad: Tensor, sizes: Any, dims: list[int]) -> list[Tensor]:
-    left = iter(sizes)
-    return [grad.new_empty([next(left) for _ in range(dim)]) for dim in dims]
+    remaining = iter(sizes)
+    return [grad.new_empty([next(remaining) for _ in range(dim)]) for dim in dims]
 
 
 class _Traced(torch.autograd.Function):
@@ -167,10 +167,11 @@ class _Traced(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         if grads[0] is None:  # the result was not used
             return None, None, None, None, *(None for _ in ctx.needed)
-        found = iter(_ops.layer_backward.default(*ctx.saved_tensors, grads[0],
-                                                 [size for shape in ctx.shapes for size in shape],
-                                                 [len(shape) for shape in ctx.shapes]))
-        return None, None, None, None, *(next(found) if wanted else None for wanted in ctx.needed)
+        gradients = iter(_ops.layer_backward.default(
+            *ctx.saved_tensors, grads[0], [size for shape in ctx.shapes for size in shape],
+            [len(shape) for shape in ctx.shapes]))
+        return (None, None, None, None,
+                *(next(gradients) if wanted else None for wanted in ctx.needed))
 
 
 def _autograd(call: str, x: Tensor, more: list[Tensor], rows: Any, width: Any) -> Tensor:

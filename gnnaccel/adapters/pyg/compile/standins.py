@@ -1,8 +1,8 @@
 """Layers that run the calls of compiled models, on the route of any other call.
 
 An operator knows a layer by text and tensors alone. A layer made from the text, with the tensors as
-its parameters, stands in for the user's. The same parameters find the same one again, since what
-gnnaccel remembers of calls it remembers by layer.
+its parameters, stands in for the user's. Equal parameters give the same layer again, since gnnaccel
+remembers calls by layer.
 """
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from gnnaccel.dispatch.policy.names import IdentityMap
 
 
 class Call(NamedTuple):
-    """A call's text, read. ``name``: the layer's class; ``options``: (name, value) of what makes
-    it; ``inputs``: how many of the tensors are arguments, the others being parameters; ``names``:
-    of the tensors, as `described.Described` has them; ``lent``: which of them lie in memory that
-    the compiler may use again; ``random``: whether it draws random numbers."""
+    """A call's text, read. ``name``: the layer's class; ``options``: (name, value) of the
+    constructor's arguments; ``inputs``: how many of the tensors are arguments, the others being
+    parameters; ``names``: of the tensors, as in `described.Described`; ``lent``: which of
+    them lie in memory that the compiler may use again; ``random``: whether it draws random
+    numbers."""
 
     name: str
     training: bool
@@ -36,14 +37,14 @@ class Call(NamedTuple):
 
 @functools.lru_cache(maxsize=4096)
 def call_of(text: str) -> Call:
-    """The call that the text says."""
-    found = Call(*ast.literal_eval(text))
-    return found._replace(random=found.random != 0)
+    """The call that ``text`` describes."""
+    call = Call(*ast.literal_eval(text))
+    return call._replace(random=call.random != 0)
 
 
 def run(text: str, tensors: list[Tensor], users: list[Tensor] | None = None) -> Tensor:
-    """The call's result; autograd records it where it records. ``users``: what the tensors were
-    made of, where they are from `without_gradients` or `leaves`."""
+    """The call's result; autograd records it where it records. ``users``: the user's tensors, where
+    these are from `without_gradients` or `leaves`."""
     call = call_of(text)
     layer = (_made_of(call, tensors) if users is None or any(call.lent[call.inputs:])
              else _standin(text, call, tensors, users))
@@ -53,25 +54,26 @@ def run(text: str, tensors: list[Tensor], users: list[Tensor] | None = None) -> 
 
 
 def _arguments(call: Call, tensors: list[Tensor]) -> Iterable[Any]:
-    """In the order of the layer's ``forward``."""
-    given: dict[str, Any] = {}
+    """Arguments of the layer's ``forward``, in its order."""
+    arguments: dict[str, Any] = {}
     for name, tensor, lent in zip(call.names[:call.inputs], tensors, call.lent):
-        # edges and their types that the compiler may write over: what is made of them is kept
+        # edges and their types that the compiler may write over are copied: structures of them are
+        # kept
         own = tensor.clone() if lent and not tensor.is_floating_point() else tensor
         if type(name) is tuple:
-            given.setdefault(name[0], {})[name[1]] = own
+            arguments.setdefault(name[0], {})[name[1]] = own
         elif name in ("x0", "x1"):
-            given["x"] = *given.get("x", ()), own
+            arguments["x"] = *arguments.get("x", ()), own
         else:
-            given[name] = own
-    return given.values()
+            arguments[name] = own
+    return arguments.values()
 
 
 # --- tensors --------------------------------------------------------------------------------------
 
 class Shadow:
-    """Of one of the user's parameters, which was ``data``: ``parameters`` over its memory,
-    without and with gradients; ``layers`` whose first parameter they are, by text and
+    """Kept objects of one of the user's parameters, which was ``data``: ``parameters`` over its
+    memory, without and with gradients; ``layers`` whose first parameter they are, by text and
     parameters."""
 
     __slots__ = ("data", "parameters", "layers")
@@ -86,19 +88,19 @@ _shadows: IdentityMap[Shadow] = IdentityMap()
 
 
 def _shadow(tensor: Tensor) -> Shadow:
-    found = _shadows.get(tensor)
-    if found is None or not found.data.is_set_to(tensor):  # `.data` may be replaced
-        found = Shadow(tensor.detach())
-        _shadows.set(tensor, found)
-    return found
+    shadow = _shadows.get(tensor)
+    if shadow is None or not shadow.data.is_set_to(tensor):  # `.data` may be replaced
+        shadow = Shadow(tensor.detach())
+        _shadows.set(tensor, shadow)
+    return shadow
 
 
 def _parameter(tensor: Tensor, needed: bool) -> Parameter:
     shadow = _shadow(tensor)
-    found = shadow.parameters[needed]
-    if found is None:
-        found = shadow.parameters[needed] = Parameter(tensor.detach(), requires_grad=needed)
-    return found
+    parameter = shadow.parameters[needed]
+    if parameter is None:
+        parameter = shadow.parameters[needed] = Parameter(tensor.detach(), requires_grad=needed)
+    return parameter
 
 
 def without_gradients(text: str, tensors: list[Tensor]) -> list[Tensor]:
@@ -112,16 +114,16 @@ def leaves(text: str, tensors: list[Tensor], needed: list[bool]) -> list[Tensor]
     """The tensors as leaves of autograd, which keeps some of them: in memory of their own where the
     compiler may use theirs again. Tensors that are the same give the same leaf, and parameters do
     in every call."""
-    call, found = call_of(text), dict[int, Tensor]()
+    call, by_id = call_of(text), dict[int, Tensor]()
     for i, t in enumerate(tensors):
-        if id(t) in found or not t.is_floating_point():
+        if id(t) in by_id or not t.is_floating_point():
             continue
         if i >= call.inputs and not call.lent[i]:
-            found[id(t)] = _parameter(t, needed[i])
+            by_id[id(t)] = _parameter(t, needed[i])
         else:
             own = t.detach().clone() if call.lent[i] else t.detach()
-            found[id(t)] = own.requires_grad_(needed[i])
-    return [found.get(id(t), t) for t in tensors]
+            by_id[id(t)] = own.requires_grad_(needed[i])
+    return [by_id.get(id(t), t) for t in tensors]
 
 
 # --- layers ---------------------------------------------------------------------------------------
@@ -132,15 +134,16 @@ def _standin(text: str, call: Call, tensors: list[Tensor], users: list[Tensor]) 
         return _without_parameters(text, tensors[0].shape[1])
     layers = _shadow(users[call.inputs]).layers
     key = (text, *map(id, tensors[call.inputs:]))
-    found = layers.get(key)
-    if found is None:  # which keeps its parameters, so no others have their ids
-        found = layers[key] = _made_of(call, tensors)
-    return found
+    layer = layers.get(key)
+    if layer is None:  # which keeps its parameters, so no others have their ids
+        layer = layers[key] = _made_of(call, tensors)
+    return layer
 
 
 @functools.lru_cache(maxsize=64)
 def _without_parameters(text: str, width: int) -> Any:
-    """One for each ``width`` of features, since a layer remembers one call over each graph."""
+    """The layer of a call without parameters, one for each ``width`` of features, since a layer
+    remembers one call over each graph."""
     return _made_of(call_of(text), [])
 
 
@@ -174,11 +177,11 @@ def _blank(name: str, options: tuple) -> Any:
     """A layer of these options, without numbers."""
     from torch_geometric import nn
 
-    given = dict(options)
+    arguments = dict(options)
     if name in _MADE:
-        given |= _MADE[name](given)
+        arguments |= _MADE[name](arguments)
     with torch.device("meta"):
-        return getattr(nn, name)(**given)
+        return getattr(nn, name)(**arguments)
 
 
 def _gin(given: dict) -> dict:
@@ -188,7 +191,7 @@ def _gin(given: dict) -> dict:
 
 
 def _pna(given: dict) -> dict:
-    # the degrees only say what the weights of scalers are at first
+    # degrees only give the first values of the scalers' weights
     return {"aggregators": list(given["aggregators"]), "scalers": list(given["scalers"]),
             "deg": torch.tensor([0, 1], device="cpu")}
 

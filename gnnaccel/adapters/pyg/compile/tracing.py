@@ -1,7 +1,7 @@
-"""What Dynamo traces in the place of a layer's ``forward``.
+"""Code that Dynamo traces in the place of a layer's ``forward``.
 
-Options are read in traced code, so Dynamo guards on them. What it cannot trace, such as the user's
-rules and hooks, is looked at once, on the layer itself, when it is traced (`_look`).
+Options are read in traced code, so Dynamo guards on them. The rest, such as the user's rules and
+hooks, is looked at once, on the layer itself, when it is traced (`_look`).
 """
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from gnnaccel.dispatch.uncompiled import kept_apart
 #: classes without an adapter, whose ``forward`` is replaced for the compiler's sake alone
 PLAIN = ("GCNConv", "SAGEConv", "GraphConv", "GINConv", "GINEConv", "SGConv", "TAGConv", "APPNP")
 _HOST = "torch_geometric."
-#: in which PyG keeps modules of a layer
+#: classes in which PyG keeps modules of a layer
 _CONTAINERS = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.ReLU)
 _AGGREGATIONS = {"add": "Sum", "sum": "Sum", "mean": "Mean", "max": "Max", "min": "Min"}
 #: methods of message passing that a call may run
 STEPS = ("propagate", "edge_updater", "message", "aggregate", "update", "message_and_aggregate",
          "edge_update")
-#: from the first version of torch on that this was tested with; for older ones nothing is carried
+#: whether torch is no older than the first version tested; older ones carry nothing
 POSSIBLE = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 11)
 
 
@@ -85,15 +85,15 @@ def carried(cls: type) -> Callable | None:
         why = _layers_reason(layer, cls, methods)
         if why != "":
             return _native(native, layer, args, kwargs, name, why)
-        found = described.describe(kind, layer, args, kwargs)
-        if isinstance(found, str):
-            return _native(native, layer, args, kwargs, name, found)
-        why = described.reason_of(found)
+        call = described.describe(kind, layer, args, kwargs)
+        if isinstance(call, str):
+            return _native(native, layer, args, kwargs, name, call)
+        why = described.reason_of(call)
         if why != "":
             return _native(native, layer, args, kwargs, name, why)
-        out = operator(name, layer.training, found)
+        out = operator(name, layer.training, call)
         if kind.by_type:
-            return _split(out, found.types)
+            return _split(out, call.types)
         return out if kind.after is None else getattr(layer, kind.after)(out)
 
     return inside
@@ -115,12 +115,12 @@ def operator(name: str, training: bool, found: described.Described) -> Any:
 
 
 def _split(out: Any, types: list) -> dict:
-    """By type, the rows that lie one after the other."""
-    found, start = {}, 0
+    """The results by type, whose rows lie one after the other in ``out``."""
+    parts, start = {}, 0
     for name, rows in types:
-        found[name] = out[start:start + rows]
+        parts[name] = out[start:start + rows]
         start = start + rows
-    return found
+    return parts
 
 
 def _native(native: Callable, layer: Any, args: tuple, kwargs: dict, name: str, why: str) -> Any:
@@ -129,7 +129,7 @@ def _native(native: Callable, layer: Any, args: tuple, kwargs: dict, name: str, 
 
 
 def _layers_reason(layer: Any, cls: Any, methods: tuple[str, ...]) -> str:
-    """Why this layer is traced as the host wrote it; "" where it need not be."""
+    """Why this layer is traced as the host's own code; "" where it need not be."""
     if (type(layer) is not cls or layer.flow != "source_to_target" or layer._explain
             or layer._decomposed_layers != 1 or layer.node_dim not in (0, -2)):
         return "it is a subclass, explained, decomposed, or of another flow or node_dim"
@@ -152,8 +152,9 @@ def _methods(cls: Any) -> tuple[str, ...]:
 
 
 def read_methods(layer: Any, names: tuple[str, ...]) -> None:
-    """Traced, so that Dynamo guards on the methods of the object, which may have others than its
-    class, and on those of the class, which are guarded once something is done with them."""
+    """Read methods in traced code, so that Dynamo guards on those of the object, which may have
+    others than its class, and on those of the class, which are guarded once something is done with
+    them."""
     cls = type(layer)
     for name in names:
         getattr(layer, name)
@@ -161,7 +162,7 @@ def read_methods(layer: Any, names: tuple[str, ...]) -> None:
 
 
 def _read_maps(module: Any, but: str | None) -> None:
-    """The same for ``forward`` of the modules in this one, that of the name ``but`` left out."""
+    """`read_methods` for ``forward`` of the modules in this one, but for the one named ``but``."""
     for name, inner in module._modules.items():
         if inner is not None and name != but:
             read_methods(inner, ("forward",))
@@ -181,24 +182,24 @@ def aggregation_reason(layer: Any) -> str:
 # --- what is looked at while it is traced ---------------------------------------------------------
 
 _seen: list[Any] = [""]
-_by_rule: dict[str, Reason] = {}  # the user's own, by what they say
+_by_rule: dict[str, Reason] = {}  # reasons of the user's own rules, by text
 _counted = 0
 
 
 def local(ctx: Any, name: str) -> Any:
     """The object that is a local variable of the code that looks; None where the compiler does not
     show it."""
-    found = ctx.get_local(name)._i_will_not_complain_if_bc_breaks_VariableTracker().realize()
-    return getattr(found, "value", None)
+    variable = ctx.get_local(name)._i_will_not_complain_if_bc_breaks_VariableTracker().realize()
+    return getattr(variable, "value", None)
 
 
 def saw(value: Any) -> None:
-    """What `seen_now` gives next."""
+    """Set the value that `seen_now` gives next."""
     _seen[0] = value
 
 
 def _look(ctx: Any) -> None:
-    """Whether anything speaks against the layer that is the local variable ``layer``."""
+    """Look for reasons against the layer that is the local variable ``layer``."""
     layer = local(ctx, "layer")
     saw("the compiler does not show it" if layer is None
         else context_reason(layer) or _changed_reason(layer))
@@ -223,20 +224,20 @@ def context_reason(layer: Any) -> str:
 
 
 def _changed_reason(layer: Any) -> str:
-    """Why the layer is more than its class and options say."""
+    """Why the layer does more than its class and options say."""
     from gnnaccel.adapters.pyg import guards
 
     own = layer.__dict__
     if any(own.get(name) for name in guards.HOOKS):
         return "hooks are registered"
     kind = KINDS[type(layer).__name__]
-    known = (*_CONTAINERS, torch.nn.Sequential) if kind.sequences else _CONTAINERS
+    containers = (*_CONTAINERS, torch.nn.Sequential) if kind.sequences else _CONTAINERS
     for name, module in own["_modules"].items():
         if module is None or name == kind.after:
             continue
         for inner in module.modules():
             if (guards.has_hooks(inner) or "forward" in inner.__dict__
-                    or not (type(inner).__module__.startswith(_HOST) or type(inner) in known)):
+                    or not (type(inner).__module__.startswith(_HOST) or type(inner) in containers)):
                 return f"{name} is more than PyG's own"
     for name, value in own.items():
         if callable(value) and callable(getattr(type(layer), name, None)):
@@ -249,10 +250,11 @@ def _changed_reason(layer: Any) -> str:
 
 
 def _look_at_tensor(ctx: Any) -> None:
-    """Whether the local variable ``tensor`` is an input of what is compiled, and unwritten."""
-    found = ctx.get_local("tensor")._i_will_not_complain_if_bc_breaks_VariableTracker()
-    value = found.as_proxy().node.meta.get("example_value")
-    _seen[0] = found.source is not None and value is not None and value._version == 0
+    """Look whether the local variable ``tensor`` is an input of the compiled code, and
+    unwritten."""
+    variable = ctx.get_local("tensor")._i_will_not_complain_if_bc_breaks_VariableTracker()
+    value = variable.as_proxy().node.meta.get("example_value")
+    _seen[0] = variable.source is not None and value is not None and value._version == 0
 
 
 def _of_the_caller(tensor: Any) -> bool:
@@ -265,15 +267,16 @@ def _of_the_caller(tensor: Any) -> bool:
 
 
 def _fix(ctx: Any) -> None:
-    """The local variable ``value`` as it is now, which is guarded from then on."""
-    found = ctx.get_local("value")._i_will_not_complain_if_bc_breaks_VariableTracker()
-    found = found.realize()
-    _seen[0] = (found.as_python_constant() if found.is_python_constant()
-                else found.evaluate_expr())
+    """Read the local variable ``value`` as it is now; Dynamo guards on it from then on."""
+    variable = ctx.get_local("value")._i_will_not_complain_if_bc_breaks_VariableTracker()
+    variable = variable.realize()
+    _seen[0] = (variable.as_python_constant() if variable.is_python_constant()
+                else variable.evaluate_expr())
 
 
 def _fixed(value: Any) -> Any:
-    """A number, which the compiler may have made a variable of what it compiles."""
+    """``value`` as a constant: the compiler may have made a number a variable of the compiled
+    code."""
     if isinstance(value, (bool, str, tuple)) or value is None:
         return value
     from torch._dynamo.comptime import comptime
@@ -283,12 +286,12 @@ def _fixed(value: Any) -> Any:
 
 
 def seen_now() -> Any:
-    """What was seen last: a constant of what is traced."""
+    """The value seen last: a constant of the traced code."""
     return _seen[0]
 
 
 def _told(name: str, text: str) -> None:
-    """Say of a call that it was traced natively: once, whenever it is compiled."""
+    """Report a call that was traced natively: once, whenever it is compiled."""
     config = configs.current()
     why = _by_rule.get(text) or reason("GA404", text)
     counters.count(name, "native", why.code)
@@ -300,7 +303,8 @@ def _told(name: str, text: str) -> None:
 
 
 def _number() -> int:
-    """Another one for each call that draws random numbers: the compiler makes one of equal ones."""
+    """A new number for each call that draws random numbers: the compiler makes one call of equal
+    ones."""
     global _counted
     _counted += 1
     return _counted

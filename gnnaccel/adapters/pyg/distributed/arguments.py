@@ -1,5 +1,5 @@
-"""What a layer's call is given, where the call is to be divided over ranges of nodes: which
-arguments have a row for each node or edge."""
+"""Arguments of a layer's call that is to be divided over ranges of nodes: which of them have a row
+for each node or edge."""
 from __future__ import annotations
 
 import contextlib
@@ -16,7 +16,7 @@ from gnnaccel.dispatch.distributed.building import EDGE, Relation
 from gnnaccel.dispatch.distributed.ranges import BETWEEN
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 
-#: what `Arguments.kinds` says of rows of edges
+#: kind of rows of edges in `Arguments.kinds`
 EDGES = "edges"
 Place = tuple[str, "int | None"]
 
@@ -35,7 +35,7 @@ class Arguments(NamedTuple):
 
     @property
     def relation(self) -> Relation:
-        """The types of sources and destinations, as of `ranges.Cut`."""
+        """The types of sources and destinations, as in `ranges.Cut`."""
         return EDGE if self.one else BETWEEN
 
     @property
@@ -44,25 +44,25 @@ class Arguments(NamedTuple):
         return (x if isinstance(x, Tensor) else x[0]).device
 
     def copy(self) -> Arguments:
-        """The same, of which arguments can be replaced by themselves."""
+        """A copy, whose arguments can be replaced without changing these."""
         bound = inspect.BoundArguments(self.bound.signature, dict(self.bound.arguments))
         return self._replace(bound=bound)
 
     def value(self, place: Place) -> Tensor:
         name, at = place
-        given = self.bound.arguments[name]
-        return given if at is None else given[at]
+        argument = self.bound.arguments[name]
+        return argument if at is None else argument[at]
 
     def put(self, place: Place, value: Any) -> None:
-        """Replace what stands at a place."""
+        """Replace the argument at a place."""
         name, at = place
-        given = self.bound.arguments
+        arguments = self.bound.arguments
         if at is None:
-            given[name] = value
+            arguments[name] = value
         else:
-            pair = list(given[name])
+            pair = list(arguments[name])
             pair[at] = value
-            given[name] = tuple(pair)
+            arguments[name] = tuple(pair)
 
 
 def read(layer: Any, args: tuple, kwargs: dict, least: int = 0) -> Arguments | Reason:
@@ -72,8 +72,8 @@ def read(layer: Any, args: tuple, kwargs: dict, least: int = 0) -> Arguments | R
     if why is not None:
         return why
     bound = layers.signature(type(layer).forward).bind(layer, *args, **kwargs)
-    given = bound.arguments
-    edge_index, x = given.get("edge_index"), given.get("x")
+    arguments = bound.arguments
+    edge_index, x = arguments.get("edge_index"), arguments.get("x")
     if (type(edge_index) is not Tensor or edge_index.dtype != torch.long
             or edge_index.dim() != 2 or len(edge_index) != 2
             or edge_index.layout is not torch.strided):
@@ -82,13 +82,13 @@ def read(layer: Any, args: tuple, kwargs: dict, least: int = 0) -> Arguments | R
     if edges < least:
         return reason("GA704", f"its graphs have less than {least} edges",
                       "--partition=EDGES sets another limit")
-    if given.get("return_attention_weights") is not None:
+    if arguments.get("return_attention_weights") is not None:
         return reason("GA704", "return_attention_weights asks for rows of edges")
     sizes, why = _sizes(layer, x, edges)
     if why is not None:
         return why
     one = isinstance(x, Tensor)
-    kinds = _kinds(given, sizes, edges, EDGE if one else BETWEEN)
+    kinds = _kinds(arguments, sizes, edges, EDGE if one else BETWEEN)
     if kinds is None:
         return reason("GA704", "an argument besides x could be rows of sources or of "
                       "destinations")
@@ -145,30 +145,31 @@ def _kinds(given: Any, sizes: tuple[int, int], edges: int, relation: Relation
         rows = len(value) if value.dim() else -1
         return EDGES if rows == edges else kind if rows == sizes[kind == target] else None
 
-    found: dict[Place, str | None] = {}
+    kinds: dict[Place, str | None] = {}
     for name, value in given.items():
         if name in ("self", "edge_index", "size"):
             continue
         if isinstance(value, Tensor):
-            found[name, None] = of(value, target)
+            kinds[name, None] = of(value, target)
             if source != target and value.dim() and len(value) in sizes:
                 return None
         elif isinstance(value, (tuple, list)):
             for at, one in enumerate(value[:2]):
                 if isinstance(one, Tensor):
-                    found[name, at] = of(one, (source, target)[at])
-    return found
+                    kinds[name, at] = of(one, (source, target)[at])
+    return kinds
 
 
 @contextlib.contextmanager
 def caches(layer: Any, kept: dict[str, Any]) -> Iterator[None]:
-    """A block in which what ``cached=True`` keeps is ``kept``, which is brought up to date."""
+    """A block in which ``kept`` stands for the tensors that ``cached=True`` keeps, and is brought
+    up to date."""
     own = layer.__dict__
     names = [name for name in own if name.startswith("_cached")]
-    held = {name: own[name] for name in names}
+    before = {name: own[name] for name in names}
     own.update({name: kept.get(name) for name in names})
     try:
         yield
     finally:
         kept.update({name: own[name] for name in names})
-        own.update(held)
+        own.update(before)

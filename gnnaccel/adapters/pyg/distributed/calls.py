@@ -19,7 +19,7 @@ _STEPS = ("propagate", "edge_updater")
 
 
 class _Call(NamedTuple):
-    """What a layer runs over: node types by their part, and the layer's name in messages."""
+    """A layer's call over a part: the part's session, the relation of its edges, and the layer."""
 
     session: Session
     relation: Relation
@@ -76,9 +76,9 @@ def install(patches: PatchSet) -> None:
 def _refusing(native: Callable, why: Callable) -> Callable:
     @functools.wraps(native)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        found = why(self) if state.current is not None else None
-        if found is not None:
-            raise PartitionError(f"{found}. {found.hint}")
+        refusal = why(self) if state.current is not None else None
+        if refusal is not None:
+            raise PartitionError(f"{refusal}. {refusal.hint}")
         return native(self, *args, **kwargs)
 
     return call
@@ -106,7 +106,7 @@ def _over_parts(native: Callable) -> Callable:
         session = state.current
         # the base's, as it is now: torch.fx replaces it while it traces
         if (not state.each_layer()
-                or any(isinstance(given, Proxy) for given in (*args, *kwargs.values()))):
+                or any(isinstance(value, Proxy) for value in (*args, *kwargs.values()))):
             return Module.__call__(self, *args, **kwargs)
         if session is None:
             return divided(Module.__call__, self, args, kwargs)
@@ -123,43 +123,43 @@ def _over_part(session: Session, native: Callable, layer: Any, args: tuple, kwar
     why = layers.refusal(layer)
     if why is not None:
         raise PartitionError(f"{why}. {why.hint}")
-    given = layers.signature(type(layer).forward).bind_partial(layer, *args, **kwargs)
+    bound = layers.signature(type(layer).forward).bind_partial(layer, *args, **kwargs)
     if layers.is_typed(layer):
         with within():
-            return types.over_part(session, native, layer, given)
-    edge_index = _edges(layer, given.arguments.get("edge_index"), (*args, *kwargs.values()))
+            return types.over_part(session, native, layer, bound)
+    edge_index = _edges(layer, bound.arguments.get("edge_index"), (*args, *kwargs.values()))
     relation = _relation(session, edge_index, type(layer).__name__)
     session.check_edges(edge_index, relation[0], relation[2])
     call = _Call(session, relation, layer)
     if layers.is_bipartite(layer):
         _loops_possible(layer, relation)
-        x = given.arguments.get("x")
-        if given.arguments.get("size") is not None:
-            given.arguments["size"] = call.size
+        x = bound.arguments.get("x")
+        if bound.arguments.get("size") is not None:
+            bound.arguments["size"] = call.size
         with maps.before_exchange(call, x) as sources, within():
-            given.arguments["x"] = (sources, x) if sources is not None else _pair(call, x)
-            return native(*given.args, **given.kwargs)
-    held = norm.replaced(type(layer), functools.partial(norm.over_part, call))
-    watched = maps.Watched(call, given.arguments.get("x"))
+            bound.arguments["x"] = (sources, x) if sources is not None else _pair(call, x)
+            return native(*bound.args, **bound.kwargs)
+    originals = norm.replaced(type(layer), functools.partial(norm.over_part, call))
+    watched = maps.Watched(call, bound.arguments.get("x"))
     step = functools.partial(_step, layer, call._replace(watched=watched))
     try:
         with watched.block(), steps(layer, step), within():
             return native(layer, *args, **kwargs)
     finally:
-        norm.put_back(held)
+        norm.put_back(originals)
 
 
 def _edges(layer: Any, named: Any, arguments: tuple) -> Tensor:
-    found = named
-    if found is None:  # a class of the user's may name it otherwise
-        found = next((value for value in arguments if isinstance(value, Tensor)
+    edges = named
+    if edges is None:  # a class of the user's may name it otherwise
+        edges = next((value for value in arguments if isinstance(value, Tensor)
                       and value.dim() == 2 and len(value) == 2 and not value.is_floating_point()),
                      None)
-    if not isinstance(found, Tensor) or found.layout is not _strided():
+    if not isinstance(edges, Tensor) or edges.layout is not _strided():
         raise PartitionError(f"{type(layer).__name__} was called with a "
-                             f"{type(found).__name__} as edge_index; over a part it needs a dense "
+                             f"{type(edges).__name__} as edge_index; over a part it needs a dense "
                              "tensor [2, E] of integers")
-    return found
+    return edges
 
 
 @functools.cache
@@ -170,15 +170,15 @@ def _strided() -> Any:
 
 
 def _relation(session: Session, edge_index: Tensor, name: str) -> Relation:
-    """Which of the part's relations these edges are. In a graph without types edges may have been
+    """The part's relation that has these edges. In a graph without types edges may have been
     dropped or added; with types the tensor has to be the part's own."""
     part = session.part
     if not part.hetero:
         return EDGE
     for relation in part.edges:
-        known = part.data[relation].edge_index
-        if known is edge_index or (known.numel() and known.shape == edge_index.shape
-                                   and known.data_ptr() == edge_index.data_ptr()):
+        own_edges = part.data[relation].edge_index
+        if own_edges is edge_index or (own_edges.numel() and own_edges.shape == edge_index.shape
+                                       and own_edges.data_ptr() == edge_index.data_ptr()):
             return relation
     raise PartitionError(f"{name} was called with edges [2, {edge_index.shape[1]}] that are none "
                          "of this part's relations. Use the tensors of part.data; part.to(device) "
@@ -217,7 +217,7 @@ def steps(layer: Any, run: Callable[[str, Any, Any, dict], Any]) -> Iterator[Non
     and `edge_updater`. It is put on the layer itself, and taken off while it runs: it may call the
     class's own, which gnnaccel may have replaced too."""
     own = layer.__dict__
-    held = {name: own[name] for name in _STEPS if name in own}
+    before = {name: own[name] for name in _STEPS if name in own}
 
     def put() -> None:
         own.update(propagate=propagate, edge_updater=edge_updater)
@@ -225,7 +225,7 @@ def steps(layer: Any, run: Callable[[str, Any, Any, dict], Any]) -> Iterator[Non
     def take_off() -> None:
         for name in _STEPS:
             own.pop(name, None)
-        own.update(held)
+        own.update(before)
 
     def instead(name: str, edge_index: Any, size: Any, kwargs: dict) -> Any:
         take_off()
@@ -249,13 +249,13 @@ def steps(layer: Any, run: Callable[[str, Any, Any, dict], Any]) -> Iterator[Non
 
 def _step(layer: Any, call: _Call, name: str, edge_index: Any, size: Any, kwargs: dict) -> Any:
     """A step that gets halo rows first."""
-    asked = layer._user_args if name == "propagate" else layer._edge_user_args
-    return getattr(layer, name)(edge_index, **_extended(layer, asked, {**kwargs,
+    names = layer._user_args if name == "propagate" else layer._edge_user_args
+    return getattr(layer, name)(edge_index, **_extended(layer, names, {**kwargs,
                                                                        "size": call.size}, call))
 
 
 def _extended(layer: Any, arguments: Any, kwargs: dict, call: _Call) -> dict:
-    """``kwargs`` in which what is gathered by source has the halo's rows."""
+    """``kwargs`` in which tensors that are gathered by source have the halo's rows."""
     named = set(arguments)
     for argument in named:
         if not argument.endswith("_j"):
@@ -263,8 +263,8 @@ def _extended(layer: Any, arguments: Any, kwargs: dict, call: _Call) -> dict:
         name = argument[:-2]
         value = kwargs.get(name)
         if isinstance(value, Tensor):
-            found = call.extend(value, name, layer.node_dim)
-            kwargs[name] = (found, value) if f"{name}_i" in named else found
+            extended = call.extend(value, name, layer.node_dim)
+            kwargs[name] = (extended, value) if f"{name}_i" in named else extended
         elif isinstance(value, (tuple, list)) and isinstance(value[0], Tensor):
             kwargs[name] = (call.extend(value[0], name, layer.node_dim), value[1])
     return kwargs

@@ -89,7 +89,7 @@ def _read_hetero(data: Any) -> Graph:
 
 
 def _sort_in(graph: Graph, key: str, value: Any, node: Any, edge: Any, owner: str = "") -> None:
-    """Put one attribute where it belongs: rows of nodes, rows of edges, or the whole."""
+    """Put one attribute among the rows of nodes, the rows of edges, or those of the whole graph."""
     if isinstance(value, Tensor) and not value.is_sparse:
         where = (graph.node_rows[node] if node is not None
                  else graph.edge_rows[edge] if edge is not None else graph.whole)
@@ -140,7 +140,7 @@ def _data_of(part: Part) -> Any:
 
 def metis(pointers: Tensor, neighbours: Tensor, parts: int) -> Tensor | None:
     """Each node's part by METIS (Karypis and Kumar, 1998), of pyg-lib or torch-sparse; None where
-    neither has it. ``pointers``, ``neighbours``: as of `cutting.symmetric`."""
+    neither has it. ``pointers``, ``neighbours``: from `cutting.symmetric`."""
     from torch_geometric import typing
 
     if getattr(typing, "WITH_METIS", False):

@@ -1,4 +1,4 @@
-"""Which of PyG's layers may run over a part, and what keeps the others from it."""
+"""PyG's layers that may run over a part, and reasons against the others."""
 from __future__ import annotations
 
 import functools
@@ -8,14 +8,14 @@ from typing import Any
 
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 
-#: called with (sources, destinations): their adapters have kernels for that, and RGCN's forward
-#: would send rows once a relation
+#: layers called with (sources, destinations): their adapters have kernels for that, and RGCN's
+#: forward would send rows once a relation
 BIPARTITE = ("GATConv", "GATv2Conv", "TransformerConv", "RGCNConv", "FastRGCNConv", "NNConv")
-#: called with dictionaries by type of nodes and of edges; own and halo rows are their nodes
+#: layers called with dictionaries by type of nodes and of edges; own and halo rows are their nodes
 TYPED = ("HGTConv",)
-#: over parts they run natively, and write rows for edges
+#: layers that run natively over parts, and write rows for edges
 NATIVE = frozenset(("AGNNConv", "FiLMConv", "HEATConv", "PNAConv", "RGATConv", "SuperGATConv"))
-#: compared with the whole graph's results by tests/distributed/test_layers.py
+#: layers compared with the whole graph's results by tests/distributed/test_layers.py
 COMPARED = frozenset((
     "AGNNConv", "APPNP", "ARMAConv", "CGConv", "ClusterGCNConv", "DNAConv", "EGConv", "EdgeConv",
     "FAConv", "FastRGCNConv", "FeaStConv", "FiLMConv", "GATConv", "GATv2Conv", "GCN2Conv",
@@ -65,13 +65,13 @@ def refusal(layer: Any) -> Reason | None:
 
 
 def is_bipartite(layer: Any) -> bool:
-    """Whether it is one of `BIPARTITE`, with the ``forward`` that PyG gave it."""
+    """Whether a layer is one of `BIPARTITE`, with the ``forward`` that PyG gave it."""
     return any(base.__name__ in BIPARTITE and base.__module__.startswith("torch_geometric.")
                and type(layer).forward is vars(base).get("forward") for base in type(layer).__mro__)
 
 
 def is_typed(layer: Any) -> bool:
-    """Whether it is one of `TYPED`, with the ``forward`` that PyG gave it."""
+    """Whether a layer is one of `TYPED`, with the ``forward`` that PyG gave it."""
     return any(base.__name__ in TYPED and base.__module__.startswith("torch_geometric.")
                for base in type(layer).__mro__) and forward_is_hosts(layer)
 
@@ -104,16 +104,16 @@ def whole_graph(module: Any) -> Reason | None:
 
 
 def findings(model: Any) -> tuple[list[tuple[str, Reason]], list[tuple[str, Reason]]]:
-    """(what keeps a model from running over a part, what is worth knowing), as (name, reason)."""
+    """(reasons why a model cannot run over a part, advice), as (module's name, reason)."""
     import torch
     from torch_geometric.nn import MessagePassing
 
     wrong, advice = [], []
     for name, module in model.named_modules():
-        found = (refusal(module) if isinstance(module, MessagePassing)
-                 else whole_graph(module))
-        if found is not None:
-            wrong.append((name, found))
+        problem = (refusal(module) if isinstance(module, MessagePassing)
+                   else whole_graph(module))
+        if problem is not None:
+            wrong.append((name, problem))
         elif (isinstance(module, torch.nn.modules.batchnorm._BatchNorm)
               and not isinstance(module, torch.nn.SyncBatchNorm) and module.training):
             advice.append((name, reason("GA703")))

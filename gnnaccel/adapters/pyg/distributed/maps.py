@@ -1,4 +1,5 @@
-"""Linear maps of a layer over a part: which rows are mapped, and which are sent.
+"""Linear maps of a layer over a part: the choice of the rows that are mapped, and of those that are
+sent.
 
 A map that comes before rows are gathered can be applied to own rows, whose results are sent, or to
 own and halo rows. The first is cheaper where rows have gradients, the second where they have none:
@@ -18,11 +19,11 @@ from gnnaccel.adapters.pyg import guards
 from gnnaccel.dispatch.distributed import state
 from gnnaccel.dispatch.observe import watch
 
-#: layers called with (sources, destinations): what maps the sources' rows that are gathered, where
-#: that is all that the layer does with them
+#: layers called with (sources, destinations): maps of the sources' rows that are gathered, where
+#: the layer does nothing else with them
 _SOURCE = {"GATConv": ("lin", "lin_src"), "GATv2Conv": ("lin_l",)}
-#: rows without gradients are sent as they are where they are at most so many times as wide as what
-#: is gathered, forward and backward, of them
+#: rows without gradients are sent as they are where they are at most so many times as wide as the
+#: mapped rows that are gathered, forward and backward
 _WIDER = 2
 
 
@@ -35,17 +36,17 @@ def before_exchange(call: Any, x: Any) -> Iterator[Tensor | None]:
     shape, full of NaN, stands for them, which holds one number. A map that makes both rows of the
     pair is applied to those of the sources alone (`state.leading`).
 
-    ``call``: the layer's, `calls._Call`; ``x``: what it is called with.
+    ``call``: the layer's, `calls._Call`; ``x``: its first argument.
     """
     names, shared = _of_sources(call, x), _shared(call, x)
-    made: dict[int, Tensor] = {}
+    results: dict[int, Tensor] = {}
 
     def forward(module: Any, rows: Tensor) -> Tensor:
         if not names or (rows is not sources and rows is not x):
             return type(module).forward(module, rows)
-        own = made.get(id(module))
+        own = results.get(id(module))
         if own is None:
-            own = made[id(module)] = type(module).forward(module, x)
+            own = results[id(module)] = type(module).forward(module, x)
         return call.extend(own, "mapped x") if rows is sources else own
 
     if names:
@@ -75,10 +76,10 @@ def _of_sources(call: Any, x: Any) -> list[str]:
     layer = call.layer
     if not (call.session.maps_first and isinstance(x, Tensor) and x.dim() == 2
             and torch.is_grad_enabled() and x.requires_grad
-            and not watch.repeating()):  # with copies of what stands for the rows
+            and not watch.repeating()):  # with copies of the rows' stand-in
         return []
-    found = [name for name in _of_class(layer.__class__) if layer._modules.get(name) is not None]
-    return found if all(_narrows(layer._modules[name], x) for name in found) else []
+    names = [name for name in _of_class(layer.__class__) if layer._modules.get(name) is not None]
+    return names if all(_narrows(layer._modules[name], x) for name in names) else []
 
 
 @functools.cache
@@ -92,18 +93,18 @@ def _narrows(module: Any, x: Tensor) -> bool:
 
 
 class Watched:
-    """The maps of a layer during one call, which lets go of everything at its end. ``x``: what the
-    layer is called with."""
+    """The maps of a layer during one call, which lets go of everything at its end. ``x``: the
+    layer's first argument."""
 
     def __init__(self, call: Any, x: Any):
         self._call, self._x = call, x
         self._made: list[tuple[Tensor, int, Any]] = []
 
     def extended(self, value: Tensor) -> Tensor | None:
-        """[own + halo, ...] where ``value`` is what a map made of rows without gradients: the
+        """``value`` as [own + halo, ...], where it is a map's result of rows without gradients: the
         halo's rows are mapped here. None for other tensors, and where it was written since."""
-        module = next((module for made, version, module in self._made
-                       if made is value and version == value._version), None)
+        module = next((module for result, version, module in self._made
+                       if result is value and version == value._version), None)
         if module is None:
             return None
         own = len(value)
@@ -114,10 +115,10 @@ class Watched:
     def block(self) -> Iterator[None]:
         """A block in which the layer runs."""
         def forward(module: Any, rows: Tensor) -> Tensor:
-            found = type(module).forward(module, rows)
-            if rows is self._x and found.requires_grad:
-                self._made.append((found, found._version, module))
-            return found
+            mapped = type(module).forward(module, rows)
+            if rows is self._x and mapped.requires_grad:
+                self._made.append((mapped, mapped._version, module))
+            return mapped
 
         try:
             with _replaced(self._call.layer, self._maps(), forward):
@@ -136,8 +137,8 @@ class Watched:
 
 
 class _Standin(torch.nn.Module):
-    """What stands for a map: ``run(map, rows)``. It looks the same in each call, so that calls are
-    known again, as they would not be with another ``forward`` on the map itself."""
+    """The stand-in of a map: ``run(map, rows)``. Its class is the same in each call, so that calls
+    are known again, as they would not be with another ``forward`` on the map itself."""
 
     def __init__(self, module: Any, run: Callable[[Any, Tensor], Tensor]):
         super().__init__()
@@ -151,9 +152,9 @@ class _Standin(torch.nn.Module):
 def _replaced(layer: Any, maps: list[str], run: Callable[[Any, Tensor], Tensor]) -> Iterator[None]:
     """A block in which ``run(module, rows)`` stands for these maps of a layer."""
     modules = layer._modules
-    held = {name: modules[name] for name in maps}
+    originals = {name: modules[name] for name in maps}
     try:
-        modules.update((name, _Standin(module, run)) for name, module in held.items())
+        modules.update((name, _Standin(module, run)) for name, module in originals.items())
         yield
     finally:
-        modules.update(held)
+        modules.update(originals)

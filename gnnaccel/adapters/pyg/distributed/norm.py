@@ -18,18 +18,19 @@ _NAME = "gcn_norm"
 @functools.cache
 def modules_of(cls: type) -> tuple[Any, ...]:
     """The modules, of a layer class and those that it derives from, that call `gcn_norm`."""
-    found = (sys.modules.get(base.__module__) for base in cls.__mro__)
-    return tuple(dict.fromkeys(module for module in found
+    modules = (sys.modules.get(base.__module__) for base in cls.__mro__)
+    return tuple(dict.fromkeys(module for module in modules
                                if module is not None and _NAME in vars(module)))
 
 
 def replaced(cls: type, norm: Any) -> list[tuple[Any, Any]]:
-    """Puts ``norm`` in place of `gcn_norm` for a call of a layer; what `put_back` takes. For the
-    call alone: gnnaccel itself may replace the function, before or in between."""
-    held = [(module, getattr(module, _NAME)) for module in modules_of(cls)]
-    for module, native in held:
+    """Put ``norm`` in place of `gcn_norm` for a call of a layer. Returns the originals for
+    `put_back`. For the call alone: gnnaccel itself may replace the function, before or in
+    between."""
+    originals = [(module, getattr(module, _NAME)) for module in modules_of(cls)]
+    for module, native in originals:
         setattr(module, _NAME, functools.wraps(native)(functools.partial(norm, native)))
-    return held
+    return originals
 
 
 def put_back(held: list[tuple[Any, Any]]) -> None:
@@ -48,20 +49,20 @@ def over_part(call: Any, native: Any, edge_index: Any,
     host's function, is not asked."""
     if edge_weight is not None or edge_index.is_inference():
         return _computed(call, edge_index, edge_weight, improved, add_self_loops, dtype)
-    known = call.session.norms.get(edge_index) or {}
+    by_options = call.session.norms.get(edge_index) or {}
     key = call.relation, improved, add_self_loops, dtype
-    if key not in known:
-        # not in inference mode: what is kept may take part in training later
+    if key not in by_options:
+        # not in inference mode: kept tensors may take part in training later
         with torch.inference_mode(False), torch.no_grad():
-            known[key] = edges, weight = _computed(call, edge_index, None, improved,
-                                                   add_self_loops, dtype)
+            by_options[key] = edges, weight = _computed(call, edge_index, None, improved,
+                                                        add_self_loops, dtype)
             exact = None
             if weight.element_size() == 2:
                 exact = _computed(call, edge_index, None, improved, add_self_loops,
                                   torch.float32)[1]
             of_the_graph(weight, exact)
-        call.session.norms.set(edge_index, known)
-    return known[key]
+        call.session.norms.set(edge_index, by_options)
+    return by_options[key]
 
 
 def _computed(call: Any, edge_index: Tensor, edge_weight: Tensor | None, improved: bool,
@@ -70,7 +71,7 @@ def _computed(call: Any, edge_index: Tensor, edge_weight: Tensor | None, improve
     if edge_weight is None and edge_index is call.session.part.edges.get(call.relation):
         what = f"{OF_THE_GRAPH}, {improved=}, {add_self_loops=}, {dtype}"
     if add_self_loops:
-        # as the layer's module has it: gnnaccel keeps the edges
+        # the function of the layer's module: gnnaccel keeps its edges
         loops = sys.modules["torch_geometric.nn.conv.gcn_conv"].add_remaining_self_loops
         edge_index, edge_weight = loops(edge_index, edge_weight, 2.0 if improved else 1.0, own)
     if edge_weight is None:

@@ -1,4 +1,4 @@
-"""Running models over a part: `use` and `init`, and what losses need."""
+"""Models over a part: `use` and `init`, and functions for losses."""
 from __future__ import annotations
 
 import atexit
@@ -54,13 +54,13 @@ def use(part: Part, *, group: Any = None, exchange: str = "fp32") -> Iterator[Pa
 def init(folder: Any, *, device: Any = None, exchange: str = "fp32", backend: str | None = None,
          verify: bool = True) -> Part:
     """Join the other processes, load this rank's part, and run layers over it until `shutdown` or
-    the end of the process; the part.
+    the end of the process. Returns the part.
 
-    ``folder``: what `partition` wrote; ``device``: for the part's data, by default the GPU of the
-    process's LOCAL_RANK with NCCL, else the CPU; ``backend``: of torch.distributed, by default
-    "nccl" where there is a GPU, else "gloo"; not asked where the process group is there already.
-    ``exchange``, ``verify``: as in `use` and `load_part`. An exception that nobody catches ends all
-    processes, and is printed once. Raises as `load_part` and `use`.
+    ``folder``: the one that `partition` wrote; ``device``: for the part's data, by default the GPU
+    of the process's LOCAL_RANK with NCCL, else the CPU; ``backend``: of torch.distributed, by
+    default "nccl" where there is a GPU, else "gloo"; not asked where the process group is there
+    already. ``exchange``, ``verify``: as in `use` and `load_part`. An exception that nobody catches
+    ends all processes, and is printed once. Raises as `load_part` and `use`.
     """
     global _of_process
     device = _join(backend, device)
@@ -82,8 +82,8 @@ def init(folder: Any, *, device: Any = None, exchange: str = "fp32", backend: st
 
 
 def shutdown() -> None:
-    """End what `init` began, once all processes have come here. Process groups stay: destroy them
-    once DistributedDataParallel's wrappers are gone."""
+    """End the run that `init` began, once all processes have come here. Process groups stay:
+    destroy them once DistributedDataParallel's wrappers are gone."""
     if _of_process is not None:
         dist.barrier()
         _leave()
@@ -93,17 +93,17 @@ def shutdown() -> None:
 def paused() -> Iterator[None]:
     """A block in which layers run over whole graphs, such as a small one or a sampled batch, though
     a part is active."""
-    held = state.current, state.own_rows
+    before = state.current, state.own_rows
     state.current = state.own_rows = None
     try:
         yield
     finally:
-        state.current, state.own_rows = held
+        state.current, state.own_rows = before
 
 
 def check(model: Any) -> list[str]:
-    """Whether a model can run over a part. Raises PartitionError, which names each module that
-    cannot and why; returns and warns of what is worth knowing, such as batch normalisation.
+    """Check that a model can run over a part. Raises PartitionError, which names each module that
+    cannot and why. Returns advice, such as on batch normalisation, and warns of it.
 
     Layers say the same when they are first called. Functions, such as ``global_mean_pool``, are not
     seen.
@@ -112,10 +112,10 @@ def check(model: Any) -> list[str]:
     if wrong:
         raise PartitionError("the model cannot run over a partitioned graph: " + "; ".join(
             f"{name or 'the model itself'}: {why} ({why.hint})" for name, why in wrong))
-    found = [f"{name}: {why}; {why.hint}" for name, why in advice]
-    for line in found:
+    notes = [f"{name}: {why}; {why.hint}" for name, why in advice]
+    for line in notes:
         warnings.warn(line, RuntimeWarning, stacklevel=2)
-    return found
+    return notes
 
 
 def halo_rows(x: Tensor, node_type: str | None = None) -> Tensor:
@@ -146,21 +146,21 @@ def mean_loss(losses: Tensor) -> Tensor:
 
 
 def loss_weight(count: int) -> float:
-    """What to multiply the sum of the own nodes' losses by, so that gradients averaged by
+    """The factor of the sum of the own nodes' losses with which gradients averaged by
     DistributedDataParallel are those of the mean over all nodes: parts / nodes that count.
 
     ``count``: how many own nodes count. Collective; call it once, if that stays the same.
     """
     if not (dist.is_available() and dist.is_initialized()):
         return 1.0 / max(count, 1)
-    seen: list[Any] = [None] * dist.get_world_size(_group())
-    dist.all_gather_object(seen, int(count), group=_group())
-    return len(seen) / max(sum(seen), 1)
+    counts: list[Any] = [None] * dist.get_world_size(_group())
+    dist.all_gather_object(counts, int(count), group=_group())
+    return len(counts) / max(sum(counts), 1)
 
 
 def exchanged() -> dict[str, dict[str, int]]:
-    """What this process has sent since its part became active, forward and backward, by node type:
-    how many exchanges (``calls``) and ``bytes``."""
+    """Traffic that this process has sent since its part became active, forward and backward, by
+    node type: the number of exchanges (``calls``) and ``bytes``."""
     return {kind: {"calls": link.calls, "bytes": link.bytes}
             for kind, link in _session("exchanged").links.items()}
 

@@ -1,4 +1,4 @@
-"""``torchrun -m gnnaccel --partition``: what is set up around a script that knows one process."""
+"""``torchrun -m gnnaccel --partition``: the setup around a script that knows one process."""
 from __future__ import annotations
 
 import atexit
@@ -75,29 +75,29 @@ def _refused(*args: Any, **kwargs: Any) -> None:
 
 
 def _own_gpu() -> bool:
-    """Leave this process the GPU of its LOCAL_RANK alone; whether there is one."""
+    """Leave this process the GPU of its LOCAL_RANK alone. Returns whether there is one."""
     if not torch.backends.cuda.is_built():
         return False
     if torch.cuda.is_initialized():
         raise PartitionError("--partition: CUDA is in use already; each process has to choose its "
                              "GPU before")
     at = int(os.environ.get("LOCAL_RANK", "0"))
-    given = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if given is None:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
         os.environ["CUDA_VISIBLE_DEVICES"] = str(at)
     else:
-        known = [name for name in given.split(",") if name]
-        if known and at >= len(known):
+        gpus = [name for name in visible.split(",") if name]
+        if gpus and at >= len(gpus):
             raise PartitionError(f"--partition: process {at} of this host has no GPU: "
-                                 f"CUDA_VISIBLE_DEVICES={given}")
-        if known:
-            os.environ["CUDA_VISIBLE_DEVICES"] = known[at]
+                                 f"CUDA_VISIBLE_DEVICES={visible}")
+        if gpus:
+            os.environ["CUDA_VISIBLE_DEVICES"] = gpus[at]
     return torch.cuda.is_available()
 
 
 def _alike() -> None:
-    """Generators that Python and numpy seed at random begin alike in all processes. torch's own
-    begin with one number everywhere."""
+    """Seed the generators of Python and numpy, which begin at random, alike in all processes.
+    torch's own begin with one number everywhere."""
     import numpy as np
 
     seed = [random.getrandbits(32)]
@@ -107,8 +107,8 @@ def _alike() -> None:
 
 
 def _same_gradients(optimizer: Any, args: Any, kwargs: Any) -> None:
-    """Before each step: the mean of the processes' gradients. All hold the same but for rounding,
-    where a GPU adds up in another order, so that weights stay equal bit for bit."""
+    """Replace gradients by their mean over the processes, before each step. All hold the same but
+    for rounding, where a GPU adds up in another order, so that weights stay equal bit for bit."""
     state.divider.compare_weights(optimizer)
     by_kind: dict[Any, list[torch.Tensor]] = {}
     for group in optimizer.param_groups:
@@ -134,7 +134,7 @@ def _end(stack: contextlib.ExitStack, divider: Divider, watch: Watch) -> None:
 
 
 def summary(divider: Divider) -> str:
-    """What was divided, what was not, and why."""
+    """The calls that were divided, those that were not, and why."""
     divided = [f"{name} ({count} calls)" for (name, why), count in divider.ran.items()
                if why is None]
     whole = [f"  whole in each process: {name} ({count} calls): {why}; {why.hint}"

@@ -35,19 +35,19 @@ def over_part(session: Session, native: Any, layer: Any, given: Any) -> dict[str
                 for kind in sources}
     given.arguments["x_dict"] = {kind: extended.get(kind, x) for kind, x in x_dict.items()}
     with _told(x_dict, extended):
-        found = native(*given.args, **given.kwargs)
-    return {kind: _own(rows, len(part.rows[kind].own)) for kind, rows in found.items()}
+        results = native(*given.args, **given.kwargs)
+    return {kind: _own(rows, len(part.rows[kind].own)) for kind, rows in results.items()}
 
 
 @contextlib.contextmanager
 def _told(x_dict: Mapping[str, Any], extended: Mapping[str, Tensor]) -> Iterator[None]:
     """A block in which `state.own_rows` says how many rows ``x_dict`` has of each type, if
-    ``extended`` has more of any. Not while somebody runs calls again natively, to compare."""
-    before, told = state.own_rows, None
+    ``extended`` has more of any. Not while calls run again natively, to compare."""
+    before, own_rows = state.own_rows, None
     if (any([len(rows) > len(x_dict[kind]) for kind, rows in extended.items()])
         and not watch.repeating()):
-        told = {kind: len(x) for kind, x in x_dict.items() if isinstance(x, Tensor)}
-    state.own_rows = told
+        own_rows = {kind: len(x) for kind, x in x_dict.items() if isinstance(x, Tensor)}
+    state.own_rows = own_rows
     try:
         yield
     finally:

@@ -12,33 +12,33 @@ from gnnaccel.adapters.pyg.fx import basis
 
 
 def replace(graph: Graph, root: torch.nn.Module) -> int:
-    """Let `basis.called` be called in the place of each, on the edges as they were given; how many
-    there were."""
+    """Let `basis.called` be called in the place of each, on the edges as they were given. Returns
+    the number of calls."""
     from torch_geometric.nn import to_hetero_with_bases_transformer as host
 
-    made: dict[tuple[Node, Node], Node] = {}
-    found = [node for node in graph.nodes if _is_call(node, root, host)]
-    for node in found:
+    edges: dict[tuple[Node, Node], Node] = {}
+    calls = [node for node in graph.nodes if _is_call(node, root, host)]
+    for node in calls:
         edge_type, x, grouped = node.args
-        if (edge_type, grouped) not in made:
+        if (edge_type, grouped) not in edges:
             with graph.inserting_before(node):
-                made[edge_type,
-                     grouped] = graph.create_node("call_function", basis.Edges, grouped.args)
+                edges[edge_type,
+                      grouped] = graph.create_node("call_function", basis.Edges, grouped.args)
         with graph.inserting_before(node):
             layer = graph.create_node("get_attr", node.target)
             out = graph.create_node("call_function", basis.called,
-                                    (layer, x, made[edge_type, grouped]))
+                                    (layer, x, edges[edge_type, grouped]))
         node.replace_all_uses_with(out)
         graph.erase_node(node)
-    for node in dict.fromkeys(node for pair in made for node in pair):
+    for node in dict.fromkeys(node for pair in edges for node in pair):
         if not node.users:
             graph.erase_node(node)
-    return len(found)
+    return len(calls)
 
 
 def _is_call(node: Node, root: torch.nn.Module, host: Any) -> bool:
-    """Whether it is such a call, on edges and their types that come of one argument of the
-    model."""
+    """Whether a node calls a `HeteroBasisConv` on edges and their types that come of one argument
+    of the model."""
     if (node.op != "call_module"
         or type(_module(node.target, root)) is not host.HeteroBasisConv):  # type: ignore[arg-type]
         return False

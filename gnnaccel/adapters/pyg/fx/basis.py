@@ -1,11 +1,12 @@
 """Layers of a model that `torch_geometric.nn.to_hetero_with_bases` made, `HeteroBasisConv`s, each
 as one relational layer.
 
-There all nodes and edges lie in one graph, and each of several layers (the bases) multiplies its
-messages, in a hook, by a number learnt for each edge type. Where messages are added up that is RGCN
-with a decomposition into bases (arXiv 1703.06103): the matrix of a relation is the sum of the
-bases' matrices, each times its number for the relation. So the bases run at once, over the caller's
-own edges, which are known when they come again; and nothing is made of the edges put together.
+In such a model all nodes and edges lie in one graph, and each of several layers (the bases)
+multiplies its messages, in a hook, by a number learnt for each edge type. Where messages are added
+up that is RGCN with a decomposition into bases (arXiv 1703.06103): the matrix of a relation is the
+sum of the bases' matrices, each times its number for the relation. So the bases run at once, over
+the caller's own edges, which are known when they come again; and nothing is made of the edges put
+together.
 """
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ class Edges:
         self.edge_index_dict, self.types, self.starts = edge_index_dict, types, starts
 
     def tensors(self) -> tuple[Any, ...]:
-        """What they are made of."""
+        """The tensors that the edges are made of."""
         return tuple(self.edge_index_dict.values())
 
     @functools.cached_property
@@ -58,8 +59,8 @@ class Edges:
 
 
 class _Parameters(NamedTuple):
-    """One for each basis: matrices [out, in], numbers [1, relations], biases [out], matrices of the
-    node itself."""
+    """Parameters, one of each kind for each basis: matrices [out, in], numbers [1, relations],
+    biases [out], matrices of the node itself."""
 
     weights: list[Tensor]
     numbers: list[Tensor]
@@ -68,7 +69,7 @@ class _Parameters(NamedTuple):
 
 
 class _Operands(NamedTuple):
-    """``shares``: what `_shares` takes, None where edges count alike."""
+    """Tensors of a call. ``shares``: the arguments of `_shares`, None where edges count alike."""
 
     x: Tensor
     parameters: _Parameters
@@ -76,7 +77,7 @@ class _Operands(NamedTuple):
 
 
 def called(layer: Any, x: Any, edges: Edges) -> Tensor:
-    """What stands in a model's generated code for the call of a HeteroBasisConv."""
+    """Replacement of the call of a HeteroBasisConv in a model's generated code."""
     config = current()
     if config is None:
         return _native(layer, x, edges)
@@ -108,10 +109,10 @@ def state(layer: Any, args: tuple,
     x, edges = args
     convs = tuple(layer.convs)
     why = _layers_reason(layer, convs)
-    found = _parameters(convs) if why is None else why
-    if type(found) is Reason:
-        return reason("GA210", f"{found.code} {found.text}")
-    weight = found.weights[0]
+    parameters = _parameters(convs) if why is None else why
+    if type(parameters) is Reason:
+        return reason("GA210", f"{parameters.code} {parameters.text}")
+    weight = parameters.weights[0]
     why = _features_reason(x, weight)
     if why is not None:
         return why
@@ -133,7 +134,8 @@ def state(layer: Any, args: tuple,
     shares = (None
               if how is None
               else (*graph.structure, how, torch.promote_types(x.dtype, torch.float32), n, *starts))
-    return stated, RelationalInputs(graph.structure, weight.device, _Operands(x, found, shares))
+    return stated, RelationalInputs(graph.structure, weight.device,
+                                    _Operands(x, parameters, shares))
 
 
 def _layers_reason(layer: Any, convs: tuple[Any, ...]) -> Reason | None:
@@ -178,14 +180,15 @@ def _parameters(convs: tuple[Any, ...]) -> _Parameters | Reason:
     biases = [(conv if own is None else part)._parameters.get("bias")
               for conv, part in zip(convs, parts[0])]
     numbers = [conv._parameters.get("edge_type_weight") for conv in convs]
-    found = _Parameters(weights, numbers, None if biases == [None] * len(convs) else biases,
-                        roots if rooted else None)
-    why = inner_convs.tensors_reason(*found)
+    parameters = _Parameters(weights, numbers, None if biases == [None] * len(convs) else biases,
+                             roots if rooted else None)
+    why = inner_convs.tensors_reason(*parameters)
     if (why is None
-        and not all(inner_convs.one_shape(group) for group in found if group is not None)):
+        and not all(inner_convs.one_shape(group) for group in parameters if group is not None)):
         why = reason("GA206", "the bases' parameters are of several shapes")
-    why = why or alike.shapes_reason(alike.Parameters(weights, found.biases, found.roots), True)
-    return found if why is None else why
+    why = why or alike.shapes_reason(
+        alike.Parameters(weights, parameters.biases, parameters.roots), True)
+    return parameters if why is None else why
 
 
 def _features_reason(x: Any, weight: Tensor) -> Reason | None:
@@ -204,19 +207,19 @@ def _features_reason(x: Any, weight: Tensor) -> Reason | None:
 
 
 def _graph(x: Tensor, edges: Edges, device: torch.device) -> dicts.Graph | Reason:
-    given = {name: edges.edge_index_dict.get(name) for name in edges.types}
-    for name, edge_index in given.items():
+    by_type = {name: edges.edge_index_dict.get(name) for name in edges.types}
+    for name, edge_index in by_type.items():
         if (type(edge_index) is not Tensor or edge_index.dtype != torch.long
             or edge_index.dim() != 2 or edge_index.shape[0] != 2):
             return reason("GA204", f"edge_index_dict[{name!r}] is no tensor of shape [2, E]")
     starts = [*edges.starts.values(), x.shape[0]]
     sizes = {name: end - start for name, start, end in zip(edges.starts, starts, starts[1:])}
-    if len(given) == 1 and any(edges.starts[name[end]] for name in given for end in (0, -1)):
+    if len(by_type) == 1 and any(edges.starts[name[end]] for name in by_type for end in (0, -1)):
         return reason("GA208",
                       "PyG reads the ids of a single edge type as those of the first node type")
     if min(sizes.values()) < 0:
         return reason("GA206", f"x has {x.shape[0]} rows, fewer than there are nodes")
-    return dicts.graph(given, sizes, edges.types, device)
+    return dicts.graph(by_type, sizes, edges.types, device)
 
 
 def run(layer: Any, stated: RelationalSpec, given: RelationalInputs, attend: Any) -> Tensor:
@@ -224,7 +227,7 @@ def run(layer: Any, stated: RelationalSpec, given: RelationalInputs, attend: Any
     operands = {"x": x, "comp": torch.cat(numbers).t(),
                 "bases": torch.stack(weights).transpose(1, 2)}
     if shares is not None:
-        # which checks the ids: what the shares are made of is indexed with them
+        # checks the ids, with which the shares are indexed
         attend.graph.statistics()
         operands["norm"] = _kept(*shares)[0].to(stated.row)
     root, bias = (None if group is None else alike.total(group) for group in (roots, biases))
@@ -234,10 +237,9 @@ def run(layer: Any, stated: RelationalSpec, given: RelationalInputs, attend: Any
 
 
 def _shares(*given: Any) -> tuple[Tensor]:
-    """([E],): how much each edge counts beside its number, one over the destination's degree
-    ("mean"), or over the root of the product of both ends' ("gcn"). Given edges by type, which of
-    the two, the dtype, how many nodes there are, and where those of each type begin, at both
-    ends."""
+    """([E],) factor of each edge beside its number: one over the destination's degree ("mean"), or
+    over the root of the product of both ends' ("gcn"). ``given``: edges by type, which of the two,
+    the dtype, the number of nodes, and the first node of each type, at both ends."""
     edges = [t for t in given if isinstance(t, Tensor)]
     how, dtype, n, *starts = given[len(edges):]
     src, dst = (torch.cat([t[end] + start for t, start in zip(edges, starts[end::2])])

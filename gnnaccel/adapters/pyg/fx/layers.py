@@ -1,11 +1,11 @@
 """Layers over edge types in the graph of a model that `torch_geometric.nn.to_hetero` made.
 
-There a message-passing layer is a ModuleDict with a copy for each edge type, called one by one;
-what they give is then added up (or multiplied, or the larger or smaller taken) by destination type,
-in pairs. Together that is a HeteroConv.
+In such a graph a message-passing layer is a ModuleDict with a copy for each edge type, called one
+by one; their results are then added up (or multiplied, or the larger or smaller taken) by
+destination type, in pairs. Together they are a HeteroConv.
 
-What is read is the graph, not how it came about: inputs have to be one node per type, and nothing
-else may use what lies between.
+Only the graph is read, not how it came about: inputs have to be one node per type, and nothing else
+may use the nodes in between.
 """
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from gnnaccel.adapters.pyg.hetero.inner_convs import KINDS
 
 
 class Layer(NamedTuple):
-    """``path``: of the ModuleDict; ``keys``: of its modules; ``names``: their edge types; ``aggr``:
-    as HeteroConv's here, see `hetero`; ``calls``: of the modules; ``between``: what puts them
-    together; ``x``, ``edges``: the inputs, by node type and one for each call; ``more``: further
-    positional and keyword arguments of each, () where there are none; ``results``: by destination
-    type."""
+    """A layer over edge types. ``path``: of the ModuleDict; ``keys``: of its modules; ``names``:
+    their edge types; ``aggr``: as HeteroConv's here, see `hetero`; ``calls``: of the modules;
+    ``between``: the nodes that put them together; ``x``, ``edges``: the inputs, by node type and
+    one for each call; ``more``: further positional and keyword arguments of each, () where there
+    are none; ``results``: by destination type."""
 
     path: str
     keys: tuple[str, ...]
@@ -68,15 +68,15 @@ def _edge_types(graph: Graph) -> dict[str, EdgeType | None]:
     None where two have one."""
     from torch_geometric.nn.to_hetero_transformer import key2str
 
-    found: dict[str, EdgeType | None] = {}
+    types: dict[str, EdgeType | None] = {}
     for node in graph.nodes:
         name = (node.args[1] if node.op == "call_method" and node.target == "get"
                 and len(node.args) == 3 else None)
         if (isinstance(name, tuple) and len(name) == 3
             and all(isinstance(part, str) for part in name)):
             key = key2str(name)
-            found[key] = name if found.get(key, name) == name else None
-    return found
+            types[key] = name if types.get(key, name) == name else None
+    return types
 
 
 def _runs(graph: Graph, root: torch.nn.Module) -> Iterator[tuple[str, dict[str, Node]]]:
@@ -99,8 +99,8 @@ def _runs(graph: Graph, root: torch.nn.Module) -> Iterator[tuple[str, dict[str, 
 
 
 def _conv(node: Node, root: torch.nn.Module) -> tuple[str | None, str]:
-    """Where a called layer is, if it is one of those that run together: the path of its ModuleDict,
-    and the key in there."""
+    """The place of a called layer, if it is one of those that run together: (path of its
+    ModuleDict, key in there); else (None, "")."""
     if node.op != "call_module":
         return None, ""
     path, _, key = node.target.rpartition(".")  # type: ignore[union-attr]
@@ -126,20 +126,21 @@ def _read(path: str, calls: dict[str, Node], known: dict[str, EdgeType | None]) 
     by_type: dict[str, list[Node]] = {}
     for name, node in zip(names, calls.values()):
         by_type.setdefault(name[-1], []).append(node)
-    found = _together(by_type)
-    if found is None:
+    combined = _together(by_type)
+    if combined is None:
         return None
-    aggr, between, results = found
+    aggr, between, results = combined
     return Layer(path, tuple(calls), tuple(names), aggr, tuple(calls.values()), between, *inputs,
                  results)
 
 
 def _inputs(names: list[EdgeType],
             calls: list[Node]) -> tuple[dict[str, Node], tuple[Node, ...], tuple] | None:
-    """What goes in, by node type, by edge type, and what else; None where it is not that."""
+    """(features by node type, edges by edge type, further arguments); None where the inputs are
+    others."""
     x: dict[str, Node] = {}
     edges: list[Node]
-    edges, more, own = [], [], set(calls)
+    edges, rest, own = [], [], set(calls)
     for (src, _, dst), node in zip(names, calls):
         kwargs = dict(node.kwargs)
         args: list[Any] = list(node.args[:2]) + [
@@ -147,15 +148,15 @@ def _inputs(names: list[EdgeType],
         features = (args[0], args[0]) if src == dst else args[0]
         if not isinstance(features, (tuple, list)) or len(features) != 2:
             return None
-        for name, given in zip((src, dst), features):
-            if not isinstance(given, Node) or x.setdefault(name, given) is not given:
+        for name, feature in zip((src, dst), features):
+            if not isinstance(feature, Node) or x.setdefault(name, feature) is not feature:
                 return None
         edges.append(args[1])
-        more.append((tuple(node.args[2:]), kwargs))
+        rest.append((tuple(node.args[2:]), kwargs))
         if not isinstance(args[1], Node) or not own.isdisjoint(node.all_input_nodes):
             return None
-    plain = all(value is None for tail, kwargs in more for value in (*tail, *kwargs.values()))
-    return x, tuple(edges), () if plain else tuple(more)
+    plain = all(value is None for tail, kwargs in rest for value in (*tail, *kwargs.values()))
+    return x, tuple(edges), () if plain else tuple(rest)
 
 
 def _together(by_type: dict[str,
@@ -187,7 +188,7 @@ def _together(by_type: dict[str,
 def _pairs(calls: list[Node], fold: Callable) -> list[Node]:
     """The nodes that put ``calls`` together, first the first two, their result last in the queue;
     [] where others do."""
-    queue, found = deque(calls), []
+    queue, nodes = deque(calls), []
     while len(queue) > 1:
         a, b = queue.popleft(), queue.popleft()
         node = next(iter(a.users), None)
@@ -195,8 +196,8 @@ def _pairs(calls: list[Node], fold: Callable) -> list[Node]:
             return []
         assert node is not None
         queue.append(node)
-        found.append(node)
-    return found
+        nodes.append(node)
+    return nodes
 
 
 def _divided(result: Node, count: int) -> Node | None:

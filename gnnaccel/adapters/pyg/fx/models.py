@@ -1,8 +1,8 @@
 """Calls of the models that `to_hetero` and `to_hetero_with_bases` of `torch_geometric.nn` make:
 `torch.fx.GraphModule`s.
 
-Such a model is left as it is. What is replaced is how GraphModules are called: one that has layers
-over edge types runs code generated from a copy of its graph, in which each such layer is one call
+Such a model is left as it is. The calling of GraphModules is replaced: one that has layers over
+edge types runs code generated from a copy of its graph, in which each such layer is one call
 (`to_hetero`, `basis`). So it does not matter when the model was made, copied or loaded.
 """
 from __future__ import annotations
@@ -31,9 +31,9 @@ from gnnaccel.dispatch.policy.names import IdentityMap
 
 
 class Code(NamedTuple):
-    """``native``: the model's own code, weakly; ``forward``: ours in its place, None where there is
-    nothing to replace; ``absent``: the arguments, by place and name, that have to be None for
-    it."""
+    """The code that runs for a model. ``native``: the model's own code, weakly; ``forward``: ours
+    in its place, None where there is nothing to replace; ``absent``: the arguments, by place and
+    name, that have to be None for it."""
 
     native: weakref.ref
     forward: Callable | None = None
@@ -44,19 +44,19 @@ _codes: IdentityMap[Code] = IdentityMap()
 
 
 def install(patches: PatchSet) -> None:
-    """Replace the calling of GraphModules through ``patches``. Not in every version of torch: there
-    these models run as they are written."""
+    """Replace the calling of GraphModules through ``patches``. Versions of torch without the means
+    for it run these models as they are written."""
     from torch._C._dynamo import eval_frame
     from torch._dynamo import decorators
     from torch.fx import graph_module
 
-    found = (getattr(graph_module, "_WrappedCall", None), getattr(decorators, "skip", None),
-             getattr(eval_frame, "get_eval_frame_callback", None))
-    if None not in found:
+    internals = (getattr(graph_module, "_WrappedCall", None), getattr(decorators, "skip", None),
+                 getattr(eval_frame, "get_eval_frame_callback", None))
+    if None not in internals:
         caller: Any
         skip: Any
         compiler: Any
-        caller, skip, compiler = found
+        caller, skip, compiler = internals
         rules.register_class("torch_geometric.nn.to_hetero_with_bases_transformer.HeteroBasisConv")
         patches.set(
             caller, "__call__", skip(_calling(caller.__call__, compiler)),
@@ -71,8 +71,8 @@ def install(patches: PatchSet) -> None:
 
 
 def _calling(native: Callable, compiler: Callable) -> Callable:
-    """``native``, or our code in the model's place. Not to be looked at by compilers, which go on
-    to the model's own code; ``compiler()``: what follows the calls here."""
+    """``native``, or our code in the model's place. Compilers skip it and go on to the model's own
+    code; ``compiler()``: the one that follows the calls here."""
 
     @functools.wraps(native)
     def call(self: Any, obj: Any, *args: Any, **kwargs: Any) -> Any:
@@ -90,7 +90,7 @@ def _calling(native: Callable, compiler: Callable) -> Callable:
 def _run(native: Callable, obj: Any, *args: Any, **kwargs: Any) -> Any:
     """The model by ``native``, its own code, or by ours in its place."""
     config = current()
-    told = listening()
+    recorded = listening()
     if config is not None and id(obj) in memories.entries:
         out = fast_path(obj, None, native, args, kwargs, config)
         if out is not MISSED:
@@ -100,7 +100,7 @@ def _run(native: Callable, obj: Any, *args: Any, **kwargs: Any) -> Any:
             or not _fits(code, args, kwargs)):
         return native(obj, *args, **kwargs)
     return (code.forward(obj, *args, **kwargs)
-            if told else native_learning.watch(obj, code.forward, args, kwargs, config))
+            if recorded else native_learning.watch(obj, code.forward, args, kwargs, config))
 
 
 def _plain(model: Any, args: tuple, kwargs: dict) -> bool:
@@ -119,13 +119,13 @@ def _fits(code: Code, args: tuple, kwargs: dict) -> bool:
 
 
 def _code_of(model: Any) -> Code:
-    """Generated once for each version of the model's own code."""
+    """The `Code` of a model, generated once for each version of its own code."""
     native = type(model).forward
-    found = _codes.get(model)
-    if found is None or found.native() is not native:
-        found = _generated(model, weakref.ref(native))
-        _codes.set(model, found)
-    return found
+    code = _codes.get(model)
+    if code is None or code.native() is not native:
+        code = _generated(model, weakref.ref(native))
+        _codes.set(model, code)
+    return code
 
 
 def _generated(model: Any, native: weakref.ref) -> Code:
@@ -140,10 +140,10 @@ def _generated(model: Any, native: weakref.ref) -> Code:
     absent = trim.passed_through(graph, model)
     if absent is None:
         return Code(native)
-    found = layers.find(graph, model)
-    if not found and not bases.replace(graph, model):
+    hetero_layers = layers.find(graph, model)
+    if not hetero_layers and not bases.replace(graph, model):
         return Code(native)
-    for layer in reversed(found):  # the results of one may be the inputs of the next
+    for layer in reversed(hetero_layers):  # the results of one may be the inputs of the next
         layers.replace(graph, layer, to_hetero.call_of(layer))
     names = [node.target for node in graph.nodes if node.op == "placeholder"]
     return Code(native, _compiled(graph), tuple((names.index(name), name) for name in absent))
@@ -161,6 +161,6 @@ def _function(code: Any) -> Callable:
 
 
 def _steps(function: Any) -> tuple | None:
-    """What tells a function's code from another's, wherever its text is from."""
+    """The parts by which a function's code differs from another's, wherever its text is from."""
     code = getattr(function, "__code__", None)
     return code and (code.co_code, code.co_names, code.co_varnames, code.co_consts)

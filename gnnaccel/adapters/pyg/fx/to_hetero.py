@@ -1,8 +1,8 @@
 """A layer of a model that `torch_geometric.nn.to_hetero` made, run as the HeteroConv that it is.
 
-It goes the way of any HeteroConv (of the same layer objects), but for its native side: the layers
-one by one, put together in pairs, as the model's own code has it. That the model is written so is
-nobody's wish, so staying native is no fallback.
+The layer goes the way of any HeteroConv (of the same layer objects), but for its native side: the
+layers one by one, put together in pairs, as the model's own code has it. The user did not ask for a
+HeteroConv, so staying native is no fallback.
 """
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ resized, run = hetero_conv.resized, hetero_conv.run
 
 
 def state(layer: Any, args: tuple, kwargs: dict) -> Any:
-    found = _unquantized(layer) or hetero_conv.state(layer, args, kwargs)
-    if type(found) is Reason:
-        return found if found.code == "GA210" else reason("GA210", f"{found.code} {found.text}")
-    stated, given = found
-    return ((dataclasses.replace(stated, around=True), given)
-            if type(stated) is RelationalSpec else found)
+    result = _unquantized(layer) or hetero_conv.state(layer, args, kwargs)
+    if type(result) is Reason:
+        return result if result.code == "GA210" else reason("GA210", f"{result.code} {result.text}")
+    stated, inputs = result
+    return ((dataclasses.replace(stated, around=True), inputs)
+            if type(stated) is RelationalSpec else result)
 
 
 def parts(layer: Any, args: tuple) -> list | None:
@@ -53,14 +53,14 @@ def _unquantized(layer: Any) -> Reason | None:
 
 def one_by_one(layer: Any, x_dict: Mapping[str, Any], edge_index_dict: Mapping[EdgeType, Any],
                more: Mapping[EdgeType, tuple] | None = None) -> dict[str, Tensor]:
-    """What the model's own code does."""
+    """The computation of the model's own code: the layers one by one."""
     parts: dict[str, list[Tensor]] = {}
     for name, conv in zip(edge_index_dict, layer.convs._modules.values()):
         src, _, dst = name
         x = x_dict[src] if src == dst else (x_dict[src], x_dict[dst])
         tail, kwargs = ((), {}) if more is None else more[name]
         parts.setdefault(dst, []).append(conv(x, edge_index_dict[name], *tail, **kwargs))
-    return {dst: _put_together(found, layer.aggr) for dst, found in parts.items()}
+    return {dst: _put_together(tensors, layer.aggr) for dst, tensors in parts.items()}
 
 
 def _put_together(parts: list[Tensor], aggr: Any) -> Tensor:
@@ -92,13 +92,13 @@ def _guarded() -> Any:
 
 
 def call_of(found: Layer) -> Callable[..., dict[str, Tensor]]:
-    """What is to be called in the layer's place, see `layers.replace`."""
+    """The function that is called in the layer's place, see `layers.replace`."""
     # the HeteroConv, the layers that it was made of, and a reference by which it ends with them:
     # the generated code around this is a cycle, which may live until a later garbage collection
-    made: list[Any] = [None, (), None]
+    memo: list[Any] = [None, (), None]
 
     def gone(_: Any) -> None:
-        made[:] = None, (), None
+        memo[:] = None, (), None
 
     def heterogeneous(modules: torch.nn.ModuleDict, x: tuple, edges: tuple,
                       more: tuple) -> dict[str, Tensor]:
@@ -106,15 +106,15 @@ def call_of(found: Layer) -> Callable[..., dict[str, Tensor]]:
         if None in convs:
             # with the model's own error
             convs = tuple([getattr(modules, key) for key in found.keys])
-        layer, known, _ = made
-        if known != convs:
+        layer, before, _ = memo
+        if before != convs:
             layer = hetero_groups.layer_of(found.names, convs, found.aggr)
             names.stand_for(layer, modules)
-            made[:] = layer, convs, weakref.ref(modules, gone)
+            memo[:] = layer, convs, weakref.ref(modules, gone)
         layer.training = modules.training
-        given = dict(zip(found.x, x)), dict(zip(found.names, edges))
+        arguments = dict(zip(found.x, x)), dict(zip(found.names, edges))
         if any(value is not None for tail, kwargs in more for value in (*tail, *kwargs.values())):
-            return _routed(layer, *given, dict(zip(found.names, more)))
-        return _routed(layer, *given)
+            return _routed(layer, *arguments, dict(zip(found.names, more)))
+        return _routed(layer, *arguments)
 
     return heterogeneous

@@ -1,7 +1,7 @@
 """`TrimToLayer`, which PyG's own models call before each layer, in the graph of a model that
 `to_hetero` made.
 
-Where no numbers of sampled nodes and edges are given it hands back what it got, but for each edge
+Where no numbers of sampled nodes and edges are given it hands back its arguments, but for each edge
 type anew: so in the graph it hides that layers' inputs are one for each node type.
 """
 from __future__ import annotations
@@ -13,12 +13,12 @@ import torch
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
-_RESULTS = 3  # features, edges, what belongs to edges: the last three arguments
+_RESULTS = 3  # features, edges, attributes of edges: the last three arguments
 
 
 def passed_through(graph: Graph, root: torch.nn.Module) -> list[str] | None:
-    """Take out all such calls; the names of the model's arguments that have to be None for that.
-    None if it cannot be done; then the graph may be half changed."""
+    """Take out all calls of `TrimToLayer`. Returns the names of the model's arguments that have to
+    be None for that; None if it cannot be done, when the graph may be half changed."""
     absent: dict[str, None] = {}
     numbers: list[Node] = []
     for node in list(graph.nodes):
@@ -28,12 +28,12 @@ def passed_through(graph: Graph, root: torch.nn.Module) -> list[str] | None:
         items = list(node.users)
         if len(args) < 3 + _RESULTS or node.kwargs or not all(_is_item(item) for item in items):
             return None
-        given = _nodes(args[1:3])
-        names: list[str] = [_argument(one) for one in given]  # type: ignore[misc]
+        counts = _nodes(args[1:3])
+        names: list[str] = [_argument(one) for one in counts]  # type: ignore[misc]
         if None in names:
             return None
         absent.update(dict.fromkeys(names))
-        numbers += given
+        numbers += counts
         for item in items:
             _put(item, args[3 + item.args[1]])
             graph.erase_node(item)
@@ -59,9 +59,9 @@ def _is_item(node: Node) -> bool:
 
 
 def _nodes(value: Any) -> list[Node]:
-    found: list[Node] = []
-    map_arg(value, found.append)
-    return found
+    nodes: list[Node] = []
+    map_arg(value, nodes.append)
+    return nodes
 
 
 def _argument(node: Any) -> str | None:
@@ -73,8 +73,8 @@ def _argument(node: Any) -> str | None:
 
 
 def _put(item: Node, value: Any) -> None:
-    """``value`` in the place of ``item``."""
+    """Put ``value`` in the place of ``item``."""
     for user in list(item.users):
         user.args, user.kwargs = (  # type: ignore[assignment]
-            map_arg(given, lambda node: value if node is item else node)
-            for given in (user.args, user.kwargs))
+            map_arg(arguments, lambda node: value if node is item else node)
+            for arguments in (user.args, user.kwargs))

@@ -18,11 +18,10 @@ from gnnaccel.adapters.layout import EdgeType, Layout, Part
 from gnnaccel.adapters.pyg import edges, guards
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 
-#: how the models of to_hetero put relations together, two at a time. (HeteroConv's "sum" differs
-#: from `torch.add` under autocast,
-#: its extrema in the gradients of equal numbers.)
+#: functions by which the models of to_hetero put relations together, two at a time. (HeteroConv's
+#: "sum" differs from `torch.add` under autocast, its extrema in the gradients of equal numbers.)
 IN_PAIRS = (torch.add, torch.max, torch.min, torch.mul)
-#: how relations are put together where they are added up: then none needs a result of its own
+#: ways of putting relations together that add them up: then none needs a result of its own
 ADDED_UP = ("sum", "mean", torch.add)
 #: all ways of HeteroConv, None for side by side in a dimension of their own
 GROUPINGS = ("sum", "mean", "min", "max", "cat", None)
@@ -39,8 +38,8 @@ def grouped(parts: list[Tensor], aggr: Any) -> Tensor:
 
 
 def in_pairs(parts: list[Tensor], fold: Callable) -> Tensor:
-    """As the models of to_hetero do it: the first two, whose result goes to the end of the
-    queue."""
+    """Results put together as the models of to_hetero do: the first two, whose result goes to the
+    end of the queue."""
     queue = deque(parts)
     while len(queue) > 1:
         queue.append(fold(queue.popleft(), queue.popleft()))
@@ -127,13 +126,13 @@ def graph(edge_index_dict: Any, sizes: Mapping[Any, int], relations: Mapping[Edg
         if src not in sizes or dst not in targets:
             return reason("GA206",
                           f"there are edges of type {name!r}, but no features for one of its ends")
-        found = edges.plain(edge_index, sizes[src], targets[dst], device)
-        if type(found) is Reason:
-            if found.code == "GA303":  # other types may have edges
+        tensor = edges.plain(edge_index, sizes[src], targets[dst], device)
+        if type(tensor) is Reason:
+            if tensor.code == "GA303":  # other types may have edges
                 continue
-            return Reason(found.code, f"edge_index_dict[{name!r}]: {found.text}", found.hint)
+            return Reason(tensor.code, f"edge_index_dict[{name!r}]: {tensor.text}", tensor.hint)
         parts.append(Part(name, relations[name], starts[src], sizes[src], ends[dst], targets[dst]))
-        structure.append(found)
+        structure.append(tensor)
     if not parts:
         return reason("GA303")
     return Graph(tuple(structure), Layout(tuple(parts)), frozenset(edge_index_dict), starts,

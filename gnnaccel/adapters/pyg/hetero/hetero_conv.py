@@ -1,7 +1,7 @@
 """HeteroConv of alike layers, one for each relation, run as one layer.
 
-What is no such call stays native: layers of it that are alike run in groups (`hetero_groups`), the
-others are routed one by one. Which layers can run together: `inner_convs.KINDS`.
+Other calls stay native: layers of them that are alike run in groups (`hetero_groups`), the others
+are routed one by one. Which layers can run together: `inner_convs.KINDS`.
 """
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ _OF_KIND = {"SAGEConv": hetero_sage, "GraphConv": hetero_sage, "GATConv": hetero
 def state(layer: Any, args: tuple, kwargs: dict) -> Any:
     if distributed.each_layer():
         return reason("GA210", "over a part of a graph each layer gets its halo rows")
-    found = _state(layer, args, kwargs)
-    if type(found) is not Reason:
-        return found
+    result = _state(layer, args, kwargs)
+    if type(result) is not Reason:
+        return result
     call = hetero_groups.divided(layer, args, kwargs)
     if call is not None:
         return reason("GA210",
                       f"in groups that run as one: {call.division}; as a whole not: "
-                      f"{found.code} {found.text}")
-    return (reason("GA210", f"{found.code} {found.text}")
-            if inner_convs.routed_alone(layer) else found)
+                      f"{result.code} {result.text}")
+    return (reason("GA210", f"{result.code} {result.text}")
+            if inner_convs.routed_alone(layer) else result)
 
 
 def _state(layer: Any, args: tuple, kwargs: dict) -> Any:
     bound = calls.bind(args, kwargs, ("x_dict", "edge_index_dict"), ())
-    if bound is None or not all(isinstance(given, Mapping) for given in bound):
+    if bound is None or not all(isinstance(argument, Mapping) for argument in bound):
         return reason("GA208", "the call is more than two dictionaries, of features and of edges")
     x_dict, edge_index_dict = bound
     if layer.aggr not in dicts.GROUPINGS and layer.aggr not in dicts.IN_PAIRS:
@@ -59,7 +59,7 @@ def _state(layer: Any, args: tuple, kwargs: dict) -> Any:
 
 
 def parts(layer: Any, args: tuple) -> list | None:
-    """How the layers inside look; None where they do not run as one."""
+    """The state of the layers inside; None where they do not run as one."""
     if len(args) != 2 or type(args[1]) is not dict:
         return None
     together = inner_convs.look_through(layer, args[1])
@@ -67,7 +67,7 @@ def parts(layer: Any, args: tuple) -> list | None:
 
 
 def keep(stated: Any, given: Any) -> tuple:
-    """The layers; the edge types that have edges; and what their kind needs."""
+    """(the layers, the edge types that have edges, values that their kind needs)."""
     together = given.operands.together
     layout: Any = stated.layout if isinstance(stated, RelationalSpec) else stated.join
     return (together, tuple(part.name for part in layout.parts),

@@ -28,8 +28,8 @@ from gnnaccel.dispatch.run.joined_attention import JoinedSpec
 
 
 class _Parameters(NamedTuple):
-    """One for each relation: maps of sources and destinations [heads * out, in], attention vectors
-    [1, heads, out], biases."""
+    """Parameters of the relations, in their order: maps of sources and destinations [heads * out,
+    in], attention vectors [1, heads, out], biases."""
 
     src: list[Tensor]
     dst: list[Tensor]
@@ -39,7 +39,8 @@ class _Parameters(NamedTuple):
 
 
 class Operands(NamedTuple):
-    """``parameters``: the layer's kind's own, with maps ``src`` and ``dst`` and ``biases``."""
+    """Tensors of a call. ``parameters``: of the layers' kind, with maps ``src`` and ``dst`` and
+    ``biases``."""
 
     x_dict: Mapping[str, Tensor]
     together: Together
@@ -48,11 +49,11 @@ class Operands(NamedTuple):
 
 def state(layer: Any, together: Together, x_dict: Mapping[str, Any],
           edge_index_dict: Mapping) -> tuple[JoinedSpec, RelationalInputs] | Reason:
-    found = _parameters(together)
-    if type(found) is Reason:
-        return found
-    return attention("HeteroConv of GATConv", Operands(x_dict, together, found), edge_index_dict,
-                     found.att_src[0], lambda slope,
+    parameters = _parameters(together)
+    if type(parameters) is Reason:
+        return parameters
+    return attention("HeteroConv of GATConv", Operands(x_dict, together, parameters),
+                     edge_index_dict, parameters.att_src[0], lambda slope,
                      dropout: programs.additive_terms(slope, dropout, True, False))
 
 
@@ -72,7 +73,7 @@ def resized(layer: Any, stated: JoinedSpec, x_dict: Mapping[str, Tensor], edge_i
 
 def of_size(stated: JoinedSpec, operands: Operands,
             edge_index_dict: Mapping) -> tuple[JoinedSpec, RelationalInputs] | None:
-    """As `Contract.resized`, of a call with these ``operands``."""
+    """`Contract.resized` of a call with these ``operands``."""
     x_dict, together, _ = operands
     device = x_dict[together.nodes[0]].device
     joined = _graph(together, x_dict, edge_index_dict, device)
@@ -136,11 +137,12 @@ def _taken(together: Together) -> _Parameters:
 
 
 def _parameters(together: Together) -> _Parameters | Reason:
-    found = _taken(together)
+    parameters = _taken(together)
     biased = any(together.parameters(part, "bias") is not None for part in _maps(together))
-    if biased or any(t is None for t in found[:4]):
+    if biased or any(t is None for t in parameters[:4]):
         return reason("GA208", "a layer's linear map or attention vector was replaced")
-    return inner_convs.tensors_reason(*found) or shapes_reason(together, gat.shapes) or found
+    return (inner_convs.tensors_reason(*parameters) or shapes_reason(together, gat.shapes)
+            or parameters)
 
 
 def shapes_reason(together: Together, shapes: Callable[..., Shapes]) -> Reason | None:
@@ -173,19 +175,19 @@ def run(layer: Any, stated: JoinedSpec, given: RelationalInputs, attend: Any) ->
     autocast = torch.is_autocast_enabled(given.device.type)
     results, readers = watched(together, x_dict, parameters[:-1])
     with calls.without_autocast(given.device.type):
-        x, made = [], []
+        x, operands = [], []
         for name, members in zip(together.sources, together.of_source):
             weight = of_members(results, readers, parameters.src, members)
-            made.append((x_dict[name], weight,
-                         of_members(results, readers, parameters.att_src, members, torch.cat)))
+            operands.append((x_dict[name], weight,
+                             of_members(results, readers, parameters.att_src, members, torch.cat)))
             x.append(torch.matmul(x_dict[name].to(stated.row),
                                   weight.to(stated.row).transpose(1, 2)).view(-1, h, c))
-        a_src = _terms(results, made, terms, readers.sources)
-        made = [(x_dict[name], torch.stack([parameters.dst[at] for at in members]),
-                 torch.cat([parameters.att_dst[at] for at in members]))
-                for name, members in zip(together.targets, together.of_target)]
+        a_src = _terms(results, operands, terms, readers.sources)
+        operands = [(x_dict[name], torch.stack([parameters.dst[at] for at in members]),
+                     torch.cat([parameters.att_dst[at] for at in members]))
+                    for name, members in zip(together.targets, together.of_target)]
         out = attend({"x": reachability.watch(results, joined(x), readers.sources), "a_src": a_src,
-                      "a_dst": _terms(results, made, terms, readers.targets)})
+                      "a_dst": _terms(results, operands, terms, readers.targets)})
         return finished(results, out, together, x_dict, parameters.biases, layer.aggr, autocast)
 
 
@@ -193,7 +195,7 @@ def watched(together: Together, x_dict: Mapping[str, Tensor],
             parameters: Iterable[
                 list[Tensor] | None]) -> tuple[reachability.Results | None, reachability.Readers]:
     """The results of the attention, of each destination type, made with these parameters of
-    relations; and who reads what."""
+    relations; and the readers of each tensor."""
     kinds, names = [ts for ts in parameters if ts is not None], together.names
     made_of = (chain((ts[at] for ts in kinds for at in members),
                      (x_dict[names[at][0]] for at in members), (x_dict[name],))
@@ -205,13 +207,13 @@ def watched(together: Together, x_dict: Mapping[str, Tensor],
 def of_members(results: reachability.Results | None, readers: reachability.Readers,
                tensors: list[Tensor], members: tuple[int, ...],
                join: Callable[[list[Tensor]], Tensor] = torch.stack) -> Tensor:
-    """The ``tensors`` of some relations of a node type, joined. Where one result reads all, what
-    is put together later is watched instead."""
-    made = join([tensors[at] for at in members])
+    """The ``tensors`` of some relations of a node type, joined. Where one result reads all, a
+    tensor that is put together later is watched instead."""
+    tensor = join([tensors[at] for at in members])
     if results is None or len(members) == 1:
-        return made
+        return tensor
     read = [readers.relations[at] for at in members]
-    return made if read.count(read[0]) == len(read) else reachability.watch(results, made, read)
+    return tensor if read.count(read[0]) == len(read) else reachability.watch(results, tensor, read)
 
 
 def _terms(results: reachability.Results | None, made: list[tuple[Tensor, Tensor, Tensor]],
@@ -241,8 +243,8 @@ def finished(results: reachability.Results | None, out: Tensor, together: Togeth
 
 def _finish(part: Tensor, members: tuple[int, ...], biases: list[Tensor] | None, aggr: Any,
             autocast: bool) -> Tensor:
-    """One node type's result of [relations * nodes, width]: the relations, with a bias each, put
-    together.
+    """The result of one node type from [relations * nodes, width]: the relations, with a bias each,
+    put together.
 
     Never a view: its neighbour in memory, another node type's result, may be changed in place.
     """

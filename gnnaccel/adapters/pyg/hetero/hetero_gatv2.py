@@ -22,8 +22,8 @@ from gnnaccel.dispatch.run.joined_attention import JoinedSpec
 
 
 class _Parameters(NamedTuple):
-    """One for each relation: maps of sources and destinations [heads * out, in] and their biases,
-    attention vectors [1, heads, out], biases."""
+    """Parameters of the relations, in their order: maps of sources and destinations [heads * out,
+    in] and their biases, attention vectors [1, heads, out], biases."""
 
     src: list[Tensor]
     dst: list[Tensor]
@@ -35,12 +35,12 @@ class _Parameters(NamedTuple):
 
 def state(layer: Any, together: Together, x_dict: Mapping[str, Any],
           edge_index_dict: Mapping) -> tuple[JoinedSpec, RelationalInputs] | Reason:
-    found = _parameters(together)
-    if type(found) is Reason:
-        return found
-    operands = hetero_gat.Operands(x_dict, together, found)
-    return hetero_gat.attention("HeteroConv of GATv2Conv", operands, edge_index_dict, found.att[0],
-                                programs.gatv2_vectors)
+    parameters = _parameters(together)
+    if type(parameters) is Reason:
+        return parameters
+    operands = hetero_gat.Operands(x_dict, together, parameters)
+    return hetero_gat.attention("HeteroConv of GATv2Conv", operands, edge_index_dict,
+                                parameters.att[0], programs.gatv2_vectors)
 
 
 keep = hetero_gat.keep
@@ -65,11 +65,11 @@ def _taken(together: Together) -> _Parameters:
 
 
 def _parameters(together: Together) -> _Parameters | Reason:
-    found = _taken(together)
-    if found.att is None or found.src is None or found.dst is None:
+    parameters = _taken(together)
+    if parameters.att is None or parameters.src is None or parameters.dst is None:
         return reason("GA208", "a layer's linear map or attention vector was replaced")
-    return (inner_convs.tensors_reason(*found)
-            or hetero_gat.shapes_reason(together, gatv2.shapes) or found)
+    return (inner_convs.tensors_reason(*parameters)
+            or hetero_gat.shapes_reason(together, gatv2.shapes) or parameters)
 
 
 def run(layer: Any, stated: JoinedSpec, given: RelationalInputs, attend: Any) -> dict[str, Tensor]:
@@ -99,14 +99,14 @@ def _rows(x_dict: Mapping[str, Tensor], types: tuple[str, ...],
           stated: JoinedSpec, stack: Callable[[list[Tensor], tuple[int, ...]], Tensor]) -> Tensor:
     """[rows of the virtual graph at this end, heads, channels]: the maps of a node type's relations
     as one batched product."""
-    found = []
+    parts = []
     for name, members in zip(types, of_type):
         weight = stack(weights, members).to(stated.row).transpose(1, 2)
         rows = torch.matmul(x_dict[name].to(stated.row), weight)
         if biases is not None:
             rows = rows + stack(biases, members).to(stated.row).unsqueeze(1)
-        found.append(rows.view(-1, stated.heads, stated.width))
-    return hetero_gat.joined(found)
+        parts.append(rows.view(-1, stated.heads, stated.width))
+    return hetero_gat.joined(parts)
 
 
 def _numbers(x_dict: Mapping[str, Tensor], types: tuple[str, ...],

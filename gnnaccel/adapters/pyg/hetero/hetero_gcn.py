@@ -18,8 +18,8 @@ from gnnaccel.dispatch.graph.joining import Range
 def looped(graph: dicts.Graph, relations: Mapping[EdgeType, int],
            rows: Callable[[EdgeType], tuple], targets: Mapping[Any, int]) -> Layout:
     """The layout of ``graph`` with a self loop for each node of all ``relations``, those without
-    edges too. Loops that were there weigh nothing. ``rows``, ``targets``: as `hetero.graph` takes
-    them."""
+    edges too. Loops that were there weigh nothing. ``rows``, ``targets``: arguments of
+    `hetero.graph`."""
     loops = []
     for name, at in relations.items():
         src, dst = rows(name)
@@ -29,8 +29,9 @@ def looped(graph: dicts.Graph, relations: Mapping[EdgeType, int],
 
 def weights(edge_indices: tuple[Tensor, ...], relations: tuple[int, ...], counts: tuple[int, ...],
             loops: bool, dtype: torch.dtype) -> Tensor:
-    """[E], with ``loops`` [E + sum of ``counts``]: each edge's ``1 / sqrt(degree of source * degree
-    of destination)`` within its relation, then that of each loop, as PyG's ``gcn_norm`` has them.
+    """Weights [E], with ``loops`` [E + sum of ``counts``]: each edge's ``1 / sqrt(degree of source
+    * degree of destination)`` within its relation, then that of each loop, as PyG's ``gcn_norm``
+    has them.
 
     ``relations``: that of each tensor of edges; ``counts``: nodes of each relation. Kept while the
     same edges come again.

@@ -80,7 +80,7 @@ def run(layer: Any, stated: JoinedPlainSpec, given: RelationalInputs,
         attend: Any) -> dict[str, Tensor]:
     x_dict, together = given.operands
     sources = [x_dict[name] for name in together.sources]
-    # the relations'
+    # results of the relations
     results = reachability.results(len(together.names),
                                    ((x_dict[name[0]],) for name in together.names))
     with calls.without_autocast(given.device.type):
@@ -92,4 +92,4 @@ def run(layer: Any, stated: JoinedPlainSpec, given: RelationalInputs,
     for name, conv, own in zip(together.names, together.convs,
                                reachability.split(results, sums, counts)):
         parts[name[-1]].append(conv.nn(own + (1 + conv.eps) * x_dict[name[-1]]))
-    return {name: dicts.grouped(found, layer.aggr) for name, found in parts.items()}
+    return {name: dicts.grouped(of_target, layer.aggr) for name, of_target in parts.items()}

@@ -1,9 +1,9 @@
-"""HeteroConv whose layers do not all run as one: those that are alike in groups, each as one, the
-others by themselves.
+"""HeteroConv whose layers do not all run as one: layers that are alike run in groups, each as one,
+the others by themselves.
 
 A group is a HeteroConv of the same layer objects, which goes its own way through the router, with a
-record, an estimate and the host's own loop where that is faster. What the groups and the layers
-give is put together as the host does.
+record, an estimate and the host's own loop where that is faster. Results of the groups and the
+layers are put together as the host does.
 """
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from gnnaccel.dispatch.policy.config import current
 
 
 class Group(NamedTuple):
-    """``layer``: the HeteroConv of a group; ``names``: its edge types."""
+    """A group of layers. ``layer``: its HeteroConv; ``names``: its edge types."""
 
     layer: Any
     names: tuple[EdgeType, ...]
 
 
 class Division(NamedTuple):
-    """Of the edge types that a call names: ``groups``, and those ``alone``, with their layers.
-    ``seen``: the groups' layers as they were; ``settled``: nothing that may change with the next
-    call keeps a layer alone."""
+    """The division of the edge types that a call names into ``groups`` and those ``alone``, with
+    their layers. ``seen``: the groups' layers as they were; ``settled``: nothing that may change
+    with the next call keeps a layer alone."""
 
     groups: tuple[Group, ...]
     alone: dict[EdgeType, Any]
@@ -60,8 +60,8 @@ class Call(NamedTuple):
 
 def inside(native: Callable, forward_of_group: Callable) -> Callable:
     """``native``, the host's own loop over the layers, with groups of them as one where there are
-    such groups; ``forward_of_group(layer, x_dict, edge_index_dict)``: how one is called, whatever a
-    user puts in the place of the class's ``forward``."""
+    such groups; ``forward_of_group(layer, x_dict, edge_index_dict)``: the function that calls one,
+    whatever a user puts in the place of the class's ``forward``."""
 
     @functools.wraps(native)
     def forward(layer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -77,10 +77,10 @@ def inside(native: Callable, forward_of_group: Callable) -> Callable:
 
 
 def divided(layer: Any, args: tuple, kwargs: dict) -> Call | None:
-    """How a call is divided; None where there is no group, or nothing but one."""
+    """The division of a call; None where there is no group, or nothing but one."""
     bound = calls.bind(args, kwargs, ("x_dict", "edge_index_dict"), ())
     if (bound is None or not _known_aggr(layer.aggr)
-        or not all(isinstance(given, Mapping) for given in bound)):
+        or not all(isinstance(argument, Mapping) for argument in bound)):
         return None
     x_dict, edge_index_dict = bound
     memo = inner_convs.memo_of(layer)
@@ -89,17 +89,18 @@ def divided(layer: Any, args: tuple, kwargs: dict) -> Call | None:
     present = tuple(map(edge_index_dict.__contains__, memo.names))
     added = layer.aggr in dicts.ADDED_UP
     key = (layer.training, added, *present)
-    found = memo.divisions.get(key)
-    if found is None or not found.holds():
-        found = _divide(memo, present, added, found)
+    division = memo.divisions.get(key)
+    if division is None or not division.holds():
+        division = _divide(memo, present, added, division)
         if len(memo.divisions) >= inner_convs.MOST:
             memo.divisions.clear()
-        memo.divisions[key] = found
-    if not found.groups:
+        memo.divisions[key] = division
+    if not division.groups:
         return None
-    names = [name for name, there in zip(memo.names, present) if there]
-    known = all(name[0] in x_dict and name[-1] in x_dict and name not in x_dict for name in names)
-    return Call(found, x_dict, edge_index_dict) if known else None
+    names = [name for name, named in zip(memo.names, present) if named]
+    has_features = all(name[0] in x_dict and name[-1] in x_dict and name not in x_dict
+                       for name in names)
+    return Call(division, x_dict, edge_index_dict) if has_features else None
 
 
 def _known_aggr(aggr: Any) -> bool:
@@ -112,35 +113,36 @@ def _ids(convs: tuple[Any, ...]) -> tuple[int, ...]:
 
 def _divide(memo: inner_convs.Memo, present: tuple[bool, ...], added: bool,
             before: Division | None) -> Division:
-    """``before``: the last division, whose groups' layers are taken again where the same layers are
-    in them."""
-    made = ({}
-            if before is None
-            else {_ids(t.convs): group.layer for group, t in zip(before.groups, before.seen)})
+    """The division of the layers of a memo. ``before``: the last one, whose groups' layers are
+    taken again where the same layers are in them."""
+    layers = ({}
+              if before is None
+              else {_ids(t.convs): group.layer for group, t in zip(before.groups, before.seen)})
     kinds: dict[Any, list[tuple[EdgeType, Any]]] = {}
     settled = True
-    for name, conv, there in zip(memo.names, memo.convs, present):
-        if there:
-            key, known = inner_convs.key_of(conv, added)
-            settled = settled and (key is not None or not known)
+    for name, conv, named in zip(memo.names, memo.convs, present):
+        if named:
+            key, combinable = inner_convs.key_of(conv, added)
+            settled = settled and (key is not None or not combinable)
             kinds.setdefault(object() if key is None else key, []).append((name, conv))
     alone: dict[EdgeType, Any]
-    groups, seen, alone = [], [], {}
+    groups, states, alone = [], [], {}
     for members in kinds.values():
         if len(members) == 1 or len(kinds) == 1:
             alone.update(members)
         else:
             together = inner_convs.together(*zip(*members))
-            group = made.get(_ids(together.convs)) or layer_of(together.names, together.convs, None)
+            group = (layers.get(_ids(together.convs))
+                     or layer_of(together.names, together.convs, None))
             inner_convs.remember(group, together)
             groups.append(Group(group, together.names))
-            seen.append(together)
-    return Division(tuple(groups), alone, tuple(seen), settled, inner_convs._epoch())
+            states.append(together)
+    return Division(tuple(groups), alone, tuple(states), settled, inner_convs._epoch())
 
 
 def layer_of(names: tuple[EdgeType, ...], convs: tuple[Any, ...], aggr: Any) -> Any:
-    """A HeteroConv of these layers: without what its constructor checks and warns of, which was
-    said of the whole."""
+    """A HeteroConv of these layers, without the checks and warnings of its constructor, which were
+    made for the whole."""
     from torch_geometric.nn import HeteroConv
     from torch_geometric.nn.module_dict import ModuleDict
 
@@ -153,26 +155,26 @@ def layer_of(names: tuple[EdgeType, ...], convs: tuple[Any, ...], aggr: Any) -> 
 def _run(layer: Any, call: Call, forward: Callable) -> dict[str, Any]:
     division, x_dict, edge_index_dict = call
     added = layer.aggr in dicts.ADDED_UP
-    # by the first edge type in it: a result, and how many relations are in it
-    found: dict[EdgeType, tuple[Any, int]] = {}
+    # first edge type of a group -> (its result, number of relations in it)
+    results: dict[EdgeType, tuple[Any, int]] = {}
     for group in division.groups:
         group.layer.aggr, group.layer.training = layer.aggr if added else None, layer.training
         out = forward(group.layer, x_dict, {name: edge_index_dict[name] for name in group.names})
         for target, part in out.items():
             members = [name for name in group.names if name[-1] == target]
             if added:
-                found[members[0]] = part, len(members)
+                results[members[0]] = part, len(members)
             else:
-                found.update((name, (part.select(1, at), 1)) for at, name in enumerate(members))
+                results.update((name, (part.select(1, at), 1)) for at, name in enumerate(members))
     for name, conv in division.alone.items():
         src, _, dst = name
         x = x_dict[src] if src == dst else (x_dict[src], x_dict[dst])
-        found[name] = conv(x, edge_index_dict[name]), 1
-    return _put_together(layer, found)
+        results[name] = conv(x, edge_index_dict[name]), 1
+    return _put_together(layer, results)
 
 
 def _put_together(layer: Any, found: dict[EdgeType, tuple[Any, int]]) -> dict[str, Any]:
-    """By destination type, in the layer's order of relations."""
+    """Results by destination type, in the layer's order of relations."""
     parts: dict[str, list[tuple[Any, int]]] = {}
     for name in layer.convs.keys():
         if name in found:
@@ -189,7 +191,7 @@ def _added(parts: list[tuple[Tensor, int]], aggr: Any) -> Tensor:
     if not others:
         return out
     if aggr is not torch.add and any(part.shape != out.shape for part, _ in others):
-        # which raises: it does not stretch a width of 1 over others
+        # raises: this does not stretch a width of 1 over others
         return dicts.grouped([part for part, _ in parts], aggr)
     if aggr != "mean":
         if aggr == "sum":

@@ -27,8 +27,8 @@ from gnnaccel.dispatch.relational.request import RelationalInputs, RelationalSpe
 
 
 class _Rows(NamedTuple):
-    """Where rows lie. ``names``: edge types by the number of their relation; ``sizes``,
-    ``targets``, ``of``: as `hetero.graph` takes them; ``x_dst``: features of the targets;
+    """Places of rows. ``names``: edge types by the number of their relation; ``sizes``,
+    ``targets``, ``of``: arguments of `hetero.graph`; ``x_dst``: features of the targets;
     ``of_source``, ``of_target``: the relations that leave and enter each."""
 
     names: list[EdgeType]
@@ -41,7 +41,8 @@ class _Rows(NamedTuple):
 
 
 class _Operands(NamedTuple):
-    """``norms``: what `hetero_gcn.weights` takes; None where edges have no weights."""
+    """Tensors of a call. ``norms``: the arguments of `hetero_gcn.weights`; None where edges have no
+    weights."""
 
     together: Together
     parameters: Parameters
@@ -52,13 +53,13 @@ class _Operands(NamedTuple):
 
 def state(layer: Any, together: Together, x_dict: Mapping[str, Any],
           edge_index_dict: Mapping) -> tuple[RelationalSpec, RelationalInputs] | Reason:
-    found = _parameters(together)
-    if type(found) is Reason:
-        return found
-    why = _features_reason(x_dict, together, found)
+    parameters = _parameters(together)
+    if type(parameters) is Reason:
+        return parameters
+    why = _features_reason(x_dict, together, parameters)
     if why is not None:
         return why
-    weight, apart = found.weights[0], layer.aggr not in dicts.ADDED_UP
+    weight, apart = parameters.weights[0], layer.aggr not in dicts.ADDED_UP
     rows = _rows_apart(together, x_dict) if apart else _rows(together, x_dict)
     weighted = together.kind == "GCNConv" and together.option("normalize")
     looped = weighted and together.option("add_self_loops")
@@ -68,7 +69,7 @@ def state(layer: Any, together: Together, x_dict: Mapping[str, Any],
     row = dicts.mapped(weight)
     shapes = (("x", (weight.shape[1],)), ("weight", tuple(weight.shape)),
               *((("norm", ()),) if weighted else ()))
-    # only of the latter a cost is known
+    # costs are known only of the latter
     native = "HeteroConv apart" if apart or together.kind == "GCNConv" else "HeteroConv"
     program = statements.rgcn(together.mean, False, transposed=True, weighted=weighted)
     view = relations.viewer(graph.structure, graph.num_nodes, graph.num_dst, len(rows.names),
@@ -77,8 +78,8 @@ def state(layer: Any, together: Together, x_dict: Mapping[str, Any],
     stated = RelationalSpec(program, native, shapes, row, row, graph.num_nodes, graph.num_dst,
                             graph.num_edges, len(rows.names), view, layout=graph.layout,
                             rows_grad=any(x.requires_grad for x in x_src),
-                            beside=alike.root_term(found, len(rows.x_dst)))
-    ordered = _ordered(found, together, rows)
+                            beside=alike.root_term(parameters, len(rows.x_dst)))
+    ordered = _ordered(parameters, together, rows)
     norms = _norms(graph, rows, looped, row) if weighted else None
     return stated, RelationalInputs(graph.structure, weight.device, _Operands(
         together, ordered, x_src, rows, norms))
@@ -86,7 +87,7 @@ def state(layer: Any, together: Together, x_dict: Mapping[str, Any],
 
 def _graph(rows: _Rows, edge_index_dict: Mapping, looped: bool,
            device: torch.device) -> dicts.Graph | Reason:
-    """``looped``: with a self loop of each node in each relation."""
+    """The graph of a call. ``looped``: with a self loop of each node in each relation."""
     numbers = {name: at for at, name in enumerate(rows.names)}
     graph = dicts.graph(edge_index_dict, rows.sizes, numbers, device, rows.targets, rows.of)
     if not looped or type(graph) is Reason:
@@ -139,14 +140,14 @@ def _ordered(found: Parameters, together: Together, rows: _Rows) -> Parameters:
 
 
 def _norms(graph: dicts.Graph, rows: _Rows, looped: bool, row: torch.dtype) -> tuple:
-    """What `hetero_gcn.weights` takes."""
+    """The arguments of `hetero_gcn.weights`."""
     relations_of = tuple(part.relation for part in graph.layout.parts)
     counts = tuple(rows.targets[rows.of(name)[1]] for name in rows.names)
     return graph.structure, relations_of, counts, looped, torch.promote_types(row, torch.float32)
 
 
 def _rows(together: Together, x_dict: Mapping[str, Tensor]) -> _Rows:
-    """Relations added up: destinations are nodes."""
+    """Places of rows where relations are added up: destinations are nodes."""
     sizes, targets = ({name: x_dict[name].shape[0] for name in types}
                       for types in (together.sources, together.targets))
     return _Rows(list(together.names), sizes, targets, itemgetter(0, -1),
@@ -155,7 +156,8 @@ def _rows(together: Together, x_dict: Mapping[str, Tensor]) -> _Rows:
 
 
 def _rows_apart(together: Together, x_dict: Mapping[str, Tensor]) -> _Rows:
-    """Destinations are nodes of a relation, those of one node type side by side."""
+    """Places of rows where relations stay apart: destinations are nodes of a relation, those of one
+    node type side by side."""
     names = [together.names[at] for at in chain(*together.of_target)]
     x_dst = [x_dict[name[-1]] for name in names]
     return _Rows(names, {name: x_dict[name].shape[0] for name in together.sources},
@@ -187,20 +189,20 @@ def _taken(together: Together) -> Parameters:
 def _parameters(together: Together) -> Parameters | Reason:
     if together.kind == "GCNConv":
         return _of_gcn(together)
-    found, (neighbours, root) = _taken(together), _maps(together)
-    if (found.weights is None
-        or (root and (found.roots is None or together.parameters(root, "bias") is not None))):
+    parameters, (neighbours, root) = _taken(together), _maps(together)
+    if (parameters.weights is None
+        or (root and (parameters.roots is None or together.parameters(root, "bias") is not None))):
         return reason("GA208", f"{neighbours} or {root} was replaced")
-    return _checked(found)
+    return _checked(parameters)
 
 
 def _of_gcn(together: Together) -> Parameters | Reason:
     if any(name[0] != name[-1] for name in together.names):  # an error in the host
         return reason("GA208", "GCNConv between different node types")
-    found = _taken(together)
-    if found.weights is None or together.parameters("lin", "bias") is not None:
+    parameters = _taken(together)
+    if parameters.weights is None or together.parameters("lin", "bias") is not None:
         return reason("GA208", "lin was replaced")
-    checked = _checked(found)
+    checked = _checked(parameters)
     if (type(checked) is Parameters
         and dicts.mapped(checked.weights[0]) != checked.weights[0].dtype):
         return reason("GA203", "autocast is on: GCN's sums are then in two dtypes")
@@ -242,7 +244,7 @@ def run(layer: Any, stated: RelationalSpec, given: RelationalInputs,
     def weighted(operands: dict) -> Tensor:
         if norms is None:
             return attend(operands)
-        # which checks the ids: what the weights are made of is indexed with them
+        # checks the ids, with which the weights are indexed
         attend.graph.statistics()
         return attend({**operands, "norm": hetero_gcn.weights(*norms).to(row)})
 

@@ -25,10 +25,11 @@ from gnnaccel.dispatch.policy.reasons import Reason, reason
 
 
 class Kind(NamedTuple):
-    """``maps``: linear maps that such a layer may have; ``off``: options that must not be set;
-    ``options``: those that must be the same for all; ``aggregations``, ``node_dim``: as in
-    `guards.layer_reason`; ``called``: modules that are called as they are, whatever they do;
-    ``shaped``: the linear map whose weights have to be of one shape."""
+    """A class of layers that can run together. ``maps``: linear maps that such a layer may have;
+    ``off``: options that must not be set; ``options``: those that must be the same for all;
+    ``aggregations``, ``node_dim``: as in `guards.layer_reason`; ``called``: modules that are called
+    as they are, whatever they do; ``shaped``: the linear map whose weights have to be of one
+    shape."""
 
     maps: tuple[str, ...]
     off: tuple[str, ...]
@@ -39,7 +40,7 @@ class Kind(NamedTuple):
     shaped: str = ""
 
 
-#: classes of layers that can run together -> what has to hold for that
+#: name of a class of layers that can run together -> its `Kind`
 KINDS = {
     "SAGEConv": Kind(("lin_l", "lin_r"), ("normalize", "project"), ("root_weight",),
                      shaped="lin_l"),
@@ -106,9 +107,9 @@ class Together:
         self._hooks = tuple(chain(*map(_conv_hooks, self._owns), *map(_part_hooks, self._parts)))
 
     def _look(self) -> tuple:
-        """What they are made of. Equal pictures hold the same objects: comparing them costs no more
-        than comparing pointers. Classes are in it because parametrizations change that of an
-        object."""
+        """A picture of all that the layers are made of. Equal pictures hold the same objects:
+        comparing them costs no more than comparing pointers. Classes are in it because
+        parametrizations change that of an object."""
         every = chain(self._owns, self._parts)
         return (list(map(_conv_hooks, self._owns)), list(map(_conv_state, self._owns)),
                 list(map(self._options, self._owns)), list(map(_part_hooks, self._parts)),
@@ -117,7 +118,7 @@ class Together:
                 list(map(type, self._objects)))
 
     def unchanged(self) -> bool:
-        """Whether they still are what they were, and nobody watches them."""
+        """Whether the layers still are what they were, and nobody watches them."""
         return (not any(self._hooks) and self._epoch == _epoch() and not guards._any_global_hook()
                 and self._look() == self._seen
                 and all(map(_disjoint, self._attributes, repeat(_REPLACED))) and self._path.same()
@@ -125,7 +126,8 @@ class Together:
                 and all(map(_disjoint, map(dict.keys, self._parts), repeat(guards.REDUCING))))
 
     def looks(self) -> list[tuple]:
-        """Of all parameters: what may change while the layers stay the same objects."""
+        """Types, dtypes, devices and shapes of all parameters: they may change while the layers
+        stay the same objects."""
         return [(None,) if p is None else (type(p), *_looks(p), p.shape)
                 for of_part in self._parameters.values() for own in of_part for p in own.values()]
 
@@ -138,10 +140,10 @@ class Together:
         return part in self._parameters
 
     def parameters(self, part: str, name: str) -> list[Tensor] | None:
-        """One for each relation, of a linear map of theirs, or of their own where ``part`` is "";
-        None when none has it."""
-        found = [own.get(name) for own in self._parameters[part]]
-        return found if any([t is not None for t in found]) else None
+        """The parameter ``name`` of each relation, of a linear map of theirs, or of their own where
+        ``part`` is ""; None when none has it."""
+        tensors = [own.get(name) for own in self._parameters[part]]
+        return tensors if any([t is not None for t in tensors]) else None
 
 
 def tensors_reason(*groups: list[Tensor] | None) -> Reason | None:
@@ -160,7 +162,7 @@ def one_shape(group: list[Tensor]) -> bool:
 
 
 class Memo:
-    """What `LayerMemory.inner` is of a HeteroConv.
+    """`LayerMemory.inner` of a HeteroConv.
 
     ``together``, ``divisions`` (`hetero_groups`): by whether the layer is training, and by which of
     its edge types a call names; the latter also by whether relations are added up.
@@ -182,20 +184,20 @@ def look_through(layer: Any, edge_index_dict: Mapping) -> Together | Reason:
         return memo
     present = tuple(map(edge_index_dict.__contains__, memo.names))
     key = (layer.training, *present)
-    found: Together | Reason | None
-    found = memo.together.get(key)
-    if found is None or not found.unchanged():
-        found = _look_closely(memo, present)
-        if type(found) is Reason:
-            return found
+    together: Together | Reason | None
+    together = memo.together.get(key)
+    if together is None or not together.unchanged():
+        together = _look_closely(memo, present)
+        if type(together) is Reason:
+            return together
         if len(memo.together) >= MOST:
             memo.together.clear()
-        memo.together[key] = found
-    return found
+        memo.together[key] = together
+    return together
 
 
 def memo_of(layer: Any) -> Memo | Reason:
-    """What is remembered of a layer; why nothing can be."""
+    """The memo of a layer, or why there can be none."""
     module = layer._modules.get("convs")
     if (type(module).__name__ != "ModuleDict"
         or not type(module).__module__.startswith("torch_geometric.")):
@@ -209,7 +211,7 @@ def memo_of(layer: Any) -> Memo | Reason:
 
 
 def remember(layer: Any, together: Together) -> None:
-    """Of a layer that has been made of these: they need no further look."""
+    """Remember that ``layer`` has been made of ``together``, which need no further look."""
     memo = Memo(layer.convs._modules, tuple(layer.convs.keys()))
     every = (True,) * len(together.names)
     memo.together[(layer.training,) + every] = together
@@ -217,8 +219,8 @@ def remember(layer: Any, together: Together) -> None:
 
 
 def _look_closely(memo: Memo, present: tuple[bool, ...]) -> Together | Reason:
-    names = tuple(name for name, there in zip(memo.names, present) if there)
-    convs = tuple(conv for conv, there in zip(memo.convs, present) if there)
+    names = tuple(name for name, named in zip(memo.names, present) if named)
+    convs = tuple(conv for conv, named in zip(memo.convs, present) if named)
     if not convs:
         return reason("GA303", "no edge type of the layer is in edge_index_dict")
     cls = type(convs[0])
@@ -240,9 +242,9 @@ def _look_closely(memo: Memo, present: tuple[bool, ...]) -> Together | Reason:
 
 
 def key_of(conv: Any, added: bool) -> tuple[Any, bool]:
-    """What is equal for layers that can run together, None for one that can run with no other; and
-    whether it is of a class of which some can. ``added``: whether their results are added up.
-    Otherwise they are handed on side by side in one tensor, and those of modules that may do
+    """(key that is equal for layers that can run together, None for one that can run with no other;
+    whether ``conv`` is of a class of which some can). ``added``: whether their results are added
+    up. Otherwise they are handed on side by side in one tensor, and those of modules that may do
     anything need not be of one width."""
     cls = type(conv)
     kind = KINDS.get(cls.__name__) if cls.__module__.startswith("torch_geometric.") else None
@@ -256,12 +258,12 @@ def key_of(conv: Any, added: bool) -> tuple[Any, bool]:
 
 
 def together(names: tuple[EdgeType, ...], convs: tuple[Any, ...]) -> Together:
-    """Layers of one `key_of`."""
+    """The layers of one `key_of` as one `Together`."""
     return Together(names, convs, KINDS[type(convs[0]).__name__])
 
 
 def settings_of(conv: Any, kind: Kind) -> tuple:
-    """What has to be the same for all."""
+    """Options and parts that have to be the same for all layers that run together."""
     own, modules = conv.__dict__, conv._modules
     has = (()
            if kind.called
@@ -302,12 +304,12 @@ _paths: dict[type, Paths] = {}
 
 
 def path_of(cls: type) -> Path:
-    """What layers of a class run."""
-    found = _paths.get(cls)
-    if found is None:
-        found = _paths[cls] = Paths(cls, ("forward", *MESSAGE_PASSING),
+    """The functions that layers of a class run."""
+    paths = _paths.get(cls)
+    if paths is None:
+        paths = _paths[cls] = Paths(cls, ("forward", *MESSAGE_PASSING),
                                     guards.aggregations(KINDS[cls.__name__].aggregations))
-    return found.of(cls)
+    return paths.of(cls)
 
 
 def _part_reason(name: str, part: Any, kind: Kind) -> Reason | None:

@@ -44,21 +44,22 @@ def state(layer: Any, args: tuple,
                                f"{x_dst.device}")
     if torch.is_autocast_enabled(x_src.device.type):
         return reason("GA203", "autocast is on", "call the layer outside of autocast")
-    found = relations.plain(edge_index, edge_type, x_src.shape[0], x_dst.shape[0], x_src.device)
-    if type(found) is Reason:
-        return found
+    structure = relations.plain(edge_index, edge_type, x_src.shape[0], x_dst.shape[0], x_src.device)
+    if type(structure) is Reason:
+        return structure
     program = statements.film(layer.out_channels,
                               type(layer.aggr_module).__name__ == "MeanAggregation",
                               layer.films[0].bias is not None, layer.act is not None,
                               x_src is x_dst)
-    view = relations.viewer(found, x_src.shape[0], x_dst.shape[0], layer.num_relations, ignore=True)
+    view = relations.viewer(structure, x_src.shape[0], x_dst.shape[0], layer.num_relations,
+                            ignore=True)
     shapes = {"x": x_src[:1], "x_dst": x_dst[:1], "weight": layer.lins[0].weight[None],
               "film": layer.films[0].weight[None],
               "bias": None if layer.films[0].bias is None else layer.films[0].bias[None]}
     stated = RelationalSpec(program, "FiLMConv", shapes_of(program, shapes), x_src.dtype,
-                            x_src.dtype, x_src.shape[0], x_dst.shape[0], found[0].shape[1],
+                            x_src.dtype, x_src.shape[0], x_dst.shape[0], structure[0].shape[1],
                             layer.num_relations, view, True)
-    return stated, RelationalInputs(found, x_src.device, (x_src, x_dst))
+    return stated, RelationalInputs(structure, x_src.device, (x_src, x_dst))
 
 
 def again(layer: Any, args: tuple, kwargs: dict, kept: None) -> RelationalInputs:
@@ -69,13 +70,13 @@ def again(layer: Any, args: tuple, kwargs: dict, kept: None) -> RelationalInputs
 
 def resized(layer: Any, args: tuple, kwargs: dict, stated: RelationalSpec,
             kept: None) -> tuple[RelationalSpec, RelationalInputs] | None:
-    given = again(layer, args, kwargs, kept)
-    return relations.resized(stated, given, *given.operands)
+    inputs = again(layer, args, kwargs, kept)
+    return relations.resized(stated, inputs, *inputs.operands)
 
 
 def _modules_reason(layer: Any) -> Reason | None:
-    """The maps must be linear maps and nothing else, since their weights are used directly; the
-    activation ReLU or none."""
+    """Why the modules are not plain: maps must be linear maps and nothing else, since their weights
+    are used directly; the activation ReLU or none."""
     why = guards.lazy_reason(*layer.lins, *layer.films, layer.lin_skip, layer.film_skip)
     if why is not None:
         return why
@@ -96,14 +97,14 @@ def _modules_reason(layer: Any) -> Reason | None:
 
 
 def shapes(layer: Any, given: RelationalInputs) -> Shapes:
-    found: Shapes = {}
+    by_name: Shapes = {}
     (x_src, x_dst), out = given.operands, layer.out_channels
     for at in range(layer.num_relations):
-        found[f"lins.{at}.weight"] = out, x_src.shape[1]
-        found[f"films.{at}.weight"] = 2 * out, x_dst.shape[1]
+        by_name[f"lins.{at}.weight"] = out, x_src.shape[1]
+        by_name[f"films.{at}.weight"] = 2 * out, x_dst.shape[1]
         if layer.films[0].bias is not None:
-            found[f"films.{at}.bias"] = 2 * out,
-    return found
+            by_name[f"films.{at}.bias"] = 2 * out,
+    return by_name
 
 
 def run(layer: Any, stated: RelationalSpec, given: RelationalInputs, attend: Any) -> Tensor:

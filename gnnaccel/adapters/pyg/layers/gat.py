@@ -57,7 +57,7 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] 
     why = guards.edge_reason(edge_attr, plain.shape[1], x_src) if edge_attr is not None else None
     if why is not None:
         return why
-    # of a pair the host maps each, which only for a plain map comes to the same
+    # the host maps each of a pair, which only for a plain map gives the same
     same = modules.get("lin") is not None and (
         x_src is active.leading
         or x_src is x_dst and (not pair or guards.plain_linear(modules["lin"])))
@@ -77,8 +77,8 @@ def shapes(layer: Any, given: CallInputs) -> Shapes:
 
 
 def again(layer: Any, args: tuple, kwargs: dict, kept: None) -> CallInputs:
-    given = _again(layer, args, kwargs, kept)
-    return given if layer.lin_edge is not None else given._replace(edge_attr=None)
+    inputs = _again(layer, args, kwargs, kept)
+    return inputs if layer.lin_edge is not None else inputs._replace(edge_attr=None)
 
 
 resized = calls.resized(again)
@@ -131,7 +131,7 @@ def _edge_term(layer: Any, stated: CallSpec, given: CallInputs) -> Tensor:
     looped = (given.edge_index, stated.loops, layer.fill_value)
     if not plain or layer.lin_edge.bias is not None:
         rows = edges.mapped(layer.lin_edge, attr, *looped, plain)
-        # of a map that nobody knows, as many as there are edges, or an error
+        # an unknown map must give as many rows as there are edges, else this raises
         return (rows.view(stated.num_edges + stated.loops, h, c) * layer.att_edge).sum(-1)
     attr = edges.with_loops(attr, *looped)
     if attr.dim() == 1:

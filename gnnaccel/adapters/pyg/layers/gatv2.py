@@ -65,16 +65,16 @@ def run(layer: Any, stated: CallSpec, given: CallInputs, attend: Any) -> Tensor:
     left, right, edge = modules["lin_l"], modules["lin_r"], modules.get("lin_edge")
     plain, (pair,) = guards.plain_linears((left, right, edge)) is not None, given.extra
     keys = rows(left, given.x_src, h, c, plain)
-    # of a tensor the host asks no lin_r, whatever it is; of a pair it maps each
+    # for one tensor the host asks no lin_r, whatever it is; of a pair it maps each
     shared = given.x_src is given.x_dst and ((layer.share_weights and not pair)
                                              or (left is right and plain))
     queries = (keys if shared else
                rows(right, given.x_dst, h, c, plain))  # type: ignore[arg-type]  # both
     tensors = {"keys": keys, "queries": queries, "att": calls.parameter(layer, "att")}
     if given.edge_attr is not None:
-        made = edges.mapped(edge, given.edge_attr, given.edge_index, stated.loops,
-                            layer.fill_value, plain)
-        tensors["edges"] = made.view(stated.num_edges + stated.loops, h, c)
+        edge_rows = edges.mapped(edge, given.edge_attr, given.edge_index, stated.loops,
+                                 layer.fill_value, plain)
+        tensors["edges"] = edge_rows.view(stated.num_edges + stated.loops, h, c)
     biased = stated.program.has_input("bias")
     if biased:
         tensors["bias"] = layer.bias

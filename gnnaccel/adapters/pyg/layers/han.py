@@ -38,7 +38,7 @@ _ARGUMENTS = ("x_dict", "edge_index_dict"), ("return_semantic_attention_weights"
 
 def state(layer: Any, args: tuple, kwargs: dict) -> tuple[JoinedSpec, RelationalInputs] | Reason:
     bound = calls.bind(args, kwargs, *_ARGUMENTS)
-    if bound is None or not all(isinstance(given, Mapping) for given in bound[:2]):
+    if bound is None or not all(isinstance(argument, Mapping) for argument in bound[:2]):
         return reason("GA206", "the arguments do not fit HANConv.forward")
     x_dict, edge_index_dict, weights = bound
     names, device = tuple(edge_index_dict), guards.declared(layer, "q").device
@@ -46,18 +46,18 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[JoinedSpec, Relational
            or _layer_reason(layer, x_dict, names, device))
     if why is not None:
         return why
-    found = _graph(edge_index_dict, x_dict, device)
-    if type(found) is Reason:
-        return found
+    graph = _graph(edge_index_dict, x_dict, device)
+    if type(graph) is Reason:
+        return graph
     heads, width = layer.heads, layer.out_channels // layer.heads
     vectors = [entries.parameter(table, _key(name)) for name in names
                for table in (layer.lin_src, layer.lin_dst)]
     row, out = calls.dtypes(x_dict[names[0][0]], *vectors)
     program = programs.additive_terms(layer.negative_slope,
                                       layer.dropout if layer.training else 0.0, True, False)
-    stated = JoinedSpec(program, "HANConv", heads, width, row, out, found.num_nodes,
-                        found.num_dst, found.num_edges, 0, False, join=found.layout)
-    return stated, RelationalInputs(found.structure, device,
+    stated = JoinedSpec(program, "HANConv", heads, width, row, out, graph.num_nodes,
+                        graph.num_dst, graph.num_edges, 0, False, join=graph.layout)
+    return stated, RelationalInputs(graph.structure, device,
                                     _Operands(x_dict, names, bool(weights)))
 
 
@@ -73,11 +73,11 @@ def resized(layer: Any, args: tuple, kwargs: dict, stated: JoinedSpec,
     x_dict, edge_index_dict, weights = calls.bound(args, kwargs, *_ARGUMENTS)
     names = tuple(edge_index_dict)
     device = x_dict[names[0][0]].device
-    found = _graph(edge_index_dict, x_dict, device)
-    if type(found) is Reason:
+    graph = _graph(edge_index_dict, x_dict, device)
+    if type(graph) is Reason:
         return None
-    return (stated.resized(found.num_nodes, found.num_dst, found.num_edges, found.layout),
-            RelationalInputs(found.structure, device, _Operands(x_dict, names, bool(weights))))
+    return (stated.resized(graph.num_nodes, graph.num_dst, graph.num_edges, graph.layout),
+            RelationalInputs(graph.structure, device, _Operands(x_dict, names, bool(weights))))
 
 
 def _layer_reason(layer: Any, x_dict: Mapping[str, Any], names: tuple,
@@ -132,7 +132,7 @@ def run(layer: Any, stated: JoinedSpec, given: RelationalInputs, attend: Any) ->
     tables = layer.lin_src, layer.lin_dst
     made_of = ((rows[name[0]], rows[name[-1]],
                 *[entries.parameter(table, _key(name)) for table in tables]) for name in names)
-    # the edge types'
+    # results of the edge types
     results, own = reachability.results(len(names), made_of), tuple(zip(range(len(names))))
     with calls.without_autocast(given.device.type):
         x = [rows[name[0]] for name in names]
@@ -152,15 +152,15 @@ def _terms(rows: dict[str, Tensor], names: tuple, tables: tuple[Any, Any], dtype
            results: reachability.Results | None) -> dict[str, Tensor]:
     """[rows of the virtual graph at an end, heads], of both ends: inner products of each edge
     type's nodes with its vector there, made for all of a node type in one pass over its rows."""
-    found: dict[tuple[int, int], Tensor] = {}
+    terms: dict[tuple[int, int], Tensor] = {}
     for node, x in rows.items():
         here = [(end, at) for end in (0, -1) for at, name in enumerate(names) if name[end] == node]
         if here:
             vectors = torch.cat([entries.parameter(tables[end], _key(names[at]))
                                  for end, at in here])
             stacked = reachability.watch(results, vectors, tuple([(at,) for _, at in here]))
-            found.update(zip(here, inner_products(x.to(dtype), stacked.to(dtype)).unbind(0)))
-    return {name: torch.cat([found[end, at] for at in range(len(names))])
+            terms.update(zip(here, inner_products(x.to(dtype), stacked.to(dtype)).unbind(0)))
+    return {name: torch.cat([terms[end, at] for at in range(len(names))])
             for name, end in (("a_src", 0), ("a_dst", -1))}
 
 
@@ -168,7 +168,7 @@ def _semantic(layer: Any, outs: dict[str, list[Tensor]], weights: bool) -> Any:
     """The host's own attention over the edge types of each node type."""
     from torch_geometric.nn.conv import han_conv
 
-    found, attention = {}, {}
+    results, attention = {}, {}
     for name, parts in outs.items():
-        found[name], attention[name] = han_conv.group(parts, layer.q, layer.k_lin)
-    return (found, attention) if weights else found
+        results[name], attention[name] = han_conv.group(parts, layer.q, layer.k_lin)
+    return (results, attention) if weights else results

@@ -33,12 +33,12 @@ def state(layer: Any, args: tuple,
     if torch.is_autocast_enabled(x.device.type):
         return reason("GA203", "autocast is on", "call the layer outside of autocast")
     nodes = x.shape[0]
-    found = relations.plain(edge_index, edge_type, nodes, nodes, x.device)
-    if type(found) is Reason:
-        return found
+    structure = relations.plain(edge_index, edge_type, nodes, nodes, x.device)
+    if type(structure) is Reason:
+        return structure
     if edge_attr is None:
         return reason("GA206", "edge_attr is missing")
-    why = guards.edge_reason(edge_attr, found[0].shape[1], x)
+    why = guards.edge_reason(edge_attr, structure[0].shape[1], x)
     if why is not None or edge_attr.dim() != 2:
         return why or reason("GA206", f"edge_attr has {edge_attr.dim()} dimensions")
     h, width, types = layer.heads, layer.out_channels, layer.edge_type_emb.num_embeddings
@@ -47,13 +47,13 @@ def state(layer: Any, args: tuple,
     shapes = (("rows", (width,)), ("a_src", (h,)), ("a_dst", (h,)), ("a_rel", (h,)),
               ("a_edge", (h,)), ("edges", (k,)), ("w_edge", (k, width)))
     stated = RelationalSpec(program, "HEATConv", shapes, x.dtype, x.dtype, nodes, nodes,
-                            found[0].shape[1], types,
-                            relations.viewer(found, nodes, nodes, types))
-    return stated, RelationalInputs(found, x.device, (x, node_type, edge_attr))
+                            structure[0].shape[1], types,
+                            relations.viewer(structure, nodes, nodes, types))
+    return stated, RelationalInputs(structure, x.device, (x, node_type, edge_attr))
 
 
 def reads(layer: Any, args: tuple, kwargs: dict) -> tuple:
-    """What the route depends on beside the layer's own attributes and the arguments."""
+    """Values that the route depends on beside the layer's own attributes and the arguments."""
     emb = layer.edge_type_emb
     return (getattr(emb, "num_embeddings", None), getattr(emb, "max_norm", None),
             getattr(emb, "sparse", None), getattr(layer.edge_attr_emb, "out_channels", None))
@@ -66,13 +66,14 @@ def again(layer: Any, args: tuple, kwargs: dict, kept: None) -> RelationalInputs
 
 def resized(layer: Any, args: tuple, kwargs: dict, stated: RelationalSpec,
             kept: None) -> tuple[RelationalSpec, RelationalInputs] | None:
-    given = again(layer, args, kwargs, kept)
-    x, _, edge_attr = given.operands
-    return relations.resized(stated, given, x, x, edge_attr)
+    inputs = again(layer, args, kwargs, kept)
+    x, _, edge_attr = inputs.operands
+    return relations.resized(stated, inputs, x, x, edge_attr)
 
 
 def _modules_reason(layer: Any) -> Reason | None:
-    """The layer's maps are taken apart, so they must be what they are by default."""
+    """Why the layer's maps are not those that it has by default: they are taken apart, so they must
+    be."""
     for name in ("att", "lin"):
         module = layer._modules[name]
         if not guards.plain_linear(module):
@@ -92,10 +93,10 @@ def _modules_reason(layer: Any) -> Reason | None:
 
 def shapes(layer: Any, given: RelationalInputs) -> Shapes:
     width, k, emb = layer.out_channels, layer.edge_attr_emb.out_channels, layer.edge_type_emb
-    found: Shapes = {"att.weight": (layer.heads, 2 * width + emb.embedding_dim + k),
-                     "lin.weight": (width, width + k),
-                     "edge_type_emb.weight": (emb.num_embeddings, emb.embedding_dim)}
-    return found if layer.lin.bias is None else {**found, "lin.bias": (width,)}
+    by_name: Shapes = {"att.weight": (layer.heads, 2 * width + emb.embedding_dim + k),
+                       "lin.weight": (width, width + k),
+                       "edge_type_emb.weight": (emb.num_embeddings, emb.embedding_dim)}
+    return by_name if layer.lin.bias is None else {**by_name, "lin.bias": (width,)}
 
 
 def run(layer: Any, stated: RelationalSpec, given: RelationalInputs, attend: Any) -> Tensor:

@@ -1,5 +1,5 @@
 """HeteroDictLinear with many types of few rows each: its linear maps as one product by segment,
-where launches are what it costs.
+where launches make up its cost.
 
 As a Program it is HeteroLinear's: row i is the only edge of node i, and the key that it came under
 its relation.
@@ -38,7 +38,7 @@ _part = _Part()
 
 
 class _Operands(NamedTuple):
-    """By type, in the order of the layer's maps; ``biases``: none of them or all."""
+    """Tensors by type, in the order of the layer's maps; ``biases``: none of them or all."""
 
     types: list[str]
     x: list[Tensor]
@@ -73,7 +73,7 @@ def around(forward: Callable, native: Callable) -> Callable:
 
 
 def called_as_part(module: Any, x_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """``module(x_dict)`` inside another layer, with which it was decided that this runs as the host
+    """``module(x_dict)`` inside another layer, whose decision includes that this runs as the host
     has it."""
     _part.depth += 1
     try:
@@ -84,7 +84,7 @@ def called_as_part(module: Any, x_dict: Mapping[str, Tensor]) -> dict[str, Tenso
 
 @uncompiled
 def _at_a_glance(x_dict: dict) -> str | None:
-    """The code of why one product would not pay for these rows, where that is plain."""
+    """The code of the reason why one product would not pay for these rows, where that is plain."""
     if len(x_dict) < FEWEST:
         return "GA301"
     first = next(iter(x_dict.values()))
@@ -122,14 +122,14 @@ def state(layer: Any, args: tuple,
 def _fused_by_host(types: int) -> bool:
     import torch_geometric
 
-    asked = torch_geometric.backend.use_segment_matmul
-    return torch_geometric.typing.WITH_GMM and (types >= FEWEST if asked is None else asked)
+    setting = torch_geometric.backend.use_segment_matmul
+    return torch_geometric.typing.WITH_GMM and (types >= FEWEST if setting is None else setting)
 
 
 def _operands(layer: Any, x_dict: Mapping[str, Any]) -> _Operands | Reason:
     """The tensors of the types that are there, or why they cannot go through one product. Each is
     looked at once: there are many."""
-    found, dtypes, devices, shapes = _Operands([], [], [], []), set(), set(), set()
+    operands, dtypes, devices, shapes = _Operands([], [], [], []), set(), set(), set()
     for name, module in layer._modules["lins"]._modules.items():
         if name not in x_dict:
             continue
@@ -149,14 +149,14 @@ def _operands(layer: Any, x_dict: Mapping[str, Any]) -> _Operands | Reason:
             dtypes.add(t.dtype)
             devices.add(t.device)
         shapes.add((x.shape[1], weight.shape, None if bias is None else bias.shape))
-        found.types.append(name)
-        found.x.append(x)
-        found.weights.append(weight)
+        operands.types.append(name)
+        operands.x.append(x)
+        operands.weights.append(weight)
         if bias is not None:
-            found.biases.append(bias)
+            operands.biases.append(bias)
     if not shapes:
         return reason("GA303", "the input has none of the layer's types")
-    return _unlike_reason(dtypes, devices, shapes) or found
+    return _unlike_reason(dtypes, devices, shapes) or operands
 
 
 def _unlike_reason(dtypes: set, devices: set, shapes: set) -> Reason | None:
@@ -178,13 +178,13 @@ def _unlike_reason(dtypes: set, devices: set, shapes: set) -> Reason | None:
 
 @functools.lru_cache(maxsize=256)
 def _named(sizes: tuple[int, ...], device: torch.device) -> tuple[Tensor]:
-    """A tensor that stands for rows of these ``sizes``: what the structure cache knows them by."""
+    """A tensor that stands for rows of these ``sizes``: their key in the structure cache."""
     with torch.inference_mode(False):
         return (torch.empty(1, dtype=torch.int8, device=device),)
 
 
 class _Rows:
-    """The edges of `RelationView`; ``sizes`` says it all."""
+    """The edges of `RelationView`, which follow from ``sizes``."""
 
     def __init__(self, sizes: tuple[int, ...]):
         self._sizes = sizes
@@ -199,12 +199,12 @@ class _Rows:
 def run(layer: Any, stated: RelationalSpec, given: RelationalInputs,
         attend: Any) -> dict[str, Tensor]:
     types, *operands = given.operands
-    # which cannot put tensors of the other half type together
+    # autocast, which cannot put tensors of the other half type together
     with calls.without_autocast(given.device.type):
         if attend.kernels:
-            found = dict_maps.maps(attend.graph.blocks(stated.layout),
-                                   stated.layout,  # type: ignore[arg-type]  # `state`'s sizes
-                                   stated.row, *operands)
+            results = dict_maps.maps(attend.graph.blocks(stated.layout),
+                                     stated.layout,  # type: ignore[arg-type]  # `state`'s sizes
+                                     stated.row, *operands)
         else:
-            found = dict_maps.maps_by_torch(stated.row, *operands)
-    return dict(zip(types, found))
+            results = dict_maps.maps_by_torch(stated.row, *operands)
+    return dict(zip(types, results))

@@ -38,8 +38,8 @@ def state(layer: Any, args: tuple,
 
 def shapes(layer: Any, given: RelationalInputs) -> Shapes:
     kinds, columns = layer.num_types, layer.out_channels
-    found: Shapes = {"weight": (kinds, layer.in_channels, columns)}
-    return found if layer.bias is None else {**found, "bias": (kinds, columns)}
+    by_name: Shapes = {"weight": (kinds, layer.in_channels, columns)}
+    return by_name if layer.bias is None else {**by_name, "bias": (kinds, columns)}
 
 
 def again(layer: Any, args: tuple, kwargs: dict, kept: None) -> RelationalInputs:
@@ -49,13 +49,13 @@ def again(layer: Any, args: tuple, kwargs: dict, kept: None) -> RelationalInputs
 
 def resized(layer: Any, args: tuple, kwargs: dict, stated: RelationalSpec,
             kept: None) -> tuple[RelationalSpec, RelationalInputs] | None:
-    given = again(layer, args, kwargs, kept)
-    x, type_vec = given.operands, given.edge_index
+    inputs = again(layer, args, kwargs, kept)
+    x, type_vec = inputs.operands, inputs.edge_index
     if _types_reason(x, type_vec) is not None or not x.shape[0]:
         return None
     rows = x.shape[0]
     view = relations.viewer((type_vec,), rows, rows, stated.num_relations, _rows_by_type)
-    return stated.resized(rows, rows, rows, view, stated.rows_grad, stated.layout), given
+    return stated.resized(rows, rows, rows, view, stated.rows_grad, stated.layout), inputs
 
 
 def _rows_by_type(type_vec: Tensor) -> Ends:
@@ -64,7 +64,7 @@ def _rows_by_type(type_vec: Tensor) -> Ends:
 
 
 def _types_reason(x: Tensor, type_vec: Any) -> Reason | None:
-    """Why these are not the types of the rows."""
+    """Why ``type_vec`` are not the types of the rows."""
     if (type(type_vec) is not Tensor or type_vec.layout != torch.strided
         or type_vec.dtype not in (torch.int64, torch.int32)):
         return reason("GA204",

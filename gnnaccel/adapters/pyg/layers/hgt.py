@@ -27,9 +27,10 @@ _ARGUMENTS = ("x_dict", "edge_index_dict"), ()
 
 
 class _Operands(NamedTuple):
-    """``types``: node types that take part, in the order of their nodes; ``graph``: where each
-    begins, and the edge types given; ``plain``: whether the maps by node type are; ``own``: over a
-    part, how many nodes of each type, the first ones, are destinations."""
+    """Tensors of a call. ``types``: node types that take part, in the order of their nodes;
+    ``graph``: the first node of each, and the edge types given; ``plain``: whether the maps by node
+    type are; ``own``: over a part, how many nodes of each type, the first ones, are
+    destinations."""
 
     x_dict: Mapping[str, Tensor]
     types: tuple[str, ...]
@@ -51,33 +52,33 @@ def state(layer: Any, args: tuple,
     if why is not None:
         return why
     lins, weight = layer.kqv_lin.lins, layer.k_rel.weight
-    # as the host orders nodes; it passes over unknown types
+    # in the host's order of nodes; it passes over unknown types
     types = tuple(name for name in lins if name in x_dict)
     why = (guards.lazy_reason(*[entries.module(lins, name) for name in types])
            or dicts.features_reason(x_dict, types, weight.device))
     if why is not None:
         return why
     own = None if active.own_rows is None else _own(x_dict, types)
-    found = _graph(layer, x_dict, edge_index_dict, types, weight.device, own)
-    if type(found) is Reason:
-        return found
+    graph = _graph(layer, x_dict, edge_index_dict, types, weight.device, own)
+    if type(graph) is Reason:
+        return graph
     row, out = calls.dtypes(x_dict[types[0]],
                             *[entries.parameter(layer.p_rel, "__".join(name))
-                              for name in found.present])
+                              for name in graph.present])
     heads, relation_count = layer.heads, len(layer.edge_types)
-    width, ends = layer.out_channels // heads, (found.num_nodes, found.num_dst)
+    width, ends = layer.out_channels // heads, (graph.num_nodes, graph.num_dst)
     program = statements.hgt(1 / math.sqrt(width), heads)
-    view = relations.viewer(found.structure, *ends, relation_count, found.layout)
+    view = relations.viewer(graph.structure, *ends, relation_count, graph.layout)
     maps = _maps(layer, x_dict, types, {row, out}, own is not None)
     stated = RelationalSpec(program, "HGTConv", _shapes(program, heads, width), row, out, *ends,
-                            found.num_edges, relation_count, view, heads=heads, width=width,
-                            layout=found.layout, beside=maps)
-    return stated, RelationalInputs(found.structure, weight.device,
-                                    _Operands(x_dict, types, found, maps is not None, own))
+                            graph.num_edges, relation_count, view, heads=heads, width=width,
+                            layout=graph.layout, beside=maps)
+    return stated, RelationalInputs(graph.structure, weight.device,
+                                    _Operands(x_dict, types, graph, maps is not None, own))
 
 
 def _own(x_dict: Mapping[str, Tensor], types: tuple[str, ...]) -> tuple[int, ...]:
-    """As of `_Operands`. Types that a part does not know have no halo."""
+    """`_Operands.own`. Types that a part does not know have no halo."""
     return tuple([active.own_rows.get(name, x_dict[name].shape[0]) for name in types])
 
 
@@ -105,19 +106,19 @@ def resized(layer: Any, args: tuple, kwargs: dict, stated: RelationalSpec,
     x_dict, edge_index_dict = calls.bound(args, kwargs, *_ARGUMENTS)
     types, device, maps = kept.types, layer.k_rel.weight.device, stated.beside
     # keys say how many rows are own
-    found = _graph(layer, x_dict, edge_index_dict, types, device, kept.own)
-    if type(found) is Reason:
+    graph = _graph(layer, x_dict, edge_index_dict, types, device, kept.own)
+    if type(graph) is Reason:
         return None
     if maps is not None:
         maps = maps._replace(rows_grad=any([x_dict[name].requires_grad for name in types]))
-    ends = found.num_nodes, found.num_dst
-    view = relations.viewer(found.structure, *ends, stated.num_relations, found.layout)
-    return (stated.resized(*ends, found.num_edges, view, stated.rows_grad, found.layout, maps),
-            RelationalInputs(found.structure, device, kept._replace(x_dict=x_dict, graph=found)))
+    ends = graph.num_nodes, graph.num_dst
+    view = relations.viewer(graph.structure, *ends, stated.num_relations, graph.layout)
+    return (stated.resized(*ends, graph.num_edges, view, stated.rows_grad, graph.layout, maps),
+            RelationalInputs(graph.structure, device, kept._replace(x_dict=x_dict, graph=graph)))
 
 
 def _shapes(program: Any, heads: int, width: int) -> tuple:
-    """As `shapes_of` gives them; the operands are not there yet."""
+    """Shapes in the form of `shapes_of`; the operands are not there yet."""
     rows, matrix = (heads * width,), (heads, width, width)
     shapes = dict(keys=rows, values=rows, queries=rows, w_att=matrix, w_msg=matrix, p=(heads,))
     return tuple((name, shapes[name]) for name, _ in program.inputs)
@@ -217,7 +218,7 @@ def _maps_are_plain(layer: Any, x_dict: Mapping[str, Tensor], types: tuple[str, 
               *[entries.parameter(layer.skip, name).dtype for name in types]}
     dtypes.update(t.dtype for group in lins for lin in group for t in (lin.weight, lin.bias)
                   if t is not None)
-    return all(len(found) == 1 for found in (*shapes, dtypes))
+    return all(len(values) == 1 for values in (*shapes, dtypes))
 
 
 def _run_by_kernels(layer: Any, stated: RelationalSpec, given: RelationalInputs,
@@ -311,7 +312,7 @@ def _by_relation(layer: Any, weight: Tensor) -> Tensor:
 
 
 def _priors(layer: Any, present: frozenset) -> Tensor:
-    """[relations, heads]. Those of edge types that the call does not name are not the layer's
+    """[relations, heads] priors. Rows of edge types that the call does not name are not the layer's
     parameters, so that they get no gradient, as in the host."""
     rows = [entries.parameter(layer.p_rel, "__".join(name)) if name in present else None
             for name in layer.edge_types]
@@ -326,11 +327,11 @@ def _finish(layer: Any, x_dict: Mapping[str, Tensor],
     """The host's steps after the messages: GELU, the map by node type, the gated skip."""
     mapped = called_as_part(layer.out_lin,
                             {name: torch.nn.functional.gelu(out) for name, out in out_dict.items()})
-    found = {}
+    results = {}
     for name in out_dict:
         out, x = mapped[name], x_dict[name]
         if out.size(-1) == x.size(-1):
             alpha = layer.skip[name].sigmoid()
             out = alpha * out + (1 - alpha) * x
-        found[name] = out
-    return found
+        results[name] = out
+    return results

@@ -22,7 +22,7 @@ _lock = threading.Lock()
 
 
 def install(patches: PatchSet) -> None:
-    """Put ours around the class's ``forward``."""
+    """Wrap the class's ``forward``."""
     from torch_geometric.nn import Linear
 
     patches.set(Linear, "forward", _routed(Linear.forward, patches),
@@ -31,7 +31,7 @@ def install(patches: PatchSet) -> None:
 
 
 def requantized(patches: PatchSet) -> None:
-    """As `gnnaccel.adapters.requantized`."""
+    """`gnnaccel.adapters.requantized` for linear maps."""
     from torch_geometric.nn import Linear
 
     with _lock:

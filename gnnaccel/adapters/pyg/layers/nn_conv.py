@@ -67,14 +67,14 @@ def again(layer: Any, args: tuple, kwargs: dict, kept: None) -> PlainInputs:
 
 def resized(layer: Any, args: tuple, kwargs: dict, stated: PlainSpec,
             kept: None) -> tuple[PlainSpec, PlainInputs] | None:
-    given = again(layer, args, kwargs, kept)
-    (x_src, x_dst, edge_attr), edge_index = given.operands, given.edge_index
+    inputs = again(layer, args, kwargs, kept)
+    (x_src, x_dst, edge_attr), edge_index = inputs.operands, inputs.edge_index
     num_src, num_dst, count = x_src.shape[0], x_dst.shape[0], edge_index.shape[1]
     if (edges.plain(edge_index, num_src, num_dst, x_src.device) is not edge_index
             or edge_attr.shape[0] != count):
         return None
     return PlainSpec(stated.native, stated.reduce, stated.weighted, stated.width, stated.row,
-                     num_src, num_dst, count, stated.on_cpu), given
+                     num_src, num_dst, count, stated.on_cpu), inputs
 
 
 def run(layer: Any, stated: PlainSpec, given: PlainInputs, attend: Any) -> Tensor:

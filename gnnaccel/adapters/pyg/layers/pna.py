@@ -1,8 +1,8 @@
 """PNAConv: its messages are linear in both ends, so they are made once per node; its reduces come
 in one pass.
 
-A message is W x_i + V x_j + b, with features of edges W x_i + V x_j + U (E e + c) + b. What is of
-node i shifts the mean and the extrema of node i's messages and leaves their variance as it is, so
+A message is W x_i + V x_j + b, with features of edges W x_i + V x_j + U (E e + c) + b. The terms of
+node i shift the mean and the extrema of node i's messages and leave their variance as it is, so
 only V x_j and U E e travel. `pna_maps` has the products.
 """
 from __future__ import annotations
@@ -24,7 +24,7 @@ AGGREGATIONS = ("DegreeScalerAggregation",)
 INSIDE = ("MultiAggregation", "SumAggregation", "MeanAggregation", "MaxAggregation",
           "MinAggregation", "VarAggregation", "StdAggregation")
 ONE_DTYPE = True
-#: scaler of degrees -> what of the training graph it divides by or multiplies with
+#: scaler of degrees -> attribute of the training graph that it divides by or multiplies with
 _DEGREES = {"amplification": "avg_deg_log", "attenuation": "avg_deg_log",
             "linear": "avg_deg_lin", "inverse_linear": "avg_deg_lin"}
 FIELDS = ("edge_dim", "F_in", "towers", "divide_input")
@@ -65,12 +65,12 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[PlainSpec, PlainInputs
     stated = PlainSpec(name, several.name_of(reduces, edge_attr is not None), False,
                        layer.towers * layer.F_in, x.dtype, nodes, nodes, plain.shape[1], False,
                        layer.towers)
-    kept = pna_maps.runs_of(reduces), pna_maps.joins(layer.post_nns, x.dtype)
-    return stated, PlainInputs(plain, x.device, (x, edge_attr, *kept))
+    constants = pna_maps.runs_of(reduces), pna_maps.joins(layer.post_nns, x.dtype)
+    return stated, PlainInputs(plain, x.device, (x, edge_attr, *constants))
 
 
 def reads(layer: Any, args: tuple, kwargs: dict) -> tuple:
-    """What the route depends on beside the layer's own attributes and the arguments."""
+    """Values that the route depends on beside the layer's own attributes and the arguments."""
     aggr = layer._modules["aggr_module"]._modules.get("aggr")
     if type(aggr).__name__ != "MultiAggregation":  # the user's own, in their place
         return (type(aggr),)
@@ -80,8 +80,7 @@ def reads(layer: Any, args: tuple, kwargs: dict) -> tuple:
 
 
 def keep(stated: PlainSpec, given: PlainInputs) -> tuple[list[tuple[str, int]], bool]:
-    """The aggregations, as of `pna_maps.runs_of`, and whether the maps after them are one
-    product."""
+    """(the aggregations by `pna_maps.runs_of`, whether the maps after them are one product)."""
     return given.operands[2:]
 
 
@@ -93,8 +92,8 @@ def again(layer: Any, args: tuple, kwargs: dict,
 
 def resized(layer: Any, args: tuple, kwargs: dict, stated: PlainSpec,
             kept: tuple) -> tuple[PlainSpec, PlainInputs] | None:
-    given = again(layer, args, kwargs, kept)
-    (x, edge_attr, *_), edge_index = given.operands, given.edge_index
+    inputs = again(layer, args, kwargs, kept)
+    (x, edge_attr, *_), edge_index = inputs.operands, inputs.edge_index
     nodes = x.shape[0]
     if edges.plain(edge_index, nodes, nodes, x.device) is not edge_index:
         return None
@@ -102,7 +101,7 @@ def resized(layer: Any, args: tuple, kwargs: dict, stated: PlainSpec,
     if edge_attr is not None and edge_attr.shape[0] != count:
         return None
     return PlainSpec(stated.native, stated.reduce, stated.weighted, stated.width, stated.row,
-                     nodes, nodes, count, stated.on_cpu, stated.parts), given
+                     nodes, nodes, count, stated.on_cpu, stated.parts), inputs
 
 
 def _reduces(scaled: Any) -> list[str] | Reason:
@@ -115,9 +114,9 @@ def _reduces(scaled: Any) -> list[str] | Reason:
     if why is not None:
         return why
     for aggr in several_.aggrs:
-        known = (type(aggr).__name__ in _REDUCES
-                 and type(aggr).__module__.startswith("torch_geometric."))
-        if not known or guards.moments_reason(aggr) is not None:
+        supported = (type(aggr).__name__ in _REDUCES
+                     and type(aggr).__module__.startswith("torch_geometric."))
+        if not supported or guards.moments_reason(aggr) is not None:
             return reason("GA201",
                           f"one of the aggregations is {type(aggr).__name__}, changed or "
                           "with half of its gradient")
@@ -151,21 +150,21 @@ def _encoder_reason(layer: Any, x: Tensor) -> Reason | None:
 
 
 def shapes(layer: Any, given: PlainInputs) -> Shapes:
-    """Without those of the maps after the reductions, which `pna_maps.joins` looks at."""
+    """Shapes without those of the maps after the reductions, which `pna_maps.joins` looks at."""
     width = layer.F_in
-    found: Shapes = {f"aggr_module.{_DEGREES[name]}": (1,) for name in layer.aggr_module.scaler
-                     if name in _DEGREES}
+    by_name: Shapes = {f"aggr_module.{_DEGREES[name]}": (1,) for name in layer.aggr_module.scaler
+                       if name in _DEGREES}
     for at in range(len(layer.pre_nns)):
-        found[f"pre_nns.{at}.0.weight"] = width, width * (2 if layer.edge_dim is None else 3)
-        found[f"pre_nns.{at}.0.bias"] = width,
+        by_name[f"pre_nns.{at}.0.weight"] = width, width * (2 if layer.edge_dim is None else 3)
+        by_name[f"pre_nns.{at}.0.bias"] = width,
     if given.operands[1] is not None:
-        found.update(of_heads(layer, 1, width, ("edge_encoder",), (), guards.plain_linear))
-    return found
+        by_name.update(of_heads(layer, 1, width, ("edge_encoder",), (), guards.plain_linear))
+    return by_name
 
 
 def run(layer: Any, stated: PlainSpec, given: PlainInputs, attend: Any) -> Tensor:
     x, edge_attr, runs, joined = given.operands
     own, sent, added = pna_maps.before(layer, x, edge_attr)
-    found = attend({"x": sent, "edge": added})  # [N, reduces, towers * F]
+    reduced = attend({"x": sent, "edge": added})  # [N, reduces, towers * F]
     maps = (pna_maps.after if joined and not settings.maps_asked() else pna_maps.one_by_one)
-    return layer.lin(maps(layer, x, found, own, pna_maps.degrees(attend, x.dtype), runs))
+    return layer.lin(maps(layer, x, reduced, own, pna_maps.degrees(attend, x.dtype), runs))

@@ -21,14 +21,15 @@ _SHIFTED = ("mean", "max", "min")
 
 
 def runs_of(reduces: list[str]) -> Runs:
-    """How often what all messages of a node share is in the results of ``reduces``, for each run of
-    these that are alike, and how many those are."""
+    """How often the term that all messages of a node share is in the results of ``reduces``, for
+    each run of these that are alike, and the length of the run."""
     kinds = ["one" if one in _SHIFTED else "all" if one == "sum" else "none" for one in reduces]
     return [(kind, len(list(alike))) for kind, alike in itertools.groupby(kinds)]
 
 
 def degrees(call: Any, dtype: torch.dtype) -> Degrees:
-    """Of the graph of a `PlainCall`; made once where kernels keep its structure, for all layers."""
+    """Degrees of the graph of a `PlainCall`; made once where kernels keep its structure, for all
+    layers."""
     def make() -> Degrees:
         return towers.degrees(in_degrees(call.graph, call.kernels), dtype)
 
@@ -40,7 +41,7 @@ def degrees(call: Any, dtype: torch.dtype) -> Degrees:
 # --- before ---------------------------------------------------------------------------------------
 
 def before(layer: Any, x: Tensor, edge: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """What goes into a message: of the node that receives it and of the one that sends it, [N, T *
+    """The terms of a message: of the node that receives it and of the one that sends it, [N, T *
     F], and of its edge [E, T * F], where ``edge`` [E, edge_dim] has features."""
     maps = [nn[0].weight for nn in layer.pre_nns], [nn[0].bias for nn in layer.pre_nns]
     encoder = shift = None
@@ -74,25 +75,25 @@ def joins(post_nns: Any, dtype: torch.dtype) -> bool:
 
 
 def _scales(module: Any, of: Degrees) -> list[Tensor | None]:
-    """[N] of each scaler of a `DegreeScalerAggregation`; None for ones. Any number will do for
-    nodes without edges, whose results are zeros."""
-    found: list[Tensor | None] = []
+    """Factors [N] of each scaler of a `DegreeScalerAggregation`; None for ones. Any number will do
+    for nodes without edges, whose results are zeros."""
+    scales: list[Tensor | None] = []
     for scaler in module.scaler:
         if scaler == "identity":
-            found.append(None)
+            scales.append(None)
         elif scaler == "linear":
-            found.append(of.least_one / module.avg_deg_lin)
+            scales.append(of.least_one / module.avg_deg_lin)
         elif scaler == "inverse_linear":
-            found.append(module.avg_deg_lin / of.least_one)
+            scales.append(module.avg_deg_lin / of.least_one)
         else:
-            found.append(of.log / module.avg_deg_log if scaler == "amplification"
-                         else module.avg_deg_log / of.log)
-    return found
+            scales.append(of.log / module.avg_deg_log if scaler == "amplification"
+                          else module.avg_deg_log / of.log)
+    return scales
 
 
 def after(layer: Any, x: Tensor, found: Tensor, own: Tensor, of: Degrees, runs: Runs) -> Tensor:
-    """[N, T * F_out]: `one_by_one`, by one product of all towers with x and one with the messages,
-    of arguments as of `towers.shifted`."""
+    """[N, T * F_out]: `one_by_one`, by one product of all towers with x and one with the messages;
+    arguments as in `towers.shifted`."""
     scales = _by_node(_scales(layer.aggr_module, of), of)
     weights = [nn[0].weight for nn in layer.post_nns]
     biases = [] if layer.post_nns[0][0].bias is None else [nn[0].bias for nn in layer.post_nns]
@@ -109,7 +110,7 @@ def after(layer: Any, x: Tensor, found: Tensor, own: Tensor, of: Degrees, runs: 
 
 
 def _by_node(scales: list[Tensor | None], of: Degrees) -> Tensor | None:
-    """[N, S]; None where all are ones of a single scaler."""
+    """The scales as [N, S]; None where all are ones of a single scaler."""
     if scales == [None]:
         return None
     ones = of.log.new_ones(()).expand_as(of.log)
@@ -119,7 +120,7 @@ def _by_node(scales: list[Tensor | None], of: Degrees) -> Tensor | None:
 def one_by_one(layer: Any, x: Tensor, found: Tensor, own: Tensor, of: Degrees,
                runs: Runs) -> Tensor:
     """[N, T * F_out]: the modules of each tower, called on its features and on its messages,
-    scaled. Arguments as of `towers.shifted`."""
+    scaled. Arguments as in `towers.shifted`."""
     messages = towers.shifted(layer.towers, found, own, of, runs).flatten(2)
     x = x.unflatten(1, (-1, layer.F_in)).expand(-1, layer.towers, -1)
     parts = [messages if scale is None else messages * scale.view(-1, 1, 1)

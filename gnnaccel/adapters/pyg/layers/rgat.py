@@ -23,8 +23,8 @@ MODS = ("additive", "scaled", "f-additive", "f-scaled")  # the host takes any ot
 
 
 class _Operands(NamedTuple):
-    """``x_dst``: None where destinations are the sources; ``edge_attr``: None where there is
-    none."""
+    """Tensors of a call. ``x_dst``: None where destinations are the sources; ``edge_attr``: None
+    where there is none."""
 
     x: Tensor
     x_dst: Tensor | None
@@ -55,18 +55,18 @@ def state(layer: Any, args: tuple,
         return why
     sizes = x_src.shape[0], x_dst.shape[0]
     if (size is not None
-        and (len(size) != 2 or any(given not in (None, n) for given, n in zip(size, sizes)))):
+        and (len(size) != 2 or any(length not in (None, n) for length, n in zip(size, sizes)))):
         return reason("GA206",
                       f"size={tuple(size)} does not fit features of {sizes[0]} and "
                       f"{sizes[1]} nodes")
-    found = relations.plain(edge_index, edge_type, *sizes, device)
-    if type(found) is Reason:
-        return found
-    operands = _Operands(x_src, None if x_dst is x_src else x_dst, edge_attr, found[1])
+    structure = relations.plain(edge_index, edge_type, *sizes, device)
+    if type(structure) is Reason:
+        return structure
+    operands = _Operands(x_src, None if x_dst is x_src else x_dst, edge_attr, structure[1])
     why = _edge_reason(layer, operands) or _dtype_reason(layer, operands)
     if why is not None:
         return why
-    return _stated(layer, operands, found), RelationalInputs(found, device, operands)
+    return _stated(layer, operands, structure), RelationalInputs(structure, device, operands)
 
 
 def again(layer: Any, args: tuple, kwargs: dict, kept: None) -> RelationalInputs:
@@ -79,9 +79,9 @@ def again(layer: Any, args: tuple, kwargs: dict, kept: None) -> RelationalInputs
 
 def resized(layer: Any, args: tuple, kwargs: dict, stated: RelationalSpec,
             kept: None) -> tuple[RelationalSpec, RelationalInputs] | None:
-    given = again(layer, args, kwargs, kept)
-    x, x_dst, edge_attr, _ = given.operands
-    return relations.resized(stated, given, x, x if x_dst is None else x_dst, edge_attr)
+    inputs = again(layer, args, kwargs, kept)
+    x, x_dst, edge_attr, _ = inputs.operands
+    return relations.resized(stated, inputs, x, x if x_dst is None else x_dst, edge_attr)
 
 
 def _stated(layer: Any, operands: _Operands, found: tuple[Tensor, Tensor]) -> RelationalSpec:
@@ -104,7 +104,7 @@ def _stated(layer: Any, operands: _Operands, found: tuple[Tensor, Tensor]) -> Re
                           heads=layer.heads, width=layer.out_channels)
 
 
-# --- what the host's layer is, and takes ----------------------------------------------------------
+# --- parameters and arguments of the host's layer -------------------------------------------------
 
 def _weights(layer: Any) -> dict[str, Tensor]:
     if layer.num_bases is not None:
@@ -149,20 +149,20 @@ def _module_reason(layer: Any) -> Reason | None:
 def shapes(layer: Any, given: RelationalInputs) -> Shapes:
     h, out, bases, blocks = layer.heads, layer.out_channels, layer.num_bases, layer.num_blocks
     vectors, maps = (h * out, h * layer.dim), (layer.in_channels, h * out)
-    more: Shapes = {"additive": {"w": (out,)}, "scaled": {  # type: ignore[assignment]  # of these
+    extra: Shapes = {"additive": {"w": (out,)}, "scaled": {  # type: ignore[assignment]  # of these
         "l1": (1, out), "b1": (1, out), "l2": (out, out)}}.get(layer.mod, {})
     if given.operands.edge_attr is not None:
-        more = {**more, **calls.shapes(layer, ("lin_edge",)), "e": vectors}
+        extra = {**extra, **calls.shapes(layer, ("lin_edge",)), "e": vectors}
     if bases is not None:
         weights: Shapes = {"att": (layer.num_relations, bases), "basis": (bases, *maps)}
     else:
         of_one = maps if blocks is None else (blocks, *(size // blocks for size in maps))
         weights = {"weight": (layer.num_relations, *of_one)}
-    return {"q": vectors, "k": vectors, **weights, **more}
+    return {"q": vectors, "k": vectors, **weights, **extra}
 
 
 def _edge_reason(layer: Any, operands: _Operands) -> Reason | None:
-    """Edge features that go with the features."""
+    """Why the edge features do not go with the features."""
     edge_type, edge_attr = operands.edge_type, operands.edge_attr
     if edge_attr is None:
         return None
@@ -192,10 +192,10 @@ def run(layer: Any, stated: RelationalSpec, given: RelationalInputs, attend: Any
     # the bias, where heads lie side by side
     inside = layer.concat is True and not scaled and added.fits(
         stated.out, layer.heads * layer.out_channels, None, None, bias)
-    more = added.of_one_type(None, None, bias, stated.num_dst) if inside else {}
+    bias_operand = added.of_one_type(None, None, bias, stated.num_dst) if inside else {}
     with calls.without_autocast(given.device.type):
         out = attend({**{name: t if name == "w" else t.to(stated.row)
-                         for name, t in tensors.items()}, **more})
+                         for name, t in tensors.items()}, **bias_operand})
     if scaled:
         out = out * _of_degree(layer, attend.graph, out)
     out = out.flatten(1) if layer.concat is True else out.mean(dim=1).flatten(1)
@@ -220,7 +220,7 @@ def _edge_term(layer: Any, operands: _Operands) -> Tensor:
 
 
 def _of_degree(layer: Any, view: RelationView, out: Tensor) -> Tensor:
-    """What the host multiplies all messages to one node with, so their sum [num_dst, heads, ..,
+    """The factor of all messages to one node in the host, so of their sum [num_dst, heads, ..,
     width] as well."""
     shape = out.shape[0], *(1,) * (out.dim() - 2), -1
     degree = view.degree().to(out.dtype

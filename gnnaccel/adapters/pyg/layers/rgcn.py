@@ -22,8 +22,8 @@ _ARGUMENTS = ("x", "edge_index"), ("edge_type",)
 
 
 class _Operands(NamedTuple):
-    """``x``: source features, or ids; ``x_dst``: of the destinations, for the root term;
-    ``numbered``: both are the nodes' own numbers."""
+    """Tensors of a call. ``x``: source features, or ids; ``x_dst``: of the destinations, for the
+    root term; ``numbered``: both are the nodes' own numbers."""
 
     x: Tensor
     x_dst: Tensor
@@ -47,9 +47,9 @@ def state(layer: Any, args: tuple,
     why = _features_reason(layer, x_src, x_dst, device)
     if why is not None:
         return why
-    found = relations.plain(edge_index, edge_type, x_src.shape[0], x_dst.shape[0], device)
-    if type(found) is Reason:
-        return found
+    structure = relations.plain(edge_index, edge_type, x_src.shape[0], x_dst.shape[0], device)
+    if type(structure) is Reason:
+        return structure
     embedded = not x_src.is_floating_point()
     if embedded and fast and x_src.shape[0] > layer.in_channels_l:
         return reason("GA206", f"{x_src.shape[0]} nodes for tables of {layer.in_channels_l} rows")
@@ -61,21 +61,21 @@ def state(layer: Any, args: tuple,
                if embedded else statements.rgcn(mean, bases))
     row, out = _dtypes(layer, x_src, fast)
     ignore = not fast and _ignores(layer)
-    view = relations.viewer(found, x_src.shape[0], x_dst.shape[0], layer.num_relations,
+    view = relations.viewer(structure, x_src.shape[0], x_dst.shape[0], layer.num_relations,
                             ignore=ignore)
     root = RootTerm(x_dst.shape[1] if layer.root is not None and x_dst.dim() == 2 else 0,
                     layer.out_channels, 1, layer.bias is not None, False)
     stated = RelationalSpec(program, "FastRGCNConv" if fast else "RGCNConv",
                             shapes_of(program, _inputs(layer, operands.x)), row, out,
-                            x_src.shape[0], x_dst.shape[0], found[0].shape[1],
+                            x_src.shape[0], x_dst.shape[0], structure[0].shape[1],
                             layer.num_relations, view, ignore,
                             rows_grad=embedded or x_src.requires_grad, beside=root)
-    return stated, RelationalInputs(found, device, operands)
+    return stated, RelationalInputs(structure, device, operands)
 
 
 def _scriptable(layer: Any, fast: bool) -> None:
-    """The host's forward makes an attribute, without which `torch.jit.script` cannot compile the
-    layer. It writes it in each call before it reads it, so that what it is does not matter."""
+    """Make the attribute of the host's forward without which `torch.jit.script` cannot compile the
+    layer. The host writes it in each call before it reads it, so that its value does not matter."""
     name = "_use_segment_matmul_heuristic_output"
     if not fast and name not in layer.__dict__ and not _ignores(layer):
         setattr(layer, name, False)
@@ -86,15 +86,16 @@ def _is_fast(layer: Any) -> bool:
 
 
 def _ends(layer: Any, x: Any, device: torch.device) -> tuple[Any, Any]:
-    """What the caller has of sources and destinations: features, ids, or their numbers for None."""
+    """(sources, destinations) as the caller gives them: features, ids, or their numbers for
+    None."""
     pair = x if isinstance(x, tuple) else (x, x)
     x_src = torch.arange(layer.in_channels_l, device=device) if pair[0] is None else pair[0]
     return x_src, pair[1] if isinstance(x, tuple) else x_src
 
 
 def _operands(x: Any, x_src: Tensor, x_dst: Tensor, fast: bool) -> _Operands:
-    """Of what `_ends` gives of x. The host's fast layer takes the row at the node's place, whatever
-    its id."""
+    """The operands, by the ends that `_ends` gives. The host's fast layer takes the row at the
+    node's place, whatever its id."""
     if x is None:
         return _Operands(x_src, x_dst, True)
     placed = fast and not x_src.is_floating_point()
@@ -102,7 +103,7 @@ def _operands(x: Any, x_src: Tensor, x_dst: Tensor, fast: bool) -> _Operands:
 
 
 def reads(layer: Any, args: tuple, kwargs: dict) -> tuple:
-    """What the route depends on beside the layer's attributes and the arguments."""
+    """Values that the route depends on beside the layer's attributes and the arguments."""
     import torch_geometric
 
     return (torch_geometric.typing.WITH_SEGMM, torch_geometric.backend.use_segment_matmul,
@@ -122,11 +123,11 @@ def again(layer: Any, args: tuple, kwargs: dict, kept: None) -> RelationalInputs
 
 def resized(layer: Any, args: tuple, kwargs: dict, stated: RelationalSpec,
             kept: None) -> tuple[RelationalSpec, RelationalInputs] | None:
-    given = again(layer, args, kwargs, kept)
-    x, x_dst, _ = given.operands
+    inputs = again(layer, args, kwargs, kept)
+    x, x_dst, _ = inputs.operands
     if not x.is_floating_point():  # keys say nothing of ids
         return None
-    return relations.resized(stated, given, x, x_dst, watched=True)
+    return relations.resized(stated, inputs, x, x_dst, watched=True)
 
 
 def _layer_reason(layer: Any, fast: bool) -> Reason | None:
@@ -160,8 +161,8 @@ def shapes(layer: Any, given: RelationalInputs) -> Shapes:
 
 
 def _averages(layer: Any, fast: bool) -> bool:
-    """The host's fast layer goes by the name in ``aggr``, the other one by the module, which may
-    have been replaced since."""
+    """Whether the layer averages. The host's fast layer goes by the name in ``aggr``, the other one
+    by the module, which may have been replaced since."""
     return layer.aggr == "mean" if fast else type(layer.aggr_module).__name__ == "MeanAggregation"
 
 
@@ -228,11 +229,11 @@ def run(layer: Any, stated: RelationalSpec, given: RelationalInputs, attend: Any
     root, bias = layer.root, layer.bias
     whole = (stated.row is stated.out
              and added.fits(stated.out, layer.out_channels, x_dst, root, bias))
-    more = added.of_one_type(x_dst, root, bias, stated.num_dst) if whole else {}
+    root_and_bias = added.of_one_type(x_dst, root, bias, stated.num_dst) if whole else {}
     with calls.without_autocast(given.device.type):
         tensors = {name: t.to(stated.row) if t.is_floating_point() else t
                    for name, t in _inputs(layer, given.operands.x).items()}
-        out = attend({**tensors, **more})
+        out = attend({**tensors, **root_and_bias})
     if whole:
         return out
     if root is not None and numbered and root.shape[0] == out.shape[0]:

@@ -69,8 +69,8 @@ def run(layer: Any, stated: CallSpec, given: CallInputs, attend: Any) -> Tensor:
 
 
 def _supervise(layer: Any, rows: Tensor, given: CallInputs) -> None:
-    """Leaves the logits of sampled positive and negative edges where ``get_attention_loss`` looks
-    for them."""
+    """Store the logits of sampled positive and negative edges where ``get_attention_loss`` reads
+    them."""
     from torch_geometric.utils import add_self_loops, remove_self_loops
 
     edge_index, (negative, batch) = given.edge_index, given.extra or (None, None)

@@ -46,9 +46,9 @@ _HELPS = 0.9
 _BY_KERNELS = (torch.float32, torch.float16, torch.bfloat16)
 
 
-#: by edge_index, then by device and sizes, then by how many were asked for: a graph's bands
+#: a graph's bands by edge_index, then by device and sizes, then by the number asked for
 plans: TensorMap[dict[Any, dict[int, Bands]]] = TensorMap()
-#: by layer and what is called of it: which of its inputs it gathers as they are
+#: by layer and the call's title: the inputs that it gathers as they are
 _known: weakref.WeakKeyDictionary[Any, dict[str, dict[Key, int]]] = weakref.WeakKeyDictionary()
 
 
@@ -63,10 +63,10 @@ class _Graph(NamedTuple):
 
 
 class Bander:
-    """Runs layers whose features are in the host's memory band by band on ``memory.device``.
-    ``limit``: the bytes that a call may take there; None: by the device's free memory.
-    ``installed``: gives the block that a layer runs in, also in backward. ``rowwise``: the mode for
-    what is called between layers; ``ran``: how many layers' calls ran, by class and number of
+    """The runner of layers whose features are in the host's memory, band by band on
+    ``memory.device``. ``limit``: the bytes that a call may take there; None: by the device's free
+    memory. ``installed``: gives the block that a layer runs in, also in backward. ``rowwise``: the
+    mode for operations between layers; ``ran``: how many layers' calls ran, by class and number of
     bands."""
 
     def __init__(self, memory: Memory, limit: int | None,
@@ -75,7 +75,7 @@ class Bander:
         self.rowwise = RowWise(memory, self.room, self._stays)
         self.ran: Counter[tuple[str, int]] = Counter()
         self._resident: list[Bands] = []
-        self._edges = 0  # of all that stay
+        self._edges = 0  # edges that stay on the device
 
     def __str__(self) -> str:
         ran = "".join(f"{name} in {bands} band{'s' * (bands != 1)}: {count} "
@@ -85,21 +85,21 @@ class Bander:
                 f"{memory.stored / 1e9:.3g} GB went back")
 
     def call(self, native: Callable, layer: Any, args: tuple, kwargs: dict) -> Any:
-        """What the layer gives, for all nodes, in the host's memory."""
+        """The layer's result for all nodes, in the host's memory."""
         if not _on_host((*args, *kwargs.values())):
             return native(layer, *args, **kwargs)
         why = guards.context_reason()
-        if why is not None and why.code != "GA501":  # hooks see what they see over the whole graph
+        if why is not None and why.code != "GA501":  # hooks see the same as over the whole graph
             raise OffloadError(f"{type(layer).__name__} cannot run in bands: {why.text}")
         with self.rowwise.paused():
-            given = arguments.read(layer, args, kwargs)
-            if isinstance(given, Arguments):
-                return self._whole(layer, given)
+            call_arguments = arguments.read(layer, args, kwargs)
+            if isinstance(call_arguments, Arguments):
+                return self._whole(layer, call_arguments)
         with calls.steps(layer, functools.partial(self._step, layer)):
             return native(layer, *args, **kwargs)
 
     def _whole(self, layer: Any, given: Arguments) -> Tensor:
-        """A call of which everything runs in bands."""
+        """The result of a call of which everything runs in bands."""
         places = [place for place, kind in given.kinds.items() if kind is not None]
         inputs = [given.value(place) for place in places]
         kinds = [kind for kind in given.kinds.values() if kind is not None]
@@ -142,9 +142,9 @@ class Bander:
             with _active(session), within():
                 return function(session, inputs, whole[len(weights):], dict(zip(weights, whole)))
 
-        known = _known.setdefault(layer, {}).setdefault(title, {})
+        gathered = _known.setdefault(layer, {}).setdefault(title, {})
         call = Call(over_band, bands, kinds, self.memory, title, self._around,
-                    Draws(self.memory.device) if layer.training else None, known,
+                    Draws(self.memory.device) if layer.training else None, gathered,
                     near, result, self._stays() - near - widths.of_bands(bands))
         return call(inputs, [*weights.values(), *others])
 
@@ -171,7 +171,7 @@ class Bander:
         return self.limit
 
     def _stays(self) -> int:
-        """Those of them that the edges do not take which stay on the device."""
+        """The bytes of `room` that the edges on the device do not take."""
         return self.room() - Widths.staying(self._edges)
 
     def _bands(self, graph: _Graph, widths: Widths, room: int) -> Bands:
@@ -180,20 +180,21 @@ class Bander:
         lasting = not graph.edge_index.is_inference()
         stay = widths.stay(graph.edge_index.shape[1], room) if lasting else 0
         room -= stay
-        held = (plans.get(graph.edge_index) if lasting else None) or {}
+        by_key = (plans.get(graph.edge_index) if lasting else None) or {}
         key = self.memory.device, *graph[1:]
-        known, parts = held.get(key, {}), widths.parts(graph.sizes, graph.edge_index.shape[1], room)
-        found = known.get(parts)
-        if found is None or (found.fitted and widths.of_bands(found) > room):
-            found = self._cut(graph, widths, parts, room)
-            for bands in known.values():
-                found.derived = bands.derived  # which does not depend on how it is cut
+        by_parts, parts = by_key.get(key, {}), widths.parts(graph.sizes, graph.edge_index.shape[1],
+                                                            room)
+        cut_bands = by_parts.get(parts)
+        if cut_bands is None or (cut_bands.fitted and widths.of_bands(cut_bands) > room):
+            cut_bands = self._cut(graph, widths, parts, room)
+            for bands in by_parts.values():
+                cut_bands.derived = bands.derived  # which does not depend on how it is cut
             if lasting:
-                plans.set(graph.edge_index, {**held, key: {**known, parts: found}})
-        if stay and not found.resident and widths.stay(self._edges + graph.edge_index.shape[1],
-                                                       self.room()):
-            self._keep(found, graph.edge_index.shape[1])
-        return found
+                plans.set(graph.edge_index, {**by_key, key: {**by_parts, parts: cut_bands}})
+        if stay and not cut_bands.resident and widths.stay(self._edges + graph.edge_index.shape[1],
+                                                           self.room()):
+            self._keep(cut_bands, graph.edge_index.shape[1])
+        return cut_bands
 
     def _cut(self, graph: _Graph, widths: Widths, parts: int, room: int) -> Bands:
         """``parts`` bands, or as many more as it takes, while that helps: the edges that enter one
@@ -203,16 +204,16 @@ class Bander:
         if graph.flipped:
             edge_index = edge_index.flip(0)
         while True:
-            found = plan.cut(edge_index, graph.sizes, graph.relation, parts, self.memory, room)
-            need = widths.of_bands(found)
+            bands = plan.cut(edge_index, graph.sizes, graph.relation, parts, self.memory, room)
+            need = widths.of_bands(bands)
             if need <= room or parts >= most or need > _HELPS * before:
-                found.fitted = need <= room
-                return found
+                bands.fitted = need <= room
+                return bands
             before = need
             parts = min(most, max(parts + 1, int(parts * min(need / room, 4.0))))
 
     def _keep(self, bands: Bands, edges: int) -> None:
-        """Edges stay on the device until the block ends, and with them their structures."""
+        """Edges stay on the device until the block ends, with their structures."""
         bands.keep_edges(self.memory)
         self._resident.append(bands)
         self._edges += edges
@@ -229,7 +230,7 @@ class Bander:
             state.divider, self.rowwise.idle = self, False
 
     def close(self) -> None:
-        """At the end of the block: nothing stays on the device."""
+        """Release all that stays on the device, at the end of the block."""
         self.memory.kept.drop()
         while self._resident:
             self._resident.pop().let_go()
@@ -258,8 +259,8 @@ def _on_host(values: tuple) -> bool:
 
 @contextlib.contextmanager
 def _active(session: BandSession) -> Iterator[None]:
-    held, state.current = state.current, session
+    before, state.current = state.current, session
     try:
         yield
     finally:
-        state.current = held
+        state.current = before

@@ -51,7 +51,7 @@ def offload(limit: int | str = "auto", *, device: Any = None) -> Iterator[Bander
 
 
 def hold(limit: int | str | None) -> None:
-    """What ``enable()`` asks for: an `offload` block with this limit that stays open until another
+    """Open the `offload` block of ``enable()`` with this limit, which stays open until another
     limit is asked for, or None, for none."""
     global _held
     if limit == _held[0]:

@@ -15,14 +15,14 @@ from gnnaccel.dispatch.distributed.ranges import BETWEEN
 from gnnaccel.dispatch.offload.session import BandSession
 from gnnaccel.errors import OffloadError
 
-#: what a message may ask for that a band numbers otherwise than the graph
+#: arguments of messages that a band numbers otherwise than the graph
 _NUMBERS = ("edge_index", "edge_index_j", "adj_t")
 _STEPS = {"propagate": ("message", "aggregate", "update"), "edge_updater": ("edge_update",)}
 
 
 class Nodes(NamedTuple):
-    """An argument with rows of nodes, by the places of its rows among the inputs: of sources (None:
-    not gathered), and of destinations."""
+    """An argument with rows of nodes: the places of its rows among the inputs, of sources (None:
+    not gathered) and of destinations."""
 
     name: str
     source: int | None
@@ -55,12 +55,12 @@ class Step(NamedTuple):
 
     @property
     def result(self) -> str:
-        """Of what the step gives rows."""
+        """The kind of the rows that the step gives."""
         return self.relation[2] if self.name == "propagate" else EDGES
 
     def over_band(self, session: BandSession, inputs: list[Tensor], whole: list[Tensor],
                   weights: dict[str, Tensor]) -> Tensor:
-        """What the layer's own step gives over a band."""
+        """The result of the layer's own step over a band."""
         source, _, target = self.relation
         rows = session.part.rows
         kwargs = dict(self.plain) | dict(zip(self.whole, whole))
@@ -79,11 +79,11 @@ class Step(NamedTuple):
 @contextlib.contextmanager
 def _forwards(layer: Any) -> Iterator[None]:
     """A block in which the layer takes edges by source and destination, as bands have them."""
-    held, layer.flow = layer.flow, "source_to_target"
+    flow, layer.flow = layer.flow, "source_to_target"
     try:
         yield
     finally:
-        layer.flow = held
+        layer.flow = flow
 
 
 class _Holder(nn.Module):
@@ -98,10 +98,11 @@ class _Holder(nn.Module):
 
 
 def read(layer: Any, name: str, edge_index: Any, size: Any, kwargs: dict[str, Any]) -> Step:
-    """A step that is called with these. OffloadError where bands would not give the same."""
+    """The step of a call with these arguments. Raises OffloadError where bands would not give the
+    same."""
     title = f"{type(layer).__name__}.{name}"
-    asked = _asked(layer, name)
-    numbers = [one for one in _NUMBERS if one in asked]
+    names = _asked(layer, name)
+    numbers = [one for one in _NUMBERS if one in names]
     if numbers:
         raise OffloadError(f"{title} cannot run in bands: its {' or '.join(_STEPS[name])} asks for "
                            f"{numbers[0]}, and a band numbers its nodes by itself")
@@ -111,20 +112,20 @@ def read(layer: Any, name: str, edge_index: Any, size: Any, kwargs: dict[str, An
                            "int64")
     flipped = layer.flow != "source_to_target"
     i, j = (0, 1) if flipped else (1, 0)
-    gathered = {one[:-2]: one[-2:] for one in asked if one[-2:] in ("_i", "_j")}
+    gathered = {one[:-2]: one[-2:] for one in names if one[-2:] in ("_i", "_j")}
     pairs = {key: _pair(title, layer, key, kwargs[key]) for key in gathered if key in kwargs}
     if flipped and any(a is not b for a, b in pairs.values()):
         raise OffloadError(f"{title} cannot run in bands: it is given pairs, and its flow is "
                            f"{layer.flow!r}")
-    raw = [key for key in pairs if key in asked and kwargs[key] is not None]
+    raw = [key for key in pairs if key in names and kwargs[key] is not None]
     if raw:
         raise OffloadError(f"{title} cannot run in bands: it asks for {raw[0]} both at the ends of "
                            "edges and as it is")
-    sizes = _sizes(title, asked, pairs, list(size or (None, None)), i, j)
+    sizes = _sizes(title, names, pairs, list(size or (None, None)), i, j)
     one = sizes[0] == sizes[1] and all(a is b for a, b in pairs.values())
     relation = EDGE if one else BETWEEN
-    return _sorted(layer, name, edge_index, flipped, (sizes[j], sizes[i]), relation, asked, pairs,
-                   {key: kwargs[key] for key in asked if key in kwargs and key not in pairs}, i, j)
+    return _sorted(layer, name, edge_index, flipped, (sizes[j], sizes[i]), relation, names, pairs,
+                   {key: kwargs[key] for key in names if key in kwargs and key not in pairs}, i, j)
 
 
 def _asked(layer: Any, name: str) -> set[str]:
@@ -147,36 +148,36 @@ def _pair(title: str, layer: Any, key: str, value: Any) -> tuple[Any, Any]:
 
 def _sizes(title: str, asked: set[str], pairs: dict[str, tuple[Any, Any]], size: list[Any], i: int,
            j: int) -> tuple[int, int]:
-    """How many nodes there are, by the rows of edge_index."""
+    """Numbers of nodes, by the rows of edge_index."""
     for key, pair in pairs.items():
         alone = pair[0] is pair[1]
         for at, end in ((i, "_i"), (j, "_j")):
             if size[at] is None and isinstance(pair[at], Tensor) and (
                     not alone or key + end in asked):
                 size[at] = len(pair[at])
-    known = [one for one in size if one is not None]
-    if not known:
+    counts = [one for one in size if one is not None]
+    if not counts:
         raise OffloadError(f"{title} cannot run in bands: it has no argument with a row a node, "
                            "and no size")
-    return tuple(known[0] if one is None else one for one in size)
+    return tuple(counts[0] if one is None else one for one in size)
 
 
 def _sorted(layer: Any, name: str, edge_index: Tensor, flipped: bool, sizes: tuple[int, int],
             relation: Relation, asked: set[str], pairs: dict[str, tuple[Any, Any]],
             others: dict[str, Any], i: int, j: int) -> Step:
-    """The arguments by what they have rows of."""
+    """The step, whose arguments are sorted by the kind of their rows."""
     inputs: list[Tensor] = []
     kinds: list[str] = []
 
     def place(t: Any, kind: str) -> int | None:
         if not isinstance(t, Tensor):
             return None
-        known = next((at for at, (other, own) in enumerate(zip(inputs, kinds))
-                      if other is t and own == kind), None)
-        if known is None:
+        index = next((at for at, (tensor, own) in enumerate(zip(inputs, kinds))
+                      if tensor is t and own == kind), None)
+        if index is None:
             inputs.append(t)
             kinds.append(kind)
-        return len(inputs) - 1 if known is None else known
+        return len(inputs) - 1 if index is None else index
 
     source, _, target = relation
     nodes = [Nodes(key, place(pair[j], source) if key + "_j" in asked else None,

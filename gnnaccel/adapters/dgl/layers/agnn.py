@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from gnnaccel.adapters.calls import bind
-from gnnaccel.adapters.dgl import graphs, guards, inputs
+from gnnaccel.adapters.dgl import graphs, guards, reading
 from gnnaccel.adapters.guards import declared
 from gnnaccel.adapters.shapes import Shapes
 from gnnaccel.dispatch.ir import attention_programs as programs
@@ -21,7 +21,7 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] 
     if bound is None:
         return reason("GA206", "the arguments do not fit AGNNConv.forward")
     graph, feat = bound
-    nodes = inputs.nodes(graph, feat)
+    nodes = reading.nodes(graph, feat)
     if type(nodes) is Reason:
         return nodes
     edges: Any
@@ -29,7 +29,7 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] 
     if x_dst is not None and x_dst.shape[1] != x_src.shape[1]:  # an error in the host
         return reason("GA206", f"feat has {x_src.shape[1]} and {x_dst.shape[1]} channels")
     # the host then compares destinations' rows
-    if isinstance(feat, tuple) and x_dst is not x_src and inputs.one_frame(graph):
+    if isinstance(feat, tuple) and x_dst is not x_src and reading.one_frame(graph):
         return reason("GA206", "feat is a pair, the graph has one set of nodes",
                       "pass features of the nodes as one tensor")
     why = (guards.dtype_reason(x_src, declared(layer, "beta"))

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from gnnaccel.adapters.dgl import graphs, guards, inputs
+from gnnaccel.adapters.dgl import graphs, guards, reading
 from gnnaccel.adapters.shapes import Shapes
 from gnnaccel.dispatch.ir import attention_programs as programs
 from gnnaccel.dispatch.plan.request import CallInputs, CallSpec
@@ -15,7 +15,7 @@ FIELDS = ("_num_heads", "_out_feats", "_allow_zero_in_degree")
 
 
 def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] | Reason:
-    call = inputs.attention("DotGatConv", args, kwargs)
+    call = reading.attention("DotGatConv", args, kwargs)
     if type(call) is Reason:
         return call
     graph, feat, nodes = call
@@ -23,7 +23,7 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] 
         return reason("GA206",
                       "the layer was built for a pair and feat is none, or the other way round")
     # the host then sends destinations' rows as well
-    if isinstance(feat, tuple) and inputs.one_frame(graph):
+    if isinstance(feat, tuple) and reading.one_frame(graph):
         return reason("GA206", "feat is a pair, the graph has one set of nodes",
                       "pass features of the nodes as one tensor")
     edges: Any
@@ -40,19 +40,19 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] 
 
 
 def shapes(layer: Any, given: CallInputs) -> Shapes:
-    return inputs.shapes(layer, ("fc", "fc_src", "fc_dst"))
+    return reading.shapes(layer, ("fc", "fc_src", "fc_dst"))
 
 
 def run(layer: Any, stated: CallSpec, given: CallInputs, attend: Any) -> Tensor:
     h, c, modules = stated.heads, stated.width, layer._modules
     if "fc" not in modules:
-        keys, queries = inputs.rows(modules["fc_src"], given.x_src, h,
-                                    c), inputs.rows(modules["fc_dst"],
+        keys, queries = reading.rows(modules["fc_src"], given.x_src, h,
+                                    c), reading.rows(modules["fc_dst"],
                                                     given.x_dst, h, c)  # type: ignore[arg-type]
     elif given.x_dst is None:
         keys = modules["fc"](given.x_src).view(stated.num_src, h, c)
         queries = keys[:stated.num_dst]
     else:
-        keys = queries = inputs.rows(modules["fc"], given.x_src, h, c)
+        keys = queries = reading.rows(modules["fc"], given.x_src, h, c)
     # contiguous as the host's result is: models call view
     return attend({"keys": keys, "queries": queries}).contiguous()

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gnnaccel.adapters import views
-from gnnaccel.adapters.dgl import graphs, guards, inputs
+from gnnaccel.adapters.dgl import graphs, guards, reading
 from gnnaccel.adapters.guards import declared, edge_reason
 from gnnaccel.adapters.shapes import Shapes
 from gnnaccel.dispatch.policy.reasons import Reason, reason
@@ -34,11 +34,11 @@ class _Operands(NamedTuple):
 
 def state(layer: Any, args: tuple,
           kwargs: dict) -> tuple[RelationalSpec, RelationalInputs] | Reason:
-    bound = inputs.arguments("EdgeGATConv", args, kwargs, ("graph", "feat", "edge_feat"))
+    bound = reading.arguments("EdgeGATConv", args, kwargs, ("graph", "feat", "edge_feat"))
     if type(bound) is Reason:
         return bound
     graph, feat, edge_feat = bound
-    nodes = inputs.nodes(graph, feat)
+    nodes = reading.nodes(graph, feat)
     if type(nodes) is Reason:
         return nodes
     edges, x_src, x_dst, same = nodes
@@ -65,7 +65,7 @@ def state(layer: Any, args: tuple,
 
 
 def shapes(layer: Any, given: RelationalInputs) -> Shapes:
-    return inputs.shapes(layer, ("fc", "fc_src", "fc_dst", "fc_edge"),
+    return reading.shapes(layer, ("fc", "fc_src", "fc_dst", "fc_edge"),
                          ("attn_l", "attn_r", "attn_edge"))
 
 

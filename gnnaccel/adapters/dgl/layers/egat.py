@@ -7,7 +7,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from gnnaccel.adapters.dgl import guards, inputs
+from gnnaccel.adapters.dgl import guards, reading
 from gnnaccel.adapters.guards import declared, edge_reason
 from gnnaccel.adapters.shapes import Shapes
 from gnnaccel.dispatch.ir import attention_programs as programs
@@ -18,11 +18,11 @@ FIELDS = ("_num_heads", "_out_node_feats", "_out_edge_feats")
 
 
 def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] | Reason:
-    bound = inputs.arguments("EGATConv", args, kwargs, ("graph", "nfeats", "efeats"), weighted=True)
+    bound = reading.arguments("EGATConv", args, kwargs, ("graph", "nfeats", "efeats"), weighted=True)
     if type(bound) is Reason:
         return bound
     graph, nfeats, efeats = bound
-    nodes = inputs.nodes(graph, nfeats)
+    nodes = reading.nodes(graph, nfeats)
     if type(nodes) is Reason:
         return nodes
     edges: Any
@@ -46,8 +46,8 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] 
 
 
 def shapes(layer: Any, given: CallInputs) -> Shapes:
-    return {**inputs.shapes(layer, ("fc_node_src",), (), layer._out_node_feats),
-            **inputs.shapes(layer, ("fc_ni", "fc_nj", "fc_fij"), ("attn",), layer._out_edge_feats)}
+    return {**reading.shapes(layer, ("fc_node_src",), (), layer._out_node_feats),
+            **reading.shapes(layer, ("fc_ni", "fc_nj", "fc_fij"), ("attn",), layer._out_edge_feats)}
 
 
 def run(layer: Any, stated: CallSpec, given: CallInputs, attend: Any) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnaccel.adapters.dgl import graphs, guards, inputs
+from gnnaccel.adapters.dgl import graphs, guards, reading
 from gnnaccel.adapters.guards import declared
 from gnnaccel.adapters.shapes import Shapes
 from gnnaccel.dispatch.ir import attention_programs as programs
@@ -18,7 +18,7 @@ ABSORBED = {"attn_drop": torch.nn.Dropout, "leaky_relu": torch.nn.LeakyReLU}
 
 
 def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] | Reason:
-    call = inputs.attention("GATConv", args, kwargs, weighted=True)
+    call = reading.attention("GATConv", args, kwargs, weighted=True)
     if type(call) is Reason:
         return call
     _, feat, nodes = call
@@ -43,7 +43,7 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] 
 
 
 def shapes(layer: Any, given: CallInputs) -> Shapes:
-    return inputs.shapes(layer, ("fc", "fc_src", "fc_dst"), ("attn_l", "attn_r"))
+    return reading.shapes(layer, ("fc", "fc_src", "fc_dst"), ("attn_l", "attn_r"))
 
 
 def _map_reason(layer: Any, feat: Any) -> Reason | None:
@@ -68,10 +68,10 @@ def run(layer: Any, stated: CallSpec, given: CallInputs, attend: Any) -> Tensor:
         h_dst, tensors["x_dst"] = h_src[:num_dst], tensors["x"][:num_dst]
     elif stated.program.has_input("x_dst"):
         h_dst = drop(given.x_dst)
-        tensors["x"], tensors["x_dst"] = inputs.rows(fc_src, h_src, h,
-                                                     c), inputs.rows(fc_dst, h_dst, h, c)
+        tensors["x"], tensors["x_dst"] = reading.rows(fc_src, h_src, h,
+                                                     c), reading.rows(fc_dst, h_dst, h, c)
     else:
-        tensors["x"] = inputs.rows(fc_src, h_src, h, c)
+        tensors["x"] = reading.rows(fc_src, h_src, h, c)
     residual = layer.res_fc
     if stated.program.has_input("bias"):
         tensors["bias"] = layer.bias

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gnnaccel.adapters import guards as shared
 from gnnaccel.adapters.calls import bind
-from gnnaccel.adapters.dgl import guards, inputs
+from gnnaccel.adapters.dgl import guards, reading
 from gnnaccel.adapters.dgl.layers import plain
 from gnnaccel.dispatch.ops.plain import PlainInputs, PlainSpec
 from gnnaccel.dispatch.policy.reasons import Reason, reason
@@ -29,7 +29,7 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[PlainSpec, PlainInputs
                            lambda channels: maps[0].shape[0], maps, (edge_feat,))
     if type(prepared) is Reason:
         return prepared
-    if not inputs.one_frame(graph):  # the host then has no features of nodes to look at
+    if not reading.one_frame(graph):  # the host then has no features of nodes to look at
         return reason("GA204", "the graph's sources and destinations are different nodes")
     why = shared.edge_reason(edge_feat, prepared[0].num_edges, feat)
     if why is not None or edge_feat.dim() != 2 or len({t.shape[0] for t in maps}) > 1:

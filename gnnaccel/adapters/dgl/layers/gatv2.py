@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnaccel.adapters.dgl import graphs, guards, inputs
+from gnnaccel.adapters.dgl import graphs, guards, reading
 from gnnaccel.adapters.guards import declared, plain
 from gnnaccel.adapters.shapes import Shapes
 from gnnaccel.dispatch.ir import attention_programs as programs
@@ -19,7 +19,7 @@ ABSORBED = {"attn_drop": torch.nn.Dropout, "leaky_relu": torch.nn.LeakyReLU}
 
 
 def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] | Reason:
-    call = inputs.attention("GATv2Conv", args, kwargs)
+    call = reading.attention("GATv2Conv", args, kwargs)
     if type(call) is Reason:
         return call
     *_, nodes = call
@@ -39,7 +39,7 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] 
 
 
 def shapes(layer: Any, given: CallInputs) -> Shapes:
-    return inputs.shapes(layer, ("fc_src", "fc_dst"), ("attn",))
+    return reading.shapes(layer, ("fc_src", "fc_dst"), ("attn",))
 
 
 def run(layer: Any, stated: CallSpec, given: CallInputs, attend: Any) -> Tensor:
@@ -51,7 +51,7 @@ def run(layer: Any, stated: CallSpec, given: CallInputs, attend: Any) -> Tensor:
     # the host maps all sources, of which it then drops most
     if block and plain(fc_dst, torch.nn.Linear):
         h_dst = h_dst[:num_dst]
-    rows: Callable[..., Any] = _rows_to_slice if block else inputs.rows
+    rows: Callable[..., Any] = _rows_to_slice if block else reading.rows
     keys = rows(modules["fc_src"], h_src, h, c)
     queries = keys if layer.share_weights and (same or block) else rows(fc_dst, h_dst, h, c)
     if block:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters.calls import bind
-from gnnaccel.adapters.dgl import guards, inputs
-from gnnaccel.adapters.dgl.inputs import Nodes
+from gnnaccel.adapters.dgl import guards, reading
+from gnnaccel.adapters.dgl.reading import Nodes
 from gnnaccel.dispatch.ops.plain import PlainInputs, PlainSpec
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 
@@ -42,7 +42,7 @@ def state(name: str, reduce: str, graph: Any, feat: Any, edge_weight: Any,
           more: tuple = ()) -> tuple[PlainSpec, PlainInputs] | Reason:
     """The call as one sum or maximum over the graph. ``width``: channels of the rows that travel,
     by those of the features."""
-    nodes = inputs.nodes(graph, feat)
+    nodes = reading.nodes(graph, feat)
     if type(nodes) is Reason:
         return nodes
     edges: Any

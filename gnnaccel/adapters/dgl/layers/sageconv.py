@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnaccel.adapters.dgl import graphs, guards, inputs
+from gnnaccel.adapters.dgl import graphs, guards, reading
 from gnnaccel.adapters.dgl.layers import plain
 from gnnaccel.adapters.guards import declared
 from gnnaccel.dispatch.ops.plain import PlainInputs, PlainSpec
@@ -42,7 +42,7 @@ def _pair_reason(graph: Any, feat: tuple) -> Reason | None:
     if len({getattr(t, "shape", ())[1:] for t in feat}) > 1:  # an error in the host
         return reason("GA206", "feat is a pair of different widths")
     # the host then adds destinations' rows
-    if type(graphs.homogeneous(graph)) is not Reason and inputs.one_frame(graph):
+    if type(graphs.homogeneous(graph)) is not Reason and reading.one_frame(graph):
         return reason("GA206", "feat is a pair, the graph has one set of nodes",
                       "pass features of the nodes as one tensor")
     return None

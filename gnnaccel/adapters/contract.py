@@ -29,10 +29,10 @@ class Contract:
 
     A call:
 
-    * ``state(layer, args, kwargs)``, ``run(layer, stated, given, attend)``: as in `router.Adapter`.
+    * ``state(layer, args, kwargs)``, ``run(layer, spec, inputs, attend)``: as in `router.Adapter`.
     * ``bind(layer, call)``: as in `router.Adapter`; None: no call is bound.
 
-    * ``shapes(layer, given)``: shapes of the parameters that kernels read, by their dotted names,
+    * ``shapes(layer, inputs)``: shapes of the parameters that kernels read, by their dotted names,
       by the layer's sizes, for `shapes.checked`; ``ONE_DTYPE``: whether all must be of the dtype
       of the rows. None: the layer's own modules are called.
 
@@ -45,10 +45,10 @@ class Contract:
       cannot be told; without it `looks.of_modules`.
     * ``again(layer, args, kwargs, kept)``: the tensors of a repeated call. PyG: without it, only
       ``layer(x, edge_index)`` is repeated. DGL's are found by `dgl.repeated`.
-    * ``keep(stated, given)``: values that ``again`` needs besides the arguments, without tensors;
+    * ``keep(spec, inputs)``: values that ``again`` needs besides the arguments, without tensors;
       None: nothing.
-    * ``resized(layer, args, kwargs, stated, kept)``: PyG: the result of ``state`` for a call
-      whose key differs from that of one that was ``stated`` in numbers of rows alone; None where
+    * ``resized(layer, args, kwargs, spec, kept)``: PyG: the result of ``state`` for a call
+      whose key differs from that of the call of ``spec`` in numbers of rows alone; None where
       ``state`` has to be asked. ``kept``: the result of ``keep`` for that one. Keys say nothing of
       integer tensors, so these are looked at. Without it calls over new graphs are stated each
       time.

@@ -39,9 +39,9 @@ def checked(found: Any, layer: Any, contract: Contract) -> Any:
     layer's parameters."""
     if contract.shapes is None or type(found) is Reason:
         return found
-    stated, inputs = found
+    spec, inputs = found
     return unfit(layer, contract.shapes(layer, inputs), inputs.device,
-                 stated.row if contract.ONE_DTYPE else None) or found
+                 spec.row if contract.ONE_DTYPE else None) or found
 
 
 def unfit(layer: Any, shapes: Shapes, device: torch.device | None = None,

@@ -45,7 +45,7 @@ class Operands(NamedTuple):
                 self.values.data_ptr(), pointer(self.beside))
 
 
-def forward(graph: Rows, given: Operands, mean: bool) -> Tensor:
+def forward(graph: Rows, operands: Operands, mean: bool) -> Tensor:
     """[rows, F]: ``out[r]``, the sum of ``sigmoid(left[other[e]] + right[r] + edge[e]) *
     (values[other[e]] + beside[e])`` over the edges e of row r, divided by their number if ``mean``;
     0 without edges.
@@ -53,21 +53,21 @@ def forward(graph: Rows, given: Operands, mean: bool) -> Tensor:
     graph: built with places, one for each edge. Sums are fp32, in a fixed order. ValueError for a
     tensor that does not fit.
     """
-    _check(graph, given, None, given.left.shape[0], graph.rows)
-    width, out, compiled = (given.left.shape[-1], torch.empty_like(given.right),
-                            given.kernels(graph.wide))
+    _check(graph, operands, None, operands.left.shape[0], graph.rows)
+    width, out, compiled = (operands.left.shape[-1], torch.empty_like(operands.right),
+                            operands.kernels(graph.wide))
     launch, layout = graph.launch(), layout_of(width)
     memory, (part, _, _) = workspace(launch.chunks, (width, 0, 0), out.device)
     compiled("forward")(grid(launch.slots + graph.rows, layout), THREADS, 0,
                         launch.graph + launch.split + (
-        *given.pointers, np.int32(mean), out.data_ptr(), part))
+        *operands.pointers, np.int32(mean), out.data_ptr(), part))
     if launch.heavy:
         compiled("merge")(grid(launch.heavy, layout), THREADS, 0, launch.merge + (
             graph.indptr.data_ptr(), part, np.int32(mean), out.data_ptr()))
     return out
 
 
-def by_row(graph: Rows, given: Operands, grad: Tensor, edge: bool,
+def by_row(graph: Rows, operands: Operands, grad: Tensor, edge: bool,
            beside: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """The gradients of ``right`` [rows, F] and, if asked for, of ``edge`` and ``beside``, [edges,
     F].
@@ -75,16 +75,16 @@ def by_row(graph: Rows, given: Operands, grad: Tensor, edge: bool,
     graph, given: of `forward`. grad: [rows, F], that of the sums. ValueError for a tensor that does
     not fit.
     """
-    _check(graph, given, grad, given.left.shape[0], graph.rows)
-    right_grad = torch.empty_like(given.right)
+    _check(graph, operands, grad, operands.left.shape[0], graph.rows)
+    right_grad = torch.empty_like(operands.right)
     edge_grad, beside_grad = (None if t is None or not needed else torch.empty_like(t)
-                              for t, needed in ((given.edge, edge), (given.beside, beside)))
-    width, compiled = grad.shape[-1], given.kernels(graph.wide)
+                              for t, needed in ((operands.edge, edge), (operands.beside, beside)))
+    width, compiled = grad.shape[-1], operands.kernels(graph.wide)
     launch, layout = graph.launch(), layout_of(width)
     memory, (part, _, _) = workspace(launch.chunks, (width, 0, 0), grad.device)
     compiled("by_row")(grid(launch.slots + graph.rows, layout), THREADS, 0,
                        launch.graph + launch.split + (
-        *given.pointers, grad.data_ptr(), pointer(edge_grad), pointer(beside_grad),
+        *operands.pointers, grad.data_ptr(), pointer(edge_grad), pointer(beside_grad),
         right_grad.data_ptr(), part))
     if launch.heavy:
         compiled("add_parts")(grid(launch.heavy, layout), THREADS, 0,
@@ -92,29 +92,31 @@ def by_row(graph: Rows, given: Operands, grad: Tensor, edge: bool,
     return right_grad, edge_grad, beside_grad
 
 
-def by_other(graph: Rows, given: Operands, grad: Tensor) -> tuple[Tensor, Tensor]:
+def by_other(graph: Rows, operands: Operands, grad: Tensor) -> tuple[Tensor, Tensor]:
     """The gradients of ``left`` and ``values``, both [rows, F].
 
     graph: that of `forward` by the other end, with the same places; given, grad: as in `by_row`.
     ValueError for a tensor that does not fit.
     """
-    _check(graph, given, grad, graph.rows, given.right.shape[0])
-    left_grad, values_grad = torch.empty_like(given.left), torch.empty_like(given.values)
-    width, compiled = grad.shape[-1], given.kernels(graph.wide)
+    _check(graph, operands, grad, graph.rows, operands.right.shape[0])
+    left_grad, values_grad = torch.empty_like(operands.left), torch.empty_like(operands.values)
+    width, compiled = grad.shape[-1], operands.kernels(graph.wide)
     launch, layout = graph.launch(), layout_of(width)
     memory, (part, _, _) = workspace(launch.chunks, (2 * width, 0, 0), grad.device)
     results = (left_grad.data_ptr(), values_grad.data_ptr())
     compiled("by_other")(grid(launch.slots + graph.rows, layout), THREADS, 0,
                          launch.graph + launch.split + (
-        *given.pointers, grad.data_ptr(), *results, part))
+        *operands.pointers, grad.data_ptr(), *results, part))
     if launch.heavy:
         compiled("add_both")(grid(launch.heavy, layout), THREADS, 0,
                              launch.merge + (part, *results))
     return left_grad, values_grad
 
 
-def _check(graph: Rows, given: Operands, grad: Tensor | None, sources: int, targets: int) -> None:
+def _check(graph: Rows, operands: Operands, grad: Tensor | None, sources: int,
+           targets: int) -> None:
     edges = graph.other.shape[0]
     rows = dict(left=sources, right=targets, values=sources, edge=edges, beside=edges)
-    named = {name: (t, rows[name]) for name, t in given._asdict().items() if t is not None}
-    check_dense(graph, given.left, **named, **({} if grad is None else dict(grad=(grad, targets))))
+    named = {name: (t, rows[name]) for name, t in operands._asdict().items() if t is not None}
+    gradient = {} if grad is None else dict(grad=(grad, targets))
+    check_dense(graph, operands.left, **named, **gradient)

@@ -41,7 +41,7 @@ class Adapter(Protocol):
         """Key of a call: all that its route depends on but its integer tensors. None if it cannot
         be repeated without being stated."""
 
-    def keep(self, layer: Any, args: tuple, kwargs: dict, stated: CallSpec,
+    def keep(self, layer: Any, args: tuple, kwargs: dict, spec: CallSpec,
              given: CallInputs | RelationalInputs) -> Any:
         """Facts of this call that calls repeating it need, without its tensors;
         `layer_memory.UNREPEATABLE` where none can."""
@@ -60,7 +60,7 @@ class Adapter(Protocol):
     #: the result is None where that cannot be seen, the field None where it never can
     resized: Callable[[Any, tuple, dict, Any], Any] | None
 
-    def run(self, layer: Any, stated: CallSpec, given: CallInputs, attend: attention.Call) -> Any:
+    def run(self, layer: Any, spec: CallSpec, inputs: CallInputs, attend: attention.Call) -> Any:
         """The call's result; ``attend(tensors)`` runs the Program."""
 
     #: (layer, call) -> a plain call ``layer(x, edge_index)`` by kernels as an
@@ -118,22 +118,22 @@ def _decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict
         if config.on_fallback == "native" and not capture.capturing():
             native_learning.remember_reason(layer, args, kwargs, config, statement)
         return _refused(layer, adapter, native, args, kwargs, config, statement, start)
-    stated, inputs = statement
-    if capture.capturing() and isinstance(stated, RelationalSpec):
-        why = stated.captured_reason(inputs)
+    spec, inputs = statement
+    if capture.capturing() and isinstance(spec, RelationalSpec):
+        why = spec.captured_reason(inputs)
         if why is not None:
             return _refused(layer, adapter, native, args, kwargs, config, why, start)
     device, grad = inputs.device.type, torch.is_grad_enabled()
-    fresh = _fresh(memory, layer, stated, inputs, args, kwargs)
+    fresh = _fresh(memory, layer, spec, inputs, args, kwargs)
     plan = (_AS_THE_WHOLE if fresh and _whole_refused.get() and config.when == "profitable"
-            else planner.plan(stated.request(device, grad, fresh), config))
-    view = None if plan.route == "native" else stated.lookup(inputs)
-    if plan.route == "cuda" and stated.by_graph:
-        plan = _over_this_graph(stated, view[0], plan, grad)  # type: ignore[index]
+            else planner.plan(spec.request(device, grad, fresh), config))
+    view = None if plan.route == "native" else spec.lookup(inputs)
+    if plan.route == "cuda" and spec.by_graph:
+        plan = _over_this_graph(spec, view[0], plan, grad)  # type: ignore[index]
     entry = settings.asked(layer, config)
-    use: Any = None if entry is None else quantized.chosen(layer, entry, config, stated, plan)
+    use: Any = None if entry is None else quantized.chosen(layer, entry, config, spec, plan)
     if plan.route != "native":
-        out = _by_plan(layer, adapter, args, kwargs, config, stated, inputs, plan, view, entry, use,
+        out = _by_plan(layer, adapter, args, kwargs, config, spec, inputs, plan, view, entry, use,
                        like, memory, start)
         # no view: a view made without gradients cannot be changed in place once they are on
         return out if grad or type(out) is not Tensor or not out._is_view() else out.detach()
@@ -143,34 +143,34 @@ def _decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict
         native_learning.remember(layer, inputs.structure,
                                  args if config.on_fallback == "native" else (), kwargs, config,
                                  plan.code, not fresh)
-    if (fresh and device == "cuda" and stated.together and plan.code == "GA301"
+    if (fresh and device == "cuda" and spec.together and plan.code == "GA301"
             and config.on_fallback == "native"):
         native = _with_its_parts(native)
-    return _native(layer, adapter, native, args, kwargs, config, stated, inputs, plan, start)
+    return _native(layer, adapter, native, args, kwargs, config, spec, inputs, plan, start)
 
 
-def _by_plan(layer: Any, adapter: Adapter, args: tuple, kwargs: dict, config: Config, stated: Any,
-             given: Any, plan: Plan, made: Any, entry: Any, use: Any, like: Any,
+def _by_plan(layer: Any, adapter: Adapter, args: tuple, kwargs: dict, config: Config, spec: Any,
+             inputs: Any, plan: Plan, made: Any, entry: Any, use: Any, like: Any,
              memory: LayerMemory | None, start: int) -> Any:
     """A call by a faster route, counted, remembered and recorded. ``made``: the structure, and how
     it was found; ``entry``, ``use``: of a quantized layer; ``like``: as of `_stated`."""
     counters.count(type(layer).__name__, plan.route)
     graph, hit = made
-    call, run = stated.call(graph, plan), stated.runner(plan.route)
+    call, run = spec.call(graph, plan), spec.runner(plan.route)
     if entry is not None:
         run = quantized.runner(entry, use, run)
     # a call in a capture says nothing about others
     if (hit != "none" and not capture.capturing()
-        and (entry is None or (isinstance(stated, CallSpec) and not settings.learning(use)))):
-        bound = layer_memory.remember(layer, adapter, args, kwargs, config, stated, given, plan,
+        and (entry is None or (isinstance(spec, CallSpec) and not settings.learning(use)))):
+        bound = layer_memory.remember(layer, adapter, args, kwargs, config, spec, inputs, plan,
                                       call, run, entry is not None, like, memory)
         if bound is not None and not start:
-            return bound(given.x_src, graph)
+            return bound(inputs.x_src, graph)
     call.run = run if not start else _recorded(
-        run, call, _subject(layer, adapter, stated, given.device.type),
+        run, call, _subject(layer, adapter, spec, inputs.device.type),
         plan if entry is None else plan._replace(storage=run.storage),
-        _graph_of(stated, graph), hit, start)
-    return adapter.run(layer, stated, given, call)
+        _graph_of(spec, graph), hit, start)
+    return adapter.run(layer, spec, inputs, call)
 
 
 def _stated(layer: Any, adapter: Adapter, args: tuple, kwargs: dict, config: Config,
@@ -195,9 +195,9 @@ def _recorded(run: Any, call: Any, subject: Subject, plan: Plan, graph: Any, hit
     return _recording(run, decisions.on_backward(subject, plan, number))
 
 
-def _over_this_graph(stated: RelationalSpec, graph: Any, plan: Plan, grad: bool) -> Plan:
+def _over_this_graph(spec: RelationalSpec, graph: Any, plan: Plan, grad: bool) -> Plan:
     """``plan``; native where the kernels for this graph's pairs cannot run, or not yet."""
-    why = stated.call(graph, plan).problem(grad)
+    why = spec.call(graph, plan).problem(grad)
     return plan if why is None else native_plan((plan.kernel or "kernels", why))
 
 
@@ -213,22 +213,22 @@ def _with_its_parts(native: Any) -> Any:
     return whole
 
 
-def _fresh(memory: LayerMemory | None, layer: Any, stated: CallSpec, given: CallInputs,
+def _fresh(memory: LayerMemory | None, layer: Any, spec: CallSpec, inputs: CallInputs,
            args: tuple, kwargs: dict) -> int:
     """How many calls the graph's structure is expected to serve; 0 where it is not priced: it is
     there; or the layer was called over these very edges, and more often than over the graph before,
     so there will be more calls; or a checkpoint may repeat this call, and must then find the same
     route; or a CUDA graph will, in which few layers' own code can be captured. ``memory``: the
     layer's, None where it has none yet."""
-    structure = given.structure
+    structure = inputs.structure
     if capture.capturing():
         return 0
     if unversioned(structure):
         return 1
     if memory is None:
         memory = layer_memory.of(layer)
-    again, expected = memory.expects(given.edge_index)
-    if stated.peek(given) or checkpointed():
+    again, expected = memory.expects(inputs.edge_index)
+    if spec.peek(inputs) or checkpointed():
         return 0
     if len(structure) == 1:
         if again:
@@ -261,17 +261,17 @@ def _refused(layer, adapter, native, args, kwargs, config: Config, why: Any, sta
                    native_plan((type(layer).__name__, why)), start)
 
 
-def _native(layer, adapter, native, args, kwargs, config: Config, stated: CallSpec | None,
+def _native(layer, adapter, native, args, kwargs, config: Config, spec: CallSpec | None,
             given: CallInputs | None, plan: Plan, start: int) -> Any:
     name = type(layer).__name__
     counters.count(name, "native", plan.code)
     if start:
         device = given.device.type if given is not None else "cpu"
-        decisions.forward(_subject(layer, adapter, stated, device), plan, _graph_of(stated, None),
+        decisions.forward(_subject(layer, adapter, spec, device), plan, _graph_of(spec, None),
                           "none", _since(start))
     # the user's own rules are no fallback
     chosen = all(r.code.startswith(("GA1", "GA210")) for _, r in plan.rejected)
-    around = stated is not None and stated.around
+    around = spec is not None and spec.around
     if config.on_fallback != "native" and not chosen and not around:
         decisions.object_to(name, config.on_fallback, plan.rejected)
     return native(layer, *args, **kwargs)
@@ -284,15 +284,15 @@ def _since(start: int) -> float:
     return (time.perf_counter_ns() - start) / 1e3
 
 
-def _subject(layer: Any, adapter: Adapter, stated: CallSpec | None, device: str) -> Subject:
+def _subject(layer: Any, adapter: Adapter, spec: CallSpec | None, device: str) -> Subject:
     return Subject(adapter.host, type(layer).__name__, layer, device,
-                   None if stated is None else stated.row, None if stated is None else stated.out)
+                   None if spec is None else spec.row, None if spec is None else spec.out)
 
 
-def _graph_of(stated: CallSpec | None, graph: Any) -> dict[str, Any] | None:
-    if stated is None:
+def _graph_of(spec: CallSpec | None, graph: Any) -> dict[str, Any] | None:
+    if spec is None:
         return None
-    facts = stated.facts()
+    facts = spec.facts()
     statistics = (graph.statistics() if isinstance(graph, GraphView)
                   and graph.device.type == "cuda" else None)
     if statistics is not None:

@@ -71,8 +71,8 @@ def autotune(layer: Any, *inputs: Any, **kwargs: Any) -> list[Tuning]:
     found = []
     for grad in (True, False) if layer.training else (False,):
         with torch.set_grad_enabled(grad):
-            stated, given = _stated(adapter, layer, inputs, kwargs)
-            found.append(tune(lambda: layer(*inputs, **kwargs), layer, (inputs, kwargs), stated,
+            spec, given = _stated(adapter, layer, inputs, kwargs)
+            found.append(tune(lambda: layer(*inputs, **kwargs), layer, (inputs, kwargs), spec,
                               given))
     return found
 
@@ -85,13 +85,13 @@ def _stated(adapter: Any, layer: Any, inputs: tuple, kwargs: dict) -> tuple[Any,
     return found
 
 
-def tune(call: Callable[[], Any], layer: Any, inputs: Any, stated: Any, given: Any,
+def tune(call: Callable[[], Any], layer: Any, inputs: Any, spec: Any, given: Any,
          name: str | None = None) -> Tuning:
     """Time the ways of one call of ``layer``, with gradients if they are on, and keep the fastest.
-    ``inputs``: of the call, wherever they lie in it; ``stated``, ``given``: as of adapters;
+    ``inputs``: of the call, wherever they lie in it; ``spec``, ``given``: as of adapters;
     ``name``: for `Tuning.layer`. Raises as `autotune`."""
     grad = torch.is_grad_enabled()
-    request = stated.request(given.device.type, grad, False)
+    request = spec.request(given.device.type, grad, False)
     key, ways = tuned.key_of(request), {pinned.kernel or "native": pinned
                                         for pinned in candidates(request)}
     wanted = [t for t in (*layer.parameters(), *named_tensors(inputs, "").values())
@@ -114,7 +114,7 @@ def tune(call: Callable[[], Any], layer: Any, inputs: Any, stated: Any, given: A
     best = min(times, key=times.__getitem__)
     taken = best if times[best] < _MARGIN * times["native"] else "native"
     tuned.keep(tuned.environment(given.device.type),
-               {key: _entry(request, stated, ways[taken], times)})
+               {key: _entry(request, spec, ways[taken], times)})
     planner.forget()
     return Tuning(name or type(layer).__name__, grad, times, taken)
 
@@ -139,9 +139,9 @@ def _only(key: str, pinned: Pinned) -> Any:
     return block
 
 
-def _entry(request: Any, stated: Any, pinned: Pinned, times: dict[str, float]) -> dict[str, Any]:
+def _entry(request: Any, spec: Any, pinned: Pinned, times: dict[str, float]) -> dict[str, Any]:
     """As JSON has it: the way, and of what it is, for a reader."""
-    facts = {name: value for name, value in stated.facts().items() if isinstance(value, int)}
+    facts = {name: value for name, value in spec.facts().items() if isinstance(value, int)}
     return dict(route=pinned.route, kernel=pinned.kernel, layer=request.native, **facts,
                 heads=getattr(request, "heads", None), width=request.width,
                 dtype=str(request.row).removeprefix("torch."), grad=request.grad,
@@ -198,15 +198,15 @@ class Tuner:
         found = visit.adapter.state(layer, visit.args, visit.kwargs)
         if isinstance(found, Reason) or not hasattr(found[0], "request"):
             return  # message passing without an adapter has an estimate of its own
-        stated, given = found
-        key = tuned.key_of(stated.request(given.device.type, torch.is_grad_enabled(), False))
+        spec, given = found
+        key = tuned.key_of(spec.request(given.device.type, torch.is_grad_enabled(), False))
         if key in self._done or not self._again(layer, given.structure):
             return
         self._done.add(key)
         if key in tuned.kept(tuned.environment(given.device.type)):
             self.known += 1
         else:
-            self._time(visit, stated, given)
+            self._time(visit, spec, given)
 
     def _again(self, layer: Any, structure: tuple[torch.Tensor, ...]) -> bool:
         """Whether the layer's last call was over these very tensors."""
@@ -215,7 +215,7 @@ class Tuner:
         return last is not None and len(last) == len(now) and all(
             ref() is t and version == held for (ref, held), (t, version) in zip(last, now))
 
-    def _time(self, visit: Visit, stated: Any, given: Any) -> None:
+    def _time(self, visit: Visit, spec: Any, inputs: Any) -> None:
         layer, name = visit.layer, who(self._naming.of(visit.layer), type(visit.layer).__name__)
 
         def call() -> Any:
@@ -225,7 +225,7 @@ class Tuner:
                                 config)
 
         try:
-            self.found.append(tune(call, layer, (visit.args, visit.kwargs), stated, given, name))
+            self.found.append(tune(call, layer, (visit.args, visit.kwargs), spec, inputs, name))
         except torch.cuda.OutOfMemoryError:
             self.notes.append(f"{name}: not timed, as one of the ways ran out of memory; it is "
                               "decided as usual")

@@ -104,40 +104,40 @@ def describe(entry: Entry, visit: Visit, record: Record) -> None:
     if isinstance(found, Reason) or not isinstance(found[0],
                                                    (CallSpec, PlainSpec, AggregationSpec)):
         return
-    stated, given = found
-    attention = patterns.attention(stated.program) if isinstance(stated, CallSpec) else None
+    spec, given = found
+    attention = patterns.attention(spec.program) if isinstance(spec, CallSpec) else None
     if entry.route != "native":
         if attention is not None:
-            entry.moved, entry.flops = attention_work(stated, attention)
-        elif (isinstance(stated, AggregationSpec)
-              or isinstance(stated, PlainSpec) and stated.reduce in ("sum", "max")):
-            entry.moved, entry.flops = sum_work(stated)
+            entry.moved, entry.flops = attention_work(spec, attention)
+        elif (isinstance(spec, AggregationSpec)
+              or isinstance(spec, PlainSpec) and spec.reduce in ("sum", "max")):
+            entry.moved, entry.flops = sum_work(spec)
     if given.device.type == "cpu" and given.edge_index.shape[1]:
-        ends = given.edge_index[1 - (isinstance(stated, CallSpec) and stated.flipped)]
-        entry.histogram = degrees(ends, stated.num_dst)
+        ends = given.edge_index[1 - (isinstance(spec, CallSpec) and spec.flipped)]
+        entry.histogram = degrees(ends, spec.num_dst)
 
 
-def attention_work(stated: CallSpec, attention: patterns.Attention) -> tuple[float, float]:
+def attention_work(spec: CallSpec, attention: patterns.Attention) -> tuple[float, float]:
     """(bytes, floating point operations) of one forward of fused attention over E edges: a row of
     heads * width gathered for each edge with its id, a row written for each destination; a multiply
     and an add per channel for the sum, and where the score is made of rows as well, for that."""
-    edges = stated.num_edges + stated.loops
-    channels = stated.heads * stated.width
-    row = channels * stated.row.itemsize
+    edges = spec.num_edges + spec.loops
+    channels = spec.heads * spec.width
+    row = channels * spec.row.itemsize
     twice = 2 if attention.score == "dot" else 1
-    moved = edges * (row * twice + 4 + (4 * stated.heads if attention.family == "additive" else 0))
+    moved = edges * (row * twice + 4 + (4 * spec.heads if attention.family == "additive" else 0))
     if attention.edge:
-        moved += edges * (row if attention.family == "pairwise" else 4 * stated.heads)
-    moved += stated.num_dst * channels * stated.out.itemsize
+        moved += edges * (row if attention.family == "pairwise" else 4 * spec.heads)
+    moved += spec.num_dst * channels * spec.out.itemsize
     return float(moved), float(edges * channels * (2 if attention.family == "additive" else 4))
 
 
-def sum_work(stated: PlainSpec | AggregationSpec) -> tuple[float, float]:
+def sum_work(spec: PlainSpec | AggregationSpec) -> tuple[float, float]:
     """As `attention_work`, of one sum over the neighbours: a row and an id for each edge, with its
     weight if it has one; a row written for each destination."""
-    row = stated.width * stated.row.itemsize
-    moved = stated.num_edges * (row + 4 + 4 * stated.weighted) + stated.num_dst * row
-    return float(moved), float(stated.num_edges * stated.width * (1 + stated.weighted))
+    row = spec.width * spec.row.itemsize
+    moved = spec.num_edges * (row + 4 + 4 * spec.weighted) + spec.num_dst * row
+    return float(moved), float(spec.num_edges * spec.width * (1 + spec.weighted))
 
 
 def degrees(dst: torch.Tensor, count: int) -> list[int]:

@@ -123,16 +123,16 @@ def _explained(visit: Visit) -> Explanation:
     found = visit.adapter.state(visit.layer, visit.args, visit.kwargs)
     if isinstance(found, Reason):
         return Explanation(name, found, None, None)
-    stated, given = found
+    spec, given = found
     # None: GNNACCEL=0
     decision = None if visit.config is None else decided(visit, visit.layer.training)
-    if isinstance(stated, (PlainSpec, AggregationSpec)):
-        return Explanation(name, None, stated, None, decision)
-    if not isinstance(stated, RelationalSpec):
-        return Explanation(name, None, stated.program, None, decision)
-    view, _ = stated.lookup(given)
-    return Explanation(name, None, stated.program,
-                       stated.call(view, None).optimised(visit.layer.training), decision)
+    if isinstance(spec, (PlainSpec, AggregationSpec)):
+        return Explanation(name, None, spec, None, decision)
+    if not isinstance(spec, RelationalSpec):
+        return Explanation(name, None, spec.program, None, decision)
+    view, _ = spec.lookup(given)
+    return Explanation(name, None, spec.program,
+                       spec.call(view, None).optimised(visit.layer.training), decision)
 
 
 def _message_passing(layer: Any, inputs: tuple, kwargs: dict) -> tuple[Explanation, ...]:

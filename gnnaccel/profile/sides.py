@@ -58,15 +58,15 @@ def decided(visit: Visit, grad: bool) -> Decided:
     found = visit.adapter.state(visit.layer, visit.args, visit.kwargs)
     if isinstance(found, Reason):
         return Decided(((name, found),))
-    stated, given = found
-    plan, first = (_plan(stated, given, visit.config, grad, fresh) for fresh in (0, EXPECTED))
-    return Decided(plan.rejected, plan, first, stated, given)
+    spec, given = found
+    plan, first = (_plan(spec, given, visit.config, grad, fresh) for fresh in (0, EXPECTED))
+    return Decided(plan.rejected, plan, first, spec, given)
 
 
-def _plan(stated: Any, given: Any, config: Config, grad: bool, fresh: int) -> Plan:
-    if isinstance(stated, AggregationSpec):
-        return stated.plan(given, config, grad, fresh > 0)
-    return planner.plan(stated.request(given.device.type, grad, fresh), config)
+def _plan(spec: Any, inputs: Any, config: Config, grad: bool, fresh: int) -> Plan:
+    if isinstance(spec, AggregationSpec):
+        return spec.plan(inputs, config, grad, fresh > 0)
+    return planner.plan(spec.request(inputs.device.type, grad, fresh), config)
 
 
 def decided_operation(visit: Visit) -> Decided:
@@ -85,11 +85,11 @@ def planned(visit: Visit, plan: Plan, args: tuple, kwargs: dict) -> Any:
     found = visit.adapter.state(visit.layer, args, kwargs)
     if isinstance(found, Reason):
         raise RuntimeError(f"the call cannot be repeated: {found}")
-    stated, given = found
-    graph, _ = stated.lookup(given)
-    call = stated.call(graph, plan)
-    call.run = stated.runner(plan.route)
-    return visit.adapter.run(visit.layer, stated, given, call)
+    spec, given = found
+    graph, _ = spec.lookup(given)
+    call = spec.call(graph, plan)
+    call.run = spec.runner(plan.route)
+    return visit.adapter.run(visit.layer, spec, given, call)
 
 
 def native(visit: Visit, args: tuple, kwargs: dict) -> Any:

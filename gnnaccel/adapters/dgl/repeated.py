@@ -70,7 +70,7 @@ class _Form(NamedTuple):
     parts: list
 
 
-def keep(layer: Any, args: tuple, kwargs: dict, stated: Any, given: Any) -> Any:
+def keep(layer: Any, args: tuple, kwargs: dict, spec: Any, inputs: Any) -> Any:
     """`router.Adapter.keep` of DGL's layers."""
     if looks.replaceable(layer):
         return UNREPEATABLE
@@ -87,7 +87,7 @@ def keep(layer: Any, args: tuple, kwargs: dict, stated: Any, given: Any) -> Any:
         if first != at and isinstance(value, Tensor) and not _a_pair(arguments, value):
             return UNREPEATABLE
     constants: list[Any] = []
-    form = _form(given, places, len(values), constants)
+    form = _form(inputs, places, len(values), constants)
     return (UNREPEATABLE if type(form) is not _Form
             else _Kept(form, names, list(map(weakref.ref, held)), constants))
 

@@ -190,10 +190,10 @@ class _Guarded:
         if adapter.resized is not None:
             self._resized, self.resized = adapter.resized, self._of_another_size
 
-    def keep(self, layer: Any, args: tuple, kwargs: dict, stated: Any, given: Any) -> Any:
+    def keep(self, layer: Any, args: tuple, kwargs: dict, spec: Any, inputs: Any) -> Any:
         if self._replaceable(layer):
             return self._unrepeatable
-        return None if self._keep is None else self._keep(stated, given)
+        return None if self._keep is None else self._keep(spec, inputs)
 
     def _of_another_size(self, layer: Any, args: tuple, kwargs: dict, like: Any) -> Any:
         """`router.Adapter.resized` of PyG's layers."""
@@ -231,11 +231,11 @@ class _Guarded:
         """The stated call over edges that are turned round."""
         if type(found) is Reason:
             return found
-        stated, inputs = found
-        if stated.num_src != stated.num_dst:  # results would be as many as the first of a pair
-            return reason("GA202", f"features of {stated.num_src} and {stated.num_dst} nodes with "
+        spec, inputs = found
+        if spec.num_src != spec.num_dst:  # results would be as many as the first of a pair
+            return reason("GA202", f"features of {spec.num_src} and {spec.num_dst} nodes with "
                           "flow='target_to_source'")
-        return dataclasses.replace(stated, flipped=True), inputs
+        return dataclasses.replace(spec, flipped=True), inputs
 
 
 def _unwrapped_while(script: Any, patches: PatchSet) -> Any:

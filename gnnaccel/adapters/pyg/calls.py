@@ -62,7 +62,7 @@ def exposed(layer: Any) -> bool:
 def resized(again: Callable[..., CallInputs]) -> Callable[..., tuple[CallSpec, CallInputs] | None]:
     """`Contract.resized` of an attention layer with this ``again``."""
 
-    def of_size(layer: Any, args: tuple, kwargs: dict, stated: CallSpec,
+    def of_size(layer: Any, args: tuple, kwargs: dict, spec: CallSpec,
                 kept: None) -> tuple[CallSpec, CallInputs] | None:
         inputs = again(layer, args, kwargs, kept)
         x, x_dst, edge_index, edge_attr, _ = inputs
@@ -73,9 +73,9 @@ def resized(again: Callable[..., CallInputs]) -> Callable[..., tuple[CallSpec, C
         count, loops = edge_index.shape[1], num_src if num_src < num_dst else num_dst
         if edge_attr is not None and edge_attr.shape[0] != count:
             return None
-        return CallSpec(stated.program, stated.native, stated.heads, stated.width, stated.row,
-                        stated.out, num_src, num_dst, count, loops if stated.loops else 0,
-                        stated.exposed, stated.folded, stated.around), inputs
+        return CallSpec(spec.program, spec.native, spec.heads, spec.width, spec.row,
+                        spec.out, num_src, num_dst, count, loops if spec.loops else 0,
+                        spec.exposed, spec.folded, spec.around), inputs
 
     return of_size
 

@@ -61,13 +61,13 @@ class Exact:
                  "kept", "bound", "older")
 
     def __init__(self, epoch: int, key: tuple, structure: Sequence[Tensor], plain: bool,
-                 ledger: GraphLedger, graph: Any, stated: Any, plan: Any, run: Any, kept: Any,
+                 ledger: GraphLedger, graph: Any, spec: Any, plan: Any, run: Any, kept: Any,
                  bound: Any):
         self.epoch, self.key, self.plain = epoch, key, plain
         self.ledger = ledger
-        self.graph = weakref.ref(stated.held(graph))
+        self.graph = weakref.ref(spec.held(graph))
         self.structure = tuple(map(TensorRef, structure))
-        self.stated, self.plan, self.run = stated.kept(), plan, run
+        self.stated, self.plan, self.run = spec.kept(), plan, run
         self.kept, self.bound = kept, bound
         self.older: Exact | None = None
 
@@ -84,14 +84,14 @@ class Exact:
 
     def repeat(self, layer: Any, adapter: Any, args: tuple, kwargs: dict, held: Any) -> Any:
         """The result of a call like this one. ``held``: the structure that ``graph`` refers to."""
-        stated, inputs = self.stated, adapter.again(layer, args, kwargs, self.kept)
-        call = stated.call(held if stated.over is None else stated.over(held, inputs), self.plan)
+        spec, inputs = self.stated, adapter.again(layer, args, kwargs, self.kept)
+        call = spec.call(held if spec.over is None else spec.over(held, inputs), self.plan)
         call.run = self.run
-        return adapter.run(layer, stated, inputs, call)
+        return adapter.run(layer, spec, inputs, call)
 
 
-def remember(layer: Any, adapter: Any, args: tuple, kwargs: dict, config: Config, stated: Any,
-             given: Any, plan: Any, call: Any, run: Any, quantized: bool,
+def remember(layer: Any, adapter: Any, args: tuple, kwargs: dict, config: Config, spec: Any,
+             inputs: Any, plan: Any, call: Any, run: Any, quantized: bool,
              like: Exact | None, memory: LayerMemory | None) -> Any:
     """Keep a call by a faster route, as an `Exact`, for calls that repeat it.
 
@@ -100,14 +100,14 @@ def remember(layer: Any, adapter: Any, args: tuple, kwargs: dict, config: Config
     the call, where its graph is none of its arguments, or of a ``quantized`` call that is no plain
     one. ``like``: the kept call as which it was stated, whose bound call may serve.
     """
-    keeps = memory is None or memory.keeps(stated.held(call.graph))
+    keeps = memory is None or memory.keeps(spec.held(call.graph))
     binds = adapter.bind is not None and plan.route == "cuda" and not quantized
     if like is not None and not keeps:
         return like.bound if binds and like.bound is not None and like.bound.serves(call) else None
     if not (keeps or binds):
         return None
     indices = index_tensors(args, kwargs)
-    if unversioned(indices) or not set(map(id, given.structure)).issubset(map(id, indices)):
+    if unversioned(indices) or not set(map(id, inputs.structure)).issubset(map(id, indices)):
         return None
     # only keys of such calls know the layer's weights themselves, to which a call may be bound
     plain = (not kwargs and len(indices) == len(args) - 1 and type(args[0]) is Tensor
@@ -116,11 +116,11 @@ def remember(layer: Any, adapter: Any, args: tuple, kwargs: dict, config: Config
     key = adapter.key(layer, args, kwargs) if keeps else None
     if key is None or (quantized and not plain):
         return bound
-    extras = adapter.keep(layer, args, kwargs, stated, given)
+    extras = adapter.keep(layer, args, kwargs, spec, inputs)
     if extras is not UNREPEATABLE:
         exact, mode = of(layer).exact, mode_of(layer)
-        exact[mode] = Exact(config.epoch, key, indices, plain, ledgers.of(given.edge_index),
-                            call.graph, stated, plan, run, extras, bound).after(exact[mode])
+        exact[mode] = Exact(config.epoch, key, indices, plain, ledgers.of(inputs.edge_index),
+                            call.graph, spec, plan, run, extras, bound).after(exact[mode])
     return bound
 
 

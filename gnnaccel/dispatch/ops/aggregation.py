@@ -116,30 +116,30 @@ def prepare(reduce: Reduce, x: Tensor, weight: Tensor | None, edges: int) -> Agg
     return Aggregation(reduce, x, weight, tuple([b if a == 1 else a for a, b in tails]))
 
 
-def plain(graph: OpGraph, given: Aggregation) -> Tensor:
+def plain(graph: OpGraph, aggregation: Aggregation) -> Tensor:
     """[num_dst, *shape] on torch operations; messages have the size of the edges. Differentiable
     any number of times."""
-    if type(given.reduce) is Softmax:
-        return means.softmax(graph, given)  # type: ignore[arg-type]
-    if type(given.reduce) is PowerMean:
-        return means.around(plain)(graph, given)
-    message = messages.made(graph, given.x, given.weight, given.more)
+    if type(aggregation.reduce) is Softmax:
+        return means.softmax(graph, aggregation)  # type: ignore[arg-type]
+    if type(aggregation.reduce) is PowerMean:
+        return means.around(plain)(graph, aggregation)
+    message = messages.made(graph, aggregation.x, aggregation.weight, aggregation.more)
     index = graph.index("v")
-    if given.reduce in ("max", "min"):
+    if aggregation.reduce in ("max", "min"):
         index = index.long().view(-1, *(1,) * (message.dim() - 1)).expand_as(message)
         if not zero_share(graph):
-            return _of_product(graph, message, index, given.reduce)
+            return _of_product(graph, message, index, aggregation.reduce)
         zeros = message.new_zeros(graph.num_dst, *message.shape[1:])
-        return zeros.scatter_reduce(0, index, message, f"a{given.reduce}", include_self=False)
+        return zeros.scatter_reduce(0, index, message, f"a{aggregation.reduce}", include_self=False)
     wide = message.float() if message.dtype in _HALF else message
     out = _sum(graph, wide)
-    if given.reduce != "sum":
+    if aggregation.reduce != "sum":
         degree = _sum(graph,
                       wide.new_ones(graph.num_edges)).clamp(min=1).view(-1, *(1,) * (out.dim() - 1))
         out = out / degree
-    if given.reduce in ("var", "std"):
+    if aggregation.reduce in ("var", "std"):
         out = _sum(graph, wide * wide) / degree - out * out
-        out = deviation(out) if given.reduce == "std" else out
+        out = deviation(out) if aggregation.reduce == "std" else out
     return out.to(message.dtype)
 
 

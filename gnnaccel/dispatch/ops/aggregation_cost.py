@@ -56,44 +56,45 @@ class Estimate(NamedTuple):
         return self._replace(gain=max(0.0, self.once - self.ours))  # type: ignore[operator]
 
 
-def estimate(graph: OpGraph, given: Aggregation, grad: bool) -> Estimate:
+def estimate(graph: OpGraph, aggregation: Aggregation, grad: bool) -> Estimate:
     """Estimate for one call, with its backward if ``grad``."""
     mode = "training" if grad else "forward"
-    return (_on_cpu if given.x.device.type == "cpu" else _on_cuda)(graph, given, mode)
+    return (_on_cpu if aggregation.x.device.type == "cpu" else _on_cuda)(graph, aggregation, mode)
 
 
-def _on_cpu(graph: OpGraph, given: Aggregation, mode: str) -> Estimate:
+def _on_cpu(graph: OpGraph, aggregation: Aggregation, mode: str) -> Estimate:
     rates = constants()["aggregation"]["cpu"]
     edges, numbers = graph.num_edges, graph.num_edges * math.prod(
-        given.shape) * given.x.element_size() / 4
+        aggregation.shape) * aggregation.x.element_size() / 4
     native, ours = (_line(rates[side][mode], edges, numbers) for side in ("native", "torch"))
-    heads = given.weight[0].numel() if given.kind == "head" else 1  # type: ignore[index]
+    heads = (aggregation.weight[0].numel() if aggregation.kind == "head"  # type: ignore[index]
+             else 1)
     ours += (heads - 1) * edges * rates["head"]
     return Estimate(native - ours * rates["margin"], _line(rates["structure"][mode], edges, 0),
                     ours, native)
 
 
-def _on_cuda(graph: OpGraph, given: Aggregation, mode: str) -> Estimate:
+def _on_cuda(graph: OpGraph, aggregation: Aggregation, mode: str) -> Estimate:
     rates, kernels = constants()["aggregation"]["cuda"], constants()["cuda"]
-    rates = rates["softmax"] if type(given.reduce) is Softmax else rates
+    rates = rates["softmax"] if type(aggregation.reduce) is Softmax else rates
     if type(graph) is ProductGraph:
-        return _against_product(graph, given, mode, rates["product"])
-    shape, (read, gathered, calls) = given.shape, _MORE.get(type(given.more), (1, 1, 1))
-    if type(given.more) is Generated:
-        shape, (read, gathered) = given.more.shape, given.more.rows_read
-    rows = math.prod(shape) * given.x.element_size()
+        return _against_product(graph, aggregation, mode, rates["product"])
+    shape, (read, gathered, calls) = aggregation.shape, _MORE.get(type(aggregation.more), (1, 1, 1))
+    if type(aggregation.more) is Generated:
+        shape, (read, gathered) = aggregation.more.shape, aggregation.more.rows_read
+    rows = math.prod(shape) * aggregation.x.element_size()
     read_bytes, gathered_bytes = graph.num_edges * rows * read, graph.num_edges * rows * gathered
-    launch, plain = kernels["launch"], given.more is None
+    launch, plain = kernels["launch"], aggregation.more is None
     native = _natively(rates, gathered_bytes, mode, plain)
     rate = (kernels["gather_l2"]
             if graph.num_src * rows <= kernels["l2_bytes"] else kernels["gather_hbm"])
     launches, written = calls * rates["launches"][mode], 0.0
-    copied = plain and not given.x.is_contiguous()
+    copied = plain and not aggregation.x.is_contiguous()
     if copied:
         launches += rates.get("copied", _NO_COPIES)[mode]
-    if type(given.more) is Generated:
-        launches += _besides(given.more, mode)
-        written = (graph.num_edges * given.more.written * rates["generated"]["written"][mode]
+    if type(aggregation.more) is Generated:
+        launches += _besides(aggregation.more, mode)
+        written = (graph.num_edges * aggregation.more.written * rates["generated"]["written"][mode]
                    / kernels["native_bandwidth"])
     # the host launches while the GPU works
     ours = max(read_bytes * rates["passes"][mode] / rate + written, launches * launch)
@@ -102,7 +103,8 @@ def _on_cuda(graph: OpGraph, given: Aggregation, mode: str) -> Estimate:
         once = (read_bytes * rates["once_passes"][mode] / kernels["native_bandwidth"]
                 + (rates["once_launches"][mode] + copied * rates["once_copied"][mode]) * launch)
         once = once if _MARGIN * once < native else None
-    by_source = type(given.more) is Generated and given.more.before and given.more.by_source
+    by_source = (type(aggregation.more) is Generated and aggregation.more.before
+                 and aggregation.more.by_source)
     directions = 1 if mode == "forward" and not by_source else 2
     grouped = csc_of(graph.edge_index) is not None
     structure = _structure(graph.num_edges, directions - grouped) + grouped * _read_in_place()
@@ -129,14 +131,14 @@ def _besides(more: Generated, mode: str) -> float:
             + before * rates["before"][mode] + computed * rates["made"][mode])
 
 
-def _against_product(graph: OpGraph, given: Aggregation, mode: str,
+def _against_product(graph: OpGraph, aggregation: Aggregation, mode: str,
                      rates: dict[str, dict[str, float]]) -> Estimate:
     """Estimate on a GPU, against cuSPARSE's product with a matrix in CSR, whose backward makes the
     transposed matrix in each call. Ours makes it once; rows of a matrix in CSR need no sorting.
     Forward alone there is nothing to gain where the rows do not fit the L2: 0.95x to 1.1x on an
     H100."""
     kernels, edges = constants()["cuda"], graph.num_edges
-    launch, row = kernels["launch"], math.prod(given.shape) * given.x.element_size()
+    launch, row = kernels["launch"], math.prod(aggregation.shape) * aggregation.x.element_size()
     near = graph.num_src * row <= kernels["l2_bytes"]
     rate = kernels["gather_l2"] if near else kernels["gather_hbm"]
     ours, native = (max(edges * row * rates[f"{side}passes"][mode] / rate,

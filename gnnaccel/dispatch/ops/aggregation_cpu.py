@@ -17,41 +17,43 @@ from gnnaccel.dispatch.run.torch_segments import FOLD, Segments, weighted_sum
 _DTYPES = (torch.float32, torch.float64)
 
 
-def unfit(graph: OpGraph, given: Aggregation) -> Reason | None:
+def unfit(graph: OpGraph, aggregation: Aggregation) -> Reason | None:
     """Why this cannot be computed so; then `aggregation.plain` can."""
-    if type(given.more) not in (type(None), Shifted):
+    if type(aggregation.more) not in (type(None), Shifted):
         return reason("GA301", "such messages have no faster way on a CPU")
-    given = means.inner(given)
-    if given.reduce not in ("sum", "mean"):
-        return reason("GA301", f"{named(given.reduce)} over neighbours has no faster way on a CPU")
-    if given.kind == "channel" or not all(given.shape):
+    aggregation = means.inner(aggregation)
+    if aggregation.reduce not in ("sum", "mean"):
+        return reason("GA301",
+                      f"{named(aggregation.reduce)} over neighbours has no faster way on a CPU")
+    if aggregation.kind == "channel" or not all(aggregation.shape):
         return reason("GA208",
-                      f"weights of shape {list(given.weight.shape)}"
-                      if given.weight is not None else "rows are empty")
-    if given.x.dtype not in _DTYPES:
-        return reason("GA203", f"{given.x.dtype} features on a CPU")
+                      f"weights of shape {list(aggregation.weight.shape)}"
+                      if aggregation.weight is not None else "rows are empty")
+    if aggregation.x.dtype not in _DTYPES:
+        return reason("GA203", f"{aggregation.x.dtype} features on a CPU")
     return None if graph.num_edges else reason("GA303")
 
 
-def run(graph: OpGraph, given: Aggregation) -> Tensor:
+def run(graph: OpGraph, aggregation: Aggregation) -> Tensor:
     """`aggregation.plain` of an aggregation that is not `unfit`."""
-    if type(given.reduce) is PowerMean:
-        return means.around(run)(graph, given)
-    if given.more is not None:
-        return messages.split(run, graph, given)
+    if type(aggregation.reduce) is PowerMean:
+        return means.around(run)(graph, aggregation)
+    if aggregation.more is not None:
+        return messages.split(run, graph, aggregation)
     view = graph.view()
-    edges = view.edges(ids=given.weight is not None)
+    edges = view.edges(ids=aggregation.weight is not None)
     segments = edges.segments(graph.num_src)
-    if given.weight is None:
-        out = weighted_sum(segments, None, given.x.flatten(1))
+    if aggregation.weight is None:
+        out = weighted_sum(segments, None, aggregation.x.flatten(1))
     else:
-        weight = given.weight if edges.eid is None else given.weight.index_select(0, edges.eid)
-        out = (weighted_sum(segments, weight.reshape(-1), given.x.flatten(1))
-               if given.kind == "edge" else _by_head(
-            segments, weight.flatten(1), given.x.flatten(1, -2)))
-    if given.reduce == "mean":
+        weight = (aggregation.weight if edges.eid is None
+                  else aggregation.weight.index_select(0, edges.eid))
+        out = (weighted_sum(segments, weight.reshape(-1), aggregation.x.flatten(1))
+               if aggregation.kind == "edge" else _by_head(
+            segments, weight.flatten(1), aggregation.x.flatten(1, -2)))
+    if aggregation.reduce == "mean":
         out = out * view.inverse_degree(out.dtype).unsqueeze(1)
-    out = out.view(-1, *given.shape)
+    out = out.view(-1, *aggregation.shape)
     # no view: views made without gradients cannot be changed in place with
     return out if torch.is_grad_enabled() else out.detach()
 

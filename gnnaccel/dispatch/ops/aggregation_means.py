@@ -104,19 +104,20 @@ def unfit(reduce: Any, x: Tensor, weight: Tensor | None, more: bool = False) -> 
     return None
 
 
-def inner(given: Aggregation) -> Aggregation:
+def inner(aggregation: Aggregation) -> Aggregation:
     """The mean inside a power mean, for decisions; features are not changed yet."""
-    return given._replace(reduce="mean") if type(given.reduce) is PowerMean else given
+    return (aggregation._replace(reduce="mean") if type(aggregation.reduce) is PowerMean
+            else aggregation)
 
 
 def around(run: Callable[[OpGraph, Aggregation],
                          Tensor]) -> Callable[[OpGraph, Aggregation], Tensor]:
     """Wraps ``run``, of means, in the functions of nodes of a power mean."""
-    def run_power_mean(graph: OpGraph, given: Aggregation) -> Tensor:
+    def run_power_mean(graph: OpGraph, aggregation: Aggregation) -> Tensor:
         power: PowerMean
-        power, x = (given.reduce,  # type: ignore[assignment]
-                    given.reduce.before(given.x))  # type: ignore[union-attr]
-        return power.after(run(graph, given._replace(reduce="mean", x=x)))
+        power, x = (aggregation.reduce,  # type: ignore[assignment]
+                    aggregation.reduce.before(aggregation.x))  # type: ignore[union-attr]
+        return power.after(run(graph, aggregation._replace(reduce="mean", x=x)))
 
     return run_power_mean
 

@@ -44,15 +44,15 @@ if TYPE_CHECKING:
         more: Generated
 
 
-def kernel(graph: OpGraph, given: Aggregation) -> Kernel | Reason:
+def kernel(graph: OpGraph, aggregation: Aggregation) -> Kernel | Reason:
     """The way by kernels, or why there is none."""
-    way = _PARTS[type(given.more)].kernel(graph, given)
-    return way._replace(run=lambda: run(graph, given)) if type(way) is Kernel else way
+    way = _PARTS[type(aggregation.more)].kernel(graph, aggregation)
+    return way._replace(run=lambda: run(graph, aggregation)) if type(way) is Kernel else way
 
 
-def run(graph: OpGraph, given: Aggregation) -> Tensor:
+def run(graph: OpGraph, aggregation: Aggregation) -> Tensor:
     """`aggregation.plain` by kernels."""
-    return _PARTS[type(given.more)].run(graph, given)
+    return _PARTS[type(aggregation.more)].run(graph, aggregation)
 
 
 def only_summed(reduce: Reduce) -> Reason:
@@ -65,13 +65,14 @@ class _Split:
     """A sum of the neighbours' rows, and one of the weights."""
 
     @staticmethod
-    def kernel(graph: OpGraph, given: Aggregation) -> Kernel | Reason:
+    def kernel(graph: OpGraph, aggregation: Aggregation) -> Kernel | Reason:
         from gnnaccel.dispatch.ops import aggregation_cuda
 
-        if given.reduce not in ("sum", "mean"):
-            return only_summed(given.reduce)
+        if aggregation.reduce not in ("sum", "mean"):
+            return only_summed(aggregation.reduce)
         parts: list[Any] = [aggregation_cuda.kernel(graph, call) for call
-                            in (given._replace(more=None), messages.weights_alone(given))]
+                            in (aggregation._replace(more=None),
+                                messages.weights_alone(aggregation))]
         for part in parts:
             if type(part) is Reason:
                 return part
@@ -84,10 +85,10 @@ class _Split:
                       ("shifted", *(part.key for part in parts)), compile_, parts[0].run)
 
     @staticmethod
-    def run(graph: OpGraph, given: Aggregation) -> Tensor:
+    def run(graph: OpGraph, aggregation: Aggregation) -> Tensor:
         from gnnaccel.dispatch.ops import aggregation_cuda
 
-        return messages.split(aggregation_cuda.run, graph, given)
+        return messages.split(aggregation_cuda.run, graph, aggregation)
 
 
 class _Rectified:

@@ -22,33 +22,33 @@ from gnnaccel.dispatch.run.autograd import Operation, gradients, stand_in, wants
 from gnnaccel.errors import VALID, GraphError
 
 
-def kernel(graph: OpGraph, given: Aggregation) -> Kernel | None:
+def kernel(graph: OpGraph, aggregation: Aggregation) -> Kernel | None:
     """The way of `aggregation.plain` without a structure, or None: for sums and means in fp32 of
     rows that have one weight at most, which wants no gradient, and nothing else in their messages,
     where their order may vary, over a list of edges [2, E]."""
-    weight = given.weight
-    if given.more is not None or type(graph.edge_index) is EdgeArrays:
+    weight = aggregation.weight
+    if aggregation.more is not None or type(graph.edge_index) is EdgeArrays:
         return None
-    if (given.x.dtype is not torch.float32 or given.reduce not in ("sum", "mean")
-        or given.kind not in ("none", "edge")):
+    if (aggregation.x.dtype is not torch.float32 or aggregation.reduce not in ("sum", "mean")
+        or aggregation.kind not in ("none", "edge")):
         return None
     if ((weight is not None and weight.requires_grad)
         or torch.are_deterministic_algorithms_enabled()):
         return None
-    width, index = math.prod(given.shape), graph.edge_index.dtype
+    width, index = math.prod(aggregation.shape), graph.edge_index.dtype
 
     def compile_() -> None:
         for entry in ("add_edges", "average"):
             edge_list.kernels(width, index)(entry)
 
-    return Kernel(f"fused {given.reduce} over the list of edges", ("edge list", width, index),
-                  compile_, lambda: run(graph, given))
+    return Kernel(f"fused {aggregation.reduce} over the list of edges", ("edge list", width, index),
+                  compile_, lambda: run(graph, aggregation))
 
 
-def run(graph: OpGraph, given: Aggregation) -> Tensor:
+def run(graph: OpGraph, aggregation: Aggregation) -> Tensor:
     """`aggregation.plain` by kernels. GraphError once the device has reported ids out of range in
     an earlier call."""
-    x, weight, mean = given.x, given.weight, given.reduce == "mean"
+    x, weight, mean = aggregation.x, aggregation.weight, aggregation.reduce == "mean"
     if edge_list.alarmed(x.device):
         raise GraphError("the edge_index of an earlier call holds ids outside its graph, "
                          "found on the GPU after that call; such "

@@ -77,20 +77,20 @@ class Asked(NamedTuple):
     fresh: bool
 
 
-def decide(graph: OpGraph, given: Aggregation, config: Config,
+def decide(graph: OpGraph, aggregation: Aggregation, config: Config,
            asked: Asked | None = None) -> Decision:
     """The route of an aggregation that is about to run, or is ``asked`` about. Builds nothing but
     kernels, and those only where they are to run."""
-    if given.x.is_cpu and config.backend == "auto" and not driver.placed():
-        return _without_kernels(graph, given, config, _ON_CPU, asked)
-    against = device_reason(given.x.device.type, config)
-    kernel = against or aggregation_cuda.kernel(graph, given)
+    if aggregation.x.is_cpu and config.backend == "auto" and not driver.placed():
+        return _without_kernels(graph, aggregation, config, _ON_CPU, asked)
+    against = device_reason(aggregation.x.device.type, config)
+    kernel = against or aggregation_cuda.kernel(graph, aggregation)
     if type(kernel) is Reason:
-        return _without_kernels(graph, given, config, kernel, asked)
+        return _without_kernels(graph, aggregation, config, kernel, asked)
     why, estimate = ((None, None) if config.when != "profitable"
-                     else _cost_reason(graph, given, asked))
+                     else _cost_reason(graph, aggregation, asked))
     if why is _ONCE:
-        name = aggregation_once.kernel(graph, given).name  # type: ignore[union-attr]
+        name = aggregation_once.kernel(graph, aggregation).name  # type: ignore[union-attr]
         decision = _taken("cuda", name, aggregation_once.run, estimate,
                           ("kernels over a structure", why))
         return decision._replace(again=True)
@@ -98,20 +98,20 @@ def decide(graph: OpGraph, given: Aggregation, config: Config,
         return _refused(estimate, (KERNELS, why))
     against = compiling.problem(kernel.key, kernel.compile)  # `compile_reason`, without its call
     if against is not None:
-        return _without_kernels(graph, given, config, against, asked)
+        return _without_kernels(graph, aggregation, config, against, asked)
     if estimate is None:  # as `_taken`, without its call
         return Decision(Plan("cuda", kernel.name), aggregation_cuda.run)
     return _taken("cuda", kernel.name, aggregation_cuda.run, estimate)
 
 
-def decide_all(graph: OpGraph, given: Aggregation, reduces: tuple[Reduce, ...], config: Config,
-               asked: Asked | None = None) -> Decision:
-    """Route of aggregations that differ only in their ``reduces``, of which ``given`` has the
+def decide_all(graph: OpGraph, aggregation: Aggregation, reduces: tuple[Reduce, ...],
+               config: Config, asked: Asked | None = None) -> Decision:
+    """Route of aggregations that differ only in their ``reduces``, of which ``aggregation`` has the
     first; several give a list. One that is native makes all native, as the host makes its messages
     once for all. Kernels share a pass where they can."""
     if len(reduces) == 1:
-        return decide(graph, given, config, asked)
-    choices = [decide(graph, given.by(reduce), config, asked) for reduce in reduces]
+        return decide(graph, aggregation, config, asked)
+    choices = [decide(graph, aggregation.by(reduce), config, asked) for reduce in reduces]
     for choice in choices:
         if choice.run is None:
             return choice
@@ -119,12 +119,12 @@ def decide_all(graph: OpGraph, given: Aggregation, reduces: tuple[Reduce, ...], 
     runs: list[Run]
     kernels, runs = map(list, zip(*((choice.plan.kernel, choice.run) for choice in choices)))
 
-    def apart(graph: OpGraph, given: Aggregation) -> list[Tensor]:
-        return [run(graph, given.by(reduce)) for run, reduce in zip(runs, reduces)]
+    def apart(graph: OpGraph, aggregation: Aggregation) -> list[Tensor]:
+        return [run(graph, aggregation.by(reduce)) for run, reduce in zip(runs, reduces)]
 
     run = apart
     if all(choice.plan.route == "cuda" for choice in choices):
-        passes = aggregation_cuda.together(graph, given, reduces)
+        passes = aggregation_cuda.together(graph, aggregation, reduces)
         groups = tuple(group for group, kernel in passes.items()
                        if compile_reason(kernel) is None)
         kernels = [next((passes[group].name for group in groups if reduce in group), kernel)
@@ -144,14 +144,14 @@ def on(route: str, graph: OpGraph, given: Aggregation) -> Tensor:
             if _unfit_by_torch(graph, given) is None else aggregation.plain)(graph, given)
 
 
-def on_all(route: str, graph: OpGraph, given: Aggregation,
+def on_all(route: str, graph: OpGraph, aggregation: Aggregation,
            reduces: tuple[Reduce, ...]) -> list[Tensor]:
     """Results of several aggregations, as of a `Decision` of `decide_all`."""
     if route == "cuda":
-        groups = tuple(aggregation_cuda.together(graph, given, reduces))
-        return aggregation_cuda.run_all(graph, given, reduces, groups,
+        groups = tuple(aggregation_cuda.together(graph, aggregation, reduces))
+        return aggregation_cuda.run_all(graph, aggregation, reduces, groups,
                                         [aggregation_cuda.run] * len(reduces))
-    return [on(route, graph, given.by(reduce)) for reduce in reduces]
+    return [on(route, graph, aggregation.by(reduce)) for reduce in reduces]
 
 
 def _without_kernels(graph: OpGraph, given: Aggregation, config: Config, against: Reason,
@@ -172,22 +172,22 @@ def _without_kernels(graph: OpGraph, given: Aggregation, config: Config, against
                   (KERNELS, against))
 
 
-def _unfit_by_torch(graph: OpGraph, given: Aggregation) -> Reason | None:
+def _unfit_by_torch(graph: OpGraph, aggregation: Aggregation) -> Reason | None:
     if type(graph) is ProductGraph:
         return _NO_GAIN_OVER_PRODUCTS
-    return aggregation_cpu.unfit(graph, given) if given.x.is_cpu else _NO_GAIN
+    return aggregation_cpu.unfit(graph, aggregation) if aggregation.x.is_cpu else _NO_GAIN
 
 
-def _cost_reason(graph: OpGraph, given: Aggregation,
+def _cost_reason(graph: OpGraph, aggregation: Aggregation,
                  asked: Asked | None) -> tuple[Reason | None, Estimate | None]:
     """Why the host's own code is no slower, if calls are to gain."""
     # at each replay the structure is built anew, if it may not be used from before
     still = capture.here.held is not None and graph.known()
     if asked is None and capture.capturing() and not still:
-        asked = Asked(_differentiated(given), self_loops.of(graph.edge_index) is None)
-    estimate = aggregation_cost.estimate(graph, given,
-                                         _differentiated(given) if asked is None else asked.grad)
-    if estimate.once_pays and _may_run_once(graph, given, asked):
+        asked = Asked(_differentiated(aggregation), self_loops.of(graph.edge_index) is None)
+    grad = _differentiated(aggregation) if asked is None else asked.grad
+    estimate = aggregation_cost.estimate(graph, aggregation, grad)
+    if estimate.once_pays and _may_run_once(graph, aggregation, asked):
         estimate = estimate.over_once()
         builds = (estimate.gain > estimate.structure
                   if asked is not None else aggregation_cost.pays(graph.edge_index, estimate))
@@ -204,17 +204,17 @@ def _cost_reason(graph: OpGraph, given: Aggregation,
     return _MAY_NOT_COME_AGAIN, estimate
 
 
-def _may_run_once(graph: OpGraph, given: Aggregation, asked: Asked | None) -> bool:
+def _may_run_once(graph: OpGraph, aggregation: Aggregation, asked: Asked | None) -> bool:
     """Whether there is a way without a structure for a graph that has none. A checkpoint finds its
     graph's structure known."""
     if checkpointed() or (graph.known() if asked is None else not asked.fresh):
         return False
-    kernel = aggregation_once.kernel(graph, given)
+    kernel = aggregation_once.kernel(graph, aggregation)
     return kernel is not None and compile_reason(kernel) is None
 
 
-def _differentiated(given: Aggregation) -> bool:
-    return torch.is_grad_enabled() and any(t.requires_grad for t in given.tensors)
+def _differentiated(aggregation: Aggregation) -> bool:
+    return torch.is_grad_enabled() and any(t.requires_grad for t in aggregation.tensors)
 
 
 # --- the run --------------------------------------------------------------------------------------

@@ -43,9 +43,9 @@ class AggregationSpec:
                 f"{self.num_dst} nodes")
 
     @staticmethod
-    def of(given: AggregationInputs) -> AggregationSpec:
-        graph, first = given.graph, given.first
-        return AggregationSpec(tuple(map(named, given.reduces)), first.weight is not None,
+    def of(inputs: AggregationInputs) -> AggregationSpec:
+        graph, first = inputs.graph, inputs.first
+        return AggregationSpec(tuple(map(named, inputs.reduces)), first.weight is not None,
                                math.prod(first.shape), first.x.dtype, graph.num_src,
                                graph.num_dst, graph.num_edges,
                                "x[j]" if first.more is None else str(first.more))
@@ -54,16 +54,16 @@ class AggregationSpec:
     def out(self) -> torch.dtype:
         return self.row
 
-    def plan(self, given: AggregationInputs, config: Config, grad: bool, fresh: bool) -> Plan:
+    def plan(self, inputs: AggregationInputs, config: Config, grad: bool, fresh: bool) -> Plan:
         """The decision on such a call, as a part of training if ``grad``, over a graph that is
         ``fresh`` or comes again."""
-        return aggregation_route.decide_all(given.graph, given.first, given.reduces, config,
+        return aggregation_route.decide_all(inputs.graph, inputs.first, inputs.reduces, config,
                                             Asked(grad, fresh)).plan
 
-    def lookup(self, given: AggregationInputs) -> tuple[OpGraph, str]:
+    def lookup(self, inputs: AggregationInputs) -> tuple[OpGraph, str]:
         """The call's graph, and "hit", "miss" or "none" of its structure."""
-        given.graph.view()
-        return given.graph, given.graph.cached
+        inputs.graph.view()
+        return inputs.graph, inputs.graph.cached
 
     def call(self, graph: OpGraph, plan: Plan) -> AggregationCall:
         return AggregationCall(graph, plan.route == "cuda")
@@ -105,12 +105,12 @@ class AggregationCall:
     kernels: bool
     run: Any = None
 
-    def __call__(self, given: AggregationInputs) -> Any:
-        return self.run(self, given)
+    def __call__(self, inputs: AggregationInputs) -> Any:
+        return self.run(self, inputs)
 
 
-def _run(route: str, call: AggregationCall, given: AggregationInputs) -> Any:
+def _run(route: str, call: AggregationCall, inputs: AggregationInputs) -> Any:
     """The result; of several aggregations a list, as of `aggregation_route.decide_all`."""
-    if len(given.reduces) > 1:
-        return aggregation_route.on_all(route, call.graph, given.first, given.reduces)
-    return aggregation_route.on(route, call.graph, given.first.by(given.reduces[0]))
+    if len(inputs.reduces) > 1:
+        return aggregation_route.on_all(route, call.graph, inputs.first, inputs.reduces)
+    return aggregation_route.on(route, call.graph, inputs.first.by(inputs.reduces[0]))

@@ -23,18 +23,18 @@ class Part(NamedTuple):
     target: int
 
 
-def gspmm(graph: OpGraph, given: Operands, reduce: str) -> OpCall:
+def gspmm(graph: OpGraph, operands: Operands, reduce: str) -> OpCall:
     """`torch_ops.gspmm` over one relation."""
-    return OpCall(given.first.device, given.first.dtype,
-                  lambda: given.result(torch_ops.gspmm(graph, given, reduce)),
-                  cuda_ops.gspmm(graph, given, reduce), graph)
+    return OpCall(operands.first.device, operands.first.dtype,
+                  lambda: operands.result(torch_ops.gspmm(graph, operands, reduce)),
+                  cuda_ops.gspmm(graph, operands, reduce), graph)
 
 
-def gsddmm(graph: OpGraph, given: Operands, targets: tuple[str, str]) -> OpCall:
+def gsddmm(graph: OpGraph, operands: Operands, targets: tuple[str, str]) -> OpCall:
     """`torch_ops.gsddmm` over one relation."""
-    return OpCall(given.first.device, given.first.dtype,
-                  lambda: given.result(torch_ops.gsddmm(graph, given, *targets)),
-                  cuda_ops.gsddmm(graph, given, targets), graph)
+    return OpCall(operands.first.device, operands.first.dtype,
+                  lambda: operands.result(torch_ops.gsddmm(graph, operands, *targets)),
+                  cuda_ops.gsddmm(graph, operands, targets), graph)
 
 
 def edge_softmax(graph: OpGraph, logits: Tensor, by: str) -> OpCall:

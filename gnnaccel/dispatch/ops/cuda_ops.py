@@ -35,24 +35,24 @@ if TYPE_CHECKING:
         rhs: Tensor
 
 
-def gspmm(graph: OpGraph, given: Operands, reduce: str) -> Kernel | Reason:
+def gspmm(graph: OpGraph, operands: Operands, reduce: str) -> Kernel | Reason:
     """The way of `torch_ops.gspmm` by kernels, or why there is none."""
-    why = _reason(graph, given.first, given.shape)
+    why = _reason(graph, operands.first, operands.shape)
     if why is not None:
         return why
-    return _sum(graph, given) if reduce == "sum" else _extremum(graph, given, reduce == "max")
+    return _sum(graph, operands) if reduce == "sum" else _extremum(graph, operands, reduce == "max")
 
 
-def gsddmm(graph: OpGraph, given: Operands, targets: tuple[str, str]) -> Kernel | Reason:
+def gsddmm(graph: OpGraph, operands: Operands, targets: tuple[str, str]) -> Kernel | Reason:
     """The way of `torch_ops.gsddmm` by kernels, or why there is none."""
-    why = _reason(graph, given.first, given.shape)
+    why = _reason(graph, operands.first, operands.shape)
     if why is not None:
         return why
-    if given.op == "dot":
-        return _dot(graph, given, targets)  # type: ignore[arg-type]
-    if given.op in ("copy_lhs", "copy_rhs"):
-        return _copy(graph, given, targets)
-    return _elementwise(graph, given, targets)  # type: ignore[arg-type]
+    if operands.op == "dot":
+        return _dot(graph, operands, targets)  # type: ignore[arg-type]
+    if operands.op in ("copy_lhs", "copy_rhs"):
+        return _copy(graph, operands, targets)
+    return _elementwise(graph, operands, targets)  # type: ignore[arg-type]
 
 
 def edge_softmax(graph: OpGraph, logits: Tensor, by: str) -> Kernel | Reason:
@@ -122,16 +122,16 @@ def _made(name: str, key: tuple, kernels: Callable[[], list[tuple[Kernels, tuple
 
 # --- reduced to nodes -----------------------------------------------------------------------------
 
-def _sum(graph: OpGraph, given: Operands) -> Kernel:
-    lhs, rhs, dtype = given.lhs, given.rhs, given.first.dtype
-    if given.op == "mul":
-        return _weighted_sum(graph, given)  # type: ignore[arg-type]
+def _sum(graph: OpGraph, operands: Operands) -> Kernel:
+    lhs, rhs, dtype = operands.lhs, operands.rhs, operands.first.dtype
+    if operands.op == "mul":
+        return _weighted_sum(graph, operands)  # type: ignore[arg-type]
     widths = [math.prod(t.shape[1:]) for t in (lhs, rhs) if t is not None]
 
     def run() -> Tensor:
         parts = [] if lhs is None else [cuda_maps.aggregate(graph.view(), lhs)]
         parts += [] if rhs is None else [functions.edge_sum(graph, rhs, "v")]
-        return given.result(parts[0] if len(parts) == 1 else parts[0] + parts[1])
+        return operands.result(parts[0] if len(parts) == 1 else parts[0] + parts[1])
 
     def kernels() -> list:
         forms = [sums.variant(*sums.factored(w), dtype, dtype, "none", "place", False, False, False)
@@ -182,20 +182,20 @@ def _weighted_sum(graph: OpGraph, given: _Both) -> Kernel:
                  run)
 
 
-def _extremum(graph: OpGraph, given: Operands, largest: bool) -> Kernel | Reason:
-    of_edges, dtype = given.lhs is None, given.first.dtype
-    if given.op in ("add", "mul"):
-        (heads, width), weight = _weighted(given)  # type: ignore[arg-type]
-        form = functions.Extremum(given.op, largest, False)
+def _extremum(graph: OpGraph, operands: Operands, largest: bool) -> Kernel | Reason:
+    of_edges, dtype = operands.lhs is None, operands.first.dtype
+    if operands.op in ("add", "mul"):
+        (heads, width), weight = _weighted(operands)  # type: ignore[arg-type]
+        form = functions.Extremum(operands.op, largest, False)
     else:
-        heads, width = sums.factored(math.prod(given.shape))
+        heads, width = sums.factored(math.prod(operands.shape))
         weight, form = "none", functions.Extremum("copy", largest, of_edges)
 
     def run() -> Tensor:
-        x, w = ((given.first.reshape(-1, heads, width), None)
+        x, w = ((operands.first.reshape(-1, heads, width), None)
                 if weight == "none"
-                else _operands(given, heads, width, weight))  # type: ignore[arg-type]
-        return given.result(functions.extremum(graph, form, x, w).view(-1, *given.shape))
+                else _operands(operands, heads, width, weight))  # type: ignore[arg-type]
+        return operands.result(functions.extremum(graph, form, x, w).view(-1, *operands.shape))
 
     return _made("fused max" if largest else "fused min",
                  ("extremum", heads, width, weight, dtype, form), lambda: [
@@ -204,14 +204,14 @@ def _extremum(graph: OpGraph, given: Operands, largest: bool) -> Kernel | Reason
 
 # --- brought to edges -----------------------------------------------------------------------------
 
-def _copy(graph: OpGraph, given: Operands, targets: tuple[str, str]) -> Kernel | Reason:
-    x, target = given.first, targets[given.lhs is None]
+def _copy(graph: OpGraph, operands: Operands, targets: tuple[str, str]) -> Kernel | Reason:
+    x, target = operands.first, targets[operands.lhs is None]
     if target == "e":
         return reason("GA208", "the result is the features of edges themselves")
-    width = math.prod(given.shape)
+    width = math.prod(operands.shape)
     return _made("gathered rows", ("copy", width, x.dtype),
                  lambda: [(functions.sum_variant(width, x.dtype).kernels, _SUM[:2])],
-                 lambda: given.result(functions.take(graph, x, target)))
+                 lambda: operands.result(functions.take(graph, x, target)))
 
 
 def _elementwise(graph: OpGraph, given: _Both, targets: tuple[str, str]) -> Kernel:

@@ -57,9 +57,9 @@ def prepare(op: str, lhs: Any, rhs: Any) -> Operands | Reason:
     return shape if type(shape) is Reason else Operands(op, lhs, rhs, shape, scalar)
 
 
-def size_reason(graph: OpGraph, given: Operands, targets: tuple[str, str]) -> Reason | None:
+def size_reason(graph: OpGraph, operands: Operands, targets: tuple[str, str]) -> Reason | None:
     """Why the operands do not belong to this graph: other numbers of rows."""
-    for t, target in zip((given.lhs, given.rhs), targets):
+    for t, target in zip((operands.lhs, operands.rhs), targets):
         if t is not None and t.shape[0] != graph.rows(target):
             return reason("GA206",
                           f"features of {target} have {t.shape[0]} rows, the graph "

@@ -88,13 +88,13 @@ class PlainSpec:
                             self.num_src.bit_length(), self.num_dst.bit_length(),
                             self.num_edges.bit_length(), grad, fresh > 0, self.parts)
 
-    def peek(self, given: PlainInputs) -> bool:
+    def peek(self, inputs: PlainInputs) -> bool:
         """Whether the structure of the call's graph is there."""
-        return cache.peek(given.edge_index, self.num_src, self.num_dst)
+        return cache.peek(inputs.edge_index, self.num_src, self.num_dst)
 
-    def lookup(self, given: PlainInputs) -> tuple[OpGraph, str]:
+    def lookup(self, inputs: PlainInputs) -> tuple[OpGraph, str]:
         """The call's graph, and "hit", "miss" or "none" of its structure."""
-        graph = OpGraph(given.edge_index, self.num_src, self.num_dst)
+        graph = OpGraph(inputs.edge_index, self.num_src, self.num_dst)
         graph.view()
         return graph, graph.cached
 
@@ -107,9 +107,9 @@ class PlainSpec:
         """Structure of the call's graph that the structure cache holds."""
         return graph.view()
 
-    def over(self, held: GraphView, given: PlainInputs) -> OpGraph:
+    def over(self, held: GraphView, inputs: PlainInputs) -> OpGraph:
         """The graph of a call on these tensors, whose structure is ``held``."""
-        return OpGraph(given.edge_index, self.num_src, self.num_dst, view=held)
+        return OpGraph(inputs.edge_index, self.num_src, self.num_dst, view=held)
 
     def call(self, graph: OpGraph, plan: Any) -> PlainCall:
         return PlainCall(graph, self.reduce, plan.route == "cuda")

@@ -14,27 +14,27 @@ _HALF = (torch.float16, torch.bfloat16)
 _INFINITY = float("inf")
 
 
-def gsddmm(graph: OpGraph, given: Operands, lhs_target: str, rhs_target: str) -> Tensor:
+def gsddmm(graph: OpGraph, operands: Operands, lhs_target: str, rhs_target: str) -> Tensor:
     """[E, *shape]: op of the two operands' rows at each edge: at its source ("u"), its destination
     ("v") or itself ("e")."""
-    lhs = None if given.lhs is None else take(graph, given.lhs, lhs_target)
-    rhs = None if given.rhs is None else take(graph, given.rhs, rhs_target)
+    lhs = None if operands.lhs is None else take(graph, operands.lhs, lhs_target)
+    rhs = None if operands.rhs is None else take(graph, operands.rhs, rhs_target)
     if lhs is None or rhs is None:
         return rhs if lhs is None else lhs  # type: ignore[return-value]
-    if given.op == "dot":
+    if operands.op == "dot":
         return (lhs * rhs).sum(-1, keepdim=True)
-    return lhs + rhs if given.op == "add" else lhs * rhs
+    return lhs + rhs if operands.op == "add" else lhs * rhs
 
 
-def gspmm(graph: OpGraph, given: Operands, reduce: str) -> Tensor:
+def gspmm(graph: OpGraph, operands: Operands, reduce: str) -> Tensor:
     """[num_dst, *shape]: ``reduce`` ("sum", "max", "min"), over the edges that enter a node, of op
     of the first operand at the source and the second at the edge.
 
     Nodes without edges get 0 of a sum and -inf of "max" (inf of "min"), but 0 where the whole graph
     has no edges.
     """
-    message = (apart(given.rhs)  # type: ignore[arg-type]
-               if given.lhs is None else gsddmm(graph, given, "u", "e"))
+    message = (apart(operands.rhs)  # type: ignore[arg-type]
+               if operands.lhs is None else gsddmm(graph, operands, "u", "e"))
     return reduced(message, graph.index("v"), graph.num_dst, reduce)
 
 

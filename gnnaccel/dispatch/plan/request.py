@@ -97,15 +97,15 @@ class CallSpec:
                        edges.bit_length(), grad, fresh, loops=self.loops > 0,
                        long=edges >= LONG * self.num_src and edges >= LONG * self.num_dst)
 
-    def peek(self, given: CallInputs) -> bool:
+    def peek(self, inputs: CallInputs) -> bool:
         """Whether the structure of the call's graph is there."""
-        return cache.peek_many((given.edge_index,),
+        return cache.peek_many((inputs.edge_index,),
                                flipped_sizes(self.num_src, self.num_dst, self.loops)
                                if self.flipped else (self.num_src, self.num_dst, self.loops))
 
-    def lookup(self, given: CallInputs) -> tuple[GraphView, str]:
+    def lookup(self, inputs: CallInputs) -> tuple[GraphView, str]:
         """The structure of the call's graph, and "hit", "miss" or "none"."""
-        return (flipped if self.flipped else cache.lookup)(given.edge_index, self.num_src,
+        return (flipped if self.flipped else cache.lookup)(inputs.edge_index, self.num_src,
                                                            self.num_dst, self.loops)
 
     def call(self, graph: GraphView, plan) -> attention.Call:

@@ -43,24 +43,24 @@ from gnnaccel.dispatch.quantized.use import Counted, Use, decide
 from gnnaccel.dispatch.run.autograd import Operation, gradients, stand_in
 
 
-def narrowed(layer: Any, entry: Entry, graph: OpGraph, given: Aggregation, config: Config,
+def narrowed(layer: Any, entry: Entry, graph: OpGraph, aggregation: Aggregation, config: Config,
              decision: Decision, several: bool = False) -> Decision:
     """``decision`` of one call of ``layer`` with rows in the format that ``entry`` asks for.
     ``several``: it is about several reductions of the same messages."""
-    grad = torch.is_grad_enabled() and given.x.requires_grad
-    sizes = Sizes(graph.num_src, graph.num_dst, graph.num_edges, math.prod(given.shape),
-                  given.x.element_size(), grad)
+    grad = torch.is_grad_enabled() and aggregation.x.requires_grad
+    sizes = Sizes(graph.num_src, graph.num_dst, graph.num_edges, math.prod(aggregation.shape),
+                  aggregation.x.element_size(), grad)
     plan = decision.plan
     why = plan.rejected[0][1] if decision.run is None and plan.rejected else None
     against = (reason("GA603", "several reductions of the same messages")
-               if several else unfit(graph, given))
+               if several else unfit(graph, aggregation))
     if decision.run is aggregation_once.run:
         against = (against
                    or reason("GA604", "the graph was not used often enough yet to be prepared"))
-    use = decide(layer, entry, config, plan.route, why, given.x.dtype, sizes, against,
+    use = decide(layer, entry, config, plan.route, why, aggregation.x.dtype, sizes, against,
                  checkpointed())
     if type(use) is Use and use.kernels:
-        use = compile_reason(_kernel(given, use)) or use
+        use = compile_reason(_kernel(aggregation, use)) or use
     if type(use) is Reason:
         return _in_fp32(decision, entry, use)
     assert decision.run is not None
@@ -105,61 +105,64 @@ class _Run:
         self.use, self.plain, self.stopwatch = (use, plain,
                                                 Stopwatch(use.entry) if use.kernels else None)
 
-    def __call__(self, graph: OpGraph, given: Aggregation) -> Tensor:
-        entry, device = self.use.entry, given.x.device
+    def __call__(self, graph: OpGraph, aggregation: Aggregation) -> Tensor:
+        entry, device = self.use.entry, aggregation.x.device
         still = settings.captured(device) or checkpointed()
         due = entry.watch.begin(device, still)
         if entry.watch.failure is not None:
             entry.fell_back(reason("GA605", entry.watch.failure))
-            return self.plain(graph, given)
+            return self.plain(graph, aggregation)
         entry.quantized += 1
-        out = run(self.use, graph, given)
+        out = run(self.use, graph, aggregation)
         if due:
-            entry.watch.check(lambda count, turn: _sampled(self.use, graph, given, count, turn))
+            entry.watch.check(
+                lambda count, turn: _sampled(self.use, graph, aggregation, count, turn))
         if self.stopwatch is not None and not still:
-            self.stopwatch.compare(lambda: run(self.use, graph, given),
-                                   lambda: self.plain(graph, given))
+            self.stopwatch.compare(lambda: run(self.use, graph, aggregation),
+                                   lambda: self.plain(graph, aggregation))
         return out
 
 
-def _sampled(use: Use, graph: OpGraph, given: Aggregation, count: int, turn: int) -> Tensor:
-    x = given.x.detach()
+def _sampled(use: Use, graph: OpGraph, aggregation: Aggregation, count: int, turn: int) -> Tensor:
+    x = aggregation.x.detach()
     stored = rows.store(x, use.storage.format, False, use.kernels)
     stored = (stored if type(stored) is quantize.Int8Rows
               else stored.view(x.shape))  # type: ignore[union-attr]
 
     def weights(src: Tensor, dst: Tensor, edge: Tensor, real: Tensor) -> Tensor:
-        assert given.weight is not None
-        return given.weight.detach()[edge]
+        assert aggregation.weight is not None
+        return aggregation.weight.detach()[edge]
 
-    return sample.measure(graph.view(), given.weight is not None, x, stored,
-                          None if given.weight is None else weights, count, turn)
+    return sample.measure(graph.view(), aggregation.weight is not None, x, stored,
+                          None if aggregation.weight is None else weights, count, turn)
 
 
 # --- the run --------------------------------------------------------------------------------------
 
-def run(use: Use, graph: OpGraph, given: Aggregation) -> Tensor:
+def run(use: Use, graph: OpGraph, aggregation: Aggregation) -> Tensor:
     """`aggregation.plain` of an aggregation that is not `unfit`, with rows in ``use.storage``."""
-    heads, width = _layout(given)
-    weight = given.weight
+    heads, width = _layout(aggregation)
+    weight = aggregation.weight
     if weight is not None:
-        weight = weight.reshape(-1) if given.kind == "edge" else weight.reshape(-1, heads)
-    source = (weakref.ref(given.x) if use.entry.maps and use.storage.format == "int8"
-              and given.x.dim() == 2 else None)
-    call = _Call(use, graph, given.reduce == "mean", heads, width, given.x.dtype,
-                 use.entry.watch.flags(given.x.device), source)
-    return _Aggregate(call).apply(given.x.reshape(-1, heads, width), weight).view(-1, *given.shape)
+        weight = weight.reshape(-1) if aggregation.kind == "edge" else weight.reshape(-1, heads)
+    source = (weakref.ref(aggregation.x) if use.entry.maps and use.storage.format == "int8"
+              and aggregation.x.dim() == 2 else None)
+    call = _Call(use, graph, aggregation.reduce == "mean", heads, width, aggregation.x.dtype,
+                 use.entry.watch.flags(aggregation.x.device), source)
+    out = _Aggregate(call).apply(aggregation.x.reshape(-1, heads, width), weight)
+    return out.view(-1, *aggregation.shape)
 
 
-def _layout(given: Aggregation) -> tuple[int, int]:
+def _layout(aggregation: Aggregation) -> tuple[int, int]:
     """Heads and width of a row as the kernels see it."""
-    features, last = math.prod(given.shape), given.shape[-1]
-    return (features // last, last) if given.kind == "head" else sums.factored(features)
+    features, last = math.prod(aggregation.shape), aggregation.shape[-1]
+    return (features // last, last) if aggregation.kind == "head" else sums.factored(features)
 
 
-def _kernel(given: Aggregation, use: Use) -> Kernel:
-    heads, width = _layout(given)
-    kind, storage, dtype, mean = given.kind, use.storage, given.x.dtype, given.reduce == "mean"
+def _kernel(aggregation: Aggregation, use: Use) -> Kernel:
+    heads, width = _layout(aggregation)
+    kind, storage, dtype = aggregation.kind, use.storage, aggregation.x.dtype
+    mean = aggregation.reduce == "mean"
 
     def compile_() -> None:
         rows.prepare(storage, heads * width, dtype, dtype)

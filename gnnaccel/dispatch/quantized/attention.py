@@ -38,29 +38,29 @@ from gnnaccel.dispatch.run.attention_folded import Folded
 from gnnaccel.dispatch.run.autograd import Operation, gradients
 
 
-def reason_for(stated: Any) -> Reason | None:
+def reason_for(spec: Any) -> Reason | None:
     """Why a call of this form cannot be quantized."""
-    attention = pattern(stated.program) if type(stated) is CallSpec else None
+    attention = pattern(spec.program) if type(spec) is CallSpec else None
     if attention is None or attention.score != "additive":
         return reason("GA603",
-                      f"no kernel of {stated.native} takes "
+                      f"no kernel of {spec.native} takes "
                       "rows in fewer bytes")
     return None
 
 
-def chosen(layer: Any, entry: Entry, config: Config, stated: Any, plan: Plan) -> Use | Reason:
+def chosen(layer: Any, entry: Entry, config: Config, spec: Any, plan: Plan) -> Use | Reason:
     """The storage of a call of ``layer`` that is planned to run so; or why it runs in fp32."""
-    why = reason_for(stated)
+    why = reason_for(spec)
     sizes = (Sizes(1, 1, 1, 1, 4, False) if why else Sizes(
-        stated.num_src, stated.num_dst, stated.num_edges + stated.loops,
-        stated.heads * stated.width, stated.row.itemsize,
+        spec.num_src, spec.num_dst, spec.num_edges + spec.loops,
+        spec.heads * spec.width, spec.row.itemsize,
         torch.is_grad_enabled()))
     native = plan.rejected[0][1] if plan.route == "native" and plan.rejected else None
     use = decide(layer, entry, config, plan.route, native,
-                 stated.row if type(stated) is CallSpec else torch.float32, sizes, why,
+                 spec.row if type(spec) is CallSpec else torch.float32, sizes, why,
                  checkpointed())
     if type(use) is Use and use.kernels:
-        use = compile_reason(_kernel(stated, use)) or use
+        use = compile_reason(_kernel(spec, use)) or use
     if type(use) is Use:
         entry.storage, entry.gain = (use.storage,
                                      cost.gain(sizes, use.storage) if use.kernels else None)
@@ -72,21 +72,21 @@ def runner(entry: Entry, use: Use | Reason, plain: Any) -> Any:
     return Counted(entry, use, plain) if type(use) is Reason else Run(use, plain)
 
 
-def _kernel(stated: CallSpec, use: Use) -> Kernel:
-    h, d, edge, dropout = (stated.heads, stated.width,
-                           pattern(stated.program).edge, pattern(  # type: ignore[union-attr]
-                               stated.program).dropout > 0)
+def _kernel(spec: CallSpec, use: Use) -> Kernel:
+    h, d, edge, dropout = (spec.heads, spec.width,
+                           pattern(spec.program).edge, pattern(  # type: ignore[union-attr]
+                               spec.program).dropout > 0)
 
     def compile_() -> None:
-        rows.prepare(use.storage, h * d, stated.row, stated.out)
+        rows.prepare(use.storage, h * d, spec.row, spec.out)
         for train in (False, True):
-            variant = _variant(use.storage, h, d, stated.out, edge, dropout, train, False)
+            variant = _variant(use.storage, h, d, spec.out, edge, dropout, train, False)
             for entry in ("forward", "merge"):
                 variant.forward_kernels(entry)
         for entry in ("prepare", "sources", "merge"):
             (variant.edge_grad_kernels if edge else variant.backward_kernels)(entry)
 
-    return Kernel("additive", ("quantized attention", h, d, stated.out, edge, dropout, use.storage),
+    return Kernel("additive", ("quantized attention", h, d, spec.out, edge, dropout, use.storage),
                   compile_, lambda: None)
 
 

@@ -113,28 +113,28 @@ class RelationalSpec:
         return ("relational", self.num_src, self.num_dst, self.num_relations, self.ignore,
                 self.layout, "compaction" in passes_on())
 
-    def peek(self, given: RelationalInputs) -> bool:
+    def peek(self, inputs: RelationalInputs) -> bool:
         """Whether the structure of the call's graph is there."""
-        return cache.peek_many(given.structure, self._sizes)
+        return cache.peek_many(inputs.structure, self._sizes)
 
-    def lookup(self, given: RelationalInputs) -> tuple[RelationView, str]:
+    def lookup(self, inputs: RelationalInputs) -> tuple[RelationView, str]:
         """The structure of the call's graph, and "hit", "miss" or "none".
 
         During a capture it is the structure from before the capture; each replay makes sure that
         the edges are still the same, unless the caller does (`capture.still`).
         """
         if not capture.capturing() or capture.here.held is not None:
-            return cache.lookup_many(given.structure, self._sizes,
+            return cache.lookup_many(inputs.structure, self._sizes,
                                      lambda own: self.make(own, self._sizes[-1]))
-        return cache.lookup_many(given.structure, ("standing", *self._sizes),
-                                 lambda own: self._standing(given))
+        return cache.lookup_many(inputs.structure, ("standing", *self._sizes),
+                                 lambda own: self._standing(inputs))
 
-    def _standing(self, given: RelationalInputs) -> RelationView:
-        view = cache.before_capture(given.structure, self._sizes)
-        view.stands(*given.structure)
+    def _standing(self, inputs: RelationalInputs) -> RelationView:
+        view = cache.before_capture(inputs.structure, self._sizes)
+        view.stands(*inputs.structure)
         return view
 
-    def captured_reason(self, given: RelationalInputs) -> Reason | None:
+    def captured_reason(self, inputs: RelationalInputs) -> Reason | None:
         """Why a call within a capture runs natively; None where it does not.
 
         The host's own code, where it can be captured, may find other edges at each replay. Layers
@@ -144,7 +144,7 @@ class RelationalSpec:
         if natively and capture.here.held is None:
             return reason("GA407", "relations are put together for one graph, "
                                    "and its replays may find another")
-        return (reason("GA407") if cache.before_capture(given.structure, self._sizes) is None
+        return (reason("GA407") if cache.before_capture(inputs.structure, self._sizes) is None
                 else None)
 
     def resized(self, num_src: int, num_dst: int, num_edges: int, make: Callable[..., RelationView],

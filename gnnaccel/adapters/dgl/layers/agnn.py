@@ -37,23 +37,23 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] 
     if why is not None:
         return why
     row, out = guards.dtypes(x_src)
-    stated = CallSpec(programs.cosine(), "dgl.AGNNConv", 1, x_src.shape[1], row, out, edges.num_src,
-                      edges.num_dst, edges.edge_index.shape[1], 0, True)
-    return stated, CallInputs(x_src, x_dst, edges.edge_index)
+    spec = CallSpec(programs.cosine(), "dgl.AGNNConv", 1, x_src.shape[1], row, out, edges.num_src,
+                    edges.num_dst, edges.edge_index.shape[1], 0, True)
+    return spec, CallInputs(x_src, x_dst, edges.edge_index)
 
 
-def shapes(layer: Any, given: CallInputs) -> Shapes:
+def shapes(layer: Any, inputs: CallInputs) -> Shapes:
     return {"beta": (1,)}
 
 
-def run(layer: Any, stated: CallSpec, given: CallInputs, attend: Any) -> Tensor:
-    x_src, x_dst = given.x_src, given.x_dst
+def run(layer: Any, spec: CallSpec, inputs: CallInputs, attend: Any) -> Tensor:
+    x_src, x_dst = inputs.x_src, inputs.x_dst
     inverse = _inverse_length(x_src)
     if x_dst is None or x_dst is x_src:
-        unit = (x_src * inverse)[:stated.num_dst]
+        unit = (x_src * inverse)[:spec.num_dst]
     else:
         unit = x_dst * _inverse_length(x_dst)
-    tensors = {"keys": x_src.to(stated.row).unsqueeze(1),
+    tensors = {"keys": x_src.to(spec.row).unsqueeze(1),
                "queries": (layer.beta * unit).unsqueeze(1), "c_src": inverse}
     return attend(tensors).squeeze(1)
 

@@ -34,25 +34,25 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] 
         return why
     row, out = guards.dtypes(x_src)
     program = programs.dot_product_shared(layer._out_feats**-0.5, 0.0)
-    stated = CallSpec(program, "dgl.DotGatConv", layer._num_heads, layer._out_feats, row, out,
-                      edges.num_src, edges.num_dst, edges.edge_index.shape[1], 0, True)
-    return stated, CallInputs(x_src, x_dst, edges.edge_index)
+    spec = CallSpec(program, "dgl.DotGatConv", layer._num_heads, layer._out_feats, row, out,
+                    edges.num_src, edges.num_dst, edges.edge_index.shape[1], 0, True)
+    return spec, CallInputs(x_src, x_dst, edges.edge_index)
 
 
-def shapes(layer: Any, given: CallInputs) -> Shapes:
+def shapes(layer: Any, inputs: CallInputs) -> Shapes:
     return reading.shapes(layer, ("fc", "fc_src", "fc_dst"))
 
 
-def run(layer: Any, stated: CallSpec, given: CallInputs, attend: Any) -> Tensor:
-    h, c, modules = stated.heads, stated.width, layer._modules
+def run(layer: Any, spec: CallSpec, inputs: CallInputs, attend: Any) -> Tensor:
+    h, c, modules = spec.heads, spec.width, layer._modules
     if "fc" not in modules:
-        keys, queries = reading.rows(modules["fc_src"], given.x_src, h,
+        keys, queries = reading.rows(modules["fc_src"], inputs.x_src, h,
                                     c), reading.rows(modules["fc_dst"],
-                                                    given.x_dst, h, c)  # type: ignore[arg-type]
-    elif given.x_dst is None:
-        keys = modules["fc"](given.x_src).view(stated.num_src, h, c)
-        queries = keys[:stated.num_dst]
+                                                    inputs.x_dst, h, c)  # type: ignore[arg-type]
+    elif inputs.x_dst is None:
+        keys = modules["fc"](inputs.x_src).view(spec.num_src, h, c)
+        queries = keys[:spec.num_dst]
     else:
-        keys = queries = reading.rows(modules["fc"], given.x_src, h, c)
+        keys = queries = reading.rows(modules["fc"], inputs.x_src, h, c)
     # contiguous as the host's result is: models call view
     return attend({"keys": keys, "queries": queries}).contiguous()

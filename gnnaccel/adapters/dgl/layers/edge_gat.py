@@ -56,15 +56,15 @@ def state(layer: Any, args: tuple,
               ("edges", (k,)), ("w_edge", (k, width)))
     structure: Any
     structure, sizes = (edges.edge_index,), (edges.num_src, edges.num_dst)
-    stated = RelationalSpec(program, "dgl.EdgeGATConv", shapes, row, row, *sizes,
-                            edges.edge_index.shape[1], 1,
-                            views.viewer(structure, *sizes, 1, _one_relation),
-                            layout="one relation")
-    return stated, RelationalInputs(structure, x_src.device,
-                                    _Operands(x_src, x_dst, edge_feat, same))
+    spec = RelationalSpec(program, "dgl.EdgeGATConv", shapes, row, row, *sizes,
+                          edges.edge_index.shape[1], 1,
+                          views.viewer(structure, *sizes, 1, _one_relation),
+                          layout="one relation")
+    return spec, RelationalInputs(structure, x_src.device,
+                                  _Operands(x_src, x_dst, edge_feat, same))
 
 
-def shapes(layer: Any, given: RelationalInputs) -> Shapes:
+def shapes(layer: Any, inputs: RelationalInputs) -> Shapes:
     return reading.shapes(layer, ("fc", "fc_src", "fc_dst", "fc_edge"),
                          ("attn_l", "attn_r", "attn_edge"))
 
@@ -91,12 +91,12 @@ def _edge_reason(edge_feat: Any, edges: graphs.Edges, x: Tensor) -> Reason | Non
     return None
 
 
-def run(layer: Any, stated: RelationalSpec, given: RelationalInputs, attend: Any) -> Tensor:
-    h, c, num_dst = layer._num_heads, layer._out_feats, stated.num_dst
-    rows, rows_dst, h_dst = _rows(layer, given.operands, num_dst)
+def run(layer: Any, spec: RelationalSpec, inputs: RelationalInputs, attend: Any) -> Tensor:
+    h, c, num_dst = layer._num_heads, layer._out_feats, spec.num_dst
+    rows, rows_dst, h_dst = _rows(layer, inputs.operands, num_dst)
     out = attend({"rows": rows.flatten(1), "a_src": (rows * layer.attn_l).sum(-1),
                   "a_dst": (rows_dst * layer.attn_r).sum(-1),
-                  **_edge_terms(layer, given.operands.edge_feat)}).view(num_dst, h, c)
+                  **_edge_terms(layer, inputs.operands.edge_feat)}).view(num_dst, h, c)
     if layer.res_fc is not None:
         out = out + layer.res_fc(h_dst).view(num_dst, -1, c)
     if layer.bias is not None:

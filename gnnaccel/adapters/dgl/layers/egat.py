@@ -18,7 +18,8 @@ FIELDS = ("_num_heads", "_out_node_feats", "_out_edge_feats")
 
 
 def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] | Reason:
-    bound = reading.arguments("EGATConv", args, kwargs, ("graph", "nfeats", "efeats"), weighted=True)
+    bound = reading.arguments("EGATConv", args, kwargs, ("graph", "nfeats", "efeats"),
+                              weighted=True)
     if type(bound) is Reason:
         return bound
     graph, nfeats, efeats = bound
@@ -40,25 +41,25 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] 
     row, out = guards.dtypes(x_src)
     # the scores are all there: a leaky_relu of slope 1 leaves them as they are
     program = programs.additive_terms(1.0, 0.0, False, True)
-    stated = CallSpec(program, "dgl.EGATConv", layer._num_heads, layer._out_node_feats, row, out,
-                      edges.num_src, edges.num_dst, edges.edge_index.shape[1], 0, True)
-    return stated, CallInputs(x_src, x_dst, edges.edge_index, efeats, (graph,))
+    spec = CallSpec(program, "dgl.EGATConv", layer._num_heads, layer._out_node_feats, row, out,
+                    edges.num_src, edges.num_dst, edges.edge_index.shape[1], 0, True)
+    return spec, CallInputs(x_src, x_dst, edges.edge_index, efeats, (graph,))
 
 
-def shapes(layer: Any, given: CallInputs) -> Shapes:
+def shapes(layer: Any, inputs: CallInputs) -> Shapes:
     return {**reading.shapes(layer, ("fc_node_src",), (), layer._out_node_feats),
             **reading.shapes(layer, ("fc_ni", "fc_nj", "fc_fij"), ("attn",), layer._out_edge_feats)}
 
 
-def run(layer: Any, stated: CallSpec, given: CallInputs, attend: Any) -> tuple[Tensor, Tensor]:
+def run(layer: Any, spec: CallSpec, inputs: CallInputs, attend: Any) -> tuple[Tensor, Tensor]:
     from dgl import ops
 
-    h, (graph,) = stated.heads, given.extra
-    sums = ops.u_add_v(graph, layer.fc_ni(given.x_src),
-                       layer.fc_nj(given.x_dst)) + layer.fc_fij(given.edge_attr)
+    h, (graph,) = spec.heads, inputs.extra
+    sums = ops.u_add_v(graph, layer.fc_ni(inputs.x_src),
+                       layer.fc_nj(inputs.x_dst)) + layer.fc_fij(inputs.edge_attr)
     sums = sums if layer.bias is None else sums + layer.bias
-    edges = F.leaky_relu(sums).view(stated.num_edges, h, layer._out_edge_feats)
-    rows = layer.fc_node_src(given.x_src).view(stated.num_src, h, stated.width)
+    edges = F.leaky_relu(sums).view(spec.num_edges, h, layer._out_edge_feats)
+    rows = layer.fc_node_src(inputs.x_src).view(spec.num_src, h, spec.width)
     scores = (edges * layer.attn).sum(-1)
-    nodes = attend({"x": rows, "a_src": scores.new_zeros(stated.num_src, h), "a_edge": scores})
+    nodes = attend({"x": rows, "a_src": scores.new_zeros(spec.num_src, h), "a_edge": scores})
     return nodes.contiguous(), edges  # as the host's result is: models call view

@@ -35,14 +35,14 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] 
               and layer.bias.shape == (layer._num_heads * layer._out_feats,))
     program = programs.gat(layer.leaky_relu.negative_slope, guards.dropout(layer.attn_drop), same,
                            True, False, biased)
-    stated = CallSpec(program, "dgl.GATConv", layer._num_heads, layer._out_feats, row,
-                      torch.promote_types(out, layer.bias.dtype) if biased else out, edges.num_src,
-                      edges.num_dst, edges.edge_index.shape[1], 0,
-                      layer.res_fc is None and not layer.activation)
-    return stated, CallInputs(x_src, x_dst, edges.edge_index)
+    spec = CallSpec(program, "dgl.GATConv", layer._num_heads, layer._out_feats, row,
+                    torch.promote_types(out, layer.bias.dtype) if biased else out, edges.num_src,
+                    edges.num_dst, edges.edge_index.shape[1], 0,
+                    layer.res_fc is None and not layer.activation)
+    return spec, CallInputs(x_src, x_dst, edges.edge_index)
 
 
-def shapes(layer: Any, given: CallInputs) -> Shapes:
+def shapes(layer: Any, inputs: CallInputs) -> Shapes:
     return reading.shapes(layer, ("fc", "fc_src", "fc_dst"), ("attn_l", "attn_r"))
 
 
@@ -56,24 +56,24 @@ def _map_reason(layer: Any, feat: Any) -> Reason | None:
     return reason("GA206", "feat is one tensor, the layer was built for a pair")
 
 
-def run(layer: Any, stated: CallSpec, given: CallInputs, attend: Any) -> Tensor:
-    h, c, modules = stated.heads, stated.width, layer._modules
-    drop, num_dst = modules["feat_drop"], stated.num_dst
+def run(layer: Any, spec: CallSpec, inputs: CallInputs, attend: Any) -> Tensor:
+    h, c, modules = spec.heads, spec.width, layer._modules
+    drop, num_dst = modules["feat_drop"], spec.num_dst
     fc_src, fc_dst = ((modules["fc_src"], modules["fc_dst"])
                       if "fc_src" in modules else (modules["fc"], modules["fc"]))
-    h_src = h_dst = drop(given.x_src)
+    h_src = h_dst = drop(inputs.x_src)
     tensors = {"att_src": layer.attn_l, "att_dst": layer.attn_r}
-    if given.x_dst is None:
-        tensors["x"] = fc_src(h_src).view(stated.num_src, h, c)
+    if inputs.x_dst is None:
+        tensors["x"] = fc_src(h_src).view(spec.num_src, h, c)
         h_dst, tensors["x_dst"] = h_src[:num_dst], tensors["x"][:num_dst]
-    elif stated.program.has_input("x_dst"):
-        h_dst = drop(given.x_dst)
+    elif spec.program.has_input("x_dst"):
+        h_dst = drop(inputs.x_dst)
         tensors["x"], tensors["x_dst"] = reading.rows(fc_src, h_src, h,
                                                      c), reading.rows(fc_dst, h_dst, h, c)
     else:
         tensors["x"] = reading.rows(fc_src, h_src, h, c)
     residual = layer.res_fc
-    if stated.program.has_input("bias"):
+    if spec.program.has_input("bias"):
         tensors["bias"] = layer.bias
     out = attend(tensors).contiguous()  # as the host's is, and users view it in other shapes
     if residual is not None:

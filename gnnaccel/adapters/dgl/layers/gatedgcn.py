@@ -39,8 +39,8 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[PlainSpec, PlainInputs
     return prepared
 
 
-def run(layer: Any, stated: PlainSpec, given: PlainInputs, attend: Any) -> tuple[Tensor, Tensor]:
-    nodes, _, (edge_feat,) = given.operands
+def run(layer: Any, spec: PlainSpec, inputs: PlainInputs, attend: Any) -> tuple[Tensor, Tensor]:
+    nodes, _, (edge_feat,) = inputs.operands
     feat = nodes.x_src
     own, values, left, right = layer.A(feat), layer.B(feat), layer.D(feat), layer.E(feat)
     score, sums = attend(dict(left=left, right=right, edge=layer.C(edge_feat), values=values))

@@ -32,22 +32,22 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] 
     row, out = guards.dtypes(x_src)
     program = programs.gatv2(layer.leaky_relu.negative_slope, guards.dropout(layer.attn_drop),
                              False)
-    stated = CallSpec(program, "dgl.GATv2Conv", layer._num_heads, layer._out_feats, row, out,
-                      edges.num_src, edges.num_dst, edges.edge_index.shape[1], 0,
-                      layer.res_fc is None)
-    return stated, CallInputs(x_src, x_dst, edges.edge_index, None, (same,))
+    spec = CallSpec(program, "dgl.GATv2Conv", layer._num_heads, layer._out_feats, row, out,
+                    edges.num_src, edges.num_dst, edges.edge_index.shape[1], 0,
+                    layer.res_fc is None)
+    return spec, CallInputs(x_src, x_dst, edges.edge_index, None, (same,))
 
 
-def shapes(layer: Any, given: CallInputs) -> Shapes:
+def shapes(layer: Any, inputs: CallInputs) -> Shapes:
     return reading.shapes(layer, ("fc_src", "fc_dst"), ("attn",))
 
 
-def run(layer: Any, stated: CallSpec, given: CallInputs, attend: Any) -> Tensor:
-    h, c, modules, num_dst = stated.heads, stated.width, layer._modules, stated.num_dst
-    (same,), block, fc_dst = given.extra, given.x_dst is None, modules["fc_dst"]
-    h_src = h_dst = modules["feat_drop"](given.x_src)
+def run(layer: Any, spec: CallSpec, inputs: CallInputs, attend: Any) -> Tensor:
+    h, c, modules, num_dst = spec.heads, spec.width, layer._modules, spec.num_dst
+    (same,), block, fc_dst = inputs.extra, inputs.x_dst is None, modules["fc_dst"]
+    h_src = h_dst = modules["feat_drop"](inputs.x_src)
     if not same and not block:
-        h_dst = modules["feat_drop"](given.x_dst)
+        h_dst = modules["feat_drop"](inputs.x_dst)
     # the host maps all sources, of which it then drops most
     if block and plain(fc_dst, torch.nn.Linear):
         h_dst = h_dst[:num_dst]

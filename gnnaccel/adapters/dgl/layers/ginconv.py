@@ -22,13 +22,13 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[PlainSpec, PlainInputs
                        lambda channels: channels, (layer.eps,))
 
 
-def run(layer: Any, stated: PlainSpec, given: PlainInputs, attend: Any) -> Tensor:
-    nodes, weight, _ = given.operands
+def run(layer: Any, spec: PlainSpec, inputs: PlainInputs, attend: Any) -> Tensor:
+    nodes, weight, _ = inputs.operands
     tensors = dict(x=nodes.x_src, weight=weight if weight is None else plain.by_edge(weight))
     if layer._aggregator_type == "mean":
         tensors["scale_dst"] = nodes.edges.scale(1, -1.0, 0,
                                                  torch.float64
-                                                 if stated.row == torch.float64 else torch.float32)
+                                                 if spec.row == torch.float64 else torch.float32)
     out = (1 + layer.eps) * plain.destinations(nodes, nodes.x_src, nodes.x_dst) + attend(tensors)
     if layer.apply_func is not None:
         out = layer.apply_func(out)

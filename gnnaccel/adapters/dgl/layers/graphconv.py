@@ -45,16 +45,16 @@ def _weight_reason(weight: Any) -> Reason | None:
     return reason("GA206", f"weight is a {type(weight).__name__} that is no matrix")
 
 
-def run(layer: Any, stated: PlainSpec, given: PlainInputs, attend: Any) -> Tensor:
-    (nodes, edge_weight, (weight,)), bias = given.operands, layer.bias
-    x, edges, dtype = nodes.x_src, nodes.edges, _exact(stated.row)
+def run(layer: Any, spec: PlainSpec, inputs: PlainInputs, attend: Any) -> Tensor:
+    (nodes, edge_weight, (weight,)), bias = inputs.operands, layer.bias
+    x, edges, dtype = nodes.x_src, nodes.edges, _exact(spec.row)
     tensors = dict(weight=edge_weight if edge_weight is None else plain.by_edge(edge_weight))
     if layer._norm in _SOURCE:
         tensors["scale_src"] = edges.scale(0, _SOURCE[layer._norm], 0, dtype)
     if layer._norm in _DESTINATION:
         tensors["scale_dst"] = edges.scale(1, _DESTINATION[layer._norm], 0, dtype)
     if weight is None or layer._in_feats > layer._out_feats:
-        fused = bias is not None and bias.shape == (stated.width,)
+        fused = bias is not None and bias.shape == (spec.width,)
         out = attend({**tensors, "x": x if weight is None else x @ weight,
                       "bias": bias if fused else None})
     else:

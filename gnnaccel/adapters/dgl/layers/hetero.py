@@ -97,12 +97,12 @@ def _stated(g: Any, call: _Call, together: Inner,
     program, relations = statements.rgcn(together.mean, False, together.transposed), len(call.names)
     shapes = (("x", (weight.shape[together.transposed],)), ("weight", tuple(weight.shape)))
     view = views.viewer(structure, num_src, num_dst, relations, layout)
-    stated = RelationalSpec(program, "dgl.HeteroGraphConv", shapes, weight.dtype, weight.dtype,
-                            num_src, num_dst, sum(t.shape[1] for t in structure), relations, view,
-                            layout=layout,
-                            rows_grad=any(call.x_src[name].requires_grad for name in call.sources),
-                            beside=alike.root_term(together.parameters, len(call.targets)))
-    return stated, RelationalInputs(structure, weight.device, _Operands(call, together, mean))
+    spec = RelationalSpec(program, "dgl.HeteroGraphConv", shapes, weight.dtype, weight.dtype,
+                          num_src, num_dst, sum(t.shape[1] for t in structure), relations, view,
+                          layout=layout,
+                          rows_grad=any(call.x_src[name].requires_grad for name in call.sources),
+                          beside=alike.root_term(together.parameters, len(call.targets)))
+    return spec, RelationalInputs(structure, weight.device, _Operands(call, together, mean))
 
 
 def _aggregation(function: Any) -> bool | Reason:
@@ -185,13 +185,13 @@ def _routed(cls: type) -> bool:
                for base in cls.__mro__)
 
 
-def run(layer: Any, stated: RelationalSpec, given: RelationalInputs,
+def run(layer: Any, spec: RelationalSpec, inputs: RelationalInputs,
         attend: Any) -> dict[str, Tensor]:
-    call, together, mean = given.operands
+    call, together, mean = inputs.operands
     x_src, x_dst = list(call.x_src.values()), list(call.x_dst.values())
     of_source, of_target = (tuple(tuple(at for at, name in enumerate(call.names)
                                         if name[end] == node) for node in types)
                             for types, end in ((call.x_src, 0), (call.targets, 2)))
     return dict(zip(call.targets,
                     alike.run(attend, together.parameters, x_src, x_dst, of_source, of_target, mean,
-                              stated.row)))
+                              spec.row)))

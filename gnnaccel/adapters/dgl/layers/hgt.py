@@ -61,10 +61,10 @@ def state(layer: Any, args: tuple,
     program = statements.hgt(1 / layer.sqrt_d, heads)
     structure: tuple = typed[0].edge_index, etype
     view = views.viewer(structure, src, dst, count)
-    stated = RelationalSpec(program, "dgl.HGTConv", _shapes(program, heads, width), row,
-                            _out(layer, row, x), src, dst, edges, count, view, heads=heads,
-                            width=width)
-    return stated, RelationalInputs(structure, x.device, operands)
+    spec = RelationalSpec(program, "dgl.HGTConv", _shapes(program, heads, width), row,
+                          _out(layer, row, x), src, dst, edges, count, view, heads=heads,
+                          width=width)
+    return spec, RelationalInputs(structure, x.device, operands)
 
 
 def reads(layer: Any, args: tuple, kwargs: dict) -> Any:
@@ -98,7 +98,7 @@ def _modules_reason(layer: Any) -> Reason | None:
     return None
 
 
-def shapes(layer: Any, given: RelationalInputs) -> Shapes:
+def shapes(layer: Any, inputs: RelationalInputs) -> Shapes:
     heads, width, count = layer.num_heads, layer.head_size, layer.relation_att[0].num_types
     maps = [f"{name}.{at}.W" for name in ("relation_att", "relation_msg") for at in range(heads)]
     return {**dict.fromkeys(maps, (count, width, width)),
@@ -112,29 +112,29 @@ def _out(layer: Any, row: torch.dtype, x: Tensor) -> torch.dtype:
     return row
 
 
-def run(layer: Any, stated: RelationalSpec, given: RelationalInputs, attend: Any) -> Tensor:
-    x, ntype, x_dst, dst_type, presorted = given.operands
-    if attend.kernels and _maps_are_plain(layer, stated, given.operands):
-        return _run_by_kernels(layer, stated, given, attend)
-    h = _attended(layer, stated, given, attend, layer.linear_k(x, ntype, presorted),
+def run(layer: Any, spec: RelationalSpec, inputs: RelationalInputs, attend: Any) -> Tensor:
+    x, ntype, x_dst, dst_type, presorted = inputs.operands
+    if attend.kernels and _maps_are_plain(layer, spec, inputs.operands):
+        return _run_by_kernels(layer, spec, inputs, attend)
+    h = _attended(layer, spec, inputs, attend, layer.linear_k(x, ntype, presorted),
                   layer.linear_q(x_dst, dst_type, presorted), layer.linear_v(x, ntype, presorted))
     return _finish(layer, layer.drop(layer.linear_a(h, dst_type, presorted)), x_dst, dst_type)
 
 
-def _attended(layer: Any, stated: RelationalSpec, given: RelationalInputs, attend: Any,
+def _attended(layer: Any, spec: RelationalSpec, inputs: RelationalInputs, attend: Any,
               keys: Tensor, queries: Tensor, values: Tensor) -> Tensor:
     """[destinations, channels]: the messages' sums."""
-    width = stated.heads * stated.width  # of maps that nobody knows
-    with without_autocast(given.device.type):
-        tensors = dict(keys=keys.view(stated.num_src, width),
-                       queries=queries.view(stated.num_dst, width),
-                       values=values.view(stated.num_src, width),
+    width = spec.heads * spec.width  # of maps that nobody knows
+    with without_autocast(inputs.device.type):
+        tensors = dict(keys=keys.view(spec.num_src, width),
+                       queries=queries.view(spec.num_dst, width),
+                       values=values.view(spec.num_src, width),
                        w_att=_by_head(layer.relation_att), w_msg=_by_head(layer.relation_msg))
-        tensors = {name: t.to(stated.row) for name, t in tensors.items()}
+        tensors = {name: t.to(spec.row) for name, t in tensors.items()}
         return attend({**tensors, "p": torch.stack(list(layer.relation_pri), 1)}).flatten(1)
 
 
-def _maps_are_plain(layer: Any, stated: RelationalSpec, operands: _Operands) -> bool:
+def _maps_are_plain(layer: Any, spec: RelationalSpec, operands: _Operands) -> bool:
     """Whether the maps by node type can run as products by segment: one matrix per type and nothing
     else, of one dtype; and what is added to the last has a number for each of its channels."""
     maps = [getattr(layer, name) for name in ("linear_k", "linear_q", "linear_v", "linear_a")]
@@ -143,16 +143,16 @@ def _maps_are_plain(layer: Any, stated: RelationalSpec, operands: _Operands) -> 
     count, width = layer.skip.shape[0], layer.num_heads * layer.head_size
     channels = operands.x.shape[1]
     shapes = [(count, channels, width)] * 3 + [(count, width, width)]
-    dtypes = {stated.row, stated.out, operands.x.dtype, layer.skip.dtype,
+    dtypes = {spec.row, spec.out, operands.x.dtype, layer.skip.dtype,
               *[module.W.dtype for module in maps]}
     return (layer.skip.dim() == 1 and len(dtypes) == 1
             and (channels == width or layer.residual_w.shape == (channels, width))
             and [tuple(module.W.shape) for module in maps] == shapes)
 
 
-def _run_by_kernels(layer: Any, stated: RelationalSpec, given: RelationalInputs,
+def _run_by_kernels(layer: Any, spec: RelationalSpec, inputs: RelationalInputs,
                     attend: Any) -> Tensor:
-    x, ntype, x_dst, dst_type, presorted = given.operands
+    x, ntype, x_dst, dst_type, presorted = inputs.operands
     attend.build(torch.is_grad_enabled() and layer.linear_k.W.requires_grad)
     blocks = _typed(layer, ntype)
     ends = blocks if dst_type is ntype else _typed(layer, dst_type)
@@ -163,7 +163,7 @@ def _run_by_kernels(layer: Any, stated: RelationalSpec, given: RelationalInputs,
     else:
         _, keys, values = by_type.project(blocks, torch.stack([key, value], 1), False, None, [x])
         rows, queries = by_type.project(ends, query.unsqueeze(1), False, None, [x_dst])
-    h = _attended(layer, stated, given, attend, keys, queries, values)
+    h = _attended(layer, spec, inputs, attend, keys, queries, values)
     matrix, nodes = layer.linear_a.W, (x_dst.shape[0],)
     if layer.training and layer.drop.p > 0 or not guards.plain(layer.drop, torch.nn.Dropout):
         mapped, = by_type.finish(ends, nodes, h, matrix, False, None, None, None, gelu=False)

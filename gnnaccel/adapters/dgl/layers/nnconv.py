@@ -44,8 +44,8 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[PlainSpec, PlainInputs
     return why or prepared
 
 
-def run(layer: Any, stated: PlainSpec, given: PlainInputs, attend: Any) -> Tensor:
-    nodes, _, (efeat,) = given.operands
+def run(layer: Any, spec: PlainSpec, inputs: PlainInputs, attend: Any) -> Tensor:
+    nodes, _, (efeat,) = inputs.operands
     *before, last = edge_networks.modules(layer.edge_func)
     for module in before:
         efeat = module(efeat)

@@ -59,9 +59,9 @@ def state(name: str, reduce: str, graph: Any, feat: Any, edge_weight: Any,
     channels = width(x.shape[1])
     if not channels:
         return reason("GA206", "rows are empty")
-    stated = PlainSpec(f"dgl.{name}", reduce, edge_weight is not None, channels, x.dtype,
-                       edges.num_src, edges.num_dst, edges.edge_index.shape[1], x.is_cpu)
-    return stated, PlainInputs(edges.edge_index, x.device, Operands(nodes, edge_weight, more))
+    spec = PlainSpec(f"dgl.{name}", reduce, edge_weight is not None, channels, x.dtype,
+                     edges.num_src, edges.num_dst, edges.edge_index.shape[1], x.is_cpu)
+    return spec, PlainInputs(edges.edge_index, x.device, Operands(nodes, edge_weight, more))
 
 
 def _weight_reason(weight: Any, edges: int, x: Tensor) -> Reason | None:

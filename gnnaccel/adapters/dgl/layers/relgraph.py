@@ -64,10 +64,10 @@ def state(layer: Any, args: tuple,
     native = "dgl.RelGraphConv bdd" if typed.regularizer == "bdd" else "dgl.RelGraphConv"
     root = RootTerm(typed.in_size if layer.self_loop else 0, typed.out_size, 1, bool(layer.bias),
                     False)
-    stated = RelationalSpec(program, native, shapes, row, row, src, dst, edges, typed.num_types,
-                            view, rows_grad=feat.requires_grad,
-                            beside=None if layer.layer_norm else root)
-    return stated, RelationalInputs(structure, feat.device, _Operands(feat, norm, dst))
+    spec = RelationalSpec(program, native, shapes, row, row, src, dst, edges, typed.num_types,
+                          view, rows_grad=feat.requires_grad,
+                          beside=None if layer.layer_norm else root)
+    return spec, RelationalInputs(structure, feat.device, _Operands(feat, norm, dst))
 
 
 def reads(layer: Any, args: tuple, kwargs: dict) -> tuple:
@@ -107,16 +107,16 @@ def _inputs(layer: Any, feat: Tensor, norm: Tensor | None) -> dict[str, Tensor]:
                 **({} if norm is None else dict(norm=norm.view(-1))))
 
 
-def run(layer: Any, stated: RelationalSpec, given: RelationalInputs, attend: Any) -> Tensor:
-    feat, norm, num_dst = given.operands
+def run(layer: Any, spec: RelationalSpec, inputs: RelationalInputs, attend: Any) -> Tensor:
+    feat, norm, num_dst = inputs.operands
     own = feat if feat.shape[0] == num_dst else feat[:num_dst]
     root, bias = (layer.loop_weight if layer.self_loop else None,
                   layer.h_bias if layer.bias else None)
     whole = (not layer.layer_norm
-             and added.fits(stated.out, layer.linear_r.out_size, feat, root, bias))
+             and added.fits(spec.out, layer.linear_r.out_size, feat, root, bias))
     root_and_bias = added.of_one_type(own, root, bias, num_dst) if whole else {}
     with without_autocast(feat.device.type):
-        h = attend({**{name: t.to(stated.row) for name, t in _inputs(layer, feat, norm).items()},
+        h = attend({**{name: t.to(spec.row) for name, t in _inputs(layer, feat, norm).items()},
                     **root_and_bias})
     if not whole:
         h = _finish(layer, h, own, root, bias)

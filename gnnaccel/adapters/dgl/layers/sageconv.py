@@ -52,11 +52,11 @@ def _maps_first(layer: Any) -> bool:
     return layer._in_src_feats > layer._out_feats
 
 
-def run(layer: Any, stated: PlainSpec, given: PlainInputs, attend: Any) -> Tensor:
-    nodes, kind, exact = (given.operands.nodes, layer._aggre_type,
-                          torch.float64 if stated.row == torch.float64 else torch.float32)
+def run(layer: Any, spec: PlainSpec, inputs: PlainInputs, attend: Any) -> Tensor:
+    nodes, kind, exact = (inputs.operands.nodes, layer._aggre_type,
+                          torch.float64 if spec.row == torch.float64 else torch.float32)
     x_src, x_dst = plain.dropped(layer, nodes)
-    weight = given.operands.edge_weight
+    weight = inputs.operands.edge_weight
     tensors = dict(weight=weight if weight is None else plain.by_edge(weight))
     if kind == "pool":
         neighbours = layer.fc_neigh(attend({**tensors, "x": torch.relu(layer.fc_pool(x_src))}))
@@ -66,7 +66,7 @@ def run(layer: Any, stated: PlainSpec, given: PlainInputs, attend: Any) -> Tenso
         neighbours = attend({**tensors, "x": rows, "scale_dst": scale})
         if kind == "gcn":
             paired = nodes.x_dst is not None and not nodes.same
-            own = rows[:stated.num_dst] if not paired else layer.fc_neigh(x_dst) if first else x_dst
+            own = rows[:spec.num_dst] if not paired else layer.fc_neigh(x_dst) if first else x_dst
             neighbours = torch.addcmul(neighbours, own, scale.to(own.dtype).unsqueeze(1))
         neighbours = neighbours if first else layer.fc_neigh(neighbours)
     if kind == "gcn":

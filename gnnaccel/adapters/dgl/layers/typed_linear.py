@@ -38,9 +38,9 @@ def state(layer: Any, args: tuple,
     program = statements.typed_linear(typed_weights.has_bases(layer))
     shapes = shapes_of(program, dict(x=x, **typed_weights.operands(layer)))
     view = views.viewer((x_type,), rows, rows, layer.num_types, _rows_by_type)
-    stated = RelationalSpec(program, _native(layer, ordered), shapes, row, row, rows, rows, rows,
-                            layer.num_types, view, layout="rows by type")
-    return stated, RelationalInputs((x_type,), x.device, _Operands(x))
+    spec = RelationalSpec(program, _native(layer, ordered), shapes, row, row, rows, rows, rows,
+                          layer.num_types, view, layout="rows by type")
+    return spec, RelationalInputs((x_type,), x.device, _Operands(x))
 
 
 def _native(layer: Any, ordered: Any) -> str:
@@ -55,7 +55,7 @@ def _rows_by_type(x_type: Tensor) -> Ends:
     return row, row, x_type
 
 
-def run(layer: Any, stated: RelationalSpec, given: RelationalInputs, attend: Any) -> Tensor:
-    tensors = dict(x=given.operands.x, **typed_weights.operands(layer))
-    with without_autocast(given.device.type):
-        return attend({name: t.to(stated.row) for name, t in tensors.items()})
+def run(layer: Any, spec: RelationalSpec, inputs: RelationalInputs, attend: Any) -> Tensor:
+    tensors = dict(x=inputs.operands.x, **typed_weights.operands(layer))
+    with without_autocast(inputs.device.type):
+        return attend({name: t.to(spec.row) for name, t in tensors.items()})

@@ -134,17 +134,17 @@ class Sent(NamedTuple):
         """How many numbers an edge reads of each of the rows of nodes."""
         return [math.prod(leaf.tail) for leaf in _all_leaves(self.message) if leaf.end in "ji"]
 
-    def made(self, given: CallArguments, graph: OpGraph) -> Tensor:
+    def made(self, arguments: CallArguments, graph: OpGraph) -> Tensor:
         """[E, *shape]: the messages on torch operations, linear maps where their rows are."""
         message = self.message.mapped or self.message
-        out = of_dispatch.made(graph, message.generated(given))
+        out = of_dispatch.made(graph, message.generated(arguments))
         return out.squeeze(-1) if self.scalar else out
 
-    def sides(self, given: CallArguments) -> tuple[str, Tensor | None, Tensor | None]:
+    def sides(self, arguments: CallArguments) -> tuple[str, Tensor | None, Tensor | None]:
         """``operands``, computed."""
         assert self.operands is not None
         op, *sides = self.operands
-        left, right = (None if side is None else _computed(side, given) for side in sides)
+        left, right = (None if side is None else _computed(side, arguments) for side in sides)
         return op, left, right
 
 

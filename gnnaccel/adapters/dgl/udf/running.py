@@ -64,24 +64,24 @@ def _maps_fewer(graph: OpGraph, given: dict, sent: Sent) -> bool:
     return edges * (2 * read + map_of_row) > nodes * map_of_row + 2 * edges * sum(widths) + _CALL
 
 
-def _begin(g: Any, graph: OpGraph, found: Found, given: CallArguments) -> None:
+def _begin(g: Any, graph: OpGraph, found: Found, arguments: CallArguments) -> None:
     """Run what comes before the messages: all effects, and the features of edges that the message
     function writes."""
     for effect in found.effects:
-        effect(given)
+        effect(arguments)
     for name, sent in found.written:
-        g._edge_frames[0][name] = _message(g, graph, sent, given)
+        g._edge_frames[0][name] = _message(g, graph, sent, arguments)
     for name in found.removed:
         del g._edge_frames[0][name]
 
 
-def _message(g: Any, graph: OpGraph, sent: Sent, given: CallArguments) -> Tensor:
+def _message(g: Any, graph: OpGraph, sent: Sent, arguments: CallArguments) -> Tensor:
     """One message of each edge."""
     from dgl import ops
 
     if sent.operands is None:
-        return sent.made(given, graph)
-    op, left, right = sent.sides(given)
+        return sent.made(arguments, graph)
+    op, left, right = sent.sides(arguments)
     if op == "copy_rhs":
         return right  # type: ignore[return-value]
     if op == "copy_lhs":
@@ -159,34 +159,34 @@ def _aggregation(graph: OpGraph, one: Reduced,
             or Aggregation(one.how, x, None, message.out, message))
 
 
-def _reduced(g: Any, graph: OpGraph, one: Reduced, given: CallArguments, by_kernels: bool,
+def _reduced(g: Any, graph: OpGraph, one: Reduced, arguments: CallArguments, by_kernels: bool,
              of_torch: bool) -> Tensor:
     """The result of one reduction. ``of_torch``: a NaN is the largest and the smallest, as with
     torch's functions of mailboxes. DGL's reductions pass over it."""
     from dgl import ops
 
     if by_kernels and not _by_operations(one):
-        aggregation: Any = _aggregation(graph, one, one.sent.message.generated(given))
+        aggregation: Any = _aggregation(graph, one, one.sent.message.generated(arguments))
         out = aggregation_cuda.run(graph, aggregation)
         return out.squeeze(-1) if one.sent.scalar else out
     if of_torch and one.how in ("max", "min"):
-        return _extremum(g, graph, one, given)
+        return _extremum(g, graph, one, arguments)
     if _by_operations(one):
-        op, left, right = one.sent.sides(given)
+        op, left, right = one.sent.sides(arguments)
         return ops.gspmm(g, op, one.how, left, right)
-    return ops.gspmm(g, "copy_rhs", one.how, None, one.sent.made(given, graph))
+    return ops.gspmm(g, "copy_rhs", one.how, None, one.sent.made(arguments, graph))
 
 
-def _extremum(g: Any, graph: OpGraph, one: Reduced, given: CallArguments) -> Tensor:
+def _extremum(g: Any, graph: OpGraph, one: Reduced, arguments: CallArguments) -> Tensor:
     """The maximum or minimum as torch's functions of mailboxes give it. Of equal messages the first
     has the gradient; DGL on a CPU gives it to the last."""
     from dgl import ops
 
-    messages = one.sent.made(given, graph)
+    messages = one.sent.made(arguments, graph)
     if messages.is_cpu and messages.requires_grad and not driver.placed():
         out = torch_ops.extremum(messages, graph.index("v"), graph.num_dst, one.how == "max")
     elif _by_operations(one):
-        op, left, right = one.sent.sides(given)
+        op, left, right = one.sent.sides(arguments)
         out = ops.gspmm(g, op, one.how, left, right)
     else:
         out = ops.gspmm(g, "copy_rhs", one.how, None, messages)

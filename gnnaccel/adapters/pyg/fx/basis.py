@@ -127,15 +127,15 @@ def state(layer: Any, args: tuple,
               *(() if how is None else (("norm", ()),)))
     program = statements.rgcn(False, True, weighted=how is not None)
     view = relations.viewer(graph.structure, n, n, len(edges.types), graph.layout)
-    stated = RelationalSpec(program, "HeteroBasisConv", shapes, x.dtype, x.dtype, n, n,
-                            graph.num_edges, len(edges.types), view, layout=graph.layout,
-                            around=True)
+    spec = RelationalSpec(program, "HeteroBasisConv", shapes, x.dtype, x.dtype, n, n,
+                          graph.num_edges, len(edges.types), view, layout=graph.layout,
+                          around=True)
     starts = tuple(start for part in graph.layout.parts for start in (part.src, part.dst))
     shares = (None
               if how is None
               else (*graph.structure, how, torch.promote_types(x.dtype, torch.float32), n, *starts))
-    return stated, RelationalInputs(graph.structure, weight.device,
-                                    _Operands(x, parameters, shares))
+    return spec, RelationalInputs(graph.structure, weight.device,
+                                  _Operands(x, parameters, shares))
 
 
 def _layers_reason(layer: Any, convs: tuple[Any, ...]) -> Reason | None:
@@ -222,17 +222,17 @@ def _graph(x: Tensor, edges: Edges, device: torch.device) -> dicts.Graph | Reaso
     return dicts.graph(by_type, sizes, edges.types, device)
 
 
-def run(layer: Any, stated: RelationalSpec, given: RelationalInputs, attend: Any) -> Tensor:
-    x, (weights, numbers, biases, roots), shares = given.operands
+def run(layer: Any, spec: RelationalSpec, inputs: RelationalInputs, attend: Any) -> Tensor:
+    x, (weights, numbers, biases, roots), shares = inputs.operands
     operands = {"x": x, "comp": torch.cat(numbers).t(),
                 "bases": torch.stack(weights).transpose(1, 2)}
     if shares is not None:
         # checks the ids, with which the shares are indexed
         attend.graph.statistics()
-        operands["norm"] = _kept(*shares)[0].to(stated.row)
+        operands["norm"] = _kept(*shares)[0].to(spec.row)
     root, bias = (None if group is None else alike.total(group) for group in (roots, biases))
     if root is not None or bias is not None:
-        operands[ADDED] = Added((stated.num_dst,), None if root is None else x, root, bias, True)
+        operands[ADDED] = Added((spec.num_dst,), None if root is None else x, root, bias, True)
     return attend(operands)
 
 

@@ -33,9 +33,9 @@ def state(layer: Any, args: tuple, kwargs: dict) -> Any:
     result = _unquantized(layer) or hetero_conv.state(layer, args, kwargs)
     if type(result) is Reason:
         return result if result.code == "GA210" else reason("GA210", f"{result.code} {result.text}")
-    stated, inputs = result
-    return ((dataclasses.replace(stated, around=True), inputs)
-            if type(stated) is RelationalSpec else result)
+    spec, inputs = result
+    return ((dataclasses.replace(spec, around=True), inputs)
+            if type(spec) is RelationalSpec else result)
 
 
 def parts(layer: Any, args: tuple) -> list | None:

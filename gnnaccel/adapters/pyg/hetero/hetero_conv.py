@@ -66,12 +66,12 @@ def parts(layer: Any, args: tuple) -> list | None:
     return None if type(together) is Reason else [together, *together.looks()]
 
 
-def keep(stated: Any, given: Any) -> tuple:
+def keep(spec: Any, inputs: Any) -> tuple:
     """(the layers, the edge types that have edges, values that their kind needs)."""
-    together = given.operands.together
-    layout: Any = stated.layout if isinstance(stated, RelationalSpec) else stated.join
+    together = inputs.operands.together
+    layout: Any = spec.layout if isinstance(spec, RelationalSpec) else spec.join
     return (together, tuple(part.name for part in layout.parts),
-            _OF_KIND[together.kind].keep(given.operands))
+            _OF_KIND[together.kind].keep(inputs.operands))
 
 
 def again(layer: Any, args: tuple, kwargs: dict, kept: tuple) -> RelationalInputs:
@@ -82,13 +82,13 @@ def again(layer: Any, args: tuple, kwargs: dict, kept: tuple) -> RelationalInput
                             _OF_KIND[together.kind].again(layer, x_dict, structure, of_kind))
 
 
-def resized(layer: Any, args: tuple, kwargs: dict, stated: Any,
+def resized(layer: Any, args: tuple, kwargs: dict, spec: Any,
             kept: tuple) -> tuple[Any, RelationalInputs] | None:
     if distributed.each_layer():
         return None
     (x_dict, edge_index_dict), (together, _, of_kind) = args, kept
     edges = {name: edge_index_dict[name] for name in together.names}
-    return _OF_KIND[together.kind].resized(layer, stated, x_dict, edges, of_kind)
+    return _OF_KIND[together.kind].resized(layer, spec, x_dict, edges, of_kind)
 
 
 def _dicts_reason(x_dict: Mapping[str, Any], together: Together) -> Reason | None:
@@ -100,5 +100,5 @@ def _dicts_reason(x_dict: Mapping[str, Any], together: Together) -> Reason | Non
     return None
 
 
-def run(layer: Any, stated: Any, given: Any, attend: Any) -> dict[str, Tensor]:
-    return _OF_KIND[given.operands.together.kind].run(layer, stated, given, attend)
+def run(layer: Any, spec: Any, inputs: Any, attend: Any) -> dict[str, Tensor]:
+    return _OF_KIND[inputs.operands.together.kind].run(layer, spec, inputs, attend)

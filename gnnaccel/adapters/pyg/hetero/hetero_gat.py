@@ -66,12 +66,12 @@ def again(layer: Any, x_dict: Mapping[str, Tensor], structure: tuple[Tensor, ...
     return Operands(x_dict, kept, _taken(kept))
 
 
-def resized(layer: Any, stated: JoinedSpec, x_dict: Mapping[str, Tensor], edge_index_dict: Mapping,
+def resized(layer: Any, spec: JoinedSpec, x_dict: Mapping[str, Tensor], edge_index_dict: Mapping,
             kept: Together) -> tuple[JoinedSpec, RelationalInputs] | None:
-    return of_size(stated, again(layer, x_dict, (), kept), edge_index_dict)
+    return of_size(spec, again(layer, x_dict, (), kept), edge_index_dict)
 
 
-def of_size(stated: JoinedSpec, operands: Operands,
+def of_size(spec: JoinedSpec, operands: Operands,
             edge_index_dict: Mapping) -> tuple[JoinedSpec, RelationalInputs] | None:
     """`Contract.resized` of a call with these ``operands``."""
     x_dict, together, _ = operands
@@ -79,8 +79,8 @@ def of_size(stated: JoinedSpec, operands: Operands,
     joined = _graph(together, x_dict, edge_index_dict, device)
     if type(joined) is Reason:
         return None
-    return (stated.resized(joined.num_nodes, joined.num_dst, joined.num_edges, joined.layout,
-                           _loops(together, joined)),
+    return (spec.resized(joined.num_nodes, joined.num_dst, joined.num_edges, joined.layout,
+                         _loops(together, joined)),
             RelationalInputs(joined.structure, device, operands))
 
 
@@ -100,11 +100,11 @@ def attention(native: str, operands: Operands, edge_index_dict: Mapping, att: Te
     dropout = together.option("dropout") if together.option("training") else 0.0
     row, loops = dicts.mapped(weight), _loops(together, joined)
     out = torch.promote_types(row, att.dtype)
-    stated = JoinedSpec(program(together.option("negative_slope"), dropout), native,
-                        together.option("heads"), together.option("out_channels"), row, out,
-                        joined.num_nodes, joined.num_dst, joined.num_edges, loops, False,
-                        join=joined.layout, around=True)
-    return stated, RelationalInputs(joined.structure, weight.device, operands)
+    spec = JoinedSpec(program(together.option("negative_slope"), dropout), native,
+                      together.option("heads"), together.option("out_channels"), row, out,
+                      joined.num_nodes, joined.num_dst, joined.num_edges, loops, False,
+                      join=joined.layout, around=True)
+    return spec, RelationalInputs(joined.structure, weight.device, operands)
 
 
 def _graph(together: Together, x_dict: Mapping[str, Tensor], edge_index_dict: Mapping,
@@ -168,20 +168,20 @@ def _features_reason(x_dict: Mapping[str, Any], together: Together, src: list[Te
     return dicts.dtypes_reason(x_dict, together.nodes, src[0])
 
 
-def run(layer: Any, stated: JoinedSpec, given: RelationalInputs, attend: Any) -> dict[str, Tensor]:
-    x_dict, together, parameters = given.operands
-    h, c = stated.heads, stated.width
-    terms = torch.promote_types(stated.row, torch.float32)
-    autocast = torch.is_autocast_enabled(given.device.type)
+def run(layer: Any, spec: JoinedSpec, inputs: RelationalInputs, attend: Any) -> dict[str, Tensor]:
+    x_dict, together, parameters = inputs.operands
+    h, c = spec.heads, spec.width
+    terms = torch.promote_types(spec.row, torch.float32)
+    autocast = torch.is_autocast_enabled(inputs.device.type)
     results, readers = watched(together, x_dict, parameters[:-1])
-    with calls.without_autocast(given.device.type):
+    with calls.without_autocast(inputs.device.type):
         x, operands = [], []
         for name, members in zip(together.sources, together.of_source):
             weight = of_members(results, readers, parameters.src, members)
             operands.append((x_dict[name], weight,
                              of_members(results, readers, parameters.att_src, members, torch.cat)))
-            x.append(torch.matmul(x_dict[name].to(stated.row),
-                                  weight.to(stated.row).transpose(1, 2)).view(-1, h, c))
+            x.append(torch.matmul(x_dict[name].to(spec.row),
+                                  weight.to(spec.row).transpose(1, 2)).view(-1, h, c))
         a_src = _terms(results, operands, terms, readers.sources)
         operands = [(x_dict[name], torch.stack([parameters.dst[at] for at in members]),
                      torch.cat([parameters.att_dst[at] for at in members]))

@@ -51,9 +51,9 @@ def again(layer: Any, x_dict: Mapping[str, Tensor], structure: tuple[Tensor, ...
     return hetero_gat.Operands(x_dict, kept, _taken(kept))
 
 
-def resized(layer: Any, stated: JoinedSpec, x_dict: Mapping[str, Tensor], edge_index_dict: Mapping,
+def resized(layer: Any, spec: JoinedSpec, x_dict: Mapping[str, Tensor], edge_index_dict: Mapping,
             kept: Together) -> tuple[JoinedSpec, RelationalInputs] | None:
-    return hetero_gat.of_size(stated, again(layer, x_dict, (), kept), edge_index_dict)
+    return hetero_gat.of_size(spec, again(layer, x_dict, (), kept), edge_index_dict)
 
 
 def _taken(together: Together) -> _Parameters:
@@ -72,18 +72,18 @@ def _parameters(together: Together) -> _Parameters | Reason:
             or hetero_gat.shapes_reason(together, gatv2.shapes) or parameters)
 
 
-def run(layer: Any, stated: JoinedSpec, given: RelationalInputs, attend: Any) -> dict[str, Tensor]:
-    x_dict, together, parameters = given.operands
-    autocast = torch.is_autocast_enabled(given.device.type)
+def run(layer: Any, spec: JoinedSpec, inputs: RelationalInputs, attend: Any) -> dict[str, Tensor]:
+    x_dict, together, parameters = inputs.operands
+    autocast = torch.is_autocast_enabled(inputs.device.type)
     sources, targets = (together.sources,
                         together.of_source), (together.targets, together.of_target)
     of_src, of_dst = attend.graph.derived(("vectors", *sources, *targets), lambda: tuple(
-        _numbers(x_dict, *end, given.device) for end in (sources, targets)))
+        _numbers(x_dict, *end, inputs.device) for end in (sources, targets)))
     results, readers = hetero_gat.watched(together, x_dict, parameters[:-1])
     stack = functools.partial(hetero_gat.of_members, results, readers)
-    with calls.without_autocast(given.device.type):
-        keys = _rows(x_dict, *sources, parameters.src, parameters.bias_src, stated, stack)
-        queries = _rows(x_dict, *targets, parameters.dst, parameters.bias_dst, stated, stack)
+    with calls.without_autocast(inputs.device.type):
+        keys = _rows(x_dict, *sources, parameters.src, parameters.bias_src, spec, stack)
+        queries = _rows(x_dict, *targets, parameters.dst, parameters.bias_dst, spec, stack)
         keys, queries = reachability.watch(results, keys,
                                            readers.sources), reachability.watch(results, queries,
                                                                                 readers.targets)
@@ -96,16 +96,16 @@ def run(layer: Any, stated: JoinedSpec, given: RelationalInputs, attend: Any) ->
 
 def _rows(x_dict: Mapping[str, Tensor], types: tuple[str, ...],
           of_type: tuple[tuple[int, ...], ...], weights: list[Tensor], biases: list[Tensor] | None,
-          stated: JoinedSpec, stack: Callable[[list[Tensor], tuple[int, ...]], Tensor]) -> Tensor:
+          spec: JoinedSpec, stack: Callable[[list[Tensor], tuple[int, ...]], Tensor]) -> Tensor:
     """[rows of the virtual graph at this end, heads, channels]: the maps of a node type's relations
     as one batched product."""
     parts = []
     for name, members in zip(types, of_type):
-        weight = stack(weights, members).to(stated.row).transpose(1, 2)
-        rows = torch.matmul(x_dict[name].to(stated.row), weight)
+        weight = stack(weights, members).to(spec.row).transpose(1, 2)
+        rows = torch.matmul(x_dict[name].to(spec.row), weight)
         if biases is not None:
-            rows = rows + stack(biases, members).to(stated.row).unsqueeze(1)
-        parts.append(rows.view(-1, stated.heads, stated.width))
+            rows = rows + stack(biases, members).to(spec.row).unsqueeze(1)
+        parts.append(rows.view(-1, spec.heads, spec.width))
     return hetero_gat.joined(parts)
 
 

@@ -40,10 +40,10 @@ def state(layer: Any, together: Together, x_dict: Mapping[str, Any],
     graph = _graph(together, x_dict, edge_index_dict, first.device)
     if type(graph) is Reason:
         return graph
-    stated = JoinedPlainSpec("HeteroConv of GINConv", "sum", False, first.shape[1], first.dtype,
-                             graph.num_nodes, graph.num_dst, graph.num_edges, first.is_cpu,
-                             join=graph.layout)
-    return stated, RelationalInputs(graph.structure, first.device, _Operands(x_dict, together))
+    spec = JoinedPlainSpec("HeteroConv of GINConv", "sum", False, first.shape[1], first.dtype,
+                           graph.num_nodes, graph.num_dst, graph.num_edges, first.is_cpu,
+                           join=graph.layout)
+    return spec, RelationalInputs(graph.structure, first.device, _Operands(x_dict, together))
 
 
 def _graph(together: Together, x_dict: Mapping[str, Tensor], edge_index_dict: Mapping,
@@ -64,26 +64,26 @@ def again(layer: Any, x_dict: Mapping[str, Tensor], structure: tuple[Tensor, ...
     return _Operands(x_dict, kept)
 
 
-def resized(layer: Any, stated: JoinedPlainSpec, x_dict: Mapping[str, Tensor],
+def resized(layer: Any, spec: JoinedPlainSpec, x_dict: Mapping[str, Tensor],
             edge_index_dict: Mapping,
             kept: Together) -> tuple[JoinedPlainSpec, RelationalInputs] | None:
     device = x_dict[kept.sources[0]].device
     graph = _graph(kept, x_dict, edge_index_dict, device)
     if type(graph) is Reason:
         return None
-    return (replace(stated, num_src=graph.num_nodes, num_dst=graph.num_dst,
+    return (replace(spec, num_src=graph.num_nodes, num_dst=graph.num_dst,
                     num_edges=graph.num_edges, join=graph.layout),
             RelationalInputs(graph.structure, device, _Operands(x_dict, kept)))
 
 
-def run(layer: Any, stated: JoinedPlainSpec, given: RelationalInputs,
+def run(layer: Any, spec: JoinedPlainSpec, inputs: RelationalInputs,
         attend: Any) -> dict[str, Tensor]:
-    x_dict, together = given.operands
+    x_dict, together = inputs.operands
     sources = [x_dict[name] for name in together.sources]
     # results of the relations
     results = reachability.results(len(together.names),
                                    ((x_dict[name[0]],) for name in together.names))
-    with calls.without_autocast(given.device.type):
+    with calls.without_autocast(inputs.device.type):
         x = reachability.watch(results, torch.cat(sources) if len(sources) > 1 else sources[0],
                                together.of_source)
         sums = attend({"x": x})

@@ -75,13 +75,13 @@ def state(layer: Any, together: Together, x_dict: Mapping[str, Any],
     view = relations.viewer(graph.structure, graph.num_nodes, graph.num_dst, len(rows.names),
                             graph.layout)
     x_src = [x_dict[name] for name in together.sources]
-    stated = RelationalSpec(program, native, shapes, row, row, graph.num_nodes, graph.num_dst,
-                            graph.num_edges, len(rows.names), view, layout=graph.layout,
-                            rows_grad=any(x.requires_grad for x in x_src),
-                            beside=alike.root_term(parameters, len(rows.x_dst)))
+    spec = RelationalSpec(program, native, shapes, row, row, graph.num_nodes, graph.num_dst,
+                          graph.num_edges, len(rows.names), view, layout=graph.layout,
+                          rows_grad=any(x.requires_grad for x in x_src),
+                          beside=alike.root_term(parameters, len(rows.x_dst)))
     ordered = _ordered(parameters, together, rows)
     norms = _norms(graph, rows, looped, row) if weighted else None
-    return stated, RelationalInputs(graph.structure, weight.device, _Operands(
+    return spec, RelationalInputs(graph.structure, weight.device, _Operands(
         together, ordered, x_src, rows, norms))
 
 
@@ -113,7 +113,7 @@ def again(layer: Any, x_dict: Mapping[str, Tensor], structure: tuple[Tensor, ...
                      None if norms is None else (structure, *norms))
 
 
-def resized(layer: Any, stated: RelationalSpec, x_dict: Mapping[str, Tensor],
+def resized(layer: Any, spec: RelationalSpec, x_dict: Mapping[str, Tensor],
             edge_index_dict: Mapping,
             kept: tuple) -> tuple[RelationalSpec, RelationalInputs] | None:
     together, _, norms = kept
@@ -123,12 +123,12 @@ def resized(layer: Any, stated: RelationalSpec, x_dict: Mapping[str, Tensor],
     graph = _graph(rows, edge_index_dict, looped, device)
     if type(graph) is Reason:
         return None
-    view = relations.viewer(graph.structure, graph.num_nodes, graph.num_dst, stated.num_relations,
+    view = relations.viewer(graph.structure, graph.num_nodes, graph.num_dst, spec.num_relations,
                             graph.layout)
     operands = _Operands(together, _ordered(_taken(together), together, rows), x_src, rows,
-                         None if norms is None else _norms(graph, rows, looped, stated.row))
-    return (stated.resized(graph.num_nodes, graph.num_dst, graph.num_edges, view,
-                           any([x.requires_grad for x in x_src]), graph.layout),
+                         None if norms is None else _norms(graph, rows, looped, spec.row))
+    return (spec.resized(graph.num_nodes, graph.num_dst, graph.num_edges, view,
+                         any([x.requires_grad for x in x_src]), graph.layout),
             RelationalInputs(graph.structure, device, operands))
 
 
@@ -235,11 +235,11 @@ def _features_reason(x_dict: Mapping[str, Any], together: Together,
     return dicts.dtypes_reason(x_dict, together.nodes, weight)
 
 
-def run(layer: Any, stated: RelationalSpec, given: RelationalInputs,
+def run(layer: Any, spec: RelationalSpec, inputs: RelationalInputs,
         attend: Any) -> dict[str, Tensor]:
-    together, parameters, x_src, rows, norms = given.operands
-    row, mean, apart = stated.row, layer.aggr == "mean", layer.aggr not in dicts.ADDED_UP
-    autocast = torch.is_autocast_enabled(given.device.type)
+    together, parameters, x_src, rows, norms = inputs.operands
+    row, mean, apart = spec.row, layer.aggr == "mean", layer.aggr not in dicts.ADDED_UP
+    autocast = torch.is_autocast_enabled(inputs.device.type)
 
     def weighted(operands: dict) -> Tensor:
         if norms is None:
@@ -248,13 +248,13 @@ def run(layer: Any, stated: RelationalSpec, given: RelationalInputs,
         attend.graph.statistics()
         return attend({**operands, "norm": hetero_gcn.weights(*norms).to(row)})
 
-    with calls.without_autocast(given.device.type):
+    with calls.without_autocast(inputs.device.type):
         parts = alike.run(weighted, parameters, x_src, rows.x_dst, rows.of_source, rows.of_target,
                           mean, row)
     if apart:
         of = dict(zip(rows.names, parts))
         return {name: dicts.grouped([of[together.names[at]] for at in members], layer.aggr)
                 for name, members in zip(together.targets, together.of_target)}
-    wide = dicts.summed(row, autocast, given.device) if layer.aggr == "sum" else row
+    wide = dicts.summed(row, autocast, inputs.device) if layer.aggr == "sum" else row
     return {name: part if len(members) == 1 else part.to(wide)
             for name, part, members in zip(together.targets, parts, together.of_target)}

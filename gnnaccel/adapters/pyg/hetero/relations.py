@@ -32,20 +32,20 @@ def plain(edge_index: Any, edge_type: Any, num_src: int, num_dst: int,
     return plain_index, edge_type
 
 
-def resized(stated: RelationalSpec, given: RelationalInputs, x_src: Tensor, x_dst: Tensor,
+def resized(spec: RelationalSpec, inputs: RelationalInputs, x_src: Tensor, x_dst: Tensor,
             edge_attr: Tensor | None = None,
             watched: bool = False) -> tuple[RelationalSpec, RelationalInputs] | None:
     """`Contract.resized` of a layer with plain edges and their relations. ``x_src``, ``x_dst``,
     ``edge_attr``: features of nodes and edges; ``watched``: `RelationalSpec.rows_grad` says whether
     those of sources want gradients."""
     num_src, num_dst = x_src.shape[0], x_dst.shape[0]
-    edge_index, edge_type = structure = given.structure
+    edge_index, edge_type = structure = inputs.structure
     plain_edges = plain(edge_index, edge_type, num_src, num_dst, x_src.device)
     if type(plain_edges) is Reason or plain_edges[0] is not edge_index:
         return None
     count = edge_index.shape[1]
     if edge_attr is not None and edge_attr.shape[0] != count:
         return None
-    view = viewer(structure, num_src, num_dst, stated.num_relations, ignore=stated.ignore)
-    return stated.resized(num_src, num_dst, count, view,
-                          x_src.requires_grad if watched else stated.rows_grad), given
+    view = viewer(structure, num_src, num_dst, spec.num_relations, ignore=spec.ignore)
+    return spec.resized(num_src, num_dst, count, view,
+                        x_src.requires_grad if watched else spec.rows_grad), inputs

@@ -29,17 +29,17 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] 
     if type(plain) is Reason:
         return plain
     row, out = calls.dtypes(x, guards.declared(layer, "beta"), mapped=False)
-    stated = CallSpec(programs.cosine(), "AGNNConv", 1, x.shape[1], x.dtype, out, nodes, nodes,
-                      plain.shape[1], nodes if layer.add_self_loops else 0, True)
-    return stated, CallInputs(x, x, plain)
+    spec = CallSpec(programs.cosine(), "AGNNConv", 1, x.shape[1], x.dtype, out, nodes, nodes,
+                    plain.shape[1], nodes if layer.add_self_loops else 0, True)
+    return spec, CallInputs(x, x, plain)
 
 
-def shapes(layer: Any, given: CallInputs) -> Shapes:
+def shapes(layer: Any, inputs: CallInputs) -> Shapes:
     return {"beta": (1,)}
 
 
-def run(layer: Any, stated: CallSpec, given: CallInputs, attend: Any) -> Tensor:
-    x = given.x_src
+def run(layer: Any, spec: CallSpec, inputs: CallInputs, attend: Any) -> Tensor:
+    x = inputs.x_src
     length = x.norm(p=2, dim=-1, keepdim=True).clamp_min(1e-12)
     tensors = {"keys": x.unsqueeze(1), "queries": (layer.beta * (x / length)).unsqueeze(1),
                "c_src": 1 / length}

@@ -56,10 +56,10 @@ def state(layer: Any, args: tuple,
     shapes = {"x": x_src[:1], "x_dst": x_dst[:1], "weight": layer.lins[0].weight[None],
               "film": layer.films[0].weight[None],
               "bias": None if layer.films[0].bias is None else layer.films[0].bias[None]}
-    stated = RelationalSpec(program, "FiLMConv", shapes_of(program, shapes), x_src.dtype,
-                            x_src.dtype, x_src.shape[0], x_dst.shape[0], structure[0].shape[1],
-                            layer.num_relations, view, True)
-    return stated, RelationalInputs(structure, x_src.device, (x_src, x_dst))
+    spec = RelationalSpec(program, "FiLMConv", shapes_of(program, shapes), x_src.dtype,
+                          x_src.dtype, x_src.shape[0], x_dst.shape[0], structure[0].shape[1],
+                          layer.num_relations, view, True)
+    return spec, RelationalInputs(structure, x_src.device, (x_src, x_dst))
 
 
 def again(layer: Any, args: tuple, kwargs: dict, kept: None) -> RelationalInputs:
@@ -68,10 +68,10 @@ def again(layer: Any, args: tuple, kwargs: dict, kept: None) -> RelationalInputs
                             x if isinstance(x, tuple) else (x, x))
 
 
-def resized(layer: Any, args: tuple, kwargs: dict, stated: RelationalSpec,
+def resized(layer: Any, args: tuple, kwargs: dict, spec: RelationalSpec,
             kept: None) -> tuple[RelationalSpec, RelationalInputs] | None:
     inputs = again(layer, args, kwargs, kept)
-    return relations.resized(stated, inputs, *inputs.operands)
+    return relations.resized(spec, inputs, *inputs.operands)
 
 
 def _modules_reason(layer: Any) -> Reason | None:
@@ -96,9 +96,9 @@ def _modules_reason(layer: Any) -> Reason | None:
     return None
 
 
-def shapes(layer: Any, given: RelationalInputs) -> Shapes:
+def shapes(layer: Any, inputs: RelationalInputs) -> Shapes:
     by_name: Shapes = {}
-    (x_src, x_dst), out = given.operands, layer.out_channels
+    (x_src, x_dst), out = inputs.operands, layer.out_channels
     for at in range(layer.num_relations):
         by_name[f"lins.{at}.weight"] = out, x_src.shape[1]
         by_name[f"films.{at}.weight"] = 2 * out, x_dst.shape[1]
@@ -107,13 +107,13 @@ def shapes(layer: Any, given: RelationalInputs) -> Shapes:
     return by_name
 
 
-def run(layer: Any, stated: RelationalSpec, given: RelationalInputs, attend: Any) -> Tensor:
-    x_src, x_dst = given.operands
+def run(layer: Any, spec: RelationalSpec, inputs: RelationalInputs, attend: Any) -> Tensor:
+    x_src, x_dst = inputs.operands
     tensors = {"x": x_src, "weight": torch.stack([lin.weight for lin in layer.lins]),
                "film": torch.stack([film.weight for film in layer.films])}
-    if stated.program.has_input("x_dst"):
+    if spec.program.has_input("x_dst"):
         tensors["x_dst"] = x_dst
-    if stated.program.has_input("bias"):
+    if spec.program.has_input("bias"):
         tensors["bias"] = torch.stack([film.bias for film in layer.films])
     beta, gamma = layer.film_skip(x_dst).split(layer.out_channels, dim=-1)
     skip = gamma * layer.lin_skip(x_dst) + beta

@@ -65,13 +65,13 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] 
                                      for name in (_VECTORS if edge else _VECTORS[:2])])
     program = programs.gat(layer.negative_slope, layer.dropout if layer.training else 0.0, same,
                            x_dst is not None, edge, calls.bias_inside(layer, out))
-    stated = CallSpec(program, "GATConv", layer.heads, layer.out_channels, row, out, num_src,
-                      num_dst, plain.shape[1], min(num_src, num_dst) if layer.add_self_loops else 0,
-                      calls.exposed(layer))
-    return stated, CallInputs(x_src, x_dst, plain, edge_attr if edge else None, (pair,))
+    spec = CallSpec(program, "GATConv", layer.heads, layer.out_channels, row, out, num_src,
+                    num_dst, plain.shape[1], min(num_src, num_dst) if layer.add_self_loops else 0,
+                    calls.exposed(layer))
+    return spec, CallInputs(x_src, x_dst, plain, edge_attr if edge else None, (pair,))
 
 
-def shapes(layer: Any, given: CallInputs) -> Shapes:
+def shapes(layer: Any, inputs: CallInputs) -> Shapes:
     vectors = _VECTORS if layer._modules.get("lin_edge") is not None else _VECTORS[:2]
     return calls.shapes(layer, _MAPS[:-1], vectors)
 
@@ -84,9 +84,9 @@ def again(layer: Any, args: tuple, kwargs: dict, kept: None) -> CallInputs:
 resized = calls.resized(again)
 
 
-def run(layer: Any, stated: CallSpec, given: CallInputs, attend: Any) -> Tensor:
-    h, c, modules = stated.heads, stated.width, layer._modules
-    x_src, x_dst = given.x_src, given.x_dst
+def run(layer: Any, spec: CallSpec, inputs: CallInputs, attend: Any) -> Tensor:
+    h, c, modules = spec.heads, spec.width, layer._modules
+    x_src, x_dst = inputs.x_src, inputs.x_dst
     residual = (modules["res"](x_dst) if modules.get("res") is not None
                 and x_dst is not None else None)
     shared = modules.get("lin") is not None
@@ -94,11 +94,11 @@ def run(layer: Any, stated: CallSpec, given: CallInputs, attend: Any) -> Tensor:
                "att_src": calls.parameter(layer, "att_src")}
     if x_dst is not None:
         tensors["att_dst"] = calls.parameter(layer, "att_dst")
-        if stated.program.has_input("x_dst"):
+        if spec.program.has_input("x_dst"):
             tensors["x_dst"] = calls.rows(modules["lin" if shared else "lin_dst"], x_dst, h, c)
-    if given.edge_attr is not None:
-        tensors["a_edge"] = _edge_term(layer, stated, given)
-    biased = stated.program.has_input("bias")
+    if inputs.edge_attr is not None:
+        tensors["a_edge"] = _edge_term(layer, spec, inputs)
+    biased = spec.program.has_input("bias")
     if biased:
         tensors["bias"] = calls.parameter(layer, "bias")
     return calls.finish(layer, attend(tensors), residual, biased)
@@ -122,17 +122,17 @@ def bind(layer: Any, call: Any) -> Any:
     return attention_bound.bind(call, attention_bound.Weights(*tensors))
 
 
-def _edge_term(layer: Any, stated: CallSpec, given: CallInputs) -> Tensor:
+def _edge_term(layer: Any, spec: CallSpec, inputs: CallInputs) -> Tensor:
     """[E + loops, H]: <lin_edge(edge_attr), att_edge>. Where nobody watches lin_edge and there are
     many edges, one product with the folded weight: the [E, H, C] rows between are never made.
     Where there are few, as the host computes it: its sums over edges round less."""
     h, c, plain = layer.heads, layer.out_channels, guards.plain_linear(layer.lin_edge)
-    attr: Any = given.edge_attr
-    looped = (given.edge_index, stated.loops, layer.fill_value)
+    attr: Any = inputs.edge_attr
+    looped = (inputs.edge_index, spec.loops, layer.fill_value)
     if not plain or layer.lin_edge.bias is not None:
         rows = edges.mapped(layer.lin_edge, attr, *looped, plain)
         # an unknown map must give as many rows as there are edges, else this raises
-        return (rows.view(stated.num_edges + stated.loops, h, c) * layer.att_edge).sum(-1)
+        return (rows.view(spec.num_edges + spec.loops, h, c) * layer.att_edge).sum(-1)
     attr = edges.with_loops(attr, *looped)
     if attr.dim() == 1:
         attr = attr.view(-1, 1)

@@ -48,34 +48,34 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] 
     row, out = calls.dtypes(x_l, guards.declared(layer, "att"))
     program = programs.gatv2(layer.negative_slope, layer.dropout if layer.training else 0.0,
                              edge_attr is not None, calls.bias_inside(layer, out))
-    stated = CallSpec(program, "GATv2Conv", layer.heads, layer.out_channels, row, out, x_l.shape[0],
-                      x_r.shape[0], plain.shape[1],
-                      min(x_l.shape[0], x_r.shape[0]) if layer.add_self_loops else 0,
-                      calls.exposed(layer))
-    return stated, CallInputs(x_l, x_r, plain, edge_attr, (pair,))
+    spec = CallSpec(program, "GATv2Conv", layer.heads, layer.out_channels, row, out, x_l.shape[0],
+                    x_r.shape[0], plain.shape[1],
+                    min(x_l.shape[0], x_r.shape[0]) if layer.add_self_loops else 0,
+                    calls.exposed(layer))
+    return spec, CallInputs(x_l, x_r, plain, edge_attr, (pair,))
 
 
-def shapes(layer: Any, given: CallInputs) -> Shapes:
+def shapes(layer: Any, inputs: CallInputs) -> Shapes:
     return calls.shapes(layer, ("lin_l", "lin_r", "lin_edge"), ("att",))
 
 
-def run(layer: Any, stated: CallSpec, given: CallInputs, attend: Any) -> Tensor:
-    h, c, modules = stated.heads, stated.width, layer._modules
-    residual = modules["res"](given.x_dst) if modules.get("res") is not None else None
+def run(layer: Any, spec: CallSpec, inputs: CallInputs, attend: Any) -> Tensor:
+    h, c, modules = spec.heads, spec.width, layer._modules
+    residual = modules["res"](inputs.x_dst) if modules.get("res") is not None else None
     left, right, edge = modules["lin_l"], modules["lin_r"], modules.get("lin_edge")
-    plain, (pair,) = guards.plain_linears((left, right, edge)) is not None, given.extra
-    keys = rows(left, given.x_src, h, c, plain)
+    plain, (pair,) = guards.plain_linears((left, right, edge)) is not None, inputs.extra
+    keys = rows(left, inputs.x_src, h, c, plain)
     # for one tensor the host asks no lin_r, whatever it is; of a pair it maps each
-    shared = given.x_src is given.x_dst and ((layer.share_weights and not pair)
-                                             or (left is right and plain))
+    shared = inputs.x_src is inputs.x_dst and ((layer.share_weights and not pair)
+                                               or (left is right and plain))
     queries = (keys if shared else
-               rows(right, given.x_dst, h, c, plain))  # type: ignore[arg-type]  # both
+               rows(right, inputs.x_dst, h, c, plain))  # type: ignore[arg-type]  # both
     tensors = {"keys": keys, "queries": queries, "att": calls.parameter(layer, "att")}
-    if given.edge_attr is not None:
-        edge_rows = edges.mapped(edge, given.edge_attr, given.edge_index, stated.loops,
+    if inputs.edge_attr is not None:
+        edge_rows = edges.mapped(edge, inputs.edge_attr, inputs.edge_index, spec.loops,
                                  layer.fill_value, plain)
-        tensors["edges"] = edge_rows.view(stated.num_edges + stated.loops, h, c)
-    biased = stated.program.has_input("bias")
+        tensors["edges"] = edge_rows.view(spec.num_edges + spec.loops, h, c)
+    biased = spec.program.has_input("bias")
     if biased:
         tensors["bias"] = layer.bias
     return calls.finish(layer, attend(tensors), residual, biased)

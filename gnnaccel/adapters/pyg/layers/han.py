@@ -55,10 +55,10 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[JoinedSpec, Relational
     row, out = calls.dtypes(x_dict[names[0][0]], *vectors)
     program = programs.additive_terms(layer.negative_slope,
                                       layer.dropout if layer.training else 0.0, True, False)
-    stated = JoinedSpec(program, "HANConv", heads, width, row, out, graph.num_nodes,
-                        graph.num_dst, graph.num_edges, 0, False, join=graph.layout)
-    return stated, RelationalInputs(graph.structure, device,
-                                    _Operands(x_dict, names, bool(weights)))
+    spec = JoinedSpec(program, "HANConv", heads, width, row, out, graph.num_nodes,
+                      graph.num_dst, graph.num_edges, 0, False, join=graph.layout)
+    return spec, RelationalInputs(graph.structure, device,
+                                  _Operands(x_dict, names, bool(weights)))
 
 
 def again(layer: Any, args: tuple, kwargs: dict, kept: None) -> RelationalInputs:
@@ -68,7 +68,7 @@ def again(layer: Any, args: tuple, kwargs: dict, kept: None) -> RelationalInputs
                             _Operands(x_dict, tuple(edge_index_dict), bool(weights)))
 
 
-def resized(layer: Any, args: tuple, kwargs: dict, stated: JoinedSpec,
+def resized(layer: Any, args: tuple, kwargs: dict, spec: JoinedSpec,
             kept: None) -> tuple[JoinedSpec, RelationalInputs] | None:
     x_dict, edge_index_dict, weights = calls.bound(args, kwargs, *_ARGUMENTS)
     names = tuple(edge_index_dict)
@@ -76,7 +76,7 @@ def resized(layer: Any, args: tuple, kwargs: dict, stated: JoinedSpec,
     graph = _graph(edge_index_dict, x_dict, device)
     if type(graph) is Reason:
         return None
-    return (stated.resized(graph.num_nodes, graph.num_dst, graph.num_edges, graph.layout),
+    return (spec.resized(graph.num_nodes, graph.num_dst, graph.num_edges, graph.layout),
             RelationalInputs(graph.structure, device, _Operands(x_dict, names, bool(weights))))
 
 
@@ -103,8 +103,8 @@ def _layer_reason(layer: Any, x_dict: Mapping[str, Any], names: tuple,
             or dicts.features_reason(x_dict, x_dict, device))
 
 
-def shapes(layer: Any, given: RelationalInputs) -> Shapes:
-    names = list(map(_key, given.operands.names))
+def shapes(layer: Any, inputs: RelationalInputs) -> Shapes:
+    names = list(map(_key, inputs.operands.names))
     return dict.fromkeys([*entries.paths("lin_src", layer.lin_src, names),
                           *entries.paths("lin_dst", layer.lin_dst, names)],
                          (1, layer.heads, layer.out_channels // layer.heads))
@@ -124,9 +124,9 @@ def _graph(edge_index_dict: Mapping, x_dict: Mapping[str, Tensor],
                        rows=lambda name: (name, name))
 
 
-def run(layer: Any, stated: JoinedSpec, given: RelationalInputs, attend: Any) -> Any:
-    x_dict, names, weights = given.operands
-    h, c = stated.heads, stated.width
+def run(layer: Any, spec: JoinedSpec, inputs: RelationalInputs, attend: Any) -> Any:
+    x_dict, names, weights = inputs.operands
+    h, c = spec.heads, spec.width
     rows = {name: entries.module(layer.proj, name)(x).view(x.shape[0], h, c)
             for name, x in x_dict.items()}
     tables = layer.lin_src, layer.lin_dst
@@ -134,10 +134,10 @@ def run(layer: Any, stated: JoinedSpec, given: RelationalInputs, attend: Any) ->
                 *[entries.parameter(table, _key(name)) for table in tables]) for name in names)
     # results of the edge types
     results, own = reachability.results(len(names), made_of), tuple(zip(range(len(names))))
-    with calls.without_autocast(given.device.type):
+    with calls.without_autocast(inputs.device.type):
         x = [rows[name[0]] for name in names]
         tensors = {"x": torch.cat(x) if len(x) > 1 else x[0],
-                   **_terms(rows, names, tables, stated.out, results)}
+                   **_terms(rows, names, tables, spec.out, results)}
         out = attend({name: reachability.watch(results, t, own)
                       for name, t in tensors.items()}).flatten(1).relu()
     outs: dict[str, list[Tensor]] = {name: [] for name in x_dict}

@@ -46,10 +46,10 @@ def state(layer: Any, args: tuple,
     k = layer.edge_attr_emb.out_channels + (layer.lin.bias is not None)
     shapes = (("rows", (width,)), ("a_src", (h,)), ("a_dst", (h,)), ("a_rel", (h,)),
               ("a_edge", (h,)), ("edges", (k,)), ("w_edge", (k, width)))
-    stated = RelationalSpec(program, "HEATConv", shapes, x.dtype, x.dtype, nodes, nodes,
-                            structure[0].shape[1], types,
-                            relations.viewer(structure, nodes, nodes, types))
-    return stated, RelationalInputs(structure, x.device, (x, node_type, edge_attr))
+    spec = RelationalSpec(program, "HEATConv", shapes, x.dtype, x.dtype, nodes, nodes,
+                          structure[0].shape[1], types,
+                          relations.viewer(structure, nodes, nodes, types))
+    return spec, RelationalInputs(structure, x.device, (x, node_type, edge_attr))
 
 
 def reads(layer: Any, args: tuple, kwargs: dict) -> tuple:
@@ -64,11 +64,11 @@ def again(layer: Any, args: tuple, kwargs: dict, kept: None) -> RelationalInputs
     return RelationalInputs((edge_index, edge_type), x.device, (x, node_type, edge_attr))
 
 
-def resized(layer: Any, args: tuple, kwargs: dict, stated: RelationalSpec,
+def resized(layer: Any, args: tuple, kwargs: dict, spec: RelationalSpec,
             kept: None) -> tuple[RelationalSpec, RelationalInputs] | None:
     inputs = again(layer, args, kwargs, kept)
     x, _, edge_attr = inputs.operands
-    return relations.resized(stated, inputs, x, x, edge_attr)
+    return relations.resized(spec, inputs, x, x, edge_attr)
 
 
 def _modules_reason(layer: Any) -> Reason | None:
@@ -91,7 +91,7 @@ def _modules_reason(layer: Any) -> Reason | None:
     return None
 
 
-def shapes(layer: Any, given: RelationalInputs) -> Shapes:
+def shapes(layer: Any, inputs: RelationalInputs) -> Shapes:
     width, k, emb = layer.out_channels, layer.edge_attr_emb.out_channels, layer.edge_type_emb
     by_name: Shapes = {"att.weight": (layer.heads, 2 * width + emb.embedding_dim + k),
                        "lin.weight": (width, width + k),
@@ -99,8 +99,8 @@ def shapes(layer: Any, given: RelationalInputs) -> Shapes:
     return by_name if layer.lin.bias is None else {**by_name, "lin.bias": (width,)}
 
 
-def run(layer: Any, stated: RelationalSpec, given: RelationalInputs, attend: Any) -> Tensor:
-    x, node_type, edge_attr = given.operands
+def run(layer: Any, spec: RelationalSpec, inputs: RelationalInputs, attend: Any) -> Tensor:
+    x, node_type, edge_attr = inputs.operands
     width, h, slope = layer.out_channels, layer.heads, layer.negative_slope
     x = layer.hetero_lin(x, node_type)
     edge = F.leaky_relu(layer.edge_attr_emb(edge_attr), slope)

@@ -114,9 +114,9 @@ def state(layer: Any, args: tuple,
     # the estimate takes their exact number
     shapes = ("x", (inner,)), ("weight", (columns, inner)), ("types", (count,))
     program = statements.typed_linear(transposed=True)
-    stated = RelationalSpec(program, "HeteroDictLinear", shapes, row, row, rows, rows, rows,
-                            count, view, layout=sizes)
-    return stated, RelationalInputs(structure, first.device, operands)
+    spec = RelationalSpec(program, "HeteroDictLinear", shapes, row, row, rows, rows, rows,
+                          count, view, layout=sizes)
+    return spec, RelationalInputs(structure, first.device, operands)
 
 
 def _fused_by_host(types: int) -> bool:
@@ -196,15 +196,15 @@ class _Rows:
         return row, row, kinds.repeat_interleave(sizes, output_size=row.shape[0])
 
 
-def run(layer: Any, stated: RelationalSpec, given: RelationalInputs,
+def run(layer: Any, spec: RelationalSpec, inputs: RelationalInputs,
         attend: Any) -> dict[str, Tensor]:
-    types, *operands = given.operands
+    types, *operands = inputs.operands
     # autocast, which cannot put tensors of the other half type together
-    with calls.without_autocast(given.device.type):
+    with calls.without_autocast(inputs.device.type):
         if attend.kernels:
-            results = dict_maps.maps(attend.graph.blocks(stated.layout),
-                                     stated.layout,  # type: ignore[arg-type]  # `state`'s sizes
-                                     stated.row, *operands)
+            results = dict_maps.maps(attend.graph.blocks(spec.layout),
+                                     spec.layout,  # type: ignore[arg-type]  # `state`'s sizes
+                                     spec.row, *operands)
         else:
-            results = dict_maps.maps_by_torch(stated.row, *operands)
+            results = dict_maps.maps_by_torch(spec.row, *operands)
     return dict(zip(types, results))

@@ -31,12 +31,12 @@ def state(layer: Any, args: tuple,
     program = statements.typed_linear(bias=layer.bias is not None)
     shapes = shapes_of(program, dict(x=x, weight=layer.weight, bias=layer.bias))
     view = relations.viewer((type_vec,), rows, rows, layer.num_types, _rows_by_type)
-    stated = RelationalSpec(program, "HeteroLinear", shapes, row, x.dtype, rows, rows, rows,
-                            layer.num_types, view, layout="rows by type")
-    return stated, RelationalInputs((type_vec,), x.device, x)
+    spec = RelationalSpec(program, "HeteroLinear", shapes, row, x.dtype, rows, rows, rows,
+                          layer.num_types, view, layout="rows by type")
+    return spec, RelationalInputs((type_vec,), x.device, x)
 
 
-def shapes(layer: Any, given: RelationalInputs) -> Shapes:
+def shapes(layer: Any, inputs: RelationalInputs) -> Shapes:
     kinds, columns = layer.num_types, layer.out_channels
     by_name: Shapes = {"weight": (kinds, layer.in_channels, columns)}
     return by_name if layer.bias is None else {**by_name, "bias": (kinds, columns)}
@@ -47,15 +47,15 @@ def again(layer: Any, args: tuple, kwargs: dict, kept: None) -> RelationalInputs
     return RelationalInputs((type_vec,), x.device, x)
 
 
-def resized(layer: Any, args: tuple, kwargs: dict, stated: RelationalSpec,
+def resized(layer: Any, args: tuple, kwargs: dict, spec: RelationalSpec,
             kept: None) -> tuple[RelationalSpec, RelationalInputs] | None:
     inputs = again(layer, args, kwargs, kept)
     x, type_vec = inputs.operands, inputs.edge_index
     if _types_reason(x, type_vec) is not None or not x.shape[0]:
         return None
     rows = x.shape[0]
-    view = relations.viewer((type_vec,), rows, rows, stated.num_relations, _rows_by_type)
-    return stated.resized(rows, rows, rows, view, stated.rows_grad, stated.layout), inputs
+    view = relations.viewer((type_vec,), rows, rows, spec.num_relations, _rows_by_type)
+    return spec.resized(rows, rows, rows, view, spec.rows_grad, spec.layout), inputs
 
 
 def _rows_by_type(type_vec: Tensor) -> Ends:
@@ -89,9 +89,9 @@ def _reason(layer: Any, x: Tensor, type_vec: Any) -> Reason | None:
     return why or (None if x.shape[0] else reason("GA303", "there are no rows"))
 
 
-def run(layer: Any, stated: RelationalSpec, given: RelationalInputs, attend: Any) -> Tensor:
-    x = given.operands
-    tensors = dict(x=x.to(stated.row), weight=layer.weight.to(stated.row))
+def run(layer: Any, spec: RelationalSpec, inputs: RelationalInputs, attend: Any) -> Tensor:
+    x = inputs.operands
+    tensors = dict(x=x.to(spec.row), weight=layer.weight.to(spec.row))
     if layer.bias is not None:
         tensors["bias"] = layer.bias
     with calls.without_autocast(x.device.type):

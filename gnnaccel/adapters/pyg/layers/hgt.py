@@ -70,11 +70,11 @@ def state(layer: Any, args: tuple,
     program = statements.hgt(1 / math.sqrt(width), heads)
     view = relations.viewer(graph.structure, *ends, relation_count, graph.layout)
     maps = _maps(layer, x_dict, types, {row, out}, own is not None)
-    stated = RelationalSpec(program, "HGTConv", _shapes(program, heads, width), row, out, *ends,
-                            graph.num_edges, relation_count, view, heads=heads, width=width,
-                            layout=graph.layout, beside=maps)
-    return stated, RelationalInputs(graph.structure, weight.device,
-                                    _Operands(x_dict, types, graph, maps is not None, own))
+    spec = RelationalSpec(program, "HGTConv", _shapes(program, heads, width), row, out, *ends,
+                          graph.num_edges, relation_count, view, heads=heads, width=width,
+                          layout=graph.layout, beside=maps)
+    return spec, RelationalInputs(graph.structure, weight.device,
+                                  _Operands(x_dict, types, graph, maps is not None, own))
 
 
 def _own(x_dict: Mapping[str, Tensor], types: tuple[str, ...]) -> tuple[int, ...]:
@@ -89,9 +89,9 @@ def _graph(layer: Any, x_dict: Mapping[str, Tensor], edge_index_dict: Any, types
                        None if own is None else dict(zip(types, own)))
 
 
-def keep(stated: RelationalSpec, given: RelationalInputs) -> _Operands:
+def keep(spec: RelationalSpec, inputs: RelationalInputs) -> _Operands:
     """The operands without their tensors."""
-    operands = given.operands
+    operands = inputs.operands
     return operands._replace(x_dict={}, graph=operands.graph._replace(structure=()))
 
 
@@ -101,10 +101,10 @@ def again(layer: Any, args: tuple, kwargs: dict, kept: _Operands) -> RelationalI
                             kept._replace(x_dict=x_dict))
 
 
-def resized(layer: Any, args: tuple, kwargs: dict, stated: RelationalSpec,
+def resized(layer: Any, args: tuple, kwargs: dict, spec: RelationalSpec,
             kept: _Operands) -> tuple[RelationalSpec, RelationalInputs] | None:
     x_dict, edge_index_dict = calls.bound(args, kwargs, *_ARGUMENTS)
-    types, device, maps = kept.types, layer.k_rel.weight.device, stated.beside
+    types, device, maps = kept.types, layer.k_rel.weight.device, spec.beside
     # keys say how many rows are own
     graph = _graph(layer, x_dict, edge_index_dict, types, device, kept.own)
     if type(graph) is Reason:
@@ -112,8 +112,8 @@ def resized(layer: Any, args: tuple, kwargs: dict, stated: RelationalSpec,
     if maps is not None:
         maps = maps._replace(rows_grad=any([x_dict[name].requires_grad for name in types]))
     ends = graph.num_nodes, graph.num_dst
-    view = relations.viewer(graph.structure, *ends, stated.num_relations, graph.layout)
-    return (stated.resized(*ends, graph.num_edges, view, stated.rows_grad, graph.layout, maps),
+    view = relations.viewer(graph.structure, *ends, spec.num_relations, graph.layout)
+    return (spec.resized(*ends, graph.num_edges, view, spec.rows_grad, graph.layout, maps),
             RelationalInputs(graph.structure, device, kept._replace(x_dict=x_dict, graph=graph)))
 
 
@@ -143,8 +143,8 @@ def _modules_reason(layer: Any) -> Reason | None:
     return None
 
 
-def shapes(layer: Any, given: RelationalInputs) -> Shapes:
-    n, heads, operands = layer.out_channels, layer.heads, given.operands
+def shapes(layer: Any, inputs: RelationalInputs) -> Shapes:
+    n, heads, operands = layer.out_channels, layer.heads, inputs.operands
     matrices = heads * len(layer.edge_types), n // heads, n // heads
     names = map("__".join, operands.graph.present)
     maps = entries.paths("kqv_lin.lins", layer.kqv_lin.lins, operands.types)
@@ -153,34 +153,34 @@ def shapes(layer: Any, given: RelationalInputs) -> Shapes:
             **of_heads(layer, 3, n, maps, (), guards.plain_linear)}
 
 
-def run(layer: Any, stated: RelationalSpec, given: RelationalInputs,
+def run(layer: Any, spec: RelationalSpec, inputs: RelationalInputs,
         attend: Any) -> dict[str, Tensor]:
-    x_dict, types, graph, plain, own = given.operands
+    x_dict, types, graph, plain, own = inputs.operands
     if attend.kernels and plain:
-        return _run_by_kernels(layer, stated, given, attend)
+        return _run_by_kernels(layer, spec, inputs, attend)
     kqv = called_as_part(layer.kqv_lin, x_dict)
     keys, queries, values = zip(*[kqv[name].split(layer.out_channels, 1) for name in types])
     if own is not None:
         queries = tuple([rows[:count] for rows, count in zip(queries, own)])
         x_dict = {name: x_dict[name][:count] for name, count in zip(types, own)}
-    out = _attended(layer, stated, given, attend, *map(torch.cat, (keys, queries, values)))
+    out = _attended(layer, spec, inputs, attend, *map(torch.cat, (keys, queries, values)))
     counts = {name: rows.shape[0] for name, rows in zip(types, queries)}
     out_dict = {name: out[graph.ends[name]:graph.ends[name] + counts[name]] for name in types
                 if name in layer.dst_node_types}
     return _finish(layer, x_dict, out_dict)
 
 
-def _attended(layer: Any, stated: RelationalSpec, given: RelationalInputs, attend: Any,
+def _attended(layer: Any, spec: RelationalSpec, inputs: RelationalInputs, attend: Any,
               keys: Tensor, queries: Tensor, values: Tensor) -> Tensor:
     """[destinations, channels]: the messages' sums."""
-    rows = stated.num_src, stated.heads * stated.width  # of maps that nobody knows
-    tensors = dict(keys=keys.view(rows), queries=queries.view(stated.num_dst, rows[1]),
+    rows = spec.num_src, spec.heads * spec.width  # of maps that nobody knows
+    tensors = dict(keys=keys.view(rows), queries=queries.view(spec.num_dst, rows[1]),
                    values=values.view(rows),
                    w_att=_by_relation(layer, layer.k_rel.weight),
                    w_msg=_by_relation(layer, layer.v_rel.weight))
     with calls.without_autocast(keys.device.type):
-        tensors = {name: t.to(stated.row) for name, t in tensors.items()}
-        return attend({**tensors, "p": _priors(layer, given.operands.graph.present)}).flatten(1)
+        tensors = {name: t.to(spec.row) for name, t in tensors.items()}
+        return attend({**tensors, "p": _priors(layer, inputs.operands.graph.present)}).flatten(1)
 
 
 def _maps(layer: Any, x_dict: Mapping[str, Tensor], types: tuple[str, ...],
@@ -221,9 +221,9 @@ def _maps_are_plain(layer: Any, x_dict: Mapping[str, Tensor], types: tuple[str, 
     return all(len(values) == 1 for values in (*shapes, dtypes))
 
 
-def _run_by_kernels(layer: Any, stated: RelationalSpec, given: RelationalInputs,
+def _run_by_kernels(layer: Any, spec: RelationalSpec, inputs: RelationalInputs,
                     attend: Any) -> dict[str, Tensor]:
-    x_dict, types, _, _, own = given.operands
+    x_dict, types, _, _, own = inputs.operands
     x = [x_dict[name] for name in types]
     attend.build(torch.is_grad_enabled() and _wants_grad(layer, x))
     together = by_type.together(x) if own is None else None
@@ -234,17 +234,17 @@ def _run_by_kernels(layer: Any, stated: RelationalSpec, given: RelationalInputs,
     weight, bias = [None if t is None else t.unflatten(1, (3, -1))
                     for t in _stacked(layer.kqv_lin, types)]
     if own is not None:
-        rows, out = _with_own(layer, stated, given, attend, x, blocks, weight, bias)
+        rows, out = _with_own(layer, spec, inputs, attend, x, blocks, weight, bias)
         sizes, blocks = own, attend.graph.blocks(own)
-    elif pair_maps.worth(attend.graph, stated.row, x[0].shape[1], layer.out_channels):
+    elif pair_maps.worth(attend.graph, spec.row, x[0].shape[1], layer.out_channels):
         rows, queries = by_type.project(blocks, weight[:, 1:2], True,
                                         None if bias is None else bias[:, 1:2], x, together)
         rows, keys, values = pair_maps.pair_maps(attend.graph, rows,
-                                                 *_folded(layer, given.operands, weight, bias))
+                                                 *_folded(layer, inputs.operands, weight, bias))
         out = _attended_pairs(layer, attend, keys, queries, values)
     else:
         rows, keys, queries, values = by_type.project(blocks, weight, True, bias, x, together)
-        out = _attended(layer, stated, given, attend, keys, queries, values)
+        out = _attended(layer, spec, inputs, attend, keys, queries, values)
     lins = [entries.module(layer.out_lin.lins, name) for name in types]
     biases = [] if lins[0].bias is None else [lin.bias for lin in lins]
     gates = ([entries.parameter(layer.skip, name) for name in types]
@@ -254,22 +254,22 @@ def _run_by_kernels(layer: Any, stated: RelationalSpec, given: RelationalInputs,
                                          gates, rows)))
 
 
-def _with_own(layer: Any, stated: RelationalSpec, given: RelationalInputs, attend: Any,
+def _with_own(layer: Any, spec: RelationalSpec, inputs: RelationalInputs, attend: Any,
               x: list[Tensor], blocks: Blocks, weight: Tensor,
               bias: Tensor | None) -> tuple[Tensor, Tensor]:
     """The own rows of ``x``, type after type, and the messages' sums there. Keys and values are of
     all rows, queries of own ones. weight [types, 3, ...], bias: the maps by type, in ``blocks``."""
-    own: Any = given.operands.own
+    own: Any = inputs.operands.own
     every, first = by_type.with_leading(x, own)
     rows, queries = by_type.project(attend.graph.blocks(own), weight[:, 1:2], True,
                                     None if bias is None else bias[:, 1:2], [first])
-    if pair_maps.worth(attend.graph, stated.row, every.shape[1], layer.out_channels):
+    if pair_maps.worth(attend.graph, spec.row, every.shape[1], layer.out_channels):
         _, keys, values = pair_maps.pair_maps(attend.graph, every,
-                                              *_folded(layer, given.operands, weight, bias))
+                                              *_folded(layer, inputs.operands, weight, bias))
         return rows, _attended_pairs(layer, attend, keys, queries, values)
     _, keys, values = by_type.project(blocks, weight[:, ::2], True,
                                       None if bias is None else bias[:, ::2], [every])
-    return rows, _attended(layer, stated, given, attend, keys, queries, values)
+    return rows, _attended(layer, spec, inputs, attend, keys, queries, values)
 
 
 def _wants_grad(layer: Any, x: list[Tensor]) -> bool:

@@ -54,9 +54,9 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[PlainSpec, PlainInputs
         return why
     reduce = edge_networks.operation(
         layer.nn, type(layer.aggr_module).__name__ == "MeanAggregation", layer.out_channels)
-    stated = PlainSpec("NNConv", reduce, False, x_src.shape[1], x_src.dtype, num_src, num_dst,
-                       plain.shape[1], False)
-    return stated, PlainInputs(plain, x_src.device, (x_src, x_dst, edge_attr))
+    spec = PlainSpec("NNConv", reduce, False, x_src.shape[1], x_src.dtype, num_src, num_dst,
+                     plain.shape[1], False)
+    return spec, PlainInputs(plain, x_src.device, (x_src, x_dst, edge_attr))
 
 
 def again(layer: Any, args: tuple, kwargs: dict, kept: None) -> PlainInputs:
@@ -65,7 +65,7 @@ def again(layer: Any, args: tuple, kwargs: dict, kept: None) -> PlainInputs:
     return PlainInputs(edge_index, x_src.device, (x_src, x_dst, edge_attr))
 
 
-def resized(layer: Any, args: tuple, kwargs: dict, stated: PlainSpec,
+def resized(layer: Any, args: tuple, kwargs: dict, spec: PlainSpec,
             kept: None) -> tuple[PlainSpec, PlainInputs] | None:
     inputs = again(layer, args, kwargs, kept)
     (x_src, x_dst, edge_attr), edge_index = inputs.operands, inputs.edge_index
@@ -73,12 +73,12 @@ def resized(layer: Any, args: tuple, kwargs: dict, stated: PlainSpec,
     if (edges.plain(edge_index, num_src, num_dst, x_src.device) is not edge_index
             or edge_attr.shape[0] != count):
         return None
-    return PlainSpec(stated.native, stated.reduce, stated.weighted, stated.width, stated.row,
-                     num_src, num_dst, count, stated.on_cpu), inputs
+    return PlainSpec(spec.native, spec.reduce, spec.weighted, spec.width, spec.row,
+                     num_src, num_dst, count, spec.on_cpu), inputs
 
 
-def run(layer: Any, stated: PlainSpec, given: PlainInputs, attend: Any) -> Tensor:
-    x_src, x_dst, features = given.operands
+def run(layer: Any, spec: PlainSpec, inputs: PlainInputs, attend: Any) -> Tensor:
+    x_src, x_dst, features = inputs.operands
     *before, last = layer.nn
     for module in before:
         features = module(features)

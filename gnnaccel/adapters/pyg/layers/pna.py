@@ -62,11 +62,11 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[PlainSpec, PlainInputs
         if why is not None:
             return why
     name = "PNAConv" if edge_attr is None else "PNAConv with edges"
-    stated = PlainSpec(name, several.name_of(reduces, edge_attr is not None), False,
-                       layer.towers * layer.F_in, x.dtype, nodes, nodes, plain.shape[1], False,
-                       layer.towers)
+    spec = PlainSpec(name, several.name_of(reduces, edge_attr is not None), False,
+                     layer.towers * layer.F_in, x.dtype, nodes, nodes, plain.shape[1], False,
+                     layer.towers)
     constants = pna_maps.runs_of(reduces), pna_maps.joins(layer.post_nns, x.dtype)
-    return stated, PlainInputs(plain, x.device, (x, edge_attr, *constants))
+    return spec, PlainInputs(plain, x.device, (x, edge_attr, *constants))
 
 
 def reads(layer: Any, args: tuple, kwargs: dict) -> tuple:
@@ -79,9 +79,9 @@ def reads(layer: Any, args: tuple, kwargs: dict) -> tuple:
     return aggr.mode, [(type(one), one.__dict__.get("semi_grad")) for one in moments]
 
 
-def keep(stated: PlainSpec, given: PlainInputs) -> tuple[list[tuple[str, int]], bool]:
+def keep(spec: PlainSpec, inputs: PlainInputs) -> tuple[list[tuple[str, int]], bool]:
     """(the aggregations by `pna_maps.runs_of`, whether the maps after them are one product)."""
-    return given.operands[2:]
+    return inputs.operands[2:]
 
 
 def again(layer: Any, args: tuple, kwargs: dict,
@@ -90,7 +90,7 @@ def again(layer: Any, args: tuple, kwargs: dict,
     return PlainInputs(edge_index, x.device, (x, edge_attr, *kept))
 
 
-def resized(layer: Any, args: tuple, kwargs: dict, stated: PlainSpec,
+def resized(layer: Any, args: tuple, kwargs: dict, spec: PlainSpec,
             kept: tuple) -> tuple[PlainSpec, PlainInputs] | None:
     inputs = again(layer, args, kwargs, kept)
     (x, edge_attr, *_), edge_index = inputs.operands, inputs.edge_index
@@ -100,8 +100,8 @@ def resized(layer: Any, args: tuple, kwargs: dict, stated: PlainSpec,
     count = edge_index.shape[1]
     if edge_attr is not None and edge_attr.shape[0] != count:
         return None
-    return PlainSpec(stated.native, stated.reduce, stated.weighted, stated.width, stated.row,
-                     nodes, nodes, count, stated.on_cpu, stated.parts), inputs
+    return PlainSpec(spec.native, spec.reduce, spec.weighted, spec.width, spec.row,
+                     nodes, nodes, count, spec.on_cpu, spec.parts), inputs
 
 
 def _reduces(scaled: Any) -> list[str] | Reason:
@@ -149,7 +149,7 @@ def _encoder_reason(layer: Any, x: Tensor) -> Reason | None:
                    "or a weight of another type", "use the layer's own map"))
 
 
-def shapes(layer: Any, given: PlainInputs) -> Shapes:
+def shapes(layer: Any, inputs: PlainInputs) -> Shapes:
     """Shapes without those of the maps after the reductions, which `pna_maps.joins` looks at."""
     width = layer.F_in
     by_name: Shapes = {f"aggr_module.{_DEGREES[name]}": (1,) for name in layer.aggr_module.scaler
@@ -157,13 +157,13 @@ def shapes(layer: Any, given: PlainInputs) -> Shapes:
     for at in range(len(layer.pre_nns)):
         by_name[f"pre_nns.{at}.0.weight"] = width, width * (2 if layer.edge_dim is None else 3)
         by_name[f"pre_nns.{at}.0.bias"] = width,
-    if given.operands[1] is not None:
+    if inputs.operands[1] is not None:
         by_name.update(of_heads(layer, 1, width, ("edge_encoder",), (), guards.plain_linear))
     return by_name
 
 
-def run(layer: Any, stated: PlainSpec, given: PlainInputs, attend: Any) -> Tensor:
-    x, edge_attr, runs, joined = given.operands
+def run(layer: Any, spec: PlainSpec, inputs: PlainInputs, attend: Any) -> Tensor:
+    x, edge_attr, runs, joined = inputs.operands
     own, sent, added = pna_maps.before(layer, x, edge_attr)
     reduced = attend({"x": sent, "edge": added})  # [N, reduces, towers * F]
     maps = (pna_maps.after if joined and not settings.maps_asked() else pna_maps.one_by_one)

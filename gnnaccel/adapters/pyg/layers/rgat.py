@@ -77,11 +77,11 @@ def again(layer: Any, args: tuple, kwargs: dict, kept: None) -> RelationalInputs
                                      edge_type))
 
 
-def resized(layer: Any, args: tuple, kwargs: dict, stated: RelationalSpec,
+def resized(layer: Any, args: tuple, kwargs: dict, spec: RelationalSpec,
             kept: None) -> tuple[RelationalSpec, RelationalInputs] | None:
     inputs = again(layer, args, kwargs, kept)
     x, x_dst, edge_attr, _ = inputs.operands
-    return relations.resized(stated, inputs, x, x if x_dst is None else x_dst, edge_attr)
+    return relations.resized(spec, inputs, x, x if x_dst is None else x_dst, edge_attr)
 
 
 def _stated(layer: Any, operands: _Operands, found: tuple[Tensor, Tensor]) -> RelationalSpec:
@@ -146,12 +146,12 @@ def _module_reason(layer: Any) -> Reason | None:
     return guards.lazy_reason(layer.lin_edge)
 
 
-def shapes(layer: Any, given: RelationalInputs) -> Shapes:
+def shapes(layer: Any, inputs: RelationalInputs) -> Shapes:
     h, out, bases, blocks = layer.heads, layer.out_channels, layer.num_bases, layer.num_blocks
     vectors, maps = (h * out, h * layer.dim), (layer.in_channels, h * out)
     extra: Shapes = {"additive": {"w": (out,)}, "scaled": {  # type: ignore[assignment]  # of these
         "l1": (1, out), "b1": (1, out), "l2": (out, out)}}.get(layer.mod, {})
-    if given.operands.edge_attr is not None:
+    if inputs.operands.edge_attr is not None:
         extra = {**extra, **calls.shapes(layer, ("lin_edge",)), "e": vectors}
     if bases is not None:
         weights: Shapes = {"att": (layer.num_relations, bases), "basis": (bases, *maps)}
@@ -184,17 +184,17 @@ def _dtype_reason(layer: Any, operands: _Operands) -> Reason | None:
 
 # --- running --------------------------------------------------------------------------------------
 
-def run(layer: Any, stated: RelationalSpec, given: RelationalInputs, attend: Any) -> Tensor:
-    operands, scaled, bias = given.operands, layer.mod in ("scaled", "f-scaled"), layer.bias
+def run(layer: Any, spec: RelationalSpec, inputs: RelationalInputs, attend: Any) -> Tensor:
+    operands, scaled, bias = inputs.operands, layer.mod in ("scaled", "f-scaled"), layer.bias
     tensors = _inputs(layer, operands)
     if operands.edge_attr is not None:
         tensors["a_edge"] = _edge_term(layer, operands)
     # the bias, where heads lie side by side
     inside = layer.concat is True and not scaled and added.fits(
-        stated.out, layer.heads * layer.out_channels, None, None, bias)
-    bias_operand = added.of_one_type(None, None, bias, stated.num_dst) if inside else {}
-    with calls.without_autocast(given.device.type):
-        out = attend({**{name: t if name == "w" else t.to(stated.row)
+        spec.out, layer.heads * layer.out_channels, None, None, bias)
+    bias_operand = added.of_one_type(None, None, bias, spec.num_dst) if inside else {}
+    with calls.without_autocast(inputs.device.type):
+        out = attend({**{name: t if name == "w" else t.to(spec.row)
                          for name, t in tensors.items()}, **bias_operand})
     if scaled:
         out = out * _of_degree(layer, attend.graph, out)

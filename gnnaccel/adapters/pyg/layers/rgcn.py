@@ -65,12 +65,12 @@ def state(layer: Any, args: tuple,
                             ignore=ignore)
     root = RootTerm(x_dst.shape[1] if layer.root is not None and x_dst.dim() == 2 else 0,
                     layer.out_channels, 1, layer.bias is not None, False)
-    stated = RelationalSpec(program, "FastRGCNConv" if fast else "RGCNConv",
-                            shapes_of(program, _inputs(layer, operands.x)), row, out,
-                            x_src.shape[0], x_dst.shape[0], structure[0].shape[1],
-                            layer.num_relations, view, ignore,
-                            rows_grad=embedded or x_src.requires_grad, beside=root)
-    return stated, RelationalInputs(structure, device, operands)
+    spec = RelationalSpec(program, "FastRGCNConv" if fast else "RGCNConv",
+                          shapes_of(program, _inputs(layer, operands.x)), row, out,
+                          x_src.shape[0], x_dst.shape[0], structure[0].shape[1],
+                          layer.num_relations, view, ignore,
+                          rows_grad=embedded or x_src.requires_grad, beside=root)
+    return spec, RelationalInputs(structure, device, operands)
 
 
 def _scriptable(layer: Any, fast: bool) -> None:
@@ -121,13 +121,13 @@ def again(layer: Any, args: tuple, kwargs: dict, kept: None) -> RelationalInputs
     return RelationalInputs((edge_index, edge_type), device, operands)
 
 
-def resized(layer: Any, args: tuple, kwargs: dict, stated: RelationalSpec,
+def resized(layer: Any, args: tuple, kwargs: dict, spec: RelationalSpec,
             kept: None) -> tuple[RelationalSpec, RelationalInputs] | None:
     inputs = again(layer, args, kwargs, kept)
     x, x_dst, _ = inputs.operands
     if not x.is_floating_point():  # keys say nothing of ids
         return None
-    return relations.resized(stated, inputs, x, x_dst, watched=True)
+    return relations.resized(spec, inputs, x, x_dst, watched=True)
 
 
 def _layer_reason(layer: Any, fast: bool) -> Reason | None:
@@ -150,7 +150,7 @@ def _layer_reason(layer: Any, fast: bool) -> Reason | None:
     return None
 
 
-def shapes(layer: Any, given: RelationalInputs) -> Shapes:
+def shapes(layer: Any, inputs: RelationalInputs) -> Shapes:
     relations, bases, blocks = layer.num_relations, layer.num_bases, layer.num_blocks
     maps = layer.in_channels_l, layer.out_channels
     if blocks is not None:
@@ -224,15 +224,15 @@ def _inputs(layer: Any, x: Tensor) -> dict[str, Tensor]:
     return tensors
 
 
-def run(layer: Any, stated: RelationalSpec, given: RelationalInputs, attend: Any) -> Tensor:
-    _, x_dst, numbered = given.operands
+def run(layer: Any, spec: RelationalSpec, inputs: RelationalInputs, attend: Any) -> Tensor:
+    _, x_dst, numbered = inputs.operands
     root, bias = layer.root, layer.bias
-    whole = (stated.row is stated.out
-             and added.fits(stated.out, layer.out_channels, x_dst, root, bias))
-    root_and_bias = added.of_one_type(x_dst, root, bias, stated.num_dst) if whole else {}
-    with calls.without_autocast(given.device.type):
-        tensors = {name: t.to(stated.row) if t.is_floating_point() else t
-                   for name, t in _inputs(layer, given.operands.x).items()}
+    whole = (spec.row is spec.out
+             and added.fits(spec.out, layer.out_channels, x_dst, root, bias))
+    root_and_bias = added.of_one_type(x_dst, root, bias, spec.num_dst) if whole else {}
+    with calls.without_autocast(inputs.device.type):
+        tensors = {name: t.to(spec.row) if t.is_floating_point() else t
+                   for name, t in _inputs(layer, inputs.operands.x).items()}
         out = attend({**tensors, **root_and_bias})
     if whole:
         return out

@@ -41,13 +41,13 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] 
         program = programs.supergat_sd(1.0 / math.sqrt(layer.out_channels), layer.negative_slope,
                                        dropout)
         row, out = calls.dtypes(x)
-    stated = CallSpec(program, "SuperGATConv", layer.heads, layer.out_channels, row, out, nodes,
-                      nodes, plain.shape[1], nodes if layer.add_self_loops else 0,
-                      calls.exposed(layer))
-    return stated, CallInputs(x, x, plain, None, (negative, batch))
+    spec = CallSpec(program, "SuperGATConv", layer.heads, layer.out_channels, row, out, nodes,
+                    nodes, plain.shape[1], nodes if layer.add_self_loops else 0,
+                    calls.exposed(layer))
+    return spec, CallInputs(x, x, plain, None, (negative, batch))
 
 
-def shapes(layer: Any, given: CallInputs) -> Shapes:
+def shapes(layer: Any, inputs: CallInputs) -> Shapes:
     return calls.shapes(layer, ("lin",), _VECTORS if _added(layer) else ())
 
 
@@ -56,24 +56,24 @@ def _added(layer: Any) -> bool:
     return layer.attention_type == "MX"
 
 
-def run(layer: Any, stated: CallSpec, given: CallInputs, attend: Any) -> Tensor:
-    rows = layer.lin(given.x_src).view(stated.num_src, stated.heads, stated.width)
+def run(layer: Any, spec: CallSpec, inputs: CallInputs, attend: Any) -> Tensor:
+    rows = layer.lin(inputs.x_src).view(spec.num_src, spec.heads, spec.width)
     tensors = {"keys": rows, "queries": rows}
     if _added(layer):
         tensors["c_src"], tensors["c_dst"] = (rows
                                               * layer.att_l).sum(-1), (rows * layer.att_r).sum(-1)
     out = attend(tensors)
     if layer.training:
-        _supervise(layer, rows, given)
+        _supervise(layer, rows, inputs)
     return calls.finish(layer, out, None)
 
 
-def _supervise(layer: Any, rows: Tensor, given: CallInputs) -> None:
+def _supervise(layer: Any, rows: Tensor, inputs: CallInputs) -> None:
     """Store the logits of sampled positive and negative edges where ``get_attention_loss`` reads
     them."""
     from torch_geometric.utils import add_self_loops, remove_self_loops
 
-    edge_index, (negative, batch) = given.edge_index, given.extra or (None, None)
+    edge_index, (negative, batch) = inputs.edge_index, inputs.extra or (None, None)
     if layer.add_self_loops:
         edge_index, _ = add_self_loops(remove_self_loops(edge_index)[0], num_nodes=rows.shape[0])
     positive = layer.positive_sampling(edge_index)

@@ -64,9 +64,9 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] 
                programs.dot_product(scale, dropout, edge_attr is not None))
     width = x_src.shape[1] if folded else layer.out_channels
     exposed = bool(layer.concat) and not layer.root_weight and not folded
-    stated = CallSpec(program, "TransformerConv", layer.heads, width, row, out, x_src.shape[0],
-                      x_dst.shape[0], plain.shape[1], 0, exposed, folded)
-    return stated, CallInputs(x_src, x_dst, plain, edge_attr)
+    spec = CallSpec(program, "TransformerConv", layer.heads, width, row, out, x_src.shape[0],
+                    x_dst.shape[0], plain.shape[1], 0, exposed, folded)
+    return spec, CallInputs(x_src, x_dst, plain, edge_attr)
 
 
 def shapes(layer: Any, given: _Both) -> Shapes:
@@ -110,9 +110,9 @@ def _attend_plain(modules: dict, h: int, c: int, given: _Both, attend: Any) -> T
     return attend(tensors)
 
 
-def run(layer: Any, stated: CallSpec, given: _Both, attend: Any) -> Tensor:
+def run(layer: Any, spec: CallSpec, given: _Both, attend: Any) -> Tensor:
     modules = layer._modules
-    if stated.folded:
+    if spec.folded:
         gated = modules.get("lin_beta") is not None
         skip = (modules["lin_skip"] if layer.root_weight and not gated
                 and _plain(modules["lin_skip"], given.x_dst) else None)
@@ -120,7 +120,7 @@ def run(layer: Any, stated: CallSpec, given: _Both, attend: Any) -> Tensor:
         if skip is not None:
             return out
     else:
-        out = _attend_plain(modules, stated.heads, stated.width, given, attend)
+        out = _attend_plain(modules, spec.heads, spec.width, given, attend)
         out = out.flatten(1) if layer.concat else out.mean(dim=1)
     if not layer.root_weight:
         return out

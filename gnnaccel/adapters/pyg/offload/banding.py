@@ -98,21 +98,21 @@ class Bander:
         with calls.steps(layer, functools.partial(self._step, layer)):
             return native(layer, *args, **kwargs)
 
-    def _whole(self, layer: Any, given: Arguments) -> Tensor:
+    def _whole(self, layer: Any, arguments: Arguments) -> Tensor:
         """The result of a call of which everything runs in bands."""
-        places = [place for place, kind in given.kinds.items() if kind is not None]
-        inputs = [given.value(place) for place in places]
-        kinds = [kind for kind in given.kinds.values() if kind is not None]
-        others = [place for place, kind in given.kinds.items() if kind is None]
+        places = [place for place, kind in arguments.kinds.items() if kind is not None]
+        inputs = [arguments.value(place) for place in places]
+        kinds = [kind for kind in arguments.kinds.values() if kind is not None]
+        others = [place for place, kind in arguments.kinds.items() if kind is None]
 
         def function(session: BandSession, inputs: list[Tensor], whole: list[Tensor],
                      weights: dict[str, Tensor]) -> Tensor:
-            return _over_band(layer, given.copy(), dict(zip([*places, *others],
-                                                            [*inputs, *whole])), weights, session)
+            tensors = dict(zip([*places, *others], [*inputs, *whole]))
+            return _over_band(layer, arguments.copy(), tensors, weights, session)
 
-        return self._in_bands(layer, type(layer).__name__, function,
-                              _Graph(given.edge_index, given.sizes, given.relation), inputs, kinds,
-                              [given.value(place) for place in others])
+        graph = _Graph(arguments.edge_index, arguments.sizes, arguments.relation)
+        return self._in_bands(layer, type(layer).__name__, function, graph, inputs, kinds,
+                              [arguments.value(place) for place in others])
 
     def _step(self, layer: Any, name: str, edge_index: Any, size: Any, kwargs: dict) -> Tensor:
         """`propagate` or `edge_updater` of a layer, of which nothing else runs in bands."""

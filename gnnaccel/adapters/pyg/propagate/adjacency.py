@@ -142,8 +142,8 @@ def _autocast(adjacency: Tensor) -> bool:
     return torch.is_autocast_enabled(adjacency.device.type)
 
 
-def _values(given: Arguments) -> Tensor:
-    return given["adj_t"].values().view(-1, 1)
+def _values(arguments: Arguments) -> Tensor:
+    return arguments["adj_t"].values().view(-1, 1)
 
 
 def _arguments(adjacency: Tensor, kwargs: dict, fused: bool) -> dict[str, Any]:

@@ -77,10 +77,10 @@ def read(layer: Any, known: reading.Known, edge_index: Any, kwargs: dict) -> rea
     return call._replace(form=call.form._replace(alike=alike))
 
 
-def _alike(layer: Any, found: reading.Read, trace: tracing.Trace, summed: _Summed,
+def _alike(layer: Any, call: reading.Read, trace: tracing.Trace, summed: _Summed,
            kwargs: dict) -> Callable[[Any, dict, OpGraph, bool], bool]:
-    """`Form.alike` for calls like ``found``."""
-    of_message, count, edge_index = found.form.alike, found.graph.num_dst, found.graph.edge_index
+    """`Form.alike` for calls like ``call``."""
+    of_message, count, edge_index = call.form.alike, call.graph.num_dst, call.graph.edge_index
     dtype, square = torch.get_default_dtype(), tracing.square(layer, kwargs)
     counted = None if summed.sized or edge_index.is_inference() else TensorRef(edge_index)
 

@@ -136,16 +136,16 @@ class OwnAttention:
             return reason("GA201", "attention is added up")
         return _stated(layer, args[0], kwargs, trace, known)
 
-    def run(self, layer: Any, stated: CallSpec, given: CallInputs, attend: Call) -> Any:
-        kwargs, edge_index = given.extra
-        out = self.attended(layer, stated, given.edge_index, kwargs, attend, edge_index)
+    def run(self, layer: Any, spec: CallSpec, inputs: CallInputs, attend: Call) -> Any:
+        kwargs, edge_index = inputs.extra
+        out = self.attended(layer, spec, inputs.edge_index, kwargs, attend, edge_index)
         # not one that is recorded, or of quantized rows; nor over edges made of the caller's
-        if self.keeps and attend.run is run_cuda and given.edge_index is edge_index:
-            repeated_calls.remember_attention(layer, edge_index, kwargs, self, stated, attend)
+        if self.keeps and attend.run is run_cuda and inputs.edge_index is edge_index:
+            repeated_calls.remember_attention(layer, edge_index, kwargs, self, spec, attend)
         return out
 
-    def still(self, layer: Any, kwargs: dict, stated: CallSpec) -> bool:
-        """Whether ``stated`` describes this call, too, which looks like the earlier one; the layer
+    def still(self, layer: Any, kwargs: dict, spec: CallSpec) -> bool:
+        """Whether ``spec`` describes this call, too, which looks like the earlier one; the layer
         is unchanged."""
         trace = self.found
         first = rows(kwargs, *trace.ends[0])
@@ -157,20 +157,20 @@ class OwnAttention:
         for name in trace.edges:
             if kwargs[name].is_neg():
                 return False
-        return trace.guards.hold(layer, stated.num_edges)
+        return trace.guards.hold(layer, spec.num_edges)
 
-    def attended(self, layer: Any, stated: CallSpec, edge_index: Tensor, kwargs: dict,
+    def attended(self, layer: Any, spec: CallSpec, edge_index: Tensor, kwargs: dict,
                  attend: Call, of_caller: Tensor) -> Any:
         """The result of a call; ``attend(tensors)`` runs the Program. ``of_caller``: the list of
         edges that the caller gave, of which ``edge_index`` may have been made."""
         message: Any = self.found.message  # not None
-        arguments = CallArguments(kwargs, OpGraph(edge_index, stated.num_src, stated.num_dst,
-                                                  stated.flipped, attend.graph))
+        arguments = CallArguments(kwargs, OpGraph(edge_index, spec.num_src, spec.num_dst,
+                                                  spec.flipped, attend.graph))
         # tensors that the message read of the layer are its parameters; most need no look at these
         roots: Any = chain(self.roots, (partial(_itself, p) for p in layer.parameters()))
-        tensors: Any = _tensors(message, stated, of_read(arguments, roots))
+        tensors: Any = _tensors(message, spec, of_read(arguments, roots))
         # contiguous, as the host's is: a layer's own code may take views of it
-        out = attend(tensors).contiguous().view(stated.num_dst, *message.meta.shape[1:])
+        out = attend(tensors).contiguous().view(spec.num_dst, *message.meta.shape[1:])
         return reading.finished(layer, self.known, False, out, kwargs, of_caller)
 
 
@@ -206,11 +206,11 @@ def _stated(layer: Any, edge_index: Any, kwargs: dict, found: Trace,
     if row != first.dtype or message.meta.dtype != row:  # of weights in another dtype, too
         return reason("GA203", f"messages of {message.meta.dtype} from features of {first.dtype}")
     program, native = _program(message)
-    stated = CallSpec(program, native, heads, width, row, row, *sizes, plain.shape[1], 0,
-                      True,  # exposed: what the layer goes on with may change it in place
-                      flipped=layer.flow != "source_to_target")
+    spec = CallSpec(program, native, heads, width, row, row, *sizes, plain.shape[1], 0,
+                    True,  # exposed: what the layer goes on with may change it in place
+                    flipped=layer.flow != "source_to_target")
     x = rows(kwargs, found.ends[0][0], found.ends[0][1])
-    return stated, CallInputs(x, x, plain, None, (kwargs, edge_index))
+    return spec, CallInputs(x, x, plain, None, (kwargs, edge_index))
 
 
 def _program(message: Weighted) -> tuple[Program, str]:
@@ -230,8 +230,8 @@ def _itself(parameter: Tensor, given: Any) -> Tensor:
     return parameter
 
 
-def _tensors(message: Weighted, stated: CallSpec, kwargs: dict) -> dict[str, Tensor]:
-    score, h, c = message.alpha.score, stated.heads, stated.width
+def _tensors(message: Weighted, spec: CallSpec, kwargs: dict) -> dict[str, Tensor]:
+    score, h, c = message.alpha.score, spec.heads, spec.width
 
     def of(node: Node, *shape: int) -> Tensor:
         return node.make(kwargs).reshape(-1, *shape).contiguous()

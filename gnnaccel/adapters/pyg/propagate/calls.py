@@ -79,14 +79,14 @@ def _decide(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Conf
                                  None, lambda: _natively(native, layer, edge_index, kwargs), start)
 
 
-def _read(layer: Any, native: Any, edge_index: Any, kwargs: dict, found: reading.Read,
+def _read(layer: Any, native: Any, edge_index: Any, kwargs: dict, call: reading.Read,
           config: Config, start: int, memory: layer_memory.LayerMemory | None = None) -> Any:
     """Decide and run a call that was read. ``memory``: the layer's, if the call was read as the
     one kept there."""
-    (graph, given, form, known, reduces, matrix), arguments = found, kwargs
+    (graph, given, form, known, reduces, matrix), arguments = call, kwargs
     stacked, effective = memory is None and reading.moved(layer, form, kwargs), config
     if matrix is not None:
-        arguments, effective = matrix.arguments, _asked(found, config)
+        arguments, effective = matrix.arguments, _asked(call, config)
     decision = (aggregation_route.decide(graph, given, effective) if len(reduces) == 1
                 else aggregation_route.decide_all(graph, given, reduces, effective))
     entry, unfinished = settings.asked(layer, config), form.unfinished
@@ -103,7 +103,7 @@ def _read(layer: Any, native: Any, edge_index: Any, kwargs: dict, found: reading
             decision = aggregation_route.native(aggregation)
         else:
             given = aggregation
-            found = found._replace(given=given)
+            call = call._replace(given=given)
 
     def finish(out: Any) -> Any:
         return reading.finished(layer, known, stacked, out, arguments, edge_index)
@@ -113,12 +113,12 @@ def _read(layer: Any, native: Any, edge_index: Any, kwargs: dict, found: reading
     if (type(edge_index) is Tensor and not edge_index.is_inference()
         and not capture.capturing()):
         if decision.run is not None and memory is None:
-            new_graphs_taken.remember(layer, edge_index, kwargs, found, decision, config, fresh)
+            new_graphs_taken.remember(layer, edge_index, kwargs, call, decision, config, fresh)
         elif decision.run is not None and fresh is not None and len(reduces) == 1:
             memory.taken_once[_grad()].decided(  # type: ignore[union-attr]  # as it was read by it
-                found, decision, fresh)
+                call, decision, fresh)
         if not decision.again:
-            repeated_calls.remember(layer, edge_index, kwargs, found, decision, config, memory)
+            repeated_calls.remember(layer, edge_index, kwargs, call, decision, config, memory)
     return out
 
 
@@ -129,10 +129,10 @@ def _still_lazy(layer: Any) -> Reason | None:
     return None if checkpointed() else guards.lazy_reason(*layer._modules.values())
 
 
-def _asked(found: reading.Read, config: Config) -> Config:
+def _asked(call: reading.Read, config: Config) -> Config:
     """The configuration of a call over a matrix: what the host refuses need not gain."""
-    if not adjacency.host_refuses(found.matrix,  # type: ignore[arg-type]  # there is one
-                                  found.reduces[0], found.given.x):
+    if not adjacency.host_refuses(call.matrix,  # type: ignore[arg-type]  # there is one
+                                  call.reduces[0], call.given.x):
         return config
     return dataclasses.replace(config, when="supported")
 

@@ -15,16 +15,16 @@ from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 
 
-def with_more(layer: Any, form: Form, graph: OpGraph, given: Aggregation, kwargs: dict,
+def with_more(layer: Any, form: Form, graph: OpGraph, aggregation: Aggregation, kwargs: dict,
               stand_in: bool) -> Aggregation | Reason:
     """The aggregation with all that its messages are made of. ``stand_in``: with tensors of no
     memory in place of what has to be computed from edges."""
-    if form.stand_in is None and reading.stacked(layer, given.x):
+    if form.stand_in is None and reading.stacked(layer, aggregation.x):
         return reason("GA206",
-                      f"features of shape {list(given.x.shape)} in messages that are "
+                      f"features of shape {list(aggregation.x.shape)} in messages that are "
                       "more than these")
     if ((form.width is not None or form.stand_in is not None)
-        and torch.is_autocast_enabled(given.x.device.type)):
+        and torch.is_autocast_enabled(aggregation.x.device.type)):
         return reason("GA203", "autocast is on", "call the layer outside of autocast")
     if not stand_in:
         call_arguments = (kwargs if form.stand_in is None or type(kwargs) is CallArguments
@@ -32,17 +32,17 @@ def with_more(layer: Any, form: Form, graph: OpGraph, given: Aggregation, kwargs
         more: Any = form.more(call_arguments, layer)  # type: ignore[misc]  # not None
         if type(more) is Reason:
             return more
-        x, more = (given.x, more) if form.width is None else more
+        x, more = (aggregation.x, more) if form.width is None else more
         if (type(more) is messages.Shifted
             and more.rows.dtype == reading.source(kwargs, form.source).dtype):
             more = more._replace(rows=more.rows.to(x.dtype))  # as the weights made of x
     elif form.stand_in is not None:
-        x, more = given.x, form.stand_in(arguments(form, layer, graph, kwargs), graph)
+        x, more = aggregation.x, form.stand_in(arguments(form, layer, graph, kwargs), graph)
         if type(more) is Reason:
             return more
     else:
-        nothing = given.x.new_empty((), requires_grad=torch.is_grad_enabled())
-        x = given.x if form.width is None else nothing.expand(graph.num_src, form.width)
+        nothing = aggregation.x.new_empty((), requires_grad=torch.is_grad_enabled())
+        x = aggregation.x if form.width is None else nothing.expand(graph.num_src, form.width)
         more = messages.Rectified(nothing.expand(graph.num_edges, *x.shape[1:]))
         if form.width is not None:
             more = messages.Gated(x, nothing.expand(graph.num_dst, form.width), more.edge,
@@ -52,8 +52,9 @@ def with_more(layer: Any, form: Form, graph: OpGraph, given: Aggregation, kwargs
     else:
         shape = (more.out if type(more) in (messages.Generated, messages.Several)
                  else tuple(x.shape[1:]))
-    return (messages.unfit(graph, x, given.weight, more)
-            or Aggregation(given.reduce, x, given.weight, shape, more, given.layout))
+    return (messages.unfit(graph, x, aggregation.weight, more)
+            or Aggregation(aggregation.reduce, x, aggregation.weight, shape, more,
+                           aggregation.layout))
 
 
 def arguments(form: Form, layer: Any, graph: OpGraph, kwargs: dict, traced: bool = False) -> dict:

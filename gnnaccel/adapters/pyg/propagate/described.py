@@ -141,11 +141,11 @@ class Described(Alike):
     layout: tuple[int, int, str] | None
     reduce: Reduce | None
 
-    def __init__(self, layer: Any, kwargs: dict, found: reading.Read, config: Config):
-        super().__init__(layer, kwargs, found.known, config)
-        aggregation, self.form = found.given, found.form
+    def __init__(self, layer: Any, kwargs: dict, call: reading.Read, config: Config):
+        super().__init__(layer, kwargs, call.known, config)
+        aggregation, self.form = call.given, call.form
         self.reduce = aggregation.reduce if type(aggregation.reduce) in (str, Part) else None
-        plain = (type(self.reduce) is str and len(found.reduces) == 1 and aggregation.more is None
+        plain = (type(self.reduce) is str and len(call.reduces) == 1 and aggregation.more is None
                  and self.form.more is None and self.form.apply is None
                  and aggregation.x is reading.source(kwargs, self.form.source))
         self.rows = (type(self.reduce) is str and self.form.weight is None
@@ -153,8 +153,8 @@ class Described(Alike):
                          kwargs, self.form.source) and not reading.stacked(layer, aggregation.x))
         self.shape = aggregation.shape if plain else None
         self.layout = None
-        self.bare = (plain and not self.form.unfinished and found.known.aggregate is None
-                     and not found.known.updates)
+        self.bare = (plain and not self.form.unfinished and call.known.aggregate is None
+                     and not call.known.updates)
 
     def stated(self, layer: Any, kwargs: dict, edges: int) -> Aggregation | Reason:
         """The aggregation over so many edges, as `reading.prepared` gives it."""

@@ -107,8 +107,8 @@ class AtEdges(Before):
     def __init__(self, message: Message, summed: bool, tree: Tree):
         self.message, self.summed, self.tree = message, summed, tree
 
-        def make(given: CallArguments) -> Tensor:
-            return at_edges(given.graph, message.generated(given), summed)
+        def make(arguments: CallArguments) -> Tensor:
+            return at_edges(arguments.graph, message.generated(arguments), summed)
 
         super().__init__(make)
 
@@ -177,14 +177,14 @@ class Message(NamedTuple):
             return self
         return self.mapped
 
-    def generated(self, given: CallArguments) -> Generated:
+    def generated(self, arguments: CallArguments) -> Generated:
         """Inputs of the kernels, computed from the arguments of a call."""
         weight = bias = None
         if self.after is not None:
-            weight = self.after[0](given)
-            bias = None if self.after[1] is None else self.after[1](given)
-        return Generated(self.expression, self._inputs(given), self.numbers, self.shape, self.seen,
-                         weight, bias)
+            weight = self.after[0](arguments)
+            bias = None if self.after[1] is None else self.after[1](arguments)
+        return Generated(self.expression, self._inputs(arguments), self.numbers, self.shape,
+                         self.seen, weight, bias)
 
     def stand_in(self, given: dict, graph: OpGraph) -> Generated:
         """Inputs like those of `generated`, of no memory."""
@@ -197,12 +197,12 @@ class Message(NamedTuple):
                          self.seen, weight, before=tuple(before.values()),
                          made=sum([len(leaf.roots) > 1 for leaf in self.leaves]))
 
-    def _inputs(self, given: CallArguments) -> tuple[Tensor, ...]:
+    def _inputs(self, arguments: CallArguments) -> tuple[Tensor, ...]:
         """Inputs of the expression, computed from the arguments of a call."""
-        results, shape, tensors = given.made, self.shape, []
+        results, shape, tensors = arguments.made, self.shape, []
         for leaf, one in zip(self.leaves, self.expression.inputs):
             if leaf.make not in results:
-                results[leaf.make] = leaf.make(given)
+                results[leaf.make] = leaf.make(arguments)
             t = results[leaf.make]
             flat = leaf.end != "p" and t.dim() == 2 and (one.mode != "row" or leaf.blocks
                                                          or leaf.tail == shape)

@@ -161,18 +161,18 @@ def remember_formless(layer: Any, edge_index: Any, kwargs: dict, why: Reason,
             layer, edge_index, kwargs, why, config)
 
 
-def remember(layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read, decision: Decision,
+def remember(layer: Any, edge_index: Tensor, kwargs: dict, call: reading.Read, decision: Decision,
              config: Config) -> None:
     """Remember how large a native call was, for others over new graphs."""
     # on a CPU the kernels' reason is the device; that of torch operations comes last
     plan = decision.plan
     costs = plan.code == "GA301" or (plan.code == "GA401"
                                      and plan.rejected[-1][1].code == "GA301")
-    if costs and decision.fell_back is None and found.graph.num_edges:
-        x = reading.source(kwargs, found.form.source)
+    if costs and decision.fell_back is None and call.graph.num_edges:
+        x = reading.source(kwargs, call.form.source)
         if type(x) in reading.TENSORS:
             layer_memory.of(layer).native_once[torch.is_grad_enabled()] = Native(
-                layer, found.graph.num_edges, x, found.form.source, found.matrix is None, decision,
+                layer, call.graph.num_edges, x, call.form.source, call.matrix is None, decision,
                 config)
 
 

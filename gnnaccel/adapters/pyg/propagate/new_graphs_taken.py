@@ -36,20 +36,20 @@ class Taken(Described):
     __slots__ = ("edges", "widths", "least", "most", "fresh", "shares", "decision")
     summed = False  # whether lists of edges are summed as they are
 
-    def __init__(self, layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read,
+    def __init__(self, layer: Any, edge_index: Tensor, kwargs: dict, call: reading.Read,
                  config: Config):
-        super().__init__(layer, kwargs, found, config)
+        super().__init__(layer, kwargs, call, config)
         self.edges = edge_index.dtype, edge_index.device
         self.widths = list(map(width, self.arguments[1]))
         self.least = self.most = 0
         self.fresh = self.shares = False
 
-    def decided(self, found: reading.Read, decision: Decision, fresh: bool) -> None:
-        """Notes the ``decision`` for kernels for ``found``, over a graph with a structure or a
+    def decided(self, call: reading.Read, decision: Decision, fresh: bool) -> None:
+        """Notes the ``decision`` for kernels for ``call``, over a graph with a structure or a
         ``fresh`` one."""
-        shares = aggregation_cuda.shares(found.graph, found.given)
+        shares = aggregation_cuda.shares(call.graph, call.given)
         if shares is not None:
-            self.least, self.most = _around(found.graph.num_edges, _NEARER)
+            self.least, self.most = _around(call.graph.num_edges, _NEARER)
             self.shares, self.fresh, self.decision = shares, fresh, decision
 
     def run(self, layer: Any, edge_index: Tensor, kwargs: dict, config: Config,
@@ -122,9 +122,9 @@ class Summed(Taken):
     __slots__ = ("gain", "patience")
     summed = True
 
-    def __init__(self, layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read,
+    def __init__(self, layer: Any, edge_index: Tensor, kwargs: dict, call: reading.Read,
                  decision: Decision, config: Config):
-        super().__init__(layer, edge_index, kwargs, found, config)
+        super().__init__(layer, edge_index, kwargs, call, config)
         count, estimate = edge_index.shape[1], decision.estimate
         assert estimate is not None
         self.least, self.most = _around(count, _NEAR)
@@ -164,22 +164,22 @@ class Summed(Taken):
                                                       edge_index)
 
 
-def remember(layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read, decision: Decision,
+def remember(layer: Any, edge_index: Tensor, kwargs: dict, call: reading.Read, decision: Decision,
              config: Config, fresh: bool | None) -> None:
     """Remember what was read of one call by kernels, for those alike. ``fresh``: whether the
     graph had no structure; None where the decision is not to be kept."""
-    traced = found.known.traced
-    if (found.matrix is not None or found.form.stacked
-            or (not traced and (found.known.aggregate is not None
+    traced = call.known.traced
+    if (call.matrix is not None or call.form.stacked
+            or (not traced and (call.known.aggregate is not None
                                 or not reading.settled(layer.aggr_module)))
-            or reading.stacked(layer, reading.source(kwargs, found.form.source))):
+            or reading.stacked(layer, reading.source(kwargs, call.form.source))):
         return
     if decision.run is aggregation_once.run:
-        one: Taken = Summed(layer, edge_index, kwargs, found, decision, config)
+        one: Taken = Summed(layer, edge_index, kwargs, call, decision, config)
     elif decision.plan.route == "cuda" and not decision.again:
-        one = Taken(layer, edge_index, kwargs, found, config)
-        if fresh is not None and len(found.reduces) == 1:
-            one.decided(found, decision, fresh)
+        one = Taken(layer, edge_index, kwargs, call, config)
+        if fresh is not None and len(call.reduces) == 1:
+            one.decided(call, decision, fresh)
     else:
         return
     if understood(one.arguments):

@@ -23,9 +23,9 @@ _TARGETS = {"j": "u", "i": "v"}
 class OfRead(CallArguments):
     """The arguments of a call whose rows of nodes are all read by some edge."""
 
-    def __init__(self, given: CallArguments):
-        super().__init__(given, given.graph, given.layer)
-        self.grad = given.grad
+    def __init__(self, arguments: CallArguments):
+        super().__init__(arguments, arguments.graph, arguments.layer)
+        self.grad = arguments.grad
         self._kept: dict[tuple[int, str, int], Tensor] = {}
 
     def of(self, t: Tensor, end: str, dim: int = 0) -> Tensor:

@@ -51,15 +51,15 @@ class Repeated(Described):
     matrix: KeptMatrix | None
     older: Any
 
-    def __init__(self, layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read,
+    def __init__(self, layer: Any, edge_index: Tensor, kwargs: dict, call: reading.Read,
                  decision: Decision, config: Config, settled: bool):
         """``settled``: of an aggregation not made of others."""
-        super().__init__(layer, kwargs, found, config)
-        graph, aggregation = found.graph, found.given
-        self.matrix = None if found.matrix is None else found.matrix.kept()
+        super().__init__(layer, kwargs, call, config)
+        graph, aggregation = call.graph, call.given
+        self.matrix = None if call.matrix is None else call.matrix.kept()
         self.edges = TensorRef(edge_index, pointer=self.matrix is None)
         self.modes = _grad(), _deterministic(), saved_tensor_hooks(True) is None
-        self.reduces = None if settled else found.reduces
+        self.reduces = None if settled else call.reduces
         # there, as the call ran by it
         self.view = weakref.ref(graph.built)  # type: ignore[arg-type]
         self.sizes, self.decision = (graph.num_src, graph.num_dst, graph.flipped), decision
@@ -121,12 +121,12 @@ class RepeatedAttention(Alike):
     view: weakref.ref[GraphView]
     older: Any
 
-    def __init__(self, layer: Any, edge_index: Tensor, kwargs: dict, adapter: Any, stated: CallSpec,
+    def __init__(self, layer: Any, edge_index: Tensor, kwargs: dict, adapter: Any, spec: CallSpec,
                  call: Call, config: Config):
         super().__init__(layer, kwargs, adapter.known, config)
         self.edges, self.view = TensorRef(edge_index), weakref.ref(call.graph)
         self.modes = _grad(), _deterministic(), saved_tensor_hooks(True) is None
-        self.adapter, self.stated, self.pmf = adapter, stated, call.pmf
+        self.adapter, self.stated, self.pmf = adapter, spec, call.pmf
         self.calls, self.dtype = ledger.of(edge_index), torch.get_default_dtype()
 
     def like(self, other: RepeatedAttention) -> bool:
@@ -136,21 +136,21 @@ class RepeatedAttention(Alike):
     def run(self, layer: Any, edge_index: Tensor, kwargs: dict, arguments: Arguments,
             config: Config) -> Any:
         """The result of a call like this one; None of others, as `Repeated.run`."""
-        edges, view, stated = self.edges, self.view(), self.stated
+        edges, view, spec = self.edges, self.view(), self.stated
         if (view is None or edges() is not edge_index or edges.version != edge_index._version
             or self.arguments != arguments or edges.pointer != edge_index.data_ptr()):
             return None
         if (self.modes != (_grad(), _deterministic(), saved_tensor_hooks(True) is None)
             or torch.get_default_dtype() is not self.dtype or not self.holds(layer, config)
-            or not self.adapter.still(layer, kwargs, stated)):
+            or not self.adapter.still(layer, kwargs, spec)):
             return None
         view.touched = True
         self.calls.calls += 1
         counters.count(self.cls.__name__, "cuda")
-        pattern: Any = patterns.attention(stated.program)  # attention, as it ran
-        call = Call(stated.program, pattern, view, stated.heads, stated.width, stated.out, True,
+        pattern: Any = patterns.attention(spec.program)  # attention, as it ran
+        call = Call(spec.program, pattern, view, spec.heads, spec.width, spec.out, True,
                     self.pmf, run=run_cuda)
-        out = self.adapter.attended(layer, stated, edge_index, kwargs, call, edge_index)
+        out = self.adapter.attended(layer, spec, edge_index, kwargs, call, edge_index)
         as_is = self.modes[0] or type(out) is not Tensor or not out._is_view()
         return out if as_is else out.detach()  # as the router does
 
@@ -168,15 +168,15 @@ class RepeatedNative:
     fell_back: Callable[[], None] | None
     older: Any
 
-    def __init__(self, layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read,
+    def __init__(self, layer: Any, edge_index: Tensor, kwargs: dict, call: reading.Read,
                  decision: Decision, config: Config):
         self.epoch, self.edges = config.epoch, TensorRef(edge_index, pointer=False)
-        self.grad, self.name, self.source = _grad(), type(layer).__name__, found.form.source
+        self.grad, self.name, self.source = _grad(), type(layer).__name__, call.form.source
         x = reading.source(kwargs, self.source)
-        self.rows, self.weighs = (x.shape, x.dtype, x.requires_grad), found.form.weight is not None
+        self.rows, self.weighs = (x.shape, x.dtype, x.requires_grad), call.form.weight is not None
         self.fell_back, self.code, self.missed = decision.fell_back, decision.plan.code, None
         if decision.estimate is not None:
-            self.missed, self.gain = ledger.of(found.graph.edge_index), decision.estimate.gain
+            self.missed, self.gain = ledger.of(call.graph.edge_index), decision.estimate.gain
             self.patience = aggregation_cost.patience(decision.estimate)
 
     def like(self, other: RepeatedNative) -> bool:
@@ -213,36 +213,36 @@ class RepeatedNative:
         return True
 
 
-def remember(layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read, decision: Decision,
+def remember(layer: Any, edge_index: Tensor, kwargs: dict, call: reading.Read, decision: Decision,
              config: Config, memory: layer_memory.LayerMemory | None) -> None:
     """Keep this call for those over the same edges. ``memory``: the layer's, if it is at hand."""
-    graph, memory = found.graph, memory or layer_memory.of(layer)
+    graph, memory = call.graph, memory or layer_memory.of(layer)
     entry: Repeated | RepeatedNative
     if decision.run is not None:  # not where it ran without a structure or will not be repeated
         if graph.built is None or not memory.keeps(graph.built):
             return
-        settled = found.known.traced or (
-            reading.settled(layer.aggr_module) and len(found.reduces) == 1)
-        if not settled and any(type(one) is not str for one in found.reduces):
+        settled = call.known.traced or (
+            reading.settled(layer.aggr_module) and len(call.reduces) == 1)
+        if not settled and any(type(one) is not str for one in call.reduces):
             return  # numbers inside may change
-        entry = Repeated(layer, edge_index, kwargs, found, decision, config, settled)
+        entry = Repeated(layer, edge_index, kwargs, call, decision, config, settled)
         if Unknown in map(type, entry.arguments[2]):  # `understood`, without its call
             return
     elif config.on_fallback == "native":
-        entry = RepeatedNative(layer, edge_index, kwargs, found, decision, config)
-        new_graphs_native.remember(layer, edge_index, kwargs, found, decision, config)
+        entry = RepeatedNative(layer, edge_index, kwargs, call, decision, config)
+        new_graphs_native.remember(layer, edge_index, kwargs, call, decision, config)
     else:
         return
     _keep(layer, edge_index, entry, memory)
 
 
-def remember_attention(layer: Any, edge_index: Tensor, kwargs: dict, adapter: Any, stated: CallSpec,
+def remember_attention(layer: Any, edge_index: Tensor, kwargs: dict, adapter: Any, spec: CallSpec,
                        call: Call) -> None:
     """Keep a call of attention that ran by kernels. ``adapter``: an `attention.OwnAttention`."""
     config = current()
     if config is None or settings.asked(layer, config) is not None:  # rows may be stored otherwise
         return
-    entry = RepeatedAttention(layer, edge_index, kwargs, adapter, stated, call, config)
+    entry = RepeatedAttention(layer, edge_index, kwargs, adapter, spec, call, config)
     if Unknown not in map(type, entry.arguments[2]):
         _keep(layer, edge_index, entry, layer_memory.of(layer))
 

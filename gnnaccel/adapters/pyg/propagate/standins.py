@@ -364,8 +364,8 @@ class Gate(Rows):
             return None
         left, right, make = self.left, self.right, None if self.edge is None else self.edge.make
 
-        def more(given: Arguments, layer: Any) -> Gated:
-            return Gated(rows(given, left, "j"), rows(given, right, "i"),
-                         None if make is None else make(given))
+        def more(arguments: Arguments, layer: Any) -> Gated:
+            return Gated(rows(arguments, left, "j"), rows(arguments, right, "i"),
+                         None if make is None else make(arguments))
 
         return self.times.form()._replace(more=more)

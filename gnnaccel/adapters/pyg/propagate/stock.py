@@ -107,8 +107,8 @@ def _gen(stamp: tuple, kinds: dict[str, str]) -> Form | None:
 
 
 def _rectified(lin: str | None, constant: float) -> Form:
-    def more(given: Arguments, layer: Any) -> Rectified:
-        edge = given["edge_attr"]
+    def more(arguments: Arguments, layer: Any) -> Rectified:
+        edge = arguments["edge_attr"]
         return Rectified(edge if lin is None else getattr(layer, lin)(edge), constant)
 
     return Form("x", None, None, more, costly=lin is not None)
@@ -141,11 +141,11 @@ def _gated(stamp: tuple, kinds: dict[str, str]) -> Form | Reason | None:
                 layer: Gated(rows(given, "q", "j"), rows(given, "k", "i")), ends)
 
 
-def _gated_by_edges(given: Arguments, layer: Any) -> tuple[Tensor, Gated] | Reason:
+def _gated_by_edges(arguments: Arguments, layer: Any) -> tuple[Tensor, Gated] | Reason:
     """The maps of what nodes and edges bring are applied to each alone: they are linear. Both parts
     of a score that edges bring are one map."""
-    edge, maps = given["edge_attr"], dict(k=layer.lin_key, q=layer.lin_query, v=layer.lin_value)
-    cut, nodes = -edge.shape[-1], {name: rows(given, name, "i" if name == "k" else "j")
+    edge, maps = arguments["edge_attr"], dict(k=layer.lin_key, q=layer.lin_query, v=layer.lin_value)
+    cut, nodes = -edge.shape[-1], {name: rows(arguments, name, "i" if name == "k" else "j")
                                    for name in maps}
     for name, lin in maps.items():
         if edge.dim() != 2 or nodes[name].shape[-1] - cut != lin.weight.shape[1]:

@@ -35,13 +35,13 @@ class _Propagate:
         return AggregationSpec.of(inputs), inputs
 
     @staticmethod
-    def run(layer: Any, stated: Any, given: Any, attend: Any) -> Any:
-        if type(stated) is CallSpec:
-            attends: Any = attention.read(layer, *given.extra)
-            return attends.run(layer, stated, given, attend)
-        call, kwargs, edge_index = given.more
+    def run(layer: Any, spec: Any, inputs: Any, attend: Any) -> Any:
+        if type(spec) is CallSpec:
+            attends: Any = attention.read(layer, *inputs.extra)
+            return attends.run(layer, spec, inputs, attend)
+        call, kwargs, edge_index = inputs.more
         moved = reading.moved(layer, call.form, kwargs)
-        return reading.finished(layer, call.known, moved, attend(given), kwargs,
+        return reading.finished(layer, call.known, moved, attend(inputs), kwargs,
                                 edge_index)
 
 

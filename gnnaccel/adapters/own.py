@@ -100,7 +100,8 @@ class Path:
     """All functions that run when methods or functions of a host's are called.
 
     ``host``: the package; ``names``: the methods of the class, which no object of it may replace
-    either; ``parts``: what these read and no caller of ``__init__`` gives, such as modules;
+    either; ``parts``: of PyG, attributes that these read and no caller of ``__init__`` gives, such
+    as modules;
     ``functions``: the host's, by dotted name; ``why``: the reason that names what is not the
     host's, None where everything is.
     """
@@ -291,8 +292,9 @@ class Paths:
         path.names = frozenset(
             path.methods(cls, self._host_class, self._start, self._follow)) - {"forward"}
         given = inspect.signature(self._host_class).parameters  # of __init__, without self
+        # DGL's layers keep functions of their own beside modules, such as agg_fn
         path.parts = frozenset(name for name in path.parts - path.names
-                               if name.strip("_") not in given)
+                               if name.strip("_") not in given and path.host != "dgl")
         for part in self._parts:
             path.methods(part, part, AGGREGATION)
         self._known.set(cls, path.complete())

@@ -304,7 +304,9 @@ def mean_of(module: Any) -> Softmax | PowerMean:
     if type(module).__name__ == "SoftmaxAggregation":
         return Softmax(number,  # type: ignore[call-arg]  # `name` is no field
                        module.learn or not module.semi_grad)
-    return PowerMean(number, module.min_value, module.max_value)  # type: ignore[call-arg]
+    # PyG 2.6 has no such attributes, and these limits
+    low, high = (getattr(module, "min_value", 0), getattr(module, "max_value", 100))
+    return PowerMean(number, low, high)  # type: ignore[call-arg]
 
 
 def source(kwargs: dict, name: str) -> Any:

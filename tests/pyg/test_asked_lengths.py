@@ -153,6 +153,59 @@ class Whole(Message):
         return x_j * torch.ones(x_j.size(0), 1, dtype=torch.long, device=x_j.device) / 2 + x_i
 
 
+class Moved(Message):
+    """Takes the dtype of rows for a tensor of the layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(WIDTH))
+
+    def message(self, x_i, x_j):
+        return x_j * self.weight.to(x_j) + x_i
+
+
+class Filled(Message):
+    """Takes it for ones, which have the shape of no rows."""
+
+    def message(self, x_i, x_j):
+        return x_j * torch.relu(x_i) + torch.ones(1, WIDTH).to(x_j)
+
+
+class Padded(Message):
+    """Ones beside rows at one end, which tell how many there are."""
+
+    def message(self, x_i, x_j):
+        return torch.cat([x_j, x_j.new_ones(x_j.size(0), 2)], -1)
+
+
+class Weighed(Message):
+    """Of numbers of the layer, beside such rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(WIDTH))
+
+    def message(self, x_i, x_j):
+        return torch.cat([torch.ones_like(x_j) * self.weight, torch.tanh(x_j)], -1)
+
+
+class Multiplied(Message):
+    """A matrix of ones for each edge, by such rows."""
+
+    def message(self, x_i, x_j):
+        ones = torch.ones(x_j.size(0), 3, 2, device=x_j.device, dtype=x_j.dtype)
+        return torch.bmm(ones, x_j.view(-1, 2, WIDTH // 2)).sum(1)
+
+
+@pytest.mark.parametrize("cls", [Moved, Filled, Padded, Weighed, Multiplied])
+def test_forms_of_others_stay_native(kernels, cls):
+    layer, given = cls(), arguments(cls)
+    with kernels.on(on_fallback="native"):
+        got = layer(*given)
+    with gnnaccel.disabled():
+        assert torch.equal(got, layer(*given))
+
+
 @pytest.mark.parametrize("cls", [Seeds, Compares, Whole])
 def test_others_stay_native(emulated, cls):
     layer, given = cls(), arguments(cls)

@@ -26,7 +26,6 @@ from gnnaccel.adapters.pyg.propagate.row_count import ROWS
 from gnnaccel.adapters.pyg.propagate.standins import Refuses, Unseen
 from gnnaccel.adapters.pyg.propagate.traced import Param, Value, _call
 from gnnaccel.adapters.pyg.propagate.untold import Sequence
-from gnnaccel.dispatch.generated.tree import leaves
 
 #: the degree that a stand-in shows: a prime other than `ROWS`, the number of rows
 DEGREE = 7907
@@ -164,7 +163,7 @@ class Mail(Value):
         if dtype is not None:
             raise Unseen
         scores = channels.at_edges(self.rows)
-        end, names, roots = pointwise.about(leaves(scores.tree))
+        end, names, roots = pointwise.about(scores.tree)
         tree, tail = scores.tree, scores.meta.shape[1:]
         make = Once(lambda given: given[SOFTMAX](pointwise.whole(tree, tail, given)))
         rows = pointwise.made_rows(end, make, scores.meta, names, roots)

@@ -75,7 +75,7 @@ def _over_edges(value: Rows, function: Callable, args: tuple, kwargs: dict) -> R
 def by_torch(value: Rows, function: Callable, args: tuple, kwargs: dict,
               once: type[Once] = Once) -> Rows:
     """The operation on rows at one end."""
-    end, names, roots = about(leaves(value.tree))
+    end, names, roots = about(value.tree)
     dims = [kwargs.get("dim"), *args[1:]]
     if any(0 in one or -value.meta.dim() in one for one in
            ((d,) if type(d) is int else d for d in dims) if isinstance(one, (tuple, list))):
@@ -246,7 +246,7 @@ def through(value: Rows, module: nn.Module) -> Rows:
     """A module of torch's, which is called once in each call: it may keep statistics of what it
     sees, of all edges together."""
     value = at_edges(value)
-    end, names, roots = about(leaves(value.tree))
+    end, names, roots = about(value.tree)
     tree, tail = value.tree, value.meta.shape[1:]
     parameters = tuple(parameter(t).make for t in module._parameters.values() if t is not None)
     make = Effect(lambda given: module(whole(tree, tail, given)))
@@ -277,7 +277,7 @@ def softmax(src: Any, index: Any = None, ptr: Any = None, num_nodes: Any = None,
         raise Unseen  # it is of the edges that enter
     rows = at_edges(src)
     tail = tuple(rows.meta.shape[1:])
-    end, names, roots = about(leaves(rows.tree))
+    end, names, roots = about(rows.tree)
     if end != "e" or not math.prod(tail):
         raise Unseen
     tree = rows.tree

@@ -129,7 +129,7 @@ class Mapped(Deferred):
 
     def _at(self, end: str, terms: list[_Term], bias: Param | None) -> Leaf:
         """The terms of the map at one end."""
-        _, names, roots = about(leaf for tree, _, _ in terms for leaf in leaves(tree))
+        _, names, roots = about(*[tree for tree, _, _ in terms])
         roots = (*roots, *(root for _, _, weight in terms for root in weight.roots),
                  *(() if bias is None else bias.roots))
         function, of_nodes = self.function, roots if end in "ji" else ()
@@ -169,7 +169,7 @@ def _apart(tree: Tree) -> tuple[dict[str, Tree], list[str]]:
         if not {leaf.end for leaf in leaves(term)} - {"p"}:
             shared.append(term)
             continue
-        end, names, _ = about(leaves(term))
+        end, names, _ = about(term)
         for name in names:
             signs.setdefault(name, set()).add((end, sign))
         sums[end] = Call("add", (sums[end], term)) if end in sums else term

@@ -43,10 +43,10 @@ _MAPS = frozenset(("linear", "matmul", "mm", "bmm"))
 _PIECES = ("chunk", "split", "unbind")
 _COMPOSED = frozenset(("glu", "cosine_similarity", "pairwise_distance", "one_hot", "gather"))
 _REPEATED, _TURNED = ("expand", "expand_as", "repeat"), ("transpose", "swapaxes", "permute")
+_OF_FIRST = frozenset((*VIEWS, *_SAME, *_PIECES, *_REPEATED, *_TURNED))  # others tell the form
 _LIKE = {"zeros_like": 0.0, "ones_like": 1.0}
 #: other operations that stand-ins have
-NAMES = frozenset(("mT", *VIEWS, *_SAME, *_OF_ROWS, *_MAPS, *_PIECES, *_COMPOSED, *_REPEATED,
-                   *_TURNED))
+NAMES = _OF_FIRST | _OF_ROWS | _MAPS | _COMPOSED | {"mT"}
 
 
 class Rows(Value):
@@ -90,7 +90,9 @@ class Rows(Value):
     def _operated(self, name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
         args = tuple(one.alone() if isinstance(one, Rows) else one for one in args)
         kwargs = {k: one.alone() if isinstance(one, Rows) else one for k, one in kwargs.items()}
-        if name not in VIEWS and counted((args, *kwargs.values())):
+        first = getattr(args[0], "tree", None) if args else None
+        if ((name not in VIEWS and counted((args, *kwargs.values())))
+            or (name in _OF_FIRST and first is not self.tree)):  # which has another's form
             raise Unseen
         if name in VIEWS and name != "contiguous":
             return _other("blocks").view(self, shaped(function, args, kwargs))
@@ -254,7 +256,7 @@ class Beside(Deferred):
         if len(set().union(*ends)) > 1:
             parts = [_other("channels").at_edges(part) for part in parts]
         trees = [part.tree for part in parts]
-        end, names, roots = about(leaf for tree in trees for leaf in leaves(tree))
+        end, names, roots = about(*trees)
         tails = [part.meta.shape[1:] for part in self.parts]
 
         def make(given: Any) -> Tensor:
@@ -308,14 +310,14 @@ def tree_of(value: Any, meta: Tensor) -> Any:
     raise Unseen
 
 
-def about(found: Any) -> tuple[str, frozenset[Any], tuple[Make, ...]]:
-    """The end that these leaves are at, the arguments and tensors of which they are made; Unseen
-    where they are at several."""
-    found = list(found)
-    ends = {leaf.end for leaf in found} - {"p"}
-    if len(ends) != 1 or any(leaf.blocks for leaf in found):
+def about(*trees: Tree) -> tuple[str, frozenset[Any], tuple[Make, ...]]:
+    """The end that these trees are at, the arguments and tensors of which they are made; Unseen
+    where they are at several, or where one has no rows, as numbers have none."""
+    ends = {frozenset(leaf.end for leaf in leaves(tree)) - {"p"} for tree in trees}
+    found = [leaf for tree in trees for leaf in leaves(tree)]
+    if len(ends) != 1 or any(len(end) != 1 for end in ends) or any(leaf.blocks for leaf in found):
         raise Unseen
-    return (ends.pop(), frozenset().union(*(leaf.names for leaf in found)),
+    return (next(iter(ends.pop())), frozenset().union(*(leaf.names for leaf in found)),
             tuple(dict.fromkeys(root for leaf in found for root in leaf.roots)))
 
 
@@ -338,9 +340,8 @@ def viewed(value: Rows, meta: Tensor) -> Rows:
 def _piece(value: Rows, function: Callable, args: tuple, kwargs: dict) -> Rows:
     """Some of the channels."""
     place = args[1] if type(args[1]) is tuple else (args[1],)
-    if not place or not (place[0] is Ellipsis or place[0] == slice(None)):
-        raise Unseen
-    if any(type(one) not in (int, slice, type(None), type(Ellipsis)) for one in place):
+    if not place or not (place[0] is Ellipsis or place[0] == slice(None)) or any(
+        type(one) not in (int, slice, type(None), type(Ellipsis)) for one in place):
         raise Unseen
     meta = applied(function, args, kwargs)
     if meta.numel() == value.meta.numel():  # nothing but new axes
@@ -375,8 +376,7 @@ def _still(leaf: Leaf) -> Leaf:
 
 def cut(value: Rows, meta: Tensor, function: Callable[[Tensor], Any], key: str,
         at: int | None = None) -> Rows:
-    """One piece of every leaf, by ``function``; ``key`` names that. It gives all pieces at
-    once, of which this is number ``at``, where that is said."""
+    """One piece of every leaf, by ``function``, named ``key``; of several, number ``at``."""
     old, new = tuple(value.meta.shape[1:]), tuple(meta.shape[1:])
 
     def piece(leaf: Leaf) -> Leaf:

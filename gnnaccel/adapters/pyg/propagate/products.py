@@ -13,7 +13,6 @@ from gnnaccel.adapters.pyg.propagate.nodes_read import of_read
 from gnnaccel.adapters.pyg.propagate.pointwise import Rows, about, made_rows, whole
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 from gnnaccel.adapters.pyg.propagate.traced import Param, Value, applied
-from gnnaccel.dispatch.generated.tree import leaves
 
 
 def product(function: Callable, args: tuple) -> Rows:
@@ -27,7 +26,7 @@ def product(function: Callable, args: tuple) -> Rows:
     operands = tuple([(one.alone().tree, one.meta.shape[1:]) if isinstance(one, Rows) else one
                       for one in args])
     trees = [one[0] for one in operands if type(one) is tuple]
-    end, names, roots = about(leaf for tree in trees for leaf in leaves(tree))
+    end, names, roots = about(*trees)
     roots = (*roots, *(root for one in args if isinstance(one, Param) for root in one.roots))
     of_nodes = roots if end in "ji" else ()
 

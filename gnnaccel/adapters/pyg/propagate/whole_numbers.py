@@ -51,7 +51,7 @@ def _taken(value: Any) -> Any:
     if not isinstance(value, Rows) or ends(value) <= {"e"}:
         return value
     tree, tail = value.tree, value.meta.shape[1:]
-    end, names, roots = about(leaves(tree))
+    end, names, roots = about(tree)
 
     def make(given: Any) -> Tensor:
         return whole(tree, tail, given)[given.graph.index("v" if end == "i" else "u")]
@@ -70,7 +70,7 @@ def by_torch(function: Callable, args: tuple, kwargs: dict, meta: Tensor) -> Row
     operands = (*args, *kwargs.values())
     rows = [one for one in operands if isinstance(one, Rows)]
     parameters = [root for one in operands if isinstance(one, Param) for root in one.roots]
-    end, names, roots = about(leaf for one in rows for leaf in leaves(one.tree))
+    end, names, roots = about(*[one.tree for one in rows])
     truth = meta.dtype == torch.bool
 
     def make(given: Any) -> Tensor:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from gnnaccel.dispatch.graph import cache, ledger
+from gnnaccel.dispatch.memory import layer_memory
 from gnnaccel.dispatch.memory.layer_memory import LayerMemory
 from gnnaccel.dispatch.ops import aggregation_cost
 from gnnaccel.dispatch.ops.aggregation_cost import Estimate
@@ -86,3 +87,16 @@ def test_they_keep_no_graph_alive_and_go_with_it():
     assert len(ledger.ledgers) <= len(alive) + 1
     cache.clear()
     assert not ledger.ledgers
+
+
+def test_layers_that_are_gone_are_forgotten():
+    """Models come and go over one graph, as in a search for options."""
+    ei, kept = edges(), torch.nn.Linear(1, 1)
+    layer_memory.of(kept).meets((ei,), ei)
+    bound = len(layer_memory.memories) + layer_memory._MADE
+    for _ in range(3 * layer_memory._MADE):
+        layer = torch.nn.Linear(1, 1)
+        memory = layer_memory.of(layer)
+        assert not memory.meets((ei,), ei) and memory.number in ledger.of(ei).layers
+        del layer
+    assert len(ledger.of(ei).layers) <= bound and layer_memory.of(kept).number in ledger.of(ei).layers

@@ -70,6 +70,14 @@ def of(edges: Tensor | EdgeArrays) -> GraphLedger:
     return entry
 
 
+def keep(numbers: list[int]) -> None:
+    """Forget the calls of all layers but those with these ``numbers``: the others are gone."""
+    for entry in list(ledgers.values()):
+        if len(entry.layers) > len(numbers):
+            before = entry.layers.copy()
+            entry.layers = {number: before[number] for number in numbers if number in before}
+
+
 def forget() -> None:
     """Forget every graph."""
     ledgers.clear()

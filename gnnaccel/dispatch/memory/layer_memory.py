@@ -36,6 +36,7 @@ from gnnaccel.dispatch.uncompiled import uncompiled
 #: result of an adapter's ``keep`` for calls that cannot be repeated
 UNREPEATABLE = object()
 _HOSTS = ("torch.", "torch_geometric.", "dgl.")
+_MADE = 256  # memories made until ledgers of graphs forget layers that are gone
 _GRAPHS = 4  # graphs over which calls are kept, in each mode
 # Calls in a row like no kept one, after which one in seven is kept: an odd number, so that where
 # each graph comes twice it is not always the second call.
@@ -257,10 +258,10 @@ memories: IdentityMap[LayerMemory] = IdentityMap()
 
 def of(layer: Any) -> LayerMemory:
     """The memory of a layer, made by the first call."""
-    memory = memories.get(layer)
-    if memory is None:
-        memory = LayerMemory()
-        memories.set(layer, memory)
+    if (memory := memories.get(layer)) is None:
+        memories.set(layer, memory := LayerMemory())
+        if not memory.number % _MADE:  # models may come and go over one graph
+            ledgers.keep([one.number for one in memories.values()])
     return memory
 
 

@@ -281,7 +281,7 @@ class Paths:
     def __init__(self, host_class: type, start: tuple[str, ...], parts: tuple[type, ...] = (),
                  follow: bool = True):
         self._host_class, self._start, self._parts, self._follow = host_class, start, parts, follow
-        self._known: IdentityMap[Path] = IdentityMap()
+        self._known: IdentityMap[Path] = IdentityMap(256)  # which know their class
 
     def of(self, cls: type) -> Path:
         """The path of a class: the same object for as long as it holds."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import warnings
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -12,19 +13,24 @@ from gnnaccel.errors import PatchError
 from gnnaccel.suggest import did_you_mean
 
 _ABSENT = object()
+_FEW = 256  # more than the hosts' own classes and modules need, about
 _lock = threading.RLock()
-# replacements that hold now, by the owner's id and the name: the set that did it, which keeps the
-# owner alive, and the patch
+# replacements that hold now, by the owner's id and the name: the set that did it, and the patch,
+# whose owner may be gone
 _replaced: dict[tuple[int, str], tuple[PatchSet, Patch]] = {}
 
 
 @dataclass(frozen=True, eq=False)
 class Patch:
-    """One replacement. ``original`` is the former value in the owner's own ``__dict__``, or _ABSENT
-    if it was inherited. ``why`` says in a sentence what for; of torch's own functions ``active``
-    and ``cost`` say when the replacement does anything, and what it costs (docs/patches.md)."""
+    """One replacement. ``held`` refers to the owner weakly, as classes may come and go by the
+    thousand, and ``key`` is its place in `_replaced`. ``original`` is the former value in the
+    owner's own ``__dict__``, or _ABSENT if it was inherited. ``why`` says in a sentence what for;
+    of torch's own functions ``active`` and ``cost`` say when the replacement does anything, and
+    what it costs (docs/patches.md)."""
 
-    owner: Any
+    held: weakref.ref
+    key: tuple[int, str]
+    path: str
     name: str
     original: Any
     new: Any
@@ -32,12 +38,18 @@ class Patch:
     active: str = ""
     cost: str = ""
 
-    @property
-    def path(self) -> str:
-        owner = self.owner
+    @classmethod
+    def of(cls, owner: Any, name: str, original: Any, new: Any, *texts: str) -> Patch:
+        """The patch of ``owner.name``; ``texts``: `why`, `active` and `cost`."""
         prefix = (f"{owner.__module__}.{owner.__qualname__}"
                   if isinstance(owner, type) else owner.__name__)
-        return f"{prefix}.{self.name}"
+        return cls(weakref.ref(owner), (id(owner), name), f"{prefix}.{name}", name, original, new,
+                   *texts)
+
+    @property
+    def owner(self) -> Any:
+        """The class or module; None where it is gone."""
+        return self.held()
 
 
 class PatchSet:
@@ -46,6 +58,7 @@ class PatchSet:
     def __init__(self) -> None:
         self._patches: list[Patch] = []
         self._aside: list[Patch] = []  # patches that are taken back for a while
+        self._most = _FEW  # patches after which those of owners that are gone are dropped
 
     def set(self, owner: Any, name: str, new: Any, why: str = "", *, active: str = "",
             cost: str = "") -> None:
@@ -57,7 +70,7 @@ class PatchSet:
         stands, or when ``owner`` has no such attribute.
         """
         with _lock:
-            patch = Patch(owner, name, vars(owner).get(name, _ABSENT), new, why, active, cost)
+            patch = Patch.of(owner, name, vars(owner).get(name, _ABSENT), new, why, active, cost)
             if not hasattr(owner, name):
                 raise PatchError(f"{patch.path} does not exist, so it cannot be replaced; "
                                  "this host version differs "
@@ -68,25 +81,32 @@ class PatchSet:
         """Give ``owner``, a class or module, the attribute ``name``, which it lacks. PatchError
         when it has it."""
         with _lock:
-            patch = Patch(owner, name, _ABSENT, new, why)
+            patch = Patch.of(owner, name, _ABSENT, new, why)
             if hasattr(owner, name):
                 raise PatchError(f"{patch.path} exists, so it cannot be added; this host "
                                  "version differs from those tested")
             self._put(patch)
 
     def _put(self, patch: Patch) -> None:
-        key = id(patch.owner), patch.name
-        entry = _replaced.get(key)
+        entry = _replaced.get(patch.key)
         if entry is not None:
             owner, before = entry
             if before in owner._aside:  # and will be there again in a moment
                 return
-            if patch.original is before.new:
+            if before.owner is not None and patch.original is before.new:
                 raise PatchError(f"{patch.path} is replaced already; restore it first")
             owner._patches.remove(before)
-        setattr(patch.owner, patch.name, patch.new)
-        _replaced[key] = self, patch
+        setattr(patch.held(), patch.name, patch.new)
+        _replaced[patch.key] = self, patch
         self._patches.append(patch)
+        if len(self._patches) > self._most:
+            self._drop_gone()
+
+    def _drop_gone(self) -> None:
+        for patch in [patch for patch in self._patches if patch.owner is None]:
+            self._patches.remove(patch)
+            del _replaced[patch.key]
+        self._most = max(_FEW, 2 * len(self._patches))
 
     def restore(self) -> list[str]:
         """Put everything back as it was, latest first.
@@ -98,13 +118,14 @@ class PatchSet:
         with _lock:
             while self._patches:
                 patch = self._patches.pop()
-                del _replaced[id(patch.owner), patch.name]
-                if patch in self._aside:
+                del _replaced[patch.key]
+                owner = patch.owner
+                if owner is None or patch in self._aside:
                     continue
-                if vars(patch.owner).get(patch.name, _ABSENT) is not patch.new:
+                if vars(owner).get(patch.name, _ABSENT) is not patch.new:
                     drifted.append(patch.path)
                 else:
-                    _put_back(patch)
+                    _put_back(owner, patch)
         if drifted:
             warnings.warn(f"gnnaccel left {', '.join(drifted)} alone: replaced by "
                           "somebody else after gnnaccel. To "
@@ -119,8 +140,8 @@ class PatchSet:
                 if (patch.owner is owner and patch.name == name
                     and vars(owner).get(name, _ABSENT) is patch.new):
                     self._patches.remove(patch)
-                    del _replaced[id(owner), name]
-                    _put_back(patch)
+                    del _replaced[patch.key]
+                    _put_back(owner, patch)
                     return
 
     def holds(self, owner: Any, name: str) -> bool:
@@ -134,35 +155,40 @@ class PatchSet:
         has replaced since. An attribute that is restored meanwhile, in another thread, or replaced
         by somebody else, stays as it then is."""
         with _lock:
-            patches = [patch for patch in self._patches
-                       if vars(patch.owner).get(patch.name, _ABSENT) is patch.new]
-            self._aside += patches
-            for patch in patches:
-                _put_back(patch)
+            patches = [(owner, patch) for owner, patch in self._living()
+                       if vars(owner).get(patch.name, _ABSENT) is patch.new]
+            self._aside += [patch for _, patch in patches]
+            for owner, patch in patches:
+                _put_back(owner, patch)
         try:
             yield
         finally:
             with _lock:
-                for patch in patches:
+                for owner, patch in patches:
                     self._aside.remove(patch)
                     if (patch in self._patches
-                        and vars(patch.owner).get(patch.name, _ABSENT) is patch.original):
-                        setattr(patch.owner, patch.name, patch.new)
+                        and vars(owner).get(patch.name, _ABSENT) is patch.original):
+                        setattr(owner, patch.name, patch.new)
+
+    def _living(self) -> list[tuple[Any, Patch]]:
+        """The patches of owners that are there, with these."""
+        pairs = [(patch.owner, patch) for patch in self._patches]
+        return [(owner, patch) for owner, patch in pairs if owner is not None]
 
     def names(self) -> list[str]:
         """Dotted paths of the attributes replaced now, in the order of replacement."""
-        return [patch.path for patch in self._patches]
+        return [patch.path for _, patch in self._living()]
 
     def __len__(self) -> int:
-        return len(self._patches)
+        return len(self._living())
 
     def __iter__(self) -> Iterator[Patch]:
         """The patches that hold now, in the order of replacement."""
-        return iter(tuple(self._patches))
+        return iter([patch for _, patch in self._living()])
 
 
-def _put_back(patch: Patch) -> None:
+def _put_back(owner: Any, patch: Patch) -> None:
     if patch.original is _ABSENT:
-        delattr(patch.owner, patch.name)
+        delattr(owner, patch.name)
     else:
-        setattr(patch.owner, patch.name, patch.original)
+        setattr(owner, patch.name, patch.original)

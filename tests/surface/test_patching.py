@@ -1,6 +1,7 @@
 """PatchSet restores exactly."""
 from __future__ import annotations
 
+import gc
 import threading
 import types
 import warnings
@@ -209,3 +210,27 @@ def test_what_another_thread_restores_while_it_is_aside_stays_restored():
     assert vars(base)["forward"] is before and vars(child)["forward"] is ours
     later.restore()
     assert "forward" not in vars(child)
+
+
+def test_classes_that_are_gone_are_let_go_of():
+    patches, most = PatchSet(), 0
+    for _ in range(1500):
+        _, child = classes()
+        patches.set(child, "forward", ours)
+        most = max(most, len(patches._patches))
+        del child
+    gc.collect()
+    assert len(patches) == 0 and most < 1500
+    patches.restore()
+    assert not patches._patches
+
+
+def test_a_class_at_a_dead_ones_place_is_replaced():
+    patches = PatchSet()
+    for _ in range(50):  # ids come again
+        _, child = classes()
+        patches.set(child, "forward", ours)
+        assert vars(child)["forward"] is ours and patches.holds(child, "forward")
+        del child
+        gc.collect()
+    assert patches.restore() == []

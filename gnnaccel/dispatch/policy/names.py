@@ -17,13 +17,17 @@ V = TypeVar("V")
 class IdentityMap(Generic[V]):
     """Values for objects, by identity and weakly: an entry goes when its object does.
 
+    An object that its own value refers to, as a class by its functions, would never go: ``most``
+    is how many entries such a map keeps, the oldest going first.
+
     A WeakKeyDictionary asks for ``__hash__`` and ``__eq__``, which a user's module may define
     otherwise.
     """
 
     _ref: Any = weakref.ref  # class of the references to the objects
 
-    def __init__(self) -> None:
+    def __init__(self, most: int | None = None) -> None:
+        self._most = most
         # entries by id; public for lookups that cannot afford a call
         self.entries: dict[int, tuple[weakref.ref, V]] = {}
 
@@ -43,6 +47,9 @@ class IdentityMap(Generic[V]):
             if entry is not None and entry[0] is ref:
                 del entries[key]
 
+        if self._most is not None and key not in entries and len(entries) >= self._most:
+            for oldest in list(entries)[:1]:
+                entries.pop(oldest, None)
         entries[key] = (self._ref(owner, forget), value)
 
     def values(self) -> list[V]:

@@ -76,7 +76,7 @@ def _form(frames: Frames, key: str) -> Any:
     return messages.form(frame[name]) if name in frame else None
 
 
-_kept: IdentityMap[list[_Kept]] = IdentityMap()
+_kept: IdentityMap[list[_Kept]] = IdentityMap(1024)  # of code: a guard knows its code
 
 
 def understood(pair: Pair, frames: Frames) -> tuple[Found, dict[str, Any]] | None:

@@ -112,7 +112,7 @@ def _weighted_by(form: message.Form, name: str, kinds: dict[str, str]) -> messag
             else form._replace(weight=lambda given: given[name].view(-1, 1)))
 
 
-_classes: IdentityMap[Known] = IdentityMap()
+_classes: IdentityMap[Known] = IdentityMap(256)  # which know their functions
 
 
 def known_class(cls: type) -> Known:

@@ -192,8 +192,7 @@ class Read(NamedTuple):
 
 
 def read(layer: Any, edge_index: Any, kwargs: dict) -> Read | Reason:
-    """The call as an aggregation, or why it is none. Computes nothing but weights:
-    `completing.completed` does the rest."""
+    """The call as an aggregation, or why it is none; `completing.completed` computes all of it."""
     from gnnaccel.adapters.pyg.propagate import aggregates  # which needs this module
 
     known = known_class(type(layer))
@@ -304,8 +303,7 @@ def mean_of(module: Any) -> Softmax | PowerMean:
     if type(module).__name__ == "SoftmaxAggregation":
         return Softmax(number,  # type: ignore[call-arg]  # `name` is no field
                        module.learn or not module.semi_grad)
-    # PyG 2.6 has no such attributes, and these limits
-    low, high = (getattr(module, "min_value", 0), getattr(module, "max_value", 100))
+    low, high = getattr(module, "min_value", 0), getattr(module, "max_value", 100)  # PyG 2.6: none
     return PowerMean(number, low, high)  # type: ignore[call-arg]
 
 

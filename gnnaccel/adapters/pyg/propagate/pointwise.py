@@ -90,10 +90,10 @@ class Rows(Value):
     def _operated(self, name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
         args = tuple(one.alone() if isinstance(one, Rows) else one for one in args)
         kwargs = {k: one.alone() if isinstance(one, Rows) else one for k, one in kwargs.items()}
-        first = getattr(args[0], "tree", None) if args else None
-        if ((name not in VIEWS and counted((args, *kwargs.values())))
-            or (name in _OF_FIRST and first is not self.tree)):  # which has another's form
+        if name not in VIEWS and counted((args, *kwargs.values())):
             raise Unseen
+        if name in _OF_FIRST and (not args or getattr(args[0], "tree", None) is not self.tree):
+            raise Unseen  # it has another's form
         if name in VIEWS and name != "contiguous":
             return _other("blocks").view(self, shaped(function, args, kwargs))
         if name in _SAME:

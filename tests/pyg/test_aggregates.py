@@ -161,7 +161,6 @@ return scatter(inputs, index, 0, dim_size) * dim_size
 inputs.mul_(2)\nreturn scatter(inputs, index, 0, dim_size)
 out = scatter(inputs, index, 0, dim_size)\nflat = out.view(-1)\nout += 1\nreturn flat.view(-1, 12)
 out = scatter(inputs, index, 0, dim_size)\nout[0] = 1\nreturn out
-out = scatter(inputs, index, 0, dim_size)\nreturn torch.relu_(out)
 return scatter(inputs, index, 1)[:, :0] if False else inputs
 return scatter(inputs, edge_index_j, 0, dim_size)
 return scatter(inputs, index, 0, 2 * dim_size)

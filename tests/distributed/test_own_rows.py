@@ -94,12 +94,14 @@ def check(layer, x, edge_index, own, found, frozen=()):
         exact = results(copy.deepcopy(layer).double(), {kind: t.double() for kind, t in x.items()},
                         edge_index, own, frozen)
     assert found.keys() == exact.keys()
-    for name in [name for name in exact if name.startswith("skip")]:
-        # a sum of one number; next to those of other types it is measured against the largest
-        gates = [grads.pop(name) for grads in (found, plain, exact)]
-        if gates[2] is not None:
-            for grads, gate in zip((found, plain, exact), gates):
-                grads["gates"] = torch.cat([grads.get("gates", gate[:0]), gate])
+    for name in [name for name in exact if name.startswith(("skip", "p_rel"))]:
+        # a sum of one or two numbers, which cancel; beside those of other types it is measured
+        # against the largest
+        joined = name.partition(".")[0]
+        sums = [grads.pop(name) for grads in (found, plain, exact)]
+        if sums[2] is not None:
+            for grads, one in zip((found, plain, exact), sums):
+                grads[joined] = torch.cat([grads.get(joined, one.flatten()[:0]), one.flatten()])
     for name, truth in exact.items():
         if truth is None or not truth.numel():
             assert found[name] is None or not found[name].any(), name

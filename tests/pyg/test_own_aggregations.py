@@ -10,7 +10,7 @@ from torch_geometric.utils import degree, scatter, softmax
 
 import gnnaccel
 from tests.pyg import graphs
-from tests.pyg.generated_calls import arguments, compare_second, routes
+from tests.pyg.generated_calls import arguments, compare_second, routes, to
 from tests.pyg.generated_layers import EDGE, WIDTH, Message
 from tests.pyg.judge import close, compare
 
@@ -106,7 +106,8 @@ def test_a_subclass_of_pygs(kernels):
 
 
 def test_second_derivatives(kernels):
-    compare_second(kernels, Gated(Learned()), *arguments(Gated))
+    compare_second(kernels, Gated(Learned()).to(kernels.device),
+                   *to(kernels.device, *arguments(Gated)))
 
 
 def test_two_kinds_of_nodes(kernels):

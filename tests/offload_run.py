@@ -7,7 +7,8 @@ a model, which trains, are compared with the whole graph on the CPU (``--no-chec
 out). Then two layers of SAGEConv over a random graph in pinned memory, 25 M nodes, 128 features and
 400 M edges, are timed: by default with rows that fit the GPU fetched once, and with bands that each
 fetch their own. ``share_of_link``: the bytes that came, by the time, over the rate of a pinned
-copy; ``stayed_gb``: results that were still on the device, so that they did not have to come, and
+copy; ``share_of_both_ways``: the bytes of both directions, over the rate of copies that run both
+ways at once; ``stayed_gb``: results that were still on the device, so that they did not have to come, and
 ``share_with_stayed`` counts them as well. ``--again`` times each limit also with results that come
 again. It takes about 90 GiB of the host's memory. In less than a minute, and 15 GiB:
 
@@ -76,19 +77,23 @@ def check(device: str) -> float:
 
 
 def link(device: torch.device) -> dict[str, float]:
-    """GB/s of pinned copies of 1 GiB to the device, and back."""
+    """GB/s of pinned copies of 1 GiB to the device, and back, and of both at once, added up."""
     size, rounds = 1 << 30, 5
-    far = torch.empty(size, dtype=torch.uint8, pin_memory=True)
-    close = torch.empty(size, dtype=torch.uint8, device=device)
+    far = [torch.empty(size, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+    close = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(2)]
+    there, back = (close[0], far[0]), (far[1], close[1])
+    streams = torch.cuda.Stream(), torch.cuda.Stream()
     rates = {}
-    for way, (to, of) in {"to_device": (close, far), "to_host": (far, close)}.items():
-        to.copy_(of, non_blocking=True)
+    for way, copies in {"to_device": [there], "to_host": [back], "both": [there, back]}.items():
+        for round_ in range(rounds + 1):
+            if round_ == 1:
+                torch.cuda.synchronize()
+                began = time.perf_counter()
+            for (to, of), stream in zip(copies, streams):
+                with torch.cuda.stream(stream):
+                    to.copy_(of, non_blocking=True)
         torch.cuda.synchronize()
-        began = time.perf_counter()
-        for _ in range(rounds):
-            to.copy_(of, non_blocking=True)
-        torch.cuda.synchronize()
-        rates[way] = rounds * size / (time.perf_counter() - began) / 1e9
+        rates[way] = rounds * size * len(copies) / (time.perf_counter() - began) / 1e9
     return rates
 
 
@@ -121,9 +126,10 @@ def sampled(model: Net, x: Tensor, edge_index: Tensor) -> float:
     return checks.difference(found[:_SAMPLE], right)
 
 
-def measure(model: Net, x: Tensor, edge_index: Tensor, limit: int | str, rate: float,
-            stay: bool) -> None:
+def measure(model: Net, x: Tensor, edge_index: Tensor, limit: int | str,
+            rates: dict[str, float], stay: bool) -> None:
     device = next(model.parameters()).device
+    rate = rates["to_device"]
     with gnnaccel.offload(limit, device=device) as ran, torch.no_grad():
         for run in ("first", "second", "third"):
             memory = ran.memory
@@ -142,6 +148,8 @@ def measure(model: Net, x: Tensor, edge_index: Tensor, limit: int | str, rate: f
                 fetched_gb=fetched, stored_gb=stored, stayed_gb=stayed,
                 gb_per_s=fetched / seconds, both_ways_gb_per_s=(fetched + stored) / seconds,
                 share_of_link=round(fetched / seconds / rate, 3) if rate else None,
+                share_of_both_ways=round((fetched + stored) / seconds / rates["both"], 3)
+                if rate else None,
                 share_with_stayed=round((fetched + stayed) / seconds / rate, 3) if rate else None,
                 peak_gb=torch.cuda.max_memory_allocated() / 1e9 if rate else None)
 
@@ -175,7 +183,8 @@ def options(given: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--nodes", type=int, default=25_000_000)
     parser.add_argument("--edges", type=int, default=400_000_000)
     parser.add_argument("--width", type=int, default=128)
-    parser.add_argument("--limit", type=int, action="append", help="bytes; may be given several "
+    parser.add_argument("--limit", type=lambda text: text if text == "auto" else int(text),
+                        action="append", help="bytes, or auto; may be given several "
                         "times; default: auto, and 1.5 times the rows' bytes, of which too little is "
                         "for rows that all bands need")
     parser.add_argument("--tolerance", type=float, default=1e-4)
@@ -192,7 +201,7 @@ def main(given: list[str] | None = None) -> int:
     asked = options(given)
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     worst = 0.0 if asked.no_checks else check(device.type)
-    rates = link(device) if device.type == "cuda" else {"to_device": 0.0}
+    rates = link(device) if device.type == "cuda" else {"to_device": 0.0, "both": 0.0}
     began = time.perf_counter()
     x, edge_index = made(asked.nodes, asked.edges, asked.width, device)
     say(device=torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
@@ -207,10 +216,10 @@ def main(given: list[str] | None = None) -> int:
         say(check=f"{_SAMPLE} rows of the first layer", difference=apart,
             seconds_with_bands_made=round(time.perf_counter() - began, 3))
         for limit in limits:
-            measure(model, x, edge_index, limit, rates["to_device"], True)
+            measure(model, x, edge_index, limit, rates, True)
             if asked.again:
                 with coming_again():
-                    measure(model, x, edge_index, limit, rates["to_device"], False)
+                    measure(model, x, edge_index, limit, rates, False)
         if asked.train:
             train(model, x, edge_index, limits[0])
     return int(max(worst, apart) > asked.tolerance)

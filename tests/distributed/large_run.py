@@ -28,6 +28,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 import gnnaccel
 import gnnaccel.distributed as distributed
@@ -39,13 +40,15 @@ CLASSES = 16
 
 
 class Case(NamedTuple):
-    """``alone``: whether one GPU is to train, too; ``layers``, ``width``: for the bound."""
+    """``alone``: whether one GPU is to train, too; ``recompute``: whether the first layer runs
+    again in the backward pass, in the place of keeping what it made."""
 
     shape: str
     kind: str
     model: str
     alone: bool = True
     dtype: torch.dtype = torch.float32
+    recompute: bool = False
 
 
 CASES = (
@@ -55,6 +58,7 @@ CASES = (
     *(Case("mag", kind, model) for kind in ("well clustered", "clustered", "random")
       for model in ("rgcn", "hgt")),
     Case("papers", "clustered", "sage", False, torch.bfloat16),
+    Case("papers", "clustered", "sage", False, torch.float32, recompute=True),
 )
 
 
@@ -93,10 +97,15 @@ def model(name: str, shape: large_parts.Shape) -> nn.Module:
 class Two(nn.Module):
     def __init__(self, first: nn.Module, second: nn.Module):
         super().__init__()
-        self.first, self.second = first, second
+        self.first, self.second, self.recompute = first, second, False
+
+    def _hidden(self, x: Tensor, *edges: Tensor) -> Tensor:
+        return F.relu(self.first(x, *edges), inplace=True)
 
     def forward(self, x: Tensor, *edges: Tensor) -> Tensor:
-        return self.second(F.relu(self.first(x, *edges), inplace=True), *edges)
+        if self.recompute:
+            return self.second(checkpoint(self._hidden, x, *edges, use_reentrant=False), *edges)
+        return self.second(self._hidden(x, *edges), *edges)
 
 
 class Data(NamedTuple):
@@ -200,12 +209,13 @@ def run(args: argparse.Namespace, case: Case, device: torch.device) -> bool:
                  pieces)
     clear(device)
     with distributed.use(part, exchange=args.exchange):
-        net = DistributedDataParallel(model(case.model, shape).to(device, case.dtype),
-                                      find_unused_parameters=case.model == "hgt")
+        bare = model(case.model, shape).to(device, case.dtype)
+        bare.recompute = case.recompute  # type: ignore[assignment]
+        net = DistributedDataParallel(bare, find_unused_parameters=case.model == "hgt")
         together = timed(args, net, found, distributed.mean_loss)
         sent = sum(kind["bytes"] for kind in distributed.exchanged().values())
         calls = sum(kind["calls"] for kind in distributed.exchanged().values())
-        del net
+        del net, bare
     count = args.warm + args.rounds * args.steps
     worst: list[Any] = [None] * parts
     dist.all_gather_object(worst, (together["ms"], together["peak_gb"], sent // count))
@@ -219,7 +229,7 @@ def run(args: argparse.Namespace, case: Case, device: torch.device) -> bool:
     right = alone is None or all(abs(a - b) <= args.tolerance * max(1, abs(a)) for a, b in
                                  zip(alone["losses"], together["losses"]))
     say(figure="step", shape=case.shape, kind=case.kind, model=case.model, processes=parts,
-        dtype=str(case.dtype), one=alone, all=together, own=own, halo=halo, bound_ms=bound,
+        dtype=str(case.dtype), recompute=case.recompute, one=alone, all=together, own=own, halo=halo, bound_ms=bound,
         over_bound=round(together["ms"] / bound, 2) if bound else None,
         speedup=round(alone["ms"] / together["ms"], 3) if alone else None, ok=right,
         seconds=round(time.monotonic() - begun, 1))

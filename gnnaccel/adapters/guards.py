@@ -84,6 +84,9 @@ def module_reason(layer: Any, path: Path) -> Reason | None:
     for name in keys & path.parts:
         if callable(own[name]):
             return reason("GA205", f"{name} is a {type(own[name]).__name__} and no module")
+    for name in keys & path.parameters:
+        if own[name] is not None and not isinstance(own[name], Tensor):
+            return reason("GA208", f"{name} is a {type(own[name]).__name__} and no parameter")
     return path.why
 
 

@@ -101,17 +101,19 @@ class Path:
 
     ``host``: the package; ``names``: the methods of the class, which no object of it may replace
     either; ``parts``: of PyG, attributes that these read and no caller of ``__init__`` gives, such
-    as modules;
+    as modules; ``parameters``: attributes that the host's ``__init__`` makes parameters of;
     ``functions``: the host's, by dotted name; ``why``: the reason that names what is not the
     host's, None where everything is.
     """
 
-    __slots__ = ("host", "names", "parts", "functions", "why", "_watched", "_globals", "_torch")
+    __slots__ = ("host", "names", "parts", "parameters", "functions", "why", "_watched", "_globals",
+                 "_torch")
 
     def __init__(self, host: str) -> None:
         self.host = host
         self.names: frozenset[str] = frozenset()
         self.parts: frozenset[str] = frozenset()
+        self.parameters: frozenset[str] = frozenset()
         self.functions: dict[str, Any] = {}
         self.why: Reason | None = None
         self._watched: list[tuple[Callable, Any, Any]] = []
@@ -247,6 +249,19 @@ def _dotted(code: CodeType) -> tuple[tuple[str, ...], ...]:
     return tuple(chains)
 
 
+@functools.lru_cache(maxsize=1024)
+def _parameters(code: CodeType) -> list[str]:
+    """The attributes to which an ``__init__`` assigns a ``Parameter``."""
+    names, made = [], False
+    for step in dis.get_instructions(code):
+        made |= step.argval == "Parameter" and step.opname.startswith("LOAD")
+        if step.opname.startswith("STORE"):
+            if made and step.opname == "STORE_ATTR":
+                names.append(step.argval)
+            made = False
+    return names
+
+
 def _of_message_passing(function: Any) -> bool:
     """Whether a function is part of message passing itself, or was generated for a class.
 
@@ -295,6 +310,9 @@ class Paths:
         # DGL's layers keep functions of their own beside modules, such as agg_fn
         path.parts = frozenset(name for name in path.parts - path.names
                                if name.strip("_") not in given and path.host != "dgl")
+        inits = [original(vars(base).get("__init__")) for base in self._host_class.__mro__]
+        path.parameters = frozenset(name for init in inits if home(init) == path.host
+                                    for name in _parameters(init.__code__))
         for part in self._parts:
             path.methods(part, part, AGGREGATION)
         self._known.set(cls, path.complete())

@@ -146,3 +146,32 @@ def test_a_weight_with_functions_of_its_own(route, name, part, parameter, way, b
     for one in got:
         for ours, hosts in zip(one, expected, strict=True):
             torch.testing.assert_close(ours, hosts, rtol=2e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize("before", [0, 2])
+@pytest.mark.parametrize("name,parameter", [("GATConv", "attn_l"), ("GATConv", "bias"),
+                                            ("GATv2Conv", "attn"), ("EGATConv", "attn"),
+                                            ("EGATConv", "bias"), ("EdgeGATConv", "attn_edge"),
+                                            ("HGTConv", "skip")])
+def test_a_number_in_the_place_of_a_parameter(name, parameter, before):
+    """``before``: so many calls with the parameter are remembered."""
+    layer, args = CASES[name]().eval(), given(name)
+
+    def results() -> tuple:
+        try:
+            out = layer(*args)
+        except Exception as error:
+            return type(error), str(error)
+        return out if isinstance(out, tuple) else (out,)
+
+    with gnnaccel.enabled(when="supported", backend="torch"):
+        for _ in range(before):
+            layer(*args)
+        delattr(layer, parameter)
+        setattr(layer, parameter, 0.5)
+        got = [results() for _ in range(2)]
+    with gnnaccel.disabled():
+        expected = results()
+    for one in got:
+        for ours, hosts in zip(one, expected, strict=True):
+            assert ours == hosts if isinstance(ours, (type, str)) else close(ours, hosts, 1e-6)

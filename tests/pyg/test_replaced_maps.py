@@ -7,7 +7,17 @@ import copy
 import pytest
 import torch
 from torch import nn
-from torch_geometric.nn import GATConv, GATv2Conv, HEATConv, TransformerConv
+from torch_geometric.nn import (
+    AGNNConv,
+    GATConv,
+    GATv2Conv,
+    GCNConv,
+    GINConv,
+    HEATConv,
+    RGCNConv,
+    SuperGATConv,
+    TransformerConv,
+)
 
 import gnnaccel
 from tests.pyg import graphs
@@ -95,6 +105,40 @@ def test_a_function_in_the_place_of_a_module(cls, part, before):
         expected = layer(*args)
     for one in got:
         torch.testing.assert_close(one, expected, rtol=0, atol=0)
+
+
+NUMBERS = {
+    "GAT": (lambda: GATConv(F, 4, heads=2), "att_src"),
+    "GAT edges": (lambda: GATConv(F, 4, heads=2, edge_dim=EDGE), "att_edge"),
+    "GAT bias": (lambda: GATConv(F, 4, heads=2), "bias"),
+    "GATv2": (lambda: GATv2Conv(F, 4, heads=2), "att"),
+    "SuperGAT": (lambda: SuperGATConv(F, 4, heads=2), "att_l"),
+    "AGNN": (AGNNConv, "beta"),
+    "RGCN bias": (lambda: RGCNConv(F, 4, 3), "bias"),
+    "GCN": (lambda: GCNConv(F, 4), "bias"),
+    "GIN": (lambda: GINConv(nn.Linear(F, 4), train_eps=True), "eps"),
+}
+
+
+@pytest.mark.parametrize("before", [0, 2])
+@pytest.mark.parametrize("case", NUMBERS)
+def test_a_number_in_the_place_of_a_parameter(case, before):
+    """``before``: so many calls with the parameter are remembered."""
+    torch.manual_seed(1)
+    make, name = NUMBERS[case]
+    layer, args = make().eval(), [graphs.features(), graphs.square()]
+    args += [graphs.edge_features()] if name == "att_edge" else []
+    args += [torch.arange(args[1].shape[1]) % 3] if type(layer) is RGCNConv else []
+    with gnnaccel.enabled(when="supported", backend="torch"):
+        for _ in range(before):
+            layer(*args)
+        delattr(layer, name)
+        setattr(layer, name, 0.5)
+        got = [layer(*args) for _ in range(2)]
+    with gnnaccel.disabled():
+        expected = layer(*args)
+    for one in got:
+        torch.testing.assert_close(one, expected)
 
 
 @BOTH

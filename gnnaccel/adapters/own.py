@@ -335,11 +335,12 @@ class Named:
     """The `Path` of the functions that one of a host's names in its module."""
 
     def __init__(self, function: Any):
-        self._function, self._path = function, self._look(function)
+        self._function = function
+        self._path: Path | None = None  # looked at when first asked
 
     def why(self) -> Reason | None:
         """The reason that names what is not the host's now."""
-        if not self._path.same():
+        if self._path is None or not self._path.same():
             self._path = self._look(self._function)
         return self._path.why
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.metadata
 import importlib.util
 import json as _json
 import logging
@@ -130,20 +129,32 @@ def enabled(*, backend: str | None = None, when: str | None = None, on_fallback:
         yield
         return
     config = _configured(given, configs.current() or configs.active())
-    with _lock:
-        with _checked(config) as doubts:
-            _blocks.append(config)
-            _sync()
-    try:
+    with contextlib.ExitStack() as stack:
+        with _lock, _checked(config) as doubts:
+            stack.enter_context(_block(config))
         for doubt in doubts:
             warnings.warn(f"gnnaccel: {doubt}", RuntimeWarning, stacklevel=3)
-        block = _offload_blocks().option(config.offload) if "offload" in given else _NOTHING
-        with configs.override(config), block:
+        with _offload_blocks().option(config.offload) if "offload" in given else _NOTHING:
+            yield
+
+
+@contextlib.contextmanager
+def _block(config: Config) -> Iterator[None]:
+    """A block in which patches are in, and ``config`` holds in this thread or task."""
+    with _lock:
+        _blocks.append(config)
+    try:
+        with _lock:
+            _sync()
+        with configs.override(config):
             yield
     finally:
         with _lock:
             _blocks.remove(config)
             _sync()
+
+
+configs.block = _block
 
 
 @contextlib.contextmanager
@@ -199,7 +210,7 @@ def status(*, json: bool = False) -> Status | str:
             "config": None if config is None else asdict(config),
             "backend": backend,
             "backend_text": text,
-            "versions": {name: _version(distributions) for name, distributions in PACKAGES.items()},
+            "versions": {name: probe.version_of(*names) for name, names in PACKAGES.items()},
             "hosts": adapters.state(),
             "bridge": bridge.state(),
             "counts": _totals(),
@@ -367,15 +378,6 @@ def _backend(config: Config | None) -> tuple[str | None, str]:
 
     available, text = driver.available()
     return ("cuda" if available else "torch"), text
-
-
-def _version(distributions: tuple[str, ...]) -> str | None:
-    for distribution in distributions:
-        try:
-            return importlib.metadata.version(distribution)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return None
 
 
 def _totals() -> dict[str, Any]:

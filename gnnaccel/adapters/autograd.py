@@ -32,7 +32,7 @@ def install(patches: PatchSet) -> list[str]:
     threads stay."""
     import torch
 
-    from gnnaccel.adapters import optimizers  # which needs torch
+    from gnnaccel.adapters import checkpointing, optimizers  # which need torch
 
     native = vars(torch.autograd).get(_ENTRY)
     if native is not None:
@@ -50,6 +50,7 @@ def install(patches: PatchSet) -> list[str]:
             cost="0.3 microseconds per backward pass on a CPU, where it does nothing. Hooks and "
                  "custom autograd functions run in the calling thread.")
     optimizers.install(patches)
+    checkpointing.install(patches)
     return patches.names()
 
 
@@ -58,6 +59,10 @@ def requantized(patches: PatchSet) -> None:
     for."""
     if configs.capturing or _OF_STEPS in sys.modules:
         importlib.import_module(_OF_STEPS).asked(patches)
+
+
+def path_of(cls: type) -> None:
+    """None: no class of torch's is a layer of a graph."""
 
 
 def on_demand(patches: PatchSet) -> None:

@@ -2,6 +2,7 @@
 never on the way of a call."""
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.metadata
 import os
@@ -52,17 +53,18 @@ def cupy() -> Probe:
     return probe
 
 
+def version_of(*distributions: str) -> str | None:
+    """The version of the first of these distributions that is installed; None where none is."""
+    for name in distributions:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(name)
+    return None
+
+
 @functools.cache
 def cupy_installed() -> tuple[str, ...]:
     """Distributions of CuPy that are installed, by their metadata; CuPy is not imported."""
-    installed = []
-    for name in CUPY_NAMES:
-        try:
-            importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-        installed.append(name)
-    return tuple(installed)
+    return tuple(filter(version_of, CUPY_NAMES))
 
 
 def mismatch(torch_cuda: str | None, installed: Iterable[str]) -> tuple[str, str] | None:

@@ -125,7 +125,8 @@ def gpu(monkeypatch, torch=("13.0", [H200], None), driver_text="580.65", names=(
     monkeypatch.setattr(probe, "driver_text", lambda: driver_text)
     monkeypatch.setattr(probe, "cupy",
                         lambda: probe.Probe(**{**GOOD, **cupy}, problems=dict(problems)))
-    monkeypatch.setattr(packages, "_distribution", lambda name: "14.2.0" if name in names else None)
+    monkeypatch.setattr(packages.probe, "version_of",
+                        lambda *given: "14.2.0" if set(given) & set(names) else None)
     monkeypatch.setattr(dist, "is_nccl_available", lambda: nccl is not None)
     monkeypatch.setattr(cuda.nccl, "version", lambda: nccl)
     return list(packages._cuda())

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from gnnaccel._version import __version__
-from gnnaccel.cuda import background, capture, driver, sources, structure
+from gnnaccel.cuda import background, capture, driver, probe, sources, structure
 from gnnaccel.dispatch.memory.checkpoints import checkpointed
 from gnnaccel.dispatch.policy import config as configs
 from gnnaccel.dispatch.policy.config import Config
@@ -150,21 +150,9 @@ def _folder() -> Path:
 @functools.cache
 def _environment(device: int) -> str:
     """Versions, sources and device that kernels depend on besides their key, as a text."""
-    import importlib.metadata
-
-    versions = [importlib.metadata.version(d) for d in ("cupy-cuda13x", "cupy-cuda12x", "cupy")
-                if _installed(d)]
+    cupy = map(probe.version_of, ("cupy-cuda13x", "cupy-cuda12x", "cupy"))
+    versions = [version for version in cupy if version is not None]
     text = "".join(sources.source(family) for family in sources.families())
     text += sources.inline('#include "generated.cuh"\n')  # of families that are no files
     return (f"{__version__} {hashlib.sha256(text.encode()).hexdigest()} {versions} "
             f"{torch.version.cuda} {torch.cuda.get_device_capability(device)}")
-
-
-def _installed(distribution: str) -> bool:
-    import importlib.metadata
-
-    try:
-        importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True

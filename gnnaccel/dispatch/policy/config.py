@@ -20,7 +20,7 @@ import functools
 import os
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -207,6 +207,9 @@ _cells: list[_Cell] = []
 compiling = False
 #: whether a configuration that holds anywhere has ``capture``. `gnnaccel.session` sets it
 capturing = False
+#: a block in which a configuration holds that held before, with all that it needs in place.
+#: `gnnaccel.session` sets it
+block: Callable[[Config], contextlib.AbstractContextManager[Any]]
 _generation = 0
 _last_epoch = 0
 _renewed = 0  # the largest epoch that no longer holds

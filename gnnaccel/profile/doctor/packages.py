@@ -3,7 +3,6 @@ the driver."""
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import platform
 import re
 import sys
@@ -34,14 +33,7 @@ def check() -> Iterator[Finding]:
 
 def version_of(module: str) -> str | None:
     """The installed distribution's version, None where there is none."""
-    return next(filter(None, map(_distribution, PACKAGES.get(module, (module,)))), None)
-
-
-def _distribution(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    return probe.version_of(*PACKAGES.get(module, (module,)))
 
 
 def import_problem(module: str) -> str | None:
@@ -208,7 +200,7 @@ def _devices(devices: list[dict], torch_cuda: str | None, driver: str | None) ->
 
 def _cupy(torch_cuda: str | None, devices: list[dict]) -> Iterator[Finding]:
     gpu = bool(devices)
-    names = [name for name in PACKAGES["cupy"] if _distribution(name)]
+    names = [name for name in PACKAGES["cupy"] if probe.version_of(name)]
     wanted = probe.install_command(probe.major(torch_cuda or "13"))
     if not names and not gpu:
         yield Finding("GPU", "CuPy", "note", f"is not installed; with a GPU: {wanted}")

@@ -78,6 +78,19 @@ def test_results_that_are_changed_in_place(route, by, batch_norm):
             went=lambda: set(gnnaccel.stats()["GatedGCNConv"]["routes"]) == {route.backend})
 
 
+def test_gradients_with_columns_side_by_side(route):
+    """As a residual connection gives them where features are so."""
+    g = graphs.square().to(route.device)
+    layer = GatedGCNConv(F, 4, 6, batch_norm=False, activation=None).to(route.device).eval()
+    x, e, *grads = (t.to(route.device) for t in (graphs.features(), torch.randn(E, 4),
+                                                 torch.randn(6, N).t(), torch.randn(6, E).t()))
+    inputs, found = (x.requires_grad_(), e.requires_grad_(), layer.B.weight, layer.E.weight), []
+    for on in (False, True):
+        with route.on() if on else gnnaccel.disabled():
+            found.append(torch.autograd.grad(layer(g, x, e), inputs, grads))
+    assert all(close(a, b, 2e-5) for a, b in zip(*found))
+
+
 def test_dropout_is_drawn_as_the_host_draws_it(route):
     layer = GatedGCNConv(F, 4, 6, dropout=0.5).to(route.device)
     g, x, e = (graphs.square().to(route.device), graphs.features().to(route.device),

@@ -61,7 +61,7 @@ class _Gated(Operation):
         (*operands, score, out, total), graph = saved, self.graph
         summed = grad is not None  # else the values have no gradient
         grad = grad if summed else torch.zeros_like(out)
-        state, ratio = gated.Gated(score, out, total), grad.float() / total
+        state, ratio = gated.Gated(score, out, total), dense(grad.float() / total)
         score_grad = None if score_grad is None else dense(score_grad)
         by_dst, values = graph.view().csc(), dense(operands[3])
         d_edge, d_right = gated.by_row(by_dst, state, values, ratio, score_grad)

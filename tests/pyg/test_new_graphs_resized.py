@@ -346,3 +346,16 @@ def test_a_bound_call_serves_over_new_graphs(stated, monkeypatch):
     for _ in range(18):
         layer(*inputs(0))
     assert 4 <= len(seen) <= 7
+
+
+@pytest.mark.parametrize("name", ["GATConv", "GATConv edges", "GATv2Conv"])
+def test_self_loops_after_features_of_no_nodes(stated, name):
+    """Edges to no nodes are an error, and say nothing of the loops that later calls get."""
+    make, width = LAYERS[name]
+    layer = spread(make())
+    x, *rest = inputs(width)
+    with pytest.raises(IndexError):
+        layer(x[:0], *rest)
+    for _ in range(3):
+        assert right(layer, (x, *rest))
+        assert right(layer, inputs(width))

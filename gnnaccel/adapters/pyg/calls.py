@@ -64,6 +64,8 @@ def resized(again: Callable[..., CallInputs]) -> Callable[..., tuple[CallSpec, C
 
     def of_size(layer: Any, args: tuple, kwargs: dict, spec: CallSpec,
                 kept: None) -> tuple[CallSpec, CallInputs] | None:
+        if not spec.num_src or not spec.num_dst:  # which does not show whether loops are added
+            return None
         inputs = again(layer, args, kwargs, kept)
         x, x_dst, edge_index, edge_attr, _ = inputs
         num_src = x.shape[0]

@@ -229,6 +229,18 @@ def test_messages_that_stay_native(kernels, cls):
     assert found["routes"] == {"native": 1} and set(found["reasons"]) == {"GA211"}
 
 
+@pytest.mark.parametrize("shape", [(), (8,), (2, 4, 1)])
+def test_edges_of_another_shape(kernels, shape):
+    """Are the host's error, whatever came before."""
+    layer, args = Difference().to(kernels.device), to(kernels.device, *arguments(Difference))
+    wrong = torch.zeros(shape, dtype=torch.long, device=kernels.device)
+    for _ in range(2):
+        with kernels.on(on_fallback="native"), pytest.raises(ValueError, match="two-dimensional"):
+            layer(args[0], wrong, *args[2:])
+        with kernels.on():
+            layer(*args)
+
+
 @pytest.mark.parametrize("case, code", [("double", "GA203"), ("softmax", "GA208"),
                                         ("autocast", "GA203")])
 def test_calls_that_stay_native(kernels, case, code):

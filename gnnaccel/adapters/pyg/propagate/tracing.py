@@ -288,7 +288,8 @@ def trace(layer: Any, known: reading.Known, kwargs: dict, manner: Manner,
           edge_index: Any = None) -> Trace:
     """Trace of the layer's message for such arguments, made anew where anything that it read has
     changed. ``known``: its class; ``edge_index``: where that is a plain tensor."""
-    if type(edge_index) is not Tensor or edge_index.layout != torch.strided:
+    if (type(edge_index) is not Tensor or edge_index.layout != torch.strided
+        or edge_index.dim() != 2):
         edge_index = None
     size = kwargs.get("size")
     key = (id(manner), known, edge_index is None, torch.get_default_dtype(),

@@ -14,7 +14,7 @@ from gnnaccel.dispatch.relational import statements
 from gnnaccel.dispatch.relational.request import RelationalInputs, RelationalSpec, shapes_of
 from gnnaccel.dispatch.relational.view import Ends
 
-FIELDS = ("num_types", "in_channels", "out_channels")
+FIELDS = ("num_types", "in_channels", "out_channels", "is_sorted")
 
 
 def state(layer: Any, args: tuple,
@@ -79,6 +79,9 @@ def _types_reason(x: Tensor, type_vec: Any) -> Reason | None:
 
 def _reason(layer: Any, x: Tensor, type_vec: Any) -> Reason | None:
     why = _types_reason(x, type_vec)
+    if why is None and layer.is_sorted:  # HGTConv says so of types that are not
+        why = reason("GA208", "is_sorted=True, with which the host's result depends on the order",
+                     "leave is_sorted out")
     if why is None and x.shape[1] != layer.in_channels:
         why = reason("GA206", f"x is {list(x.shape)}, the layer takes {layer.in_channels}")
     if why is None and layer.weight.dtype != x.dtype and (

@@ -85,8 +85,15 @@ def _own(x_dict: Mapping[str, Tensor], types: tuple[str, ...]) -> tuple[int, ...
 def _graph(layer: Any, x_dict: Mapping[str, Tensor], edge_index_dict: Any, types: tuple[str, ...],
            device: torch.device, own: tuple[int, ...] | None) -> dicts.Graph | Reason:
     sizes = {name: x_dict[name].shape[0] for name in types}
-    return dicts.graph(edge_index_dict, sizes, layer.edge_types_map, device,
-                       None if own is None else dict(zip(types, own)))
+    graph = dicts.graph(edge_index_dict, sizes, layer.edge_types_map, device,
+                        None if own is None else dict(zip(types, own)))
+    if type(graph) is Reason:
+        return graph
+    numbers = [layer.edge_types_map[name] for name in edge_index_dict]
+    if (layer.k_rel.is_sorted or layer.v_rel.is_sorted) and numbers != sorted(numbers):
+        return reason("GA206", "edge types are in another order than the layer's metadata, on which "
+                      "PyG's result depends", "pass them in the order of the metadata")
+    return graph
 
 
 def keep(spec: RelationalSpec, inputs: RelationalInputs) -> _Operands:

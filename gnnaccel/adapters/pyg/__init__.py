@@ -133,6 +133,16 @@ def propagates(cls: type) -> Any:
         f"gnnaccel.adapters.pyg.{LAYERS[cls.__name__][0]}")).propagates
 
 
+def redefines(cls: type) -> bool:
+    """Whether a subclass of a class with an adapter has methods of its own in place of those that
+    the adapter states, so that its layers just pass messages."""
+    host = known_class(cls)
+    if host is None or host is cls:
+        return False
+    why = _Guarded(host, *LAYERS[host.__name__]).paths.of(cls).why
+    return why is not None and why.code == "GA205"
+
+
 def path_of(cls: type) -> Any:
     """The functions that calls of a known layer class run; None for other classes."""
     if cls.__name__ not in LAYERS:

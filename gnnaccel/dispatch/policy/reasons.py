@@ -50,7 +50,7 @@ KINDS: dict[str, Kind] = {
     "GA204": Kind("form of the graph is not supported",
                   "pass edge_index as a tensor of shape [2, E]"),
     "GA205": Kind("a subclass redefines the layer's own methods",
-                  "nothing: such a layer has to stay native"),
+                  "nothing: the layer's own code runs"),
     "GA206": Kind("input shape is not supported", "pass x of shape [N, F]"),
     "GA207": Kind("too many channels per head", "use at most 512 channels per head"),
     "GA208": Kind("option is not supported", "see docs/compatibility.md for what is supported"),

@@ -1,5 +1,6 @@
 """``propagate`` of every message-passing class that has no adapter of its own, replaced by one that
-asks for a faster way; of a class with one too, where some of its layers just pass messages.
+asks for a faster way; of a class with one too, where some of its layers just pass messages, as
+those of users' subclasses do that redefine its methods.
 
 PyG writes a ``propagate`` for each class when that is first instantiated, into the class itself;
 ours is put around it then. Where PyG could not write one, the class inherits the general one, and
@@ -81,11 +82,12 @@ def _taking_over(native: Callable, patches: PatchSet) -> Callable:
 def _take_over(cls: type[Any], patches: PatchSet) -> None:
     from torch_geometric.nn import MessagePassing
 
-    from gnnaccel.adapters.pyg import known_class, propagates
+    from gnnaccel.adapters.pyg import known_class, propagates, redefines
 
     own, native, adapter = vars(cls), cls.propagate, known_class(cls)
     chosen = None if adapter is None else propagates(adapter)
-    if getattr(native, "routed", False) or (adapter is not None and chosen is None):
+    if getattr(native, "routed", False) or (adapter is not None and chosen is None
+                                            and not redefines(cls)):
         return
     written = (own.get("propagate") is native is own.get(_KEPT[1])
                and own.get(_KEPT[0]) is not native)

@@ -153,7 +153,6 @@ class AnOwn(MessagePassing):
 
 
 NATIVE = r"""
-if dim_size is None:\n    inputs = inputs * 2\nreturn scatter(inputs, index, 0, dim_size)
 n = index.numel()\nreturn scatter(inputs, index, 0, dim_size) / n
 n = inputs.shape[0]\nreturn scatter(inputs, index, 0, dim_size) * n
 return scatter(inputs, index, 0, dim_size) * len(inputs)
@@ -177,8 +176,6 @@ out = scatter(inputs, index, 0, dim_size)\nreturn out / kind.view(-1, 1).to(out)
 out = scatter(inputs, index, 0, dim_size)\nreturn out + torch.rand(out.shape).to(out)
 out = scatter(inputs, index, 0, dim_size)\nreturn F.dropout(out, 0.5, True)
 try:\n    return scatter(inputs, index, 0, dim_size)\nexcept ValueError:\n    return inputs
-d = dim_size\nif d is None:\n    inputs = -inputs\nreturn scatter(inputs, index, 0, d)
-return [scatter(inputs, index, 0, dim_size) for p in (dim_size,) if p is not None][0]
 return scatter(inputs.cumsum(0), index, 0, dim_size)
 return scatter(inputs - inputs.mean(0), index, 0, dim_size)
 return scatter(inputs.flip(0), index, 0, dim_size)

@@ -115,18 +115,3 @@ def test_edges_that_bring_a_ptr(kernels, cls, first):
             with gnnaccel.disabled():
                 expected = layer(x, form)
             assert close(layer(x, form), expected)
-
-
-class Counting(Asking):
-    """Asks for what a call need not say."""
-
-    def message(self, x_j, x_i, size_i):
-        return torch.tanh(x_i * x_j) if size_i is None else torch.tanh(x_i - x_j)
-
-
-def test_other_questions_stay_native(kernels):
-    layer, given = Counting().to(kernels.device), to(kernels.device, *args())
-    expected = layer(*given)
-    with kernels.on(on_fallback="native"):
-        assert close(layer(*given), expected)
-    assert routes(layer) == {"native": 1}

@@ -384,7 +384,7 @@ def test_training_and_evaluation(kernels):
 
 
 class TellsItself(Message):
-    """A method asks under another name for what message passing passes by itself."""
+    """A method asks under another name for what message passing passes by itself, and counts."""
 
     def scaled(self, x, told):
         return x * (2.0 if told is None else 3.0)
@@ -397,9 +397,9 @@ def test_a_method_that_is_told(kernels):
     layer, args = TellsItself().to(kernels.device), to(kernels.device, *arguments(TellsItself))
     expected = layer(*args)
     gnnaccel.reset_stats()
-    with kernels.on(on_fallback="native"):
+    with kernels.on():
         assert close(layer(*args), expected)
-    assert routes(layer) == {"native": 1}
+    assert routes(layer) == {"cuda": 1}
 
 
 def test_other_dtypes_and_autocast_stay_native(kernels):

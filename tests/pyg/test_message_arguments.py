@@ -79,9 +79,14 @@ class AttendingRenamed(Conv):
         return softmax(score, index, ptr, size_i) * x_j
 
 
-@pytest.mark.parametrize("cls", [NoCount, NoneCount, EqualToNone, WithDefault, Sized,
-                                 HandedOn, Attending, AttendingOnOneLine,
+@pytest.mark.parametrize("cls", [NoCount, NoneCount, HandedOn, Attending, AttendingOnOneLine,
                                  AttendingRenamed])
+def test_messages_that_ask_whether_nodes_are_counted(emulated, cls):
+    """They are, where features of nodes are given."""
+    compare(emulated, cls(), graphs.features(), graphs.square())
+
+
+@pytest.mark.parametrize("cls", [EqualToNone, WithDefault, Sized])
 def test_messages_that_ask_what_they_were_passed(emulated, cls):
     """No stand-in can answer that: the branch for None was the one that ran, or not."""
     layer, x, ei = cls(), graphs.features(), graphs.square()

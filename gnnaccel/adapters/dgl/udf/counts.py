@@ -155,6 +155,9 @@ class Functions:
     def __init__(self, layer: Any):
         self._names, self._watched = layer._traced_manner.names, layer._traced_watched
 
+    def imported(self, name: str) -> None:
+        """Functions here may import nothing by themselves."""
+
     def instead(self, value: Any) -> Any:
         if any(value is one for one in naming.STOOD_FOR):
             return naming.Torch(value, self._names)

@@ -137,6 +137,8 @@ def _rows_are_nodes(graph: OpGraph, summed: _Summed, kwargs: dict, counted: bool
     """Whether results have a row for each node that receives. Reductions that are not told how many
     rows to make end with the last node that an edge enters: the device is asked for it, as the host
     asks, unless it was ``counted`` over these edges."""
+    if not graph.num_dst:
+        return False
     for name in summed.sizes:
         if (name if type(name) is int else kwargs[name].shape[0]) != graph.num_dst:
             return False
@@ -157,7 +159,7 @@ def _found(out: Any, layer: Any) -> _Summed | None:
     reductions = [(alike.get(id(one), one), reduce) for one, reduce in reductions]
     rows = [one for one, _ in reductions]
     reduces: tuple[Reduce, ...] = tuple(reduce for _, reduce in reductions)
-    messages, counts = None, [0] * len(rows)
+    messages, counts = None, [(0, 0)] * len(rows)
     # arguments of the aggregate tell how many nodes there are, too; rows that are given back are
     # those that are reduced
     if (traced.ends or alike or traced.by_rows or not all(one is sent for one in rows)
@@ -173,35 +175,36 @@ def _found(out: Any, layer: Any) -> _Summed | None:
 
 
 def _messages(reductions: list[tuple[pointwise.Rows, str]], layer: Any) -> tuple[
-        tuple[generated.Message, ...], tuple[Reduce, ...], list[int]]:
-    """The messages that kernels reduce, the reductions, and the number of messages of each
-    reduction, 0 for one as it is. Unseen where kernels cannot be written for them."""
+        tuple[generated.Message, ...], tuple[Reduce, ...], list[tuple[int, int]]]:
+    """The messages that kernels reduce, the reductions, and of each reduction the number of
+    messages, 0 for one as it is, with the dimension in which their results are. Unseen where
+    kernels cannot be written for them."""
     messages: list[generated.Message] = []
     reduces, counts = [], []
     for rows, reduce in reductions:
         if isinstance(rows, pointwise.Deferred) and rows.is_made:
             rows = rows.alone()  # others are made of it: what cancels out does so to the last bit
         try:
-            count, parts = 0, [generated.found(rows, layer)]
+            count, dim, parts = 0, 0, [generated.found(rows, layer)]
         except Unseen:
-            parts = [generated.found(one, layer) for one in channels.apart(rows)]
-            count = len(parts)
+            several, dim = channels.apart(rows)
+            count, parts = len(several), [generated.found(one, layer) for one in several]
         for one in parts:
             if one is None:
                 raise Unseen
             messages.append(one.reduced_by((reduce,)))
             reduces.append(reduce)
-        counts.append(count)
+        counts.append((count, dim))
     if len(messages) == 1:
         return tuple(messages), tuple(reduces), counts
     return tuple(messages), tuple(map(Part, reduces, range(len(reduces)))), counts
 
 
-def _whole(results: list[Tensor], counts: list[int]) -> list[Tensor]:
+def _whole(results: list[Tensor], counts: list[tuple[int, int]]) -> list[Tensor]:
     """Results of reductions, each stacked of as many as ``counts`` says, if that is not 0."""
     remaining = iter(results)
-    return [torch.stack([next(remaining) for _ in range(count)], 1) if count else next(remaining)
-            for count in counts]
+    return [torch.stack([next(remaining) for _ in range(count)], dim) if count else next(remaining)
+            for count, dim in counts]
 
 
 def _result(value: Any, alike: dict[int, pointwise.Rows]) -> tuple[Any, dict[int, pointwise.Rows]]:

@@ -306,30 +306,35 @@ def noted(num_nodes: Any, counts: list[int]) -> Any:
     return None
 
 
-def apart(value: Rows) -> list[Rows]:
-    """The few rows within each row, such as those of vectors in space, each for itself."""
-    if value.meta.dim() < 3 or value.meta.shape[1] > FEW:
+def apart(value: Rows) -> tuple[list[Rows], int]:
+    """The few rows within each row, such as those of vectors in space, each for itself; and the
+    dimension that they are in, the second or the last."""
+    shape = tuple(value.meta.shape)
+    dim = next((dim for dim in (1, len(shape) - 1) if len(shape) > 2 and shape[dim] <= FEW), None)
+    if dim is None:
         raise Unseen
-    tree, count, dims = value.alone().tree, value.meta.shape[1], value.meta.dim() - 1
-    return [Rows(mapped(tree, functools.partial(_one_of, count, dims, at)), value.meta[:, at])
-            for at in range(count)]
+    tree = value.alone().tree
+    return [Rows(mapped(tree, functools.partial(_one_of, shape[1:], dim, at)),
+                 value.meta.select(dim, at)) for at in range(shape[dim])], dim
 
 
-def _one_of(count: int, dims: int, at: int, leaf: Leaf) -> Leaf:
-    """The row ``at`` of a leaf of ``dims`` dimensions that has ``count``, or one for all."""
+def _one_of(shape: tuple[int, ...], dim: int, at: int, leaf: Leaf) -> Leaf:
+    """The row ``at`` in this dimension of a leaf of rows of this ``shape``, or one for all."""
     tail = leaf.tail
-    if leaf.blocks or len(tail) != dims or tail[0] not in (1, count):
+    if leaf.blocks or len(tail) != len(shape) or tail[dim - 1] not in (1, shape[dim - 1]):
         raise Unseen
-    if tail[0] == 1:
-        return leaf.viewed(tail[1:])
+    rest = tail[:dim - 1] + tail[dim:]
+    if tail[dim - 1] == 1:
+        return leaf.viewed(rest)
 
     def make(given: Any) -> Tensor:
         t = leaf.make(given)
-        return t.reshape(1 if leaf.end == "p" else t.shape[0], *tail)[:, at]
+        return t.reshape(1 if leaf.end == "p" else t.shape[0], *tail).select(dim, at)
 
-    if (tail, f"row {at}") not in leaf.pieces:
-        leaf.pieces[tail, f"row {at}"] = Leaf(leaf.end, make, tail[1:], leaf.names, leaf.roots)
-    return leaf.pieces[tail, f"row {at}"]
+    key = tail, f"row {at} of {dim}"
+    if key not in leaf.pieces:
+        leaf.pieces[key] = Leaf(leaf.end, make, rest, leaf.names, leaf.roots)
+    return leaf.pieces[key]
 
 
 # --- what a message does besides ------------------------------------------------------------------

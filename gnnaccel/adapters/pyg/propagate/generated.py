@@ -37,7 +37,7 @@ OF_MESSAGES = NAMES | {
     "index_select", "rearrange", "no_grad", "dtype", "device", "items", "keys", "values", "get",
     "numel", "bmm", "repeat", "stack", "zeros", "max", "item",
     "ones", "new_ones", "new_zeros", "zeros_like", "ones_like", "einsum", "any", "all",
-    "linalg", "vector_norm",
+    "linalg", "vector_norm", "t", "T", "bincount",
     "Tensor", "Module",  # of which something may be one
     "append",  # of lists that the message makes itself, as no others come to it
     "format", "startswith", "endswith", "lower", "upper",  # of texts
@@ -73,7 +73,8 @@ def prepared(function: Any, layer: Layer) -> Any:
             return Special("")  # a branch that is not taken may name it
         return stands
 
-    replacements = naming.globals_in_place(function, layer._traced_manner.names, instead)
+    replacements = naming.globals_in_place(function, layer._traced_manner.names, instead,
+                                           None if functions is None else functions.imported)
     return None if replacements is None else (
         naming.with_globals(function, replacements) if replacements else function)
 

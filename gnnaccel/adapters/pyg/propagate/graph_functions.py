@@ -4,6 +4,7 @@ traced: reductions over the edges that enter a node, degrees, the softmax over n
 from __future__ import annotations
 
 import functools
+import math
 import sys
 import types
 from typing import Any, NamedTuple
@@ -181,6 +182,16 @@ class GraphFunctions(Steps):
         result.rows, result.alone = (index.end, whole), True
         return result
 
+    def bincount(self, index: Special, minlength: Any) -> NodeValue:
+        """`torch.bincount` of the ids at one end of the edges, for all of its nodes."""
+        if not index.end or type(minlength) is not Special or not minlength.counts or (
+            minlength.counts != index.end and not self.square):
+            raise Unseen
+        result = self.made(torch.bincount, (index, None, minlength), {},
+                           torch.empty(ROWS, dtype=torch.int64, device="meta"))
+        result.rows, result.alone = (index.end, True), True
+        return result
+
     def one_hot(self, index: Any, num_classes: Any = None, dtype: Any = None) -> Any:
         """PyG's ``one_hot``."""
         if not isinstance(index, Value) or index.dim() != 1 or not isinstance(
@@ -189,6 +200,16 @@ class GraphFunctions(Steps):
         return F.one_hot(index, num_classes).to(dtype or torch.float32)  # type: ignore[arg-type]
 
     # --- which functions --------------------------------------------------------------------------
+
+    def imported(self, name: str) -> Any:
+        """Stand-in for a module that a function imports by itself; None for others."""
+        module = sys.modules.get(name)
+        self.watched.append((sys.modules, name, module))
+        if module is None or module is math:
+            return module
+        if any(module is one for one in naming.MODULES):
+            return zero_rows.Torch(module, self.names)
+        return self.instead(module)
 
     def instead(self, value: Any) -> Any:
         """Stand-in for a global value: itself, where it is a number; None for what is not
@@ -262,6 +283,8 @@ def _other(value: Any) -> Any:
         return has_name
     if value is len:
         return _length
+    if value is type:
+        return _type_of
     if value is Tensor or isinstance(value, type) and issubclass(value, nn.Module):
         return Kind(value)
     name, home = getattr(value, "__name__", ""), own.home(value)
@@ -277,12 +300,22 @@ def _is_one_of(value: Any, kinds: Any) -> bool:
     if not all(one in _KINDS or one is Tensor or issubclass(one, nn.Module) for one in classes):
         raise Unseen
     if isinstance(value, Function):
-        return isinstance(value.module, classes)
+        return isinstance(value._traced_module, classes)
     if isinstance(value, Value):
         return Tensor in classes
     if not isinstance(value, guarded.PLAIN):
         raise Unseen
     return isinstance(value, classes)
+
+
+def _type_of(value: Any) -> type:
+    """Stand-in for `type`, of one argument: what the layer or the caller holds may be of another
+    type than tensors."""
+    if isinstance(value, pointwise.Rows) and not value.of_caller:
+        return Tensor
+    if type(value) not in guarded.PLAIN:
+        raise Unseen
+    return type(value)
 
 
 def _length(value: Any) -> Any:

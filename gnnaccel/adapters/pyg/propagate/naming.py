@@ -34,6 +34,7 @@ NOT_PLAIN_CODE = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_
 _CATCHES = frozenset(("SETUP_FINALLY", "SETUP_WITH", "PUSH_EXC_INFO"))
 _ATTRIBUTES = frozenset(("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR"))
 _AS_ANY_OBJECT = (object.__getattribute__, types.SimpleNamespace.__getattribute__)
+_IMPORTS = ("IMPORT_NAME", "IMPORT_FROM")
 _COMPARES = frozenset(("IS_OP", "COMPARE_OP", "CONTAINS_OP"))
 
 
@@ -51,9 +52,11 @@ class Torch:
 
 
 def globals_in_place(function: types.FunctionType, names: frozenset[str],
-                     instead: Callable[[str, Any], Any]) -> dict[str, Any] | None:
+                     instead: Callable[[str, Any], Any],
+                     imported: Callable[[str], Any] | None = None) -> dict[str, Any] | None:
     """Replacements of global names of ``function``, by ``instead(name, value)``, which is None for
-    those to keep; None where the function may do more than compute."""
+    those to keep; None where the function may do more than compute. ``imported(name)``: what stands
+    for a module that it imports by itself, None for others; without, it may import none."""
     code, global_values = function.__code__, function.__globals__
     inner_codes = codes(code)[1:]
     if (code.co_cellvars and not inner_codes) or code.co_flags & NOT_PLAIN_CODE:
@@ -62,8 +65,12 @@ def globals_in_place(function: types.FunctionType, names: frozenset[str],
         return None
     if any("__class__" in one.co_freevars or not _may_be_inside(one) for one in inner_codes):
         return None
-    replacements = {}
+    replacements = {} if imported is None else importing(function, imported)
+    if replacements is None:
+        return None
     for kind, name in (one for each in (code, *inner_codes) for one in _named(each)):
+        if kind in _IMPORTS and imported is not None:
+            continue
         if kind == "LOAD_GLOBAL":
             value = global_values.get(name, getattr(builtins, name, None))
             replacement = instead(name, value)
@@ -74,6 +81,25 @@ def globals_in_place(function: types.FunctionType, names: frozenset[str],
         elif kind not in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "STORE_ATTR"):
             return None
     return replacements
+
+
+def importing(function: types.FunctionType,
+              imported: Callable[[str], Any]) -> dict[str, Any] | None:
+    """The global name by which ``function`` gets ``imported`` modules where it imports such by
+    itself; None where it imports others."""
+    names = [name for code in codes(function.__code__) for kind, name in _named(code)
+             if kind == "IMPORT_NAME"]
+    modules = {name: imported(name) for name in names}
+    if None in modules.values():
+        return None
+
+    def of(name: str, global_values: Any = None, local_values: Any = None, parts: Any = (),
+           level: int = 0) -> Any:
+        if level or (not parts and "." in name):
+            raise Unseen
+        return modules[name]
+
+    return {"__builtins__": {**vars(builtins), "__import__": of}} if modules else {}
 
 
 def _writes_around(code: types.CodeType) -> bool:
@@ -181,9 +207,9 @@ def names_known(code: types.CodeType, layer: Any, names: frozenset[str],
         value = known.get(before.argval) if before.opname == "LOAD_GLOBAL" else None
         return is_users_module(value) or any(value is one for one in STOOD_FOR)
 
-    def of_record(at: int) -> bool:
-        """Whether the step reads an attribute of a `record` that the layer holds, or of one in
-        that."""
+    def of_held(at: int) -> bool:
+        """Whether the step reads an attribute of a module or a `record` that the layer holds, or
+        of one in that."""
         path: list[str] = []
         while at > 0 and steps[at - 1].opname == "LOAD_ATTR":
             at -= 1
@@ -193,7 +219,7 @@ def names_known(code: types.CodeType, layer: Any, names: frozenset[str],
         held = layer
         for name in reversed(path):
             held = attribute(held, name)
-            if not is_record(held):
+            if not (isinstance(held, nn.Module) or is_record(held)):
                 return False
         return True
 
@@ -207,7 +233,7 @@ def names_known(code: types.CodeType, layer: Any, names: frozenset[str],
         return False
     return all((step.argval in names and _method_is_torchs(step.argval))
                or attribute(layer, step.argval) is not Unseen or loads_layer(before)
-               or of_module(before) or of_record(at)
+               or of_module(before) or of_held(at)
                for at, (before, step) in enumerate(zip([steps[0], *steps], steps))
                if step.opname in ("LOAD_ATTR", "LOAD_METHOD"))
 

@@ -20,7 +20,7 @@ from gnnaccel.adapters.pyg.propagate.expressed import Once
 from gnnaccel.adapters.pyg.propagate.pointwise import IN_PLACE
 from gnnaccel.adapters.pyg.propagate.pointwise_calls import OPERATIONS
 from gnnaccel.adapters.pyg.propagate.row_count import RowCount
-from gnnaccel.adapters.pyg.propagate.specials import Special
+from gnnaccel.adapters.pyg.propagate.specials import DEVICE, Special
 from gnnaccel.adapters.pyg.propagate.standins import NUMBERS, Unseen
 from gnnaccel.adapters.pyg.propagate.traced import VIEWS, Make, Param, Value, _call, applied
 from gnnaccel.adapters.pyg.propagate.untold import Sequence
@@ -236,6 +236,7 @@ class NodeValue(Value):
 
     rank = 9
     alone = False
+    device = DEVICE
 
     def __init__(self, steps: Steps, meta: Tensor, rows: tuple[str, bool] = ("i", True)):
         self.steps, self.at, self.meta, self.rows = steps, len(steps.done) - 1, meta, rows

@@ -13,7 +13,8 @@ from gnnaccel.adapters.pyg.propagate.untold import Sequence
 
 #: names of the ends that edges go to and come from, by the end
 _INDEX = {"index": "i", "edge_index_i": "i", "edge_index_j": "j"}
-_COUNTS = {"dim_size": "i", "size_i": "i", "size_j": "j"}
+#: numbers of nodes, by the end at which these are
+COUNTS = {"dim_size": "i", "size_i": "i", "size_j": "j"}
 #: first part of a name, before the end whose nodes are counted up to the last that has an edge
 UP_TO_LAST = "up to the last "
 #: arguments that are never None
@@ -30,7 +31,7 @@ class Special(Refuses):
 
     def __init__(self, name: str, parts: tuple = (), functions: Any = None):
         for key, value in (("name", name), ("end", _INDEX.get(name, "")),
-                           ("counts", _COUNTS.get(name, "")), ("parts", parts),
+                           ("counts", COUNTS.get(name, "")), ("parts", parts),
                            ("functions", functions), ("steps", None)):
             object.__setattr__(self, key, value)
 
@@ -51,6 +52,8 @@ class Special(Refuses):
     def __getitem__(self, place: Any) -> Any:
         if place == (slice(None), None) and self.end:
             return Spread(self, (1,))
+        if type(place) is tuple and place[1:] in ((slice(None),), (Ellipsis,)):
+            place = place[0]
         if type(place) is not int or not self.parts or not -2 <= place < 2:
             raise Unseen
         return _given(self.parts[place])
@@ -67,7 +70,13 @@ class Special(Refuses):
     def _refuses(self, *args: Any) -> Any:
         raise Unseen
 
-    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refuses
+    def __gt__(self, other: Any) -> bool:
+        """Whether there are nodes: no call over none is traced as far as its ``aggregate``."""
+        return (type(other) is int and other == 0 and self.counts == "i"
+                and self.functions is not None and self.functions.counts_results
+                ) or self._refuses()
+
+    __eq__ = __ne__ = __lt__ = __le__ = __ge__ = _refuses
     __str__ = __format__ = __repr__ = _refuses
     __len__ = __contains__ = __index__ = __int__ = __float__ = _refuses
     __hash__ = object.__hash__

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS, counted
-from gnnaccel.adapters.pyg.propagate.specials import Special
+from gnnaccel.adapters.pyg.propagate.specials import DEVICE, Special
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 
 Make = Callable[[dict], Tensor]  # the rows of a call's arguments
@@ -35,7 +35,7 @@ _ALIASES = {"multiply": "mul", "divide": "div", "true_divide": "div", "truediv":
             "linalg_norm": "norm", "linalg_vector_norm": "norm"}
 _OF_THREE = frozenset(("where", "lerp", "addcmul", "addcdiv"))
 _OF_PARAMETERS = _POINTWISE | {"getitem", "t", "split", "pow", "square", "sqrt", "softplus", "log",
-                               "clamp", "softmax", "index_select"}
+                               "clamp", "softmax", "index_select", "transpose"}
 
 
 def name_of(function: Any) -> str:
@@ -160,6 +160,8 @@ def _call(name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
         from gnnaccel.adapters.pyg.propagate.einsums import einsum  # which needs this module
 
         return einsum(*args, **kwargs)
+    if name == "to" and here(args, kwargs):
+        return args[0]
     if kwargs.pop("inplace", False):
         return _overwritten(function, args, kwargs)
     stand_ins = [a for a in (*args, *kwargs.values()) if isinstance(a, Value)]
@@ -169,6 +171,12 @@ def _call(name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
         raise Unseen
     # the operand that knows more of attention decides
     return max(stand_ins, key=attrgetter("rank")).operate(name, function, args, kwargs)
+
+
+def here(args: tuple, kwargs: dict) -> bool:
+    """Whether these are the arguments to move something to where all is."""
+    rest = (*args[1:], *kwargs.values())
+    return len(rest) == 1 and rest[0] is DEVICE
 
 
 def _overwritten(function: Callable, args: tuple, kwargs: dict) -> Any:
@@ -185,6 +193,14 @@ class Param(Value):
 
     def __init__(self, make: Make, meta: Tensor, roots: tuple[Make, ...] = ()):
         self.make, self.meta, self.roots = make, meta, roots
+
+    @property
+    def T(self) -> Any:
+        return self.t()
+
+    @property
+    def mT(self) -> Any:
+        return self.transpose(-1, -2)
 
     def operate(self, name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
         if any(isinstance(one, Special) for one in (*args, *kwargs.values())):

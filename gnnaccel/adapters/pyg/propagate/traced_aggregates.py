@@ -47,7 +47,8 @@ def aggregated(sent: Any, message_layer: Layer, kwargs: dict, before: dict[str, 
     arguments: dict[str, Any] = {}
     for parameter in list(inspect.signature(function).parameters.values())[2:]:
         # the host does not give it; or it is what the message left
-        if parameter.name == "aggr" or type(before.get(parameter.name)) is pointwise.Changed:
+        if parameter.name == "aggr" or isinstance(before.get(parameter.name),
+                                                  (pointwise.Changed, pointwise.Deferred)):
             raise Unseen
         one, end = tracing.stand_in(parameter, kwargs, _OF_AGGREGATE, traced.proxy, edge_index)
         arguments[parameter.name] = one
@@ -140,7 +141,9 @@ class Traced(GraphFunctions):
             function.__code__.co_flags & naming.NOT_PLAIN_CODE
             or not {"__class__"}.issuperset(function.__code__.co_freevars)):
             raise Unseen
-        replacements: dict[str, Any] = {}
+        replacements = naming.importing(function, self.imported)
+        if replacements is None:
+            raise Unseen
         for code in codes(function.__code__):
             if code is not function.__code__ and code.co_name not in naming.COMPREHENSIONS:
                 raise Unseen
@@ -154,7 +157,7 @@ class Traced(GraphFunctions):
                     value = function.__globals__.get(name, getattr(builtins, name, None))
                     replacements[name] = (self._super(function) if value is super
                                           else self._named(function, name, value))
-                elif kind not in _ATTRIBUTES:
+                elif kind not in (*_ATTRIBUTES, "IMPORT_NAME", "IMPORT_FROM"):
                     raise Unseen
         return naming.with_globals(function, replacements)
 

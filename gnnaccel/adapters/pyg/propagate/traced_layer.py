@@ -7,6 +7,7 @@ import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -15,8 +16,8 @@ from gnnaccel.adapters.pyg.propagate import guarded, naming, reading, supers, un
 from gnnaccel.adapters.pyg.propagate.guarded import PLAIN
 from gnnaccel.adapters.pyg.propagate.message import SPECIAL, _named, codes
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS
-from gnnaccel.adapters.pyg.propagate.specials import NEVER_NONE, Special
-from gnnaccel.adapters.pyg.propagate.standins import Unseen
+from gnnaccel.adapters.pyg.propagate.specials import COUNTS, NEVER_NONE, Special
+from gnnaccel.adapters.pyg.propagate.standins import NUMBERS, Unseen
 from gnnaccel.adapters.pyg.propagate.traced_modules import module_of, parameter
 from gnnaccel.adapters.pyg.propagate.traced_records import Record
 
@@ -110,15 +111,11 @@ class Layer:
         except Unseen:
             return Special("")
 
-    def _traced_module_at(self, place: tuple | None, module: nn.Module, *inside: str) -> Callable:
+    def _traced_module_at(self, place: tuple | None, module: nn.Module, *inside: str) -> Inside:
+        """What stands for a module of the layer where its code runs."""
         if place is None:
             raise Unseen
-        return self._traced_module(module, (*place, *inside))
-
-    def _traced_module(self, module: nn.Module, path: tuple[str, ...]) -> Callable:
-        """A module of the user's own: its ``forward`` runs on stand-ins."""
-        inside = self._traced_inside(Inside, module, path)
-        return inside._traced_method(type(module).forward)
+        return self._traced_inside(Inside, module, (*place, *inside))
 
     def _traced_inside(self, cls: type[Inside], module: nn.Module, path: tuple[str, ...]) -> Inside:
         """What stands for a module within another."""
@@ -151,19 +148,20 @@ class Layer:
         ready = self._traced_ready(function, True)
 
         def method(*args: Any, **kwargs: Any) -> Any:
-            _check_told(function, (self, *args), kwargs)
+            _check_told(function, (self, *args), kwargs, self._traced_special)
             return ready(self, *args, **kwargs)
 
         return untold.Function(method)
 
     def _traced_function(self, function: types.FunctionType) -> Callable:
         """A function of the user's own, looked at when it is called."""
+        function = _uncompiled(function)
         if own.home(function) in ("torch", "torch_geometric", "torch_scatter"):
             raise Unseen
 
         def called(*args: Any, **kwargs: Any) -> Any:
             ready = self._traced_ready(function, False)
-            _check_told(function, args, kwargs)
+            _check_told(function, args, kwargs, self._traced_special)
             return ready(*args, **kwargs)
 
         return untold.Function(called)
@@ -270,11 +268,27 @@ class _Module:
         layer._traced_watched.append((place, name, guarded.seen(value)))
         stand_in = layer._traced_functions.instead(value)
         stand_in = layer._traced_global(place, name, value) if stand_in is None else stand_in
+        if type(value) is np.ufunc:
+            return functools.partial(_of_numbers, value)
         if stand_in is None and naming.is_known(value, layer._traced_manner.names):
             stand_in = value
         if stand_in is None and value is not None:
             raise Unseen
         return stand_in
+
+
+def _uncompiled(function: types.FunctionType) -> types.FunctionType:
+    """The function around which `torch.compiler.disable` stands, if it does."""
+    inner = vars(function).get("_torchdynamo_orig_callable")
+    disabled = own.home(function) == "torch" and vars(function).get("_torchdynamo_disable") is True
+    return inner if disabled and type(inner) is types.FunctionType else function
+
+
+def _of_numbers(function: np.ufunc, *args: Any) -> Any:
+    """A function of numpy's, such as `np.sqrt`, of numbers."""
+    if not all(type(one) in NUMBERS for one in args):
+        raise Unseen
+    return function(*args)
 
 
 @functools.cache
@@ -302,14 +316,17 @@ def runnable(function: Any, layer: Any, manner: Manner, proxy: Layer) -> Any:
     return manner.prepared(function, proxy)
 
 
-def _check_told(function: Any, args: tuple, kwargs: dict) -> None:
+def _check_told(function: Any, args: tuple, kwargs: dict, asked: set[str]) -> None:
     """Unseen where a function may ask whether something is None that message passing passes by
-    itself."""
-    specials = [one for one in (*args, *kwargs.values()) if type(one) is Special]
-    if all(one.name in NEVER_NONE for one in specials):
+    itself; ``asked``: what is not known to be None or something else."""
+
+    def known(one: Any) -> bool:
+        return one.name in NEVER_NONE or one.name in COUNTS and one.name not in asked
+
+    if all(known(one) for one in (*args, *kwargs.values()) if type(one) is Special):
         return
     bound = inspect.signature(function).bind(*args, **kwargs).arguments
     names = frozenset(name for name, one in bound.items() if type(one) is Special
-                      and one.name not in NEVER_NONE)
+                      and not known(one))
     if not naming.special_as_arguments(function.__code__, names):
         raise Unseen

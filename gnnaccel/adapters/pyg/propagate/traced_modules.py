@@ -165,10 +165,26 @@ def _runs_as_written(module: nn.Module) -> bool:
                     for function, name in zip(functions(), (*_CALLED, "sigmoid", "tanh"))))
 
 
-class Function(functools.partial):
-    """A ``module`` as a function. Its text is another than the module's."""
+_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
-    module: nn.Module
+
+class Function:
+    """A ``module`` as a function, ``called``; ``entered()`` stands for it where code asks for what
+    it holds, or for its methods. Its text is another than the module's."""
+
+    def __init__(self, module: nn.Module, called: Callable, entered: Callable):
+        self._traced_module, self._traced_called = module, called
+        self._traced_entered = entered
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._traced_called(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name in _STATISTICS:  # which a call of the module changes, before or after
+            raise Unseen
+        return getattr(self._traced_entered(), name)
 
     def _refuses(self, *args: Any) -> Any:
         raise Unseen
@@ -177,22 +193,46 @@ class Function(functools.partial):
 
     def __bool__(self) -> bool:
         """A sequence of no modules is false, and a user's own may say so."""
-        if type(self.module) is nn.Sequential:
-            return bool(self.module._modules)
-        return not any(hasattr(self.module, name) for name in ("__bool__", "__len__")
+        module = self._traced_module
+        if type(module) is nn.Sequential:
+            return bool(module._modules)
+        return not any(hasattr(module, name) for name in ("__bool__", "__len__")
                        ) or self._refuses()
+
+    def __iter__(self) -> Any:
+        return iter(self._traced_parts())
+
+    def __len__(self) -> int:
+        return len(self._traced_parts())
+
+    def __getitem__(self, place: Any) -> Any:
+        return self._traced_parts()[place] if type(place) is int else self._refuses()
+
+    def _traced_parts(self) -> untold.Sequence:
+        """The modules of a sequence."""
+        if type(self._traced_called) is not _InOrder:
+            raise Unseen
+        return self._traced_called.parts
+
+
+class _InOrder:
+    """A sequence of modules as a function; ``parts``: as functions."""
+
+    def __init__(self, parts: Any):
+        self.parts = untold.Sequence(parts)
+
+    def __call__(self, x: Any) -> Any:
+        return functools.reduce(lambda x, one: one(x), self.parts, x)
 
 
 def module_of(module: nn.Module, entered: Callable) -> Any:
     """A module as a function, or a list or dictionary of modules as one of functions; Unseen
-    of those that are watched. ``entered(module, *names)``: the same of a module that is the user's
-    own, ``names`` below ``module``."""
+    of those that are watched. ``entered(module, *names)``: what stands for a module where its
+    code runs, ``names`` below ``module``."""
     result = _followed(module, entered)
     if not callable(result):
         return result
-    function = Function(result)
-    function.module = module
-    return function
+    return Function(module, result, functools.partial(entered, module))
 
 
 def _followed(module: nn.Module, entered: Callable) -> Any:
@@ -213,13 +253,13 @@ def _followed(module: nn.Module, entered: Callable) -> Any:
             return untold.Mapping(by_name)
         if type(module) is nn.ModuleList:
             return untold.Sequence(by_name.values())
-        return lambda x: functools.reduce(lambda x, one: one(x), by_name.values(), x)
+        return _InOrder(by_name.values())
     if type(module) in _ACTIVATIONS and _runs_as_written(module):
         function = functools.partial(_ACTIVATIONS[type(module)], module)
         in_place = getattr(module, "inplace", False)
         return functools.partial(_in_place, function) if in_place else function
     if _runs_own_code(module):
-        return entered(module)
+        return entered(module)._traced_method(type(module).forward)
     raise Unseen
 
 
@@ -231,7 +271,7 @@ def _in_place(function: Callable, x: Any) -> Any:
     return result
 
 
-def _below(entered: Callable, name: str, module: nn.Module, *names: str) -> Callable:
+def _below(entered: Callable, name: str, module: nn.Module, *names: str) -> Any:
     return entered(module, name, *names)
 
 

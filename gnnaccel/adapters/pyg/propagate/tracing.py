@@ -23,7 +23,7 @@ from gnnaccel.adapters.pyg.propagate.expressed import Effect, following
 from gnnaccel.adapters.pyg.propagate.message import SPECIAL
 from gnnaccel.adapters.pyg.propagate.nodes_read import argument
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS
-from gnnaccel.adapters.pyg.propagate.specials import special
+from gnnaccel.adapters.pyg.propagate.specials import COUNTS, special
 from gnnaccel.adapters.pyg.propagate.standins import NUMBERS, Unseen, rows
 from gnnaccel.adapters.pyg.propagate.traced import Make, Param
 from gnnaccel.adapters.pyg.propagate.traced_layer import Layer, runnable
@@ -135,6 +135,8 @@ def _followed(layer: Any, kwargs: dict, manner: Manner, edge_index: Any,
     proxy, ends, at_edges, whole = Layer(layer, manner, edges), [], [], []
     if edge_index is not None:
         proxy._traced_special.remove("ptr")  # which the host has of sorted edges alone
+        if _of_nodes(layer, kwargs, _GIVEN):  # which the host counts
+            proxy._traced_special.difference_update(COUNTS)
     if proxy._traced_functions is not None:
         proxy._traced_functions.square = square(layer, kwargs)
     message = runnable(function, layer, manner, proxy)
@@ -178,8 +180,9 @@ def stand_in(parameter: inspect.Parameter, kwargs: dict, manner: Manner, layer: 
     if name in SPECIAL:
         if name == "adj_t":  # the host does not give it
             raise Unseen
-        return (special(name, kwargs, lambda: layer.flow, edge_index, layer._traced_functions)
-                if name in layer._traced_special else None), ""
+        if name == "ptr" and name not in layer._traced_special:
+            return None, ""
+        return special(name, kwargs, lambda: layer.flow, edge_index, layer._traced_functions), ""
     end = name[-1] if name[-2:] in ("_i", "_j") and name[:-2] in kwargs else "e"
     key = name if end == "e" else name[:-2]
     if key not in kwargs:

@@ -21,7 +21,8 @@ from gnnaccel.dispatch.generated.tree import Number
 
 #: what may be named of them
 NAMES = frozenset(("zeros", "new_zeros", "new_ones", "index_add", "index_add_", "scatter_add",
-                   "scatter_add_", "scatter_reduce", "scatter_reduce_", "expand_as", "device"))
+                   "scatter_add_", "scatter_reduce", "scatter_reduce_", "expand_as", "device",
+                   "bincount"))
 _MAY_KEEP_ZEROS = ("sum",)  # a zero more changes nothing
 
 
@@ -143,8 +144,19 @@ def _made(number: float, counts: Any, dtype: Any) -> Any:
     return ZeroRows(counts[0], meta)
 
 
+def _bincount(index: Any, weights: Any = None, minlength: Any = 0) -> Any:
+    """What stands for `torch.bincount`, of the ids of one end of the edges."""
+    if type(index) is not Special:
+        return torch.bincount(index, weights, minlength)
+    if weights is not None or index.functions is None:
+        raise Unseen
+    return index.functions.bincount(index, minlength)
+
+
 #: functions of torch's, with what stands for them
-FUNCTIONS = {torch.zeros: _full(0.0, torch.zeros), torch.ones: _full(1.0, torch.ones)}
+FUNCTIONS: dict[Any, Any] = {
+    torch.zeros: _full(0.0, torch.zeros), torch.ones: _full(1.0, torch.ones),
+    torch.bincount: _bincount}
 # rows tell of themselves what others beside them need
 for _name, _value in (("new_zeros", _new_full(0.0)), ("new_ones", _new_full(1.0)),
                       ("device", DEVICE)):
@@ -163,4 +175,4 @@ class Torch(naming.Torch):
 
     def __getattr__(self, name: str) -> Any:
         found = super().__getattr__(name)
-        return FUNCTIONS.get(found, found) if name in ("zeros", "ones") else found
+        return (FUNCTIONS.get(found, found) if name in ("zeros", "ones", "bincount") else found)

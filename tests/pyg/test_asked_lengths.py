@@ -197,7 +197,11 @@ class Multiplied(Message):
         return torch.bmm(ones, x_j.view(-1, 2, WIDTH // 2)).sum(1)
 
 
-@pytest.mark.parametrize("cls", [Moved, Filled, Padded, Weighed, Multiplied])
+def test_ones_beside_rows_of_one_end(kernels):
+    compare(kernels, Padded(), *arguments(Padded)[:2])
+
+
+@pytest.mark.parametrize("cls", [Moved, Filled, Weighed, Multiplied])
 def test_forms_of_others_stay_native(kernels, cls):
     layer, given = cls(), arguments(cls)
     with kernels.on(on_fallback="native"):

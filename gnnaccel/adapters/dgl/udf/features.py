@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from gnnaccel.adapters.pyg.propagate import generated, linear_maps, pointwise
+from gnnaccel.adapters.pyg.propagate import beside, generated, linear_maps, pointwise
 from gnnaccel.adapters.pyg.propagate.expressed import AtEdges, CallArguments, Message
 from gnnaccel.adapters.pyg.propagate.pointwise import Rows
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
@@ -38,6 +38,9 @@ class _Own(Rows):
     def beside(self, tensors: Any, dim: int) -> Any:
         return _own(super().beside(tensors, dim))
 
+    def __setitem__(self, place: Any, value: Any) -> None:
+        raise Unseen
+
     def alone(self) -> Any:
         return _own(super().alone())
 
@@ -47,8 +50,8 @@ def _own(found: Any) -> Any:
         return tuple(map(_own, found))
     if type(found) is Rows:
         return Feature.of(found)
-    if type(found) is pointwise.Beside:
-        return Beside(found.parts, found.meta)
+    if type(found) is beside.Beside:
+        return Beside(found.parts, found.meta, found.along)
     if type(found) is not linear_maps.Mapped:
         return found
     mapped = Mapped(found.parts, found.name, found.function, (found.weight, found.bias), {})
@@ -78,7 +81,7 @@ class Feature(_Own):
         return super().operate(name, function, args, kwargs)
 
 
-class Beside(_Own, pointwise.Beside):
+class Beside(_Own, beside.Beside):
     """Rows side by side."""
 
 

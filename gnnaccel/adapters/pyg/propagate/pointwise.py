@@ -24,7 +24,7 @@ from gnnaccel.adapters.pyg.propagate.pointwise_calls import OPERATIONS, TRUE
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS, RowCount, counted
 from gnnaccel.adapters.pyg.propagate.standins import NUMBERS, Unseen
 from gnnaccel.adapters.pyg.propagate.traced import (VIEWS, Make, Param, Value, _call, applied,
-                                                      shaped)
+                                                      here, shaped)
 from gnnaccel.adapters.pyg.propagate.untold import Sequence
 from gnnaccel.dispatch.generated.cut import without_gradient
 from gnnaccel.dispatch.generated.tree import Leaf, Number, Tree, computed, leaves, mapped
@@ -39,14 +39,14 @@ FEW = 4  # channels that may be summed where both ends meet, in the kernels
 WHOLE = object()  #: among the ``names`` of a `Leaf`: its rows are whole numbers, not floats
 #: methods that write the result of an operation over its first argument, of the same dtype
 IN_PLACE = {f"{name}_": name for name in OPERATIONS.keys() - TRUE | {"masked_fill"}}
-_MAPS = frozenset(("linear", "matmul", "mm", "bmm"))
+MAPS = frozenset(("linear", "matmul", "mm", "bmm"))
 _PIECES = ("chunk", "split", "unbind")
 _COMPOSED = frozenset(("glu", "cosine_similarity", "pairwise_distance", "one_hot", "gather"))
 _REPEATED, _TURNED = ("expand", "expand_as", "repeat"), ("transpose", "swapaxes", "permute")
 _OF_FIRST = frozenset((*VIEWS, *_SAME, *_PIECES, *_REPEATED, *_TURNED))  # others tell the form
 _LIKE = {"zeros_like": 0.0, "ones_like": 1.0}
 #: other operations that stand-ins have
-NAMES = _OF_FIRST | _OF_ROWS | _MAPS | _COMPOSED | {"mT"}
+NAMES = _OF_FIRST | _OF_ROWS | MAPS | _COMPOSED | {"mT"}
 
 
 class Rows(Value):
@@ -84,6 +84,8 @@ class Rows(Value):
     def operate(self, name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
         if name == "detach":
             return self.sharing(detached(self))
+        if name == "to" and here(args, kwargs):
+            return self
         result = self._operated(name, function, args, kwargs)
         return result if torch.is_grad_enabled() else detached(result)
 
@@ -100,7 +102,7 @@ class Rows(Value):
             return self.sharing(self.kept(shaped(function, args, kwargs)))
         if name == "dropout":
             return _other("channels").dropout(*args, **kwargs)
-        if name in _MAPS:
+        if name in MAPS:
             return _mapped([args[0]], name, function, args[1:], kwargs)
         if name in ("getitem", "index_select") and isinstance(args[0], Param):
             return _other("channels").looked_up(function, *args, **kwargs)
@@ -165,11 +167,10 @@ class Rows(Value):
         return self if self.meta.stride() == meta.stride() else Rows(self.tree, meta)
 
     def beside(self, tensors: Any, dim: int) -> Any:
-        if dim not in (-1, self.meta.dim() - 1) or not all(isinstance(t, Rows) for t in tensors):
-            raise Unseen
-        meta = torch.cat([t.meta for t in tensors], -1)
-        parts = [t.alone() for t in tensors]  # of one dtype, as torch makes them
-        return Beside([part.kept(part.meta.to(meta.dtype)) for part in parts], meta)
+        return _other("beside").together(tensors, dim)
+
+    def __setitem__(self, place: Any, value: Any) -> None:
+        _other("beside").assign(self, place, value)
 
     def __invert__(self) -> Any:
         return self.operate("logical_not", torch.logical_not, (self,), {})
@@ -237,32 +238,6 @@ class Deferred(Rows):
     def joined(self) -> Rows:
         """The rows, made now."""
         raise Unseen
-
-
-class Beside(Deferred):
-    """Rows side by side, ``parts``: one stand-in only where all are at one end."""
-
-    def __init__(self, parts: list[Rows], meta: Tensor):
-        super().__init__(meta)
-        self.parts = parts
-
-    def operate(self, name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
-        if name in _MAPS and args[0] is self and torch.is_grad_enabled():
-            return _mapped(self.parts, name, function, args[1:], kwargs)
-        return super().operate(name, function, args, kwargs)
-
-    def joined(self) -> Rows:
-        parts, ends = self.parts, [_other("channels").ends(part) for part in self.parts]
-        if len(set().union(*ends)) > 1:
-            parts = [_other("channels").at_edges(part) for part in parts]
-        trees = [part.tree for part in parts]
-        end, names, roots = about(*trees)
-        tails = [part.meta.shape[1:] for part in self.parts]
-
-        def make(given: Any) -> Tensor:
-            return torch.cat([whole(tree, tail, given) for tree, tail in zip(trees, tails)], -1)
-
-        return made_rows(end, make, self.meta, names, roots)
 
 
 def rows(end: str, make: Make, meta: Tensor, name: str) -> Rows:

@@ -91,8 +91,8 @@ def _graph(layer: Any, x_dict: Mapping[str, Tensor], edge_index_dict: Any, types
         return graph
     numbers = [layer.edge_types_map[name] for name in edge_index_dict]
     if (layer.k_rel.is_sorted or layer.v_rel.is_sorted) and numbers != sorted(numbers):
-        return reason("GA206", "edge types are in another order than the layer's metadata, on which "
-                      "PyG's result depends", "pass them in the order of the metadata")
+        return reason("GA206", "edge types are in another order than the layer's metadata, on "
+                      "which PyG's result depends", "pass them in the order of the metadata")
     return graph
 
 

@@ -68,6 +68,78 @@ def test_a_second_backward_has_the_same_numbers(on):
     assert replays() == 6
 
 
+class Singular(Net):
+    """The second result has infinite derivatives."""
+
+    def __init__(self, results):
+        super().__init__()
+        self.results = results
+
+    def forward(self, x, edge_index):
+        return [self.two(torch.cat([x, x[:, :2]], 1), edge_index), *[
+            self.two(torch.cat([x, x[:, number:number + 2]], 1), edge_index).mul(0).sqrt()
+            for number in range(1, self.results)]]
+
+
+@pytest.mark.parametrize("results", [2, 3])
+def test_no_gradients_through_a_result_that_is_not_used(on, results):
+    """Zeros times an infinite derivative are no zeros."""
+    def run(model, *args):
+        found = gradients(model(*args)[0], model)
+        assert all(g is None or g.isfinite().all() for g in found)
+        return found
+
+    both(Singular(results), run)
+    assert replays("Singular") == 6
+
+
+class Three(Net):
+    def forward(self, x, edge_index):
+        hidden = self.norm(self.one(x, edge_index))
+        return (self.two(hidden, edge_index), self.one(x * 2, edge_index).sigmoid(),
+                hidden.exp().sum(1))
+
+
+@pytest.mark.parametrize("used", [(0, 1), (0, 2), (1, 2), (1,), (0, 1, 2)])
+def test_gradients_through_some_of_the_results(on, used):
+    def run(model, *args):
+        outs = model(*args)
+        return gradients(torch.cat([outs[n].flatten() for n in used]), model)
+
+    both(Three(), run)
+    assert replays("Three") == 6
+
+
+class Largest(Net):
+    def forward(self, x, edge_index):
+        return super().forward(x, edge_index).max(dim=0)
+
+
+def test_a_result_of_a_class_of_torchs(on):
+    def run(model, *args):
+        out = model(*args)
+        assert type(out) is torch.return_types.max
+        return [out.indices, *gradients(out.values, model)]
+
+    both(Largest(), run)
+    assert replays("Largest") == 6
+
+
+class Clamping(Net):
+    def forward(self, x, edge_index):
+        x.clamp_(max=9.0)
+        return super().forward(x, edge_index)
+
+
+def test_an_argument_that_is_written_as_it_was(on):
+    model, (x, edge_index) = Clamping().eval(), given()
+    for number in range(12):
+        here = x * (1 if number < 9 else 99)
+        with torch.no_grad():
+            model(here, edge_index)
+        assert here.max() <= 9
+
+
 class Hidden(Net):
     def forward(self, x, edge_index):
         hidden = self.norm(self.one(x, edge_index)).relu()

@@ -7,6 +7,7 @@ module's own call: results, gradients and buffers.
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import warnings
 import weakref
@@ -17,12 +18,12 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters.captured import threads, values
+from gnnaccel.adapters.captured.backward import Backward, through
 from gnnaccel.adapters.captured.results import Refused, Tied, alike
 from gnnaccel.adapters.captured.streams import in_turn
 from gnnaccel.cuda import capture
 from gnnaccel.dispatch.run.autograd import one_by_one
 
-_ALIGN = 16  # numbers from one gradient to the next begin at multiples of these
 _keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
 _freed = torch.empty(0, dtype=torch.float32, device="cpu")
 
@@ -55,14 +56,6 @@ class Work:
             return values.result_apart(out, results), results
         except values.Unknown as problem:
             raise Refused(f"its result holds {problem}") from None
-
-    def gradients(self, found: list[Tensor], leaves: list[Tensor],
-                  grads: list[Tensor], again: bool = False) -> list[Tensor | None]:
-        """The gradient of each of ``leaves``, None where nothing depends on it. ``again``: there
-        may be another backward, which needs the same memory."""
-        outs = [out for out in found if out.requires_grad]
-        return list(torch.autograd.grad(outs, leaves, grads, retain_graph=again,
-                                        allow_unused=True))
 
 
 class Captured:
@@ -100,23 +93,26 @@ class Captured:
         # callers keep their arguments; kept here are only the tensors that are copied into
         self._copies = [t.detach() if copied else None
                         for t, copied in zip(self._static, work.copied)]
+        for way in self._backwards:
+            way.let_go()
         del self._static, self._leaves
         self._work.tensors, self._work.aliases = [], []
 
     # --- capturing --------------------------------------------------------------------------------
 
     def _warm_up(self) -> None:
-        with on_the_side(self._work.device):
+        work, versions = self._work, [t._version for t in self._static]
+        with on_the_side(work.device):
             for _ in range(2):
-                form, outs = self._work.run(self._static)
+                form, outs = work.run(self._static)
                 wanted = [out for out in outs if out.requires_grad]
-                if self._work.grad and wanted:
-                    self._work.gradients(outs, self._leaves, [torch.ones_like(o) for o in wanted])
-        for held, tensor, copied in zip(self._static, self._work.tensors, self._work.copied):
-            if copied and not torch.equal(held, tensor):
+                if work.grad and wanted:
+                    torch.autograd.grad(wanted, self._leaves, [torch.ones_like(o) for o in wanted],
+                                        allow_unused=True)
+        for held, tensor, copied, version in zip(self._static, work.tensors, work.copied, versions):
+            # this time it may have written what was there
+            if copied and (held._version != version or not torch.equal(held, tensor)):
                 raise Refused("it writes to an argument, which is another one in each call")
-        self._reaches = self._reached(outs)
-        work = self._work
         tied = Tied(outs, [*self._static, *self._leaves, *work.buffers, *work.kept])
         self._groups = tied.groups
         if tied.why is not None:
@@ -126,53 +122,24 @@ class Captured:
         if self._work.grad and not wanted:
             raise Refused("no result depends on what wants gradients")
 
-    def _reached(self, found: list[Tensor]) -> list[list[bool]]:
-        """Which of the leaves each result that wants gradients depends on."""
-        if sum(out.requires_grad for out in found) < 2:
-            return [[True] * len(self._leaves)]
-        outs = [out for out in self._work.run(self._static)[1] if out.requires_grad]
-        return [[g is not None for g in torch.autograd.grad(
-            out, self._leaves, torch.ones_like(out), retain_graph=True, allow_unused=True)]
-            for out in outs]
-
     def _record(self) -> None:
         work = self._work
         pool = memory_pool(work.device)
         self._forward, (self._form, self._outs) = record(lambda: work.run(self._static),
                                                          pool, work.device)
+        self._backwards: list[Backward] = []
         if not work.grad:
             return
-        self._grads = [torch.empty_like(o) for o in self._outs if o.requires_grad]
+        wanted = [o for o in self._outs if o.requires_grad]
+        self._grads = list(map(torch.empty_like, wanted))
+        self._backwards = Backward.all_of(len(wanted), self._leaves)
         with torch.autograd.set_multithreading_enabled(False):
-            self._backward, self._flat = record(self._flattened, pool, work.device)
+            for way in self._backwards:
+                way.replay, _ = record(
+                    functools.partial(way.run, wanted, self._grads, work.device), pool, work.device)
         self._differentiable = [o.requires_grad for o in self._outs]
         # the record is the graphs' now; its results lie in their memory
         self._outs = [o.detach() for o in self._outs]
-
-    def _flattened(self) -> list[Tensor]:
-        """Backward, with the gradients of each dtype put side by side, so that a replay copies them
-        by one operation."""
-        grads = self._work.gradients(self._outs, self._leaves, self._grads, again=True)
-        self._places: list[tuple[int, tuple, tuple, int] | None] = []
-        groups: dict[torch.dtype, list[Tensor]] = {}
-        sizes: dict[torch.dtype, int] = {}
-        for g in grads:
-            if g is None:
-                self._places.append(None)
-                continue
-            if g.layout is not torch.strided:
-                raise Refused("a gradient is sparse")
-            offset = sizes.get(g.dtype, 0)
-            sizes[g.dtype] = offset + -(-g.numel() // _ALIGN) * _ALIGN
-            groups.setdefault(g.dtype, []).append(g)
-            stride = torch.empty(g.shape, dtype=g.dtype, device="meta").stride()
-            self._places.append((list(groups).index(g.dtype), tuple(g.shape), stride, offset))
-        flat = [torch.empty(sizes[dtype], dtype=dtype, device=self._work.device)
-                for dtype in groups]
-        for (dtype, members), one in zip(groups.items(), flat):
-            at = [p for g, p in zip(grads, self._places) if g is not None and g.dtype is dtype]
-            torch._foreach_copy_([one.as_strided(*p[1:]) for p in at if p is not None], members)
-        return flat
 
     # --- comparing --------------------------------------------------------------------------------
 
@@ -183,7 +150,7 @@ class Captured:
         _, expected = work.run(self._static)
         wanted = [o for o in expected if o.requires_grad]
         grads = [torch.randn_like(o) for o in wanted]
-        gradients = work.gradients(expected, self._leaves, grads) if work.grad and wanted else []
+        gradients = [way.expected(wanted, grads) for way in self._backwards]
         buffers = [b.clone() for b in work.buffers]
         _put_back(work.buffers, before)
         _set_state(work.device, start)
@@ -193,8 +160,8 @@ class Captured:
         if work.grad:
             for held, g in zip(self._grads, grads):
                 held.copy_(g)
-            self._backward()
-            alike(self._handed_out(), gradients, "a gradient")
+            for way, one in zip(self._backwards, gradients):
+                alike(way.again(), one, "a gradient")
 
     # --- replaying --------------------------------------------------------------------------------
 
@@ -216,10 +183,6 @@ class Captured:
                 results = iter(_Replay.apply(self, tensors, *self._work.parameters,
                                              *[tensors[i] for i in self._work.inputs]))
         return values.together(self._form, results)
-
-    def _handed_out(self) -> list[Tensor | None]:
-        flat = [one.clone() for one in self._flat]
-        return [None if at is None else flat[at[0]].as_strided(*at[1:]) for at in self._places]
 
 
 class _Pass:
@@ -257,17 +220,11 @@ class _Replay(torch.autograd.Function):
         if torch.is_grad_enabled():
             return None, None, *_recomputed(captured, ctx.tensors, out_grads)
         with in_turn(captured._work.device):
+            used = [n for n, g in enumerate(out_grads) if g is not None]
             for held, g in zip(captured._grads, out_grads):
-                if g is None:
-                    held.zero_()
-                else:
+                if g is not None:
                     held.copy_(g)
-            captured._backward()
-            leaf_grads = captured._handed_out()
-        if any(g is None for g in out_grads):
-            # leaves that no used result depends on have no gradient, as without a capture
-            used = [r for g, r in zip(out_grads, captured._reaches) if g is not None]
-            leaf_grads = [g if any(r[k] for r in used) else None for k, g in enumerate(leaf_grads)]
+            leaf_grads = through(captured._backwards, used, len(ctx.needs_input_grad) - 2)
         if not _keeps_graph():
             ctx.once.freed |= groups
             if ctx.once.freed.issuperset(captured._groups):

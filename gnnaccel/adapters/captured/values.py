@@ -17,7 +17,7 @@ _PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes, torch.dty
                     torch.Size, type(Ellipsis)))
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, type,
               types.ModuleType)
-_NAMESPACES = (argparse.Namespace, types.SimpleNamespace)
+NAMESPACES = (argparse.Namespace, types.SimpleNamespace)
 _DATA = "torch_geometric.data."
 TENSOR = "a tensor"
 
@@ -33,6 +33,8 @@ def apart(value: Any, tensors: list[Tensor]) -> Any:
     if kind in _TENSORS:
         if value.layout is not torch.strided:
             raise Unknown(f"a tensor of layout {value.layout}")
+        if value.__dict__:
+            raise Unknown("a tensor with attributes of its own")
         tensors.append(value)
         return TENSOR
     if kind in _PLAIN:
@@ -54,7 +56,7 @@ def _others(value: Any, kind: type, tensors: list[Tensor]) -> Any:
         return kind, *[apart(one, tensors) for one in value]
     elif kind is collections.OrderedDict:
         return kind, *[(key, apart(one, tensors)) for key, one in value.items()]
-    elif kind in _NAMESPACES:
+    elif kind in NAMESPACES:
         return kind, apart(vars(value), tensors)
     elif kind is slice:
         return kind, *[apart(one, tensors) for one in (value.start, value.stop, value.step)]
@@ -94,9 +96,13 @@ def together(form: Any, tensors: Any) -> Any:
     items = [together(part, tensors) for part in parts]
     if kind in (list, tuple):
         return kind(items)
-    if kind in _NAMESPACES:
+    if kind in NAMESPACES:
         return kind(**items[0])
-    return kind.from_dict(items[0]) if kind.__module__.startswith(_DATA) else kind(*items)
+    if kind.__module__.startswith(_DATA):
+        return kind.from_dict(items[0])
+    if hasattr(kind, "_make"):  # a named one
+        return kind._make(items)
+    return kind(*items) if kind is slice else kind(items)
 
 
 def result_apart(value: Any, tensors: list[Tensor]) -> Any:

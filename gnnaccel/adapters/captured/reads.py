@@ -1,12 +1,14 @@
 """Values that the functions of a user's modules read besides their arguments and attributes:
-globals, closures, defaults, attributes of classes and functions, and imports; of functions that are
-attributes, too. Code of libraries is not looked at."""
+globals, closures, defaults, attributes of classes and functions, and imports; of functions and
+classes that are attributes or arguments, too. Code of libraries is not looked at."""
 from __future__ import annotations
 
+import builtins
 import dis
 import enum
 import functools
 import importlib.util
+import operator
 import os
 import sys
 import types
@@ -16,6 +18,7 @@ from typing import Any
 
 from torch import nn
 
+from gnnaccel.adapters.captured import values
 from gnnaccel.adapters.captured.state import ASIDE, LIBRARIES, Frozen
 from gnnaccel.adapters.captured.values import Unknown
 
@@ -23,20 +26,30 @@ from gnnaccel.adapters.captured.values import Unknown
 _ACTING = frozenset(("print", "input", "open", "exec", "eval", "breakpoint", "globals", "setattr",
                      "delattr", "__import__"))
 _CHANGING_MODULES = frozenset(("time", "datetime", "logging", "warnings", "io", "socket", "secrets",
-                               "subprocess", "threading", "uuid", "wandb", "tqdm"))
-
+                               "subprocess", "threading", "uuid", "wandb", "tqdm", "importlib"))
+#: names in modules of Python and numpy that stand for the world, or for generators with new seeds
+_OF_THE_WORLD = {"sys": {"modules", "stdout", "stderr", "stdin"}, "os": {"urandom"},
+                 "random": {"Random", "SystemRandom"}, "numpy": {"default_rng", "RandomState"}}
 
 #: methods that a host calls
 _CALLED = ("forward", "message", "aggregate", "update", "edge_update", "message_and_aggregate",
-           "propagate", "reduce", "__call__", "__getattr__", "__getattribute__", "backward",
-           "setup_context")
+           "propagate", "reduce", "backward", "setup_context")
+#: methods that Python calls when a module is made, printed, copied or let go of: not in its calls
+_ASIDE = frozenset(("__init__", "__new__", "__post_init__", "__init_subclass__", "__repr__",
+                    "__str__", "__getstate__", "__setstate__", "__reduce__", "__reduce_ex__",
+                    "__copy__", "__deepcopy__", "__del__", "__dir__"))
+#: functions by which code gets attributes whose names it does not name itself
+_BY_TEXT = frozenset(("getattr", "vars", "__dict__", "attrgetter", "methodcaller", "getattr_static",
+                      "getmembers"))
+_PYTHON = os.path.dirname(os.__file__) + os.sep
 
 
 class Reads:
     """Values read. ``frozen``: those that must not change; ``modules``: those read as globals."""
 
-    def __init__(self, modules: list[nn.Module]) -> None:
-        """Collect the values. Raises Unknown where one cannot be compared."""
+    def __init__(self, modules: list[nn.Module], arguments: tuple = ()) -> None:
+        """Collect the values, for a call with these arguments. Raises Unknown where one cannot be
+        compared."""
         self.frozen: list[Any] = []
         self.modules: list[nn.Module] = []
         self._seen: set[Any] = set()
@@ -45,6 +58,7 @@ class Reads:
         self._library: list[tuple[dict, str, Any]] = []
         self.frozen.append(_Names(self._library))
         self._tree(modules)
+        self._held("an argument", arguments)
         self._reach()
 
     def holds(self) -> bool:
@@ -72,12 +86,21 @@ class Reads:
             self._held(name, value.func)
             self._frozen(name, lambda: (value.args, value.keywords))
             self._held(name, [*value.args, *value.keywords.values()])
-        elif isinstance(value, (list, tuple, set, dict)) and id(value) not in self._seen:
-            self._seen.add(id(value))
-            for one in value.values() if isinstance(value, dict) else value:
-                self._held(name, one)
-        elif isinstance(value, types.MethodType) and not _is_library(value.__func__.__module__):
-            raise Unknown(f"{name}, a method of an object")
+        elif isinstance(value, types.MethodType):
+            if not _is_library(value.__func__.__module__):
+                raise Unknown(f"{name}, a method of an object")
+            self._held(name, value.__self__)
+        elif isinstance(value, types.ModuleType):
+            if not _is_library(value.__name__):
+                raise Unknown(f"{name}, the module {value.__name__}")
+        elif isinstance(value, type):
+            self._class(value)
+        else:
+            self._class(type(value))  # its methods, properties and operators
+            if id(value) not in self._seen:
+                for one in _members(value):
+                    self._seen.add(id(value))
+                    self._held(name, one)
 
     def _frozen(self, name: str, get: Any) -> None:
         try:
@@ -87,47 +110,70 @@ class Reads:
 
     def _class(self, cls: type) -> None:
         """Note a class; its methods and values are read once their names occur somewhere."""
-        for base in cls.__mro__:
+        for base in (*cls.__mro__, *type.mro(type(cls))):
             if id(base) in self._seen or _is_library(base.__module__):
                 continue
             self._seen.add(id(base))
+            self.frozen.append(_Length(vars(base)))
             for name in vars(base):
-                self._members.setdefault(name, []).append(base)
+                if not (name in _ASIDE and issubclass(base, nn.Module)):
+                    self._members.setdefault(name, []).append(base)
 
     def _reach(self) -> None:
         while True:
             # a name that is put together at run time may be any
-            some = "getattr" in self._names
+            some = not self._names.isdisjoint(_BY_TEXT)
             name = next((name for name in self._members
-                         if name in self._names or some and not name.startswith("__")), None)
+                         if some or name in self._names or name.startswith("__")), None)
             if name is None:
                 return
             for cls in self._members.pop(name):
                 self._member(cls, name, vars(cls)[name])
 
     def _member(self, cls: type, name: str, value: Any) -> None:
-        function: Any = getattr(value, "__func__", value)
-        if isinstance(value, (property, functools.cached_property)):
-            function = value.fget if isinstance(value, property) else value.func
-        if isinstance(function, types.FunctionType):
-            self._function(function)
+        whole = f"{cls.__qualname__}.{name}"
+        if isinstance(value, property):
+            functions: tuple = (value.fget, value.fset, value.fdel)
+        elif isinstance(value, (functools.cached_property, functools.partialmethod)):
+            functions = value.func,
+        else:
+            functions = getattr(value, "__func__", value),
+        if isinstance(functions[0], (types.FunctionType, functools.partial)):
+            for function in functions:
+                self._held(whole, function)
             self.frozen.append(_Identity(lambda: vars(cls).get(name)))
-        elif not (issubclass(cls, enum.Enum) or name.startswith("__")
-                  or hasattr(type(value), "__get__")):
-            self._value(f"{cls.__qualname__}.{name}", value, lambda: vars(cls)[name], self._names)
+        elif issubclass(cls, enum.Enum) or name.startswith("__"):
+            return
+        elif not hasattr(type(value), "__get__"):
+            self._value(whole, value, lambda: vars(cls)[name], self._names)
+        elif isinstance(value, types.MemberDescriptorType):
+            if issubclass(cls, nn.Module):
+                raise Unknown(f"{whole}, a slot of a module")
+        elif type(value).__module__ == "functools" or not _is_library(type(value).__module__):
+            raise Unknown(f"{whole}, a descriptor of class {type(value).__qualname__}")
 
     def _function(self, function: types.FunctionType) -> None:
         inner = getattr(function, "__wrapped__", None)
         if isinstance(inner, types.FunctionType):
             self._function(inner)
-        if id(function) in self._seen or _is_library(function.__globals__.get("__name__")):
+        if id(function) in self._seen:
             return
         self._seen.add(id(function))
+        if _is_library(function.__globals__.get("__name__")):
+            for cell in function.__closure__ or ():  # a user's functions may be in it
+                if (content := _content(cell)) is not None:
+                    self._held(f"the name {function.__name__}", content)
+            return
         self.frozen.append(_Code(function))
         if function.__dict__.keys() - {"__wrapped__"}:
             self._frozen(f"the attributes of {function.__qualname__}", lambda: {
                 name: value for name, value in vars(function).items() if name != "__wrapped__"})
         code, scope = function.__code__, function.__globals__
+        if _reads_gradients(code):  # a capture's parameters have none
+            raise Unknown(f"{function.__qualname__} reads the gradients of tensors")
+        for name in _handed_on(code):
+            if isinstance(scope.get(name), types.ModuleType):
+                self._held(f"the name {name}", scope[name])
         attributes = {name for inner in _codes(code) for name in inner.co_names}
         self._names |= attributes
         for name in dict.fromkeys(_globals(code)):
@@ -135,6 +181,9 @@ class Reads:
                 self._value(name, scope[name], lambda name=name: scope[name], attributes)
             elif name in _ACTING:
                 raise Unknown(f"{function.__qualname__} calls {name}")
+            else:
+                self._library += [(scope, name, None),
+                                  (vars(builtins), name, vars(builtins).get(name))]
         for module in _imported(code, scope):
             self._module(module, attributes)
         for name, cell in zip(code.co_freevars, function.__closure__ or ()):
@@ -148,14 +197,13 @@ class Reads:
         if callable(value) and (owner in _CHANGING_MODULES or owner == "builtins"
                                 and getattr(value, "__name__", None) in _ACTING):
             raise Unknown(f"the name {name}, which is {value!r}")
+        if isinstance(value, (operator.attrgetter, operator.methodcaller)):
+            raise Unknown(f"the name {name}, which is {value!r}")
         if isinstance(value, types.ModuleType):
             self._module(value, attributes)
             self.frozen.append(_Identity(get))
-        elif isinstance(value, nn.Module):
+        elif isinstance(value, (nn.Module, type, functools.partial)):
             self._held(name, value)
-            self.frozen.append(_Identity(get))
-        elif isinstance(value, type):
-            self._class(value)
             self.frozen.append(_Identity(get))
         elif isinstance(value, types.FunctionType):
             self._function(value)
@@ -168,12 +216,12 @@ class Reads:
 
     def _module(self, module: types.ModuleType, attributes: set[str]) -> None:
         top = module.__name__.partition(".")[0]
-        if top in _CHANGING_MODULES:
+        if top in _CHANGING_MODULES or not attributes.isdisjoint(_OF_THE_WORLD.get(top, ())):
             raise Unknown(f"the module {module.__name__}")
         if module is os and not attributes.isdisjoint(("environ", "getenv")):
             self.frozen.append(Frozen(lambda: dict(os.environ)))
         library = _is_library(module.__name__)
-        for name in attributes & vars(module).keys():
+        for name in {*attributes, "__getattr__"} & vars(module).keys():
             if (id(module), name) in self._seen:
                 continue
             self._seen.add((id(module), name))
@@ -206,7 +254,8 @@ class _Identity:
 
 
 class _Names:
-    """Functions and classes of libraries, as their modules name them."""
+    """Functions and classes of libraries, as their modules name them, and builtins; None stands for
+    a name that a module does not have."""
 
     __slots__ = ("_names",)
 
@@ -215,6 +264,18 @@ class _Names:
 
     def holds(self) -> bool:
         return all([members.get(name) is value for members, name, value in self._names])
+
+
+class _Length:
+    """How many names a class has: a new one may hide another class's that was read."""
+
+    __slots__ = ("_names", "_number")
+
+    def __init__(self, names: Any) -> None:
+        self._names, self._number = names, len(names)
+
+    def holds(self) -> bool:
+        return len(self._names) == self._number
 
 
 class _Code:
@@ -235,6 +296,17 @@ class _Code:
         return all(map(is_, self._now(self._function), self._parts))
 
 
+def _members(value: Any) -> Iterable[Any]:
+    """What is in a container, if it is one."""
+    if values.of_data(value) and hasattr(value, "to_dict"):
+        value = value.to_dict()
+    elif isinstance(value, values.NAMESPACES):
+        value = vars(value)
+    if isinstance(value, dict):
+        return [*value.values()]
+    return value if isinstance(value, (list, tuple, set, frozenset)) else ()
+
+
 def _content(cell: Any) -> Any:
     try:
         return cell.cell_contents
@@ -252,17 +324,42 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
 
 def _globals(code: types.CodeType) -> Iterator[str]:
     for inner in _codes(code):
-        for step in dis.get_instructions(inner):
+        for step in _steps(inner):
             if step.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
                 raise Unknown(f"{inner.co_name} sets the global {step.argval}")
             if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
                 yield step.argval
 
 
+def _handed_on(code: types.CodeType) -> set[str]:
+    """Globals that the code does more with than to take their attributes, or to ask whether they
+    are there."""
+    found = set()
+    for inner in _codes(code):
+        steps = _steps(inner)
+        for step, then in zip(steps, steps[1:]):
+            if step.opname in ("LOAD_GLOBAL", "LOAD_NAME") and (then.argval == "__dict__" or not (
+                    then.opname.startswith(("LOAD_ATTR", "LOAD_METHOD", "TO_BOOL", "POP_JUMP")))):
+                found.add(step.argval)
+    return found
+
+
+def _reads_gradients(code: types.CodeType) -> bool:
+    """Whether the code reads the attribute ``grad`` of something: not the function of that name."""
+    return any(then.argval == "grad" and then.opname == "LOAD_ATTR"
+               and step.argval not in ("autograd", "func")
+               for inner in _codes(code) for steps in [_steps(inner)]
+               for step, then in zip(steps, steps[1:]))
+
+
+def _steps(code: types.CodeType) -> list[dis.Instruction]:
+    return [step for step in dis.get_instructions(code) if step.opname != "EXTENDED_ARG"]
+
+
 def _imported(code: types.CodeType, given: dict[str, Any]) -> Iterator[types.ModuleType]:
     """The modules that are imported in the code, of those that are there."""
     for inner in _codes(code):
-        steps = list(dis.get_instructions(inner))
+        steps = _steps(inner)
         for number, step in enumerate(steps):
             if step.opname == "IMPORT_NAME":
                 level = steps[number - 2].argval
@@ -276,7 +373,8 @@ def _imported(code: types.CodeType, given: dict[str, Any]) -> Iterator[types.Mod
 def _is_library(name: str | None) -> bool:
     """Whether a module of that name belongs to Python or to an installed package."""
     top = (name or "").partition(".")[0]
-    if top in LIBRARIES or top in sys.stdlib_module_names and top != "__main__":
-        return True
     file = getattr(sys.modules.get(name or ""), "__file__", None) or ""
-    return f"{os.sep}site-packages{os.sep}" in file or f"{os.sep}dist-packages{os.sep}" in file
+    if top in sys.stdlib_module_names and top != "__main__":  # a user's file may have such a name
+        return not file.endswith(".py") or file.startswith(_PYTHON)
+    return top in LIBRARIES or any(
+        f"{os.sep}{folder}{os.sep}" in file for folder in ("site-packages", "dist-packages"))

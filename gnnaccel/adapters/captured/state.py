@@ -39,6 +39,8 @@ INFERENCE = "a tensor made in inference mode"  # writes to it are not counted
 #: packages whose objects count as unchanging where a module keeps one
 LIBRARIES = ("torch", "torch_geometric", "torch_scatter", "torch_sparse", "torch_cluster", "dgl",
              "gnnaccel", "builtins", "functools", "collections", "typing", "inspect")
+#: of what is known of a layer's functions, which `Reads` compares
+_INSPECTORS = "torch_geometric.inspector"
 #: classes of Python whose objects do not change
 _UNCHANGING = (bytes, complex, frozenset, range, slice, type(Ellipsis), type(NotImplemented),
                types.BuiltinFunctionType, type)
@@ -58,11 +60,14 @@ class Snapshot:
         self._classes = [type(m) for m in self._modules]
         self._root_class = type(first)
         # live views of all attributes, and of the functions and constants of all classes
-        self._views = [d.values() for m in every
-                       for d in (vars(m), *[vars(m)[name] for name in _TABLES])]
+        self._dicts = list(map(vars, every))
+        named = [d for own in self._dicts for d in (own, *[own[name] for name in _TABLES])]
+        self._named, self._names = named, list(chain.from_iterable(named))
+        self._views = [d.values() for d in named]
         self._views += [vars(cls).values() for cls in _ancestry(every)]
-        self._views += [vars(value).values() for m in every for name, value in vars(m).items()
-                        if name not in ASIDE and _is_object(value)]
+        self._views += [view for m in every for name, value in vars(m).items()
+                        if name not in ASIDE and _is_object(value)
+                        for view in _inside(f"the attribute {name}", value)]
         self._lengths = [len(view) for view in self._views]
         self._held = [value for view in self._views for value in view]
         self._hooks = [vars(m)[name] for m in every for name in _HOOKS if name in vars(m)]
@@ -71,28 +76,31 @@ class Snapshot:
         self.parameters = list(dict.fromkeys(
             p for m in every for p in vars(m)["_parameters"].values() if p is not None))
         self.buffers = [b for m in every for b in vars(m)["_buffers"].values() if b is not None]
-        self._wanted = [p.requires_grad for p in self.parameters]
         self._contents, attributes = _contents(every, first)
         if unversioned((*self.buffers, *attributes)):
             raise Unknown(INFERENCE)
         self.buffers += attributes
         self.tensors = [*self.parameters, *self.buffers]
         self._places = list(map(_place, self.tensors))
+        self._own = [vars(t) for t in self.tensors]
         # on integers a CUDA graph's kernels may depend in more than their results;
         # tensors on the host are read when it is captured
         self._whole = [t for t in self.buffers if t.device.type != device.type
                        or t.dim() and not t.is_floating_point()]
         self._versions = [t._version for t in self._whole]
         _check(self.parameters)
+        if any(self._own):
+            raise Unknown("a tensor with attributes of its own")
 
     def holds(self) -> bool:
         """Whether the state has not changed."""
         root = self._root()
-        return (type(root) is self._root_class
+        return (type(root) is self._root_class and vars(root) is self._dicts[0]
+                and all(map(is_, map(vars, self._modules), self._dicts[1:]))
                 and [type(m) for m in self._modules] == self._classes
                 and self._attributes_hold() and not any(self._hooks)
                 and list(map(_place, self.tensors)) == self._places
-                and [p.requires_grad for p in self.parameters] == self._wanted
+                and not any(self._own)
                 and [t._version for t in self._whole] == self._versions
                 and all(held.holds() for held in self._contents))
 
@@ -114,7 +122,8 @@ class Snapshot:
 
     def _attributes_hold(self) -> bool:
         """Whether attributes have the values that they had. Numbers and texts may be equal ones."""
-        if [len(view) for view in self._views] != self._lengths:
+        if ([len(view) for view in self._views] != self._lengths
+            or list(chain.from_iterable(self._named)) != self._names):
             return False
         if all(map(is_, chain.from_iterable(self._views), self._held)):
             return True
@@ -123,7 +132,7 @@ class Snapshot:
 
 
 def _place(t: Tensor) -> tuple:
-    return t.data_ptr(), t.shape, t.stride(), t.dtype
+    return t.data_ptr(), t.shape, t.stride(), t.dtype, t.requires_grad
 
 
 def _ancestry(modules: list[nn.Module]) -> list[type]:
@@ -144,7 +153,7 @@ class Frozen:
         if unversioned(tensors):
             raise Unknown(INFERENCE)
         self._tensors = tensors
-        self._versions = [(t.data_ptr(), t._version) for t in tensors]
+        self._versions = [(_place(t), t._version) for t in tensors]
 
     def holds(self) -> bool:
         """Whether the value has not changed: equal numbers, these very tensors, unwritten."""
@@ -153,7 +162,7 @@ class Frozen:
         except (LookupError, ValueError):
             return False
         return values.same(value, self._form, self._tensors) and self._versions == [
-            (t.data_ptr(), t._version) for t in self._tensors]
+            (_place(t), t._version) for t in self._tensors]
 
 
 def _contents(modules: list[nn.Module], root: nn.Module) -> tuple[list[Frozen], list[Tensor]]:
@@ -183,6 +192,29 @@ def _is_object(value: Any) -> bool:
     return (hasattr(value, "__dict__") and not isinstance(value, (Tensor, nn.Module, type))
             and not hasattr(value, "__qualname__") and not isinstance(value, types.ModuleType)
             and _of_a_library(value))
+
+
+def _inside(name: str, value: Any) -> Iterator[Any]:
+    """Live views of the attributes of a library's object, and of containers and such objects in it.
+    Raises Unknown where there is an object that cannot be compared."""
+    todo, seen = [value], set()
+    while todo:
+        one = todo.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        view = one if isinstance(one, _CONTAINERS) else vars(one)
+        view = view.values() if isinstance(view, dict) else view
+        yield view
+        if type(one).__module__ == _INSPECTORS:
+            continue
+        for inner in view:
+            if isinstance(inner, _CONTAINERS) or _is_object(inner):
+                todo.append(inner)
+            elif not (isinstance(inner, (bool, int, float, str, Tensor, type(None), weakref.ref))
+                      or _of_a_library(inner)):
+                raise Unknown(f"{name}, with an object of class "
+                              f"{type(inner).__module__}.{type(inner).__qualname__}")
 
 
 def _of_a_library(value: Any) -> bool:

@@ -310,6 +310,13 @@ class Entered:
 SEEN: list = []
 
 
+class Hooked(Net):
+    def forward(self, x, edge_index):
+        x = super().forward(x, edge_index)
+        x.register_hook(lambda grad: SEEN.append("back"))
+        return x * 2
+
+
 class Written(Net):
     def forward(self, x, edge_index):
         sys.stdout.write("called\n")
@@ -323,6 +330,14 @@ def test_what_operators_do(on, capsys):
         timed(*args), written(*args)
     assert SEEN == ["in", 1, "out"] * 9 and capsys.readouterr().out == "called\n" * 9
     assert not replays("Timed") and not replays("Written")
+
+
+def test_hooks_that_a_forward_registers(on):
+    model, args = Hooked(), given()
+    for _ in range(9):
+        SEEN.clear()
+        model(*args).sum().backward()
+        assert SEEN == ["back"]
 
 
 def test_a_users_module_may_have_a_name_of_pythons(monkeypatch):

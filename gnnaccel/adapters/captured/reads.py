@@ -85,7 +85,8 @@ class Reads:
         elif isinstance(value, functools.partial):
             self._held(name, value.func)
             self._frozen(name, lambda: (value.args, value.keywords))
-            self._held(name, [*value.args, *value.keywords.values()])
+            for one in (*value.args, *value.keywords.values()):
+                self._held(name, one)
         elif isinstance(value, types.MethodType):
             if not _is_library(value.__func__.__module__):
                 raise Unknown(f"{name}, a method of an object")
@@ -175,6 +176,8 @@ class Reads:
             if isinstance(scope.get(name), types.ModuleType):
                 self._held(f"the name {name}", scope[name])
         attributes = {name for inner in _codes(code) for name in inner.co_names}
+        if "register_hook" in attributes:
+            raise Unknown(f"{function.__qualname__} registers a hook, which no replay calls")
         self._names |= attributes
         for name in dict.fromkeys(_globals(code)):
             if name in scope:

@@ -61,9 +61,12 @@ class Snapshot:
         self._root_class = type(first)
         # live views of all attributes, and of the functions and constants of all classes
         self._dicts = list(map(vars, every))
-        named = [d for own in self._dicts for d in (own, *[own[name] for name in _TABLES])]
-        self._named, self._names = named, list(chain.from_iterable(named))
-        self._views = [d.values() for d in named]
+        tables = [own[name] for own in self._dicts for name in _TABLES]
+        self._views = [d.values() for d in (*self._dicts, *tables)]
+        # values may change their names; a library's own attributes do not
+        self._named = [d for d in tables if d]
+        self._named += [vars(m) for m in every if not _of_a_library(m)]
+        self._names = list(chain.from_iterable(self._named))
         self._views += [vars(cls).values() for cls in _ancestry(every)]
         self._views += [view for m in every for name, value in vars(m).items()
                         if name not in ASIDE and _is_object(value)

@@ -15,7 +15,10 @@ from torch import nn
 from torch_geometric.data import Data
 
 import gnnaccel
+from gnnaccel.adapters.captured import backend
 from gnnaccel.adapters.captured.state import Snapshot
+from gnnaccel.dispatch.graph.ordered_weights import of_the_graph
+from gnnaccel.dispatch.graph.tensor_ref import TensorRef
 from tests.pyg.recorded import recorded  # noqa: F401
 from tests.pyg.test_captured import Net, given, on, refused, replays, same, step  # noqa: F401
 
@@ -352,6 +355,19 @@ def test_a_slice_among_the_arguments(on):
             with gnnaccel.disabled():
                 assert same([found], [model(*args, rows)])
     assert replays("Sliced") == 8
+
+
+def test_weights_of_a_graph_are_compared_whole():
+    """Kernels may read them from a sorted copy, which a replay does not make again."""
+    model = nn.Module()
+    model.register_buffer("norm", of_the_graph(torch.rand(60)))
+    model.register_buffer("other", torch.rand(60))
+    snapshot = Snapshot([model], torch.device("cpu"))
+    other, norm = TensorRef(model.other), TensorRef(model.norm)
+    model.other.mul_(2)
+    assert snapshot.holds() and backend._stays(other, model.other)
+    model.norm.mul_(2)
+    assert not snapshot.holds() and not backend._stays(norm, model.norm)
 
 
 def test_a_number_on_the_host_is_compared_whole():

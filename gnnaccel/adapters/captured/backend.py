@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters.captured import graphs, modules, threads
+from gnnaccel.dispatch.graph.ordered_weights import is_of_the_graph
 from gnnaccel.dispatch.graph.tensor_ref import TensorRef, unversioned
 
 _CALLS = 2  # calls alike before one is captured
@@ -119,6 +120,7 @@ class _Form:
 
 
 def _stays(ref: TensorRef, tensor: Tensor) -> bool:
-    """Whether this is the tensor, where it was; unwritten, if it may be a graph."""
+    """Whether this is the tensor, where it was; unwritten, if it may be a graph or its weights."""
     return (ref() is tensor and ref.pointer == tensor.data_ptr()
-            and (tensor.is_floating_point() or not tensor.dim() or ref.version == tensor._version))
+            and (ref.version == tensor._version or not tensor.dim()
+                 or tensor.is_floating_point() and not is_of_the_graph(tensor)))

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from gnnaccel.adapters.captured import values
 from gnnaccel.adapters.captured.values import Unknown
+from gnnaccel.dispatch.graph.ordered_weights import is_of_the_graph
 from gnnaccel.dispatch.graph.tensor_ref import unversioned
 
 _TABLES = ("_parameters", "_buffers", "_modules")
@@ -86,10 +87,10 @@ class Snapshot:
         self.tensors = [*self.parameters, *self.buffers]
         self._places = list(map(_place, self.tensors))
         self._own = [vars(t) for t in self.tensors]
-        # on integers a CUDA graph's kernels may depend in more than their results;
-        # tensors on the host are read when it is captured
+        # on integers a CUDA graph's kernels may depend in more than their results, and read weights
+        # of a graph from a sorted copy; tensors on the host are read when it is captured
         self._whole = [t for t in self.buffers if t.device.type != device.type
-                       or t.dim() and not t.is_floating_point()]
+                       or t.dim() and not t.is_floating_point() or is_of_the_graph(t)]
         self._versions = [t._version for t in self._whole]
         _check(self.parameters)
         if any(self._own):

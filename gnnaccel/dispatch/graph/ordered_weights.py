@@ -35,6 +35,14 @@ def of_the_graph(weight: Tensor, exact: Tensor | None = None) -> Tensor:
     return weight
 
 
+def is_of_the_graph(weight: Tensor) -> bool:
+    """Whether these weights were noted as `of_the_graph`; kernels may read them in another order,
+    from memory that holds them as they are now."""
+    storage = weight.untyped_storage()
+    entry = _derived.entries.get(id(storage))
+    return entry is not None and entry[0]() is storage
+
+
 def inexact(weight: Tensor) -> None:
     """Note that weights of 16 bits were divided by sums that the host took in 16 bits. Its own sum
     over the neighbours errs likewise, see `in_fp32`; that of kernels does not."""

@@ -37,6 +37,9 @@ class Inheriting(Config):
 class Kind(enum.Enum):
     ONE = 1
 
+    def __init__(self, value):
+        self.beta = 1.0
+
     @property
     def alpha(self):
         return SCALE
@@ -202,6 +205,8 @@ WAYS = {
     "a class in a dictionary": way(lambda m, x: x * m.held["c"].alpha, config, held={"c": Config}),
     "a module in a dictionary": way(lambda m, x: x * m.held["c"].alpha, settings,
                                     held={"c": SETTINGS}),
+    "an attribute of a member": way(lambda m, x: x * Kind.ONE.beta,
+                                    lambda m: setattr(Kind.ONE, "beta", 2.0)),
     "a member in a dictionary": way(lambda m, x: x * m.held["c"].alpha, scale,
                                     held={"c": Kind.ONE}),
     "a number's property": way(lambda m, x: x * m.held.alpha, scale, held=Number.ONE),
@@ -257,6 +262,7 @@ def names(on, monkeypatch):
     del globals()["max"]
     monkeypatch.setattr(Config, "alpha", 1.0)
     monkeypatch.setattr(SETTINGS, "alpha", 1.0)
+    monkeypatch.setattr(Kind.ONE, "beta", 1.0)
     monkeypatch.setattr(SCALED, "alpha", 1.0, raising=False)
     monkeypatch.setitem(sys.modules, "settings_by_name", SETTINGS)
     Reading.remembered.cache_clear()

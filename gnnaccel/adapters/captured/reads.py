@@ -116,6 +116,8 @@ class Reads:
                 continue
             self._seen.add(id(base))
             self.frozen.append(_Length(vars(base)))
+            for one in base if issubclass(base, enum.Enum) else ():
+                self._frozen(str(one), functools.partial(vars, one))
             for name in vars(base):
                 if not (name in _ASIDE and issubclass(base, nn.Module)):
                     self._members.setdefault(name, []).append(base)

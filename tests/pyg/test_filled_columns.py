@@ -67,9 +67,22 @@ class StackedVectors(Message):
         return self.map(vectors.transpose(-1, -2)).transpose(1, 2).reshape(-1, 12) * x_i
 
 
-@pytest.mark.parametrize("cls", [FilledDescriptor, FilledTwice, FilledTowers, StackedVectors])
+class FilledCopies(Message):
+    """A copy has memory of its own."""
+
+    edge = WIDTH
+
+    def message(self, x_i, x_j, edge_attr):
+        out, edge = x_j.clone(), torch.clone(edge_attr)
+        out[:, :4] = torch.tanh(x_i[:, :4])
+        edge[:, 4:] = x_i[:, 4:]
+        return out + 2 * x_j + torch.sin(edge - edge_attr)
+
+
+@pytest.mark.parametrize("cls", [FilledDescriptor, FilledTwice, FilledTowers, StackedVectors,
+                                 FilledCopies])
 def test_values_and_gradients(kernels, cls):
-    compare(kernels, cls(), *arguments(Message)[:3 if cls is StackedVectors else 2])
+    compare(kernels, cls(), *arguments(cls)[:3 if cls in (StackedVectors, FilledCopies) else 2])
 
 
 class ManyVectors(MessagePassing):
@@ -176,9 +189,109 @@ class FilledThenAggregated(Message):
         return scatter(inputs, index, 0, dim_size) + scatter(x_j, index, 0, dim_size)
 
 
+class FilledOneNumber(Message):
+    """Columns that are one number in memory."""
+
+    def message(self, x_i, x_j):
+        out = (x_j[:, :1] * x_i[:, :1]).expand(-1, WIDTH)
+        out[:, 0] = x_i[:, 3]
+        return out * x_j
+
+
+class FilledCopiedByTo(Message):
+    def message(self, x_i, x_j):
+        out = x_j.to(x_j.dtype, copy=True)
+        out[:, 0] = x_i[:, 3]
+        return out + 2 * x_j
+
+
+class FilledMapped(Message):
+    """Rows that were mapped before; so are those below that were stacked, joined, written into
+    others, and reduced."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("weight", torch.randn(WIDTH, WIDTH))
+
+    def message(self, x_i, x_j):
+        mapped = x_j @ self.weight
+        x_j[:, :4] = torch.tanh(x_i[:, :4])
+        return mapped + x_j
+
+
+class FilledStacked(Message):
+    def message(self, x_i, x_j):
+        both = torch.stack([x_i, x_j], 1)
+        x_j[:, :4] = torch.tanh(x_i[:, :4])
+        return both.sum(1) + x_j
+
+
+class FilledJoined(Message):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("weight", torch.randn(2 * WIDTH, WIDTH))
+
+    def message(self, x_i, x_j):
+        filled = torch.zeros_like(x_j)
+        mapped = torch.cat([filled, x_j], -1) @ self.weight
+        filled[:, 1:3] = x_i[:, 1:3]
+        return mapped + filled
+
+
+class FilledValue(Message):
+    def message(self, x_i, x_j):
+        out, value = torch.zeros_like(x_j), torch.tanh(x_i - x_j)[:, :4] * 1
+        out[:, :4] = value
+        value[:, 1] = 3.0
+        out[:, 4:8] = value
+        return out
+
+
+class FilledReduced(Message):
+    def message(self, x_i, x_j, index, size_i):
+        out = x_i * x_j
+        sums = scatter(out, index, 0, size_i)
+        out[:, :4] = 0.5
+        return out + sums[index]
+
+
+class FilledInAggregate(Message):
+    def message(self, x_i, x_j):
+        return torch.tanh(x_j) + x_i
+
+    def aggregate(self, inputs, index, dim_size):
+        inputs[:, :4] = 2.0
+        return scatter(inputs, index, 0, dim_size)
+
+
+class FilledBetweenReductions(Message):
+    def message(self, x_j):
+        return torch.tanh(x_j)
+
+    def aggregate(self, inputs, index, dim_size):
+        rows = inputs * 2
+        before = scatter(rows, index, 0, dim_size)
+        rows[:, :4] = 2.0
+        return before * 3 + scatter(rows, index, 0, dim_size)
+
+
+class FilledBesideMessages(Message):
+    """The messages lie in the memory of an argument of the ``aggregate``."""
+
+    def message(self, x_j):
+        return x_j
+
+    def aggregate(self, inputs, x_j, index, dim_size):
+        x_j[:, :4] = 2.0
+        return scatter(inputs, index, 0, dim_size)
+
+
 @pytest.mark.parametrize("cls", [FilledAlias, FilledOver, FilledThenAggregated, FilledArgument,
                                  FilledByMask, FilledBroadcast, FilledRounded,
-                                 FilledWithoutGradient])
+                                 FilledWithoutGradient, FilledOneNumber, FilledCopiedByTo,
+                                 FilledMapped, FilledStacked, FilledJoined, FilledValue,
+                                 FilledReduced, FilledInAggregate, FilledBetweenReductions,
+                                 FilledBesideMessages])
 def test_what_stays_native(emulated, cls):
     layer, given = cls(), arguments(cls)
     expected, after = layer(*given[:2], given[2].clone()), given[2].clone()

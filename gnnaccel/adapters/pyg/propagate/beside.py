@@ -11,8 +11,8 @@ from torch import Tensor
 
 from gnnaccel.adapters.pyg.propagate import channels
 from gnnaccel.adapters.pyg.propagate.linear_maps import map_of
-from gnnaccel.adapters.pyg.propagate.pointwise import (MAPS, Deferred, Rows, about, made_rows,
-                                                       whole)
+from gnnaccel.adapters.pyg.propagate.pointwise import (MAPS, Deferred, Rows, about, hold,
+                                                       made_rows, whole)
 from gnnaccel.adapters.pyg.propagate.standins import NUMBERS, Unseen
 from gnnaccel.adapters.pyg.propagate.traced import applied
 from gnnaccel.dispatch.generated.tree import Number
@@ -24,7 +24,7 @@ class Beside(Deferred):
 
     def __init__(self, parts: list[Rows], meta: Tensor, dim: int = -1):
         super().__init__(meta)
-        self.parts, self.along = parts, dim % meta.dim()
+        self.parts, self.along = hold(parts), dim % meta.dim()
 
     @property
     def of_channels(self) -> bool:
@@ -85,7 +85,9 @@ def together(tensors: Any, dim: Any) -> Beside:
 def assign(rows: Rows, place: Any, value: Any) -> None:
     """``rows[place] = value``: ``rows`` are other ones then, of their parts that stay and these.
     Others that lie in their memory may be used no more."""
-    if not torch.is_grad_enabled() or not rows.meta.is_floating_point():
+    if rows.held or not torch.is_grad_enabled() or not rows.meta.is_floating_point():
+        raise Unseen
+    if 0 in rows.meta.stride():  # several columns are one number in memory
         raise Unseen
     dim, at = _columns(place, tuple(rows.meta.shape))
     slot = rows.meta.narrow(dim, at.start, len(at))

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from gnnaccel.adapters.pyg.propagate import channels, pointwise
 from gnnaccel.adapters.pyg.propagate.expressed import Once
 from gnnaccel.adapters.pyg.propagate.nodes_read import of_read
-from gnnaccel.adapters.pyg.propagate.pointwise import Deferred, Rows, about, whole
+from gnnaccel.adapters.pyg.propagate.pointwise import Deferred, Rows, about, hold, whole
 from gnnaccel.adapters.pyg.propagate.products import product
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 from gnnaccel.adapters.pyg.propagate.traced import Make, Param, applied, checked_bias
@@ -41,7 +41,7 @@ class Mapped(Deferred):
             raise Unseen
         if not (bias is None or isinstance(bias, Param)):
             raise Unseen
-        self.parts, self.weight, self.bias, self.name = parts, weight, bias, name
+        self.parts, self.weight, self.bias, self.name = hold(parts), weight, bias, name
         self.function, self._widths = function, [part.meta.shape[-1] for part in parts]
         self._dim = -1 if name == "linear" else -2 if weight.meta.dim() > 1 else 0
         if weight.meta.shape[self._dim] != sum(self._widths):

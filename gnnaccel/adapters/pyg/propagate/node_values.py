@@ -82,6 +82,7 @@ class EdgeRows(Once):
 
     def __init__(self, rows: pointwise.Rows):
         self.rows = rows
+        pointwise.hold([rows])
         tree, tail = rows.tree, rows.meta.shape[1:]
         super().__init__(lambda given: pointwise.whole(tree, tail, given))
 
@@ -101,6 +102,7 @@ class Steps:
         """The stand-in for one more reduction."""
         if not torch.is_grad_enabled():
             rows = pointwise.detached(rows)
+        pointwise.hold([rows])
         self.reductions.append((rows, reduce))
         self.done.append(len(self.reductions) - 1)
         result = NodeValue(self, torch.empty_like(rows.meta))

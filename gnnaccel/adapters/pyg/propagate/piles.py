@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from gnnaccel.adapters.pyg.propagate.channels import _dim
-from gnnaccel.adapters.pyg.propagate.pointwise import Rows
+from gnnaccel.adapters.pyg.propagate.pointwise import Rows, hold
 from gnnaccel.adapters.pyg.propagate.pointwise_calls import OPERATIONS
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 from gnnaccel.adapters.pyg.propagate.traced import Value, _call
@@ -33,7 +33,7 @@ class Pile(Value):
     def __init__(self, parts: Any, dim: int = 0):
         if type(dim) is not int or len({part.meta.shape for part in parts}) > 1:
             raise Unseen
-        self.parts, self.meta = tuple(parts), torch.stack([part.meta for part in parts], dim)
+        self.parts, self.meta = hold(tuple(parts)), torch.stack([part.meta for part in parts], dim)
         self.at = dim % self.meta.dim()
 
     @property

@@ -29,8 +29,7 @@ from gnnaccel.adapters.pyg.propagate.untold import Sequence
 from gnnaccel.dispatch.generated.cut import without_gradient
 from gnnaccel.dispatch.generated.tree import Leaf, Number, Tree, computed, leaves, mapped
 
-_SAME = frozenset(("contiguous", "clone", "detach", "float", "to", "type_as", "long", "int",
-                   "bool"))
+_SAME = frozenset(("contiguous", "detach", "float", "to", "type_as", "long", "int", "bool"))
 #: operations that mix the channels of a row, and give one row for each
 _OF_ROWS = frozenset(("sum", "mean", "norm", "normalize", "layer_norm", "softmax", "embedding",
                       "std", "var", "amax", "amin", "logsumexp", "log_softmax", "softmin",
@@ -43,7 +42,8 @@ MAPS = frozenset(("linear", "matmul", "mm", "bmm"))
 _PIECES = ("chunk", "split", "unbind")
 _COMPOSED = frozenset(("glu", "cosine_similarity", "pairwise_distance", "one_hot", "gather"))
 _REPEATED, _TURNED = ("expand", "expand_as", "repeat"), ("transpose", "swapaxes", "permute")
-_OF_FIRST = frozenset((*VIEWS, *_SAME, *_PIECES, *_REPEATED, *_TURNED))  # others tell the form
+#: others tell the form of the result
+_OF_FIRST = frozenset((*VIEWS, *_SAME, *_PIECES, *_REPEATED, *_TURNED, "clone"))
 _LIKE = {"zeros_like": 0.0, "ones_like": 1.0}
 #: other operations that stand-ins have
 NAMES = _OF_FIRST | _OF_ROWS | MAPS | _COMPOSED | {"mT"}
@@ -52,11 +52,11 @@ NAMES = _OF_FIRST | _OF_ROWS | MAPS | _COMPOSED | {"mT"}
 class Rows(Value):
     """Stand-in for rows. ``tree``: how a number of a row is computed; ``meta``: how it looks;
     ``memory``: all rows that lie in the same memory, None for these alone; ``of_caller``: that is
-    an argument of the call."""
+    an argument of the call; ``held``: others are made of them later, as they are now."""
 
     rank = 1
     memory: list[weakref.ref[Rows]] | None = None
-    of_caller = False
+    of_caller = held = False
 
     def __init__(self, tree: Tree, meta: Tensor):
         self.tree, self.meta = tree, meta
@@ -98,7 +98,11 @@ class Rows(Value):
             raise Unseen  # it has another's form
         if name in VIEWS and name != "contiguous":
             return _other("blocks").view(self, shaped(function, args, kwargs))
+        if name == "clone":
+            return Rows(self.tree, shaped(function, args, kwargs))
         if name in _SAME:
+            if "copy" in kwargs or any(one is True for one in args):
+                raise Unseen
             return self.sharing(self.kept(shaped(function, args, kwargs)))
         if name == "dropout":
             return _other("channels").dropout(*args, **kwargs)
@@ -300,6 +304,14 @@ def whole(tree: Tree, tail: Any, given: Any) -> Tensor:
     """[rows, *tail]: a tree at one end, computed."""
     t = computed(tree, given)
     return t if t.shape[1:] == tail else t.expand(-1, *tail)
+
+
+def hold(parts: Any) -> Any:
+    """``parts``, of which something is made later: from now on they may not be filled."""
+    for one in parts:
+        if isinstance(one, Rows):
+            one.held = True
+    return parts
 
 
 # --- views and pieces -----------------------------------------------------------------------------

@@ -52,11 +52,14 @@ def aggregated(sent: Any, message_layer: Layer, kwargs: dict, before: dict[str, 
             raise Unseen
         one, end = tracing.stand_in(parameter, kwargs, _OF_AGGREGATE, traced.proxy, edge_index)
         arguments[parameter.name] = one
+        if isinstance(one, pointwise.Rows):
+            one.of_caller = True  # the messages may lie in its memory
         if type(one) is Special and one.end == "i":
             object.__setattr__(one, "steps", traced)
         if end in ("i", "j"):
             traced.ends.append((parameter.name[:-2], end))
     ends += traced.ends
+    pointwise.hold(sent if type(sent) in (tuple, list) else [sent])
     out = ready(traced.proxy, _handed_on(sent, kwargs, before), **arguments)
     del traced.layer, traced.proxy  # what is kept by layer must not hold it
     return out, sent, traced

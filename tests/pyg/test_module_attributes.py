@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 import gnnaccel
 from tests.pyg.generated_calls import arguments, routes
@@ -103,7 +103,8 @@ class TypesAsked(Message):
 
     def message(self, x_i, x_j, edge_attr):
         if type(edge_attr) == type(None):  # noqa: E721 - as users write it
-            return x_j * x_i if type(x_j) is torch.Tensor else x_j
+            x_j = x_j * x_i if type(x_j) is torch.Tensor else x_j
+            return torch.tanh(x_j) if type(x_j) is Tensor and isinstance(x_i, Tensor) else x_j
         return torch.relu(x_i - x_j)
 
 

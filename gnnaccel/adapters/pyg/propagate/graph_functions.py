@@ -285,7 +285,9 @@ def _other(value: Any) -> Any:
         return _length
     if value is type:
         return _type_of
-    if value is Tensor or isinstance(value, type) and issubclass(value, nn.Module):
+    if value is Tensor:  # which `type` gives
+        return Tensor
+    if isinstance(value, type) and issubclass(value, nn.Module):
         return Kind(value)
     name, home = getattr(value, "__name__", ""), own.home(value)
     if name == "broadcast" and home in ("torch_scatter", "gnnaccel"):

@@ -3,7 +3,7 @@ they are plain."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -62,6 +62,9 @@ def state(layer: Any, args: tuple,
     graph = _graph(layer, x_dict, edge_index_dict, types, weight.device, own)
     if type(graph) is Reason:
         return graph
+    why = _order_reason(layer, edge_index_dict)
+    if why is not None:
+        return why
     row, out = calls.dtypes(x_dict[types[0]],
                             *[entries.parameter(layer.p_rel, "__".join(name))
                               for name in graph.present])
@@ -85,15 +88,17 @@ def _own(x_dict: Mapping[str, Tensor], types: tuple[str, ...]) -> tuple[int, ...
 def _graph(layer: Any, x_dict: Mapping[str, Tensor], edge_index_dict: Any, types: tuple[str, ...],
            device: torch.device, own: tuple[int, ...] | None) -> dicts.Graph | Reason:
     sizes = {name: x_dict[name].shape[0] for name in types}
-    graph = dicts.graph(edge_index_dict, sizes, layer.edge_types_map, device,
-                        None if own is None else dict(zip(types, own)))
-    if type(graph) is Reason:
-        return graph
-    numbers = [layer.edge_types_map[name] for name in edge_index_dict]
-    if (layer.k_rel.is_sorted or layer.v_rel.is_sorted) and numbers != sorted(numbers):
-        return reason("GA206", "edge types are in another order than the layer's metadata, on "
-                      "which PyG's result depends", "pass them in the order of the metadata")
-    return graph
+    return dicts.graph(edge_index_dict, sizes, layer.edge_types_map, device,
+                       None if own is None else dict(zip(types, own)))
+
+
+def _order_reason(layer: Any, names: Iterable[tuple]) -> Reason | None:
+    """Why edge types in this order stay native: PyG maps rows as if they were sorted by type."""
+    numbers = [layer.edge_types_map[name] for name in names]
+    if not (layer.k_rel.is_sorted or layer.v_rel.is_sorted) or numbers == sorted(numbers):
+        return None
+    return reason("GA206", "edge types are in another order than the layer's metadata, on which "
+                  "PyG's result depends", "pass them in the order of the metadata")
 
 
 def keep(spec: RelationalSpec, inputs: RelationalInputs) -> _Operands:

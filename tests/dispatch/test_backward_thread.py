@@ -147,12 +147,17 @@ def test_graphs_on_the_cpu_are_left_to_torch(monkeypatch):
     assert told == [True]
 
 
+#: torch's functions that are replaced besides
+OTHERS = ["torch.optim.adam.adam", "torch.utils.checkpoint._checkpoint_without_reentrant_generator",
+          "torch.utils.checkpoint.CheckpointFunction.forward"]
+
+
 def test_it_is_replaced_and_put_back():
     native = torch.autograd._engine_run_backward
     with gnnaccel.enabled():
         assert torch.autograd._engine_run_backward.__wrapped__ is native
         assert gnnaccel.status()["hosts"]["torch"]["patched"] == [
-            "torch.autograd._engine_run_backward", "torch.optim.adam.adam"]
+            "torch.autograd._engine_run_backward", *OTHERS]
     assert torch.autograd._engine_run_backward is native
 
 
@@ -160,6 +165,5 @@ def test_a_torch_without_that_entry_is_left_alone(monkeypatch):
     native = torch.autograd._engine_run_backward
     monkeypatch.delattr(torch.autograd, "_engine_run_backward")
     with gnnaccel.enabled():
-        assert gnnaccel.status()["hosts"]["torch"]["patched"] == [
-            "torch.optim.adam.adam"]
+        assert gnnaccel.status()["hosts"]["torch"]["patched"] == OTHERS
     monkeypatch.setattr(torch.autograd, "_engine_run_backward", native, raising=False)

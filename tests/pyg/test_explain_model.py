@@ -31,7 +31,7 @@ class Own(MessagePassing):
 
 class Changed(GATConv):
     def message(self, x_j, alpha):
-        return 2 * super().message(x_j, alpha)
+        return 2 * super().message(x_j, alpha).flip(-1)
 
 
 class Net(torch.nn.Module):
@@ -88,7 +88,7 @@ def test_reasons_have_code_text_and_what_would_change_it(route, net, inputs):
     excluded, changed = found["left_out"].reasons[0], found["changed"].reasons[0]
     assert excluded["code"] == "GA101" and "include" in excluded[
         "hint"] and "GATv2Conv" in excluded["text"]
-    assert changed["code"] == "GA205" and "message" in changed["text"] and changed["hint"]
+    assert changed["code"] == "GA211" and "message" in changed["text"] and changed["hint"]
     assert "did not propagate" in found["own"].note and found["own"].layer == "Own"
 
 

@@ -369,10 +369,6 @@ class AnOwn(MessagePassing):
         return self.propagate(edge_index, x=x, edge_attr=edge_attr, size=(len(x), None))
 
 
-def asks(src, count):
-    return src * 2 if count is None else src
-
-
 def changes(x):
     x.mark = 1
     return x
@@ -383,7 +379,6 @@ def itself(x):
 
 
 NATIVE = r"""
-return asks(x_j.tanh() - x_i, size_i)
 return torch.tanh(x_j - x_i) if index is None else torch.relu(x_j - x_i)
 row, col = edge_index\nreturn torch.tanh(x_j - x_i) * (2.0 if row == col else 1.0)
 row, col = edge_index\nreturn torch.tanh(x_j - x_i) * col.view(-1, 1)

@@ -158,7 +158,7 @@ def test_a_number_of_a_module_that_changes(kernels, torch_scatter, monkeypatch):
         lambda: monkeypatch.setattr(this, "EPSILON", 3.0),
         lambda: monkeypatch.setattr(this, "own_softmax",
                                     lambda src, index, num_nodes, dim: src.sigmoid()),
-        lambda: monkeypatch.setattr(this, "own_softmax", told)), taken="native")
+        lambda: monkeypatch.setattr(this, "own_softmax", told)))
 
 
 def features(*sizes: int) -> torch.Tensor:

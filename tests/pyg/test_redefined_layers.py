@@ -48,7 +48,10 @@ class TanhGATv2(GATv2Conv):
 
 
 class EdgeTransformer(TransformerConv):
+    """PyG cannot write its `propagate`, as the arguments are not annotated: it inherits one."""
+
     def __init__(self):
+        TransformerConv(WIDTH, 4)  # for which PyG has written one then
         super().__init__(WIDTH, 4, heads=2, edge_dim=EDGE)
 
     def forward(self, x, edge_index, edge_attr):

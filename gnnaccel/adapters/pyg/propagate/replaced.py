@@ -3,8 +3,8 @@ asks for a faster way; of a class with one too, where some of its layers just pa
 those of users' subclasses do that redefine its methods.
 
 PyG writes a ``propagate`` for each class when that is first instantiated, into the class itself;
-ours is put around it then. Where PyG could not write one, the class inherits the general one, and
-gets ours around that. A ``propagate`` that somebody else wrote is left alone. ``_orig_propagate``
+ours is put around it then. Where PyG could not write one, the class inherits one, and gets ours
+around that. A ``propagate`` that somebody else wrote is left alone. ``_orig_propagate``
 and ``_jinja_propagate``, which explainers go back to, stay the host's own.
 """
 from __future__ import annotations
@@ -80,8 +80,6 @@ def _taking_over(native: Callable, patches: PatchSet) -> Callable:
 
 
 def _take_over(cls: type[Any], patches: PatchSet) -> None:
-    from torch_geometric.nn import MessagePassing
-
     from gnnaccel.adapters.pyg import known_class, propagates, redefines
 
     own, native, adapter = vars(cls), cls.propagate, known_class(cls)
@@ -91,8 +89,9 @@ def _take_over(cls: type[Any], patches: PatchSet) -> None:
         return
     written = (own.get("propagate") is native is own.get(_KEPT[1])
                and own.get(_KEPT[0]) is not native)
-    general = native is MessagePassing.propagate and cls is not MessagePassing
-    if (written or general) and own_code.is_method(native, cls, "propagate", "torch_geometric"):
+    # where PyG could not write one: the general one, or what was written for a class above
+    inherited = "propagate" not in own and native is own.get(_KEPT[0]) is own.get(_KEPT[1])
+    if (written or inherited) and own_code.is_method(native, cls, "propagate", "torch_geometric"):
         replacement = routed(native)
         if chosen is not None:
             replacement = by_layer(chosen, replacement, native)

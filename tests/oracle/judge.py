@@ -125,7 +125,8 @@ def distances(
 ) -> dict[str, float]:
     """How far each result of ``got`` is from that of ``host``, relative to the latter.
 
-    Numbers that are not finite, there or in ``beside``, do not count. ``small``: see `SMALL`.
+    Numbers that are not finite, there or in ``beside``, do not count. ``small``: see `SMALL`; 0 for
+    errors relative to the very result, even where that is zero but for rounding.
     """
     got, host = on_cpu(got), on_cpu(host)
     beside = got if beside is None else on_cpu(beside)
@@ -150,7 +151,7 @@ def distances(
         scale = norms[name]
         if not name.startswith("out"):
             scale = max(scale, small * largest)
-            if norms[name] <= 1e-9 * largest:  # zero, but for the rounding of larger terms
+            if small and norms[name] <= 1e-9 * largest:  # zero, but for rounding of larger terms
                 scale = largest
         found[name] = gap / (scale or 1.0) if gap else 0.0
     return found

@@ -87,6 +87,21 @@ def test_digits_are_lost_of_a_result_itself_however_small_beside_another(theirs,
     assert found is not None and found.rounding == rounding
 
 
+def test_digits_are_lost_of_a_result_that_is_zero():
+    """As a second gradient is through a softmax over equal edges, with inputs of a thousand: terms
+    of 1e17 cancel, in the host's order of operations nearly all of them."""
+    truth = {"second gradient of v": torch.tensor([1e13]).double(), "second gradient of q":
+             torch.tensor([1e-5]).double()}
+    got, host = ({**truth, "second gradient of q": torch.tensor([off]).double()}
+                 for off in (2e16, 9e9))
+    found = judge.beyond([(got, host, truth)], judge.FLOOR)
+    assert found is not None and found.rounding
+    assert judge.beyond([(got, got, truth)], judge.FLOOR) is None  # as in some of the other draws
+    off = {**truth, "second gradient of v": truth["second gradient of v"] * 2}  # is no rounding
+    found = judge.beyond([(off, truth, truth)], judge.FLOOR)
+    assert found is not None and not found.rounding
+
+
 def test_the_largest_of_the_host_s_errors_over_nudged_inputs_counts():
     truth = {"out": torch.tensor([1.0], dtype=torch.float64)}
     got, near = {"out": truth["out"] + 1e-3}, {"out": truth["out"] + 6e-4}

@@ -287,7 +287,7 @@ def test_a_change_of_what_is_reached(names, what):
             with gnnaccel.disabled():
                 assert same([found], [model(*args)]), number
     assert not same([found], [before])
-    # over which no call is replayed on a GPU within these: it is not known why
+    # on a GPU AddSelfLoops waits for the device, which a captured module may not
     assert (PLACE[0], what) == ("cuda", "a transform in another") or (
         bool(replays(type(model).__name__)) is (what not in NOT_FOLLOWED)), refused()
 

@@ -110,7 +110,7 @@ def made(nodes: int, edges: int, width: int, device: torch.device) -> tuple[Tens
     return x, edge_index
 
 
-def sampled(model: Net, x: Tensor, edge_index: Tensor) -> float:
+def sampled(model: Net, x: Tensor, edge_index: Tensor, limit: int | str) -> float:
     """How far the first layer's first rows are from the layer over their edges alone."""
     mine = torch.cat([at + (part < _SAMPLE).nonzero().view(-1)
                       for at, part in zip(range(0, edge_index.shape[1], _CHUNK),
@@ -121,7 +121,7 @@ def sampled(model: Net, x: Tensor, edge_index: Tensor) -> float:
     with torch.no_grad():
         right = layer((x[sources].double(), x[:_SAMPLE].double()),
                       torch.stack([place, edge_index[1, mine]]))
-        with gnnaccel.offload(device=next(model.parameters()).device):
+        with gnnaccel.offload(limit, device=next(model.parameters()).device):
             found = model.first(x, edge_index)
     return checks.difference(found[:_SAMPLE], right)
 
@@ -212,7 +212,7 @@ def main(given: list[str] | None = None) -> int:
     limits = asked.limit or ["auto", 3 * x.numel() * x.element_size() // 2]
     with contextlib.nullcontext() if asked.native else gnnaccel.enabled():
         began = time.perf_counter()
-        apart = sampled(model, x, edge_index)
+        apart = sampled(model, x, edge_index, limits[0])
         say(check=f"{_SAMPLE} rows of the first layer", difference=apart,
             seconds_with_bands_made=round(time.perf_counter() - began, 3))
         for limit in limits:

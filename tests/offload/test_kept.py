@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import threading
+import types
 
 import numpy as np
 import pytest
@@ -217,6 +218,57 @@ def test_room_beside_bands_of_rows(limit, data):
     with torch.no_grad(), offload(limit, device="cpu") as ran:
         out = data[0].relu()  # noqa: F841 - it stays while it is used; eight bands take 4000
         assert bool(ran.memory.kept) is (limit == 4000 + BYTES)
+
+
+@pytest.mark.parametrize("limit, stays", [(2.36, True), (2.2, False)])
+def test_bands_are_so_small_that_results_stay(limit, stays):
+    """Where all rows come once, smaller bands fetch no more. ``limit``: in bytes of a result. With
+    too little for bands they are large, and the result goes."""
+    torch.manual_seed(0)
+    nodes, width = 2000, 128
+    x, edges = torch.randn(nodes, width), torch.randint(0, nodes, (2, 16 * nodes))
+    one, other, size = SAGEConv(width, width), SAGEConv(width, width), nodes * width * 4
+    with torch.no_grad():
+        right = other(one(x, edges).relu(), edges)
+        with offload(int(limit * size), device="cpu") as ran:
+            found = other(one(x, edges).relu(), edges)
+    assert ran.memory.stayed == (2 if stays else 1) * size
+    assert (min(bands for _, bands in ran.ran) > 100) is stays
+    torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-5)
+
+
+def test_the_largest_result_that_stays():
+    memory = Memory(torch.device("cpu"))
+    near = Near(memory, plan.ranges(3, 1), 0, 1000, 59)
+    near.adopt(torch.zeros(3, 5), torch.ones(3, 5))
+    assert memory.stayed == 60
+    assert near.leaves((3, 5), torch.float) is None and near.leaves((2, 7), torch.float) is not None
+
+
+@pytest.mark.parametrize("free, after, blocks, has", [
+    (100, 100, [], True), (99, 99, [("inactive", 100, 7, 0)], True),
+    (99, 99, [("active_allocated", 200, 7, 0), ("inactive", 99, 7, 0), ("inactive", 100, 8, 0),
+              ("inactive", 100, 7, 1)], False),
+    (99, 100, [], True)])
+def test_whether_the_device_has_memory_in_one_piece(free, after, blocks, has, monkeypatch):
+    """A block is (state, size, stream, device). ``after``: free once the allocator returned what it
+    does not use."""
+    memory, now = Memory(torch.device("cpu")), [free]
+    memory._on_gpu = True
+    stream = types.SimpleNamespace(device=types.SimpleNamespace(index=0), cuda_stream=7)
+    for name, value in dict(
+            mem_get_info=lambda device: (now[0], 1000), current_stream=lambda device: stream,
+            empty_cache=lambda: now.__setitem__(0, after),
+            memory_snapshot=lambda: [
+                {"device": device, "stream": of, "blocks": [{"state": state, "size": size}]}
+                for state, size, of, device in blocks]).items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    assert memory.has(100) is has
+    near = Near(memory, types.SimpleNamespace(again=lambda: True), 400)
+    monkeypatch.setattr(Memory, "near", lambda self, far: far + 1)
+    rows = torch.zeros(5, 5)
+    now[0] = free
+    assert torch.equal(near.of(rows), rows + 1 if has else rows)
 
 
 def test_training_after_inference(data):

@@ -67,25 +67,26 @@ class Call:
     call found out; brought up to date; ``spare``: bytes of the device for rows that many bands
     need: where all rows of a tensor fit, they are fetched once; ``result``: type of its rows, by
     default that of destinations; ``beside``: more bytes of the device, for the last call's result
-    and for this one's, which stays there for the next (`Kept`)."""
+    and for this one's, which stays there for the next (`Kept`), if it has ``most`` bytes at most.
+    """
 
     def __init__(self, function: Function, bands: Bands, kinds: list[str], memory: Memory,
                  name: str, around: Callable[[], contextlib.AbstractContextManager[Any]],
                  draws: Draws | None = None, known: dict[Key, int] | None = None, spare: int = 0,
-                 result: str | None = None, beside: int = 0):
+                 result: str | None = None, beside: int = 0, most: int | None = None):
         self._function, self.bands, self.kinds = function, bands, kinds
         self.memory, self._draws, self.name, self.around = memory, draws, name, around
         self._known = {} if known is None else known
         self.answers: Answers = {**self._known, **bands.derived}
         self._result = bands.target if result is None else result
-        self.near = Near(memory, bands, spare, beside)
+        self.near = Near(memory, bands, spare, beside, most)
         self._recomputed = False
         self._left: Tensor | None = None  # the result on the device, where it stays there
 
     def __call__(self, inputs: list[Tensor], whole: list[Tensor]) -> Tensor:
         """The results, in the host's memory; differentiable, once. ``inputs``: contiguous, on the
         host."""
-        if torch.is_grad_enabled() and any(t.requires_grad for t in (*inputs, *whole)):
+        if is_recorded(inputs, whole):
             self._recomputed = True
             return gradients.in_bands(self, inputs, whole)
         return self.forward(inputs, whole)
@@ -214,6 +215,11 @@ class Call:
                     else f"a {type(rows).__name__}")
             raise OffloadError(f"{self.name} gave {what} over a band of {own} rows; to run in "
                                "bands it has to give a tensor with as many")
+
+
+def is_recorded(*tensors: list[Tensor]) -> bool:
+    """Whether a call with these tensors is to be differentiated."""
+    return torch.is_grad_enabled() and any(t.requires_grad for of in tensors for t in of)
 
 
 def _version(t: Tensor) -> int:

@@ -33,6 +33,21 @@ class Memory:
         self.kept = Kept()
         self._on_gpu = device.type == "cuda"
 
+    def has(self, size: int) -> bool:
+        """Whether the device can give ``size`` bytes in one piece to the current stream. Where it
+        could not otherwise, torch's allocator returns its unused memory to the device."""
+        if not self._on_gpu or size <= torch.cuda.mem_get_info(self.device)[0]:
+            return True
+        stream = torch.cuda.current_stream(self.device)
+        if any(block["size"] >= size and block["state"] == "inactive"
+               for segment in torch.cuda.memory_snapshot()
+               if segment["device"] == stream.device.index
+               and segment["stream"] == stream.cuda_stream
+               for block in segment["blocks"]):
+            return True
+        torch.cuda.empty_cache()
+        return size <= torch.cuda.mem_get_info(self.device)[0]
+
     def empty(self, shape: Any, dtype: torch.dtype) -> Tensor:
         """Memory of the host, pinned where the device is a GPU."""
         return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=self._on_gpu)

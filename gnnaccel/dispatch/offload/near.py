@@ -14,16 +14,19 @@ from gnnaccel.dispatch.offload.plan import Bands
 
 class Near:
     """Rows on the device. ``room``: bytes that they may take there; ``beside``: more, for rows that
-    an earlier call left there, and for those that this one leaves."""
+    an earlier call left there, and for those that this one leaves, ``most`` bytes at most."""
 
-    def __init__(self, memory: Memory, bands: Bands, room: int, beside: int = 0):
+    def __init__(self, memory: Memory, bands: Bands, room: int, beside: int = 0,
+                 most: int | None = None):
         self._memory, self._room = memory, room if bands.again() else 0
         self._left, self._beside = self._room, beside
+        self._most = beside if most is None else most
         self._held: dict[int, tuple[Tensor, Tensor]] = {}  # by the id of the tensor on the host
 
     def of(self, far: Tensor) -> Tensor:
         """``far``, a tensor of the host, or all of it on the device, fetched once."""
-        if id(far) not in self._held and self._take(far.shape, far.dtype):
+        if (id(far) not in self._held and self._take(far.shape, far.dtype)
+                and self._memory.has(_bytes(far.shape, far.dtype))):
             self._held[id(far)] = far, self._memory.near(far.detach())
         return self.known(far)
 
@@ -31,7 +34,7 @@ class Near:
         """Use ``close``, which an earlier call left on the device, as all of ``far``, if it fits.
         Of ``beside`` it leaves room for a result as large, which goes first: where rows have to
         come, they come while results go."""
-        size = close.numel() * close.element_size()
+        size = _bytes(close.shape, close.dtype)
         if self._take(close.shape, close.dtype) or (
                 2 * size <= self._beside and self._take_beside(close.shape, close.dtype)):
             self._held[id(far)] = far, close
@@ -43,9 +46,12 @@ class Near:
 
     def leaves(self, shape: Any, dtype: torch.dtype) -> Tensor | None:
         """Memory of the device for a result that stays after the call, if it fits."""
-        if not self._take_beside(shape, dtype):
+        size = _bytes(shape, dtype)
+        if size > self._most or not self._take_beside(shape, dtype):
             return None
         with pipeline.lasting(self._memory.device):
+            if not self._memory.has(size):
+                return None
             return torch.empty(shape, dtype=dtype, device=self._memory.device)
 
     def empty(self, shape: Any, dtype: torch.dtype) -> Tensor:
@@ -62,15 +68,19 @@ class Near:
         self._left = self._room
 
     def _take(self, shape: Any, dtype: torch.dtype) -> bool:
-        size = torch.Size(shape).numel() * dtype.itemsize
+        size = _bytes(shape, dtype)
         if size > self._left:
             return False
         self._left -= size
         return True
 
     def _take_beside(self, shape: Any, dtype: torch.dtype) -> bool:
-        size = torch.Size(shape).numel() * dtype.itemsize
+        size = _bytes(shape, dtype)
         if size > self._beside:
             return False
         self._beside -= size
         return True
+
+
+def _bytes(shape: Any, dtype: torch.dtype) -> int:
+    return torch.Size(shape).numel() * dtype.itemsize

@@ -150,8 +150,8 @@ class RowWise(TorchFunctionMode):
         call = calls.Call(function, plan.ranges(total, max(1, -(-total // band))),
                           ["rows"] * len(inputs), self._memory, name, self.paused,
                           Draws(self._memory.device) if name in _DRAWING else None,
-                          beside=min(self._stays() - _AT_ONCE * min(band, total) * row,
-                                     int(self._room() * NEAR)))
+                          beside=self._stays() - _AT_ONCE * min(band, total) * row,
+                          most=int(self._room() * NEAR))
         return call([t.contiguous() for t in inputs], whole)
 
     def _batch_norm(self, input: Tensor, running_mean: Tensor | None, running_var: Tensor | None,

@@ -22,6 +22,8 @@ _ALONG = 1 << 28
 _ON_HOST = 1 << 30
 #: share of a call's room for rows that all bands need
 NEAR = 0.55
+#: share of a call's room that bands have, however much results take that stay
+_LEAST = 1 / 12
 #: share of the room left that edges may take to stay on the device, and the bytes of one then:
 #: int64 ends, a sorted structure, and GCN's normalisation
 _RESIDENT = 0.4
@@ -80,6 +82,12 @@ class Widths(NamedTuple):
         least = min(width for width in (self.node, self.widest) if width)
         part = min(int(room * NEAR), int(sources * max(self.node, self.widest) * 1.1))
         return part if self.node and sources * least <= part else 0
+
+    def aside(self, targets: int, left: int, room: int) -> int:
+        """The part of the ``left`` bytes of a call's ``room`` for its result, which then stays; 0
+        where bands would have too little."""
+        size = targets * self.widest
+        return size if size <= left - room * _LEAST else 0
 
     @staticmethod
     def staying(edges: int) -> int:

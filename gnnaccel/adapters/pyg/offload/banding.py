@@ -24,7 +24,7 @@ from gnnaccel.dispatch.distributed.draws import Draws
 from gnnaccel.dispatch.graph import cache
 from gnnaccel.dispatch.graph.tensor_ref import TensorMap
 from gnnaccel.dispatch.offload import plan
-from gnnaccel.dispatch.offload.calls import Call
+from gnnaccel.dispatch.offload.calls import Call, is_recorded
 from gnnaccel.dispatch.offload.memory import Memory
 from gnnaccel.dispatch.offload.plan import Bands
 from gnnaccel.dispatch.offload.rowwise import RowWise
@@ -133,7 +133,10 @@ class Bander:
         widths = Widths.of(inputs, kinds, weights.values(), layers.is_bipartite(layer),
                            result is None and self._fused(layer, inputs))
         near = widths.near(graph.sizes[0], self.room())
-        bands = self._bands(graph, widths, self.room() - near)
+        # rows that come once for all bands come no more often for smaller ones
+        small = not (near == 0 or result is not None or torch.is_inference_mode_enabled()
+                     or is_recorded(inputs, others, list(weights.values())))
+        bands = self._bands(graph, widths, self.room() - near, small)
         self.ran[title, len(bands.bands)] += 1
 
         def over_band(session: BandSession | None, inputs: list[Tensor],
@@ -174,12 +177,13 @@ class Bander:
         """The bytes of `room` that the edges on the device do not take."""
         return self.room() - Widths.staying(self._edges)
 
-    def _bands(self, graph: _Graph, widths: Widths, room: int) -> Bands:
+    def _bands(self, graph: _Graph, widths: Widths, room: int, small: bool) -> Bands:
         """The graph's bands for rows of these widths; kept while it is unwritten. ``room``: the
-        bytes that they and the edges may take."""
+        bytes that they and the edges may take; ``small``: so small that the result may stay."""
         lasting = not graph.edge_index.is_inference()
         stay = widths.stay(graph.edge_index.shape[1], room) if lasting else 0
         room -= stay
+        room -= widths.aside(graph.sizes[1], room, self.room()) if small else 0
         by_key = (plans.get(graph.edge_index) if lasting else None) or {}
         key = self.memory.device, *graph[1:]
         by_parts, parts = by_key.get(key, {}), widths.parts(graph.sizes, graph.edge_index.shape[1],
@@ -204,7 +208,8 @@ class Bander:
         if graph.flipped:
             edge_index = edge_index.flip(0)
         while True:
-            bands = plan.cut(edge_index, graph.sizes, graph.relation, parts, self.memory, room)
+            bands = plan.cut(edge_index, graph.sizes, graph.relation, parts, self.memory,
+                             self._stays())
             need = widths.of_bands(bands)
             if need <= room or parts >= most or need > _HELPS * before:
                 bands.fitted = need <= room

@@ -88,7 +88,10 @@ class Reads:
             for one in (*value.args, *value.keywords.values()):
                 self._held(name, one)
         elif isinstance(value, types.MethodType):
-            if not _is_library(value.__func__.__module__):
+            function = value.__func__
+            if isinstance(value.__self__, nn.Module) and isinstance(function, types.FunctionType):
+                self._function(function)
+            elif not _is_library(function.__module__):
                 raise Unknown(f"{name}, a method of an object")
             self._held(name, value.__self__)
         elif isinstance(value, types.ModuleType):
@@ -305,7 +308,8 @@ def _members(value: Any) -> Iterable[Any]:
     """What is in a container, if it is one."""
     if values.of_data(value) and hasattr(value, "to_dict"):
         value = value.to_dict()
-    elif isinstance(value, values.NAMESPACES):
+    elif isinstance(value, values.NAMESPACES) or (
+            not _is_library(type(value).__module__) and values.is_object(value)):
         value = vars(value)
     if isinstance(value, dict):
         return [*value.values()]

@@ -60,20 +60,23 @@ class Snapshot:
         self._modules = [m for m in every if m is not first]
         self._classes = [type(m) for m in self._modules]
         self._root_class = type(first)
-        # live views of all attributes, and of the functions and constants of all classes
-        self._dicts = list(map(vars, every))
-        tables = [own[name] for own in self._dicts for name in _TABLES]
+        # live views of all attributes, and of the functions and constants of all classes; but of
+        # the first's attributes, as methods of its own among them would keep it alive
+        self._dicts = list(map(vars, self._modules))
+        tables = [of[name] for of in map(vars, every) for name in _TABLES]
         self._views = [d.values() for d in (*self._dicts, *tables)]
         # values may change their names; a library's own attributes do not
         self._named = [d for d in tables if d]
-        self._named += [vars(m) for m in every if not _of_a_library(m)]
-        self._names = list(chain.from_iterable(self._named))
+        self._named += [vars(m) for m in self._modules if not _of_a_library(m)]
+        self._names = [*vars(first), *chain.from_iterable(self._named)]
         self._views += [vars(cls).values() for cls in _ancestry(every)]
         self._views += [view for m in every for name, value in vars(m).items()
                         if name not in ASIDE and _is_object(value)
                         for view in _inside(f"the attribute {name}", value)]
-        self._lengths = [len(view) for view in self._views]
-        self._held = [value for view in self._views for value in view]
+        views = [vars(first).values(), *self._views]
+        self._lengths = [len(view) for view in views]
+        self._held = [_Method(value) if _is_method_of(value, first) else value
+                      for view in views for value in view]
         self._hooks = [vars(m)[name] for m in every for name in _HOOKS if name in vars(m)]
         if any(self._hooks):
             raise Unknown("hooks of modules")
@@ -99,10 +102,10 @@ class Snapshot:
     def holds(self) -> bool:
         """Whether the state has not changed."""
         root = self._root()
-        return (type(root) is self._root_class and vars(root) is self._dicts[0]
-                and all(map(is_, map(vars, self._modules), self._dicts[1:]))
+        return (root is not None and type(root) is self._root_class
+                and all(map(is_, map(vars, self._modules), self._dicts))
                 and [type(m) for m in self._modules] == self._classes
-                and self._attributes_hold() and not any(self._hooks)
+                and self._attributes_hold(root) and not any(self._hooks)
                 and list(map(_place, self.tensors)) == self._places
                 and not any(self._own)
                 and [t._version for t in self._whole] == self._versions
@@ -124,15 +127,30 @@ class Snapshot:
             for table, name, p in places:
                 table[name] = p
 
-    def _attributes_hold(self) -> bool:
+    def _attributes_hold(self, root: nn.Module) -> bool:
         """Whether attributes have the values that they had. Numbers and texts may be equal ones."""
-        if ([len(view) for view in self._views] != self._lengths
-            or list(chain.from_iterable(self._named)) != self._names):
+        views = [vars(root).values(), *self._views]
+        if ([len(view) for view in views] != self._lengths
+            or [*vars(root), *chain.from_iterable(self._named)] != self._names):
             return False
-        if all(map(is_, chain.from_iterable(self._views), self._held)):
+        if all(map(is_, chain.from_iterable(views), self._held)):
             return True
         return all(a is b or (type(a) is type(b) and type(a) in (int, float, str) and a == b)
-                   for a, b in zip(chain.from_iterable(self._views), self._held))
+                   or (type(b) is _Method and _is_method_of(a, root) and a.__func__ is b.function)
+                   for a, b in zip(chain.from_iterable(views), self._held))
+
+
+class _Method:
+    """A method of the first root, which it does not keep alive."""
+
+    __slots__ = ("function",)
+
+    def __init__(self, method: types.MethodType) -> None:
+        self.function = method.__func__
+
+
+def _is_method_of(value: Any, module: nn.Module | None) -> bool:
+    return type(value) is types.MethodType and value.__self__ is module
 
 
 def _place(t: Tensor) -> tuple:
@@ -153,7 +171,7 @@ class Frozen:
         """Take the value that ``get()`` returns. Raises Unknown."""
         self._get = get
         tensors: list[Tensor] = []
-        self._form = values.apart(get(), tensors)
+        self._form = values.apart(get(), tensors, ())
         if unversioned(tensors):
             raise Unknown(INFERENCE)
         self._tensors = tensors
@@ -177,14 +195,16 @@ def _contents(modules: list[nn.Module], root: nn.Module) -> tuple[list[Frozen], 
             if name in ASIDE or isinstance(value, (bool, int, float, str, type(None),
                                                    types.FunctionType)):
                 continue  # `Reads` has the values that a function reads
-            if isinstance(value, nn.Module):
-                continue  # `Reads` has it among its modules
+            of = value.__self__ if type(value) is types.MethodType else value
+            if isinstance(of, nn.Module):  # `Reads` has it and the function of its method
+                if of is root and m is not root:  # it would be kept alive
+                    raise Unknown(f"the attribute {name}, a method of the module around it")
+                continue
             if isinstance(value, Tensor):
                 tensors.append(value)
-            elif isinstance(value, _CONTAINERS) or values.of_data(value):
+            elif (isinstance(value, (*_CONTAINERS, *values.NAMESPACES)) or values.of_data(value)
+                  or not _of_a_library(value) and values.is_object(value)):
                 frozen.append(Frozen(lambda value=value: value))
-            elif getattr(value, "__self__", None) is root:
-                raise Unknown(f"the attribute {name}, a method of the module itself")
             elif not _of_a_library(value):
                 raise Unknown(f"the attribute {name}, an object of class "
                               f"{type(value).__module__}.{type(value).__qualname__}")

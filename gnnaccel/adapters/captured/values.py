@@ -19,6 +19,7 @@ _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, t
               types.ModuleType)
 NAMESPACES = (argparse.Namespace, types.SimpleNamespace)
 _DATA = "torch_geometric.data."
+_IN_PYTHON = 1 << 9  # of a type's flags: made by a class statement
 TENSOR = "a tensor"
 
 
@@ -26,9 +27,13 @@ class Unknown(Exception):
     """A value holds something that cannot be compared; the message says what."""
 
 
-def apart(value: Any, tensors: list[Tensor]) -> Any:
+def apart(value: Any, tensors: list[Tensor], within: tuple[int, ...] | None = None) -> Any:
     """The form of ``value``, equal to that of another value of the same structure and numbers; its
-    tensors are appended to ``tensors``. Raises Unknown."""
+    tensors are appended to ``tensors``. Raises Unknown.
+
+    within: the objects of user classes, by id, that the value is in; None where such an object is
+    unknown, as `together` cannot make one.
+    """
     kind = type(value)
     if kind in _TENSORS:
         if value.layout is not torch.strided:
@@ -40,36 +45,48 @@ def apart(value: Any, tensors: list[Tensor]) -> Any:
     if kind in _PLAIN:
         return kind, value
     if kind in (tuple, list):
-        return kind, *[apart(one, tensors) for one in value]
+        return kind, *[apart(one, tensors, within) for one in value]
     if kind is dict:
-        return kind, *[(key, apart(one, tensors)) for key, one in value.items()]
-    return _others(value, kind, tensors)
+        return kind, *[(key, apart(one, tensors, within)) for key, one in value.items()]
+    return _others(value, kind, tensors, within)
 
 
-def _others(value: Any, kind: type, tensors: list[Tensor]) -> Any:
+def _others(value: Any, kind: type, tensors: list[Tensor], within: tuple[int, ...] | None) -> Any:
     if kind in (set, frozenset):
         if all(type(one) in _PLAIN for one in value):
             return kind, frozenset(value)
     elif isinstance(value, _FUNCTIONS) or isinstance(value, enum.Enum):
         return value
     elif isinstance(value, tuple):  # a named one
-        return kind, *[apart(one, tensors) for one in value]
+        return kind, *[apart(one, tensors, within) for one in value]
     elif kind is collections.OrderedDict:
-        return kind, *[(key, apart(one, tensors)) for key, one in value.items()]
+        return kind, *[(key, apart(one, tensors, within)) for key, one in value.items()]
     elif kind in NAMESPACES:
-        return kind, apart(vars(value), tensors)
+        return kind, apart(vars(value), tensors, within)
     elif kind is slice:
         return kind, *[apart(one, tensors) for one in (value.start, value.stop, value.step)]
     elif of_data(value) and hasattr(value, "to_dict"):
-        return kind, apart(value.to_dict(), tensors)
+        return kind, apart(value.to_dict(), tensors, within)
+    elif within is not None and is_object(value):
+        if id(value) in within:
+            raise Unknown(f"an object of class {kind.__qualname__} that holds itself")
+        return kind, apart(vars(value), tensors, (*within, id(value)))
     raise Unknown(f"an object of class {kind.__module__}.{kind.__qualname__}")
 
 
+def is_object(value: Any) -> bool:
+    """Whether all that the value holds is in its ``__dict__``, as with an object of a class that is
+    written in Python alone, or a dataclass."""
+    return all(base.__flags__ & _IN_PYTHON and not vars(base).get("__slots__")
+               for base in type(value).__mro__[:-1])
+
+
 def same(value: Any, form: Any, tensors: list[Tensor]) -> bool:
-    """Whether `apart` of ``value`` still gives this form, and these very tensors."""
+    """Whether `apart` of ``value``, with objects in it, still gives this form, and these very
+    tensors."""
     now_tensors: list[Tensor] = []
     try:
-        now = apart(value, now_tensors)
+        now = apart(value, now_tensors, ())
     except Unknown:
         return False
     return now == form and len(now_tensors) == len(tensors) and all(map(is_, now_tensors, tensors))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import gc
 import types
 import weakref
@@ -223,6 +224,23 @@ def test_a_module_is_not_kept_alive(on, make, monkeypatch):
     assert replays(type(model).__name__)
     gone = weakref.ref(model)
     Sequential.forward = None  # PyG's class holds the last one's function
+    del model
+    gc.collect()
+    assert gone() is None
+
+
+@pytest.mark.parametrize("held", [
+    lambda m: functools.partial(m.scaled), lambda m: [m.scaled], lambda m: {"act": m.scaled},
+    lambda m: argparse.Namespace(act=m.scaled)])
+def test_methods_of_a_module_in_other_things(on, held):
+    """Which keeping them would keep alive."""
+    model, args = OfOwnMethod(), given()
+    model.held = held(model)
+    for _ in range(7):
+        step(model, *args)
+    assert not replays("OfOwnMethod")
+    assert any("a method of an object" in why for why in refused("OfOwnMethod"))
+    gone = weakref.ref(model)
     del model
     gc.collect()
     assert gone() is None

@@ -71,6 +71,9 @@ class Reads:
         for m in every:
             self._class(type(m))
             for name, value in vars(m).items():
+                if _is_method_of_a_module(value):
+                    self._function(value.__func__)
+                    value = value.__self__
                 if name not in ASIDE:
                     self._held(f"the attribute {name}", value)
 
@@ -88,10 +91,7 @@ class Reads:
             for one in (*value.args, *value.keywords.values()):
                 self._held(name, one)
         elif isinstance(value, types.MethodType):
-            function = value.__func__
-            if isinstance(value.__self__, nn.Module) and isinstance(function, types.FunctionType):
-                self._function(function)
-            elif not _is_library(function.__module__):
+            if not _is_library(value.__func__.__module__):
                 raise Unknown(f"{name}, a method of an object")
             self._held(name, value.__self__)
         elif isinstance(value, types.ModuleType):
@@ -314,6 +314,11 @@ def _members(value: Any) -> Iterable[Any]:
     if isinstance(value, dict):
         return [*value.values()]
     return value if isinstance(value, (list, tuple, set, frozenset)) else ()
+
+
+def _is_method_of_a_module(value: Any) -> bool:
+    return (type(value) is types.MethodType and isinstance(value.__self__, nn.Module)
+            and isinstance(value.__func__, types.FunctionType))
 
 
 def _content(cell: Any) -> Any:

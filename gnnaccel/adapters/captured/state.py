@@ -60,23 +60,8 @@ class Snapshot:
         self._modules = [m for m in every if m is not first]
         self._classes = [type(m) for m in self._modules]
         self._root_class = type(first)
-        # live views of all attributes, and of the functions and constants of all classes; but of
-        # the first's attributes, as methods of its own among them would keep it alive
         self._dicts = list(map(vars, self._modules))
-        tables = [of[name] for of in map(vars, every) for name in _TABLES]
-        self._views = [d.values() for d in (*self._dicts, *tables)]
-        # values may change their names; a library's own attributes do not
-        self._named = [d for d in tables if d]
-        self._named += [vars(m) for m in self._modules if not _of_a_library(m)]
-        self._names = [*vars(first), *chain.from_iterable(self._named)]
-        self._views += [vars(cls).values() for cls in _ancestry(every)]
-        self._views += [view for m in every for name, value in vars(m).items()
-                        if name not in ASIDE and _is_object(value)
-                        for view in _inside(f"the attribute {name}", value)]
-        views = [vars(first).values(), *self._views]
-        self._lengths = [len(view) for view in views]
-        self._held = [_Method(value) if _is_method_of(value, first) else value
-                      for view in views for value in view]
+        self._attributes = _Attributes(first, self._modules)
         self._hooks = [vars(m)[name] for m in every for name in _HOOKS if name in vars(m)]
         if any(self._hooks):
             raise Unknown("hooks of modules")
@@ -105,7 +90,7 @@ class Snapshot:
         return (root is not None and type(root) is self._root_class
                 and all(map(is_, map(vars, self._modules), self._dicts))
                 and [type(m) for m in self._modules] == self._classes
-                and self._attributes_hold(root) and not any(self._hooks)
+                and self._attributes.hold(root) and not any(self._hooks)
                 and list(map(_place, self.tensors)) == self._places
                 and not any(self._own)
                 and [t._version for t in self._whole] == self._versions
@@ -127,16 +112,39 @@ class Snapshot:
             for table, name, p in places:
                 table[name] = p
 
-    def _attributes_hold(self, root: nn.Module) -> bool:
-        """Whether attributes have the values that they had. Numbers and texts may be equal ones."""
-        views = [vars(root).values(), *self._views]
+
+class _Attributes:
+    """What the attributes of ``first`` and ``modules`` are, and what names their classes define.
+    Raises Unknown where a library's object has something that cannot be compared."""
+
+    def __init__(self, first: nn.Module, modules: list[nn.Module]) -> None:
+        every = [first, *modules]
+        # live views; but of the first's attributes, as methods of its own would keep it alive
+        tables = [of[name] for of in map(vars, every) for name in _TABLES]
+        self._views = [d.values() for d in (*map(vars, modules), *tables)]
+        # values may change their names; a library's own attributes do not
+        self._named = [d for d in tables if d]
+        self._named += [vars(m) for m in modules if not _of_a_library(m)]
+        self._names = [*vars(first), *chain.from_iterable(self._named)]
+        self._views += [vars(cls).values() for cls in _ancestry(every)]
+        self._views += [view for m in every for name, value in vars(m).items()
+                        if name not in ASIDE and _is_object(value)
+                        for view in _inside(f"the attribute {name}", value)]
+        views = [vars(first).values(), *self._views]
+        self._lengths = [len(view) for view in views]
+        self._held = [_Method(value) if _is_method_of(value, first) else value
+                      for view in views for value in view]
+
+    def hold(self, first: nn.Module) -> bool:
+        """Whether they have the values that they had. Numbers and texts may be equal ones."""
+        views = [vars(first).values(), *self._views]
         if ([len(view) for view in views] != self._lengths
-            or [*vars(root), *chain.from_iterable(self._named)] != self._names):
+            or [*vars(first), *chain.from_iterable(self._named)] != self._names):
             return False
         if all(map(is_, chain.from_iterable(views), self._held)):
             return True
         return all(a is b or (type(a) is type(b) and type(a) in (int, float, str) and a == b)
-                   or (type(b) is _Method and _is_method_of(a, root) and a.__func__ is b.function)
+                   or (type(b) is _Method and _is_method_of(a, first) and a.__func__ is b.function)
                    for a, b in zip(chain.from_iterable(views), self._held))
 
 

@@ -28,7 +28,8 @@ from gnnaccel.dispatch.policy.reasons import Reason, reason
 NAMES = frozenset((
     *OPERATIONS, *pointwise.NAMES, *pointwise.IN_PLACE, "cat", "concat", "linear", "matmul", "mm",
     "dropout", "dim", "ndim", "shape", "size", "nn", "functional", "special", "multiply",
-    "subtract", "divide", "true_divide", "negative", "absolute", "pi", "e", "float32"))
+    "subtract", "divide", "true_divide", "negative", "absolute", "pi", "e",
+    "float32", "float64", "float16", "bfloat16", "half"))
 #: other names in messages: functions of PyG and others, contents of dictionaries, and what
 #: they may have in a branch that is not taken
 OF_MESSAGES = NAMES | {

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from gnnaccel.adapters import own
 from gnnaccel.adapters.pyg.propagate.message import SPECIAL, _named, codes, special_read
+from gnnaccel.adapters.pyg.propagate.specials import NEVER_NONE
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 
 MODULES = (torch, torch.nn, torch.nn.functional, torch.linalg, math)
@@ -30,6 +31,8 @@ BUILTINS = (bool, float, int, len, range, enumerate, zip, reversed, tuple, list,
 COMPREHENSIONS = ("<genexpr>", "<listcomp>")
 #: instructions that may follow the read of a name that is handed on, or taken apart
 _HANDS_ON = ("LOAD_", "CALL", "PRECALL", "KW_NAMES", "UNPACK_SEQUENCE", "BINARY_SUBSCR")
+#: and those that put it in a list, of what is never None
+_COLLECTS = ("BUILD_LIST", "BUILD_TUPLE")
 NOT_PLAIN_CODE = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _CATCHES = frozenset(("SETUP_FINALLY", "SETUP_WITH", "PUSH_EXC_INFO"))
 _ATTRIBUTES = frozenset(("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR"))
@@ -175,7 +178,9 @@ def special_as_arguments(code: types.CodeType, names: Set[str] = SPECIAL) -> boo
     cells = {*code.co_cellvars, *code.co_freevars}  # their values by LOAD_DEREF alone
     for at, step in enumerate(steps[:-1]):
         if special_read(step, names) and (step.opname == "LOAD_DEREF" or step.argval not in cells):
-            if not steps[at + 1].opname.startswith(_HANDS_ON):
+            following = steps[at + 1].opname
+            if not following.startswith(_HANDS_ON) and not (
+                following in _COLLECTS and not special_read(step, names - NEVER_NONE)):
                 return False
             if any(one.opname in _COMPARES for one in steps[at + 1:at + 3]):
                 return False
@@ -203,9 +208,15 @@ def names_known(code: types.CodeType, layer: Any, names: frozenset[str],
            for before, step in zip([steps[0], *steps], steps) if step.opname in _ATTRIBUTES):
         return False
 
-    def of_module(before: dis.Instruction) -> bool:
+    def of_module(at: int) -> bool:
+        """Whether the step reads an attribute of a module, or of one in what stands for torch,
+        such as ``torch.fft``, which that refuses to give."""
+        before = steps[max(at - 1, 0)]
+        inside = at > 1 and before.opname == "LOAD_ATTR" and before.argval not in names
+        if inside:
+            before = steps[at - 2]
         value = known.get(before.argval) if before.opname == "LOAD_GLOBAL" else None
-        return is_users_module(value) or any(value is one for one in STOOD_FOR)
+        return any(value is one for one in STOOD_FOR) or is_users_module(value) and not inside
 
     def of_held(at: int) -> bool:
         """Whether the step reads an attribute of a module or a `record` that the layer holds, or
@@ -224,16 +235,15 @@ def names_known(code: types.CodeType, layer: Any, names: frozenset[str],
         return True
 
     if not method:
-        return all(step.opname != "STORE_ATTR" and (of_module(before) or (
+        return all(step.opname != "STORE_ATTR" and (of_module(at) or (
                        step.argval in names and _method_is_torchs(step.argval)))
-                   for before, step in zip([steps[0], *steps], steps)
-                   if step.opname in _ATTRIBUTES)
+                   for at, step in enumerate(steps) if step.opname in _ATTRIBUTES)
     if not all(loads_layer(before) for before, step in zip([steps[0], *steps], steps)
                if step.opname == "STORE_ATTR"):
         return False
     return all((step.argval in names and _method_is_torchs(step.argval))
                or attribute(layer, step.argval) is not Unseen or loads_layer(before)
-               or of_module(before) or of_held(at)
+               or of_module(at) or of_held(at)
                for at, (before, step) in enumerate(zip([steps[0], *steps], steps))
                if step.opname in ("LOAD_ATTR", "LOAD_METHOD"))
 

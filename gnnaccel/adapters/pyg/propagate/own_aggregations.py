@@ -10,6 +10,12 @@ from gnnaccel.adapters.pyg.propagate.standins import Unseen
 from gnnaccel.adapters.pyg.propagate.traced_layer import Inside
 
 
+def is_aggregation(value: Any) -> bool:
+    from torch_geometric.nn.aggr import Aggregation
+
+    return isinstance(value, Aggregation)
+
+
 def is_users(module: Any) -> bool:
     """Whether a layer's aggregation is one of the user's own, whose call is its ``forward`` after
     what PyG does in each."""

@@ -23,15 +23,24 @@ class RowCount:
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = _refuses
     __rtruediv__ = __floordiv__ = __rfloordiv__ = __pow__ = __rpow__ = __neg__ = _refuses
     __str__ = __format__ = __repr__ = _refuses  # its text is another
-    __float__ = __int__ = __bool__ = __lt__ = __le__ = __gt__ = __ge__ = __mod__ = _refuses
+    __float__ = __int__ = __bool__ = __lt__ = __le__ = __ge__ = __mod__ = _refuses
+
+    def __gt__(self, other: Any) -> bool:
+        """Whether there are rows: no call over no edges runs by what is traced."""
+        return _none(self, other) or self._refuses()
 
     def __eq__(self, other: Any) -> bool:
-        return type(other) is RowCount or self._refuses()
+        return type(other) is RowCount or not (_none(self, other) or self._refuses())
 
     def __ne__(self, other: Any) -> bool:
         return not self == other
 
     __hash__ = object.__hash__
+
+
+def _none(rows: Any, other: Any) -> bool:
+    """Whether rows, of edges or of nodes that have some, are compared with none at all."""
+    return type(rows) is RowCount and type(other) is int and other == 0
 
 
 def counted(value: Any) -> bool:

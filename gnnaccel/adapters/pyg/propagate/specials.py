@@ -7,6 +7,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import torch
+
 from gnnaccel.adapters.pyg.propagate.row_count import RowCount
 from gnnaccel.adapters.pyg.propagate.standins import Refuses, Unseen
 from gnnaccel.adapters.pyg.propagate.untold import Sequence
@@ -18,7 +20,7 @@ COUNTS = {"dim_size": "i", "size_i": "i", "size_j": "j"}
 #: first part of a name, before the end whose nodes are counted up to the last that has an edge
 UP_TO_LAST = "up to the last "
 #: arguments that are never None
-NEVER_NONE = (*_INDEX, "edge_index", "size")
+NEVER_NONE = frozenset((*_INDEX, "edge_index", "size"))
 
 
 class Special(Refuses):
@@ -65,6 +67,8 @@ class Special(Refuses):
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None):
+        if function is torch.stack:
+            return _stacked(*args, **(kwargs or {}))
         raise Unseen  # what another argument stands for decides
 
     def _refuses(self, *args: Any) -> Any:
@@ -128,6 +132,14 @@ class Spread(Special):
         if name == "repeat":
             return lambda *sizes: _repeated(self, _one(sizes))
         raise Unseen
+
+
+def _stacked(ids: Any, dim: Any = 0) -> Special:
+    """Two indices as rows of one tensor, which may be taken apart again."""
+    if type(dim) is not int or dim or len(ids) != 2 or not all(
+        [type(one) is Special and one.end for one in ids]):
+        raise Unseen
+    return Special("", tuple(ids))
 
 
 def _column(index: Special, name: str, *sizes: Any, before: tuple[int, ...] = ()) -> Spread:

@@ -87,8 +87,8 @@ _OF_AGGREGATE = tracing.Manner(_NAMES, generated.prepared, _rows, lambda out, la
 
 
 class _Layer(Layer):
-    """Stand-in for the layer in ``aggregate``: has its aggregation, too. What is read is noted with
-    what the message read."""
+    """Stand-in for the layer in ``aggregate``: has its aggregations, too. What is read is noted
+    with what the message read."""
 
     def __init__(self, message_layer: Any, traced: Traced):
         super().__init__(message_layer._traced_layer, _OF_AGGREGATE, message_layer._traced_edges)
@@ -98,9 +98,9 @@ class _Layer(Layer):
         object.__setattr__(self, "_traced_functions", traced)
 
     def __getattr__(self, name: str) -> Any:
-        if name != "aggr_module":
+        module = naming.attribute(self._traced_layer, name)
+        if not own_aggregations.is_aggregation(module):
             return super().__getattr__(name)
-        module = self._traced_layer.aggr_module
         self._traced_read[name,] = guarded.seen(module)
         if own_aggregations.is_users(module):
             inside = self._traced_inside(own_aggregations.Within, module, (name,))

@@ -1,12 +1,13 @@
 """Messages and aggregates as libraries write them: whether there are rows, lists of ids, dtypes,
-modules of torch in branches that are not taken, and aggregations that a layer holds by names of its
-own."""
+modules of torch in branches that are not taken, arguments by name, and aggregations and norms of
+PyG's that a layer holds."""
 from __future__ import annotations
 
 import pytest
 import torch
 from torch import nn
 from torch_geometric import utils
+from torch_geometric import nn as gnn
 from torch_geometric.nn import aggr
 from torch_geometric.utils import scatter
 
@@ -106,7 +107,29 @@ class Held(Message):
                           self.edge_aggr(second, index, ptr, dim_size)], -1)
 
 
-CLASSES = [AnyRows, NoRows, Stacked, StackedOtherwise, Halves, Correlated, Held]
+class Named(Message):
+    """Functions of torch by the names of all their arguments."""
+
+    def message(self, x_i, x_j):
+        far = torch.norm(input=x_j - x_i, p=2, dim=-1, keepdim=True)
+        near = torch.clamp(input=far, min=0.1, max=3.0)
+        return torch.sigmoid(input=x_j) / near * torch.sum(input=x_i * x_j, dim=-1, keepdim=True)
+
+
+class NormOfAll(Message):
+    """PyG's norm, of all edges together and of each."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.of_each = gnn.LayerNorm(WIDTH), gnn.LayerNorm(WIDTH, mode="node")
+        self.lin = nn.Linear(2 * WIDTH, WIDTH)
+
+    def message(self, x_i, x_j):
+        both = torch.cat([self.norm(x_i), self.norm(x_j)], dim=-1)
+        return torch.tanh(self.lin(both)) + self.of_each(x_j * x_i)
+
+
+CLASSES = [AnyRows, NoRows, Stacked, StackedOtherwise, Halves, Correlated, Held, Named, NormOfAll]
 
 
 @pytest.mark.parametrize("cls", CLASSES)
@@ -156,6 +179,21 @@ def test_an_aggregation_with_a_hook(kernels):
     hook = layer.edge_aggr.register_forward_hook
     each_seen(kernels, layer, *arguments(Held), changes=(
         lambda: hook(lambda module, args, out: out * 2),), taken="native")
+
+
+def test_a_norm_that_changes(kernels):
+    layer = NormOfAll()
+
+    def write():
+        with torch.no_grad():
+            layer.norm.weight.mul_(0.3)
+
+    def watch():
+        layer.norm.register_forward_hook(lambda module, args, out: out * 2)
+
+    each_seen(kernels, layer, *arguments(NormOfAll), changes=(
+        write, layer.eval, lambda: setattr(layer.norm, "eps", 0.2),
+        lambda: setattr(layer.norm, "mode", "node"), watch), taken="native")
 
 
 class PartOf(Message):
@@ -208,12 +246,27 @@ class Counted(Message):
         return torch.relu(x_j - x_i) if table.size(0) > 0 else torch.tanh(x_j - x_i)
 
 
+class NamedWhere(Message):
+    """The first argument is another than the input."""
+
+    def message(self, x_i, x_j):
+        return torch.where(condition=x_j > x_i, input=torch.tanh(x_j), other=x_i)
+
+
+class NormOfGraphs(NormOfAll):
+    """One for each graph of a batch."""
+
+    def message(self, x_i, x_j, edge_index):
+        return self.norm(x_j * x_i, edge_index[1])
+
+
 class ToDouble(Message):
     def message(self, x_i, x_j):
         return torch.relu(x_j.to(torch.float64) - x_i)
 
 
-NEAR = [PartOf, StackedAsColumns, StackedWhole, AsksInList, ManyRows, Counted, ToDouble]
+NEAR = [PartOf, StackedAsColumns, StackedWhole, AsksInList, ManyRows, Counted, ToDouble, NamedWhere,
+        NormOfGraphs]
 
 
 @pytest.mark.parametrize("cls", NEAR)
@@ -228,7 +281,8 @@ def test_near_forms(kernels, cls):
         assert got.dtype == expected.dtype and close(got, expected)
 
 
-@pytest.mark.parametrize("cls", [PartOf, StackedAsColumns, StackedWhole, ManyRows, ToDouble])
+@pytest.mark.parametrize("cls", [PartOf, StackedAsColumns, StackedWhole, ManyRows, ToDouble,
+                                 NormOfGraphs])
 def test_near_forms_stay_native(emulated, cls):
     layer, given = cls(), arguments(cls)
     gnnaccel.reset_stats()

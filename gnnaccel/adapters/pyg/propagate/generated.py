@@ -29,7 +29,7 @@ NAMES = frozenset((
     *OPERATIONS, *pointwise.NAMES, *pointwise.IN_PLACE, "cat", "concat", "linear", "matmul", "mm",
     "dropout", "dim", "ndim", "shape", "size", "nn", "functional", "special", "multiply",
     "subtract", "divide", "true_divide", "negative", "absolute", "pi", "e",
-    "float32", "float64", "float16", "bfloat16", "half"))
+    "float32", "float64", "float16", "bfloat16", "half", "int64"))
 #: other names in messages: functions of PyG and others, contents of dictionaries, and what
 #: they may have in a branch that is not taken
 OF_MESSAGES = NAMES | {

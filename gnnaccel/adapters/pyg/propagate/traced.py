@@ -44,9 +44,7 @@ def name_of(function: Any) -> str:
 
 
 def _meta(value: Any) -> Any:
-    if isinstance(value, Value):
-        return value.meta
-    return value
+    return value.meta if isinstance(value, Value) else value
 
 
 def shaped(function: Callable, args: tuple, kwargs: dict) -> Tensor:
@@ -107,9 +105,12 @@ class Value:
 
     @classmethod
     def __torch_function__(cls, function, types_, args=(), kwargs=None):
-        if getattr(function, "__name__", "").endswith("_") and not function.__name__.endswith("__"):
-            return _overwritten(function, args, kwargs or {})
-        return _call(name_of(function), function, args, kwargs or {})
+        name, kwargs = getattr(function, "__name__", ""), dict(kwargs or {})
+        if name.endswith("_") and not name.endswith("__"):
+            return _overwritten(function, args, kwargs)
+        if not args and "input" in kwargs and "condition" not in kwargs:  # of `torch.where`
+            args = (kwargs.pop("input"),)
+        return _call(name_of(function), function, args, kwargs)
 
     def __neg__(self) -> Any:
         return _call("neg", operator.neg, (self,), {})
@@ -376,8 +377,7 @@ def checked_bias(weight: Any, bias: Any, out: Tensor) -> Any:
 
 def _biased(ends: Ends, bias: Any) -> Ends:
     """A sum, to one part of which ``bias`` is added."""
-    first = next(iter(ends.parts))
-    parts = dict(ends.parts)
+    first, parts = next(iter(ends.parts)), dict(ends.parts)
     parts[first] = _call("add", operator.add, (parts[first], bias), {})
     return Ends(parts, ends.once)
 
@@ -393,7 +393,7 @@ def _cat(tensors: Any, dim: int = 0) -> Any:
         def make(given: dict) -> Tensor:
             return torch.cat([part.make(given) for part in parts], -1)
 
-        return Node(parts[0].end, make, torch.cat([part.meta for part in parts], -1))
+        return Node(parts[0].end, make, torch.cat([one.meta for one in parts], -1))
     from gnnaccel.adapters.pyg.propagate.traced_cat import Cat  # which needs this module
 
     return Cat(list(tensors))

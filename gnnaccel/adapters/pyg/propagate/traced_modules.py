@@ -258,9 +258,22 @@ def _followed(module: nn.Module, entered: Callable) -> Any:
         function = functools.partial(_ACTIVATIONS[type(module)], module)
         in_place = getattr(module, "inplace", False)
         return functools.partial(_in_place, function) if in_place else function
+    if _is_hosts_norm(module):
+        return lambda x: x.through(module)
     if _runs_own_code(module):
         return entered(module)._traced_method(type(module).forward)
     raise Unseen
+
+
+def _is_hosts_norm(module: nn.Module) -> bool:
+    """Whether it is PyG's `LayerNorm`, which norms all rows that it gets together."""
+    if own.home(type(module).forward) != "torch_geometric":
+        return False
+    from torch_geometric.nn.norm import LayerNorm
+
+    return (type(module) is LayerNorm and guards.ordinary(module) and _runs_own_code(module)
+            and _OWN.isdisjoint(module.__dict__)
+            and own.is_method(LayerNorm.forward, LayerNorm, "forward", "torch_geometric"))
 
 
 def _in_place(function: Callable, x: Any) -> Any:

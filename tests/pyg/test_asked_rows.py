@@ -129,7 +129,25 @@ class NormOfAll(Message):
         return torch.tanh(self.lin(both)) + self.of_each(x_j * x_i)
 
 
-CLASSES = [AnyRows, NoRows, Stacked, StackedOtherwise, Halves, Correlated, Held, Named, NormOfAll]
+class Recorded(Message):
+    """Keeps its messages as numbers, where it is told to."""
+
+    def __init__(self):
+        super().__init__()
+        self.records, self.recording = [], False
+
+    def message(self, x_i, x_j, edge_index_i, edge_index_j):
+        out = torch.tanh(x_i - x_j)
+        if self.recording:
+            for i in range(out.size(0)):
+                self.records.append({"edge": (edge_index_i[i].item(), edge_index_j[i].item()),
+                                     "message": out[i].detach().cpu().numpy(),
+                                     "first": out[i, :2].tolist()})
+        return out
+
+
+CLASSES = [AnyRows, NoRows, Stacked, StackedOtherwise, Halves, Correlated, Held, Named, NormOfAll,
+           Recorded]
 
 
 @pytest.mark.parametrize("cls", CLASSES)
@@ -164,6 +182,24 @@ def test_texts_that_name_other_functions(kernels):
     layer = Correlated()
     each_seen(kernels, layer, *arguments(Correlated), changes=(
         lambda: setattr(layer, "kind", "corr"),), taken="native")
+
+
+def test_a_message_that_records(kernels):
+    layer = Recorded().to(kernels.device)
+    given = to(kernels.device, *arguments(Recorded))
+    for recording in (False, True, False, True):
+        layer.recording = recording
+        layer.records.clear()
+        with gnnaccel.disabled():
+            expected = layer(*given)
+        records = layer.records[:]
+        layer.records.clear()
+        gnnaccel.reset_stats()
+        with kernels.on(on_fallback="native"):
+            assert close(layer(*given), expected)
+        assert routes(layer) == {"native" if recording else "cuda": 1}
+        assert [one["first"] for one in layer.records] == [one["first"] for one in records]
+        assert len(records) == (given[1].shape[1] if recording else 0)
 
 
 def test_aggregations_that_change(kernels):

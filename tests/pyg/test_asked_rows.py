@@ -184,6 +184,40 @@ def test_texts_that_name_other_functions(kernels):
         lambda: setattr(layer, "kind", "corr"),), taken="native")
 
 
+class OnesOfDefault(Message):
+    """Of torch's default dtype, whatever that of the features."""
+
+    def message(self, x_i, x_j):
+        return torch.relu(x_j - x_i) * torch.ones(x_j.size(0), 1, device=x_j.device)
+
+
+class ZerosOfDefault(Message):
+    def message(self, x_i, x_j):
+        zeros = torch.zeros(x_j.size(0), 2, device=x_j.device)
+        return torch.cat([torch.relu(x_j - x_i), zeros], -1)
+
+
+@pytest.mark.parametrize("cls", [OnesOfDefault, ZerosOfDefault])
+@pytest.mark.parametrize("dtypes", [(torch.float32, torch.float64, torch.float32),
+                                    (torch.float64, torch.float32, torch.float64)])
+def test_another_default_dtype(kernels, cls, dtypes):
+    """Features of float32 beside ones of float64 give float64."""
+    layer, given = cls().to(kernels.device), to(kernels.device, *arguments(cls))
+    before = torch.get_default_dtype()
+    try:
+        for dtype in dtypes:
+            torch.set_default_dtype(dtype)
+            with gnnaccel.disabled():
+                expected = layer(*given)
+            gnnaccel.reset_stats()
+            with kernels.on(on_fallback="native"):
+                got = layer(*given)
+            assert got.dtype == expected.dtype == dtype and close(got, expected)
+            assert dtype == torch.float32 or routes(layer) == {"native": 1}
+    finally:
+        torch.set_default_dtype(before)
+
+
 def test_a_message_that_records(kernels):
     layer = Recorded().to(kernels.device)
     given = to(kernels.device, *arguments(Recorded))

@@ -151,9 +151,12 @@ def form(layer: Any, known: reading.Known, kwargs: dict, edge_index: Any,
         return reason("GA206", f"messages of {len(message.shape) + 1} dimensions, "
                       f"node_dim={layer.node_dim}")
 
+    square, dtype = tracing.square(layer, kwargs), torch.get_default_dtype()
+
     def more(given: Any, layer: Any) -> Generated | Reason:
         graph = given.graph
-        if not trace.guards.hold(layer, graph.num_edges) or trace.most < graph.num_dst:
+        if (torch.get_default_dtype() is not dtype or trace.most < graph.num_dst
+            or not trace.guards.hold(layer, graph.num_edges)):
             return why
         if trace.sends < given.graph.num_src or trace.listed and not trace.lists(
             given, given.graph.edge_index):
@@ -168,8 +171,6 @@ def form(layer: Any, known: reading.Known, kwargs: dict, edge_index: Any,
         if trace.most < graph.num_dst or trace.sends < graph.num_src:
             return why
         return unfit_edges(arguments, given, graph) or message.stand_in(given, graph)
-
-    square, dtype = tracing.square(layer, kwargs), torch.get_default_dtype()
 
     def alike(layer: Any, kwargs: dict, graph: OpGraph, whole: bool) -> bool:
         return (torch.get_default_dtype() is dtype and tracing.square(layer, kwargs) is square

@@ -36,6 +36,10 @@ def calculated(name: str, function: Callable, args: tuple, kwargs: dict) -> Rows
             return by_torch(function, args, kwargs, meta)
         args = tuple(map(_beside_floats, args))
         kwargs = {k: _beside_floats(one) for k, one in kwargs.items()}
+    if meta.is_floating_point() and any(
+        [isinstance(one, Rows) and one.meta.is_floating_point() and one.meta.dtype != meta.dtype
+         for one in stand_ins]):
+        raise Unseen  # the host converts, kernels take one dtype
     name = of_truth(name, meta, args)
     return Rows(OPERATIONS[name](function, tuple(tree_of(a, meta) for a in args),
                                  {k: tree_of(v, meta) for k, v in kwargs.items()}), meta)

@@ -146,8 +146,25 @@ class Recorded(Message):
         return out
 
 
+class Matrices(Message):
+    """A matrix of each edge, beside the identity, and one of the identity alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(2 * WIDTH, 9)
+
+    def message(self, x_i, x_j):
+        mat = self.net(torch.cat([x_i, x_j], -1)).view(-1, 3, 3)
+        mat = mat + torch.eye(3, device=mat.device)[None, ...]
+        return torch.bmm(mat, (x_j - x_i).view(-1, 3, WIDTH // 3)).reshape(-1, WIDTH)
+
+    def aggregate(self, inputs, index, dim_size):
+        out = scatter(inputs, index, 0, dim_size)
+        return out @ (2 * torch.eye(WIDTH, 4, device=inputs.device, dtype=inputs.dtype))
+
+
 CLASSES = [AnyRows, NoRows, Stacked, StackedOtherwise, Halves, Correlated, Held, Named, NormOfAll,
-           Recorded]
+           Recorded, Matrices]
 
 
 @pytest.mark.parametrize("cls", CLASSES)
@@ -330,13 +347,20 @@ class NormOfGraphs(NormOfAll):
         return self.norm(x_j * x_i, edge_index[1])
 
 
+class Square(Message):
+    """As many rows as there are edges."""
+
+    def message(self, x_i, x_j):
+        return torch.eye(x_j.size(0), device=x_j.device) @ torch.relu(x_j - x_i)
+
+
 class ToDouble(Message):
     def message(self, x_i, x_j):
         return torch.relu(x_j.to(torch.float64) - x_i)
 
 
 NEAR = [PartOf, StackedAsColumns, StackedWhole, AsksInList, ManyRows, Counted, ToDouble, NamedWhere,
-        NormOfGraphs]
+        NormOfGraphs, Square]
 
 
 @pytest.mark.parametrize("cls", NEAR)
@@ -352,7 +376,7 @@ def test_near_forms(kernels, cls):
 
 
 @pytest.mark.parametrize("cls", [PartOf, StackedAsColumns, StackedWhole, ManyRows, ToDouble,
-                                 NormOfGraphs])
+                                 NormOfGraphs, Square])
 def test_near_forms_stay_native(emulated, cls):
     layer, given = cls(), arguments(cls)
     gnnaccel.reset_stats()

@@ -38,7 +38,7 @@ OF_MESSAGES = NAMES | {
     "index_select", "rearrange", "no_grad", "dtype", "device", "items", "keys", "values", "get",
     "numel", "bmm", "repeat", "stack", "zeros", "max", "item",
     "ones", "new_ones", "new_zeros", "zeros_like", "ones_like", "einsum", "any", "all",
-    "linalg", "vector_norm", "t", "T", "bincount", "cpu", "numpy", "tolist",
+    "linalg", "vector_norm", "t", "T", "bincount", "eye", "cpu", "numpy", "tolist",
     "Tensor", "Module",  # of which something may be one
     "append",  # of lists that the message makes itself, as no others come to it
     "format", "startswith", "endswith", "lower", "upper",  # of texts

@@ -16,7 +16,7 @@ from gnnaccel.adapters.pyg.propagate.node_values import NodeCount, NodeValue
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS, RowCount
 from gnnaccel.adapters.pyg.propagate.specials import DEVICE, Special, Spread
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
-from gnnaccel.adapters.pyg.propagate.traced import Value
+from gnnaccel.adapters.pyg.propagate.traced import Param, Value
 from gnnaccel.dispatch.generated.tree import Number
 
 #: what may be named of them
@@ -153,10 +153,31 @@ def _bincount(index: Any, weights: Any = None, minlength: Any = 0) -> Any:
     return index.functions.bincount(index, minlength)
 
 
+def _eye(rows: Any, columns: Any = None, *, dtype: Any = None, device: Any = None,
+         **more: Any) -> Param:
+    """What stands for `torch.eye`, where the rows are."""
+    columns = rows if columns is None else columns
+    if device is not DEVICE or more or not (type(rows) is type(columns) is int):
+        raise Unseen
+    dtype = torch.get_default_dtype() if dtype is None else dtype  # which each call looks at
+
+    def make(given: Any) -> torch.Tensor:
+        return torch.eye(rows, columns, dtype=dtype, device=_features(given).device)
+
+    return Param(make, torch.empty(rows, columns, dtype=dtype, device="meta"), (make,))
+
+
+def _features(given: Any) -> torch.Tensor:
+    """One of the tensors of a call that are where its rows are."""
+    return next(one for value in given.values()
+                for one in (value if isinstance(value, (tuple, list)) else (value,))
+                if isinstance(one, torch.Tensor) and one.dim() and one.is_floating_point())
+
+
 #: functions of torch's, with what stands for them
 FUNCTIONS: dict[Any, Any] = {
     torch.zeros: _full(0.0, torch.zeros), torch.ones: _full(1.0, torch.ones),
-    torch.bincount: _bincount}
+    torch.bincount: _bincount, torch.eye: _eye}
 # rows tell of themselves what others beside them need
 for _name, _value in (("new_zeros", _new_full(0.0)), ("new_ones", _new_full(1.0)),
                       ("device", DEVICE)):
@@ -175,4 +196,5 @@ class Torch(naming.Torch):
 
     def __getattr__(self, name: str) -> Any:
         found = super().__getattr__(name)
-        return (FUNCTIONS.get(found, found) if name in ("zeros", "ones", "bincount") else found)
+        return (FUNCTIONS.get(found, found) if name in ("zeros", "ones", "bincount", "eye")
+                else found)

@@ -70,7 +70,10 @@ class Effect(Once):
 
 
 class _Effects(threading.local):
-    """``noted``: those of the message that this thread traces."""
+    """``noted``: those of the message that this thread traces. ``dtype``: torch's default, where
+    that message asked for it."""
+
+    dtype: torch.dtype | None = None
 
     def __init__(self) -> None:
         self.noted: list[Effect] = []
@@ -84,12 +87,24 @@ def following() -> Iterator[list[Effect]]:
     """A block in which a message is traced: the effects that it has, in their order. It serves
     calls with and without gradients, which are on in it, so that it shows where the message turns
     them off itself."""
-    before, _effects.noted = _effects.noted, []
+    before = _effects.noted, _effects.dtype
+    _effects.noted, _effects.dtype = [], None
     try:
         with torch.enable_grad():
             yield _effects.noted
     finally:
-        _effects.noted = before
+        _effects.noted, _effects.dtype = before
+
+
+def default_dtype() -> torch.dtype:
+    """torch's default dtype, for the message that is traced."""
+    _effects.dtype = torch.get_default_dtype()
+    return _effects.dtype
+
+
+def asked_dtype() -> torch.dtype | None:
+    """torch's default dtype, where the message that is traced asked for it."""
+    return _effects.dtype
 
 
 class Before(Once):

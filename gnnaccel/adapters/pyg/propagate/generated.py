@@ -155,8 +155,9 @@ def form(layer: Any, known: reading.Known, kwargs: dict, edge_index: Any,
 
     def more(given: Any, layer: Any) -> Generated | Reason:
         graph = given.graph
-        if (torch.get_default_dtype() is not dtype or trace.most < graph.num_dst
-            or not trace.guards.hold(layer, graph.num_edges)):
+        if not trace.guards.hold(layer, graph.num_edges) or trace.most < graph.num_dst:
+            return why
+        if trace.dtype is not None and torch.get_default_dtype() is not trace.dtype:
             return why
         if trace.sends < given.graph.num_src or trace.listed and not trace.lists(
             given, given.graph.edge_index):

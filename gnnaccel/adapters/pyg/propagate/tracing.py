@@ -19,7 +19,7 @@ from torch import Tensor
 
 from gnnaccel.adapters.guards import context_reason
 from gnnaccel.adapters.pyg.propagate import guarded, reading
-from gnnaccel.adapters.pyg.propagate.expressed import Effect, following
+from gnnaccel.adapters.pyg.propagate.expressed import Effect, asked_dtype, following
 from gnnaccel.adapters.pyg.propagate.message import SPECIAL
 from gnnaccel.adapters.pyg.propagate.nodes_read import argument
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS
@@ -74,7 +74,8 @@ class Trace(NamedTuple):
     node or edge, with their shapes; ``rows``: those that seemed to belong to the edges as they had
     as many rows; ``most``: how many nodes may receive, as the message says by numbers of its own
     how many there are, or as tables have rows; ``sends``: how many may send, likewise; ``listed``:
-    the arguments that are the list of edges itself."""
+    the arguments that are the list of edges itself; ``dtype``: torch's default, of what it makes
+    by that, or None."""
 
     message: Any
     ends: tuple[tuple[str, str], ...]
@@ -87,6 +88,7 @@ class Trace(NamedTuple):
     most: float = math.inf
     sends: float = math.inf
     listed: tuple[str, ...] = ()
+    dtype: torch.dtype | None = None
 
     def holds(self, layer: Any, edges: int | None = None, kwargs: dict | None = None) -> bool:
         """Whether all that was read is still so, in a call over so many edges; and ``kwargs``, if
@@ -126,7 +128,8 @@ def _trace(layer: Any, kwargs: dict, manner: Manner, edge_index: Any) -> Trace:
 def _run(layer: Any, kwargs: dict, manner: Manner, edge_index: Any, edges: int | None) -> Trace:
     with following() as effects:
         result = _followed(layer, kwargs, manner, edge_index, edges)
-    return result._replace(effects=tuple(effects))
+        dtype = asked_dtype()
+    return result._replace(effects=tuple(effects), dtype=dtype)
 
 
 def _followed(layer: Any, kwargs: dict, manner: Manner, edge_index: Any,

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from gnnaccel.adapters.pyg.propagate import naming, pointwise
+from gnnaccel.adapters.pyg.propagate.expressed import default_dtype
 from gnnaccel.adapters.pyg.propagate.node_values import NodeCount, NodeValue
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS, RowCount
 from gnnaccel.adapters.pyg.propagate.specials import DEVICE, Special, Spread
@@ -109,7 +110,7 @@ def _full(number: float, function: Callable) -> Callable[..., Any]:
             return function(*sizes, dtype=dtype, device=device, **more)
         if device is not None and device is not DEVICE or more:
             raise Unseen
-        return _made(number, counts, torch.get_default_dtype() if dtype is None else dtype)
+        return _made(number, counts, default_dtype() if dtype is None else dtype)
 
     return full
 
@@ -159,7 +160,7 @@ def _eye(rows: Any, columns: Any = None, *, dtype: Any = None, device: Any = Non
     columns = rows if columns is None else columns
     if device is not DEVICE or more or not (type(rows) is type(columns) is int):
         raise Unseen
-    dtype = torch.get_default_dtype() if dtype is None else dtype  # which each call looks at
+    dtype = default_dtype() if dtype is None else dtype
 
     def make(given: Any) -> torch.Tensor:
         return torch.eye(rows, columns, dtype=dtype, device=_features(given).device)

@@ -1,6 +1,7 @@
 """``enable(capture=True)``: results that hang together, and what a call writes to."""
 from __future__ import annotations
 
+import contextlib
 import copy
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from torch.nn.utils import parametrizations, parametrize
 from torch.overrides import TorchFunctionMode
 from torch_geometric.data import Data
+from torch_geometric.nn import FastRGCNConv
 
 import gnnaccel
 from tests.pyg.recorded import recorded  # noqa: F401
@@ -320,3 +322,64 @@ def test_a_module_changed_before_gradients_of_gradients(on):
                 torch.autograd.grad(out.pow(3).sum(), x, create_graph=True)
         model.train()
     assert replays()
+
+
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_what_backward_reads_is_not_written_in_between(on, create_graph):
+    """As with the host: an error for a parameter that its backward reads, none for any other."""
+    def raises(model, name: str) -> bool:
+        loss = model(*args).pow(2).sum()
+        with torch.no_grad():
+            model.get_parameter(name).mul_(1.5)
+        try:
+            torch.autograd.grad(loss, list(model.parameters()), create_graph=create_graph)
+        except RuntimeError as problem:
+            assert "modified by an inplace operation" in str(problem)
+            return True
+        return False
+
+    model, args = Net(0.0), given()
+    for _ in range(6):
+        gradients(model(*args), model)
+    for name, _ in model.named_parameters():
+        with gnnaccel.disabled():
+            expected = raises(copy.deepcopy(model), name)
+        before = replays()
+        assert raises(model, name) == expected, name
+        assert replays() == before + 1
+        gradients(model(*args), model)
+
+
+def test_a_backward_reads_what_its_own_result_needs(on):
+    model, args = Apart(), given()
+    for _ in range(6):
+        for out in model(*args):
+            gradients(out, model)
+    before = replays("Apart")
+    one, two = model(*args)
+    assert replays("Apart") == before + 1
+    with torch.no_grad():
+        model.two.att_src.mul_(1.5)
+    gradients(one, model)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        gradients(two, model)
+
+
+def test_a_layer_that_its_own_code_changes(on):
+    """`FastRGCNConv` sets ``fuse`` where PyG's code runs, which may first be for the capture."""
+    torch.manual_seed(0)
+    model, (x, edge_index) = FastRGCNConv(6, 4, 3), given()
+    model.fuse = True
+    kind = torch.arange(edge_index.shape[1]) % 3
+    twin = copy.deepcopy(model)
+    for _ in range(9):
+        found, expected = [], []
+        for layer, results in ((model, found), (twin, expected)):
+            with gnnaccel.disabled() if layer is twin else contextlib.nullcontext():
+                out = layer(x, edge_index, kind.to(x.device))
+                first = torch.autograd.grad(out.pow(2).sum(), list(layer.parameters()),
+                                            create_graph=True)
+                results += [out, *first, *torch.autograd.grad(
+                    sum(g.pow(2).sum() for g in first), list(layer.parameters()))]
+        assert same(found, expected)
+    assert replays("FastRGCNConv")

@@ -11,7 +11,7 @@ import functools
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from gnnaccel.adapters.captured import threads, values
 from gnnaccel.adapters.captured.backward import Backward, through
-from gnnaccel.adapters.captured.results import Refused, Tied, alike
+from gnnaccel.adapters.captured.results import Refused, Tied, alike, saved_for
 from gnnaccel.adapters.captured.streams import in_turn
 from gnnaccel.cuda import capture
 from gnnaccel.dispatch.run.autograd import one_by_one
@@ -47,6 +47,12 @@ class Work:
         first = {id(t): i for i, t in reversed(list(enumerate(tensors)))}
         self.inputs = [i for i in sorted(first.values()) if grad and tensors[i].requires_grad]
         self.tensors = tensors
+
+    def lasting(self, tensors: list[Tensor]) -> list[Tensor]:
+        """What a replay reads where it lies: tensors of the module, and of the call's those that
+        are not copied."""
+        return [*self.kept, *self.buffers,
+                *[t for t, copied in zip(tensors, self.copied) if not copied]]
 
     def run(self, tensors: list[Tensor]) -> tuple[Any, list[Tensor]]:
         """The form and the tensors of the result."""
@@ -133,11 +139,14 @@ class Captured:
         wanted = [o for o in self._outs if o.requires_grad]
         self._grads = list(map(torch.empty_like, wanted))
         self._backwards = Backward.all_of(len(wanted), self._leaves)
+        self._differentiable = [o.requires_grad for o in self._outs]
+        # the stand-ins of parameters lie where these lie
+        lasting = work.lasting(self._static)
+        self._saved = [saved_for(o, lasting) for o in wanted]
         with torch.autograd.set_multithreading_enabled(False):
             for way in self._backwards:
                 way.replay, _ = record(
                     functools.partial(way.run, wanted, self._grads, work.device), pool, work.device)
-        self._differentiable = [o.requires_grad for o in self._outs]
         # the record is the graphs' now; its results lie in their memory
         self._outs = [o.detach() for o in self._outs]
 
@@ -170,6 +179,12 @@ class Captured:
         held = None if self._last is None else self._last()
         return (held is None or held.done) and threading.get_ident() == self._thread
 
+    def versions(self, tensors: list[Tensor], results: Iterable[int]) -> dict[int, int]:
+        """How often each tensor was written that a backward of these results reads where it
+        lies."""
+        lasting = self._work.lasting(tensors)
+        return {at: lasting[at]._version for n in results for at in self._saved[n]}
+
     def replay(self, tensors: list[Tensor]) -> Any:
         """The result of the call with these arguments."""
         with in_turn(self._work.device):
@@ -187,13 +202,15 @@ class Captured:
 
 class _Pass:
     """A forward pass; ``done`` once no backward needs anything any more. ``freed``: the groups of
-    results, see `Tied`, of which a backward was the last."""
+    results, see `Tied`, of which a backward was the last; ``versions``: of the tensors that a
+    backward reads where they lie."""
 
-    __slots__ = ("done", "freed", "__weakref__")
+    __slots__ = ("done", "freed", "versions", "__weakref__")
 
-    def __init__(self) -> None:
+    def __init__(self, versions: dict[int, int]) -> None:
         self.done = False
         self.freed: set[int] = set()
+        self.versions = versions
 
 
 class _Replay(torch.autograd.Function):
@@ -201,7 +218,8 @@ class _Replay(torch.autograd.Function):
     def forward(ctx: Any, captured: Captured, tensors: list[Tensor], *leaves: Tensor) -> tuple:
         captured._forward()
         outs = tuple([o.clone() for o in captured._outs])
-        ctx.captured, ctx.tensors, ctx.once = captured, tensors, _Pass()
+        ctx.captured, ctx.tensors = captured, tensors
+        ctx.once = _Pass(captured.versions(tensors, range(len(captured._saved))))
         captured._last = weakref.ref(ctx.once)
         ctx.mark_non_differentiable(*[o for o, wanted in zip(outs, captured._differentiable)
                                       if not wanted])
@@ -217,10 +235,16 @@ class _Replay(torch.autograd.Function):
         groups = {n for g, n in zip(out_grads, captured._groups) if g is not None}
         if groups & ctx.once.freed:
             _ = ctx.saved_tensors  # raises torch's error
+        used = [n for n, g in enumerate(out_grads) if g is not None]
+        if not (ctx.once.done or captured.versions(ctx.tensors, used).items()
+                <= ctx.once.versions.items()):
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an "
+                "inplace operation: a parameter, a buffer or an argument of a module whose call "
+                "was replayed as a CUDA graph")
         if torch.is_grad_enabled():
             return None, None, *_recomputed(captured, ctx.tensors, out_grads)
         with in_turn(captured._work.device):
-            used = [n for n, g in enumerate(out_grads) if g is not None]
             for held, g in zip(captured._grads, out_grads):
                 if g is not None:
                     held.copy_(g)

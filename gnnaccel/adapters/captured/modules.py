@@ -39,8 +39,6 @@ _MEMORY = 8  # a capture may take 1 / 8 of the free memory
 #: types of devices whose calls are captured
 DEVICES = {"cuda"}
 _log = logging.getLogger("gnnaccel")
-
-
 _here = threads.here
 _entries: dict[int, _Module] = {}
 _refused: Counter[tuple[str, str]] = Counter()
@@ -273,6 +271,10 @@ def _watched(native: Callable, module: nn.Module, entry: _Module, kind: _Kind,
             entry.open = len(entry.kinds) == 1 and len(list(module.children())) > 0
     if kind.why is not None:
         told(module, kind.why)
+        return native(module, *args, **kwargs)
+    if not kind.stands():  # its code, run by another way for the capture, changed the module
+        kind.forget()
+        kind.tries += 1
         return native(module, *args, **kwargs)
     _log.info("gnnaccel: calls of %s are replayed as CUDA graphs", type(module).__name__)
     counted(type(module).__name__)

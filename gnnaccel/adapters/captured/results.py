@@ -52,6 +52,24 @@ def _record(out: Tensor) -> set:
     return nodes
 
 
+def saved_for(out: Tensor, tensors: list[Tensor]) -> list[int]:
+    """The places of those among ``tensors`` that the backward of ``out`` reads."""
+    memory = {t.untyped_storage().data_ptr() for node in _record(out) for t in _saved(node)
+              if t.layout is torch.strided}
+    return [at for at, t in enumerate(tensors) if t.layout is torch.strided
+            and not t.is_inference() and t.untyped_storage().data_ptr() in memory]
+
+
+def _saved(node: Any) -> list[Tensor]:
+    """The tensors that a node of autograd keeps for its backward."""
+    if isinstance(node, torch.autograd.function.BackwardCFunction):
+        held: list[Any] = [node.saved_tensors]
+    else:
+        held = [getattr(node, name) for name in dir(node) if name.startswith("_saved_")]
+    return [t for value in held for t in (value if isinstance(value, tuple) else (value,))
+            if isinstance(t, Tensor)]
+
+
 def _groups(records: list[set]) -> list[int]:
     owner: dict[Any, int] = {}
     numbers = list(range(len(records)))

@@ -12,6 +12,7 @@ from tests.pyg import graphs
 from tests.pyg.graphs import F, N
 from tests.pyg.judge import as_native, close, spread, took
 from tests.pyg.layers import CLASSES, NAMES, build
+from tests.staleness import refused
 
 SETTINGS = {
     "GATConv": dict(concat=False, negative_slope=0.7, add_self_loops=False, bias=None),
@@ -263,3 +264,18 @@ def test_edges_of_an_edge_gat_edited_in_deterministic_mode_under_autocast(route,
                         agree(x, edges, attr)
             finally:
                 torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_none_after_edges_that_are_gone(route, inputs, name):
+    """None is no tensor that has died: the host's own error comes."""
+    x, edge_index = inputs
+    layer = build(name, device=route.device).eval()
+    with route.on(on_fallback="native"):
+        for _ in range(3):
+            edges = edge_index.clone()
+            layer(x, edges)
+            layer(x, edges)
+        del edges
+        refused(layer, (x, None))
+        as_native(lambda: layer(x, edge_index))

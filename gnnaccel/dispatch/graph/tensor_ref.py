@@ -85,9 +85,9 @@ class MemoryRef(weakref.ref):
 
 def all_unmoved(refs: Sequence[TensorRef], tensors: Sequence[Any]) -> bool:
     """`TensorRef.unmoved` of each, without a call for each. Where one sequence is longer, its rest
-    counts for nothing."""
+    counts for nothing. None, in the place of a tensor, is none that has died."""
     for ref, t in zip(refs, tensors):
-        if ref() is not t or ref.version != t._version or ref.pointer != t.data_ptr():
+        if t is None or ref() is not t or ref.version != t._version or ref.pointer != t.data_ptr():
             return False
     return True
 

@@ -21,6 +21,7 @@ from gnnaccel.dispatch.graph import cache
 from tests.pyg import graphs
 from tests.pyg.graphs import E, F, N
 from tests.pyg.judge import close, compare
+from tests.staleness import refused
 
 
 def named() -> dict[tuple[str, str], object]:
@@ -369,3 +370,11 @@ def test_what_another_stream_computes(gpu):
             seen = found.clone()
     torch.cuda.synchronize()
     assert found is kept and torch.equal(seen, edge_index.flip([0]))
+
+
+@pytest.mark.parametrize("make", [GCNConv, TAGConv, lambda i, o: APPNP(2, 0.1)])
+def test_what_is_no_list_of_edges_ends_in_the_hosts_error(emulated, on, make):
+    layer, x, edge_index = make(F, F), graphs.features(), graphs.square()
+    for args in ((edge_index, x), (x, 100 * edge_index.t()), (x, 100 * edge_index[:1])):
+        refused(layer, args)
+    compare(emulated, layer, x, edge_index, went=lambda: True)

@@ -98,3 +98,23 @@ def test_a_replaced_function_of_the_host_runs(emulated, seen, monkeypatch):
             gcn_conv.gcn_norm(ei, w, N)
         monkeypatch.setattr(gcn_conv, "scatter", lambda *args, **kwargs: torch.full((N,), 4.0))
         assert torch.equal(gcn_conv.gcn_norm(ei, w, N, add_self_loops=False)[1], w / 4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("weights_there", [False, True])
+def test_sixteen_bits_in_inference_mode(emulated, dtype, weights_there):
+    """Tensors made there have no count of writes. Edges of a star, whose sums the host rounds."""
+    x, ei = graphs.features().to(dtype), graphs.square()
+    ei[1, ::2] = 4
+    weight = torch.rand(E).to(dtype)
+    layer = GCNConv(F, F).to(dtype).eval()
+    with torch.inference_mode():
+        if weights_there:
+            weight = weight.clone()
+        expected = layer(x, ei, weight)
+        for options in ({}, dict(backend="cuda", when="supported")):
+            with gnnaccel.enabled(**options):
+                for _ in range(3):
+                    assert close(layer(x, ei, weight), expected, 2e-2)
+    with gnnaccel.enabled(backend="cuda", when="supported"):
+        assert close(layer(x, ei, weight.clone()), expected, 2e-2)

@@ -30,7 +30,11 @@ _inexact: IdentityMap[int] = IdentityMap()
 
 def of_the_graph(weight: Tensor, exact: Tensor | None = None) -> Tensor:
     """``weight``, noted as made of a graph alone, by us, and handed to no one who would change it
-    unseen. ``exact``: its values in fp32, see `in_fp32`."""
+    unseen. ``exact``: its values in fp32, see `in_fp32`. Writes to weights made in inference mode
+    are not counted, so that such values are not kept beside them: these are `inexact`."""
+    if exact is not None and weight.is_inference():
+        inexact(weight)
+        return weight
     _derived.set(weight.untyped_storage(), None if exact is None else (weight._version, exact))
     return weight
 
@@ -46,13 +50,18 @@ def is_of_the_graph(weight: Tensor) -> bool:
 def inexact(weight: Tensor) -> None:
     """Note that weights of 16 bits were divided by sums that the host took in 16 bits. Its own sum
     over the neighbours errs likewise, see `in_fp32`; that of kernels does not."""
-    _inexact.set(weight.untyped_storage(), weight._version)
+    _inexact.set(weight.untyped_storage(), _version(weight))
 
 
 def is_inexact(weight: Tensor) -> bool:
     """Whether these weights were noted as `inexact`, and not written to since."""
     return (weight.element_size() == 2
-            and _inexact.get(weight.untyped_storage()) == weight._version)
+            and _inexact.get(weight.untyped_storage()) == _version(weight))
+
+
+def _version(weight: Tensor) -> int:
+    """The count of writes to a tensor; 0 where they are not counted, in inference mode."""
+    return 0 if weight.is_inference() else weight._version
 
 
 def in_fp32(weight: Tensor) -> Tensor:

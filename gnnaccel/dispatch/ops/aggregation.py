@@ -100,8 +100,9 @@ def prepare(reduce: Reduce, x: Tensor, weight: Tensor | None, edges: int) -> Agg
         return reason("GA206",
                       f"weights {list(weight.shape)} for {edges} edges and features "
                       f"{list(x.shape)}")
-    if weight.requires_grad and is_inexact(weight):
-        return reason("GA203", f"{weight.dtype} weights with a gradient, divided by such sums")
+    if (weight.dtype is not torch.float32 and (weight.requires_grad or weight.is_inference())
+        and is_inexact(weight)):
+        return reason("GA203", f"{weight.dtype} weights, divided by the host's sums in that dtype")
     tails = [*zip(x.shape[1:], weight.shape[1:])]
     for a, b in tails:
         if a != b and a != 1 and b != 1:

@@ -131,13 +131,6 @@ class FilledArgument(Message):
         return torch.tanh(x_j * edge_attr)
 
 
-class FilledByMask(Message):
-    def message(self, x_i, x_j):
-        out = x_j - x_i
-        out[out > 0.5] = 0.0
-        return out
-
-
 class FilledBroadcast(Message):
     def message(self, x_i, x_j):
         out = x_j - x_i
@@ -287,8 +280,8 @@ class FilledBesideMessages(Message):
 
 
 @pytest.mark.parametrize("cls", [FilledAlias, FilledOver, FilledThenAggregated, FilledArgument,
-                                 FilledByMask, FilledBroadcast, FilledRounded,
-                                 FilledWithoutGradient, FilledOneNumber, FilledCopiedByTo,
+                                 FilledBroadcast, FilledRounded, FilledWithoutGradient,
+                                 FilledOneNumber, FilledCopiedByTo,
                                  FilledMapped, FilledStacked, FilledJoined, FilledValue,
                                  FilledReduced, FilledInAggregate, FilledBetweenReductions,
                                  FilledBesideMessages])

@@ -41,7 +41,9 @@ class Generated(NamedTuple):
     done with their sums. ``before``: values written for each edge first, to make inputs of:
     messages with how ("rows" or "heads", as of `at_edges`, or one of `REDUCES`, as of `reduced`),
     and numbers of columns with one of `SOFTMAX`. ``made``: how many inputs are computed for the
-    call, as by a linear map of features, rather than passed to it."""
+    call, as by a linear map of features, rather than passed to it; ``kinds``: how many inputs there
+    are beyond those of the host, which maps the rows of each kind of edges apart, for these alone.
+    """
 
     expression: Expression
     inputs: tuple[Tensor, ...]
@@ -52,6 +54,7 @@ class Generated(NamedTuple):
     bias: Tensor | None = None
     before: tuple[tuple[Any, str], ...] = ()
     made: int = 0
+    kinds: int = 0
 
     @property
     def tensors(self) -> dict[str, tuple[Tensor, str]]:
@@ -104,7 +107,7 @@ class Generated(NamedTuple):
             if how not in SOFTMAXES:
                 ours, hosts = message.rows_read
                 read, gathered = read + ours + (how == "rows"), gathered + hosts
-        return max(1, read), max(1, gathered)
+        return max(1, read), max(1, gathered - self.kinds)
 
     def __str__(self) -> str:
         return (str(self.expression)

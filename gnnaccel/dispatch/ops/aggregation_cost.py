@@ -94,8 +94,9 @@ def _on_cuda(graph: OpGraph, aggregation: Aggregation, mode: str) -> Estimate:
         launches += rates.get("copied", _NO_COPIES)[mode]
     if type(aggregation.more) is Generated:
         launches += _besides(aggregation.more, mode)
-        written = (graph.num_edges * aggregation.more.written * rates["generated"]["written"][mode]
-                   / kernels["native_bandwidth"])
+        more = aggregation.more
+        made = graph.num_edges * more.written + graph.num_src * rows * more.kinds
+        written = made * rates["generated"]["written"][mode] / kernels["native_bandwidth"]
     # the host launches while the GPU works
     ours = max(read_bytes * rates["passes"][mode] / rate + written, launches * launch)
     once = None

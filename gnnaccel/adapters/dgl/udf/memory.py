@@ -126,9 +126,9 @@ def _traced(given: list[Any], pair: Pair, frames: Frames) -> _Kept:
     runs = [Run(one, prefix) if type(one) is Opened else None for one, prefix in zip(given, "cd")]
     result = None
     try:
-        with following() as effects:
+        with following() as notes:
             result = _found(runs, pair, frames, forms)
-        result = result._replace(effects=tuple(effects))
+        result = result._replace(effects=tuple(notes.effects))
     except ENDS:
         pass  # it is not followed
     looks = [one if run is None else run.guard() for one, run in zip(given, runs)]

@@ -15,6 +15,7 @@ from torch import Tensor
 from gnnaccel.adapters.guards import context_reason
 from gnnaccel.adapters.pyg.propagate import (channels, generated, own_aggregations, pointwise,
                                              reading, tracing)
+from gnnaccel.adapters.pyg.propagate.expressed import notes
 from gnnaccel.adapters.pyg.propagate.node_values import NodeValue
 from gnnaccel.adapters.pyg.propagate.standins import Form, Unseen
 from gnnaccel.adapters.pyg.propagate.stock import Aggregate
@@ -110,7 +111,7 @@ def _form(trace: tracing.Trace, source: str | None, messages: tuple[generated.Me
         return why
 
     def more(given: Any, layer: Any) -> Generated | Several | Reason:
-        if not trace.holds(layer, given.graph.num_edges):
+        if not trace.holds(layer, given.graph.num_edges) or not trace.met(given):
             return why
         channels.begin(layer, trace, given)
         return _together([one.generated(given) for one in messages])
@@ -162,8 +163,8 @@ def _found(out: Any, layer: Any) -> _Summed | None:
     messages, counts = None, [(0, 0)] * len(rows)
     # arguments of the aggregate tell how many nodes there are, too; rows that are given back are
     # those that are reduced
-    if (traced.ends or alike or traced.by_rows or not all(one is sent for one in rows)
-        or len(set(reduces)) < len(reduces)):
+    if (traced.ends or alike or traced.by_rows or notes().conditions
+        or not all(one is sent for one in rows) or len(set(reduces)) < len(reduces)):
         messages, reduces, counts = _messages(reductions, layer)
 
     def combine(layer: Any, results: list[Tensor], kwargs: dict) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnaccel.adapters.pyg.propagate import channels
+from gnnaccel.adapters.pyg.propagate import channels, chosen
 from gnnaccel.adapters.pyg.propagate.linear_maps import map_of
 from gnnaccel.adapters.pyg.propagate.pointwise import (MAPS, Deferred, Rows, about, hold,
                                                        made_rows, whole)
@@ -89,6 +89,10 @@ def assign(rows: Rows, place: Any, value: Any) -> None:
         raise Unseen
     if 0 in rows.meta.stride():  # several columns are one number in memory
         raise Unseen
+    mask = chosen.mask_of(place)
+    if mask is not None:
+        chosen.assign(rows, mask, value)
+        return
     dim, at = _columns(place, tuple(rows.meta.shape))
     slot = rows.meta.narrow(dim, at.start, len(at))
     if type(value) in NUMBERS:

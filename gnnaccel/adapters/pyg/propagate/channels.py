@@ -97,10 +97,14 @@ def by_torch(value: Rows, function: Callable, args: tuple, kwargs: dict,
                      (*roots, *argument_roots))
 
 
-def turned(value: Rows, function: Callable, args: tuple, kwargs: dict) -> Rows:
-    """Channels in another order of their dimensions, by torch."""
+def turned(value: Rows, function: Callable, args: tuple, kwargs: dict) -> Any:
+    """Channels in another order of their dimensions, by torch; or rows that are no longer first."""
+    from gnnaccel.adapters.pyg.propagate import stacks  # which needs this module
+
     if args[0] is not value or any(isinstance(a, Value) for a in (*args[1:], *kwargs.values())):
         raise Unseen
+    if stacks.place_of(function, args, kwargs):
+        return stacks.turned(value, function, args, kwargs)
     meta = applied(function, args, kwargs)
     rows = value if len(ends(value)) == 1 else at_edges(value)
     result = by_torch(rows, lambda t: function(t, *args[1:], **kwargs).contiguous(), (rows,), {})

@@ -7,9 +7,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gnnaccel.adapters.pyg.propagate import channels, products
-from gnnaccel.adapters.pyg.propagate.pointwise import Rows
-from gnnaccel.adapters.pyg.propagate.standins import Unseen
+from gnnaccel.adapters.pyg.propagate import channels, devices, products
+from gnnaccel.adapters.pyg.propagate.expressed import Effect
+from gnnaccel.adapters.pyg.propagate.pointwise import Rows, made_rows
+from gnnaccel.adapters.pyg.propagate.standins import NUMBERS, Unseen
+from gnnaccel.adapters.pyg.propagate.traced import Param, Value
+from gnnaccel.dispatch.generated.tree import Number
 
 
 def glu(input: Any, dim: int = -1) -> Any:
@@ -41,6 +44,93 @@ def one_hot(input: Any, num_classes: Any = -1) -> Rows:
 
 def _one_hot(kinds: Tensor, count: int) -> Tensor:
     return kinds.new_empty((*kinds.shape, count)) if kinds.is_meta else F.one_hot(kinds, count)
+
+
+def full_like(input: Any, fill_value: Any, **options: Any) -> Rows:
+    """`torch.full_like`: rows that are one number."""
+    _check_like(input, options)
+    if type(fill_value) not in NUMBERS:
+        raise Unseen
+    return Rows(Number(float(fill_value)), input.meta)
+
+
+def zeros_like(input: Any, **options: Any) -> Rows:
+    """`torch.zeros_like`."""
+    return full_like(input, 0.0, **options)
+
+
+def ones_like(input: Any, **options: Any) -> Rows:
+    """`torch.ones_like`."""
+    return full_like(input, 1.0, **options)
+
+
+def rand_like(input: Any, **options: Any) -> Rows:
+    """`torch.rand_like`: drawn for each edge, in the order of edges, as for the host."""
+    return _drawn(torch.rand, input, options)
+
+
+def randn_like(input: Any, **options: Any) -> Rows:
+    """`torch.randn_like`, likewise."""
+    return _drawn(torch.randn, input, options)
+
+
+def _drawn(function: Any, input: Any, options: dict) -> Rows:
+    _check_like(input, options)
+    meta = input.meta
+    if not meta.is_floating_point() or not torch.empty_like(meta).is_contiguous():
+        raise Unseen
+    dtype, tail = meta.dtype, tuple(meta.shape[1:])
+
+    def make(given: Any) -> Tensor:
+        device = given.graph.edge_index.device
+        return function((given.graph.num_edges, *tail), dtype=dtype, device=device)
+
+    def like(given: Any) -> Tensor:
+        return given.graph.edge_index.new_empty((), dtype=dtype)
+
+    effect = Effect(make)
+    return made_rows("e", effect, meta, frozenset((effect,)), (like,))
+
+
+def _check_like(input: Any, options: dict) -> None:
+    """Unseen for another dtype or device than that of the rows, and for options of others."""
+    dtype, device = options.pop("dtype", None), options.pop("device", None)
+    if not isinstance(input, Rows) or options or dtype not in (None, input.meta.dtype) or not (
+        device is None or devices.named(device)):
+        raise Unseen
+
+
+def addmm(input: Any, mat1: Any, mat2: Any) -> Any:
+    """`torch.addmm` without factors."""
+    return torch.mm(mat1, mat2) + input
+
+
+def inner(input: Any, other: Any) -> Any:
+    """`torch.inner` with a matrix that the layer holds, or a vector."""
+    if not isinstance(other, Param):
+        raise Unseen
+    return F.linear(input, other)  # type: ignore[arg-type]  # stand-ins
+
+
+def tile(input: Any, *dims: Any) -> Any:
+    """`torch.tile`, as ``repeat``."""
+    return input.repeat(*dims)
+
+
+def max(input: Any, *other: Any, **options: Any) -> Any:
+    """`torch.max`, of two or along channels."""
+    return _extremum(torch.max, torch.maximum, input, other, options)
+
+
+def min(input: Any, *other: Any, **options: Any) -> Any:
+    """`torch.min`, likewise."""
+    return _extremum(torch.min, torch.minimum, input, other, options)
+
+
+def _extremum(function: Any, of_two: Any, input: Any, other: tuple, options: dict) -> Any:
+    if other and isinstance(other[0], Value):
+        return of_two(input, *other, **options)
+    return products.along(function, (input, *other), options, 1, None)
 
 
 def gather(input: Any, dim: Any = None, index: Any = None) -> Rows:

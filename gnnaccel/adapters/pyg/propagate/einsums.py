@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import functools
 import operator
+import string
 from typing import Any
 
 import torch
 
 from gnnaccel.adapters.pyg.propagate.node_values import NodeValue
+from gnnaccel.adapters.pyg.propagate.piles import Pile
 from gnnaccel.adapters.pyg.propagate.products import product
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 from gnnaccel.adapters.pyg.propagate.traced import Param, Value
@@ -20,7 +22,11 @@ def einsum(equation: Any, *operands: Any) -> Any:
     """`torch.einsum` where the rows are the first axis of all operands that have it."""
     if type(equation) is not str or len({_dtype(one) for one in operands}) != 1:
         raise Unseen
-    inputs, arrow, out = equation.replace(" ", "").partition("->")
+    if len(operands) == 1 and type(operands[0]) in (tuple, list):
+        operands = tuple(operands[0])
+    operands = tuple([one.joined() if type(one) is Pile else one for one in operands])
+    inputs, arrow, out = _spelled(equation.replace(" ", ""), operands).partition("->")
+    equation = f"{inputs}->{out}"
     terms = inputs.split(",")
     input_axes = dict.fromkeys("".join(terms))
     if not out or len(terms) != len(operands) or not (out + "".join(terms)).isalpha() or any(
@@ -36,6 +42,17 @@ def einsum(equation: Any, *operands: Any) -> Any:
     result = functools.reduce(operator.mul, [_aligned(one, term, axes)
                                              for one, term in zip(operands, terms)])
     return result.sum(-1) if summed else result
+
+
+def _spelled(equation: str, operands: tuple) -> str:
+    """The equation with letters in place of "...", which stand for as many axes of each operand."""
+    inputs, _, out = equation.partition("->")
+    counts = {one.meta.dim() - len(term) + 3 for term, one in zip(inputs.split(","), operands)
+              if "..." in term and isinstance(one, Value)}
+    if len(counts) != 1:
+        return equation
+    letters = "".join(sorted(set(string.ascii_letters) - set(equation))[:counts.pop()])
+    return equation.replace("...", letters)
 
 
 def _dtype(operand: Any) -> Any:

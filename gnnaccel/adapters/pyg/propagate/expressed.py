@@ -23,6 +23,9 @@ from gnnaccel.dispatch.ops.aggregation import Reduce
 from gnnaccel.dispatch.ops.graph import OpGraph
 
 
+KIND = object()  #: among the ``names`` of a `Leaf`: its rows are for some of the edges alone
+
+
 class CallArguments(dict):
     """The arguments of one call of ``propagate``. ``graph``: its edges; ``layer``: whose call it
     is; ``made``: what was computed of the arguments, each once, by what computes it; ``grad``:
@@ -66,45 +69,69 @@ class Effect(Once):
 
     def __init__(self, make: Callable[[Any], Any]):
         super().__init__(make)
-        _effects.noted.append(self)
+        if _thread.notes is not None:
+            _thread.notes.effects.append(self)
 
 
-class _Effects(threading.local):
-    """``noted``: those of the message that this thread traces. ``dtype``: torch's default, where
-    that message asked for it."""
+class Notes:
+    """What is noted while a message is traced. ``effects``: those that it has, in their order;
+    ``devices``: those that it names, where its rows are: each may be a function of the arguments of
+    a call; ``conditions``: what it asked about numbers, as of `conditions.noted`; both None where
+    nobody would look at them again; ``arguments``: of the call at hand, where anybody would;
+    ``dtype``: torch's default, where the message asked for it."""
 
     dtype: torch.dtype | None = None
 
-    def __init__(self) -> None:
-        self.noted: list[Effect] = []
+    def __init__(self, arguments: dict | None = None):
+        self.effects: list[Effect] = []
+        self.devices: list[Any] | None = None if arguments is None else []
+        self.conditions: list[Any] | None = None if arguments is None else []
+        self.arguments = arguments
 
 
-_effects = _Effects()
+class _Thread(threading.local):
+    """``notes``: those of the message that this thread traces."""
+
+    notes: Notes | None = None
+
+
+_thread = _Thread()
+
+
+def notes() -> Notes:
+    """Those of the message that is traced."""
+    if _thread.notes is None:
+        raise Unseen
+    return _thread.notes
+
+
+def note_device(named: Any) -> None:
+    """Note a device that has to be the one of the rows."""
+    devices = notes().devices
+    if devices is None:
+        raise Unseen
+    devices.append(named)
 
 
 @contextlib.contextmanager
-def following() -> Iterator[list[Effect]]:
-    """A block in which a message is traced: the effects that it has, in their order. It serves
-    calls with and without gradients, which are on in it, so that it shows where the message turns
-    them off itself."""
-    before = _effects.noted, _effects.dtype
-    _effects.noted, _effects.dtype = [], None
+def following(arguments: dict | None = None) -> Iterator[Notes]:
+    """A block in which a message is traced, of a call with these arguments. It serves calls with
+    and without gradients, which are on in it, so that it shows where the message turns them off
+    itself."""
+    before, _thread.notes = _thread.notes, Notes(arguments)
     try:
         with torch.enable_grad():
-            yield _effects.noted
+            yield _thread.notes
     finally:
-        _effects.noted, _effects.dtype = before
+        _thread.notes = before
 
 
 def default_dtype() -> torch.dtype:
     """torch's default dtype, for the message that is traced."""
-    _effects.dtype = torch.get_default_dtype()
-    return _effects.dtype
-
-
-def asked_dtype() -> torch.dtype | None:
-    """torch's default dtype, where the message that is traced asked for it."""
-    return _effects.dtype
+    dtype = torch.get_default_dtype()
+    if _thread.notes is not None:
+        _thread.notes.dtype = dtype
+    return dtype
 
 
 class Before(Once):
@@ -183,6 +210,16 @@ class Message(NamedTuple):
                     names.add(one)
         return names
 
+    @property
+    def kinds(self) -> int:
+        """How many of the inputs are rows of nodes for some of the edges, such as those of one
+        kind, beyond the first at each end."""
+        inputs = zip(self.leaves, self.expression.inputs)
+        ends = [one.end for leaf, one in inputs if one.mode == "row" and KIND in leaf.names]
+        before = {one for leaf in self.leaves for one in leaf.names if isinstance(one, AtEdges)}
+        return sum([max(0, ends.count(end) - 1) for end in "ji"]
+                   + [one.message.kinds for one in before])
+
     def reduced_by(self, reduces: tuple[Reduce, ...], keeps: bool = False) -> Message:
         """The message for these reductions: a map can be done with sums and means alone, and a
         softmax with sums. ``keeps``: the weights are asked for by themselves, too."""
@@ -210,7 +247,8 @@ class Message(NamedTuple):
                   if isinstance(one, Before)}
         return Generated(self.expression, self._stand_ins(given, graph), self.numbers, self.shape,
                          self.seen, weight, before=tuple(before.values()),
-                         made=sum([len(leaf.roots) > 1 for leaf in self.leaves]))
+                         made=sum([len(leaf.roots) > 1 for leaf in self.leaves]),
+                         kinds=self.kinds)
 
     def _inputs(self, arguments: CallArguments) -> tuple[Tensor, ...]:
         """Inputs of the expression, computed from the arguments of a call."""

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from gnnaccel.adapters import own
-from gnnaccel.adapters.pyg.propagate import (channels, linear_maps, naming, pointwise, reading,
-                                             stacks, supers, tracing)
+from gnnaccel.adapters.pyg.propagate import (channels, function_names, linear_maps, naming,
+                                             pointwise, reading, stacks, supers, tracing)
 from gnnaccel.adapters.pyg.propagate.expressed import Message, expressed
 from gnnaccel.adapters.pyg.propagate.pointwise_calls import OPERATIONS
 from gnnaccel.adapters.pyg.propagate.specials import Special
@@ -32,13 +32,15 @@ NAMES = frozenset((
     "float32", "float64", "float16", "bfloat16", "half", "int64"))
 #: other names in messages: functions of PyG and others, contents of dictionaries, and what
 #: they may have in a branch that is not taken
-OF_MESSAGES = NAMES | {
+OF_MESSAGES = NAMES | function_names.NAMES | {
+    "indices",  # of what sorts
     "scatter", "scatter_add", "scatter_sum", "scatter_mean", "scatter_max",
     "scatter_min", "scatter_softmax", "utils", "degree",
     "index_select", "rearrange", "no_grad", "dtype", "device", "items", "keys", "values", "get",
     "numel", "bmm", "repeat", "stack", "zeros", "max", "item",
-    "ones", "new_ones", "new_zeros", "zeros_like", "ones_like", "einsum", "any", "all",
-    "linalg", "vector_norm", "t", "T", "bincount", "eye", "cpu", "numpy", "tolist",
+    "arange", "linspace", "logspace", "eye", "full", "tensor", "cpu", "cuda", "numpy", "tolist",
+    "ones", "new_ones", "new_zeros", "zeros_like", "ones_like", "einsum", "any", "all", "nonzero",
+    "linalg", "vector_norm", "t", "T", "bincount",
     "Tensor", "Module",  # of which something may be one
     "append",  # of lists that the message makes itself, as no others come to it
     "format", "startswith", "endswith", "lower", "upper",  # of texts
@@ -161,6 +163,8 @@ def form(layer: Any, known: reading.Known, kwargs: dict, edge_index: Any,
             return why
         if trace.sends < given.graph.num_src or trace.listed and not trace.lists(
             given, given.graph.edge_index):
+            return why
+        if (trace.devices or trace.conditions) and not trace.met(given):
             return why
         if trace.effects or trace.kept:
             channels.begin(layer, trace, given)

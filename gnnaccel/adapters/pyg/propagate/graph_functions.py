@@ -222,7 +222,7 @@ class GraphFunctions(Steps):
         if isinstance(value, types.ModuleType) and value not in naming.STOOD_FOR:
             return Package(value, self) if value in (
                 torch_geometric, torch_geometric.utils, package, rearranged.package()) else None
-        found = (zero_rows.instead(value, self.names) or self._of_pyg(value)
+        found = (zero_rows.instead(value, self.names, self.watched) or self._of_pyg(value)
                  or self._of_torch_scatter(value, package) or _other(value))
         return found or rearranged.instead(value)
 

@@ -5,12 +5,13 @@ import functools
 import types
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from gnnaccel.adapters.pyg.propagate.standins import NUMBERS, Unseen
 from gnnaccel.adapters.pyg.propagate.traced_modules import Looks, functions
 
-PLAIN = (*NUMBERS, str, type(None))
+PLAIN = (*NUMBERS, str, type(None), torch.device, torch.dtype)
 HOLDS_OTHERS = (list, tuple, dict, functools.partial)
 
 

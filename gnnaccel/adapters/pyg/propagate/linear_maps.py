@@ -17,7 +17,7 @@ from gnnaccel.adapters.pyg.propagate.pointwise import Deferred, Rows, about, hol
 from gnnaccel.adapters.pyg.propagate.products import product
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 from gnnaccel.adapters.pyg.propagate.traced import Make, Param, applied, checked_bias
-from gnnaccel.dispatch.generated.tree import Call, Leaf, Tree, leaves
+from gnnaccel.dispatch.generated.tree import Call, Leaf, Number, Tree, leaves
 
 _Term = tuple[Tree, Any, Param]  # what is mapped, the shape of its rows, the weight
 
@@ -76,6 +76,10 @@ class Mapped(Deferred):
             if len(self.parts) > 1:
                 meta = self.weight.meta.split(widths, dim)[k]
                 piece = Param(partial(pointwise.numbered, pieces, k), meta, self.weight.roots)
+            tree = part.alone().tree
+            if type(tree) is Number:
+                sums.append(self._of_number(tree.value, part.meta.shape[1:], piece))
+                continue
             by_end = self._ends_of(k, part)
             if by_end is None:
                 in_kernels = self._in_kernels(part, piece)
@@ -95,6 +99,16 @@ class Mapped(Deferred):
         if total is None:
             raise Unseen
         return Rows(total, self.meta)
+
+    def _of_number(self, value: float, tail: Any, weight: Param) -> Leaf:
+        """The map of rows that are one number: the same for all edges."""
+        function = self.function
+
+        def make(given: Any) -> Tensor:
+            matrix = weight.make(given)
+            return function(matrix.new_full((1, *tail), value), matrix)
+
+        return Leaf("p", make, tuple(self.meta.shape[1:]), frozenset(), weight.roots)
 
     def _ends_of(self, k: int, part: Rows) -> dict[str, Tree] | None:
         """The terms of a part by the end that they are at; None where it is no sum of such, or one

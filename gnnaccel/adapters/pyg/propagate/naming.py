@@ -45,8 +45,20 @@ class Torch:
     """Stands for a module of `STOOD_FOR`, of which no more than ``names`` may be named: a branch
     that is not taken may name others."""
 
-    def __init__(self, module: types.ModuleType, names: Set[str]):
+    def __init__(self, module: types.ModuleType, names: Set[str], watched: list | None = None):
         self._traced_module, self._traced_names = module, names
+        self._traced_watched = watched
+
+    def _traced_by_name(self, name: str) -> Any:
+        """What code names by a text, which no look at the code tells."""
+        value = getattr(self, name)
+        if self._traced_watched is None or not (callable(value) and name in self._traced_names):
+            raise Unseen
+        place = vars(self._traced_module)
+        self._traced_watched.append((place, name, place[name]))
+        if not is_torchs(place[name], frozenset(self._traced_names)):
+            raise Unseen
+        return value
 
     def __getattr__(self, name: str) -> Any:
         if name not in self._traced_names:

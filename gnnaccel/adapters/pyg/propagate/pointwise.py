@@ -19,12 +19,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gnnaccel.adapters.pyg.propagate import function_names
+from gnnaccel.adapters.pyg.propagate.devices import MOVES, still
 from gnnaccel.adapters.pyg.propagate.expressed import Once, numbered, reshaped
 from gnnaccel.adapters.pyg.propagate.pointwise_calls import OPERATIONS, TRUE
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS, RowCount, counted
 from gnnaccel.adapters.pyg.propagate.standins import NUMBERS, Unseen
 from gnnaccel.adapters.pyg.propagate.traced import (VIEWS, Make, Param, Value, _call, applied,
-                                                      here, shaped)
+                                                      shaped)
 from gnnaccel.adapters.pyg.propagate.untold import Sequence
 from gnnaccel.dispatch.generated.cut import without_gradient
 from gnnaccel.dispatch.generated.tree import Leaf, Number, Tree, computed, leaves, mapped
@@ -36,17 +38,17 @@ _OF_ROWS = frozenset(("sum", "mean", "norm", "normalize", "layer_norm", "softmax
                       "cumsum"))
 FEW = 4  # channels that may be summed where both ends meet, in the kernels
 WHOLE = object()  #: among the ``names`` of a `Leaf`: its rows are whole numbers, not floats
+TRUTH = object()  #: likewise: they are 1 where something is true, made of whole numbers
 #: methods that write the result of an operation over its first argument, of the same dtype
 IN_PLACE = {f"{name}_": name for name in OPERATIONS.keys() - TRUE | {"masked_fill"}}
 MAPS = frozenset(("linear", "matmul", "mm", "bmm"))
 _PIECES = ("chunk", "split", "unbind")
-_COMPOSED = frozenset(("glu", "cosine_similarity", "pairwise_distance", "one_hot", "gather"))
-_REPEATED, _TURNED = ("expand", "expand_as", "repeat"), ("transpose", "swapaxes", "permute")
+_REPEATED, _TURNED = ("expand", "expand_as", "repeat"), ("transpose", "swapaxes", "permute", "t")
 #: others tell the form of the result
+_OF_MASKS = ("any", "all", "sum", "nonzero", "where")
 _OF_FIRST = frozenset((*VIEWS, *_SAME, *_PIECES, *_REPEATED, *_TURNED, "clone"))
-_LIKE = {"zeros_like": 0.0, "ones_like": 1.0}
 #: other operations that stand-ins have
-NAMES = _OF_FIRST | _OF_ROWS | MAPS | _COMPOSED | {"mT"}
+NAMES = _OF_FIRST | _OF_ROWS | MAPS | {"mT", *MOVES, *_OF_MASKS}
 
 
 class Rows(Value):
@@ -70,7 +72,7 @@ class Rows(Value):
             return self.transpose(-1, -2)
         if name in IN_PLACE:
             return partial(self.overwritten, IN_PLACE[name], getattr(Tensor, name), self)
-        if name in _COMPOSED or not (name in OPERATIONS or name in NAMES):
+        if not (name in OPERATIONS or name in NAMES or name in function_names.NAMES):
             raise Unseen
         function = getattr(Tensor, name)
         return lambda *args, **kwargs: self.operate(name, function, (self, *args), kwargs)
@@ -79,19 +81,28 @@ class Rows(Value):
         return self.shape if dim is None else self.shape[dim]
 
     def __getitem__(self, place: Any) -> Any:
+        mask = _other("chosen").mask_of(place)
+        if mask is not None:
+            return _other("chosen").chosen(self, mask)
         return self.operate("getitem", operator.getitem, (self, place), {})
 
     def operate(self, name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
         if name == "detach":
             return self.sharing(detached(self))
-        if name == "to" and here(args, kwargs):
-            return self
+        if name in MOVES:
+            name, function, args, kwargs = still(name, args, kwargs)
+            if not name:
+                return self
         result = self._operated(name, function, args, kwargs)
         return result if torch.is_grad_enabled() else detached(result)
 
     def _operated(self, name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
         args = tuple(one.alone() if isinstance(one, Rows) else one for one in args)
         kwargs = {k: one.alone() if isinstance(one, Rows) else one for k, one in kwargs.items()}
+        if self.meta.dtype == torch.bool and name in _OF_MASKS:
+            found = _other("chosen").asked(name, self, args, kwargs)
+            if found is not None:
+                return found
         if name not in VIEWS and counted((args, *kwargs.values())):
             raise Unseen
         if name in _OF_FIRST and (not args or getattr(args[0], "tree", None) is not self.tree):
@@ -114,14 +125,14 @@ class Rows(Value):
             return tuple(map(self.sharing, _pieces(self, function, args, kwargs)))
         if name in _OF_ROWS:
             return _other("channels").mixed(self, name, function, args, kwargs)
-        if name in _COMPOSED:
+        if name in function_names.COMPOSED:
             return getattr(_other("composed"), name)(*args, **kwargs)
+        if name in function_names.BY_TORCH:
+            return _other("products").by_torch(name, function, args, kwargs)
         if name in ("getitem", *_TURNED, *_REPEATED):
             change = (_piece if name == "getitem" else Rows._expanded if name in _REPEATED
                       else _other("channels").turned)
             return self.sharing(change(self, function, args, kwargs))
-        if name in _LIKE and (args, kwargs) == ((self,), {}):
-            return Rows(Number(_LIKE[name]), self.meta)
         if name not in OPERATIONS:
             raise Unseen
         return _other("whole_numbers").calculated(name, function, args, kwargs)
@@ -129,7 +140,7 @@ class Rows(Value):
     def _expanded(self, function: Callable, args: tuple, kwargs: dict) -> Rows:
         meta, shape = applied(function, args, kwargs), self.meta.shape
         if meta.dim() != len(shape) or any(new != old != 1 for new, old in zip(meta.shape, shape)):
-            raise Unseen  # `repeat` lays several side by side
+            return _other("products").repeated(function, args, kwargs)  # several side by side
         return Rows(self.tree, meta)
 
     def alone(self) -> Rows:

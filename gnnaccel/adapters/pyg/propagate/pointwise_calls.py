@@ -2,6 +2,7 @@
 arguments as users give them."""
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,7 @@ _ONE, _ZERO = Number(1.0), Number(0.0)
 _SQUARES = {2.0: "square", 0.5: "sqrt", -0.5: "rsqrt", -1.0: "reciprocal"}
 #: operations that give truth values, and names that others have for truth values
 TRUE = frozenset(("gt", "lt", "ge", "le", "eq", "ne", "logical_and", "logical_or", "logical_not",
-                  "where", "masked_fill"))
+                  "where", "masked_fill", "isnan", "isinf", "isfinite"))
 _OF_TRUTH = {"add": "logical_or", "mul": "logical_and", "maximum": "logical_or",
              "minimum": "logical_and"}
 Made = Callable[[Any, tuple, dict], Any]  # of the function, its arguments as trees, and those named
@@ -235,6 +236,34 @@ def _with_two(op: str) -> Made:
     return made
 
 
+def _is_nan(function: Any, args: tuple, kwargs: dict) -> Call:
+    (x,) = _given(args, kwargs, "input")
+    return Call("ne", (x, x))
+
+
+def _is_infinite(function: Any, args: tuple, kwargs: dict) -> Call:
+    (x,) = _given(args, kwargs, "input")
+    return Call("eq", (Call("abs", (x,)), Number(math.inf)))
+
+
+def _is_finite(function: Any, args: tuple, kwargs: dict) -> Call:
+    (x,) = _given(args, kwargs, "input")
+    return Call("lt", (Call("abs", (x,)), Number(math.inf)))
+
+
+def _nan_to_num(function: Any, args: tuple, kwargs: dict) -> Call:
+    """Numbers in place of what is none or infinite, of fp32; these have no gradient."""
+    most = torch.finfo(torch.float32).max
+    x, *others = _given(args, kwargs, "input", nan=None, posinf=None, neginf=None)
+    nan, above, below = [Number(default) if one is None else one
+                         for one, default in zip(others, (0.0, most, -most))]
+    if not all(type(one) is Number for one in (nan, above, below)):
+        raise Unseen
+    x = Call("where", (Call("eq", (x, Number(math.inf))), above, x))
+    x = Call("where", (Call("eq", (x, Number(-math.inf))), below, x))
+    return Call("where", (Call("ne", (x, x)), nan, x))
+
+
 def _mish(function: Any, args: tuple, kwargs: dict) -> Call:
     (x,) = _numbered(args, kwargs)
     return Call("mul", (x, Call("tanh", (Call("softplus", (x, _ONE, Number(20.0))),))))
@@ -259,7 +288,8 @@ OPERATIONS: dict[str, Made] = {
     "prelu": _prelu, "selu": _selu, "celu": _celu, "hardtanh": _hardtanh, "mish": _mish,
     "relu6": _relu6, "hardsigmoid": _hardsigmoid, "hardswish": _hardswish, "softsign": _softsign,
     "tanhshrink": _tanhshrink, "lerp": _lerp, "addcmul": _with_two("mul"),
-    "addcdiv": _with_two("div"),
+    "addcdiv": _with_two("div"), "isnan": _is_nan, "isinf": _is_infinite, "isfinite": _is_finite,
+    "nan_to_num": _nan_to_num,
 }
 
 

@@ -2,37 +2,103 @@
 torch computes them, at the nodes where all are at one end, else of rows of the edges."""
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from gnnaccel.adapters.pyg.propagate import channels
 from gnnaccel.adapters.pyg.propagate.expressed import Once
+from gnnaccel.adapters.pyg.propagate.function_names import ALONG
 from gnnaccel.adapters.pyg.propagate.nodes_read import of_read
 from gnnaccel.adapters.pyg.propagate.pointwise import Rows, about, made_rows, whole
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 from gnnaccel.adapters.pyg.propagate.traced import Param, Value, applied
+from gnnaccel.dispatch.generated.tree import Tree
 
 
-def product(function: Callable, args: tuple) -> Rows:
-    """torch's ``function`` of rows and parameters, one row of each."""
-    if any(isinstance(one, Value) and not isinstance(one, (Rows, Param)) for one in args):
+class _Whole(NamedTuple):
+    """Rows to compute, of this shape."""
+
+    tree: Tree
+    tail: Any
+
+
+class Pair(NamedTuple):
+    """Result of what sorts."""
+
+    values: Rows
+    indices: Rows
+
+
+def by_torch(name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
+    """A function of `function_names.BY_TORCH`: of rows at the ends that they are at."""
+    if name in ALONG:
+        return along(function, args, kwargs, *ALONG[name])
+    if name == "conv1d" and getattr(args[0], "meta", args[0]).dim() != 3 or name == "pad" and (
+        len(args[1]) > 2 * (args[0].meta.dim() - 1)):  # the rows
         raise Unseen
+    if name == "rms_norm":
+        return _rms_norm(function, *args, **kwargs)
+    return product(function, args, kwargs)
+
+
+def _rms_norm(function: Callable, rows: Any, shape: Any, weight: Any = None,
+              eps: Any = None) -> Rows:
+    if weight is None:
+        return product(lambda t: function(t, shape, None, eps), (rows,))
+    return product(lambda t, weight: function(t, shape, weight, eps), (rows, weight))
+
+
+def repeated(function: Callable, args: tuple, kwargs: dict) -> Rows:
+    """``repeat`` of channels, of which there are several side by side then."""
+    rows, sizes = args[0], args[1:] if len(args) > 2 else args[1]
+    if function.__name__ != "repeat" or kwargs or not isinstance(sizes, (tuple, list)) or (
+        len(sizes) != rows.meta.dim() or any(type(one) is not int for one in sizes)
+        or sizes[0] != 1):
+        raise Unseen
+    return product(lambda t: t.repeat(*sizes), (rows,))
+
+
+def along(function: Callable, args: tuple, kwargs: dict, at: int, default: int | None) -> Any:
+    """A function along channels. ``at``: the place of the dimension among its arguments."""
+    dim = kwargs.get("dim", kwargs.get("dims", args[at] if len(args) > at else default))
+    rows, dims = args[0], (tuple(dim) if isinstance(dim, (tuple, list)) else (dim,))
+    if not isinstance(rows, Rows) or any(
+        type(one) is not int or one in (0, -rows.meta.dim()) for one in dims):
+        raise Unseen
+    try:
+        meta = function(*[getattr(one, "meta", one) for one in args], **kwargs)
+    except (RuntimeError, TypeError, IndexError, ValueError):
+        raise Unseen from None
+    if not isinstance(meta, tuple):
+        return product(function, args, kwargs)
+    values = product(lambda *one: function(*one, **kwargs)[0], args)
+    indices = product(lambda *one: function(*one, **kwargs)[1], args)
+    return Pair(values, indices)
+
+
+def product(function: Callable, args: tuple, kwargs: dict | None = None) -> Rows:
+    """torch's ``function`` of rows and parameters, one row of each. ``kwargs``: other arguments."""
+    if any(isinstance(one, Value) and not isinstance(one, (Rows, Param)) for one in args) or any(
+        isinstance(one, Value) for one in (kwargs or {}).values()):
+        raise Unseen
+    function = functools.partial(function, **kwargs) if kwargs else function
     meta = applied(function, args, {})
     rows = [one for one in args if isinstance(one, Rows)]
     if len(set().union(*map(channels.ends, rows))) > 1:
         args = tuple([channels.at_edges(one) if isinstance(one, Rows) else one for one in args])
-    operands = tuple([(one.alone().tree, one.meta.shape[1:]) if isinstance(one, Rows) else one
+    operands = tuple([_Whole(one.alone().tree, one.meta.shape[1:]) if isinstance(one, Rows) else one
                       for one in args])
-    trees = [one[0] for one in operands if type(one) is tuple]
+    trees = [one.tree for one in operands if type(one) is _Whole]
     end, names, roots = about(*trees)
     roots = (*roots, *(root for one in args if isinstance(one, Param) for root in one.roots))
     of_nodes = roots if end in "ji" else ()
 
     def make(given: Any) -> Tensor:
         given = of_read(given, of_nodes)
-        return function(*[whole(one[0], one[1], given) if type(one) is tuple
+        return function(*[whole(one.tree, one.tail, given) if type(one) is _Whole
                           else one.make(given) if isinstance(one, Param) else one
                           for one in operands])
 

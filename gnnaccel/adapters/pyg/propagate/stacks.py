@@ -27,6 +27,7 @@ from gnnaccel.adapters.pyg.propagate.untold import Sequence
 from gnnaccel.dispatch.generated.tree import Leaf, mapped
 
 _SAME = frozenset(("contiguous", "clone", "detach", "float"))
+_TURNED = ("transpose", "swapaxes", "permute", "t")
 #: operations on the last dimensions, with the place of the dimension among their arguments
 _TRAILING = {"sum": 1, "mean": 1, "softmax": 1, "norm": 2, "normalize": 2, "chunk": 2, "split": 2,
              "unbind": 1, "linear": None, "matmul": None, "mm": None, "layer_norm": None}
@@ -49,7 +50,8 @@ class Stacked(Value):
                             for at, size in enumerate(self.meta.shape))
         if name == "dtype":
             return self.meta.dtype
-        if not (name in OPERATIONS or name in VIEWS or name in _SAME or name in _TRAILING):
+        if not (name in OPERATIONS or name in VIEWS or name in _SAME or name in _TRAILING
+                or name in _TURNED):
             raise Unseen
         function = getattr(Tensor, name)
         return lambda *args, **kwargs: self.operate(name, function, (self, *args), kwargs)
@@ -63,6 +65,8 @@ class Stacked(Value):
     def operate(self, name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
         if name == "dropout":
             return self._dropped(*args[1:], **kwargs)
+        if name in _TURNED:
+            return turned(self, function, args, kwargs)
         if name == "getitem":
             self._check_piece(args[1])
         elif name in _TRAILING:
@@ -173,12 +177,12 @@ class OfNodes(Value):
     def __getattr__(self, name: str) -> Any:
         if name != "index_select":
             raise Unseen
-        return lambda dim, index: self.operate(name, torch.index_select, (self, dim, index), {})
+        return lambda *args, **kwargs: self.operate(name, torch.index_select, (self, *args), kwargs)
 
     def operate(self, name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
-        if name != "index_select" or kwargs or len(args) != 3:
+        if name != "index_select" or len(args) + len(kwargs) != 3:
             raise Unseen
-        _, dim, index = args
+        dim, index = [*args[1:], *[kwargs[key] for key in ("dim", "index") if key in kwargs]]
         if type(dim) is not int or dim not in (self.place, self.place - self.dims):
             raise Unseen
         return stand_in(gathered(self.value, index), self.place)
@@ -194,6 +198,29 @@ def message(out: Any, layer: Any) -> Any:
 def stand_in(rows: Rows, place: int) -> Stacked:
     """Rows that the user sees in the dimension ``place``."""
     return Stacked(rows, rows.meta.movedim(0, place))
+
+
+def place_of(function: Callable, args: tuple, kwargs: dict) -> int:
+    """The dimension of the rows in the result of an operation."""
+    return _place(_outer(function, args, kwargs))
+
+
+def turned(value: Any, function: Callable, args: tuple, kwargs: dict) -> Any:
+    """Rows whose dimensions are in another order, as those of several heads may come first."""
+    if args[0] is not value or any(isinstance(one, Value) for one in (*args[1:], *kwargs.values())):
+        raise Unseen
+    meta, before = _outer(function, args, kwargs), _place(value.meta)
+    # which dimension is where tells one whose sizes differ
+    sizes = tuple(range(1, value.meta.dim() + 1))
+    order = [size - 1 for size in _outer(function, (value.meta.new_empty(sizes), *args[1:]),
+                                         kwargs).shape]
+    rows = value.rows if isinstance(value, Stacked) else value
+    inner = [0, *[at + (at < before) for at in order if at != before]]
+    if inner != sorted(inner):
+        rows = rows.permute(inner)
+    if _place(meta):
+        return Stacked(rows, meta)
+    return rows.sharing(Rows(rows.alone().tree, meta))
 
 
 def _pointwise(name: str, function: Callable, args: tuple, kwargs: dict) -> Stacked:

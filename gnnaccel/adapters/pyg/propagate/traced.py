@@ -18,13 +18,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gnnaccel.adapters.pyg.propagate.devices import MOVES, still
+from gnnaccel.adapters.pyg.propagate.expressed import note_device
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS, counted
 from gnnaccel.adapters.pyg.propagate.specials import DEVICE, Special
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 
 Make = Callable[[dict], Tensor]  # the rows of a call's arguments
 
-VIEWS = {"view", "reshape", "unsqueeze", "squeeze", "flatten", "contiguous"}
+VIEWS = {"view", "reshape", "unsqueeze", "squeeze", "flatten", "unflatten", "contiguous"}
 #: operations linear in their first argument
 _LINEAR = VIEWS | {"mul", "div", "neg", "sum", "mean", "matmul"}
 _POINTWISE = _LINEAR | {"add", "sub", "relu", "leaky_relu", "sigmoid", "tanh", "exp", "elu", "abs",
@@ -35,7 +37,7 @@ _ALIASES = {"multiply": "mul", "divide": "div", "true_divide": "div", "truediv":
             "linalg_norm": "norm", "linalg_vector_norm": "norm"}
 _OF_THREE = frozenset(("where", "lerp", "addcmul", "addcdiv"))
 _OF_PARAMETERS = _POINTWISE | {"getitem", "t", "split", "pow", "square", "sqrt", "softplus", "log",
-                               "clamp", "softmax", "index_select", "transpose"}
+                               "clamp", "softmax", "index_select", "transpose", *MOVES}
 
 
 def name_of(function: Any) -> str:
@@ -152,7 +154,9 @@ for _operator in ("mul", "add", "sub", "truediv", "matmul", "pow"):
 def _call(name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
     name = _ALIASES.get(name, name)
     if name in ("cat", "concat", "concatenate"):
-        return _cat(*args, **kwargs)
+        from gnnaccel.adapters.pyg.propagate.traced_cat import cat  # which needs this module
+
+        return cat(*args, **kwargs)
     if name == "stack":
         from gnnaccel.adapters.pyg.propagate.piles import pile  # which needs this module
 
@@ -161,8 +165,10 @@ def _call(name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
         from gnnaccel.adapters.pyg.propagate.einsums import einsum  # which needs this module
 
         return einsum(*args, **kwargs)
-    if name == "to" and here(args, kwargs):
-        return args[0]
+    if name in MOVES:
+        name, function, args, kwargs = still(name, args, kwargs)
+        if not name:
+            return args[0]
     if kwargs.pop("inplace", False):
         return _overwritten(function, args, kwargs)
     stand_ins = [a for a in (*args, *kwargs.values()) if isinstance(a, Value)]
@@ -172,12 +178,6 @@ def _call(name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
         raise Unseen
     # the operand that knows more of attention decides
     return max(stand_ins, key=attrgetter("rank")).operate(name, function, args, kwargs)
-
-
-def here(args: tuple, kwargs: dict) -> bool:
-    """Whether these are the arguments to move something to where all is."""
-    rest = (*args[1:], *kwargs.values())
-    return len(rest) == 1 and rest[0] is DEVICE
 
 
 def _overwritten(function: Callable, args: tuple, kwargs: dict) -> Any:
@@ -202,6 +202,16 @@ class Param(Value):
     @property
     def mT(self) -> Any:
         return self.transpose(-1, -2)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.meta.dtype
+
+    @property
+    def device(self) -> Any:
+        for root in self.roots:
+            note_device(root)
+        return DEVICE
 
     def operate(self, name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
         if any(isinstance(one, Special) for one in (*args, *kwargs.values())):
@@ -380,20 +390,3 @@ def _biased(ends: Ends, bias: Any) -> Ends:
     first, parts = next(iter(ends.parts)), dict(ends.parts)
     parts[first] = _call("add", operator.add, (parts[first], bias), {})
     return Ends(parts, ends.once)
-
-
-def _cat(tensors: Any, dim: int = 0) -> Any:
-    if not all(isinstance(t, Node) for t in tensors):
-        return max(tensors, key=attrgetter("rank")).beside(tensors, dim)
-    if dim not in (-1, tensors[0].meta.dim() - 1):
-        raise Unseen
-    if len({t.end for t in tensors}) == 1:
-        parts = tuple(tensors)
-
-        def make(given: dict) -> Tensor:
-            return torch.cat([part.make(given) for part in parts], -1)
-
-        return Node(parts[0].end, make, torch.cat([one.meta for one in parts], -1))
-    from gnnaccel.adapters.pyg.propagate.traced_cat import Cat  # which needs this module
-
-    return Cat(list(tensors))

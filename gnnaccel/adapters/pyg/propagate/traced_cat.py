@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -59,3 +60,19 @@ class Cat(Value):
 def sliced(weight: Param, widths: list[int], at: int, dim: int) -> Param:
     return Param(lambda given: weight.make(given).split(widths, dim)[at],
                  weight.meta.split(widths, dim)[at], weight.roots)
+
+
+def cat(tensors: Any, dim: int = 0) -> Any:
+    """Stand-in for `torch.cat`."""
+    if not all(isinstance(t, Node) for t in tensors):
+        return max(tensors, key=attrgetter("rank")).beside(tensors, dim)
+    if dim not in (-1, tensors[0].meta.dim() - 1):
+        raise Unseen
+    if len({t.end for t in tensors}) == 1:
+        parts = tuple(tensors)
+
+        def make(given: dict) -> Tensor:
+            return torch.cat([part.make(given) for part in parts], -1)
+
+        return Node(parts[0].end, make, torch.cat([part.meta for part in parts], -1))
+    return Cat(list(tensors))

@@ -230,6 +230,8 @@ class Listed(list):
 def by_name(held: Any, name: Any, *default: Any) -> Any:
     """Stand-in for `getattr`, of a layer or of one of its modules. That it has no such attribute
     is noted, too."""
+    if isinstance(held, naming.Torch) and type(name) is str and not name.startswith("_"):
+        return held._traced_by_name(name)
     if not isinstance(held, Layer) or type(name) is not str or name.startswith(("__", "_traced")):
         raise Unseen
     layer = held._traced_layer

@@ -25,7 +25,7 @@ def parameter(value: Any) -> Param:
 
 
 #: modules that are one function of their input and their options
-_ACTIVATIONS: dict[type, Callable[[Any, Any], Any]] = {
+_ACTIVATIONS: dict[type, Callable[..., Any]] = {
     nn.ReLU: lambda module, x: F.relu(x),
     nn.LeakyReLU: lambda module, x: F.leaky_relu(x, module.negative_slope),
     nn.ELU: lambda module, x: F.elu(x, module.alpha),
@@ -56,11 +56,46 @@ _ACTIVATIONS: dict[type, Callable[[Any, Any], Any]] = {
     nn.Embedding: lambda module, x: F.embedding(
         x, parameter(module.weight), module.padding_idx,  # type: ignore[arg-type]  # stand-ins
         *_counted_rows(module)),
+    nn.Hardshrink: lambda module, x: F.hardshrink(x, module.lambd),
+    nn.Softshrink: lambda module, x: F.softshrink(x, module.lambd),
+    nn.Threshold: lambda module, x: F.threshold(x, module.threshold, module.value, module.inplace),
+    nn.Flatten: lambda module, x: x.flatten(module.start_dim, module.end_dim),
+    nn.Unflatten: lambda module, x: x.unflatten(module.dim, module.unflattened_size),
+    nn.Bilinear: lambda module, x, y: F.bilinear(x, y, *_held(module, "weight", "bias")),
+    nn.GRUCell: lambda module, x, h: _gru_cell(x, h, *_held(
+        module, "weight_ih", "weight_hh", "bias_ih", "bias_hh")),
+    nn.Conv1d: lambda module, x: _convolved(module, x),
     nn.Identity: lambda module, x: x}
+if hasattr(nn, "RMSNorm"):  # in newer versions of torch
+    _ACTIVATIONS[nn.RMSNorm] = lambda module, x: F.rms_norm(
+        x, module.normalized_shape, _held(module, "weight")[0], module.eps)
+_NEWER = ("rms_norm",) if hasattr(F, "rms_norm") else ()
 _CALLED = ("linear", "leaky_relu", "relu", "dropout", "elu", "silu", "gelu", "softplus",
            "layer_norm", "batch_norm", "embedding", "prelu", "selu", "celu", "hardtanh", "mish",
            "hardsigmoid", "hardswish", "logsigmoid", "softsign", "tanhshrink",
-           "softmax", "log_softmax", "glu")
+           "softmax", "log_softmax", "glu", "hardshrink", "softshrink", "threshold", "bilinear",
+           "conv1d", *_NEWER)
+
+
+def _held(module: nn.Module, *names: str) -> list[Any]:
+    """The parameters of these names, None where there is none."""
+    held = [module._parameters[name] for name in names]
+    return [None if one is None else parameter(one) for one in held]
+
+
+def _convolved(module: Any, x: Any) -> Any:
+    if module.padding_mode != "zeros":
+        raise Unseen
+    weight, bias = _held(module, "weight", "bias")
+    return F.conv1d(x, weight, bias, module.stride, module.padding, module.dilation, module.groups)
+
+
+def _gru_cell(x: Any, h: Any, of_x: Any, of_h: Any, bias_x: Any, bias_h: Any) -> Any:
+    """`nn.GRUCell`, gate by gate."""
+    from_x, from_h = F.linear(x, of_x, bias_x).chunk(3, -1), F.linear(h, of_h, bias_h).chunk(3, -1)
+    reset, kept = torch.sigmoid(from_x[0] + from_h[0]), torch.sigmoid(from_x[1] + from_h[1])
+    new = torch.tanh(from_x[2] + reset * from_h[2])
+    return new + kept * (h - new)
 
 
 #: modules that hold others under names, or in their order
@@ -145,7 +180,8 @@ def functions() -> tuple:
     return (F.linear, F.leaky_relu, F.relu, F.dropout, F.elu, F.silu, F.gelu, F.softplus,
             F.layer_norm, F.batch_norm, F.embedding, F.prelu, F.selu, F.celu, F.hardtanh, F.mish,
             F.hardsigmoid, F.hardswish, F.logsigmoid, F.softsign, F.tanhshrink, F.softmax,
-            F.log_softmax, F.glu, torch.sigmoid, torch.tanh)
+            F.log_softmax, F.glu, F.hardshrink, F.softshrink, F.threshold, F.bilinear,
+            F.conv1d, *((F.rms_norm,) if _NEWER else ()), torch.sigmoid, torch.tanh)
 
 
 #: attributes of a module itself where it does not run its class's code on its parameters
@@ -158,7 +194,8 @@ def _runs_as_written(module: nn.Module) -> bool:
     functions do not do what they say on one that is more than a tensor."""
     own_dict = module.__dict__
     if (any(reading.MODULE_HOOKS(own_dict)) or not guards.ordinary(module)
-        or not _OWN.isdisjoint(own_dict)):
+        or not _OWN.isdisjoint(own_dict) and not own_dict.keys() & _OWN == {"bias"}
+        or type(own_dict.get("bias", True)) is not bool):  # which a cell has
         return False
     return (own.home(type(module).forward) == "torch"
             and all(own.is_torchs(function, name, "torch_geometric")
@@ -254,6 +291,13 @@ def _followed(module: nn.Module, entered: Callable) -> Any:
         if type(module) is nn.ModuleList:
             return untold.Sequence(by_name.values())
         return _InOrder(by_name.values())
+    if isinstance(module, (nn.ParameterList, nn.ParameterDict)) and _is_plain_list(module):
+        held = module._parameters
+        if len(held) != len(module) or not all(type(one) is nn.Parameter for one in held.values()):
+            raise Unseen
+        tensors = {name: parameter(one) for name, one in held.items()}
+        return (untold.Mapping(tensors) if isinstance(module, nn.ParameterDict)
+                else untold.Sequence(tensors.values()))
     if type(module) in _ACTIVATIONS and _runs_as_written(module):
         function = functools.partial(_ACTIVATIONS[type(module)], module)
         in_place = getattr(module, "inplace", False)
@@ -274,6 +318,11 @@ def _is_hosts_norm(module: nn.Module) -> bool:
     return (type(module) is LayerNorm and guards.ordinary(module) and _runs_own_code(module)
             and _OWN.isdisjoint(module.__dict__)
             and own.is_method(LayerNorm.forward, LayerNorm, "forward", "torch_geometric"))
+
+
+def _is_plain_list(module: nn.Module) -> bool:
+    """Whether a list or dictionary of parameters is torch's own."""
+    return type(module) in (nn.ParameterList, nn.ParameterDict) and _runs_as_written(module)
 
 
 def _in_place(function: Callable, x: Any) -> Any:

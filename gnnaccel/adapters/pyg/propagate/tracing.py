@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters.guards import context_reason
-from gnnaccel.adapters.pyg.propagate import guarded, reading
-from gnnaccel.adapters.pyg.propagate.expressed import Effect, asked_dtype, following
+from gnnaccel.adapters.pyg.propagate import conditions, devices, guarded, reading
+from gnnaccel.adapters.pyg.propagate.expressed import Effect, following
 from gnnaccel.adapters.pyg.propagate.message import SPECIAL
 from gnnaccel.adapters.pyg.propagate.nodes_read import argument
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS
@@ -75,7 +75,8 @@ class Trace(NamedTuple):
     as many rows; ``most``: how many nodes may receive, as the message says by numbers of its own
     how many there are, or as tables have rows; ``sends``: how many may send, likewise; ``listed``:
     the arguments that are the list of edges itself; ``dtype``: torch's default, of what it makes
-    by that, or None."""
+    by that, or None; ``devices``: those that it names, as `devices.here` takes them;
+    ``conditions``: the answers about numbers."""
 
     message: Any
     ends: tuple[tuple[str, str], ...]
@@ -89,6 +90,8 @@ class Trace(NamedTuple):
     sends: float = math.inf
     listed: tuple[str, ...] = ()
     dtype: torch.dtype | None = None
+    devices: tuple[Any, ...] = ()
+    conditions: tuple[conditions.Condition, ...] = ()
 
     def holds(self, layer: Any, edges: int | None = None, kwargs: dict | None = None) -> bool:
         """Whether all that was read is still so, in a call over so many edges; and ``kwargs``, if
@@ -109,7 +112,17 @@ class Trace(NamedTuple):
         for name in self.rows:
             if kwargs[name].shape[:1] != (edges,):
                 return False
-        return True
+        return not self.devices or self.at_devices(kwargs)
+
+    def met(self, given: Any) -> bool:
+        """Whether the rows of a call are where the message says, and its questions have the same
+        answers."""
+        return not (self.devices and not self.at_devices(given)) and (
+            conditions.hold(self.conditions, given))
+
+    def at_devices(self, kwargs: dict) -> bool:
+        """Whether the rows are where the message says."""
+        return devices.here(self.devices, kwargs, self.ends, self.edges)
 
 
 # --- tracing --------------------------------------------------------------------------------------
@@ -126,10 +139,13 @@ def _trace(layer: Any, kwargs: dict, manner: Manner, edge_index: Any) -> Trace:
 
 
 def _run(layer: Any, kwargs: dict, manner: Manner, edge_index: Any, edges: int | None) -> Trace:
-    with following() as effects:
+    with following(None if manner.kept is None else kwargs) as notes:
         result = _followed(layer, kwargs, manner, edge_index, edges)
-        dtype = asked_dtype()
-    return result._replace(effects=tuple(effects), dtype=dtype)
+    result = result._replace(effects=tuple(notes.effects), devices=tuple(notes.devices or ()),
+                             conditions=tuple(notes.conditions or ()), dtype=notes.dtype)
+    if result.devices and not result.at_devices(kwargs):
+        return result._replace(message=None, devices=())
+    return result
 
 
 def _followed(layer: Any, kwargs: dict, manner: Manner, edge_index: Any,
@@ -333,4 +349,5 @@ def _form(value: Any) -> Any:
         return tuple(map(_form, value))
     if type(value) in _NUMBERS:
         return type(value), value
-    return (value.shape[1:], value.dtype) if isinstance(value, Tensor) else type(value)
+    return ((value.shape[1:], value.dtype, value.device) if isinstance(value, Tensor)
+            else type(value))

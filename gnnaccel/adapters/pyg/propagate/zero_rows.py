@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
-from gnnaccel.adapters.pyg.propagate import naming, pointwise
+from gnnaccel.adapters.pyg.propagate import constants, devices, naming, pointwise
 from gnnaccel.adapters.pyg.propagate.expressed import default_dtype
 from gnnaccel.adapters.pyg.propagate.node_values import NodeCount, NodeValue
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS, RowCount
 from gnnaccel.adapters.pyg.propagate.specials import DEVICE, Special, Spread
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
-from gnnaccel.adapters.pyg.propagate.traced import Param, Value
+from gnnaccel.adapters.pyg.propagate.traced import Value
 from gnnaccel.dispatch.generated.tree import Number
 
 #: what may be named of them
@@ -45,8 +45,8 @@ class ZeroRows(Value):
 
     def _to(self, other: Any) -> ZeroRows:
         """The zeros on the device of the rows, where they are already."""
-        if other is not DEVICE and (not isinstance(other, pointwise.Rows)
-                                    or other.meta.dtype != self.meta.dtype):
+        if not devices.named(other) and (not isinstance(other, pointwise.Rows)
+                                         or other.meta.dtype != self.meta.dtype):
             raise Unseen
         return self
 
@@ -107,8 +107,8 @@ def _full(number: float, function: Callable) -> Callable[..., Any]:
         sizes = size or (more.pop("size", ()),)
         counts = _counts(sizes)
         if not counts or not isinstance(counts[0], (Special, RowCount)):
-            return function(*sizes, dtype=dtype, device=device, **more)
-        if device is not None and device is not DEVICE or more:
+            return constants.constant(function, sizes, {**more, "dtype": dtype}, device)
+        if not (device is None or devices.named(device)) or more:
             raise Unseen
         return _made(number, counts, default_dtype() if dtype is None else dtype)
 
@@ -154,41 +154,22 @@ def _bincount(index: Any, weights: Any = None, minlength: Any = 0) -> Any:
     return index.functions.bincount(index, minlength)
 
 
-def _eye(rows: Any, columns: Any = None, *, dtype: Any = None, device: Any = None,
-         **more: Any) -> Param:
-    """What stands for `torch.eye`, where the rows are."""
-    columns = rows if columns is None else columns
-    if device is not DEVICE or more or not (type(rows) is type(columns) is int):
-        raise Unseen
-    dtype = default_dtype() if dtype is None else dtype
-
-    def make(given: Any) -> torch.Tensor:
-        return torch.eye(rows, columns, dtype=dtype, device=_features(given).device)
-
-    return Param(make, torch.empty(rows, columns, dtype=dtype, device="meta"), (make,))
-
-
-def _features(given: Any) -> torch.Tensor:
-    """One of the tensors of a call that are where its rows are."""
-    return next(one for value in given.values()
-                for one in (value if isinstance(value, (tuple, list)) else (value,))
-                if isinstance(one, torch.Tensor) and one.dim() and one.is_floating_point())
-
-
 #: functions of torch's, with what stands for them
 FUNCTIONS: dict[Any, Any] = {
+    **constants.FUNCTIONS,
     torch.zeros: _full(0.0, torch.zeros), torch.ones: _full(1.0, torch.ones),
-    torch.bincount: _bincount, torch.eye: _eye}
+    torch.bincount: _bincount}
 # rows tell of themselves what others beside them need
 for _name, _value in (("new_zeros", _new_full(0.0)), ("new_ones", _new_full(1.0)),
                       ("device", DEVICE)):
     setattr(pointwise.Rows, _name, _value)
 
 
-def instead(value: Any, names: Set[str]) -> Any:
-    """What stands for a global value; None for others. ``names``: what may be named of torch's."""
+def instead(value: Any, names: Set[str], watched: list | None = None) -> Any:
+    """What stands for a global value; None for others. ``names``: what may be named of torch's;
+    ``watched``: what is compared in each call, as of `guarded.Guards`."""
     if any(value is one for one in naming.STOOD_FOR):
-        return Torch(value, names)
+        return Torch(value, names, watched)
     return FUNCTIONS.get(value) if isinstance(value, types.BuiltinFunctionType) else None
 
 
@@ -197,5 +178,4 @@ class Torch(naming.Torch):
 
     def __getattr__(self, name: str) -> Any:
         found = super().__getattr__(name)
-        return (FUNCTIONS.get(found, found) if name in ("zeros", "ones", "bincount", "eye")
-                else found)
+        return FUNCTIONS.get(found, found) if type(found) is types.BuiltinFunctionType else found

@@ -229,3 +229,18 @@ def test_what_stays_native(emulated, cls):
     with emulated.on(on_fallback="native"):
         got = layer(x, ei)
     assert close(got, expected) and routes(layer) == {"native": 1}
+
+
+class FilledAsArguments(Message):
+    """Numbers that the dtype of an argument makes other ones."""
+
+    def message(self, x_j, edge_attr):
+        return x_j * torch.full_like(edge_attr, 2.5).view(-1, 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.uint8, torch.float32])
+def test_numbers_like_arguments_are_of_their_dtype(emulated, dtype):
+    x, ei, _ = arguments(Message)
+    for seed in range(2):
+        both(emulated, FilledAsArguments(), x + seed, ei, torch.ones(ei.shape[1]).to(dtype),
+             on_fallback="native")

@@ -51,7 +51,12 @@ def full_like(input: Any, fill_value: Any, **options: Any) -> Rows:
     _check_like(input, options)
     if type(fill_value) not in NUMBERS:
         raise Unseen
-    return Rows(Number(float(fill_value)), input.meta)
+    dtype = input.meta.dtype
+    try:  # of whole numbers and truth values it is another one
+        number = torch.full((), fill_value, dtype=dtype, device="cpu").item()
+    except RuntimeError:
+        raise Unseen from None
+    return Rows(Number(float(number)), input.meta)
 
 
 def zeros_like(input: Any, **options: Any) -> Rows:

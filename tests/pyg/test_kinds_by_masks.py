@@ -192,6 +192,35 @@ def test_no_numbers_in_rows_of_other_kinds(emulated, cls, value):
     agrees(emulated, layer, x, ei, kind, weight)
 
 
+class Chained(Kinds):
+    """Numbers of other kinds could become infinite on the way."""
+
+    def message(self, x_j, kind, weight):
+        out, mask = self.begun(x_j), kind == 1
+        rows = torch.relu(self.lins[0](x_j[mask] * x_j[mask]))
+        out[mask] = self.lins[1](rows) * weight[mask].unsqueeze(-1)
+        return out
+
+
+def test_huge_numbers_in_rows_of_other_kinds(emulated):
+    layer, (x, ei, kind, weight) = Chained(), given()
+    kind[ei[0] == 3] = KINDS + 4
+    agrees(emulated, layer, x, ei, kind, weight)
+    x[3] = 1e30
+    agrees(emulated, layer, x, ei, kind, weight)
+
+
+@pytest.mark.parametrize("cls", [ByMask, Transformer])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_no_numbers_in_weights_of_absent_kinds(emulated, cls, value):
+    """The weights of a kind of which there are no edges give no gradient to the rows."""
+    layer, (x, ei, kind, weight) = cls(), given()
+    agrees(emulated, layer, x, ei, kind, weight)
+    with torch.no_grad():
+        layer.lins[0].weight[0, 0] = value
+    agrees(emulated, layer, x, ei, torch.full_like(kind, 5), weight)
+
+
 class Guarded(Kinds):
     """Masks that keep a division by 0 away; likewise what follows, whose gradients differ."""
 

@@ -3,7 +3,7 @@ messages ask of masks.
 
 The rows are computed for all edges, and the kernels take them where the mask is true. So that the
 others leave no trace in gradients, nothing may be done to chosen rows that makes numbers infinite,
-and they are held to be finite in each call.
+and in each call they, and the parameters that they meet, are held to be far from that.
 """
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gnnaccel.adapters.pyg.propagate.expressed import KIND, notes
 from gnnaccel.adapters.pyg.propagate.pointwise import MAPS, TRUTH, WHOLE, Rows, whole
 from gnnaccel.adapters.pyg.propagate.specials import DEVICE
 from gnnaccel.adapters.pyg.propagate.standins import NUMBERS, Unseen
-from gnnaccel.adapters.pyg.propagate.traced import VIEWS, Param, Value, _call
+from gnnaccel.adapters.pyg.propagate.traced import VIEWS, Make, Param, Value, _call
 from gnnaccel.adapters.pyg.propagate.whole_numbers import calculated
 from gnnaccel.dispatch.generated.tree import Call, Leaf, Number, Tree, leaves, mapped
 
@@ -32,6 +32,8 @@ _NAMES = _TAME | VIEWS | MAPS | {"layer_norm", "sum", "mean", "softmax", "getite
 #: operations of trees that give finite numbers of finite ones
 _FINITE = frozenset((*_TAME - {"rsub", "clamp"}, "clamp_min", "clamp_max", "float", "where", "ne",
                      "eq", "gt", "lt", "ge", "le", "and", "or", "not"))
+#: numbers are smaller than this: products of three are finite
+_MOST = 1e12
 
 
 def mask_of(place: Any) -> Rows | None:
@@ -96,6 +98,8 @@ class Chosen(Value):
             raise Unseen
         for one in operands:
             one.used = True
+            if isinstance(one, Param):
+                _hold_bounded(*one.roots)
         result = function(tuple(map(_inner, args)), {k: _inner(v) for k, v in kwargs.items()})
         if type(result) is tuple:
             return tuple([self._of(one) for one in result])
@@ -148,7 +152,9 @@ def chosen(value: Rows, mask: Rows) -> Chosen:
         raise Unseen
     for leaf in leaves(value.tree):
         if leaf.end != "p" and WHOLE not in leaf.names:
-            _hold_finite(leaf)
+            if "bounded" not in leaf.pieces:  # once for all pieces of them
+                _hold_bounded(leaf.base.make)
+                leaf.pieces["bounded"] = True
     return Chosen(Rows(value.tree, value.meta), Rows(mask.alone().tree, mask.meta))
 
 
@@ -160,11 +166,31 @@ def _is_finite(tree: Tree) -> bool:
     return not isinstance(tree, Call) or tree.op in _FINITE and all(map(_is_finite, tree.args))
 
 
-def _hold_finite(leaf: Leaf) -> None:
-    """Note that the rows have to be finite, once for all pieces of them."""
-    if "finite" not in leaf.pieces:
-        leaf.pieces["finite"] = conditions.noted(
-            lambda given: torch.isfinite(leaf.base.make(given)).all(), True)
+class _Bounded:
+    """Whether no number that one of ``makes`` gives is infinite, none, or so large that a product
+    with a few others would be."""
+
+    def __init__(self) -> None:
+        self.makes: list[Make] = []
+
+    def __call__(self, given: Any) -> Tensor:
+        tensors = [make(given) for make in self.makes]
+        found = {id(one): one for one in tensors if one.numel() and one.is_floating_point()}
+        norms = [torch.linalg.vector_norm(one, math.inf) for one in found.values()]
+        return (torch.stack(norms or [tensors[0].new_zeros(())]) < _MOST).all()
+
+
+def _hold_bounded(*makes: Make) -> None:
+    """Note that the numbers of these have to be bounded."""
+    for one in notes().conditions or ():
+        if type(one.make) is _Bounded:
+            break
+    else:
+        if not makes:
+            return
+        conditions.noted(_Bounded(), True)
+        one = notes().conditions[-1]  # type: ignore[index]  # there is one now
+    one.make.makes += makes
 
 
 def assign(rows: Rows, mask: Rows, value: Any) -> None:

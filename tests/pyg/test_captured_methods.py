@@ -3,6 +3,7 @@ settings in namespaces and in objects of a user's classes."""
 from __future__ import annotations
 
 import argparse
+import array
 import dataclasses
 import functools
 import gc
@@ -282,3 +283,80 @@ def test_objects_that_are_not_followed(on, make, why):
     assert not replays(name) and any(why in text for text in refused(name) or [""])
     if not why:
         assert model.args.calls == 9
+
+
+class Divided(Net):
+    def __init__(self):
+        super().__init__()
+        self.zero, self.args = 0.0, argparse.Namespace(zero=0.0)
+
+    def forward(self, x, edge_index):
+        ones = torch.ones_like(x[:, :1])
+        return super().forward(x, edge_index).tanh() + ones / self.zero - ones / self.args.zero
+
+
+def test_zeros_of_both_signs(on):
+    model, args = Divided(), given()
+    model.args.zero = -0.0
+    for _ in range(7):
+        step(model, *args)
+    assert replays("Divided")
+    assert torch.equal(model(*args), torch.full((len(args[0]), 3), torch.inf, device=PLACE[0]))
+    model.zero = -0.0
+    assert model(*args).isnan().all()
+    model.args.zero = 0.0
+    assert torch.equal(model(*args), torch.full((len(args[0]), 3), -torch.inf, device=PLACE[0]))
+
+
+class Holding:
+    def __init__(self, value):
+        self.value = value
+
+
+class OfHeld(Net):
+    def __init__(self, value, number):
+        super().__init__()
+        self.args, self.number = Holding(value), number
+
+    def forward(self, x, edge_index):
+        return super().forward(x, edge_index) * self.number(self.args.value)
+
+
+SCALES = {"a": 1.0}
+
+
+def test_objects_of_classes_in_c(on):
+    """What these hold is not in their ``__dict__``."""
+    @functools.lru_cache
+    def cached():
+        return SCALES["a"]
+
+    numbers = array.array("d", [1.0])
+    for value, number in ((cached, lambda value: value()), (numbers, lambda value: value[0])):
+        model, args = OfHeld(value, number), given()
+        for _ in range(7):
+            step(model, *args)
+        before, numbers[0], SCALES["a"] = model(*args), 3.0, 3.0
+        cached.cache_clear()
+        assert torch.allclose(model(*args), 3 * before)
+        numbers[0] = SCALES["a"] = 1.0
+        cached.cache_clear()
+    assert not replays("OfHeld")
+
+
+def closed_over(model):
+    model.act = lambda x: model.other(x)
+
+
+@pytest.mark.parametrize("keep", [
+    closed_over, lambda model: setattr(model.conv, "of_a_user", model.other),
+    lambda model: vars(model.conv).update(of_a_user=model)])
+def test_modules_that_what_they_hold_reads_are_let_go_of(on, keep):
+    model, args = OfOwnMethod(), given()
+    keep(model)
+    for _ in range(7):
+        step(model, *args)
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None

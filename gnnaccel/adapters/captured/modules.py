@@ -256,8 +256,8 @@ def _watched(native: Callable, module: nn.Module, entry: _Module, kind: _Kind,
             kind.calls, kind.tries = 0, kind.tries + 1
             if kind.tries > _TRIES:
                 raise Unknown("changes in each call")
-            kind.reads = Reads(list(module.modules()), (args, kwargs))
-            kind.snapshot = Snapshot([module, *kind.reads.modules], device)
+            reads = Reads(list(module.modules()), (args, kwargs))
+            kind.reads, kind.snapshot = reads, Snapshot([module, *reads.modules], device)
     except Unknown as problem:
         return _left(native, module, entry, args, kwargs, f"its state: {problem}")
     if kind.calls < _CALLS:

@@ -12,6 +12,7 @@ import operator
 import os
 import sys
 import types
+import weakref
 from collections.abc import Iterable, Iterator
 from operator import is_
 from typing import Any
@@ -56,6 +57,7 @@ class Reads:
         self._names = set(_CALLED)
         self._members: dict[str, list[type]] = {}
         self._library: list[tuple[dict, str, Any]] = []
+        self._first = weakref.ref(modules[0])
         self.frozen.append(_Names(self._library))
         self._tree(modules)
         self._held("an argument", arguments)
@@ -211,6 +213,8 @@ class Reads:
             self._module(value, attributes)
             self.frozen.append(_Identity(get))
         elif isinstance(value, (nn.Module, type, functools.partial)):
+            if isinstance(value, nn.Module) and any(m is self._first() for m in value.modules()):
+                raise Unknown(f"the name {name}, the module around it")  # it would be kept alive
             self._held(name, value)
             self.frozen.append(_Identity(get))
         elif isinstance(value, types.FunctionType):

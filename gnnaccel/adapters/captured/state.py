@@ -143,7 +143,8 @@ class _Attributes:
             return False
         if all(map(is_, chain.from_iterable(views), self._held)):
             return True
-        return all(a is b or (type(a) is type(b) and type(a) in (int, float, str) and a == b)
+        return all(a is b or (type(a) is type(b) and type(a) in (int, float, str) and a == b
+                              and (a or str(a) == str(b)))  # 0.0 is no -0.0
                    or (type(b) is _Method and _is_method_of(a, first) and a.__func__ is b.function)
                    for a, b in zip(chain.from_iterable(views), self._held))
 
@@ -205,8 +206,10 @@ def _contents(modules: list[nn.Module], root: nn.Module) -> tuple[list[Frozen], 
                 continue  # `Reads` has the values that a function reads
             of = value.__self__ if type(value) is types.MethodType else value
             if isinstance(of, nn.Module):  # `Reads` has it and the function of its method
-                if of is root and m is not root:  # it would be kept alive
-                    raise Unknown(f"the attribute {name}, a method of the module around it")
+                if root in of.modules() and not (  # it would be kept alive
+                        m is root is of and type(value) is types.MethodType):
+                    what = "" if of is value else "a method of "
+                    raise Unknown(f"the attribute {name}, {what}the module around it")
                 continue
             if isinstance(value, Tensor):
                 tensors.append(value)

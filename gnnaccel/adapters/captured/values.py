@@ -23,6 +23,10 @@ _IN_PYTHON = 1 << 9  # of a type's flags: made by a class statement
 TENSOR = "a tensor"
 
 
+class _Bare:
+    """A class of Python, whose objects have a ``__dict__`` and nothing else."""
+
+
 class Unknown(Exception):
     """A value holds something that cannot be compared; the message says what."""
 
@@ -43,7 +47,7 @@ def apart(value: Any, tensors: list[Tensor], within: tuple[int, ...] | None = No
         tensors.append(value)
         return TENSOR
     if kind in _PLAIN:
-        return kind, value
+        return (kind, value) if value or kind is not float else (kind, value, str(value))  # of 0
     if kind in (tuple, list):
         return kind, *[apart(one, tensors, within) for one in value]
     if kind is dict:
@@ -76,9 +80,10 @@ def _others(value: Any, kind: type, tensors: list[Tensor], within: tuple[int, ..
 
 def is_object(value: Any) -> bool:
     """Whether all that the value holds is in its ``__dict__``, as with an object of a class that is
-    written in Python alone, or a dataclass."""
-    return all(base.__flags__ & _IN_PYTHON and not vars(base).get("__slots__")
-               for base in type(value).__mro__[:-1])
+    written in Python alone, or a dataclass. One of C, such as `functools.partial`, is larger."""
+    return type(value).__basicsize__ <= _Bare.__basicsize__ and all(
+        base.__flags__ & _IN_PYTHON and not vars(base).get("__slots__")
+        for base in type(value).__mro__[:-1])
 
 
 def same(value: Any, form: Any, tensors: list[Tensor]) -> bool:

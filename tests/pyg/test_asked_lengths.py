@@ -197,11 +197,12 @@ class Multiplied(Message):
         return torch.bmm(ones, x_j.view(-1, 2, WIDTH // 2)).sum(1)
 
 
-def test_ones_beside_rows_of_one_end(kernels):
-    compare(kernels, Padded(), *arguments(Padded)[:2])
+@pytest.mark.parametrize("cls", [Padded, Moved, Filled])
+def test_ones_and_weights_beside_rows(kernels, cls):
+    compare(kernels, cls(), *arguments(cls)[:2])
 
 
-@pytest.mark.parametrize("cls", [Moved, Filled, Weighed, Multiplied])
+@pytest.mark.parametrize("cls", [Weighed, Multiplied])
 def test_forms_of_others_stay_native(kernels, cls):
     layer, given = cls(), arguments(cls)
     with kernels.on(on_fallback="native"):

@@ -31,7 +31,7 @@ class Own(MessagePassing):
 
 class Changed(GATConv):
     def message(self, x_j, alpha):
-        return 2 * super().message(x_j, alpha).flip(-1)
+        return 2 * super().message(x_j, alpha).floor()
 
 
 class Net(torch.nn.Module):
@@ -144,14 +144,14 @@ def test_measuring_gives_times_of_what_is_taken_over(route, net, inputs):
     assert found["changed"].measured_ms is None
 
 
-class Flipping(MessagePassing):
+class Floored(MessagePassing):
     """A message of no form that is recognised."""
 
     def forward(self, x, edge_index):
         return self.propagate(edge_index, x=x)
 
     def message(self, x_j):
-        return x_j.flip(-1)
+        return x_j.floor()
 
 
 class Plain(torch.nn.Module):
@@ -163,7 +163,7 @@ class Plain(torch.nn.Module):
                                                 8), SAGEConv(8, 8,
                                                              "mean"), GINConv(torch.nn.Linear(8, 8))
         self.pna = PNAConv(8, 8, ["mean", "std"], ["identity"], torch.tensor([1, 3, 5]))
-        self.hops, self.own, self.lonely = TAGConv(8, 8, 3), Copying(), Flipping()
+        self.hops, self.own, self.lonely = TAGConv(8, 8, 3), Copying(), Floored()
         self.idle = GCNConv(4, 4)
 
     def forward(self, x, edge_index, _):

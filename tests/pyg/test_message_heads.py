@@ -154,13 +154,14 @@ class OtherDimension(Heads):
         return torch.stack([f(x_j).relu() * f(x_i) for f in self.heads], 1).mean(-1)
 
 
-def test_asking_whether_nodes_are_counted(kernels):
-    layer = Asking()
+@pytest.mark.parametrize("cls", [Asking, OtherDimension])
+def test_other_ways_to_read_heads(kernels, cls):
+    layer = cls()
     both(kernels, layer, *given())
     assert routes(layer) == {"cuda": 1}
 
 
-@pytest.mark.parametrize("cls", [OverRows, Keeping, KeepingList, OtherDimension])
+@pytest.mark.parametrize("cls", [OverRows, Keeping, KeepingList])
 def test_native(kernels, cls):
     layer = cls()
     both(kernels, layer, *given(), on_fallback="native")

@@ -103,10 +103,10 @@ def checking(native: Callable) -> Callable:
 @uncompiled
 def _to_be_checked(edge_index: Any, nodes: Any) -> bool:
     return (type(edge_index) is Tensor and (edge_index.is_cuda or driver.placed())
-            and edge_index.layout is torch.strided and edge_index.shape[:1] == (2,)
-            and type(nodes) is int
+            and edge_index.layout is torch.strided and type(nodes) is int
             and (current() is not None or silenced())
-            and not capture.capturing() and context_reason() is None)
+            and not capture.capturing() and context_reason() is None
+            and edge_index.shape[:1] == (2,))
 
 
 @uncompiled

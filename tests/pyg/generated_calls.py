@@ -40,6 +40,13 @@ def routes(layer) -> dict[str, int]:
     return gnnaccel.stats()[type(layer).__name__]["routes"]
 
 
+def stays_native(route, layer) -> None:
+    """The layer runs natively, and its result is its own."""
+    x, ei, _ = arguments(type(layer))
+    both(route, layer, x, ei, on_fallback="native")
+    assert routes(layer) == {"native": 1}
+
+
 def repeats(kernels, layer, edge_width: int) -> None:
     """Results and all gradients are the same bits in two calls, over rows that are split."""
     layer, ei = layer.to(kernels.device), hub().to(kernels.device)

@@ -6,8 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import gnnaccel
-from tests.pyg.generated_calls import arguments, both, routes
+from tests.pyg.generated_calls import arguments, both, stays_native
 from tests.pyg.generated_layers import WIDTH, Message
 from tests.pyg.judge import close, compare
 
@@ -240,9 +239,4 @@ class ConvolvedEdges(Message):
 @pytest.mark.parametrize("cls", [AlongEdges, Rolled, SortedEdges, PaddedEdges, RepeatedEdges,
                                  OneMaximum, ConvolvedEdges])
 def test_what_stays_native(emulated, cls):
-    layer, (x, ei, _) = cls(), arguments(Message)
-    expected = layer(x, ei)
-    gnnaccel.reset_stats()
-    with emulated.on(on_fallback="native"):
-        got = layer(x, ei)
-    assert close(got, expected) and routes(layer) == {"native": 1}
+    stays_native(emulated, cls())

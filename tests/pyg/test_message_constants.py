@@ -6,9 +6,8 @@ import torch
 from torch import nn
 from torch_geometric.utils import scatter
 
-import gnnaccel
 from gnnaccel.adapters.pyg.propagate import devices
-from tests.pyg.generated_calls import arguments, both, routes
+from tests.pyg.generated_calls import arguments, both, stays_native
 from tests.pyg.generated_layers import WIDTH, Message
 from tests.pyg.judge import close, compare
 
@@ -223,12 +222,7 @@ class Copied(Message):
 
 @pytest.mark.parametrize("cls", [Doubled, Changing, Copied])
 def test_what_stays_native(emulated, cls):
-    layer, (x, ei, _) = cls(), arguments(Message)
-    expected = layer(x, ei)
-    gnnaccel.reset_stats()
-    with emulated.on(on_fallback="native"):
-        got = layer(x, ei)
-    assert close(got, expected) and routes(layer) == {"native": 1}
+    stays_native(emulated, cls())
 
 
 class FilledAsArguments(Message):

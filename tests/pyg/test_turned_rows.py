@@ -8,8 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch_geometric.utils import softmax
 
-import gnnaccel
-from tests.pyg.generated_calls import arguments, routes
+from tests.pyg.generated_calls import arguments, stays_native
 from tests.pyg.generated_layers import WIDTH, Message
 from tests.pyg.judge import close, compare
 
@@ -150,12 +149,7 @@ class PileOfEdges(Message):
 
 @pytest.mark.parametrize("cls", [TurnedThenFilled, OverHeads, LeftInFront, PileOfEdges])
 def test_what_stays_native(emulated, cls):
-    layer, (x, ei, _) = cls(), arguments(Message)
-    expected = layer(x, ei)
-    gnnaccel.reset_stats()
-    with emulated.on(on_fallback="native"):
-        got = layer(x, ei)
-    assert close(got, expected) and routes(layer) == {"native": 1}
+    stays_native(emulated, cls())
 
 
 class NoSuchView(Message):

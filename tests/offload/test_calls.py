@@ -10,6 +10,7 @@ import torch
 from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 
 import gnnaccel
+from gnnaccel.adapters.pyg.distributed import layers
 from gnnaccel.dispatch.distributed.building import EDGE
 from gnnaccel.dispatch.offload import plan
 from gnnaccel.dispatch.offload.calls import Call
@@ -107,7 +108,9 @@ def test_many_bands_add_up_no_rounding_to_a_weights_gradient():
 @pytest.mark.parametrize("kind", [SAGEConv, GCNConv, GATConv])
 @pytest.mark.parametrize("train", [False, True])
 def test_rows_of_earlier_bands_are_let_go_of(kind, train, monkeypatch):
-    """Without waiting for the garbage collector: at most three bands have rows on the device."""
+    """Without waiting for the garbage collector: at most three bands have rows on the device, where
+    each copies its own."""
+    monkeypatch.setattr(layers, "GATHERING", ())
     live, most = weakref.WeakSet(), []
     native = Memory.fetch
 

@@ -9,6 +9,8 @@ import torch.nn.functional as F
 
 import gnnaccel
 from gnnaccel.dispatch.offload.memory import Memory
+from gnnaccel.dispatch.offload.session import BandSession
+from gnnaccel.dispatch.offload.sizes import Widths
 from gnnaccel.errors import OffloadError
 from tests.helpers import same_bits
 from tests.offload import checks
@@ -132,3 +134,40 @@ def test_results_stay_within_the_limit(where):
                 if where == "cuda":
                     assert torch.cuda.max_memory_allocated() - before < 1.2 * limit
     assert ran.memory.stayed >= 4 * 2 * x.numel() * 4  # at least those from a relu to a layer
+
+
+def test_bands_gather_from_rows_that_stay(where, monkeypatch):
+    """Twelve bands overlap on a GPU, and each writes its own rows in front of the same memory."""
+    from torch_geometric.nn import GCNConv, GINConv, SAGEConv
+
+    numbered, begin = [], BandSession.__init__
+
+    def noted(self, bands, band, edges, halo, in_place=False):
+        numbered.append(in_place)
+        begin(self, bands, band, edges, halo, in_place)
+
+    monkeypatch.setattr(BandSession, "__init__", noted)
+    monkeypatch.setattr(Widths, "parts", lambda self, sizes, edges, room: 12)
+    nodes = 200_000 if where == "cuda" else 70_000
+    torch.manual_seed(0)
+    layers = [SAGEConv(16, 32), GCNConv(32, 32), GINConv(torch.nn.Linear(32, 8))]
+    x, edge_index = torch.randn(nodes, 16), torch.randint(0, nodes, (2, 8 * nodes))
+
+    def model():
+        out = x
+        for layer in layers:
+            out = layer(out, edge_index).relu()
+        return out
+
+    with torch.no_grad():
+        right = model()
+        for layer in layers:
+            layer.to(where)
+        x = x.pin_memory() if where == "cuda" else x
+        for enabled in (False, True):
+            with (gnnaccel.enabled() if enabled else contextlib.nullcontext(),
+                  gnnaccel.offload(400_000_000, device=where)):
+                for _ in range(4):
+                    torch.testing.assert_close(model(), right, rtol=1e-4, atol=1e-4)
+            assert sum(numbered) > len(numbered) // 2
+            numbered.clear()

@@ -41,9 +41,9 @@ def fetched(monkeypatch):
         found.append(far)
         return fetch(self, far, *wheres, free=free)
 
-    def whole(self, far):
+    def whole(self, far, ahead=0):
         found.append(far)
-        return near(self, far)
+        return near(self, far, ahead)
 
     monkeypatch.setattr(Memory, "fetch", counted)
     monkeypatch.setattr(Memory, "near", whole)
@@ -265,7 +265,7 @@ def test_whether_the_device_has_memory_in_one_piece(free, after, blocks, has, mo
         monkeypatch.setattr(torch.cuda, name, value)
     assert memory.has(100) is has
     near = Near(memory, types.SimpleNamespace(again=lambda: True), 400)
-    monkeypatch.setattr(Memory, "near", lambda self, far: far + 1)
+    monkeypatch.setattr(Memory, "near", lambda self, far, ahead: far + 1)
     rows = torch.zeros(5, 5)
     now[0] = free
     assert torch.equal(near.of(rows), rows + 1 if has else rows)

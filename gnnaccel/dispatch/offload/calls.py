@@ -37,17 +37,25 @@ class Function(Protocol):
 
 class Held(NamedTuple):
     """Tensors loaded for a band. ``extended``: rows [own + halo, ...] by key; ``share``: rows of
-    the gradient, in backward."""
+    the gradient, in backward; ``in_place``: the halo are all rows, in memory that is the same for
+    all bands."""
 
     inputs: list[Tensor]
     edges: Tensor | None
     extended: dict[Key, Tensor]
     share: Tensor | None
+    in_place: bool = False
 
     def tensors(self) -> Iterator[Tensor]:
-        yield from self.inputs
-        yield from self.extended.values()
-        yield from (t for t in (self.edges, self.share) if t is not None)
+        """Those whose memory is this band's alone."""
+        for t in (*self.inputs, *self.extended.values(), self.edges, self.share):
+            if t is not None and not self.common(t):
+                yield t
+
+    def common(self, t: Tensor) -> bool:
+        """Whether a tensor is in memory that is the same for all bands."""
+        return self.in_place and t.untyped_storage().data_ptr() in {
+            rows.untyped_storage().data_ptr() for rows in self.extended.values()}
 
 
 class Result(NamedTuple):
@@ -67,13 +75,16 @@ class Call:
     call found out; brought up to date; ``spare``: bytes of the device for rows that many bands
     need: where all rows of a tensor fit, they are fetched once; ``result``: type of its rows, by
     default that of destinations; ``beside``: more bytes of the device, for the last call's result
-    and for this one's, which stays there for the next (`Kept`), if it has ``most`` bytes at most.
+    and for this one's, which stays there for the next (`Kept`), if it has ``most`` bytes at most;
+    ``gathers``: whether it does nothing with rows of sources but gather them by edges. Then bands
+    gather from all rows, where these are on the device, and copy none to a place of their own.
     """
 
     def __init__(self, function: Function, bands: Bands, kinds: list[str], memory: Memory,
                  name: str, around: Callable[[], contextlib.AbstractContextManager[Any]],
                  draws: Draws | None = None, known: dict[Key, int] | None = None, spare: int = 0,
-                 result: str | None = None, beside: int = 0, most: int | None = None):
+                 result: str | None = None, beside: int = 0, most: int | None = None,
+                 gathers: bool = False):
         self._function, self.bands, self.kinds = function, bands, kinds
         self.memory, self._draws, self.name, self.around = memory, draws, name, around
         self._known = {} if known is None else known
@@ -81,6 +92,9 @@ class Call:
         self._result = bands.target if result is None else result
         self.near = Near(memory, bands, spare, beside, most)
         self._recomputed = False
+        self._gathers = gathers and bands.again()
+        if self._gathers:
+            memory.ahead = max(memory.ahead, bands.most())
         self._left: Tensor | None = None  # the result on the device, where it stays there
 
     def __call__(self, inputs: list[Tensor], whole: list[Tensor]) -> Tensor:
@@ -145,18 +159,37 @@ class Call:
     def load(self, band: Band, inputs: list[Tensor], answers: Answers,
              gradient: Tensor | None = None, kind: str = "") -> Held:
         """The band's rows of the inputs, of ``answers``, and of the gradient of rows of a kind."""
-        memory, rows, extended = self.memory, [], {}
+        memory, rows = self.memory, []
+        extended = self._in_place(band, inputs, answers)
+        in_place = bool(extended)
         for at, (far, own) in enumerate(zip(inputs, self.kinds)):
             keys = [key for key, answer in answers.items() if answer is at]
             far = self.near.of(far) if keys else self.near.known(far)
+            if keys and in_place:
+                rows.append(far[band.rows(own)])
+                continue
             close = memory.fetch(far, band.rows(own), *([band.halo] if keys else ()))
             extended.update(dict.fromkeys(keys, close))
             rows.append(close[:band.count(own)] if keys else close)
         for key, answer in answers.items():
-            if isinstance(answer, Tensor):
+            if isinstance(answer, Tensor) and not in_place:
                 extended[key] = self._extended(band, answer)
         share = None if gradient is None else memory.fetch(gradient, band.rows(kind))
-        return Held(rows, self.bands.edges(band, memory), extended, share)
+        return Held(rows, self.bands.edges(band, memory, in_place), extended, share, in_place)
+
+    def _in_place(self, band: Band, inputs: list[Tensor], answers: Answers) -> dict[Key, Tensor]:
+        """[own + all rows, ...] by key, the own free, where that is possible for all of
+        ``answers``; else nothing."""
+        rows: dict[Key, Tensor] = {}
+        if not self._gathers or self._recomputed:
+            return rows
+        for key, answer in answers.items():
+            close = self.near.behind(inputs[answer] if isinstance(answer, int) else answer,
+                                     band.count(self.bands.source))
+            if close is None:
+                return {}
+            rows[key] = close.data  # counts its writes by itself
+        return rows
 
     def run(self, band: Band, held: Held, far: list[Tensor], inputs: list[Tensor],
             whole: list[Tensor], goal: Key | None = None) -> tuple[Result, BandSession | None]:
@@ -170,10 +203,11 @@ class Call:
             if key in held.extended:
                 return held.extended[key]
             answer = self.answers[key]
-            return self._extended(band, far[answer] if isinstance(answer, int) else answer)
+            return self._extended(band, far[answer] if isinstance(answer, int) else answer,
+                                  held.in_place)
 
         session = (None if held.edges is None
-                   else BandSession(self.bands, band, held.edges, halo))
+                   else BandSession(self.bands, band, held.edges, halo, held.in_place))
         with (self._draws.within(band.number) if self._draws is not None
               else contextlib.nullcontext()):
             try:
@@ -184,6 +218,8 @@ class Call:
                 if session is not None:
                     session.close()
         self._check(band, result)
+        if held.common(result.rows):  # the next band writes to it
+            result = result._replace(rows=result.rows.clone())
         return result, session
 
     def kind(self, key: Key | None) -> str:
@@ -202,10 +238,14 @@ class Call:
         self.answers[key] = place
         return True
 
-    def _extended(self, band: Band, far: Tensor) -> Tensor:
-        """[own + halo, ...]: the halo's rows, behind room for the own."""
-        return self.memory.fetch(self.near.of(far), band.halo,
-                                 free=band.count(self.bands.source))
+    def _extended(self, band: Band, far: Tensor, in_place: bool = False) -> Tensor:
+        """[own + halo, ...]: the halo's rows, behind room for the own. ``in_place``: all rows."""
+        own = band.count(self.bands.source)
+        close = self.near.behind(far, own) if in_place else None
+        if close is not None:
+            return close.data
+        return self.memory.fetch(self.near.of(far), slice(0, len(far)) if in_place else band.halo,
+                                 free=own)
 
     def _check(self, band: Band, result: Result) -> None:
         rows = result.rows

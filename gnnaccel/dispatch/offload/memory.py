@@ -21,7 +21,8 @@ def count(where: Where) -> int:
 class Memory:
     """The host's memory, seen from ``device``. ``fetched``, ``stored``: bytes that were moved to it
     and back; ``stayed``: bytes of rows that did not have to come, as they were still there;
-    ``kept``: the last result.
+    ``kept``: the last result; ``ahead``: how many free rows are in front of all rows that stay, so
+    that a band's own rows find room there (`behind`).
 
     Moves to and from a GPU are work of the current stream, and rows by number are copied by the GPU
     itself where they are pinned (`cuda.host_rows`), else collected by the host.
@@ -31,6 +32,7 @@ class Memory:
         self.device = device
         self.fetched = self.stored = self.stayed = 0
         self.kept = Kept()
+        self.ahead = 0
         self._on_gpu = device.type == "cuda"
 
     def has(self, size: int) -> bool:
@@ -56,10 +58,14 @@ class Memory:
         """``t``, wherever it is, in memory of the host."""
         return self.empty(t.shape, t.dtype).copy_(t)
 
-    def near(self, far: Tensor) -> Tensor:
-        """A copy of all of a tensor of the host, on the device."""
+    def near(self, far: Tensor, ahead: int = 0) -> Tensor:
+        """A copy of all of a tensor of the host, on the device, behind ``ahead`` free rows."""
         self.fetched += far.numel() * far.element_size()
-        return far.to(self.device, non_blocking=True, copy=True)
+        return self.room(far.shape, far.dtype, ahead).copy_(far, non_blocking=True)
+
+    def room(self, shape: Any, dtype: torch.dtype, ahead: int) -> Tensor:
+        """Memory of the device for rows, behind ``ahead`` free ones."""
+        return torch.empty((ahead + shape[0], *shape[1:]), dtype=dtype, device=self.device)[ahead:]
 
     def fetch(self, far: Tensor, *wheres: Where, free: int = 0) -> Tensor:
         """The rows at ``wheres``, one behind the other, behind ``free`` rows of anything. ``far``

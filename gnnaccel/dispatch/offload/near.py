@@ -25,10 +25,23 @@ class Near:
 
     def of(self, far: Tensor) -> Tensor:
         """``far``, a tensor of the host, or all of it on the device, fetched once."""
-        if (id(far) not in self._held and self._take(far.shape, far.dtype)
-                and self._memory.has(_bytes(far.shape, far.dtype))):
-            self._held[id(far)] = far, self._memory.near(far.detach())
+        if id(far) not in self._held:
+            ahead = self._ahead(far.shape, far.dtype, self._left)
+            if (self._take(far.shape, far.dtype, ahead)
+                    and self._memory.has(_bytes(far.shape, far.dtype, ahead))):
+                self._held[id(far)] = far, self._memory.near(far.detach(), ahead)
         return self.known(far)
+
+    def behind(self, far: Tensor, free: int) -> Tensor | None:
+        """[free + all rows]: all rows of ``far``, behind ``free`` rows to write to. None where they
+        are not on the device, or have no such rows in front of them. The memory is the same for
+        all bands."""
+        close = self.of(far)
+        before = free * close.stride(0)
+        if id(far) not in self._held or close.storage_offset() < before:
+            return None
+        return close.as_strided((free + len(close), *close.shape[1:]), close.stride(),
+                                close.storage_offset() - before)
 
     def adopt(self, far: Tensor, close: Tensor) -> None:
         """Use ``close``, which an earlier call left on the device, as all of ``far``, if it fits.
@@ -47,18 +60,20 @@ class Near:
     def leaves(self, shape: Any, dtype: torch.dtype) -> Tensor | None:
         """Memory of the device for a result that stays after the call, if it fits."""
         size = _bytes(shape, dtype)
-        if size > self._most or not self._take_beside(shape, dtype):
+        ahead = self._ahead(shape, dtype, min(self._most, self._beside))
+        if size > self._most or not self._take_beside(shape, dtype, ahead):
             return None
         with pipeline.lasting(self._memory.device):
-            if not self._memory.has(size):
+            if not self._memory.has(_bytes(shape, dtype, ahead)):
                 return None
-            return torch.empty(shape, dtype=dtype, device=self._memory.device)
+            return self._memory.room(shape, dtype, ahead)
 
     def empty(self, shape: Any, dtype: torch.dtype) -> Tensor:
         """Memory for rows, of the device where they fit, else of the host."""
-        if not self._take(shape, dtype):
+        ahead = self._ahead(shape, dtype, self._left)
+        if not self._take(shape, dtype, ahead):
             return self._memory.empty(shape, dtype)
-        rows = torch.empty(shape, dtype=dtype, device=self._memory.device)
+        rows = self._memory.room(shape, dtype, ahead)
         self._held[id(rows)] = rows, rows
         return rows
 
@@ -67,20 +82,25 @@ class Near:
         self._held.clear()
         self._left = self._room
 
-    def _take(self, shape: Any, dtype: torch.dtype) -> bool:
-        size = _bytes(shape, dtype)
+    def _ahead(self, shape: Any, dtype: torch.dtype, left: int) -> int:
+        """How many free rows to have in front of such rows: none where both would not fit."""
+        ahead = self._memory.ahead
+        return ahead if _bytes(shape, dtype, ahead) <= left else 0
+
+    def _take(self, shape: Any, dtype: torch.dtype, ahead: int = 0) -> bool:
+        size = _bytes(shape, dtype, ahead)
         if size > self._left:
             return False
         self._left -= size
         return True
 
-    def _take_beside(self, shape: Any, dtype: torch.dtype) -> bool:
-        size = _bytes(shape, dtype)
+    def _take_beside(self, shape: Any, dtype: torch.dtype, ahead: int = 0) -> bool:
+        size = _bytes(shape, dtype, ahead)
         if size > self._beside:
             return False
         self._beside -= size
         return True
 
 
-def _bytes(shape: Any, dtype: torch.dtype) -> int:
-    return torch.Size(shape).numel() * dtype.itemsize
+def _bytes(shape: Any, dtype: torch.dtype, ahead: int = 0) -> int:
+    return torch.Size((ahead + shape[0], *shape[1:])).numel() * dtype.itemsize

@@ -48,15 +48,16 @@ class Band(NamedTuple):
 @dataclass(eq=False)
 class Bands:
     """The bands of a graph. ``sizes``: how many rows there are of each type; ``relation``: the
-    types of sources and destinations; ``resident``: int64 [2, E] by band, edges that stay on the
-    device, so that values derived from them, such as ``norms``, are found again; ``derived``: rows
+    types of sources and destinations; ``resident``: by band, edges that stay on the device, so that
+    values derived from them, such as ``norms``, are found again: whether sources are numbered in
+    place, and int64 [2, E], or None before they are asked for; ``derived``: rows
     that the graph alone decides, on the host, by the key that layers ask for them by; ``fitted``:
     whether every band fits the memory that they were cut for."""
 
     bands: list[Band]
     sizes: dict[str, int]
     relation: Relation
-    resident: dict[int, Tensor] = field(default_factory=dict)
+    resident: dict[int, tuple[bool, Tensor | None]] = field(default_factory=dict)
     norms: TensorMap[dict[Any, Any]] = field(default_factory=TensorMap)
     derived: dict[Any, Tensor] = field(default_factory=dict)
     fitted: bool = True
@@ -80,18 +81,37 @@ class Bands:
         halo = sum(count(band.halo) for band in self.bands)
         return len(self.bands) > 1 and halo > _AGAIN * self.sizes[self.source]
 
-    def edges(self, band: Band, memory: Memory) -> Tensor | None:
-        """A band's edges on the device, int64 [2, E]; None where bands have none."""
+    def edges(self, band: Band, memory: Memory, in_place: bool = False) -> Tensor | None:
+        """A band's edges on the device, int64 [2, E]; None where bands have none. ``in_place``:
+        sources are numbered over [own | all rows], not over [own | halo]."""
         if band.edges is None:
             return None
-        edges = self.resident.get(band.number)
-        return memory.near(band.edges).long() if edges is None else edges
+        numbered, edges = self.resident.get(band.number, (in_place, None))
+        if edges is None or numbered != in_place:
+            edges = memory.near(band.edges).long()
+            if in_place:
+                self._in_place(band, edges[0], memory)
+            if band.number in self.resident:
+                self.resident[band.number] = in_place, edges
+        return edges
 
-    def keep_edges(self, memory: Memory) -> None:
-        """Keep the edges on the device from now on."""
-        for band in self.bands:
-            if band.edges is not None:
-                self.resident[band.number] = memory.near(band.edges).long()
+    def _in_place(self, band: Band, sources: Tensor, memory: Memory) -> None:
+        """Number a band's sources, over [own | halo], over [own | all rows]."""
+        own = band.count(self.source)
+        if isinstance(band.halo, slice):
+            sources += (sources >= own) * band.halo.start
+        elif len(band.halo):
+            numbers = memory.near(band.halo).long() + own
+            torch.where(sources < own, sources, numbers[(sources - own).clamp_(min=0)], out=sources)
+
+    def keep_edges(self) -> None:
+        """Keep the edges on the device from the next call on."""
+        self.resident = {band.number: (False, None) for band in self.bands
+                         if band.edges is not None}
+
+    def most(self) -> int:
+        """The most sources that a band has of its own."""
+        return max(band.count(self.source) for band in self.bands)
 
     def let_go(self) -> None:
         """Keep nothing of the graph on the device."""

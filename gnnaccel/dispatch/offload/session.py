@@ -30,18 +30,19 @@ class Reached(Exception):
 class BandSession(Session):
     """One run of a layer over a band. ``halo``: (key, own rows) -> the rows [own + halo, ...] that
     were asked for, of which the own may hold anything; or None, where other bands have to compute
-    them first, and then the run ends by `Reached`. ``leaves``: the halo's rows whose gradients are
-    wanted."""
+    them first, and then the run ends by `Reached`. ``in_place``: the halo are all rows of the
+    graph. ``leaves``: the halo's rows whose gradients are wanted."""
 
     maps_first = False  # rows that bands compute and gather again are a stage of their own
 
     def __init__(self, bands: Bands, band: Band, edges: Tensor,
-                 halo: Callable[[Key, Tensor], Tensor | None]):
+                 halo: Callable[[Key, Tensor], Tensor | None], in_place: bool = False):
         nothing = torch.empty(0, dtype=torch.long, device="cpu")
         source, _, target = bands.relation
         rows = {kind: Rows(bands.sizes[kind], nothing.new_empty(1).expand(count(own)), nothing,
                            nothing, [0], [0]) for kind, own in band.own.items()}
-        rows[source].halo = nothing.new_empty(1).expand(count(band.halo))
+        rows[source].halo = nothing.new_empty(1).expand(
+            bands.sizes[source] if in_place else count(band.halo))
         self._begin(Part(band.number, len(bands.bands), Path("the rows of the host"), "",
                          source != target, rows, {bands.relation: edges}, {}, {}, {},
                          _Edges(bands.relation, edges)), None, "fp32")

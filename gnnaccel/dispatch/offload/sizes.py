@@ -28,6 +28,8 @@ _LEAST = 1 / 12
 #: int64 ends, a sorted structure, and GCN's normalisation
 _RESIDENT = 0.4
 _STAYS = 40
+#: bytes of a node's degree, which layers gather as well
+_DEGREE = 8
 
 
 class Widths(NamedTuple):
@@ -78,9 +80,9 @@ class Widths(NamedTuple):
 
     def near(self, sources: int, room: int) -> int:
         """The part of a call's room that is for rows which all bands need: none where not even
-        those of one tensor fit."""
+        those of one tensor fit. A tenth is for free rows in front of them, for a band's own."""
         least = min(width for width in (self.node, self.widest) if width)
-        part = min(int(room * NEAR), int(sources * max(self.node, self.widest) * 1.1))
+        part = min(int(room * NEAR), int(sources * (max(self.node, self.widest) * 1.1 + _DEGREE)))
         return part if self.node and sources * least <= part else 0
 
     def aside(self, targets: int, left: int, room: int) -> int:

@@ -15,6 +15,12 @@ BIPARTITE = ("GATConv", "GATv2Conv", "TransformerConv", "RGCNConv", "FastRGCNCon
 TYPED = ("HGTConv",)
 #: layers that run natively over parts, and write rows for edges
 NATIVE = frozenset(("AGNNConv", "FiLMConv", "HEATConv", "PNAConv", "RGATConv", "SuperGATConv"))
+#: layers that do nothing with rows of sources but gather them, as tests/offload/test_in_place.py
+#: shows
+GATHERING = frozenset((
+    "APPNP", "ARMAConv", "ClusterGCNConv", "GCN2Conv", "GCNConv", "GINConv", "GINEConv",
+    "GatedGraphConv", "GraphConv", "LEConv", "LGConv", "MixHopConv", "SAGEConv", "SGConv",
+    "SSGConv", "SimpleConv", "TAGConv"))
 #: layers compared with the whole graph's results by tests/distributed/test_layers.py
 COMPARED = frozenset((
     "AGNNConv", "APPNP", "ARMAConv", "CGConv", "ClusterGCNConv", "DNAConv", "EGConv", "EdgeConv",
@@ -68,6 +74,11 @@ def is_bipartite(layer: Any) -> bool:
     """Whether a layer is one of `BIPARTITE`, with the ``forward`` that PyG gave it."""
     return any(base.__name__ in BIPARTITE and base.__module__.startswith("torch_geometric.")
                and type(layer).forward is vars(base).get("forward") for base in type(layer).__mro__)
+
+
+def gathers(layer: Any) -> bool:
+    """Whether a layer is one of `GATHERING`, with the ``forward`` that PyG gave it."""
+    return type(layer).__name__ in GATHERING and forward_is_hosts(layer)
 
 
 def is_typed(layer: Any) -> bool:

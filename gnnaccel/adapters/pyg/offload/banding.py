@@ -148,7 +148,8 @@ class Bander:
         gathered = _known.setdefault(layer, {}).setdefault(title, {})
         call = Call(over_band, bands, kinds, self.memory, title, self._around,
                     Draws(self.memory.device) if layer.training else None, gathered,
-                    near, result, self._stays() - near - widths.of_bands(bands))
+                    near, result, self._stays() - near - widths.of_bands(bands),
+                    gathers=small and layers.gathers(layer))
         return call(inputs, [*weights.values(), *others])
 
     def _fused(self, layer: Any, inputs: list[Tensor]) -> bool:
@@ -219,7 +220,7 @@ class Bander:
 
     def _keep(self, bands: Bands, edges: int) -> None:
         """Edges stay on the device until the block ends, with their structures."""
-        bands.keep_edges(self.memory)
+        bands.keep_edges()
         self._resident.append(bands)
         self._edges += edges
         cache.set_limit(cache.limit() + edges * _STRUCTURE)

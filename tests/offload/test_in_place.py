@@ -150,6 +150,22 @@ def test_training_and_inference_take_turns(data, numbered):
             numbered.clear()
 
 
+@pytest.mark.parametrize("kind", [nn.LEConv, nn.SAGEConv, nn.GCNConv])
+@pytest.mark.parametrize("before", [(), (torch.no_grad,)])
+def test_training_after_inference_mode(kind, before, data):
+    """Edges that stay are no tensors of inference mode."""
+    torch.manual_seed(0)
+    layer, x, edges = kind(6, 4), data["x"][:, :6].clone().requires_grad_(), data["edge_index"]
+    right = layer(x, edges)
+    gradient, = torch.autograd.grad(right.square().sum(), x)
+    with offload(LIMIT, device="cpu"):
+        for mode in (*before, torch.inference_mode):
+            with mode():
+                torch.testing.assert_close(layer(x, edges), right, rtol=1e-5, atol=1e-5)
+        found, = torch.autograd.grad(layer(x, edges).square().sum(), x)
+    torch.testing.assert_close(found, gradient, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("rows_first", [False, True])
 def test_models(rows_first, data, numbered):
     """Results stay for the next layer, which gathers from them; also those of an operation on rows

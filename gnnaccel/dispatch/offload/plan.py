@@ -88,10 +88,13 @@ class Bands:
             return None
         numbered, edges = self.resident.get(band.number, (in_place, None))
         if edges is None or numbered != in_place:
-            edges = memory.near(band.edges).long()
-            if in_place:
-                self._in_place(band, edges[0], memory)
-            if band.number in self.resident:
+            stays = band.number in self.resident
+            # what stays may take part in training later
+            with torch.inference_mode(torch.is_inference_mode_enabled() and not stays):
+                edges = memory.near(band.edges).long()
+                if in_place:
+                    self._in_place(band, edges[0], memory)
+            if stays:
                 self.resident[band.number] = in_place, edges
         return edges
 

@@ -133,7 +133,7 @@ def _by_reason(patches: Iterable[Patch]) -> Iterable[str]:
     for why, owners in groups.items():
         yield _filled(why) + "\n"
         yield from (f"- `{owner}`: {', '.join(f'`{name}`' for name in sorted(owners[owner]))}"
-                    f"{_OTHERS if owners[owner] == ['propagate'] else ''}"
+                    f"{_OTHERS if owners[owner] == ['propagate'] and owner[-14:] != 'MessagePassing' else ''}"
                     for owner in sorted(owners))
         yield ""
 

@@ -4,8 +4,9 @@ those of users' subclasses do that redefine its methods.
 
 PyG writes a ``propagate`` for each class when that is first instantiated, into the class itself;
 ours is put around it then. Where PyG could not write one, the class inherits one, and gets ours
-around that. A ``propagate`` that somebody else wrote is left alone. ``_orig_propagate``
-and ``_jinja_propagate``, which explainers go back to, stay the host's own.
+around that. A ``propagate`` that somebody else wrote is left alone; where it hands on to PyG's
+general one by ``super()``, that asks. ``_orig_propagate`` and
+``_jinja_propagate``, which explainers go back to, stay the host's own.
 """
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ from gnnaccel.adapters import own as own_code
 from gnnaccel.adapters.patching import PatchSet
 from gnnaccel.adapters.wrapping import by_layer
 from gnnaccel.dispatch.policy import rules
+from gnnaccel.dispatch.policy.names import IdentityMap
 from gnnaccel.dispatch.uncompiled import kept_apart, uncompiled
 
 _TEMPLATES = "_set_jittable_templates"
@@ -33,6 +35,11 @@ def install(patches: PatchSet) -> None:
                     _taking_over(getattr(MessagePassing, _TEMPLATES), patches),
                     "Replaces `propagate` of a class when PyG writes it, which is when the class "
                     "is first instantiated.")
+        if own_code.is_method(MessagePassing.propagate, MessagePassing, "propagate",
+                              "torch_geometric"):
+            patches.set(MessagePassing, "propagate", _handed_on(MessagePassing.propagate),
+                        "Runs the aggregation as one operation over the graph where the "
+                        "`propagate` that a user's class has of its own hands on to this.")
     for cls in _subclasses(MessagePassing):
         if cls.__module__.startswith("torch_geometric.nn.") and not _has_adapter(cls):
             rules.register_class(rules.path_of(cls))
@@ -69,7 +76,8 @@ def _taking_over(native: Callable, patches: PatchSet) -> Callable:
         cls = type(self)
         for name in _KEPT:
             original = vars(cls).get(name)
-            if getattr(original, "routed", False):  # inherited from a class that was taken over
+            if getattr(original, "routed", False) or getattr(original, "hands_on", False):
+                # inherited from a class that was taken over
                 setattr(cls, name, original.__wrapped__)
         # not where somebody kept this from a session that is over
         if patches.holds(MessagePassing, _TEMPLATES):
@@ -83,6 +91,7 @@ def _take_over(cls: type[Any], patches: PatchSet) -> None:
     from gnnaccel.adapters.pyg import known_class, propagates, redefines
 
     own, native, adapter = vars(cls), cls.propagate, known_class(cls)
+    native = native.__wrapped__ if getattr(native, "hands_on", False) else native
     chosen = None if adapter is None else propagates(adapter)
     if getattr(native, "routed", False) or (adapter is not None and chosen is None
                                             and not redefines(cls)):
@@ -99,6 +108,38 @@ def _take_over(cls: type[Any], patches: PatchSet) -> None:
         patches.set(cls, "propagate", replacement,
                     "Runs the aggregation as one operation over the graph, without a message per "
                     "edge, where that is faster.")
+
+
+_users: IdentityMap[tuple[Any, bool]] = IdentityMap(256)  # by class: its `propagate`, and `_asks`
+
+
+def _asks(cls: type[Any]) -> bool:
+    """Whether a class has a ``propagate`` that its user wrote, and may be taken over besides."""
+    from gnnaccel.adapters.pyg import known_class, redefines
+
+    propagate = cls.propagate
+    entry = _users.get(cls)
+    if entry is None or entry[0] is not propagate:
+        of_user = not own_code.is_method(propagate, cls, "propagate", "torch_geometric")
+        entry = propagate, of_user and (known_class(cls) is None or redefines(cls))
+        _users.set(cls, entry)
+    return entry[1]
+
+
+def _handed_on(native: Callable) -> Callable:
+    """``native``, PyG's general ``propagate``, which a user's calls by ``super()``."""
+    from torch.compiler import is_compiling
+
+    faster = routed(native)
+
+    @functools.wraps(native)
+    def propagate(self: Any, edge_index: Any, size: Any = None, **kwargs: Any) -> Any:
+        if is_compiling() or not _asks(type(self)):
+            return native(self, edge_index, size, **kwargs)
+        return faster(self, edge_index, size=size, **kwargs)
+
+    propagate.hands_on = True  # type: ignore[attr-defined]
+    return propagate
 
 
 def routed(native: Callable) -> Callable:

@@ -353,7 +353,22 @@ def kept(value: Any) -> Any:
         return Once(lambda given: whole(tree, tail, given))
     if value is None or type(value) in (int, float, bool, str):
         return value
+    if type(value) is tuple and value:
+        parts = [kept(one) for one in value]
+        return Once(lambda given: tuple([_kept_now(one, given) for one in parts]))
+    if type(value) is Special and value.end:
+        return Once(functools.partial(_ids, value.end))
     raise Unseen
+
+
+def _kept_now(value: Any, given: Any) -> Any:
+    return value(given) if type(value) is Once else value
+
+
+def _ids(end: str, given: Any) -> Any:
+    """The caller's ids of the nodes at one end of the edges."""
+    graph = given.graph
+    return graph.edge_index[int((end == "i") is not graph.flipped)]
 
 
 def given_back(rows: Rows) -> Once:
@@ -368,4 +383,4 @@ def begin(layer: Any, trace: Trace, given: Any) -> None:
     for effect in trace.effects:
         effect(given)
     for name, value in trace.kept.items():
-        setattr(layer, name, value(given) if type(value) is Once else value)
+        setattr(layer, name, _kept_now(value, given))

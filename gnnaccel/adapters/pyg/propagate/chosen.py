@@ -14,9 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnaccel.adapters.pyg.propagate import channels, conditions
+from gnnaccel.adapters.pyg.propagate import channels, conditions, constants, devices
 from gnnaccel.adapters.pyg.propagate.expressed import KIND, notes
 from gnnaccel.adapters.pyg.propagate.pointwise import MAPS, TRUTH, WHOLE, Rows, whole
+from gnnaccel.adapters.pyg.propagate.products import product
+from gnnaccel.adapters.pyg.propagate.row_count import ROWS, RowCount
 from gnnaccel.adapters.pyg.propagate.specials import DEVICE
 from gnnaccel.adapters.pyg.propagate.standins import NUMBERS, Unseen
 from gnnaccel.adapters.pyg.propagate.traced import VIEWS, Make, Param, Value, _call
@@ -44,6 +46,33 @@ def mask_of(place: Any) -> Rows | None:
     if isinstance(place, Places):
         return place.mask if place.flat else None
     return place if isinstance(place, Rows) and place.meta.dtype == torch.bool else None
+
+
+class EdgeNumbers(Value):
+    """Stand-in for the numbers of all edges in their order, `torch.arange` of as many."""
+
+    rank = 16
+
+    def __init__(self) -> None:
+        self.meta = torch.empty(ROWS, dtype=torch.int64, device="meta")
+
+
+def picked(rows: Rows, place: Any) -> Any:
+    """``rows[place]``, where that is a mask, or names one of each row's pieces; else None."""
+    if type(place) is tuple and type(place[0]) is EdgeNumbers:
+        return _piece_of_each(rows, *place[1:])
+    mask = mask_of(place)
+    return None if mask is None else chosen(rows, mask)
+
+
+def _piece_of_each(rows: Rows, at: Any = None, *rest: Any) -> Rows:
+    """Of each row the piece that ``at`` names, as of all kinds that of the edge's."""
+    if not isinstance(at, Rows) or at.meta.dim() != 1 or at.meta.dtype != torch.int64 or any(
+        [one is not Ellipsis and one != slice(None) for one in rest]) or (
+        len(rest) > rows.meta.dim() - 2):
+        raise Unseen
+    return product(lambda rows, at: rows[torch.arange(len(rows), device=rows.device), at],
+                   (rows.alone(), at.alone()))
 
 
 class Chosen(Value):
@@ -271,6 +300,16 @@ class Places(Value):
         if self.flat or place != (slice(None), 0):
             raise Unseen
         return Places(self.mask, True)
+
+
+def numbers(*sizes: Any, device: Any = None, **options: Any) -> Any:
+    """What stands for `torch.arange`: of as many numbers as there are edges, or a constant."""
+    if len(sizes) != 1 or type(sizes[0]) is not RowCount:
+        return constants.constant(torch.arange, sizes, options, device)
+    if not (device is None or devices.named(device)) or (
+        options.get("dtype") not in (None, torch.int64) or options.keys() - {"dtype"}):
+        raise Unseen
+    return EdgeNumbers()
 
 
 class Asked:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gnnaccel.adapters.pyg.propagate import channels, devices, products
+from gnnaccel.adapters.pyg.propagate import channels, conditions, devices, products
 from gnnaccel.adapters.pyg.propagate.expressed import Effect
 from gnnaccel.adapters.pyg.propagate.pointwise import Rows, made_rows
 from gnnaccel.adapters.pyg.propagate.standins import NUMBERS, Unseen
@@ -67,6 +67,20 @@ def zeros_like(input: Any, **options: Any) -> Rows:
 def ones_like(input: Any, **options: Any) -> Rows:
     """`torch.ones_like`."""
     return full_like(input, 1.0, **options)
+
+
+def empty_like(input: Any, **options: Any) -> Rows:
+    """`torch.empty_like`, of which nothing tells what is in it: zeros. Where torch is asked to be
+    deterministic it is NaN, or the largest whole number."""
+    conditions.noted(_undefined, True)
+    return full_like(input, 0.0, **options)
+
+
+def _undefined(given: Any) -> Tensor:
+    """Whether memory may have anything in it that nothing was written to."""
+    filled = torch.are_deterministic_algorithms_enabled() and getattr(
+        torch.utils.deterministic, "fill_uninitialized_memory", True)
+    return given.graph.edge_index.new_full((), not filled, dtype=torch.bool)
 
 
 def rand_like(input: Any, **options: Any) -> Rows:

@@ -55,5 +55,5 @@ def making(function: Callable) -> Callable[..., Constant]:
 
 
 #: functions of torch's, with what stands for them
-FUNCTIONS = {one: making(one) for one in (torch.arange, torch.linspace, torch.tensor, torch.eye,
+FUNCTIONS = {one: making(one) for one in (torch.linspace, torch.tensor, torch.eye,
                                           torch.full, torch.logspace)}

@@ -187,7 +187,8 @@ class Message(NamedTuple):
     ``shape``: of a message; ``seen``: (heads, width) for the kernels; ``after``: of a linear map of
     the sums its weight, its bias, the tensors of which these are made, and its channels;
     ``mapped``: the same message with that map in the expression, if it can be there; ``weighted``:
-    the same with the softmax that it is multiplied with as a score of the expression, if it is."""
+    the same with the softmax that it is multiplied with as a score of the expression, if it is;
+    ``turned``: the user sees the rows in the layer's ``node_dim``, where nothing else need be."""
 
     expression: Expression
     leaves: tuple[Leaf, ...]
@@ -197,6 +198,7 @@ class Message(NamedTuple):
     after: tuple[Make, Make | None, tuple[Make, ...], int] | None = None
     mapped: Any = None  # a `Message`
     weighted: Any = None  # likewise
+    turned: bool = False
 
     @property
     def edge_arguments(self) -> set[str]:

@@ -2,10 +2,15 @@
 a dimension."""
 from __future__ import annotations
 
+import types
+from typing import Any
+
+from gnnaccel.adapters.pyg.propagate.standins import Unseen
+
 #: made of other operations (`composed`)
 COMPOSED = frozenset(("glu", "cosine_similarity", "pairwise_distance", "one_hot", "gather",
-                      "full_like", "rand_like", "randn_like", "zeros_like", "ones_like", "addmm",
-                      "inner", "tile", "max", "min"))
+                      "full_like", "rand_like", "randn_like", "zeros_like", "ones_like",
+                      "empty_like", "addmm", "inner", "tile", "max", "min"))
 #: number by number. None that jumps where numbers are equal or 0, such as `floor` and `atan2`: the
 #: sign of a sum of zeros may be another than the host's
 _BY_NUMBER = frozenset((
@@ -21,3 +26,31 @@ ALONG = {"cross": (2, None), "linalg_cross": (2, -1), "cumprod": (1, None), "fli
 #: which torch computes, row by row (`products.by_torch`)
 BY_TORCH = frozenset((*_BY_NUMBER, *_BY_ROW, *ALONG))
 NAMES = COMPOSED | BY_TORCH
+#: which lay tensors side by side; the last two in their second dimension
+BESIDE = ("cat", "concat", "concatenate", "hstack", "column_stack")
+VIEWS = {"view", "reshape", "unsqueeze", "squeeze", "flatten", "unflatten", "contiguous"}
+#: operations linear in their first argument
+LINEAR = VIEWS | {"mul", "div", "neg", "sum", "mean", "matmul"}
+POINTWISE = LINEAR | {"add", "sub", "relu", "leaky_relu", "sigmoid", "tanh", "exp", "elu", "abs",
+                      "linear", "to", "float"}
+#: names of torch's functions that mean one of these
+ALIASES = {"multiply": "mul", "divide": "div", "true_divide": "div", "truediv": "div",
+           "negative": "neg", "subtract": "sub", "rsub": "rsub", "__rsub__": "rsub",
+           "linalg_norm": "norm", "linalg_vector_norm": "norm"}
+_AS_NUMPY = {"axis": "dim", "keepdims": "keepdim"}
+
+
+def by_torchs_names(function: Any, kwargs: dict) -> dict:
+    """Arguments by torch's own names, of functions that take numpy's for them as well, as those do
+    that are not written in Python."""
+    if not _AS_NUMPY.keys() & kwargs.keys() or type(function) is types.FunctionType:
+        return kwargs
+    named = {_AS_NUMPY.get(name, name): value for name, value in kwargs.items()}
+    if len(named) < len(kwargs):
+        raise Unseen  # torch does not take both
+    return named
+
+
+def name_of(function: Any) -> str:
+    name = getattr(function, "__name__", "").strip("_")
+    return ALIASES.get(name, name)

@@ -26,9 +26,9 @@ from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 
 NAMES = frozenset((
-    *OPERATIONS, *pointwise.NAMES, *pointwise.IN_PLACE, "cat", "concat", "linear", "matmul", "mm",
-    "dropout", "dim", "ndim", "shape", "size", "nn", "functional", "special", "multiply",
-    "subtract", "divide", "true_divide", "negative", "absolute", "pi", "e",
+    *OPERATIONS, *pointwise.NAMES, *pointwise.IN_PLACE, *function_names.BESIDE, "linear",
+    "matmul", "mm", "dropout", "dim", "ndim", "shape", "size", "nn", "functional", "special",
+    "multiply", "subtract", "divide", "true_divide", "negative", "absolute", "pi", "e",
     "float32", "float64", "float16", "bfloat16", "half", "int64"))
 #: other names in messages: functions of PyG and others, contents of dictionaries, and what
 #: they may have in a branch that is not taken
@@ -42,6 +42,7 @@ OF_MESSAGES = NAMES | function_names.NAMES | {
     "ones", "new_ones", "new_zeros", "zeros_like", "ones_like", "einsum", "any", "all", "nonzero",
     "linalg", "vector_norm", "t", "T", "bincount",
     "Tensor", "Module",  # of which something may be one
+    "scatter_add_", "index_add", "index_add_",  # into zeros
     "append",  # of lists that the message makes itself, as no others come to it
     "format", "startswith", "endswith", "lower", "upper",  # of texts
     # PyG's BatchNorm, of a single row
@@ -94,7 +95,9 @@ def _instead(value: Any) -> Any:
 
 
 def found(out: Any, layer: Any) -> Message | None:
-    out = stacks.message(out, layer)
+    if isinstance(out, stacks.Stacked):
+        message = found(stacks.message(out, layer), layer)
+        return message and message._replace(turned=True)
     if not isinstance(out, pointwise.Rows) or not out.meta.is_floating_point():
         return None
     summed = out.of_sum() if isinstance(out, linear_maps.Mapped) else None
@@ -149,7 +152,8 @@ def form(layer: Any, known: reading.Known, kwargs: dict, edge_index: Any,
         return why
     message = trace.message.reduced_by(reading.reductions(layer, known), bool(trace.kept))
     stacked = tracing.stacked(layer, kwargs)
-    if layer.node_dim not in (0, -1 - len(message.shape)) and not stacked:
+    turned = stacked or trace.message.turned
+    if layer.node_dim not in (0, -1 - len(message.shape)) and not turned:
         return reason("GA206", f"messages of {len(message.shape) + 1} dimensions, "
                       f"node_dim={layer.node_dim}")
 
@@ -183,7 +187,7 @@ def form(layer: Any, known: reading.Known, kwargs: dict, edge_index: Any,
                 and (not trace.listed or trace.lists(kwargs, graph.edge_index))
                 and (not whole or trace.holds(layer, graph.num_edges)))
 
-    return form_of(trace, source, more, stand_in, stacked)._replace(alike=alike)
+    return form_of(trace, source, more, stand_in, turned)._replace(alike=alike)
 
 
 def unfit_edges(names: set[str], given: dict, graph: OpGraph) -> Reason | None:
@@ -209,7 +213,7 @@ def source_of(found: tracing.Trace, kwargs: dict) -> str | None:
 
 def form_of(found: tracing.Trace, source: str, more: Any, stand_in: Any,
             stacked: bool = False) -> Form:
-    """The form of a call that was traced."""
+    """The form of a call that was traced. ``stacked``: as of `Form`."""
     ends = tuple(end for end in found.ends if end != (source, "j"))
     of_edges = (source, "j") not in found.ends
     return Form(source, None, None, more, ends, True, None, stand_in, of_edges=of_edges,

@@ -7,23 +7,22 @@ import functools
 import math
 import sys
 import types
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gnnaccel.adapters import own
-from gnnaccel.adapters.pyg.propagate import (channels, naming, guarded, pointwise,
+from gnnaccel.adapters.pyg.propagate import (channels, guarded, kinds, naming, pointwise,
                                              rearranged, stacks, zero_rows)
 from gnnaccel.adapters.pyg.propagate.node_values import EdgeRows, NodeCount, NodeValue, Steps
 from gnnaccel.adapters.pyg.propagate.piles import Pile
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS
-from gnnaccel.adapters.pyg.propagate.specials import UP_TO_LAST, Special
+from gnnaccel.adapters.pyg.propagate.specials import UP_TO_LAST, Along, Special
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 from gnnaccel.adapters.pyg.propagate.traced import Value
 from gnnaccel.adapters.pyg.propagate.traced_layer import by_name, has_name
-from gnnaccel.adapters.pyg.propagate.traced_modules import Function
 from gnnaccel.dispatch.generated.tree import Number
 
 _REDUCES = {"sum": "sum", "add": "sum", "mean": "mean", "max": "max", "min": "min", "amax": "max",
@@ -34,10 +33,6 @@ _OF_TORCH_SCATTER = {"scatter": None, "scatter_add": "sum", "scatter_sum": "sum"
 #: names of functions that may be called
 NAMES = frozenset((*_OF_TORCH_SCATTER, "scatter_softmax", "utils", "softmax", "degree",
                    "index_select", "rearrange"))
-
-
-#: plain classes that `isinstance` may ask about
-_KINDS = {bool, int, float, tuple, list}
 
 
 class GraphFunctions(Steps):
@@ -83,6 +78,9 @@ class GraphFunctions(Steps):
                 raise Unseen
             counted = functools.partial(_sums, src.tree.value, src.meta)
             result = self.made(counted, (index, dim_size), {}, torch.empty_like(src.meta))
+        elif src.meta.dim() == 1:  # as one channel
+            one: Any = self.reduced(src.unsqueeze(-1), _REDUCES[reduce])
+            result = one.squeeze(-1).clone()
         else:
             result = self.reduced(src, _REDUCES[reduce])
         result.rows, result.alone = ("i", whole), True
@@ -182,6 +180,23 @@ class GraphFunctions(Steps):
         result.rows, result.alone = (index.end, whole), True
         return result
 
+    def added(self, count: Any, src: pointwise.Rows, index: Special, dim: Any) -> NodeValue:
+        """Sums of a message's rows for the nodes at one end of the edges, ``count`` of them, which
+        torch adds up."""
+        if not index.end or type(count) is not Special or not count.counts or (
+            count.counts != index.end and not self.square) or type(dim) is not int or (
+            dim not in (0, -src.meta.dim())):
+            raise Unseen
+        meta = torch.empty_like(src.meta)
+        if type(src.tree) is Number:
+            sums = functools.partial(_sums, src.tree.value, src.meta)
+            result = self.made(sums, (index, count), {}, meta)
+        else:
+            rows = EdgeRows(channels.at_edges(src))
+            result = self.made(_added, (rows, index, count), {}, meta)
+        result.rows, result.alone = (index.end, True), True
+        return result
+
     def bincount(self, index: Special, minlength: Any) -> NodeValue:
         """`torch.bincount` of the ids at one end of the edges, for all of its nodes."""
         if not index.end or type(minlength) is not Special or not minlength.counts or (
@@ -221,7 +236,8 @@ class GraphFunctions(Steps):
         package = sys.modules.get("torch_scatter")
         if isinstance(value, types.ModuleType) and value not in naming.STOOD_FOR:
             return Package(value, self) if value in (
-                torch_geometric, torch_geometric.utils, package, rearranged.package()) else None
+                torch_geometric, torch_geometric.utils, package, getattr(package, "utils", None),
+                rearranged.package()) else None
         found = (zero_rows.instead(value, self.names, self.watched) or self._of_pyg(value)
                  or self._of_torch_scatter(value, package) or _other(value))
         return found or rearranged.instead(value)
@@ -257,11 +273,8 @@ def _sums(value: float, like: Tensor, index: Tensor, count: int | None) -> Tenso
     return rows.new_zeros(count, *like.shape[1:]).index_add_(0, index, rows)
 
 
-class Along(NamedTuple):
-    """An index in the shape of rows, along the dimension ``dim``."""
-
-    of: Special
-    dim: int
+def _added(rows: Tensor, index: Tensor, count: int) -> Tensor:
+    return rows.new_zeros(count, *rows.shape[1:]).index_add(0, index, rows)
 
 
 def _along(index: Any, dim: Any) -> Any:
@@ -278,57 +291,21 @@ def _other(value: Any) -> Any:
     if value is getattr:
         return by_name
     if value is isinstance:
-        return _is_one_of
+        return kinds.is_one_of
     if value is hasattr:
         return has_name
     if value is len:
-        return _length
+        return kinds.length
     if value is type:
-        return _type_of
-    if value is Tensor:  # which `type` gives
-        return Tensor
+        return kinds.type_of
+    if value is Tensor or value is int:
+        return kinds.INT if value is int else kinds.TENSOR
     if isinstance(value, type) and issubclass(value, nn.Module):
-        return Kind(value)
+        return kinds.Kind(value)
     name, home = getattr(value, "__name__", ""), own.home(value)
     if name == "broadcast" and home in ("torch_scatter", "gnnaccel"):
         return _broadcast
     return _counted if name == "maybe_num_nodes" and home == "torch_geometric" else None
-
-
-def _is_one_of(value: Any, kinds: Any) -> bool:
-    """Stand-in for `isinstance`."""
-    classes = kinds if type(kinds) is tuple else (kinds,)
-    classes = tuple([one.kind if type(one) is Kind else one for one in classes])
-    if not all(one in _KINDS or one is Tensor or issubclass(one, nn.Module) for one in classes):
-        raise Unseen
-    if isinstance(value, Function):
-        return isinstance(value._traced_module, classes)
-    if isinstance(value, Value):
-        return Tensor in classes
-    if not isinstance(value, guarded.PLAIN):
-        raise Unseen
-    return isinstance(value, classes)
-
-
-def _type_of(value: Any) -> type:
-    """Stand-in for `type`, of one argument: what the layer or the caller holds may be of another
-    type than tensors."""
-    if isinstance(value, pointwise.Rows) and not value.of_caller:
-        return Tensor
-    if type(value) not in guarded.PLAIN:
-        raise Unseen
-    return type(value)
-
-
-def _length(value: Any) -> Any:
-    """What stands for `len`: a stand-in's rows are no number."""
-    return value.shape[0] if isinstance(value, Value) else len(value)
-
-
-class Kind(NamedTuple):
-    """Stand-in for a class, which only `isinstance` asks about."""
-
-    kind: type
 
 
 def _broadcast(src: Any, other: Any, dim: Any) -> Along:

@@ -166,6 +166,13 @@ def is_users_module(value: Any) -> bool:
                                                  "einops", *sys.stdlib_module_names))
 
 
+def is_package(value: Any) -> bool:
+    """Whether it is PyG or torch_scatter, or one of their modules. What stands for such a module
+    refuses to give what is not known; others are not followed."""
+    return isinstance(value, types.ModuleType) and (
+        value.__name__.partition(".")[0] in ("torch_geometric", "torch_scatter"))
+
+
 def is_error(value: Any) -> bool:
     """Whether it is one of Python's own exceptions, which a function may raise."""
     return isinstance(value, type) and issubclass(value, Exception) and (
@@ -228,7 +235,11 @@ def names_known(code: types.CodeType, layer: Any, names: frozenset[str],
         if inside:
             before = steps[at - 2]
         value = known.get(before.argval) if before.opname == "LOAD_GLOBAL" else None
-        return any(value is one for one in STOOD_FOR) or is_users_module(value) and not inside
+        first = at - 1
+        while first > 0 and steps[first].opname == "LOAD_ATTR":
+            first -= 1
+        return any(value is one for one in STOOD_FOR) or is_users_module(value) and not inside or (
+            steps[first].opname == "LOAD_GLOBAL" and is_package(known.get(steps[first].argval)))
 
     def of_held(at: int) -> bool:
         """Whether the step reads an attribute of a module or a `record` that the layer holds, or

@@ -32,7 +32,7 @@ from gnnaccel.dispatch.generated.cut import without_gradient
 from gnnaccel.dispatch.generated.tree import Leaf, Number, Tree, computed, leaves, mapped
 
 _SAME = frozenset(("contiguous", "detach", "float", "to", "type_as", "long", "int", "bool"))
-#: operations that mix the channels of a row, and give one row for each
+#: operations that mix the channels of a row
 _OF_ROWS = frozenset(("sum", "mean", "norm", "normalize", "layer_norm", "softmax", "embedding",
                       "std", "var", "amax", "amin", "logsumexp", "log_softmax", "softmin",
                       "cumsum"))
@@ -75,16 +75,16 @@ class Rows(Value):
         if not (name in OPERATIONS or name in NAMES or name in function_names.NAMES):
             raise Unseen
         function = getattr(Tensor, name)
-        return lambda *args, **kwargs: self.operate(name, function, (self, *args), kwargs)
+        return lambda *args, **kwargs: self.operate(
+            name, function, (self, *args), function_names.by_torchs_names(function, kwargs))
 
     def size(self, dim: Any = None) -> Any:
         return self.shape if dim is None else self.shape[dim]
 
     def __getitem__(self, place: Any) -> Any:
-        mask = _other("chosen").mask_of(place)
-        if mask is not None:
-            return _other("chosen").chosen(self, mask)
-        return self.operate("getitem", operator.getitem, (self, place), {})
+        found = _other("chosen").picked(self, place)
+        return self.operate("getitem", operator.getitem, (self, place), {}) if (
+            found is None) else found
 
     def operate(self, name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
         if name == "detach":
@@ -205,6 +205,8 @@ class Changed(Rows):
 
 def _binary(name: str, function: Callable) -> None:
     def call(self: Rows, other: Any) -> Any:
+        if other is None and name in ("eq", "ne"):  # no tensor is
+            return name == "ne"
         return self.operate(name, function, (self, other), {})
 
     setattr(Rows, f"__{function.__name__.strip('_')}__", call)

@@ -44,11 +44,15 @@ class Special(Refuses):
         if name in ("unsqueeze", "view", "reshape") and self.end:
             return partial(_column, self, name)
         if name == "max" and self.end:
-            return partial(_Largest, self.end)
+            return partial(Largest, self.end)
+        if name == "numel" and self.end:
+            return RowCount
         if name in ("size", "dim") and _is_index(self):
             return lambda *args: _sizes(self)[args[0]] if args else _sizes(self)
         if name == "shape" and _is_index(self):
             return _sizes(self)
+        if name == "device" and _is_index(self):
+            return DEVICE
         raise Unseen
 
     def __getitem__(self, place: Any) -> Any:
@@ -86,7 +90,7 @@ class Special(Refuses):
     __hash__ = object.__hash__
 
 
-class _Largest(Special):
+class Largest(Special):
     """The largest number in an index of nodes at this end; with one more, how many there are up to
     the last that has an edge."""
 
@@ -132,6 +136,13 @@ class Spread(Special):
         if name == "repeat":
             return lambda *sizes: _repeated(self, _one(sizes))
         raise Unseen
+
+
+class Along:
+    """The index ``of`` edges in the shape of rows, along the dimension ``dim``."""
+
+    def __init__(self, of: Special, dim: int):
+        self.of, self.dim, self.max, self.numel = of, dim, of.max, of.numel
 
 
 def _stacked(ids: Any, dim: Any = 0) -> Special:

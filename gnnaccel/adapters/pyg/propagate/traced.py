@@ -20,29 +20,19 @@ from torch import Tensor
 
 from gnnaccel.adapters.pyg.propagate.devices import MOVES, still
 from gnnaccel.adapters.pyg.propagate.expressed import note_device
+from gnnaccel.adapters.pyg.propagate.function_names import (ALIASES, BESIDE, LINEAR, POINTWISE,
+                                                              by_torchs_names)
+from gnnaccel.adapters.pyg.propagate.function_names import VIEWS as VIEWS
+from gnnaccel.adapters.pyg.propagate.function_names import name_of as name_of
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS, counted
 from gnnaccel.adapters.pyg.propagate.specials import DEVICE, Special
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 
 Make = Callable[[dict], Tensor]  # the rows of a call's arguments
 
-VIEWS = {"view", "reshape", "unsqueeze", "squeeze", "flatten", "unflatten", "contiguous"}
-#: operations linear in their first argument
-_LINEAR = VIEWS | {"mul", "div", "neg", "sum", "mean", "matmul"}
-_POINTWISE = _LINEAR | {"add", "sub", "relu", "leaky_relu", "sigmoid", "tanh", "exp", "elu", "abs",
-                        "linear", "to", "float"}
-#: names of torch's functions that mean one of these
-_ALIASES = {"multiply": "mul", "divide": "div", "true_divide": "div", "truediv": "div",
-            "negative": "neg", "subtract": "sub", "rsub": "rsub", "__rsub__": "rsub",
-            "linalg_norm": "norm", "linalg_vector_norm": "norm"}
 _OF_THREE = frozenset(("where", "lerp", "addcmul", "addcdiv"))
-_OF_PARAMETERS = _POINTWISE | {"getitem", "t", "split", "pow", "square", "sqrt", "softplus", "log",
+_OF_PARAMETERS = POINTWISE | {"getitem", "t", "split", "pow", "square", "sqrt", "softplus", "log",
                                "clamp", "softmax", "index_select", "transpose", *MOVES}
-
-
-def name_of(function: Any) -> str:
-    name = getattr(function, "__name__", "").strip("_")
-    return _ALIASES.get(name, name)
 
 
 def _meta(value: Any) -> Any:
@@ -82,7 +72,7 @@ class Value:
         return lambda *args, **kwargs: _call(name, getattr(Tensor, name), (self, *args), kwargs)
 
     def size(self, dim: int) -> int:
-        if dim in (0, -self.meta.dim()) and not isinstance(self, Param):
+        if dim in (0, -self.meta.dim()):
             raise Unseen
         return self.meta.shape[dim]
 
@@ -117,7 +107,12 @@ class Value:
     def __neg__(self) -> Any:
         return _call("neg", operator.neg, (self,), {})
 
-    __eq__ = __ne__ = _refuses  # Python's own would say that they are not
+    def __eq__(self, other: Any) -> bool:
+        return False if other is None else self._refuses()  # Python's own says that they are not
+
+    def __ne__(self, other: Any) -> bool:
+        return not self == other
+
     __hash__ = object.__hash__
 
     __iadd__ = __isub__ = __imul__ = __itruediv__ = __imatmul__ = _refuses
@@ -152,11 +147,11 @@ for _operator in ("mul", "add", "sub", "truediv", "matmul", "pow"):
 
 
 def _call(name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
-    name = _ALIASES.get(name, name)
-    if name in ("cat", "concat", "concatenate"):
+    name, kwargs = ALIASES.get(name, name), by_torchs_names(function, kwargs)
+    if name in BESIDE:
         from gnnaccel.adapters.pyg.propagate.traced_cat import cat  # which needs this module
 
-        return cat(*args, **kwargs)
+        return cat(*args, **(kwargs if "cat" in name else {**kwargs, "dim": 1}))
     if name == "stack":
         from gnnaccel.adapters.pyg.propagate.piles import pile  # which needs this module
 
@@ -198,6 +193,13 @@ class Param(Value):
     @property
     def T(self) -> Any:
         return self.t()
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.meta.shape
+
+    def size(self, dim: Any = None) -> Any:
+        return self.meta.shape if dim is None else self.meta.shape[dim]
 
     @property
     def mT(self) -> Any:
@@ -248,7 +250,7 @@ class Node(Value):
         other_nodes = [a for a in args if isinstance(a, Node) and a is not self]
         if other_nodes and any(one.end != self.end for one in other_nodes):
             return _between(name, args)
-        if name not in _POINTWISE and name != "getitem":
+        if name not in POINTWISE and name != "getitem":
             raise Unseen
         return Node(self.end, maker(function, args, kwargs), applied(function, args, kwargs))
 
@@ -337,7 +339,7 @@ class Ends(Value):
             return Bent(self, slope)
         if name == "linear":
             return _of_linear(self, args, kwargs)
-        if name in _LINEAR or name == "getitem":
+        if name in LINEAR or name == "getitem":
             function, args = with_first(function, self, args)
             return self.mapped(function, args, kwargs)
         raise Unseen

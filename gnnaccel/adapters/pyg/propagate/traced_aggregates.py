@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from gnnaccel.adapters import own
-from gnnaccel.adapters.pyg.propagate import (generated, guarded, naming, own_aggregations,
+from gnnaccel.adapters.pyg.propagate import (generated, guarded, kinds, naming, own_aggregations,
                                              pointwise, reading,
                                              supers, tracing, zero_rows)
 from gnnaccel.adapters.pyg.propagate.graph_functions import GraphFunctions
@@ -46,9 +46,13 @@ def aggregated(sent: Any, message_layer: Layer, kwargs: dict, before: dict[str, 
     ready = traced.prepared(function)
     arguments: dict[str, Any] = {}
     for parameter in list(inspect.signature(function).parameters.values())[2:]:
-        # the host does not give it; or it is what the message left
-        if parameter.name == "aggr" or isinstance(before.get(parameter.name),
-                                                  (pointwise.Changed, pointwise.Deferred)):
+        if parameter.name == "aggr":  # the host does not give it
+            if type(parameter.default) not in guarded.PLAIN:
+                raise Unseen
+            arguments["aggr"] = parameter.default
+            continue
+        # what the message left
+        if isinstance(before.get(parameter.name), (pointwise.Changed, pointwise.Deferred)):
             raise Unseen
         one, end = tracing.stand_in(parameter, kwargs, _OF_AGGREGATE, traced.proxy, edge_index)
         arguments[parameter.name] = one
@@ -167,7 +171,7 @@ class Traced(GraphFunctions):
     def _named(self, function: types.FunctionType, name: str, value: Any) -> Any:
         """Stand-in for a global value: itself, where it is torch's; Unseen for what is not
         known."""
-        stands = zero_rows.instead(value, self.names)
+        stands = kinds.INT if value is int else zero_rows.instead(value, self.names)
         if stands is not None:
             return stands
         if any(value is one for one in (*naming.MODULES, *naming.BUILTINS)) or (

@@ -169,7 +169,7 @@ class Layer:
     def _traced_ready(self, function: Any, method: bool) -> Callable:
         """The function to run on stand-ins; what it names is watched."""
         manner = self._traced_manner
-        ready = (runnable(function, self if method else None, manner, self) if manner.methods
+        ready = (runnable(function, self if method else None, manner, self, True) if manner.methods
                  else None)
         if ready is None or not {supers.CELL}.issuperset(function.__code__.co_freevars) or any(
             type(one) in _MAY_CHANGE for one in (*(function.__defaults__ or ()),
@@ -301,17 +301,17 @@ def _host_attributes() -> frozenset[str]:
         name for kind, name in _named(reading.base().__init__.__code__) if kind == "STORE_ATTR")
 
 
-def runnable(function: Any, layer: Any, manner: Manner, proxy: Layer) -> Any:
+def runnable(function: Any, layer: Any, manner: Manner, proxy: Layer, told: bool = False) -> Any:
     """The function to run on stand-ins; None where it may do more than compute. ``layer``:
-    its first argument, None for no method."""
+    its first argument, None for no method; ``told``: its arguments are looked at in each call."""
     if type(function) is not types.FunctionType or naming.catches(function.__code__):
         return None
     # `_check_told` looks at the arguments of other functions
-    if layer is not None and not naming.special_as_arguments(function.__code__,
-                                                             proxy._traced_special):
+    asked = proxy._traced_special - (set(inspect.signature(function).parameters) if told else set())
+    if layer is not None and not naming.special_as_arguments(function.__code__, asked):
         return None
     own_layer = None if layer is None else proxy._traced_layer
-    global_values = function.__globals__ if manner.functions is not None else None
+    global_values = function.__globals__ if proxy._traced_functions is not None else None
     if not naming.names_known(function.__code__, own_layer, manner.names, layer is not None,
                                   global_values):
         return None

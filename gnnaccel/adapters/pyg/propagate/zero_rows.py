@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from gnnaccel.adapters.pyg.propagate import constants, devices, naming, pointwise
+from gnnaccel.adapters.pyg.propagate import chosen, constants, devices, kinds, naming, pointwise
 from gnnaccel.adapters.pyg.propagate.expressed import default_dtype
 from gnnaccel.adapters.pyg.propagate.node_values import NodeCount, NodeValue
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS, RowCount
-from gnnaccel.adapters.pyg.propagate.specials import DEVICE, Special, Spread
+from gnnaccel.adapters.pyg.propagate.specials import DEVICE, Along, Special, Spread
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 from gnnaccel.adapters.pyg.propagate.traced import Value
 from gnnaccel.dispatch.generated.tree import Number
@@ -57,11 +57,17 @@ class ZeroRows(Value):
 
     def _reduced(self, name: str, in_place: bool, *args: Any, **kwargs: Any) -> NodeValue:
         index, src, dim, reduce = _REDUCES[name](*args, **kwargs)
+        if type(index) is Along:
+            index = index.of if index.dim == dim else None
         if not isinstance(src, pointwise.Rows) or type(index) is not Special or (
-            index.steps is None or src.meta.shape != self.meta.shape
-            or src.meta.dtype != self.meta.dtype):
+            src.meta.shape != self.meta.shape or src.meta.dtype != self.meta.dtype):
             raise Unseen
-        result = index.steps.scatter(src, index, dim, self.count, reduce)
+        if index.steps is not None:
+            result = index.steps.scatter(src, index, dim, self.count, reduce)
+        elif reduce == "sum" and index.functions is not None:  # in a message
+            result = index.functions.added(self.count, src, index, dim)
+        else:
+            raise Unseen
         if in_place:
             self.__class__, self.__dict__ = NodeValue, result.__dict__  # type: ignore[assignment]
             return self  # type: ignore[return-value]
@@ -95,6 +101,8 @@ def _of_rows(index: Any, src: Any) -> Any:
         if not isinstance(src, Value) or index.tail != tuple(src.meta.shape[1:]):
             raise Unseen
         return index.of
+    if type(index) is Along:
+        return index
     if not isinstance(src, Value) or src.meta.dim() != 1:  # the first channel alone
         raise Unseen
     return index
@@ -156,7 +164,7 @@ def _bincount(index: Any, weights: Any = None, minlength: Any = 0) -> Any:
 
 #: functions of torch's, with what stands for them
 FUNCTIONS: dict[Any, Any] = {
-    **constants.FUNCTIONS,
+    **constants.FUNCTIONS, torch.arange: chosen.numbers,
     torch.zeros: _full(0.0, torch.zeros), torch.ones: _full(1.0, torch.ones),
     torch.bincount: _bincount}
 # rows tell of themselves what others beside them need
@@ -178,4 +186,6 @@ class Torch(naming.Torch):
 
     def __getattr__(self, name: str) -> Any:
         found = super().__getattr__(name)
+        if found is torch.Tensor:
+            return kinds.TENSOR
         return FUNCTIONS.get(found, found) if type(found) is types.BuiltinFunctionType else found

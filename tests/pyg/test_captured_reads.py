@@ -342,6 +342,25 @@ def test_modules_that_import_each_other(on, monkeypatch):
     assert replays("Across") == 3
 
 
+@pytest.mark.parametrize("scope", [  # only the last one's import finds a module
+    dict(__name__="__main__", __package__=None), dict(__name__="a", __package__=""),
+    dict(__name__="a.b", __package__="a"), dict(__name__="a.b.c")])
+def test_relative_imports(on, scope, monkeypatch):
+    monkeypatch.setitem(sys.modules, "a", module := types.ModuleType("a"))
+    exec("def factor():\n    try:\n        from .. import alpha\n        return alpha\n"
+         "    except ImportError:\n        return 1.0\n"
+         "class Relative(Net):\n    def forward(self, x, edge_index):\n"
+         "        return Net.forward(self, x, edge_index) * factor()", scope := dict(scope, Net=Net))
+    model, args = scope["Relative"]().eval(), given()
+    with gnnaccel.disabled():
+        plain = Net().eval()(*args).detach()
+    for module.alpha in (2.0, 3.0):
+        for _ in range(7):
+            found = model(*args).detach()
+        assert same([found], [plain * scope["factor"]()])
+    assert replays("Relative") > 5
+
+
 class Sliced(Net):
     def forward(self, x, edge_index, rows):
         return super().forward(x, edge_index)[rows]

@@ -376,13 +376,15 @@ def _steps(code: types.CodeType) -> list[dis.Instruction]:
 
 def _imported(code: types.CodeType, given: dict[str, Any]) -> Iterator[types.ModuleType]:
     """The modules that are imported in the code, of those that are there."""
+    package = given.get("__package__", str(given.get("__name__")).rpartition(".")[0]) or ""
     for inner in _codes(code):
         steps = _steps(inner)
         for number, step in enumerate(steps):
             if step.opname == "IMPORT_NAME":
                 level = steps[number - 2].argval
-                name = importlib.util.resolve_name("." * level + step.argval,
-                                                   given.get("__package__"))
+                if level > len(package.split(".")) or (level and not package):
+                    continue  # Python raises there, as in a script that is no part of a package
+                name = importlib.util.resolve_name("." * level + step.argval, package)
                 for one in dict.fromkeys((name.partition(".")[0], name)):
                     if one in sys.modules:
                         yield sys.modules[one]

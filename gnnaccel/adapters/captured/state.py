@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import inspect
 import types
 import warnings
 import weakref
@@ -57,6 +58,8 @@ class Snapshot:
         first, *others = roots
         self._root = weakref.ref(first)
         every = list(dict.fromkeys([m for root in (first, *others) for m in root.modules()]))
+        if any(isinstance(m, torch.jit.ScriptModule) for m in every):
+            raise Unknown("a module of torch.jit")
         self._modules = [m for m in every if m is not first]
         self._classes = [type(m) for m in self._modules]
         self._root_class = type(first)
@@ -73,6 +76,9 @@ class Snapshot:
             raise Unknown(INFERENCE)
         self.buffers += attributes
         self.tensors = [*self.parameters, *self.buffers]
+        for t in self.tensors:
+            if t.layout is not torch.strided:
+                raise Unknown(f"a tensor of layout {t.layout}")
         self._places = list(map(_place, self.tensors))
         self._own = [vars(t) for t in self.tensors]
         # on integers a CUDA graph's kernels may depend in more than their results, and read weights
@@ -224,9 +230,19 @@ def _contents(modules: list[nn.Module], root: nn.Module) -> tuple[list[Frozen], 
 
 def _is_object(value: Any) -> bool:
     """Whether it is an object of a library's class, with attributes of its own."""
-    return (hasattr(value, "__dict__") and not isinstance(value, (Tensor, nn.Module, type))
-            and not hasattr(value, "__qualname__") and not isinstance(value, types.ModuleType)
+    return (_has(value, "__dict__") and not isinstance(value, (Tensor, nn.Module, type))
+            and not _has(value, "__qualname__") and not isinstance(value, types.ModuleType)
             and _of_a_library(value))
+
+
+def _has(value: Any, name: str) -> bool:
+    """Whether there is such an attribute. A ``__getattr__`` of the user's, which may raise anything
+    (``self[name]`` in a dictionary), is not asked."""
+    if any(isinstance(vars(base).get(asked), types.FunctionType)
+           and base.__module__.partition(".")[0] not in LIBRARIES
+           for base in type(value).__mro__ for asked in ("__getattr__", "__getattribute__")):
+        return inspect.getattr_static(value, name, None) is not None
+    return hasattr(value, name)
 
 
 def _inside(name: str, value: Any) -> Iterator[Any]:
@@ -253,7 +269,7 @@ def _inside(name: str, value: Any) -> Iterator[Any]:
 
 
 def _of_a_library(value: Any) -> bool:
-    owner = value if callable(value) and hasattr(value, "__qualname__") else type(value)
+    owner = value if callable(value) and _has(value, "__qualname__") else type(value)
     if owner is torch.Generator or owner.__module__ == "builtins" and owner is type(value):
         return owner in _UNCHANGING
     return (getattr(owner, "__module__", None) or "").partition(".")[0] in LIBRARIES

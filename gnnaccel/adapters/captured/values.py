@@ -35,8 +35,8 @@ def apart(value: Any, tensors: list[Tensor], within: tuple[int, ...] | None = No
     """The form of ``value``, equal to that of another value of the same structure and numbers; its
     tensors are appended to ``tensors``. Raises Unknown.
 
-    within: the objects of user classes, by id, that the value is in; None where such an object is
-    unknown, as `together` cannot make one.
+    within: the lists, dictionaries and objects of user classes, by id, that the value is in; None
+    where such an object is unknown, as `together` cannot make one.
     """
     kind = type(value)
     if kind in _TENSORS:
@@ -48,6 +48,10 @@ def apart(value: Any, tensors: list[Tensor], within: tuple[int, ...] | None = No
         return TENSOR
     if kind in _PLAIN:
         return (kind, value) if value or kind is not float else (kind, value, str(value))  # of 0
+    if within is not None and kind in (list, dict):
+        if id(value) in within:
+            raise Unknown(f"a {kind.__name__} that holds itself")
+        within = (*within, id(value))
     if kind in (tuple, list):
         return kind, *[apart(one, tensors, within) for one in value]
     if kind is dict:

@@ -191,12 +191,12 @@ def test_kernels_that_do_not_compile(emulated, inputs_on_cpu, monkeypatch):
 def test_a_host_without_kernels_for_the_device(inputs_on_cpu, monkeypatch):
     """As with tensors on a GPU and a DGL built without CUDA: everything is ours, also where it is
     disabled."""
-    from gnnaccel.adapters.dgl.ops import inputs
+    from gnnaccel.adapters.dgl.ops.calls import relation
     from gnnaccel.dispatch.ops import calls, operands, route
 
     g, x = inputs_on_cpu
     expected = copy_u_sum(g, x)
-    graph = inputs.relation(g._graph, x.device)
+    graph = relation(g._graph, x.device)
     call = calls.gspmm(graph, operands.prepare("copy_lhs", x, None), "sum")
     with gnnaccel.enabled(on_fallback="raise", records=5):
         from gnnaccel.dispatch.policy.config import current
@@ -380,7 +380,7 @@ def test_compiled_regions(inputs_on_cpu):
 
 
 def test_the_first_tensor_decides_whatever_its_class():
-    from gnnaccel.adapters.dgl.ops.inputs import first_tensor
+    from gnnaccel.adapters.dgl.ops.calls import first_tensor
 
     x = torch.nn.Parameter(torch.ones(2))
     assert first_tensor(("sum", [None, (x,)],

@@ -1,5 +1,6 @@
-"""Calls of DGL's backend operations, read as calls of `dispatch.ops`. Each function has its
-original's signature, and gives an `OpCall`, or a `Reason` why it is not one."""
+"""Calls of DGL's backend operations, read as calls of `dispatch.ops`: its index objects and tensors
+as these take them, then the operations. Each has its original's signature, and gives an `OpCall`,
+or a `Reason` why it is not one."""
 from __future__ import annotations
 
 from typing import Any
@@ -7,13 +8,85 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnaccel.adapters.dgl.ops import inputs
+from gnnaccel.adapters.dgl import graphs
 from gnnaccel.dispatch.ops import calls, operands, products
 from gnnaccel.dispatch.ops.call import OpCall
 from gnnaccel.dispatch.ops.calls import Part
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.ops.operands import Operands
 from gnnaccel.dispatch.policy.reasons import Reason, reason
+
+_JOINED = "gnnaccel.joined"
+_TARGETS = {"u": "u", "v": "v", "e": "e", "src": "u", "dst": "v", "edge": "e"}
+
+
+def first_tensor(args: Any) -> Tensor | None:
+    """The first tensor among arguments, and among those in lists and tuples."""
+    for a in args:
+        if isinstance(a, Tensor):
+            return a
+        if isinstance(a, (list, tuple)):
+            tensor = first_tensor(a)
+            if tensor is not None:
+                return tensor
+    return None
+
+
+def target_of(name: str) -> str | Reason:
+    """ "u", "v" or "e" for DGL's name of an operand's target."""
+    return (_TARGETS.get(name)
+            or reason("GA208", f"target={name!r} is none of {', '.join(_TARGETS)}"))
+
+
+def relation(index: Any, device: torch.device, etype: int = 0) -> OpGraph:
+    """One relation of an index object, on ``device``."""
+    edges: Any = graphs.of_index(index, etype).on(device)
+    return OpGraph(edges.edge_index, edges.num_src, edges.num_dst)
+
+
+def single(index: Any, device: torch.device) -> OpGraph | Reason:
+    """The only relation of an index object."""
+    count = index.number_of_etypes()
+    return (relation(index, device)
+            if count == 1
+            else reason("GA204", f"the graph has {count} types of edges; this takes one"))
+
+
+def subgraph(graph: OpGraph, ids: Any) -> OpGraph | Reason:
+    """The edges with these ids, in their order."""
+    if (not isinstance(ids, Tensor) or ids.dim() != 1 or ids.is_floating_point()
+        or ids.dtype == torch.bool):
+        return reason("GA206", "eids are not a tensor of integers of one dimension")
+    return OpGraph(graph.edge_index.index_select(1, ids.to(graph.edge_index.device)), graph.num_src,
+                   graph.num_dst)
+
+
+def ends(index: Any) -> list[tuple[int, int]]:
+    """(source type, destination type) of each relation."""
+    return [index.metagraph.find_edge(etype) for etype in range(index.number_of_etypes())]
+
+
+def joined(index: Any, device: torch.device) -> OpGraph:
+    """All relations as one graph over all nodes, those of a type behind those of the types before;
+    kept with the index object."""
+    by_device = index._cache.setdefault(_JOINED, {})
+    fields = by_device.get(device)
+    if fields is None:
+        fields = by_device.setdefault(device, _join(index, device))
+    return OpGraph(*fields)
+
+
+@torch.inference_mode(False)  # made in inference mode they could not take part in training later
+def _join(index: Any, device: torch.device) -> tuple[Tensor, int, int]:
+    sizes = [index.num_nodes(kind) for kind in range(index.number_of_ntypes())]
+    begins = [sum(sizes[:kind]) for kind in range(len(sizes))]
+    parts = []
+    for etype, (src, dst) in enumerate(ends(index)):
+        both_ends = graphs.of_index(index, etype).on(device).edge_index.unbind(0)
+        parts.append(torch.stack([end.long() + begins[kind]
+                                  for end, kind in zip(both_ends, (src, dst))]))
+    return torch.cat(parts, 1), sum(sizes), sum(sizes)
+
 
 _ALL = "__ALL__"
 _REDUCES = ("sum", "max", "min")
@@ -53,8 +126,8 @@ def gsddmm(gidx: Any, op: str, lhs_data: Any, rhs_data: Any, lhs_target: str = "
     pair: Any
     targets: Any
     pair, targets = operands.prepare(op, cast(lhs_data),
-                                     cast(rhs_data)), (inputs.target(lhs_target),
-                                                       inputs.target(rhs_target))
+                                     cast(rhs_data)), (target_of(lhs_target),
+                                                       target_of(rhs_target))
     for argument in (pair, *targets):
         if type(argument) is Reason:
             return argument
@@ -64,7 +137,7 @@ def gsddmm(gidx: Any, op: str, lhs_data: Any, rhs_data: Any, lhs_target: str = "
 
 def _graph(gidx: Any, given: Operands, targets: tuple[str, str]) -> OpGraph | Reason:
     """The only relation, if the operands are of its nodes and edges."""
-    graph = inputs.single(gidx, given.first.device)
+    graph = single(gidx, given.first.device)
     if type(graph) is Reason:
         return graph
     return operands.size_reason(graph, given, targets) or graph
@@ -74,9 +147,9 @@ def edge_softmax(gidx: Any, logits: Any, eids: Any = _ALL, norm_by: str = "dst")
     pair = operands.prepare("copy_rhs", None, cast(logits))
     if type(pair) is Reason:
         return pair
-    graph = inputs.single(gidx, pair.first.device)
+    graph = single(gidx, pair.first.device)
     if type(graph) is OpGraph and not _is_all(eids):
-        graph = inputs.subgraph(graph, eids)
+        graph = subgraph(graph, eids)
     if type(graph) is Reason:
         return graph
     why = operands.size_reason(graph, pair, ("u", "e"))
@@ -104,7 +177,7 @@ def gspmm_hetero(g: Any, op: str, reduce_op: str, lhs_len: int,
 
 def gsddmm_hetero(g: Any, op: str, lhs_len: int, lhs_target: str = "u", rhs_target: str = "v",
                   *lhs_and_rhs_tuple: Any) -> OpCall | Reason:
-    targets: Any = inputs.target(lhs_target), inputs.target(rhs_target)
+    targets: Any = target_of(lhs_target), target_of(rhs_target)
     for target in targets:
         if type(target) is Reason:
             return target
@@ -117,13 +190,13 @@ def _parts(g: Any, op: str, targets: tuple[str, str], lhs_len: int,
     """Each relation with its operands: those at an edge's ends by type of nodes, those at the edge
     by relation."""
     sides, parts = (tensors[:lhs_len], tensors[lhs_len:]), []
-    for etype, (src, dst) in enumerate(inputs.ends(g)):
+    for etype, (src, dst) in enumerate(ends(g)):
         at = {"u": src, "v": dst, "e": etype}
         chosen = [_at(side, at[target]) for side, target in zip(sides, targets)]
         pair = operands.prepare(op, *map(cast, chosen))
         if type(pair) is Reason:
             return pair
-        graph = inputs.relation(g, pair.first.device, etype)
+        graph = relation(g, pair.first.device, etype)
         why = operands.size_reason(graph, pair, targets)
         if why is not None:
             return why
@@ -148,7 +221,7 @@ def edge_softmax_hetero(gidx: Any, eids: Any = _ALL, norm_by: str = "dst",
     scores = [cast(t) for t in logits]
     if len({t.shape[1:] for t in scores}) > 1:
         return reason("GA206", "the relations' logits are of several shapes")
-    return calls.edge_softmax_joined(inputs.joined(gidx, scores[0].device), scores,
+    return calls.edge_softmax_joined(joined(gidx, scores[0].device), scores,
                                      "u" if norm_by == "src" else "v")
 
 

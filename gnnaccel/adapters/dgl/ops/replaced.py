@@ -105,7 +105,7 @@ def routed(name: str, native: Callable, state: Callable) -> Callable:
     calls."""
     from torch.compiler import is_compiling
 
-    from gnnaccel.adapters.dgl.ops.inputs import first_tensor
+    from gnnaccel.adapters.dgl.ops.calls import first_tensor
     from gnnaccel.adapters.guards import context_reason, inference_reason
     from gnnaccel.dispatch.ops import route
     from gnnaccel.dispatch.policy.config import current

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from gnnaccel.adapters.dgl.sparse import selecting
-from gnnaccel.adapters.dgl.sparse.matrix import (Matrix, Pattern, at_keys, error, of_compressed)
+from gnnaccel.adapters.dgl.sparse.matrix import Matrix, Pattern, at_keys, error, of_compressed
+from gnnaccel.adapters.dgl.sparse.matrix import compact as compact
 from gnnaccel.adapters.guards import context_reason
 from gnnaccel.adapters.standins.sparse import product
 from gnnaccel.adapters.standins.sparse.tensor import SparseTensor
@@ -24,8 +24,6 @@ from gnnaccel.dispatch.policy.config import current
 from gnnaccel.dispatch.policy.reasons import Reason
 
 _REDUCES = {"sum": "sum", "smin": "amin", "smax": "amax", "smean": "mean", "sprod": "prod"}
-
-compact = selecting.compact
 
 
 # --- made of tensors ------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import torch
 
 from gnnaccel.adapters import own
 from gnnaccel.adapters.dgl import graphs
-from gnnaccel.adapters.dgl.ops import inputs
+from gnnaccel.adapters.dgl.ops import calls
 from gnnaccel.adapters.dgl.ops.replaced import layers
 from gnnaccel.adapters.dgl.udf import messages as messages_
 from gnnaccel.adapters.guards import context_reason, inference_reason
@@ -268,7 +268,7 @@ def _graph_of(g: Any, given: dict[str, Any], config: Config) -> OpGraph | Reason
         return reason("GA303")
     if any(t.shape[0] != g.num_edges() for key, t in given.items() if key[:2] == "m."):
         return reason("GA206", "messages are not one for each edge")
-    return inputs.single(g._graph, tensors[0].device)
+    return calls.single(g._graph, tensors[0].device)
 
 
 def _initialises(frame: Any) -> bool:

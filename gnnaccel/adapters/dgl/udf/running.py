@@ -15,8 +15,8 @@ from torch import Tensor
 from gnnaccel.adapters.dgl.graphs import Edges
 from gnnaccel.adapters.dgl.udf import counts
 from gnnaccel.adapters.dgl.udf.features import DOT, Sent
-from gnnaccel.adapters.dgl.udf.mailbox import SOFTMAX
 from gnnaccel.adapters.dgl.udf.memory import Found, Reduced
+from gnnaccel.adapters.dgl.udf.messages import SOFTMAX
 from gnnaccel.adapters.pyg.propagate.expressed import CallArguments
 from gnnaccel.cuda import driver
 from gnnaccel.dispatch.generated import messages as generated

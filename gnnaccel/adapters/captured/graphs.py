@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters.captured import threads, values
-from gnnaccel.adapters.captured.backward import Backward, through
-from gnnaccel.adapters.captured.results import Refused, Tied, alike, saved_for
+from gnnaccel.adapters.captured.results import Backward, Refused, Tied, alike, saved_for, through
 from gnnaccel.adapters.captured.streams import in_turn
 from gnnaccel.cuda import capture
 from gnnaccel.dispatch.run.autograd import one_by_one

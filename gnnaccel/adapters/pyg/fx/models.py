@@ -3,7 +3,7 @@
 
 Such a model is left as it is. The calling of GraphModules is replaced: one that has layers over
 edge types runs code generated from a copy of its graph, in which each such layer is one call
-(`to_hetero`, `basis`). So it does not matter when the model was made, copied or loaded.
+(`layers`, `basis`). So it does not matter when the model was made, copied or loaded.
 """
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from torch.compiler import is_compiling
 from gnnaccel.adapters import guards
 from gnnaccel.adapters.captured import modules
 from gnnaccel.adapters.patching import PatchSet
-from gnnaccel.adapters.pyg.fx import bases, layers, to_hetero, trim
+from gnnaccel.adapters.pyg.fx import basis, layers, trim
 from gnnaccel.dispatch.distributed import state
 from gnnaccel.dispatch.memory import native_learning
 from gnnaccel.dispatch.memory.layer_memory import MISSED, fast_path, memories
 from gnnaccel.dispatch.observe.records import listening
-from gnnaccel.dispatch.policy import config as configs
 from gnnaccel.dispatch.policy import rules
+from gnnaccel.dispatch.policy import config as configs
 from gnnaccel.dispatch.policy.config import current
 from gnnaccel.dispatch.policy.names import IdentityMap
 
@@ -141,10 +141,10 @@ def _generated(model: Any, native: weakref.ref) -> Code:
     if absent is None:
         return Code(native)
     hetero_layers = layers.find(graph, model)
-    if not hetero_layers and not bases.replace(graph, model):
+    if not hetero_layers and not basis.replace(graph, model):
         return Code(native)
     for layer in reversed(hetero_layers):  # the results of one may be the inputs of the next
-        layers.replace(graph, layer, to_hetero.call_of(layer))
+        layers.replace(graph, layer, layers.call_of(layer))
     names = [node.target for node in graph.nodes if node.op == "placeholder"]
     return Code(native, _compiled(graph), tuple((names.index(name), name) for name in absent))
 

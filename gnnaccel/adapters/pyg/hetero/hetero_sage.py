@@ -3,12 +3,13 @@
 A layer of neighbours' mean (or sum), linear map, bias and root term for each relation, summed (or
 averaged) over the relations of a node type, is RGCN with the relations' root weights and biases
 added up. Where relations are not added up, each has rows of its own for its destinations. GCN's
-sums are weighted.
+sums are weighted: its normalisation and self loops, relation by relation, are made for all
+relations at once.
 """
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from itertools import chain
+from itertools import accumulate, chain
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -17,10 +18,13 @@ from torch import Tensor
 
 from gnnaccel.adapters import alike
 from gnnaccel.adapters.alike import Parameters
-from gnnaccel.adapters.layout import EdgeType
+from gnnaccel.adapters.layout import EdgeType, Layout
 from gnnaccel.adapters.pyg import calls
-from gnnaccel.adapters.pyg.hetero import dicts, hetero_gcn, inner_convs, relations
+from gnnaccel.adapters.pyg.hetero import dicts, inner_convs, relations
 from gnnaccel.adapters.pyg.hetero.inner_convs import Together
+from gnnaccel.adapters.pyg.propagate import kept_results
+from gnnaccel.dispatch.graph import joining
+from gnnaccel.dispatch.graph.joining import Range
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.relational import statements
 from gnnaccel.dispatch.relational.request import RelationalInputs, RelationalSpec
@@ -41,7 +45,7 @@ class _Rows(NamedTuple):
 
 
 class _Operands(NamedTuple):
-    """Tensors of a call. ``norms``: the arguments of `hetero_gcn.weights`; None where edges have no
+    """Tensors of a call. ``norms``: the arguments of `weights`; None where edges have no
     weights."""
 
     together: Together
@@ -92,7 +96,7 @@ def _graph(rows: _Rows, edge_index_dict: Mapping, looped: bool,
     graph = dicts.graph(edge_index_dict, rows.sizes, numbers, device, rows.targets, rows.of)
     if not looped or type(graph) is Reason:
         return graph
-    layout = hetero_gcn.looped(graph, numbers, rows.of, rows.targets)
+    layout = with_loops(graph, numbers, rows.of, rows.targets)
     return graph._replace(layout=layout, num_edges=graph.num_edges + sum(
         [own.num_src for own in layout.loops]))
 
@@ -140,7 +144,7 @@ def _ordered(found: Parameters, together: Together, rows: _Rows) -> Parameters:
 
 
 def _norms(graph: dicts.Graph, rows: _Rows, looped: bool, row: torch.dtype) -> tuple:
-    """The arguments of `hetero_gcn.weights`."""
+    """The arguments of `weights`."""
     relations_of = tuple(part.relation for part in graph.layout.parts)
     counts = tuple(rows.targets[rows.of(name)[1]] for name in rows.names)
     return graph.structure, relations_of, counts, looped, torch.promote_types(row, torch.float32)
@@ -246,7 +250,7 @@ def run(layer: Any, spec: RelationalSpec, inputs: RelationalInputs,
             return attend(operands)
         # checks the ids, with which the weights are indexed
         attend.graph.statistics()
-        return attend({**operands, "norm": hetero_gcn.weights(*norms).to(row)})
+        return attend({**operands, "norm": weights(*norms).to(row)})
 
     with calls.without_autocast(inputs.device.type):
         parts = alike.run(weighted, parameters, x_src, rows.x_dst, rows.of_source, rows.of_target,
@@ -258,3 +262,60 @@ def run(layer: Any, spec: RelationalSpec, inputs: RelationalInputs,
     wide = dicts.summed(row, autocast, inputs.device) if layer.aggr == "sum" else row
     return {name: part if len(members) == 1 else part.to(wide)
             for name, part, members in zip(together.targets, parts, together.of_target)}
+
+
+# --- GCN's normalisation and self loops -----------------------------------------------------------
+
+def with_loops(graph: dicts.Graph, relations: Mapping[EdgeType, int],
+               rows: Callable[[EdgeType], tuple], targets: Mapping[Any, int]) -> Layout:
+    """The layout of ``graph`` with a self loop for each node of all ``relations``, those without
+    edges too. Loops that were there weigh nothing. ``rows``, ``targets``: arguments of
+    `hetero.graph`."""
+    loops = []
+    for name, at in relations.items():
+        src, dst = rows(name)
+        loops.append(Range(at, graph.starts[src], targets[dst], graph.ends[dst], targets[dst]))
+    return Layout(graph.layout.parts, tuple(loops))
+
+
+def weights(edge_indices: tuple[Tensor, ...], relations: tuple[int, ...], counts: tuple[int, ...],
+            loops: bool, dtype: torch.dtype) -> Tensor:
+    """Weights [E], with ``loops`` [E + sum of ``counts``]: each edge's ``1 / sqrt(degree of source
+    * degree of destination)`` within its relation, then that of each loop, as PyG's ``gcn_norm``
+    has them.
+
+    ``relations``: that of each tensor of edges; ``counts``: nodes of each relation. Kept while the
+    same edges come again.
+    """
+    return _kept(*edge_indices, loops, dtype, *counts, *relations)[0]
+
+
+def _normalised(*given: Any) -> tuple[Tensor]:
+    edges = [t for t in given if isinstance(t, Tensor)]
+    loops, dtype, *numbers = given[len(edges):]
+    counts, relations = numbers[:-len(edges)], numbers[-len(edges):]
+    starts = [0, *accumulate(counts)]
+    src, dst = _joined(edges,
+                       [Range(at, starts[at], counts[at], starts[at], counts[at])
+                        for at in relations], starts[-1])
+    counted = (src != dst).to(dtype) if loops else torch.ones_like(src, dtype=dtype)
+    degree = torch.zeros(starts[-1], dtype=dtype, device=src.device).index_add_(0, dst, counted)
+    if loops:
+        root = (degree + 1).pow(-0.5)
+        return (torch.cat([root.index_select(0, src) * counted * root.index_select(0, dst),
+                           root * root]),)
+    root = degree.pow(-0.5).masked_fill(degree == 0, 0.0)
+    return (root.index_select(0, src) * root.index_select(0, dst),)
+
+
+def _joined(edges: list[Tensor], ranges: list[Range], nodes: int) -> tuple[Tensor, ...]:
+    """Sources and destinations over the nodes of all relations."""
+    if joining.serves(edges, nodes):
+        src, dst, _ = joining.by_kernel(edges, ranges)[0]
+        # ids out of range are told of where the graph is built
+        return src.clamp_(min=0), dst.clamp_(min=0)
+    return tuple(torch.cat([t[end].long() + into.src for t, into in zip(edges, ranges)])
+                 for end in (0, 1))
+
+
+_kept = kept_results.keeping(_normalised)

@@ -15,8 +15,8 @@ from gnnaccel.dispatch.ops.aggregation_stated import AggregationSpec
 from gnnaccel.dispatch.ops.plain import PlainSpec
 from gnnaccel.dispatch.policy import config as configs
 from gnnaccel.dispatch.policy.reasons import Reason
-from gnnaccel.dispatch.relational.compaction import compact
 from gnnaccel.dispatch.relational.optimise import Optimised
+from gnnaccel.dispatch.relational.passes import compact
 from gnnaccel.dispatch.relational.request import RelationalSpec
 from gnnaccel.profile.compare import watching
 from gnnaccel.profile.sides import Decided, decided, quietly

@@ -9,11 +9,9 @@ from typing import NamedTuple
 
 from gnnaccel.dispatch.ir.program import Program
 from gnnaccel.dispatch.policy.config import PASSES
-from gnnaccel.dispatch.relational.compaction import compact
 from gnnaccel.dispatch.relational.counting import Count, Formula, Shape, formulas, rates
-from gnnaccel.dispatch.relational.fusion import fuse
 from gnnaccel.dispatch.relational.gather import RelationStatistics
-from gnnaccel.dispatch.relational.reordering import orderings
+from gnnaccel.dispatch.relational.passes import compact, fuse, orderings
 
 _seconds = attrgetter("seconds")
 

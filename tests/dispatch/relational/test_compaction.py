@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from gnnaccel.dispatch.ir.program import (DST, EDGE, PAIR_DST, PAIR_SRC, PARAM, RELATION, SRC, Op,
                                           Program, op)
 from gnnaccel.dispatch.relational import statements, torch_maps
-from gnnaccel.dispatch.relational.compaction import compact
 from gnnaccel.dispatch.relational.execute import run
-from gnnaccel.dispatch.relational.reordering import orderings
+from gnnaccel.dispatch.relational.passes import compact, orderings
 from tests.relational_cases import (SETTINGS, STATEMENTS, assert_same, by_edges, graphs, is_square,
                                     statement, tensors, typed, value)
 

@@ -6,11 +6,9 @@ import pytest
 from gnnaccel.dispatch.ir.program import (DST, EDGE, PAIR_DST, PAIR_SRC, PARAM, RELATION, SRC, Op,
                                           Program, op)
 from gnnaccel.dispatch.plan import cost
-from gnnaccel.dispatch.relational.compaction import compact
 from gnnaccel.dispatch.relational.counting import Count, count, count_on_gpu
-from gnnaccel.dispatch.relational.fusion import fuse
 from gnnaccel.dispatch.relational.gather import RelationStatistics
-from gnnaccel.dispatch.relational.reordering import orderings
+from gnnaccel.dispatch.relational.passes import compact, fuse, orderings
 from tests.relational_cases import statement
 
 #: 10 sources, 8 destinations, 20 edges, 3 relations, 12 and 9 pairs

@@ -7,11 +7,9 @@ import torch
 
 from gnnaccel.cuda import segment_backward
 from gnnaccel.dispatch.relational import cuda_maps, torch_maps
-from gnnaccel.dispatch.relational.compaction import compact
 from gnnaccel.dispatch.relational.execute import run
-from gnnaccel.dispatch.relational.fusion import fuse
 from gnnaccel.dispatch.relational.pairs import Pairs
-from gnnaccel.dispatch.relational.reordering import orderings
+from gnnaccel.dispatch.relational.passes import compact, fuse, orderings
 from gnnaccel.dispatch.relational.view import RelationView
 from gnnaccel.dispatch.run import attention
 from tests.helpers import assert_accurate, relative

@@ -5,13 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gnnaccel.dispatch.relational import added as adding
 from gnnaccel.dispatch.relational import cuda_program, cuda_steps, torch_maps
+from gnnaccel.dispatch.relational import added as adding
 from gnnaccel.dispatch.relational.added import ADDED, Added
-from gnnaccel.dispatch.relational.compaction import compact
 from gnnaccel.dispatch.relational.execute import run
-from gnnaccel.dispatch.relational.fusion import fuse
-from gnnaccel.dispatch.relational.reordering import orderings
+from gnnaccel.dispatch.relational.passes import compact, fuse, orderings
 from gnnaccel.dispatch.run import attention
 from tests.dispatch.relational.test_cuda_maps import leaves, on
 from tests.helpers import assert_accurate, relative

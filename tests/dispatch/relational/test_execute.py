@@ -12,10 +12,8 @@ from torch.autograd import gradcheck, gradgradcheck
 from gnnaccel.dispatch.ir.program import (DST, EDGE, PAIR_DST, PAIR_SRC, PARAM, RELATION, SRC, Op,
                                           Program, op)
 from gnnaccel.dispatch.relational import torch_maps
-from gnnaccel.dispatch.relational.compaction import compact
 from gnnaccel.dispatch.relational.execute import run
-from gnnaccel.dispatch.relational.fusion import fuse
-from gnnaccel.dispatch.relational.reordering import orderings
+from gnnaccel.dispatch.relational.passes import compact, fuse, orderings
 from gnnaccel.dispatch.relational.view import RelationView
 from gnnaccel.dispatch.run import attention
 from tests.helpers import relative

@@ -10,10 +10,8 @@ from gnnaccel.dispatch.ir import patterns
 from gnnaccel.dispatch.ir.program import (DST, EDGE, PAIR_DST, PAIR_SRC, PARAM, RELATION, SRC,
                                           Program, op)
 from gnnaccel.dispatch.relational import statements, torch_maps
-from gnnaccel.dispatch.relational.compaction import compact
 from gnnaccel.dispatch.relational.execute import run
-from gnnaccel.dispatch.relational.fusion import fuse
-from gnnaccel.dispatch.relational.reordering import orderings
+from gnnaccel.dispatch.relational.passes import compact, fuse, orderings
 from gnnaccel.dispatch.run import torch_backend
 from tests.relational_cases import (SETTINGS, STATEMENTS, assert_same, by_edges, graphs, is_square,
                                     statement, tensors, typed, value)

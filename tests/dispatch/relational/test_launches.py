@@ -10,12 +10,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gnnaccel.dispatch.relational import cuda_maps, cuda_program, cuda_steps
 from gnnaccel.dispatch.relational import launches as counting
-from gnnaccel.dispatch.relational.compaction import compact
 from gnnaccel.dispatch.relational.counting import shapes_of_all
 from gnnaccel.dispatch.relational.execute import OPERATIONS, run
-from gnnaccel.dispatch.relational.fusion import fuse
 from gnnaccel.dispatch.relational.launches import launches
-from gnnaccel.dispatch.relational.reordering import orderings
+from gnnaccel.dispatch.relational.passes import compact, fuse, orderings
 from gnnaccel.dispatch.relational.request import shapes_of
 from gnnaccel.dispatch.run import attention
 from tests import relational_cases

@@ -8,7 +8,7 @@ from gnnaccel.dispatch.policy.config import PASSES
 from gnnaccel.dispatch.relational.counting import Count, count, count_on_gpu
 from gnnaccel.dispatch.relational.gather import RelationStatistics
 from gnnaccel.dispatch.relational.optimise import optimise
-from gnnaccel.dispatch.relational.reordering import orderings
+from gnnaccel.dispatch.relational.passes import orderings
 from gnnaccel.dispatch.relational.request import shapes_of
 from tests.relational_cases import STATEMENTS, statement, tensors, typed
 

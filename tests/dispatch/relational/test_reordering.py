@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gnnaccel.dispatch.ir.program import DST, EDGE, PARAM, RELATION, SRC, Program, op
-from gnnaccel.dispatch.relational import reordering, statements
-from gnnaccel.dispatch.relational.reordering import RULES, orderings, without_dead
+from gnnaccel.dispatch.relational import passes, statements
+from gnnaccel.dispatch.relational.passes import RULES, orderings, without_dead
 from tests.relational_cases import (SETTINGS, STATEMENTS, assert_same, by_edges, graphs, is_square,
                                     statement, tensors, value)
 
@@ -20,7 +20,7 @@ def lines(program: Program) -> list[str]:
 
 def applied(rule: str, program: Program) -> list[list[str]]:
     """What a rule makes of a Program, one list of operations for each place where it holds."""
-    return [lines(without_dead(changed)) for changed in getattr(reordering, rule)(program)]
+    return [lines(without_dead(changed)) for changed in getattr(passes, rule)(program)]
 
 
 # ---- the rules, one by one ----
@@ -87,13 +87,13 @@ def test_weighted_first_wants_features_of_edges():
 
 
 def test_per_basis_follows_aggregating_first():
-    first, = reordering.aggregate_first(statements.rgcn(True, True))
+    first, = passes.aggregate_first(statements.rgcn(True, True))
     assert applied("per_basis", statements.rgcn(True, True)) == []
     assert applied("per_basis",
                    first) == [["m_in = reduce(x@src, mean=True)",
                                "out = per_basis(m_in, comp, bases)"]]
     assert applied("per_basis",
-                   next(reordering.aggregate_first(statements.rgcn(True, False)))) == []
+                   next(passes.aggregate_first(statements.rgcn(True, False)))) == []
 
 
 def test_table_first():
@@ -178,7 +178,7 @@ def test_there_is_an_end():
             op("collect", "out", "m")]
     inputs = (("x", SRC), ("q", PARAM), *((f"w{i}", RELATION) for i in range(width)))
     found = orderings(Program("wide", inputs, tuple(ops), "out"))
-    assert reordering._MOST <= len(found) <= reordering._MOST + width
+    assert passes._MOST <= len(found) <= passes._MOST + width
 
 
 def test_dead_operations_go():

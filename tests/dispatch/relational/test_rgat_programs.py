@@ -7,10 +7,8 @@ import torch
 
 from gnnaccel.dispatch.ir.program import PARAM
 from gnnaccel.dispatch.relational import statements
-from gnnaccel.dispatch.relational.compaction import compact
 from gnnaccel.dispatch.relational.counting import count
-from gnnaccel.dispatch.relational.fusion import fuse
-from gnnaccel.dispatch.relational.reordering import orderings
+from gnnaccel.dispatch.relational.passes import compact, fuse, orderings
 from tests.relational_cases import HEADS, OUT, assert_same, tensors, typed, value
 
 WIDTH = OUT // HEADS

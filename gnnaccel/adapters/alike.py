@@ -18,7 +18,7 @@ from torch import Tensor
 from gnnaccel.adapters import reachability
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.relational.added import ADDED, Added
-from gnnaccel.dispatch.relational.beside import RootTerm
+from gnnaccel.dispatch.relational.prepare import RootTerm
 
 
 class Parameters(NamedTuple):

@@ -1,8 +1,9 @@
-"""Edges of several types as one graph: all nodes lie in one range, type after type, and each edge
-type is a relation."""
+"""The structure of a relational call, and edges of several types as one graph: all nodes lie in one
+range, type after type, and each edge type is a relation."""
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,7 +13,7 @@ from torch import Tensor
 from gnnaccel.cuda import capture
 from gnnaccel.dispatch.graph import joining
 from gnnaccel.dispatch.graph.joining import Range
-from gnnaccel.dispatch.relational.view import Ends
+from gnnaccel.dispatch.relational.view import Ends, RelationView, by_type
 from gnnaccel.errors import VALID, GraphError
 
 EdgeType = tuple[str, str, str]
@@ -105,3 +106,14 @@ class Layout:
                     raise GraphError(f"edge_index_dict[{part.name!r}] holds {what} ids from "
                                      f"{low[at]} to {high[at]}; there are "
                                      f"{count} nodes of type {node!r}. {VALID}")
+
+
+def viewer(structure: tuple[Tensor, ...], num_src: int, num_dst: int, num_relations: int,
+           assemble: Callable[..., Ends] = by_type,
+           ignore: bool = False) -> Callable[[bool, bool], RelationView]:
+    """The function that makes the `RelationView` of these edges; arguments as there."""
+    def make(own: bool, compact: bool) -> RelationView:
+        return RelationView(structure, num_src, num_dst, num_relations, assemble, compact, own,
+                            ignore)
+
+    return make

@@ -11,9 +11,9 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-from gnnaccel.dispatch.observe import model_names
 from gnnaccel.dispatch.observe.records import Record
 from gnnaccel.dispatch.observe.watch import Visit
+from gnnaccel.dispatch.policy import names
 from gnnaccel.dispatch.policy.names import IdentityMap, qualified_name
 
 
@@ -37,7 +37,7 @@ class Naming:
         given = qualified_name(layer)
         if given is not None:
             return given
-        found = model_names.found(layer)
+        found = names.found(layer)
         if found.name is not None:
             return self._told_apart(" = ".join((found.name, *found.others)), layer)
         name, number = type(layer).__name__, self._numbers.get(layer)

@@ -14,12 +14,11 @@ from gnnaccel.cuda import driver
 from gnnaccel.cuda import join as cuda_join
 from gnnaccel.dispatch.graph import joining
 from gnnaccel.dispatch.graph.edge_arrays import CSC, EdgeArrays
-from gnnaccel.dispatch.graph.joining import Range
+from gnnaccel.dispatch.graph.joining import JoinedView, Range
 from gnnaccel.dispatch.ir.program import DST, EDGE, PAIR_DST, RELATION, SRC
 from gnnaccel.dispatch.ops.graph import JoinedGraph
 from gnnaccel.dispatch.relational import view as view_module
 from gnnaccel.dispatch.relational.view import RelationView
-from gnnaccel.dispatch.graph.joined_view import JoinedView
 from gnnaccel.errors import GraphError
 
 LOOPS = (Range(9, 2, 5, 1, 5), Range(1, 0, 0, 0, 0))

@@ -10,7 +10,6 @@ import torch
 from torch_geometric.nn import GATConv, GCNConv
 
 import gnnaccel
-from gnnaccel.dispatch.observe import model_names
 from gnnaccel.dispatch.policy import names
 from tests.pyg import graphs
 from tests.pyg.graphs import F
@@ -105,15 +104,15 @@ def several(model, inputs):
 
 def test_nothing_is_looked_up_while_nobody_listens_and_nothing_is_kept_alive(inputs, monkeypatch):
     asked = []
-    looked = model_names._derived
-    monkeypatch.setattr(model_names, "_derived", lambda layer: asked.append(1) or looked(layer))
+    looked = names._derived
+    monkeypatch.setattr(names, "_derived", lambda layer: asked.append(1) or looked(layer))
     model = Net()
     with gnnaccel.enabled():
         model.encode(*inputs)
     assert not asked
-    before = len(model_names._found)
+    before = len(names._found)
     recorded(functools.partial(several, model, inputs))
-    assert len(asked) == 3 and len(model_names._found) == before + 3
+    assert len(asked) == 3 and len(names._found) == before + 3
     del model
     gc.collect()
-    assert len(model_names._found) == before
+    assert len(names._found) == before

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gnnaccel.dispatch.observe import model_names, records
+from gnnaccel.dispatch.observe import records
 from gnnaccel.dispatch.plan.plan import Plan, Rejected
+from gnnaccel.dispatch.policy import names
 from gnnaccel.errors import FallbackError
 
 
@@ -105,7 +106,7 @@ def _fields(subject: Subject, plan: Plan) -> dict[str, Any]:
     layer, device = subject.layer, subject.device
     autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
     return dict(host=subject.host, layer=subject.name, route=plan.route, storage=plan.storage,
-                name=None if layer is None else model_names.name_of(layer),
+                name=None if layer is None else names.name_of(layer),
                 training=layer is not None and bool(layer.training),
                 dtype=_text(subject.row), out_dtype=_text(subject.out), autocast=_text(autocast),
                 deterministic=torch.are_deterministic_algorithms_enabled(),

@@ -11,7 +11,7 @@ dictionary with these fields, all always present:
 - ``host``: "pyg" or "dgl"
 - ``layer``: class name of the layer
 - ``name``: its qualified name: given by ``name_layers``, else as the running model has it
-  (`model_names`); or None
+  (`policy.names`); or None
 - ``graph``: None, or num_src, num_dst, num_edges (ints), and what else is known, as self_loops
 - ``route``: "cuda", "torch" or "native": what ran
 - ``kernel``: name of the kernel or of the torch plan that ran; None on the native route

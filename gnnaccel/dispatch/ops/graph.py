@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.dispatch.graph import cache, joining, self_loops, structure
-from gnnaccel.dispatch.graph.joined_view import (JoinedView, flipped, flipped_sizes,
-                                                 reversed_ends)
+from gnnaccel.dispatch.graph.joining import JoinedView, flipped, flipped_sizes, reversed_ends
 from gnnaccel.dispatch.graph.view import GraphView, kernels_run_on
 from gnnaccel.dispatch.memory.checkpoints import checkpointed
 

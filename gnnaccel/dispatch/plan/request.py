@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gnnaccel.cuda.bands import LONG
 from gnnaccel.dispatch.graph import cache
-from gnnaccel.dispatch.graph.joined_view import flipped, flipped_sizes
+from gnnaccel.dispatch.graph.joining import flipped, flipped_sizes
 from gnnaccel.dispatch.graph.view import GraphView
 from gnnaccel.dispatch.ir import patterns
 from gnnaccel.dispatch.ir.program import Program

@@ -22,8 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import aggregate as sums
 from gnnaccel.cuda import quantize
+from gnnaccel.cuda import aggregate as sums
 from gnnaccel.cuda.launch import fp32
 from gnnaccel.cuda.layout import MAX_WIDTH
 from gnnaccel.dispatch.memory.checkpoints import checkpointed
@@ -34,7 +34,7 @@ from gnnaccel.dispatch.ops.call import Kernel, compile_reason
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.policy.config import Config
 from gnnaccel.dispatch.policy.reasons import Reason, reason
-from gnnaccel.dispatch.quantized import cost, reuse, rows, sample, settings
+from gnnaccel.dispatch.quantized import cost, measure, reuse, rows, settings
 from gnnaccel.dispatch.quantized.cost import Sizes
 from gnnaccel.dispatch.quantized.measure import Stopwatch
 from gnnaccel.dispatch.quantized.rows import Stored
@@ -133,8 +133,8 @@ def _sampled(use: Use, graph: OpGraph, aggregation: Aggregation, count: int, tur
         assert aggregation.weight is not None
         return aggregation.weight.detach()[edge]
 
-    return sample.measure(graph.view(), aggregation.weight is not None, x, stored,
-                          None if aggregation.weight is None else weights, count, turn)
+    return measure.error(graph.view(), aggregation.weight is not None, x, stored,
+                         None if aggregation.weight is None else weights, count, turn)
 
 
 # --- the run --------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from gnnaccel.dispatch.plan.plan import Plan
 from gnnaccel.dispatch.plan.request import CallSpec
 from gnnaccel.dispatch.policy.config import Config
 from gnnaccel.dispatch.policy.reasons import Reason, reason
-from gnnaccel.dispatch.quantized import cost, rows, sample, settings
+from gnnaccel.dispatch.quantized import cost, measure, rows, settings
 from gnnaccel.dispatch.quantized.cost import Sizes
 from gnnaccel.dispatch.quantized.measure import Stopwatch
 from gnnaccel.dispatch.quantized.rows import Storage, Stored
@@ -124,7 +124,7 @@ class Run:
 
 
 def _sampled(use: Use, call: Call, tensors: dict, count: int, turn: int) -> Tensor:
-    """`sample.measure` of the attention over the edges in the sample."""
+    """`measure.error` of the attention over the edges in the sample."""
     t, h, d = attention_maps.made(call, tensors), call.heads, call.width
     x = t["x"].detach().view(-1, h, d)
     stored = rows.store(x, use.storage.format, False, use.kernels)
@@ -143,7 +143,7 @@ def _sampled(use: Use, call: Call, tensors: dict, count: int, turn: int) -> Tens
                                                                              -torch.inf)
         return torch.nan_to_num(z.softmax(1)).unsqueeze(-1)
 
-    return sample.measure(call.graph, "a_edge" in t, x, stored, weights, count, turn)
+    return measure.error(call.graph, "a_edge" in t, x, stored, weights, count, turn)
 
 
 # --- by kernels -----------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from gnnaccel.dispatch.memory.checkpoints import checkpointed
 from gnnaccel.dispatch.ops.call import Kernel, compile_reason
 from gnnaccel.dispatch.policy.config import Config
 from gnnaccel.dispatch.policy.reasons import Reason, reason
-from gnnaccel.dispatch.quantized import cost, reuse, rows, sample, settings
+from gnnaccel.dispatch.quantized import cost, measure, reuse, rows, settings
 from gnnaccel.dispatch.quantized.measure import Stopwatch
 from gnnaccel.dispatch.quantized.rows import Storage
 from gnnaccel.dispatch.quantized.settings import Entry
@@ -170,8 +170,8 @@ class _Run:
 
 
 def _sampled(x: Tensor, weight: Tensor, count: int, turn: int) -> Tensor:
-    return sample.measure_map(x.detach(), weight.detach(),
-                              lambda of: rows.by_torch(of).dequantize(), count, turn)
+    return measure.error_of_map(x.detach(), weight.detach(),
+                                lambda of: rows.by_torch(of).dequantize(), count, turn)
 
 
 def product(use: Use, x: Int8Rows, weight: Int8Rows, bias: Tensor | None = None) -> Tensor:

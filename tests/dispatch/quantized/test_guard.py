@@ -8,7 +8,7 @@ import torch
 
 from gnnaccel.cuda.quantize import Int8Rows
 from gnnaccel.dispatch.graph.view import GraphView
-from gnnaccel.dispatch.quantized import guard, rows, sample
+from gnnaccel.dispatch.quantized import guard, measure, rows
 from gnnaccel.dispatch.quantized.guard import Guard, Watch
 from tests.routes import clean, emulated, one_thread, opened, route  # noqa: F401
 
@@ -108,7 +108,7 @@ def sampled(route, ei, x, near=None, weights=None, count=64, turn=0):
     stored = (rows.store(x, "int8", False, route.backend == "cuda")
               if near is None else near.to(route.device))
     view = GraphView(ei.to(route.device), x.shape[0], int(ei[1].max()) + 1, own=True)
-    return sample.measure(view, weights is not None, x, stored, weights, count, turn).tolist()
+    return measure.error(view, weights is not None, x, stored, weights, count, turn).tolist()
 
 
 def test_the_error_is_that_of_the_sums(route):

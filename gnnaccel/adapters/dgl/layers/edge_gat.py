@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gnnaccel.adapters import views
+from gnnaccel.adapters import layout
 from gnnaccel.adapters.dgl import graphs, guards, reading
 from gnnaccel.adapters.guards import declared, edge_reason
 from gnnaccel.adapters.shapes import Shapes
@@ -58,7 +58,7 @@ def state(layer: Any, args: tuple,
     structure, sizes = (edges.edge_index,), (edges.num_src, edges.num_dst)
     spec = RelationalSpec(program, "dgl.EdgeGATConv", shapes, row, row, *sizes,
                           edges.edge_index.shape[1], 1,
-                          views.viewer(structure, *sizes, 1, _one_relation),
+                          layout.viewer(structure, *sizes, 1, _one_relation),
                           layout="one relation")
     return spec, RelationalInputs(structure, x_src.device,
                                   _Operands(x_src, x_dst, edge_feat, same))

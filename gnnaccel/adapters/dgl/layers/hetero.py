@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gnnaccel.adapters import alike, guards, views
+from gnnaccel.adapters import alike, guards
 from gnnaccel.adapters.alike import Parameters
 from gnnaccel.adapters.calls import bind
 from gnnaccel.adapters.dgl import graphs
 from gnnaccel.adapters.guards import any_global_hook, has_hooks, plain
-from gnnaccel.adapters.layout import EdgeType, Layout, Part
+from gnnaccel.adapters.layout import EdgeType, Layout, Part, viewer
 from gnnaccel.adapters.own import path_of
 from gnnaccel.dispatch.policy import rules
 from gnnaccel.dispatch.policy.config import current
@@ -99,7 +99,7 @@ def _stated(g: Any, call: _Call, together: Inner,
                                                                                  call.targets)))
     program, relations = statements.rgcn(together.mean, False, together.transposed), len(call.names)
     shapes = (("x", (weight.shape[together.transposed],)), ("weight", tuple(weight.shape)))
-    view = views.viewer(structure, num_src, num_dst, relations, layout)
+    view = viewer(structure, num_src, num_dst, relations, layout)
     spec = RelationalSpec(program, "dgl.HeteroGraphConv", shapes, weight.dtype, weight.dtype,
                           num_src, num_dst, sum(t.shape[1] for t in structure), relations, view,
                           layout=layout,

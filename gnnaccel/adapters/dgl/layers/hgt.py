@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gnnaccel.adapters import guards, views
+from gnnaccel.adapters import guards, layout
 from gnnaccel.adapters.calls import bind, without_autocast
 from gnnaccel.adapters.dgl import graphs
 from gnnaccel.adapters.dgl.layers import typed_weights
@@ -60,7 +60,7 @@ def state(layer: Any, args: tuple,
     heads, width, count = layer.num_heads, layer.head_size, layer.relation_att[0].num_types
     program = statements.hgt(1 / layer.sqrt_d, heads)
     structure: tuple = typed[0].edge_index, etype
-    view = views.viewer(structure, src, dst, count)
+    view = layout.viewer(structure, src, dst, count)
     spec = RelationalSpec(program, "dgl.HGTConv", _shapes(program, heads, width), row,
                           _out(layer, row, x), src, dst, edges, count, view, heads=heads,
                           width=width)

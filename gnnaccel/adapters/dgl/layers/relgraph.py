@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gnnaccel.adapters import guards, views
+from gnnaccel.adapters import guards, layout
 from gnnaccel.adapters.calls import bind, without_autocast
 from gnnaccel.adapters.dgl import graphs
 from gnnaccel.adapters.dgl.layers import typed_weights
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.relational import added, statements
-from gnnaccel.dispatch.relational.beside import RootTerm
+from gnnaccel.dispatch.relational.prepare import RootTerm
 from gnnaccel.dispatch.relational.request import RelationalInputs, RelationalSpec, shapes_of
 
 FIELDS: tuple[str, ...] = ()
@@ -59,7 +59,7 @@ def state(layer: Any, args: tuple,
     program = statements.rgcn(False, typed_weights.has_bases(typed), False, norm is not None)
     shapes, view = shapes_of(program,
                              _inputs(layer, feat,
-                                     norm)), views.viewer(structure, src, dst, typed.num_types)
+                                     norm)), layout.viewer(structure, src, dst, typed.num_types)
     # block-diagonal weights and others have little in common in cost
     native = "dgl.RelGraphConv bdd" if typed.regularizer == "bdd" else "dgl.RelGraphConv"
     root = RootTerm(typed.in_size if layer.self_loop else 0, typed.out_size, 1, bool(layer.bias),

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gnnaccel.adapters import guards, views
+from gnnaccel.adapters import guards, layout
 from gnnaccel.adapters.calls import bind, without_autocast
 from gnnaccel.adapters.dgl.layers import typed_weights
 from gnnaccel.dispatch.policy.reasons import Reason, reason
@@ -37,7 +37,7 @@ def state(layer: Any, args: tuple,
         return reason("GA303", "there are no rows")
     program = statements.typed_linear(typed_weights.has_bases(layer))
     shapes = shapes_of(program, dict(x=x, **typed_weights.operands(layer)))
-    view = views.viewer((x_type,), rows, rows, layer.num_types, _rows_by_type)
+    view = layout.viewer((x_type,), rows, rows, layer.num_types, _rows_by_type)
     spec = RelationalSpec(program, _native(layer, ordered), shapes, row, row, rows, rows, rows,
                           layer.num_types, view, layout="rows by type")
     return spec, RelationalInputs((x_type,), x.device, _Operands(x))

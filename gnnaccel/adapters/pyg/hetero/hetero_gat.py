@@ -24,7 +24,7 @@ from gnnaccel.dispatch.ir.program import Program
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.relational.inner_products import mapped_products
 from gnnaccel.dispatch.relational.request import RelationalInputs
-from gnnaccel.dispatch.run.joined_attention import JoinedSpec
+from gnnaccel.dispatch.run.attention import JoinedSpec
 
 
 class _Parameters(NamedTuple):

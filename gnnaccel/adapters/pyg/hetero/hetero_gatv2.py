@@ -18,7 +18,7 @@ from gnnaccel.cuda import capture
 from gnnaccel.dispatch.ir import attention_programs as programs
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.relational.request import RelationalInputs
-from gnnaccel.dispatch.run.joined_attention import JoinedSpec
+from gnnaccel.dispatch.run.attention import JoinedSpec
 
 
 class _Parameters(NamedTuple):

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gnnaccel.adapters.layout import viewer as viewer
 from gnnaccel.adapters.pyg import edges
-from gnnaccel.adapters.views import viewer as viewer
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.relational.request import RelationalInputs, RelationalSpec
 

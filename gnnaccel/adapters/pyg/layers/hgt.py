@@ -17,8 +17,8 @@ from gnnaccel.adapters.shapes import Shapes, of_heads
 from gnnaccel.dispatch.distributed import state as active
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.relational import by_type, pair_maps, statements
-from gnnaccel.dispatch.relational.beside import MapsByType
 from gnnaccel.dispatch.relational.pairs import Blocks
+from gnnaccel.dispatch.relational.prepare import MapsByType
 from gnnaccel.dispatch.relational.request import RelationalInputs, RelationalSpec, shapes_of
 
 ONE_DTYPE = True

@@ -12,7 +12,7 @@ from gnnaccel.adapters.pyg.hetero import relations
 from gnnaccel.adapters.shapes import Shapes
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.relational import added, statements
-from gnnaccel.dispatch.relational.beside import RootTerm
+from gnnaccel.dispatch.relational.prepare import RootTerm
 from gnnaccel.dispatch.relational.request import RelationalInputs, RelationalSpec, shapes_of
 
 ONE_DTYPE = True

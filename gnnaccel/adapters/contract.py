@@ -42,7 +42,7 @@ class Contract:
     * ``reads(layer, args, kwargs)``: values that ``state`` reads besides, such as attributes of
       submodules.
     * ``parts(layer, args)``: the state of all modules and weights of the layer, None where it
-      cannot be told; without it `looks.of_modules`.
+      cannot be told; without it `signature.of_modules`.
     * ``again(layer, args, kwargs, kept)``: the tensors of a repeated call. PyG: without it, only
       ``layer(x, edge_index)`` is repeated. DGL's are found by `dgl.repeated`.
     * ``keep(spec, inputs)``: values that ``again`` needs besides the arguments, without tensors;

@@ -1,7 +1,7 @@
 """Signatures: all that a call depends on, in one tuple. Calls of a layer with equal signatures take
-the same route. They make a repeated call cheap, and are made at every call, hence the plainness.
-The graph is not in it: integer tensors, and the arrays of a host's own graph, are compared by
-`layer_memory`, as the very tensors of the earlier call, unwritten since.
+the same route. They make a repeated call cheap, and are made and compared at every call, hence the
+plainness. The graph is not in it: integer tensors, and the arrays of a host's own graph, are
+compared by `layer_memory`, as the very tensors of the earlier call, unwritten since.
 
 The numbers of rows come first: calls of a layer whose signatures are equal in all else differ in
 their graphs alone, as those over mini-batches do (`Contract.resized`).
@@ -16,12 +16,15 @@ from operator import itemgetter
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.nn import Parameter
 
-from gnnaccel.adapters import looks
 from gnnaccel.adapters.contract import Contract
 from gnnaccel.adapters.guards import context_reason
 from gnnaccel.adapters.own import Paths
 from gnnaccel.dispatch.distributed import state as active
+from gnnaccel.dispatch.memory.native_cache import GRAPHS
+
 
 _autocast_on, _autocast_dtype = torch.is_autocast_enabled, torch.get_autocast_dtype
 _grad_on, _deterministic = torch.is_grad_enabled, torch.are_deterministic_algorithms_enabled
@@ -38,13 +41,13 @@ class Signature:
                  hooks: Callable[[dict], tuple] | None = None):
         self._values: Callable[[dict], Any] = itemgetter(*(contract.FIELDS or ()), *settings)
         self._paths, self._hooks = paths, hooks
-        self._reads, self._parts = contract.reads, contract.parts or looks.of_modules
+        self._reads, self._parts = contract.reads, contract.parts or of_modules
 
     def whole(self, layer: Any, args: tuple, kwargs: dict) -> tuple | None:
         """The signature of any call, with the looks of all that the layer is made of."""
         if context_reason() is not None:
             return None
-        own, arguments = layer.__dict__, looks.of_arguments((*args, *kwargs.values())
+        own, arguments = layer.__dict__, of_arguments((*args, *kwargs.values())
                                                             if kwargs else args)
         if arguments is None or (self._hooks is not None and any(self._hooks(own))):
             return None
@@ -65,3 +68,97 @@ class Signature:
 def none(layer: Any, args: tuple, kwargs: dict) -> None:
     """The signature of layers whose calls are never repeated."""
 
+
+# --- the forms of arguments and of modules, for layers of any host --------------------------------
+
+_NUMBERS = frozenset((type(None), bool, int, float, str))
+_REPLACED = frozenset(("forward", "reduce"))
+_WEIGHTS = ("weight", "bias")
+
+
+def of_arguments(given: tuple) -> tuple[list, list, torch.device] | None:
+    """(numbers of rows of the arguments, their forms beside that, the device of one of them); None
+    where one is not understood.
+
+    Understood are plain tensors, numbers, strings, None, pairs and dictionaries of these, and a
+    host's graphs: of a graph the names of its types count, its structure is in `layer_memory`.
+    """
+    rows: list = []
+    forms: list = []
+    device, todo, grad = None, list(given), _grad_on()
+    for a in todo:  # which grows by what is in pairs and dictionaries
+        kind = type(a)
+        if kind is Tensor or kind is Parameter:
+            device = a.device
+            if not a.is_floating_point():
+                forms += ("index",)
+            elif a.is_meta or a.is_neg() or (grad and a.is_inference()):
+                return None
+            else:
+                rows += a.shape[:1]
+                forms += a.ndim, a.shape[1:], a.dtype, device, a.layout
+        elif kind in _NUMBERS:
+            forms += kind, a
+        elif kind is dict:
+            forms += kind, tuple(a)
+            todo += a.values()
+        elif kind is tuple:  # a pair of one tensor is another call than one of two equal ones
+            forms += kind, len(a), bool(a) and a[0] is a[-1]
+            todo += a
+        elif kind in GRAPHS:
+            forms += kind, GRAPHS[kind].names(a)
+        else:
+            return None
+    return None if device is None else (rows, forms, device)
+
+
+def of_modules(layer: Any, args: tuple = (), options: tuple[str, ...] = ()) -> list | None:
+    """The forms of the layer, its modules and their parameters; None where one of its modules is
+    watched, or has functions of its own.
+
+    ``args``: of the call, which do not matter here; ``options``: attributes of the modules inside
+    that count, too.
+    """
+    forms: list = []
+    modules = [layer]
+    for module in modules:
+        own = module.__dict__
+        if module is not layer:
+            if (own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"]
+                    or own["_backward_pre_hooks"] or not own.keys().isdisjoint(_REPLACED)):
+                return None
+            if options:
+                forms += map(own.get, options)
+        cls, inside = type(module), own["_modules"]
+        forms += cls, cls.forward, own["training"]
+        for tensors in (own["_parameters"], own["_buffers"]):
+            for t in tensors.values() if tensors else ():
+                kind = type(t)
+                if kind is Parameter or kind is Tensor:
+                    forms += kind, t.dtype, t.shape, t.device
+                else:
+                    forms += (kind,)
+        for name in _WEIGHTS:
+            if name in own:  # a plain attribute in the place of a parameter
+                forms += name, type(own[name])
+        if inside:
+            children = [one for one in inside.items() if one[1] is not None]
+            forms += ([name for name, _ in children],)
+            modules += [m for _, m in children]
+    return forms
+
+
+def replaceable(layer: Any) -> bool:
+    """Whether the layer or a module in it holds a tensor as a plain attribute, as after ``del
+    conv.att_src; conv.att_src = ...``, of which `of_modules` does not tell when it is replaced by
+    one of a subclass. Tensors that hosts cache under private names do not count."""
+    todo = [layer]
+    for module in todo:  # which grows
+        own = module.__dict__
+        for name in own:
+            if (type(own[name]) is Tensor and name[0] != "_"
+                and (module is layer or name not in _WEIGHTS)):
+                return True
+        if own["_modules"]:
+            todo += [one for one in own["_modules"].values() if one is not None]
+    return False

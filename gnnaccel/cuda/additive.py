@@ -1,4 +1,5 @@
-"""Launchers for additive attention, forward (``src/additive.cu``)."""
+"""Launchers for additive attention, forward (``src/additive.cu``), and for PMF: its long rows
+(``src/additive_pmf.cu``)."""
 from __future__ import annotations
 
 import functools
@@ -9,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import additive_pmf, bands
+from gnnaccel.cuda import bands
 from gnnaccel.cuda.dropout import OFF, Dropout
 from gnnaccel.cuda.launch import THREADS, Kernels, grid, workspace
 from gnnaccel.cuda.layout import ROW_TYPES, Layout, layout_for
@@ -168,7 +169,7 @@ def forward(variant: Variant, graph: Rows, a_src: Tensor, a_dst: Tensor | None,
     launch = graph.launched or graph.launch()
     # the kernel below leaves long rows alone by their length
     if pmf and launch.heavy and isinstance(values, Tensor):
-        additive_pmf.long_rows(variant, graph, inputs, values, dropout, outputs)
+        long_rows(variant, graph, inputs, values, dropout, outputs)
         launch = launch._replace(slots=0, split=(*launch.split[:3], np.int32(0)), chunks=0, heavy=0)
     memory, parts = workspace(launch.chunks, (h * d, h * d if variant.train else 0, 3 * h), device)
     variant.forward_kernels("forward")(
@@ -191,3 +192,34 @@ def check_format(name: str, rows: Tensor | Int8Rows, variant: Variant, wanted: t
     elif rows.dtype is not wanted:
         raise ValueError(f"{name} is {rows.dtype}; the variant takes {wanted}, where torch.int8 "
                          "stands for Int8Rows")
+
+
+# --- PMF: the long rows ---------------------------------------------------------------------------
+
+def long_rows(variant: Variant, graph: Rows, inputs: tuple, values: Tensor, dropout: Dropout,
+              outputs: tuple) -> None:
+    """Fills the long rows of a result in four launches: statistics of chunks, their merge,
+    aggregation of chunks, their sum.
+
+    ``inputs``: the kernel parameters a_src, a_dst, a_edge and slope; ``outputs``: out, bias, small,
+    plus and minus, of which the last three are null outside of training.
+    """
+    layout, device, launch = variant.layout, values.device, graph.launch()
+    h, d, count = variant.heads, variant.width, launch.graph[3]
+    memory, (minus, plus, stats) = workspace(launch.chunks, (h * d, h * d if variant.train else 0,
+                                                             3 * h), device)
+    out, bias, small, plus_out, minus_out = outputs
+    if not small:
+        scratch = torch.empty((4, graph.rows, h), dtype=torch.float32, device=device)
+        small = scratch.data_ptr()
+    head = launch.graph[:3] + launch.split + inputs
+
+    def run(entry: str, items: int, args: tuple) -> None:
+        variant.pmf_kernels(entry)(grid(items, layout), THREADS, layout.scratch, args)
+
+    run("softmax_chunks", launch.slots, head + (stats,))
+    run("softmax_merge", launch.heavy, launch.merge + (count, stats, small))
+    run("aggregate_chunks", launch.slots, head + dropout.args + (values.data_ptr(), small, minus,
+                                                                 plus))
+    run("sum_chunks", launch.heavy, launch.merge + (out, bias, small, count, plus_out, minus_out,
+                                                    minus, plus))

@@ -10,7 +10,7 @@ from torch_geometric.nn import (FastRGCNConv, GATConv, GATv2Conv, GINConv, Heter
 
 import gnnaccel
 from gnnaccel.dispatch.plan import cost
-from gnnaccel.dispatch.relational import counting, statements
+from gnnaccel.dispatch.relational import costs, statements
 from gnnaccel.dispatch.relational.request import RelationalRequest, RelationalSpec
 
 R, N, E, F = 40, 400, 3000, 16
@@ -135,13 +135,13 @@ def test_structures_of_new_graphs_on_a_gpu_are_paid_for_and_those_of_known_ones_
     stated = RelationalSpec(program, name, shapes, x.dtype, x.dtype, N, N, E, R, lambda own,
                             compact: None)
     new, known = (stated.request("cuda", grad, fresh) for fresh in (True, False))
-    assert counting.native(known) is None and counting.cuda(known) + 5e-4 < counting.cuda(new)
-    assert counting.native(new) >= counting.native(dataclasses.replace(stated, num_edges=1,
+    assert costs.native(known) is None and costs.cuda(known) + 5e-4 < costs.cuda(new)
+    assert costs.native(new) >= costs.native(dataclasses.replace(stated, num_edges=1,
                                                                  num_relations=1).request("cuda",
                                                                                           grad,
                                                                                           True))
-    assert not grad or counting.native(new) > counting.native(stated.request("cuda", False, True))
-    assert counting.native(dataclasses.replace(stated,
+    assert not grad or costs.native(new) > costs.native(stated.request("cuda", False, True))
+    assert costs.native(dataclasses.replace(stated,
                                             native="another").request("cuda", grad, True)) is None
 
 

@@ -14,11 +14,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gnnaccel.adapters import looks
 from gnnaccel.adapters.contract import Contract
 from gnnaccel.adapters.dgl import graphs, guards
 from gnnaccel.adapters.own import Paths, forward_is_own
-from gnnaccel.adapters.signature import Signature, none
+from gnnaccel.adapters.signature import Signature, none, of_modules, replaceable
 from gnnaccel.dispatch.memory.layer_memory import UNREPEATABLE
 from gnnaccel.dispatch.memory.native_cache import GRAPHS
 
@@ -49,7 +48,7 @@ class _Signature(Signature):
         replaced, or the forward of a module whose work goes into the Program."""
         if guards.graph_reason() is not None or not all(map(forward_is_own, self._absorbed)):
             return None
-        return looks.of_modules(layer, args, _OPTIONS)
+        return of_modules(layer, args, _OPTIONS)
 
 
 class _Kept(NamedTuple):
@@ -72,7 +71,7 @@ class _Form(NamedTuple):
 
 def keep(layer: Any, args: tuple, kwargs: dict, spec: Any, inputs: Any) -> Any:
     """`router.Adapter.keep` of DGL's layers."""
-    if looks.replaceable(layer):
+    if replaceable(layer):
         return UNREPEATABLE
     arguments = (*args, *kwargs.values())
     own = layer.__dict__["_parameters"]

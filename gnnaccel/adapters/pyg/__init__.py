@@ -181,11 +181,12 @@ class _Guarded:
     resized: Any = None
 
     def __init__(self, cls: type, module: str, node_dim: int | None):
-        from gnnaccel.adapters import looks, own, shapes
+        from gnnaccel.adapters import own, shapes
         from gnnaccel.adapters.pyg import guards, signature
+        from gnnaccel.adapters.signature import replaceable
         from gnnaccel.dispatch.memory.layer_memory import UNREPEATABLE
 
-        self._replaceable, self._unrepeatable = looks.replaceable, UNREPEATABLE
+        self._replaceable, self._unrepeatable = replaceable, UNREPEATABLE
         self.contract = adapter = contract.read(
             importlib.import_module(f"gnnaccel.adapters.pyg.{module}"))
         self._node_dim, self._guards = node_dim, guards

@@ -16,7 +16,7 @@ from gnnaccel.dispatch.plan.compiling import device_reason
 from gnnaccel.dispatch.plan.request import Request
 from gnnaccel.dispatch.policy.config import Config
 from gnnaccel.dispatch.policy.reasons import Reason, reason
-from gnnaccel.dispatch.relational import counting, cuda_maps
+from gnnaccel.dispatch.relational import costs, cuda_maps
 from gnnaccel.dispatch.relational.prepare import prepare
 from gnnaccel.dispatch.relational.request import RelationalRequest
 from gnnaccel.dispatch.run import attention
@@ -129,9 +129,9 @@ def _relational_cuda_reasons(request: RelationalRequest, config: Config) -> list
 
 RELATIONAL = (
     Candidate("grouped matrix products, fused sums over edges", "cuda", _relational_cuda_reasons,
-              counting.cuda),
+              costs.cuda),
     Candidate("torch backend, compacted and reordered", "torch", _torch_reasons,
-              counting.torch_backend),
+              costs.torch_backend),
 )
 
 

@@ -17,7 +17,7 @@ from gnnaccel.dispatch.plan.request import Request
 from gnnaccel.dispatch.policy.config import Config
 from gnnaccel.dispatch.policy.pins import Pinned
 from gnnaccel.dispatch.policy.reasons import Reason, reason
-from gnnaccel.dispatch.relational import counting
+from gnnaccel.dispatch.relational import costs
 from gnnaccel.dispatch.relational.request import RelationalRequest
 
 _LIMIT = 4096  # memo entries; more means sizes that never repeat, so starting anew costs nothing
@@ -98,7 +98,7 @@ def asked(request: Request | RelationalRequest
     """The candidates, and the cost of the host's own code."""
     if type(request) is PlainRequest:
         return candidates.PLAIN, candidates.native_plain
-    return ((candidates.RELATIONAL, counting.native)
+    return ((candidates.RELATIONAL, costs.native)
             if type(request) is RelationalRequest else (candidates.ATTENTION, cost.native))
 
 

@@ -14,10 +14,17 @@ The first of these that says something decides:
 4. the block's format (`gnnaccel.precision`);
 5. the format given to `gnnaccel.quantize`;
 6. ``GNNACCEL_PRECISION``.
+
+A block or the environment asks for a format without saying for which model, whose last layer feeds
+the softmax and stays fp32. So the layers that could be quantized are written down in the order in
+which they are called; when one is called that is in the list already, a new pass has begun, and the
+last of the list was the last of the pass. Until that is known nothing is quantized. Two models
+called by turns look like one here: give each to `gnnaccel.quantize` instead.
 """
 from __future__ import annotations
 
 import logging
+import threading
 import weakref
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,11 +32,10 @@ from typing import Any
 import torch
 
 from gnnaccel.dispatch.plan.compiling import PENDING
-from gnnaccel.dispatch.policy import rules
+from gnnaccel.dispatch.policy import config, rules
 from gnnaccel.dispatch.policy.config import Config
 from gnnaccel.dispatch.policy.names import IdentityMap
 from gnnaccel.dispatch.policy.reasons import Reason, reason
-from gnnaccel.dispatch.quantized import order
 from gnnaccel.dispatch.quantized.guard import Guard, Watch
 from gnnaccel.dispatch.quantized.rows import Storage
 
@@ -143,7 +149,8 @@ def forget() -> None:
     """Drop every setting and all that is known of layers."""
     _entries.clear()
     _maps.clear()
-    order.forget()
+    _kinds.clear()
+    _passes.__dict__.clear()
 
 
 def kept() -> tuple[dict, dict]:
@@ -193,7 +200,7 @@ def wanted(layer: Any, found: Entry, config: Config, checkpointed: bool) -> Stor
         form, backward = block or default, None
         if form is None:
             return reason("GA601", "nothing asks for another format here")
-        why = order.reason_against(layer, checkpointed)
+        why = reason_against(layer, checkpointed)
         if why is not None:
             return why
     if form == "fp32":
@@ -214,3 +221,42 @@ def learning(use: Any) -> bool:
 def captured(device: torch.device) -> bool:
     """Whether a CUDA graph is being captured."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+# --- the last layer of a pass ---------------------------------------------------------------------
+
+_LAST, _INNER = "last", "inner"
+_kinds: IdentityMap[str] = IdentityMap()
+_passes = threading.local()
+
+
+def reason_against(layer: Any, checkpointed: bool) -> Reason | None:
+    """Why a layer that no model was given for stays fp32 in this call. ``checkpointed``: the call
+    may be repeated, and must then find the same; nothing is learnt from it."""
+    kind = _kinds.get(layer)
+    if not checkpointed:
+        kind = _note(layer, kind)
+    if kind == _LAST:
+        return reason("GA602")
+    return None if kind == _INNER else reason("GA606")
+
+
+def _note(layer: Any, kind: str | None) -> str | None:
+    pass_ = _passes.__dict__.setdefault("layers", [])
+    pass_[:] = [ref for ref in pass_ if ref() is not None]
+    if any(ref() is layer for ref in pass_):
+        _learn([ref() for ref in pass_])
+        pass_.clear()
+        kind = _kinds.get(layer)
+    pass_.append(weakref.ref(layer))
+    return kind
+
+
+def _learn(layers: list[Any]) -> None:
+    changed = False
+    for i, layer in enumerate(layers):
+        kind = _LAST if i == len(layers) - 1 or _kinds.get(layer) == _LAST else _INNER
+        changed |= _kinds.get(layer) != kind
+        _kinds.set(layer, kind)
+    if changed:
+        config.bump()

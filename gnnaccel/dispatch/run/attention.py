@@ -1,5 +1,4 @@
-"""Running an attention Program: fused kernels as nodes of autograd, or the torch backend; over one
-graph, or one that is put together from several of the caller's tensors.
+"""Running an attention Program: fused kernels as nodes of autograd, or the torch backend.
 
 Backward runs the plan its forward took. When it is itself recorded (``create_graph=True``) it
 recomputes with the torch backend instead, with the same dropout mask, so that second derivatives
@@ -16,14 +15,11 @@ from torch import Tensor
 from gnnaccel.cuda import additive, column_sum, head_dot, pairwise
 from gnnaccel.cuda.dropout import OFF, Dropout, draw, factors
 from gnnaccel.cuda.launch import dense
-from gnnaccel.dispatch.graph import cache
-from gnnaccel.dispatch.graph.joining import JoinedView
 from gnnaccel.dispatch.graph.view import SORT_FROM, GraphView
 from gnnaccel.dispatch.ir.patterns import Attention
 from gnnaccel.dispatch.ir.program import Program
-from gnnaccel.dispatch.plan.request import CallSpec, Request
-from gnnaccel.dispatch.run import attention_folded, attention_maps, torch_backend
 from gnnaccel.dispatch.run import attention_families as families
+from gnnaccel.dispatch.run import attention_folded, attention_maps, torch_backend
 from gnnaccel.dispatch.run.attention_families import Family, present
 from gnnaccel.dispatch.run.attention_folded import Folded
 from gnnaccel.dispatch.run.attention_maps import Mapped
@@ -202,40 +198,3 @@ class _Attention(Operation):
 
     def reference(self, *inputs):
         return with_the_same_dropout(self.call, present(self.family.names, inputs))
-
-
-@dataclass(frozen=True)
-class JoinedSpec(CallSpec):
-    """`CallSpec` of a call whose graph is a `JoinedView` by ``join``, which is hashable. Its
-    tensors are a `RelationalInputs`.
-
-    Layers ``around`` others are the ones whose graphs are put `together`.
-    """
-
-    join: Any = None
-
-    @property
-    def together(self) -> bool:
-        return self.around
-
-    def request(self, device: str, grad: bool, fresh: int) -> Request:
-        return super().request(device, grad,
-                               fresh)._replace(part_bits=len(self.join.parts).bit_length())
-
-    def resized(self, num_src: int, num_dst: int, num_edges: int, join: Any,
-                loops: int = 0) -> JoinedSpec:
-        """The statement of a call that differs in its graph alone."""
-        return JoinedSpec(self.program, self.native, self.heads, self.width, self.row, self.out,
-                          num_src, num_dst, num_edges, loops, self.exposed, self.folded,
-                          self.around, self.flipped, join)
-
-    def _sizes(self) -> tuple:
-        return "joined", self.num_src, self.num_dst, self.loops, self.join
-
-    def peek(self, given: Any) -> bool:
-        return cache.peek_many(given.structure, self._sizes())
-
-    def lookup(self, given: Any) -> tuple[GraphView, str]:
-        return cache.lookup_many(given.structure, self._sizes(),
-                                 lambda own: JoinedView(given.structure, self.num_src, self.num_dst,
-                                                        self.join, own, self.loops))

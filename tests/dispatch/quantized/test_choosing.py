@@ -6,7 +6,7 @@ import torch
 
 from gnnaccel.dispatch.policy.config import Config
 from gnnaccel.dispatch.policy.reasons import Reason, reason
-from gnnaccel.dispatch.quantized import cost, order, settings, use
+from gnnaccel.dispatch.quantized import cost, settings, use
 from gnnaccel.dispatch.quantized.cost import Sizes
 from gnnaccel.dispatch.quantized.measure import Stopwatch
 from gnnaccel.dispatch.quantized.rows import Storage
@@ -84,7 +84,8 @@ class Layer(torch.nn.Module):
 
 
 def passes(layers, count=2, checkpointed=False):
-    return [[getattr(order.reason_against(layer, checkpointed), "code", None) for layer in layers]
+    return [[getattr(settings.reason_against(layer, checkpointed), "code", None)
+             for layer in layers]
             for _ in range(count)]
 
 
@@ -102,8 +103,8 @@ def test_a_last_layer_stays_so():
     first, second, third = (Layer() for _ in range(3))
     passes([first, second])
     passes([first, second, third], 3)
-    assert order.reason_against(second,
-                                False).code == "GA602", "once last, never quantized without a model"
+    assert settings.reason_against(second, False).code == "GA602", \
+        "once last, never quantized without a model"
 
 
 def test_nothing_is_learnt_from_calls_that_may_be_repeated():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gnnaccel.dispatch.plan import cost
-from gnnaccel.dispatch.relational import counting, statements
+from gnnaccel.dispatch.relational import costs, statements
 from gnnaccel.dispatch.relational.request import RelationalRequest
 
 LAYERS = ("RGCNConv", "FastRGCNConv", "RGATConv", "HGTConv", "HEATConv", "FiLMConv", "HeteroLinear",
@@ -24,7 +24,7 @@ def request(native="RGCNConv", nodes=13, edges=16, relations=7, width=64, device
 
 
 @pytest.mark.parametrize("grad", [False, True])
-@pytest.mark.parametrize("estimate", [counting.cuda, counting.torch_backend, counting.native])
+@pytest.mark.parametrize("estimate", [costs.cuda, costs.torch_backend, costs.native])
 def test_more_work_costs_more(estimate, grad):
     base = estimate(request(grad=grad))
     assert base > 0
@@ -33,7 +33,7 @@ def test_more_work_costs_more(estimate, grad):
     assert estimate(request(grad=True)) > estimate(request(grad=False))
 
 
-@pytest.mark.parametrize("device, estimate", [("cuda", counting.cuda), ("cpu", counting.torch_backend)])
+@pytest.mark.parametrize("device, estimate", [("cuda", costs.cuda), ("cpu", costs.torch_backend)])
 @pytest.mark.parametrize("grad", [False, True])
 def test_a_new_graph_pays_for_its_structure(device, estimate, grad):
     fixed, per_edge = cost.constants()["relational"][device]["structure"]["training"
@@ -45,24 +45,24 @@ def test_a_new_graph_pays_for_its_structure(device, estimate, grad):
 
 
 def test_what_is_unknown():
-    assert counting.torch_backend(request(device="cuda")) is None
-    assert counting.native(request(device="cuda")) is None
-    assert counting.native(request("HANConv")) is None
+    assert costs.torch_backend(request(device="cuda")) is None
+    assert costs.native(request(device="cuda")) is None
+    assert costs.native(request("HANConv")) is None
 
 
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("native", LAYERS)
 def test_every_layer_has_a_rate(native, grad):
-    assert counting.native(request(native, grad=grad)) > 0
+    assert costs.native(request(native, grad=grad)) > 0
 
 
 @pytest.mark.parametrize("native", ["RGCNConv", "FastRGCNConv", "RGATConv"])
 @pytest.mark.parametrize("grad", [False, True])
 def test_many_relations_pay_and_tiny_fresh_graphs_do_not(native, grad):
     big = request(native, grad=grad)  # the size of AIFB: measured at 17 times and more
-    assert counting.torch_backend(big) * 5 < counting.native(big)
+    assert costs.torch_backend(big) * 5 < costs.native(big)
     tiny = request(native, nodes=6, edges=8, relations=2, width=16, grad=grad, fresh=True)
-    assert counting.torch_backend(tiny) > counting.native(tiny)
+    assert costs.torch_backend(tiny) > costs.native(tiny)
 
 
 @pytest.mark.parametrize("grad", [False, True])
@@ -72,6 +72,6 @@ def test_the_host_hides_what_its_device_does_over_new_graphs(grad):
         return request("HeteroConv", edges=bits, relations=3, width=128, device="cuda", grad=grad,
                        fresh=True)
 
-    assert counting.native(asked(12)) == counting.native(asked(17))
-    assert counting.native(asked(17)) < counting.cuda(asked(17))
-    assert counting.native(asked(22)) > counting.cuda(asked(22))
+    assert costs.native(asked(12)) == costs.native(asked(17))
+    assert costs.native(asked(17)) < costs.cuda(asked(17))
+    assert costs.native(asked(22)) > costs.cuda(asked(22))

@@ -21,10 +21,10 @@ from gnnaccel.adapters.pyg.layers import gat
 from gnnaccel.adapters.shapes import Shapes, unfit
 from gnnaccel.dispatch.ir import attention_programs as programs
 from gnnaccel.dispatch.ir.program import Program
+from gnnaccel.dispatch.plan.request import JoinedSpec
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.relational.inner_products import mapped_products
 from gnnaccel.dispatch.relational.request import RelationalInputs
-from gnnaccel.dispatch.run.attention import JoinedSpec
 
 
 class _Parameters(NamedTuple):

@@ -16,9 +16,9 @@ from gnnaccel.adapters.pyg.hetero.inner_convs import Together
 from gnnaccel.adapters.pyg.layers import gatv2
 from gnnaccel.cuda import capture
 from gnnaccel.dispatch.ir import attention_programs as programs
+from gnnaccel.dispatch.plan.request import JoinedSpec
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.relational.request import RelationalInputs
-from gnnaccel.dispatch.run.attention import JoinedSpec
 
 
 class _Parameters(NamedTuple):

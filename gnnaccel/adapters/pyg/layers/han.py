@@ -17,10 +17,10 @@ from gnnaccel.adapters.pyg import calls, entries, guards
 from gnnaccel.adapters.pyg.hetero import dicts
 from gnnaccel.adapters.shapes import Shapes
 from gnnaccel.dispatch.ir import attention_programs as programs
+from gnnaccel.dispatch.plan.request import JoinedSpec
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.relational.inner_products import inner_products
 from gnnaccel.dispatch.relational.request import RelationalInputs
-from gnnaccel.dispatch.run.attention import JoinedSpec
 
 
 class _Operands(NamedTuple):

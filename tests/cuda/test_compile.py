@@ -1,12 +1,11 @@
 """Every kernel family compiles with NVRTC for every architecture that gnnaccel supports."""
 from __future__ import annotations
 
-import importlib.util
-
 import pytest
 
 from gnnaccel.cuda import nvrtc, sources
 from gnnaccel.cuda.nvrtc import ARCHITECTURES
+from tests.cuda import variants
 from tests.helpers import needs_nvrtc
 
 pytestmark = needs_nvrtc
@@ -31,27 +30,10 @@ extern "C" __global__ void all_of_it(const float* a, float* b, const f16* c, f16
 """
 
 
-VARIANTS = importlib.util.find_spec("gnnaccel.cuda.variants") is not None
-
-
-def _stands_alone(family):
-    """Whether a family needs no definitions. Any other error than a missing name is left for the
-    test to show."""
-    try:
-        nvrtc.compile_text(sources.source(family), (), ARCHITECTURES[0])
-    except nvrtc.NvrtcError as problem:
-        return "is undefined" not in str(problem)
-    return True
-
-
 def _cases():
-    """(family, defines) of every family; without the list of variants, the families that need no
-    definitions."""
+    """(family, defines) of every family."""
     if nvrtc.found_at() is None:
         return []
-    if not VARIANTS:
-        return [(family, ()) for family in sources.families() if _stands_alone(family)]
-    from gnnaccel.cuda import variants
     return [(family, tuple(defines)) for family in sources.families()
             for defines in variants.sample_defines(family)]
 
@@ -98,7 +80,6 @@ def test_what_the_compiler_says_of_a_definition_names_the_files_own_lines():
                            80)
 
 
-@pytest.mark.skipif(not VARIANTS, reason="gnnaccel.cuda.variants does not exist yet")
 def test_every_family_has_define_sets():
     # a family without any would be compiled nowhere, and the test above would not say so
     assert {family for family, _ in _cases()} == set(sources.families())

@@ -252,7 +252,8 @@ def test_warming_up_nothing_is_refused(capsys):
 
 
 def test_what_kernels_are_built_with_can_be_read_from_a_log():
-    from gnnaccel.cuda import sources, variants
+    from gnnaccel.cuda import sources
+    from tests.cuda import variants
 
     pairs = {pair for family in sources.families() for defines in variants.sample_defines(family)
              for pair in defines}

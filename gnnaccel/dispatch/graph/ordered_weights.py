@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gnnaccel.cuda import capture
 from gnnaccel.cuda.structure import Rows
-from gnnaccel.dispatch.graph.tensor_ref import MemoryRef
+from gnnaccel.dispatch.graph.tensor_ref import MemoryRef, version_of
 from gnnaccel.dispatch.policy.names import IdentityMap
 
 _MOST = 4  # weights kept per graph
@@ -50,18 +50,13 @@ def is_of_the_graph(weight: Tensor) -> bool:
 def inexact(weight: Tensor) -> None:
     """Note that weights of 16 bits were divided by sums that the host took in 16 bits. Its own sum
     over the neighbours errs likewise, see `in_fp32`; that of kernels does not."""
-    _inexact.set(weight.untyped_storage(), _version(weight))
+    _inexact.set(weight.untyped_storage(), version_of(weight))
 
 
 def is_inexact(weight: Tensor) -> bool:
     """Whether these weights were noted as `inexact`, and not written to since."""
     return (weight.element_size() == 2
-            and _inexact.get(weight.untyped_storage()) == _version(weight))
-
-
-def _version(weight: Tensor) -> int:
-    """The count of writes to a tensor; 0 where they are not counted, in inference mode."""
-    return 0 if weight.is_inference() else weight._version
+            and _inexact.get(weight.untyped_storage()) == version_of(weight))
 
 
 def in_fp32(weight: Tensor) -> Tensor:

@@ -92,6 +92,11 @@ def all_unmoved(refs: Sequence[TensorRef], tensors: Sequence[Any]) -> bool:
     return True
 
 
+def version_of(tensor: Tensor) -> int:
+    """The count of writes to a tensor; 0 where they are not counted, in inference mode."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
 def unversioned(tensors: Iterable[Any]) -> bool:
     """Whether writes into one of these are not counted."""
     for t in tensors:

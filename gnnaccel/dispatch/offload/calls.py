@@ -15,6 +15,7 @@ from torch import Tensor
 
 from gnnaccel.dispatch.distributed.draws import Draws
 from gnnaccel.dispatch.distributed.session import OF_THE_GRAPH
+from gnnaccel.dispatch.graph.tensor_ref import version_of
 from gnnaccel.dispatch.offload import gradients, pipeline
 from gnnaccel.dispatch.offload.memory import Memory
 from gnnaccel.dispatch.offload.near import Near
@@ -195,7 +196,7 @@ class Call:
             whole: list[Tensor], goal: Key | None = None) -> tuple[Result, BandSession | None]:
         """The band's result: of the call, or of the rows that are missing, or of ``goal``. ``far``:
         the inputs on the host; ``inputs``: the band's."""
-        versions = [(t, _version(t)) for t in inputs]
+        versions = [(t, version_of(t)) for t in inputs]
 
         def halo(key: Key, x: Tensor) -> Tensor | None:
             if key == goal or not self._answered(key, x, versions):
@@ -231,7 +232,7 @@ class Call:
         if isinstance(self.answers.get(key), Tensor):
             return True
         place = next((at for at, ((t, version), kind) in enumerate(zip(given, self.kinds))
-                      if t is x and version == _version(x) and kind == self.bands.source), None)
+                      if t is x and version == version_of(x) and kind == self.bands.source), None)
         if place is None:
             self.answers.pop(key, None)
             return False
@@ -260,8 +261,3 @@ class Call:
 def is_recorded(*tensors: list[Tensor]) -> bool:
     """Whether a call with these tensors is to be differentiated."""
     return torch.is_grad_enabled() and any(t.requires_grad for of in tensors for t in of)
-
-
-def _version(t: Tensor) -> int:
-    """How many times a tensor was written to; 0 for one of inference mode, which does not count."""
-    return 0 if t.is_inference() else t._version

@@ -22,7 +22,7 @@ from gnnaccel.dispatch.graph.tensor_ref import TensorRef, all_unmoved, unversion
 from gnnaccel.dispatch.memory.checkpoints import checkpointed
 from gnnaccel.dispatch.memory.native_cache import (GRAPHS, MISSED, STREAK, WATCHED, InnerCalls,
                                                    NativeExact, NativeSized, NativeStreak, autocast,
-                                                   plain_tensors, size_of)
+                                                   plain_tensors)
 from gnnaccel.dispatch.observe import counters, records
 from gnnaccel.dispatch.plan.compiling import PENDING
 from gnnaccel.dispatch.plan.request import EXPECTED
@@ -36,8 +36,8 @@ from gnnaccel.dispatch.uncompiled import uncompiled
 #: result of an adapter's ``keep`` for calls that cannot be repeated
 UNREPEATABLE = object()
 _HOSTS = ("torch.", "torch_geometric.", "dgl.")
-_MADE = 256  # memories made until ledgers of graphs forget layers that are gone
 _GRAPHS = 4  # graphs over which calls are kept, in each mode
+_MADE = 256  # memories made until ledgers of graphs forget layers that are gone
 # Calls in a row like no kept one, after which one in seven is kept: an odd number, so that where
 # each graph comes twice it is not always the second call.
 _UNREPEATED, _EACH = 4, 7
@@ -295,13 +295,11 @@ def fast_path(layer: Any, adapter: Any, native: Callable, args: tuple, kwargs: d
     # `mode_of`, without its call
     mode = _grad() + 2 * (layer.training is True)  # type: ignore[union-attr]  # no None here
     exact = memory.exact[mode]
-    indices: Any
-    found: Any = None
+    given: Any = None
     while exact is not None and exact.epoch == config.epoch:
-        if exact.plain:
-            indices = args[1:]
-        else:
-            indices = found = index_tensors(args, kwargs) if found is None else found
+        if given is None and not exact.plain:
+            given = index_tensors(args, kwargs)
+        indices = args[1:] if exact.plain else given
         if (indices and exact.structure[-1]() is indices[-1]
             and all_unmoved(exact.structure, indices)):
             held = exact.graph()
@@ -319,10 +317,7 @@ def fast_path(layer: Any, adapter: Any, native: Callable, args: tuple, kwargs: d
     if _tracing() is not None:  # a tracer would write the comparisons down
         return MISSED
     streak = memory.streak
-    if (streak is not None and streak.left and not kwargs and streak.epoch == config.epoch
-        and streak.count == len(args) and _size(args[streak.at]) <= streak.most
-        and not checkpointed()):
-        streak.left -= 1
+    if streak is not None and streak.left and not kwargs and streak.goes_on(args, config.epoch):
         like = streak.like
     else:
         found = memory.native_exact[mode] or memory.native_sized[mode]
@@ -331,8 +326,7 @@ def fast_path(layer: Any, adapter: Any, native: Callable, args: tuple, kwargs: d
             memory.in_a_row, memory.streak = 0, None
             return MISSED
         like = found
-    inner = like.inner
-    tally = inner.tally
+    inner, tally = like.inner, like.inner.tally
     if tally is None or _entries or _maps:
         return _watched(inner, native, layer, args, kwargs, like.code)
     tally.calls += 1
@@ -346,10 +340,6 @@ def fast_path(layer: Any, adapter: Any, native: Callable, args: tuple, kwargs: d
         return native(layer, *args, **kwargs)
     finally:
         configs.end_silence(token)
-
-
-def _size(edges: Any) -> float:
-    return edges.numel() if type(edges) is Tensor else size_of(edges)
 
 
 def looked_at(memory: LayerMemory, layer: Any, args: tuple, kwargs: dict, config: Config,

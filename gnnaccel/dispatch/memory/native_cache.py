@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from gnnaccel.cuda import driver
+from gnnaccel.dispatch.memory.checkpoints import checkpointed
 from gnnaccel.dispatch.observe import counters
 from gnnaccel.dispatch.policy.config import Config
 
@@ -187,10 +188,9 @@ class NativeExact:
                 return False
         if kwargs and tuple(kwargs) != self.names:
             return False
-        return self.rows is None or self._same_rows(given)
-
-    def _same_rows(self, given: tuple) -> bool:
-        at, kind, shape, dtype = self.rows  # type: ignore[misc]
+        if self.rows is None:
+            return True
+        at, kind, shape, dtype = self.rows
         a = given[at]
         if type(a) is not kind:
             return False
@@ -277,3 +277,14 @@ class NativeStreak:
     def __init__(self, like: NativeExact | NativeSized, count: int, epoch: int):
         self.like, self.count, self.epoch, self.left = like, count, epoch, UNLOOKED
         self.at, self.most = like.edges_at  # type: ignore[misc]
+
+    def goes_on(self, args: tuple, epoch: int) -> bool:
+        """Whether a call, without keywords, is one of them; it is taken then."""
+        if self.epoch != epoch or self.count != len(args):
+            return False
+        edges = args[self.at]
+        size = edges.numel() if type(edges) is Tensor else size_of(edges)
+        if size > self.most or checkpointed():
+            return False
+        self.left -= 1
+        return True

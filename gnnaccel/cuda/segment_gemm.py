@@ -95,10 +95,8 @@ def multiply(segments: Segments, x: Tensor, w: Tensor, *, index: Tensor | None =
     a = None if call.planes is None else (torch.empty if call.planes[0] == 1 else torch.zeros)(
         call.planes, dtype=torch.float32, device=x.device)
     if call.compiled is not None:
-        if bias is not None and bias.dtype is not torch.float32:
-            bias = bias.float()
-        if dots is not None and dots.dtype is not torch.float32:
-            dots = dots.float()
+        bias = bias if bias is None or bias.dtype is torch.float32 else bias.float()
+        dots = dots if dots is None or dots.dtype is torch.float32 else dots.float()
         rows, ids, weights, biases, scales, to, outs, vectors, products, shares, rests = [
             0 if t is None else t.data_ptr()
             for t in (x, index, w, bias, scale, out_index, out, dots, a, share, rest)]

@@ -21,13 +21,13 @@ DOC = Path(__file__).resolve().parents[1] / "docs" / "compatibility.md"
 def test_it_is_current():
     environment = {name: value for name, value in os.environ.items()
                    if not name.startswith("GNNACCEL")}
-    made = subprocess.run([sys.executable, "-m", "gnnaccel.profile.compatibility"],
+    made = subprocess.run([sys.executable, "-m", "tests.record_compatibility"],
                           capture_output=True, text=True, check=False,
                           env={**environment, "PYTHONPATH": str(DOC.parents[1])})
     assert made.returncode == 0, made.stderr
     shown = made.stdout + "\n" + matrix.table(matrix.load())
     assert shown == DOC.read_text(encoding="utf-8"), (
-        "(python -m gnnaccel.profile.compatibility; echo; python -m tests.matrix --table) "
+        "(python -m tests.record_compatibility; echo; python -m tests.matrix --table) "
         "> docs/compatibility.md")
 
 

@@ -19,8 +19,6 @@ ROOT = Path(gnnaccel.__file__).parent
 #: functions of torch that a default device moves, but for those that take the device of an argument
 FACTORIES = {name for name in dir(torch)
              if any(getattr(torch, name) is f for f in _device_constructors())} | {"Generator"}
-#: examples of layers and inputs, made under `torch.device("cpu")` by profile/compatibility.py
-UNDER_A_DEVICE = {"adapters/pyg/options.py", "adapters/dgl/options.py"}
 
 
 def _calls(source: str) -> list[tuple[ast.Call, set[str]]]:
@@ -48,10 +46,9 @@ def undecided(source: str) -> list[tuple[int, str]]:
 
 #: functions of torch that make numbers of the default dtype, whatever their arguments are
 OF_DEFAULT_DTYPE = {"empty", "zeros", "ones", "rand", "randn", "normal", "eye"}
-#: what follows the default dtype as the host's own: examples as users write them, a package stood in
-#: for, measurements by scripts that set no default
-AS_THE_HOST = ("adapters/pyg/options.py", "adapters/dgl/options.py", "adapters/standins/",
-               "profile/bench/")
+#: what follows the default dtype as the host's own: a package stood in for, measurements by scripts
+#: that set no default
+AS_THE_HOST = ("adapters/standins/", "profile/bench/")
 
 
 def unsized(source: str) -> list[tuple[int, str]]:
@@ -81,7 +78,6 @@ def test_the_check_lets_pass_what_names_a_dtype(text):
 
 def test_every_tensor_says_where():
     missing = {f"{path.relative_to(ROOT)}:{line}": text for path in sorted(ROOT.rglob("*.py"))
-               if path.relative_to(ROOT).as_posix() not in UNDER_A_DEVICE
                for line, text in undecided(path.read_text())}
     assert not missing
 

@@ -1,7 +1,7 @@
 """The compatibility table: every layer's options, asked of the adapters and of what the kernels
 declare, without running kernels.
 
-``python -m gnnaccel.profile.compatibility`` prints ``docs/compatibility.md`` but for its last
+``python -m tests.record_compatibility`` prints ``docs/compatibility.md`` but for its last
 section, which ``python -m tests.matrix --table`` prints.
 """
 from __future__ import annotations
@@ -28,7 +28,7 @@ whether it does depends on sizes, as it has to be estimated to be faster. Option
 message passing alone is taken over ([layers.md](layers.md) names such layers of PyG), the rows are about that.
 `gnnaccel.explain(model, *inputs)` tells about a call of yours.
 
-The tables of layers are made by `python -m gnnaccel.profile.compatibility`, from the adapters and what the kernels declare. The last
+The tables of layers are made by `python -m tests.record_compatibility`, from the adapters and what the kernels declare. The last
 table is made by `make matrix`.
 """
 
@@ -82,8 +82,8 @@ def _of_message_passing(layer: Any, args: tuple, kwargs: dict) -> Decided:
 
 def rows(host: str) -> Iterator[tuple[str, str, str, str]]:
     """(class, option, on a GPU, on a CPU) of one host, each class's together."""
-    module, known = (importlib.import_module(f"gnnaccel.adapters.{host}{part}")
-                     for part in (".options", ""))
+    module = importlib.import_module(f"tests.{host}.options")
+    known = importlib.import_module(f"gnnaccel.adapters.{host}")
     planner.forget()
     try:
         with driver.using(_NoKernels()):

@@ -3,7 +3,7 @@
 
 Such a model is left as it is. The calling of GraphModules is replaced: one that has layers over
 edge types runs code generated from a copy of its graph, in which each such layer is one call
-(`layers`, `basis`). So it does not matter when the model was made, copied or loaded.
+(`to_hetero`, `basis`). So it does not matter when the model was made, copied or loaded.
 """
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torch.compiler import is_compiling
 from gnnaccel.adapters import guards
 from gnnaccel.adapters.captured import modules
 from gnnaccel.adapters.patching import PatchSet
-from gnnaccel.adapters.pyg.fx import basis, layers, trim
+from gnnaccel.adapters.pyg.fx import basis, layers, to_hetero, trim
 from gnnaccel.dispatch.distributed import state
 from gnnaccel.dispatch.memory import native_learning
 from gnnaccel.dispatch.memory.layer_memory import MISSED, fast_path, memories
@@ -144,7 +144,7 @@ def _generated(model: Any, native: weakref.ref) -> Code:
     if not hetero_layers and not basis.replace(graph, model):
         return Code(native)
     for layer in reversed(hetero_layers):  # the results of one may be the inputs of the next
-        layers.replace(graph, layer, layers.call_of(layer))
+        layers.replace(graph, layer, to_hetero.call_of(layer))
     names = [node.target for node in graph.nodes if node.op == "placeholder"]
     return Code(native, _compiled(graph), tuple((names.index(name), name) for name in absent))
 

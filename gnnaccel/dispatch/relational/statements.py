@@ -183,6 +183,13 @@ def hgt(scale: float, heads: int) -> Program:
                     ("w_msg", RELATION), ("p", RELATION)), ops, "out")
 
 
+def hgt_shapes(heads: int, width: int) -> tuple:
+    """`request.shapes_of` the operands of `hgt`, which are not there yet when it is stated."""
+    rows, matrix = (heads * width,), (heads, width, width)
+    return (*((name, rows) for name in ("keys", "values", "queries")), ("w_att", matrix),
+            ("w_msg", matrix), ("p", (heads,)))
+
+
 @functools.lru_cache(maxsize=256)
 def hgt_of_pairs(scale: float, heads: int) -> Program:
     """`hgt` after all of its maps: keys and values of (source, relation) pairs, priors in the

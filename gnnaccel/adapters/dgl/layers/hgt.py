@@ -61,7 +61,7 @@ def state(layer: Any, args: tuple,
     program = statements.hgt(1 / layer.sqrt_d, heads)
     structure: tuple = typed[0].edge_index, etype
     view = layout.viewer(structure, src, dst, count)
-    spec = RelationalSpec(program, "dgl.HGTConv", _shapes(program, heads, width), row,
+    spec = RelationalSpec(program, "dgl.HGTConv", statements.hgt_shapes(heads, width), row,
                           _out(layer, row, x), src, dst, edges, count, view, heads=heads,
                           width=width)
     return spec, RelationalInputs(structure, x.device, operands)
@@ -70,13 +70,6 @@ def state(layer: Any, args: tuple,
 def reads(layer: Any, args: tuple, kwargs: dict) -> Any:
     """The path of maps by type, whose weights are read in their place."""
     return typed_weights.path()
-
-
-def _shapes(program: Any, heads: int, width: int) -> tuple:
-    """Shapes in the form of `shapes_of`; the operands are not there yet."""
-    rows, matrix = (heads * width,), (heads, width, width)
-    shapes = dict(keys=rows, values=rows, queries=rows, w_att=matrix, w_msg=matrix, p=(heads,))
-    return tuple((name, shapes[name]) for name, _ in program.inputs)
 
 
 def _modules_reason(layer: Any) -> Reason | None:

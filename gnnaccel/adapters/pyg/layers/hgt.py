@@ -73,8 +73,8 @@ def state(layer: Any, args: tuple,
     program = statements.hgt(1 / math.sqrt(width), heads)
     view = relations.viewer(graph.structure, *ends, relation_count, graph.layout)
     maps = _maps(layer, x_dict, types, {row, out}, own is not None)
-    spec = RelationalSpec(program, "HGTConv", _shapes(program, heads, width), row, out, *ends,
-                          graph.num_edges, relation_count, view, heads=heads, width=width,
+    spec = RelationalSpec(program, "HGTConv", statements.hgt_shapes(heads, width), row, out,
+                          *ends, graph.num_edges, relation_count, view, heads=heads, width=width,
                           layout=graph.layout, beside=maps)
     return spec, RelationalInputs(graph.structure, weight.device,
                                   _Operands(x_dict, types, graph, maps is not None, own))
@@ -127,13 +127,6 @@ def resized(layer: Any, args: tuple, kwargs: dict, spec: RelationalSpec,
     view = relations.viewer(graph.structure, *ends, spec.num_relations, graph.layout)
     return (spec.resized(*ends, graph.num_edges, view, spec.rows_grad, graph.layout, maps),
             RelationalInputs(graph.structure, device, kept._replace(x_dict=x_dict, graph=graph)))
-
-
-def _shapes(program: Any, heads: int, width: int) -> tuple:
-    """Shapes in the form of `shapes_of`; the operands are not there yet."""
-    rows, matrix = (heads * width,), (heads, width, width)
-    shapes = dict(keys=rows, values=rows, queries=rows, w_att=matrix, w_msg=matrix, p=(heads,))
-    return tuple((name, shapes[name]) for name, _ in program.inputs)
 
 
 def _modules_reason(layer: Any) -> Reason | None:

@@ -18,8 +18,9 @@ from gnnaccel.cuda import driver
 from gnnaccel.dispatch.graph import cache
 from gnnaccel.dispatch.observe import counters, records
 from gnnaccel.dispatch.plan import planner
-from gnnaccel.dispatch.policy import config, names, rules
+from gnnaccel.dispatch.policy import config, rules
 from gnnaccel.dispatch.quantized import settings as quantized_settings
+from tests.undone import forget_names
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ def one_thread():
 def _reset() -> None:
     gnnaccel.disable()
     rules.reset_rules()
-    names.forget_names()
+    forget_names()
     counters.reset_stats()
     gnnaccel.clear_records()
     cache.clear()

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 import gnnaccel
 from gnnaccel.adapters.dgl.sparse import finder
 from tests.routes import opened
+from tests.undone import no_sparse_of_dgl
 
 N, M, E = 7, 5, 14
 
@@ -28,7 +29,7 @@ def sp():
     try:
         yield importlib.import_module("dgl.sparse")
     finally:
-        finder.deactivate()
+        no_sparse_of_dgl()
     assert sys.meta_path == before and "dgl.sparse" not in sys.modules and _cached() == files
     assert "dgl_sparse" not in vars(torch.ops)
 
@@ -371,7 +372,7 @@ def test_a_library_comes_first(library, monkeypatch):
     try:
         assert gnnaccel.standins("dgl.sparse") == (() if library else ("dgl.sparse",))
     finally:
-        finder.deactivate()
+        no_sparse_of_dgl()
     assert sys.meta_path == before
 
 

@@ -6,8 +6,8 @@ import sys
 import pytest
 
 import gnnaccel
-from gnnaccel.adapters.standins import finder, seen_by_pyg
 from gnnaccel.adapters.standins.modules import PACKAGES
+from tests.undone import no_standins
 
 
 @pytest.fixture
@@ -20,6 +20,5 @@ def stood_in():
             pytest.skip("a real package is installed")
         yield
     finally:
-        finder.deactivate()
-        seen_by_pyg.unwatch()
+        no_standins()
     assert sys.meta_path == before

@@ -12,7 +12,8 @@ import pytest
 
 from gnnaccel import adapters, env, session
 from gnnaccel.dispatch.observe import counters, records
-from gnnaccel.dispatch.policy import config, names, rules
+from gnnaccel.dispatch.policy import config, rules
+from tests.undone import forget_names
 
 _serial = itertools.count()
 REAL_HOSTS = dict(adapters.HOSTS)
@@ -35,7 +36,7 @@ def clean(monkeypatch):
     yield
     session.disable()
     rules.reset_rules()
-    names.forget_names()
+    forget_names()
     counters.reset_stats()
     session.clear_records()
     assert config.current() is None and not config._cells and not session._blocks

@@ -16,6 +16,7 @@ from gnnaccel.dispatch.policy import config as configs
 from gnnaccel.dispatch.policy import names, rules
 from gnnaccel.dispatch.policy.config import Config
 from gnnaccel.errors import UnknownLayerError
+from tests.undone import forget_names
 
 
 class Conv(nn.Module):
@@ -108,7 +109,7 @@ def test_lists_stand_on_the_level_of_what_they_name(level):
             continue
         net = Net()
         gnnaccel.reset_rules()
-        names.forget_names()
+        forget_names()
         gnnaccel.name_layers(net)
         state(True, TARGETS[other][0])
         assert inside(net.last,

@@ -72,16 +72,6 @@ def active() -> frozenset[str]:
     return frozenset(_active)
 
 
-def deactivate() -> None:
-    """Stand in for nothing any more. Modules that code has imported already stay there."""
-    for name in list(sys.modules):
-        if name.partition(".")[0] in _active and _is_ours(name):
-            del sys.modules[name]
-    _active.clear()
-    if StandinFinder in sys.meta_path:
-        sys.meta_path.remove(StandinFinder)
-
-
 def exists(name: str) -> bool:
     """Whether there is a real package, importing none of it."""
     if name in sys.modules:

@@ -48,15 +48,6 @@ def watch(show: bool) -> None:
     _once_imported(_MESSAGES, _explain_layers)
 
 
-def unwatch() -> None:
-    """Hide nothing any more. PyG keeps what it has seen while it was imported."""
-    _shown.clear()
-    while _awaited:
-        _awaited.popitem()[1].cancel()
-    _patches.restore()
-    _leave()
-
-
 def _leave() -> None:
     if TypingFinder in sys.meta_path:
         sys.meta_path.remove(TypingFinder)

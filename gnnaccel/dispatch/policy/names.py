@@ -134,12 +134,6 @@ def known_names() -> set[str]:
     return set(_names.values())
 
 
-def forget_names() -> None:
-    """Forget all names."""
-    _names.clear()
-    config.bump()
-
-
 # --- names for readers ----------------------------------------------------------------------------
 
 #: modules that hold the user's model and call it; names begin below them

@@ -71,19 +71,6 @@ def activate() -> bool:
     return True
 
 
-def deactivate() -> None:
-    """Stand in no more. Modules that code has imported already stay there."""
-    if SparseFinder in sys.meta_path:
-        sys.meta_path.remove(SparseFinder)
-    if _is_ours():
-        import torch
-
-        for name in [name for name in sys.modules if name == NAME or name.startswith(NAME + ".")]:
-            del sys.modules[name]
-        vars(torch.ops).pop(_SPACE, None)
-        vars(sys.modules["dgl"]).pop("sparse", None)
-
-
 def _is_ours() -> bool:
     spec = getattr(sys.modules.get(NAME), "__spec__", None)
     return isinstance(getattr(spec, "loader", None), _Loader)

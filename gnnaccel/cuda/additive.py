@@ -12,11 +12,10 @@ from torch import Tensor
 
 from gnnaccel.cuda import bands
 from gnnaccel.cuda.dropout import OFF, Dropout
-from gnnaccel.cuda.launch import THREADS, Kernels, grid, workspace
+from gnnaccel.cuda.launch import THREADS, Kernels, RowVariant, grid, workspace
 from gnnaccel.cuda.layout import ROW_TYPES, Layout, layout_for
 from gnnaccel.cuda.quantize import Int8Rows, addresses, stride
 from gnnaccel.cuda.structure import Rows
-from gnnaccel.cuda.variant import RowVariant
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,15 @@
 can."""
 from __future__ import annotations
 
+import functools
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from gnnaccel.cuda import driver
-from gnnaccel.cuda.layout import TYPES, WARPS, Layout
+from gnnaccel.cuda.layout import ROW_TYPES, TYPES, WARPS, Layout, layout_for
 
 THREADS = 32 * WARPS
 _NONE = (0, 0, 0)
@@ -117,3 +119,34 @@ def check_dense(graph: Any, like: Tensor, **tensors: tuple[Tensor, int | None]) 
     if graph.place.shape[0] != graph.other.shape[0]:
         raise ValueError(f"the graph has {graph.place.shape[0]} places for {graph.other.shape[0]} "
                          "edges: build it with places=True")
+
+
+@dataclass(frozen=True)
+class RowVariant:
+    """Heads x width of a row; ``row``/``out``: dtypes of the gathered rows and of the result;
+    ``edge``: there are edge features; ``train``: tensors are saved for backward; ``wide``: int64
+    offsets."""
+
+    heads: int
+    width: int
+    row: torch.dtype
+    out: torch.dtype
+    edge: bool = False
+    dropout: bool = False
+    train: bool = False
+    wide: bool = False
+
+    @functools.cached_property
+    def layout(self) -> Layout:
+        return layout_for(self.heads, self.width)
+
+    def defines(self, unroll: int | None = None, **more) -> tuple:
+        """``-D`` definitions: the layout's, the common ones, and ``more``."""
+        return self.layout.defines(unroll) + self.flags(**more)
+
+    def flags(self, **more) -> tuple:
+        """The definitions that do not depend on the layout."""
+        flags = dict(ROW_T=ROW_TYPES[self.row], OUT_T=TYPES[self.out],
+                     OFF_T="i64" if self.wide else "int", EDGE=int(self.edge),
+                     DROPOUT=int(self.dropout), **more)
+        return tuple((k, str(v)) for k, v in flags.items())

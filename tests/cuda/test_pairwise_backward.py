@@ -4,7 +4,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gnnaccel.cuda import pairwise_backward
+from gnnaccel.cuda import pairwise as launchers
 from gnnaccel.cuda.pairwise import SCORES
 from gnnaccel.dispatch.graph import view as graph_module
 from gnnaccel.dispatch.run import attention
@@ -81,7 +81,7 @@ def test_large_graph_with_super_nodes(device, score):
 def test_the_attention_vectors_sum_when_blocks_take_many_rows(device, chunk_edges, monkeypatch,
                                                               chunk):
     chunk_edges(chunk)
-    monkeypatch.setattr(pairwise_backward, "_ATT_BLOCKS", 2)
+    monkeypatch.setattr(launchers, "_ATT_BLOCKS", 2)
     check(pairwise("gatv2", graph(device), 3, 5, edge=True))
 
 

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, overload
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import (additive, additive_backward, aggregate, head_dot, pairwise,
-                           pairwise_backward)
+from gnnaccel.cuda import additive, additive_backward, aggregate, head_dot, pairwise
 from gnnaccel.cuda.column_sum import column_sum
 from gnnaccel.cuda.launch import dense
 from gnnaccel.dispatch.graph.view import GraphView
@@ -258,11 +257,10 @@ def _pairwise_backward(call: Call, inputs: Inputs, saved: list, grad: Tensor,
     places, keep = call.attention.places, keeps_scores(call.attention, call.graph, call.heads,
                                                      call.width, operands.keys.itemsize)
     by_dst, by_src = call.graph.csc(places), call.graph.csr(places, keep)
-    packed = pairwise_backward.prepare(variant, by_dst, operands, *saved,
-                                       grad)  # type: ignore[call-arg]
+    packed = pairwise.prepare(variant, by_dst, operands, *saved, grad)  # type: ignore[call-arg]
     saved.clear()  # the output is as large as the queries' gradient
-    g = pairwise_backward.backward(variant, by_dst, by_src, operands, packed, grad, wanted[3],
-                                   call.dropout, keep)
+    g = pairwise.backward(variant, by_dst, by_src, operands, packed, grad, wanted[3], call.dropout,
+                          keep)
     att = g.att
     if call.attention.vectors:  # summed over the destinations of each vector
         att = (_by_vector(call.graph, att, operands)  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters import reachability
-from gnnaccel.adapters.pyg import calls, entries, guards
+from gnnaccel.adapters.pyg import calls, guards
 from gnnaccel.adapters.pyg.hetero import dicts
 from gnnaccel.adapters.shapes import Shapes
 from gnnaccel.dispatch.ir import attention_programs as programs
@@ -50,7 +50,7 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[JoinedSpec, Relational
     if type(graph) is Reason:
         return graph
     heads, width = layer.heads, layer.out_channels // layer.heads
-    vectors = [entries.parameter(table, _key(name)) for name in names
+    vectors = [dicts.parameter(table, _key(name)) for name in names
                for table in (layer.lin_src, layer.lin_dst)]
     row, out = calls.dtypes(x_dict[names[0][0]], *vectors)
     program = programs.additive_terms(layer.negative_slope,
@@ -105,8 +105,8 @@ def _layer_reason(layer: Any, x_dict: Mapping[str, Any], names: tuple,
 
 def shapes(layer: Any, inputs: RelationalInputs) -> Shapes:
     names = list(map(_key, inputs.operands.names))
-    return dict.fromkeys([*entries.paths("lin_src", layer.lin_src, names),
-                          *entries.paths("lin_dst", layer.lin_dst, names)],
+    return dict.fromkeys([*dicts.paths("lin_src", layer.lin_src, names),
+                          *dicts.paths("lin_dst", layer.lin_dst, names)],
                          (1, layer.heads, layer.out_channels // layer.heads))
 
 
@@ -127,11 +127,11 @@ def _graph(edge_index_dict: Mapping, x_dict: Mapping[str, Tensor],
 def run(layer: Any, spec: JoinedSpec, inputs: RelationalInputs, attend: Any) -> Any:
     x_dict, names, weights = inputs.operands
     h, c = spec.heads, spec.width
-    rows = {name: entries.module(layer.proj, name)(x).view(x.shape[0], h, c)
+    rows = {name: dicts.module(layer.proj, name)(x).view(x.shape[0], h, c)
             for name, x in x_dict.items()}
     tables = layer.lin_src, layer.lin_dst
     made_of = ((rows[name[0]], rows[name[-1]],
-                *[entries.parameter(table, _key(name)) for table in tables]) for name in names)
+                *[dicts.parameter(table, _key(name)) for table in tables]) for name in names)
     # results of the edge types
     results, own = reachability.results(len(names), made_of), tuple(zip(range(len(names))))
     with calls.without_autocast(inputs.device.type):
@@ -156,7 +156,7 @@ def _terms(rows: dict[str, Tensor], names: tuple, tables: tuple[Any, Any], dtype
     for node, x in rows.items():
         here = [(end, at) for end in (0, -1) for at, name in enumerate(names) if name[end] == node]
         if here:
-            vectors = torch.cat([entries.parameter(tables[end], _key(names[at]))
+            vectors = torch.cat([dicts.parameter(tables[end], _key(names[at]))
                                  for end, at in here])
             stacked = reachability.watch(results, vectors, tuple([(at,) for _, at in here]))
             terms.update(zip(here, inner_products(x.to(dtype), stacked.to(dtype)).unbind(0)))

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gnnaccel.adapters.pyg import calls, entries, guards
+from gnnaccel.adapters.pyg import calls, guards
 from gnnaccel.adapters.pyg.hetero import dicts, relations
 from gnnaccel.adapters.pyg.layers.hetero_dict_linear import called_as_part
 from gnnaccel.adapters.shapes import Shapes, of_heads
@@ -54,7 +54,7 @@ def state(layer: Any, args: tuple,
     lins, weight = layer.kqv_lin.lins, layer.k_rel.weight
     # in the host's order of nodes; it passes over unknown types
     types = tuple(name for name in lins if name in x_dict)
-    why = (guards.lazy_reason(*[entries.module(lins, name) for name in types])
+    why = (guards.lazy_reason(*[dicts.module(lins, name) for name in types])
            or dicts.features_reason(x_dict, types, weight.device))
     if why is not None:
         return why
@@ -66,7 +66,7 @@ def state(layer: Any, args: tuple,
     if why is not None:
         return why
     row, out = calls.dtypes(x_dict[types[0]],
-                            *[entries.parameter(layer.p_rel, "__".join(name))
+                            *[dicts.parameter(layer.p_rel, "__".join(name))
                               for name in graph.present])
     heads, relation_count = layer.heads, len(layer.edge_types)
     width, ends = layer.out_channels // heads, (graph.num_nodes, graph.num_dst)
@@ -152,9 +152,9 @@ def shapes(layer: Any, inputs: RelationalInputs) -> Shapes:
     n, heads, operands = layer.out_channels, layer.heads, inputs.operands
     matrices = heads * len(layer.edge_types), n // heads, n // heads
     names = map("__".join, operands.graph.present)
-    maps = entries.paths("kqv_lin.lins", layer.kqv_lin.lins, operands.types)
+    maps = dicts.paths("kqv_lin.lins", layer.kqv_lin.lins, operands.types)
     return {"k_rel.weight": matrices, "v_rel.weight": matrices,
-            **dict.fromkeys(entries.paths("p_rel", layer.p_rel, names), (1, heads)),
+            **dict.fromkeys(dicts.paths("p_rel", layer.p_rel, names), (1, heads)),
             **of_heads(layer, 3, n, maps, (), guards.plain_linear)}
 
 
@@ -206,13 +206,13 @@ def _maps_are_plain(layer: Any, x_dict: Mapping[str, Tensor], types: tuple[str, 
     if (not all(map(guards.plain_hetero_dict_linear, maps))
         or not layer.dst_node_types.issuperset(types)):
         return False
-    lins = [[entries.module(module.lins, name) for name in types] for module in maps]
+    lins = [[dicts.module(module.lins, name) for name in types] for module in maps]
     if not all(guards.plain_linear(lin) for group in lins for lin in group):
         return False
     n = layer.out_channels
     if any(lin.weight.shape != (n, n) or lin.bias is not None and lin.bias.shape != (n,)
            for lin in lins[1]) or any(
-               getattr(entries.parameter(layer.skip, name), "shape", ()) != (1,)
+               getattr(dicts.parameter(layer.skip, name), "shape", ()) != (1,)
                for name in types):
         return False
     widths = {x_dict[name].shape[1] for name in types}  # where the weights are for others it raises
@@ -220,7 +220,7 @@ def _maps_are_plain(layer: Any, x_dict: Mapping[str, Tensor], types: tuple[str, 
                                     {lin.weight.shape for lin in lins[0]},
                                     *({lin.bias is None for lin in group} for group in lins))
     dtypes = {*dtypes, *(x_dict[name].dtype for name in types),
-              *[entries.parameter(layer.skip, name).dtype for name in types]}
+              *[dicts.parameter(layer.skip, name).dtype for name in types]}
     dtypes.update(t.dtype for group in lins for lin in group for t in (lin.weight, lin.bias)
                   if t is not None)
     return all(len(values) == 1 for values in (*shapes, dtypes))
@@ -250,9 +250,9 @@ def _run_by_kernels(layer: Any, spec: RelationalSpec, inputs: RelationalInputs,
     else:
         rows, keys, queries, values = by_type.project(blocks, weight, True, bias, x, together)
         out = _attended(layer, spec, inputs, attend, keys, queries, values)
-    lins = [entries.module(layer.out_lin.lins, name) for name in types]
+    lins = [dicts.module(layer.out_lin.lins, name) for name in types]
     biases = [] if lins[0].bias is None else [lin.bias for lin in lins]
-    gates = ([entries.parameter(layer.skip, name) for name in types]
+    gates = ([dicts.parameter(layer.skip, name) for name in types]
              if x[0].shape[1] == layer.out_channels else [])
     return dict(zip(types,
                     by_type.finish_types(blocks, sizes, out, [lin.weight for lin in lins], biases,
@@ -306,7 +306,7 @@ def _attended_pairs(layer: Any, attend: Any, keys: Tensor, queries: Tensor,
 
 
 def _stacked(module: Any, types: tuple[str, ...]) -> tuple[Tensor, Tensor | None]:
-    lins = [entries.module(module.lins, name) for name in types]
+    lins = [dicts.module(module.lins, name) for name in types]
     return (torch.stack([lin.weight for lin in lins]),
             None if lins[0].bias is None else torch.stack([lin.bias for lin in lins]))
 
@@ -319,7 +319,7 @@ def _by_relation(layer: Any, weight: Tensor) -> Tensor:
 def _priors(layer: Any, present: frozenset) -> Tensor:
     """[relations, heads] priors. Rows of edge types that the call does not name are not the layer's
     parameters, so that they get no gradient, as in the host."""
-    rows = [entries.parameter(layer.p_rel, "__".join(name)) if name in present else None
+    rows = [dicts.parameter(layer.p_rel, "__".join(name)) if name in present else None
             for name in layer.edge_types]
     if len(present) < len(rows):
         unused = layer.k_rel.weight.new_zeros(1, layer.heads)

@@ -51,7 +51,7 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[PlainSpec, PlainInputs
     if type(reduces) is Reason:
         return reduces
     why = (guards.features_reason(x) or _maps_reason(layer, x)
-           or (None if edge_attr is None else _encoder_reason(layer, x)))
+           or (None if edge_attr is None else _encoder_reason(layer)))
     if why is not None:
         return why
     # an error in the host
@@ -144,7 +144,7 @@ def _maps_reason(layer: Any, x: Tensor) -> Reason | None:
     return None
 
 
-def _encoder_reason(layer: Any, x: Tensor) -> Reason | None:
+def _encoder_reason(layer: Any) -> Reason | None:
     """Why the map of edges' features is more than a linear map, or does not fit."""
     encoder = layer._modules.get("edge_encoder")
     why = guards.lazy_reason(encoder)

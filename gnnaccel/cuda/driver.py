@@ -22,7 +22,10 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import torch
 
 
 class CompileError(RuntimeError):
@@ -87,6 +90,12 @@ def using(driver: Driver):
 def placed() -> bool:
     """Whether `using` has put a driver in place, which then also serves tensors on the CPU."""
     return bool(in_place)
+
+
+def runs_on(device: torch.device) -> bool:
+    """Whether a driver can launch on tensors of this device: a CUDA device, or the CPU under the
+    tests' emulation."""
+    return device.type == "cuda" or bool(in_place)
 
 
 def current() -> Driver:

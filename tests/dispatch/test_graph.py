@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gnnaccel.cuda import driver
-from gnnaccel.dispatch.graph.view import GraphView, kernels_run_on
+from gnnaccel.dispatch.graph.view import GraphView
 from gnnaccel.errors import GraphError
 from tests.attention_cases import skewed_edges
 
@@ -56,7 +56,7 @@ def test_edges_on_the_cpu_need_no_driver():
     assert not driver.placed()
     edge_index = skewed_edges(40, 30, 200)
     assert triples(GraphView(edge_index, 40, 30, 3).edges()) == expected_triples(edge_index, 3)
-    assert not kernels_run_on(torch.device("cpu")) and kernels_run_on(torch.device("cuda"))
+    assert not driver.runs_on(torch.device("cpu")) and driver.runs_on(torch.device("cuda"))
 
 
 @pytest.mark.parametrize("strided", ["transposed", "narrowed", "int32"])

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gnnaccel.cuda import capture, edge_softmax, generated, generated_attention
+from gnnaccel.cuda import capture, driver, edge_softmax, generated, generated_attention
 from gnnaccel.cuda.expression import CHANNEL_SUM, Expression
 from gnnaccel.dispatch.generated import operations
 from gnnaccel.dispatch.generated.tree import BY_TORCH
 from gnnaccel.dispatch.graph import self_loops
-from gnnaccel.dispatch.graph.view import GraphView, kernels_run_on
+from gnnaccel.dispatch.graph.view import GraphView
 from gnnaccel.dispatch.ops import torch_ops
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.policy.reasons import Reason, reason
@@ -271,7 +271,7 @@ def _messages(view: GraphView, mean: bool) -> Tensor:
 
 def reduced(graph: OpGraph, reduce: str, more: Generated) -> Tensor:
     """[num_dst, *out]: one of `REDUCES` of the messages, by kernels where they run."""
-    if kernels_run_on(more.inputs[0].device):
+    if driver.runs_on(more.inputs[0].device):
         return run(graph, reduce, more)
     from gnnaccel.dispatch.ops import aggregation  # which needs this module
 
@@ -282,7 +282,7 @@ def reduced(graph: OpGraph, reduce: str, more: Generated) -> Tensor:
 def at_edges(graph: OpGraph, more: Generated, summed: bool) -> Tensor:
     """[E, *shape]: the value of each edge; if ``summed``, [E, heads] with heads as in
     `Generated.seen`: sums over each head's channels. By kernels, where they run: in fp32."""
-    if not kernels_run_on(more.inputs[0].device) or any(t.dtype is not torch.float32
+    if not driver.runs_on(more.inputs[0].device) or any(t.dtype is not torch.float32
                                                         for t in more.inputs):
         message = made(graph, more)
         return message.view(-1, *more.seen).sum(-1) if summed else message

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import capture, driver
+from gnnaccel.cuda import capture
 from gnnaccel.cuda import structure as counting
 from gnnaccel.cuda.structure import Rows
 from gnnaccel.dispatch.graph import structure as sorting
@@ -392,9 +392,3 @@ def _serves(rows: Rows, places: bool, inverse: bool = False) -> bool:
     """Whether these index arrays have ``places`` and ``inverse`` if they are asked for."""
     return not (places and rows.place.shape[0] != rows.other.shape[0]
                 or inverse and rows.inverse is None)
-
-
-def kernels_run_on(device: torch.device) -> bool:
-    """Whether a driver can launch on tensors of this device: a CUDA device, or the CPU under the
-    tests' emulation."""
-    return device.type == "cuda" or driver.placed()

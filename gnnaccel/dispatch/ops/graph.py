@@ -6,9 +6,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from gnnaccel.cuda import driver
 from gnnaccel.dispatch.graph import cache, joining, self_loops, structure
 from gnnaccel.dispatch.graph.joining import JoinedView, flipped, flipped_sizes, reversed_ends
-from gnnaccel.dispatch.graph.view import GraphView, kernels_run_on
+from gnnaccel.dispatch.graph.view import GraphView
 from gnnaccel.dispatch.memory.checkpoints import checkpointed
 
 
@@ -37,7 +38,7 @@ class OpGraph:
         if self._ends is None:
             src, dst = self.edge_index.unbind(0)
             self._ends = src, dst = (dst, src) if self.flipped else (src, dst)
-            if not kernels_run_on(src.device):  # torch operations say little of ids out of range
+            if not driver.runs_on(src.device):  # torch operations say little of ids out of range
                 structure.check_ids(src, dst, self.num_src, self.num_dst)
         return self._ends[target == "v"]
 
@@ -82,7 +83,7 @@ class OpGraph:
     def unread(self, target: str) -> tuple[Tensor, Tensor] | None:
         """[nodes]: whether no edge is at a node's rows of "u" or "v", and [1] a node with one; None
         where all nodes are known to have one."""
-        if not kernels_run_on(self.edge_index.device):
+        if not driver.runs_on(self.edge_index.device):
             index = self.index(target)
             bare = torch.ones(self.rows(target), dtype=torch.bool, device=index.device)
             return bare.index_fill_(0, index.long(), False), index[:1]

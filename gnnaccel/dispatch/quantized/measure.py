@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gnnaccel.cuda import driver
 from gnnaccel.cuda.quantize import Int8Rows
-from gnnaccel.dispatch.graph.view import GraphView, kernels_run_on
+from gnnaccel.dispatch.graph.view import GraphView
 from gnnaccel.dispatch.policy import config
 from gnnaccel.dispatch.quantized.rows import Stored
 from gnnaccel.dispatch.quantized.settings import Entry
@@ -144,7 +145,7 @@ def _table(view: GraphView, ids: bool, rows: int,
 
 def _arrays(view: GraphView, ids: bool) -> tuple[Tensor, Tensor, Tensor | None]:
     """Offsets, sources and edge ids (None: by position) of the graph by destination."""
-    if kernels_run_on(view.device):
+    if driver.runs_on(view.device):
         rows = view.csc(places=ids)
         return rows.indptr, rows.other, rows.place if ids else None
     edges = view.edges(ids)

@@ -22,9 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import int8_gemm
+from gnnaccel.cuda import driver, int8_gemm
 from gnnaccel.cuda.quantize import Int8Rows
-from gnnaccel.dispatch.graph.view import kernels_run_on
 from gnnaccel.dispatch.memory.checkpoints import checkpointed
 from gnnaccel.dispatch.ops.call import Kernel, compile_reason
 from gnnaccel.dispatch.policy.config import Config
@@ -87,7 +86,7 @@ def decide(linear: Any, entry: Entry, config: Config, x: Tensor, weight: Tensor,
     why = _unfit(x, weight, bias)
     if why is not None:
         return why
-    kernels = config.backend != "torch" and kernels_run_on(x.device)
+    kernels = config.backend != "torch" and driver.runs_on(x.device)
     if config.when == "profitable":
         why = (cost.map_reason_against(*_sizes(x, weight)) if kernels else
                reason("GA604", "torch operations only imitate the format, which is not faster"))

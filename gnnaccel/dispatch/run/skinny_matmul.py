@@ -13,10 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gnnaccel.cuda import capture, segment_gemm
+from gnnaccel.cuda import capture, driver, segment_gemm
 from gnnaccel.cuda.segment_direct import direct_plan
 from gnnaccel.cuda.segment_plan import Segments, shared_limit
-from gnnaccel.dispatch.graph.view import kernels_run_on
 
 _TALL = 1 << 15  # rows from which the GPU's time counts rather than the launch's
 
@@ -56,7 +55,7 @@ def _tall(x: Tensor, weight: Tensor, columns: int) -> Segments | None:
     """All rows as one segment, if our kernel is to make this product, else None. While a CUDA graph
     is captured nothing is made to keep."""
     if (x.dtype is not torch.float32 or weight.dtype is not torch.float32
-        or not kernels_run_on(x.device)):
+        or not driver.runs_on(x.device)):
         return None
     if (not (x.is_contiguous() and weight.is_contiguous())
         or not _fits(x.shape[1], columns, x.device)):

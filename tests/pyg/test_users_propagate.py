@@ -3,8 +3,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch_geometric.nn import MessagePassing, PNAConv, SimpleConv
+from torch_geometric.typing import Adj
 
 import gnnaccel
 from tests.pyg import graphs
@@ -176,3 +177,27 @@ def test_pygs_own_comes_back():
     assert MessagePassing.propagate is before
     x, ei, _ = arguments(Message)
     assert layer(x, ei).shape == made(x, ei).shape == (N, WIDTH)
+
+
+class Written(MessagePassing):
+    """A class that goes back to PyG's general ``propagate``, for which PyG then writes one."""
+
+    def forward(self, x: Tensor, edge_index: Adj) -> Tensor:
+        # propagate_type: (x: Tensor)
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_j: Tensor) -> Tensor:
+        return x_j
+
+
+def test_a_class_that_goes_back_to_pygs_general_propagate():
+    """PyG compares it with MessagePassing's, which is ours then."""
+    x, edges = torch.randn(N, 3), graphs.square()
+    with gnnaccel.enabled():
+        right = Written()(x, edges)
+        Written.propagate = Written._orig_propagate
+        try:
+            scripted = torch.jit.script(Written())
+        finally:
+            del Written.propagate
+    assert torch.equal(scripted(x, edges), right)

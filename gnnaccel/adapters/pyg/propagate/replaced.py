@@ -76,8 +76,7 @@ def _taking_over(native: Callable, patches: PatchSet) -> Callable:
         cls = type(self)
         for name in _KEPT:
             original = vars(cls).get(name)
-            if getattr(original, "routed", False) or getattr(original, "hands_on", False):
-                # inherited from a class that was taken over
+            if getattr(original, "routed", False):  # inherited from a class that was taken over
                 setattr(cls, name, original.__wrapped__)
         # not where somebody kept this from a session that is over
         if patches.holds(MessagePassing, _TEMPLATES):

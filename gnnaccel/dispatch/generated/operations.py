@@ -26,11 +26,13 @@ class Reduced(Operation):
     """[num_dst, *shape] of the inputs of a generated message. Attributes are those of `Generated`,
     without its tensors, which autograd keeps."""
 
-    __slots__ = ("graph", "reduce", "expression", "numbers", "shape", "seen")
+    __slots__ = ("apart", "graph", "reduce", "expression", "numbers", "shape", "seen")
+    keeps_inputs = True
 
     def __init__(self, graph: OpGraph, reduce: str, more: Generated):
         self.graph, self.reduce, self.expression = graph, reduce, more.expression
         self.numbers, self.shape, self.seen = more.numbers, more.shape, more.seen
+        self.apart = id(more.expression)
 
     def _gradients(self, needs: tuple[bool, ...], inputs: tuple[Tensor, ...], grad: Tensor,
                    best: Tensor | None = None) -> list[Tensor | None]:

@@ -223,6 +223,7 @@ class _RectifiedSum(Operation):
     """[num_dst, *features] of x [num_src, *features] and features of edges [E, *features]."""
 
     __slots__ = ("constant", "graph", "reduce")
+    keeps_inputs = True
 
     def __init__(self, graph: OpGraph, reduce: str, constant: float):
         self.graph, self.reduce, self.constant = graph, reduce, constant
@@ -248,6 +249,7 @@ class _GatedSum(Operation):
     """[num_dst, *features] of values [num_src, *features] and the tensors of `messages.Gated`."""
 
     __slots__ = ("graph", "reduce")
+    keeps_inputs = True
 
     def __init__(self, graph: OpGraph, reduce: str):
         self.graph, self.reduce = graph, reduce

@@ -85,6 +85,7 @@ class _SoftmaxSum(Operation):
     t, or None where that is a ``number``."""
 
     __slots__ = ("constant", "graph", "number", "whole")
+    keeps_inputs = True
 
     def __init__(self, graph: OpGraph, constant: float, whole: bool, number: float | None):
         self.graph, self.constant, self.whole, self.number = graph, constant, whole, number

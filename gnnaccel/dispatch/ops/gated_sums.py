@@ -49,6 +49,7 @@ def prepare(reduce: str, width: int, dtype: torch.dtype, weighted: bool) -> None
 
 class _Gated(Operation):
     __slots__ = ("graph",)
+    keeps_inputs = True
 
     def __init__(self, graph: OpGraph):
         self.graph = graph

@@ -115,6 +115,7 @@ class _OfEdgesToo(Operation):
     added to it."""
 
     __slots__ = ("graph", "reduces", "zero_share")
+    keeps_inputs = True
 
     def __init__(self, graph: OpGraph, reduces: tuple[str, ...], zero_share: bool):
         self.graph, self.reduces, self.zero_share = graph, reduces, zero_share
@@ -180,6 +181,7 @@ def compiler(variant: kernels.Variant) -> Callable[[], None]:
 
 class _MultiReduce(Operation):
     __slots__ = ("graph", "of_edges", "reduces", "zero_share")
+    keeps_inputs = True
 
     def __init__(self, graph: OpGraph, reduces: tuple[str, ...], zero_share: bool, of_edges: bool):
         self.graph, self.reduces = graph, reduces

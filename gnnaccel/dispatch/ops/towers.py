@@ -93,6 +93,7 @@ class Ends(Operation):
     """`ends` of x, edge, encoder and shift, then each tower's weight [F, ..] and bias [F]."""
 
     __slots__ = ("towers", "width")
+    keeps_inputs = True
 
     def __init__(self, towers: int, width: int):
         self.towers, self.width = towers, width
@@ -234,6 +235,7 @@ class Scaled(Operation):
     messages (`shifted`), beside x, by each tower's map, the messages scaled for each node."""
 
     __slots__ = ("towers", "counts", "runs", "scales", "biased")
+    keeps_inputs = True
 
     def __init__(self, towers: int, counts: Degrees, runs: Runs, scales: Tensor | None,
                  biased: bool):

@@ -117,6 +117,7 @@ def _multiply(pairs: Pairs, rows: Tensor, weight: Tensor, transposed: bool,
 
 class _Multiply(Operation):
     __slots__ = ("gather", "pairs", "transposed")
+    keeps_inputs = True
 
     def __init__(self, pairs: Pairs, transposed: bool, gather: Gather | None):
         self.pairs, self.transposed, self.gather = pairs, transposed, gather

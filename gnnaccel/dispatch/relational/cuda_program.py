@@ -110,6 +110,7 @@ class _Node(Operation):
     """A plan's steps. ``calls``: of their attention, and how many tensors each has saved."""
 
     __slots__ = ("calls", "plan")
+    keeps_inputs = True
 
     def __init__(self, plan: _Plan):
         self.plan = plan

@@ -183,6 +183,7 @@ class _Attention(Operation):
     """Attention over the inputs of a family, by its kernels."""
 
     __slots__ = ("call", "family")
+    keeps_inputs = True
 
     def __init__(self, call: Call, family: Family):
         self.call, self.family = call, family

@@ -8,6 +8,7 @@ gradient arrives, and how second derivatives are made.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -16,6 +17,7 @@ from torch import Tensor
 from torch._C import _functorch
 from torch._C._functorch import unwrap_if_dead
 
+from gnnaccel.dispatch.run import written
 from gnnaccel.dispatch.uncompiled import untraced
 
 #: gradients, or saved inputs: None where there is none
@@ -23,6 +25,7 @@ Tensors = Sequence[Tensor | None]
 
 _is_vmapped, _is_of_batch = _functorch.is_batchedtensor, _functorch.is_legacy_batchedtensor
 _transforms_active = torch._C._are_functorch_transforms_active
+_getframe, _is_users, _grad = sys._getframe, written.is_users.get, torch.is_grad_enabled
 
 
 class Operation:
@@ -37,6 +40,11 @@ class Operation:
     _apply: ClassVar[Callable[..., Any]]
     #: method (self, needs, results) -> the results without gradient, where there may be such
     without_grad: ClassVar[Callable[..., Tensors] | None] = None
+    #: whether backward reads inputs that the host's code does not keep, so that callers may write
+    #: to them before
+    keeps_inputs: ClassVar[bool] = False
+    apart: int = 0  # tells apart what `written` is to find out about apart, such as messages
+    _places: ClassVar[dict[int, written.Place]]
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -44,6 +52,8 @@ class Operation:
         cls._node = type(cls.__name__.strip("_"), (_Node,), {})
         # torch's types do not show what the class is based on, which is written in C
         cls._apply = super(torch.autograd.Function, cls._node).apply  # type: ignore[misc]
+        cls._places = {}
+        written.of_operations.append(cls._places)
 
     def apply(self, *inputs: Tensor | None) -> Any:
         """The result or results on ``inputs``, as a node of autograd's graph.
@@ -52,6 +62,17 @@ class Operation:
         """
         if _transforms_active():
             return self._node.apply(self, *inputs)  # says that this cannot be
+        if self.keeps_inputs and _grad():
+            frame: Any = _getframe(1)  # the user's, as `written` finds it
+            while frame is not None and _is_users(id(frame.f_code)) is False:
+                frame = frame.f_back
+            place = None if frame is None else self._places.get(
+                id(frame.f_code) + self.apart)
+            if place is None or place.left or place.written:
+                given, watched = written.copies(self._places, inputs, self.apart)
+                out = self._apply(self, *[t if t is None else unwrap_if_dead(t) for t in given])
+                written.watch(watched, out)
+                return out
         return self._apply(self, *[t if t is None else unwrap_if_dead(t) for t in inputs])
 
     def forward(self, needs: tuple[bool, ...], *inputs: Tensor | None) -> tuple[Any, Tensors]:

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 from torch import Tensor
-from torch.nn import functional as F
 
 from gnnaccel.adapters.pyg.propagate import channels, pointwise
 from gnnaccel.adapters.pyg.propagate.expressed import Once
@@ -18,6 +17,7 @@ from gnnaccel.adapters.pyg.propagate.products import product
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 from gnnaccel.adapters.pyg.propagate.traced import Make, Param, applied, checked_bias
 from gnnaccel.dispatch.generated.tree import Call, Leaf, Number, Tree, leaves
+from gnnaccel.dispatch.run.written import Keeping
 
 _Term = tuple[Tree, Any, Param]  # what is mapped, the shape of its rows, the weight
 
@@ -147,6 +147,8 @@ class Mapped(Deferred):
         roots = (*roots, *(root for _, _, weight in terms for root in weight.roots),
                  *(() if bias is None else bias.roots))
         function, of_nodes = self.function, roots if end in "ji" else ()
+        if end in "ji":  # the host maps rows that it gathered
+            function = Keeping(function)
 
         def make(given: Any) -> Tensor:
             given = of_read(given, of_nodes)
@@ -160,7 +162,7 @@ class Mapped(Deferred):
         def make_at_once(given: Any) -> Tensor:
             tree, tail, weight = terms[0]
             given = of_read(given, of_nodes)
-            return F.linear(whole(tree, tail, given), weight.make(given),
+            return function(whole(tree, tail, given), weight.make(given),
                             None if bias is None else bias.make(given))
 
         at_once = len(terms) == 1 and self.name == "linear"

@@ -1,0 +1,169 @@
+"""Inputs that callers write to between forward and backward, as in ``x += conv(x)``.
+
+Backward of some operations reads rows that the host's code gathers from and does not need again.
+torch refuses to go back once such rows were written to; with the host's code it would not. So these
+operations get copies, where callers write. Who does is found out by torch's counts of writes: in
+the first calls from a function of the user's all inputs are copied, later those that were written
+to, and mostly none.
+"""
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+#: calls from a function until it is known which inputs it writes to: before the first backward, and
+#: after that
+_BEFORE, _AFTER = 64, 4
+#: bytes of an input that is copied to find that out, whatever memory is free ...
+_SMALL = 1 << 26
+#: ... and the share of the free memory that a larger one may take
+_SHARE = 0.25
+#: places that one operation knows
+_MOST = 1024
+_LIBRARIES = {"gnnaccel", "torch", "torch_geometric", "dgl", *sys.stdlib_module_names} - {
+    "__main__"}
+
+#: by the id of a function's code: whether it is the user's
+is_users: dict[int, bool] = {}
+#: what is known of each operation's calls, by the id of the user's code, plus `Operation.apart`
+of_operations: list[dict[int, Place]] = []
+_getframe, _is_users, _grad = sys._getframe, is_users.get, torch.is_grad_enabled
+
+
+class Place:
+    """A function of the user's that calls an operation. ``code``: the id of its code; ``left``:
+    calls until it is known what it writes to; ``written``: the numbers of the inputs that were
+    written to."""
+
+    __slots__ = ("code", "left", "written")
+
+    def __init__(self, code: int = 0) -> None:
+        self.code, self.left, self.written = code, _BEFORE, set[int]()
+
+    def copies(self, inputs: Sequence[Tensor | None]
+               ) -> tuple[list[Tensor | None], Watched | None]:
+        """`copies` of a call from here."""
+        given, made = list(inputs), dict[int, Tensor]()
+        watched = Watched(self) if self.left else None
+        self.left = max(0, self.left - 1)
+        for at, t in enumerate(given):
+            if t is None or not _may_be_written(t):
+                continue
+            if watched is not None and _fits(t):
+                watched.add(at, t)
+            elif at not in self.written:
+                continue
+            if id(t) not in made:
+                made[id(t)] = t.clone()
+            given[at] = made[id(t)]
+        return given, watched
+
+
+class Watched:
+    """Counts of writes to the inputs of one call, as they were in forward."""
+
+    __slots__ = ("counts", "place")
+
+    def __init__(self, place: Place):
+        self.place = place
+        self.counts: list[tuple[int, Tensor, int]] = []
+
+    def add(self, at: int, t: Tensor) -> None:
+        counter = t.detach()
+        counter.data = t.new_empty(0)  # counts the writes to t, without its memory
+        self.counts.append((at, counter, t._version))
+
+    def compare(self, grads: Any) -> None:
+        """Note what was written to since, before backward."""
+        place = self.place
+        place.left = min(place.left, _AFTER)
+        place.written.update(at for at, counter, then in self.counts if counter._version != then)
+
+
+def copies(places: dict[int, Place], inputs: Sequence[Tensor | None], apart: int = 0
+           ) -> tuple[Sequence[Tensor | None], Watched | None]:
+    """The inputs, or copies of those that may be written to; and what to `watch`. ``places``: of
+    one operation, by the id of the user's code, plus ``apart``."""
+    code = _users_code()
+    if code is None:
+        return inputs, None
+    place = places.get(id(code) + apart)
+    if place is None:
+        if len(places) >= _MOST:
+            places.clear()
+        place = places[id(code) + apart] = Place(id(code))
+    return place.copies(inputs)
+
+
+class Keeping:
+    """``function(rows, *others)`` of torch, whose backward reads the rows, as an operation that
+    gets copies."""
+
+    def __init__(self, function: Callable[..., Tensor]):
+        self._function, self._places = function, dict[int, Place]()
+
+    def __call__(self, rows: Tensor, *others: Tensor | None) -> Tensor:
+        if not _grad():
+            return self._function(rows, *others)
+        frame: Any = _getframe(1)
+        while frame is not None and _is_users(id(frame.f_code)) is False:
+            frame = frame.f_back
+        place = None if frame is None else self._places.get(id(frame.f_code))
+        if place is not None and not place.left and not place.written:
+            return self._function(rows, *others)
+        (given,), watched = copies(self._places, (rows,))
+        out = self._function(given, *others)
+        watch(watched, out)
+        return out
+
+
+def watch(watched: Watched | None, results: Any) -> None:
+    """Compare the counts once a gradient of the results arrives."""
+    if watched is None:
+        return
+    first = results if isinstance(results, Tensor) else results[0]
+    if first.grad_fn is not None:
+        first.grad_fn.register_prehook(watched.compare)
+
+
+def _may_be_written(t: Tensor) -> bool:
+    """Whether torch lets callers write to it: not to leaves that want gradients."""
+    return t.is_floating_point() and not (t.is_leaf and t.requires_grad) and not t.is_inference()
+
+
+def _fits(t: Tensor) -> bool:
+    size = t.numel() * t.element_size()
+    if size <= _SMALL or not t.is_cuda:
+        return True
+    free = torch.cuda.mem_get_info(t.device)[0] + (torch.cuda.memory_reserved(t.device)
+                                                   - torch.cuda.memory_allocated(t.device))
+    return size <= free * _SHARE
+
+
+def _forget(gone: int) -> None:
+    """Forget a function that is gone: another one may get its id."""
+    is_users.pop(gone, None)
+    for places in of_operations:
+        for key in [key for key, place in list(places.items()) if place.code == gone]:
+            del places[key]
+
+
+def _users_code() -> Any:
+    """The code of the innermost function that is of none of the libraries, or None."""
+    frame: Any = sys._getframe(2)
+    while frame is not None:
+        code = frame.f_code
+        users = is_users.get(id(code))
+        if users is None:
+            name = frame.f_globals.get("__name__") or ""
+            users = is_users[id(code)] = name.partition(".")[0] not in _LIBRARIES
+            weakref.finalize(code, _forget, id(code)).atexit = False
+        if users:
+            return code
+        frame = frame.f_back
+    return None

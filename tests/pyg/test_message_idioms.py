@@ -223,6 +223,34 @@ def test_what_is_kept_is_the_hosts(emulated, flow):
                 assert layer.kept[3] == count
 
 
+class KeepsOneTwice(Keeps):
+    """The same tensor in several places."""
+
+    def forward(self, x, edge_index, views=False):
+        self.views = views
+        out = self.propagate(edge_index, x=x)
+        (first, last), other = self.kept, self.other
+        first.fill_(2.0)
+        return out, last.sum(), other.sum()
+
+    def message(self, x_i, x_j):
+        alpha = torch.sigmoid(x_i * x_j)
+        self.kept, self.other = (alpha, alpha), alpha.flatten() if self.views else alpha
+        return alpha * x_j
+
+
+@pytest.mark.parametrize("views", [False, True])
+def test_what_is_kept_twice_is_one_tensor(emulated, views):
+    """Or it stays native, where one of them is a view."""
+    layer, (x, ei) = KeepsOneTwice(), given(Keeps)
+    expected = layer(x, ei, views)
+    gnnaccel.reset_stats()
+    with emulated.on(on_fallback="native"):
+        for _ in range(2):
+            assert all(map(close, layer(x, ei, views), expected))
+    assert routes(layer) == {"native" if views else "cuda": 2}
+
+
 def test_undefined_memory_that_torch_fills(emulated):
     """Where torch fills it with NaN, edges of no kind get NaN."""
     layer, (x, ei, edge) = Undefined(), given(Undefined)

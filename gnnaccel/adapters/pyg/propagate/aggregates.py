@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters.guards import context_reason
-from gnnaccel.adapters.pyg.propagate import (channels, generated, own_aggregations, pointwise,
-                                             reading, tracing)
+from gnnaccel.adapters.pyg.propagate import (channels, generated, kept_values, own_aggregations,
+                                             pointwise, reading, tracing)
 from gnnaccel.adapters.pyg.propagate.expressed import notes
 from gnnaccel.adapters.pyg.propagate.node_values import NodeValue
 from gnnaccel.adapters.pyg.propagate.standins import Form, Unseen
@@ -113,7 +113,7 @@ def _form(trace: tracing.Trace, source: str | None, messages: tuple[generated.Me
     def more(given: Any, layer: Any) -> Generated | Several | Reason:
         if not trace.holds(layer, given.graph.num_edges) or not trace.met(given):
             return why
-        channels.begin(layer, trace, given)
+        kept_values.begin(layer, trace, given)
         return _together([one.generated(given) for one in messages])
 
     arguments = {*trace.edges, *(name for one in messages for name in one.edge_arguments)}
@@ -218,11 +218,11 @@ def _result(value: Any, alike: dict[int, pointwise.Rows]) -> tuple[Any, dict[int
         return {key: _result(one, alike)[0] for key, one in value.items()}, alike
     if isinstance(value, pointwise.Rows):
         alike[id(value)] = rows = channels.at_edges(value)
-        return channels.given_back(rows), alike
+        return kept_values.given_back(rows), alike
     if value is None or type(value) is NodeValue:
         return value, alike
     raise Unseen
 
 
 _MANNER = tracing.Manner(generated.OF_MESSAGES, generated.prepared, pointwise.rows, _found, True,
-                         aggregated, channels.kept, Traced, wholes=True)
+                         aggregated, kept_values.kept, Traced, wholes=True)

@@ -25,7 +25,6 @@ from gnnaccel.adapters.pyg.propagate.specials import UP_TO_LAST, Special
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 from gnnaccel.adapters.pyg.propagate.traced import Param, Value, applied
 from gnnaccel.adapters.pyg.propagate.traced_modules import parameter
-from gnnaccel.adapters.pyg.propagate.tracing import Trace
 from gnnaccel.cuda.layout import MAX_WIDTH
 from gnnaccel.dispatch.generated.cut import make_without_gradient
 from gnnaccel.dispatch.generated.tree import Call, Leaf, Number, Tree, leaves, mapped
@@ -339,48 +338,3 @@ def _one_of(shape: tuple[int, ...], dim: int, at: int, leaf: Leaf) -> Leaf:
     if key not in leaf.pieces:
         leaf.pieces[key] = Leaf(leaf.end, make, rest, leaf.names, leaf.roots)
     return leaf.pieces[key]
-
-
-# --- what a message does besides ------------------------------------------------------------------
-
-def kept(value: Any) -> Any:
-    """``value`` as `begin` keeps it on the layer; Unseen where it cannot."""
-    if not isinstance(value, Rows) and isinstance(value, Value) and hasattr(value, "rows"):
-        return value.kept(kept)  # in another dimension than the first
-    if isinstance(value, Rows):
-        rows = at_edges(value)
-        tree, tail = rows.tree, rows.meta.shape[1:]
-        return Once(lambda given: whole(tree, tail, given))
-    if value is None or type(value) in (int, float, bool, str):
-        return value
-    if type(value) is tuple and value:
-        parts = [kept(one) for one in value]
-        return Once(lambda given: tuple([_kept_now(one, given) for one in parts]))
-    if type(value) is Special and value.end:
-        return Once(functools.partial(_ids, value.end))
-    raise Unseen
-
-
-def _kept_now(value: Any, given: Any) -> Any:
-    return value(given) if type(value) is Once else value
-
-
-def _ids(end: str, given: Any) -> Any:
-    """The caller's ids of the nodes at one end of the edges."""
-    graph = given.graph
-    return graph.edge_index[int((end == "i") is not graph.flipped)]
-
-
-def given_back(rows: Rows) -> Once:
-    """Computation of a copy of the rows for the user, who may change it in place."""
-    value = kept(rows)
-    return Once(lambda given: value(given).clone())
-
-
-def begin(layer: Any, trace: Trace, given: Any) -> None:
-    """Do what precedes the messages of a call: compute all effects, and set what the message sets
-    on the layer, such as ``self.alpha``."""
-    for effect in trace.effects:
-        effect(given)
-    for name, value in trace.kept.items():
-        setattr(layer, name, _kept_now(value, given))

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from gnnaccel.adapters import own
-from gnnaccel.adapters.pyg.propagate import (channels, function_names, linear_maps, naming,
-                                             pointwise, reading, stacks, supers, tracing)
+from gnnaccel.adapters.pyg.propagate import (channels, function_names, kept_values, linear_maps,
+                                             naming, pointwise, reading, stacks, supers, tracing)
 from gnnaccel.adapters.pyg.propagate.expressed import Message, expressed
 from gnnaccel.adapters.pyg.propagate.pointwise_calls import OPERATIONS
 from gnnaccel.adapters.pyg.propagate.specials import Special
@@ -132,7 +132,7 @@ def functions(layer: Layer) -> Any:
     return GraphFunctions(layer)
 
 
-_MANNER = tracing.Manner(OF_MESSAGES, prepared, pointwise.rows, found, True, kept=channels.kept,
+_MANNER = tracing.Manner(OF_MESSAGES, prepared, pointwise.rows, found, True, kept=kept_values.kept,
                          functions=functions, stacked=stacks.stand_in, wholes=True)
 
 
@@ -171,7 +171,7 @@ def form(layer: Any, known: reading.Known, kwargs: dict, edge_index: Any,
         if (trace.devices or trace.conditions) and not trace.met(given):
             return why
         if trace.effects or trace.kept:
-            channels.begin(layer, trace, given)
+            kept_values.begin(layer, trace, given)
         return message.generated(given)
 
     arguments = set() if stacked else {*trace.edges, *message.edge_arguments}

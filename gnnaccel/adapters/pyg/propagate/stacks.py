@@ -160,7 +160,7 @@ class Stacked(Value):
             raise Unseen
 
     def kept(self, kept: Callable) -> Once:
-        """`channels.kept` of the rows as the user sees them."""
+        """`kept_values.kept` of the rows as the user sees them."""
         value, place = kept(self.rows), self.place
         return Once(lambda given: value(given).movedim(0, place).contiguous())
 

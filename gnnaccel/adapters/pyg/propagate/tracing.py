@@ -47,7 +47,7 @@ class Manner(NamedTuple):
     where it is not of this kind. ``methods``: whether methods of the layer, and functions of the
     user's own, may be called. ``then(out, layer, kwargs, given, ends, edges, edge_index)``: what
     goes on with what the message gave for the stand-ins ``given``; it adds to the lists of a
-    `Trace`. ``kept(value)``: how a `Trace` keeps what the message sets on the layer, if it may set
+    `Trace`. ``kept(values)``: how a `Trace` keeps what the message sets on the layer, if it may set
     any. ``functions(layer)``: what stands for functions of PyG and others. ``stacked(rows,
     place)``: what stands for rows that are in another dimension than the first, if any may be.
     ``wholes``: whether arguments may be whole numbers or truth values.
@@ -163,7 +163,8 @@ def _followed(layer: Any, kwargs: dict, manner: Manner, edge_index: Any,
         return Trace(None, (), (), guarded.Guards({}))
     arguments: dict[str, Any] = {}
     cells = tuple((cell, cell.cell_contents) for cell in function.__closure__ or ())
-    traced, attributes = None, {}
+    traced: Any = None
+    attributes: dict[str, Any] = {}
     try:
         for parameter in list(inspect.signature(function).parameters.values())[1:]:
             one, end = stand_in(parameter, kwargs, manner, proxy, edge_index)
@@ -178,8 +179,7 @@ def _followed(layer: Any, kwargs: dict, manner: Manner, edge_index: Any,
         if manner.then is not None:
             out = manner.then(out, proxy, kwargs, arguments, ends, at_edges, edge_index)
         traced = manner.found(out, layer)
-        attributes = {} if manner.kept is None else {
-            name: manner.kept(value) for name, value in proxy._traced_kept.items()}
+        attributes = {} if manner.kept is None else manner.kept(proxy._traced_kept)
     except ENDS:
         traced, attributes = None, {}  # it is none
     guards = guarded.Guards(proxy._traced_read, cells, tuple(proxy._traced_watched))

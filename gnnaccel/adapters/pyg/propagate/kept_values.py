@@ -1,0 +1,94 @@
+"""What a message does besides: tensors and others that it keeps on the layer, such as
+``self.alpha``, and what it computes once in each call.
+"""
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from gnnaccel.adapters.pyg.propagate import channels
+from gnnaccel.adapters.pyg.propagate.expressed import Once
+from gnnaccel.adapters.pyg.propagate.pointwise import Rows, whole
+from gnnaccel.adapters.pyg.propagate.specials import Special
+from gnnaccel.adapters.pyg.propagate.standins import Unseen
+from gnnaccel.adapters.pyg.propagate.traced import Value
+from gnnaccel.adapters.pyg.propagate.tracing import Trace
+from gnnaccel.dispatch.generated.tree import Leaf
+
+
+def kept(values: dict[str, Any]) -> dict[str, Any]:
+    """``values`` by their names as `begin` keeps them on the layer; Unseen where it cannot."""
+    found: dict[int, tuple[Value, Any]] = {}
+    return {name: _kept(value, found) for name, value in values.items()}
+
+
+def _kept(value: Any, found: dict[int, tuple[Value, Any]]) -> Any:
+    """``value`` as it is kept. ``found``: what is kept of stand-ins already, by their ids: what is
+    one tensor for the host is one here, which the user may change in place."""
+    if isinstance(value, Value):
+        if id(value) not in found:
+            if _lies_with(value, found):
+                raise Unseen
+            found[id(value)] = value, _of_rows(value)
+        return found[id(value)][1]
+    if value is None or type(value) in (int, float, bool, str):
+        return value
+    if type(value) is tuple and value:
+        parts = [_kept(one, found) for one in value]
+        return Once(lambda given: tuple([_kept_now(one, given) for one in parts]))
+    if type(value) is Special and value.end:
+        return Once(functools.partial(_ids, value.end))
+    raise Unseen
+
+
+def _lies_with(value: Value, found: dict[int, tuple[Value, Any]]) -> bool:
+    """Whether rows lie in the memory of others that are kept, where ours would not."""
+    memory = _memory(value)
+    if memory is None:
+        return False
+    return any([_memory(one) is memory for one, _ in found.values()])
+
+
+def _memory(value: Value) -> Any:
+    """The rows in the memory of ``value``; None for these alone, and where theirs is the
+    caller's, as ours is then."""
+    rows = value if isinstance(value, Rows) else vars(value).get("rows")
+    if not isinstance(rows, Rows) or (
+        rows.of_caller and type(rows.tree) is Leaf and rows.tree.end == "e"):
+        return None
+    return rows.memory
+
+
+def _of_rows(value: Value) -> Once:
+    if not isinstance(value, Rows):
+        if not hasattr(value, "rows"):
+            raise Unseen
+        return value.kept(_of_rows)  # in another dimension than the first
+    rows = channels.at_edges(value)
+    tree, tail = rows.tree, rows.meta.shape[1:]
+    return Once(lambda given: whole(tree, tail, given))
+
+
+def _kept_now(value: Any, given: Any) -> Any:
+    return value(given) if type(value) is Once else value
+
+
+def _ids(end: str, given: Any) -> Any:
+    """The caller's ids of the nodes at one end of the edges."""
+    graph = given.graph
+    return graph.edge_index[int((end == "i") is not graph.flipped)]
+
+
+def given_back(rows: Rows) -> Once:
+    """Computation of a copy of the rows for the user, who may change it in place."""
+    value = _of_rows(rows)
+    return Once(lambda given: value(given).clone())
+
+
+def begin(layer: Any, trace: Trace, given: Any) -> None:
+    """Do what precedes the messages of a call: compute all effects, and set what the message sets
+    on the layer, such as ``self.alpha``."""
+    for effect in trace.effects:
+        effect(given)
+    for name, value in trace.kept.items():
+        setattr(layer, name, _kept_now(value, given))

@@ -372,13 +372,13 @@ def test_a_layer_that_its_own_code_changes(on):
     torch.manual_seed(0)
     model, (x, edge_index) = FastRGCNConv(6, 4, 3).to(PLACE[0]), given()
     model.fuse = True
-    kind = torch.arange(edge_index.shape[1]) % 3
+    kind = torch.arange(edge_index.shape[1], device=edge_index.device) % 3
     twin = copy.deepcopy(model)
     for _ in range(9):
         found, expected = [], []
         for layer, results in ((model, found), (twin, expected)):
             with gnnaccel.disabled() if layer is twin else contextlib.nullcontext():
-                out = layer(x, edge_index, kind.to(x.device))
+                out = layer(x, edge_index, kind)
                 first = torch.autograd.grad(out.pow(2).sum(), list(layer.parameters()),
                                             create_graph=True)
                 results += [out, *first, *torch.autograd.grad(

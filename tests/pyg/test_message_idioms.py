@@ -45,7 +45,8 @@ class ByOwnSums(Message):
         degrees = torch.zeros(size[0], device=row.device, dtype=x_j.dtype)
         degrees.scatter_add_(0, row, weight)
         counts = torch.zeros(size[1], device=col.device, dtype=x_j.dtype)
-        counts = counts.index_add(0, col, torch.ones(col.size(0), dtype=x_j.dtype))
+        counts = counts.index_add(0, col, torch.ones(col.size(0), dtype=x_j.dtype,
+                                                     device=col.device))
         norm = degrees.clamp(min=0.1).pow(-0.5)
         return (norm[row] * weight / counts[col]).view(-1, 1) * x_j
 

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gnnaccel.cuda import capture
+
 #: calls from a function until it is known which inputs it writes to: before the first backward, and
 #: after that
 _BEFORE, _AFTER = 64, 4
@@ -137,9 +139,12 @@ def _may_be_written(t: Tensor) -> bool:
 
 
 def _fits(t: Tensor) -> bool:
+    """Whether there is memory for a copy, which a CUDA graph would make again in each replay."""
     size = t.numel() * t.element_size()
     if size <= _SMALL or not t.is_cuda:
         return True
+    if capture.capturing():
+        return False
     free = torch.cuda.mem_get_info(t.device)[0] + (torch.cuda.memory_reserved(t.device)
                                                    - torch.cuda.memory_allocated(t.device))
     return size <= free * _SHARE

@@ -80,6 +80,13 @@ USERS = (Mapped, Maximum, Scored, Rectified, Moved)
 LAYERS = ("FeaStConv", "GINEConv", "HEATConv", "PNAConv", "PointNetConv", "RGATConv")
 
 
+@pytest.fixture(autouse=True)
+def unknown():
+    """Nothing is known of the functions of tests before."""
+    for places in written.of_operations:
+        places.clear()
+
+
 def inputs(device):
     return on_device(device, torch.randn(50, WIDTH), torch.randint(0, 50, (2, EDGES)),
                      torch.randn(50, 3))
@@ -224,20 +231,67 @@ def test_gradients_of_gradients_reach_the_features(kernels):
             assert close(second(), expected, 1e-4)
 
 
-def test_a_loop_of_many_calls_before_the_first_backward(kernels):
+@pytest.mark.parametrize("calls", [12, written._BEFORE + 10])
+def test_a_loop_of_many_calls_before_the_first_backward(kernels, calls):
     layer, (x, edge_index, edge_attr) = gine(kernels.device)
 
     def steps():
         leaf = x.clone().requires_grad_()
         rows = leaf * 1.0
-        for _ in range(12):
-            rows += layer(rows, edge_index, edge_attr) * 0.1
+        for _ in range(calls):
+            rows += layer(rows, edge_index, edge_attr) * 0.01
         return torch.autograd.grad(rows.square().sum(), leaf)[0]
 
     expected = steps()
     with kernels.on():
         for _ in range(3):
             assert close(steps(), expected, 1e-4)
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_evaluations_with_gradients_on_before_the_first_backward(kernels, cloned, wanted):
+    """Many a script evaluates so; where no input wants gradients nothing is copied."""
+    layer, (x, edge_index, edge_attr) = gine(kernels.device)
+
+    def add(rows):
+        rows += layer(rows, edge_index, edge_attr)
+        return rows
+
+    def gradient():
+        leaf = x.clone().requires_grad_()
+        return torch.autograd.grad(add(leaf * 1.0).square().sum(), leaf)[0]
+
+    expected = gradient()
+    with kernels.on():
+        for _ in range(written._BEFORE + 2):
+            add(x.clone().requires_grad_(wanted) * 1.0)
+        assert bool(cloned[0]) is wanted
+        assert close(gradient(), expected, 1e-4)
+
+
+def test_what_is_written_to_after_backward_is_not_copied(cloned):
+    """As a buffer that takes each step's features."""
+    place = written.Place()
+    rows = torch.randn(3, 2)
+    for _ in range(5):
+        watched = place.copies((rows,))[1]
+        if watched is not None:
+            watched.compare(None)
+        rows.add_(1.0)
+    assert place.copies((rows,))[1] is None and not place.written and cloned[0] == 5
+
+
+def test_maps_forget_functions_that_are_gone():
+    keeping, other = written.Keeping(torch.mul), written.Keeping(torch.mul)
+    scope: dict = {}
+    exec("def function(keeping, x):\n    return keeping(x, x)", {"__name__": "a user's"}, scope)
+    for each in (keeping, other):
+        scope["function"](each, torch.randn(3, requires_grad=True) * 1.0)
+    code = id(scope["function"].__code__)
+    assert [place.code for place in written.Keeping._places.values()].count(code) == 2
+    scope.clear()
+    gc.collect()
+    assert code not in [place.code for place in written.Keeping._places.values()]
 
 
 def test_both_ends_are_one_copy(cloned):
@@ -255,7 +309,7 @@ def test_nothing_is_kept_alive():
     scope: dict = {}
     exec("def function(places, x):\n    return copies(places, (x,))",
          {"copies": written.copies, "__name__": "a user's"}, scope)
-    x = torch.randn(1000)
+    x = torch.randn(1000, requires_grad=True) * 1.0
     memory = weakref.ref(x.untyped_storage())
     given, watched = scope["function"](operation._places, x)
     code = id(scope["function"].__code__)

@@ -4,14 +4,16 @@ Backward of some operations reads rows that the host's code gathers from and doe
 torch refuses to go back once such rows were written to; with the host's code it would not. So these
 operations get copies, where callers write. Who does is found out by torch's counts of writes: in
 the first calls from a function of the user's all inputs are copied, later those that were written
-to, and mostly none.
+to, and mostly none. The counts of a call are compared in its backward, or in the next call where
+that comes first, as in a loop or an evaluation.
 """
 from __future__ import annotations
 
+import itertools
 import sys
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -40,19 +42,23 @@ _getframe, _is_users, _grad = sys._getframe, is_users.get, torch.is_grad_enabled
 class Place:
     """A function of the user's that calls an operation. ``code``: the id of its code; ``left``:
     calls until it is known what it writes to; ``written``: the numbers of the inputs that were
-    written to."""
+    written to; ``last``: the last call, until it is compared."""
 
-    __slots__ = ("code", "left", "written")
+    __slots__ = ("code", "last", "left", "written")
 
     def __init__(self, code: int = 0) -> None:
         self.code, self.left, self.written = code, _BEFORE, set[int]()
+        self.last: Watched | None = None
 
     def copies(self, inputs: Sequence[Tensor | None]
                ) -> tuple[list[Tensor | None], Watched | None]:
         """`copies` of a call from here."""
         given, made = list(inputs), dict[int, Tensor]()
+        if self.last is not None:
+            self.written.update(self.last.written())
         watched = Watched(self) if self.left else None
         self.left = max(0, self.left - 1)
+        self.last = watched if self.left else None
         for at, t in enumerate(given):
             if t is None or not _may_be_written(t):
                 continue
@@ -80,17 +86,25 @@ class Watched:
         counter.data = t.new_empty(0)  # counts the writes to t, without its memory
         self.counts.append((at, counter, t._version))
 
+    def written(self) -> list[int]:
+        """The numbers of the inputs that were written to since."""
+        return [at for at, counter, then in self.counts if counter._version != then]
+
     def compare(self, grads: Any) -> None:
         """Note what was written to since, before backward."""
         place = self.place
         place.left = min(place.left, _AFTER)
-        place.written.update(at for at, counter, then in self.counts if counter._version != then)
+        place.written.update(self.written())
+        if place.last is self:
+            place.last = None  # what is written to after backward needs no copies
 
 
 def copies(places: dict[int, Place], inputs: Sequence[Tensor | None], apart: int = 0
            ) -> tuple[Sequence[Tensor | None], Watched | None]:
     """The inputs, or copies of those that may be written to; and what to `watch`. ``places``: of
     one operation, by the id of the user's code, plus ``apart``."""
+    if not any([t is not None and t.requires_grad for t in inputs]):
+        return inputs, None  # no backward comes
     code = _users_code()
     if code is None:
         return inputs, None
@@ -106,8 +120,13 @@ class Keeping:
     """``function(rows, *others)`` of torch, whose backward reads the rows, as an operation that
     gets copies."""
 
+    _places: ClassVar[dict[int, Place]] = {}
+    of_operations.append(_places)
+    _numbers = itertools.count(1)
+
     def __init__(self, function: Callable[..., Tensor]):
-        self._function, self._places = function, dict[int, Place]()
+        self._function = function
+        self._apart = next(self._numbers) << 64  # above every id
 
     def __call__(self, rows: Tensor, *others: Tensor | None) -> Tensor:
         if not _grad():
@@ -115,11 +134,11 @@ class Keeping:
         frame: Any = _getframe(1)
         while frame is not None and _is_users(id(frame.f_code)) is False:
             frame = frame.f_back
-        place = None if frame is None else self._places.get(id(frame.f_code))
+        place = None if frame is None else self._places.get(id(frame.f_code) + self._apart)
         if place is not None and not place.left and not place.written:
             return self._function(rows, *others)
-        (given,), watched = copies(self._places, (rows,))
-        out = self._function(given, *others)
+        given, watched = copies(self._places, (rows, *others), self._apart)
+        out = self._function(*given)
         watch(watched, out)
         return out
 
@@ -155,7 +174,7 @@ def _forget(gone: int) -> None:
     is_users.pop(gone, None)
     for places in of_operations:
         for key in [key for key, place in list(places.items()) if place.code == gone]:
-            del places[key]
+            places.pop(key, None)  # another thread may have
 
 
 def _users_code() -> Any:

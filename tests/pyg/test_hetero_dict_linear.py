@@ -6,7 +6,7 @@ import torch
 from torch_geometric.nn import HeteroDictLinear, Linear
 
 import gnnaccel
-from gnnaccel.dispatch.relational import counting, statements
+from gnnaccel.dispatch.relational import costs, statements
 from gnnaccel.dispatch.relational.request import RelationalRequest
 from gnnaccel.errors import FallbackError
 from tests.helpers import relative
@@ -215,7 +215,7 @@ def test_few_rows_pay_and_many_do_not(types, bits, grad, pays):
     request = RelationalRequest(statements.typed_linear(transposed=True), "HeteroDictLinear",
                                 shapes, torch.float32, torch.float32, "cuda", bits, bits, bits,
                                 types.bit_length(), grad, False)
-    assert (counting.cuda(request) < counting.native(request)) is pays
+    assert (costs.cuda(request) < costs.native(request)) is pays
 
 
 BAD_CALLS = {

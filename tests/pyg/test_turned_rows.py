@@ -135,19 +135,12 @@ class OverHeads(Message):
         return torch.softmax(heads, dim=0).transpose(0, 1).reshape(-1, WIDTH)
 
 
-class LeftInFront(Message):
-    """Messages with heads in front: results have them there."""
-
-    def message(self, x_i, x_j):
-        return (x_i * x_j).view(-1, HEADS, 4).transpose(0, 1)
-
-
 class PileOfEdges(Message):
     def message(self, x_i, x_j):
         return torch.stack((x_i, x_j)).permute(1, 0, 2).flatten(1)
 
 
-@pytest.mark.parametrize("cls", [TurnedThenFilled, OverHeads, LeftInFront, PileOfEdges])
+@pytest.mark.parametrize("cls", [TurnedThenFilled, OverHeads, PileOfEdges])
 def test_what_stays_native(emulated, cls):
     stays_native(emulated, cls())
 

@@ -201,3 +201,21 @@ def test_a_class_that_goes_back_to_pygs_general_propagate():
         finally:
             del Written.propagate
     assert torch.equal(scripted(x, edges), right)
+
+
+def test_a_class_that_is_new_and_for_which_pyg_cannot_write_one():
+    """As `ptr` has no annotation. It inherits PyG's general one, which is ours by then."""
+
+    class Unannotated(MessagePassing):
+        def forward(self, x, edge_index):
+            return self.propagate(edge_index, x=x)
+
+        def message(self, x_j, ptr):
+            return x_j
+
+    x, edges = torch.randn(N, 3), graphs.square()
+    with gnnaccel.enabled(backend="torch", when="supported"):
+        layer = Unannotated()
+        got = layer(x, edges)
+        assert gnnaccel.stats()["Unannotated"]["routes"] == {"torch": 1}
+    assert torch.allclose(got, layer(x, edges), atol=1e-5)

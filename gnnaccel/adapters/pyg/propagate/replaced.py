@@ -89,16 +89,16 @@ def _taking_over(native: Callable, patches: PatchSet) -> Callable:
 def _take_over(cls: type[Any], patches: PatchSet) -> None:
     from gnnaccel.adapters.pyg import known_class, propagates, redefines
 
-    own, native, adapter = vars(cls), cls.propagate, known_class(cls)
-    native = native.__wrapped__ if getattr(native, "hands_on", False) else native
+    adapter = known_class(cls)
+    native, original, generated = map(_unpatched, (
+        cls.propagate, *map(vars(cls).get, _KEPT)))
     chosen = None if adapter is None else propagates(adapter)
     if getattr(native, "routed", False) or (adapter is not None and chosen is None
                                             and not redefines(cls)):
         return
-    written = (own.get("propagate") is native is own.get(_KEPT[1])
-               and own.get(_KEPT[0]) is not native)
+    written = vars(cls).get("propagate") is native is generated is not original
     # where PyG could not write one: the general one, or what was written for a class above
-    inherited = "propagate" not in own and native is own.get(_KEPT[0]) is own.get(_KEPT[1])
+    inherited = "propagate" not in vars(cls) and native is original is generated
     if (written or inherited) and own_code.is_method(native, cls, "propagate", "torch_geometric"):
         replacement = routed(native)
         if chosen is not None:
@@ -107,6 +107,11 @@ def _take_over(cls: type[Any], patches: PatchSet) -> None:
         patches.set(cls, "propagate", replacement,
                     "Runs the aggregation as one operation over the graph, without a message per "
                     "edge, where that is faster.")
+
+
+def _unpatched(propagate: Any) -> Any:
+    """PyG's general ``propagate`` for ours, which hands on to it; any other as it is."""
+    return propagate.__wrapped__ if getattr(propagate, "hands_on", False) else propagate
 
 
 _users: IdentityMap[tuple[Any, bool]] = IdentityMap(256)  # by class: its `propagate`, and `_asks`

@@ -64,9 +64,11 @@ class Segments:
 
     def tile_ptr(self, height: int) -> Tensor:
         """int32 [S + 1]: number of tiles of ``height`` rows, of `tile_ptr.HEIGHTS`, before each
-        segment. Memoised."""
-        if not self._tiles:
-            self._tiles = tile_ptr(self.ptr)
+        segment. Memoised: of two threads that make them at once, both get the first's, whose
+        addresses prepared calls hold."""
+        if height not in self._tiles:
+            for rows, made in tile_ptr(self.ptr).items():
+                self._tiles.setdefault(rows, made)
         return self._tiles[height]
 
     def tiled(self, height: int) -> tuple:

@@ -4,6 +4,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from gnnaccel.cuda import segment_plan
+from gnnaccel.cuda.segment_plan import Segments
 from gnnaccel.cuda.tile_ptr import _MOST, HEIGHTS, tile_ptr
 
 pytestmark = pytest.mark.usefixtures("poison")
@@ -39,3 +41,17 @@ def test_on_a_cpu_without_a_driver():
     found = tile_ptr(ptr)
     assert {height: tiles.tolist() for height, tiles in found.items()} == {
         16: [0, 1, 1, 4], 32: [0, 1, 1, 3], 64: [0, 1, 1, 2], 128: [0, 1, 1, 2]}
+
+
+def test_two_threads_at_once_get_the_same_memory(monkeypatch):
+    """Prepared calls hold its address, so what one of them got may not be freed for the other's."""
+    segments, given = Segments(of([5, 0, 40]), 45), []
+
+    def slowly(ptr):
+        if not given:  # another thread comes first
+            given.append(None)
+            given.append(segments.tiled(32))
+        return tile_ptr(ptr)
+
+    monkeypatch.setattr(segment_plan, "tile_ptr", slowly)
+    assert segments.tiled(32) == given[1] == segments.tiled(32)

@@ -13,7 +13,9 @@ from torch_geometric.nn import MessagePassing
 from torch_geometric.utils import softmax
 
 import gnnaccel
+from gnnaccel.dispatch.ops.aggregation_messages import _RectifiedSum
 from gnnaccel.dispatch.run import written
+from gnnaccel.dispatch.run.autograd import Keeping
 from tests.distributed import layer_cases
 from tests.pyg import graphs
 from tests.pyg.judge import close
@@ -282,16 +284,16 @@ def test_what_is_written_to_after_backward_is_not_copied(cloned):
 
 
 def test_maps_forget_functions_that_are_gone():
-    keeping, other = written.Keeping(torch.mul), written.Keeping(torch.mul)
+    keeping, other = Keeping(torch.mul), Keeping(torch.mul)
     scope: dict = {}
     exec("def function(keeping, x):\n    return keeping(x, x)", {"__name__": "a user's"}, scope)
     for each in (keeping, other):
         scope["function"](each, torch.randn(3, requires_grad=True) * 1.0)
     code = id(scope["function"].__code__)
-    assert [place.code for place in written.Keeping._places.values()].count(code) == 2
+    assert [place.code for place in Keeping._places.values()].count(code) == 2
     scope.clear()
     gc.collect()
-    assert code not in [place.code for place in written.Keeping._places.values()]
+    assert code not in [place.code for place in Keeping._places.values()]
 
 
 def test_both_ends_are_one_copy(cloned):
@@ -305,28 +307,21 @@ def test_both_ends_are_one_copy(cloned):
 
 def test_nothing_is_kept_alive():
     """Neither features while a function is found out about, nor a function that is gone."""
-    operation = next(iter(written_operations()))
-    scope: dict = {}
-    exec("def function(places, x):\n    return copies(places, (x,))",
-         {"copies": written.copies, "__name__": "a user's"}, scope)
+    keeping, places, scope = Keeping(torch.neg), Keeping._places, {}
+    exec("def function(keeping, x):\n    keeping(x)", {"__name__": "a user's"}, scope)
     x = torch.randn(1000, requires_grad=True) * 1.0
     memory = weakref.ref(x.untyped_storage())
-    given, watched = scope["function"](operation._places, x)
+    scope["function"](keeping, x)
     code = id(scope["function"].__code__)
-    assert code in operation._places and code in written.is_users
-    assert any(places is operation._places for places in written.of_operations)
+    assert places[code + keeping.apart].last.counts and code in written.is_users
+    for one in (places, _RectifiedSum._places):
+        assert any(known is one for known in written.of_operations)
     del x
     gc.collect()
-    assert memory() is None and watched.counts
+    assert memory() is None
     scope.clear()
     gc.collect()
-    assert code not in operation._places and code not in written.is_users
-
-
-def written_operations():
-    from gnnaccel.dispatch.ops.aggregation_messages import _RectifiedSum
-
-    yield _RectifiedSum
+    assert code + keeping.apart not in places and code not in written.is_users
 
 
 def test_large_inputs_are_copied_where_memory_is_free(monkeypatch):

@@ -8,7 +8,9 @@ gradient arrives, and how second derivatives are made.
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
+import types
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -63,16 +65,19 @@ class Operation:
         if _transforms_active():
             return self._node.apply(self, *inputs)  # says that this cannot be
         if self.keeps_inputs and _grad():
-            frame: Any = _getframe(1)  # the user's, as `written` finds it
-            while frame is not None and _is_users(id(frame.f_code)) is False:
+            frame: Any = _getframe(1)
+            while frame is not None:  # up to the innermost code of the user's
+                users = _is_users(id(frame.f_code))
+                if users or users is None and written.learned(frame):
+                    place = self._places.get(id(frame.f_code) + self.apart)
+                    if place is not None and not place.left and not place.written:
+                        break
+                    given, watched = written.copies(self._places, frame.f_code, inputs, self.apart)
+                    out = self._apply(self, *[t if t is None else unwrap_if_dead(t)
+                                              for t in given])
+                    written.watch(watched, out)
+                    return out
                 frame = frame.f_back
-            place = None if frame is None else self._places.get(
-                id(frame.f_code) + self.apart)
-            if place is None or place.left or place.written:
-                given, watched = written.copies(self._places, inputs, self.apart)
-                out = self._apply(self, *[t if t is None else unwrap_if_dead(t) for t in given])
-                written.watch(watched, out)
-                return out
         return self._apply(self, *[t if t is None else unwrap_if_dead(t) for t in inputs])
 
     def forward(self, needs: tuple[bool, ...], *inputs: Tensor | None) -> tuple[Any, Tensors]:
@@ -98,6 +103,21 @@ class Operation:
     def recorded(self, needs: tuple[bool, ...], saved: Tensors, *grads: Tensor | None) -> Tensors:
         """`backward` where it is itself recorded (``create_graph=True``), by `reference`."""
         return gradients(self.reference, saved[:len(needs)], needs, grads)
+
+
+class Keeping(functools.partial):
+    """``function(rows, *others)`` of torch, whose backward reads the rows: with gradients on it is
+    called as an `Operation` is applied, and gets copies as one that keeps its inputs."""
+
+    keeps_inputs, _places = True, dict[int, written.Place]()
+    written.of_operations.append(_places)
+    _numbers = itertools.count(1)
+    _apply = staticmethod(functools.partial.__call__)
+    _node = types.SimpleNamespace(apply=functools.partial.__call__)
+    __call__: Any = Operation.apply
+
+    def __init__(self, function: Callable[..., Tensor]):
+        self.apart = next(self._numbers) << 64  # above every id
 
 
 class _Node(torch.autograd.Function):

@@ -9,11 +9,10 @@ that comes first, as in a loop or an evaluation.
 """
 from __future__ import annotations
 
-import itertools
 import sys
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,11 +31,10 @@ _MOST = 1024
 _LIBRARIES = {"gnnaccel", "torch", "torch_geometric", "dgl", *sys.stdlib_module_names} - {
     "__main__"}
 
-#: by the id of a function's code: whether it is the user's
+#: by the id of a function's code: whether it is the user's, of none of the libraries
 is_users: dict[int, bool] = {}
 #: what is known of each operation's calls, by the id of the user's code, plus `Operation.apart`
 of_operations: list[dict[int, Place]] = []
-_getframe, _is_users, _grad = sys._getframe, is_users.get, torch.is_grad_enabled
 
 
 class Place:
@@ -99,48 +97,18 @@ class Watched:
             place.last = None  # what is written to after backward needs no copies
 
 
-def copies(places: dict[int, Place], inputs: Sequence[Tensor | None], apart: int = 0
+def copies(places: dict[int, Place], code: Any, inputs: Sequence[Tensor | None], apart: int = 0
            ) -> tuple[Sequence[Tensor | None], Watched | None]:
     """The inputs, or copies of those that may be written to; and what to `watch`. ``places``: of
-    one operation, by the id of the user's code, plus ``apart``."""
+    one operation, by the id of the user's ``code``, plus ``apart``."""
     if not any([t is not None and t.requires_grad for t in inputs]):
         return inputs, None  # no backward comes
-    code = _users_code()
-    if code is None:
-        return inputs, None
     place = places.get(id(code) + apart)
     if place is None:
         if len(places) >= _MOST:
             places.clear()
         place = places[id(code) + apart] = Place(id(code))
     return place.copies(inputs)
-
-
-class Keeping:
-    """``function(rows, *others)`` of torch, whose backward reads the rows, as an operation that
-    gets copies."""
-
-    _places: ClassVar[dict[int, Place]] = {}
-    of_operations.append(_places)
-    _numbers = itertools.count(1)
-
-    def __init__(self, function: Callable[..., Tensor]):
-        self._function = function
-        self._apart = next(self._numbers) << 64  # above every id
-
-    def __call__(self, rows: Tensor, *others: Tensor | None) -> Tensor:
-        if not _grad():
-            return self._function(rows, *others)
-        frame: Any = _getframe(1)
-        while frame is not None and _is_users(id(frame.f_code)) is False:
-            frame = frame.f_back
-        place = None if frame is None else self._places.get(id(frame.f_code) + self._apart)
-        if place is not None and not place.left and not place.written:
-            return self._function(rows, *others)
-        given, watched = copies(self._places, (rows, *others), self._apart)
-        out = self._function(*given)
-        watch(watched, out)
-        return out
 
 
 def watch(watched: Watched | None, results: Any) -> None:
@@ -177,17 +145,9 @@ def _forget(gone: int) -> None:
             places.pop(key, None)  # another thread may have
 
 
-def _users_code() -> Any:
-    """The code of the innermost function that is of none of the libraries, or None."""
-    frame: Any = sys._getframe(2)
-    while frame is not None:
-        code = frame.f_code
-        users = is_users.get(id(code))
-        if users is None:
-            name = frame.f_globals.get("__name__") or ""
-            users = is_users[id(code)] = name.partition(".")[0] not in _LIBRARIES
-            weakref.finalize(code, _forget, id(code)).atexit = False
-        if users:
-            return code
-        frame = frame.f_back
-    return None
+def learned(frame: Any) -> bool:
+    """Whether the code of a frame is the user's, from now on in `is_users`."""
+    code, name = frame.f_code, frame.f_globals.get("__name__") or ""
+    users = is_users[id(code)] = name.partition(".")[0] not in _LIBRARIES
+    weakref.finalize(code, _forget, id(code)).atexit = False
+    return users

@@ -56,7 +56,7 @@ def made(monkeypatch):
     from gnnaccel.cuda import driver
     seen, call = Counter(), EmulatedKernel.__call__
     # copies of the first calls, until it is known what a caller writes to
-    monkeypatch.setattr(written, "copies", lambda places, inputs, apart=0: (inputs, None))
+    monkeypatch.setattr(written, "copies", lambda places, code, inputs, apart=0: (inputs, None))
     monkeypatch.setattr(EmulatedKernel, "__call__", lambda self,
                         *args: seen.update([self.entry]) or call(self, *args))
 

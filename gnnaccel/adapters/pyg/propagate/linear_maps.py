@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, is_grad_enabled
 
 from gnnaccel.adapters.pyg.propagate import channels, pointwise
 from gnnaccel.adapters.pyg.propagate.expressed import Once
@@ -17,7 +17,7 @@ from gnnaccel.adapters.pyg.propagate.products import product
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 from gnnaccel.adapters.pyg.propagate.traced import Make, Param, applied, checked_bias
 from gnnaccel.dispatch.generated.tree import Call, Leaf, Number, Tree, leaves
-from gnnaccel.dispatch.run.written import Keeping
+from gnnaccel.dispatch.run.autograd import Keeping
 
 _Term = tuple[Tree, Any, Param]  # what is mapped, the shape of its rows, the weight
 
@@ -147,23 +147,24 @@ class Mapped(Deferred):
         roots = (*roots, *(root for _, _, weight in terms for root in weight.roots),
                  *(() if bias is None else bias.roots))
         function, of_nodes = self.function, roots if end in "ji" else ()
-        if end in "ji":  # the host maps rows that it gathered
-            function = Keeping(function)
+        # the host maps rows that it gathered
+        keeping = Keeping(function) if end in "ji" else None
 
         def make(given: Any) -> Tensor:
             given = of_read(given, of_nodes)
             offset = None if bias is None else bias.make(given)
-            out = None
+            run, out = keeping if keeping and is_grad_enabled() else function, None
             for tree, tail, weight in terms:
-                one = function(whole(tree, tail, given), weight.make(given))
+                one = run(whole(tree, tail, given), weight.make(given))
                 out = one if out is None else out + one
             return out if offset is None else out + offset  # type: ignore[operator,return-value]
 
         def make_at_once(given: Any) -> Tensor:
             tree, tail, weight = terms[0]
             given = of_read(given, of_nodes)
-            return function(whole(tree, tail, given), weight.make(given),
-                            None if bias is None else bias.make(given))
+            run = keeping if keeping and is_grad_enabled() else function
+            return run(whole(tree, tail, given), weight.make(given),
+                       None if bias is None else bias.make(given))
 
         at_once = len(terms) == 1 and self.name == "linear"
         return Leaf(end, make_at_once if at_once else make, tuple(self.meta.shape[1:]), names,

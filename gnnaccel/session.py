@@ -222,8 +222,8 @@ def status(*, json: bool = False) -> Status | str:
 
 
 def _captured() -> dict[str, Any]:
-    modules = sys.modules.get("gnnaccel.adapters.captured.modules")
-    return {"replays": {}, "refused": {}} if modules is None else modules.summary()
+    counts = sys.modules.get("gnnaccel.adapters.captured.counts")
+    return {"replays": {}, "refused": {}} if counts is None else counts.summary()
 
 
 # --- options --------------------------------------------------------------------------------------

@@ -13,7 +13,8 @@ from torch import Tensor
 from gnnaccel.cuda import capture
 from gnnaccel.dispatch.graph import joining
 from gnnaccel.dispatch.graph.joining import Range
-from gnnaccel.dispatch.relational.view import Ends, RelationView, by_type
+from gnnaccel.dispatch.relational.edges import Ends, by_type
+from gnnaccel.dispatch.relational.view import RelationView
 from gnnaccel.errors import VALID, GraphError
 
 EdgeType = tuple[str, str, str]

@@ -53,7 +53,7 @@ class Segments:
         self.ptr, self.rows, self.count = ptr, rows, len(ptr) - 1
         # prepared calls of launchers, by their keys
         self.made: dict[tuple, Any] = {}
-        self._tiles: dict[int, Tensor] = {}
+        self._tiles: list[dict[int, Tensor]] = []  # the first counts
 
     def keep(self, key: tuple, found: Any) -> Any:
         """``found``, kept in `made`."""
@@ -66,10 +66,9 @@ class Segments:
         """int32 [S + 1]: number of tiles of ``height`` rows, of `tile_ptr.HEIGHTS`, before each
         segment. Memoised: of two threads that make them at once, both get the first's, whose
         addresses prepared calls hold."""
-        if height not in self._tiles:
-            for rows, made in tile_ptr(self.ptr).items():
-                self._tiles.setdefault(rows, made)
-        return self._tiles[height]
+        if not self._tiles:
+            self._tiles += [tile_ptr(self.ptr)]
+        return self._tiles[0][height]
 
     def tiled(self, height: int) -> tuple:
         """Kernel arguments: where segments begin, their tiles of ``height`` rows, the number of

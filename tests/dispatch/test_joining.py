@@ -17,7 +17,8 @@ from gnnaccel.dispatch.graph.edge_arrays import CSC, EdgeArrays
 from gnnaccel.dispatch.graph.joining import JoinedView, Range
 from gnnaccel.dispatch.ir.program import DST, EDGE, PAIR_DST, RELATION, SRC
 from gnnaccel.dispatch.ops.graph import JoinedGraph
-from gnnaccel.dispatch.relational import view as view_module
+from gnnaccel.dispatch.relational import edges as edges_module
+from gnnaccel.dispatch.relational.edges import Edges
 from gnnaccel.dispatch.relational.view import RelationView
 from gnnaccel.errors import GraphError
 
@@ -130,8 +131,8 @@ def test_a_view_checks_once(device, monkeypatch, backend, limit, asked):
     """And keeps what the kernel made of small graphs."""
     layout, edges = problem(device)
     expected, join = by_torch(layout, edges), Counted(layout)
-    monkeypatch.setattr(RelationView, "_check", None)  # nothing is left for it
-    monkeypatch.setattr(view_module, "_KEEP_BELOW", limit)
+    monkeypatch.setattr(Edges, "check", None)  # nothing is left for it
+    monkeypatch.setattr(edges_module, "_KEEP_BELOW", limit)
     view = RelationView(tuple(edges), *nodes(layout), len(edges), join)
     with gnnaccel.enabled(backend=backend):
         for coarse, ids in zip((SRC, DST, RELATION), expected):

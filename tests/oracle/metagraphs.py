@@ -34,7 +34,8 @@ import gnnaccel
 from gnnaccel.cuda import driver, structure
 from gnnaccel.dispatch.graph import view as graph_view
 from gnnaccel.dispatch.plan import planner
-from gnnaccel.dispatch.relational import pair_maps, pairs, view
+from gnnaccel.dispatch.relational import edges as relational_edges
+from gnnaccel.dispatch.relational import pair_maps, pairs
 from gnnaccel.dispatch.run import attention_families, skinny_matmul, torch_pairs, torch_segments
 from tests.oracle import judge, metagraph_dgl
 from tests.oracle import metagraph_draws as draws
@@ -62,7 +63,7 @@ NOTHING = 1e-9
 #: sizes from which on things are done in another way, and what brings that to small graphs
 THRESHOLDS = [(pair_maps, "WORTH_FROM", 0), (pairs, "AT_ONCE", -1), (graph_view, "SORT_FROM", 1),
               (torch_segments, "FOLD", 0), (torch_pairs, "BLOCK_BYTES", 512),
-              (view, "_KEEP_BELOW", 0), (attention_families, "_KEPT_SHARE", 0),
+              (relational_edges, "_KEEP_BELOW", 0), (attention_families, "_KEPT_SHARE", 0),
               (skinny_matmul, "_TALL", 1), (structure, "chunk_edges", lambda edges: 16)]
 
 Results = dict[str, Any]  # tensors, None where there is no gradient

@@ -52,7 +52,7 @@ def record(work: Any, pool: Any, device: torch.device) -> tuple:
 
 @pytest.fixture
 def recorded(monkeypatch: Any) -> Any:
-    """Modules on the CPU are captured by `record`; `modules.summary` begins at zero."""
+    """Modules on the CPU are captured by `record`; `counts.summary` begins at zero."""
     monkeypatch.setattr(graphs, "record", record)
     monkeypatch.setattr(graphs, "memory_pool", lambda device: None)
     monkeypatch.setattr(graphs, "on_the_side", lambda device: contextlib.nullcontext())

@@ -19,7 +19,7 @@ from torch_geometric import nn as pyg
 from torch_geometric.data import Data
 
 import gnnaccel
-from gnnaccel.adapters.captured import modules
+from gnnaccel.adapters.captured import counts, modules
 from gnnaccel.dispatch.policy import config as configs
 from tests.pyg.recorded import recorded  # noqa: F401
 
@@ -132,14 +132,14 @@ def test_captures_of_before_are_let_go_when_all_is_decided_anew(on):
     model, args = Net(), given()
     trained(model, args)
     assert replays() == 8
-    captured = weakref.ref(next(iter(modules._entries[id(model)].kinds.values())).captured)
+    captured = weakref.ref(next(iter(modules.entries[id(model)].kinds.values())).captured)
     configs.renew()
     trained(model, args)
     gc.collect()
     assert replays() == 16 and captured() is None
     with gnnaccel.enabled(records=0):  # the same options, so the same epoch
         trained(model, args, 2)
-    assert len(modules._entries[id(model)].kinds) == 1 and replays() == 18
+    assert len(modules.entries[id(model)].kinds) == 1 and replays() == 18
 
 
 def test_results_are_the_callers_own(on):
@@ -255,7 +255,7 @@ def test_functions_among_the_attributes(on, what, monkeypatch):
     with torch.no_grad():
         for _ in range(8):
             found = model(*args)
-        assert modules.summary()["replays"] == {"Held": 4}
+        assert counts.summary()["replays"] == {"Held": 4}
         change(model.act[0] if isinstance(model.act, list) else model.act)
         found = model(*args)
         with gnnaccel.disabled():
@@ -272,7 +272,7 @@ def test_functions_that_are_not_followed(on, act):
             found = model(*args)
         with gnnaccel.disabled():
             assert same([found], [model(*args)])
-    assert "Held" not in modules.summary()["replays"] and modules.summary()["refused"]["Held"]
+    assert "Held" not in counts.summary()["replays"] and counts.summary()["refused"]["Held"]
 
 
 def test_a_replaced_forward_is_seen(on, monkeypatch):

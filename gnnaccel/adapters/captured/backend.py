@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnaccel.adapters.captured import graphs, modules, threads
+from gnnaccel.adapters.captured import counts, graphs, modules, threads
 from gnnaccel.dispatch.graph.ordered_weights import is_of_the_graph
 from gnnaccel.dispatch.graph.tensor_ref import TensorRef, unversioned
 
@@ -41,7 +41,7 @@ class Region:
         form = self._form(given, tensors)
         if form.captured is not None and form.repeats(tensors):
             if form.captured.free():
-                modules.counted("torch.compile")
+                counts.counted("torch.compile")
                 return form.captured.replay(tensors)
             return self._run(*given)
         threads.called()
@@ -56,7 +56,7 @@ class Region:
                 return form.captured.replay(tensors)
             except graphs.Refused as problem:
                 self.why = str(problem)
-        modules.told("torch.compile", self.why)
+        counts.told("torch.compile", self.why)
         return self._run(*given)
 
     def _form(self, given: tuple, tensors: list[Tensor]) -> _Form:

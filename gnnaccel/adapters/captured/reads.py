@@ -4,22 +4,20 @@ classes that are attributes or arguments, too. Code of libraries is not looked a
 from __future__ import annotations
 
 import builtins
-import dis
 import enum
 import functools
-import importlib.util
 import operator
 import os
 import sys
 import types
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from operator import is_
 from typing import Any
 
 from torch import nn
 
-from gnnaccel.adapters.captured import values
+from gnnaccel.adapters.captured import instructions, values
 from gnnaccel.adapters.captured.state import ASIDE, LIBRARIES, Frozen
 from gnnaccel.adapters.captured.values import Unknown
 
@@ -177,16 +175,16 @@ class Reads:
             self._frozen(f"the attributes of {function.__qualname__}", lambda: {
                 name: value for name, value in vars(function).items() if name != "__wrapped__"})
         code, scope = function.__code__, function.__globals__
-        if _reads_gradients(code):  # a capture's parameters have none
+        if instructions.reads_gradients(code):  # a capture's parameters have none
             raise Unknown(f"{function.__qualname__} reads the gradients of tensors")
-        for name in _handed_on(code):
+        for name in instructions.handed_on(code):
             if isinstance(scope.get(name), types.ModuleType):
                 self._held(f"the name {name}", scope[name])
-        attributes = {name for inner in _codes(code) for name in inner.co_names}
+        attributes = {name for inner in instructions.codes(code) for name in inner.co_names}
         if "register_hook" in attributes:
             raise Unknown(f"{function.__qualname__} registers a hook, which no replay calls")
         self._names |= attributes
-        for name in dict.fromkeys(_globals(code)):
+        for name in dict.fromkeys(instructions.globals_of(code)):
             if name in scope:
                 self._value(name, scope[name], lambda name=name: scope[name], attributes)
             elif name in _ACTING:
@@ -194,7 +192,7 @@ class Reads:
             else:
                 self._library += [(scope, name, None),
                                   (vars(builtins), name, vars(builtins).get(name))]
-        for module in _imported(code, scope):
+        for module in instructions.imported(code, scope):
             self._module(module, attributes)
         for name, cell in zip(code.co_freevars, function.__closure__ or ()):
             if name != "__class__":
@@ -330,64 +328,6 @@ def _content(cell: Any) -> Any:
         return cell.cell_contents
     except ValueError:
         raise Unknown("a variable that is not set yet") from None
-
-
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    """The code and that of the functions and classes defined in it."""
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _codes(constant)
-
-
-def _globals(code: types.CodeType) -> Iterator[str]:
-    for inner in _codes(code):
-        for step in _steps(inner):
-            if step.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
-                raise Unknown(f"{inner.co_name} sets the global {step.argval}")
-            if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-                yield step.argval
-
-
-def _handed_on(code: types.CodeType) -> set[str]:
-    """Globals that the code does more with than to take their attributes, or to ask whether they
-    are there."""
-    found = set()
-    for inner in _codes(code):
-        steps = _steps(inner)
-        for step, then in zip(steps, steps[1:]):
-            if step.opname in ("LOAD_GLOBAL", "LOAD_NAME") and (then.argval == "__dict__" or not (
-                    then.opname.startswith(("LOAD_ATTR", "LOAD_METHOD", "TO_BOOL", "POP_JUMP")))):
-                found.add(step.argval)
-    return found
-
-
-def _reads_gradients(code: types.CodeType) -> bool:
-    """Whether the code reads the attribute ``grad`` of something: not the function of that name."""
-    return any(then.argval == "grad" and then.opname == "LOAD_ATTR"
-               and step.argval not in ("autograd", "func")
-               for inner in _codes(code) for steps in [_steps(inner)]
-               for step, then in zip(steps, steps[1:]))
-
-
-def _steps(code: types.CodeType) -> list[dis.Instruction]:
-    return [step for step in dis.get_instructions(code) if step.opname != "EXTENDED_ARG"]
-
-
-def _imported(code: types.CodeType, given: dict[str, Any]) -> Iterator[types.ModuleType]:
-    """The modules that are imported in the code, of those that are there."""
-    package = given.get("__package__", str(given.get("__name__")).rpartition(".")[0]) or ""
-    for inner in _codes(code):
-        steps = _steps(inner)
-        for number, step in enumerate(steps):
-            if step.opname == "IMPORT_NAME":
-                level = steps[number - 2].argval
-                if level > len(package.split(".")) or (level and not package):
-                    continue  # Python raises there, as in a script that is no part of a package
-                name = importlib.util.resolve_name("." * level + step.argval, package)
-                for one in dict.fromkeys((name.partition(".")[0], name)):
-                    if one in sys.modules:
-                        yield sys.modules[one]
 
 
 def _is_library(name: str | None) -> bool:

@@ -8,7 +8,6 @@ they take index arrays.
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -17,72 +16,23 @@ from torch import Tensor
 
 from gnnaccel.cuda import capture
 from gnnaccel.cuda import pairs as cuda_pairs
-from gnnaccel.cuda.structure import Rows, split_rows
 from gnnaccel.dispatch.graph.ordered_weights import of_the_graph
 from gnnaccel.dispatch.graph.view import GraphView
 from gnnaccel.dispatch.ir.program import DST, EDGE, PAIR_DST, PAIR_SRC, RELATION, SRC
+from gnnaccel.dispatch.relational.edges import Edges, Ends, by_type
 from gnnaccel.dispatch.relational.gather import Members, RelationStatistics
 from gnnaccel.dispatch.relational.pairs import Blocks, Pairs, pairs_of, pairs_of_both
-from gnnaccel.errors import VALID, GraphError
-
-Ends = tuple[Tensor, Tensor, Tensor]
-
-#: Edges below which arrays that a kernel put together are kept, 12 bytes an edge: making them again
-#: would take longer than reading them.
-_KEEP_BELOW = 1 << 22
-
-
-def by_type(edge_index: Tensor, edge_type: Tensor) -> Ends:
-    """(src, dst, relation), each [E], of edges with a type each."""
-    src, dst = edge_index.unbind(0)
-    return src, dst, edge_type
-
-
-class _VirtualGraph(GraphView):
-    """A `GraphView` of edges given as sources and destinations, [E] int32 each, which it keeps: no
-    copy of both as one array."""
-
-    _kept: tuple[Tensor, Tensor]
-    _complete = True  # relations and ids were checked
-
-    def __init__(self, src: Tensor, dst: Tensor, num_src: int, num_dst: int):
-        super().__init__(src, num_src, num_dst, num_edges=src.shape[0])
-        self._kept = src, dst
-
-    def _ends(self) -> tuple[Tensor, Tensor]:
-        return self._kept
-
-
-class _OfBlocks(GraphView):
-    """The edges from each node of ``blocks`` to its type, by which they are grouped already."""
-    _complete = True
-
-    def __init__(self, blocks: Blocks):
-        super().__init__(blocks.ptr, blocks.count, blocks.ptr.shape[0] - 1, num_edges=blocks.count)
-        self._blocks = blocks
-
-    def _nodes(self) -> Tensor:
-        return torch.arange(self.num_src, dtype=torch.int32, device=self.device)
-
-    def _ends(self) -> tuple[Tensor, Tensor]:
-        return self._nodes(), self._blocks.relation
-
-    def _grouped(self, places: bool) -> Rows:
-        ptr, nodes = self._blocks.ptr, self._nodes()
-        return Rows(ptr, nodes, nodes, split_rows(ptr, self.num_src))
+from gnnaccel.dispatch.relational.virtual import BetweenRows, OfBlocks
+from gnnaccel.errors import GraphError
 
 
 class RelationView:
-    """The edges that ``assemble(*structure)`` gives as (src, dst, relation), and the arrays derived
-    from them, each when first asked for.
+    """The `Edges` that ``assemble(*structure)`` gives, and the arrays derived from them, each when
+    first asked for.
 
-    The tensors of ``structure`` are not kept alive, unless ``own``: callers that need new arrays
-    hold them. EDGE values are in the order of ``assemble``. ``ignore``: edges of unknown relations
-    do not count; otherwise, and for nodes out of range always, GraphError. (EDGE inputs and
-    ``ignore`` do not go together.) ``compact`` False: every edge is a source pair of its own.
-    Destination pairs stay, as reductions end in them. ``assemble`` may have a
-    ``checked(*structure)``, which gives the same ends or raises GraphError where ids are out of
-    range.
+    Callers that need new arrays hold the tensors of ``structure``. EDGE values are in the order of
+    ``assemble``; EDGE inputs and ``ignore`` do not go together. ``compact`` False: every edge is a
+    source pair of its own. Destination pairs stay, as reductions end in them.
 
     ``kernels``: whether kernels may build the arrays, which are the same; set by callers that run
     kernels over the view. Calls over it `enter` first: as long as all of them are on one stream,
@@ -97,14 +47,10 @@ class RelationView:
         self.compact = compact
         self.touched = self.kernels = False
         self.plans: dict[Any, Any] = {}  # optimised Programs, by keys of `RelationalCall`
-        self._assemble, self._ignore = assemble, ignore
-        self._kept = structure if own else None
-        self._sources = tuple(weakref.ref(t) for t in structure)
+        sizes = num_src, num_dst, num_relations
+        self._edges = Edges(structure, sizes, assemble, own, ignore)
         self._lock = threading.RLock()
         self._made: dict[tuple, Any] = {}
-        # the edges, where some do not count or a kernel put them together
-        self._filtered: Ends | None = None
-        self._checked = False
         # the only stream on which there were calls so far, None before the first and once there
         # are several; and the event after the last array was built there
         self.alone: int | None = None
@@ -135,53 +81,8 @@ class RelationView:
             self._built.record(torch.cuda.current_stream(self.device))
 
     def bind(self, *structure: Tensor) -> None:
-        """The tensors to build from, equal in value to those of the constructor."""
-        self._sources = tuple(weakref.ref(t) for t in structure)
-
-    # --- what the caller gave ---------------------------------------------------------------------
-
-    def _given(self, check: bool = True) -> Ends:
-        if self._filtered is not None:
-            return self._filtered
-        structure = tuple(ref() for ref in self._sources)
-        if any(t is None for t in structure):
-            raise RuntimeError(
-                "the edges of this RelationView are gone; call bind() with live ones first")
-        structure = tuple(t.detach() for t in structure)  # type: ignore[union-attr]
-        if self._checked:
-            return self._assemble(*structure)
-        if hasattr(self._assemble, "checked"):
-            ends = self._assemble.checked(*structure)
-            self._checked = True
-            if ends[0].dtype is torch.int32 and ends[0].shape[0] < _KEEP_BELOW:
-                self._filtered = ends
-            return ends
-        ends = self._assemble(*structure)
-        if check:
-            self._check(*ends)
-        return self._filtered or ends
-
-    def _check(self, src: Tensor, dst: Tensor, relation: Tensor) -> None:
-        """Check the ids, with one wait for the device per graph: one out of range would make a pair
-        of another node."""
-        if not src.shape[0]:
-            self._checked = True
-            return
-        low = torch.stack([ids.min().long() for ids in (src, dst, relation)]).tolist()
-        high = torch.stack([ids.max().long() for ids in (src, dst, relation)]).tolist()
-        limits = (("source ids", self.num_src), ("destination ids", self.num_dst),
-                  ("edge types", self.num_relations))
-        for at, (what, limit) in enumerate(limits):
-            if low[at] >= 0 and high[at] < limit:
-                continue
-            if what != "edge types" or not self._ignore:
-                raise GraphError(f"the graph holds {what} from {low[at]} to {high[at]}; they must "
-                                 f"lie in [0, {limit}). Check the number of nodes, and of "
-                                 f"relations, that the layer was made with. {VALID}")
-            in_range = ((relation >= 0) & (relation < self.num_relations)).nonzero().view(-1)
-            self._filtered = tuple(  # type: ignore[assignment]
-                ids.index_select(0, in_range) for ids in (src, dst, relation))
-        self._checked = True
+        """`Edges.bind`."""
+        self._edges.bind(structure)
 
     def stands(self, *structure: Tensor) -> None:
         """Within a capture: have each replay compare its edges with those of this view.
@@ -190,7 +91,7 @@ class RelationView:
         cannot be built: the sizes of compact arrays depend on the edges, but are fixed in a
         capture.
         """
-        src, dst, relation = self._assemble(*(t.detach() for t in structure))
+        src, dst, relation = self._edges.assemble(*(t.detach() for t in structure))
         by_src, by_dst = self.pairs(PAIR_SRC), self.pairs(PAIR_DST)
         if by_src.of_edge.shape != src.shape:
             raise GraphError("a CUDA graph is being captured, and some edges are of no relation: "
@@ -233,7 +134,7 @@ class RelationView:
         if self.kernels:
             self._build()
             return self._made[(domain,)]
-        src, dst, relation = self._given()
+        src, dst, relation = self._edges.ends()
         compact = self.compact or domain == PAIR_DST
         if src is dst and compact and (PAIR_SRC,) in self._made:  # one set of pairs at both ends
             return self._made[(PAIR_SRC,)]
@@ -243,18 +144,18 @@ class RelationView:
     def _build(self) -> None:
         """Make the pairs of both ends by kernels, which check ids too, and for few edges the index
         arrays of edges."""
-        sizes = self.num_src, self.num_dst, self.num_relations
-        ends = self._given(check=False)
+        edges, sizes = self._edges, (self.num_src, self.num_dst, self.num_relations)
+        ends = edges.ends(check=False)
         both = pairs_of_both(*ends, *sizes, self.compact)
         if both is None:
-            self._check(*ends)  # raises GraphError, or leaves edges out
-            both = pairs_of_both(*self._given(), *sizes, self.compact)
-        self._checked = True
+            edges.check(*ends)  # raises GraphError, or leaves edges out
+            both = pairs_of_both(*edges.ends(), *sizes, self.compact)
+        edges.checked = True
         assert both is not None
         by_src, by_dst, copies = both
         self._finish()
-        if self._filtered is not None and copies is not None:
-            self._filtered = copies  # rather than the same ids twice
+        if edges.kept is not None and copies is not None:
+            edges.kept = copies  # rather than the same ids twice
         for key, value in zip(((PAIR_SRC,), (PAIR_DST,),
                                *((end, EDGE, "index") for end in (SRC, DST, RELATION))),
                               (by_src, by_dst, *(copies or ()))):
@@ -288,7 +189,7 @@ class RelationView:
             index = self._made.get((coarse, fine, "index"))
             if index is not None:
                 return index
-        src, dst, relation = self._given()
+        src, dst, relation = self._edges.ends()
         # never the caller's own
         index = {SRC: src, DST: dst, RELATION: relation}[coarse].to(torch.int32, copy=True)
         self._finish()
@@ -324,7 +225,7 @@ class RelationView:
 
     def _make_graph(self, source: str, target: str, src: Tensor, dst: Tensor) -> GraphView:
         rows = self.statistics().rows
-        return _VirtualGraph(src, dst, rows(source), rows(target))
+        return BetweenRows(src, dst, rows(source), rows(target))
 
     def mixture(self, bases: int) -> GraphView:
         """The virtual graph from the rows of ``bases`` tables [bases * num_src] to the source
@@ -376,7 +277,7 @@ class RelationView:
 
     def of_blocks(self, sizes: tuple[int, ...]) -> GraphView:
         """The virtual graph with one edge from each destination to its type."""
-        return self._once(("blocks", sizes, "members"), lambda: _OfBlocks(self.blocks(sizes)),
+        return self._once(("blocks", sizes, "members"), lambda: OfBlocks(self.blocks(sizes)),
                           wait=False)
 
     def types_of_blocks(self, sizes: tuple[int, ...]) -> Members:
@@ -395,6 +296,6 @@ class RelationView:
         arrays = [v for v in values if isinstance(v, Tensor)]
         arrays += [t for v in values if isinstance(v, Pairs)
                    for t in (v.node, v.relation, v.ptr, v.of_edge)]
-        arrays += self._filtered or ()
+        arrays += self._edges.kept or ()
         return (sum(t.nbytes for t in {id(t): t for t in arrays}.values())
                 + sum(v.nbytes() for v in values if isinstance(v, (Blocks, GraphView))))

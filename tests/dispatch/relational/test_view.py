@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from gnnaccel.dispatch.ir.program import DST, EDGE, PAIR_DST, PAIR_SRC, RELATION, SRC
 from gnnaccel.dispatch.relational import pairs
 from gnnaccel.dispatch.relational.gather import Gather, RelationStatistics
+from gnnaccel.dispatch.relational.edges import Edges
 from gnnaccel.dispatch.relational.view import RelationView
 from gnnaccel.errors import GraphError
 from tests.relational_cases import SETTINGS, graphs, typed
@@ -280,7 +281,7 @@ def test_kernels_build_both_ends_and_short_arrays_in_one_go(device, monkeypatch)
     calls = []
     number = pairs.cuda_pairs.number
     monkeypatch.setattr(pairs.cuda_pairs, "number", lambda *args: calls.append(1) or number(*args))
-    monkeypatch.setattr(RelationView, "_check", None)  # nobody else looks at the ids
+    monkeypatch.setattr(Edges, "check", None)  # nobody else looks at the ids
     for first in (lambda v: v.pairs(PAIR_DST), lambda v: v.index(RELATION, EDGE),
                   lambda v: v.graph(SRC, PAIR_DST)):
         view = by_kernels(device, typed())
@@ -386,7 +387,7 @@ def test_edges_that_were_put_together_are_kept_once(device):
     view = by_kernels(device, graph, assemble=Assemble())
     same(view, graph.view())
     arrays = [view.index(end, EDGE) for end in (SRC, DST, RELATION)]
-    assert all(a is b for a, b in zip(view._given(), arrays))
+    assert all(a is b for a, b in zip(view._edges.ends(), arrays))
     counts = 4 * view.pairs(PAIR_DST).count
     assert view.nbytes() == 60 * 4 * 3 + view.pairs(PAIR_SRC).nbytes() + view.pairs(
         PAIR_DST).nbytes() + counts + 60 * (4 + 8)

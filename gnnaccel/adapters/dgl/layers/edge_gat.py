@@ -15,7 +15,7 @@ from gnnaccel.adapters.shapes import Shapes
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.relational import statements
 from gnnaccel.dispatch.relational.request import RelationalInputs, RelationalSpec
-from gnnaccel.dispatch.relational.view import Ends
+from gnnaccel.dispatch.relational.edges import Ends
 
 FIELDS = ("_num_heads", "_out_feats", "_allow_zero_in_degree")
 #: rows of fc_edge, one per edge, are never made: its weight goes into the Program

@@ -12,7 +12,7 @@ from gnnaccel.adapters.dgl.layers import typed_weights
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.relational import statements
 from gnnaccel.dispatch.relational.request import RelationalInputs, RelationalSpec, shapes_of
-from gnnaccel.dispatch.relational.view import Ends
+from gnnaccel.dispatch.relational.edges import Ends
 
 FIELDS = ("regularizer", "num_types", "num_bases", "in_size", "out_size", "submat_in",
           "submat_out")

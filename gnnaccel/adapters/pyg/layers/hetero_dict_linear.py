@@ -21,7 +21,7 @@ from gnnaccel.cuda import driver
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.relational import dict_maps, statements
 from gnnaccel.dispatch.relational.request import RelationalInputs, RelationalSpec
-from gnnaccel.dispatch.relational.view import Ends
+from gnnaccel.dispatch.relational.edges import Ends
 from gnnaccel.dispatch.uncompiled import uncompiled
 
 # types below which PyG, too, calls one map after the other: laying rows side by side costs as much

@@ -12,7 +12,7 @@ from gnnaccel.adapters.shapes import Shapes
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.relational import statements
 from gnnaccel.dispatch.relational.request import RelationalInputs, RelationalSpec, shapes_of
-from gnnaccel.dispatch.relational.view import Ends
+from gnnaccel.dispatch.relational.edges import Ends
 
 FIELDS = ("num_types", "in_channels", "out_channels", "is_sorted")
 

@@ -1,0 +1,70 @@
+"""What code names, read from its instructions."""
+from __future__ import annotations
+
+import dis
+import importlib.util
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+from gnnaccel.adapters.captured.values import Unknown
+
+
+def codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """The code and that of the functions and classes defined in it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from codes(constant)
+
+
+def globals_of(code: types.CodeType) -> Iterator[str]:
+    """The names that the code reads as globals. Raises Unknown where it sets one."""
+    for inner in codes(code):
+        for step in _steps(inner):
+            if step.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
+                raise Unknown(f"{inner.co_name} sets the global {step.argval}")
+            if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+                yield step.argval
+
+
+def handed_on(code: types.CodeType) -> set[str]:
+    """Globals that the code does more with than to take their attributes, or to ask whether they
+    are there."""
+    found = set()
+    for inner in codes(code):
+        steps = _steps(inner)
+        for step, then in zip(steps, steps[1:]):
+            if step.opname in ("LOAD_GLOBAL", "LOAD_NAME") and (then.argval == "__dict__" or not (
+                    then.opname.startswith(("LOAD_ATTR", "LOAD_METHOD", "TO_BOOL", "POP_JUMP")))):
+                found.add(step.argval)
+    return found
+
+
+def reads_gradients(code: types.CodeType) -> bool:
+    """Whether the code reads the attribute ``grad`` of something: not the function of that name."""
+    return any(then.argval == "grad" and then.opname == "LOAD_ATTR"
+               and step.argval not in ("autograd", "func")
+               for inner in codes(code) for steps in [_steps(inner)]
+               for step, then in zip(steps, steps[1:]))
+
+
+def _steps(code: types.CodeType) -> list[dis.Instruction]:
+    return [step for step in dis.get_instructions(code) if step.opname != "EXTENDED_ARG"]
+
+
+def imported(code: types.CodeType, given: dict[str, Any]) -> Iterator[types.ModuleType]:
+    """The modules that are imported in the code, of those that are there."""
+    package = given.get("__package__", str(given.get("__name__")).rpartition(".")[0]) or ""
+    for inner in codes(code):
+        steps = _steps(inner)
+        for number, step in enumerate(steps):
+            if step.opname == "IMPORT_NAME":
+                level = steps[number - 2].argval
+                if level > len(package.split(".")) or (level and not package):
+                    continue  # Python raises there, as in a script that is no part of a package
+                name = importlib.util.resolve_name("." * level + step.argval, package)
+                for one in dict.fromkeys((name.partition(".")[0], name)):
+                    if one in sys.modules:
+                        yield sys.modules[one]

@@ -1,0 +1,101 @@
+"""Modules and their calls by form: what is known of each, until it is captured and after."""
+from __future__ import annotations
+
+import weakref
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from gnnaccel.adapters.captured import graphs
+from gnnaccel.adapters.captured.reads import Reads
+from gnnaccel.adapters.captured.state import Snapshot
+from gnnaccel.dispatch.graph.tensor_ref import TensorRef
+from gnnaccel.dispatch.policy import config as configs
+
+#: what is known of modules, by their ids
+entries: dict[int, Module] = {}
+
+
+class Kind:
+    """Calls of one form. ``refs``: of the tensors of the last call; ``copied``: those that differ
+    from call to call; ``calls``: how many in a row repeated each other."""
+
+    def __init__(self) -> None:
+        self.refs: list[TensorRef] = []
+        self.copied: list[bool] = []
+        self.calls, self.tries = 0, 0
+        self.snapshot: Snapshot | None = None
+        self.reads: Reads | None = None
+        self.captured: graphs.Captured | None = None
+        self.why: str | None = None
+
+    def again(self, tensors: list[Tensor]) -> bool:
+        """Whether this call has the graph of the last one. Floating-point tensors other than that
+        one's are to be copied from now on."""
+        new = [TensorRef(t) for t in tensors]
+        before, self.refs = self.refs, new
+        if len(before) != len(tensors):
+            self.copied = [False] * len(tensors)
+            return False
+        alike = True
+        for i, (ref, t) in enumerate(zip(before, tensors)):
+            if self.copied[i] or ref.unmoved(t):
+                continue
+            if t.is_floating_point() and t.numel():
+                self.copied[i] = True
+            else:
+                alike = False
+        return alike
+
+    def repeats(self, tensors: list[Tensor]) -> bool:
+        """Whether the tensors are those of the last call, or may be copied into these."""
+        return len(self.refs) == len(tensors) and all(
+            copied or (ref() is t and ref.version == t._version and ref.pointer == t.data_ptr())
+            for ref, t, copied in zip(self.refs, tensors, self.copied))
+
+    def stands(self) -> bool:
+        """Whether the module's state is unchanged."""
+        return (self.snapshot is not None and self.snapshot.holds()
+                and self.reads is not None and self.reads.holds())
+
+    def forget(self) -> None:
+        self.calls, self.captured, self.snapshot, self.reads = 0, None, None, None
+
+
+class Module:
+    """A module's calls, by their form. ``open``: it is never captured, but modules in it may be;
+    ``closed``: neither is; ``calls``: how many in a row repeated no other one."""
+
+    def __init__(self, module: nn.Module) -> None:
+        key = id(module)
+        self.ref = weakref.ref(module, lambda _: entries.pop(key, None))
+        self.kinds: dict[tuple, Kind] = {}
+        self.open = not any(_of_graphs(m) for m in module.modules())
+        self.closed = False
+        self.calls = 0
+
+
+def _of_graphs(module: nn.Module) -> bool:
+    return any(cls.__name__ in ("MessagePassing", "HeteroConv") for cls in type(module).__mro__)
+
+
+class Call(NamedTuple):
+    form: Any
+    tensors: list[Tensor]
+    args: tuple
+    kwargs: dict
+    device: torch.device
+
+
+def key_of(form: Any, tensors: list[Tensor], module: nn.Module, device: torch.device) -> tuple:
+    """Key of calls of one form; the configuration's epoch comes last."""
+    config = configs.current()
+    same = [*map(id, tensors)]
+    given_twice = tuple(map(same.index, same)) if len(set(same)) < len(same) else ()
+    return (form, given_twice,
+            *[(t.shape, t.stride(), t.dtype, t.device, t.requires_grad) for t in tensors],
+            torch.is_grad_enabled(), module.training, torch.is_autocast_enabled(device.type),
+            torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled(),
+            torch.get_default_dtype(),
+            config.epoch if config is not None else 0)

@@ -272,11 +272,11 @@ def _redrawn(problem: Problem) -> Problem:
     return replace(problem, tensors=tensors, grad=None)
 
 
-def check_average(make, samples: int = 12, factor: float = 2.0) -> None:
-    """Over ``samples`` of ``make()``, the root mean square of the kernels' errors against that of
+def check_average(make) -> None:
+    """Over a dozen of ``make()``, the root mean square of the kernels' errors against that of
     torch's in fp32."""
     errors: dict[str, list] = {}
-    for _ in range(samples):
+    for _ in range(12):
         problem = make()
         got, call = by_kernels(problem)
         exact, plain = (by_torch(problem, call, dtype) for dtype in (torch.float64, torch.float32))
@@ -286,4 +286,4 @@ def check_average(make, samples: int = 12, factor: float = 2.0) -> None:
                                           relative(plain[name], exact[name])))
     for name, pairs in errors.items():
         ours, torchs = torch.tensor(pairs, dtype=torch.float64).pow(2).mean(0).sqrt().tolist()
-        assert ours <= factor * torchs + FLOOR, f"{name}: error {ours:.2e} on average, {torchs:.2e} by torch in fp32"
+        assert ours <= 2 * torchs + FLOOR, f"{name}: error {ours:.2e} on average, {torchs:.2e} by torch in fp32"

@@ -36,6 +36,10 @@ class Route:
         return gnnaccel.enabled(**{"backend": self.backend, "when": "supported",
                                    "on_fallback": "raise", **options})
 
+    def put(self, *values):
+        """Tensors, graphs and modules, on the route's device."""
+        return [value.to(self.device) for value in values]
+
 
 @contextlib.contextmanager
 def opened(name: str):

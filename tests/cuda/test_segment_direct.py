@@ -9,20 +9,17 @@ import torch
 from gnnaccel.cuda import driver, segment_direct, segment_gemm
 from gnnaccel.cuda.segment_direct import depth_of, direct_plan, grid, store_width
 from gnnaccel.cuda.segment_gemm import multiply
-from tests.cuda.test_segment_gemm import judge, make, reference
+from tests.cuda.test_segment_gemm import DIRECT as LENGTHS
+from tests.cuda.test_segment_gemm import direct_alone, judge, make, reference
 from tests.emulation.emulator import EmulatedDriver
 from tests.helpers import assert_accurate, on_devices, relative, same_bits
 
 pytestmark = pytest.mark.usefixtures("poison")
 
-LENGTHS = (0, 1, 15, 16, 17, 0, 31, 32, 33, 0, 0, 100, 2, 0)
-
 
 @pytest.fixture(autouse=True)
-def direct_alone(monkeypatch):
-    """Nothing here may fall back to segment_gemm.cu."""
-    monkeypatch.setattr(segment_gemm, "product_plan",
-                        lambda *args: pytest.fail("not the kernel under test"))
+def alone(monkeypatch):
+    direct_alone(monkeypatch)
 
 
 def with_plan(monkeypatch, **changes):
@@ -109,49 +106,6 @@ def test_everything_at_once(device, monkeypatch, rows):
     for name, got, plain, exact in zip(("product", "dots"), (y, a), expected(torch.float32),
                                        expected(torch.float64)):
         assert_accurate(name, got, plain, exact)
-
-
-@pytest.mark.parametrize("k,n", [(32, 16), (64, 64), (48, 24)])
-def test_what_is_added_by_the_only_writer(device, k, n):
-    segments, x, w = make(device, LENGTHS, k, n)
-    places = torch.randperm(segments.rows + 5, device=device)[:segments.rows]
-    start = torch.randn(segments.rows + 5, n, device=device)
-    got = multiply(segments, x, w, out_index=places.int(), out=start.clone(), accumulate=True,
-                   distinct=True)
-    exact = start.double().index_add(0, places, reference(segments, x, w))
-    assert relative(got, exact) < 5e-7
-    in_order = multiply(segments, x, w, out=start[:segments.rows].clone(), accumulate=True)
-    assert relative(in_order, start[:segments.rows].double() + reference(segments, x, w)) < 5e-7
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("k,n", [(32, 16), (64, 64), (48, 24)])
-def test_blends(device, k, n, dtype):
-    segments, x, w = make(device, LENGTHS, k, n, dtype)
-    places = torch.randperm(segments.rows, device=device)
-    share, rest = torch.rand(segments.count,
-                             device=device), torch.randn(segments.rows, n).to(device, dtype)
-    each = share.double().repeat_interleave(segments.ptr.diff())[:, None]
-    bias = torch.randn(segments.count, n).to(device)
-    product = reference(segments, x, w) + bias.double().repeat_interleave(segments.ptr.diff(), 0)
-    got = multiply(segments, x, w, blend=(share, rest), bias=bias)
-    limit = 5e-7 if dtype is torch.float32 else 4e-3
-    assert relative(got, each * product + (1 - each) * rest.double()) < limit
-    got = multiply(segments, x, w, blend=(share, rest), bias=bias, out_index=places.int(),
-                   out=torch.empty_like(rest))
-    assert relative(got[places], each * product + (1 - each) * rest.double()[places]) < limit
-
-
-def test_derivative_of_gelu(device):
-    segments, x, w = make(device, LENGTHS, 64, 64, torch.float32)
-    at = (4 * torch.randn(segments.rows, 64)).to(device)
-    exact = at.double().requires_grad_()
-    torch.nn.functional.gelu(exact).sum().backward()
-    places = torch.randperm(segments.rows, device=device)
-    wanted = reference(segments, x, w)
-    assert relative(multiply(segments, x, w, gelu_grad=at), wanted * exact.grad) < 5e-7
-    got = multiply(segments, x, w, gelu_grad=at, out_index=places.int(), out=torch.empty_like(at))
-    assert relative(got[places], wanted * exact.grad[places]) < 5e-7
 
 
 def test_accumulate_adds_repeated_rows(device):

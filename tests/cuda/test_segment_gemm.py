@@ -12,6 +12,12 @@ from tests.helpers import ROUNDING, assert_accurate, on_devices, relative, same_
 pytestmark = pytest.mark.usefixtures("poison")
 
 LENGTHS = (0, 1, 31, 32, 33, 0, 0, 150, 2, 0)
+#: for segment_direct.cu
+DIRECT = (0, 1, 15, 16, 17, 0, 31, 32, 33, 0, 0, 100, 2, 0)
+#: sizes for segment_gemm.cu, and sizes that are left to segment_direct.cu
+of_each_kernel = pytest.mark.parametrize(
+    "lengths,k,n", [(LENGTHS, 12, 10), (LENGTHS, 33, 7), (LENGTHS, 140, 72),
+                    (DIRECT, 32, 16), (DIRECT, 64, 64), (DIRECT, 48, 24)])
 
 
 def make_segments(device, lengths):
@@ -51,6 +57,18 @@ def fixed_rows(monkeypatch, height):
     """Tiles of this height, which these small graphs would not get."""
     tiled(monkeypatch)
     monkeypatch.setattr(segment_gemm, "tile_rows", lambda rows, segments: height)
+
+
+@pytest.fixture
+def alone(monkeypatch, lengths):
+    """Nothing that is for segment_direct.cu falls back to segment_gemm.cu."""
+    if lengths is DIRECT:
+        direct_alone(monkeypatch)
+
+
+def direct_alone(monkeypatch):
+    monkeypatch.setattr(segment_gemm, "product_plan",
+                        lambda *args: pytest.fail("not the kernel under test"))
 
 
 @pytest.fixture(params=["tiled", "direct"])
@@ -131,9 +149,9 @@ def test_gather_and_scatter(device, k, n):
     assert rest.sum() == 9 and (out[rest] == 7.0).all()
 
 
-@pytest.mark.parametrize("k,n", [(12, 10), (33, 7), (140, 72)])
-def test_what_is_added_by_the_only_writer(device, k, n):
-    segments, x, w = make(device, LENGTHS, k, n)
+@of_each_kernel
+def test_what_is_added_by_the_only_writer(device, alone, lengths, k, n):
+    segments, x, w = make(device, lengths, k, n)
     places = torch.randperm(segments.rows + 5, device=device)[:segments.rows]
     start = torch.randn(segments.rows + 5, n, device=device)
     got = multiply(segments, x, w, out_index=places.int(), out=start.clone(), accumulate=True,
@@ -145,12 +163,12 @@ def test_what_is_added_by_the_only_writer(device, k, n):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("k,n", [(12, 10), (33, 7), (140, 72)])
-def test_blends(device, k, n, dtype):
-    segments, x, w = make(device, LENGTHS, k, n, dtype)
+@of_each_kernel
+def test_blends(device, alone, lengths, k, n, dtype):
+    segments, x, w = make(device, lengths, k, n, dtype)
     places = torch.randperm(segments.rows, device=device)
-    share, rest = torch.rand(segments.count,
-                             device=device), torch.randn(segments.rows, n).to(device, dtype)
+    share = torch.rand(segments.count, device=device)
+    rest = torch.randn(segments.rows, n).to(device, dtype)
     each = share.double().repeat_interleave(segments.ptr.diff())[:, None]
     bias = torch.randn(segments.count, n).to(device)
     product = reference(segments, x, w) + bias.double().repeat_interleave(segments.ptr.diff(), 0)
@@ -162,9 +180,10 @@ def test_blends(device, k, n, dtype):
     assert relative(got[places], each * product + (1 - each) * rest.double()[places]) < limit
 
 
-def test_derivative_of_gelu(device):
-    segments, x, w = make(device, LENGTHS, 12, 7, torch.float32)
-    at = (4 * torch.randn(segments.rows, 7)).to(device)
+@pytest.mark.parametrize("lengths,k,n", [(LENGTHS, 12, 7), (DIRECT, 64, 64)])
+def test_derivative_of_gelu(device, alone, lengths, k, n):
+    segments, x, w = make(device, lengths, k, n)
+    at = (4 * torch.randn(segments.rows, n)).to(device)
     exact = at.double().requires_grad_()
     torch.nn.functional.gelu(exact).sum().backward()
     places = torch.randperm(segments.rows, device=device)

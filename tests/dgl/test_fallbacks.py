@@ -131,10 +131,8 @@ def test_features_of_other_shapes_and_dtypes(route, layer, inputs):
 
 
 def test_no_edges(route):
-    layer, g = GATConv(F, 8, 2,
-                       allow_zero_in_degree=True).to(route.device), dgl.graph(([], []),
-                                                                              num_nodes=N).to(
-                                                                                  route.device)
+    layer, g = route.put(GATConv(F, 8, 2, allow_zero_in_degree=True),
+                         dgl.graph(([], []), num_nodes=N))
     native_because(route, "GA303", lambda: layer(g, graphs.features().to(route.device)))
 
 

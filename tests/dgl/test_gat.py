@@ -62,9 +62,7 @@ def test_a_block_and_a_pair(route):
 
 
 def test_one_tensor_as_a_pair(route):
-    layer, g, x = GATConv(F, 8,
-                          2).to(route.device), graphs.square().to(
-                              route.device), graphs.features().to(route.device)
+    layer, g, x = route.put(GATConv(F, 8, 2), graphs.square(), graphs.features())
     expected = layer(g, (x, x))
     with route.on():
         assert close(layer(g, (x, x)), expected)
@@ -155,9 +153,7 @@ def test_large_and_small_scores(route, scale, floor):
                                   lambda g, x: dict(edge_weight=torch.rand(g.num_edges()).to(x))],
                          ids=["get_attention", "edge_weight"])
 def test_what_is_left_to_dgl(route, call):
-    layer, g, x = GATConv(F, 8,
-                          2).to(route.device), graphs.square().to(
-                              route.device), graphs.features().to(route.device)
+    layer, g, x = route.put(GATConv(F, 8, 2), graphs.square(), graphs.features())
     kwargs = call(g, x)
     expected = layer(g, x, **kwargs)
     with route.on(on_fallback="native"):
@@ -167,9 +163,7 @@ def test_what_is_left_to_dgl(route, call):
 
 
 def test_falsy_options_by_position_and_by_name(route):
-    layer, g, x = GATConv(F, 8,
-                          2).to(route.device), graphs.square().to(
-                              route.device), graphs.features().to(route.device)
+    layer, g, x = route.put(GATConv(F, 8, 2), graphs.square(), graphs.features())
     expected = layer(g, x)
     with route.on():
         for got in (layer(g, x, None, False), layer(graph=g, feat=x, edge_weight=None),
@@ -179,9 +173,7 @@ def test_falsy_options_by_position_and_by_name(route):
 
 
 def test_bfloat16(route):
-    layer, g, x = GATConv(F, 8,
-                          2).to(route.device), graphs.square().to(
-                              route.device), graphs.features().to(route.device)
+    layer, g, x = route.put(GATConv(F, 8, 2), graphs.square(), graphs.features())
     exact, layer, x = layer(g, x), layer.bfloat16(), x.bfloat16()
     native = layer(g, x)
     with route.on():
@@ -191,9 +183,7 @@ def test_bfloat16(route):
 
 
 def test_the_users_frames_are_left_alone(route):
-    layer, g, x = GATConv(F, 8,
-                          2).to(route.device), graphs.square().to(
-                              route.device), graphs.features().to(route.device)
+    layer, g, x = route.put(GATConv(F, 8, 2), graphs.square(), graphs.features())
     g.ndata["ft"], g.edata["a"] = x, torch.arange(g.num_edges()).to(route.device)
     with route.on():
         layer(g, x).sum().backward()

@@ -224,9 +224,7 @@ def test_a_changed_graph_is_read_anew(change, args):
 
 
 def test_edges_go_with_the_last_graph(route):
-    layer, g, x = GATConv(F, 8,
-                          2).to(route.device), graphs.square().to(
-                              route.device), graphs.features().to(route.device)
+    layer, g, x = route.put(GATConv(F, 8, 2), graphs.square(), graphs.features())
     with route.on():
         layer(g, x)
         assert cache.info()["entries"] == 1
@@ -257,9 +255,7 @@ def test_without_the_garbage_collector():
 
 
 def test_backward_after_the_graph_is_gone(route):
-    layer, g, x = GATConv(F, 8,
-                          2).to(route.device), graphs.square().to(
-                              route.device), graphs.features().to(route.device)
+    layer, g, x = route.put(GATConv(F, 8, 2), graphs.square(), graphs.features())
     x.requires_grad_()
     (truth,) = torch.autograd.grad(layer(g, x).pow(2).sum(), x)
     with route.on():
@@ -270,9 +266,7 @@ def test_backward_after_the_graph_is_gone(route):
 
 
 def test_read_in_inference_mode_and_trained_with_later(route):
-    layer, g, x = GATConv(F, 8,
-                          2).to(route.device), graphs.square().to(
-                              route.device), graphs.features().to(route.device)
+    layer, g, x = route.put(GATConv(F, 8, 2), graphs.square(), graphs.features())
     with route.on():
         with torch.inference_mode():
             first = layer(g, x)

@@ -50,8 +50,7 @@ def test_blocks(route, options):
 
 
 def test_one_tensor_as_both_ends(route):
-    layer, g, x = AGNNConv().to(route.device), graphs.square().to(
-        route.device), graphs.features().to(route.device)
+    layer, g, x = route.put(AGNNConv(), graphs.square(), graphs.features())
     expected = layer(g, (x, x))
     with route.on():
         assert close(layer(g, (x, x)), expected)
@@ -89,8 +88,7 @@ def test_ends_of_different_widths(route):
 
 
 def test_features_of_more_dimensions_are_left_to_dgl(route):
-    layer, g, x = AGNNConv().to(route.device), graphs.square().to(route.device), torch.randn(
-        graphs.N, 3, 4).to(route.device)
+    layer, g, x = route.put(AGNNConv(), graphs.square(), torch.randn(graphs.N, 3, 4))
     expected = layer(g, x)
     with route.on(on_fallback="native"):
         assert torch.equal(layer(g, x), expected)

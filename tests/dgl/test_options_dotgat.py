@@ -59,9 +59,7 @@ def test_a_pair_for_one_set_of_nodes_is_left_to_dgl(route):
 
 
 def test_attention_weights(route):
-    layer, g, x = DotGatConv(F, 8,
-                             2).to(route.device), graphs.square().to(
-                                 route.device), graphs.features().to(route.device)
+    layer, g, x = route.put(DotGatConv(F, 8, 2), graphs.square(), graphs.features())
     native = layer(g, x, get_attention=True)
     with route.on(on_fallback="native"):
         got = layer(g, x, get_attention=True)

@@ -41,8 +41,7 @@ def test_in_eval_mode_without_gradients(route):
 
 def test_a_loss_of_one_result_alone(route):
     """The other's gradient is then none at all, nor have maps one that only that was made of."""
-    g, layer = graphs.square().to(route.device), GatedGCNConv(F, 4, 6,
-                                                              batch_norm=False).to(route.device)
+    g, layer = route.put(graphs.square(), GatedGCNConv(F, 4, 6, batch_norm=False))
     x, e = (graphs.features().to(route.device).requires_grad_(),
             torch.randn(E, 4, device=route.device).requires_grad_())
     for index in (0, 1):

@@ -71,9 +71,7 @@ def test_a_layer_for_pairs_given_one_tensor(route, share):
 
 def test_hooks_on_the_maps_see_what_the_host_gives_them(route):
     block = graphs.block().to(route.device)
-    x, layer = graphs.features(block.num_src_nodes()).to(route.device), GATv2Conv(F, 8,
-                                                                                  2).to(
-                                                                                      route.device)
+    x, layer = route.put(graphs.features(block.num_src_nodes()), GATv2Conv(F, 8, 2))
     seen = []
     layer.fc_dst.register_forward_hook(lambda module, args, out: seen.append(args[0].shape))
     expected = layer(block, x)
@@ -95,9 +93,7 @@ def test_feature_dropout_draws_what_dgl_draws(route):
 
 
 def test_attention_weights(route):
-    layer, g, x = GATv2Conv(F, 8,
-                            2).to(route.device), graphs.square().to(
-                                route.device), graphs.features().to(route.device)
+    layer, g, x = route.put(GATv2Conv(F, 8, 2), graphs.square(), graphs.features())
     native = layer(g, x, get_attention=True)
     with route.on(on_fallback="native"):
         got = layer(g, x, get_attention=True)

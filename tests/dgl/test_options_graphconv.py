@@ -10,16 +10,11 @@ import gnnaccel
 from tests.dgl import graphs
 from tests.dgl.graphs import E, F, M, N
 from tests.dgl.judge import close, compare, on_routes, took
+from tests.dgl.op_cases import bare
 
 NORMS = ["both", "left", "right", "none"]
 OPTIONS = [dict(weight=False), dict(bias=False), dict(weight=False, bias=False),
            dict(activation=torch.nn.ELU()), dict(allow_zero_in_degree=True)]
-
-
-def bare() -> dgl.DGLGraph:
-    """Some nodes have no edges in, some none out."""
-    u, v = graphs.square().edges()
-    return dgl.graph((u % 20, v % 10), num_nodes=N)
 
 
 @on_routes("norm,out", [(norm, out) for norm in NORMS for out in (5, 16)],
@@ -75,9 +70,7 @@ def test_double_precision(route, dtype):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_as_near_as_the_host(route, dtype):
     """DGL's own kernels on a CPU take no halves, so fp32 is held against."""
-    layer, g, x = GraphConv(F,
-                            5).to(route.device), graphs.square().to(
-                                route.device), graphs.features().to(route.device)
+    layer, g, x = route.put(GraphConv(F, 5), graphs.square(), graphs.features())
     expected = layer(g, x)
     with route.on():
         got = layer.to(dtype)(g, x.to(dtype))

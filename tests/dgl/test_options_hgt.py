@@ -238,9 +238,7 @@ def test_layers_that_were_changed(route, inputs):
         def message(self, edges):
             return {"a": edges.src["k"].sum(-1), "m": edges.src["v"]}
 
-    loud, hooked, other = Loud(F, 4, 2, T, R,
-                               0.0).to(route.device), layer().to(route.device), layer().to(
-                                   route.device)
+    loud, hooked, other = route.put(Loud(F, 4, 2, T, R, 0.0), layer(), layer())
     natively(route, "GA205", loud, lambda: loud(*inputs))
     hooked.relation_att[1].register_forward_hook(lambda module, args, out: 2 * out)
     natively(route, "GA208", hooked, lambda: hooked(*inputs))

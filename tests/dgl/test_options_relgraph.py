@@ -104,8 +104,7 @@ def test_in_eval_mode_without_gradients(route, weights):
 
 
 def test_dropout_draws_what_dgl_draws(route):
-    g, x, et = homogeneous().to(route.device), graphs.features().to(route.device), types().to(
-        route.device)
+    g, x, et = route.put(homogeneous(), graphs.features(), types())
     made = layer(dropout=0.5).to(route.device)
     torch.manual_seed(1)
     expected = made(g, x, et)
@@ -296,9 +295,7 @@ def test_layers_that_were_changed(route, inputs):
         def forward(self, *args):
             return 2 * super().forward(*args)
 
-    loud, hooked, other = Loud(F, 8,
-                               R).to(route.device), layer().to(route.device), layer().to(
-                                   route.device)
+    loud, hooked, other = route.put(Loud(F, 8, R), layer(), layer())
     natively(route, "GA205", loud, lambda: loud(*inputs))
     hooked.linear_r.register_forward_hook(lambda module, args, out: 2 * out)
     natively(route, "GA208", hooked, lambda: hooked(*inputs))

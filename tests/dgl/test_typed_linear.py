@@ -31,9 +31,7 @@ def test_shapes(route, shape, weights):
 def test_sorted_types(route, weights):
     ordered = types(ROWS).sort().values
     compare(route, TypedLinear(8, 16, R, *weights), rows(), ordered, sorted_by_type=True)
-    made, x, kinds = TypedLinear(8, 16, R,
-                                 *weights).to(route.device), rows().to(route.device), ordered.to(
-                                     route.device)
+    made, x, kinds = route.put(TypedLinear(8, 16, R, *weights), rows(), ordered)
     expected = made(x, kinds, True)
     with route.on():
         assert close(made(x, kinds, True), expected) and close(made(x_type=kinds, x=x), expected)
@@ -41,9 +39,7 @@ def test_sorted_types(route, weights):
 
 def test_types_that_are_not_sorted_as_promised(route):
     """DGL gives another type's result there; ours does not rely on the promise."""
-    made, x, kinds = TypedLinear(8, 16,
-                                 R).to(route.device), rows().to(route.device), types(ROWS).to(
-                                     route.device)
+    made, x, kinds = route.put(TypedLinear(8, 16, R), rows(), types(ROWS))
     expected = made(x, kinds)
     with route.on():
         assert close(made(x, kinds, True), expected)
@@ -71,9 +67,7 @@ def test_gradients_of_some(route, frozen):
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_without_gradients(route, mode):
-    made, x, kinds = TypedLinear(8, 16,
-                                 R).to(route.device), rows().to(route.device), types(ROWS).to(
-                                     route.device)
+    made, x, kinds = route.put(TypedLinear(8, 16, R), rows(), types(ROWS))
     with mode():
         expected = made(x, kinds)
         with route.on():

@@ -256,9 +256,9 @@ def test_a_sum_keeps_its_rows_only_for_weights_that_want_a_gradient(trained):
 
 # ---- long rows ----
 
-def ragged(degrees: list[int], num_src: int = 50) -> Segments:
+def ragged(degrees: list[int]) -> Segments:
     dst = torch.arange(len(degrees)).repeat_interleave(torch.tensor(degrees))
-    return Segments.of(torch.randint(num_src, dst.shape), dst, num_src, len(degrees))
+    return Segments.of(torch.randint(50, dst.shape), dst, 50, len(degrees))
 
 
 @pytest.mark.parametrize("weighted", [False, True])

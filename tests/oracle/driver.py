@@ -260,12 +260,12 @@ def run(tasks: list[Task], processes: int) -> Summary:
     return summary
 
 
-def reproduce(summary: Summary, processes: int, most: int = 24) -> None:
+def reproduce(summary: Summary, processes: int) -> None:
     """Says of each alarm whether it comes again alone, in a fresh process.
 
     If it does not, it hangs on the cases before it.
     """
-    chosen = summary.alarms[:most]
+    chosen = summary.alarms[:24]
     waiting: queue.Queue = queue.Queue()
     for alarm in chosen:
         waiting.put(alarm)

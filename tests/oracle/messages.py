@@ -429,9 +429,9 @@ def _forward(d: Draw, used: list[str], extra: set[str]) -> str:
     return "\n".join("        " + line for line in lines)
 
 
-def user_class(d: Draw, name: str = "") -> tuple[type, str]:
+def user_class(d: Draw) -> tuple[type, str]:
     """The class, in a module that is loaded from a file as a user's is, and its text."""
-    name = name or f"Conv{next(_number)}"
+    name = f"Conv{next(_number)}"
     text = source(d, name)
     folder = Path(_folder().name)
     path = folder / f"{name.lower()}.py"

@@ -23,10 +23,6 @@ def edge_layer(name: str, **options):
     return build(name, edge_dim=graphs.EDGE, **options)
 
 
-def on(route, *tensors):
-    return [t.to(route.device) for t in tensors]
-
-
 # ---- which gradients ----
 
 @pytest.mark.parametrize("name", WITH_EDGES)
@@ -67,7 +63,7 @@ def test_one_end_of_a_bipartite_graph(route, name, which):
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("name", NAMES)
 def test_without_a_graph(route, name, mode):
-    layer, (x, ei) = build(name, device=route.device), on(route, graphs.features(), graphs.square())
+    layer, (x, ei) = build(name, device=route.device), route.put(graphs.features(), graphs.square())
     expected = layer(x, ei).detach()
     with mode(), route.on():
         got = layer(x.requires_grad_(False), ei)
@@ -152,7 +148,7 @@ def test_second_derivatives_after_the_edges_are_gone(route, name, deterministic)
 
 @pytest.mark.parametrize("name", NAMES)
 def test_backward_twice(route, name):
-    layer, (x, ei) = build(name, device=route.device), on(route, graphs.features(), graphs.square())
+    layer, (x, ei) = build(name, device=route.device), route.put(graphs.features(), graphs.square())
     x.requires_grad_()
     with route.on():
         out = layer(x, ei)
@@ -190,7 +186,7 @@ def test_gradients_add_up_over_calls(route, name):
 @pytest.mark.parametrize("name", WITH_DROPOUT)
 def test_checkpoint(route, name, reentrant, dropout):
     layer, (x, ei) = build(name, dropout=dropout,
-                           device=route.device), on(route, graphs.features(), graphs.square())
+                           device=route.device), route.put(graphs.features(), graphs.square())
     x.requires_grad_()
 
     def gradients(call):
@@ -217,7 +213,7 @@ def test_checkpoints_of_a_subclass_of_tensor(route, plain):
     the guide tells of."""
     first, second = (build("GATConv", features=channels, device=route.device)
                      for channels in (graphs.F, 16))
-    x, ei = on(route, graphs.features(), graphs.square())
+    x, ei = route.put(graphs.features(), graphs.square())
     x = x.as_subclass(_Own).requires_grad_()
     made = []
 
@@ -243,7 +239,7 @@ def _by_backward(out, x):
 
 def test_saved_tensors_can_be_moved_away(route):
     layer, (x, ei) = build("GATv2Conv",
-                           device=route.device), on(route, graphs.features(), graphs.square())
+                           device=route.device), route.put(graphs.features(), graphs.square())
     x.requires_grad_()
     with route.on():
         expected, = torch.autograd.grad(layer(x, ei).pow(2).sum(), x)
@@ -265,7 +261,7 @@ def test_the_result_can_be_changed_in_place(route, name, options):
     if name == "TransformerConv" and "bias" in options:
         options = {**options, "root_weight": False}
     layer, (x, ei) = build(name, device=route.device,
-                           **options).eval(), on(route, graphs.features(), graphs.square())
+                           **options).eval(), route.put(graphs.features(), graphs.square())
     x.requires_grad_()
 
     def found():
@@ -283,7 +279,7 @@ def test_the_input_cannot_be_changed_unseen(route):
     """A leaf that backward needs: autograd has to object, or the gradient would be of other
     numbers."""
     layer, (x, ei) = build("AGNNConv",
-                           device=route.device), on(route, graphs.features(), graphs.square())
+                           device=route.device), route.put(graphs.features(), graphs.square())
     with route.on():
         h = x.requires_grad_() * 1.0
         out = layer(h, ei)
@@ -297,7 +293,7 @@ def test_the_input_cannot_be_changed_unseen(route):
 
 def test_detect_anomaly(route):
     layer, (x, ei) = build("GATConv",
-                           device=route.device), on(route, graphs.features(), graphs.square())
+                           device=route.device), route.put(graphs.features(), graphs.square())
     with route.on(), torch.autograd.detect_anomaly(check_nan=True):
         layer(x.requires_grad_(), ei).sum().backward()
     assert gnnaccel.stats()["GATConv"]["routes"] == {route.backend: 1}
@@ -305,7 +301,7 @@ def test_detect_anomaly(route):
 
 def test_nan_in_one_row_spreads_as_natively(route):
     layer, (x, ei) = build("GATConv",
-                           device=route.device), on(route, graphs.features(), graphs.square())
+                           device=route.device), route.put(graphs.features(), graphs.square())
     x[9] = float("nan")
     expected = layer(x, ei).isnan().any(-1)
     with route.on():
@@ -355,9 +351,9 @@ def test_many_gradients_at_once(route, name, many):
     layer = Own() if name == "Own" else {
         "GCNConv": lambda: pyg.GCNConv(12, 4), "RGCNConv": lambda: pyg.RGCNConv(12, 4, 3),
     }.get(name, lambda: build(name))()
-    layer, args = layer.to(route.device), on(route, graphs.features(), graphs.square())
+    layer, args = layer.to(route.device), route.put(graphs.features(), graphs.square())
     if name == "RGCNConv":
-        args += on(route, torch.arange(graphs.E) % 3)
+        args += route.put(torch.arange(graphs.E) % 3)
     x = args[0].requires_grad_()
 
     def call():
@@ -381,10 +377,10 @@ def test_gradients_that_negate_their_numbers(route, name):
     layer = {"GCNConv": lambda: pyg.GCNConv(12, 4), "RGCNConv": lambda: pyg.RGCNConv(12, 4, 3),
              "Own": Own, "scatter": lambda: utils.scatter, "softmax": lambda: utils.softmax,
              }.get(name, lambda: build(name))()
-    x, edge_index = on(route, graphs.features(), graphs.square())
+    x, edge_index = route.put(graphs.features(), graphs.square())
     args, options = [x.requires_grad_(), edge_index], {}
     if name == "RGCNConv":
-        args += on(route, torch.arange(graphs.E) % 3)
+        args += route.put(torch.arange(graphs.E) % 3)
     elif name in ("scatter", "softmax"):
         args[1] = edge_index[1, :len(x)]
         options = {"reduce": "max"} if name == "scatter" else {"num_nodes": len(x)}

@@ -8,7 +8,6 @@ from torch.nn.utils import prune
 from tests.pyg import graphs
 from tests.pyg.judge import close
 from tests.pyg.layers import build
-from tests.pyg.test_autograd import on
 
 MAPS = [("GATv2Conv", "lin_l"), ("GATv2Conv", "lin_r"), ("TransformerConv", "lin_key"),
         ("TransformerConv", "lin_query"), ("TransformerConv", "lin_value"),
@@ -33,7 +32,7 @@ def pruned(module, bias):
 @pytest.mark.parametrize("name, of", MAPS)
 def test_a_bias_that_is_no_parameter(route, name, of, change):
     layer, (x, ei) = (build(name, device=route.device).eval(),
-                      on(route, graphs.features(), graphs.square()))
+                      route.put(graphs.features(), graphs.square()))
     with route.on(on_fallback="native"):
         layer(x, ei)
     change(getattr(layer, of), torch.linspace(-1, 2, 16, device=route.device))

@@ -54,10 +54,6 @@ def inputs():
     return graphs.features(), graphs.square()
 
 
-def on(device, *tensors):
-    return [t.to(device) for t in tensors]
-
-
 def broken(change):
     """The torch backend with ``change`` made to what it gives."""
     native = attention.run_torch
@@ -86,7 +82,7 @@ def with_another_dtype(out):
 def test_layers_agree(route, name, inputs):
     layer = build(name).to(route.device)
     with route.on():
-        found = gnnaccel.compare(layer, *on(route.device, *inputs))
+        found = gnnaccel.compare(layer, *route.put(*inputs))
     (one,) = found.layers
     assert found.ok and one.verdict == "same" and one.route == route.backend and one.kernel, str(
         found)
@@ -97,10 +93,9 @@ def test_layers_agree(route, name, inputs):
 
 
 def test_relational_layers_agree(route, inputs):
-    x, edge_index = on(route.device, *inputs)
+    x, edge_index = route.put(*inputs)
     edge_type = torch.randint(0, 4, (E,), device=route.device)
-    layer, linear = RGCNConv(F, 8, 4,
-                             num_bases=2).to(route.device), HeteroLinear(F, 8, 3).to(route.device)
+    layer, linear = route.put(RGCNConv(F, 8, 4, num_bases=2), HeteroLinear(F, 8, 3))
     with route.on():
         first = gnnaccel.compare(layer, x, edge_index, edge_type)
         second = gnnaccel.compare(linear, x,
@@ -121,7 +116,7 @@ PLAIN = {"GCN": lambda: GCNConv(F, 8), "SAGE": lambda: SAGEConv(F, 8),
 def test_plain_layers_agree(route, name, inputs):
     layer = PLAIN[name]().to(route.device)
     with route.on():
-        found = gnnaccel.compare(layer, *on(route.device, *inputs))
+        found = gnnaccel.compare(layer, *route.put(*inputs))
     (one,) = found.layers
     assert found.ok and one.verdict == "same" and one.route == route.backend and one.kernel, str(
         found)
@@ -195,7 +190,7 @@ def test_ugly_graphs(route, name, graph):
     nodes, edge_index = UGLY[graph]
     layer, x = build(name, width=1).to(route.device), graphs.features(nodes, F + 1)[:, :F]
     with route.on(on_fallback="native"):
-        found = gnnaccel.compare(layer, *on(route.device, x, edge_index))
+        found = gnnaccel.compare(layer, *route.put(x, edge_index))
     assert [one.verdict for one in found.layers] == ["native"
                                                      if edge_index.numel() == 0
                                                      else "same"], str(found)
@@ -211,7 +206,7 @@ def test_where_the_host_has_no_numbers_neither_need_we(value):
 def test_dropout_is_off_and_said_to_be(route, inputs):
     net = Net(dropout=0.5).to(route.device)
     with route.on(on_fallback="native"):
-        found = gnnaccel.compare(net, *on(route.device, *inputs))
+        found = gnnaccel.compare(net, *route.put(*inputs))
     assert [one.verdict for one in found.layers] == ["same", "same"], str(found)
     assert "dropout is off" in found.layers[0].notes[0] and "not the same" in str(found)
     assert not found.layers[1].notes and all(m.training for m in net.modules())
@@ -247,7 +242,7 @@ def test_the_model_is_as_before(route, inputs):
     before, generator = copy.deepcopy(net.state_dict()), torch.get_rng_state()
     objects = [*net.named_parameters(), *net.named_buffers()]
     with route.on(on_fallback="native", records=100):
-        gnnaccel.compare(net, *on(route.device, *inputs), loss=lambda out: out.sum())
+        gnnaccel.compare(net, *route.put(*inputs), loss=lambda out: out.sum())
     assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
     assert all(v is w and v.grad is None
                for (_, v), (_, w) in zip(objects, [*net.named_parameters(), *net.named_buffers()]))
@@ -320,7 +315,7 @@ def test_a_wrong_kernel_is_caught_and_its_layer_opted_out(route, inputs, monkeyp
     monkeypatch.setattr(sources, "source",
                         lambda name: true(name).replace(right, wrong)
                         if name == family else true(name))
-    inputs = on(route.device, *inputs)
+    inputs = route.put(*inputs)
     net = Net().to(route.device).eval()
     # a driver that has built nothing yet
     with driver.using(type(driver.current())()), route.on(on_fallback="native"):
@@ -348,7 +343,7 @@ def train(net, inputs, steps=4):
 
 
 def test_a_training_does_not_notice(route, inputs):
-    inputs = on(route.device, *inputs)
+    inputs = route.put(*inputs)
     net = Net(dropout=0.3).to(route.device)
     twin = copy.deepcopy(net)
     with route.on(on_fallback="native", records=1000):

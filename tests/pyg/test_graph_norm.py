@@ -125,8 +125,7 @@ LAYERS_WITH_WEIGHTS = {
 def test_layers_whose_weights_are_written_to_unseen(route, name):
     """On every route, and on those that are counted native, nothing of the old weights is used."""
     layer = LAYERS_WITH_WEIGHTS[name]().to(route.device)
-    x, ei, w = (graphs.features().to(route.device), graphs.square().to(route.device),
-                torch.rand(E).to(route.device))
+    x, ei, w = route.put(graphs.features(), graphs.square(), torch.rand(E))
     lasting = (name.startswith("ChebConv")
                and {"lambda_max": torch.tensor(2.0, device=route.device)} or {})
     with torch.no_grad():

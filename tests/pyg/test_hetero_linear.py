@@ -68,8 +68,7 @@ def test_gradients_of_some(route, frozen):
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_without_gradients(route, mode):
-    made, x, kinds = (HeteroLinear(8, 16, TYPES).to(route.device),
-                      torch.randn(ROWS, 8).to(route.device), types().to(route.device))
+    made, x, kinds = route.put(HeteroLinear(8, 16, TYPES), torch.randn(ROWS, 8), types())
     with mode():
         expected = made(x, kinds)
         with route.on():
@@ -80,8 +79,7 @@ def test_without_gradients(route, mode):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("autocast", [True, False])
 def test_half_precision(route, dtype, autocast):
-    made, x, kinds = (HeteroLinear(8, 16, TYPES).to(route.device),
-                      torch.randn(ROWS, 8).to(route.device), types().to(route.device))
+    made, x, kinds = route.put(HeteroLinear(8, 16, TYPES), torch.randn(ROWS, 8), types())
     exact = made.double()(x.double(), kinds)
     made = made.to(torch.float32 if autocast else dtype)
     x = x.to(made.weight.dtype).requires_grad_()
@@ -96,8 +94,7 @@ def test_half_precision(route, dtype, autocast):
 
 def test_half_rows_with_a_wider_bias(route):
     """The host adds the bias in place, so the rows' dtype stays."""
-    made, x, kinds = (HeteroLinear(8, 16, TYPES).to(route.device),
-                      torch.randn(ROWS, 8).to(route.device), types().to(route.device))
+    made, x, kinds = route.put(HeteroLinear(8, 16, TYPES), torch.randn(ROWS, 8), types())
     made.weight.data = made.weight.data.bfloat16()
     expected = made(x.bfloat16(), kinds)
     with route.on():
@@ -119,8 +116,7 @@ def test_derivatives():
 
 @pytest.mark.parametrize("passes", [("compaction",), ("reordering",), ()], ids=str)
 def test_without_passes(route, passes):
-    made, x, kinds = (HeteroLinear(8, 16, TYPES).to(route.device),
-                      torch.randn(ROWS, 8).to(route.device), types().to(route.device))
+    made, x, kinds = route.put(HeteroLinear(8, 16, TYPES), torch.randn(ROWS, 8), types())
     expected = made(x, kinds)
     with route.on(passes=passes):
         assert relative(made(x, kinds), expected) < 1e-6
@@ -136,8 +132,7 @@ def test_lazy_channels(route):
 
 
 def test_the_structure_belongs_to_the_types(route):
-    made, x, kinds = (HeteroLinear(8, 16, TYPES).to(route.device),
-                      torch.randn(ROWS, 8).to(route.device), types().to(route.device))
+    made, x, kinds = route.put(HeteroLinear(8, 16, TYPES), torch.randn(ROWS, 8), types())
     with route.on(records=10):
         for _ in range(2):
             made(x, kinds)
@@ -179,8 +174,7 @@ def test_causes(route):
 
 
 def test_types_out_of_range(route):
-    made, x, kinds = (HeteroLinear(8, 16, TYPES).to(route.device),
-                      torch.randn(ROWS, 8).to(route.device), types().to(route.device))
+    made, x, kinds = route.put(HeteroLinear(8, 16, TYPES), torch.randn(ROWS, 8), types())
     kinds[7] = TYPES
     with route.on(), pytest.raises(GraphError, match="edge types from 0 to 5"):
         made(x, kinds)
@@ -199,8 +193,7 @@ BAD_CALLS = {
 
 @pytest.mark.parametrize("what", list(BAD_CALLS))
 def test_wrong_calls_raise_what_the_host_raises(route, what):
-    made, x, kinds = (HeteroLinear(8, 16, TYPES).to(route.device),
-                      torch.randn(ROWS, 8).to(route.device), types().to(route.device))
+    made, x, kinds = route.put(HeteroLinear(8, 16, TYPES), torch.randn(ROWS, 8), types())
     found = []
     for block in (gnnaccel.disabled(), route.on(on_fallback="native")):
         try:
@@ -213,16 +206,14 @@ def test_wrong_calls_raise_what_the_host_raises(route, what):
 
 
 def test_functorch(route):
-    made, x, kinds = (HeteroLinear(8, 16, TYPES).to(route.device),
-                      torch.randn(ROWS, 8).to(route.device), types().to(route.device))
+    made, x, kinds = route.put(HeteroLinear(8, 16, TYPES), torch.randn(ROWS, 8), types())
     with route.on(on_fallback="native"):
         torch.func.grad(lambda x: made(x, kinds).sum())(x)
     assert gnnaccel.stats()["HeteroLinear"]["reasons"] == {"GA405": 1}
 
 
 def test_script(route):
-    made, x, kinds = (HeteroLinear(8, 16, TYPES).to(route.device),
-                      torch.randn(ROWS, 8).to(route.device), types().to(route.device))
+    made, x, kinds = route.put(HeteroLinear(8, 16, TYPES), torch.randn(ROWS, 8), types())
     expected = made(x, kinds)
     with route.on():
         torch.testing.assert_close(torch.jit.script(made)(x, kinds), expected)
@@ -235,8 +226,7 @@ def test_script(route):
 def test_weights_that_do_not_fit_the_sizes(route, attribute, value, called):
     """After an assignment to one of these, or to the bias: the host takes them at their word, and
     raises."""
-    made, x, kinds = (HeteroLinear(8, 16, TYPES).to(route.device),
-                      torch.randn(ROWS, 8).to(route.device), types().to(route.device))
+    made, x, kinds = route.put(HeteroLinear(8, 16, TYPES), torch.randn(ROWS, 8), types())
     with route.on():
         for _ in range(3 * called):
             made(x, kinds)

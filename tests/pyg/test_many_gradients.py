@@ -10,7 +10,7 @@ from torch_geometric.nn import (GATConv, GCNConv, GraphConv, LGConv, RGATConv, R
 from tests.pyg import graphs
 from tests.pyg.judge import close
 from tests.pyg.layers import spread
-from tests.pyg.test_autograd import Own, batched, on
+from tests.pyg.test_autograd import Own, batched
 
 WIDTH = graphs.F
 LAYERS = {
@@ -28,12 +28,12 @@ LAYERS = {
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_many_gradients_through_a_checkpoint(route, name):
-    layer, args = spread(LAYERS[name]()).to(route.device), on(route, graphs.features(),
-                                                              graphs.square())
+    layer = spread(LAYERS[name]()).to(route.device)
+    args = route.put(graphs.features(), graphs.square())
     if name.startswith("R"):
-        args += on(route, torch.arange(graphs.E) % 3)
+        args += route.put(torch.arange(graphs.E) % 3)
     elif name == "GraphConv":
-        args += on(route, torch.linspace(0.5, 1.5, graphs.E).requires_grad_())
+        args += route.put(torch.linspace(0.5, 1.5, graphs.E).requires_grad_())
     x = args[0].requires_grad_()
 
     def call():

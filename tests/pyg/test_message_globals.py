@@ -68,8 +68,7 @@ class Setting(Conv):
 
 @pytest.fixture
 def call(route):
-    x, ei, w = (graphs.features().to(route.device), graphs.square().to(route.device),
-                torch.randn(E).to(route.device))
+    x, ei, w = route.put(graphs.features(), graphs.square(), torch.randn(E))
     return lambda layer: layer(x, ei, w)
 
 

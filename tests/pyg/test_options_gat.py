@@ -131,8 +131,7 @@ def test_edge_index_class(route, order, sizes):
 
 
 def test_edge_index_class_of_another_size(route):
-    layer, x = GATConv(F, 8, 2,
-                       add_self_loops=False).to(route.device), graphs.features().to(route.device)
+    layer, x = route.put(GATConv(F, 8, 2, add_self_loops=False), graphs.features())
     index = EdgeIndex(graphs.square(N - 4), sparse_size=(N - 4, N - 4)).to(route.device)
     with pytest.raises(ValueError) as native:
         layer(x, index)
@@ -151,8 +150,7 @@ def test_int32_edges(route, fill):
 
 @pytest.mark.parametrize("fill", ["mean", "max", "add"])
 def test_int32_edges_give_what_int64_edges_do(route, fill):
-    layer, x = GATConv(F, 8, 2, edge_dim=EDGE,
-                       fill_value=fill).to(route.device), graphs.features().to(route.device)
+    layer, x = route.put(GATConv(F, 8, 2, edge_dim=EDGE, fill_value=fill), graphs.features())
     ei, attr = graphs.square().to(route.device), graphs.edge_features().to(
         route.device).requires_grad_()
     with route.on():
@@ -171,9 +169,7 @@ def test_edge_index_in_odd_strides(route, form):
 
 @pytest.mark.parametrize("weights", [True, False, None])
 def test_attention_weights(route, weights):
-    layer, x, ei = GATConv(F, 8,
-                           2).to(route.device), graphs.features().to(
-                               route.device), graphs.square().to(route.device)
+    layer, x, ei = route.put(GATConv(F, 8, 2), graphs.features(), graphs.square())
     native = layer(x, ei, return_attention_weights=weights)
     with route.on(on_fallback="native"):
         got = layer(x, ei, return_attention_weights=weights)

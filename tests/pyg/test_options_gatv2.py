@@ -91,9 +91,7 @@ def test_int32_edges(route):
 
 
 def test_attention_weights(route):
-    layer, x, ei = GATv2Conv(F, 8,
-                             2).to(route.device), graphs.features().to(
-                                 route.device), graphs.square().to(route.device)
+    layer, x, ei = route.put(GATv2Conv(F, 8, 2), graphs.features(), graphs.square())
     native = layer(x, ei, return_attention_weights=True)
     with route.on(on_fallback="native"):
         got = layer(x, ei, return_attention_weights=True)

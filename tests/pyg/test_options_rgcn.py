@@ -247,8 +247,7 @@ def test_passes_show_in_the_record(route, name):
     allowed."""
     # else launches are all that counts
     nodes, edges = (200_000, 1_000_000) if route.device.type == "cuda" else (1000, 5000)
-    layer, x = CLASSES[name](64, 64,
-                             2).to(route.device), graphs.features(nodes, 64).to(route.device)
+    layer, x = route.put(CLASSES[name](64, 64, 2), graphs.features(nodes, 64))
     ei = torch.stack([torch.randint(0, nodes, (edges,)),
                       torch.randint(0, 5, (edges,))]).to(route.device)
     et = torch.randint(0, 2, (edges,)).to(route.device)

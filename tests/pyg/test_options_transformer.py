@@ -79,9 +79,7 @@ def test_int32_edges_give_what_int64_edges_do(route):
 
 @pytest.mark.parametrize("weights", [True, False])
 def test_attention_weights(route, weights):
-    layer, x, ei = TransformerConv(F, 8,
-                                   2).to(route.device), graphs.features().to(
-                                       route.device), graphs.square().to(route.device)
+    layer, x, ei = route.put(TransformerConv(F, 8, 2), graphs.features(), graphs.square())
     native = layer(x, ei, return_attention_weights=weights)
     with route.on(on_fallback="native"):
         got = layer(x, ei, return_attention_weights=weights)

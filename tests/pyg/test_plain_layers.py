@@ -261,9 +261,7 @@ def test_training_is_the_same(route):
     """A few steps of a GCN over one graph, kept normalisation and all."""
     def trained(block):
         torch.manual_seed(3)
-        model, x, ei = GCN(F, 8, 2,
-                           3).to(route.device), graphs.features().to(
-                               route.device), graphs.square().to(route.device)
+        model, x, ei = route.put(GCN(F, 8, 2, 3), graphs.features(), graphs.square())
         optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
         for _ in range(5):
             with block():

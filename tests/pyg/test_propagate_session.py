@@ -80,8 +80,7 @@ def doubled(self, x_j, edge_weight):
 
 
 def test_what_a_stock_message_reads_of_its_layer_is_noticed(route):
-    x, ei, e = (graphs.features().to(route.device), graphs.square().to(route.device),
-                torch.randn(E, F).to(route.device))
+    x, ei, e = route.put(graphs.features(), graphs.square(), torch.randn(E, F))
     narrow = e[:, :4].contiguous()
 
     def calls():
@@ -240,8 +239,7 @@ def test_checkpoints_find_the_same_route(route):
 # ---- classes, copies, rules ----
 
 def test_layers_are_as_before(route):
-    layer, x, ei = Updating().to(route.device), graphs.features().to(
-        route.device), graphs.square().to(route.device)
+    layer, x, ei = route.put(Updating(), graphs.features(), graphs.square())
     expected = layer(x, ei)
     with route.on():
         clones = copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))

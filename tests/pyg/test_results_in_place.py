@@ -11,7 +11,6 @@ from torch_geometric.nn import (AGNNConv, GATConv, GATv2Conv, GCNConv, LGConv, R
 from tests.pyg import graphs
 from tests.pyg.judge import close
 from tests.pyg.layers import spread
-from tests.pyg.test_autograd import on
 
 WIDTH = graphs.F
 LAYERS = {
@@ -40,7 +39,7 @@ def in_a_checkpoint(layer, x, *args):
 @pytest.mark.parametrize("name", LAYERS)
 def test_what_was_made_without_gradients_can_be_changed_in_place(route, name, called):
     layer, (x, ei) = (spread(LAYERS[name]()).to(route.device).eval(),
-                      on(route, graphs.features(), graphs.square()))
+                      route.put(graphs.features(), graphs.square()))
     types = [torch.arange(ei.shape[1], device=ei.device) % 3] if name == "RGATConv" else []
     args = ((x, x) if name.endswith("pairs") else x, ei, *types)
     if called is in_a_checkpoint and name.endswith("pairs"):

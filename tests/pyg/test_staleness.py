@@ -250,10 +250,7 @@ def test_edges_of_an_edge_gat_edited_in_deterministic_mode_under_autocast(route,
             torch.use_deterministic_algorithms(deterministic, warn_only=True)
             try:
                 for nodes in (N, 7):
-                    x, edges = torch.randn(nodes,
-                                           F).to(route.device), torch.randint(0, nodes,
-                                                                              (2,
-                                                                               60)).to(route.device)
+                    x, edges = route.put(torch.randn(nodes, F), torch.randint(0, nodes, (2, 60)))
                     attr = torch.randn(60, 3).to(route.device)
                     agree(x, edges, attr)
                     checkpoint(layer, x.clone().requires_grad_(), edges, attr,

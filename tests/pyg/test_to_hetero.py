@@ -63,11 +63,11 @@ def model_of(make=KINDS["sage"], aggr: str = "sum", metadata=METADATA, net=Net) 
     return made.train()
 
 
-def as_one(route, made: torch.nn.Module, calls: int = 2, metadata=METADATA, floor: float = 2e-6,
+def as_one(route, made: torch.nn.Module, calls: int = 2, metadata=METADATA,
            **options) -> None:
     x = features()
     compare(route, made, {name: x[name] for name in metadata[0]}, edges(metadata[1], **options),
-            calls=calls, floor=floor)
+            calls=calls, floor=2e-6)
 
 
 @on_routes("kind,aggr",

@@ -19,7 +19,6 @@ from gnnaccel.dispatch.run.autograd import Keeping
 from tests.distributed import layer_cases
 from tests.pyg import graphs
 from tests.pyg.judge import close
-from tests.pyg.test_autograd import on
 
 WIDTH, EDGES = 8, 400
 
@@ -192,8 +191,8 @@ def gine_again(layer, leaf, edge_index, edge_attr):
 def gine(device):
     torch.manual_seed(0)
     layer = pyg.GINEConv(nn.Sequential(nn.Linear(graphs.F, graphs.F), nn.ReLU())).to(device)
-    return layer, on(type("R", (), {"device": device}), graphs.features(), graphs.square(),
-                     graphs.edge_features(width=graphs.F))
+    return layer, on_device(device, graphs.features(), graphs.square(),
+                           graphs.edge_features(width=graphs.F))
 
 
 def test_copies_end_where_nobody_writes(kernels, cloned):

@@ -10,9 +10,9 @@ from gnnaccel.dispatch.observe.records import listening
 from gnnaccel.dispatch.policy import config, rules
 
 
-def microseconds(call, n=2000) -> float:
+def microseconds(call) -> float:
     """Of the best of many short runs, so that a busy machine does not matter."""
-    return min(timeit.repeat(call, number=n, repeat=30)) / n * 1e6
+    return min(timeit.repeat(call, number=2000, repeat=30)) / 2000 * 1e6
 
 
 def test_a_call_costs_little():

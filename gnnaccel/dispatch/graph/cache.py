@@ -71,9 +71,9 @@ def _look(tensors: tuple[Tensor, ...], sizes: tuple,
     return key, entry
 
 
-def peek(edge_index: Tensor, num_src: int, num_dst: int, loops: int = 0) -> bool:
+def peek(edge_index: Tensor, num_src: int, num_dst: int) -> bool:
     """Whether `lookup` would hit; counts nothing and makes nothing."""
-    return peek_many((edge_index,), (num_src, num_dst, loops))
+    return peek_many((edge_index,), (num_src, num_dst, 0))
 
 
 def lookup(edge_index: Tensor, num_src: int, num_dst: int, loops: int = 0) -> tuple[GraphView, str]:

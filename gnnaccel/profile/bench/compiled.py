@@ -132,11 +132,11 @@ def by_waves(plan: Plan, budget: Budget, kind: str = "layer",
                                     min(plan.compile_limit, budget.left))
 
 
-def waves(jobs: list[tuple], width: int = 8) -> list[list[tuple]]:
+def waves(jobs: list[tuple]) -> list[list[tuple]]:
     """Jobs grouped into those that may compile side by side, in order."""
     small = [job for job in jobs if job[0].num_edges <= SMALL_EDGES]
     large = [job for job in jobs if job[0].num_edges > SMALL_EDGES]
-    return [small[i:i + width] for i in range(0, len(small), width)] + [[job] for job in large]
+    return [small[i:i + 8] for i in range(0, len(small), 8)] + [[job] for job in large]
 
 
 def _serve(pipe, recipe: dict, layer: str, device: str, settings: dict) -> None:

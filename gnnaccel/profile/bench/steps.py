@@ -109,10 +109,10 @@ class RelationStep:
         return [*self.inputs.values(), *self.module.parameters()]
 
 
-def relation_step(layer: relational.RelationLayer, graph: RelationGraph, mode: str,
-                  seed: int = 1) -> RelationStep:
+def relation_step(layer: relational.RelationLayer, graph: RelationGraph,
+                  mode: str) -> RelationStep:
     """The step of one layer on one graph; equal arguments give equal weights and inputs."""
-    generator = torch.Generator(graph.device).manual_seed(seed)
+    generator = torch.Generator(graph.device).manual_seed(1)
     counts = graph.node_counts if layer.typed else {"x": graph.num_nodes}
     inputs = {name: torch.randn(count, pyg.IN_CHANNELS, device=graph.device, generator=generator)
               for name, count in counts.items()}

@@ -132,12 +132,12 @@ def make(shape: AnyShape, device: torch.device, seed: int, order: str) -> DglGra
     return DglGraph(shape, graph, device, typed, node_type, edge_type)
 
 
-def dgl_step(layer: dgl_layers.DglLayer, graph: DglGraph, mode: str, seed: int = 1) -> RelationStep:
+def dgl_step(layer: dgl_layers.DglLayer, graph: DglGraph, mode: str) -> RelationStep:
     """The step of one layer on one graph; equal arguments give equal weights and inputs."""
     shape, device = graph.shape, graph.device
     node_types, relations = ((len(shape.nodes), shape.num_relations)
                              if isinstance(shape, RelationShape) else (1, 1))
-    generator = torch.Generator(device).manual_seed(seed)
+    generator = torch.Generator(device).manual_seed(1)
     x = torch.randn(shape.num_nodes, dgl_layers.IN_CHANNELS, device=device, generator=generator)
     module = dgl_layers.build_layer(layer, node_types, relations, device)
     arguments, keywords = dgl_layers.arguments(layer, graph.graph, x, graph.node_type,

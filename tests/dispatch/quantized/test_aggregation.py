@@ -29,14 +29,6 @@ def use(route, storage: Storage) -> Use:
                route.backend == "cuda")
 
 
-@pytest.fixture
-def nearest():
-    """Gradients rounded to nearest."""
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
 def results(used: Use, graph: OpGraph, reduce: str, x, w, grad) -> dict:
     x, w = (x.detach().clone().requires_grad_(),
             None if w is None else w.detach().clone().requires_grad_())

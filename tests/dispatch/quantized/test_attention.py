@@ -22,13 +22,6 @@ STORAGES = [Storage("int8", "int8"), Storage("int8", "fp32"), Storage("bf16", "b
             Storage("bf16", "int8")]
 
 
-@pytest.fixture
-def nearest():
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
 def edges(src: int = N, dst: int = M) -> torch.Tensor:
     """With a hub, and a node without edges."""
     ei = torch.stack([torch.randint(0, src, (E,)), torch.randint(0, dst - 1, (E,))])

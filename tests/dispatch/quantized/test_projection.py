@@ -19,14 +19,6 @@ def use(route, backward: str = "int8") -> Use:
                route.backend == "cuda")
 
 
-@pytest.fixture
-def nearest():
-    """Gradients rounded to nearest."""
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
 def operands(route, count=37, inner=16, columns=24, seed=0) -> list[torch.Tensor]:
     """x, weight, bias and the result's gradient."""
     torch.manual_seed(seed)

@@ -4,14 +4,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-
-@pytest.fixture(scope="package", autouse=True)
-def one_thread():
-    """Threads that wait for each other cost more than they bring."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+from tests.routes import one_thread  # noqa: F401
 
 
 @pytest.fixture(autouse=True)

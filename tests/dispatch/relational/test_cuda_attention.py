@@ -14,6 +14,7 @@ from gnnaccel.dispatch.relational.execute import run
 from gnnaccel.dispatch.relational.passes import compact, fuse, orderings
 from gnnaccel.dispatch.run import attention
 from tests.dispatch.relational.test_cuda_maps import leaves, on
+from tests.dispatch.relational.test_cuda_program import results
 from tests.helpers import assert_accurate, relative
 from tests.relational_cases import K, typed
 
@@ -55,13 +56,6 @@ def computed(program, view, given: dict, kernels: bool) -> torch.Tensor:
     if kernels:
         return cuda_program.run(program, view, {**own, ADDED: added})
     return adding.add(run(program, view, own, torch_maps, attention.run_torch), added, view)
-
-
-def results(out, given: dict, create_graph: bool = False) -> dict[str, torch.Tensor]:
-    cotangent = torch.linspace(-1.0, 1.0, out.numel(), dtype=out.dtype,
-                               device=out.device).view(out.shape)
-    grads = torch.autograd.grad(out, list(given.values()), cotangent, create_graph=create_graph)
-    return {"out": out, **dict(zip(given, grads))}
 
 
 @each_layer

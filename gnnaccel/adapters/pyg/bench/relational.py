@@ -40,8 +40,8 @@ def resolve(name: str) -> RelationLayer:
 
 
 def build_layer(layer: RelationLayer, num_relations: int, node_types: list[str],
-                triples: list[tuple[str, str, str]], device, seed: int = 0):
-    """The layer with its host's defaults and weights fixed by ``seed``.
+                triples: list[tuple[str, str, str]], device):
+    """The layer with its host's defaults and the same weights each time.
 
     ``node_types`` and ``triples`` are the metadata of typed layers, ``num_relations`` that of the
     others.
@@ -49,7 +49,7 @@ def build_layer(layer: RelationLayer, num_relations: int, node_types: list[str],
     import torch
     import torch_geometric.nn
 
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     if layer.class_name == "HeteroConv":
         built = _hetero_sage(layer, triples)
     elif layer.class_name in MODELS:

@@ -4,10 +4,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gnnaccel.cuda import driver
 from gnnaccel.dispatch.run import attention
 from tests.attention_cases import SIZES, additive, by_kernels, by_torch, check, graph
-from tests.emulation.emulator import EmulatedDriver
+from tests.emulation.orders import in_any_order
 from tests.helpers import forget_report, on_devices, same_bits
 
 pytestmark = pytest.mark.usefixtures("poison")
@@ -189,16 +188,14 @@ def test_results_repeat(device, chunk_edges):
 @pytest.mark.parametrize("pmf", [False, True])
 @both_ways
 def test_scheduling_does_not_change_the_result(chunk_edges, size, pmf):
-    torch.manual_seed(0)
     chunk_edges(16)
-    with driver.using(EmulatedDriver()):
+
+    def made():
         problem = additive(graph("cpu"), *size, "bipartite", edge=True, pmf=pmf)
         problem.graph.csc(), problem.graph.csr()
-        expected = by_kernels(problem)[0]
-    for order in ("reversed", "uneven"):
-        with driver.using(EmulatedDriver(order, seed=5)):
-            got = by_kernels(problem)[0]
-        assert all(same_bits(got[name], expected[name]) for name in expected), order
+        return lambda: by_kernels(problem)[0]
+
+    in_any_order(made)
 
 
 @both_ways

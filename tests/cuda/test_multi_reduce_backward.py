@@ -7,13 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import driver
 from gnnaccel.cuda import multi_reduce_backward as backward
 from gnnaccel.cuda.multi_reduce import REDUCES, Reduced, Variant, forward, variant
 from gnnaccel.dispatch.graph.view import GraphView
 from tests.attention_cases import SIZES, graph
 from tests.cuda.test_multi_reduce import SETS, WEIGHTS, by_torch, made, reduced
-from tests.emulation.emulator import EmulatedDriver
+from tests.emulation.orders import in_any_order
 from tests.helpers import FLOOR, ROUNDING, assert_accurate, on_devices, same_bits
 
 pytestmark = pytest.mark.usefixtures("poison")
@@ -160,18 +159,15 @@ def test_the_yardstick_shares_evenly():
 
 def test_scheduling_does_not_change_the_result(chunk_edges):
     chunk_edges(16)
-    torch.manual_seed(0)
-    v = variant(3, 5, F32, ALL, "head")
-    with driver.using(EmulatedDriver()):
-        view = graph("cpu")
+
+    def run():
+        view, v = graph("cpu"), variant(3, 5, F32, ALL, "head")
         x, weight = made(v, view.csc(), view.num_src)
         view.csr_by_id()
         grad = torch.randn(view.num_dst, 6, 3, 5)
-        expected = gradients(v, view, x, weight, grad)
-    for order in ("reversed", "uneven"):
-        with driver.using(EmulatedDriver(order, seed=5)):
-            assert all(same_bits(a, b)
-                       for a, b in zip(gradients(v, view, x, weight, grad), expected))
+        return lambda: gradients(v, view, x, weight, grad)
+
+    in_any_order(run)
 
 
 def test_inputs_that_do_not_fit(device):

@@ -4,10 +4,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gnnaccel.cuda import driver
 from gnnaccel.cuda.pairwise import SCORES
 from tests.attention_cases import SIZES, by_kernels, by_torch, check, graph, pairwise
-from tests.emulation.emulator import EmulatedDriver
+from tests.emulation.orders import in_any_order
 from tests.helpers import assert_accurate, forget_report, on_devices, same_bits
 
 pytestmark = pytest.mark.usefixtures("poison")
@@ -156,16 +155,14 @@ def test_inputs_of_any_stride(device, change):
 
 @pytest.mark.parametrize("score, edge", [("gatv2", True), ("dot", True), ("mx", False)])
 def test_scheduling_does_not_change_the_result(chunk_edges, score, edge):
-    torch.manual_seed(0)
     chunk_edges(16)
-    with driver.using(EmulatedDriver()):
+
+    def made():
         problem = pairwise(score, graph("cpu"), 3, 5, edge)
         problem.graph.csc(), problem.graph.csr()
-        expected = by_kernels(problem)[0]
-    for order in ("reversed", "uneven"):
-        with driver.using(EmulatedDriver(order, seed=5)):
-            got = by_kernels(problem)[0]
-        assert all(same_bits(got[name], expected[name]) for name in expected), order
+        return lambda: by_kernels(problem)[0]
+
+    in_any_order(made)
 
 
 def test_inputs_and_outputs_keep_their_bounds(device, poison):

@@ -15,6 +15,7 @@ from tests.cuda import test_segment_gemm as products
 from tests.cuda import test_segment_gemm_grad as sums_of_products
 from tests.cuda.test_segment_gemm import LENGTHS, make_segments
 from tests.emulation.emulator import EmulatedDriver
+from tests.emulation.orders import again
 from tests.helpers import on_devices, relative, same_bits
 
 pytestmark = pytest.mark.usefixtures("poison")
@@ -173,14 +174,7 @@ def test_same_bits_in_any_order(device, monkeypatch):
     segments, x, dy, w = make(device, MORE, 64, 64)
     first = together(segments, x, dy, w, changes=changes, sums=True)
     judge(first, segments, x, dy, w)
-    if device.type == "cuda":
-        again = [together(segments, x, dy, w, changes=changes, sums=True) for _ in range(5)]
-    else:
-        again = []
-        for order in ("reversed", "uneven"):
-            with driver.using(EmulatedDriver(order)):
-                again.append(together(segments, x, dy, w, changes=changes, sums=True))
-    assert all(same_bits(a, b) for other in again for a, b in zip(other, first))
+    again(device, lambda: together(segments, x, dy, w, changes=changes, sums=True), first)
 
 
 def test_thousands_of_segments_mostly_empty(device):

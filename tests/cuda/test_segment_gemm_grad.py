@@ -4,10 +4,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gnnaccel.cuda import driver, segment_plan
+from gnnaccel.cuda import segment_plan
 from gnnaccel.cuda.segment_gemm_grad import weight_grad, weight_grad_and_sums
 from tests.cuda.test_segment_gemm import LENGTHS, make_segments
-from tests.emulation.emulator import EmulatedDriver
+from tests.emulation.orders import again
 from tests.helpers import assert_accurate, on_devices, relative, same_bits
 
 pytestmark = pytest.mark.usefixtures("poison")
@@ -177,12 +177,7 @@ def test_same_bits_in_any_order(device, monkeypatch):
     scale = torch.randn(segments.rows).to(device)
     first = weight_grad(segments, x, dy, scale=scale)
     judge(first, segments, x, dy * scale[:, None])
-    if device.type == "cuda":
-        assert all(same_bits(weight_grad(segments, x, dy, scale=scale), first) for _ in range(5))
-        return
-    for order in ("reversed", "uneven"):
-        with driver.using(EmulatedDriver(order)):
-            assert same_bits(weight_grad(segments, x, dy, scale=scale), first)
+    again(device, lambda: weight_grad(segments, x, dy, scale=scale), first)
 
 
 @pytest.mark.parametrize("precision,dtype",

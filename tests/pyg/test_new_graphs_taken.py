@@ -146,6 +146,15 @@ def reads(emulated, monkeypatch):
         yield seen
 
 
+def taken(name: str) -> tuple:
+    """A layer whose calls are taken over, and what its inputs are made of."""
+    made, width = LAYERS[name]
+    layer = made()
+    for _ in range(3):
+        assert right(layer, inputs(width))
+    return layer, width
+
+
 @pytest.mark.parametrize("name", LAYERS)
 def test_calls_over_new_graphs_are_read_once(reads, name):
     made, width = LAYERS[name]
@@ -231,10 +240,7 @@ def test_what_changes_is_seen(reads, name, change, times):
 
 @pytest.mark.parametrize("name", ["Own", "Weighted"])
 def test_a_class_whose_message_is_replaced(reads, name, monkeypatch):
-    made, width = LAYERS[name]
-    layer = made()
-    for _ in range(3):
-        assert right(layer, inputs(width))
+    layer, width = taken(name)
     with monkeypatch.context() as patch:
         given = ("x_i", "x_j", "e") if name == "Own" else ("x_j", "w")
         other = (lambda self, x_i, x_j, e: x_j - 2 * x_i) if name == "Own" else (
@@ -249,10 +255,7 @@ def test_a_class_whose_message_is_replaced(reads, name, monkeypatch):
 @pytest.mark.parametrize("name", LAYERS)
 def test_graphs_of_any_kind(reads, name):
     """Few edges and many, one node, ids of 32 bits, features that want no gradient, views."""
-    made, width = LAYERS[name]
-    layer = made()
-    for _ in range(3):
-        assert right(layer, inputs(width))
+    layer, width = taken(name)
     for nodes, edges in ((12, 1200), (300, 40), (3000, 9000), (13, 41)):
         assert right(layer, inputs(width, nodes, edges))
     args = list(inputs(width))
@@ -281,10 +284,7 @@ def test_two_kinds_of_nodes(reads, name):
 @pytest.mark.parametrize("name", LAYERS)
 def test_where_the_call_happens(reads, name):
     """Another dtype, autocast, other settings, hooks on all modules, a checkpoint."""
-    made, width = LAYERS[name]
-    layer = made()
-    for _ in range(3):
-        assert right(layer, inputs(width))
+    layer, width = taken(name)
     args = inputs(width)
     every = torch.nn.modules.module.register_module_forward_hook
     places = [torch.autocast("cpu", torch.bfloat16), gnnaccel.enabled(exclude=[type(layer)]),

@@ -53,19 +53,29 @@ def test_frozen_parameters(route, name):
         as_native(layer, args)
 
 
+def without_gradient(t):
+    return t.detach()
+
+
+def trained(t):
+    return nn.Parameter(t.detach().clone())
+
+
 @each
-def test_features_without_a_gradient(route, name):
+@pytest.mark.parametrize("change", [without_gradient, trained])
+def test_features_that_want_other_gradients(route, name, change):
     with route.on(on_fallback="native"):
         layer, args = warmed(route, name)
-        as_native(layer, detached(args))
+        as_native(layer, changed(args, change))
         as_native(layer, args)
 
 
-def detached(args):
+def changed(args, change):
     if isinstance(args, dict):
-        return {key: detached(t) for key, t in args.items()}
-    return tuple(map(detached, args)) if isinstance(args, tuple) else args.detach() if (
-        args.is_floating_point()) else args
+        return {key: changed(t, change) for key, t in args.items()}
+    if isinstance(args, tuple):
+        return tuple([changed(t, change) for t in args])
+    return change(args) if args.is_floating_point() else args
 
 
 @each
@@ -81,21 +91,6 @@ def test_modules_replaced_by_ones_that_look_the_same(route, name):
                     nn.init.normal_(p)
                 parent._modules[key] = other
                 as_native(layer, args)
-
-
-@each
-def test_features_that_are_parameters(route, name):
-    with route.on(on_fallback="native"):
-        layer, args = warmed(route, name)
-        as_native(layer, trained(args))
-        as_native(layer, args)
-
-
-def trained(args):
-    if isinstance(args, dict):
-        return {key: trained(t) for key, t in args.items()}
-    return tuple(map(trained, args)) if isinstance(args, tuple) else nn.Parameter(
-        args.detach().clone()) if args.is_floating_point() else args
 
 
 @each

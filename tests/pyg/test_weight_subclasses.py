@@ -103,6 +103,15 @@ def layer_of(name: str, device: torch.device) -> nn.Module:
     return spread(LAYERS[name]()).to(device)
 
 
+def twice_alike(layer: nn.Module, args) -> None:
+    """Two calls give what the host gives."""
+    got = [results(layer, args) for _ in range(2)]
+    with gnnaccel.disabled():
+        expected = results(layer, args)
+    for one in got:
+        alike(one, expected)
+
+
 @CASES
 def test_from_the_first_call_on(route, name, part, parameter):
     layer = layer_of(name, route.device)
@@ -125,11 +134,7 @@ def test_after_calls_that_are_remembered(route, name, part, parameter, swapped, 
             results(layer, args)
             args = args if again else arguments(name, route.device)
         put(layer, part, parameter, swapped)
-        got = [results(layer, args) for _ in range(2)]
-    with gnnaccel.disabled():
-        expected = results(layer, args)
-    for one in got:
-        alike(one, expected)
+        twice_alike(layer, args)
 
 
 @CASES
@@ -141,11 +146,7 @@ def test_a_plain_attribute_in_the_place_of_a_parameter(route, name, part, parame
         for _ in range(4 * known):
             results(layer, args)
         put_as_attribute(layer, part, parameter)
-        got = [results(layer, args) for _ in range(2)]
-    with gnnaccel.disabled():
-        expected = results(layer, args)
-    for one in got:
-        alike(one, expected)
+        twice_alike(layer, args)
 
 
 @CASES
@@ -157,8 +158,4 @@ def test_a_plain_attribute_after_an_ordinary_one(route, name, part, parameter):
         for _ in range(4):
             results(layer, args)
         put_as_attribute(layer, part, parameter)
-        got = [results(layer, args) for _ in range(2)]
-    with gnnaccel.disabled():
-        expected = results(layer, args)
-    for one in got:
-        alike(one, expected)
+        twice_alike(layer, args)

@@ -30,9 +30,8 @@ def molecule() -> Data:
     source = torch.arange(1, size)
     target = torch.where(source < ring, source - 1, (torch.rand(size - 1) * source).long())
     if torch.rand(()) < 0.5:
-        source, target = torch.cat([source,
-                                    torch.tensor([0])]), torch.cat([target,
-                                                                    torch.tensor([ring - 1])])
+        source = torch.cat([source, torch.tensor([0])])
+        target = torch.cat([target, torch.tensor([ring - 1])])
     x = torch.multinomial(ATOMS, size, replacement=True)
     bonds = torch.randint(BONDS, source.shape)
     ends = torch.stack([x[source], x[target]]).sort(0).values

@@ -53,8 +53,8 @@ class Neighbours:
                                None] + (torch.rand(len(front),
                                                    self.fanout) * self.degree[front, None]).long()
             drawn = torch.unique(drawn)
-            source, target = self.sources[drawn], torch.searchsorted(self.begin, drawn,
-                                                                     right=True) - 1
+            source = self.sources[drawn]
+            target = torch.searchsorted(self.begin, drawn, right=True) - 1
             new = torch.unique(source[place[source] < 0])
             place[new] = torch.arange(len(nodes), len(nodes) + len(new))
             nodes, front = torch.cat([nodes, new]), new

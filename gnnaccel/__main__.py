@@ -70,8 +70,7 @@ def console() -> int:
 
 
 def _subcommand(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog=_prog(),
-                                     description="Accelerated graph neural networks.")
+    parser = argparse.ArgumentParser(prog=_prog(), description="Accelerated graph neural networks.")
     commands = parser.add_subparsers(dest="command", required=True)
     importlib.import_module(COMMANDS[arguments[0]][0]).add_parser(commands)
     options = parser.parse_args(arguments)

@@ -150,8 +150,7 @@ def over_new_graphs(name: str, layer: Any, inputs: Callable[[], tuple], train: b
                 t.requires_grad_(train)
             out = layer(x, *more)
             if train:
-                (sum(t.sum() for t in out.values())
-                 if type(out) is dict else out.sum()).backward()
+                (sum(t.sum() for t in out.values()) if type(out) is dict else out.sum()).backward()
 
     with torch.set_grad_enabled(train):
         run(16)

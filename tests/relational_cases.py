@@ -192,11 +192,8 @@ def by_edges(name: str, graph: Typed, t: dict[str, Tensor]) -> Tensor:
             return torch.einsum("ehk,ehkn->ehn", rows[src].unflatten(1, (HEADS, -1)),
                                 matrix[relation])
 
-        score = (t["queries"][dst].unflatten(1,
-                                             (HEADS,
-                                              -1)) * mapped(t["keys"],
-                                                            t["w_att"])).sum(-1) * t["p"][
-                                                                relation] * 0.5
+        score = (t["queries"][dst].unflatten(1, (HEADS, -1))
+                 * mapped(t["keys"], t["w_att"])).sum(-1) * t["p"][relation] * 0.5
         return _added(_softmax(score, dst).unsqueeze(-1) * mapped(t["values"], t["w_msg"]), dst,
                       graph.num_dst)
     if kind == "heat":
@@ -208,9 +205,8 @@ def by_edges(name: str, graph: Typed, t: dict[str, Tensor]) -> Tensor:
     if kind == "edge_gat":
         score = t["a_src"][src] + t["a_dst"][dst] + t["a_edge"]
         message = t["rows"][src].unflatten(1,
-                                           (HEADS,
-                                            -1)) + (t["edges"] @ t["w_edge"]).unflatten(1,
-                                                                                        (HEADS, -1))
+                                           (HEADS, -1)) + (t["edges"]
+                                                           @ t["w_edge"]).unflatten(1, (HEADS, -1))
         return _added(_softmax(_leaky(score), dst).unsqueeze(-1) * message, dst, graph.num_dst)
     if kind == "film":
         h = torch.einsum("ek,enk->en", t["x"][src], t["weight"][relation])

@@ -68,8 +68,8 @@ def unlike(route: Any, layer: Module, args: tuple, changes: Iterator) -> list[st
     for label, change in changes:
         for called in (0, REMEMBERED):
             torch.manual_seed(0)
-            own, inputs = copy.deepcopy(layer).to(route.device), [place(a, route.device)
-                                                                  for a in args]
+            own = copy.deepcopy(layer).to(route.device)
+            inputs = [place(a, route.device) for a in args]
             with route.on(on_fallback="native"):
                 for _ in range(called):
                     own(*inputs)

@@ -52,8 +52,7 @@ def trained(model, optimizer, steps: int = 6, seed: int = 1) -> None:
 
 
 def kept(optimizer) -> list[torch.Tensor]:
-    return [value for state in optimizer.state.values() for value in state.values()
-            if value.dim()]
+    return [value for state in optimizer.state.values() for value in state.values() if value.dim()]
 
 
 def close(found, expected, exact) -> None:

@@ -162,8 +162,7 @@ def requantized() -> None:
 
 def known_layers() -> list[str]:
     """Class names of the layers that the adapters know."""
-    return sorted(name for _, adapter in HOSTS.values()
-                  for name in _contract(adapter).LAYERS)
+    return sorted(name for _, adapter in HOSTS.values() for name in _contract(adapter).LAYERS)
 
 
 def _patch(key: str, host: _Host) -> None:

@@ -73,8 +73,7 @@ def collect(host: str) -> dict[str, str]:
         contract.install(patches)
         contract.on_demand(patches)
         functions = dict(named for patch in patches for named in _functions(patch, adapter))
-        functions.update((f"{f.__module__}.{f.__qualname__}", f)
-                         for f in contract.redone())
+        functions.update((f"{f.__module__}.{f.__qualname__}", f) for f in contract.redone())
     finally:
         patches.restore()
     own = module.partition(".")[0] + "."  # some of torch's are replaced as well

@@ -61,6 +61,5 @@ def unfit(layer: Any, shapes: Shapes, device: torch.device | None = None,
             return reason("GA206", f"{name} is on {t.device}, the call on {device}")
         if dtype is not None and t.dtype is not dtype and (
                 torch.float64 in (t.dtype, dtype) or not torch.is_autocast_enabled(t.device.type)):
-            return reason("GA203", f"rows are {dtype}, {name} is {t.dtype}",
-                          "convert one of them")
+            return reason("GA203", f"rows are {dtype}, {name} is {t.dtype}", "convert one of them")
     return None

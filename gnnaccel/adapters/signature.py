@@ -47,8 +47,8 @@ class Signature:
         """The signature of any call, with the looks of all that the layer is made of."""
         if context_reason() is not None:
             return None
-        own, arguments = layer.__dict__, of_arguments((*args, *kwargs.values())
-                                                            if kwargs else args)
+        own = layer.__dict__
+        arguments = of_arguments((*args, *kwargs.values()) if kwargs else args)
         if arguments is None or (self._hooks is not None and any(self._hooks(own))):
             return None
         rows, forms, device = arguments

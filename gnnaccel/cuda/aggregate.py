@@ -276,8 +276,7 @@ def total(graph: Rows, x: Tensor, weight: Tensor | None = None, at: str = "place
     memory = torch.empty(partial, dtype=torch.float32, device=x.device) if partial else None
     rows, weights, scales, biases, part, to = [
         0 if t is None else t.data_ptr() for t in (x, weight, scale, bias, memory, out)]
-    compiled(entry)(across, THREADS, 0,
-                    graph_args + (rows, weights, scales, biases, add, to, part))
+    compiled(entry)(across, THREADS, 0, graph_args + (rows, weights, scales, biases, add, to, part))
     if merge is not None:
         compiled("merge")(merge[0], THREADS, 0, merge[1] + (part, scales, biases, add, to))
     return out
@@ -302,8 +301,7 @@ def _made(graph: Rows, x: Tensor, weight: Tensor | None, at: str, mean: bool,
             _check(name, t, (count,), torch.float32, device, 4)
     form = form.banded(x.shape[0], rows, graph.other.shape[0], device)
     if into is not None:
-        _check("into", into, shape, x.dtype, device,
-               min(16, form.layout.vec * into.element_size()))
+        _check("into", into, shape, x.dtype, device, min(16, form.layout.vec * into.element_size()))
     launch, layout = graph.launch(), form.layout
     merge = ((grid(launch.heavy, layout), (*launch.merge, launch.graph[0])) if launch.heavy
              else None)

@@ -126,8 +126,7 @@ def _by_source(expression: Expression, needs: tuple[bool, ...]) -> str:
     data = [("grad", "row", "from"), *((name, "head", "at_edge") for name in at_edges)]
     arguments = ["const float* __restrict__ grad", *_gradient_arguments(w, inputs, inputs),
                  *(f"const float* __restrict__ {name}" for name in at_edges)]
-    return _kernels(w, inputs, arguments, w.own(),
-                    w.walk("walk_together", "ie", body, data))
+    return _kernels(w, inputs, arguments, w.own(), w.walk("walk_together", "ie", body, data))
 
 
 def _gradient_arguments(w: _Writer, found: list[int], summed: list[int]) -> list[str]:

@@ -92,8 +92,7 @@ def _names(of: Expression) -> tuple[str, ...]:
     for source in of.inputs:
         names.append(f"{source.end}{counts.setdefault(source.end, 0)}")
         counts[source.end] += 1
-    return (*names, *(f"n{k}" for k in range(of.numbers)),
-            *(f"v{k}" for k in range(len(of.steps))))
+    return (*names, *(f"n{k}" for k in range(of.numbers)), *(f"v{k}" for k in range(len(of.steps))))
 
 
 @functools.lru_cache(maxsize=512)
@@ -104,8 +103,7 @@ def _formula(of: Expression) -> str:
         parts = [texts[a] if len(texts[a]) <= _LONG else names[a] for a in args]
         sign = _SIGNS.get(op)
         texts.append(f"({parts[0]} {sign} {parts[1]})" if sign else f"{op}({', '.join(parts)})")
-    return (texts[of.out] if of.score is None
-            else f"softmax({texts[of.score]}) * {texts[of.out]}")
+    return texts[of.out] if of.score is None else f"softmax({texts[of.score]}) * {texts[of.out]}"
 
 
 class Operation(NamedTuple):

@@ -180,8 +180,8 @@ class Report:
         waited for, and how many."""
         if self._began is None:
             return self._compiled
-        (seconds, count), (seconds_before, count_before) = (driver.compile_seconds(),
-                                                            self._compiled_before)
+        seconds, count = driver.compile_seconds()
+        seconds_before, count_before = self._compiled_before
         return (self._compiled[0] + seconds - seconds_before,
                 self._compiled[1] + count - count_before)
 

@@ -46,10 +46,8 @@ def test_totals_by_form(device, chunk_edges, monkeypatch, options, chunk, square
     assert again.data_ptr() != first.data_ptr()
     for _ in range(2):
         into = torch.ones_like(first)
-        assert call(x, into) is into and relative(into,
-                                                  expected.view(
-                                                      into.shape).float() + 1) < 2 * ROUNDING[
-                                                          x.dtype]
+        assert call(x, into) is into and relative(into, expected.view(into.shape).float()
+                                                  + 1) < 2 * ROUNDING[x.dtype]
     assert len(seen) == 1
 
 

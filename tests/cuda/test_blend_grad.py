@@ -52,11 +52,8 @@ def test_rows_in_any_order(device, dtype):
     judge(blend_grad(segments, grad, rest, share, order, d_rest), segments, grad, rest, order)
     each = torch.empty(segments.rows, device=device)
     each[order.long()] = share.repeat_interleave(segments.ptr.diff())
-    assert relative(d_rest,
-                    (1 - each.double())[:,
-                                        None] * grad.double()) < (3e-7
-                                                                  if dtype is torch.float32
-                                                                  else 4e-3)
+    assert relative(d_rest, (1 - each.double())[:, None]
+                    * grad.double()) < (3e-7 if dtype is torch.float32 else 4e-3)
 
 
 @pytest.mark.parametrize("lengths", [(), (0, 0), (1,)])

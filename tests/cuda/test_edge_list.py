@@ -50,9 +50,9 @@ def test_widths(device, width, order):
 
 @pytest.mark.parametrize("index", [torch.int32, torch.int64])
 def test_against_the_edges_and_parts_of_a_list(device, index):
-    ends, x, scale = edges(device, 500, index), torch.randn(INTO,
-                                                            16).to(device), torch.rand(INTO).to(
-                                                                device)
+    ends = edges(device, 500, index)
+    x = torch.randn(INTO, 16).to(device)
+    scale = torch.rand(INTO).to(device)
     judge(ends[:, 7:431], 1, x, FROM, torch.randn(424).to(device), scale)
 
 
@@ -72,9 +72,9 @@ def test_any_edges(device, pairs, width):
 
 
 def test_means(device):
-    ends, x, count = edges(device, 300), torch.randn(FROM,
-                                                     12).to(device), torch.zeros(INTO,
-                                                                                 device=device)
+    ends = edges(device, 300)
+    x = torch.randn(FROM, 12).to(device)
+    count = torch.zeros(INTO, device=device)
     out = edge_list.add_edges(ends, 0, x, INTO, count=count)
     degree = torch.bincount(ends[1], minlength=INTO).float()
     assert torch.equal(count, degree) and degree[-1] == 0

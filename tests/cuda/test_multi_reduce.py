@@ -26,10 +26,9 @@ WEIGHTS = ["none", "edge", "head", "added"]
 def made(v: Variant, rows: Rows, others: int, equal: bool = True) -> tuple[Tensor, Tensor | None]:
     """Random rows and weights; with ``equal`` many numbers are."""
     edges, device = rows.other.shape[0], rows.indptr.device
-    x, shape = torch.randn(others, v.heads, v.width), {"none": None, "edge": (edges,),
-                                                       "head": (edges, v.heads),
-                                                       "added": (edges, v.heads,
-                                                                 v.width)}[v.weight]
+    x = torch.randn(others, v.heads, v.width)
+    shape = {"none": None, "edge": (edges,),
+             "head": (edges, v.heads), "added": (edges, v.heads, v.width)}[v.weight]
     weight = shape and torch.randn(shape)
     if equal:
         x, weight = x.mul(2).round().div(2), shape and weight.mul(2).round()
@@ -115,8 +114,7 @@ def _check_kept(v: Variant, rows: Rows, x: Tensor, weight: Tensor | None, kept) 
 def test_sizes(device, chunk_edges, heads, width):
     chunk_edges(40)
     view, i = graph(device), heads + width
-    check(variant(heads, width, F32, SETS[i % len(SETS)], WEIGHTS[i % 4]), view.csc(),
-          view.num_src)
+    check(variant(heads, width, F32, SETS[i % len(SETS)], WEIGHTS[i % 4]), view.csc(), view.num_src)
 
 
 @pytest.mark.parametrize("chunk", [1024, 16])

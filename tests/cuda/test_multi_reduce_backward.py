@@ -151,8 +151,8 @@ def test_where_the_extremum_is_nan_so_are_all_gradients(device):
 
 def test_the_yardstick_shares_evenly():
     """Or agreeing with it would prove nothing."""
-    row, value = torch.tensor([0, 0, 0]), torch.tensor([2.0, 2.0,
-                                                        1.0]).view(3, 1, 1).requires_grad_()
+    row = torch.tensor([0, 0, 0])
+    value = torch.tensor([2.0, 2.0, 1.0]).view(3, 1, 1).requires_grad_()
     (got,) = torch.autograd.grad(reduced("max", row, value, 1).sum(), value)
     assert got.view(-1).tolist() == [0.5, 0.5, 0.0]
 

@@ -278,8 +278,7 @@ def test_a_layer_runs_by_files(folder, monkeypatch):
         {"nvrtc": version, "files": {str(10 * major + minor): files}}))
     ready.manifest.cache_clear()
     given, true = [], cupy.RawModule
-    monkeypatch.setattr(cupy, "RawModule",
-                        lambda **how: (given.append(how), true(**how))[1])
+    monkeypatch.setattr(cupy, "RawModule", lambda **how: (given.append(how), true(**how))[1])
     for got, wanted in zip(run(), expected):
         torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
     assert given and all(how.keys() == {"path"} for how in given)

@@ -84,8 +84,8 @@ def _heterogeneous() -> Iterator[Case]:
 
     ends = {key: (torch.randint(0, _N, (_E,)), torch.randint(0, _N, (_E,)))
             for key in (("a", "goes", "b"), ("b", "back", "a"))}
-    graph, x = dgl.heterograph(ends, {"a": _N, "b": _N}), {"a": torch.randn(_N, _F),
-                                                           "b": torch.randn(_N, _F)}
+    graph = dgl.heterograph(ends, {"a": _N, "b": _N})
+    x = {"a": torch.randn(_N, _F), "b": torch.randn(_N, _F)}
     for option, make in (("of `GraphConv`, `norm='right'`",
                           lambda: nn.GraphConv(_F, 8, norm="right", allow_zero_in_degree=True)),
                          ("of `GraphConv`, `norm='both'`",

@@ -117,8 +117,8 @@ def test_graphs_without_edges_are_left_to_dgl(route, name):
 
 @each
 def test_the_result_can_be_viewed_and_changed_in_place(route, name):
-    layer, args = build(name).to(route.device), place(arguments(name, graphs.square()),
-                                                      route.device)
+    layer = build(name).to(route.device)
+    args = place(arguments(name, graphs.square()), route.device)
 
     def once():
         out = layer(*args)
@@ -185,8 +185,8 @@ def test_second_derivatives_in_fp64(name):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_half_precision(route, name, dtype):
     """DGL itself takes no float16 on a CPU."""
-    layer, args = build(name).to(route.device), place(arguments(name, graphs.square()),
-                                                      route.device)
+    layer = build(name).to(route.device)
+    args = place(arguments(name, graphs.square()), route.device)
     first = (lambda out: out[0]) if name == "EGATConv" else lambda out: out
     if name == "EGATConv" and dtype is torch.float16 and route.device.type == "cpu":
         pytest.skip("the features of edges are DGL's own")
@@ -252,8 +252,8 @@ def test_what_is_left_to_dgl(route, name, part, how):
 
 @each
 def test_hooks_on_other_modules_run_as_often_and_see_the_same(route, name):
-    layer, args = build(name).to(route.device), place(arguments(name, graphs.square()),
-                                                      route.device)
+    layer = build(name).to(route.device)
+    args = place(arguments(name, graphs.square()), route.device)
     seen: list[tuple] = []
     for part, module in layer.named_children():
         if part not in ("attn_drop", "leaky_relu", "fc_edge"):
@@ -319,9 +319,8 @@ def test_everything_dropped(route, name):
 
 @pytest.mark.parametrize("name", WITH_DROPOUT)
 def test_the_dropouts_own_mode_counts(route, name):
-    layer, args = build(name,
-                        attn_drop=0.7).to(route.device), place(arguments(name, graphs.square()),
-                                                               route.device)
+    layer = build(name, attn_drop=0.7).to(route.device)
+    args = place(arguments(name, graphs.square()), route.device)
     layer.attn_drop.eval()
     expected = layer(*args)
     with route.on():

@@ -80,9 +80,8 @@ def test_types_that_change(route):
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_types_first_seen_without_gradients(route, mode):
-    made, given = layer().to(route.device), [t.to(route.device)
-                                             for t in (homogeneous(), graphs.features(), kinds(),
-                                                       types())]
+    made = layer().to(route.device)
+    given = [t.to(route.device) for t in (homogeneous(), graphs.features(), kinds(), types())]
     given[1].requires_grad_()
     expected = made(*given)
     with route.on():
@@ -94,9 +93,8 @@ def test_types_first_seen_without_gradients(route, mode):
 
 
 def test_second_derivatives_of_kernels(route):
-    made, given = layer().to(route.device), [t.to(route.device)
-                                             for t in (homogeneous(), graphs.features(), kinds(),
-                                                       types())]
+    made = layer().to(route.device)
+    given = [t.to(route.device) for t in (homogeneous(), graphs.features(), kinds(), types())]
     given[1].requires_grad_()
 
     def second():

@@ -63,8 +63,7 @@ def test_pairs_and_blocks(route, kind):
 def test_nodes_without_edges_and_int32(route, kind):
     compare(route, layer(kind=kind), bare(), graphs.features(), edges(bare().num_edges()),
             floor=FLOOR)
-    compare(route, layer(kind=kind), graphs.square().int(), graphs.features(), edges(),
-            floor=FLOOR)
+    compare(route, layer(kind=kind), graphs.square().int(), graphs.features(), edges(), floor=FLOOR)
 
 
 class Narrow(nn.Linear):

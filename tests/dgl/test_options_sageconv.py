@@ -60,9 +60,8 @@ def test_dropout_is_drawn_as_the_host_draws_it(route, kind):
     layer = SAGEConv(F, 5, kind, feat_drop=0.5).to(route.device)
     for g, x in ((graphs.square(), graphs.features()),
                  (graphs.bipartite(), (graphs.features(), graphs.features(M)))):
-        g, x = (g.to(route.device),
-                tuple(t.to(route.device) for t in x)
-                if isinstance(x, tuple) else x.to(route.device))
+        g = g.to(route.device)
+        x = tuple(t.to(route.device) for t in x) if isinstance(x, tuple) else x.to(route.device)
         torch.manual_seed(3)
         expected = layer(g, x)
         torch.manual_seed(3)
@@ -91,8 +90,8 @@ def test_lstm_is_left_to_dgl():
 def test_pairs_that_gcn_does_not_take(route, widths):
     """For one set of nodes the host's frame holds one "h"; other widths are its error."""
     layer = SAGEConv(F, 16, "gcn").to(route.device)
-    g, x = graphs.square().to(route.device), tuple(torch.randn(N, w, device=route.device)
-                                                   for w in widths)
+    g = graphs.square().to(route.device)
+    x = tuple(torch.randn(N, w, device=route.device) for w in widths)
     try:
         expected = layer(g, x)
     except Exception as error:  # whatever the host says

@@ -80,9 +80,9 @@ def test_without_gradients(route, mode):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16],
                          ids=str)
 def test_dtypes_are_the_hosts(route, dtype, weights, autocast):
-    made, x, kinds = TypedLinear(8, 16, R, *weights).to(route.device,
-                                                        dtype), rows().to(route.device,
-                                                                          dtype), types(ROWS)
+    made = TypedLinear(8, 16, R, *weights).to(route.device, dtype)
+    x = rows().to(route.device, dtype)
+    kinds = types(ROWS)
     kinds, exact = kinds.to(route.device), made.double()(x.double(), kinds.to(route.device))
     made, native = made.to(dtype), dtype is torch.float64 and route.backend == "cuda"
     with torch.autocast(route.device.type, torch.bfloat16, enabled=autocast):

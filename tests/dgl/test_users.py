@@ -342,8 +342,7 @@ def test_second_derivatives(route):
     args = [t.to(route.device).requires_grad_() for t in users.arguments(users.Attention)]
 
     def second():
-        (grad,) = torch.autograd.grad(layer(graph, *args).pow(2).sum(), args[:1],
-                                      create_graph=True)
+        (grad,) = torch.autograd.grad(layer(graph, *args).pow(2).sum(), args[:1], create_graph=True)
         return torch.autograd.grad(grad.pow(2).sum(), args[0])[0]
 
     expected = second()

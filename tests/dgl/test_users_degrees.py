@@ -36,8 +36,7 @@ def of_few_edges() -> dgl.DGLGraph:
 @pytest.mark.parametrize("make", [with_bare, of_few_edges, graphs.block])
 def test_values_and_gradients(route, layer, make):
     graph = make()
-    compare(route, layer(), graph, *users.arguments(layer, graph),
-            went=by_no_function_of_the_users)
+    compare(route, layer(), graph, *users.arguments(layer, graph), went=by_no_function_of_the_users)
 
 
 @pytest.mark.parametrize("layer", [PNA, InMailbox])

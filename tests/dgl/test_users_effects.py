@@ -50,8 +50,7 @@ class Dropped(nn.Module):
     def forward(self, graph, x):
         with graph.local_scope():
             graph.ndata["x"] = x
-            graph.update_all(lambda edges: {"m": edges.src["x"], "e": edges.data["w"]},
-                             self.reduce)
+            graph.update_all(lambda edges: {"m": edges.src["x"], "e": edges.data["w"]}, self.reduce)
             return graph.ndata["o"]
 
 

@@ -118,8 +118,7 @@ def test_a_single_edge_has_no_gradient_of_its_score(device):
 def test_results_repeat(device):
     over = graph(device, True)
     given = inputs(ATTENTION, (2, 8), over)
-    runs = [computed(ATTENTION, (2, 8), over, given, (True,) * len(given), False)
-            for _ in range(2)]
+    runs = [computed(ATTENTION, (2, 8), over, given, (True,) * len(given), False) for _ in range(2)]
     assert all(torch.equal(a, b) for a, b in zip(*runs))
 
 

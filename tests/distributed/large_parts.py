@@ -132,8 +132,7 @@ def part(shape: Shape, found: Edges, pieces: range, group: Any = None) -> Part:
 
 def _outside(ends: Tensor, low: int, high: int) -> Tensor:
     """Each number that is not in the range, at least once, without all of them in memory."""
-    return torch.cat([some[(some < low) | (some >= high)].unique()
-                      for some in ends.split(1 << 27)])
+    return torch.cat([some[(some < low) | (some >= high)].unique() for some in ends.split(1 << 27)])
 
 
 def _rows(shape: Shape, kind: str, halo: Tensor, low: int, high: int, parts: int,

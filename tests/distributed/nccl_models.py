@@ -22,8 +22,7 @@ HOMOGENEOUS = ("gcn", "gat", "sage", "rgcn", "batchnorm", "dropout")
 HETERO = ("heteroconv",)
 TIMED = ("gcn", "gcn-cached", "gat")
 _KINDS = {"paper": 1.0, "author": 0.5}
-_RELATIONS = (("paper", "cites", "paper"), ("author", "writes", "paper"),
-              ("paper", "by", "author"))
+_RELATIONS = (("paper", "cites", "paper"), ("author", "writes", "paper"), ("paper", "by", "author"))
 
 
 def device() -> torch.device:
@@ -207,5 +206,4 @@ def timed(name: str) -> nn.Module:
         return Three(GATConv(FEATURES, 16, heads=8), GATConv(FEATURES, 16, heads=8),
                      GATConv(FEATURES, CLASSES, heads=1))
     cached = name == "gcn-cached"
-    return Three(*(GCNConv(FEATURES, out, cached=cached)
-                   for out in (FEATURES, FEATURES, CLASSES)))
+    return Three(*(GCNConv(FEATURES, out, cached=cached) for out in (FEATURES, FEATURES, CLASSES)))

@@ -29,8 +29,7 @@ def run_all(rank, world, folder, enabled, names):
     part = distributed.load_part(folder)
     switched = gnnaccel.enabled(when="supported") if enabled else gnnaccel.disabled()
     with switched, distributed.use(part):
-        return part.own, {name: layer_cases.run(name, part.data, part.own)
-                          for name in names}
+        return part.own, {name: layer_cases.run(name, part.data, part.own) for name in names}
 
 
 def run_by_kernels(rank, world, folder, names):

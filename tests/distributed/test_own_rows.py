@@ -74,8 +74,7 @@ def told(own):
 
 def results(layer, x, edge_index, own, frozen=()):
     """The own rows' results, and the gradients of all inputs and parameters."""
-    x = {kind: rows.detach().clone().requires_grad_(kind not in frozen)
-         for kind, rows in x.items()}
+    x = {kind: rows.detach().clone().requires_grad_(kind not in frozen) for kind, rows in x.items()}
     out = {kind: rows[:own[kind]] for kind, rows in layer(x, edge_index).items()}
     g = torch.Generator().manual_seed(3)
     seeds = {kind: torch.randn(own[kind], 16, generator=g, dtype=torch.float64)

@@ -184,8 +184,8 @@ class Library:
 
     def parameters(self, entry: str) -> list:
         names = list(filter(None, self._text(f"emu_names_{entry}").split(",")))
-        kinds, sizes = ctypes.create_string_buffer(len(names) + 1), (ctypes.c_int
-                                                                     * (len(names) + 1))()
+        kinds = ctypes.create_string_buffer(len(names) + 1)
+        sizes = (ctypes.c_int * (len(names) + 1))()
         count = self._handle[f"emu_describe_{entry}"](kinds, sizes)
         if count != len(names):
             raise CompileError(f"{self.label}: cannot read the signature of {entry}")

@@ -88,8 +88,7 @@ def test_layers(seed):
                 "kind": torch.randint(0, 3, (edges,)),
                 "attr": torch.randn(edges, 3, requires_grad=True)}
         rest = [rest[name] for name in given]
-        return results(layer, layer(x, edge_index, *rest), x,
-                       *(t for t in rest if t.requires_grad))
+        return results(layer, layer(x, edge_index, *rest), x, *(t for t in rest if t.requires_grad))
 
     judged(run, limit)
 

@@ -132,10 +132,8 @@ def main(arguments: list[str]) -> int:
     options, start = parsed(arguments), time.time()
     if options.scale != 1:  # for the processes that this one starts
         os.environ["GNNACCEL_ORACLE_SCALE"] = str(options.scale)
-    parts, names = (
-        [w for w in options.what if w in PARTS],
-        [w for w in options.what if w not in PARTS],
-    )
+    parts = [w for w in options.what if w in PARTS]
+    names = [w for w in options.what if w not in PARTS]
     if names and len(parts) != 1:
         sys.exit(f"{names[0]} is no part; parts are {', '.join(PARTS)}")
     if len(parts) == 1 and (names or options.mode or options.one or options.replay):

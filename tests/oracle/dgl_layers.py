@@ -29,10 +29,8 @@ def graph(d: Draw, pairs: bool = False) -> tuple[Any, int, int, str]:
     """A graph, the numbers of its sources and destinations, and what it is like."""
     import dgl
 
-    kind, form = (
-        d.choice(KINDS),
-        d.choice(("plain", "plain", "pair", "block") if pairs else ("plain",)),
-    )
+    kind = d.choice(KINDS)
+    form = d.choice(("plain", "plain", "pair", "block") if pairs else ("plain",))
     n = nodes(d)
     m = SCALE * d.choice((1, 3, 11, 20)) if form == "pair" else n
     ends = tuple(edges(d, n, m, kind))

@@ -158,10 +158,8 @@ def method_replaced_on_the_layer(h) -> str:
     layers = _layers(h)
     if not layers:
         return "none"
-    layer, name = (
-        h.choose.choice(layers),
-        h.choose.choice(("message", "aggregate", "update", "forward", "propagate")),
-    )
+    layer = h.choose.choice(layers)
+    name = h.choose.choice(("message", "aggregate", "update", "forward", "propagate"))
     if name in layer.__dict__:
         del layer.__dict__[name]
         return f"{name} back"
@@ -181,10 +179,8 @@ def method_replaced_on_the_class(h) -> str:
     layers = _layers(h)
     if not layers:
         return "none"
-    kind, name = (
-        type(h.choose.choice(layers)),
-        h.choose.choice(("message", "edge_update", "forward", "update")),
-    )
+    kind = type(h.choose.choice(layers))
+    name = h.choose.choice(("message", "edge_update", "forward", "update"))
     if name not in vars(kind):
         return f"{name}: not there"
     before = vars(kind)[name]

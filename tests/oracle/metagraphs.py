@@ -124,8 +124,7 @@ def check(seed: int, enable: Callable[[], contextlib.AbstractContextManager],
     if wrong is None:
         return None
     start = CONDITIONED if wrong.startswith(CONDITIONED) else ""
-    return (f"{start}{case.text}; {mode}: {wrong.removeprefix(start)} "
-            f"[{_command(seed, only)}]")
+    return f"{start}{case.text}; {mode}: {wrong.removeprefix(start)} [{_command(seed, only)}]"
 
 
 def _random_at(state: Any) -> random.Random:

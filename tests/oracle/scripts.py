@@ -188,8 +188,7 @@ def _nudged(host: Script, world: Callable, without: frozenset) -> list[list[Resu
     """The host's script with its weights moved by one rounding before each step."""
     device = next(host.net.parameters()).device
     state = torch.get_rng_state()
-    found = [list(Script(host.seed, world, off, device, n, without).run())
-             for n in range(NUDGES)]
+    found = [list(Script(host.seed, world, off, device, n, without).run()) for n in range(NUDGES)]
     torch.set_rng_state(state)
     return found
 

@@ -84,8 +84,7 @@ def test_relations_beside_pygs_faster_layer(tmp_path):
     out = tmp_path / "peers.json"
     assert main(["bench", "--suite", "peers", "--quick", "--device", "cpu", "--shapes",
                  "tiny-typed", "--out", str(out)]) == 0
-    timed = [(r["layer"], r["impl"]) for r in json.loads(out.read_text())["records"]
-             if r["timing"]]
+    timed = [(r["layer"], r["impl"]) for r in json.loads(out.read_text())["records"] if r["timing"]]
     assert timed == [("RGCN 64", "native"), ("RGCN 64", "gnnaccel"), ("FastRGCN 64", "native")]
 
 

@@ -64,8 +64,8 @@ def test_cells_without_turns_record_routes_and_a_check(graph):
 @pytest.mark.parametrize("name", pyg.LAYERS)
 def test_training_reaches_inputs_and_weights(name, graph):
     step = steps.relation_step(pyg.resolve(name), graph, "training")
-    first, again = step.results(), steps.relation_step(pyg.resolve(name), graph,
-                                                                "training").results()
+    first = step.results()
+    again = steps.relation_step(pyg.resolve(name), graph, "training").results()
     for key in ("output", "x.grad", "weights.grad"):
         assert float(first[key].abs().max()) > 0
         assert torch.allclose(first[key], again[key], rtol=1e-4, atol=1e-5)

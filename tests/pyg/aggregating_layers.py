@@ -186,8 +186,7 @@ class Normed(Message):
     """What belongs to nodes beside sums, and rows at the edges beside messages."""
 
     def forward(self, x, edge_index, edge_attr=None):
-        return self.propagate(edge_index, x=x, norm=x[:, :1].abs() + 1.0,
-                              weight=edge_attr[:, :1])
+        return self.propagate(edge_index, x=x, norm=x[:, :1].abs() + 1.0, weight=edge_attr[:, :1])
 
     def message(self, x_j, x_i):
         return torch.relu(x_j + x_i)

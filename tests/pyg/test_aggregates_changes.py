@@ -118,8 +118,8 @@ def test_the_reduction(kernels):
 
 def test_an_aggregation_within_another(kernels):
     """It is not seen when one within is replaced."""
-    layer, args = BySuper(["mean"]).to(kernels.device), [t.to(kernels.device)
-                                                         for t in given(BySuper)]
+    layer = BySuper(["mean"]).to(kernels.device)
+    args = [t.to(kernels.device) for t in given(BySuper)]
     expected = layer(*args)
     with kernels.on(on_fallback="native"):
         assert close(layer(*args), expected)

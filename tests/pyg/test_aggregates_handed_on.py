@@ -50,8 +50,7 @@ class HandsOn(Message):
 
     def aggregate(self, inputs, index, ptr=None, dim_size=None):
         gate = torch.sigmoid(inputs[1])
-        rows = scatter(gate * inputs[0], index, dim=self.node_dim, dim_size=dim_size,
-                       reduce="add")
+        rows = scatter(gate * inputs[0], index, dim=self.node_dim, dim_size=dim_size, reduce="add")
         return [inputs[2] + rows / (scatter(gate, index, self.node_dim, dim_size) + 1e-6),
                 inputs[1]]
 
@@ -77,8 +76,7 @@ class Turned(MessagePassing):
         return x_j * gate.unsqueeze(2), vec
 
     def aggregate(self, features, index, ptr, dim_size):
-        return tuple(scatter(one, index, dim=self.node_dim, dim_size=dim_size)
-                     for one in features)
+        return tuple(scatter(one, index, dim=self.node_dim, dim_size=dim_size) for one in features)
 
     def update(self, inputs):
         return inputs
@@ -193,8 +191,7 @@ def test_a_number_of_nodes_that_changes(emulated):
 def test_dictionaries_may_be_changed(emulated):
     layer, args = Named(), given()
     with emulated.on():
-        first, second = (layer.propagate(args[1], x=args[0], edge_attr=args[2])
-                         for _ in range(2))
+        first, second = (layer.propagate(args[1], x=args[0], edge_attr=args[2]) for _ in range(2))
         assert close(first, second)
     report = gnnaccel.compare(layer, *args)
     assert report is not None

@@ -129,9 +129,8 @@ def test_second_derivatives(route, name, options, edge):
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("name", NAMES)
 def test_second_derivatives_after_the_edges_are_gone(route, name, deterministic):
-    layer, x = build(name,
-                     device=route.device).eval(), graphs.features().to(
-                         route.device).requires_grad_()
+    layer = build(name, device=route.device).eval()
+    x = graphs.features().to(route.device).requires_grad_()
     torch.use_deterministic_algorithms(deterministic)
     try:
         ei = graphs.square().to(route.device)

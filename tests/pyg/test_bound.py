@@ -167,9 +167,8 @@ def test_second_derivatives(kernels, bound_calls):
 def test_checkpoints(kernels, bound_calls, graph):
     """The repetition saves what the call saved: also of a first call, over a graph that is new each
     time, and of a layer that was called over another graph meanwhile."""
-    layer, (first, second) = build("GATConv",
-                                   device=kernels.device), (graphs.square().to(kernels.device)
-                                                            for _ in range(2))
+    layer = build("GATConv", device=kernels.device)
+    first, second = (graphs.square().to(kernels.device) for _ in range(2))
     x = graphs.features().to(kernels.device).requires_grad_()
 
     def gradients(edges):

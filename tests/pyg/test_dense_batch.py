@@ -39,8 +39,7 @@ def same(found, wanted) -> bool:
 def looked(monkeypatch):
     """The batches whose places were computed."""
     seen, places = [], dense_batch.places
-    monkeypatch.setattr(dense_batch, "places",
-                        lambda *args: seen.append(args) or places(*args))
+    monkeypatch.setattr(dense_batch, "places", lambda *args: seen.append(args) or places(*args))
     return seen
 
 
@@ -59,8 +58,7 @@ def test_rows_masks_and_gradients(where, looked, options, shape, dtype):
         found, wanted = utils.to_dense_batch(x, batch, **options), hosts(x, batch, **options)
         assert same(found, wanted)
         seed = torch.randn_like(found[0])
-        assert torch.equal(*(torch.autograd.grad(out, x, seed)[0] for out in
-                             (found[0], wanted[0])))
+        assert torch.equal(*(torch.autograd.grad(out, x, seed)[0] for out in (found[0], wanted[0])))
     beyond = abs(options.get("fill_value", 0.0)) > torch.finfo(dtype).max and (
         options["fill_value"] != float("-inf"))
     assert len(looked) == (not beyond)

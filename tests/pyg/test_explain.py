@@ -41,9 +41,8 @@ def test_an_attention_layer_and_its_kernel():
 
 
 def test_the_way_that_an_attention_layer_goes(route):
-    layer, inputs = GATConv(F,
-                            8).to(route.device), [t.to(route.device)
-                                                  for t in (features(), square())]
+    layer = GATConv(F, 8).to(route.device)
+    inputs = [t.to(route.device) for t in (features(), square())]
     with route.on():
         found = gnnaccel.explain_program(layer, *inputs)
     assert found.decision.route == route.backend and f"\ngoes to {found.decision.plan.kernel}, estimated" in str(found)

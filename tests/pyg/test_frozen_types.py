@@ -83,8 +83,8 @@ def test_hgt_second_derivatives_of_one_thing(route, monkeypatch, pairs, trained)
     """Of what backward repeats, some results want no gradient."""
     monkeypatch.setattr(pair_maps, "WORTH_FROM", 0 if pairs else 1 << 40)
     made = hgt().to(route.device).requires_grad_(False)
-    leaf, args = made.get_parameter(trained).requires_grad_(), on(route.device, features(OUT),
-                                                                  edges(count=10))
+    leaf = made.get_parameter(trained).requires_grad_()
+    args = on(route.device, features(OUT), edges(count=10))
 
     def second() -> Tensor:
         loss = sum(t.sin().sum() for t in made(*args).values() if t.requires_grad)

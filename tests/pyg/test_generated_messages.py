@@ -248,8 +248,7 @@ def test_calls_that_stay_native(kernels, case, code):
     args = to(kernels.device, *arguments(Difference))
     if case == "double":
         args = [t.double() if t.is_floating_point() else t for t in args]
-    autocast = torch.autocast(kernels.device.type, enabled=case == "autocast",
-                              dtype=torch.bfloat16)
+    autocast = torch.autocast(kernels.device.type, enabled=case == "autocast", dtype=torch.bfloat16)
     with autocast:
         expected = layer(*args)
         gnnaccel.reset_stats()

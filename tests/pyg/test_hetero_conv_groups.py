@@ -165,10 +165,8 @@ def test_gcn(route, aggr, options):
 
 def test_gcn_loops_of_relations_count(route):
     """One for each node of each relation, also where several relations join one type."""
-    made, (x,
-           ei) = HeteroConv({name: GCNConv(WIDTH, OUT)
-                             for name in SQUARE}).to(route.device), on(route.device, features(),
-                                                                       edges(SQUARE))
+    made = HeteroConv({name: GCNConv(WIDTH, OUT) for name in SQUARE}).to(route.device)
+    x, ei = on(route.device, features(), edges(SQUARE))
     with route.on(records=1):
         made(x, ei)
         found = gnnaccel.records()[-1]["graph"]["num_edges"]
@@ -233,9 +231,8 @@ def test_gin_calls_its_networks(route):
 
 
 def test_gin_double_and_precision(route):
-    made, (x, ei) = gin(out=3,
-                        relations=[WRITES, CITES]), on(route.device, features(),
-                                                       edges([WRITES, CITES], count=9))
+    made = gin(out=3, relations=[WRITES, CITES])
+    x, ei = on(route.device, features(), edges([WRITES, CITES], count=9))
     made = made.to(route.device)
     exact = made(x, ei)
     with torch.autocast(route.device.type, torch.bfloat16):

@@ -56,8 +56,8 @@ def test_a_type_whose_result_is_not_used_gets_no_gradient(route):
 
 
 def test_results_may_be_changed_in_place(route):
-    made, x = layer(bias=False).to(route.device), {name: t.to(route.device)
-                                                   for name, t in rows().items()}
+    made = layer(bias=False).to(route.device)
+    x = {name: t.to(route.device) for name, t in rows().items()}
     expected = {k: t.relu() for k, t in made(x).items()}
     with route.on():
         found = {k: t.relu_() for k, t in made(x).items()}
@@ -125,8 +125,8 @@ def test_rows_in_several_dtypes_under_autocast(route):
 
 
 def test_the_other_half_type_under_autocast(route):
-    made, x = layer().to(route.device).half(), {name: t.to(route.device).half()
-                                                for name, t in rows().items()}
+    made = layer().to(route.device).half()
+    x = {name: t.to(route.device).half() for name, t in rows().items()}
     with torch.autocast(route.device.type, torch.bfloat16):
         native = made(x)
         with route.on():

@@ -87,8 +87,7 @@ def test_training(route, name):
             for edges in (edge_index, edge_index.clone()):
                 got = trained(layer, call, given, edges)
                 for key, value in (whole if given is x else expected).items():
-                    assert (got[key] is None if value is None
-                            else close(got[key], value)), key
+                    assert (got[key] is None if value is None else close(got[key], value)), key
 
 
 @pytest.mark.parametrize("name", ["AGNNConv", "PNAConv"])

@@ -56,8 +56,7 @@ class Typed(nn.Module):
         self.conv = pyg.RGCNConv(F, 6, 3)
 
     def forward(self, x, edge_index):
-        return self.conv(x, edge_index, torch.arange(edge_index.shape[1],
-                                                     device=x.device) % 3)
+        return self.conv(x, edge_index, torch.arange(edge_index.shape[1], device=x.device) % 3)
 
 
 class Pooled(nn.Module):

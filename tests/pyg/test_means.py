@@ -133,8 +133,8 @@ def test_strides_and_results_changed_in_place(route):
 
 @pytest.mark.parametrize("aggr", ["powermean", ["max", "powermean"]])
 def test_power_means_of_what_is_more_than_rows_are_native(aggr):
-    layer, args = GENConv(F, F, norm="layer", aggr=aggr), (graphs.features(), graphs.square(),
-                                                           torch.randn(E, F))
+    layer = GENConv(F, F, norm="layer", aggr=aggr)
+    args = (graphs.features(), graphs.square(), torch.randn(E, F))
     expected = layer(*args)
     with gnnaccel.enabled(when="supported"):
         assert torch.equal(layer(*args), expected)
@@ -176,8 +176,8 @@ def test_a_power_in_double_precision(emulated):
 
 
 def test_weighted_messages_are_native():
-    layer, args = Weighing(aggr=SoftmaxAggregation()), (graphs.features(), graphs.square(),
-                                                        torch.randn(E))
+    layer = Weighing(aggr=SoftmaxAggregation())
+    args = (graphs.features(), graphs.square(), torch.randn(E))
     expected = layer(*args)
     with gnnaccel.enabled(when="supported"):
         assert torch.equal(layer(*args), expected)

@@ -47,8 +47,7 @@ def recorded(call) -> list:
     gnnaccel.clear_records()
     with gnnaccel.enabled(records=100):
         call()
-        return [record["name"] for record in gnnaccel.records()
-                if record["direction"] == "forward"]
+        return [record["name"] for record in gnnaccel.records() if record["direction"] == "forward"]
 
 
 def test_layers_go_by_the_names_of_the_outermost_module_that_runs(inputs):

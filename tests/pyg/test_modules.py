@@ -371,9 +371,8 @@ def test_a_scripted_linear_map(route, inputs, name, part):
 def test_pruned_and_parametrized(route, inputs, name, what):
     attention = {"GATConv": "att_src", "GATv2Conv": "att", "SuperGATConv": "att_l"}[name]
     target = "bias" if what == "bias" else attention
-    pruned, parametrized = build(name,
-                                 device=route.device).eval(), build(name,
-                                                                    device=route.device).eval()
+    pruned = build(name, device=route.device).eval()
+    parametrized = build(name, device=route.device).eval()
     prune.random_unstructured(pruned, target, amount=0.5)
     parametrize.register_parametrization(parametrized, target, torch.nn.Softplus())
     for layer in (pruned, parametrized):

@@ -130,8 +130,7 @@ def changes(layer):
                 lambda: setattr(layer, "lin", nn.Linear(WIDTH, WIDTH)),
                 lambda: setattr(layer, "twice", lambda x: 3 * x)]
     if isinstance(layer, Nested):
-        return [lambda: setattr(layer.inner, "factor", 0.5),
-                lambda: delattr(layer.inner, "factor")]
+        return [lambda: setattr(layer.inner, "factor", 0.5), lambda: delattr(layer.inner, "factor")]
     maps = layer.maps
     return [lambda: maps.update({"node": nn.Linear(WIDTH, WIDTH)}),
             lambda: maps.update({"more": nn.Tanh()}), lambda: maps.pop("more"),

@@ -64,8 +64,7 @@ def right(layer, args, grad: bool = True) -> bool:
 def stated(emulated, monkeypatch):
     """One entry for each call that was stated from the start."""
     seen, native = [], pyg._Guarded.state
-    monkeypatch.setattr(pyg._Guarded, "state",
-                        lambda *args: (seen.append(1), native(*args))[1])
+    monkeypatch.setattr(pyg._Guarded, "state", lambda *args: (seen.append(1), native(*args))[1])
     with emulated.on(on_fallback="native"):
         yield seen
 

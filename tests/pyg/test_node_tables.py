@@ -25,8 +25,7 @@ class Deviation(MessagePassing):
         super().__init__(aggr="add", node_dim=0)
         self.lin = nn.Linear(WIDTH, HEADS * WIDTH, bias=False)
         self.att_i, self.att_j = (nn.Parameter(torch.randn(1, HEADS, WIDTH)) for _ in range(2))
-        self.more_i, self.more_j = (nn.Parameter(torch.randn(1, HEADS, OF_NODES))
-                                    for _ in range(2))
+        self.more_i, self.more_j = (nn.Parameter(torch.randn(1, HEADS, OF_NODES)) for _ in range(2))
         self.__alpha__ = None
 
     def forward(self, x, edge_index, table):
@@ -40,8 +39,7 @@ class Deviation(MessagePassing):
         score = (torch.cat((x_i, own), -1) * torch.cat((self.att_i, self.more_i), -1)).sum(-1)
         score = score + (torch.cat((x_j, other), -1)
                          * torch.cat((self.att_j, self.more_j), -1)).sum(-1)
-        alpha = softmax(F.leaky_relu(score.view(-1, HEADS, 1), 0.2), edge_index_i,
-                        num_nodes=size_i)
+        alpha = softmax(F.leaky_relu(score.view(-1, HEADS, 1), 0.2), edge_index_i, num_nodes=size_i)
         self.__alpha__ = alpha
         return x_j * alpha
 

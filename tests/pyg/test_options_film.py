@@ -133,8 +133,7 @@ def test_another_number_of_relations(emulated, count):
 
 
 def films(width: int = F) -> torch.nn.Module:
-    return torch.nn.Sequential(torch.nn.Linear(width, 12), torch.nn.ReLU(),
-                               torch.nn.Linear(12, 16))
+    return torch.nn.Sequential(torch.nn.Linear(width, 12), torch.nn.ReLU(), torch.nn.Linear(12, 16))
 
 
 @pytest.mark.parametrize("options", [

@@ -294,8 +294,8 @@ def test_overridden_messages(route):
         def message(self, x_j, alpha_i, alpha_j, index, ptr, size_i):
             return x_j.flatten(1)
 
-    made, (x, ei) = Own(WIDTH, 16, METADATA, 2).to(route.device), on(route.device, features(),
-                                                                      edges())
+    made = Own(WIDTH, 16, METADATA, 2).to(route.device)
+    x, ei = on(route.device, features(), edges())
     expected = made(x, ei)
     gnnaccel.reset_stats()
     with route.on(on_fallback="native"):  # within the layer's own code messages may be read

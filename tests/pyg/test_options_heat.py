@@ -59,12 +59,9 @@ def test_derivatives():
     layer = HEATConv(3, 2, 2, 3, 2, 2, 2, heads=2).double()
     x, attr = torch.randn(5,
                           3).double().requires_grad_(), torch.randn(12, 2).double().requires_grad_()
-    edge_index, node_type, edge_type = torch.randint(0, 5,
-                                                     (2,
-                                                      12)), torch.randint(0, 2,
-                                                                          (5,)), torch.randint(0, 3,
-                                                                                               (12,
-                                                                                                ))
+    edge_index = torch.randint(0, 5, (2, 12))
+    node_type = torch.randint(0, 2, (5,))
+    edge_type = torch.randint(0, 3, (12,))
     with gnnaccel.enabled(when="supported", on_fallback="raise"):
         assert torch.autograd.gradcheck(lambda x,
                                         attr: layer(x, edge_index, node_type, edge_type, attr),

@@ -202,8 +202,8 @@ def test_maps_that_are_initialised_late_with_edges(route):
 
 def test_edges_whose_features_change(route):
     """A call that repeats another one but for these."""
-    module, given = with_edges(towers=2).to(route.device), [t.to(route.device) for t in
-                                                            (features(), square())]
+    module = with_edges(towers=2).to(route.device)
+    given = [t.to(route.device) for t in (features(), square())]
     for _ in range(4):
         edge = edge_features().to(route.device)
         expected = module(*given, edge)

@@ -132,8 +132,8 @@ def test_any_memory_layout(route, name, form):
          "columns": lambda: torch.randn(N, 2 * F)[:, ::2],
          "offset": lambda: torch.randn(N, F + 1)[:, 1:],
          "expanded": lambda: torch.randn(1, F).expand(N, F)}[form]()
-    edge_index, edge_type = graphs.square().t().contiguous().t(), torch.stack([types(), types()],
-                                                                              1)[:, 0]
+    edge_index = graphs.square().t().contiguous().t()
+    edge_type = torch.stack([types(), types()], 1)[:, 0]
     for weights in WEIGHTS[:3]:
         compare(route, CLASSES[name](F, 8, R, **weights), x, edge_index, edge_type=edge_type)
 
@@ -142,9 +142,8 @@ def test_any_memory_layout(route, name, form):
 def test_narrow_ids(route, name):
     """Against the host with int64 ids: gathering by expanded int32 ids gives torch 2.13's CPU wrong
     gradients."""
-    layer, x = CLASSES[name](F, 8,
-                             R).to(route.device), graphs.features().to(
-                                 route.device).requires_grad_()
+    layer = CLASSES[name](F, 8, R).to(route.device)
+    x = graphs.features().to(route.device).requires_grad_()
     ei, et = graphs.square().to(route.device), types().to(route.device)
     native = layer(x, ei, et)
     with route.on():
@@ -306,9 +305,8 @@ def test_a_layer_with_other_relations_has_its_own_structure(route):
 
 @each_class
 def test_backward_after_an_edit_of_the_types(route, name):
-    layer, x = CLASSES[name](F, 8,
-                             R).to(route.device), graphs.features().to(
-                                 route.device).requires_grad_()
+    layer = CLASSES[name](F, 8, R).to(route.device)
+    x = graphs.features().to(route.device).requires_grad_()
     ei, et = graphs.square().to(route.device), types().to(route.device)
     expected, = torch.autograd.grad(layer(x, ei, et).pow(2).sum(), x)
     ei, et = ei.int(), et.int()  # so that index arrays could be the caller's own

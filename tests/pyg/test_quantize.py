@@ -161,8 +161,8 @@ def test_a_call_that_gains_nothing_runs_in_fp32(graph):
 
 def test_state_dict_copies_and_pickles(graph):
     model = Net("gat")
-    before, attributes = copy.deepcopy(model.state_dict()), [sorted(m.__dict__)
-                                                             for m in model.modules()]
+    before = copy.deepcopy(model.state_dict())
+    attributes = [sorted(m.__dict__) for m in model.modules()]
     with forced():
         plain = model(*graph)
         gnnaccel.quantize(model)

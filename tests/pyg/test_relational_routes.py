@@ -156,8 +156,8 @@ def test_native_calls_are_remembered_until_something_changes(monkeypatch):
 
     def decided(*args, **kwargs) -> bool:
         asked.clear()
-        expected, got = layer.__class__.forward.__wrapped__(layer, *args,
-                                                            **kwargs), layer(*args, **kwargs)
+        expected = layer.__class__.forward.__wrapped__(layer, *args, **kwargs)
+        got = layer(*args, **kwargs)
         assert torch.equal(got, expected)
         return bool(asked)
 

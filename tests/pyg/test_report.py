@@ -305,9 +305,8 @@ def test_a_page_that_cannot_be_written_is_said_before_the_script_runs(tmp_path):
 def test_times_are_those_of_events_around_the_calls(gpu):
     net = Net().to(gpu.device)
     net.second, net.last = GATConv(16, 8, 8).to(gpu.device), GATv2Conv(64, 8, 8).to(gpu.device)
-    x, edge_index = torch.randn(200_000, F,
-                                device=gpu.device), torch.randint(0, 200_000, (2, 20_000_000),
-                                                                  device=gpu.device)
+    x = torch.randn(200_000, F, device=gpu.device)
+    edge_index = torch.randint(0, 200_000, (2, 20_000_000), device=gpu.device)
     events = []
 
     def around(layer):

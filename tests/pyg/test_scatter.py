@@ -391,10 +391,8 @@ def test_no_waiting_over_one_index(gpu):
 
 @pytest.mark.gpu
 def test_a_large_index_that_comes_again(gpu):
-    x, batch = torch.randn(2_000_000, 64,
-                           device=gpu.device), torch.arange(20000,
-                                                            device=gpu.device).repeat_interleave(
-                                                                100)
+    x = torch.randn(2_000_000, 64, device=gpu.device)
+    batch = torch.arange(20000, device=gpu.device).repeat_interleave(100)
     expected = global_max_pool(x, batch)
     with gnnaccel.enabled():
         for _ in range(6):

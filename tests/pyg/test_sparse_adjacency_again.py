@@ -82,8 +82,7 @@ def test_a_new_matrix_in_reused_memory(kernels):
         adj = matrix(torch.stack([torch.randperm(N), torch.arange(N)])).to(kernels.device)
         expected = trained(layer, x, adj)[0]
         with kernels.on():
-            torch.testing.assert_close(layer(x, adj).cpu().double(), expected,
-                                       rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(layer(x, adj).cpu().double(), expected, rtol=1e-4, atol=1e-5)
         del adj
 
 

@@ -235,8 +235,8 @@ def test_features_of_several_widths_in_groups(route):
 def cases(draw):
     """(kind, metadata, nodes by type, edges by edge type, aggregation); every type is a
     destination."""
-    kind, types = draw(st.sampled_from(sorted(KINDS))), [f"t{i}"
-                                                         for i in range(draw(st.integers(1, 4)))]
+    kind = draw(st.sampled_from(sorted(KINDS)))
+    types = [f"t{i}" for i in range(draw(st.integers(1, 4)))]
     nodes = {t: draw(st.sampled_from([1, 2, 9])) for t in types}
     names = [(draw(st.sampled_from(types)), f"r{at}",
               types[at] if at < len(types) else draw(st.sampled_from(types)))

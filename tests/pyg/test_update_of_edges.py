@@ -77,8 +77,7 @@ def test_it_is_the_callers(emulated, cls):
     """In repeated calls and over other graphs; also edges that kernels read a copy of."""
     layer, x = cls(), graphs.features()
     graph = graphs.square()
-    over = [graph, graph, graph.flip(0), graphs.square(edges=E - 3),
-            graph.t().contiguous().t()]
+    over = [graph, graph, graph.flip(0), graphs.square(edges=E - 3), graph.t().contiguous().t()]
     gnnaccel.reset_stats()
     SEEN.clear()
     for edge_index in over:

@@ -45,8 +45,8 @@ def test_nodes_that_no_edge_reads_may_be_of_no_kind(kernels, cls, grad, frozen):
     """The host looks up the kinds that edges read alone."""
     layer, kind = cls().requires_grad_(not frozen), torch.randint(0, KINDS, (N,))
     kind[-1] = 77  # no edge is there
-    layer, (x, ei, kind) = layer.to(kernels.device), to(kernels.device, graphs.features(),
-                                                        graphs.square(), kind)
+    layer = layer.to(kernels.device)
+    x, ei, kind = to(kernels.device, graphs.features(), graphs.square(), kind)
     with torch.set_grad_enabled(grad):
         expected = layer(x, ei, kind=kind)
         with kernels.on():

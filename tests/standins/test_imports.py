@@ -77,8 +77,7 @@ def test_a_real_package_is_never_covered(run, tmp_path):
         import torch_scatter
         print(torch_scatter.real, importlib.util.find_spec("torch_cluster").origin)
     """
-    assert run(code, tmp_path) == ["('torch_sparse', 'torch_cluster')",
-                                   "True stand-in by gnnaccel"]
+    assert run(code, tmp_path) == ["('torch_sparse', 'torch_cluster')", "True stand-in by gnnaccel"]
     late = f"""
         import sys, gnnaccel
         print(gnnaccel.standins("torch_scatter"))

@@ -116,8 +116,7 @@ def test_broadcast(value):
     there = dense != 0
     for other in (torch.arange(1.0, M + 1).view(-1, 1), torch.arange(1.0, N + 1).view(1, -1)):
         assert torch.equal(dense_of(sparse * other), dense * other)
-        assert torch.equal(dense_of(sparse + other),
-                           (dense + other) * there)
+        assert torch.equal(dense_of(sparse + other), (dense + other) * there)
         assert torch.equal(dense_of(sparse.clone().mul_(other)), dense * other)
         assert torch.equal(dense_of(sparse.clone().add_(other)), (dense + other) * there)
     with pytest.raises(ValueError, match="must be \\[5, 1, ...\\] or \\[1, 4, ...\\]"):

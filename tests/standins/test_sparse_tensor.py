@@ -35,8 +35,8 @@ def dense_of(sparse):
 def consistent(sparse):
     """Whether all index arrays say the same; gives back the dense matrix."""
     row, col, _ = sparse.coo()
-    (m, n), fresh = sparse.sparse_sizes(), SparseStorage(row=row, col=col, value=None,
-                                                         sparse_sizes=sparse.sparse_sizes())
+    m, n = sparse.sparse_sizes()
+    fresh = SparseStorage(row=row, col=col, value=None, sparse_sizes=sparse.sparse_sizes())
     keys = row * n + col
     assert bool((keys[1:] >= keys[:-1]).all())
     storage = sparse.storage

@@ -112,8 +112,7 @@ class _Form:
         alike = bool(before)
         for i, (ref, t) in enumerate(zip(before, tensors)):
             if not self.copied[i] and not _stays(ref, t):
-                self.copied[i] = (t.is_floating_point()
-                                  and not isinstance(t, torch.nn.Parameter))
+                self.copied[i] = t.is_floating_point() and not isinstance(t, torch.nn.Parameter)
                 alike = alike and self.copied[i]
         self.calls = self.calls + 1 if alike else 0
         return alike

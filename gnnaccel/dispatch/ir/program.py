@@ -150,9 +150,8 @@ class Program:
 
     def __str__(self) -> str:
         inputs = ", ".join(f"{name}: {domain}" for name, domain in self.inputs)
-        return "\n".join([f"{self.name}({inputs})"] + [f"  {op}"
-                                                       for op in self.ops] + [
-                                                           f"  return {self.output}"])
+        return "\n".join([f"{self.name}({inputs})"]
+                         + [f"  {op}" for op in self.ops] + [f"  return {self.output}"])
 
 
 def name_of(arg: str) -> str:

@@ -33,8 +33,7 @@ class _InBands(torch.autograd.Function):
         ctx.call, ctx.inputs = call, inputs
         ctx.set_materialize_grads(False)
         device = call.memory.device.type
-        ctx.autocast = (device, torch.get_autocast_dtype(device),
-                        torch.is_autocast_enabled(device))
+        ctx.autocast = (device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device))
         ctx.save_for_backward(*tensors)
         return call.forward(list(tensors[:inputs]), list(tensors[inputs:]))
 

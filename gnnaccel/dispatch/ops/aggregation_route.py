@@ -125,8 +125,7 @@ def decide_all(graph: OpGraph, aggregation: Aggregation, reduces: tuple[Reduce, 
     run = apart
     if all(choice.plan.route == "cuda" for choice in choices):
         passes = aggregation_cuda.together(graph, aggregation, reduces)
-        groups = tuple(group for group, kernel in passes.items()
-                       if compile_reason(kernel) is None)
+        groups = tuple(group for group, kernel in passes.items() if compile_reason(kernel) is None)
         kernels = [next((passes[group].name for group in groups if reduce in group), kernel)
                    for reduce, kernel in zip(reduces, kernels)]
         run = partial(aggregation_cuda.run_all, reduces=reduces, groups=groups, alone=runs)

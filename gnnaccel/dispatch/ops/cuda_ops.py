@@ -178,8 +178,7 @@ def _weighted_sum(graph: OpGraph, given: _Both) -> Kernel:
         return [(sums.variant(heads, width, dtype, dtype, weight, "place", False, False,
                               False).kernels, _SUM)]
 
-    return _made("fused weighted sum", ("weighted sum", heads, width, weight, dtype), kernels,
-                 run)
+    return _made("fused weighted sum", ("weighted sum", heads, width, weight, dtype), kernels, run)
 
 
 def _extremum(graph: OpGraph, operands: Operands, largest: bool) -> Kernel | Reason:

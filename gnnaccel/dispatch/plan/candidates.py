@@ -72,8 +72,8 @@ def _compiles(request: Request, found: patterns.Attention, config: Config) -> li
     """Why the kernels are not there, if they are not; asked last, as this costs most."""
     rows = request.heads, request.width, request.row, request.out
     form = (found, *rows, request.grad)
-    evaluated, biased = dataclasses.replace(found, dropout=0.0), attention.biased(request.program,
-                                                                                  found)
+    evaluated = dataclasses.replace(found, dropout=0.0)
+    biased = attention.biased(request.program, found)
     return _there(("attention", *form, attention.size_class(request.edge_bits, request.long),
                    biased),
                   lambda: attention.prepare(*form, request.edge_bits, biased, request.long), config,

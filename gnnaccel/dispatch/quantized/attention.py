@@ -42,9 +42,7 @@ def reason_for(spec: Any) -> Reason | None:
     """Why a call of this form cannot be quantized."""
     attention = pattern(spec.program) if type(spec) is CallSpec else None
     if attention is None or attention.score != "additive":
-        return reason("GA603",
-                      f"no kernel of {spec.native} takes "
-                      "rows in fewer bytes")
+        return reason("GA603", f"no kernel of {spec.native} takes rows in fewer bytes")
     return None
 
 

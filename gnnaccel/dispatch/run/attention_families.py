@@ -254,8 +254,8 @@ def _pairwise_backward(call: Call, inputs: Inputs, saved: list, grad: Tensor,
                        wanted: tuple) -> tuple:
     operands = _operands(call, inputs)
     variant = _pairwise_variant(call, operands.keys, True)
-    places, keep = call.attention.places, keeps_scores(call.attention, call.graph, call.heads,
-                                                     call.width, operands.keys.itemsize)
+    places = call.attention.places
+    keep = keeps_scores(call.attention, call.graph, call.heads, call.width, operands.keys.itemsize)
     by_dst, by_src = call.graph.csc(places), call.graph.csr(places, keep)
     packed = pairwise.prepare(variant, by_dst, operands, *saved, grad)  # type: ignore[call-arg]
     saved.clear()  # the output is as large as the queries' gradient

@@ -121,8 +121,7 @@ class _MappedAttention(Operation):
         count, total = len(self.plan[0]), len(needs)
         flat, inputs = saved[:total], tuple(saved[total:total + count])
         del saved[:total + count]
-        grads = self.family.backward(self.call, inputs, saved, dense(grad),
-                                     needs[2:2 + count])
+        grads = self.family.backward(self.call, inputs, saved, dense(grad), needs[2:2 + count])
         return _through_maps(self.plan, flat, grads, needs)
 
     def reference(self, *flat):

@@ -73,8 +73,7 @@ class Operation:
                     if place is not None and not place.left and not place.written:
                         break
                     given, watched = written.copies(self._places, frame.f_code, inputs, self.apart)
-                    out = self._apply(self, *[t if t is None else unwrap_if_dead(t)
-                                              for t in given])
+                    out = self._apply(self, *[t if t is None else unwrap_if_dead(t) for t in given])
                     written.watch(watched, out)
                     return out
                 frame = frame.f_back

@@ -38,8 +38,7 @@ def add_parser(commands) -> None:
 
 def _add_what(parser) -> None:
     measured = parser.add_argument_group("what is measured")
-    measured.add_argument("--suite", default="attention",
-                          choices=tuple(SUITES))
+    measured.add_argument("--suite", default="attention", choices=tuple(SUITES))
     measured.add_argument("--shapes", type=_names, nargs="+", metavar="NAME,...",
                           help="attention, aggregate: "
                                "cora,arxiv,proteins,reddit,products,hub,uniform,tiny or a path to "

@@ -72,8 +72,7 @@ def _on_graph(plan: Plan, graph: Graph, layers: tuple, budget: Budget) -> Iterat
 def small_records(plan: Plan) -> Iterator[Record]:
     """Overhead of a memoised call, and fresh batches."""
     if "overhead" in plan.parts:
-        values, error = guarded(lambda: measure_overhead(plan.device, plan.quick),
-                                plan.device)
+        values, error = guarded(lambda: measure_overhead(plan.device, plan.quick), plan.device)
         yield Record("overhead", "cora", "GAT 8x8", "forward", "gnnaccel", plan.device.type,
                      values=values or {}, error=error)
     if "fresh" in plan.parts:

@@ -36,8 +36,7 @@ def from_options(options) -> Plan:
         raise ValueError("--suite quantized measures kernels, which need a GPU; the device is "
                          f"{device.type}")
     parts = plan.parts(options, PARTS)
-    known: dict[str, Iterable[str]] = {"kernels": LAYERS,
-                                       "models": models.MODELS}
+    known: dict[str, Iterable[str]] = {"kernels": LAYERS, "models": models.MODELS}
     every = {name: name for part in PARTS if part in parts for name in known[part]}
     wanted = [plan.named(name, every) for name in plan.flat(options.layers)] or list(every)
     names = plan.flat(options.shapes) or (["tiny"] if options.quick else [])
@@ -70,8 +69,7 @@ def layer_records(plan: Plan, graph: Graph, layer: str) -> Iterator[Record]:
     """One record per format and mode. Those of bf16 and int8 hold the relative L2 difference of the
     result (forward) and of the rows' gradient (training) from fp32's."""
     make, heads, width = LAYERS[layer]
-    found, error = guarded(lambda: case(graph, heads, width, plan.seed),
-                           plan.device)
+    found, error = guarded(lambda: case(graph, heads, width, plan.seed), plan.device)
     expected: dict[str, Tensor] = {}
 
     for name, dtype in FORMATS.items():

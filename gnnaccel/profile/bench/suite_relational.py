@@ -78,8 +78,7 @@ def _once(options, device: torch.device, parts: tuple[str, ...]) -> tuple:
     if options.shapes or options.layers and set(parts) != {ONCE}:
         raise ValueError("part once has sizes and layers of its own: without --shapes, and "
                          "--layers only with --parts once")
-    names = plan.flat(options.layers) or (once_cells.QUICK_LAYERS if options.quick
-                                          else once.LAYERS)
+    names = plan.flat(options.layers) or (once_cells.QUICK_LAYERS if options.quick else once.LAYERS)
     layers = tuple(plan.named(name, once.LAYERS) for name in names)
     return layers, (once_cells.QUICK,) if options.quick else once_cells.SIZES[device.type]
 

@@ -33,8 +33,7 @@ def from_options(options) -> Plan:
     small = options.quick or device.type == "cpu"
     names = plan.flat(options.shapes) or [name for name in SHAPES
                                           if name.startswith("tiny") == small]
-    return Plan(tuple((resolve(name), tuple(wanted)) for name in names),
-                **plan.measuring(options))
+    return Plan(tuple((resolve(name), tuple(wanted)) for name in names), **plan.measuring(options))
 
 
 def segment_gemm(plan: Plan, budget: Budget) -> Iterator[Record]:
@@ -76,8 +75,7 @@ def moved_bytes(case: Case, mode: str) -> int:
 def _difference(case: Case, forward) -> dict[str, float]:
     """gnnaccel's product against a loop's in float32 arithmetic, relative L2."""
     with _allowed_tf32(False):
-        exact = loop(dataclasses.replace(case, x=case.x.float(), w=case.w.float()),
-                                   "fp32")[0]()
+        exact = loop(dataclasses.replace(case, x=case.x.float(), w=case.w.float()), "fp32")[0]()
     return {"rel_l2": cells.rel_l2(forward(), exact)}
 
 

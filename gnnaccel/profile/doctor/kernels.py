@@ -268,8 +268,7 @@ def _of_layers(case: Case) -> Iterator[tuple[str, float]]:
         tensors = {name: case.normal(count, 24) for name, count in rows.items()}
 
         def by(way: Callable, reduce: str = reduce) -> Function:
-            return lambda inputs: torch.cat([*way(case.graph, reduce,
-                                               *inputs.values())])
+            return lambda inputs: torch.cat([*way(case.graph, reduce, *inputs.values())])
 
         module = plain.operation(reduce)
         yield family, max(_differentiated(case, tensors, by(module.by_kernels),

@@ -234,8 +234,7 @@ def _ready(devices: list[dict], driver_cuda: str | None) -> Finding:
         return Finding("GPU", "ready kernels", "note",
                        f"those of the package are for CUDA {made_by}, the driver runs CUDA "
                        f"{driver_cuda or 'of unknown version'}; kernels are compiled at first use")
-    counts = {one["capability"]: len(ready.Ready(one["capability"], cuda, held))
-              for one in devices}
+    counts = {one["capability"]: len(ready.Ready(one["capability"], cuda, held)) for one in devices}
     text = ", ".join(f"{count} sources for compute capability {major}.{minor}"
                      for (major, minor), count in counts.items())
     return Finding("GPU", "ready kernels", "ok" if all(counts.values()) else "note",

@@ -92,8 +92,7 @@ def test_per_basis_follows_aggregating_first():
     assert applied("per_basis",
                    first) == [["m_in = reduce(x@src, mean=True)",
                                "out = per_basis(m_in, comp, bases)"]]
-    assert applied("per_basis",
-                   next(passes.aggregate_first(statements.rgcn(True, False)))) == []
+    assert applied("per_basis", next(passes.aggregate_first(statements.rgcn(True, False)))) == []
 
 
 def test_table_first():

@@ -38,8 +38,8 @@ def row_by_row(relation, rows, weight):
 @pytest.mark.parametrize("blocks, k, n", [(1, 4, 3), (1, 1, 1), (2, 3, 5), (3, 1, 2)])
 def test_multiply(blocks, k, n, transposed):
     pairs, relation = segmented(SEGMENTS)
-    rows, weight = rand(len(relation), blocks, k), rand(len(SEGMENTS), blocks,
-                                                        *((n, k) if transposed else (k, n)))
+    rows = rand(len(relation), blocks, k)
+    weight = rand(len(SEGMENTS), blocks, *((n, k) if transposed else (k, n)))
     got = torch_maps.multiply(pairs, rows, weight, transposed)
     expected = row_by_row(relation, rows, weight.transpose(-1, -2) if transposed else weight)
     torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
@@ -100,11 +100,8 @@ def test_multiply_makes_only_the_gradients_that_are_wanted(wanted, monkeypatch):
 
 def test_non_contiguous_operands():
     pairs, relation = segmented([3, 0, 4])
-    rows, weight = rand(7, 4, 2, grad=False).transpose(1,
-                                                       2), rand(3, 6, 2, 4, grad=False).permute(0,
-                                                                                                2,
-                                                                                                3,
-                                                                                                1)
+    rows = rand(7, 4, 2, grad=False).transpose(1, 2)
+    weight = rand(3, 6, 2, 4, grad=False).permute(0, 2, 3, 1)
     expected = torch_maps.multiply(pairs, rows.contiguous(), weight.contiguous())
     torch.testing.assert_close(torch_maps.multiply(pairs, rows, weight), expected, rtol=1e-12,
                                atol=1e-12)
@@ -164,9 +161,8 @@ def test_aggregate(rows, weight, build):
     if build:
         graph.edges()
     inputs = [rand(*shape) for shape in (rows, weight) if shape is not None]
-    got, expected = torch_maps.aggregate(graph,
-                                         *inputs), edge_by_edge(EDGES, inputs[0],
-                                                                *(inputs[1:] or [None]))
+    got = torch_maps.aggregate(graph, *inputs)
+    expected = edge_by_edge(EDGES, inputs[0], *(inputs[1:] or [None]))
     torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
     cotangent = rand(*got.shape, grad=False)
     for a, b in zip(*(torch.autograd.grad(out, inputs, cotangent) for out in (got, expected))):

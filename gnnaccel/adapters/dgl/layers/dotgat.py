@@ -28,8 +28,7 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] 
                       "pass features of the nodes as one tensor")
     edges: Any
     edges, x_src, x_dst, _ = nodes
-    why = (guards.dtype_reason(x_src)
-           or graphs.zero_in_degree_reason(layer, edges))
+    why = guards.dtype_reason(x_src) or graphs.zero_in_degree_reason(layer, edges)
     if why is not None:
         return why
     row, out = guards.dtypes(x_src)

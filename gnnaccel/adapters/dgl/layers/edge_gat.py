@@ -60,8 +60,7 @@ def state(layer: Any, args: tuple,
                           edges.edge_index.shape[1], 1,
                           layout.viewer(structure, *sizes, 1, _one_relation),
                           layout="one relation")
-    return spec, RelationalInputs(structure, x_src.device,
-                                  _Operands(x_src, x_dst, edge_feat, same))
+    return spec, RelationalInputs(structure, x_src.device, _Operands(x_src, x_dst, edge_feat, same))
 
 
 def shapes(layer: Any, inputs: RelationalInputs) -> Shapes:

@@ -57,9 +57,8 @@ def state(layer: Any, args: tuple,
     structure: Any
     structure, row = (typed_edges[0].edge_index, etypes), _row(feat, norm)
     program = statements.rgcn(False, typed_weights.has_bases(typed), False, norm is not None)
-    shapes, view = shapes_of(program,
-                             _inputs(layer, feat,
-                                     norm)), layout.viewer(structure, src, dst, typed.num_types)
+    shapes = shapes_of(program, _inputs(layer, feat, norm))
+    view = layout.viewer(structure, src, dst, typed.num_types)
     # block-diagonal weights and others have little in common in cost
     native = "dgl.RelGraphConv bdd" if typed.regularizer == "bdd" else "dgl.RelGraphConv"
     root = RootTerm(typed.in_size if layer.self_loop else 0, typed.out_size, 1, bool(layer.bias),

@@ -14,8 +14,7 @@ from gnnaccel.dispatch.relational import statements
 from gnnaccel.dispatch.relational.request import RelationalInputs, RelationalSpec, shapes_of
 from gnnaccel.dispatch.relational.edges import Ends
 
-FIELDS = ("regularizer", "num_types", "num_bases", "in_size", "out_size", "submat_in",
-          "submat_out")
+FIELDS = ("regularizer", "num_types", "num_bases", "in_size", "out_size", "submat_in", "submat_out")
 
 
 class _Operands(NamedTuple):

@@ -125,9 +125,8 @@ def gsddmm(gidx: Any, op: str, lhs_data: Any, rhs_data: Any, lhs_target: str = "
            rhs_target: str = "v") -> OpCall | Reason:
     pair: Any
     targets: Any
-    pair, targets = operands.prepare(op, cast(lhs_data),
-                                     cast(rhs_data)), (target_of(lhs_target),
-                                                       target_of(rhs_target))
+    pair = operands.prepare(op, cast(lhs_data), cast(rhs_data))
+    targets = (target_of(lhs_target), target_of(rhs_target))
     for argument in (pair, *targets):
         if type(argument) is Reason:
             return argument

@@ -80,8 +80,7 @@ def spmm(matrix: Matrix, dense: Tensor) -> Tensor:
         return spmm(matrix, dense.unsqueeze(-1)).squeeze(-1)
     weight = value.unsqueeze(1)
     pair: Any = operands.prepare("mul", dense, weight)
-    call = (pair if type(pair) is Reason
-            else calls.gspmm(matrix.pattern.graph(), pair, "sum"))
+    call = pair if type(pair) is Reason else calls.gspmm(matrix.pattern.graph(), pair, "sum")
     return _run("dgl.sparse.spmm", call, lambda: _product(matrix, dense, weight, call))
 
 
@@ -258,8 +257,7 @@ def reduce(matrix: Matrix, name: str, dim: int | None = None) -> Tensor:
         return getattr(value, _REDUCES[name])(0)
     index = matrix.pattern.indices[1 - dim].long().view(-1, *(1,) * (value.dim() - 1))
     out = value.new_zeros(matrix.pattern.shape[1 - dim], *value.shape[1:])
-    return out.scatter_reduce(0, index.expand_as(value), value, _REDUCES[name],
-                              include_self=False)
+    return out.scatter_reduce(0, index.expand_as(value), value, _REDUCES[name], include_self=False)
 
 
 def sum(matrix: Matrix, dim: int | None = None) -> Tensor:

@@ -45,8 +45,7 @@ def of_edges(g: Any, graph: OpGraph, found: Found, given: dict, forced: bool) ->
 
     def run() -> dict[str, Tensor]:
         _begin(g, graph, found, given)
-        return {name: _message(g, graph, one, given)
-                for name, one in zip(found.fields, found.sent)}
+        return {name: _message(g, graph, one, given) for name, one in zip(found.fields, found.sent)}
 
     return _call(graph, given, run, kernel, gains)
 

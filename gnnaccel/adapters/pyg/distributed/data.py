@@ -72,8 +72,7 @@ def _read_hetero(data: Any) -> Graph:
         graph.nodes[kind], graph.node_rows[kind] = int(store.num_nodes), {}
         for key, value in store.items():
             if key != "num_nodes":
-                _sort_in(graph, key, value, kind if store.is_node_attr(key) else None, None,
-                         kind)
+                _sort_in(graph, key, value, kind if store.is_node_attr(key) else None, None, kind)
     for relation in data.edge_types:
         store = data[relation]
         if not isinstance(store.get("edge_index"), Tensor):

@@ -121,8 +121,7 @@ def findings(model: Any) -> tuple[list[tuple[str, Reason]], list[tuple[str, Reas
 
     wrong, advice = [], []
     for name, module in model.named_modules():
-        problem = (refusal(module) if isinstance(module, MessagePassing)
-                   else whole_graph(module))
+        problem = refusal(module) if isinstance(module, MessagePassing) else whole_graph(module)
         if problem is not None:
             wrong.append((name, problem))
         elif (isinstance(module, torch.nn.modules.batchnorm._BatchNorm)

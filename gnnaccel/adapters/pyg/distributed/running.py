@@ -239,8 +239,7 @@ def _join(backend: str | None, device: Any) -> torch.device:
         if missing:
             raise PartitionError(f"{', '.join(missing)} are not set: start the script with "
                                  "torchrun --nproc-per-node N, or call init_process_group before")
-        gpu = torch.cuda.is_available() and (device is None
-                                             or torch.device(device).type == "cuda")
+        gpu = torch.cuda.is_available() and (device is None or torch.device(device).type == "cuda")
         dist.init_process_group(backend or ("nccl" if gpu else "gloo"))
     if device is None and "nccl" in dist.get_backend_config():
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))

@@ -136,8 +136,7 @@ def state(layer: Any, args: tuple,
     shares = (None
               if how is None
               else (*graph.structure, how, torch.promote_types(x.dtype, torch.float32), n, *starts))
-    return spec, RelationalInputs(graph.structure, weight.device,
-                                  _Operands(x, parameters, shares))
+    return spec, RelationalInputs(graph.structure, weight.device, _Operands(x, parameters, shares))
 
 
 def _layers_reason(layer: Any, convs: tuple[Any, ...]) -> Reason | None:
@@ -270,12 +269,10 @@ def replace(graph: Graph, root: torch.nn.Module) -> int:
         edge_type, x, grouped = node.args
         if (edge_type, grouped) not in edges:
             with graph.inserting_before(node):
-                edges[edge_type,
-                      grouped] = graph.create_node("call_function", Edges, grouped.args)
+                edges[edge_type, grouped] = graph.create_node("call_function", Edges, grouped.args)
         with graph.inserting_before(node):
             layer = graph.create_node("get_attr", node.target)
-            out = graph.create_node("call_function", called,
-                                    (layer, x, edges[edge_type, grouped]))
+            out = graph.create_node("call_function", called, (layer, x, edges[edge_type, grouped]))
         node.replace_all_uses_with(out)
         graph.erase_node(node)
     for node in dict.fromkeys(node for pair in edges for node in pair):

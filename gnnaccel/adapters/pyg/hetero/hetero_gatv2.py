@@ -84,9 +84,8 @@ def run(layer: Any, spec: JoinedSpec, inputs: RelationalInputs, attend: Any) -> 
     with calls.without_autocast(inputs.device.type):
         keys = _rows(x_dict, *sources, parameters.src, parameters.bias_src, spec, stack)
         queries = _rows(x_dict, *targets, parameters.dst, parameters.bias_dst, spec, stack)
-        keys, queries = reachability.watch(results, keys,
-                                           readers.sources), reachability.watch(results, queries,
-                                                                                readers.targets)
+        keys = reachability.watch(results, keys, readers.sources)
+        queries = reachability.watch(results, queries, readers.targets)
         att = reachability.watch(results, torch.cat(parameters.att), readers.relations)
         out = attend({"keys": keys, "queries": queries, "att": att, "of_src": of_src,
                       "of_dst": of_dst})

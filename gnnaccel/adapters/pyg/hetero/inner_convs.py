@@ -59,8 +59,8 @@ KINDS = {
 
 _MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _ALL_HOOKS = guards.HOOKS + _MODULE_HOOKS
-_conv_hooks, _conv_state = itemgetter(*_ALL_HOOKS), itemgetter("_explain", "_decomposed_layers",
-                                                               "flow", "node_dim", "_modules")
+_conv_hooks = itemgetter(*_ALL_HOOKS)
+_conv_state = itemgetter("_explain", "_decomposed_layers", "flow", "node_dim", "_modules")
 _part_hooks, _parameters_of = itemgetter(*_MODULE_HOOKS), itemgetter("_parameters")
 _disjoint: Callable[[Any, Iterable[Any]], bool] = type({}.keys()).isdisjoint
 _REPLACED = frozenset(("forward", *MESSAGE_PASSING))

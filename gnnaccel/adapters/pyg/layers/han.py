@@ -42,8 +42,7 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[JoinedSpec, Relational
         return reason("GA206", "the arguments do not fit HANConv.forward")
     x_dict, edge_index_dict, weights = bound
     names, device = tuple(edge_index_dict), guards.declared(layer, "q").device
-    why = (guards.parametrized_reason(layer)
-           or _layer_reason(layer, x_dict, names, device))
+    why = guards.parametrized_reason(layer) or _layer_reason(layer, x_dict, names, device)
     if why is not None:
         return why
     graph = _graph(edge_index_dict, x_dict, device)
@@ -57,8 +56,7 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[JoinedSpec, Relational
                                       layer.dropout if layer.training else 0.0, True, False)
     spec = JoinedSpec(program, "HANConv", heads, width, row, out, graph.num_nodes,
                       graph.num_dst, graph.num_edges, 0, False, join=graph.layout)
-    return spec, RelationalInputs(graph.structure, device,
-                                  _Operands(x_dict, names, bool(weights)))
+    return spec, RelationalInputs(graph.structure, device, _Operands(x_dict, names, bool(weights)))
 
 
 def again(layer: Any, args: tuple, kwargs: dict, kept: None) -> RelationalInputs:
@@ -156,8 +154,7 @@ def _terms(rows: dict[str, Tensor], names: tuple, tables: tuple[Any, Any], dtype
     for node, x in rows.items():
         here = [(end, at) for end in (0, -1) for at, name in enumerate(names) if name[end] == node]
         if here:
-            vectors = torch.cat([dicts.parameter(tables[end], _key(names[at]))
-                                 for end, at in here])
+            vectors = torch.cat([dicts.parameter(tables[end], _key(names[at])) for end, at in here])
             stacked = reachability.watch(results, vectors, tuple([(at,) for _, at in here]))
             terms.update(zip(here, inner_products(x.to(dtype), stacked.to(dtype)).unbind(0)))
     return {name: torch.cat([terms[end, at] for at in range(len(names))])

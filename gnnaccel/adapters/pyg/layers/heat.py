@@ -110,11 +110,8 @@ def run(layer: Any, spec: RelationalSpec, inputs: RelationalInputs, attend: Any)
     from_rows, from_edges = layer.lin.weight.split([width, edge.shape[1]], dim=1)
     w_edge, edges = from_edges.t(), edge
     if layer.lin.bias is not None:  # a channel of ones carries the bias through the weighted sum
-        w_edge, edges = torch.cat([w_edge,
-                                   layer.lin.bias.unsqueeze(0)]), torch.cat([edge,
-                                                                             edge.new_ones(
-                                                                                 edge.shape[0], 1)],
-                                                                            1)
+        w_edge = torch.cat([w_edge, layer.lin.bias.unsqueeze(0)])
+        edges = torch.cat([edge, edge.new_ones(edge.shape[0], 1)], 1)
     out = attend({"rows": F.linear(x, from_rows), "a_src": F.linear(x, to_src),
                   "a_dst": F.linear(x, to_dst), "a_rel": F.linear(kinds, to_kind),
                   "a_edge": F.linear(edge, to_edge), "edges": edges, "w_edge": w_edge})

@@ -23,8 +23,7 @@ def state(layer: Any, args: tuple,
     if bound is None:
         return reason("GA206", "the arguments do not fit HeteroLinear.forward")
     x, type_vec = bound
-    why = (guards.lazy_reason(layer) or guards.features_reason(x)
-           or _reason(layer, x, type_vec))
+    why = guards.lazy_reason(layer) or guards.features_reason(x) or _reason(layer, x, type_vec)
     if why is not None:
         return why
     rows, (row, _) = x.shape[0], calls.dtypes(x)

@@ -212,8 +212,7 @@ def before(layer: Any, x: Tensor, edge: Tensor | None) -> tuple[Tensor, Tensor, 
     if _divided(layer):
         own, sent, *added = towers.ends_of_parts(layer.F_in, *inputs, *map(torch.cat, maps))
     else:
-        own, sent, *added = towers.Ends(layer.towers, layer.F_in).apply(*inputs, *maps[0],
-                                                                        *maps[1])
+        own, sent, *added = towers.Ends(layer.towers, layer.F_in).apply(*inputs, *maps[0], *maps[1])
     return own, sent, added[0] if added else None
 
 

@@ -111,8 +111,7 @@ def reads(layer: Any, args: tuple, kwargs: dict) -> tuple:
 
 
 def again(layer: Any, args: tuple, kwargs: dict, kept: None) -> RelationalInputs:
-    x, edge_index, edge_type = (args if len(args) == 3
-                                else calls.bound(args, kwargs, *_ARGUMENTS))
+    x, edge_index, edge_type = (args if len(args) == 3 else calls.bound(args, kwargs, *_ARGUMENTS))
     device = edge_index.device
     if isinstance(x, Tensor) and x.is_floating_point():
         operands = _Operands(x, x)
@@ -227,8 +226,7 @@ def _inputs(layer: Any, x: Tensor) -> dict[str, Tensor]:
 def run(layer: Any, spec: RelationalSpec, inputs: RelationalInputs, attend: Any) -> Tensor:
     _, x_dst, numbered = inputs.operands
     root, bias = layer.root, layer.bias
-    whole = (spec.row is spec.out
-             and added.fits(spec.out, layer.out_channels, x_dst, root, bias))
+    whole = spec.row is spec.out and added.fits(spec.out, layer.out_channels, x_dst, root, bias)
     root_and_bias = added.of_one_type(x_dst, root, bias, spec.num_dst) if whole else {}
     with calls.without_autocast(inputs.device.type):
         tensors = {name: t.to(spec.row) if t.is_floating_point() else t

@@ -187,8 +187,8 @@ class Bander:
         room -= widths.aside(graph.sizes[1], room, self.room()) if small else 0
         by_key = (plans.get(graph.edge_index) if lasting else None) or {}
         key = self.memory.device, *graph[1:]
-        by_parts, parts = by_key.get(key, {}), widths.parts(graph.sizes, graph.edge_index.shape[1],
-                                                            room)
+        by_parts = by_key.get(key, {})
+        parts = widths.parts(graph.sizes, graph.edge_index.shape[1], room)
         cut_bands = by_parts.get(parts)
         if cut_bands is None or (cut_bands.fitted and widths.of_bands(cut_bands) > room):
             cut_bands = self._cut(graph, widths, parts, room)
@@ -250,8 +250,7 @@ def _over_band(layer: Any, given: Arguments, values: dict[arguments.Place, Tenso
         given.put(place, value)
     given.bound.arguments["edge_index"] = next(iter(session.part.edges.values()))
     with arguments.caches(layer, {}):
-        return torch.func.functional_call(layer, weights, given.bound.args[1:],
-                                          given.bound.kwargs)
+        return torch.func.functional_call(layer, weights, given.bound.args[1:], given.bound.kwargs)
 
 
 def _on_host(values: tuple) -> bool:

@@ -83,6 +83,5 @@ def to_scipy(index: Tensor, value: Tensor, m: int, n: int) -> Any:
 def from_scipy(A: Any) -> tuple[Tensor, Tensor]:
     """(index, value) of a sparse matrix of SciPy."""
     A = A.tocoo()
-    index = torch.stack([torch.as_tensor(ids, device="cpu").long()
-                         for ids in (A.row, A.col)])
+    index = torch.stack([torch.as_tensor(ids, device="cpu").long() for ids in (A.row, A.col)])
     return index, torch.as_tensor(A.data, device="cpu")

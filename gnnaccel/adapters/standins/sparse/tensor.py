@@ -96,8 +96,7 @@ class SparseTensor(Casts, Operations):
         mat = mat.tocoo()
         row, col = (torch.as_tensor(ids, device="cpu").long() for ids in (mat.row, mat.col))
         value = torch.as_tensor(mat.data, device="cpu") if has_value else None
-        return cls(row=row, col=col, value=value,
-                   sparse_sizes=tuple(mat.shape))
+        return cls(row=row, col=col, value=value, sparse_sizes=tuple(mat.shape))
 
     def copy(self) -> SparseTensor:
         """Another object over the same arrays."""

@@ -24,34 +24,20 @@ PARTS = tuple(driver.SHARES)
 
 
 def parsed(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.oracle",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "what",
-        nargs="*",
-        help=f"parts out of {', '.join(PARTS)}; after one part, the name of a case",
-    )
+    parser = argparse.ArgumentParser(prog="python -m tests.oracle", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", nargs="*",
+                        help=f"parts out of {', '.join(PARTS)}; after one part, the name of a case")
     parser.add_argument("--seconds", type=float, default=60, help="of each backend")
-    parser.add_argument(
-        "--seed",
-        type=int,
-        default=1,
-        help="of a run; with a name or one part and --mode or --one, of a case",
-    )
+    parser.add_argument("--seed", type=int, default=1,
+                        help="of a run; with a name or one part and --mode or --one, of a case")
     parser.add_argument("--one", action="store_true", help="run the one case that --seed names")
     parser.add_argument("--mode", default="")
     parser.add_argument("--only", default="", help="only cases whose name contains this")
     parser.add_argument("--backend", default="", help="cpu, emulated, gpu; several with commas")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
-    parser.add_argument(
-        "--cases",
-        type=int,
-        default=0,
-        help="at most so many of each part, instead of --seconds alone",
-    )
+    parser.add_argument("--cases", type=int, default=0,
+                        help="at most so many of each part, instead of --seconds alone")
     parser.add_argument(
         "--scale",
         type=int,
@@ -98,18 +84,8 @@ def tasks(options: argparse.Namespace, parts: list[str], backend: str) -> list[d
         seconds = options.seconds * min(1.0, wanted / processes)
         for k in range(processes):
             cases = -(-options.cases // processes) if options.cases else 1 << 40
-            found.append(
-                driver.Task(
-                    part,
-                    backend,
-                    options.seed * 1_000_000 + k,
-                    processes,
-                    seconds,
-                    cases,
-                    options.only,
-                    options.mode,
-                )
-            )
+            found.append(driver.Task(part, backend, options.seed * 1_000_000 + k, processes,
+                                     seconds, cases, options.only, options.mode))
     return found
 
 
@@ -118,12 +94,8 @@ def one_case(options: argparse.Namespace, part: str, name: str) -> list[driver.T
     if options.replay:
         first, last, step = map(int, options.replay.split(":"))
     only = name or options.only
-    return [
-        driver.Task(
-            part, backend, first, step, 3600, len(range(first, last, step)), only, options.mode
-        )
-        for backend in backends(options.backend)
-    ]
+    return [driver.Task(part, backend, first, step, 3600, len(range(first, last, step)), only,
+                        options.mode) for backend in backends(options.backend)]
 
 
 def main(arguments: list[str]) -> int:

@@ -90,9 +90,7 @@ class Capture:
         """Change what the graph reads, in place."""
 
         def edges() -> None:
-            self.edge_index.copy_(
-                torch.randint(0, self.nodes, (2, self.edges), device=self.device)
-            )
+            self.edge_index.copy_(torch.randint(0, self.nodes, (2, self.edges), device=self.device))
             self._without_repeated_loops()
 
         def one_target() -> None:
@@ -155,8 +153,5 @@ def check(seed: int, backend: Backend, name: str = "") -> tuple[str, str | None,
         log.append(case.refill())
         found, checks = case.compare(), checks + 1
     what = f"{'training' if case.train else 'forward'} over {case.nodes} nodes, {case.edges} edges"
-    return (
-        case.name,
-        found and f"{found} | {what}, after refilling {', '.join(log) or 'nothing'}",
-        checks,
-    )
+    return (case.name, found and f"{found} | {what}, after refilling {', '.join(log) or 'nothing'}",
+            checks)

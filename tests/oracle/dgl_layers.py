@@ -78,17 +78,15 @@ class Operations(nn.Module):
                 g.edata["e"] = dgl.ops.edge_softmax(g, e)
             fields = {"copy_u": ("x",), "copy_e": ("e",)}.get(self.message)
             fields = fields or (("x", "e") if self.message[-1] == "e" else ("x", "x"))
-            g.update_all(
-                getattr(fn, self.message)(*fields, "m"), getattr(fn, self.reduce)("m", "out")
-            )
+            g.update_all(getattr(fn, self.message)(*fields, "m"),
+                         getattr(fn, self.reduce)("m", "out"))
             g.apply_edges(fn.u_sub_v("x", "x", "d"))
             return g.ndata["out"], g.edata["d"]
 
 
 def operations(d: Draw) -> Case:
-    message = d.choice(
-        ("copy_u", "copy_e", "u_mul_e", "u_add_e", "u_sub_e", "u_add_v", "u_mul_v", "u_sub_v")
-    )
+    message = d.choice(("copy_u", "copy_e", "u_mul_e", "u_add_e", "u_sub_e", "u_add_v", "u_mul_v",
+                        "u_sub_v"))
     g, n, _, note = graph(d)
     # Of a graph without edges DGL's own largest message has a gradient, which is wrong.
     reduce = d.choice(("sum", "mean", "max", "min") if g.num_edges() else ("sum", "mean"))
@@ -100,9 +98,8 @@ def relational(d: Draw) -> Case:
     import dgl.nn as dgl_nn
 
     base, bases = d.choice(((None, None), ("basis", 2), ("bdd", 2)))
-    module = dgl_nn.RelGraphConv(
-        IN, OUT, 3, base, bases, self_loop=d.chance(0.6), layer_norm=d.chance(0.2)
-    )
+    module = dgl_nn.RelGraphConv(IN, OUT, 3, base, bases, self_loop=d.chance(0.6),
+                                 layer_norm=d.chance(0.2))
     g, n, _, note = graph(d)
     kwargs = {"norm": d.uniform_(g.num_edges(), 1) + 0.1} if d.chance(0.4) else {}
     return Case(module, (g, features(d, n, IN), d.integers(3, g.num_edges())), kwargs, note)
@@ -113,9 +110,8 @@ def hgt(d: Draw) -> Case:
 
     g, n, _, note = graph(d)
     module = dgl_nn.HGTConv(IN, 4, d.choice((1, 2)), 2, 3, dropout=0.0, use_norm=d.chance(0.3))
-    return Case(
-        module, (g, features(d, n, IN), d.integers(2, n), d.integers(3, g.num_edges())), note=note
-    )
+    return Case(module, (g, features(d, n, IN), d.integers(2, n), d.integers(3, g.num_edges())),
+                note=note)
 
 
 def typed_linear(d: Draw) -> Case:
@@ -125,20 +121,16 @@ def typed_linear(d: Draw) -> Case:
     types = d.integers(4, 30)
     ordered = d.chance(0.4)
     types = types.sort().values if ordered else types
-    return Case(
-        dgl_nn.TypedLinear(IN, OUT, 4, base, bases),
-        (features(d, 30, IN), types),
-        {"sorted_by_type": ordered},
-    )
+    return Case(dgl_nn.TypedLinear(IN, OUT, 4, base, bases), (features(d, 30, IN), types),
+                {"sorted_by_type": ordered})
 
 
 def gated_gcn(d: Draw) -> Case:
     import dgl.nn as dgl_nn
 
     same = d.chance(0.4)
-    module = dgl_nn.GatedGCNConv(
-        IN, IN if same else EDGE, IN if same else OUT, batch_norm=False, residual=d.chance(0.5)
-    )
+    module = dgl_nn.GatedGCNConv(IN, IN if same else EDGE, IN if same else OUT, batch_norm=False,
+                                 residual=d.chance(0.5))
     return case(d, module, edge=IN if same else EDGE)
 
 
@@ -158,85 +150,48 @@ def table() -> dict:
 
     zero = {"allow_zero_in_degree": True}
     return {
-        "dgl GATConv": lambda d: case(
-            d,
-            n.GATConv(
-                IN,
-                OUT,
-                d.choice((1, 2, 3)),
-                negative_slope=d.choice((0.2, 0.5)),
-                residual=d.chance(0.4),
-                bias=d.chance(0.7),
-                **zero,
-            ),
-            pairs=True,
-        ),
-        "dgl GATv2Conv": lambda d: case(
-            d,
-            n.GATv2Conv(
-                IN,
-                OUT,
-                d.choice((1, 2)),
-                residual=d.chance(0.4),
-                share_weights=d.chance(0.4),
-                **zero,
-            ),
-            pairs=True,
-        ),
-        "dgl EdgeGATConv": lambda d: case(
-            d,
-            n.EdgeGATConv(IN, EDGE, OUT, d.choice((1, 2)), residual=d.chance(0.4), **zero),
-            pairs=True,
-            edge=EDGE,
-        ),
-        "dgl EGATConv": lambda d: case(
-            d, n.EGATConv(IN, EDGE, OUT, 5, d.choice((1, 2))), edge=EDGE
-        ),
-        "dgl DotGatConv": lambda d: case(
-            d, n.DotGatConv(IN, OUT, d.choice((1, 2)), **zero), pairs=True
-        ),
+        "dgl GATConv": lambda d: case(d, n.GATConv(IN, OUT, d.choice((1, 2, 3)),
+                                                   negative_slope=d.choice((0.2, 0.5)),
+                                                   residual=d.chance(0.4), bias=d.chance(0.7),
+                                                   **zero), pairs=True),
+        "dgl GATv2Conv": lambda d: case(d, n.GATv2Conv(IN, OUT, d.choice((1, 2)),
+                                                       residual=d.chance(0.4),
+                                                       share_weights=d.chance(0.4), **zero),
+                                        pairs=True),
+        "dgl EdgeGATConv": lambda d: case(d, n.EdgeGATConv(IN, EDGE, OUT, d.choice((1, 2)),
+                                                           residual=d.chance(0.4), **zero),
+                                          pairs=True, edge=EDGE),
+        "dgl EGATConv": lambda d: case(d, n.EGATConv(IN, EDGE, OUT, 5, d.choice((1, 2))),
+                                       edge=EDGE),
+        "dgl DotGatConv": lambda d: case(d, n.DotGatConv(IN, OUT, d.choice((1, 2)), **zero),
+                                         pairs=True),
         "dgl AGNNConv": lambda d: case(d, n.AGNNConv(learn_beta=d.chance(0.7), **zero), pairs=True),
         "dgl GraphConv": lambda d: case(
             d,
-            n.GraphConv(
-                IN,
-                OUT,
-                norm=d.choice(("both", "left", "right", "none")),
-                bias=d.chance(0.7),
-                **zero,
-            ),
+            n.GraphConv(IN, OUT, norm=d.choice(("both", "left", "right", "none")),
+                        bias=d.chance(0.7), **zero),
             pairs=True,
             weight="edge_weight",
         ),
-        "dgl SAGEConv": lambda d: case(
-            d,
-            n.SAGEConv(IN, OUT, d.choice(("mean", "gcn", "pool")), bias=d.chance(0.7)),
-            pairs=True,
-            weight="edge_weight",
-        ),
-        "dgl GINConv": lambda d: case(
-            d,
-            n.GINConv(mlp(IN, OUT), d.choice(("sum", "max", "mean")), learn_eps=d.chance(0.5)),
-            pairs=True,
-            weight="edge_weight",
-        ),
-        "dgl GINEConv": lambda d: case(
-            d, n.GINEConv(mlp(IN, OUT), learn_eps=d.chance(0.5)), edge=IN
-        ),
-        "dgl SGConv": lambda d: case(
-            d, n.SGConv(IN, OUT, k=d.choice((1, 2)), **zero), weight="edge_weight"
-        ),
-        "dgl TAGConv": lambda d: case(
-            d, n.TAGConv(IN, OUT, k=d.choice((1, 2))), weight="edge_weight"
-        ),
+        "dgl SAGEConv": lambda d: case(d, n.SAGEConv(IN, OUT, d.choice(("mean", "gcn", "pool")),
+                                                     bias=d.chance(0.7)), pairs=True,
+                                       weight="edge_weight"),
+        "dgl GINConv": lambda d: case(d, n.GINConv(mlp(IN, OUT), d.choice(("sum", "max", "mean")),
+                                                   learn_eps=d.chance(0.5)), pairs=True,
+                                      weight="edge_weight"),
+        "dgl GINEConv": lambda d: case(d, n.GINEConv(mlp(IN, OUT), learn_eps=d.chance(0.5)),
+                                       edge=IN),
+        "dgl SGConv": lambda d: case(d, n.SGConv(IN, OUT, k=d.choice((1, 2)), **zero),
+                                     weight="edge_weight"),
+        "dgl TAGConv": lambda d: case(d, n.TAGConv(IN, OUT, k=d.choice((1, 2))),
+                                      weight="edge_weight"),
         "dgl APPNPConv": lambda d: case(d, n.APPNPConv(2, 0.2), weight="edge_weight"),
         "dgl CFConv": lambda d: case(d, n.CFConv(IN, EDGE, 6, OUT), edge=EDGE),
         "dgl GMMConv": lambda d: case(
             d, n.GMMConv(IN, OUT, EDGE, 2, d.choice(("sum", "mean", "max")), **zero), edge=EDGE
         ),
-        "dgl NNConv": lambda d: case(
-            d, n.NNConv(IN, OUT, mlp(EDGE, IN * OUT), d.choice(("sum", "mean", "max"))), edge=EDGE
-        ),
+        "dgl NNConv": lambda d: case(d, n.NNConv(IN, OUT, mlp(EDGE, IN * OUT),
+                                                 d.choice(("sum", "mean", "max"))), edge=EDGE),
         "dgl EdgeConv": lambda d: case(d, n.EdgeConv(IN, OUT, **zero)),
         "dgl GatedGCNConv": gated_gcn,
         "dgl PNAConv": pna,

@@ -83,17 +83,9 @@ class Summary:
             self.counts[f"{task.part} {task.backend}"]["alarms"] += 1
             if len(self.alarms) < KEPT:
                 line = reproducer(task, seed, what)
-                self.alarms.append(
-                    {
-                        "part": task.part,
-                        "backend": task.backend,
-                        "seed": seed,
-                        "what": what,
-                        "text": text,
-                        "reproduce": line,
-                        "replay": replay,
-                    }
-                )
+                self.alarms.append({"part": task.part, "backend": task.backend, "seed": seed,
+                                    "what": what, "text": text, "reproduce": line,
+                                    "replay": replay})
                 print(f"ALARM {task.part} {what}: {text}\n  {line}", flush=True)
 
     def note(self, task: Task, seed: int, what: str, text: str) -> None:
@@ -116,16 +108,11 @@ class Summary:
 def reproducer(task: Task, seed: int, what: str) -> str:
     """The command that repeats a case."""
     name, _, mode = what.partition(" --mode ")
-    line = f"python -m tests.oracle {task.part}" + (
-        f" {name!r}" if name and task.part in ("table", "dgl") else ""
-    )
-    return (
-        line
-        + f" --seed {seed}"
-        + (f" --mode {mode}" if mode else "" if " '" in line else " --one")
-        + f" --backend {task.backend}"
-        + (f" --scale {scale}" if (scale := os.environ.get("GNNACCEL_ORACLE_SCALE")) else "")
-    )
+    line = f"python -m tests.oracle {task.part}" + (f" {name!r}" if name
+                                                    and task.part in ("table", "dgl") else "")
+    return (line + f" --seed {seed}" + (f" --mode {mode}" if mode else "" if " '" in line
+                                        else " --one") + f" --backend {task.backend}"
+            + (f" --scale {scale}" if (scale := os.environ.get("GNNACCEL_ORACLE_SCALE")) else ""))
 
 
 def environment() -> dict:
@@ -154,15 +141,8 @@ def follow(task: Task, summary: Summary) -> None:
 
 def _process(task: Task, summary: Summary, started: int) -> tuple[int, int, int]:
     """One process of a task: its exit status, its last case, and the number of cases."""
-    process = subprocess.Popen(
-        task.command(),
-        cwd=ROOT,
-        env=environment(),
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        errors="replace",
-    )
+    process = subprocess.Popen(task.command(), cwd=ROOT, env=environment(), text=True,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, errors="replace")
     lines: queue.Queue = queue.Queue()
     tail: collections.deque = collections.deque(maxlen=12)
     readers = [
@@ -189,20 +169,15 @@ def _process(task: Task, summary: Summary, started: int) -> tuple[int, int, int]
         elif "end" in said:
             running, done = False, done + 1
             replay = f"--replay {started}:{seed + 1}:{task.step}"
-            _take(
-                task,
-                summary,
-                said,
-                f"python -m tests.oracle {task.part} --backend {task.backend} {replay}",
-            )
+            _take(task, summary, said,
+                  f"python -m tests.oracle {task.part} --backend {task.backend} {replay}")
         else:
             summary.count(task, skipped=1)
     status = process.wait()
     readers[1].join(5)
     if running or hangs or status not in (0, AGAIN):
-        why = (
-            "hangs" if hangs else f"the process ended with status {status}: {' '.join(tail)[-400:]}"
-        )
+        why = ("hangs" if hangs
+               else f"the process ended with status {status}: {' '.join(tail)[-400:]}")
         summary.alarm(task, seed, _drawn(task, seed), why, "")
         status = status or 1
         done += running
@@ -215,9 +190,8 @@ def _drawn(task: Task, seed: int) -> str:
         return task.only
     ask = f"drawn({seed}, {task.only!r})"
     code = f"from tests.oracle.table import drawn; print(' --mode '.join({ask}))"
-    found = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env=environment(), capture_output=True, text=True
-    )
+    found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment(),
+                           capture_output=True, text=True)
     return found.stdout.strip().splitlines()[-1] if found.stdout.strip() else task.only
 
 
@@ -229,9 +203,8 @@ def _read(stream, put) -> None:
 
 def _take(task: Task, summary: Summary, said: dict, replay: str) -> None:
     wrong = said["wrong"]
-    summary.count(
-        task, cases=1, checks=said["checks"], seconds=said["seconds"], refused=wrong == "refused"
-    )
+    summary.count(task, cases=1, checks=said["checks"], seconds=said["seconds"],
+                  refused=wrong == "refused")
     if str(wrong).startswith(CONDITIONED):
         summary.note(task, said["end"], said["what"], wrong)
     elif is_alarm(wrong):
@@ -280,14 +253,8 @@ def reproduce(summary: Summary, processes: int) -> None:
             only = name if alarm["part"] in ("table", "dgl") else ""
             task = Task(alarm["part"], alarm["backend"], alarm["seed"], 1, 200, 1, only, mode)
             try:
-                done = subprocess.run(
-                    task.command(),
-                    cwd=ROOT,
-                    env=environment(),
-                    capture_output=True,
-                    text=True,
-                    timeout=SILENCE,
-                )
+                done = subprocess.run(task.command(), cwd=ROOT, env=environment(),
+                                      capture_output=True, text=True, timeout=SILENCE)
             except subprocess.TimeoutExpired:
                 continue
             last = done.stdout.strip().splitlines()[-1:] or [""]

@@ -48,24 +48,15 @@ def autocast_changed(h) -> str:
 
 @edit(1)
 def determinism_changed(h) -> str:
-    torch.use_deterministic_algorithms(
-        not torch.are_deterministic_algorithms_enabled(), warn_only=True
-    )
+    torch.use_deterministic_algorithms(not torch.are_deterministic_algorithms_enabled(),
+                                       warn_only=True)
     return str(torch.are_deterministic_algorithms_enabled())
 
 
 @edit(2)
 def called_otherwise(h) -> str:
-    way = h.choose.choice(
-        (
-            "inference",
-            "other edges",
-            "checkpoint",
-            "functional",
-            "raising hook",
-            "other thread of options",
-        )
-    )
+    way = h.choose.choice(("inference", "other edges", "checkpoint", "functional", "raising hook",
+                           "other thread of options"))
     if way == "inference":
         with torch.inference_mode():
             _called(h)
@@ -80,9 +71,8 @@ def called_otherwise(h) -> str:
     elif way == "functional":
         weights = {k: v.detach() * 2 for k, v in h.model.named_parameters()}
         with h.backend.on(**h.options):
-            torch.func.functional_call(
-                h.model, weights, (h.x, h.edge_index) + (() if h.values is None else (h.values,))
-            )
+            torch.func.functional_call(h.model, weights, (h.x, h.edge_index)
+                                       + (() if h.values is None else (h.values,)))
     elif way == "raising hook":
         hook = h.model.register_forward_hook(lambda *_: 1 / 0)
         with contextlib.suppress(ZeroDivisionError):
@@ -96,16 +86,8 @@ def called_otherwise(h) -> str:
 
 @edit(2)
 def options_changed(h) -> str:
-    h.options = h.choose.choice(
-        (
-            {},
-            {"passes": ()},
-            {"records": 5},
-            {"when": "profitable"},
-            {"passes": ("compaction",)},
-            {"backward": "workers"},
-        )
-    )
+    h.options = h.choose.choice(({}, {"passes": ()}, {"records": 5}, {"when": "profitable"},
+                                 {"passes": ("compaction",)}, {"backward": "workers"}))
     return str(h.options)
 
 

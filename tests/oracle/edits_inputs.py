@@ -14,19 +14,17 @@ def edges_in_place(h) -> str:
     size, one = edge_index.shape[1], h.choose.randrange(edge_index.shape[1])
 
     def drawn():
-        return torch.stack([torch.randint(0, n, (size,)), torch.randint(0, m, (size,))]).to(
-            h.device
-        )
+        return torch.stack([torch.randint(0, n, (size,)),
+                            torch.randint(0, m, (size,))]).to(h.device)
 
     ways = {
         "one edge": lambda: edge_index[:, one].copy_(drawn()[:, 0]),
         "sources": lambda: edge_index[0].copy_(drawn()[0]),
         "all": lambda: edge_index.copy_(drawn()),
         "one target": lambda: edge_index[1].fill_(h.choose.randrange(m)),
-        "index_put": lambda: edge_index.index_put_(
-            (torch.tensor([1], device=h.device), torch.tensor([one], device=h.device)),
-            drawn()[1, :1],
-        ),
+        "index_put": lambda: edge_index.index_put_((torch.tensor([1], device=h.device),
+                                                    torch.tensor([one], device=h.device)),
+                                                   drawn()[1, :1]),
         "out=": lambda: torch.remainder(edge_index + 1, min(n, m), out=edge_index),
         "of a detached view": lambda: edge_index.detach()[0].fill_(h.choose.randrange(n)),
         "flat view": lambda: edge_index.view(-1)[:size].random_(0, n),

@@ -79,9 +79,8 @@ class LowRank(nn.Module):
 
 @edit(2)
 def linear_map_replaced(h) -> str:
-    slots = [
-        (m, k, v) for m in h.model.modules() for k, v in m._modules.items() if type(v) is pyg.Linear
-    ]
+    slots = [(m, k, v) for m in h.model.modules() for k, v in m._modules.items()
+             if type(v) is pyg.Linear]
     if not slots:
         return "none"
     owner, key, old = h.choose.choice(slots)
@@ -112,12 +111,8 @@ def _layers(h) -> list:
 def option_changed(h) -> str:
     layer = h.choose.choice(_layers(h) or [h.model])
     fixed = ("flow",) if h.edge == "types" else ()  # turned round, ids would be out of range
-    choices = [
-        (k, v)
-        for k, values in _OPTIONS.items()
-        if k not in fixed and isinstance(layer.__dict__.get(k), (bool, int, float, str))
-        for v in values
-    ]
+    choices = [(k, v) for k, values in _OPTIONS.items() if k not in fixed
+               and isinstance(layer.__dict__.get(k), (bool, int, float, str)) for v in values]
     if not choices:
         return "none"
     name, value = h.choose.choice(choices)
@@ -127,11 +122,8 @@ def option_changed(h) -> str:
 
 @edit(2)
 def aggregation_changed(h) -> str:
-    layers = [
-        m
-        for m in _layers(h)
-        if hasattr(m, "aggr_module") and not isinstance(m.aggr_module, pyg.MultiAggregation)
-    ]
+    layers = [m for m in _layers(h) if hasattr(m, "aggr_module")
+              and not isinstance(m.aggr_module, pyg.MultiAggregation)]
     if not layers:
         return "none"
     layer = h.choose.choice(layers)
@@ -164,11 +156,8 @@ def method_replaced_on_the_layer(h) -> str:
         del layer.__dict__[name]
         return f"{name} back"
     function = getattr(type(layer), name)
-    replacement = (
-        _doubled(function)
-        if h.choose.random() < 0.5
-        else lambda *a, **k: _doubled(function)(*a, **k)
-    )
+    replacement = (_doubled(function) if h.choose.random() < 0.5 else lambda *a,
+                   **k: _doubled(function)(*a, **k))
     # bound to the layer, so that a copy of it calls its own weights
     layer.__dict__[name] = types.MethodType(replacement, layer)
     return name
@@ -214,14 +203,9 @@ def hook_added(h) -> str:
         "full_backward": lambda: module.register_full_backward_hook(lambda m, i, o: None),
     }
     if isinstance(module, pyg.MessagePassing):
-        ways.update(
-            {
-                name: functools.partial(
-                    getattr(module, f"register_{name}_forward_hook"), lambda m, i, out: out * 2
-                )
-                for name in ("message", "propagate", "aggregate")
-            }
-        )
+        ways.update({name: functools.partial(getattr(module, f"register_{name}_forward_hook"),
+                                             lambda m, i, out: out * 2)
+                     for name in ("message", "propagate", "aggregate")})
         ways["message_pre"] = lambda: module.register_message_forward_pre_hook(lambda m, i: None)
     way = h.choose.choice(sorted(ways))
     h.hooks.append(ways[way]())

@@ -48,9 +48,8 @@ class InKernels:
         self.check()
         inline = sources.inline
         sources.source.cache_clear()
-        sources.inline = lambda text, family="text": inline(text, family).replace(
-            self.old, self.new
-        )
+        sources.inline = lambda text, family="text": inline(text,
+                                                            family).replace(self.old, self.new)
 
 
 @dataclass(frozen=True)
@@ -125,112 +124,66 @@ def followed_as_called() -> None:
 
 
 FAULTS = {
-    "permuted shares": Fault(
-        "table",
-        "emulated",
-        InModule(
-            "gnnaccel.adapters.alike",
-            "    return shares.to(device)\n",
-            "    return shares.flip(0).to(device)\n",
-        ),
-    ),
-    "old version": Fault(
-        "histories",
-        "emulated",
-        InModule(
-            "gnnaccel.dispatch.graph.cache",
-            "if (ref.version != t._version",
-            "if (False",
-        ),
-    ),
-    "gradient times 1.01": Fault(
-        "table",
-        "emulated",
-        InKernels("? 0.f : up ? 1.f : g.slope;", "? 0.f : up ? 1.01f : g.slope;"),
-    ),
+    "permuted shares": Fault("table", "emulated",
+                             InModule("gnnaccel.adapters.alike", "    return shares.to(device)\n",
+                                      "    return shares.flip(0).to(device)\n")),
+    "old version": Fault("histories", "emulated",
+                         InModule("gnnaccel.dispatch.graph.cache", "if (ref.version != t._version",
+                                  "if (False")),
+    "gradient times 1.01": Fault("table", "emulated", InKernels("? 0.f : up ? 1.f : g.slope;",
+                                                                "? 0.f : up ? 1.01f : g.slope;")),
     "lost self loop": Fault(
         "table",
         "cpu",
-        InModule(
-            "gnnaccel.dispatch.graph.structure",
-            "nodes = torch.arange(loops, dtype=dtype, device=src.device)",
-            "nodes = torch.arange(loops, dtype=dtype, device=src.device) % max(1, loops - 1)",
-        ),
+        InModule("gnnaccel.dispatch.graph.structure",
+                 "nodes = torch.arange(loops, dtype=dtype, device=src.device)",
+                 "nodes = torch.arange(loops, dtype=dtype, device=src.device) % max(1, loops - 1)"),
     ),
-    "softmax without maximum": Fault(
-        "table",
-        "emulated",
-        InKernels("return exp2f(__fsub_rn(s, base) * LOG2E)", "return exp2f(s * LOG2E)"),
-    ),
+    "softmax without maximum": Fault("table", "emulated",
+                                     InKernels("return exp2f(__fsub_rn(s, base) * LOG2E)",
+                                               "return exp2f(s * LOG2E)")),
     "mean of long rows": Fault(
         "table",
         "emulated",
-        InKernels(
-            "MEAN && edges ? (float)edges",
-            "MEAN && edges ? (float)(edges > 500 ? edges + 1 : edges)",
-        ),
+        InKernels("MEAN && edges ? (float)edges",
+                  "MEAN && edges ? (float)(edges > 500 ? edges + 1 : edges)"),
     ),
-    "variance of 0.001 at least": Fault(
-        "table",
-        "emulated",
-        InModule(
-            "gnnaccel.adapters.pyg.propagate.stock",
-            "out.clamp(min=1e-5).sqrt()",
-            "out.clamp(min=1e-3).sqrt()",
-        ),
-    ),
-    "lost chunk": Fault(
-        "table",
-        "emulated",
-        InKernels(
-            "add_chunks(at, row.y, row.z, part, sum)", "add_chunks(at, row.y, row.z - 1, part, sum)"
-        ),
-    ),
-    "weights of other edges": Fault(
-        "table",
-        "emulated",
-        InModule(
-            "gnnaccel.dispatch.graph.ordered_weights", ".index_select(0, order)", ".index_select(0, order.roll(1))"
-        ),
-    ),
+    "variance of 0.001 at least": Fault("table", "emulated",
+                                        InModule("gnnaccel.adapters.pyg.propagate.stock",
+                                                 "out.clamp(min=1e-5).sqrt()",
+                                                 "out.clamp(min=1e-3).sqrt()")),
+    "lost chunk": Fault("table", "emulated",
+                        InKernels("add_chunks(at, row.y, row.z, part, sum)",
+                                  "add_chunks(at, row.y, row.z - 1, part, sum)")),
+    "weights of other edges": Fault("table", "emulated",
+                                    InModule("gnnaccel.dispatch.graph.ordered_weights",
+                                             ".index_select(0, order)",
+                                             ".index_select(0, order.roll(1))")),
     "what reaches a sum over channels": Fault(
         "messages",
         "emulated",
-        InModule(
-            "gnnaccel.cuda.message_writer",
-            'append(f"of_{name}_total[k / KV]")',
-            'append(f"1.02f * of_{name}_total[k / KV]")',
-        ),
+        InModule("gnnaccel.cuda.message_writer", 'append(f"of_{name}_total[k / KV]")',
+                 'append(f"1.02f * of_{name}_total[k / KV]")'),
     ),
     "a module that stands twice": Fault(
         "messages",
         "emulated",
-        InModule(
-            "gnnaccel.adapters.pyg.propagate.traced_modules",
-            "for name, one in module._modules.items() if one is not None}",
-            "for name, one in module.named_children()}",
-        ),
+        InModule("gnnaccel.adapters.pyg.propagate.traced_modules",
+                 "for name, one in module._modules.items() if one is not None}",
+                 "for name, one in module.named_children()}"),
     ),
     "first seen without gradients": Fault("dgl", "cpu", followed_as_called),
     "stale normalisation": Fault("histories", "cpu", stale_norm),
-    "old edges in scripts": Fault(
-        "scripts",
-        "emulated",
-        InModule(
-            "gnnaccel.dispatch.graph.cache",
-            "if (ref.version != t._version",
-            "if (False",
-        ),
-    ),
+    "old edges in scripts": Fault("scripts", "emulated",
+                                  InModule("gnnaccel.dispatch.graph.cache",
+                                           "if (ref.version != t._version", "if (False")),
     "means of another parameter": Fault(
         "scripts",
         "emulated",
-        InModule(
-            "gnnaccel.adapters.optimizers",
-            "zip(parameters, gradients, means, squares, most)",
-            "zip(parameters, gradients, [next(m for m in means if m.shape == p.shape)"
-            " for p in parameters], squares, most)",
-        ),
+        InModule("gnnaccel.adapters.optimizers",
+                 "zip(parameters, gradients, means, squares, most)",
+                 "zip(parameters, gradients, [next(m for m in means if m.shape == p.shape)"
+                 " for p in parameters], squares, most)"),
     ),
 }
 
@@ -273,13 +226,8 @@ def clean(name: str, alarm: dict) -> bool:
     only, _, mode = alarm["what"].partition(" --mode ")
     if FAULTS[name].part != "table":
         only = ""
-    more = (
-        "--unplanted",
-        f"--first={alarm['seed']}",
-        "--cases=1",
-        f"--only={only}",
-        f"--mode={mode}",
-    )
+    more = ("--unplanted", f"--first={alarm['seed']}", "--cases=1", f"--only={only}",
+            f"--mode={mode}")
     done = _started(name, *more)
     return "{" not in done.communicate()[0] and not done.returncode
 
@@ -287,12 +235,8 @@ def clean(name: str, alarm: dict) -> bool:
 def find(name: str, seconds: float, processes: int, seed: int) -> dict | None:
     """The first case that finds the fault, with its number and the seconds that it took."""
     alarms: queue.Queue = queue.Queue()
-    running = [
-        _started(
-            name, f"--first={seed * 1_000_000 + k}", f"--step={processes}", f"--seconds={seconds}"
-        )
-        for k in range(processes)
-    ]
+    running = [_started(name, f"--first={seed * 1_000_000 + k}", f"--step={processes}",
+                        f"--seconds={seconds}") for k in range(processes)]
     threads = [threading.Thread(target=_listen, args=(p, alarms), daemon=True) for p in running]
     for thread in threads:
         thread.start()
@@ -317,11 +261,8 @@ def _listen(process: subprocess.Popen, alarms: queue.Queue) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.oracle.faults",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = argparse.ArgumentParser(prog="python -m tests.oracle.faults", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help=f"out of {', '.join(FAULTS)}")
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
@@ -339,10 +280,8 @@ def main() -> int:
     for name in options.names or FAULTS:
         alarm = find(name, options.seconds, options.processes, options.seed)
         missed += alarm is None
-        print(
-            f"{name}: " + (describe(alarm) if alarm else f"not found in {options.seconds:.0f} s"),
-            flush=True,
-        )
+        print(f"{name}: " + (describe(alarm) if alarm else f"not found in {options.seconds:.0f} s"),
+              flush=True)
     return 1 if missed else 0
 
 

@@ -24,46 +24,12 @@ WIDE = (1, 17, 64, 130)
 LONG = (255, 256, 257, 260, 511, 513, 520, 700, 1100)
 
 #: kinds of graphs; what breaks kernels comes more often than what people have
-KINDS = (
-    "random",
-    "random",
-    "random",
-    "repeated",
-    "loops",
-    "only_loops",
-    "one_loop",
-    "from_one",
-    "hub",
-    "hub",
-    "hub",
-    "source_hub",
-    "isolated",
-    "single",
-    "chain",
-    "sorted",
-    "descending",
-    "few",
-    "none",
-    "many",
-    "one_each",
-    "same_edge",
-)
+KINDS = ("random", "random", "random", "repeated", "loops", "only_loops", "one_loop", "from_one",
+         "hub", "hub", "hub", "source_hub", "isolated", "single", "chain", "sorted", "descending",
+         "few", "none", "many", "one_each", "same_edge")
 LAYOUTS = ("plain", "plain", "plain", "plain", "transposed", "strided", "offset", "int32", "part")
-FEATURES = (
-    "plain",
-    "plain",
-    "plain",
-    "plain",
-    "plain",
-    "transposed",
-    "strided",
-    "offset",
-    "zero",
-    "large",
-    "equal",
-    "expanded",
-    "alike",
-)
+FEATURES = ("plain", "plain", "plain", "plain", "plain", "transposed", "strided", "offset", "zero",
+            "large", "equal", "expanded", "alike")
 
 
 class Draw(random.Random):
@@ -110,14 +76,8 @@ def edges(d: Draw, sources: int, targets: int, kind: str, count: int = 0) -> Ten
         return random_edges(count // 4 + 1).repeat(1, 4)
     if kind == "loops":
         own = torch.arange(both)
-        return torch.cat(
-            [
-                random_edges(count),
-                torch.stack([own, own])[:, ::2],
-                torch.zeros(2, 2, dtype=torch.long),
-            ],
-            1,
-        )
+        return torch.cat([random_edges(count), torch.stack([own, own])[:, ::2],
+                          torch.zeros(2, 2, dtype=torch.long)], 1)
     if kind in ("only_loops", "one_loop"):
         own = d.integers(both, count) if kind == "only_loops" else torch.full((9,), both - 1)
         return torch.stack([own, own])
@@ -153,11 +113,8 @@ def lying(d: Draw, edge_index: Tensor) -> Tensor:
     if layout == "transposed":
         return edge_index.t().contiguous().t()
     if layout in ("plain", "part"):
-        return (
-            edge_index.contiguous()
-            if layout == "plain"
-            else torch.cat([edge_index, edge_index])[:2]
-        )
+        return (edge_index.contiguous() if layout == "plain"
+                else torch.cat([edge_index, edge_index])[:2])
     wide = torch.zeros(2, 2 * size + 3, dtype=torch.long)
     place = wide[:, : 2 * size : 2] if layout == "strided" else wide[:, 3 : size + 3]
     return place.copy_(edge_index)

@@ -118,24 +118,16 @@ class History:
         edge_index, values, model = self.edge_index, self.values, self.model
         if fresh:
             edge_index = tree_map(Tensor.clone, edge_index)
-            values = (
-                None
-                if values is None
-                else values.detach().clone().requires_grad_(values.requires_grad)
-            )
-        x = (
-            tree_map(lambda t: t.detach().clone().requires_grad_(self.grad_x), self.x)
-            if fresh or self.grad_x
-            else self.x
-        )
+            values = (None if values is None
+                      else values.detach().clone().requires_grad_(values.requires_grad))
+        x = (tree_map(lambda t: t.detach().clone().requires_grad_(self.grad_x), self.x) if fresh
+             or self.grad_x else self.x)
         if self.learned and not fresh:
             x = tree_map(lambda t: nn.Parameter(t.detach().clone(), self.grad_x), x)
         if dtype is not None:
             model = copied(model).to(dtype)
-            x, values = (
-                tree_map(lambda t: t.detach().requires_grad_(t.requires_grad), as_dtype(v, dtype))
-                for v in (x, values)
-            )
+            x, values = (tree_map(lambda t: t.detach().requires_grad_(t.requires_grad),
+                                  as_dtype(v, dtype)) for v in (x, values))
             x = tree_map(lambda t: t.requires_grad_(self.grad_x), x)
             if values is not None and dense_float(values):
                 values.requires_grad_(self.values.requires_grad)
@@ -143,11 +135,8 @@ class History:
             model, x, values = self._nudged(nudge, model, x, values)
         torch.manual_seed(3)
         cast = self.autocast and dtype is None
-        context = (
-            torch.autocast(self.device.type, dtype=torch.bfloat16)
-            if cast
-            else contextlib.nullcontext()
-        )
+        context = (torch.autocast(self.device.type, dtype=torch.bfloat16) if cast
+                   else contextlib.nullcontext())
         with torch.set_grad_enabled(self.grad), context:
             found = named(self.call(model, x, edge_index, values))
         return {**found, **self._gradients(model, found, x, values)}
@@ -172,9 +161,8 @@ class History:
                 terms.append((t.double() * weight.view(t.shape)).sum())
         if not wrt or not terms:
             return {}
-        return dict(
-            zip(wrt, torch.autograd.grad(sum(terms), list(wrt.values()), allow_unused=True))
-        )
+        return dict(zip(wrt,
+                        torch.autograd.grad(sum(terms), list(wrt.values()), allow_unused=True)))
 
     def check(self) -> str | None:
         """What is wrong with the model's results now."""

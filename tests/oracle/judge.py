@@ -71,11 +71,8 @@ def on_cpu(results: Results) -> Results:
     """The results on the CPU. One copy for each dtype: processes that share a GPU wait long for
     every copy."""
     found = dict(results)
-    away = {
-        k: t
-        for k, t in results.items()
-        if isinstance(t, Tensor) and t.device.type != "cpu" and t.layout == torch.strided
-    }
+    away = {k: t for k, t in results.items() if isinstance(t, Tensor) and t.device.type != "cpu"
+            and t.layout == torch.strided}
     for dtype in {t.dtype for t in away.values()}:
         names = [k for k, t in away.items() if t.dtype == dtype]
         flat = torch.cat([away[k].detach().reshape(-1) for k in names]).cpu()
@@ -130,11 +127,8 @@ def distances(
     """
     got, host = on_cpu(got), on_cpu(host)
     beside = got if beside is None else on_cpu(beside)
-    floats = {
-        k: t
-        for k, t in host.items()
-        if t is not None and got[k] is not None and beside[k] is not None and t.is_floating_point()
-    }
+    floats = {k: t for k, t in host.items() if t is not None and got[k] is not None
+              and beside[k] is not None and t.is_floating_point()}
     floats = {k: t for k, t in floats.items() if t.numel()}
     norms = {k: _finite(t, t).norm().item() for k, t in floats.items()}
     largest = max((v for k, v in norms.items() if not k.startswith("out")), default=0.0)
@@ -142,12 +136,8 @@ def distances(
     largest = outputs if largest <= NOTHING * outputs else largest
     found = {}
     for name, theirs in floats.items():
-        gap = (
-            (_finite(got[name], theirs, got[name], beside[name])
-             - _finite(theirs, theirs, got[name], beside[name]))
-            .norm()
-            .item()
-        )
+        gap = ((_finite(got[name], theirs, got[name], beside[name])
+                - _finite(theirs, theirs, got[name], beside[name])) .norm() .item())
         scale = norms[name]
         if not name.startswith("out"):
             scale = max(scale, small * largest)
@@ -196,10 +186,8 @@ def beyond(draws: list[tuple[Results, ...]], floor: float, small: float = SMALL)
             worst = ratio
             alone = [distances(draw[1], draw[2], small=0.0) for draw in draws]
             lost = _mean([one.get(name, 0.0) for one in alone])
-            found = Finding(
-                f"{name}: error {_mean(mine):.2e}, the host's {_mean(theirs):.2e}",
-                rounding=_mean(mine) < ROUNDING or lost > LOST,
-            )
+            found = Finding(f"{name}: error {_mean(mine):.2e}, the host's {_mean(theirs):.2e}",
+                            rounding=_mean(mine) < ROUNDING or lost > LOST)
     return found
 
 

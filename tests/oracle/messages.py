@@ -16,25 +16,9 @@ from .backends import Backend
 from .graphs import IN, Case, Draw, features, graph, nodes
 from .table import judged
 
-MODES = (
-    "grad",
-    "grad",
-    "grad",
-    "again",
-    "again",
-    "no_grad",
-    "inference",
-    "only_x",
-    "checkpoint",
-    "twice",
-    "second",
-    "in_place",
-    "plain_enable",
-    "deterministic",
-    "autocast",
-    "float64",
-    "default_device",
-)
+MODES = ("grad", "grad", "grad", "again", "again", "no_grad", "inference", "only_x", "checkpoint",
+         "twice", "second", "in_place", "plain_enable", "deterministic", "autocast", "float64",
+         "default_device")
 _HEAD = """import math
 
 import torch
@@ -87,193 +71,92 @@ class {name}(MessagePassing):
 {message}
 {more}
 """
-_UNARY = (
-    "torch.relu({})",
-    "F.relu({})",
-    "({}).relu()",
-    "torch.sigmoid({})",
-    "sigmoid({})",
-    "({}).tanh()",
-    "torch.exp({} * 0.1)",
-    "exp(0.1 * {})",
-    "F.leaky_relu({}, 0.2)",
-    "F.elu({})",
-    "-({})",
-    "({} * 2)",
-    "({} * scale)",
-    "({}).abs()",
-    "helper({})",
-    "(self.eps * {})",
-    "F.softplus({})",
-    "relu({})",
-    "({} / 3.0)",
-    "({}).clamp(min=0)",
-    "F.normalize({}, dim=-1)",
-    "({} + 1e-6)",
-    "((1 + self.eps) * {})",
-    "F.dropout({}, 0.0, self.training)",
-    "F.silu({})",
-    "torch.square({})",
-    "torch.log1p(({}).abs())",
-    "({} * 0.5).clamp(-1.0, 1.0)",
-    "F.gelu({})",
-    "(({}) ** 2 + 1.0).rsqrt()",
-    "self.act({})",
-)
-_WIDE = (
-    "x_j",
-    "x_j",
-    "x_j",
-    "x_i",
-    "self.edge_lin(edge_attr)",
-    "(x_j - x_i)",
-    "(x_i + x_j)",
-    "(x_i * x_j)",
-    "self.pair(torch.cat([x_i, x_j], dim=-1))",
-    "self.pair(torch.cat([x_i, x_j - x_i], dim=1))",
-    "self.lin2(x_j)",
-    "self.mlp(torch.cat([x_i, x_j, edge_attr], -1))",
-    "torch.where(x_j > x_i, x_j, 0.1 * x_i)",
-    "torch.minimum(x_i, 0.5 * x_j)",
-    "(self.att * x_i).tanh()",
-    "F.softplus(self.edge_lin(edge_attr))",
-    "(x_j > x_i) * x_j",
-    "(x_j > self.att).float()",
-    "x_j.masked_fill(x_j < 0, 0.1)",
-    "torch.where(x_j != x_i, x_j, self.att)",
-    "self.deep(torch.cat([x_j, x_i, edge_attr], -1))",
-    "self.own(x_i * x_j)",
-    "self.statistics(x_i - x_j)",
-    "F.layer_norm(x_i * x_j, x_j.shape[-1:])",
-    "torch.softmax(x_i + x_j, -1)",
-    "self.pair(torch.cat([x_j, F.relu(x_i * x_j)], -1))",
-    "self.lin2(torch.tanh(x_i - x_j))",
-    "self.table(kind)",
-    "(self.att2.view(2, -1)[:1] * x_j * self.table.weight[kind])",
-    "self.lin2(x_j / reach_j)",
-    "F.normalize(x_j / reach_j.sqrt(), dim=-1)",
-    "self.over(x_i - x_j)",
-    "(self.root * x_j)",
-)
+_UNARY = ("torch.relu({})", "F.relu({})", "({}).relu()", "torch.sigmoid({})", "sigmoid({})",
+          "({}).tanh()", "torch.exp({} * 0.1)", "exp(0.1 * {})", "F.leaky_relu({}, 0.2)",
+          "F.elu({})", "-({})", "({} * 2)", "({} * scale)", "({}).abs()", "helper({})",
+          "(self.eps * {})", "F.softplus({})", "relu({})", "({} / 3.0)", "({}).clamp(min=0)",
+          "F.normalize({}, dim=-1)", "({} + 1e-6)", "((1 + self.eps) * {})",
+          "F.dropout({}, 0.0, self.training)", "F.silu({})", "torch.square({})",
+          "torch.log1p(({}).abs())", "({} * 0.5).clamp(-1.0, 1.0)", "F.gelu({})",
+          "(({}) ** 2 + 1.0).rsqrt()", "self.act({})")
+_WIDE = ("x_j", "x_j", "x_j", "x_i", "self.edge_lin(edge_attr)", "(x_j - x_i)",
+         "(x_i + x_j)", "(x_i * x_j)", "self.pair(torch.cat([x_i, x_j], dim=-1))",
+         "self.pair(torch.cat([x_i, x_j - x_i], dim=1))", "self.lin2(x_j)",
+         "self.mlp(torch.cat([x_i, x_j, edge_attr], -1))", "torch.where(x_j > x_i, x_j, 0.1 * x_i)",
+         "torch.minimum(x_i, 0.5 * x_j)", "(self.att * x_i).tanh()",
+         "F.softplus(self.edge_lin(edge_attr))", "(x_j > x_i) * x_j", "(x_j > self.att).float()",
+         "x_j.masked_fill(x_j < 0, 0.1)", "torch.where(x_j != x_i, x_j, self.att)",
+         "self.deep(torch.cat([x_j, x_i, edge_attr], -1))", "self.own(x_i * x_j)",
+         "self.statistics(x_i - x_j)", "F.layer_norm(x_i * x_j, x_j.shape[-1:])",
+         "torch.softmax(x_i + x_j, -1)", "self.pair(torch.cat([x_j, F.relu(x_i * x_j)], -1))",
+         "self.lin2(torch.tanh(x_i - x_j))", "self.table(kind)",
+         "(self.att2.view(2, -1)[:1] * x_j * self.table.weight[kind])", "self.lin2(x_j / reach_j)",
+         "F.normalize(x_j / reach_j.sqrt(), dim=-1)", "self.over(x_i - x_j)", "(self.root * x_j)")
 #: statements before the message is computed, which change tensors or ask what is passed
-_BEFORE = (
-    "x_j *= edge_weight.view(-1, 1)",
-    "x_j += x_i",
-    "y = x_j\nx_j *= 2.0\nx_j = x_j + y",
-    "x_j.mul_(0.5)",
-    "torch.relu_(x_j)",
-    "if ptr is None:\n    x_j = 2 * x_j",
-    "if size_i is not None:\n    x_j = x_j - 1",
-    "if index.numel() > 40:\n    x_j = x_j * 3",
-    "if x_j.size(0) > 30:\n    x_j = -x_j",
-    "if x_j.dim() == 2:\n    x_j = x_j * 0.7",
-    "if edge_attr is not None and self.training:\n    x_j = x_j * 0.0",
-    "size = x_j.shape[0]\nx_j = x_j / size",
-    "n = len(x_j)\nx_j = x_j / n",
-    "if x_j.requires_grad:\n    x_j = 2 * x_j",
-    "if torch.is_grad_enabled():\n    x_j = 2 * x_j",
-    "if x_j.dtype == torch.float32:\n    x_j = x_j + 1",
-    "if isinstance(edge_attr, torch.Tensor):\n    x_j = x_j * 0.3",
-    "assert x_j.dim() == 2",
-    "x_j = F.dropout(x_j, 0.5, True)",
-    "y = F.dropout(x_j, 0.5, True)\nx_j = F.dropout(x_j, 0.2, True) + y",
-    "y = F.dropout(x_j * x_i, 0.5, True)\nx_j = F.dropout(x_i, 0.3, True) * y",
-    "F.dropout(x_j, 0.5, True)\nx_j = F.dropout(x_i + x_j, 0.5, True)",
-    "y = x_j - x_i\nx_j = self.over(y) + y",
-    "y = x_j * x_i\nz = y.view(-1, 2, y.size(-1) // 2)\nself.over(z)\nx_j = y + x_j",
-    "self.over(x_j)",
-    "x_j = x_j * torch.rand_like(x_j)",
-    "x_j = x_j.detach()",
-    "x_j = x_j - x_j.mean(0)",
-    "x_j = x_j / (x_j.abs().sum(0, keepdim=True) + 1)",
-    "x_j = x_j - x_j.mean()",
-    "x_j = x_j.roll(1, 0)",
-    "x_j = x_j.flip(-1)",
-    "x_j = x_j.cumsum(-1)",
-    "x_j = torch.softmax(x_j, 0)",
-    "x_j = F.softmax(x_j, dim=-1)",
-    "x_j = x_j.sort(-1)[0]",
-    "x_j = F.layer_norm(x_j, x_j.shape[-1:])",
-    "x_j = x_j.t().t()",
-    "x_j = x_j[:, torch.arange(x_j.size(1), device=x_j.device)]",
-    "x_j = x_j.reshape(-1).reshape(x_j.shape)",
-    "x_j = (x_j - x_j.max()).exp()",
-    "x_j, x_i = x_i, x_j",
-    "for _ in range(2):\n    x_j = x_j * 0.9",
-    "x_j = x_j if x_j.sum() > 0 else -x_j",
-    "x_j = getattr(x_j, 'abs')()",
-    "self.kept = (x_i * x_j).sum(-1)\nx_j = self.kept.view(-1, 1) * x_j",
-    "self.kept = x_j",
-    "self.eps = 0.6",
-)
-_NARROW = (
-    "edge_weight.view(-1, 1)",
-    "edge_weight.unsqueeze(-1)",
-    "edge_weight[:, None]",
-    "edge_weight.view(-1, 1).sigmoid()",
-    "norm.view(-1, 1)",
-    "(x_i * x_j).sum(-1, keepdim=True)",
-    "edge_attr[:, :1]",
-    "torch.sigmoid((x_j * self.att).sum(-1, keepdim=True))",
-    "softmax((x_i * self.att).sum(-1), index).unsqueeze(-1)",
-    "softmax((x_i * x_j).sum(-1), index, num_nodes=size_i).view(-1, 1)",
-    "softmax(F.leaky_relu((x_j * self.att).sum(-1)), index, ptr, size_i)[:, None]",
-    "(x_i - x_j).norm(dim=-1, keepdim=True)",
-    "(x_i - x_j)[:, :2].square().sum(-1, keepdim=True)",
-    "x_i[:, :1]",
-    "(x_j[:, 1:2] * edge_attr[:, 2:])",
-    "softmax(self.last(torch.tanh(x_i * x_j)), index)",
-    "softmax((x_i * x_j * self.table(kind)).sum(-1), index, ptr, size_i).view(-1, 1)",
-    "torch.sigmoid(self.score(torch.cat([x_i * x_j, x_j], -1)))",
-    "F.dropout((x_i * x_j).mean(-1, keepdim=True), 0.3, self.training)",
-)
-_SCORES = (
-    "(torch.cat([x_i, x_j], dim=-1) * self.att2).sum(dim=-1)",
-    "(x_i * self.att).sum(-1) + (x_j * self.att).sum(-1)",
-    "self.score(torch.cat([x_j, x_i], -1)).squeeze(-1)",
-    "(x_j * self.att).sum(-1) - x_i.sum(-1)",
-    "x_j.sum(-1) + self.edge_lin(edge_attr).sum(-1)",
-    "(x_i - x_j).mean(-1)",
-    "torch.matmul(x_i + x_j, self.att.view(-1))",
-)
-_WHOLE_SCORES = (
-    "(x_i * x_j).sum(dim=-1) / math.sqrt({out})",
-    "(self.lin2(x_i) * F.relu(x_j)).sum(-1) * 0.3",
-    "(F.leaky_relu(x_i + x_j, 0.2) * self.att).sum(-1)",
-    "self.last(F.leaky_relu(x_j + x_i, self.eps)).view(-1)",
-    "(F.leaky_relu(x_i + x_j) * self.att).abs().sum(-1)",
-)
+_BEFORE = ("x_j *= edge_weight.view(-1, 1)", "x_j += x_i", "y = x_j\nx_j *= 2.0\nx_j = x_j + y",
+           "x_j.mul_(0.5)", "torch.relu_(x_j)", "if ptr is None:\n    x_j = 2 * x_j",
+           "if size_i is not None:\n    x_j = x_j - 1", "if index.numel() > 40:\n    x_j = x_j * 3",
+           "if x_j.size(0) > 30:\n    x_j = -x_j", "if x_j.dim() == 2:\n    x_j = x_j * 0.7",
+           "if edge_attr is not None and self.training:\n    x_j = x_j * 0.0",
+           "size = x_j.shape[0]\nx_j = x_j / size", "n = len(x_j)\nx_j = x_j / n",
+           "if x_j.requires_grad:\n    x_j = 2 * x_j",
+           "if torch.is_grad_enabled():\n    x_j = 2 * x_j",
+           "if x_j.dtype == torch.float32:\n    x_j = x_j + 1",
+           "if isinstance(edge_attr, torch.Tensor):\n    x_j = x_j * 0.3",
+           "assert x_j.dim() == 2", "x_j = F.dropout(x_j, 0.5, True)",
+           "y = F.dropout(x_j, 0.5, True)\nx_j = F.dropout(x_j, 0.2, True) + y",
+           "y = F.dropout(x_j * x_i, 0.5, True)\nx_j = F.dropout(x_i, 0.3, True) * y",
+           "F.dropout(x_j, 0.5, True)\nx_j = F.dropout(x_i + x_j, 0.5, True)",
+           "y = x_j - x_i\nx_j = self.over(y) + y",
+           "y = x_j * x_i\nz = y.view(-1, 2, y.size(-1) // 2)\nself.over(z)\nx_j = y + x_j",
+           "self.over(x_j)", "x_j = x_j * torch.rand_like(x_j)", "x_j = x_j.detach()",
+           "x_j = x_j - x_j.mean(0)", "x_j = x_j / (x_j.abs().sum(0, keepdim=True) + 1)",
+           "x_j = x_j - x_j.mean()", "x_j = x_j.roll(1, 0)", "x_j = x_j.flip(-1)",
+           "x_j = x_j.cumsum(-1)", "x_j = torch.softmax(x_j, 0)", "x_j = F.softmax(x_j, dim=-1)",
+           "x_j = x_j.sort(-1)[0]", "x_j = F.layer_norm(x_j, x_j.shape[-1:])",
+           "x_j = x_j.t().t()", "x_j = x_j[:, torch.arange(x_j.size(1), device=x_j.device)]",
+           "x_j = x_j.reshape(-1).reshape(x_j.shape)", "x_j = (x_j - x_j.max()).exp()",
+           "x_j, x_i = x_i, x_j", "for _ in range(2):\n    x_j = x_j * 0.9",
+           "x_j = x_j if x_j.sum() > 0 else -x_j", "x_j = getattr(x_j, 'abs')()",
+           "self.kept = (x_i * x_j).sum(-1)\nx_j = self.kept.view(-1, 1) * x_j", "self.kept = x_j",
+           "self.eps = 0.6")
+_NARROW = ("edge_weight.view(-1, 1)", "edge_weight.unsqueeze(-1)",
+           "edge_weight[:, None]", "edge_weight.view(-1, 1).sigmoid()",
+           "norm.view(-1, 1)", "(x_i * x_j).sum(-1, keepdim=True)", "edge_attr[:, :1]",
+           "torch.sigmoid((x_j * self.att).sum(-1, keepdim=True))",
+           "softmax((x_i * self.att).sum(-1), index).unsqueeze(-1)",
+           "softmax((x_i * x_j).sum(-1), index, num_nodes=size_i).view(-1, 1)",
+           "softmax(F.leaky_relu((x_j * self.att).sum(-1)), index, ptr, size_i)[:, None]",
+           "(x_i - x_j).norm(dim=-1, keepdim=True)",
+           "(x_i - x_j)[:, :2].square().sum(-1, keepdim=True)", "x_i[:, :1]",
+           "(x_j[:, 1:2] * edge_attr[:, 2:])", "softmax(self.last(torch.tanh(x_i * x_j)), index)",
+           "softmax((x_i * x_j * self.table(kind)).sum(-1), index, ptr, size_i).view(-1, 1)",
+           "torch.sigmoid(self.score(torch.cat([x_i * x_j, x_j], -1)))",
+           "F.dropout((x_i * x_j).mean(-1, keepdim=True), 0.3, self.training)")
+_SCORES = ("(torch.cat([x_i, x_j], dim=-1) * self.att2).sum(dim=-1)",
+           "(x_i * self.att).sum(-1) + (x_j * self.att).sum(-1)",
+           "self.score(torch.cat([x_j, x_i], -1)).squeeze(-1)",
+           "(x_j * self.att).sum(-1) - x_i.sum(-1)",
+           "x_j.sum(-1) + self.edge_lin(edge_attr).sum(-1)", "(x_i - x_j).mean(-1)",
+           "torch.matmul(x_i + x_j, self.att.view(-1))")
+_WHOLE_SCORES = ("(x_i * x_j).sum(dim=-1) / math.sqrt({out})",
+                 "(self.lin2(x_i) * F.relu(x_j)).sum(-1) * 0.3",
+                 "(F.leaky_relu(x_i + x_j, 0.2) * self.att).sum(-1)",
+                 "self.last(F.leaky_relu(x_j + x_i, self.eps)).view(-1)",
+                 "(F.leaky_relu(x_i + x_j) * self.att).abs().sum(-1)")
 _VALUES = ("x_j", "x_j", "x_j", "self.lin2(x_j)", "F.relu(x_j)", "-x_j", "x_i", "2 * x_j")
-_AGGR = (
-    '"add"',
-    '"add"',
-    '"mean"',
-    '"mean"',
-    '"max"',
-    '"min"',
-    '"sum"',
-    '["mean", "max"]',
-    '["sum", "std"]',
-    '"softmax"',
-)
-_HELPERS = (
-    "def helper(t):\n    return torch.relu(t) + 0.5\n",
-    "def helper(t):\n    return t * scale\n",
-    "helper = torch.sigmoid\n",
-    "helper = F.relu\n",
-    "def relu(t):\n    return t * 3\n\n\ndef helper(t):\n    return t.exp() * 0.1\n",
-    "sigmoid = torch.tanh\nhelper = torch.tanh\n",
-    "class _Act:\n    def __call__(self, t):\n        return t * t\n\n\nhelper = _Act()\n",
-)
-_UPDATES = (
-    "return aggr_out",
-    "return F.relu(aggr_out)",
-    "return aggr_out * 2",
-    "return aggr_out + 1",
-    "return aggr_out.relu_()",
-    "aggr_out += 1\n        return aggr_out",
-    "aggr_out[:, 0] = 0.5\n        return aggr_out",
-)
+_AGGR = ('"add"', '"add"', '"mean"', '"mean"', '"max"', '"min"', '"sum"', '["mean", "max"]',
+         '["sum", "std"]', '"softmax"')
+_HELPERS = ("def helper(t):\n    return torch.relu(t) + 0.5\n",
+            "def helper(t):\n    return t * scale\n",
+            "helper = torch.sigmoid\n", "helper = F.relu\n",
+            "def relu(t):\n    return t * 3\n\n\ndef helper(t):\n    return t.exp() * 0.1\n",
+            "sigmoid = torch.tanh\nhelper = torch.tanh\n",
+            "class _Act:\n    def __call__(self, t):\n        return t * t\n\n\nhelper = _Act()\n")
+_UPDATES = ("return aggr_out", "return F.relu(aggr_out)",
+            "return aggr_out * 2", "return aggr_out + 1",
+            "return aggr_out.relu_()", "aggr_out += 1\n        return aggr_out",
+            "aggr_out[:, 0] = 0.5\n        return aggr_out")
 #: other methods that users write
 _METHODS = (
     "def update(self, aggr_out, x):\n    return aggr_out + (x[1] if type(x) is tuple else x)",
@@ -302,19 +185,11 @@ def expression(d: Draw, depth: int = 0) -> str:
     if kind < 0.8:
         narrow = d.choice(_NARROW)
         wide = expression(d, depth + 1)
-        return d.choice(
-            (f"({narrow} * {wide})", f"torch.mul({narrow}, {wide})", f"({wide} * {narrow})")
-        )
+        return d.choice((f"({narrow} * {wide})", f"torch.mul({narrow}, {wide})",
+                         f"({wide} * {narrow})"))
     left, right = expression(d, depth + 1), expression(d, depth + 1)
-    return d.choice(
-        (
-            f"({left} + {right})",
-            f"({left} - {right})",
-            f"({left} * {right})",
-            f"torch.add({left}, {right})",
-            f"torch.maximum({left}, {right})",
-        )
-    )
+    return d.choice((f"({left} + {right})", f"({left} - {right})", f"({left} * {right})",
+                     f"torch.add({left}, {right})", f"torch.maximum({left}, {right})"))
 
 
 def attention(d: Draw) -> str:
@@ -349,23 +224,16 @@ def source(d: Draw, name: str) -> str:
     if pair:
         lines = [f"        return {body}, {expression(d, 2)}"]
     message = "\n".join(lines)
-    used = [
-        a
-        for a in ("x_i", "x_j", "edge_weight", "edge_attr", "norm", "index", "ptr", "size_i",
-                  "kind", "reach_j")
-        if _uses(message, a)
-    ]
+    used = [a for a in ("x_i", "x_j", "edge_weight", "edge_attr", "norm", "index", "ptr", "size_i",
+                        "kind", "reach_j") if _uses(message, a)]
     if not any(a in used for a in ("x_i", "x_j")):
         used.append("x_j")
     d.shuffle(used)
     flow = d.choice(("", "", 'flow="target_to_source"', "node_dim=0"))
     aggr = '"add"' if attends and d.chance(0.8) else d.choice(_AGGR)
     options = ", ".join(filter(None, (f"aggr={aggr}" if d.chance(0.9) else "", flow)))
-    more = (
-        f"\n    def update(self, aggr_out):\n        {d.choice(_UPDATES)}\n"
-        if d.chance(0.3)
-        else ""
-    )
+    more = (f"\n    def update(self, aggr_out):\n        {d.choice(_UPDATES)}\n" if d.chance(0.3)
+            else "")
     extra: set[str] = set()
     if summed:
         aggregate, extra = aggregates.method(d, pair)
@@ -373,16 +241,9 @@ def source(d: Draw, name: str) -> str:
     if not more and d.chance(0.2):
         lines = d.choice(_METHODS).split("\n")
         more = "\n" + "".join(f"    {line}\n" for line in lines)
-    text = _HEAD.format(
-        imports="exp, relu, sigmoid",
-        helper=d.choice(_HELPERS),
-        name=name,
-        options=options,
-        forward=_forward(d, used, extra),
-        arguments=", ".join(used),
-        message=message,
-        more=more,
-    )
+    text = _HEAD.format(imports="exp, relu, sigmoid", helper=d.choice(_HELPERS),
+                        name=name, options=options, forward=_forward(d, used, extra),
+                        arguments=", ".join(used), message=message, more=more)
     return text.replace("{out}", "4.0").replace(
         "self.edge_lin = ", "self.lin2 = nn.Linear(out, out)\n        self.edge_lin = ", 1
     )
@@ -414,18 +275,10 @@ def _forward(d: Draw, used: list[str], extra: set[str]) -> str:
     passed += ["kind=edge_index[0] % 3"] if "kind" in used else []
     d.shuffle(passed)
     call = f"self.propagate(edge_index, {', '.join(passed)})"
-    lines.append(
-        d.choice(
-            (
-                f"return {call}",
-                f"out = {call}\n        return out",
-                f"return {call} + 0.5",
-                f"return F.relu({call})",
-                f"out = {call}\n        out += x\n        return out",
-                f"return {call}.mul_(0.5)",
-            )
-        )
-    )
+    lines.append(d.choice((f"return {call}", f"out = {call}\n        return out",
+                           f"return {call} + 0.5", f"return F.relu({call})",
+                           f"out = {call}\n        out += x\n        return out",
+                           f"return {call}.mul_(0.5)")))
     return "\n".join("        " + line for line in lines)
 
 
@@ -453,12 +306,8 @@ def built(kind: type, d: Draw) -> Case:
     n = nodes(d)
     edge_index, what = graph(d, n, n)
     size = edge_index.shape[1]
-    return Case(
-        module.eval(),
-        (features(d, n, IN), edge_index, d.uniform_(size) + 0.1, features(d, size, 3)),
-        {},
-        f"{what} {n}",
-    )
+    return Case(module.eval(), (features(d, n, IN), edge_index, d.uniform_(size) + 0.1,
+                                features(d, size, 3)), {}, f"{what} {n}")
 
 
 def check(seed: int, backend: Backend, mode: str = "") -> tuple[str, str | None]:

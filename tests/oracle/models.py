@@ -87,19 +87,15 @@ def _homogeneous() -> dict:
         "SAGEConv": lambda: pyg.SAGEConv(IN, OUT),
         "SAGEConv max": lambda: pyg.SAGEConv(IN, OUT, aggr="max"),
         "SAGEConv several": lambda: pyg.SAGEConv(IN, OUT, aggr=["mean", "std", "max"]),
-        "SAGEConv softmax": lambda: pyg.SAGEConv(
-            IN, OUT, aggr="softmax", aggr_kwargs={"learn": True}
-        ),
-        "SAGEConv powermean": lambda: pyg.SAGEConv(
-            IN, OUT, aggr="powermean", aggr_kwargs={"p": 2.0}
-        ),
+        "SAGEConv softmax": lambda: pyg.SAGEConv(IN, OUT, aggr="softmax",
+                                                 aggr_kwargs={"learn": True}),
+        "SAGEConv powermean": lambda: pyg.SAGEConv(IN, OUT, aggr="powermean",
+                                                   aggr_kwargs={"p": 2.0}),
         "GINConv": lambda: pyg.GINConv(mlp(IN, OUT), train_eps=True),
-        "EGConv": lambda: pyg.EGConv(
-            IN, OUT, num_heads=2, num_bases=2, aggregators=["sum", "std", "symnorm"]
-        ),
-        "PNAConv": lambda: pyg.PNAConv(
-            IN, OUT, ["mean", "max", "std"], ["identity", "amplification"], _DEGREES
-        ),
+        "EGConv": lambda: pyg.EGConv(IN, OUT, num_heads=2, num_bases=2,
+                                     aggregators=["sum", "std", "symnorm"]),
+        "PNAConv": lambda: pyg.PNAConv(IN, OUT, ["mean", "max", "std"],
+                                       ["identity", "amplification"], _DEGREES),
         "ClusterGCNConv": lambda: pyg.ClusterGCNConv(IN, OUT),
         "GCN": lambda: pyg.models.GCN(IN, OUT, num_layers=2),
         "GAT": lambda: pyg.models.GAT(IN, OUT, num_layers=2, heads=2),
@@ -132,10 +128,8 @@ def _with_values() -> dict:
         "HGTConv": (lambda: pyg.HGTConv(IN, OUT, METADATA, heads=2), "types"),
         "HANConv": (lambda: pyg.HANConv(IN, OUT, METADATA, heads=2), "types"),
         "HeteroConv SAGE": (lambda: pyg.HeteroConv(_pairs(pyg.SAGEConv)), "types"),
-        "HeteroConv GAT": (
-            lambda: pyg.HeteroConv(_pairs(pyg.GATConv, add_self_loops=False)),
-            "types",
-        ),
+        "HeteroConv GAT": (lambda: pyg.HeteroConv(_pairs(pyg.GATConv, add_self_loops=False)),
+                           "types"),
         "HeteroConv mixed": (_mixed, "types"),
         "to_hetero": (lambda: pyg.to_hetero(Two(), METADATA), "types"),
     }

@@ -50,17 +50,15 @@ def call_on_a_copy(module: nn.Module, args: tuple, kwargs: dict) -> Any:
     with torch.no_grad():
         module(*args, **kwargs)
     other = copy.deepcopy(module)
-    other.load_state_dict(
-        dict(module.named_parameters()) | dict(module.named_buffers()), strict=False, assign=True
-    )
+    other.load_state_dict(dict(module.named_parameters()) | dict(module.named_buffers()),
+                          strict=False, assign=True)
     return other(*args, **kwargs)
 
 
 def call_and_write(module: nn.Module, args: tuple, kwargs: dict) -> Any:
     """As models go on in place, where the host's own results allow it."""
-    return tree_map(
-        lambda t: t.mul_(0.75).relu_() if dense_float(t) else t, module(*args, **kwargs)
-    )
+    return tree_map(lambda t: t.mul_(0.75).relu_() if dense_float(t) else t,
+                    module(*args, **kwargs))
 
 
 def call_and_write_inputs(module: nn.Module, args: tuple, kwargs: dict) -> Any:
@@ -189,9 +187,8 @@ def prepared(case: Case, mode: Mode) -> Case:
     module.train(mode.train)
     if not mode.parameters:
         module.requires_grad_(False)
-    return Case(
-        module, as_dtype(case.args, mode.dtype), as_dtype(case.kwargs, mode.dtype), case.note
-    )
+    return Case(module, as_dtype(case.args, mode.dtype), as_dtype(case.kwargs, mode.dtype),
+                case.note)
 
 
 def run(case: Case, mode: Mode, device: torch.device, seed: int,
@@ -224,13 +221,8 @@ def once(module: nn.Module, case: Case, mode: Mode, device: torch.device, seed: 
         return found
 
     args, kwargs = tree_map(leaf, case.args), tree_map(leaf, case.kwargs)
-    grads = (
-        contextlib.nullcontext()
-        if mode.gradients is not None
-        else torch.inference_mode()
-        if mode.inference
-        else torch.no_grad()
-    )
+    grads = (contextlib.nullcontext() if mode.gradients is not None else torch.inference_mode()
+             if mode.inference else torch.no_grad())
     with mode.around(device):
         with grads:
             found = named(mode.call(module, args, kwargs))

@@ -142,9 +142,8 @@ class Trial:
             with torch.no_grad():
                 for p in module.parameters():
                     p.copy_(nudged(p, seed, self._step(p)))
-            args, kwargs = tree_map(
-                lambda t, seed=seed: nudged(t, seed, self._step(t)), (case.args, case.kwargs)
-            )
+            args, kwargs = tree_map(lambda t, seed=seed: nudged(t, seed, self._step(t)),
+                                    (case.args, case.kwargs))
             found.append(self.native(Case(module, args, kwargs, case.note)))
         return found
 
@@ -171,9 +170,8 @@ class Trial:
     def exact(self, case: Case) -> Results:
         """The host's own layer in fp64; in its place, where it does not run so, as it is."""
         mode = self.mode.exact()
-        wide = prepared(
-            Case(copy.deepcopy(case.module), as_long(case.args), as_long(case.kwargs)), mode
-        )
+        wide = prepared(Case(copy.deepcopy(case.module), as_long(case.args), as_long(case.kwargs)),
+                        mode)
         found, problem = attempt(lambda: self.host(wide, mode))
         return self.native(case) if problem else found
 
@@ -187,11 +185,8 @@ def _verdict(trial: Trial) -> str | None:
     if refusal or problem:
         # kernels keep inputs where the host keeps what it gathered of them: torch raises an error
         written = trial.mode.call is call_and_write_inputs and WRITTEN in str(problem)
-        return (
-            "refused"
-            if refusal or written or attempt(lambda: trial.host(case))[1]
-            else f"raises {problem} | {case.note}"
-        )
+        return ("refused" if refusal or written or attempt(lambda: trial.host(case))[1]
+                else f"raises {problem} | {case.note}")
     found = differing(got, host)
     if found is not None and has_int32((case.args, case.kwargs)):  # it may be the host's own
         given, refusal = attempt(lambda: trial.host(case))

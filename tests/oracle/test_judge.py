@@ -25,10 +25,8 @@ def results(**values):
 def test_what_differs_in_kind():
     host = results(out=[1.0, 2.0], gradient_of_x=[0.0], count=[1, 2])
     assert judge.differing(dict(host), host) is None
-    assert (
-        "not finite"
-        in judge.differing({**host, "out": torch.tensor([1.0, float("nan")])}, host).text
-    )
+    assert ("not finite" in judge.differing({**host, "out": torch.tensor([1.0, float("nan")])},
+                                            host).text)
     assert "no result" in judge.differing({**host, "out": None}, host).text
     assert judge.differing({**host, "gradient of x": None}, host) is None  # nothing, and zeros
     assert "whole" in judge.differing({**host, "count": torch.tensor([1, 3])}, host).text
@@ -143,10 +141,8 @@ def test_twice_the_error_of_the_host_and_a_floor(ours, theirs, found):
 
 def test_errors_are_averaged_over_draws():
     truth = {"out": torch.tensor([1.0], dtype=torch.float64)}
-    draws = [
-        ({"out": truth["out"] + 1e-3}, {"out": truth["out"] + error}, truth)
-        for error in (0.0, 1e-3)
-    ]
+    draws = [({"out": truth["out"] + 1e-3}, {"out": truth["out"] + error}, truth)
+             for error in (0.0, 1e-3)]
     assert judge.beyond(draws[:1], judge.FLOOR) and not judge.beyond(draws, judge.FLOOR)
 
 
@@ -193,9 +189,8 @@ def test_the_same_seed_draws_the_same_case():
         assert flat[0].keys() == flat[1].keys() == flat[2].keys()
         assert all(torch.equal(flat[0][k], flat[1][k]) for k in flat[0])
         for k, t in flat[0].items():  # the same graph, other numbers
-            assert t.shape == flat[2][k].shape and (
-                t.is_floating_point() or torch.equal(t, flat[2][k])
-            )
+            assert t.shape == flat[2][k].shape and (t.is_floating_point()
+                                                    or torch.equal(t, flat[2][k]))
 
 
 def test_messages_are_classes_that_run():
@@ -241,9 +236,8 @@ for seed in range(first, first + 4):
 
 
 def test_a_process_that_dies_is_an_alarm_and_another_goes_on(monkeypatch):
-    monkeypatch.setattr(
-        driver.Task, "command", lambda self: [sys.executable, "-c", DEATH, f"--first={self.first}"]
-    )
+    monkeypatch.setattr(driver.Task, "command",
+                        lambda self: [sys.executable, "-c", DEATH, f"--first={self.first}"])
     summary = driver.run([driver.Task("histories", "cpu", 10, 1, 60, 8)], 1)
     assert [alarm["seed"] for alarm in summary.alarms] == [12, 14]
     assert "134" in summary.alarms[0]["text"] or "status" in summary.alarms[0]["text"]
@@ -266,13 +260,8 @@ def test_the_command_line_runs_one_case(tmp_path):
         "--out",
         str(out),
     ]
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.oracle", *command],
-        capture_output=True,
-        text=True,
-        cwd=driver.ROOT,
-        env=driver.environment(),
-    )
+    done = subprocess.run([sys.executable, "-m", "tests.oracle", *command], capture_output=True,
+                          text=True, cwd=driver.ROOT, env=driver.environment())
     found = json.loads(out.read_text())
     assert done.returncode == 0, done.stdout + done.stderr
     assert found["counts"]["table cpu"]["cases"] == 1 and not found["alarms"]

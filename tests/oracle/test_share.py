@@ -63,7 +63,6 @@ def test_no_case_alarms_on_a_gpu(part, cases, tmp_path):
     from .driver import Task, run
 
     summary = run([Task(part, "gpu", SEED, 1, 120, cases)], 1)
-    assert not summary.alarms, "\n".join(
-        alarm["reproduce"] + ": " + alarm["text"] for alarm in summary.alarms
-    )
+    assert not summary.alarms, "\n".join(alarm["reproduce"] + ": " + alarm["text"]
+                                         for alarm in summary.alarms)
     assert sum(amounts["cases"] for amounts in summary.counts.values())

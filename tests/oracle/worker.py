@@ -40,11 +40,8 @@ def part(name: str, backend) -> Callable | None:
     if name == "captures":
         from . import captures
 
-        return (
-            (lambda seed, only, mode: captures.check(seed, backend, only))
-            if captures.applicable(backend)
-            else None
-        )
+        return ((lambda seed, only, mode: captures.check(seed, backend, only))
+                if captures.applicable(backend) else None)
     if name == "messages":
         from . import messages
 

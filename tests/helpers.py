@@ -1,5 +1,9 @@
-"""Judging numbers, choosing devices, and watching memory: what the kernel tests share."""
+"""Judging numbers, choosing devices, watching memory, threads: what tests of kernels and structures share."""
 from __future__ import annotations
+
+import contextlib
+import inspect
+import sys
 
 import pytest
 import torch
@@ -31,6 +35,27 @@ def on_devices(names: str, both: list, cuda: list = ()):
 
 def _label(value) -> str:
     return str(value).removeprefix("torch.").replace(", ", "x").strip("()")
+
+
+# ---- threads ----
+
+@contextlib.contextmanager
+def at_each_line(function, act):
+    """A block in which ``act()`` is called before each line of ``function``, as another thread may
+    come in."""
+    code = inspect.unwrap(function).__code__
+
+    def line(frame, event, arg):
+        if event == "line":
+            act()
+        return line
+
+    before = sys.gettrace()
+    sys.settrace(lambda frame, event, arg: line if frame.f_code is code else None)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
 
 
 # ---- numbers ----

@@ -12,6 +12,7 @@ from gnnaccel.cuda import driver
 from gnnaccel.dispatch.graph.view import GraphView
 from gnnaccel.errors import GraphError
 from tests.attention_cases import skewed_edges
+from tests.helpers import at_each_line
 
 
 def settle(device) -> None:
@@ -150,6 +151,25 @@ def test_the_edge_index_is_not_kept_alive_unless_owned(device):
         late.csc()
     late.bind(copy)
     assert triples(late.edges()) == triples(view.edges())
+
+
+def test_another_callers_alias_may_go_first(device):
+    """A call in another thread may end while this one has yet to build."""
+    edge_index = skewed_edges(40, 30, 200, device)
+    view, alone = GraphView(edge_index, 40, 30), GraphView(edge_index, 40, 30)
+    for _ in range(40):
+        view.bind(edge_index.detach())
+    assert triples(view.edges()) == triples(alone.edges())
+    kept = [edge_index.detach() for _ in range(40)]
+    for alias in kept:
+        view.bind(alias)
+    assert len(view._sources) == 16
+
+
+def test_threads_that_ask_for_covered_nodes_in_different_types(device):
+    view = GraphView(skewed_edges(40, 30, 200, device), 40, 30, own=True)
+    with at_each_line(GraphView.covered, lambda: view.covered(torch.float64)):
+        assert view.covered(torch.float32).dtype == torch.float32
 
 
 def test_threads_get_one_structure(device):

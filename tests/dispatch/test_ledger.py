@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from gnnaccel.dispatch.memory import layer_memory
 from gnnaccel.dispatch.memory.layer_memory import LayerMemory
 from gnnaccel.dispatch.ops import aggregation_cost
 from gnnaccel.dispatch.ops.aggregation_cost import Estimate
+from tests.helpers import at_each_line
 
 
 @pytest.fixture(autouse=True)
@@ -59,6 +61,17 @@ def test_a_graph_at_a_dead_ones_place():
         ei = edges()
         assert aggregation_cost.hardly_seen(ei) and ledger.of(ei).sightings == 1
         del ei
+
+
+def test_two_threads_that_forget_graphs_at_once():
+    other = edges()
+    for at in range(12):
+        for _ in range(3):
+            ledger.of(edges())
+        line = itertools.count()
+        with at_each_line(ledger.of, lambda: next(line) == at and ledger.of(other.add_(0))):
+            ledger.of(edges())
+    assert ledger.of(other).calls == 0 and len(ledger.ledgers) < 4
 
 
 def test_layers_know_graphs_apart():

@@ -6,7 +6,6 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from torch import Tensor
 
@@ -81,21 +80,13 @@ class JoinedView(GraphView):
                          num_edges=sum(t.shape[1] for t in structure))
         self._join = join
         self._kept = structure if own else None
-        self.bind(*structure)
-
-    def bind(self, *structure: Tensor | EdgeArrays) -> None:
-        """The tensors to build from, equal in value to those of the constructor."""
-        self._sources = tuple(weakref.ref(t) for t in structure)
+        self._sources = [tuple(map(weakref.ref, structure))]
 
     def _given_csc(self) -> None:
         """None: a CSC that came with the first part is not of the whole graph."""
 
     def _ends(self) -> tuple[Tensor, Tensor]:
-        structure: tuple[Any, ...] = tuple(ref() for ref in self._sources)
-        if any(t is None for t in structure):
-            raise RuntimeError(
-                "the edges of this JoinedView are gone; call bind() with live ones first")
-        structure = tuple(t.detach() for t in structure)
+        structure = tuple([t.detach() for t in self._alive()])
         src, dst = checked(self._join, structure)[:2]
         return src.contiguous(), dst.contiguous()
 

@@ -58,8 +58,9 @@ def of(edges: Tensor | EdgeArrays) -> GraphLedger:
     key = id(edges)
     entry = ledgers.get(key)
     if entry is None or entry() is not edges or entry.version != edges._version:
-        while _gone:
-            gone = _gone.pop()
+        # No loop ends and no call returns between the look and the taking, so that no other thread
+        # takes the last one meanwhile.
+        while (gone := _gone.pop() if _gone else None) is not None:
             if gone.key in ledgers and ledgers[gone.key] is gone:  # no other tensor lies there
                 del ledgers[gone.key]
         entry = GraphLedger(edges, _note)

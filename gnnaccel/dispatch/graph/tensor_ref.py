@@ -17,6 +17,7 @@ Tensors made in inference mode count no writes. No reference is made of them: as
 from __future__ import annotations
 
 import functools
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -90,6 +91,41 @@ def all_unmoved(refs: Sequence[TensorRef], tensors: Sequence[Any]) -> bool:
         if t is None or ref() is not t or ref.version != t._version or ref.pointer != t.data_ptr():
             return False
     return True
+
+
+class Derived:
+    """Base of structures that are built from tensors of their callers', which they do not keep
+    alive."""
+
+    # weak references to the tensors of each caller who found this, the newest first: equal in
+    # value, and alive for as long as that caller's call, so that another thread's may go first
+    _sources: list[tuple[weakref.ref, ...]]
+    _MOST = 16  # callers, of those whose tensors are alive
+    _binding = threading.RLock()
+
+    def bind(self, *tensors: Any) -> None:
+        """Tensors to build from, equal in value to those of the constructor."""
+        sources = self._sources
+        for ref, t in zip(sources[0], tensors):
+            if ref() is not t:
+                break
+        else:
+            return
+        with self._binding:
+            others = [refs for refs in sources if all([ref() is not None for ref in refs])]
+            sources[:] = [tuple(map(weakref.ref, tensors)), *others][:self._MOST]
+
+    def _alive(self) -> list[Any]:
+        """Bound tensors that are all alive. RuntimeError where there are none."""
+        for refs in (*self._sources,):  # others may be bound meanwhile
+            tensors = [ref() for ref in refs]
+            for t in tensors:
+                if t is None:
+                    break
+            else:
+                return tensors
+        raise RuntimeError("the edges that this structure is built from are gone; call bind() with "
+                           "live ones first")
 
 
 def version_of(tensor: Tensor) -> int:

@@ -16,6 +16,7 @@ from gnnaccel.cuda.structure import Rows
 from gnnaccel.dispatch.graph import structure as sorting
 from gnnaccel.dispatch.graph.edge_arrays import CSC, EdgeArrays, csc_of
 from gnnaccel.dispatch.graph.ordered_weights import PlacedWeights, in_fp32
+from gnnaccel.dispatch.graph.tensor_ref import Derived
 from gnnaccel.dispatch.run.torch_backend import Edges
 from gnnaccel.errors import VALID, GraphError
 
@@ -47,7 +48,7 @@ class Statistics:
 _ordinary_tensors = torch.inference_mode(False)
 
 
-class GraphView:
+class GraphView(Derived):
     """Edges ``edge_index`` [2, E] from ``num_src`` to ``num_dst`` nodes, by destination (CSC) and
     by source.
 
@@ -70,7 +71,7 @@ class GraphView:
         self.deterministic = torch.are_deterministic_algorithms_enabled()
         self.touched = False  # used since the cache last looked for something to drop
         self._kept: Tensor | EdgeArrays | tuple[Tensor, ...] | None = edge_index if own else None
-        self._source = weakref.ref(edge_index)
+        self._sources = [(weakref.ref(edge_index),)]
         self._arrays = type(edge_index) is EdgeArrays  # these may come with a CSC
         csc = self._given_csc() if self._arrays else None
         self._in_order = csc is not None and not csc.ids.shape[0]  # edge ids are places in it
@@ -90,15 +91,10 @@ class GraphView:
         self._checked = False
         self._captured = capture.current() if capture.capturing() else 0
 
-    def bind(self, edge_index: Tensor | EdgeArrays) -> None:
-        """The tensor to build from, equal in value to that of the constructor."""
-        self._source = weakref.ref(edge_index)
-
     def _ends(self) -> tuple[Tensor, Tensor]:
-        edge_index = self._source()
-        if edge_index is None:
-            raise RuntimeError(
-                "the edge_index of this GraphView is gone; call bind() with a live one first")
+        edge_index = self._sources[0][0]()
+        if edge_index is None:  # the last caller's; another thread's may be there
+            edge_index = self._alive()[0]
         src, dst = edge_index.detach().unbind(0)
         return src.contiguous(), dst.contiguous()
 
@@ -115,7 +111,7 @@ class GraphView:
     def _given_csc(self) -> CSC | None:
         """The CSC that came with the edges, if it may be used: its order within rows is the host's,
         which need not repeat."""
-        return None if self.loops or self.deterministic else csc_of(self._source())
+        return None if self.loops or self.deterministic else csc_of(self._sources[0][0]())
 
     def csc(self, places: bool = True) -> Rows:
         """Edges by destination; ``place`` is the edge id. ``places`` False may leave `Rows.place`
@@ -181,15 +177,16 @@ class GraphView:
     @_ordinary_tensors
     def covered(self, dtype: torch.dtype) -> Tensor:
         """[num_dst, 1]: 1 where a destination has an edge, else 0."""
-        if self._covered is None or self._covered.dtype != dtype:
+        covered = self._covered  # another thread may ask for another dtype
+        if covered is None or covered.dtype != dtype:
             self._may_build()
             if self._csc is not None:
                 some = self.csc(places=False).indptr.diff() > 0
             else:
                 some = torch.zeros(self.num_dst, dtype=torch.bool, device=self.device)
                 some[self.edges().dst] = True
-            self._covered = some.to(dtype).unsqueeze(1)
-        return self._covered
+            covered = self._covered = some.to(dtype).unsqueeze(1)
+        return covered
 
     @_ordinary_tensors
     def inverse_degree(self, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -75,11 +75,7 @@ class _View(GraphView):
         self._offsets = offsets
 
     def _ends(self) -> tuple[Tensor, Tensor]:
-        source: Tensor | None = self._source()  # type: ignore[assignment]
-        if source is None:
-            raise RuntimeError(
-                "the index of this structure is gone; call bind() with a live one first")
-        source = source.detach()
+        source = self._alive()[0].detach()
         index = (torch_ops.segment_index(source, self.num_src)
                  if self._offsets else source.contiguous())
         return torch.arange(self.num_src, dtype=index.dtype, device=index.device), index

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from gnnaccel.dispatch.graph.tensor_ref import Derived
 from gnnaccel.errors import VALID, GraphError
 
 Ends = tuple[Tensor, Tensor, Tensor]
@@ -22,7 +23,7 @@ def by_type(edge_index: Tensor, edge_type: Tensor) -> Ends:
     return src, dst, edge_type
 
 
-class Edges:
+class Edges(Derived):
     """The edges that ``assemble(*structure)`` gives as (src, dst, relation).
 
     The tensors of ``structure`` are not kept alive, unless ``own``. ``sizes``: of nodes at either
@@ -35,24 +36,16 @@ class Edges:
                  assemble: Callable[..., Ends], own: bool, ignore: bool):
         self.assemble, self._sizes, self._ignore = assemble, sizes, ignore
         self._own = structure if own else None
-        self._sources = tuple(map(weakref.ref, structure))
+        self._sources = [tuple(map(weakref.ref, structure))]
         #: the edges, where some do not count or a kernel put them together
         self.kept: Ends | None = None
         self.checked = False
-
-    def bind(self, structure: tuple[Tensor, ...]) -> None:
-        """The tensors to build from, equal in value to those of the constructor."""
-        self._sources = tuple(map(weakref.ref, structure))
 
     def ends(self, check: bool = True) -> Ends:
         """Those that count. ``check`` False: the caller checks them."""
         if self.kept is not None:
             return self.kept
-        given = [ref() for ref in self._sources]
-        if [t for t in given if t is None]:
-            raise RuntimeError(
-                "the edges of this RelationView are gone; call bind() with live ones first")
-        structure = [t.detach() for t in given]  # type: ignore[union-attr]
+        structure = [t.detach() for t in self._alive()]
         if self.checked:
             return self.assemble(*structure)
         if hasattr(self.assemble, "checked"):

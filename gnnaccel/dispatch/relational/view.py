@@ -82,7 +82,7 @@ class RelationView:
 
     def bind(self, *structure: Tensor) -> None:
         """`Edges.bind`."""
-        self._edges.bind(structure)
+        self._edges.bind(*structure)
 
     def stands(self, *structure: Tensor) -> None:
         """Within a capture: have each replay compare its edges with those of this view.

@@ -198,11 +198,16 @@ def test_the_tensors_are_not_kept_alive():
     gc.collect()
     assert [found() for found in alive] == [None, None]
     assert view.pairs(PAIR_SRC) is pairs, "what was built stays"
-    with pytest.raises(RuntimeError,
-                       match=r"the edges of this RelationView are gone; call bind\(\) with live "
-                       r"ones first"):
+    with pytest.raises(RuntimeError, match=r"are gone; call bind\(\) with live ones first"):
         view.pairs(PAIR_DST)
     view.bind(*other)
+    assert torch.equal(view.pairs(PAIR_DST).of_edge, typed().view().pairs(PAIR_DST).of_edge)
+
+
+def test_another_callers_tensors_may_go_first():
+    structure = tuple(t.clone() for t in typed().structure)
+    view = RelationView(structure, 12, 12, 5)
+    view.bind(structure[0], structure[1].detach())  # which are gone
     assert torch.equal(view.pairs(PAIR_DST).of_edge, typed().view().pairs(PAIR_DST).of_edge)
 
 

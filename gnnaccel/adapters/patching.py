@@ -60,6 +60,11 @@ class PatchSet:
         self._aside: list[Patch] = []  # patches that are taken back for a while
         self._most = _FEW  # patches after which those of owners that are gone are dropped
 
+    @staticmethod
+    def alone() -> contextlib.AbstractContextManager[Any]:
+        """A block in which no other thread replaces anything, or puts it back."""
+        return _lock
+
     def set(self, owner: Any, name: str, new: Any, why: str = "", *, active: str = "",
             cost: str = "") -> None:
         """Replace ``owner.name``, of a class or module, by ``new``. ``why``, ``active`` and

@@ -90,6 +90,15 @@ def test_layers_know_graphs_apart():
         assert not one.meets((kept,), kept) and not one.meets((kept,), kept)
 
 
+def test_a_layer_that_is_forgotten_while_it_asks():
+    layer, ei = LayerMemory(), edges()
+    for at in range(8):
+        layer.meets((ei,), ei)
+        line = itertools.count()
+        with at_each_line(LayerMemory.of, lambda: next(line) == at and ledger.keep([])):
+            assert layer.of((ei,)) in (None, [(id(ei),), *[None] * 4])
+
+
 def test_they_keep_no_graph_alive_and_go_with_it():
     alive = [edges() for _ in range(20)]
     kept = [ledger.of(ei) for ei in alive]

@@ -223,9 +223,9 @@ class LayerMemory:
         """Entry in `GraphLedger.layers` of a native call over these tensors, unwritten since."""
         for t in structure:
             ref = ledgers.ledgers.get(id(t))
-            if (ref is not None and ref() is t and ref.version == t._version
-                and self.number in ref.layers):
-                entry = ref.layers[self.number]
+            entry = (ref.layers.get(self.number) if ref is not None and ref() is t
+                     and ref.version == t._version else None)
+            if entry is not None:
                 return entry if set(map(id, structure)).issubset(entry[0]) else None
         return None
 

@@ -232,46 +232,50 @@ class _Kept:
 
     touched = False
     bind = None  # all is computed already
-    _built: Any
+    _found: tuple[list[Any], list[int], Any, int]
 
     def __init__(self, given: tuple[Tensor, ...], found: tuple):
         self.keep(given, found)
 
     def keep(self, given: tuple[Tensor, ...], found: tuple) -> None:
         memory = {t.untyped_storage().data_ptr(): i for i, t in enumerate(given) if t.numel()}
-        #: for each: the tensor; or the place of a given one, which must not keep itself alive;
-        #: False where it is a part of one
-        self._found: list[Any] = []
+        results: list[Any] = []
         for t in found:
             at = None if t is None else memory.get(t.untyped_storage().data_ptr())
-            self._found.append(t if at is None else at if given[at] is t else False)
-        self._versions = [t._version if type(t) is Tensor else 0 for t in self._found]
-        self._built, self._stream = None, 0
+            results.append(t if at is None else at if given[at] is t else False)
+        built, number = None, 0
         if given[0].is_cuda and not capture.capturing():
             stream = torch.cuda.current_stream(given[0].device)
-            self._built, self._stream = torch.cuda.Event(), stream.cuda_stream
-            self._built.record(stream)
+            built, number = torch.cuda.Event(), stream.cuda_stream
+            built.record(stream)
+        #: for each: the tensor; or the place of a given one, which must not keep itself alive;
+        #: False where it is a part of one. With their versions, and the event after which they are
+        #: there on their stream; replaced as one: threads see the old or the new
+        self._found = (results, [t._version if type(t) is Tensor else 0 for t in results], built,
+                       number)
 
     def get(self, given: tuple[Tensor, ...]) -> tuple | None:
         """The kept tensors; None where they cannot be used again."""
-        for t, version in zip(self._found, self._versions):
+        found, versions, built, stream = self._found
+        for t, version in zip(found, versions):
             if t is False or (type(t) is Tensor and (t._version != version or t.requires_grad)):
                 return None
-        if self._built is not None and self._stream != torch._C._cuda_getCurrentRawStream(
+        if built is not None and stream != torch._C._cuda_getCurrentRawStream(
                 given[0].device.index):
-            self._follow(given[0].device)
-        return tuple([given[t] if type(t) is int else t for t in self._found])
-
-    def _follow(self, device: torch.device) -> None:
-        """Wait for tensors of another stream, as `GraphView` does with structures."""
-        if torch.cuda.is_current_stream_capturing():
-            return
-        stream = torch.cuda.current_stream(device)
-        stream.wait_event(self._built)
-        for t in self._found:
-            if type(t) is Tensor:
-                t.record_stream(stream)
+            _follow(found, built, given[0].device)
+        return tuple([given[t] if type(t) is int else t for t in found])
 
     def nbytes(self) -> int:
         """Bytes held."""
-        return sum(t.nbytes for t in self._found if type(t) is Tensor)
+        return sum(t.nbytes for t in self._found[0] if type(t) is Tensor)
+
+
+def _follow(found: list[Any], built: torch.cuda.Event, device: torch.device) -> None:
+    """Wait for tensors of another stream, as `GraphView` does with structures."""
+    if torch.cuda.is_current_stream_capturing():
+        return
+    stream = torch.cuda.current_stream(device)
+    stream.wait_event(built)
+    for t in found:
+        if type(t) is Tensor:
+            t.record_stream(stream)

@@ -72,8 +72,9 @@ def looked_at(memory: layer_memory.LayerMemory, kwargs: dict, most: float, name:
         streak = streaks[types] = Streak(config.epoch)
     streak.row += 1
     if streak.row >= STREAK and config.on_fallback == "native":
-        streak.left, streak.most = UNLOOKED, 2 * most
         streak.tally = counters.tally({(name, "native", code): 1})
+        # last: other threads go on from here
+        streak.left, streak.most = UNLOOKED, 2 * most
 
 
 class Native:

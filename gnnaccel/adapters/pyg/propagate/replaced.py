@@ -78,9 +78,10 @@ def _taking_over(native: Callable, patches: PatchSet) -> Callable:
             original = vars(cls).get(name)
             if getattr(original, "routed", False):  # inherited from a class that was taken over
                 setattr(cls, name, original.__wrapped__)
-        # not where somebody kept this from a session that is over
-        if patches.holds(MessagePassing, _TEMPLATES):
-            _take_over(cls, patches)
+        with patches.alone():  # several threads may make the first layers of a class
+            # not where somebody kept this from a session that is over
+            if patches.holds(MessagePassing, _TEMPLATES):
+                _take_over(cls, patches)
         return result
 
     return set_templates

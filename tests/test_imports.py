@@ -34,7 +34,8 @@ FORBIDDEN = {
 }
 #: what the hosts share: how a user's message is traced as an expression, which knows no host
 SHARED = tuple(f"gnnaccel.adapters.pyg.propagate.{name}" for name in (
-    "beside", "channels", "expressed", "generated", "guarded", "linear_maps", "message", "naming",
+    "beside", "channels", "expressed", "generated", "guarded", "linear_maps", "message",
+    "named_attributes", "naming",
     "node_values", "nodes_read", "pointwise", "pointwise_calls", "row_count", "standins", "traced",
     "traced_layer", "traced_modules", "tracing", "untold"))
 

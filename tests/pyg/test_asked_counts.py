@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 from torch_geometric.nn import MessagePassing
-from torch_geometric.utils import scatter
+from torch_geometric.utils import scatter, softmax
 
 import gnnaccel
 from tests.pyg.generated_calls import arguments, both, routes
@@ -132,3 +132,39 @@ def test_counts_of_another_end_between_two_kinds_of_nodes(emulated):
     with emulated.on(on_fallback="native"):
         assert close(layer((x, few), edges), expected)
     assert routes(layer) == {"native": 1}
+
+
+class AsManyAsEdges(Message):
+    """Takes the number of edges for that of nodes in a softmax, as some do."""
+
+    def __init__(self, by: str = "rows", aggr: str = "add"):
+        super().__init__(aggr)
+        self.by, self.weight = by, nn.Parameter(torch.randn(WIDTH, 1))
+
+    def message(self, x_i, x_j, edge_index):
+        ids = edge_index[1]
+        count = x_i.shape[0] if self.by == "rows" else ids.size(0)
+        return softmax((x_i - x_j) @ self.weight, ids, num_nodes=count) * x_j
+
+
+@pytest.mark.parametrize("by", ["rows", "ids"])
+@pytest.mark.parametrize("aggr", ["add", "max"])
+def test_a_softmax_of_as_many_nodes_as_edges(kernels, by, aggr):
+    compare(kernels, AsManyAsEdges(by, aggr), *arguments(Message)[:2])
+
+
+@pytest.mark.parametrize("by", ["rows", "ids"])
+def test_a_softmax_of_fewer_nodes_than_there_are(emulated, by):
+    """The host refuses it where an edge enters one beyond; in a call after one by kernels too."""
+    layer, (x, edges, _) = AsManyAsEdges(by), arguments(Message)
+    few = torch.randint(0, 3, (2, N - 1))
+    beyond = few.clone()
+    beyond[1, 0] = N - 1
+    with emulated.on(on_fallback="native"):
+        for _ in range(2):
+            layer(x, edges)
+            layer(x, few)
+        with pytest.raises((IndexError, RuntimeError)):
+            layer(x, beyond)
+        got = layer(x, few)
+    assert close(got, layer(x, few)) and routes(layer)["cuda"] == 2

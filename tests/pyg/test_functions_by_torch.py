@@ -240,3 +240,30 @@ class ConvolvedEdges(Message):
                                  OneMaximum, ConvolvedEdges])
 def test_what_stays_native(emulated, cls):
     stays_native(emulated, cls())
+
+
+class Diagonal(Message):
+    """A matrix for each edge with weights on its diagonal, between the numbers of another."""
+
+    def __init__(self, aggr="add"):
+        super().__init__(aggr)
+        self.lin = nn.Linear(4, WIDTH)
+
+    def message(self, x_j, edge_attr):
+        matrix = torch.diag_embed(self.lin(edge_attr)).view(-1, WIDTH, WIDTH)
+        return torch.matmul(x_j.unsqueeze(1), matrix).squeeze(1) + torch.diag_embed(
+            x_j[:, :3], 1, dim1=-2, dim2=-1).flatten(1)[:, :WIDTH]
+
+
+class DiagonalOfRows(Message):
+    def message(self, x_i, x_j):
+        return torch.diag_embed(x_j * x_i, dim1=0, dim2=2).sum(0)
+
+
+@pytest.mark.parametrize("aggr", ["add", "max"])
+def test_diagonals(kernels, aggr):
+    compare(kernels, Diagonal(aggr), *arguments(Diagonal))
+
+
+def test_diagonals_along_the_rows_stay_native(emulated):
+    stays_native(emulated, DiagonalOfRows())

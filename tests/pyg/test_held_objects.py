@@ -178,3 +178,82 @@ def test_others_stay_native(emulated, make):
         got = [layer(*given) for _ in range(3)]
     assert all(close(a, other(*given)) for a in got)
     assert routes(layer) == {"native": 3}
+
+
+# --- objects that are global values ---------------------------------------------------------------
+
+settings = argparse.Namespace(slope=0.1, kind="mul", scale=None,
+                              nested=types.SimpleNamespace(scale=3.0, lin=nn.Linear(WIDTH, 1)))
+
+
+class Global(Message):
+    """A script's settings, as it has them by its command line."""
+
+    def message(self, x_i, x_j):
+        rows = x_j * torch.tanh(x_i) if settings.kind == "mul" else x_j - x_i
+        if settings.scale is not None:
+            rows = rows * settings.scale
+        return nn.functional.leaky_relu(rows, settings.slope) * settings.nested.scale
+
+
+class GlobalAggregated(Global):
+    def aggregate(self, inputs, index, dim_size=None):
+        return scatter(inputs, index, 0, dim_size) * settings.nested.scale
+
+
+class GlobalModule(Global):
+    def message(self, x_i, x_j):
+        return super().message(x_i, x_j) * settings.nested.lin(x_j)
+
+
+@pytest.mark.parametrize("cls", [Global, GlobalAggregated])
+def test_global_objects(kernels, cls):
+    compare(kernels, cls(), *arguments(Message)[:2])
+
+
+@pytest.mark.parametrize("cls", [Global, GlobalAggregated, GlobalModule])
+def test_changes_of_global_objects_are_seen(emulated, cls, monkeypatch):
+    """Of a number, a text, an object within, and another object under the name."""
+    layer, given = cls(), arguments(Message)[:2]
+    weight = torch.randn(WIDTH)
+    for change in (lambda: None, lambda: monkeypatch.setattr(settings, "slope", 0.7),
+                   lambda: monkeypatch.setattr(settings.nested, "scale", -1.5),
+                   lambda: monkeypatch.setattr(settings, "kind", "sub"),
+                   lambda: monkeypatch.setattr(settings, "scale", weight),
+                   lambda: monkeypatch.setattr(settings, "scale", weight * 2),
+                   lambda: weight.zero_(),
+                   lambda: monkeypatch.setattr(settings.nested, "lin", nn.Linear(WIDTH, 1)),
+                   lambda: monkeypatch.setitem(globals(), "settings", argparse.Namespace(
+                       slope=0.3, kind="sub", scale=2.0, nested=settings.nested))):
+        change()
+        expected = layer(*given)
+        gnnaccel.reset_stats()
+        with emulated.on(on_fallback="native"):
+            for _ in range(2):
+                assert close(layer(*given), expected)
+        if cls is not GlobalModule:
+            assert routes(layer) == {"cuda": 2}
+
+
+global_found = Found()
+
+
+class GlobalFound(Message):
+    def message(self, x_i, x_j):
+        return x_j * torch.relu(x_i) * global_found.slope
+
+
+class GlobalAsked(Message):
+    def message(self, x_i, x_j):
+        return x_j * torch.relu(x_i) if settings == 2 else x_j - x_i
+
+
+@pytest.mark.parametrize("cls", [GlobalFound, GlobalAsked])
+def test_other_global_objects_stay_native(emulated, cls):
+    layer, given, found = cls(), arguments(Message)[:2], vars(global_found)
+    results = []
+    for on in (False, True, True):
+        found["asked"] = 0
+        with emulated.on(on_fallback="native") if on else torch.enable_grad():
+            results.append(layer(*given))
+    assert all(close(one, results[0]) for one in results) and routes(layer) == {"native": 2}

@@ -243,3 +243,49 @@ def test_messages_of_pairs_of_edges(emulated, aggr):
     assert expected.shape == (N, 9, WIDTH)
     with emulated.on(on_fallback="native"):
         assert close(layer(x, ei, w), expected)
+
+
+class OfTheGraph(MessagePassing):
+    """Features of the whole graph, repeated for each edge beside those of its ends."""
+
+    def __init__(self, aggr="mean"):
+        super().__init__(aggr=aggr)
+        self.lin, self.last = nn.Linear(2 * WIDTH + 3, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x, edge_index, whole):
+        return self.propagate(edge_index, x=x, whole=whole)
+
+    def message(self, x_i, x_j, whole):
+        rows = whole.repeat(x_i.shape[0], 1)
+        out = torch.cat((x_i - x_j, x_j, rows), dim=1)
+        return self.last(torch.relu(self.lin(out))) * rows[:, :1]
+
+
+class RepeatedTwice(OfTheGraph):
+    def message(self, x_i, x_j, whole):
+        return x_j * whole.repeat(x_i.shape[0], 2)[:, -1:]
+
+
+@pytest.mark.parametrize("aggr", ["mean", "max"])
+@pytest.mark.parametrize("shape", [(3,), (1, 3)])
+def test_one_row_for_each_edge(kernels, aggr, shape):
+    compare(kernels, OfTheGraph(aggr), graphs.features(), graphs.square(), torch.randn(shape))
+
+
+def test_rows_for_each_edge_of_other_sizes(emulated):
+    """Another row, more of them, and one that is repeated along its channels."""
+    layer, x, ei = OfTheGraph(), graphs.features(), graphs.square()
+    for row in (torch.randn(1, 3), torch.randn(3), torch.randn(1, 3).double().float()):
+        expected = layer(x, ei, row)
+        with emulated.on():
+            for _ in range(2):
+                assert close(layer(x, ei, row), expected)
+    for other, row in ((RepeatedTwice(), torch.randn(1, 3)), (layer, torch.randn(2, 3))):
+        results = []
+        for on in (False, True):
+            try:
+                with emulated.on(on_fallback="native") if on else torch.enable_grad():
+                    results.append(other(x, ei, row))
+            except RuntimeError as why:  # two rows are twice as many
+                results.append(type(why))
+        assert results[0] is results[1] or close(results[1], results[0])

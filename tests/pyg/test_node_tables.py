@@ -208,3 +208,83 @@ def test_blocks_without_gradients_stay_native(emulated):
     layer = BlocksAlone()
     both(emulated, layer, *args, on_fallback="native")
     assert routes(layer) == {"native": 1}
+
+
+# --- places that both ends name -------------------------------------------------------------------
+
+class Connectivity(MessagePassing):
+    """A weight for each pair of nodes, as models of neurons have it, and one by kinds of both."""
+
+    def __init__(self, aggr: str = "add", rows: int = N):
+        super().__init__(aggr=aggr)
+        self.weight = nn.Parameter(torch.randn(rows, rows))
+        self.by_kind = nn.Parameter(torch.randn(KINDS, KINDS, WIDTH))
+        self.mask, self.rows = 1.0 - torch.eye(rows), rows
+
+    def forward(self, x, edge_index, kind):
+        return self.propagate(edge_index, x=x, kind=kind[:, None])
+
+    def message(self, x_i, x_j, kind_i, kind_j, edge_index_i, edge_index_j):
+        weight = self.weight * self.mask.to(self.weight.dtype)
+        rows = torch.tanh(x_j) * weight[edge_index_i % self.rows, edge_index_j][:, None]
+        first = self.by_kind[kind_i.squeeze(), 1, :2]
+        return rows + x_i * self.by_kind[kind_i.squeeze(), kind_j.squeeze(), :] * first[:, :1]
+
+
+class WithoutGradients(Connectivity):
+    def message(self, x_j, edge_index_i, edge_index_j):
+        with torch.no_grad():
+            weight = self.weight[edge_index_i, edge_index_j]
+        return torch.sigmoid(x_j) * weight.unsqueeze(-1)
+
+
+def of_nodes() -> torch.Tensor:
+    return torch.randint(0, KINDS, (N,))
+
+
+@pytest.mark.parametrize("aggr", ["add", "max"])
+@pytest.mark.parametrize("flow", ["source_to_target", "target_to_source"])
+def test_places_that_both_ends_name(kernels, aggr, flow):
+    layer = Connectivity(aggr)
+    layer.flow = flow
+    compare(kernels, layer, graphs.features(), graphs.square(), of_nodes())
+
+
+@pytest.mark.parametrize("cls", [Connectivity, WithoutGradients])
+def test_places_over_other_edges(emulated, cls):
+    """Of int32 too, with more rows in the table, other kinds and weights."""
+    layer, x, ei = cls(rows=N + 3), graphs.features(), graphs.square()
+    for index in (ei, ei, ei.flip(1).contiguous(), ei[:, 5:], ei.int(), ei.flip(0)):
+        kind = of_nodes()
+        expected = layer(x, index, kind)
+        with emulated.on():
+            assert close(layer(x, index, kind), expected)
+        with torch.no_grad():
+            layer.weight.mul_(0.9)
+    assert routes(layer) == {"cuda": 6}
+
+
+def test_weights_without_gradients_get_none(emulated):
+    layer = WithoutGradients()
+    with emulated.on():
+        layer(graphs.features().requires_grad_(), graphs.square(), of_nodes()).sum().backward()
+    assert routes(layer) == {"cuda": 1} and layer.weight.grad is None
+
+
+def test_ids_of_a_period(emulated):
+    """Which is shorter than the nodes are many."""
+    layer, x, ei = Connectivity(), graphs.features(), graphs.square()
+    layer.weight = nn.Parameter(torch.randn(5, N))
+    layer.mask, layer.rows = torch.ones(5, N), 5
+    both(emulated, layer, x, ei, of_nodes())
+    layer.rows = 4
+    both(emulated, layer, x, ei, of_nodes())
+
+
+def test_places_that_are_not_there(emulated):
+    layer, x, ei = WithoutGradients(rows=N - 1), graphs.features(), graphs.square()
+    ei[:, 0] = N - 1
+    for on in (False, True):
+        with emulated.on(on_fallback="native") if on else torch.enable_grad(), pytest.raises(
+            IndexError):
+            layer(x, ei, of_nodes())

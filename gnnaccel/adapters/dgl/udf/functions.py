@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from gnnaccel.adapters import own
 from gnnaccel.adapters.dgl.udf import counts
-from gnnaccel.adapters.pyg.propagate import (generated, guarded, naming, node_values, pointwise,
-                                             tracing)
+from gnnaccel.adapters.pyg.propagate import (generated, guarded, named_attributes, naming,
+                                              node_values, pointwise, tracing)
 from gnnaccel.adapters.pyg.propagate.message import _named, codes
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 from gnnaccel.adapters.pyg.propagate.traced import Param
@@ -268,6 +268,6 @@ def _may_run(opened: Opened) -> bool:
     objects = [one for one in (bound, *cells.values()) if _is_held(one)]
     names = NAMES | {name for each in codes(code) for name in each.co_names if any(
         naming.attribute(one, name) is not Unseen for one in objects)}
-    return naming.names_known(code, None, names) and all(
+    return named_attributes.names_known(code, None, names) and all(
         type(value) is not types.FunctionType or own.home(value) == "torch"
         for place, _, value in _named_places(function) if place is not function.__globals__)

@@ -71,8 +71,7 @@ def read(layer: Any, known: reading.Known, edge_index: Any, kwargs: dict) -> rea
     if type(call) is Reason:
         return why if call.code in reading.NO_FORM else call
     graph = call.graph
-    if graph.num_dst > trace.most or graph.num_src > trace.sends or not _rows_are_nodes(
-        graph, summed, kwargs):
+    if not trace.counts(graph) or not _rows_are_nodes(graph, summed, kwargs):
         return why
     alike = _alike(layer, call, trace, summed, kwargs)
     return call._replace(form=call.form._replace(alike=alike))
@@ -88,6 +87,7 @@ def _alike(layer: Any, call: reading.Read, trace: tracing.Trace, summed: _Summed
     def alike(layer: Any, kwargs: dict, graph: OpGraph, whole: bool) -> bool:
         if (torch.get_default_dtype() is not dtype or graph.num_dst > trace.most
             or graph.num_src > trace.sends
+            or trace.up_to_edges and graph.num_dst > graph.num_edges
             or tracing.square(layer, kwargs) is not square
             or trace.listed and not trace.lists(kwargs, graph.edge_index)
             or self_loops.of(graph.edge_index) is not None):

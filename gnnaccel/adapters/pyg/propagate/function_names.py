@@ -18,7 +18,7 @@ _BY_NUMBER = frozenset((
     "atanh", "erfc", "logaddexp", "hypot", "sinc", "exp2", "log2", "log10", "xlogy", "logit",
     "hardshrink", "softshrink", "threshold"))
 #: of channels alone, whatever their arguments
-_BY_ROW = frozenset(("bilinear", "rms_norm", "pad", "conv1d"))
+_BY_ROW = frozenset(("bilinear", "rms_norm", "pad", "conv1d", "diag_embed"))
 #: along one dimension or several, by the place of that argument, and what it is by default
 ALONG = {"cross": (2, None), "linalg_cross": (2, -1), "cumprod": (1, None), "flip": (1, None),
          "roll": (2, None), "sort": (1, -1), "topk": (2, -1), "prod": (1, None),
@@ -37,7 +37,7 @@ POINTWISE = LINEAR | {"add", "sub", "relu", "leaky_relu", "sigmoid", "tanh", "ex
 ALIASES = {"multiply": "mul", "divide": "div", "true_divide": "div", "truediv": "div",
            "negative": "neg", "subtract": "sub", "rsub": "rsub", "__rsub__": "rsub",
            "linalg_norm": "norm", "linalg_vector_norm": "norm"}
-_AS_NUMPY = {"axis": "dim", "keepdims": "keepdim"}
+_AS_NUMPY = {"axis": "dim", "keepdims": "keepdim", "train": "training"}
 
 
 def by_torchs_names(function: Any, kwargs: dict) -> dict:

@@ -161,12 +161,13 @@ def form(layer: Any, known: reading.Known, kwargs: dict, edge_index: Any,
 
     def more(given: Any, layer: Any) -> Generated | Reason:
         graph = given.graph
-        if not trace.guards.hold(layer, graph.num_edges) or trace.most < graph.num_dst:
+        if not trace.guards.hold(layer, graph.num_edges) or trace.most < graph.num_dst or (
+            trace.sends < graph.num_src or trace.up_to_edges and (
+                graph.num_edges < graph.num_dst)):  # `Trace.counts`, without a call
             return why
         if trace.dtype is not None and torch.get_default_dtype() is not trace.dtype:
             return why
-        if trace.sends < given.graph.num_src or trace.listed and not trace.lists(
-            given, given.graph.edge_index):
+        if trace.listed and not trace.lists(given, graph.edge_index):
             return why
         if (trace.devices or trace.conditions) and not trace.met(given):
             return why
@@ -177,7 +178,7 @@ def form(layer: Any, known: reading.Known, kwargs: dict, edge_index: Any,
     arguments = set() if stacked else {*trace.edges, *message.edge_arguments}
 
     def stand_in(given: dict, graph: OpGraph) -> Generated | Reason:
-        if trace.most < graph.num_dst or trace.sends < graph.num_src:
+        if not trace.counts(graph):
             return why
         return unfit_edges(arguments, given, graph) or message.stand_in(given, graph)
 

@@ -18,7 +18,7 @@ from gnnaccel.adapters.pyg.propagate import (channels, guarded, kinds, naming, p
                                              rearranged, stacks, zero_rows)
 from gnnaccel.adapters.pyg.propagate.node_values import EdgeRows, NodeCount, NodeValue, Steps
 from gnnaccel.adapters.pyg.propagate.piles import Pile
-from gnnaccel.adapters.pyg.propagate.row_count import ROWS
+from gnnaccel.adapters.pyg.propagate.row_count import ROWS, RowCount
 from gnnaccel.adapters.pyg.propagate.specials import UP_TO_LAST, Along, Special
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 from gnnaccel.adapters.pyg.propagate.traced import Value
@@ -39,9 +39,10 @@ class GraphFunctions(Steps):
     """The `Steps` of one message, with its ``aggregate`` where that is the user's own. ``sizes``:
     the arguments of ``propagate`` that say how many rows results have, and numbers that do;
     ``sized``: whether each reduction is told how many; ``by_rows``: whether one is computed of
-    `EdgeRows`; ``sending``: how many nodes may send at most, by tables with a row for each."""
+    `EdgeRows`; ``sending``: how many nodes may send at most, by tables with a row for each;
+    ``up_to_edges``: whether no more may receive than there are edges."""
 
-    by_rows = False
+    by_rows = up_to_edges = False
     counts_results = False  # whether numbers may say how many rows results have
 
     def __init__(self, layer: Any):
@@ -154,8 +155,11 @@ class GraphFunctions(Steps):
     def softmax(self, src: Any, index: Any = None, ptr: Any = None, num_nodes: Any = None,
                 dim: Any = 0) -> Any:
         """PyG's ``softmax``."""
-        if type(num_nodes) is int and not self.square and getattr(index, "end", "i") != "i":
+        if type(num_nodes) in (int, RowCount) and not self.square and (
+            getattr(index, "end", "i") != "i"):
             raise Unseen  # it is held against how many nodes receive
+        if type(num_nodes) is RowCount:
+            self.up_to_edges, num_nodes = True, None
         num_nodes = channels.noted(num_nodes, self.counts)
 
         def of(rows: pointwise.Rows, dim: Any = 0) -> pointwise.Rows:

@@ -16,7 +16,7 @@ from gnnaccel.adapters.pyg.propagate.pointwise import Deferred, Rows, about, hol
 from gnnaccel.adapters.pyg.propagate.products import product
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 from gnnaccel.adapters.pyg.propagate.traced import Make, Param, applied, checked_bias
-from gnnaccel.dispatch.generated.tree import Call, Leaf, Number, Tree, leaves
+from gnnaccel.dispatch.generated.tree import Call, Leaf, Number, Tree, computed, leaves
 from gnnaccel.dispatch.run.autograd import Keeping
 
 _Term = tuple[Tree, Any, Param]  # what is mapped, the shape of its rows, the weight
@@ -76,9 +76,8 @@ class Mapped(Deferred):
             if len(self.parts) > 1:
                 meta = self.weight.meta.split(widths, dim)[k]
                 piece = Param(partial(pointwise.numbered, pieces, k), meta, self.weight.roots)
-            tree = part.alone().tree
-            if type(tree) is Number:
-                sums.append(self._of_number(tree.value, part.meta.shape[1:], piece))
+            if not channels.ends(part):
+                sums.append(self._of_all(part, piece))
                 continue
             by_end = self._ends_of(k, part)
             if by_end is None:
@@ -100,15 +99,18 @@ class Mapped(Deferred):
             raise Unseen
         return Rows(total, self.meta)
 
-    def _of_number(self, value: float, tail: Any, weight: Param) -> Leaf:
-        """The map of rows that are one number: the same for all edges."""
-        function = self.function
+    def _of_all(self, part: Rows, weight: Param) -> Leaf:
+        """The map of rows that are the same for all edges, such as one number."""
+        function, tree, tail = self.function, part.alone().tree, part.meta.shape[1:]
 
         def make(given: Any) -> Tensor:
             matrix = weight.make(given)
-            return function(matrix.new_full((1, *tail), value), matrix)
+            row = (matrix.new_full((1, *tail), tree.value) if type(tree) is Number
+                   else computed(tree, given).expand(1, *tail))
+            return function(row, matrix)
 
-        return Leaf("p", make, tuple(self.meta.shape[1:]), frozenset(), weight.roots)
+        roots = (root for leaf in leaves(tree) for root in leaf.roots)
+        return Leaf("p", make, tuple(self.meta.shape[1:]), frozenset(), (*roots, *weight.roots))
 
     def _ends_of(self, k: int, part: Rows) -> dict[str, Tree] | None:
         """The terms of a part by the end that they are at; None where it is no sum of such, or one

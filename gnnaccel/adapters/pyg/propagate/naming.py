@@ -1,5 +1,5 @@
 """Names in the code of a user's function, checked before it runs on stand-ins: torch's functions,
-methods of tensors, attributes of the layer, and nothing else.
+global values, and nothing else; attributes are looked at by `named_attributes`.
 """
 from __future__ import annotations
 
@@ -35,7 +35,6 @@ _HANDS_ON = ("LOAD_", "CALL", "PRECALL", "KW_NAMES", "UNPACK_SEQUENCE", "BINARY_
 _COLLECTS = ("BUILD_LIST", "BUILD_TUPLE")
 NOT_PLAIN_CODE = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _CATCHES = frozenset(("SETUP_FINALLY", "SETUP_WITH", "PUSH_EXC_INFO"))
-_ATTRIBUTES = frozenset(("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR"))
 _AS_ANY_OBJECT = (object.__getattribute__, types.SimpleNamespace.__getattribute__)
 _IMPORTS = ("IMPORT_NAME", "IMPORT_FROM")
 _COMPARES = frozenset(("IS_OP", "COMPARE_OP", "CONTAINS_OP"))
@@ -120,7 +119,7 @@ def importing(function: types.FunctionType,
 def _writes_around(code: types.CodeType) -> bool:
     """Whether the function writes a variable of a function around it."""
     return any(step.opname in ("STORE_DEREF", "DELETE_DEREF") and step.argval in code.co_freevars
-               for step in _steps(code))
+               for step in steps_of(code))
 
 
 def _may_be_inside(code: types.CodeType) -> bool:
@@ -128,7 +127,7 @@ def _may_be_inside(code: types.CodeType) -> bool:
     may come to it under any name, so it may not ask whether something is None."""
     return code.co_name in COMPREHENSIONS or not (
         code.co_flags & NOT_PLAIN_CODE or catches(code)
-        or any(step.opname == "IS_OP" or "NONE" in step.opname for step in _steps(code)))
+        or any(step.opname == "IS_OP" or "NONE" in step.opname for step in steps_of(code)))
 
 
 def with_globals(function: types.FunctionType, more: dict[str, Any]) -> types.FunctionType:
@@ -182,7 +181,7 @@ def is_error(value: Any) -> bool:
 def catches(code: types.CodeType) -> bool:
     """Whether the function may catch what a stand-in raises, and go another way. Leaving a
     ``with`` is no such thing."""
-    steps = _steps(code)
+    steps = steps_of(code)
     return any(step.opname in _CATCHES and next_step.opname != "WITH_EXCEPT_START"
                for step, next_step in zip(steps, [*steps[1:], steps[-1]]))
 
@@ -193,7 +192,7 @@ def special_as_arguments(code: types.CodeType, names: Set[str] = SPECIAL) -> boo
     answer."""
     if not all(special_as_arguments(one, names) for one in codes(code)[1:]):
         return False
-    steps = _steps(code)
+    steps = steps_of(code)
     cells = {*code.co_cellvars, *code.co_freevars}  # their values by LOAD_DEREF alone
     for at, step in enumerate(steps[:-1]):
         if special_read(step, names) and (step.opname == "LOAD_DEREF" or step.argval not in cells):
@@ -206,94 +205,16 @@ def special_as_arguments(code: types.CodeType, names: Set[str] = SPECIAL) -> boo
     return True
 
 
-def names_known(code: types.CodeType, layer: Any, names: frozenset[str],
-                method: bool = True, known: dict[str, Any] | None = None,
-                inside: bool = False) -> bool:
-    """Whether all attributes that are named are known, and methods of tensors torch's own. Those of
-    the layer, the first argument of a ``method``, need not be there: a branch that is not taken may
-    name others. Only the layer's may be set. What any object has, as ``__dict__``, a stand-in has
-    of its own: of such names only those may be named that a layer alone has, as ``__alpha__``.
-    ``known``: global values; attributes of modules of the user's own among them may have any
-    name. ``inside``: it is defined in a method, and its first argument is no layer."""
-    if not all(names_known(one, layer, names, method, known, True) for one in codes(code)[1:]):
-        return False
-    steps, known = _steps(code), known or {}
-
-    def loads_layer(step: dis.Instruction) -> bool:
-        return not inside and _loads_first(step, code)
-
-    if any(step.argval.startswith("__") and (
-            not method or hasattr(nn.Module, step.argval) or not loads_layer(before))
-           for before, step in zip([steps[0], *steps], steps) if step.opname in _ATTRIBUTES):
-        return False
-
-    def of_module(at: int) -> bool:
-        """Whether the step reads an attribute of a module, or of one in what stands for torch,
-        such as ``torch.fft``, which that refuses to give."""
-        before = steps[max(at - 1, 0)]
-        inside = at > 1 and before.opname == "LOAD_ATTR" and before.argval not in names
-        if inside:
-            before = steps[at - 2]
-        value = known.get(before.argval) if before.opname == "LOAD_GLOBAL" else None
-        first = at - 1
-        while first > 0 and steps[first].opname == "LOAD_ATTR":
-            first -= 1
-        return any(value is one for one in STOOD_FOR) or is_users_module(value) and not inside or (
-            steps[first].opname == "LOAD_GLOBAL" and is_package(known.get(steps[first].argval)))
-
-    def of_held(at: int) -> bool:
-        """Whether the step reads an attribute of a module or a `record` that the layer holds, or
-        of one in that."""
-        path: list[str] = []
-        while at > 0 and steps[at - 1].opname == "LOAD_ATTR":
-            at -= 1
-            path.append(steps[at].argval)
-        if not path or at == 0 or not loads_layer(steps[at - 1]):
-            return False
-        held = layer
-        for name in reversed(path):
-            held = attribute(held, name)
-            if not (isinstance(held, nn.Module) or is_record(held)):
-                return False
-        return True
-
-    if not method:
-        return all(step.opname != "STORE_ATTR" and (of_module(at) or (
-                       step.argval in names and _method_is_torchs(step.argval)))
-                   for at, step in enumerate(steps) if step.opname in _ATTRIBUTES)
-    if not all(loads_layer(before) for before, step in zip([steps[0], *steps], steps)
-               if step.opname == "STORE_ATTR"):
-        return False
-    return all((step.argval in names and _method_is_torchs(step.argval))
-               or attribute(layer, step.argval) is not Unseen or loads_layer(before)
-               or of_module(at) or of_held(at)
-               for at, (before, step) in enumerate(zip([steps[0], *steps], steps))
-               if step.opname in ("LOAD_ATTR", "LOAD_METHOD"))
-
-
 def class_for_super(code: types.CodeType) -> bool:
     """Whether a method reads the variable that has its class for ``super()`` alone."""
-    steps = _steps(code)
+    steps = steps_of(code)
     return all(next_step.opname == "LOAD_SUPER_ATTR"
                for step, next_step in zip(steps, [*steps[2:], *steps[-1:] * 2])
                if step.argval == "__class__" and step.opname.startswith("LOAD_"))
 
 
-def _steps(code: types.CodeType) -> list[dis.Instruction]:
+def steps_of(code: types.CodeType) -> list[dis.Instruction]:
     return [step for step in dis.get_instructions(code) if step.opname != "CACHE"]
-
-
-def _loads_first(step: dis.Instruction, code: types.CodeType) -> bool:
-    """Whether the instruction gives the first argument of a method, which is the layer."""
-    names = step.argval if type(step.argval) is tuple else (step.argval,)  # some load two
-    return (step.opname.startswith("LOAD_FAST") and code.co_argcount > 0
-            and names[-1] == code.co_varnames[0])
-
-
-def _method_is_torchs(name: str) -> bool:
-    """Whether nobody has put a function of their own in the place of a tensor's method."""
-    method = vars(Tensor).get(name)
-    return type(method) is not types.FunctionType or own.home(method) == "torch"
 
 
 def attribute(held: Any, name: str) -> Any:

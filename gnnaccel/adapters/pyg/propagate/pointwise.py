@@ -8,7 +8,6 @@ end, or else of what kernels write for each edge.
 """
 from __future__ import annotations
 
-import importlib
 import math
 import operator
 import weakref
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 from gnnaccel.adapters.pyg.propagate import function_names
 from gnnaccel.adapters.pyg.propagate.devices import MOVES, still
 from gnnaccel.adapters.pyg.propagate.expressed import Once, numbered, reshaped
+from gnnaccel.adapters.pyg.propagate.later import other
 from gnnaccel.adapters.pyg.propagate.pointwise_calls import OPERATIONS, TRUE
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS, RowCount, counted
 from gnnaccel.adapters.pyg.propagate.standins import NUMBERS, Unseen
@@ -82,7 +82,7 @@ class Rows(Value):
         return self.shape if dim is None else self.shape[dim]
 
     def __getitem__(self, place: Any) -> Any:
-        found = _other("chosen").picked(self, place)
+        found = other("chosen").picked(self, place)
         return self.operate("getitem", operator.getitem, (self, place), {}) if (
             found is None) else found
 
@@ -100,7 +100,7 @@ class Rows(Value):
         args = tuple(one.alone() if isinstance(one, Rows) else one for one in args)
         kwargs = {k: one.alone() if isinstance(one, Rows) else one for k, one in kwargs.items()}
         if self.meta.dtype == torch.bool and name in _OF_MASKS:
-            found = _other("chosen").asked(name, self, args, kwargs)
+            found = other("chosen").asked(name, self, args, kwargs)
             if found is not None:
                 return found
         if name not in VIEWS and counted((args, *kwargs.values())):
@@ -108,7 +108,7 @@ class Rows(Value):
         if name in _OF_FIRST and (not args or getattr(args[0], "tree", None) is not self.tree):
             raise Unseen  # it has another's form
         if name in VIEWS and name != "contiguous":
-            return _other("blocks").view(self, shaped(function, args, kwargs))
+            return other("blocks").view(self, shaped(function, args, kwargs))
         if name == "clone":
             return Rows(self.tree, shaped(function, args, kwargs))
         if name in _SAME:
@@ -116,31 +116,31 @@ class Rows(Value):
                 raise Unseen
             return self.sharing(self.kept(shaped(function, args, kwargs)))
         if name == "dropout":
-            return _other("channels").dropout(*args, **kwargs)
+            return other("channels").dropout(*args, **kwargs)
         if name in MAPS:
             return _mapped([args[0]], name, function, args[1:], kwargs)
         if name in ("getitem", "index_select") and isinstance(args[0], Param):
-            return _other("channels").looked_up(function, *args, **kwargs)
+            return other("channels").looked_up(function, *args, **kwargs)
         if name in _PIECES:
             return tuple(map(self.sharing, _pieces(self, function, args, kwargs)))
         if name in _OF_ROWS:
-            return _other("channels").mixed(self, name, function, args, kwargs)
+            return other("channels").mixed(self, name, function, args, kwargs)
         if name in function_names.COMPOSED:
-            return getattr(_other("composed"), name)(*args, **kwargs)
+            return getattr(other("composed"), name)(*args, **kwargs)
         if name in function_names.BY_TORCH:
-            return _other("products").by_torch(name, function, args, kwargs)
+            return other("products").by_torch(name, function, args, kwargs)
         if name in ("getitem", *_TURNED, *_REPEATED):
             change = (_piece if name == "getitem" else Rows._expanded if name in _REPEATED
-                      else _other("channels").turned)
+                      else other("channels").turned)
             return self.sharing(change(self, function, args, kwargs))
         if name not in OPERATIONS:
             raise Unseen
-        return _other("whole_numbers").calculated(name, function, args, kwargs)
+        return other("whole_numbers").calculated(name, function, args, kwargs)
 
     def _expanded(self, function: Callable, args: tuple, kwargs: dict) -> Rows:
         meta, shape = applied(function, args, kwargs), self.meta.shape
         if meta.dim() != len(shape) or any(new != old != 1 for new, old in zip(meta.shape, shape)):
-            return _other("products").repeated(function, args, kwargs)  # several side by side
+            return other("products").repeated(function, args, kwargs)  # several side by side
         return Rows(self.tree, meta)
 
     def alone(self) -> Rows:
@@ -173,19 +173,19 @@ class Rows(Value):
 
     def through(self, module: nn.Module) -> Rows:
         """A module of torch's that looks at all edges."""
-        return _other("channels").through(self, module)
+        return other("channels").through(self, module)
 
     def kept(self, meta: Tensor) -> Rows:
         """These numbers in another dtype: of truth values zeros and ones."""
         if self.meta.dtype != meta.dtype:
-            return _other("whole_numbers").kept(self, meta)
+            return other("whole_numbers").kept(self, meta)
         return self if self.meta.stride() == meta.stride() else Rows(self.tree, meta)
 
     def beside(self, tensors: Any, dim: int) -> Any:
-        return _other("beside").together(tensors, dim)
+        return other("beside").together(tensors, dim)
 
     def __setitem__(self, place: Any, value: Any) -> None:
-        _other("beside").assign(self, place, value)
+        other("beside").assign(self, place, value)
 
     def __invert__(self) -> Any:
         return self.operate("logical_not", torch.logical_not, (self,), {})
@@ -261,7 +261,7 @@ def rows(end: str, make: Make, meta: Tensor, name: str) -> Rows:
     """Stand-in for the argument ``name`` of ``propagate``."""
     stand_in = made_rows(end, make, meta, frozenset((name,)), (make,))
     if meta.dtype == torch.bool:
-        stand_in = _other("whole_numbers").of_caller(stand_in)
+        stand_in = other("whole_numbers").of_caller(stand_in)
     stand_in.of_caller = end == "e"  # rows of nodes are gathered, into memory of their own
     return stand_in
 
@@ -274,13 +274,8 @@ def made_rows(end: str, make: Make, meta: Tensor, names: frozenset[Any],
     return Rows(Leaf(end, make, tuple(meta.shape[1:]), names, roots), meta)
 
 
-def _other(name: str) -> Any:
-    """A module of this package that needs this one."""
-    return importlib.import_module(f"{__package__}.{name}")
-
-
 def _mapped(*args: Any) -> Rows:
-    return _other("linear_maps").map_of(*args)
+    return other("linear_maps").map_of(*args)
 
 
 def tree_of(value: Any, meta: Tensor) -> Any:

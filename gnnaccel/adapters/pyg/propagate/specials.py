@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from gnnaccel.adapters.pyg.propagate.later import other
 from gnnaccel.adapters.pyg.propagate.row_count import RowCount
 from gnnaccel.adapters.pyg.propagate.standins import Refuses, Unseen
 from gnnaccel.adapters.pyg.propagate.untold import Sequence
@@ -74,6 +75,11 @@ class Special(Refuses):
         if function is torch.stack:
             return _stacked(*args, **(kwargs or {}))
         raise Unseen  # what another argument stands for decides
+
+    def __mod__(self, number: Any) -> Any:
+        if type(number) is not int:
+            raise Unseen
+        return other("tables").ids_of(self, lambda ids: ids % number)
 
     def _refuses(self, *args: Any) -> Any:
         raise Unseen

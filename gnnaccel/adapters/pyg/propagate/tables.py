@@ -1,16 +1,19 @@
-"""Tables with a row for each node, of which a ``message`` picks rows by the ids of an edge's ends:
-these are rows at the ends of the edges."""
+"""Tables of which a ``message`` picks by the ids of an edge's ends: rows at the ends of the edges
+where a table has one for each node, else rows of the edges; and one row that stands for each edge.
+"""
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gnnaccel.adapters.pyg.propagate import pointwise
+from gnnaccel.adapters.pyg.propagate import pointwise, products, whole_numbers
 from gnnaccel.adapters.pyg.propagate.expressed import Once
 from gnnaccel.adapters.pyg.propagate.nodes_read import node_rows
-from gnnaccel.adapters.pyg.propagate.row_count import ROWS
+from gnnaccel.adapters.pyg.propagate.row_count import ROWS, RowCount
 from gnnaccel.adapters.pyg.propagate.specials import Special
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 from gnnaccel.adapters.pyg.propagate.traced import Param
@@ -40,3 +43,54 @@ def at_end(operation: str, table: Any, *place: Any, **named: Any) -> pointwise.R
                                  meta.new_empty(ROWS, *meta.shape[1:]),
                                  frozenset(table.roots), table.roots)
     return result if torch.is_grad_enabled() else pointwise.detached(result)
+
+
+def at_places(table: Param, place: tuple) -> pointwise.Rows:
+    """The numbers at places of a table that an edge names in several dimensions, such as those of a
+    matrix by the ids of both ends."""
+    ids = tuple([ids_of(one) if type(one) is Special else one for one in place])
+    named = [whole_numbers.taken(one) for one in ids if isinstance(one, pointwise.Rows)]
+    if any(one.meta.dtype != torch.int64 for one in named) or not all(
+        isinstance(one, pointwise.Rows) or _is_plain(one) for one in ids):
+        raise Unseen
+
+    def picked(table: Tensor, *rows: Tensor) -> Tensor:
+        remaining = iter(rows)
+        return operator.getitem(table, tuple([
+            next(remaining) if isinstance(one, pointwise.Rows) else one for one in ids]))
+
+    result = products.product(picked, (table, *named))
+    return result if torch.is_grad_enabled() else pointwise.detached(result)
+
+
+def _is_plain(place: Any) -> bool:
+    """Whether a place in one dimension is a number, or some of its numbers."""
+    return type(place) is int or type(place) is slice and all(
+        type(one) in (int, type(None)) for one in (place.start, place.stop, place.step))
+
+
+def ids_of(index: Special, change: Callable[[Tensor], Tensor] | None = None) -> pointwise.Rows:
+    """The ids of the nodes at one end of the edges as whole numbers of these, after a
+    ``change``."""
+    if not index.end:
+        raise Unseen
+    which = "v" if index.end == "i" else "u"
+
+    def make(given: Any) -> Tensor:
+        ids = given.graph.index(which)
+        return ids if change is None else change(ids)
+
+    meta = torch.empty(ROWS, dtype=torch.int64, device="meta")
+    return pointwise.made_rows("e", Once(make), meta, frozenset(), ())
+
+
+def for_edges(row: Param, sizes: tuple) -> pointwise.Rows:
+    """A parameter of one row, repeated for each of the edges."""
+    sizes = tuple(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)) else sizes
+    tail = tuple(row.meta.shape[row.meta.dim() - len(sizes) + 1:])
+    if not sizes or type(sizes[0]) is not RowCount or any(
+        type(one) is not int or one != 1 for one in sizes[1:]) or (
+        tuple(row.meta.shape) not in (tail, (1, *tail))):
+        raise Unseen
+    meta = row.meta.new_empty(ROWS, *tail)
+    return pointwise.Rows(pointwise.tree_of(row, meta), meta)

@@ -24,6 +24,7 @@ from gnnaccel.adapters.pyg.propagate.function_names import (ALIASES, BESIDE, LIN
                                                               by_torchs_names)
 from gnnaccel.adapters.pyg.propagate.function_names import VIEWS as VIEWS
 from gnnaccel.adapters.pyg.propagate.function_names import name_of as name_of
+from gnnaccel.adapters.pyg.propagate.later import other
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS, counted
 from gnnaccel.adapters.pyg.propagate.specials import DEVICE, Special
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
@@ -149,17 +150,11 @@ for _operator in ("mul", "add", "sub", "truediv", "matmul", "pow"):
 def _call(name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
     name, kwargs = ALIASES.get(name, name), by_torchs_names(function, kwargs)
     if name in BESIDE:
-        from gnnaccel.adapters.pyg.propagate.traced_cat import cat  # which needs this module
-
-        return cat(*args, **(kwargs if "cat" in name else {**kwargs, "dim": 1}))
+        return other("traced_cat").cat(*args, **(kwargs if "cat" in name else {**kwargs, "dim": 1}))
     if name == "stack":
-        from gnnaccel.adapters.pyg.propagate.piles import pile  # which needs this module
-
-        return pile(*args, **kwargs)
+        return other("piles").pile(*args, **kwargs)
     if name == "einsum":
-        from gnnaccel.adapters.pyg.propagate.einsums import einsum  # which needs this module
-
-        return einsum(*args, **kwargs)
+        return other("einsums").einsum(*args, **kwargs)
     if name in MOVES:
         name, function, args, kwargs = still(name, args, kwargs)
         if not name:
@@ -194,6 +189,15 @@ class Param(Value):
     def T(self) -> Any:
         return self.t()
 
+    def __getitem__(self, place: Any) -> Any:
+        if type(place) is tuple and any(isinstance(one, (Value, Special)) for one in place):
+            return other("tables").at_places(self, place)
+        return super().__getitem__(place)
+
+    def repeat(self, *sizes: Any) -> Any:
+        """One row, for each of the edges."""
+        return other("tables").for_edges(self, sizes)
+
     @property
     def shape(self) -> torch.Size:
         return self.meta.shape
@@ -217,9 +221,7 @@ class Param(Value):
 
     def operate(self, name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
         if any(isinstance(one, Special) for one in (*args, *kwargs.values())):
-            from gnnaccel.adapters.pyg.propagate.tables import at_end  # which needs this module
-
-            return at_end(name, *args, **kwargs)
+            return other("tables").at_end(name, *args, **kwargs)
         if name not in _OF_PARAMETERS or name == "split" or counted((args, *kwargs.values())):
             raise Unseen
         roots = tuple(root for a in (*args, *kwargs.values()) if isinstance(a, Param)

@@ -17,9 +17,9 @@ from typing import Any
 from torch import Tensor
 
 from gnnaccel.adapters import own
-from gnnaccel.adapters.pyg.propagate import (generated, guarded, kinds, naming, own_aggregations,
-                                             pointwise, reading,
-                                             supers, tracing, zero_rows)
+from gnnaccel.adapters.pyg.propagate import (generated, guarded, kinds, named_attributes, naming,
+                                              own_aggregations, pointwise, reading, supers,
+                                              tracing, zero_rows)
 from gnnaccel.adapters.pyg.propagate.graph_functions import GraphFunctions
 from gnnaccel.adapters.pyg.propagate.message import _named, codes
 from gnnaccel.adapters.pyg.propagate.node_values import NAMES as OF_NODES
@@ -157,7 +157,7 @@ class Traced(GraphFunctions):
             if naming.catches(code) or not naming.special_as_arguments(
                 code, self.proxy._traced_special):
                 raise Unseen
-            if not naming.names_known(code, self.layer, _NAMES, True, function.__globals__):
+            if not named_attributes.names_known(code, self.layer, _NAMES, True, function.__globals__):
                 raise Unseen
             for kind, name in _named(code):
                 if kind == "LOAD_GLOBAL":

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from gnnaccel.adapters import own
-from gnnaccel.adapters.pyg.propagate import guarded, naming, reading, supers, untold
+from gnnaccel.adapters.pyg.propagate import (guarded, named_attributes, naming, reading, supers,
+                                              untold)
 from gnnaccel.adapters.pyg.propagate.guarded import PLAIN
 from gnnaccel.adapters.pyg.propagate.message import SPECIAL, _named, codes
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS
@@ -100,8 +101,25 @@ class Layer:
         if type(value) is types.FunctionType:
             return self._traced_function(value)
         if place is not None and naming.is_record(value):
-            return Record(value, place, self._traced_read, self._traced_shown)
+            return Record(value, functools.partial(self._traced_note, place), self._traced_shown)
         raise Unseen
+
+    def _traced_note(self, place: tuple, name: str, value: Any) -> tuple:
+        """The place of what an object that the layer holds has under a name."""
+        there = (*place, name)
+        self._traced_read[there] = guarded.seen(value)
+        return there
+
+    def _traced_of_global(self, value: Any, place: Any = None) -> Any:
+        """Stand-in for an object of global values, or for what such an object has."""
+        if not naming.is_record(value):
+            return self._traced_shown(value)
+        attributes = guarded.Attributes(value)
+
+        def note(name: str, found: Any) -> None:
+            self._traced_watched.append((attributes, name, guarded.seen(found)))
+
+        return Record(value, note, self._traced_of_global)
 
     def _traced_lazily(self, value: Any) -> Any:
         """Stand-in for a value in a list: one that refuses to be used where the value is not
@@ -192,12 +210,13 @@ class Layer:
         followed, or stands for itself."""
         if naming.is_users_module(value) and self._traced_functions is not None:
             return _Module(value, self)
-        if type(value) is types.FunctionType or type(value) in guarded.HOLDS_OTHERS:
+        if type(value) is types.FunctionType or type(value) in guarded.HOLDS_OTHERS or (
+            naming.is_record(value)):
             if not self._traced_manner.methods:
                 return None
             self._traced_watched.append((place, name, guarded.seen(value)))
             try:
-                return self._traced_shown(value)
+                return self._traced_of_global(value)
             except Unseen:
                 return None
         return None
@@ -312,8 +331,8 @@ def runnable(function: Any, layer: Any, manner: Manner, proxy: Layer, told: bool
         return None
     own_layer = None if layer is None else proxy._traced_layer
     global_values = function.__globals__ if proxy._traced_functions is not None else None
-    if not naming.names_known(function.__code__, own_layer, manner.names, layer is not None,
-                                  global_values):
+    if not named_attributes.names_known(function.__code__, own_layer, manner.names,
+                                        layer is not None, global_values):
         return None
     return manner.prepared(function, proxy)
 

@@ -1,7 +1,8 @@
-"""What stands for an object that the layer holds to keep numbers and texts in, such as an
-`argparse.Namespace` or a dataclass, while a function is traced."""
+"""What stands for an object that keeps numbers and texts, such as an `argparse.Namespace` or a
+dataclass, while a function is traced: the layer holds it, or it is a global value."""
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from gnnaccel.adapters.pyg.propagate import guarded, naming
@@ -9,23 +10,21 @@ from gnnaccel.adapters.pyg.propagate.standins import Refuses, Unseen
 
 
 class Record(Refuses):
-    """Stands for such an object, to read its attributes: what they are is noted, as if the layer
-    had them. ``shown(value, place)``: what stands for one; ``read``: what was read, by place."""
+    """Stands for such an object, to read its attributes. ``note(name, value)``: notes what one is,
+    and gives its place; ``shown(value, place)``: what stands for it."""
 
     __slots__ = ("_traced_held",)
 
-    def __init__(self, value: Any, place: tuple[str, ...], read: dict, shown: Any):
-        object.__setattr__(self, "_traced_held", (value, place, read, shown))
+    def __init__(self, value: Any, note: Callable[[str, Any], Any], shown: Callable):
+        object.__setattr__(self, "_traced_held", (value, note, shown))
 
     def __getattribute__(self, name: str) -> Any:
-        value, place, read, shown = object.__getattribute__(self, "_traced_held")
+        value, note, shown = object.__getattribute__(self, "_traced_held")
         found = naming.attribute(value, name)
         if found is Unseen or hasattr(type(found), "__set__") or (
             name not in vars(value) and type(found) not in guarded.PLAIN):
             raise Unseen
-        there = (*place, name)
-        read[there] = guarded.seen(found)
-        return shown(found, there)
+        return shown(found, note(name, found))
 
     def _refuses(self, *args: Any) -> Any:
         raise Unseen

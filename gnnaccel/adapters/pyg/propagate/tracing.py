@@ -73,7 +73,8 @@ class Trace(NamedTuple):
     made of it: what draws numbers or keeps statistics; ``whole``: the arguments that belong to no
     node or edge, with their shapes; ``rows``: those that seemed to belong to the edges as they had
     as many rows; ``most``: how many nodes may receive, as the message says by numbers of its own
-    how many there are, or as tables have rows; ``sends``: how many may send, likewise; ``listed``:
+    how many there are, or as tables have rows; ``sends``: how many may send, likewise;
+    ``up_to_edges``: whether no more may receive than there are edges; ``listed``:
     the arguments that are the list of edges itself; ``dtype``: torch's default, of what it makes
     by that, or None; ``devices``: those that it names, as `devices.here` takes them;
     ``conditions``: the answers about numbers."""
@@ -88,6 +89,7 @@ class Trace(NamedTuple):
     rows: tuple[str, ...] = ()
     most: float = math.inf
     sends: float = math.inf
+    up_to_edges: bool = False
     listed: tuple[str, ...] = ()
     dtype: torch.dtype | None = None
     devices: tuple[Any, ...] = ()
@@ -99,6 +101,11 @@ class Trace(NamedTuple):
         if kwargs is not None and not self.suits(kwargs, edges):
             return False
         return self.guards.hold(layer, edges)
+
+    def counts(self, graph: OpGraph) -> bool:
+        """Whether a graph has no more nodes than the message says."""
+        return (graph.num_dst <= self.most and graph.num_src <= self.sends
+                and not (self.up_to_edges and graph.num_dst > graph.num_edges))
 
     def lists(self, kwargs: dict, edge_index: Any) -> bool:
         """Whether the arguments that were the list of edges are this one."""
@@ -187,7 +194,8 @@ def _followed(layer: Any, kwargs: dict, manner: Manner, edge_index: Any,
                  rows=() if edge_index is None or manner.kept is None or stacked(layer, kwargs)
                  else tuple(at_edges),
                  most=min(proxy._traced_counts, default=math.inf),
-                 sends=min(getattr(proxy._traced_functions, "sending", ()), default=math.inf))
+                 sends=min(getattr(proxy._traced_functions, "sending", ()), default=math.inf),
+                 up_to_edges=getattr(proxy._traced_functions, "up_to_edges", False))
 
 
 def stand_in(parameter: inspect.Parameter, kwargs: dict, manner: Manner, layer: Layer,

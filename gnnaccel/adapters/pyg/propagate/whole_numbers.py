@@ -31,8 +31,8 @@ def calculated(name: str, function: Callable, args: tuple, kwargs: dict) -> Rows
     if any(map(_is_whole, stand_ins)):
         if not any(one.meta.is_floating_point() for one in stand_ins):
             if len(set().union(*[ends(one) for one in stand_ins if isinstance(one, Rows)])) > 1:
-                args = tuple(map(_taken, args))
-                kwargs = {k: _taken(one) for k, one in kwargs.items()}
+                args = tuple(map(taken, args))
+                kwargs = {k: taken(one) for k, one in kwargs.items()}
             return by_torch(function, args, kwargs, meta)
         args = tuple(map(_beside_floats, args))
         kwargs = {k: _beside_floats(one) for k, one in kwargs.items()}
@@ -50,7 +50,7 @@ def _is_whole(value: Any) -> bool:
         not value.meta.is_floating_point() and value.meta.dtype != torch.bool)
 
 
-def _taken(value: Any) -> Any:
+def taken(value: Any) -> Any:
     """Rows of nodes as rows of the edges, which torch picks: in kernels they would be floats."""
     if not isinstance(value, Rows) or ends(value) <= {"e"}:
         return value

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from gnnaccel.adapters.pyg.compile import described, tracing
-from gnnaccel.adapters.pyg.propagate import reading
+from gnnaccel.adapters.pyg.propagate import reading, reductions
 from gnnaccel.dispatch.policy import config as configs
 from gnnaccel.dispatch.policy.reasons import Reason
 
@@ -103,7 +103,7 @@ def _read(layer: Any, kinds: dict[str, str]) -> Any:
     if (type(form) is Reason or form.more is not None or form.apply is not None or form.ends
         or form.width is not None):
         return _OTHER
-    why = reading.layer_reason(layer, layer_class, reading.reductions(layer, layer_class))
+    why = reading.layer_reason(layer, layer_class, reductions.of(layer, layer_class))
     if why:
         return str(why)
     names = tuple(inspect.signature(layer_class.functions[0]).parameters)[1:]

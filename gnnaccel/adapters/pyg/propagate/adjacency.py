@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters.own import Path, path_of
+from gnnaccel.adapters.pyg.propagate import reductions
 from gnnaccel.adapters.pyg.propagate.standins import Arguments, Form
 from gnnaccel.cuda import capture
 from gnnaccel.dispatch.graph.edge_arrays import CSC, EdgeArrays, destinations
@@ -127,7 +128,7 @@ def _product(layer: Any, adjacency: Tensor, kwargs: dict) -> Form | Reason:
     would refuse, too, or convert."""
     from gnnaccel.adapters.pyg.propagate import reading  # which needs this module
 
-    if reading._reduces(layer.aggr_module) != (_REDUCES.get(layer.aggr),):
+    if reductions.of_module(layer.aggr_module) != (_REDUCES.get(layer.aggr),):
         return reason("GA201", f"a product with a sparse matrix and aggr={layer.aggr!r}")
     x: Any = reading.source(kwargs, "x") if "x" in kwargs else None
     if type(x) not in reading.TENSORS or x.dim() != 2:

@@ -19,7 +19,7 @@ from torch import Tensor
 from gnnaccel.adapters import own
 from gnnaccel.adapters.pyg import guards
 from gnnaccel.adapters.pyg.propagate import (channels, naming, node_counts, reading,
-                                             rearranged, repeated_calls, tracing)
+                                             rearranged, reductions, repeated_calls, tracing)
 from gnnaccel.adapters.pyg.propagate.expressed import CallArguments
 from gnnaccel.adapters.pyg.propagate.graph_functions import Package
 from gnnaccel.adapters.pyg.propagate.nodes_read import argument, of_read
@@ -127,7 +127,7 @@ class OwnAttention:
 
     def state(self, layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] | Reason:
         trace, known = self.found, self.known
-        reduces = reading.reductions(layer, known)
+        reduces = reductions.of(layer, known)
         why = (guards.context_reason() or reading.layer_reason(layer, known, reduces)
                or reading._update_reason(known, args[0], kwargs))
         if why is not None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnaccel.adapters.pyg.propagate import channels, pointwise
+from gnnaccel.adapters.pyg.propagate import channels, pieces, pointwise
 from gnnaccel.adapters.pyg.propagate.products import product
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
@@ -20,12 +20,12 @@ def view(rows: pointwise.Rows, meta: Tensor) -> Any:
     count = 0 if meta.dim() == 0 or meta.shape[0] % ROWS else meta.shape[0] // ROWS
     if count < 2:
         try:
-            found = pointwise.viewed(rows, meta)
+            found = pieces.viewed(rows, meta)
         except Unseen:  # of parts in several shapes: they are written for each edge
-            found = pointwise.viewed(channels.at_edges(rows), meta)
+            found = pieces.viewed(channels.at_edges(rows), meta)
         return rows.sharing(found)
     block_meta = meta.new_empty(ROWS, count, *meta.shape[1:])
-    return Blocks(rows.sharing(pointwise.viewed(rows, block_meta)), meta)
+    return Blocks(rows.sharing(pieces.viewed(rows, block_meta)), meta)
 
 
 class Blocks(Value):

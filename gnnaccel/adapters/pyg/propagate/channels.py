@@ -19,8 +19,8 @@ from torch.nn import functional as F
 from gnnaccel.adapters.pyg.propagate.expressed import (AtEdges, Before, Effect, Once, Softmax,
                                                        expressed)
 from gnnaccel.adapters.pyg.propagate.nodes_read import of_read
-from gnnaccel.adapters.pyg.propagate.pointwise import (FEW, Rows, about, cut, made_rows, viewed,
-                                                       whole)
+from gnnaccel.adapters.pyg.propagate.pieces import cut, viewed
+from gnnaccel.adapters.pyg.propagate.pointwise import FEW, Rows, about, made_rows, whole
 from gnnaccel.adapters.pyg.propagate.specials import UP_TO_LAST, Special
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 from gnnaccel.adapters.pyg.propagate.traced import Param, Value, applied

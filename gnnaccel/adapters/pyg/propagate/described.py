@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from gnnaccel.adapters.pyg import guards
-from gnnaccel.adapters.pyg.propagate import reading
+from gnnaccel.adapters.pyg.propagate import reading, reductions
 from gnnaccel.adapters.pyg.propagate.standins import NUMBERS
 from gnnaccel.dispatch.generated.messages import Part
 from gnnaccel.dispatch.ops.aggregation import Aggregation, Reduce
@@ -169,5 +169,5 @@ class Described(Alike):
         if self.rows and not x.is_neg():
             return Aggregation(self.reduce, x, None,  # type: ignore[arg-type]  # it is a text
                                tuple(x.shape[1:]))
-        reduce = self.reduce or reading.mean_of(layer.aggr_module)
+        reduce = self.reduce or reductions.mean_of(layer.aggr_module)
         return reading.prepared(reduce, layer, x, weight, edges)

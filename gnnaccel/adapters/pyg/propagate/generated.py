@@ -11,7 +11,8 @@ import torch
 
 from gnnaccel.adapters import own
 from gnnaccel.adapters.pyg.propagate import (channels, function_names, kept_values, linear_maps,
-                                             naming, pointwise, reading, stacks, supers, tracing)
+                                             naming, pointwise, reading, reductions, stacks, supers,
+                                             tracing)
 from gnnaccel.adapters.pyg.propagate.expressed import Message, expressed
 from gnnaccel.adapters.pyg.propagate.pointwise_calls import OPERATIONS
 from gnnaccel.adapters.pyg.propagate.specials import Special
@@ -150,7 +151,7 @@ def form(layer: Any, known: reading.Known, kwargs: dict, edge_index: Any,
     source = source_of(trace, kwargs)
     if source is None:
         return why
-    message = trace.message.reduced_by(reading.reductions(layer, known), bool(trace.kept))
+    message = trace.message.reduced_by(reductions.of(layer, known), bool(trace.kept))
     stacked = tracing.stacked(layer, kwargs)
     turned = stacked or trace.message.turned
     if layer.node_dim not in (0, -1 - len(message.shape)) and not turned:
@@ -224,7 +225,7 @@ def form_of(found: tracing.Trace, source: str, more: Any, stand_in: Any,
 def not_summed(found: Form, layer: Any, kwargs: dict, edge_index: Any,
                known: reading.Known) -> Form:
     """The form of a call that may ask for more than sums and means, which ``found`` is for."""
-    for one in reading.reductions(layer, known):
+    for one in reductions.of(layer, known):
         if one in EXTREMA:
             why = aggregation_messages.only_summed(one)
             general = form(layer, known, kwargs, edge_index, why)

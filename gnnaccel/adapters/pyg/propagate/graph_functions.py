@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gnnaccel.adapters import own
-from gnnaccel.adapters.pyg.propagate import (channels, guarded, kinds, naming, pointwise,
+from gnnaccel.adapters.pyg.propagate import (channels, guarded, kinds, naming, pieces, pointwise,
                                              rearranged, stacks, zero_rows)
 from gnnaccel.adapters.pyg.propagate.node_values import EdgeRows, NodeCount, NodeValue, Steps
 from gnnaccel.adapters.pyg.propagate.piles import Pile
@@ -164,7 +164,7 @@ class GraphFunctions(Steps):
 
         def of(rows: pointwise.Rows, dim: Any = 0) -> pointwise.Rows:
             weights = channels.softmax(rows, index, ptr, num_nodes, dim, self.square)
-            return weights if torch.is_grad_enabled() else pointwise.detached(weights)
+            return weights if torch.is_grad_enabled() else pieces.detached(weights)
 
         return src.of_neighbours(of, dim) if isinstance(src, stacks.Stacked) else of(src, dim)
 

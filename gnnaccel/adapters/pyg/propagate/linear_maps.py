@@ -10,8 +10,9 @@ from typing import Any
 from torch import Tensor, is_grad_enabled
 
 from gnnaccel.adapters.pyg.propagate import channels, pointwise
-from gnnaccel.adapters.pyg.propagate.expressed import Once
+from gnnaccel.adapters.pyg.propagate.expressed import Once, numbered
 from gnnaccel.adapters.pyg.propagate.nodes_read import of_read
+from gnnaccel.adapters.pyg.propagate.pieces import viewed
 from gnnaccel.adapters.pyg.propagate.pointwise import Deferred, Rows, about, hold, whole
 from gnnaccel.adapters.pyg.propagate.products import product
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
@@ -75,7 +76,7 @@ class Mapped(Deferred):
             piece = self.weight
             if len(self.parts) > 1:
                 meta = self.weight.meta.split(widths, dim)[k]
-                piece = Param(partial(pointwise.numbered, pieces, k), meta, self.weight.roots)
+                piece = Param(partial(numbered, pieces, k), meta, self.weight.roots)
             if not channels.ends(part):
                 sums.append(self._of_all(part, piece))
                 continue
@@ -129,13 +130,13 @@ class Mapped(Deferred):
         count = part.meta.shape[-1]
         if self.meta.numel() * count == part.meta.numel():
             product = operator.mul(part, weight.view(-1))
-            return [channels.viewed(channels.summed(product), self.meta).tree]
+            return [viewed(channels.summed(product), self.meta).tree]
         if not channels.fit_apart(part) or part.meta.dim() != 2 or weight.meta.dim() != 2:
             return []
         out_first = self.name == "linear"
         columns = Once(lambda given: weight.make(given).unbind(1 if out_first else 0))
         return [operator.mul(channels.channel(part, c), Param(
-            partial(pointwise.numbered, columns, c),
+            partial(numbered, columns, c),
             weight.meta.select(1 if out_first else 0, c), weight.roots)).tree for c in range(count)]
 
     def _beside(self, at: int, name: str) -> bool:

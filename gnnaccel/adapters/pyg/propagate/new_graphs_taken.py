@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnaccel.adapters.pyg.propagate import completing, node_counts, reading, repeated_calls
+from gnnaccel.adapters.pyg.propagate import (completing, node_counts, reading, reductions,
+                                              repeated_calls)
 from gnnaccel.adapters.pyg.propagate.described import Arguments, Described, understood, width
 from gnnaccel.cuda import capture
 from gnnaccel.dispatch.graph import ledger
@@ -102,7 +103,7 @@ class Taken(Described):
             aggregation = completing.with_more(layer, form, graph, aggregation, kwargs, form.costly)
         if type(aggregation) is not Aggregation:
             return None
-        reduces = (reading.reductions(layer, self.known) if self.known.traced
+        reduces = (reductions.of(layer, self.known) if self.known.traced
                    else (aggregation.reduce,))
         return reading.Read(graph, aggregation, form, self.known, reduces)
 
@@ -171,7 +172,7 @@ def remember(layer: Any, edge_index: Tensor, kwargs: dict, call: reading.Read, d
     traced = call.known.traced
     if (call.matrix is not None or call.form.stacked
             or (not traced and (call.known.aggregate is not None
-                                or not reading.settled(layer.aggr_module)))
+                                or not reductions.settled(layer.aggr_module)))
             or reading.stacked(layer, reading.source(kwargs, call.form.source))):
         return
     if decision.run is aggregation_once.run:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnaccel.adapters.pyg.propagate import pointwise
+from gnnaccel.adapters.pyg.propagate import pieces, pointwise
 from gnnaccel.adapters.pyg.propagate.expressed import Once
 from gnnaccel.adapters.pyg.propagate.pointwise import IN_PLACE
 from gnnaccel.adapters.pyg.propagate.pointwise_calls import OPERATIONS
@@ -101,7 +101,7 @@ class Steps:
     def reduced(self, rows: pointwise.Rows, reduce: str) -> NodeValue:
         """The stand-in for one more reduction."""
         if not torch.is_grad_enabled():
-            rows = pointwise.detached(rows)
+            rows = pieces.detached(rows)
         pointwise.hold([rows])
         self.reductions.append((rows, reduce))
         self.done.append(len(self.reductions) - 1)

@@ -8,7 +8,6 @@ end, or else of what kernels write for each edge.
 """
 from __future__ import annotations
 
-import math
 import operator
 import weakref
 from collections.abc import Callable
@@ -20,16 +19,14 @@ from torch import Tensor, nn
 
 from gnnaccel.adapters.pyg.propagate import function_names
 from gnnaccel.adapters.pyg.propagate.devices import MOVES, still
-from gnnaccel.adapters.pyg.propagate.expressed import Once, numbered, reshaped
 from gnnaccel.adapters.pyg.propagate.later import other
 from gnnaccel.adapters.pyg.propagate.pointwise_calls import OPERATIONS, TRUE
-from gnnaccel.adapters.pyg.propagate.row_count import ROWS, RowCount, counted
+from gnnaccel.adapters.pyg.propagate.row_count import RowCount, counted
 from gnnaccel.adapters.pyg.propagate.standins import NUMBERS, Unseen
 from gnnaccel.adapters.pyg.propagate.traced import (VIEWS, Make, Param, Value, _call, applied,
                                                       shaped)
 from gnnaccel.adapters.pyg.propagate.untold import Sequence
-from gnnaccel.dispatch.generated.cut import without_gradient
-from gnnaccel.dispatch.generated.tree import Leaf, Number, Tree, computed, leaves, mapped
+from gnnaccel.dispatch.generated.tree import Leaf, Number, Tree, computed, leaves
 
 _SAME = frozenset(("contiguous", "detach", "float", "to", "type_as", "long", "int", "bool"))
 #: operations that mix the channels of a row
@@ -88,13 +85,13 @@ class Rows(Value):
 
     def operate(self, name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
         if name == "detach":
-            return self.sharing(detached(self))
+            return self.sharing(other("pieces").detached(self))
         if name in MOVES:
             name, function, args, kwargs = still(name, args, kwargs)
             if not name:
                 return self
         result = self._operated(name, function, args, kwargs)
-        return result if torch.is_grad_enabled() else detached(result)
+        return result if torch.is_grad_enabled() else other("pieces").detached(result)
 
     def _operated(self, name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
         args = tuple(one.alone() if isinstance(one, Rows) else one for one in args)
@@ -122,7 +119,7 @@ class Rows(Value):
         if name in ("getitem", "index_select") and isinstance(args[0], Param):
             return other("channels").looked_up(function, *args, **kwargs)
         if name in _PIECES:
-            return tuple(map(self.sharing, _pieces(self, function, args, kwargs)))
+            return tuple(map(self.sharing, other("pieces").several(self, function, args, kwargs)))
         if name in _OF_ROWS:
             return other("channels").mixed(self, name, function, args, kwargs)
         if name in function_names.COMPOSED:
@@ -130,8 +127,8 @@ class Rows(Value):
         if name in function_names.BY_TORCH:
             return other("products").by_torch(name, function, args, kwargs)
         if name in ("getitem", *_TURNED, *_REPEATED):
-            change = (_piece if name == "getitem" else Rows._expanded if name in _REPEATED
-                      else other("channels").turned)
+            change = (other("pieces").piece if name == "getitem"
+                      else Rows._expanded if name in _REPEATED else other("channels").turned)
             return self.sharing(change(self, function, args, kwargs))
         if name not in OPERATIONS:
             raise Unseen
@@ -320,76 +317,3 @@ def hold(parts: Any) -> Any:
         if isinstance(one, Rows):
             one.held = True
     return parts
-
-
-# --- views and pieces -----------------------------------------------------------------------------
-
-def viewed(value: Rows, meta: Tensor) -> Rows:
-    """Rows in another shape. Of a sum of rows and fewer numbers these are repeated in blocks."""
-    old, new = tuple(value.meta.shape[1:]), tuple(meta.shape[1:])
-    if meta.dim() == 0 or meta.shape[0] != ROWS:
-        raise Unseen
-    return Rows(reshaped(value.tree, old, new), meta)
-
-
-def _piece(value: Rows, function: Callable, args: tuple, kwargs: dict) -> Rows:
-    """Some of the channels."""
-    place = args[1] if type(args[1]) is tuple else (args[1],)
-    if not place or not (place[0] is Ellipsis or place[0] == slice(None)) or any(
-        type(one) not in (int, slice, type(None), type(Ellipsis)) for one in place):
-        raise Unseen
-    meta = applied(function, args, kwargs)
-    if meta.numel() == value.meta.numel():  # nothing but new axes
-        return viewed(value, meta)
-    return cut(value, meta, lambda t: function(t, *args[1:], **kwargs), repr(place))
-
-
-def _pieces(value: Rows, function: Callable, args: tuple, kwargs: dict) -> tuple[Rows, ...]:
-    dims = [kwargs["dim"]] if "dim" in kwargs else list(args[-1:])
-    if dims != [-1] and dims != [value.meta.dim() - 1]:
-        raise Unseen
-    metas = function(value.meta, *args[1:], **kwargs)
-    return tuple(cut(value, meta, lambda t: function(t, *args[1:], **kwargs),
-                     repr((function.__name__, args[1:], kwargs)), k)
-                 for k, meta in enumerate(metas))
-
-
-def detached(value: Any) -> Any:
-    """``value`` without gradients."""
-    if type(value) is tuple:
-        return tuple(map(detached, value))
-    value = value.alone()
-    return Rows(mapped(value.tree, _still), value.meta)
-
-
-def _still(leaf: Leaf) -> Leaf:
-    base = leaf.pieces.get("still")
-    if base is None:
-        base = leaf.pieces["still"] = without_gradient(leaf.base, None)
-    return base if leaf is leaf.base else without_gradient(leaf, base)
-
-
-def cut(value: Rows, meta: Tensor, function: Callable[[Tensor], Any], key: str,
-        at: int | None = None) -> Rows:
-    """One piece of every leaf, by ``function``, named ``key``; of several, number ``at``."""
-    old, new = tuple(value.meta.shape[1:]), tuple(meta.shape[1:])
-
-    def piece(leaf: Leaf) -> Leaf:
-        if leaf.blocks or (leaf.tail != old and math.prod(leaf.tail) != 1):
-            raise Unseen
-        if math.prod(leaf.tail) == 1:
-            return leaf.viewed((1,) * len(new))
-
-        def make(given: Any) -> Any:
-            t = leaf.make(given)
-            return function(t.reshape(1 if leaf.end == "p" else t.shape[0], *old))
-
-        pieces = leaf.pieces
-        if (old, key, at) not in pieces:
-            make_piece: Make = make
-            if at is not None:
-                make_piece = partial(numbered, pieces.setdefault((old, key), Once(make)), at)
-            pieces[old, key, at] = Leaf(leaf.end, make_piece, new, leaf.names, leaf.roots)
-        return pieces[old, key, at]
-
-    return Rows(mapped(value.tree, piece), meta)

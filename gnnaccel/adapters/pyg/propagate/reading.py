@@ -11,13 +11,12 @@ from torch import Tensor
 
 from gnnaccel.adapters.own import GATHERS, MESSAGE_PASSING, Path, home, is_method
 from gnnaccel.adapters.pyg import edges, guards
-from gnnaccel.adapters.pyg.propagate import adjacency, message, node_counts, stock
+from gnnaccel.adapters.pyg.propagate import adjacency, message, node_counts, reductions, stock
 from gnnaccel.adapters.pyg.propagate.node_counts import TENSORS as TENSORS
 from gnnaccel.dispatch.graph.edge_arrays import EdgeArrays
 from gnnaccel.dispatch.ops import aggregation
 from gnnaccel.dispatch.ops import aggregation_means as means
 from gnnaccel.dispatch.ops.aggregation import Aggregation, Reduce
-from gnnaccel.dispatch.ops.aggregation_means import PowerMean, Softmax
 from gnnaccel.dispatch.ops.graph import OpGraph, ProductGraph
 from gnnaccel.dispatch.policy.names import IdentityMap
 from gnnaccel.dispatch.policy.reasons import Reason, reason
@@ -28,10 +27,6 @@ MODULE_HOOKS = itemgetter("_forward_hooks", "_forward_pre_hooks", "_backward_hoo
                           "_backward_pre_hooks")
 #: methods that must not be replaced on a layer object
 OVERRIDES = frozenset(MESSAGE_PASSING)
-_REDUCES = {"SumAggregation": "sum", "MeanAggregation": "mean", "MaxAggregation": "max",
-            "MinAggregation": "min"}
-#: aggregations with settings, or modules, of their own: looked at in each call
-_MOMENTS = {"VarAggregation": "var", "StdAggregation": "std"}
 #: reasons of a message without a form, or of one whose tensors do not fit it
 NO_FORM = ("GA206", "GA208", "GA211")
 #: attributes in which a function may change
@@ -171,9 +166,9 @@ def storable(layer: Any) -> Reason | bool:
     why = known_class(type(layer)).why
     if why is None and known_class(type(layer)).aggregate is not None:
         why = reason("GA603", "it aggregates in its own way")
-    if why is None and _REDUCES.get(type(layer.aggr_module).__name__) not in ("sum", "mean"):
-        why = reason("GA603",
-                     f"the aggregation is {type(layer.aggr_module).__name__}, not a sum or a mean")
+    name = type(layer.aggr_module).__name__
+    if why is None and reductions.BY_NAME.get(name) not in ("sum", "mean"):
+        why = reason("GA603", f"the aggregation is {name}, not a sum or a mean")
     return True if why is None else reason("GA603", why.text)
 
 
@@ -229,7 +224,7 @@ def read_as(form: message.Form, layer: Any, edge_index: Any, kwargs: dict, known
     """`read`, of messages of this form."""
     from gnnaccel.adapters.pyg.propagate import completing  # which needs this module
 
-    reduces = reductions(layer, known)
+    reduces = reductions.of(layer, known)
     why = (guards.context_reason() or layer_reason(layer, known, reduces)
            or _update_reason(known, edge_index, kwargs))
     if why is not None:
@@ -262,49 +257,6 @@ def read_as(form: message.Form, layer: Any, edge_index: Any, kwargs: dict, known
         if type(first) is Reason:
             return first
     return Read(graph, first, form, known, reduces)
-
-
-def reductions(layer: Any, known: Known) -> tuple[Reduce, ...]:
-    """The layer's reductions, as `Aggregation.by` takes them."""
-    return (_reduces(layer.aggr_module)
-            if known.aggregate is None else known.aggregate.reduces(layer))
-
-
-def _reduces(module: Any) -> tuple[Reduce, ...]:
-    """Reductions of an aggregation of the host's: one, or those of a MultiAggregation; () for
-    others, or with hooks."""
-    name = type(module).__name__
-    if not type(module).__module__.startswith("torch_geometric.nn.aggr."):
-        return ()
-    if guards.reducing_reason(module) is not None:
-        return ()
-    if name == "MultiAggregation":
-        if guards.several_reason(module) is not None:
-            return ()
-        inside = tuple(_reduces(inner) for inner in module.aggrs)
-        return tuple(one[0] for one in inside) if all(len(one) == 1 for one in inside) else ()
-    if name in _REDUCES:
-        return (_REDUCES[name],)
-    if name in _MOMENTS:
-        return (_MOMENTS[name],) if guards.moments_reason(module) is None else ()
-    return (mean_of(module),) if name in ("SoftmaxAggregation", "PowerMeanAggregation") else ()
-
-
-def settled(module: Any) -> bool:
-    """Whether an aggregation is what its class and its own hooks say, beside numbers."""
-    return module._modules.get("aggrs") is None and type(module).__name__ not in _MOMENTS
-
-
-def mean_of(module: Any) -> Softmax | PowerMean:
-    """A softmax or power mean of the host's as it is now: users may set its numbers."""
-    number = module.t if type(module).__name__ == "SoftmaxAggregation" else module.p
-    if isinstance(number, Tensor) and module.channels != 1:
-        number = number.view(-1, module.channels)
-    if type(module).__name__ == "SoftmaxAggregation":
-        return Softmax(number,  # type: ignore[call-arg]  # `name` is no field
-                       module.learn or not module.semi_grad)
-    low, high = getattr(module, "min_value", 0), getattr(module, "max_value", 100)  # PyG 2.6: none
-    return PowerMean(number, low, high)  # type: ignore[call-arg]
 
 
 def source(kwargs: dict, name: str) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnaccel.adapters.pyg.propagate import generated, pointwise
+from gnnaccel.adapters.pyg.propagate import generated, pieces, pointwise
 from gnnaccel.adapters.pyg.propagate.expressed import Before, Once, Reduced
 from gnnaccel.adapters.pyg.propagate.node_values import NodeValue, Steps
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
@@ -37,7 +37,7 @@ def at_end(value: NodeValue, end: str) -> pointwise.Rows:
     names: frozenset[Any] = frozenset((*reducers.values(), *_written(steps, value))) or (
         frozenset((make,)))
     rows = pointwise.made_rows(end, Once(make), value.meta, names, roots)
-    return rows if torch.is_grad_enabled() else pointwise.detached(rows)
+    return rows if torch.is_grad_enabled() else pieces.detached(rows)
 
 
 def _before(rows: pointwise.Rows, reduce: str) -> Before:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from gnnaccel.adapters.pyg.propagate import completing, new_graphs_native, reading
+from gnnaccel.adapters.pyg.propagate import (completing, new_graphs_native, reading,
+                                              reductions)
 from gnnaccel.adapters.pyg.propagate.described import Alike, Arguments, Described, Unknown
 from gnnaccel.dispatch.graph import ledger
 from gnnaccel.dispatch.graph.tensor_ref import TensorRef
@@ -85,7 +86,7 @@ class Repeated(Described):
         if (self.modes != (_grad(), _deterministic(), saved_tensor_hooks(True) is None)
             or not self.holds(layer, config)):
             return None
-        if self.reduces is not None and self.reduces != reading.reductions(layer, self.known):
+        if self.reduces is not None and self.reduces != reductions.of(layer, self.known):
             return None
         view.touched = True
         if self.matrix is not None:
@@ -222,7 +223,7 @@ def remember(layer: Any, edge_index: Tensor, kwargs: dict, call: reading.Read, d
         if graph.built is None or not memory.keeps(graph.built):
             return
         settled = call.known.traced or (
-            reading.settled(layer.aggr_module) and len(call.reduces) == 1)
+            reductions.settled(layer.aggr_module) and len(call.reduces) == 1)
         if not settled and any(type(one) is not str for one in call.reduces):
             return  # numbers inside may change
         entry = Repeated(layer, edge_index, kwargs, call, decision, config, settled)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gnnaccel.adapters.pyg.propagate import channels, pointwise
+from gnnaccel.adapters.pyg.propagate import channels, pieces
 from gnnaccel.adapters.pyg.propagate.expressed import Effect, Once
 from gnnaccel.adapters.pyg.propagate.node_values import NodeValue, gathered
 from gnnaccel.adapters.pyg.propagate.pointwise import Rows
@@ -90,7 +90,7 @@ class Stacked(Value):
         if math.prod(shape[:self.place]) != math.prod(meta.shape[:place]):
             raise Unseen
         inner = self.rows.meta.new_empty(ROWS, *_tail(meta))
-        return Stacked(pointwise.viewed(self.rows.alone(), inner), meta)
+        return Stacked(pieces.viewed(self.rows.alone(), inner), meta)
 
     def _check_piece(self, place: Any) -> None:
         """Pieces of the dimensions after the rows, ``x[..., :k]``."""

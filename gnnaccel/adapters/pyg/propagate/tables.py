@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnaccel.adapters.pyg.propagate import pointwise, products, whole_numbers
+from gnnaccel.adapters.pyg.propagate import pieces, pointwise, products, whole_numbers
 from gnnaccel.adapters.pyg.propagate.expressed import Once
 from gnnaccel.adapters.pyg.propagate.nodes_read import node_rows
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS, RowCount
@@ -42,7 +42,7 @@ def at_end(operation: str, table: Any, *place: Any, **named: Any) -> pointwise.R
     result = pointwise.made_rows(index.end, node_rows(Once(rows), index.end),
                                  meta.new_empty(ROWS, *meta.shape[1:]),
                                  frozenset(table.roots), table.roots)
-    return result if torch.is_grad_enabled() else pointwise.detached(result)
+    return result if torch.is_grad_enabled() else pieces.detached(result)
 
 
 def at_places(table: Param, place: tuple) -> pointwise.Rows:
@@ -60,7 +60,7 @@ def at_places(table: Param, place: tuple) -> pointwise.Rows:
             next(remaining) if isinstance(one, pointwise.Rows) else one for one in ids]))
 
     result = products.product(picked, (table, *named))
-    return result if torch.is_grad_enabled() else pointwise.detached(result)
+    return result if torch.is_grad_enabled() else pieces.detached(result)
 
 
 def _is_plain(place: Any) -> bool:

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from gnnaccel.adapters import own
 from gnnaccel.adapters.pyg.propagate import (generated, guarded, kinds, named_attributes, naming,
-                                              own_aggregations, pointwise, reading, supers,
-                                              tracing, zero_rows)
+                                              own_aggregations, pointwise, reading, reductions,
+                                              supers, tracing, zero_rows)
 from gnnaccel.adapters.pyg.propagate.graph_functions import GraphFunctions
 from gnnaccel.adapters.pyg.propagate.message import _named, codes
 from gnnaccel.adapters.pyg.propagate.node_values import NAMES as OF_NODES
@@ -109,7 +109,7 @@ class _Layer(Layer):
         if own_aggregations.is_users(module):
             inside = self._traced_inside(own_aggregations.Within, module, (name,))
             return inside._traced_method(type(module).forward)
-        reduces = reading._reduces(module)
+        reduces = reductions.of_module(module)
         if reduces not in (("sum",), ("mean",), ("max",), ("min",)) or (
             type(module).__name__ == "MultiAggregation"):  # others are in it, which may change
             raise Unseen
@@ -157,7 +157,8 @@ class Traced(GraphFunctions):
             if naming.catches(code) or not naming.special_as_arguments(
                 code, self.proxy._traced_special):
                 raise Unseen
-            if not named_attributes.names_known(code, self.layer, _NAMES, True, function.__globals__):
+            if not named_attributes.names_known(code, self.layer, _NAMES, True,
+                                                function.__globals__):
                 raise Unseen
             for kind, name in _named(code):
                 if kind == "LOAD_GLOBAL":

@@ -27,6 +27,7 @@ from gnnaccel.adapters.pyg.propagate.specials import COUNTS, special
 from gnnaccel.adapters.pyg.propagate.standins import NUMBERS, Unseen, rows
 from gnnaccel.adapters.pyg.propagate.traced import Make, Param
 from gnnaccel.adapters.pyg.propagate.traced_layer import Layer, runnable
+from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.policy.names import IdentityMap
 
 _TRACES = 4  # kept for each layer

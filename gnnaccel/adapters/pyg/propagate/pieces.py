@@ -1,0 +1,89 @@
+"""Views and pieces of rows while a ``message`` of pointwise operations is traced, and rows without
+gradients."""
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from gnnaccel.adapters.pyg.propagate.expressed import Once, numbered, reshaped
+from gnnaccel.adapters.pyg.propagate.pointwise import Rows
+from gnnaccel.adapters.pyg.propagate.row_count import ROWS
+from gnnaccel.adapters.pyg.propagate.standins import Unseen
+from gnnaccel.adapters.pyg.propagate.traced import Make, applied
+from gnnaccel.dispatch.generated.cut import without_gradient
+from gnnaccel.dispatch.generated.tree import Leaf, mapped
+
+
+def viewed(value: Rows, meta: Tensor) -> Rows:
+    """Rows in another shape. Of a sum of rows and fewer numbers these are repeated in blocks."""
+    old, new = tuple(value.meta.shape[1:]), tuple(meta.shape[1:])
+    if meta.dim() == 0 or meta.shape[0] != ROWS:
+        raise Unseen
+    return Rows(reshaped(value.tree, old, new), meta)
+
+
+def piece(value: Rows, function: Callable, args: tuple, kwargs: dict) -> Rows:
+    """Some of the channels."""
+    place = args[1] if type(args[1]) is tuple else (args[1],)
+    if not place or not (place[0] is Ellipsis or place[0] == slice(None)) or any(
+        type(one) not in (int, slice, type(None), type(Ellipsis)) for one in place):
+        raise Unseen
+    meta = applied(function, args, kwargs)
+    if meta.numel() == value.meta.numel():  # nothing but new axes
+        return viewed(value, meta)
+    return cut(value, meta, lambda t: function(t, *args[1:], **kwargs), repr(place))
+
+
+def several(value: Rows, function: Callable, args: tuple, kwargs: dict) -> tuple[Rows, ...]:
+    dims = [kwargs["dim"]] if "dim" in kwargs else list(args[-1:])
+    if dims != [-1] and dims != [value.meta.dim() - 1]:
+        raise Unseen
+    metas = function(value.meta, *args[1:], **kwargs)
+    return tuple(cut(value, meta, lambda t: function(t, *args[1:], **kwargs),
+                     repr((function.__name__, args[1:], kwargs)), k)
+                 for k, meta in enumerate(metas))
+
+
+def detached(value: Any) -> Any:
+    """``value`` without gradients."""
+    if type(value) is tuple:
+        return tuple(map(detached, value))
+    value = value.alone()
+    return Rows(mapped(value.tree, _still), value.meta)
+
+
+def _still(leaf: Leaf) -> Leaf:
+    base = leaf.pieces.get("still")
+    if base is None:
+        base = leaf.pieces["still"] = without_gradient(leaf.base, None)
+    return base if leaf is leaf.base else without_gradient(leaf, base)
+
+
+def cut(value: Rows, meta: Tensor, function: Callable[[Tensor], Any], key: str,
+        at: int | None = None) -> Rows:
+    """One piece of every leaf, by ``function``, named ``key``; of several, number ``at``."""
+    old, new = tuple(value.meta.shape[1:]), tuple(meta.shape[1:])
+
+    def piece(leaf: Leaf) -> Leaf:
+        if leaf.blocks or (leaf.tail != old and math.prod(leaf.tail) != 1):
+            raise Unseen
+        if math.prod(leaf.tail) == 1:
+            return leaf.viewed((1,) * len(new))
+
+        def make(given: Any) -> Any:
+            t = leaf.make(given)
+            return function(t.reshape(1 if leaf.end == "p" else t.shape[0], *old))
+
+        pieces = leaf.pieces
+        if (old, key, at) not in pieces:
+            make_piece: Make = make
+            if at is not None:
+                make_piece = partial(numbered, pieces.setdefault((old, key), Once(make)), at)
+            pieces[old, key, at] = Leaf(leaf.end, make_piece, new, leaf.names, leaf.roots)
+        return pieces[old, key, at]
+
+    return Rows(mapped(value.tree, piece), meta)

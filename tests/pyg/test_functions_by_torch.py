@@ -267,3 +267,15 @@ def test_diagonals(kernels, aggr):
 
 def test_diagonals_along_the_rows_stay_native(emulated):
     stays_native(emulated, DiagonalOfRows())
+
+
+class DroppedByAnotherName(Message):
+    """`torch.dropout` has its argument's name from elsewhere."""
+
+    def message(self, x_i, x_j):
+        return torch.dropout(torch.tanh(x_j - x_i), p=0.4, train=self.training)
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_dropout_by_another_name(emulated, train):
+    compare(emulated, DroppedByAnotherName(), *arguments(Message)[:2], train=train)

@@ -4,6 +4,7 @@ from __future__ import annotations
 import argparse
 import copy
 import dataclasses
+import sys
 import types
 
 import pytest
@@ -182,6 +183,7 @@ def test_others_stay_native(emulated, make):
 
 # --- objects that are global values ---------------------------------------------------------------
 
+here = sys.modules[__name__]
 settings = argparse.Namespace(slope=0.1, kind="mul", scale=None,
                               nested=types.SimpleNamespace(scale=3.0, lin=nn.Linear(WIDTH, 1)))
 
@@ -206,12 +208,18 @@ class GlobalModule(Global):
         return super().message(x_i, x_j) * settings.nested.lin(x_j)
 
 
-@pytest.mark.parametrize("cls", [Global, GlobalAggregated])
+class OfAnotherFile(Message):
+    def message(self, x_i, x_j):
+        return nn.functional.leaky_relu(x_j * x_i, here.settings.slope) * (
+            here.settings.nested.scale)
+
+
+@pytest.mark.parametrize("cls", [Global, GlobalAggregated, OfAnotherFile])
 def test_global_objects(kernels, cls):
     compare(kernels, cls(), *arguments(Message)[:2])
 
 
-@pytest.mark.parametrize("cls", [Global, GlobalAggregated, GlobalModule])
+@pytest.mark.parametrize("cls", [Global, GlobalAggregated, GlobalModule, OfAnotherFile])
 def test_changes_of_global_objects_are_seen(emulated, cls, monkeypatch):
     """Of a number, a text, an object within, and another object under the name."""
     layer, given = cls(), arguments(Message)[:2]

@@ -37,15 +37,16 @@ POINTWISE = LINEAR | {"add", "sub", "relu", "leaky_relu", "sigmoid", "tanh", "ex
 ALIASES = {"multiply": "mul", "divide": "div", "true_divide": "div", "truediv": "div",
            "negative": "neg", "subtract": "sub", "rsub": "rsub", "__rsub__": "rsub",
            "linalg_norm": "norm", "linalg_vector_norm": "norm"}
-_AS_NUMPY = {"axis": "dim", "keepdims": "keepdim", "train": "training"}
+#: names of arguments that some of torch's functions take: numpy's, and one of `torch.dropout` alone
+_NAMES = {"axis": "dim", "keepdims": "keepdim", "train": "training"}
 
 
 def by_torchs_names(function: Any, kwargs: dict) -> dict:
-    """Arguments by torch's own names, of functions that take numpy's for them as well, as those do
-    that are not written in Python."""
-    if not _AS_NUMPY.keys() & kwargs.keys() or type(function) is types.FunctionType:
+    """Arguments by torch's usual names, of functions that take others for them, as those do that are
+    not written in Python."""
+    if not _NAMES.keys() & kwargs.keys() or type(function) is types.FunctionType:
         return kwargs
-    named = {_AS_NUMPY.get(name, name): value for name, value in kwargs.items()}
+    named = {_NAMES.get(name, name): value for name, value in kwargs.items()}
     if len(named) < len(kwargs):
         raise Unseen  # torch does not take both
     return named

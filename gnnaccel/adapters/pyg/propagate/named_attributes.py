@@ -92,11 +92,13 @@ class _Code:
 
     def _of_held(self, at: int) -> bool:
         """Whether the step reads an attribute of a module or a record that the layer holds, of one
-        in that, or of a global record."""
+        in that, or of a record that is a global value of this module or another."""
         first, path = self._path(at)
         if first < 0:
             return False
         held = self.layer if self._is_layer(first) else self._global(self.steps[first])
+        if naming.is_users_module(held) and path:
+            held = vars(held).get(path.pop(0))
         if held is None or held is self.layer and not path or (
             held is not self.layer and not naming.is_record(held)):
             return False

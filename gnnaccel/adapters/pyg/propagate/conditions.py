@@ -1,8 +1,9 @@
-"""Questions that a ``message`` asks about numbers, such as whether there are edges of a kind. The
-trace goes one way; in each call the answer has to be the same, else the call is native. The host
-asks the device as well."""
+"""Questions that a ``message`` asks about numbers, such as whether there are edges of a kind, or
+whether a tensor of one number is larger than another. The trace goes one way; in each call the
+answer has to be the same, else the call is native. The host asks the device as well."""
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -10,7 +11,8 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters.pyg.propagate.expressed import notes
-from gnnaccel.adapters.pyg.propagate.standins import Unseen
+from gnnaccel.adapters.pyg.propagate.standins import NUMBERS, Unseen
+from gnnaccel.adapters.pyg.propagate.traced import Param
 from gnnaccel.cuda import capture
 
 
@@ -40,5 +42,44 @@ def hold(conditions: tuple[Condition, ...], given: Any) -> bool:
     if capture.capturing():
         return False
     with torch.no_grad():
-        answers = torch.stack([one.make(given) for one in conditions]).tolist()
+        truths = [one.make(given) for one in conditions]
+        # those of a tensor that the layer has elsewhere than its rows are asked alone
+        together = len({one.device for one in truths}) == 1
+        answers = torch.stack(truths).tolist() if together else list(map(bool, truths))
     return answers == [one.answer for one in conditions]
+
+
+class Compared:
+    """Stand-in for what a comparison of one number gives, of which no more is asked than whether it
+    is true."""
+
+    def __init__(self, make: Callable[[Any], Tensor]):
+        self.make = make
+
+    def __bool__(self) -> bool:
+        return noted(self.make)
+
+    def _refuses(self, *args: Any) -> Any:
+        raise Unseen
+
+    __eq__ = __ne__ = _refuses
+    __str__ = __repr__ = __format__ = _refuses
+    __hash__ = object.__hash__
+
+
+def _compared(compare: Callable[[Any, Any], Any], one: Param, other: Any) -> Any:
+    if type(other) not in NUMBERS or one.meta.numel() != 1:
+        return NotImplemented
+
+    def make(given: Any) -> Tensor:
+        return compare(one.make(given), other).reshape(())
+
+    return Compared(make)
+
+
+def _comparing(compare: Callable[[Any, Any], Any]) -> Callable[[Param, Any], Any]:
+    return lambda one, other: _compared(compare, one, other)
+
+
+for _compare in (operator.gt, operator.ge, operator.lt, operator.le):
+    setattr(Param, f"__{_compare.__name__}__", _comparing(_compare))

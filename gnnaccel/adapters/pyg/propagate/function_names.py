@@ -42,8 +42,8 @@ _NAMES = {"axis": "dim", "keepdims": "keepdim", "train": "training"}
 
 
 def by_torchs_names(function: Any, kwargs: dict) -> dict:
-    """Arguments by torch's usual names, of functions that take others for them, as those do that are
-    not written in Python."""
+    """Arguments by torch's usual names, of functions that take others for them, as those do that
+    are not written in Python."""
     if not _NAMES.keys() & kwargs.keys() or type(function) is types.FunctionType:
         return kwargs
     named = {_NAMES.get(name, name): value for name, value in kwargs.items()}

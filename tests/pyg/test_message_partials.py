@@ -65,16 +65,18 @@ def test_values_and_gradients(kernels, make):
     compare(kernels, layer, graphs.features(), graphs.square())
 
 
-@pytest.mark.parametrize("act", [functools.partial(torch.dropout, p=0.5, train=True),
-                                 functools.partial(nn.Tanh().forward)])
-def test_native(emulated, act):
+@pytest.mark.parametrize("act, route", [
+    (functools.partial(torch.dropout, p=0.5, train=True), "cuda"),  # the host's random numbers
+    (functools.partial(torch.alpha_dropout, p=0.5, train=True), "native"),
+    (functools.partial(nn.Tanh().forward), "native")])
+def test_routes(emulated, act, route):
     layer, x, ei = Conv(act), graphs.features(), graphs.square()
     torch.manual_seed(0)
     expected = layer(x, ei)
     torch.manual_seed(0)
     with emulated.on(on_fallback="native"):
         assert close(layer(x, ei), expected)
-    assert routes(layer) == {"native": 1}
+    assert routes(layer) == {route: 1}
 
 
 def new_keyword(layer, patch):

@@ -2,9 +2,11 @@
 oversteps."""
 from __future__ import annotations
 
+import datetime
 import gc
 import os
 import shutil
+import time
 
 import pytest
 
@@ -16,13 +18,26 @@ os.environ.setdefault("GNNACCEL_FIRST_USE", "wait")
 import gnnaccel  # noqa: F401  (before dgl, which pytest-xdist may import to show a warning of its)
 from tests import thinning
 
+_START = time.monotonic()
+
 
 def pytest_addoption(parser):
     parser.addoption(thinning.OPTION, action="store_true",
                      help="a smaller, fixed set: see tests/thinning.py")
+    parser.addoption(thinning.MINUTES, type=float,
+                     help="skip the tests that have not begun by then: see tests/thinning.py")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    minutes = item.config.getoption(thinning.MINUTES)
+    if minutes is not None and time.monotonic() - _START > 60 * minutes:
+        pytest.skip(f"{thinning.MINUTES} {minutes:g} are over")
 
 
 def pytest_collection_modifyitems(config, items):
+    if config.getoption(thinning.MINUTES) is not None:
+        items[:] = thinning.turned(items, datetime.date.today().toordinal())
     if config.getoption(thinning.OPTION):
         items[:], left_out = thinning.thinned(items)
         config.hook.pytest_deselected(items=left_out)

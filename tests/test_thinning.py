@@ -3,6 +3,10 @@ GPU."""
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -99,3 +103,21 @@ def test_cover_is_small_complete_and_always_the_same(sizes):
     assert {value for at in found
             for value in cases[at]} == {value for case in cases for value in case}
     assert len(found) == len(set(found)) == max(sizes) and found == thinning.cover(cases)
+
+
+def test_files_take_turns():
+    items = [SimpleNamespace(path=path, name=name) for path in "abcde" for name in range(3)]
+    orders = {tuple(item.path for item in thinning.turned(items, day)[::3]) for day in range(40)}
+    assert orders == {tuple("abcde"[at:] + "abcde"[:at]) for at in range(5)}
+    found = thinning.turned(items, 7)
+    assert sorted(map(id, found)) == sorted(map(id, items))
+    assert all([item.name for item in found[at:at + 3]] == [0, 1, 2] for at in range(0, 15, 3))
+    assert thinning.turned([], 7) == []
+
+
+@pytest.mark.parametrize("minutes, outcome", [("9", "6 passed"), ("0", "6 skipped")])
+def test_what_has_not_begun_in_time_is_skipped(minutes, outcome):
+    run = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider",
+                          f"{__file__}::test_spread", thinning.MINUTES, minutes],
+                         capture_output=True, text=True, cwd=Path(__file__).parents[1])
+    assert outcome in run.stdout

@@ -4,6 +4,10 @@ Every test function is run, but for those marked ``long``. Of one with parameter
 of one that runs on torch operations and under the emulation a single case in one of these places,
 since the emulation compiles kernels for nearly every case. Which cases are kept depends on the
 test's name, so that different tests keep different ones. Tests marked ``gpu`` are never left out.
+
+``--minutes N``: tests that have not begun N minutes after the start are skipped, for a run that is
+ended at a fixed time. Files are then in another order each day, so that it is not always the same
+tests that a slow machine leaves out.
 """
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 OPTION = "--few"
+MINUTES = "--minutes"
 MOST = 2
 # parameters that say where a test runs
 PLACES = ("device", "route")
@@ -26,6 +31,16 @@ def thinned(items: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     kept = {id(item) for name, cases in groups.items() for item in _chosen(name, cases)}
     return ([item for item in items if id(item) in kept],
             [item for item in items if id(item) not in kept])
+
+
+def turned(items: Sequence[Any], day: int) -> list[Any]:
+    """The tests, from another file on each ``day``, and those of a file together."""
+    files: dict[Any, list[Any]] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    order = list(files.values())
+    first = zlib.crc32(str(day).encode()) % max(1, len(order))
+    return [item for file in (*order[first:], *order[:first]) for item in file]
 
 
 def cover(cases: Sequence[tuple[Hashable, ...]]) -> list[int]:

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 import gnnaccel
+from gnnaccel.dispatch.offload import memory as memories
 from gnnaccel.dispatch.offload.memory import Memory
 from gnnaccel.dispatch.offload.session import BandSession
 from gnnaccel.dispatch.offload.sizes import Widths
@@ -47,6 +48,20 @@ def test_a_model_trains(where, enabled):
     assert len(ran.ran) == 3 and min(bands for _, bands in ran.ran) > 1
     for got, truth in zip(found, right):
         assert checks.difference(got, truth) < 1e-4
+
+
+@pytest.mark.gpu
+def test_with_memory_of_exactly_so_many_bytes(gpu, monkeypatch):
+    from gnnaccel.cuda import pinned
+
+    made, empty = [], pinned.Blocks.empty
+    monkeypatch.setattr(memories, "_LARGE", 1)
+    monkeypatch.setattr(memories, "_LASTING", 1)
+    monkeypatch.setattr(pinned.Blocks, "empty", lambda self, *of: made.append(of)
+                        or empty(self, *of))
+    test_layers("cuda", 4000, True, True)
+    test_a_model_trains("cuda", True)
+    assert len(made) > 20
 
 
 @pytest.mark.parametrize("pinned", [False, True])

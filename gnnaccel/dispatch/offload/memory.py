@@ -1,16 +1,22 @@
 """Rows of the host's memory as a device fetches, writes and adds to them."""
 from __future__ import annotations
 
+import math
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import driver, host_rows
+from gnnaccel.cuda import driver, host_rows, pinned
 from gnnaccel.dispatch.offload.kept import Kept
 
 #: places of rows: a range, or numbers, int32 on the host, none twice where rows are written
 Where: TypeAlias = "slice | Tensor"
+
+# Bytes of the host from which on exactly so many are pinned. torch takes a power of two, and gives
+# it to the next tensor of any size: for results of many sizes that is faster.
+_LARGE = 1 << 30
+_LASTING = 1 << 20
 
 
 def count(where: Where) -> int:
@@ -52,11 +58,26 @@ class Memory:
 
     def empty(self, shape: Any, dtype: torch.dtype) -> Tensor:
         """Memory of the host, pinned where the device is a GPU."""
-        return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=self._on_gpu)
+        if self._exact(shape, dtype, _LARGE):
+            return pinned.blocks().empty(shape, dtype)
+        return self._staging(shape, dtype)
 
     def keep(self, t: Tensor) -> Tensor:
         """``t``, wherever it is, in memory of the host."""
         return self.empty(t.shape, t.dtype).copy_(t)
+
+    def lasting(self, t: Tensor) -> Tensor:
+        """As `keep`, for as long as the graph is there."""
+        exact = self._exact(t.shape, t.dtype, _LASTING)
+        return (pinned.lasting if exact else self.empty)(t.shape, t.dtype).copy_(t)
+
+    def _exact(self, shape: Any, dtype: torch.dtype, least: int) -> bool:
+        return (self._on_gpu and math.prod(shape) * dtype.itemsize >= least
+                and driver.available()[0])
+
+    def _staging(self, shape: Any, dtype: torch.dtype) -> Tensor:
+        """The same, of torch's allocator, which is fast for what goes soon."""
+        return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=self._on_gpu)
 
     def near(self, far: Tensor, ahead: int = 0) -> Tensor:
         """A copy of all of a tensor of the host, on the device, behind ``ahead`` free rows."""
@@ -89,7 +110,7 @@ class Memory:
         elif self._by_kernel(far):
             host_rows.fetch(far, self._numbers(where), close)
         else:
-            staged = self.empty(close.shape, far.dtype)
+            staged = self._staging(close.shape, far.dtype)
             close.copy_(torch.index_select(far, 0, where, out=staged), non_blocking=True)
 
     def put(self, close: Tensor, where: Where, far: Tensor, also: Tensor | None = None) -> None:

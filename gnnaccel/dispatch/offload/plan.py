@@ -182,8 +182,8 @@ def _band(number: int, edge_index: Tensor, sources: int, own: dict[str, slice],
         (2, 0), dtype=torch.long, device=memory.device)
     halo, place = _halo(starts, sources, own[source])
     edges = torch.stack([place[starts], (stops - own[target].start).int()])
-    return Band(number, own, halo if isinstance(halo, slice) else memory.keep(halo),
-                memory.keep(edges), memory.keep(torch.cat(ids) if ids else starts.int()))
+    return Band(number, own, halo if isinstance(halo, slice) else memory.lasting(halo),
+                memory.lasting(edges), memory.lasting(torch.cat(ids) if ids else starts.int()))
 
 
 def _entering(edge_index: Tensor, own: slice, device: torch.device,

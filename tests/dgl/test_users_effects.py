@@ -249,3 +249,39 @@ def test_functions_that_draw_or_seed(emulated, does, by):
 
     for _ in range(2):
         agrees(emulated, after, taken=not does)
+
+
+def _squared(nodes):
+    total = nodes.mailbox["m"].sum(1)
+    return {"y": total, "z": total * total}
+
+
+def _twice(nodes):
+    total = nodes.mailbox["m"].sum(1)
+    return {"y": total, "z": total}
+
+
+def _kept(nodes):
+    changed = torch.tanh(nodes.mailbox["m"].mean(1))
+    return {"y": changed, "z": changed.view(-1, WIDTH)}
+
+
+@pytest.mark.parametrize("reduce", [
+    lambda nodes: {"y": torch.relu(nodes.data["h"] + nodes.mailbox["m"].sum(1)),
+                   "z": nodes.mailbox["m"].mean(1)},
+    lambda nodes: {"y": nodes.mailbox["m"].mean(1).exp()}, _squared, _twice, _kept])
+def test_results_of_a_mailbox_may_be_changed_in_place(route, reduce):
+    graph = dgl.graph((torch.randint(0, 12, (60,)), torch.arange(60) % 12), num_nodes=12)
+    x = torch.randn(12, WIDTH)
+
+    def call():
+        h = x.clone().requires_grad_()
+        with graph.local_scope():
+            graph.ndata["h"] = h * 1.5
+            graph.update_all(lambda edges: {"m": edges.src["h"] * 0.5}, reduce)
+            results = [graph.ndata[name] for name in "yz" if name in graph.ndata]
+        results[0].mul_(2.0)
+        torch.cat(results).square().sum().backward()
+        return torch.cat([*results, h.grad]).detach()
+
+    agrees(route, call)

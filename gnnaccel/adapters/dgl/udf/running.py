@@ -211,7 +211,17 @@ def _finished(found: Found, reduced: list[Tensor], given: dict, edges: Edges) ->
     rows = found.steps.results(list(found.values), reduced, given)
     if entered is not None:
         rows = [t.new_zeros(edges.num_dst, *t.shape[1:]).index_copy(0, entered, t) for t in rows]
+    elif not _are_apart(rows, reduced):
+        rows = [t.clone() for t in rows]
     return dict(zip(found.fields, rows))
+
+
+def _are_apart(rows: list[Tensor], reduced: list[Tensor]) -> bool:
+    """Whether each result may be changed in place as the host's, which it puts together from
+    mailboxes: neither another result nor a backward reads its memory."""
+    if len(rows) == 1 and not (rows[0].requires_grad or rows[0]._is_view()):
+        return True
+    return len({*map(id, rows)}) == len(rows) and {*map(id, rows)} <= {*map(id, reduced)}
 
 
 # --- both -----------------------------------------------------------------------------------------

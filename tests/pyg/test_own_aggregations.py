@@ -1,11 +1,13 @@
-"""Aggregations of users' own, subclasses of PyG's ``Aggregation``."""
+"""Aggregations of users' own, subclasses of PyG's ``Aggregation``, and those of PyG's that have
+modules of the user's."""
 from __future__ import annotations
 
 import pytest
 import torch
 from torch import nn
-from torch_geometric.nn import GraphConv, MessagePassing
-from torch_geometric.nn.aggr import Aggregation, MeanAggregation
+from torch_geometric.nn import GINConv, MLP, GraphConv, MessagePassing
+from torch_geometric.nn.aggr import (Aggregation, AttentionalAggregation, DeepSetsAggregation,
+                                     MeanAggregation)
 from torch_geometric.utils import degree, scatter, softmax
 
 import gnnaccel
@@ -51,7 +53,21 @@ class Inherited(Preserving):
         return super().forward(x, index, ptr, dim_size, dim) + mean
 
 
-AGGREGATIONS = [Preserving, Learned, ByDegree, Inherited]
+def attention():
+    return AttentionalAggregation(nn.Sequential(nn.Linear(WIDTH, 4), nn.ReLU(), nn.Linear(4, 1)),
+                                  nn.Linear(WIDTH, WIDTH))
+
+
+def attention_of_each_channel():
+    return AttentionalAggregation(MLP([WIDTH, 4, WIDTH]))
+
+
+def deep_sets():
+    return DeepSetsAggregation(nn.Linear(WIDTH, 4), nn.Sequential(nn.Linear(4, WIDTH), nn.Tanh()))
+
+
+AGGREGATIONS = [Preserving, Learned, ByDegree, Inherited, attention, attention_of_each_channel,
+                deep_sets]
 
 
 class Gated(Message):
@@ -101,8 +117,13 @@ def test_values_and_gradients(kernels, cls, aggr):
         compare(kernels, cls(aggr()), *arguments(cls), train=train)
 
 
-def test_a_subclass_of_pygs(kernels):
-    compare(kernels, OfGraphConv(WIDTH, WIDTH, aggr=Preserving()), *arguments(OfGraphConv))
+@pytest.mark.parametrize("aggr", [Preserving, attention])
+def test_a_subclass_of_pygs(kernels, aggr):
+    compare(kernels, OfGraphConv(WIDTH, WIDTH, aggr=aggr()), *arguments(OfGraphConv))
+
+
+def test_attention_in_pygs_own_layer(kernels):
+    compare(kernels, GINConv(nn.Linear(WIDTH, WIDTH), aggr=attention()), *arguments(Copied)[:2])
 
 
 def test_second_derivatives(kernels):
@@ -139,6 +160,36 @@ def test_changes_are_seen(emulated):
             assert routes(layer) == {"cuda": 2}
     finally:
         Learned.forward = before
+
+
+def test_changes_of_attention_are_seen(emulated):
+    """Of its modules, and of PyG's class, which is native then."""
+    layer, given = Gated(attention()), arguments(Gated)
+    module, native = layer.aggr_module, AttentionalAggregation.forward
+
+    def replaced(self, x, *args, **kwargs):
+        return 2.0 * native(self, x, *args, **kwargs)
+
+    def agrees(route):
+        expected = layer(*given)
+        gnnaccel.reset_stats()
+        with emulated.on(on_fallback="native"):
+            for _ in range(2):
+                assert close(layer(*given), expected)
+        assert routes(layer) == {route: 2}
+
+    agrees("cuda")
+    for name in ("gate_nn", "nn"):
+        setattr(module, name, nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()))
+        agrees("cuda")
+    module.nn = None
+    agrees("cuda")
+    try:
+        AttentionalAggregation.forward = replaced
+        agrees("native")
+    finally:
+        AttentionalAggregation.forward = native
+    agrees("cuda")
 
 
 class Reducing(Preserving):

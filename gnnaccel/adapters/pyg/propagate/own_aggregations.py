@@ -1,5 +1,6 @@
-"""Aggregations of users' own, subclasses of PyG's, and what stands for one while an ``aggregate``
-is traced that hands messages to it."""
+"""Aggregations that are read as users' own: subclasses of PyG's, and those of PyG's that have
+modules of the user's. What stands for one while an ``aggregate`` is traced that hands messages to
+it."""
 from __future__ import annotations
 
 from typing import Any
@@ -17,14 +18,15 @@ def is_aggregation(value: Any) -> bool:
 
 
 def is_users(module: Any) -> bool:
-    """Whether a layer's aggregation is one of the user's own, whose call is its ``forward`` after
-    what PyG does in each."""
-    from torch_geometric.nn.aggr import Aggregation
+    """Whether a layer's aggregation is read as one of the user's own, whose call is its ``forward``
+    after what PyG does in each."""
+    from torch_geometric.nn import aggr
 
     cls = type(module)
-    return (isinstance(module, Aggregation) and guards.reducing_reason(module) is None
-            and home(cls.forward) not in ("torch", "torch_geometric")
-            and is_method(cls.__call__, Aggregation, "__call__", "torch_geometric"))
+    return (isinstance(module, aggr.Aggregation) and guards.reducing_reason(module) is None
+            and (cls in (aggr.AttentionalAggregation, aggr.DeepSetsAggregation)
+                 or home(cls.forward) not in ("torch", "torch_geometric"))
+            and is_method(cls.__call__, aggr.Aggregation, "__call__", "torch_geometric"))
 
 
 class Within(Inside):

@@ -9,9 +9,8 @@ from torch import nn
 from torch_geometric.nn import MessagePassing
 from torch_geometric.utils import softmax
 
-import gnnaccel
 from tests.pyg import graphs
-from tests.pyg.generated_calls import both, routes
+from tests.pyg.generated_calls import both
 from tests.pyg.generated_layers import WIDTH
 from tests.pyg.graphs import E
 from tests.pyg.judge import compare
@@ -110,7 +109,21 @@ class Numbers(Kinds):
         return out * scale.view(-1, 1)
 
 
-TAKEN = [ByMask, Asked, ByPlaces, AskedTwice, Transformer, Numbers]
+class Networks(Kinds):
+    """Networks of rows of both ends that were mapped before, and of the edge."""
+
+    def message(self, x_i, x_j, kind, weight):
+        rows = torch.cat([torch.relu(self.lins[0](x_j)), torch.tanh(x_i - x_j)[:, :2]], -1)
+        scores, out = (x_i * x_j).sum(-1), torch.zeros_like(x_j)
+        for k in (1, 2):
+            mask = kind == k
+            if mask.sum() > 0:
+                out[mask] = self.lins[k](torch.relu(self.lins[0](rows[mask][:, 2:])))
+        scores[kind == 1] -= 2.0
+        return out * torch.sigmoid(scores).unsqueeze(-1) * weight.view(-1, 1)
+
+
+TAKEN = [ByMask, Asked, ByPlaces, AskedTwice, Transformer, Numbers, Networks]
 
 
 def given(edges: int = E):
@@ -221,142 +234,21 @@ def test_no_numbers_in_weights_of_absent_kinds(emulated, cls, value):
     agrees(emulated, layer, x, ei, torch.full_like(kind, 5), weight)
 
 
-class Guarded(Kinds):
-    """Masks that keep a division by 0 away; likewise what follows, whose gradients differ."""
-
-    def message(self, x_j, kind):
-        out = self.begun(x_j)
-        mask = kind == 1
-        out[mask] = 1 / x_j[mask]
-        return out
-
-
-class GuardedRoot(Kinds):
-    def message(self, x_j, kind):
-        out = self.begun(x_j)
-        mask = kind == 1
-        out[mask] = torch.sqrt(x_j[mask])
-        return out
-
-
-class GuardedBefore(Kinds):
-    def message(self, x_i, x_j, kind):
-        out, mask = self.begun(x_j), kind == 1
-        out[mask] = self.lins[0]((x_i / x_j)[mask])
-        return out
-
-
-class MaskedDropout(Kinds):
-    def message(self, x_j, kind):
-        out, mask = self.begun(x_j), kind == 1
-        out[mask] = nn.functional.dropout(x_j[mask], 0.5, self.training)
-        return out
-
-
-class MaskedNorm(Kinds):
-    def __init__(self):
-        super().__init__()
-        self.norm = nn.BatchNorm1d(WIDTH)
+class Scaled(Kinds):
+    """Parameters in rows before some are chosen."""
 
     def message(self, x_j, kind):
         out, mask = self.begun(x_j), kind == 1
-        out[mask] = self.norm(x_j[mask])
+        out[mask] = self.lins[0]((x_j * self.lins[1].bias)[mask])
         return out
 
 
-class MaskedOverEdges(Kinds):
-    def message(self, x_j, kind):
-        out, mask = self.begun(x_j), kind == 1
-        out[mask] = torch.softmax(x_j[mask], 0)
-        return out
-
-
-class MaskedMean(Kinds):
-    def message(self, x_j, kind):
-        mask = kind == 1
-        return x_j - x_j[mask].mean(0)
-
-
-class MaskedView(Kinds):
-    """What lies in the memory of rows changes with them."""
-
-    def message(self, x_j, kind):
-        out = x_j * 2
-        view, mask = out.view(-1, 3, 4), kind == 1
-        out[mask] = 1.0
-        return view.flatten(1)
-
-
-class MaskedArgument(Kinds):
-    def message(self, x_j, kind, weight):
-        weight[kind == 1] = 0.0
-        return x_j * weight.view(-1, 1)
-
-
-class MaskedWithout(Kinds):
-    def message(self, x_j, kind):
-        out, mask = x_j * 2, kind == 1
-        with torch.no_grad():
-            out[mask] = self.lins[0](x_j[mask])
-        return out
-
-
-class MaskedCount(Kinds):
-    """More is asked than whether there are any."""
-
-    def message(self, x_j, kind):
-        out, mask = self.begun(x_j), kind == 1
-        if mask.sum() > 5:
-            out[mask] = self.lins[0](x_j[mask])
-        return out
-
-
-class MaskedTwice(Kinds):
-    """Chosen rows that others are made of change in place."""
-
-    def message(self, x_j, kind):
-        out, mask = self.begun(x_j), kind == 1
-        rows = x_j[mask]
-        halves = rows.view(-1, 3, 4)
-        rows += 1
-        out[mask] = halves.flatten(1)
-        return out
-
-
-class MaskedTable(Kinds):
-    """Numbers of the other edges may name no row."""
-
-    def message(self, x_j, kind):
-        out, mask = self.begun(x_j), kind < 2
-        out[mask] = self.lins[0].weight[:2][kind[mask]]
-        return out * x_j
-
-
-@pytest.mark.parametrize("cls", [Guarded, GuardedRoot, GuardedBefore, MaskedDropout, MaskedNorm,
-                                 MaskedOverEdges, MaskedMean, MaskedView, MaskedArgument,
-                                 MaskedWithout, MaskedCount, MaskedTwice, MaskedTable])
-def test_what_stays_native(emulated, cls):
-    layer, (x, ei, kind, weight) = cls(), given()
-    x, index = x.abs(), torch.arange(E) % 4
-    x[ei[0][kind != 1]] = x[ei[0][kind != 1]] * (index[kind != 1] > 1).view(-1, 1)
-    gnnaccel.reset_stats()
-    for seed in range(2):
-        other = copy.deepcopy(layer)
-        torch.manual_seed(seed)
-        expected = other(x, ei, kind, weight.clone())
-        torch.manual_seed(seed)
-        with emulated.on(on_fallback="native"):
-            got = layer(x, ei, kind, weight.clone())
-        assert torch.allclose(got, expected, 1e-5, 1e-6, equal_nan=True)
-    assert routes(layer) == {"native": 2}
-
-
-def test_dropout_of_chosen_rows_in_evaluation(emulated):
-    layer = MaskedDropout().eval()
-    both(emulated, layer, *given())
-    layer.train()
-    with emulated.on(on_fallback="native"):
-        layer(*given())
+def test_no_numbers_in_a_parameter_before_rows_are_chosen(emulated):
+    layer, (x, ei, kind, weight) = Scaled(), given()
+    agrees(emulated, layer, x, ei, kind, weight)
+    with torch.no_grad():
+        layer.lins[1].bias[0] = float("inf")
+    agrees(emulated, layer, x, ei, torch.full_like(kind, 5), weight, nan=True)
 
 
 class OtherMask(Kinds):
@@ -383,3 +275,12 @@ def test_kinds_cost_their_rows(emulated):
         call = reading.read(ByMask(), ei, {"x": x, "kind": kind, "weight": None, "size": None})
     assert call.given.more.kinds == KINDS - 1
     assert call.given.more.rows_read == (KINDS, 1)
+
+
+def test_kinds_of_rows_of_the_edges_cost_theirs(emulated):
+    from gnnaccel.adapters.pyg.propagate import reading
+
+    x, ei, kind, weight = given()
+    with emulated.on():
+        call = reading.read(Networks(), ei, {"x": x, "kind": kind, "weight": weight, "size": None})
+    assert (call.given.more.kinds, call.given.more.edge_kinds) == (0, 1)

@@ -42,7 +42,8 @@ class Generated(NamedTuple):
     messages with how ("rows" or "heads", as of `at_edges`, or one of `REDUCES`, as of `reduced`),
     and numbers of columns with one of `SOFTMAX`. ``made``: how many inputs are computed for the
     call, as by a linear map of features, rather than passed to it; ``kinds``: how many inputs there
-    are beyond those of the host, which maps the rows of each kind of edges apart, for these alone.
+    are beyond those of the host, which maps the rows of each kind of edges apart, for these alone;
+    ``edge_kinds``: likewise, of rows of the edges.
     """
 
     expression: Expression
@@ -55,6 +56,7 @@ class Generated(NamedTuple):
     before: tuple[tuple[Any, str], ...] = ()
     made: int = 0
     kinds: int = 0
+    edge_kinds: int = 0
 
     @property
     def tensors(self) -> dict[str, tuple[Tensor, str]]:

@@ -95,7 +95,8 @@ def _on_cuda(graph: OpGraph, aggregation: Aggregation, mode: str) -> Estimate:
     if type(aggregation.more) is Generated:
         launches += _besides(aggregation.more, mode)
         more = aggregation.more
-        made = graph.num_edges * more.written + graph.num_src * rows * more.kinds
+        made = (graph.num_edges * (more.written + rows * more.edge_kinds)
+                + graph.num_src * rows * more.kinds)
         written = made * rates["generated"]["written"][mode] / kernels["native_bandwidth"]
     # the host launches while the GPU works
     ours = max(read_bytes * rates["passes"][mode] / rate + written, launches * launch)

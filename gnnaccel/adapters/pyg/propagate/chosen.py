@@ -14,28 +14,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnaccel.adapters.pyg.propagate import channels, conditions, constants, devices
+from gnnaccel.adapters.pyg.propagate import bounded, channels, conditions, constants, devices
 from gnnaccel.adapters.pyg.propagate.expressed import KIND, notes
 from gnnaccel.adapters.pyg.propagate.pointwise import MAPS, TRUTH, WHOLE, Rows, whole
 from gnnaccel.adapters.pyg.propagate.products import product
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS, RowCount
 from gnnaccel.adapters.pyg.propagate.specials import DEVICE
 from gnnaccel.adapters.pyg.propagate.standins import NUMBERS, Unseen
-from gnnaccel.adapters.pyg.propagate.traced import VIEWS, Make, Param, Value, _call
+from gnnaccel.adapters.pyg.propagate.traced import VIEWS, Param, Value, _call
 from gnnaccel.adapters.pyg.propagate.whole_numbers import calculated
 from gnnaccel.dispatch.generated.tree import Call, Leaf, Number, Tree, leaves, mapped
 
-_TAME = frozenset(("add", "sub", "rsub", "mul", "neg", "relu", "leaky_relu", "sigmoid", "tanh",
-                   "silu", "gelu", "elu", "selu", "celu", "softplus", "sin", "cos", "abs", "square",
-                   "clamp", "maximum", "minimum", "prelu"))
 #: what may be done to chosen rows
-_NAMES = _TAME | VIEWS | MAPS | {"layer_norm", "sum", "mean", "softmax", "getitem", "chunk",
+_NAMES = bounded.TAME | VIEWS | MAPS | {"layer_norm", "sum", "mean", "softmax", "getitem", "chunk",
                                  "split", "unbind", "transpose", "permute", "float", "to", "clone"}
-#: operations of trees that give finite numbers of finite ones
-_FINITE = frozenset((*_TAME - {"rsub", "clamp"}, "clamp_min", "clamp_max", "float", "where", "ne",
-                     "eq", "gt", "lt", "ge", "le", "and", "or", "not"))
-#: numbers are smaller than this: products of three are finite
-_MOST = 1e12
 
 
 def mask_of(place: Any) -> Rows | None:
@@ -128,7 +120,7 @@ class Chosen(Value):
         for one in operands:
             one.used = True
             if isinstance(one, Param):
-                _hold_bounded(*one.roots)
+                bounded.hold(*one.roots)
         result = function(tuple(map(_inner, args)), {k: _inner(v) for k, v in kwargs.items()})
         if type(result) is tuple:
             return tuple([self._of(one) for one in result])
@@ -176,50 +168,10 @@ def _inner(value: Any) -> Any:
 
 def chosen(value: Rows, mask: Rows) -> Chosen:
     """``value[mask]``."""
-    value = value.alone()
-    if mask.meta.dim() != 1 or not _is_finite(value.tree):
+    if mask.meta.dim() != 1:
         raise Unseen
-    for leaf in leaves(value.tree):
-        if leaf.end != "p" and WHOLE not in leaf.names:
-            if "bounded" not in leaf.pieces:  # once for all pieces of them
-                _hold_bounded(leaf.base.make)
-                leaf.pieces["bounded"] = True
-    return Chosen(Rows(value.tree, value.meta), Rows(mask.alone().tree, mask.meta))
-
-
-def _is_finite(tree: Tree) -> bool:
-    """Whether finite rows make finite numbers; none is written for each edge before."""
-    if isinstance(tree, Leaf):
-        return all(type(one) is str or one is WHOLE or one is TRUTH or one is KIND
-                   for one in tree.names)
-    return not isinstance(tree, Call) or tree.op in _FINITE and all(map(_is_finite, tree.args))
-
-
-class _Bounded:
-    """Whether no number that one of ``makes`` gives is infinite, none, or so large that a product
-    with a few others would be."""
-
-    def __init__(self) -> None:
-        self.makes: list[Make] = []
-
-    def __call__(self, given: Any) -> Tensor:
-        tensors = [make(given) for make in self.makes]
-        found = {id(one): one for one in tensors if one.numel() and one.is_floating_point()}
-        norms = [torch.linalg.vector_norm(one, math.inf) for one in found.values()]
-        return (torch.stack(norms or [tensors[0].new_zeros(())]) < _MOST).all()
-
-
-def _hold_bounded(*makes: Make) -> None:
-    """Note that the numbers of these have to be bounded."""
-    for one in notes().conditions or ():
-        if type(one.make) is _Bounded:
-            break
-    else:
-        if not makes:
-            return
-        conditions.noted(_Bounded(), True)
-        one = notes().conditions[-1]  # type: ignore[index]  # there is one now
-    one.make.makes += makes
+    bounded.hold_rows(value)
+    return Chosen(Rows(value.alone().tree, value.meta), Rows(mask.alone().tree, mask.meta))
 
 
 def assign(rows: Rows, mask: Rows, value: Any) -> None:

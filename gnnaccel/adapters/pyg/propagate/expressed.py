@@ -212,15 +212,14 @@ class Message(NamedTuple):
                     names.add(one)
         return names
 
-    @property
-    def kinds(self) -> int:
-        """How many of the inputs are rows of nodes for some of the edges, such as those of one
-        kind, beyond the first at each end."""
+    def kinds(self, of: str) -> int:
+        """How many of the inputs are rows for some of the edges, such as those of one kind, beyond
+        the first at each of the ends ``of`` these."""
         inputs = zip(self.leaves, self.expression.inputs)
         ends = [one.end for leaf, one in inputs if one.mode == "row" and KIND in leaf.names]
         before = {one for leaf in self.leaves for one in leaf.names if isinstance(one, AtEdges)}
-        return sum([max(0, ends.count(end) - 1) for end in "ji"]
-                   + [one.message.kinds for one in before])
+        return sum([max(0, ends.count(end) - 1) for end in of]
+                   + [one.message.kinds(of) for one in before])
 
     def reduced_by(self, reduces: tuple[Reduce, ...], keeps: bool = False) -> Message:
         """The message for these reductions: a map can be done with sums and means alone, and a
@@ -250,7 +249,7 @@ class Message(NamedTuple):
         return Generated(self.expression, self._stand_ins(given, graph), self.numbers, self.shape,
                          self.seen, weight, before=tuple(before.values()),
                          made=sum([len(leaf.roots) > 1 for leaf in self.leaves]),
-                         kinds=self.kinds)
+                         kinds=self.kinds("ji"), edge_kinds=self.kinds("e"))
 
     def _inputs(self, arguments: CallArguments) -> tuple[Tensor, ...]:
         """Inputs of the expression, computed from the arguments of a call."""

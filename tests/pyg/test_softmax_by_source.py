@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch_geometric.nn import MessagePassing
-from torch_geometric.utils import softmax
+from torch_geometric.utils import scatter, softmax
 
 import gnnaccel
 from gnnaccel.adapters.pyg.propagate import reading
@@ -63,11 +63,30 @@ class Twice(Leaving):
         return x_j * softmax(score, index) - x_i * softmax(score, edge_index_j)
 
 
+class ByScatter(Leaving):
+    """As users write it themselves; sums end with the last node that an edge leaves."""
+
+    def weighted(self, x_i, x_j, edge_attr, index, count):
+        weights = torch.exp(torch.tanh((x_i * x_j + edge_attr).mean(-1)))
+        sums = scatter(weights, index=index, dim=0, dim_size=count, reduce="sum")[index]
+        return (weights / sums).view(-1, 1) * (x_j + edge_attr)
+
+
+class BySources(ByScatter):
+    """With the number of nodes that send, and of rows."""
+
+    def message(self, edge_index_j, x_i, x_j, edge_attr, size_j):
+        rows = torch.sigmoid(x_i - edge_attr)
+        sums = scatter(rows, edge_index_j, 0, size_j)
+        return (self.weighted(x_i, x_j, edge_attr, edge_index_j, size_j)
+                + rows / sums.index_select(0, edge_index_j))
+
+
 def given(edges=E):
     return graphs.features(), graphs.square(edges=edges), graphs.edge_features(edges, 4)
 
 
-@pytest.mark.parametrize("cls", [Leaving, ByEnd, Sources, Twice])
+@pytest.mark.parametrize("cls", [Leaving, ByEnd, Sources, Twice, ByScatter, BySources])
 def test_values_and_gradients(kernels, cls):
     compare(kernels, cls(), *given())
 
@@ -98,7 +117,7 @@ def test_dropout(kernels):
     assert close(*found)
 
 
-@pytest.mark.parametrize("cls", [Leaving, ByEnd])
+@pytest.mark.parametrize("cls", [Leaving, ByEnd, ByScatter, BySources])
 def test_against_the_flow(kernels, cls):
     """``edge_index[0]`` names the nodes that receive then, ``edge_index_j`` still those that
     send."""
@@ -107,7 +126,7 @@ def test_against_the_flow(kernels, cls):
     compare(kernels, layer, *given())
 
 
-@pytest.mark.parametrize("cls", [Leaving, Sources])
+@pytest.mark.parametrize("cls", [Leaving, Sources, ByScatter, BySources])
 def test_two_kinds_of_nodes(kernels, cls):
     compare(kernels, cls(), (graphs.features(), graphs.features(M)), graphs.bipartite(),
             graphs.edge_features(graphs.bipartite().shape[1], 4), (N, M),
@@ -130,8 +149,9 @@ def test_fewer_nodes_that_receive(emulated):
     assert "cuda" not in routes(layer)
 
 
-def test_other_graphs_and_changed_weights(emulated):
-    layer = Leaving()
+@pytest.mark.parametrize("cls", [Leaving, ByScatter, BySources])
+def test_other_graphs_and_changed_weights(emulated, cls):
+    layer = cls()
     for at in range(4):
         args = graphs.features(), torch.randint(0, N, (2, E + at)), graphs.edge_features(E + at, 4)
         with torch.no_grad():

@@ -67,6 +67,8 @@ class GraphFunctions(Steps):
             return self._piled(lambda rows: self.scatter(rows, index, 0, dim_size, reduce), src,
                                dim)
         index = _along(index, dim)
+        if type(index) is Special and index.end == "j" and reduce in ("sum", "add"):
+            return self.added(dim_size, src, index, dim)
         _check_rows(src, index, dim)
         if type(reduce) is not str or reduce not in _REDUCES:
             raise Unseen
@@ -185,11 +187,14 @@ class GraphFunctions(Steps):
         return result
 
     def added(self, count: Any, src: pointwise.Rows, index: Special, dim: Any) -> NodeValue:
-        """Sums of a message's rows for the nodes at one end of the edges, ``count`` of them, which
-        torch adds up."""
-        if not index.end or type(count) is not Special or not count.counts or (
-            count.counts != index.end and not self.square) or type(dim) is not int or (
+        """Sums of a message's rows for the nodes at one end of the edges, ``count`` of them, or
+        None for up to the last that has an edge, which torch adds up."""
+        if not isinstance(src, pointwise.Rows) or type(dim) is not int or (
             dim not in (0, -src.meta.dim())):
+            raise Unseen
+        if not index.end or count is not None and not (
+            type(count) is Special and count.counts
+            and (count.counts == index.end or self.square)):
             raise Unseen
         meta = torch.empty_like(src.meta)
         if type(src.tree) is Number:
@@ -198,7 +203,7 @@ class GraphFunctions(Steps):
         else:
             rows = EdgeRows(channels.at_edges(src))
             result = self.made(_added, (rows, index, count), {}, meta)
-        result.rows, result.alone = (index.end, True), True
+        result.rows, result.alone = (index.end, count is not None), True
         return result
 
     def bincount(self, index: Special, minlength: Any) -> NodeValue:
@@ -271,13 +276,13 @@ class GraphFunctions(Steps):
 
 def _sums(value: float, like: Tensor, index: Tensor, count: int | None) -> Tensor:
     """The sums of as many rows of one number as ``index`` has, in the form of ``like``."""
+    rows = torch.full((len(index), *like.shape[1:]), value, dtype=like.dtype, device=index.device)
+    return _added(rows, index, count)
+
+
+def _added(rows: Tensor, index: Tensor, count: int | None) -> Tensor:
     if count is None:
         count = int(index.max()) + 1 if len(index) else 0
-    rows = torch.full((len(index), *like.shape[1:]), value, dtype=like.dtype, device=index.device)
-    return rows.new_zeros(count, *like.shape[1:]).index_add_(0, index, rows)
-
-
-def _added(rows: Tensor, index: Tensor, count: int) -> Tensor:
     return rows.new_zeros(count, *rows.shape[1:]).index_add(0, index, rows)
 
 

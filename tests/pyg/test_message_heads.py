@@ -80,6 +80,21 @@ def given() -> list[torch.Tensor]:
     return [graphs.features(), graphs.square()]
 
 
+class Like(Heads):
+    """Views in the shape of other rows, and weights that a convolution makes of heads."""
+
+    def __init__(self):
+        super().__init__()
+        self.mixed = nn.Conv1d(8, 4, 1)
+
+    def message(self, x_i, x_j, index):
+        key = x_j.view(x_j.size(0), 4, 3)
+        query = x_i.view_as(key)
+        weights = torch.softmax(self.mixed(torch.cat([query, key], dim=1)), dim=1)
+        scores = softmax((query * key).sum(-1).mean(-1), index)
+        return weights.reshape_as(x_j) * torch.relu(x_i.reshape_as(x_j)) * scores.view(-1, 1)
+
+
 class Inner(Heads):
     """A function in the message."""
 
@@ -91,7 +106,7 @@ class Inner(Heads):
 
 
 @pytest.mark.parametrize("cls", [Heads, Copied, Summed, Stacked, StackedBetween, Looped, Some,
-                                 Attending, Inner])
+                                 Like, Attending, Inner])
 def test_values_and_gradients(kernels, cls):
     compare(kernels, cls(), *given())
 

@@ -28,7 +28,8 @@ BY_TORCH = frozenset((*_BY_NUMBER, *_BY_ROW, *ALONG))
 NAMES = COMPOSED | BY_TORCH
 #: which lay tensors side by side; the last two in their second dimension
 BESIDE = ("cat", "concat", "concatenate", "hstack", "column_stack")
-VIEWS = {"view", "reshape", "unsqueeze", "squeeze", "flatten", "unflatten", "contiguous"}
+VIEWS = {"view", "reshape", "view_as", "reshape_as", "unsqueeze", "squeeze", "flatten", "unflatten",
+         "contiguous"}
 #: operations linear in their first argument
 LINEAR = VIEWS | {"mul", "div", "neg", "sum", "mean", "matmul"}
 POINTWISE = LINEAR | {"add", "sub", "relu", "leaky_relu", "sigmoid", "tanh", "exp", "elu", "abs",

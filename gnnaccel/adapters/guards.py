@@ -117,11 +117,14 @@ def _repeatable(made: Any) -> bool:
 
 
 def features_reason(x: Any, name: str = "x") -> Reason | None:
-    """Why this feature tensor cannot be taken: not a plain dense [N, F] floating tensor."""
+    """Why this feature tensor cannot be taken: not a plain dense [N, F] floating tensor with
+    channels."""
     if type(x) is not Tensor and type(x) is not Parameter:
         return reason("GA206", f"{name} is a {type(x).__name__}")
     if x.dim() != 2:
         return reason("GA206", f"{name} has {x.dim()} dimensions")
+    if not x.shape[1]:
+        return reason("GA206", f"{name} has no channels")
     if x.layout != torch.strided or not x.is_floating_point() or x.is_meta:
         return reason("GA206", f"{name} is {x.layout}, {x.dtype}, on the {x.device.type} device")
     return (reason("GA206", f"{name} is a view that negates its numbers", "call resolve_neg()")

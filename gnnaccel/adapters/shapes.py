@@ -57,6 +57,8 @@ def unfit(layer: Any, shapes: Shapes, device: torch.device | None = None,
                                      if size is not None and size != one]:
             expected = str(list(shape)).replace("None", "any")
             return reason("GA206", f"{name} is {list(t.shape)}, not {expected}")
+        if 0 in t.shape:
+            return reason("GA206", f"{name} is {list(t.shape)}: there is nothing to read")
         if device is not None and t.device != device:
             return reason("GA206", f"{name} is on {t.device}, the call on {device}")
         if dtype is not None and t.dtype is not dtype and (

@@ -90,7 +90,7 @@ def _there(key: Hashable, prepare: Callable[[], None], config: Config, trains: b
     return [] if why is None else [why]
 
 
-def _torch_reasons(request: Request, config: Config) -> list[Reason]:
+def _torch_reasons(request: Request | RelationalRequest, config: Config) -> list[Reason]:
     if config.backend == "cuda":
         return [reason("GA406", "backend='cuda' was asked for")]
     if not request.row.is_floating_point:
@@ -117,7 +117,7 @@ ATTENTION = (
 # --- relational -----------------------------------------------------------------------------------
 
 def _relational_cuda_reasons(request: RelationalRequest, config: Config) -> list[Reason]:
-    why = _rows_reasons(request, config)
+    why = _rows_reasons(request, config) + _empty_reasons(request)
     slopes = [step.attr("slope") for step in request.program.ops if step.kind == "leaky_relu"]
     if not all(0.0 <= slope for slope in slopes):
         why.append(reason("GA208", f"negative_slope={slopes[0]} is negative",
@@ -127,10 +127,20 @@ def _relational_cuda_reasons(request: RelationalRequest, config: Config) -> list
                          lambda: prepare(request._replace(grad=False)))
 
 
+def _empty_reasons(request: RelationalRequest) -> list[Reason]:
+    """Why an operand without channels cannot be read, if there is one."""
+    return [reason("GA206", f"{name} has no channels") for name, shape in request.shapes
+            if 0 in shape]
+
+
+def _relational_torch_reasons(request: RelationalRequest, config: Config) -> list[Reason]:
+    return _torch_reasons(request, config) + _empty_reasons(request)
+
+
 RELATIONAL = (
     Candidate("grouped matrix products, fused sums over edges", "cuda", _relational_cuda_reasons,
               costs.cuda),
-    Candidate("torch backend, compacted and reordered", "torch", _torch_reasons,
+    Candidate("torch backend, compacted and reordered", "torch", _relational_torch_reasons,
               costs.torch_backend),
 )
 

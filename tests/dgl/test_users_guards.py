@@ -249,7 +249,9 @@ REDUCES = [lambda nodes: {"y": nodes.mailbox["m"].sum(1) * (nodes.mailbox["m"].s
            lambda nodes: {"y": nodes.mailbox["m"].sort(1)[0].sum(1)},
            lambda nodes: {"y": F.normalize(nodes.mailbox["m"].sum(1), dim=0)},
            lambda nodes: {"y": (nodes.mailbox["m"] * nodes.data["h"]).sum(1)},
-           lambda nodes: {"y": (nodes.mailbox["m"] / nodes.mailbox["m"].sum(1, True)).sum(1)}]
+           lambda nodes: {"y": nodes.mailbox["m"].sum(1, True).sum(1)},
+           lambda nodes: {"y": nodes.mailbox["m"][:, -1:].sum(1)},
+           lambda nodes: {"y": F.dropout(nodes.mailbox["m"].sum(1, True), 0.0).squeeze(1)}]
 
 
 @pytest.mark.parametrize("which", range(len(REDUCES)))

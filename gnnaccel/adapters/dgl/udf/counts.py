@@ -37,16 +37,16 @@ NAMES = frozenset((*_FUNCTIONS, "batch_size"))
 class Degree(Value):
     """The degree, or a number made of it: ``make(given)`` computes it for all nodes. ``low``: a
     lower bound; operations that may raise an error in Python, as far as the bound tells, are not
-    followed."""
+    followed; ``is_size``: whether it is the degree itself."""
 
     rank = 12
 
-    def __init__(self, make: Callable[[Any], Tensor], low: float):
-        self.make, self.low = make, low
+    def __init__(self, make: Callable[[Any], Tensor], low: float, is_size: bool = False):
+        self.make, self.low, self.is_size = make, low, is_size
 
     @staticmethod
     def of_nodes() -> Degree:
-        return Degree(node_rows(itemgetter(KEY), "i"), 1.0)
+        return Degree(node_rows(itemgetter(KEY), "i"), 1.0, True)
 
     def __getattr__(self, name: str) -> Any:
         raise Unseen

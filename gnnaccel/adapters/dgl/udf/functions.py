@@ -1,7 +1,8 @@
 """A user's function, opened: its parts, whether it can do nothing but compute, and what a run on
 stand-ins depends on.
 
-A function may be a lambda, a named function or a method, or a ``functools.partial`` of one. It may
+A function may be a lambda, a named function or a method, a module, which stands for its method
+``forward``, or a ``functools.partial`` of one. It may
 read numbers and functions of its module, torch's functions, variables of functions around it, and
 attributes of objects that it holds: of ``self`` of a method, or of a variable around it, which is
 most often ``self`` as well. All values read are parts of a `Guard`, and compared again at each
@@ -25,7 +26,8 @@ from gnnaccel.adapters.pyg.propagate.message import _named, codes
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 from gnnaccel.adapters.pyg.propagate.traced import Param
 from gnnaccel.adapters.pyg.propagate.traced_layer import Layer
-from gnnaccel.adapters.pyg.propagate.traced_modules import Looks, functions, module_of
+from gnnaccel.adapters.pyg.propagate.traced_modules import (Looks, _runs_own_code, functions,
+                                                            module_of)
 
 #: names of batches, tensors and torch that a function may use
 NAMES = generated.NAMES | node_values.NAMES | counts.NAMES | {
@@ -66,6 +68,8 @@ def opened(function: Any) -> Opened | None:
     if type(function) is functools.partial:  # one of another is made as one
         items = [*enumerate(function.args), *function.keywords.items()]
         arguments, function = {f"{_GIVEN}{key}": value for key, value in items}, function.func
+    if isinstance(function, nn.Module):
+        function = forward_of(function)
     if type(function) is types.MethodType:
         function, bound = function.__func__, function.__self__
         if not _is_held(bound):
@@ -78,6 +82,13 @@ def opened(function: Any) -> Opened | None:
                                            in zip(names, closure)}, **arguments})
     except ValueError:  # nothing is in it yet
         return None
+
+
+def forward_of(module: nn.Module) -> types.MethodType | None:
+    """The method that a call of the module runs; None where a call does more than that."""
+    compiled = getattr(module, "_compiled_call_impl", None) is not None
+    return (None if compiled or not _runs_own_code(module)
+            else types.MethodType(type(module).forward, module))
 
 
 def _is_held(value: Any) -> bool:

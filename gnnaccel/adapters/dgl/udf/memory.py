@@ -6,10 +6,11 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from gnnaccel.adapters.dgl.udf import features, messages
+from gnnaccel.adapters.dgl.udf import features, mailboxes, messages
 from gnnaccel.adapters.dgl.udf.features import Sent
 from gnnaccel.adapters.dgl.udf.functions import ENDS, Guard, Opened, Run, opened
-from gnnaccel.adapters.dgl.udf.messages import Edges, Fields, Nodes, Steps
+from gnnaccel.adapters.dgl.udf.mailboxes import Nodes, Steps
+from gnnaccel.adapters.dgl.udf.messages import Edges, Fields
 from gnnaccel.adapters.pyg.propagate.expressed import Effect, following
 from gnnaccel.adapters.pyg.propagate.node_values import NodeValue
 from gnnaccel.adapters.pyg.propagate.pointwise import Deferred, Rows
@@ -158,7 +159,7 @@ def _reduced(sent: Any, reduce: Run | None, pair: Pair, frames: Frames,
             raise LookupError(one.how)
         return Found((), (one,), None, (), (pair.reduce.out_field,))
     nodes = Nodes(sent, frames["n"], seen)
-    out = messages.reduced(reduce.result(nodes))
+    out = mailboxes.reduced(reduce.result(nodes))
     return Found((), tuple(Reduced(features.ready(_at_edges(rows)), how)
                            for rows, how in nodes.steps.reductions),
                  nodes.steps, tuple(out.values()), tuple(out))

@@ -198,6 +198,8 @@ def _code(function: Any) -> Any:
     """The code of a function; None of one of another kind."""
     if type(function) is functools.partial:
         function = function.func
+    if isinstance(function, torch.nn.Module):
+        function = type(function).forward
     return getattr(function, "__code__", None)
 
 

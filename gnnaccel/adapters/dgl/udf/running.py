@@ -16,7 +16,7 @@ from gnnaccel.adapters.dgl.graphs import Edges
 from gnnaccel.adapters.dgl.udf import counts
 from gnnaccel.adapters.dgl.udf.features import DOT, Sent
 from gnnaccel.adapters.dgl.udf.memory import Found, Reduced
-from gnnaccel.adapters.dgl.udf.messages import SOFTMAX
+from gnnaccel.adapters.dgl.udf.mailboxes import KEPT, SOFTMAX
 from gnnaccel.adapters.pyg.propagate.expressed import CallArguments
 from gnnaccel.cuda import driver
 from gnnaccel.dispatch.generated import messages as generated
@@ -31,6 +31,7 @@ _BY_DGL = "DGL's own operations"
 # measured on a CPU; a call takes 0.2 ms longer
 _OPERATIONS_OF_ONE, _CALL = 15, 500_000
 _OF_MAILBOX = 2  # reductions over all edges, which take as long as a user's function of one degree
+_OF_EDGES = 10  # reductions, which take as long as one that goes on at the edges
 
 
 def of_edges(g: Any, graph: OpGraph, found: Found, given: dict, forced: bool) -> OpCall | Reason:
@@ -114,7 +115,8 @@ def _fewer_than_mailboxes(found: Found, edges: Edges, given: dict) -> bool:
     """Whether reductions over all edges take less time than the host's mailboxes, one for each
     degree that nodes have: over a regular graph there is one. On a GPU each waits for the device.
     """
-    count = len(found.reductions)
+    assert found.steps is not None
+    count = len(found.reductions) + _OF_EDGES * found.steps.kept
     return (count <= _OF_MAILBOX or driver.placed() or not next(iter(given.values())).is_cpu
             or count <= _OF_MAILBOX * edges.kinds_of_degree())
 
@@ -168,27 +170,24 @@ def _reduced(g: Any, graph: OpGraph, one: Reduced, arguments: CallArguments, by_
         aggregation: Any = _aggregation(graph, one, one.sent.message.generated(arguments))
         out = aggregation_cuda.run(graph, aggregation)
         return out.squeeze(-1) if one.sent.scalar else out
-    if of_torch and one.how in ("max", "min"):
-        return _extremum(g, graph, one, arguments)
-    if _by_operations(one):
-        op, left, right = one.sent.sides(arguments)
-        return ops.gspmm(g, op, one.how, left, right)
-    return ops.gspmm(g, "copy_rhs", one.how, None, one.sent.made(arguments, graph))
+    of_torch = of_torch and one.how in ("max", "min")
+    messages = (one.sent.made(arguments, graph) if of_torch or not _by_operations(one) else None)
+    sides = (one.sent.sides(arguments) if _by_operations(one) else ("copy_rhs", None, messages))
+    if messages is not None and of_torch:
+        return _extremum(g, graph, one.how, messages, sides)
+    return ops.gspmm(g, sides[0], one.how, *sides[1:])
 
 
-def _extremum(g: Any, graph: OpGraph, one: Reduced, arguments: CallArguments) -> Tensor:
+def _extremum(g: Any, graph: OpGraph, how: str, messages: Tensor, sides: tuple) -> Tensor:
     """The maximum or minimum as torch's functions of mailboxes give it. Of equal messages the first
-    has the gradient; DGL on a CPU gives it to the last."""
+    has the gradient; DGL on a CPU gives it to the last. ``sides``: the operation that makes them,
+    and its operands."""
     from dgl import ops
 
-    messages = one.sent.made(arguments, graph)
     if messages.is_cpu and messages.requires_grad and not driver.placed():
-        out = torch_ops.extremum(messages, graph.index("v"), graph.num_dst, one.how == "max")
-    elif _by_operations(one):
-        op, left, right = one.sent.sides(arguments)
-        out = ops.gspmm(g, op, one.how, left, right)
+        out = torch_ops.extremum(messages, graph.index("v"), graph.num_dst, how == "max")
     else:
-        out = ops.gspmm(g, "copy_rhs", one.how, None, messages)
+        out = ops.gspmm(g, sides[0], how, *sides[1:])
     numbers = ~messages.isnan()
     if numbers.is_cpu and bool(numbers.all()):
         return out
@@ -233,7 +232,12 @@ def _with_operations(g: Any, graph: OpGraph, given: dict) -> CallArguments:
     def dot(left: Tensor, right: Tensor, *targets: str) -> Tensor:
         return ops.gsddmm(g, "dot", left, right, *targets)
 
-    return CallArguments({**given, SOFTMAX: partial(_softmax, g), DOT: dot}, graph)
+    def kept(messages: Tensor, how: str) -> Tensor:
+        copies = "copy_rhs", None, messages
+        return ops.copy_v(g, _extremum(g, graph, how, messages, copies) if how in ("max", "min")
+                          else ops.gspmm(g, copies[0], how, *copies[1:]))
+
+    return CallArguments({**given, SOFTMAX: partial(_softmax, g), KEPT: kept, DOT: dot}, graph)
 
 
 def _softmax(g: Any, scores: Tensor) -> Tensor:

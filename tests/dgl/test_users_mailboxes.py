@@ -2,11 +2,14 @@
 messages side by side, and features of the node once for each message."""
 from __future__ import annotations
 
+import dgl.function as fn
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+import gnnaccel
+from gnnaccel.adapters.dgl.udf import replaced
 from tests.dgl import users
 from tests.dgl.judge import compare, on_routes
 from tests.dgl.test_users import followed, with_bare
@@ -140,3 +143,28 @@ def test_no_gradient_through_a_softmax(emulated, softmax):
         return torch.cat([out, torch.autograd.grad(out.sum(), x)[0]])
 
     agrees(emulated, call, None)
+
+
+def test_what_is_not_followed_is_not_read_again(monkeypatch):
+    """On a CPU, where reading it would cost a tenth of the call; with another message it is."""
+    graph, read, count = filled(), replaced._read, []
+    graph.ndata["i"] = torch.arange(graph.num_nodes())
+    monkeypatch.setattr(replaced, "_read", lambda *args: count.append(args) or read(*args))
+
+    def whole(edges):
+        return {"m": edges.src["i"]}
+
+    def reduce(nodes):
+        return {"y": nodes.mailbox["m"].sum(1)}
+
+    for message in (whole, lambda edges: {"m": edges.dst["i"]}):
+        call, _ = sums(graph, message, reduce), count.clear()
+        expected = call()
+        with gnnaccel.enabled():
+            assert torch.equal(call(), expected) and count
+            count.clear()
+            assert all(torch.equal(call(), expected) for _ in range(20)) and not count
+    with gnnaccel.enabled():
+        sums(graph, fn.copy_u("h", "m"), reduce)()
+    assert count
+    assert gnnaccel.stats()["dgl.reduce_udf"]["routes"] == {"native": 42, "torch": 1}

@@ -35,7 +35,8 @@ from gnnaccel.dispatch.uncompiled import kept_apart, uncompiled
 _MESSAGES, _MAILBOXES = "dgl.message_udf", "dgl.reduce_udf"  # names in the counters
 _FEW = 1000  # edges, below which messages gain nothing on a CPU
 _AGAIN = 50  # calls that a message function stays native for, once it gained nothing on a CPU
-#: by code: why it gained nothing, and how many native calls are left
+#: by code: why it gained nothing, how many native calls are left, and with which message, if a
+#: reduce function's call with others may gain
 _no_gain: IdentityMap[list[Any]] = IdentityMap()
 _NOT_FOLLOWED = "the message or reduce function does something that is not followed"
 
@@ -58,10 +59,12 @@ def install(patches: PatchSet) -> None:
 
 
 class _Left(threading.local):
-    """State of this thread. ``messages``: the decision on a call whose messages the host's own code
-    is to make."""
+    """State of this thread. ``messages``, ``mailboxes``: the decision on a call whose messages the
+    host's own code is to make, and reduce; ``message``: what they are made by (`_made_by`)."""
 
     messages: OpCall | Reason | None = None
+    mailboxes: Reason | None = None
+    message: Any = None
 
 
 _left = _Left()
@@ -92,11 +95,14 @@ def passing(native: Callable) -> Callable:
             # waits for kernels is not decided again, as they may have come, which would reduce the
             # messages too
             decision = plan.rejected[0][1] if plan is not None and plan.code == PENDING else call
-            _left.messages = decision if core.is_builtin(rfunc) else None
+            if core.is_builtin(rfunc):
+                _left.messages = decision
+            else:
+                _left.mailboxes, _left.message = _already(rfunc, call), _made_by(mfunc)
             try:
                 return native(g, mfunc, rfunc, afunc)  # whose parts are counted
             finally:
-                _left.messages = None
+                _left.messages = _left.mailboxes = _left.message = None
         name = _MESSAGES if core.is_builtin(rfunc) else _MAILBOXES
         out = route.run(name, call, functools.partial(native, g, mfunc, rfunc, None), config)
         return out if afunc is None else _applied(g, out, afunc)
@@ -139,7 +145,8 @@ def mailboxes(native: Callable) -> Callable:
         config = _asked()
         if config is None:
             return native(graph, func, msgdata, **more)
-        return route.run(_MAILBOXES, _nodes(graph, func, msgdata, config),
+        decision, _left.mailboxes = _left.mailboxes, None
+        return route.run(_MAILBOXES, decision or _nodes(graph, func, msgdata, config),
                          functools.partial(native, graph, func, msgdata, **more), config)
 
     return invoke_udf_reduce
@@ -152,8 +159,8 @@ def _passed(g: Any, mfunc: Any, rfunc: Any, config: Config) -> OpCall | Reason:
     from dgl import core
 
     if not core.is_builtin(rfunc):
-        return _known(g, rfunc, config) or _noted_of_mailboxes(
-            g, rfunc, _read(g, mfunc, rfunc, config))
+        call = _known(g, rfunc, config, _made_by(mfunc)) or _read(g, mfunc, rfunc, config)
+        return _noted(g, rfunc, call) if type(call) is OpCall else call
     return _unread(g, mfunc, config) or _noted(g, mfunc, _read(g, mfunc, rfunc, config))
 
 
@@ -168,8 +175,8 @@ def _edges(g: Any, eid: Any, function: Any, config: Config) -> OpCall | Reason:
 
 @uncompiled
 def _nodes(g: Any, function: Any, sent: Any, config: Config) -> OpCall | Reason:
-    return _known(g, function, config) or _noted_of_mailboxes(
-        g, function, _read(g, None, function, config, sent))
+    return _known(g, function, config, _left.message) or _noted(
+        g, function, _read(g, None, function, config, sent), _left.message)
 
 
 def _on_cpu(g: Any) -> bool:
@@ -183,15 +190,22 @@ def _unread(g: Any, function: Any, config: Config) -> Reason | None:
     return _known(g, function, config)
 
 
-def _known(g: Any, function: Any, config: Config) -> Reason | None:
-    """Why a function gained nothing on a CPU in a call before."""
+def _known(g: Any, function: Any, config: Config, message: Any = None) -> Reason | None:
+    """Why a function gained nothing on a CPU in a call before, with this ``message``."""
     if config.when != "profitable" or not _on_cpu(g):
         return None
     entry = _no_gain.get(_code(function))
-    if entry is None or not entry[1] or checkpointed():  # which may be about to repeat the call
+    if entry is None or not entry[1] or entry[2] not in (None, message) or (
+        checkpointed()):  # which may be about to repeat the call
         return None
     entry[1] -= 1
     return entry[0]
+
+
+def _already(function: Any, call: OpCall | Reason) -> Reason | None:
+    """``call`` where it is what was known of the function, so that it need not be asked again."""
+    entry = _no_gain.get(_code(function))
+    return call if entry is not None and entry[0] is call and type(call) is Reason else None
 
 
 def _code(function: Any) -> Any:
@@ -203,22 +217,21 @@ def _code(function: Any) -> Any:
     return getattr(function, "__code__", None)
 
 
-def _noted(g: Any, function: Any, call: OpCall | Reason) -> OpCall | Reason:
+def _made_by(function: Any) -> Any:
+    """What tells a message function from others: its code, or the name of one of DGL's."""
+    return _code(function) or getattr(function, "name", None)
+
+
+def _noted(g: Any, function: Any, call: OpCall | Reason, message: Any = None) -> OpCall | Reason:
     """``call``, noted if it can gain nothing on a CPU: its function is not looked at the next
-    `_AGAIN` times."""
+    `_AGAIN` times, a reduce function that is not followed with this ``message``."""
     code = _code(function)
     if code is not None and _on_cpu(g):
         if type(call) is Reason and call.code in ("GA211", "GA301"):
-            _no_gain.set(code, [call, _AGAIN])
+            _no_gain.set(code, [call, _AGAIN, message])
         elif type(call) is OpCall and not call.gains:
-            _no_gain.set(code, [reason("GA301"), _AGAIN])
+            _no_gain.set(code, [reason("GA301"), _AGAIN, None])
     return call
-
-
-def _noted_of_mailboxes(g: Any, function: Any, call: OpCall | Reason) -> OpCall | Reason:
-    """`_noted` for calls that are followed; a reduce function that is not followed with one message
-    may be with others."""
-    return _noted(g, function, call) if type(call) is OpCall else call
 
 
 def _read(g: Any, mfunc: Any, rfunc: Any, config: Config, sent: Any = None) -> OpCall | Reason:

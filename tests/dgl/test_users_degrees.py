@@ -162,22 +162,28 @@ def test_double_precision(route):
     torch.testing.assert_close(got, expected, rtol=1e-14, atol=1e-14)
 
 
+def largest(nodes):
+    return {"y": nodes.mailbox["m"].max(1)[0]}
+
+
 def test_mailboxes_of_one_degree_are_the_hosts_on_a_cpu():
     """DGL calls the function once, where five reductions over all edges take longer; of one or two
-    this is not so."""
+    this is not so, but of a maximum with its gradient, which takes as long as three."""
     ring = torch.arange(50)
     regular = dgl.graph((ring.repeat(3), torch.cat([ring.roll(k) for k in (1, 2, 5)])))
     layer = PNA().requires_grad_(False)
     for graph, function, goes in ((with_bare(), layer.reduce_func, "torch"),
                                   (regular, layer.reduce_func, "native"),
-                                  (regular, scaled, "torch")):
+                                  (regular, scaled, "torch"), (with_bare(), largest, "torch"),
+                                  (regular, largest, "native")):
         graph = filled(graph)
         graph.edata["e"], graph.ndata["k"] = torch.randn(graph.num_edges(), 4), graph.ndata["h"]
-        call = sums(graph, weighed if function is scaled else layer.message_func, function)
+        call = sums(graph, layer.message_func if function == layer.reduce_func else weighed,
+                    function)
         expected = call()
         for _ in range(3):
             gnnaccel.reset_stats()
-            with gnnaccel.enabled():
+            with gnnaccel.enabled(), torch.set_grad_enabled(function is largest):
                 got = call()
             torch.testing.assert_close(got, expected)
             assert set(gnnaccel.stats()["dgl.reduce_udf"]["routes"]) == {goes}

@@ -160,8 +160,8 @@ def _passed(g: Any, mfunc: Any, rfunc: Any, config: Config) -> OpCall | Reason:
 
     if not core.is_builtin(rfunc):
         call = _known(g, rfunc, config, _made_by(mfunc)) or _read(g, mfunc, rfunc, config)
-        return _noted(g, rfunc, call) if type(call) is OpCall else call
-    return _unread(g, mfunc, config) or _noted(g, mfunc, _read(g, mfunc, rfunc, config))
+        return _noted(g, rfunc, call, config) if type(call) is OpCall else call
+    return _unread(g, mfunc, config) or _noted(g, mfunc, _read(g, mfunc, rfunc, config), config)
 
 
 @uncompiled
@@ -170,13 +170,14 @@ def _edges(g: Any, eid: Any, function: Any, config: Config) -> OpCall | Reason:
 
     if not is_all(eid):
         return reason("GA211", "a function of some of the edges")
-    return _unread(g, function, config) or _noted(g, function, _read(g, function, None, config))
+    return _unread(g, function, config) or _noted(
+        g, function, _read(g, function, None, config), config)
 
 
 @uncompiled
 def _nodes(g: Any, function: Any, sent: Any, config: Config) -> OpCall | Reason:
     return _known(g, function, config, _left.message) or _noted(
-        g, function, _read(g, None, function, config, sent), _left.message)
+        g, function, _read(g, None, function, config, sent), config, _left.message)
 
 
 def _on_cpu(g: Any) -> bool:
@@ -222,11 +223,12 @@ def _made_by(function: Any) -> Any:
     return _code(function) or getattr(function, "name", None)
 
 
-def _noted(g: Any, function: Any, call: OpCall | Reason, message: Any = None) -> OpCall | Reason:
+def _noted(g: Any, function: Any, call: OpCall | Reason, config: Config,
+           message: Any = None) -> OpCall | Reason:
     """``call``, noted if it can gain nothing on a CPU: its function is not looked at the next
     `_AGAIN` times, a reduce function that is not followed with this ``message``."""
     code = _code(function)
-    if code is not None and _on_cpu(g):
+    if code is not None and config.when == "profitable" and _on_cpu(g):
         if type(call) is Reason and call.code in ("GA211", "GA301"):
             _no_gain.set(code, [call, _AGAIN, message])
         elif type(call) is OpCall and not call.gains:

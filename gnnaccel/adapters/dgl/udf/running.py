@@ -32,6 +32,7 @@ _BY_DGL = "DGL's own operations"
 _OPERATIONS_OF_ONE, _CALL = 15, 500_000
 _OF_MAILBOX = 2  # reductions over all edges, which take as long as a user's function of one degree
 _OF_EDGES = 10  # reductions, which take as long as one that goes on at the edges
+_OF_EXTREMUM = 3  # likewise, as a maximum with its gradient
 
 
 def of_edges(g: Any, graph: OpGraph, found: Found, given: dict, forced: bool) -> OpCall | Reason:
@@ -116,7 +117,9 @@ def _fewer_than_mailboxes(found: Found, edges: Edges, given: dict) -> bool:
     degree that nodes have: over a regular graph there is one. On a GPU each waits for the device.
     """
     assert found.steps is not None
-    count = len(found.reductions) + _OF_EDGES * found.steps.kept
+    extremum = _OF_EXTREMUM if torch.is_grad_enabled() else 1
+    count = (sum(extremum if one.how in ("max", "min") else 1 for one in found.reductions)
+             + _OF_EDGES * found.steps.kept)
     return (count <= _OF_MAILBOX or driver.placed() or not next(iter(given.values())).is_cpu
             or count <= _OF_MAILBOX * edges.kinds_of_degree())
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from gnnaccel.adapters.dgl.udf import counts, features
 from gnnaccel.adapters.dgl.udf.messages import Fields
-from gnnaccel.adapters.pyg.propagate import channels, node_values, pieces, pointwise
+from gnnaccel.adapters.pyg.propagate import channels, node_values, pointwise
 from gnnaccel.adapters.pyg.propagate.expressed import Once
 from gnnaccel.adapters.pyg.propagate.node_values import Given, NodeCount, NodeValue
 from gnnaccel.adapters.pyg.propagate.nodes_read import node_rows
@@ -260,7 +260,7 @@ class Mail(Value):
         tree, tail = rows.tree, rows.meta.shape[1:]
         make = Once(lambda given: given[key](pointwise.whole(tree, tail, given), *args))
         made = pointwise.made_rows(end, make, rows.meta, names, roots)
-        made = made if torch.is_grad_enabled() else pieces.detached(made)
+        made = made if torch.is_grad_enabled() else made.detach()
         return Mail(features.Feature.of(made), self.steps, size)
 
 

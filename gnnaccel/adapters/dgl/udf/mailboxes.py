@@ -260,7 +260,6 @@ class Mail(Value):
         tree, tail = rows.tree, rows.meta.shape[1:]
         make = Once(lambda given: given[key](pointwise.whole(tree, tail, given), *args))
         made = pointwise.made_rows(end, make, rows.meta, names, roots)
-        made = made if torch.is_grad_enabled() else made.detach()
         return Mail(features.Feature.of(made), self.steps, size)
 
 

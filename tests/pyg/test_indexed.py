@@ -388,7 +388,6 @@ deg = degree(index, size[1])\nreturn torch.tanh(x_j - x_i) / deg[index].view(-1,
 deg = degree(edge_index[0])\nreturn torch.tanh(x_j - x_i) * deg.sum()
 total = scatter(x_j.tanh() - x_i, index, 0)\nreturn total[edge_index[0]] * x_j
 total = scatter(x_j.tanh() - x_i, index, 0)\nflat = total.view(-1)\ntotal += 1\nreturn total[index] * x_j
-total = scatter(x_j.tanh() - x_i, edge_index[0], 0)\nreturn total[edge_index[0]] * x_j
 total = scatter(x_j.tanh() - x_i, index, 1, x_j.shape[0])\nreturn x_j.tanh() - x_i
 with torch.enable_grad():\n    return torch.tanh(x_j - x_i)
 """.strip().split("\n")

@@ -246,7 +246,7 @@ def of_nodes() -> torch.Tensor:
 @pytest.mark.parametrize("flow", ["source_to_target", "target_to_source"])
 def test_places_that_both_ends_name(kernels, aggr, flow):
     layer = Connectivity(aggr)
-    layer.flow = flow
+    layer.flow, layer.mask = flow, layer.mask.to(kernels.device)  # no buffer: it stays where it is
     compare(kernels, layer, graphs.features(), graphs.square(), of_nodes())
 
 

@@ -277,15 +277,16 @@ def test_a_few_graphs_take_turns(emulated, name):
         return counted(lambda: layer(*args)).python
 
     with emulated.on():
+        alone = []  # by graph: rows of nodes without edges take calls of their own
         for args in graphs:
             for _ in range(6):
                 layer(*args)
-        alone = repeated(graphs[-1])
+            alone.append(repeated(args))
         for _ in range(4):
             for args in graphs:
                 layer(*args)
         turns = [repeated(args) for args in graphs]
-    assert max(turns) <= alone
+    assert all(count <= most for count, most in zip(turns, alone)), (turns, alone)
 
 
 @pytest.mark.parametrize("name", LAYERS)

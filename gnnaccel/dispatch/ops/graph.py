@@ -8,6 +8,7 @@ from torch import Tensor
 
 from gnnaccel.cuda import driver
 from gnnaccel.dispatch.graph import cache, joining, self_loops, structure
+from gnnaccel.dispatch.graph.isolated import isolated
 from gnnaccel.dispatch.graph.joining import JoinedView, flipped, flipped_sizes, reversed_ends
 from gnnaccel.dispatch.graph.view import GraphView
 from gnnaccel.dispatch.memory.checkpoints import checkpointed
@@ -89,6 +90,14 @@ class OpGraph:
             return bare.index_fill_(0, index.long(), False), index[:1]
         view = self.view()
         return (view.csr if target == "u" else view.csc)(places=False).bare(checkpointed())
+
+    def isolated(self) -> tuple[Tensor, Tensor] | None:
+        """As `unread`, of nodes that no edge is at, at either end, where sources are the
+        destinations."""
+        if not driver.runs_on(self.edge_index.device):
+            (by_src, node), (by_dst, _) = self.unread("u"), self.unread("v")  # type: ignore[misc]
+            return by_src & by_dst, node
+        return isolated(self.view(), checkpointed())
 
     def facts(self) -> dict[str, int]:
         """Sizes of the graph, for records."""

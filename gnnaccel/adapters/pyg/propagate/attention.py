@@ -28,6 +28,7 @@ from gnnaccel.adapters.pyg.propagate.specials import Special
 from gnnaccel.adapters.pyg.propagate.standins import Unseen, rows
 from gnnaccel.adapters.pyg.propagate.traced import Node
 from gnnaccel.adapters.pyg.propagate.traced_scores import Alpha, Weighted, score_of
+from gnnaccel.adapters.pyg.propagate.traced_views import argument_rows
 from gnnaccel.adapters.pyg.propagate.traced_layer import Layer, by_name
 from gnnaccel.adapters.pyg.propagate.tracing import Trace
 from gnnaccel.dispatch.ir import attention_programs as programs
@@ -89,7 +90,7 @@ def _weighted(out: Any, layer: Any) -> Weighted | None:
 
 
 _MANNER = tracing.Manner(_NAMES, _softmax_in_place,
-                         lambda end, make, meta, name: Node(end, make, meta), _weighted)
+                         argument_rows, _weighted)
 
 #: the host's own classes, of which none has such a message
 of_the_host: set[type] = set()
@@ -111,7 +112,8 @@ def read(layer: Any, kwargs: dict, edge_index: Any) -> OwnAttention | None:
 
 class OwnAttention:
     """One call with such a message, as an adapter of the router. ``args``: the ``edge_index``;
-    ``kwargs``: everything else that ``propagate`` is given."""
+    ``kwargs``: everything else that ``propagate`` is given. ``viewed``: all rows of nodes are views
+    of these."""
 
     host, bind, resized = "pyg", None, None
 
@@ -119,6 +121,9 @@ class OwnAttention:
         self.found, self.known = found, known
         self.roots = (*(argument(*one) for one in found.ends), *map(itemgetter, found.edges))
         self.keeps = False
+        message: Any = found.message  # not None
+        self.viewed = all([one.views is not None or one.end == "e"
+                           for one in (message.values, *message.alpha.score.nodes())])
 
     def key(self, layer: Any, args: tuple, kwargs: dict) -> None:
         """None: a call that is to be kept is kept by `repeated_calls`, as all of ``propagate``
@@ -166,9 +171,12 @@ class OwnAttention:
         message: Any = self.found.message  # not None
         arguments = CallArguments(kwargs, OpGraph(edge_index, spec.num_src, spec.num_dst,
                                                   spec.flipped, attend.graph))
-        # tensors that the message read of the layer are its parameters; most need no look at these
-        roots: Any = chain(self.roots, (partial(_itself, p) for p in layer.parameters()))
-        tensors: Any = _tensors(message, spec, of_read(arguments, roots))
+        dots = spec.program.name == "gat"
+        if dots or not self.viewed:  # parameters get gradients of sums over nodes
+            # what the message read of the layer are its parameters; most need no look at these
+            roots: Any = chain(self.roots, (partial(_itself, p) for p in layer.parameters()))
+            arguments = of_read(arguments, roots, both=dots)
+        tensors: Any = _tensors(message, spec, arguments)
         # contiguous, as the host's is: a layer's own code may take views of it
         out = attend(tensors).contiguous().view(spec.num_dst, *message.meta.shape[1:])
         return reading.finished(layer, self.known, False, out, kwargs, of_caller)
@@ -205,7 +213,7 @@ def _stated(layer: Any, edge_index: Any, kwargs: dict, found: Trace,
     row = message.values.meta.dtype
     if row != first.dtype or message.meta.dtype != row:  # of weights in another dtype, too
         return reason("GA203", f"messages of {message.meta.dtype} from features of {first.dtype}")
-    program, native = _program(message)
+    program, native = _program(message, kwargs)
     spec = CallSpec(program, native, heads, width, row, row, *sizes, plain.shape[1], 0,
                     True,  # exposed: what the layer goes on with may change it in place
                     flipped=layer.flow != "source_to_target")
@@ -213,11 +221,28 @@ def _stated(layer: Any, edge_index: Any, kwargs: dict, found: Trace,
     return spec, CallInputs(x, x, plain, None, (kwargs, edge_index))
 
 
-def _program(message: Weighted) -> tuple[Program, str]:
+def _dots(message: Weighted, kwargs: dict) -> bool:
+    """Whether scores are dots of the values' rows with parameters, at both ends of an edge the same
+    rows: those of GAT, which its kernels compute."""
+    values, parts = message.values, message.alpha.score.of["ends"].parts
+    dots = [parts[end].dot for end in ("j", "i") if end in parts]
+    if values.views is None or None in dots or dots[0][0] is not values:
+        return False
+    if any([weight.meta.dtype != values.meta.dtype for _, weight in dots]):
+        return False
+    name = values.views[0]
+    return len(dots) == 1 or (dots[1][0].views == values.views
+                              and rows(kwargs, name, "i") is rows(kwargs, name, "j"))
+
+
+def _program(message: Weighted, kwargs: dict) -> tuple[Program, str]:
     """The Program, and the host's layer that costs as much."""
     score, dropout = message.alpha.score, message.alpha.dropout
     if score.kind == "terms":
         parts = score.of["ends"].parts
+        if _dots(message, kwargs):
+            return (programs.gat(score.of["slope"], dropout, True, "i" in parts, "e" in parts),
+                    "GATConv")
         return (programs.additive_terms(score.of["slope"], dropout, "i" in parts, "e" in parts),
                 "GATConv")
     if score.kind == "gatv2":
@@ -239,6 +264,13 @@ def _tensors(message: Weighted, spec: CallSpec, kwargs: dict) -> dict[str, Tenso
     if score.kind == "terms":
         names = {"j": "a_src", "i": "a_dst", "e": "a_edge"}
         parts = score.of["ends"].parts
+        if spec.program.name == "gat":
+            x = of(message.values, h, c)
+            weights = {end: part.dot[1].make(kwargs).expand(1, *message.values.meta.shape[1:])
+                       for end, part in parts.items() if end != "e"}
+            edge = {"a_edge": of(parts["e"], h)} if "e" in parts else {}
+            return {"x": x, **edge, **{f"att_{names[end][2:]}": weight.reshape(1, h, c).contiguous()
+                                       for end, weight in weights.items()}}
         return {"x": of(message.values, h, c),
                 **{names[end]: of(part, h) for end, part in parts.items()}}
     if score.kind == "gatv2":

@@ -46,9 +46,9 @@ def shaped(function: Callable, args: tuple, kwargs: dict) -> Tensor:
         result = function(*map(_meta, args), **{k: _meta(v) for k, v in kwargs.items()})
     except (RuntimeError, TypeError, IndexError, ValueError, NotImplementedError):
         raise Unseen from None
-    if not isinstance(result, Tensor) or ROWS in result.shape[1:]:  # rows beside other rows
-        raise Unseen
-    return result
+    if isinstance(result, Tensor) and ROWS not in result.shape[1:]:  # no rows beside other rows
+        return result
+    raise Unseen
 
 
 def applied(function: Callable, args: tuple, kwargs: dict) -> Tensor:
@@ -241,9 +241,12 @@ class Param(Value):
 
 class Node(Value):
     """Rows of nodes at the ``end`` "i" or "j" of the edges, or of the edges themselves ("e");
-    ``make`` computes them of the arguments of ``propagate``."""
+    ``make`` computes them of a call's arguments; the rest is as of `traced_views`."""
 
     rank = 1
+    views: tuple | None = None
+    product: tuple[Node, Param] | None = None
+    dot: tuple[Node, Param] | None = None
 
     def __init__(self, end: str, make: Make, meta: Tensor):
         self.end, self.make, self.meta = end, make, meta
@@ -254,7 +257,7 @@ class Node(Value):
             return _between(name, args)
         if name not in POINTWISE and name != "getitem":
             raise Unseen
-        return Node(self.end, maker(function, args, kwargs), applied(function, args, kwargs))
+        return other("traced_views").of_one(self, function, args, kwargs)
 
 
 def maker(function: Callable, args: tuple, kwargs: dict) -> Make:
@@ -321,8 +324,8 @@ class Ends(Value):
         shapes = {part.meta.shape for part in self.parts.values()}
         if len(shapes) > 1:
             raise Unseen
-        return Ends({end: Node(end, maker(function, (part, *args), kwargs),
-                               applied(function, (part, *args), kwargs))
+        of_one = other("traced_views").of_one
+        return Ends({end: of_one(part, function, (part, *args), kwargs)
                      for end, part in self.parts.items()}, self.once)
 
     def operate(self, name: str, function: Callable, args: tuple, kwargs: dict) -> Any:

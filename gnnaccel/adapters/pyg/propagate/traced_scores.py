@@ -84,6 +84,12 @@ class Score(Value):
     def __init__(self, kind: str, meta: Tensor, scale: float = 1.0, **of: Any):
         self.kind, self.meta, self.scale, self.of = kind, meta, scale, of
 
+    def nodes(self) -> list[Node]:
+        """The rows of nodes, and of edges, that it is made of."""
+        if "ends" in self.of:
+            return list(self.of["ends"].parts.values())
+        return [one for one in self.of.values() if one is not None]
+
     def operate(self, name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
         function, rest = with_first(function, self, args)
         if name in VIEWS or name == "getitem":

@@ -4,7 +4,8 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from torch_geometric.nn import GATConv, GATv2Conv, TransformerConv
+from torch import nn
+from torch_geometric.nn import GATConv, GATv2Conv, MessagePassing, TransformerConv
 
 from gnnaccel.cuda import segment_gemm
 from gnnaccel.cuda.segment_plan import Segments
@@ -21,7 +22,7 @@ def always(monkeypatch):
     made."""
     made = []
     multiply = segment_gemm.multiply
-    monkeypatch.setattr(skinny_matmul, "_TALL", 1)
+    monkeypatch.setattr(skinny_matmul, "TALL", 1)
 
     def watched(segments, x, w, **more):
         made.append(tuple(x.shape))
@@ -88,3 +89,76 @@ def test_what_is_left_to_torch(device, always, x, w):
 def test_layers(route, always, cls, options):
     compare(route, cls(16, 16, **options), graphs.features(width=16), graphs.square())
     assert bool(always) is (route.backend == "cuda")
+
+
+# --- with gradients -------------------------------------------------------------------------------
+
+def _gradients(function, x, w, b, grad, twice: bool = False) -> list[torch.Tensor]:
+    inputs = [t for t in (x, w, b) if t is not None and t.requires_grad]
+    out = function(x, w, b)
+    grad = grad.detach().requires_grad_(twice)
+    found = torch.autograd.grad(out, inputs, grad, create_graph=twice)
+    if twice:
+        found = torch.autograd.grad([one.square().sum() for one in found], [*inputs, grad],
+                                    allow_unused=True)
+    return [out, *[one for one in found if one is not None]]
+
+
+@pytest.mark.parametrize("twice", [False, True], ids=["once", "twice"])
+@pytest.mark.parametrize("wanted", ["xwb", "xw", "wb", "w", "x", "b", "xb"])
+@pytest.mark.parametrize("k,n", [(64, 64), (16, 64), (8, 16)])
+def test_gradients(device, always, k, n, wanted, twice):
+    x, w, b, grad = (torch.randn(shape).to(device) for shape in ((77, k), (n, k), (n,), (77, n)))
+    b = None if wanted == "xw" else b
+    given = [None if t is None else t.requires_grad_(name in wanted)
+             for t, name in zip((x, w, b), "xwb")]
+    wide = [None if t is None else t.detach().double().requires_grad_(t.requires_grad)
+            for t in given]
+    exact = _gradients(F.linear, *wide, grad.double(), twice)
+    host = _gradients(F.linear, *given, grad, twice)
+    ours = _gradients(skinny_matmul.mapped, *given, grad, twice)
+    assert always and len(ours) == len(host) == len(exact)
+    for at, (a, h, e) in enumerate(zip(ours, host, exact)):
+        assert_accurate(f"{wanted} {at}", a, h, e)
+
+
+def test_maps_that_are_left_to_torch(device, always):
+    """Few rows, other types, autocast, rows of several dimensions, at addresses that no kernel is
+    compiled for."""
+    w = torch.randn(64, 64).to(device).requires_grad_()
+    memory = torch.randn(65 * 64 + 1).to(device)
+    for x in (torch.randn(3, 5, 64).to(device), memory[1:].view(65, 64)):
+        assert torch.equal(skinny_matmul.mapped(x, w), F.linear(x, w))
+    x = torch.randn(65, 64).to(device)
+    with torch.autocast(device.type, torch.bfloat16):
+        assert skinny_matmul.mapped(x, w).dtype is torch.bfloat16
+    assert torch.equal(skinny_matmul.mapped(x.double(), w.double()),
+                       F.linear(x.double(), w.double()))
+    assert not always
+
+
+class Filter(MessagePassing):
+    """SchNet's: the neighbour's rows times a network of the edge's; ``both`` ends are in it too."""
+
+    def __init__(self, both: bool = False):
+        super().__init__(aggr="add")
+        self.net = nn.Sequential(nn.Linear(16 * (3 if both else 1), 64), nn.SiLU(),
+                                 nn.Linear(64, 16))
+        self.both = both
+
+    def forward(self, x, edge_index, edge_attr):
+        return self.propagate(edge_index, x=x, edge_attr=edge_attr)
+
+    def message(self, x_i, x_j, edge_attr):
+        if self.both:
+            edge_attr = torch.cat([x_i, x_j, edge_attr], -1)
+        return x_j * self.net(edge_attr)
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_networks_of_edges(route, always, both):
+    if route.backend != "cuda":
+        pytest.skip("messages are generated for kernels")
+    compare(route, Filter(both), graphs.features(width=16), graphs.square(),
+            graphs.edge_features(graphs.E, 16), positions=("x", "edge_index", "edge_attr"))
+    assert (graphs.E, 64) in always

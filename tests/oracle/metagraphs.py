@@ -64,7 +64,7 @@ NOTHING = 1e-9
 THRESHOLDS = [(pair_maps, "WORTH_FROM", 0), (pairs, "AT_ONCE", -1), (graph_view, "SORT_FROM", 1),
               (torch_segments, "FOLD", 0), (torch_pairs, "BLOCK_BYTES", 512),
               (relational_edges, "_KEEP_BELOW", 0), (attention_families, "_KEPT_SHARE", 0),
-              (skinny_matmul, "_TALL", 1), (structure, "chunk_edges", lambda edges: 16)]
+              (skinny_matmul, "TALL", 1), (structure, "chunk_edges", lambda edges: 16)]
 
 Results = dict[str, Any]  # tensors, None where there is no gradient
 seen: Counter[str] = Counter()  # how the cases ended

@@ -191,8 +191,9 @@ def _edges_without(nodes: list[int]) -> torch.Tensor:
 @pytest.mark.parametrize("name", ["Attends", "Doubled"])
 def test_rows_of_nodes_without_edges(route, name, times):
     """What is infinite in them reaches no gradient, as it does not with the host."""
-    layer, ei = LAYERS[name](), _edges_without([0, 3])
-    x = torch.randn(N, H, C)
+    layer = LAYERS[name]().to(route.device)
+    ei = _edges_without([0, 3]).to(route.device)
+    x = torch.randn(N, H, C, device=route.device)
     x[0], x[3, 0, 2] = float("inf"), float("nan")
     x.requires_grad_()
     weights = [layer.src, layer.dst]

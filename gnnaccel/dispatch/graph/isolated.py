@@ -24,7 +24,7 @@ class Isolated:
         self.flag.copy_(found, non_blocking=True)
         if found.is_cuda:
             self.written = torch.cuda.Event()
-            self.written.record()
+            self.written.record(torch.cuda.current_stream(found.device))
 
     def known(self) -> tuple[Tensor, Tensor] | None:
         """``nodes``; None once it is known that all have edges."""

@@ -255,6 +255,18 @@ def _itself(parameter: Tensor, given: Any) -> Tensor:
     return parameter
 
 
+#: operands of the Program `gat`
+_ATTENTION = {"j": "att_src", "i": "att_dst", "e": "a_edge"}
+
+
+def _vector(part: Node, kwargs: dict, heads: int, width: int) -> Tensor:
+    """The parameter [1, heads, width] that rows are multiplied with."""
+    vector = part.dot[1].make(kwargs)  # type: ignore[index]  # it is a dot
+    if vector.numel() != heads * width:
+        vector = vector.expand(1, *part.dot[0].meta.shape[1:])  # type: ignore[index]
+    return vector.reshape(1, heads, width).contiguous()
+
+
 def _tensors(message: Weighted, spec: CallSpec, kwargs: dict) -> dict[str, Tensor]:
     score, h, c = message.alpha.score, spec.heads, spec.width
 
@@ -265,12 +277,9 @@ def _tensors(message: Weighted, spec: CallSpec, kwargs: dict) -> dict[str, Tenso
         names = {"j": "a_src", "i": "a_dst", "e": "a_edge"}
         parts = score.of["ends"].parts
         if spec.program.name == "gat":
-            x = of(message.values, h, c)
-            weights = {end: part.dot[1].make(kwargs).expand(1, *message.values.meta.shape[1:])
-                       for end, part in parts.items() if end != "e"}
-            edge = {"a_edge": of(parts["e"], h)} if "e" in parts else {}
-            return {"x": x, **edge, **{f"att_{names[end][2:]}": weight.reshape(1, h, c).contiguous()
-                                       for end, weight in weights.items()}}
+            return {"x": of(message.values, h, c),
+                    **{_ATTENTION[end]: of(part, h) if end == "e" else _vector(part, kwargs, h, c)
+                       for end, part in parts.items()}}
         return {"x": of(message.values, h, c),
                 **{names[end]: of(part, h) for end, part in parts.items()}}
     if score.kind == "gatv2":

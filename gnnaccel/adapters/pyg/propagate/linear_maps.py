@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import torch.nn.functional as F
 from torch import Tensor, is_grad_enabled
 
 from gnnaccel.adapters.pyg.propagate import channels, pointwise
@@ -18,6 +19,7 @@ from gnnaccel.adapters.pyg.propagate.products import product
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 from gnnaccel.adapters.pyg.propagate.traced import Make, Param, applied, checked_bias
 from gnnaccel.dispatch.generated.tree import Call, Leaf, Number, Tree, computed, leaves
+from gnnaccel.dispatch.run import skinny_matmul
 from gnnaccel.dispatch.run.autograd import Keeping
 
 _Term = tuple[Tree, Any, Param]  # what is mapped, the shape of its rows, the weight
@@ -149,25 +151,28 @@ class Mapped(Deferred):
         _, names, roots = about(*[tree for tree, _, _ in terms])
         roots = (*roots, *(root for _, _, weight in terms for root in weight.roots),
                  *(() if bias is None else bias.roots))
-        function, of_nodes = self.function, roots if end in "ji" else ()
+        of_nodes, ways = roots if end in "ji" else (), (self.function, self.function)
+        if self.function is F.linear:
+            ways = F.linear, skinny_matmul.mapped  # of few rows, and of many
         # the host maps rows that it gathered
-        keeping = Keeping(function) if end in "ji" else None
+        keeping = (Keeping(ways[0]), Keeping(ways[1])) if end in "ji" else ways
 
         def make(given: Any) -> Tensor:
             given = of_read(given, of_nodes)
             offset = None if bias is None else bias.make(given)
-            run, out = keeping if keeping and is_grad_enabled() else function, None
+            run, out = keeping if is_grad_enabled() else ways, None
             for tree, tail, weight in terms:
-                one = run(whole(tree, tail, given), weight.make(given))
+                rows = whole(tree, tail, given)
+                one = run[rows.shape[0] >= skinny_matmul.TALL](rows, weight.make(given))
                 out = one if out is None else out + one
             return out if offset is None else out + offset  # type: ignore[operator,return-value]
 
         def make_at_once(given: Any) -> Tensor:
             tree, tail, weight = terms[0]
             given = of_read(given, of_nodes)
-            run = keeping if keeping and is_grad_enabled() else function
-            return run(whole(tree, tail, given), weight.make(given),
-                       None if bias is None else bias.make(given))
+            run, rows = keeping if is_grad_enabled() else ways, whole(tree, tail, given)
+            return run[rows.shape[0] >= skinny_matmul.TALL](
+                rows, weight.make(given), None if bias is None else bias.make(given))
 
         at_once = len(terms) == 1 and self.name == "linear"
         return Leaf(end, make_at_once if at_once else make, tuple(self.meta.shape[1:]), names,

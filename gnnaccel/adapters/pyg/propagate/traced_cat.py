@@ -58,8 +58,9 @@ class Cat(Value):
 
 
 def sliced(weight: Param, widths: list[int], at: int, dim: int) -> Param:
-    return Param(lambda given: weight.make(given).split(widths, dim)[at],
-                 weight.meta.split(widths, dim)[at], weight.roots)
+    start, width = sum(widths[:at]), widths[at]
+    return Param(lambda given: weight.make(given).narrow(dim, start, width),
+                 weight.meta.narrow(dim, start, width), weight.roots)
 
 
 def cat(tensors: Any, dim: int = 0) -> Any:

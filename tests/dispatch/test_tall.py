@@ -137,6 +137,15 @@ def test_maps_that_are_left_to_torch(device, always):
     assert not always
 
 
+@pytest.mark.parametrize("cls", [TransformerConv, GATv2Conv])
+def test_maps_of_edges(route, always, cls):
+    compare(route, cls(16, 16, edge_dim=8), graphs.features(width=16), graphs.square(),
+            graphs.edge_features(graphs.E, 8), positions=("x", "edge_index", "edge_attr"))
+    of_edges = [rows for rows, k in always if k == 8]  # with self loops, or without
+    assert bool(of_edges) is (route.backend == "cuda")
+    assert all(rows >= graphs.E for rows in of_edges)
+
+
 class Filter(MessagePassing):
     """SchNet's: the neighbour's rows times a network of the edge's; ``both`` ends are in it too."""
 

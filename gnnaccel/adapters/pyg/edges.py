@@ -6,8 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gnnaccel.adapters.pyg import guards
 from gnnaccel.cuda.capture import capturing
 from gnnaccel.dispatch.policy.reasons import Reason, reason
+from gnnaccel.dispatch.run import skinny_matmul
 
 #: whether a tensor is one of functorch's, which has no memory of its own, also after the transform
 _wrapped = torch._C._functorch.is_functorch_wrapped_tensor
@@ -78,6 +80,15 @@ def with_loops(edge_attr: Tensor, edge_index: Tensor, loops: int, fill_value: An
     return torch.cat([edge_attr, attr])
 
 
+def linear(module: Any, attr: Tensor) -> Tensor:
+    """``module`` of rows of edges; by the product of tall matrices where it is a linear map and
+    nothing else, and there are many."""
+    if attr.shape[0] < skinny_matmul.TALL or not guards.plain_linear(module):
+        return module(attr)
+    parameters = module._parameters
+    return skinny_matmul.mapped(attr, parameters["weight"], parameters["bias"])
+
+
 def mapped(module: Any, edge_attr: Tensor, edge_index: Tensor, loops: int, fill_value: Any,
            row_by_row: bool) -> Tensor:
     """``module`` of the rows that `with_loops` gives, by edge id.
@@ -89,7 +100,7 @@ def mapped(module: Any, edge_attr: Tensor, edge_index: Tensor, loops: int, fill_
     if attr.dim() == 1:
         attr = attr.view(-1, 1)
     if row_by_row or not loops or capturing():  # no capture may count the loops
-        return module(attr)
+        return linear(module, attr)
     is_kept = torch.cat([edge_index[0] != edge_index[1], edge_index.new_ones(loops).bool()])
     rows = module(attr[is_kept])
     # a dropped loop gets some row, which no kernel reads

@@ -106,7 +106,8 @@ def _attend_plain(modules: dict, h: int, c: int, given: _Both, attend: Any) -> T
                "queries": rows(maps[1], given.x_dst, h, c),
                "values": rows(maps[2], given.x_src, h, c)}
     if given.edge_attr is not None:
-        tensors["edges"] = modules["lin_edge"](given.edge_attr).view(given.edge_attr.shape[0], h, c)
+        attr = given.edge_attr
+        tensors["edges"] = edges.linear(modules["lin_edge"], attr).view(attr.shape[0], h, c)
     return attend(tensors)
 
 

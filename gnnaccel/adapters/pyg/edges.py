@@ -81,9 +81,9 @@ def with_loops(edge_attr: Tensor, edge_index: Tensor, loops: int, fill_value: An
 
 
 def linear(module: Any, attr: Tensor) -> Tensor:
-    """``module`` of rows of edges; by the product of tall matrices where it is a linear map and
-    nothing else, and there are many."""
-    if attr.shape[0] < skinny_matmul.TALL or not guards.plain_linear(module):
+    """``module`` of many rows of edges; by the product of tall matrices where it is a linear map
+    and nothing else."""
+    if not guards.plain_linear(module):
         return module(attr)
     parameters = module._parameters
     return skinny_matmul.mapped(attr, parameters["weight"], parameters["bias"])
@@ -100,7 +100,7 @@ def mapped(module: Any, edge_attr: Tensor, edge_index: Tensor, loops: int, fill_
     if attr.dim() == 1:
         attr = attr.view(-1, 1)
     if row_by_row or not loops or capturing():  # no capture may count the loops
-        return linear(module, attr)
+        return module(attr) if attr.shape[0] < skinny_matmul.TALL else linear(module, attr)
     is_kept = torch.cat([edge_index[0] != edge_index[1], edge_index.new_ones(loops).bool()])
     rows = module(attr[is_kept])
     # a dropped loop gets some row, which no kernel reads

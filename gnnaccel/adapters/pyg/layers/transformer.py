@@ -15,6 +15,7 @@ from gnnaccel.cuda.layout import MAX_WIDTH
 from gnnaccel.dispatch.ir import attention_programs as programs
 from gnnaccel.dispatch.plan.request import CallInputs, CallSpec
 from gnnaccel.dispatch.policy.reasons import Reason, reason
+from gnnaccel.dispatch.run import skinny_matmul
 from gnnaccel.dispatch.run.attention_folded import Folded
 
 if TYPE_CHECKING:
@@ -106,8 +107,10 @@ def _attend_plain(modules: dict, h: int, c: int, given: _Both, attend: Any) -> T
                "queries": rows(maps[1], given.x_dst, h, c),
                "values": rows(maps[2], given.x_src, h, c)}
     if given.edge_attr is not None:
-        attr = given.edge_attr
-        tensors["edges"] = edges.linear(modules["lin_edge"], attr).view(attr.shape[0], h, c)
+        attr, lin = given.edge_attr, modules["lin_edge"]
+        count = attr.shape[0]
+        edge_rows = lin(attr) if count < skinny_matmul.TALL else edges.linear(lin, attr)
+        tensors["edges"] = edge_rows.view(count, h, c)
     return attend(tensors)
 
 

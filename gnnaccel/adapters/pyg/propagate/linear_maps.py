@@ -155,12 +155,12 @@ class Mapped(Deferred):
         if self.function is F.linear:
             ways = F.linear, skinny_matmul.mapped  # of few rows, and of many
         # the host maps rows that it gathered
-        keeping = (Keeping(ways[0]), Keeping(ways[1])) if end in "ji" else ways
+        keeping = (Keeping(ways[0]), Keeping(ways[1])) if end in "ji" else None
 
         def make(given: Any) -> Tensor:
             given = of_read(given, of_nodes)
             offset = None if bias is None else bias.make(given)
-            run, out = keeping if is_grad_enabled() else ways, None
+            run, out = keeping if keeping and is_grad_enabled() else ways, None
             for tree, tail, weight in terms:
                 rows = whole(tree, tail, given)
                 one = run[rows.shape[0] >= skinny_matmul.TALL](rows, weight.make(given))
@@ -170,7 +170,8 @@ class Mapped(Deferred):
         def make_at_once(given: Any) -> Tensor:
             tree, tail, weight = terms[0]
             given = of_read(given, of_nodes)
-            run, rows = keeping if is_grad_enabled() else ways, whole(tree, tail, given)
+            run = keeping if keeping and is_grad_enabled() else ways
+            rows = whole(tree, tail, given)
             return run[rows.shape[0] >= skinny_matmul.TALL](
                 rows, weight.make(given), None if bias is None else bias.make(given))
 

@@ -2,6 +2,7 @@
 graphs."""
 from __future__ import annotations
 
+import threading
 import warnings
 
 import pytest
@@ -291,3 +292,32 @@ def test_sums_of_hundreds_of_equal_numbers_keep_their_digits(weighted):
     got = torch_segments.weighted_sum(graph, weight, rows)
     torch.testing.assert_close(got[0].double(), torch.full((4,), 1000 * float(tenth)).double(),
                                rtol=1.5e-6, atol=0)
+
+
+def test_two_graphs_are_turned_side_by_side(monkeypatch):
+    """A thread that turns one graph does not keep another one from its own; nor a forked process,
+    for which the first would never end."""
+    began, go, sort, results = threading.Event(), threading.Event(), torch.sort, []
+    first = Segments.of(torch.tensor([0, 1, 2]), torch.tensor([0, 0, 1]), 3, 2)
+    second = Segments.of(torch.tensor([2, 1, 0]), torch.tensor([0, 1, 1]), 3, 2)
+
+    def waiting(ids, **options):
+        if ids is first.src:
+            began.set()
+            assert go.wait(60)
+        return sort(ids, **options)
+
+    monkeypatch.setattr(torch, "sort", waiting)
+    threads = [threading.Thread(target=lambda graph=graph: results.append(graph.turned))
+               for graph in (first, second)]
+    threads[0].start()
+    assert began.wait(60)
+    threads[1].start()
+    threads[1].join(5)
+    alone = list(results)
+    go.set()
+    for thread in threads:
+        thread.join()
+    assert alone == [second.turned]
+    assert first.turned is first.turned is results[1]
+    assert first.turned.place.tolist() == [0, 1, 2] and second.turned.place.tolist() == [2, 1, 0]

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gnnaccel.dispatch.cached import cached_property
 from gnnaccel.dispatch.ir.patterns import Attention
 from gnnaccel.dispatch.run.autograd import Closed
 from gnnaccel.dispatch.run.torch_pairs import pair_scores
@@ -65,7 +66,7 @@ class Segments:
             self._folds[heads] = Segments(ptr, src, dst, heads * self.num_src, heads * self.num_dst)
         return self._folds[heads]
 
-    @functools.cached_property
+    @cached_property
     @torch.inference_mode(False)
     def turned(self) -> Segments:
         """The graph with every edge reversed."""
@@ -74,7 +75,7 @@ class Segments:
         turned.place = place
         return turned
 
-    @functools.cached_property
+    @cached_property
     @torch.inference_mode(False)
     def parts(self) -> Parts | None:
         """The edges with those of long rows cut into parts; None where all rows are short."""

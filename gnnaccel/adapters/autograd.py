@@ -33,6 +33,7 @@ def install(patches: PatchSet) -> list[str]:
     import torch
 
     from gnnaccel.adapters import checkpointing, optimizers  # which need torch
+    from gnnaccel.adapters.plain import replaced
 
     native = vars(torch.autograd).get(_ENTRY)
     if native is not None:
@@ -51,6 +52,7 @@ def install(patches: PatchSet) -> list[str]:
                  "custom autograd functions run in the calling thread.")
     optimizers.install(patches)
     checkpointing.install(patches)
+    replaced.install(patches)
     return patches.names()
 
 

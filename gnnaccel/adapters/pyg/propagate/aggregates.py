@@ -15,7 +15,7 @@ from torch import Tensor
 from gnnaccel.adapters.guards import context_reason
 from gnnaccel.adapters.pyg.propagate import (channels, generated, kept_values, own_aggregations,
                                              pointwise, reading, tracing)
-from gnnaccel.adapters.pyg.propagate.expressed import notes
+from gnnaccel.adapters.pyg.propagate.expressed import Once, notes
 from gnnaccel.adapters.pyg.propagate.node_values import NodeValue
 from gnnaccel.adapters.pyg.propagate.standins import Form, Unseen
 from gnnaccel.adapters.pyg.propagate.stock import Aggregate
@@ -64,14 +64,14 @@ def read(layer: Any, known: reading.Known, edge_index: Any, kwargs: dict) -> rea
     if summed.messages is None:
         call = reading.read_edges(layer, edge_index, kwargs, summed.known)
     else:
-        form = (_form(trace, generated.source_of(trace, kwargs), summed.messages, why)
+        form = (form_of(trace, generated.source_of(trace, kwargs), summed.messages, why)
                 if generated.serves(kwargs) else why)
         call = (form if type(form) is Reason
                 else reading.read_as(form, layer, edge_index, kwargs, summed.known))
     if type(call) is Reason:
         return why if call.code in reading.NO_FORM else call
     graph = call.graph
-    if not trace.counts(graph) or not _rows_are_nodes(graph, summed, kwargs):
+    if not trace.counts(graph) or not rows_are_nodes(graph, summed, kwargs):
         return why
     alike = _alike(layer, call, trace, summed, kwargs)
     return call._replace(form=call.form._replace(alike=alike))
@@ -99,12 +99,12 @@ def _alike(layer: Any, call: reading.Read, trace: tracing.Trace, summed: _Summed
             return False
         same_count = (counted is not None and counted.unmoved(graph.edge_index)
                       and graph.num_dst == count and not _replayed_over_others())
-        return _rows_are_nodes(graph, summed, kwargs, same_count)
+        return rows_are_nodes(graph, summed, kwargs, same_count)
 
     return alike
 
 
-def _form(trace: tracing.Trace, source: str | None, messages: tuple[generated.Message, ...],
+def form_of(trace: tracing.Trace, source: str | None, messages: tuple[generated.Message, ...],
           why: Reason) -> Form | Reason:
     """Form of a call with these messages; ``why`` if none, or if what was read has changed."""
     if source is None:
@@ -134,7 +134,7 @@ def _replayed_over_others() -> bool:
     return capture.capturing() and capture.here.held is None
 
 
-def _rows_are_nodes(graph: OpGraph, summed: _Summed, kwargs: dict, counted: bool = False) -> bool:
+def rows_are_nodes(graph: OpGraph, summed: _Summed, kwargs: dict, counted: bool = False) -> bool:
     """Whether results have a row for each node that receives. Reductions that are not told how many
     rows to make end with the last node that an edge enters: the device is asked for it, as the host
     asks, unless it was ``counted`` over these edges."""
@@ -152,7 +152,7 @@ def _found(out: Any, layer: Any) -> _Summed | None:
     """A traced message and its ``aggregate`` together; None without a reduction."""
     traced: Traced
     result, sent, traced = out
-    result, alike = _result(result, {})
+    result, alike = result_of(result, {})
     places = sorted(traced.needed(result))
     reductions = [traced.reductions[place] for place in places]
     if not reductions:
@@ -165,17 +165,17 @@ def _found(out: Any, layer: Any) -> _Summed | None:
     # those that are reduced
     if (traced.ends or alike or traced.by_rows or notes().conditions
         or not all(one is sent for one in rows) or len(set(reduces)) < len(reduces)):
-        messages, reduces, counts = _messages(reductions, layer)
+        messages, reduces, counts = messages_of(reductions, layer)
 
     def combine(layer: Any, results: list[Tensor], kwargs: dict) -> Any:
-        return traced.results(result, dict(zip(places, _whole(results, counts))), kwargs)
+        return traced.results(result, dict(zip(places, put_together(results, counts))), kwargs)
 
     known = reading.Known(type(layer), Aggregate(lambda layer: reduces, None, combine))
     return _Summed(messages, frozenset(one.meta.dim() for one in rows), frozenset(traced.sizes),
                    traced.sized, known)
 
 
-def _messages(reductions: list[tuple[pointwise.Rows, str]], layer: Any) -> tuple[
+def messages_of(reductions: list[tuple[pointwise.Rows, str]], layer: Any) -> tuple[
         tuple[generated.Message, ...], tuple[Reduce, ...], list[tuple[int, int]]]:
     """The messages that kernels reduce, the reductions, and of each reduction the number of
     messages, 0 for one as it is, with the dimension in which their results are. Unseen where
@@ -201,25 +201,25 @@ def _messages(reductions: list[tuple[pointwise.Rows, str]], layer: Any) -> tuple
     return tuple(messages), tuple(map(Part, reduces, range(len(reduces)))), counts
 
 
-def _whole(results: list[Tensor], counts: list[tuple[int, int]]) -> list[Tensor]:
+def put_together(results: list[Tensor], counts: list[tuple[int, int]]) -> list[Tensor]:
     """Results of reductions, each stacked of as many as ``counts`` says, if that is not 0."""
     remaining = iter(results)
     return [torch.stack([next(remaining) for _ in range(count)], dim) if count else next(remaining)
             for count, dim in counts]
 
 
-def _result(value: Any, alike: dict[int, pointwise.Rows]) -> tuple[Any, dict[int, pointwise.Rows]]:
+def result_of(value: Any, alike: dict[int, pointwise.Rows]) -> tuple[Any, dict[int, pointwise.Rows]]:
     """The value of an ``aggregate``, with computations in place of rows of the edges; and for each
     of these rows, by identity, the rows that others are to be made of, so that they are computed
     once. Unseen for what no result may be."""
     if type(value) in (tuple, list):
-        return type(value)([_result(one, alike)[0] for one in value]), alike
+        return type(value)([result_of(one, alike)[0] for one in value]), alike
     if type(value) is dict and all(type(key) is str for key in value):
-        return {key: _result(one, alike)[0] for key, one in value.items()}, alike
+        return {key: result_of(one, alike)[0] for key, one in value.items()}, alike
     if isinstance(value, pointwise.Rows):
         alike[id(value)] = rows = channels.at_edges(value)
         return kept_values.given_back(rows), alike
-    if value is None or type(value) is NodeValue:
+    if value is None or type(value) is NodeValue or isinstance(value, Once):
         return value, alike
     raise Unseen
 

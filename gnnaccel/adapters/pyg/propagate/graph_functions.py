@@ -102,6 +102,8 @@ class GraphFunctions(Steps):
             return False
         if type(dim_size) is NodeCount and type(dim_size.of) is str:
             self.sizes.add(dim_size.of)
+        elif type(dim_size) is NodeCount and dim_size.of.whole:
+            pass
         elif type(dim_size) is int and self.counts_results:
             self.sizes.add(dim_size)
         elif type(dim_size) is not Special or dim_size.counts != "i":

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from gnnaccel.adapters.pyg.propagate import pieces, pointwise
 from gnnaccel.adapters.pyg.propagate.expressed import Once
+from gnnaccel.adapters.pyg.propagate.later import other
 from gnnaccel.adapters.pyg.propagate.pointwise import IN_PLACE
 from gnnaccel.adapters.pyg.propagate.pointwise_calls import OPERATIONS
 from gnnaccel.adapters.pyg.propagate.row_count import RowCount
@@ -27,10 +28,11 @@ from gnnaccel.adapters.pyg.propagate.untold import Sequence
 
 #: operations that results per node have; none changes a tensor in place or draws numbers
 NAMES = frozenset((*OPERATIONS, *VIEWS, "clone", "detach", "float", "to", "type_as",
-                   "sum", "mean", "norm", "normalize", "linear", "matmul", "mm", "nan_to_num"))
+                   "sum", "mean", "norm", "normalize", "linear", "matmul", "mm", "nan_to_num",
+                   "layer_norm"))
 #: what makes numbers in memory of their own, which may be written over
 _IN_NEW_MEMORY = OPERATIONS.keys() | {"clone", "sum", "mean", "norm", "linear", "matmul", "mm",
-                                      "nan_to_num"}
+                                      "nan_to_num", "layer_norm"}
 _PLAIN = (*NUMBERS, str, type(None), torch.dtype)
 
 
@@ -119,6 +121,12 @@ class Steps:
             function = torch.no_grad()(function)
         self.done.append((function, args, kwargs))
         return NodeValue(self, meta, _rows_of((*args, *kwargs.values())))
+
+    def at_end(self, value: NodeValue, end: str) -> pointwise.Rows:
+        """The values as rows at this end of the edges."""
+        from gnnaccel.adapters.pyg.propagate import reduced  # which needs this module
+
+        return reduced.at_end(value, end)
 
     def _check(self, value: Any) -> None:
         if isinstance(value, (tuple, list)):
@@ -243,6 +251,11 @@ class NodeValue(Value):
     def __init__(self, steps: Steps, meta: Tensor, rows: tuple[str, bool] = ("i", True)):
         self.steps, self.at, self.meta, self.rows = steps, len(steps.done) - 1, meta, rows
 
+    @property
+    def whole(self) -> bool:
+        """Whether it surely has a row for each node that receives."""
+        return self.rows[1] and (self.rows[0] == "i" or self.steps.square)
+
     def as_now(self) -> NodeValue:
         copy = NodeValue(self.steps, self.meta, self.rows)
         copy.at = self.at
@@ -302,6 +315,8 @@ class NodeValue(Value):
     def operate(self, name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
         if name == "index_select":
             return index_select(*args, **kwargs)
+        if name == "zeros_like":
+            return other("zero_rows").zeros_like(*args, **kwargs)
         if (name not in NAMES and name != "getitem") or (
             kwargs.get("out") is not None):
             raise Unseen
@@ -361,8 +376,6 @@ def index_select(value: Any, dim: Any = None, index: Any = None) -> Any:
 
 def gathered(value: NodeValue, index: Any) -> pointwise.Rows:
     """Each edge's row of values per node: rows at the end of the edges that the index names."""
-    from gnnaccel.adapters.pyg.propagate import reduced  # which needs this module
-
     if type(index) is not Special or not index.end or value.rows[0] == "":
         raise Unseen
-    return reduced.at_end(value, index.end)
+    return value.steps.at_end(value, index.end)

@@ -21,7 +21,7 @@ from gnnaccel.adapters.pyg.propagate.traced import Value
 from gnnaccel.dispatch.generated.tree import Number
 
 #: what may be named of them
-NAMES = frozenset(("zeros", "new_zeros", "new_ones", "index_add", "index_add_", "scatter_add",
+NAMES = frozenset(("zeros", "new_zeros", "new_ones", "new_full", "index_add", "index_add_", "scatter_add",
                    "scatter_add_", "scatter_reduce", "scatter_reduce_", "expand_as", "device",
                    "bincount"))
 _MAY_KEEP_ZEROS = ("sum",)  # a zero more changes nothing
@@ -135,6 +135,20 @@ def _new_full(number: float) -> Callable[..., Any]:
     return new_full
 
 
+def _filled(rows: Any, size: Any, fill_value: Any) -> Any:
+    """What stands for ``new_full`` of rows."""
+    if type(fill_value) not in (int, float):
+        raise Unseen
+    return _new_full(float(fill_value))(rows, size)
+
+
+def zeros_like(value: NodeValue, **options: Any) -> ZeroRows:
+    """`torch.zeros_like` of values per node."""
+    if options or not value.whole:
+        raise Unseen
+    return ZeroRows(NodeCount(value), value.meta)
+
+
 def _counts(size: tuple) -> Any:
     return size[0] if len(size) == 1 and isinstance(size[0], (tuple, list)) else size
 
@@ -169,8 +183,9 @@ FUNCTIONS: dict[Any, Any] = {
     torch.bincount: _bincount}
 # rows tell of themselves what others beside them need
 for _name, _value in (("new_zeros", _new_full(0.0)), ("new_ones", _new_full(1.0)),
-                      ("device", DEVICE)):
+                      ("new_full", _filled), ("device", DEVICE)):
     setattr(pointwise.Rows, _name, _value)
+    setattr(NodeValue, _name, _value)
 
 
 def instead(value: Any, names: Set[str], watched: list | None = None) -> Any:

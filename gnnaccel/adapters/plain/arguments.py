@@ -1,0 +1,101 @@
+"""The arguments of one call of a plain module: which is the list of edges, which have a row for
+each node and which for each edge."""
+from __future__ import annotations
+
+import inspect
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gnnaccel.adapters.guards import ORDINARY
+from gnnaccel.adapters.plain import pairs
+from gnnaccel.adapters.pyg.propagate.guarded import PLAIN
+from gnnaccel.dispatch.policy.reasons import Reason, reason
+
+_IDS = (torch.int64, torch.int32)
+#: kinds of tensors among the arguments: a row for each node, or for each edge; one number for all
+NODES, EDGES, ONE = "nodes", "edges", "one"
+
+
+class Given(NamedTuple):
+    """The arguments of a call, understood. ``values``: by name; ``kinds``: of the tensors that are
+    no part of the list of edges; ``ends``: the names of the arguments that are that list: one, or
+    two of its ends; ``edge_index``: the list as a tensor [2, E]; ``nodes``: how many there are;
+    ``key``: all that a trace depends on of them."""
+
+    values: dict[str, Any]
+    kinds: dict[str, str]
+    ends: tuple[str, ...]
+    edge_index: Tensor
+    nodes: int
+    key: tuple
+
+
+def bound(signature: inspect.Signature, module: Any, args: tuple, kwargs: dict) -> dict | None:
+    """The arguments by name, with those that have a default; None where they do not fit."""
+    try:
+        arguments = signature.bind(module, *args, **kwargs)
+    except TypeError:
+        return None
+    arguments.apply_defaults()
+    values = dict(arguments.arguments)
+    values.pop(next(iter(values)))
+    return values
+
+
+def given(values: dict[str, Any]) -> Given | Reason:
+    """The arguments understood, or why they are not."""
+    found = _edges(values)
+    if type(found) is Reason:
+        return found
+    edge_index, ends = found
+    edges, kinds, form, rows = edge_index.shape[1], {}, [], set()
+    for name, value in values.items():
+        if name in ends:
+            form.append((name, type(value)))
+            continue
+        if type(value) in PLAIN:
+            form.append((name, type(value), value))
+            continue
+        if type(value) not in ORDINARY or value.layout != torch.strided or value.is_meta:
+            return reason("GA206", f"{name} is a {type(value).__name__}")
+        if value.device != edge_index.device:
+            return reason("GA206", f"{name} and the edges are on several devices")
+        kinds[name] = kind = (ONE if not value.dim() else EDGES if value.shape[0] == edges
+                              else NODES)
+        if kind is NODES:
+            rows.add(value.shape[0])
+        form.append((name, kind, value.shape[kind is not ONE:], value.dtype))
+    if len(rows) != 1 or 1 in rows or edges < 2:
+        return reason("GA206", "the arguments do not tell nodes from edges")
+    return Given(values, kinds, ends, edge_index, rows.pop(), (ends, *form))
+
+
+def _edges(values: dict[str, Any]) -> tuple[Tensor, tuple[str, ...]] | Reason:
+    """The list of edges, and the arguments that it is: a tensor [2, E], a pair of tensors [E], or
+    two arguments that are such tensors."""
+    tensors = [name for name, value in values.items()
+               if type(value) is Tensor and value.dtype in _IDS and value.dim() == 2
+               and value.shape[0] == 2]
+    lists = [name for name, value in values.items()
+             if type(value) in (list, tuple) and len(value) == 2 and all(map(_is_end, value))]
+    if len(tensors) + len(lists) > 1:
+        return reason("GA204", "several arguments may be the list of edges")
+    if tensors:
+        return values[tensors[0]], (tensors[0],)
+    ends = [name for name, value in values.items() if _is_end(value)]
+    if lists:
+        pair, names = values[lists[0]], (lists[0],)
+    elif len(ends) == 2:
+        pair, names = [values[name] for name in ends], tuple(ends)
+    else:
+        return reason("GA204", "no argument is a list of edges")
+    if (pair[0].shape, pair[0].dtype, pair[0].device) != (
+        pair[1].shape, pair[1].dtype, pair[1].device):
+        return reason("GA204", "the ends of the edges are of several lengths or kinds")
+    return pairs.stacked(*pair), names
+
+
+def _is_end(value: Any) -> bool:
+    return type(value) is Tensor and value.dtype in _IDS and value.dim() == 1

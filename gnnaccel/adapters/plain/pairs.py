@@ -1,0 +1,33 @@
+"""Lists of edges that are given as two tensors, as one tensor: structures are kept by that."""
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gnnaccel.dispatch.graph.tensor_ref import TensorRef
+from gnnaccel.dispatch.policy.names import IdentityMap
+
+_MOST = 64
+_stacks: IdentityMap[tuple[TensorRef, TensorRef, Tensor]] = IdentityMap(_MOST)  # by the first end
+
+
+def stacked(first: Tensor, second: Tensor) -> Tensor:
+    """[2, E]: both ends; the tensor whose rows they are, if there is one, else a copy that is kept
+    for as long as these are as they were."""
+    base = first._base
+    if (base is not None and base is second._base and base.dim() == 2 and base.shape[0] == 2
+        and type(base) is Tensor and base.dtype == first.dtype
+        and _is_row(base, 0, first) and _is_row(base, 1, second)):
+        return base
+    if first.is_inference() or second.is_inference():
+        return torch.stack([first, second])
+    entry = _stacks.get(first)
+    if entry is None or not (entry[0].unmoved(first) and entry[1].unmoved(second)):
+        entry = TensorRef(first), TensorRef(second), torch.stack([first, second])
+        _stacks.set(first, entry)
+    return entry[2]
+
+
+def _is_row(base: Tensor, at: int, end: Tensor) -> bool:
+    return (end.data_ptr() == base.data_ptr() + at * base.stride(0) * base.element_size()
+            and end.shape[0] == base.shape[1] and end.stride() == base.stride()[1:])

@@ -1,0 +1,224 @@
+"""Tracing the ``forward`` of a plain module: it runs once on the stand-ins on which PyG's messages
+and aggregates are traced.
+
+An argument with a row for each node is a value per node, of which an end of the edges picks rows;
+one with a row for each edge is rows of the edges. Which end the edges go to, the first or the
+second, is the one by which the module sums.
+"""
+from __future__ import annotations
+
+import math
+import types
+from collections.abc import Callable
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gnnaccel.adapters.plain.arguments import EDGES, NODES, Given
+from gnnaccel.adapters.pyg.propagate import (aggregates, generated, guarded, node_values, pointwise,
+                                              reduced, tracing, zero_rows)
+from gnnaccel.adapters.pyg.propagate.expressed import Once, following
+from gnnaccel.adapters.pyg.propagate.graph_functions import GraphFunctions
+from gnnaccel.adapters.pyg.propagate.node_values import NodeValue
+from gnnaccel.adapters.pyg.propagate.nodes_read import node_rows
+from gnnaccel.adapters.pyg.propagate.row_count import ROWS
+from gnnaccel.adapters.pyg.propagate.specials import Special
+from gnnaccel.adapters.pyg.propagate.standins import Unseen
+from gnnaccel.adapters.pyg.propagate.traced import Param
+from gnnaccel.adapters.pyg.propagate.traced_layer import Layer, runnable
+from gnnaccel.dispatch.ops.aggregation import Reduce
+from gnnaccel.dispatch.policy.names import IdentityMap
+
+_TRACES = 4  # kept for each module
+_NAMES = generated.OF_MESSAGES | node_values.NAMES | zero_rows.NAMES
+
+
+class Found(NamedTuple):
+    """A ``forward``, understood. ``trace``: what was read; ``messages``: what is reduced, by
+    ``reduces``; ``sizes``, ``sized``: as of `GraphFunctions`; ``flipped``: whether the edges go to
+    the first of their ends; ``combine``: the result, of those of the reductions and the arguments
+    of a call."""
+
+    trace: tracing.Trace
+    messages: tuple[generated.Message, ...]
+    reduces: tuple[Reduce, ...]
+    sizes: frozenset[str | int]
+    sized: bool
+    flipped: bool
+    combine: Callable[[list[Tensor], dict], Any]
+
+
+class Forward(GraphFunctions):
+    """The `Steps` of one run of a ``forward``. ``gathered``: the ends of the edges that have rows
+    of arguments, by the names of these; ``by_source``: whether something was to be reduced by the
+    end that the edges are taken to come from."""
+
+    square = counts_results = True
+    by_source = False
+
+    def __init__(self, layer: Layer):
+        super().__init__(layer)
+        self.gathered: dict[tuple[str, str], pointwise.Rows] = {}
+        self._given: dict[int, str] = {}  # names of arguments, by the places of their steps
+        self._picked: dict[tuple[int, str], pointwise.Rows] = {}
+
+    def argument(self, name: str, meta: Tensor) -> NodeValue:
+        """The stand-in for an argument with a row for each node."""
+        rows = pointwise.rows("i", itemgetter(name), meta, name)
+        self._given[len(self.done)] = name
+        self.done.append((_itself, (node_values.Given(rows, itemgetter(name), name),), {}))
+        return NodeValue(self, meta)
+
+    def at_end(self, value: NodeValue, end: str) -> pointwise.Rows:
+        """Each edge's row of values per node; of an argument as it is the argument's."""
+        key = value.at, end
+        if key not in self._picked:
+            name = self._given.get(value.at)
+            if name is None:
+                self._picked[key] = reduced.at_end(value, end)
+            else:
+                rows = pointwise.rows(end, node_rows(itemgetter(name), end), value.meta,
+                                      f"nodes.{name}")
+                self._picked[key] = self.gathered[name, end] = rows
+        rows = self._picked[key]
+        return pointwise.Rows(rows.tree, rows.meta)
+
+    def scatter(self, src: Any, index: Any, dim: Any = 0, dim_size: Any = None,
+                reduce: Any = "sum") -> Any:
+        self.by_source |= getattr(index, "end", "") == "j"
+        return super().scatter(src, index, dim, dim_size, reduce)
+
+
+def _itself(t: Tensor) -> Tensor:
+    return t
+
+
+_MANNER = tracing.Manner(_NAMES, generated.prepared, pointwise.rows, lambda out, layer: None, True,
+                         functions=Forward, wholes=True)
+
+_traces: IdentityMap[list[tuple]] = IdentityMap()  # by module
+
+
+def found(module: Any, function: types.FunctionType, given: Given) -> Found | None:
+    """The module's ``function`` for such arguments, traced anew where anything that it read has
+    changed; None where it is not followed."""
+    edges = given.edge_index.shape[1]
+    key = (function, given.key, torch.get_default_dtype())
+    traces = _traces.get(module)
+    if traces is None:
+        traces = []
+        _traces.set(module, traces)
+    for entry_key, guards, result in traces:
+        if entry_key == key and guards.hold(module, edges) and (
+            result is None or result.trace.suits(given.values, edges)):
+            return result
+    guards, result = _traced(module, function, given, False)
+    if result is _OTHER_WAY:
+        guards, result = _traced(module, function, given, True)
+    traces[:] = [(key, guards, result), *(one for one in traces if one[0] != key)][:_TRACES]
+    return result
+
+
+_OTHER_WAY: Any = object()  # in place of a result: the module sums by the other end
+
+
+def _traced(module: Any, function: types.FunctionType, given: Given,
+            flipped: bool) -> tuple[guarded.Guards, Any]:
+    """What was read in one run on stand-ins, and the `Found`, None where it is not followed."""
+    layer = Layer(module, _MANNER)
+    layer._traced_special.clear()  # stand-ins are told by what they are, not by names
+    steps: Forward = layer._traced_functions
+    result: Any = None
+    cells = tuple((cell, cell.cell_contents) for cell in function.__closure__ or ())
+    with following(given.values) as notes:
+        try:
+            ready = runnable(function, module, _MANNER, layer)
+            if ready is None:
+                raise Unseen
+            arguments = _stand_ins(steps, given, flipped)
+            out = ready(layer, **arguments)
+            if not steps.reductions and steps.by_source and not flipped:
+                raise _Turned
+            result = _found(out, module, steps, arguments, flipped)
+        except _Turned:
+            result = _OTHER_WAY
+        except tracing.ENDS:
+            result = _OTHER_WAY if steps.by_source and not flipped else None
+    guards = guarded.Guards(layer._traced_read, cells, tuple(layer._traced_watched))
+    if isinstance(result, Found):
+        ends = tuple(steps.gathered)
+        edges = tuple(name for name, kind in given.kinds.items() if kind is EDGES)
+        trace = tracing.Trace(
+            result.messages, ends, edges, guards, {}, tuple(notes.effects),
+            whole=tuple((name, given.values[name].shape) for name, kind in given.kinds.items()
+                        if kind not in (EDGES, NODES)),
+            rows=edges, most=min(layer._traced_counts, default=math.inf),
+            sends=min(steps.sending, default=math.inf), up_to_edges=steps.up_to_edges,
+            dtype=notes.dtype, devices=tuple(notes.devices or ()),
+            conditions=tuple(notes.conditions or ()))
+        result = result._replace(trace=trace)
+    return guards, result
+
+
+class _Turned(Exception):
+    """The module sums by the other end."""
+
+
+def _stand_ins(steps: Forward, given: Given, flipped: bool) -> dict[str, Any]:
+    """What stands for the arguments."""
+    ends = [Special(name, (), steps) for name in ("edge_index_j", "edge_index_i")]
+    for one in ends:
+        object.__setattr__(one, "steps", steps)
+    if flipped:
+        ends.reverse()
+    stand_ins: dict[str, Any] = dict(given.values)
+    if len(given.ends) == 2:
+        stand_ins.update(zip(given.ends, ends))
+    else:
+        value = given.values[given.ends[0]]
+        stand_ins[given.ends[0]] = (Special("edge_index", tuple(ends), steps)
+                                    if isinstance(value, Tensor) else type(value)(ends))
+    for name, kind in given.kinds.items():
+        value = given.values[name]
+        if kind is EDGES:
+            meta = torch.empty(ROWS, *value.shape[1:], dtype=value.dtype, device="meta")
+            stand_ins[name] = pointwise.rows("e", itemgetter(name), meta, name)
+        elif kind is NODES:
+            meta = torch.empty(ROWS, *value.shape[1:], dtype=value.dtype, device="meta")
+            stand_ins[name] = steps.argument(name, meta)
+        else:
+            make = itemgetter(name)
+            stand_ins[name] = Param(make, torch.empty_like(value, device="meta"), (make,))
+    return stand_ins
+
+
+def _found(out: Any, module: Any, steps: Forward, arguments: dict[str, Any],
+           flipped: bool) -> Found:
+    """A `Found` but for its trace, of what the module gives for its stand-ins."""
+    result, alike = aggregates.result_of(_as_given(out, arguments), {})
+    places = sorted(steps.needed(result))
+    reductions = [steps.reductions[place] for place in places]
+    if not reductions:
+        raise Unseen
+    reductions = [(alike.get(id(one), one), reduce) for one, reduce in reductions]
+    messages, reduces, counts = aggregates.messages_of(reductions, module)
+
+    def combine(results: list[Tensor], kwargs: dict) -> Any:
+        return steps.results(result, dict(zip(places, aggregates.put_together(results, counts))), kwargs)
+
+    return Found(None, messages, reduces,  # type: ignore[arg-type]  # the caller has the trace
+                 frozenset(steps.sizes), steps.sized, flipped, combine)
+
+
+def _as_given(value: Any, arguments: dict[str, Any]) -> Any:
+    """A result with arguments that are given back as they are in place of their stand-ins."""
+    for name, one in arguments.items():
+        if one is value and one is not None and type(one) is not NodeValue:
+            return Once(itemgetter(name))
+    if type(value) in (tuple, list):
+        return type(value)([_as_given(one, arguments) for one in value])
+    if isinstance(value, pointwise.Rows) and value.of_caller:
+        raise Unseen  # it lies in the memory of an argument
+    return value

@@ -1,0 +1,52 @@
+"""Plain modules that sum over edges, held against themselves."""
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import gnnaccel
+from tests.judge import compare, on_routes
+from tests.plain import layers
+
+NODES, EDGES = 30, 170
+CASES = {
+    "equivariant": (lambda: layers.Equivariant(), "h edge_index coord"),
+    "equivariant with all": (lambda: layers.Equivariant(of_edges=3, of_nodes=2, attention=True,
+                                                        normalize=True, tanh=True),
+                             "h edge_index coord edge_attr node_attr"),
+    "equivariant by sums": (lambda: layers.Equivariant(of_edges=3, residual=False, mean=False,
+                                                       act=nn.ReLU()),
+                            "h edge_index coord edge_attr"),
+    "mesh": (lambda: layers.MeshBlock(), "x latents senders receivers"),
+    "weighted": (lambda: layers.WeightedSum(), "x edge_index w"),
+    "attention": (lambda: layers.Attention(), "x edge_index"),
+    "attention without a maximum": (lambda: layers.Attention(stable=False), "x edge_index"),
+    "filter": (lambda: layers.ContinuousFilter(), "x edge_index w basis"),
+}
+
+
+def tensors(names, nodes=NODES, edges=EDGES, seed=0):
+    torch.manual_seed(seed)
+    ends = torch.randint(0, nodes - 2, (2, edges))
+    widths = {"h": 8, "x": 8, "coord": 3, "node_attr": 2, "edge_attr": 3, "latents": 8, "basis": 6}
+    made = {"edge_index": ends, "senders": ends[0].clone(), "receivers": ends[1].clone(),
+            "w": torch.rand(edges)}
+    for name, width in widths.items():
+        rows = nodes if name in ("h", "x", "coord", "node_attr") else edges
+        made[name] = torch.randn(rows, width)
+    return [made[name] for name in names.split()]
+
+
+def named(name):
+    return name.split()
+
+
+@on_routes("name", list(CASES))
+def test_all_gradients(route, name):
+    if route.name == "torch":
+        pytest.skip("torch operations gain nothing")
+    make, names = CASES[name]
+    layer = make()
+    compare(route, layer, *tensors(names), positions=tuple(named(names)))
+    assert gnnaccel.stats()[type(layer).__name__]["routes"].get("cuda")

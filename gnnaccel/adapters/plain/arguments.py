@@ -2,7 +2,6 @@
 each node and which for each edge."""
 from __future__ import annotations
 
-import inspect
 from typing import Any, NamedTuple
 
 import torch
@@ -10,6 +9,7 @@ from torch import Tensor
 
 from gnnaccel.adapters.guards import ORDINARY
 from gnnaccel.adapters.plain import pairs
+from gnnaccel.adapters.plain.signature import Signature
 from gnnaccel.adapters.pyg.propagate.guarded import PLAIN
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 
@@ -30,18 +30,6 @@ class Given(NamedTuple):
     edge_index: Tensor
     nodes: int
     key: tuple
-
-
-def bound(signature: inspect.Signature, module: Any, args: tuple, kwargs: dict) -> dict | None:
-    """The arguments by name, with those that have a default; None where they do not fit."""
-    try:
-        arguments = signature.bind(module, *args, **kwargs)
-    except TypeError:
-        return None
-    arguments.apply_defaults()
-    values = dict(arguments.arguments)
-    values.pop(next(iter(values)))
-    return values
 
 
 def given(values: dict[str, Any]) -> Given | Reason:
@@ -99,3 +87,11 @@ def _edges(values: dict[str, Any]) -> tuple[Tensor, tuple[str, ...]] | Reason:
 
 def _is_end(value: Any) -> bool:
     return type(value) is Tensor and value.dtype in _IDS and value.dim() == 1
+
+
+def understood(signature: Signature, args: tuple, kwargs: dict) -> Given | Reason:
+    """The arguments of a call, understood, or why they are not."""
+    values = signature.bound(args, kwargs)
+    if values is None:
+        return reason("GA206", "the arguments do not fit its forward")
+    return given(values)

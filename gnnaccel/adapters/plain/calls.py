@@ -1,23 +1,31 @@
-"""One call of a plain module that may sum over edges: read, decided and run."""
+"""One call of a plain module that may sum over edges: read, decided and run. What is remembered of
+calls is that of message passing (`pyg.propagate.calls`)."""
 from __future__ import annotations
 
-import inspect
 import time
 import types
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
+from torch import Tensor
+from torch.nn import Parameter
 
 from gnnaccel.adapters import guards
 from gnnaccel.adapters.plain import arguments, tracing
-from gnnaccel.adapters.pyg.propagate import aggregates, completing, generated
+from gnnaccel.adapters.plain.repeated import Repeated
+from gnnaccel.adapters.plain.signature import Signature
+from gnnaccel.adapters.pyg.propagate import (aggregates, calls, completing, generated,
+                                              new_graphs_native, repeated_calls)
 from gnnaccel.adapters.pyg.propagate.expressed import CallArguments
-from gnnaccel.adapters.pyg.propagate.standins import Form
-from gnnaccel.cuda import capture
+from gnnaccel.adapters.pyg.propagate.reading import Read
+from gnnaccel.cuda import capture, driver
 from gnnaccel.dispatch.graph import self_loops
-from gnnaccel.dispatch.observe import records
-from gnnaccel.dispatch.ops import aggregation, aggregation_route
-from gnnaccel.dispatch.ops.aggregation import Aggregation, Reduce
+from gnnaccel.dispatch.memory import layer_memory
+from gnnaccel.dispatch.memory.layer_memory import MISSED
+from gnnaccel.dispatch.observe import records, watch
+from gnnaccel.dispatch.ops import aggregation, aggregation_route, route
+from gnnaccel.dispatch.ops.aggregation_route import Decision
+from gnnaccel.dispatch.ops.aggregation_stated import AggregationInputs, AggregationSpec
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.policy import rules
 from gnnaccel.dispatch.policy.config import Config
@@ -25,85 +33,152 @@ from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.uncompiled import uncompiled
 
 _NOT_FOLLOWED = "its forward does something that is not followed"
+_drivers = driver.in_place
+HOST = "torch"
 
 
-class Read(NamedTuple):
-    """A call, understood: ``first`` of the aggregations over the graph, which differ in their
-    ``reduces``."""
+class Forward:
+    """The ``forward`` of a class, ``function``, with its ``signature``: an adapter for those who
+    explain, compare and measure calls."""
 
-    graph: OpGraph
-    first: Aggregation
-    reduces: tuple[Reduce, ...]
-    form: Form
-    found: tracing.Found
-    values: dict[str, Any]
+    host = HOST
+
+    def __init__(self, function: types.FunctionType, signature: Signature):
+        self.function, self.signature = function, signature
+
+    def state(self, module: Any, args: tuple, kwargs: dict) -> tuple[Any, Any] | Reason:
+        """The call stated, or why it cannot be."""
+        understood = arguments.understood(self.signature, args, kwargs)
+        call = read(module, self.function, understood)
+        if type(call) is Reason:
+            return call
+        assert type(call) is Read and type(understood) is arguments.Given
+        given = CallArguments(understood.values, call.graph, module)
+        first = completing.completed(module, call.form, call.graph, call.given, given)
+        if type(first) is Reason:
+            return first
+        inputs = AggregationInputs(call.graph, first, call.reduces, (call.known, given))
+        return AggregationSpec.of(inputs), inputs
+
+    def run(self, module: Any, spec: Any, inputs: Any, attend: Any) -> Any:
+        """The result of a call that was stated."""
+        found, given = inputs.more
+        return found.result(attend(inputs), given)
 
 
 @uncompiled
-def decide(module: Any, function: types.FunctionType, signature: inspect.Signature, args: tuple,
-           kwargs: dict, config: Config) -> Any:
-    """The result of a call of ``function``, the ``forward`` of the module's class."""
-    start = time.perf_counter_ns() if records.listening() else 0
+def decide(module: Any, forward: Forward, args: tuple, kwargs: dict, config: Config) -> Any:
+    """The result of a call."""
+    if records.listening():
+        return watch.around(watch.Visit(module, forward, forward.function, args, kwargs, config),
+                            _told)
+    if _on_cpu(args) and route.on_cpu_native(type(module).__name__, config):
+        return forward.function(module, *args, **kwargs)
+    given = arguments.understood(forward.signature, args, kwargs)
+
+    def native(*_: Any, **__: Any) -> Any:
+        return forward.function(module, *args, **kwargs)
+
+    if type(given) is arguments.Given and not capture.capturing():
+        out = calls.fast_path(module, native, given.edge_index, given.values, config)
+        if out is not MISSED:
+            return out
+    return _decide(module, forward.function, given, native, config, 0)
+
+
+def _on_cpu(args: tuple) -> bool:
+    """Whether the tensors of a call are on a CPU, and no kernels either."""
+    return not _drivers and all(one.is_cpu for one in args if type(one) in (Tensor, Parameter))
+
+
+def _told(visit: watch.Visit) -> Any:
+    """A call with a record."""
+    start, forward = time.perf_counter_ns(), visit.adapter
+    given = arguments.understood(forward.signature, visit.args, visit.kwargs)
+    return _decide(visit.layer, forward.function, given,
+                   lambda: visit.native(visit.layer, *visit.args, **visit.kwargs),
+                   visit.config, start)
+
+
+def _decide(module: Any, function: types.FunctionType, given: Any, native: Any, config: Config,
+            start: int) -> Any:
+    """The long way of a call. ``start``: when it began, 0 when nobody listens."""
     verdict = rules.verdict(module, config)
-    call = (verdict.reason if not verdict.inside
-            else guards.context_reason() or guards.inference_reason((*args, *kwargs.values()))
-            or read(module, function, arguments.bound(signature, module, args, kwargs)))
-
-    def native() -> Any:
-        return function(module, *args, **kwargs)
-
+    call = read(module, function, given) if verdict.inside else verdict.reason
     if type(call) is Reason:
-        return aggregation_route.run(module, "torch", None, aggregation_route.native(call), config,
+        if type(given) is arguments.Given and verdict.inside:
+            new_graphs_native.remember_formless(module, given.edge_index, given.values, call,
+                                                config)
+        return aggregation_route.run(module, HOST, None, aggregation_route.native(call), config,
                                      None, native, start)
     assert type(call) is Read
-    graph, first, reduces, form, found, values = call
-    decision = aggregation_route.decide_all(graph, first, reduces, config)
-    given: Any = first
+    graph, first, found = call.graph, call.given, call.known
+    values: Any = given.values
+    decision = aggregation_route.decide_all(graph, first, call.reduces, config)
     if decision.run is not None:
         values = CallArguments(values, graph, module)
-        given = completing.completed(module, form, graph, first, values)
-        if type(given) is Reason:
-            decision = aggregation_route.native(given)
+        first = completing.completed(module, call.form, graph, first, values)
+        if type(first) is Reason:
+            decision = aggregation_route.native(first)
+    out = aggregation_route.run(module, HOST, (graph, first), decision, config,
+                                lambda out: found.result(out, values), native, start)
+    if not given.edge_index.is_inference() and not capture.capturing() and not decision.again:
+        _remember(module, given, call, decision, config)
+    return out
 
-    def finish(out: Any) -> Any:
-        return found.combine(out if type(out) is list else [out], values)
 
-    return aggregation_route.run(module, "torch", (graph, given), decision, config, finish, native,
-                                 start)
+def _remember(module: Any, given: arguments.Given, call: Read, decision: Decision,
+              config: Config) -> None:
+    """Keep a call for those that repeat it."""
+    memory = layer_memory.of(module)
+    if decision.run is not None:
+        if call.graph.built is None or not memory.keeps(call.graph.built):
+            return
+        kept: Any = Repeated(given, call, decision, config)
+    elif config.on_fallback == "native":
+        kept = repeated_calls.RepeatedNative(module, given.edge_index, given.values, call,
+                                             decision, config)
+        new_graphs_native.remember(module, given.edge_index, given.values, call, decision, config)
+    else:
+        return
+    repeated_calls.keep(module, given.edge_index, kept, memory)
 
 
-def read(module: Any, function: types.FunctionType, values: dict | None) -> Read | Reason:
-    """The call as aggregations over a graph, or why it is none."""
-    if values is None:
-        return reason("GA206", "the arguments do not fit its forward")
-    given = arguments.given(values)
+# --- reading --------------------------------------------------------------------------------------
+
+def read(module: Any, function: types.FunctionType, given: Any) -> Read | Reason:
+    """The call as aggregations over a graph, or why it is none. ``given``: its arguments, or why
+    they are not understood."""
     if type(given) is Reason:
         return given
-    edge_index, nodes = given.edge_index, given.nodes
-    if torch.is_autocast_enabled(edge_index.device.type):
-        return reason("GA203", "autocast is on", "call the layer outside of autocast")
-    if self_loops.of(edge_index) is not None or capture.capturing():
-        return reason("GA204", "edges that stand for others")
+    edge_index, values = given.edge_index, given.values
+    why = (guards.context_reason() or guards.inference_reason(values.values())
+           or _graph_reason(edge_index))
+    if why is not None:
+        return why
     if not generated.serves(values):
         return reason("GA401")
     found = tracing.found(module, function, given)
-    if found is None:
+    x = None if found is None else _source(given, found)
+    if found is None or x is None:
         return reason("GA211", _NOT_FOLLOWED)
-    why = reason("GA211", "what was read of it has changed")
-    graph = OpGraph(edge_index, nodes, nodes, found.flipped)
+    graph = OpGraph(edge_index, given.nodes, given.nodes, found.flipped)
     if not found.trace.counts(graph) or not aggregates.rows_are_nodes(graph, found, values):
         return reason("GA206", "results are not one for each node")
-    x = _source(given, found)
-    if x is None:
-        return reason("GA206", "no argument is a matrix of features")
-    first = aggregation.prepare(found.reduces[0], values[x], None, edge_index.shape[1])
-    if type(first) is Reason:
-        return first
-    form: Any = aggregates.form_of(found.trace, x, found.messages, why)
-    first = completing.with_more(module, form, graph, first, values, True)
-    if type(first) is Reason:
-        return first
-    return Read(graph, first, found.reduces, form, found, values)
+    first: Any = aggregation.prepare(found.reduces[0], values[x], None, edge_index.shape[1])
+    form: Any = aggregates.form_of(found.trace, x, found.messages,
+                                   reason("GA211", "what its forward reads has changed"))
+    if type(first) is not Reason:
+        first = completing.with_more(module, form, graph, first, values, True)
+    return first if type(first) is Reason else Read(graph, first, form, found, found.reduces)
+
+
+def _graph_reason(edge_index: Tensor) -> Reason | None:
+    if torch.is_autocast_enabled(edge_index.device.type):
+        return reason("GA203", "autocast is on", "call the layer outside of autocast")
+    if self_loops.of(edge_index) is not None:
+        return reason("GA204", "edges that stand for others")
+    return None
 
 
 def _source(given: arguments.Given, found: tracing.Found) -> str | None:

@@ -8,13 +8,14 @@ these call, names a function that sums by an index. All other classes are left a
 from __future__ import annotations
 
 import functools
-import inspect
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from gnnaccel.adapters import own
 from gnnaccel.adapters.patching import PatchSet
+from gnnaccel.adapters.plain.signature import Signature
+from gnnaccel.dispatch.policy import rules
 from gnnaccel.dispatch.policy.names import IdentityMap
 from gnnaccel.dispatch.uncompiled import kept_apart, uncompiled
 
@@ -77,7 +78,11 @@ def _look(cls: type, patches: PatchSet) -> None:
     if type(forward) is not types.FunctionType or own.home(forward) in _HOSTS or (
         getattr(forward, "sums_over_edges", False)) or _of_host(cls) or not _sums(cls, forward):
         return
-    patches.set(cls, "forward", routed(forward),
+    signature = Signature.of(forward)
+    if signature is None:
+        return
+    rules.register_class(rules.path_of(cls))
+    patches.set(cls, "forward", routed(forward, signature),
                 "Runs what the module sums over edges by kernels that are written for it, where "
                 "that is faster.")
 
@@ -112,22 +117,23 @@ def _names(code: types.CodeType) -> Iterator[str]:
             yield from _names(one)
 
 
-def routed(native: types.FunctionType) -> Callable:
-    """``native``, the ``forward`` of a class, behind the router."""
+def routed(native: types.FunctionType, signature: Signature) -> Callable:
+    """``native``, the ``forward`` of a class, behind the router. A subclass whose own ``forward``
+    calls it by ``super()`` gets ``native``."""
     from torch.compiler import is_compiling
 
-    from gnnaccel.adapters.plain.calls import decide
+    from gnnaccel.adapters.plain import calls
     from gnnaccel.dispatch.policy.config import current
 
-    signature = inspect.signature(native)
+    decide, adapter = calls.decide, calls.Forward(native, signature)
 
     @kept_apart
     @functools.wraps(native)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         config = None if is_compiling() else current()
-        if config is None:
+        if config is None or type(self).forward is not forward:
             return native(self, *args, **kwargs)
-        return decide(self, native, signature, args, kwargs, config)
+        return decide(self, adapter, args, kwargs, config)
 
     forward.sums_over_edges = True  # type: ignore[attr-defined]
     return forward

@@ -49,6 +49,10 @@ class Found(NamedTuple):
     flipped: bool
     combine: Callable[[list[Tensor], dict], Any]
 
+    def result(self, out: Any, kwargs: dict) -> Any:
+        """The result of the module, of that of its aggregations."""
+        return self.combine(out if type(out) is list else [out], kwargs)
+
 
 class Forward(GraphFunctions):
     """The `Steps` of one run of a ``forward``. ``gathered``: the ends of the edges that have rows

@@ -234,7 +234,7 @@ def remember(layer: Any, edge_index: Tensor, kwargs: dict, call: reading.Read, d
         new_graphs_native.remember(layer, edge_index, kwargs, call, decision, config)
     else:
         return
-    _keep(layer, edge_index, entry, memory)
+    keep(layer, edge_index, entry, memory)
 
 
 def remember_attention(layer: Any, edge_index: Tensor, kwargs: dict, adapter: Any, spec: CallSpec,
@@ -245,10 +245,10 @@ def remember_attention(layer: Any, edge_index: Tensor, kwargs: dict, adapter: An
         return
     entry = RepeatedAttention(layer, edge_index, kwargs, adapter, spec, call, config)
     if Unknown not in map(type, entry.arguments[2]):
-        _keep(layer, edge_index, entry, layer_memory.of(layer))
+        keep(layer, edge_index, entry, layer_memory.of(layer))
 
 
-def _keep(layer: Any, edge_index: Tensor, kept: Any, memory: layer_memory.LayerMemory) -> None:
+def keep(layer: Any, edge_index: Tensor, kept: Any, memory: layer_memory.LayerMemory) -> None:
     """Make ``kept`` the last of the layer's calls over these edges."""
     # `layer_memory.mode_of`, without its call
     over = memory.over[_grad() + 2 * (layer.training is True)]

@@ -163,6 +163,7 @@ class Layer:
     # --- functions --------------------------------------------------------------------------------
 
     def _traced_method(self, function: Any) -> Callable:
+        function = own.original(function)
         ready = self._traced_ready(function, True)
 
         def method(*args: Any, **kwargs: Any) -> Any:

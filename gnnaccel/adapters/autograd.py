@@ -32,7 +32,7 @@ def install(patches: PatchSet) -> list[str]:
     threads stay."""
     import torch
 
-    from gnnaccel.adapters import checkpointing, optimizers  # which need torch
+    from gnnaccel.adapters import checkpointing, optimizers, scripting  # which need torch
     from gnnaccel.adapters.plain import replaced
 
     native = vars(torch.autograd).get(_ENTRY)
@@ -53,6 +53,7 @@ def install(patches: PatchSet) -> list[str]:
     optimizers.install(patches)
     checkpointing.install(patches)
     replaced.install(patches)
+    scripting.install(patches)
     return patches.names()
 
 

@@ -13,7 +13,6 @@ from gnnaccel.adapters.plain.signature import Signature
 from gnnaccel.adapters.pyg.propagate.guarded import PLAIN
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 
-_IDS = (torch.int64, torch.int32)
 #: kinds of tensors among the arguments: a row for each node, or for each edge; one number for all
 NODES, EDGES, ONE = "nodes", "edges", "one"
 
@@ -62,9 +61,10 @@ def given(values: dict[str, Any]) -> Given | Reason:
 
 def _edges(values: dict[str, Any]) -> tuple[Tensor, tuple[str, ...]] | Reason:
     """The list of edges, and the arguments that it is: a tensor [2, E], a pair of tensors [E], or
-    two arguments that are such tensors."""
+    two arguments that are such tensors. Not of int32, over which gradients of torch's own
+    ``scatter_add_`` are others."""
     tensors = [name for name, value in values.items()
-               if type(value) is Tensor and value.dtype in _IDS and value.dim() == 2
+               if type(value) is Tensor and value.dtype is torch.int64 and value.dim() == 2
                and value.shape[0] == 2]
     lists = [name for name, value in values.items()
              if type(value) in (list, tuple) and len(value) == 2 and all(map(_is_end, value))]
@@ -86,7 +86,7 @@ def _edges(values: dict[str, Any]) -> tuple[Tensor, tuple[str, ...]] | Reason:
 
 
 def _is_end(value: Any) -> bool:
-    return type(value) is Tensor and value.dtype in _IDS and value.dim() == 1
+    return type(value) is Tensor and value.dtype is torch.int64 and value.dim() == 1
 
 
 def understood(signature: Signature, args: tuple, kwargs: dict) -> Given | Reason:

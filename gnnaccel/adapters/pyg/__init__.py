@@ -2,15 +2,11 @@
 others `propagate`.
 
 Classes are patched, never instances, so state_dict, pickle, deepcopy, DDP and hooks see nothing.
-`torch.jit.script` reads the source of the functions that it compiles; while it runs, the originals
-are back.
 """
 from __future__ import annotations
 
 import dataclasses
-import functools
 import importlib
-import threading
 from typing import Any
 
 from gnnaccel.adapters import contract
@@ -40,13 +36,10 @@ LAYERS = {
     "NNConv": ("layers.nn_conv", -2),
 }
 
-_scripting = threading.RLock()
-
 
 def install(patches: PatchSet) -> list[str]:
     """Patch the layer classes through ``patches``. Returns the dotted names of the patched
     functions."""
-    import torch
     from torch_geometric import nn
 
     from gnnaccel.adapters.pyg import dense_batch, negatives, shortcuts
@@ -73,13 +66,6 @@ def install(patches: PatchSet) -> list[str]:
     dense_batch.install(patches, scatter.modules())
     models.install(patches)
     shortcuts.install(patches)
-    patches.set(
-        torch.jit, "script", _unwrapped_while(torch.jit.script, patches),
-        "Puts PyG's own functions back while `torch.jit.script` compiles: it reads the source of "
-        "what it compiles, and would read gnnaccel's. Then it calls torch's own function.",
-        active="During each call of `torch.jit.script` while gnnaccel is enabled, in all threads: "
-               "layers that another thread calls meanwhile run natively.",
-        cost="About 0.1 ms per call of `torch.jit.script`. What was compiled runs PyG's own code.")
     return patches.names()
 
 
@@ -247,16 +233,3 @@ class _Guarded:
             return reason("GA202", f"features of {spec.num_src} and {spec.num_dst} nodes with "
                           "flow='target_to_source'")
         return dataclasses.replace(spec, flipped=True), inputs
-
-
-def _unwrapped_while(script: Any, patches: PatchSet) -> Any:
-    """``script`` with the originals back. The names in a class that it is given are looked up
-    ``_frames_up`` calls above it, and one call of ours is in between."""
-
-    @functools.wraps(script)
-    def wrapped(obj: Any, optimize: Any = None, _frames_up: int = 0, *args: Any,
-                **kwargs: Any) -> Any:
-        with _scripting, patches.aside():
-            return script(obj, optimize, _frames_up + 1, *args, **kwargs)
-
-    return wrapped

@@ -58,8 +58,6 @@ class GraphFunctions(Steps):
     def scatter(self, src: Any, index: Any, dim: Any = 0, dim_size: Any = None,
                 reduce: Any = "sum") -> Any:
         """PyG's ``scatter``."""
-        from torch_geometric.typing import WITH_TORCH_SCATTER
-
         if isinstance(src, stacks.Stacked):
             return src.reduced(lambda rows: self.scatter(rows, _along(index, dim), 0, dim_size,
                                                          reduce), dim)
@@ -73,7 +71,7 @@ class GraphFunctions(Steps):
         if type(reduce) is not str or reduce not in _REDUCES:
             raise Unseen
         # on a GPU torch_scatter gives the gradient of equal numbers to one of them
-        if WITH_TORCH_SCATTER and _REDUCES[reduce] in ("max", "min"):
+        if _is_torch_scatters() and _REDUCES[reduce] in ("max", "min"):
             raise Unseen
         whole = self._check_size(dim_size)
         if type(src) is pointwise.Rows and type(src.tree) is Number:  # ones, to count edges
@@ -240,22 +238,21 @@ class GraphFunctions(Steps):
     def instead(self, value: Any) -> Any:
         """Stand-in for a global value: itself, where it is a number; None for what is not
         known."""
-        import torch_geometric
-
         if type(value) in guarded.PLAIN and value is not None:
             return value
-        package = sys.modules.get("torch_scatter")
+        package, pyg = map(sys.modules.get, ("torch_scatter", "torch_geometric"))
         if isinstance(value, types.ModuleType) and value not in naming.STOOD_FOR:
             return Package(value, self) if value in (
-                torch_geometric, torch_geometric.utils, package, getattr(package, "utils", None),
+                pyg, getattr(pyg, "utils", None), package, getattr(package, "utils", None),
                 rearranged.package()) else None
         found = (zero_rows.instead(value, self.names, self.watched) or self._of_pyg(value)
                  or self._of_torch_scatter(value, package) or _other(value))
         return found or rearranged.instead(value)
 
     def _of_pyg(self, value: Any) -> Any:
-        from torch_geometric import utils
-
+        utils = sys.modules.get("torch_geometric.utils")
+        if utils is None:
+            return None
         for name, stands in (("scatter", self.scatter), ("softmax", self.softmax),
                              ("degree", functools.partial(self.degree, value)),
                              ("one_hot", self.one_hot)):
@@ -274,6 +271,11 @@ class GraphFunctions(Steps):
         if name not in _OF_TORCH_SCATTER:
             return None
         return functools.partial(self.by_torch_scatter, value, _OF_TORCH_SCATTER[name])
+
+
+def _is_torch_scatters() -> bool:
+    """Whether PyG's ``scatter`` is that of torch_scatter."""
+    return getattr(sys.modules.get("torch_geometric.typing"), "WITH_TORCH_SCATTER", False)
 
 
 def _sums(value: float, like: Tensor, index: Tensor, count: int | None) -> Tensor:

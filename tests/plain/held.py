@@ -20,7 +20,7 @@ def results(layer, args, kwargs, grad=True):
     wants = [t for t in (*tensors_of(args), *tensors_of(list(kwargs.values())),
                          *layer.parameters()) if t.is_floating_point() and t.requires_grad]
     out = tensors_of(layer(*args, **kwargs))
-    if not grad or not wants:
+    if not grad or not wants or not any(t.requires_grad for t in out):
         return out
     torch.manual_seed(1)
     loss = sum((t * torch.randn_like(t)).sum() for t in out if t.requires_grad)

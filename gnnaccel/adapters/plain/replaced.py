@@ -104,9 +104,10 @@ def _sums(cls: type, forward: types.FunctionType) -> bool:
         for name in _names(function.__code__):
             if name in SUMS:
                 return True
-            for found in (getattr(cls, name, None), function.__globals__.get(name)):
+            methods = (vars(one).get(name) for one in cls.__mro__)  # ``super`` finds any of them
+            for found in (*methods, function.__globals__.get(name)):
                 if type(found) is types.FunctionType and own.home(found) not in _HOSTS:
-                    pending.append(found)
+                    pending.append(own.original(found))
     return False
 
 

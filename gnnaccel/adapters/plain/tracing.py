@@ -27,11 +27,12 @@ from gnnaccel.adapters.pyg.propagate.row_count import ROWS
 from gnnaccel.adapters.pyg.propagate.specials import Special
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 from gnnaccel.adapters.pyg.propagate.traced import Param
-from gnnaccel.adapters.pyg.propagate.traced_layer import Layer, runnable
+from gnnaccel.adapters.pyg.propagate.traced_layer import Layer
 from gnnaccel.dispatch.ops.aggregation import Reduce
 from gnnaccel.dispatch.policy.names import IdentityMap
 
 _TRACES = 4  # kept for each module
+_MOST = 24  # made for each module: what it reads may be something else in each call
 _NAMES = generated.OF_MESSAGES | node_values.NAMES | zero_rows.NAMES
 
 
@@ -102,7 +103,16 @@ def _itself(t: Tensor) -> Tensor:
 _MANNER = tracing.Manner(_NAMES, generated.prepared, pointwise.rows, lambda out, layer: None, True,
                          functions=Forward, wholes=True)
 
-_traces: IdentityMap[list[tuple]] = IdentityMap()  # by module
+class _Kept:
+    """The last traces of a module: (key, what was read, the `Found`). ``made``: how many there have
+    been."""
+
+    def __init__(self) -> None:
+        self.traces: list[tuple[tuple, guarded.Guards, Found | None]] = []
+        self.made = 0
+
+
+_kept: IdentityMap[_Kept] = IdentityMap()  # by module
 
 
 def found(module: Any, function: types.FunctionType, given: Given) -> Found | None:
@@ -110,18 +120,22 @@ def found(module: Any, function: types.FunctionType, given: Given) -> Found | No
     changed; None where it is not followed."""
     edges = given.edge_index.shape[1]
     key = (function, given.key, torch.get_default_dtype())
-    traces = _traces.get(module)
-    if traces is None:
-        traces = []
-        _traces.set(module, traces)
-    for entry_key, guards, result in traces:
+    kept = _kept.get(module)
+    if kept is None:
+        kept = _Kept()
+        _kept.set(module, kept)
+    for entry_key, guards, result in kept.traces:
         if entry_key == key and guards.hold(module, edges) and (
             result is None or result.trace.suits(given.values, edges)):
             return result
+    if kept.made >= _MOST:
+        return None
+    kept.made += 1
     guards, result = _traced(module, function, given, False)
     if result is _OTHER_WAY:
         guards, result = _traced(module, function, given, True)
-    traces[:] = [(key, guards, result), *(one for one in traces if one[0] != key)][:_TRACES]
+    kept.traces[:] = [(key, guards, result),
+                      *(one for one in kept.traces if one[0] != key)][:_TRACES]
     return result
 
 
@@ -135,14 +149,10 @@ def _traced(module: Any, function: types.FunctionType, given: Given,
     layer._traced_special.clear()  # stand-ins are told by what they are, not by names
     steps: Forward = layer._traced_functions
     result: Any = None
-    cells = tuple((cell, cell.cell_contents) for cell in function.__closure__ or ())
     with following(given.values) as notes:
         try:
-            ready = runnable(function, module, _MANNER, layer)
-            if ready is None:
-                raise Unseen
             arguments = _stand_ins(steps, given, flipped)
-            out = ready(layer, **arguments)
+            out = layer._traced_method(function)(**arguments)
             if not steps.reductions and steps.by_source and not flipped:
                 raise _Turned
             result = _found(out, module, steps, arguments, flipped)
@@ -150,7 +160,7 @@ def _traced(module: Any, function: types.FunctionType, given: Given,
             result = _OTHER_WAY
         except tracing.ENDS:
             result = _OTHER_WAY if steps.by_source and not flipped else None
-    guards = guarded.Guards(layer._traced_read, cells, tuple(layer._traced_watched))
+    guards = guarded.Guards(layer._traced_read, (), tuple(layer._traced_watched))
     if isinstance(result, Found):
         ends = tuple(steps.gathered)
         edges = tuple(name for name, kind in given.kinds.items() if kind is EDGES)
@@ -223,6 +233,8 @@ def _as_given(value: Any, arguments: dict[str, Any]) -> Any:
             return Once(itemgetter(name))
     if type(value) in (tuple, list):
         return type(value)([_as_given(one, arguments) for one in value])
+    if type(value) is dict:
+        return {key: _as_given(one, arguments) for key, one in value.items()}
     if isinstance(value, pointwise.Rows) and value.of_caller:
         raise Unseen  # it lies in the memory of an argument
     return value

@@ -304,7 +304,7 @@ def _followed(module: nn.Module, entered: Callable) -> Any:
         return functools.partial(_in_place, function) if in_place else function
     if _is_hosts_norm(module):
         return lambda x: x.through(module)
-    if _runs_own_code(module):
+    if _runs_own_code(module) and not getattr(type(module).forward, "sums_over_edges", False):
         return entered(module)._traced_method(type(module).forward)
     raise Unseen
 

@@ -95,6 +95,12 @@ class Forward(GraphFunctions):
         self.by_source |= getattr(index, "end", "") == "j"
         return super().scatter(src, index, dim, dim_size, reduce)
 
+    def softmax(self, src: Any, index: Any = None, ptr: Any = None, num_nodes: Any = None,
+                dim: Any = 0) -> Any:
+        if self._counts(num_nodes, getattr(index, "end", "")):
+            num_nodes = None  # which gives the same
+        return super().softmax(src, index, ptr, num_nodes, dim)
+
 
 def _itself(t: Tensor) -> Tensor:
     return t

@@ -100,13 +100,21 @@ class GraphFunctions(Steps):
             return False
         if type(dim_size) is NodeCount and type(dim_size.of) is str:
             self.sizes.add(dim_size.of)
-        elif type(dim_size) is NodeCount and dim_size.of.whole:
-            pass
+        elif type(dim_size) is NodeCount and self._counts(dim_size, "i"):
+            pass  # of values that have a row for each
         elif type(dim_size) is int and self.counts_results:
             self.sizes.add(dim_size)
         elif type(dim_size) is not Special or dim_size.counts != "i":
             raise Unseen
         return True
+
+    def _counts(self, value: Any, end: str) -> bool:
+        """Whether ``value`` is the number of nodes at this end of the edges."""
+        if type(value) is NodeCount and type(value.of) is NodeValue:
+            at, whole = value.of.rows
+            return whole and (at == end or self.square)
+        return type(value) is Special and bool(value.counts) and (
+            value.counts == end or self.square)
 
     def by_torch_scatter(self, function: Any, named: str | None, src: Any, index: Any,
                          dim: Any = -1, out: Any = None, dim_size: Any = None,
@@ -176,11 +184,8 @@ class GraphFunctions(Steps):
         if type(index) is not Special or not index.end or not isinstance(
             dtype, (torch.dtype, type(None))):
             raise Unseen
-        if num_nodes is not None and (type(num_nodes) is not Special or not num_nodes.counts):
-            raise Unseen
-        meta = torch.empty(ROWS, dtype=dtype, device="meta")
-        whole = num_nodes is not None and (num_nodes.counts == index.end or self.square)
-        if num_nodes is not None and not whole:
+        meta, whole = torch.empty(ROWS, dtype=dtype, device="meta"), num_nodes is not None
+        if whole and not self._counts(num_nodes, index.end):
             raise Unseen
         result = self.made(function, (index, num_nodes, dtype), {}, meta)
         result.rows, result.alone = (index.end, whole), True
@@ -192,9 +197,7 @@ class GraphFunctions(Steps):
         if not isinstance(src, pointwise.Rows) or type(dim) is not int or (
             dim not in (0, -src.meta.dim())):
             raise Unseen
-        if not index.end or count is not None and not (
-            type(count) is Special and count.counts
-            and (count.counts == index.end or self.square)):
+        if not index.end or count is not None and not self._counts(count, index.end):
             raise Unseen
         meta = torch.empty_like(src.meta)
         if type(src.tree) is Number:
@@ -208,8 +211,7 @@ class GraphFunctions(Steps):
 
     def bincount(self, index: Special, minlength: Any) -> NodeValue:
         """`torch.bincount` of the ids at one end of the edges, for all of its nodes."""
-        if not index.end or type(minlength) is not Special or not minlength.counts or (
-            minlength.counts != index.end and not self.square):
+        if not index.end or not self._counts(minlength, index.end):
             raise Unseen
         result = self.made(torch.bincount, (index, None, minlength), {},
                            torch.empty(ROWS, dtype=torch.int64, device="meta"))

@@ -21,7 +21,7 @@ from gnnaccel.adapters.pyg.propagate.later import other
 from gnnaccel.adapters.pyg.propagate.pointwise import IN_PLACE
 from gnnaccel.adapters.pyg.propagate.pointwise_calls import OPERATIONS
 from gnnaccel.adapters.pyg.propagate.row_count import RowCount
-from gnnaccel.adapters.pyg.propagate.specials import DEVICE, Special
+from gnnaccel.adapters.pyg.propagate.specials import DEVICE, Special, Spread
 from gnnaccel.adapters.pyg.propagate.standins import NUMBERS, Unseen
 from gnnaccel.adapters.pyg.propagate.traced import VIEWS, Make, Param, Value, _call, applied
 from gnnaccel.adapters.pyg.propagate.untold import Sequence
@@ -262,8 +262,9 @@ class NodeValue(Value):
         return copy
 
     def __getattr__(self, name: str) -> Any:
-        if name == "index_select":
-            return lambda dim, index: index_select(self, dim, index)
+        if name in ("index_select", "gather"):
+            return lambda *args, **kwargs: self.operate(name, getattr(Tensor, name),
+                                                        (self, *args), kwargs)
         if name in IN_PLACE:
             return lambda *args, **kwargs: self.overwritten(
                 IN_PLACE[name], getattr(Tensor, IN_PLACE[name]), self, *args, **kwargs)
@@ -315,6 +316,8 @@ class NodeValue(Value):
     def operate(self, name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
         if name == "index_select":
             return index_select(*args, **kwargs)
+        if name == "gather":
+            return _gathered_along(*args, **kwargs)
         if name == "zeros_like":
             return other("zero_rows").zeros_like(*args, **kwargs)
         if (name not in NAMES and name != "getitem") or (
@@ -372,6 +375,13 @@ def index_select(value: Any, dim: Any = None, index: Any = None) -> Any:
     if type(value) is not NodeValue or type(dim) is not int or dim not in (0, -value.meta.dim()):
         raise Unseen
     return gathered(value, index)
+
+
+def _gathered_along(value: Any, dim: Any = None, index: Any = None) -> Any:
+    """`torch.gather` of values per node, by an index that is repeated for all of a row."""
+    if type(index) is not Spread or index.tail != tuple(value.meta.shape[1:]):
+        raise Unseen
+    return index_select(value, dim, index.of)
 
 
 def gathered(value: NodeValue, index: Any) -> pointwise.Rows:

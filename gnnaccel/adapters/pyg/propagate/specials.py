@@ -48,6 +48,8 @@ class Special(Refuses):
             return partial(Largest, self.end)
         if name == "numel" and self.end:
             return RowCount
+        if name == "unbind" and self.parts:
+            return partial(_apart, self)
         if name in ("size", "dim") and _is_index(self):
             return lambda *args: _sizes(self)[args[0]] if args else _sizes(self)
         if name == "shape" and _is_index(self):
@@ -149,6 +151,13 @@ class Along:
 
     def __init__(self, of: Special, dim: int):
         self.of, self.dim, self.max, self.numel = of, dim, of.max, of.numel
+
+
+def _apart(special: Special, dim: Any = 0) -> tuple:
+    """All parts."""
+    if type(dim) is not int or dim:
+        raise Unseen
+    return tuple(iter(special))
 
 
 def _stacked(ids: Any, dim: Any = 0) -> Special:

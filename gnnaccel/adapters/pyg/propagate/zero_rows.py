@@ -22,8 +22,8 @@ from gnnaccel.dispatch.generated.tree import Number
 
 #: what may be named of them
 NAMES = frozenset(("zeros", "new_zeros", "new_ones", "new_full", "index_add", "index_add_", "scatter_add",
-                   "scatter_add_", "scatter_reduce", "scatter_reduce_", "expand_as", "device",
-                   "bincount"))
+                   "scatter_add_", "scatter_reduce", "scatter_reduce_", "index_put",
+                   "index_put_", "expand_as", "device", "bincount"))
 _MAY_KEEP_ZEROS = ("sum",)  # a zero more changes nothing
 
 
@@ -45,7 +45,7 @@ class ZeroRows(Value):
 
     def _to(self, other: Any) -> ZeroRows:
         """The zeros on the device of the rows, where they are already."""
-        if not devices.named(other) and (not isinstance(other, pointwise.Rows)
+        if not devices.named(other) and (not isinstance(other, (pointwise.Rows, NodeValue))
                                          or other.meta.dtype != self.meta.dtype):
             raise Unseen
         return self
@@ -90,9 +90,15 @@ def _scatter_reduce(dim: Any, index: Any, src: Any, reduce: Any, *,
     return _of_rows(index, src), src, dim, reduce
 
 
+def _index_put(indices: Any, values: Any, accumulate: Any = False) -> tuple:
+    if accumulate is not True or type(indices) not in (tuple, list) or len(indices) != 1:
+        raise Unseen
+    return indices[0], values, 0, "sum"
+
+
 _REDUCES: dict[str, Callable[..., tuple]] = {
     "index_add": _index_add, "scatter_add": _scatter_add,
-    "scatter_reduce": _scatter_reduce}
+    "scatter_reduce": _scatter_reduce, "index_put": _index_put}
 
 
 def _of_rows(index: Any, src: Any) -> Any:

@@ -358,6 +358,27 @@ def test_only_classes_that_sum_are_replaced():
     assert layers.MeshBlock.forward is natural and nn.Module.__init__ is init
 
 
+class Experts(nn.Module):
+    """Sums rows by an index, but over no edges."""
+
+    def forward(self, x, shares):
+        rows = shares.argmax(-1)
+        return torch.zeros_like(x).index_add_(0, rows, x)
+
+
+def test_classes_without_edges_are_let_go_of(emulated):
+    x, shares, natural = torch.randn(20, 8), torch.rand(20, 4), Experts.forward
+    with gnnaccel.enabled(backend="cuda", when="supported"):
+        layer = Experts()
+        assert Experts.forward is not natural
+        for _ in range(20):
+            assert torch.equal(layer(x, shares), natural(layer, x, shares))
+        assert Experts.forward is natural
+        assert Experts() is not None and Experts.forward is natural
+    gnnaccel.disable()
+    assert Experts.forward is natural
+
+
 def test_classes_that_come_later(emulated):
     with gnnaccel.enabled(backend="cuda", when="supported"):
         class Late(nn.Module):

@@ -13,6 +13,7 @@ from gnnaccel.adapters.plain.signature import Signature
 from gnnaccel.adapters.pyg.propagate.guarded import PLAIN
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 
+NO_EDGES = reason("GA204", "no argument is a list of edges")
 #: kinds of tensors among the arguments: a row for each node, or for each edge; one number for all
 NODES, EDGES, ONE = "nodes", "edges", "one"
 
@@ -37,7 +38,9 @@ def given(values: dict[str, Any]) -> Given | Reason:
     if type(found) is Reason:
         return found
     edge_index, ends = found
-    edges, kinds, form, rows = edge_index.shape[1], {}, [], set()
+    edges, rows = edge_index.shape[1], set()
+    kinds: dict[str, str] = {}
+    form: list[tuple] = []
     for name, value in values.items():
         if name in ends:
             form.append((name, type(value)))
@@ -74,11 +77,11 @@ def _edges(values: dict[str, Any]) -> tuple[Tensor, tuple[str, ...]] | Reason:
         return values[tensors[0]], (tensors[0],)
     ends = [name for name, value in values.items() if _is_end(value)]
     if lists:
-        pair, names = values[lists[0]], (lists[0],)
+        pair, names = values[lists[0]], tuple(lists)
     elif len(ends) == 2:
         pair, names = [values[name] for name in ends], tuple(ends)
     else:
-        return reason("GA204", "no argument is a list of edges")
+        return NO_EDGES
     if (pair[0].shape, pair[0].dtype, pair[0].device) != (
         pair[1].shape, pair[1].dtype, pair[1].device):
         return reason("GA204", "the ends of the edges are of several lengths or kinds")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import types
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -35,16 +36,29 @@ from gnnaccel.dispatch.uncompiled import uncompiled
 _NOT_FOLLOWED = "its forward does something that is not followed"
 _drivers = driver.in_place
 HOST = "torch"
+_WITHOUT_EDGES = 16
 
 
 class Forward:
     """The ``forward`` of a class, ``function``, with its ``signature``: an adapter for those who
-    explain, compare and measure calls."""
+    explain, compare and measure calls. ``let_go()`` puts the function back; ``left``: how many
+    calls without a list of edges there may be until then, None once one had some."""
 
     host = HOST
 
-    def __init__(self, function: types.FunctionType, signature: Signature):
-        self.function, self.signature = function, signature
+    def __init__(self, function: types.FunctionType, signature: Signature,
+                 let_go: Callable[[], None]):
+        self.function, self.signature, self.let_go = function, signature, let_go
+        self.left: int | None = _WITHOUT_EDGES
+
+    def has_edges(self, given: Any) -> None:
+        """Note whether a call's arguments have a list of edges."""
+        if given is not arguments.NO_EDGES:
+            self.left = None
+        elif self.left is not None:
+            self.left -= 1
+            if not self.left:
+                self.let_go()
 
     def state(self, module: Any, args: tuple, kwargs: dict) -> tuple[Any, Any] | Reason:
         """The call stated, or why it cannot be."""
@@ -75,6 +89,8 @@ def decide(module: Any, forward: Forward, args: tuple, kwargs: dict, config: Con
     if _on_cpu(args) and route.on_cpu_native(type(module).__name__, config):
         return forward.function(module, *args, **kwargs)
     given = arguments.understood(forward.signature, args, kwargs)
+    if forward.left is not None:
+        forward.has_edges(given)
 
     def native(*_: Any, **__: Any) -> Any:
         return forward.function(module, *args, **kwargs)
@@ -112,14 +128,16 @@ def _decide(module: Any, function: types.FunctionType, given: Any, native: Any, 
         return aggregation_route.run(module, HOST, None, aggregation_route.native(call), config,
                                      None, native, start)
     assert type(call) is Read
-    graph, first, found = call.graph, call.given, call.known
-    values: Any = given.values
+    graph, values, first = call.graph, given.values, call.given
+    found: Any = call.known
     decision = aggregation_route.decide_all(graph, first, call.reduces, config)
     if decision.run is not None:
         values = CallArguments(values, graph, module)
-        first = completing.completed(module, call.form, graph, first, values)
-        if type(first) is Reason:
-            decision = aggregation_route.native(first)
+        whole = completing.completed(module, call.form, graph, first, values)
+        if type(whole) is Reason:
+            decision = aggregation_route.native(whole)
+        else:
+            first = whole
     out = aggregation_route.run(module, HOST, (graph, first), decision, config,
                                 lambda out: found.result(out, values), native, start)
     if not given.edge_index.is_inference() and not capture.capturing() and not decision.again:
@@ -153,7 +171,7 @@ def read(module: Any, function: types.FunctionType, given: Any) -> Read | Reason
         return given
     edge_index, values = given.edge_index, given.values
     why = (guards.context_reason() or guards.inference_reason(values.values())
-           or _graph_reason(edge_index))
+           or _unfit(given))
     if why is not None:
         return why
     if not generated.serves(values):
@@ -170,14 +188,20 @@ def read(module: Any, function: types.FunctionType, given: Any) -> Read | Reason
                                    reason("GA211", "what its forward reads has changed"))
     if type(first) is not Reason:
         first = completing.with_more(module, form, graph, first, values, True)
-    return first if type(first) is Reason else Read(graph, first, form, found, found.reduces)
+    return first if type(first) is Reason else Read(
+        graph, first, form, found, found.reduces)  # type: ignore[arg-type]  # for its `Known`
 
 
-def _graph_reason(edge_index: Tensor) -> Reason | None:
-    if torch.is_autocast_enabled(edge_index.device.type):
+def _unfit(given: arguments.Given) -> Reason | None:
+    """Why no kernel takes such arguments, whatever the module does."""
+    if torch.is_autocast_enabled(given.edge_index.device.type):
         return reason("GA203", "autocast is on", "call the layer outside of autocast")
-    if self_loops.of(edge_index) is not None:
+    if self_loops.of(given.edge_index) is not None:
         return reason("GA204", "edges that stand for others")
+    for name in given.kinds:
+        t = given.values[name]
+        if t.is_floating_point() and t.dtype is not torch.float32:
+            return reason("GA203", f"{name} is {t.dtype}", "use float32")
     return None
 
 

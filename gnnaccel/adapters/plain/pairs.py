@@ -4,6 +4,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gnnaccel.cuda import capture
 from gnnaccel.dispatch.graph.tensor_ref import TensorRef
 from gnnaccel.dispatch.policy.names import IdentityMap
 
@@ -19,7 +20,7 @@ def stacked(first: Tensor, second: Tensor) -> Tensor:
         and type(base) is Tensor and base.dtype == first.dtype
         and _is_row(base, 0, first) and _is_row(base, 1, second)):
         return base
-    if first.is_inference() or second.is_inference():
+    if first.is_inference() or second.is_inference() or capture.capturing():
         return torch.stack([first, second])
     entry = _stacks.get(first)
     if entry is None or not (entry[0].unmoved(first) and entry[1].unmoved(second)):

@@ -33,10 +33,11 @@ class Repeated:
     def __init__(self, given: Given, call: reading.Read, decision: Decision, config: Config):
         self.epoch, self.arguments = config.epoch, described(given.values)
         self.edges, self.modes = TensorRef(given.edge_index), _modes(given.edge_index)
-        self.form, self.found, self.source = call.form, call.known, call.form.source
+        self.form, self.source = call.form, call.form.source
+        self.found: Any = call.known
         self.reduce, self.nodes, self.decision = call.given.reduce, given.nodes, decision
         # there, as the call ran by it
-        self.view = weakref.ref(call.graph.built)  # type: ignore[arg-type]
+        self.view: Any = weakref.ref(call.graph.built)
 
     def like(self, other: Repeated) -> bool:
         """Whether a call is kept in the place of the ``other``."""

@@ -1,5 +1,5 @@
-"""``forward`` of classes of modules that sum over edges by themselves, replaced by one that asks for
-a faster way.
+"""``forward`` of classes of modules that sum over edges by themselves, replaced by one that asks
+for a faster way.
 
 A class is looked at once, when its first object is made or where there are some already: whether
 the code of its ``forward``, of its methods that this calls, or of functions of the user's that
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import types
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -37,16 +38,18 @@ def install(patches: PatchSet) -> None:
                 "Looks once at each class of modules, when its first object is made, whether its "
                 "`forward` sums over edges by itself; of such classes `forward` is replaced.",
                 active="While gnnaccel is enabled, when a module is made.",
-                cost="0.2 microseconds for each module that is made, 0.1 ms for the first of a "
+                cost="0.3 microseconds for each module that is made, 0.1 ms for the first of a "
                      "class. Calls of modules cost nothing, but of those classes.")
     for cls in _subclasses(nn.Module):
         _look(cls, patches)
 
 
 def _subclasses(cls: type) -> Iterator[type]:
-    seen, pending = set(), [cls]
+    seen: set[type] = set()
+    pending: list[type] = [cls]
     while pending:
-        for one in pending.pop().__subclasses__():
+        subclasses: list[type] = pending.pop().__subclasses__()
+        for one in subclasses:
             if one not in seen:
                 seen.add(one)
                 pending.append(one)
@@ -79,10 +82,11 @@ def _look(cls: type, patches: PatchSet) -> None:
         getattr(forward, "sums_over_edges", False)) or _of_host(cls) or not _sums(cls, forward):
         return
     signature = Signature.of(forward)
-    if signature is None:
+    if signature is None or len(signature.names) < 2:  # features and edges
         return
     rules.register_class(rules.path_of(cls))
-    patches.set(cls, "forward", routed(forward, signature),
+    patches.set(cls, "forward", routed(forward, signature,
+                                       functools.partial(_let_go, weakref.ref(cls), patches)),
                 "Runs what the module sums over edges by kernels that are written for it, where "
                 "that is faster.")
 
@@ -95,7 +99,7 @@ def _of_host(cls: type) -> bool:
 
 def _sums(cls: type, forward: types.FunctionType) -> bool:
     """Whether the code of ``forward``, or of what it calls of the user's, names one of `SUMS`."""
-    pending, seen = [forward], set()
+    pending, seen = [forward], set()  # type: ignore[var-annotated]
     while pending and len(seen) < _MOST:
         function = pending.pop()
         if function.__code__ in seen:
@@ -118,15 +122,23 @@ def _names(code: types.CodeType) -> Iterator[str]:
             yield from _names(one)
 
 
-def routed(native: types.FunctionType, signature: Signature) -> Callable:
+def _let_go(held: weakref.ref, patches: PatchSet) -> None:
+    """Put back the ``forward`` of a class that turned out to be no layer."""
+    cls = held()
+    if cls is not None:
+        patches.undo(cls, "forward")
+
+
+def routed(native: types.FunctionType, signature: Signature,
+           let_go: Callable[[], None]) -> Callable:
     """``native``, the ``forward`` of a class, behind the router. A subclass whose own ``forward``
-    calls it by ``super()`` gets ``native``."""
+    calls it by ``super()`` gets ``native``. ``let_go``: as of `calls.Forward`."""
     from torch.compiler import is_compiling
 
     from gnnaccel.adapters.plain import calls
     from gnnaccel.dispatch.policy.config import current
 
-    decide, adapter = calls.decide, calls.Forward(native, signature)
+    decide, adapter = calls.decide, calls.Forward(native, signature, let_go)
 
     @kept_apart
     @functools.wraps(native)

@@ -226,7 +226,8 @@ def _found(out: Any, module: Any, steps: Forward, arguments: dict[str, Any],
     messages, reduces, counts = aggregates.messages_of(reductions, module)
 
     def combine(results: list[Tensor], kwargs: dict) -> Any:
-        return steps.results(result, dict(zip(places, aggregates.put_together(results, counts))), kwargs)
+        whole = aggregates.put_together(results, counts)
+        return steps.results(result, dict(zip(places, whole)), kwargs)
 
     return Found(None, messages, reduces,  # type: ignore[arg-type]  # the caller has the trace
                  frozenset(steps.sizes), steps.sized, flipped, combine)

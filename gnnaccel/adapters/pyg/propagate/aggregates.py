@@ -134,7 +134,7 @@ def _replayed_over_others() -> bool:
     return capture.capturing() and capture.here.held is None
 
 
-def rows_are_nodes(graph: OpGraph, summed: _Summed, kwargs: dict, counted: bool = False) -> bool:
+def rows_are_nodes(graph: OpGraph, summed: Any, kwargs: dict, counted: bool = False) -> bool:
     """Whether results have a row for each node that receives. Reductions that are not told how many
     rows to make end with the last node that an edge enters: the device is asked for it, as the host
     asks, unless it was ``counted`` over these edges."""
@@ -208,7 +208,8 @@ def put_together(results: list[Tensor], counts: list[tuple[int, int]]) -> list[T
             for count, dim in counts]
 
 
-def result_of(value: Any, alike: dict[int, pointwise.Rows]) -> tuple[Any, dict[int, pointwise.Rows]]:
+def result_of(value: Any,
+              alike: dict[int, pointwise.Rows]) -> tuple[Any, dict[int, pointwise.Rows]]:
     """The value of an ``aggregate``, with computations in place of rows of the edges; and for each
     of these rows, by identity, the rows that others are to be made of, so that they are computed
     once. Unseen for what no result may be."""

@@ -21,8 +21,8 @@ from gnnaccel.adapters.pyg.propagate.traced import Value
 from gnnaccel.dispatch.generated.tree import Number
 
 #: what may be named of them
-NAMES = frozenset(("zeros", "new_zeros", "new_ones", "new_full", "index_add", "index_add_", "scatter_add",
-                   "scatter_add_", "scatter_reduce", "scatter_reduce_", "index_put",
+NAMES = frozenset(("zeros", "new_zeros", "new_ones", "new_full", "index_add", "index_add_",
+                   "scatter_add", "scatter_add_", "scatter_reduce", "scatter_reduce_", "index_put",
                    "index_put_", "expand_as", "device", "bincount"))
 _MAY_KEEP_ZEROS = ("sum",)  # a zero more changes nothing
 

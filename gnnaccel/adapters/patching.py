@@ -26,7 +26,7 @@ class Patch:
     thousand, and ``key`` is its place in `_replaced`. ``original`` is the former value in the
     owner's own ``__dict__``, or _ABSENT if it was inherited. ``why`` says in a sentence what for;
     of torch's own functions ``active`` and ``cost`` say when the replacement does anything, and
-    what it costs (docs/patches.md)."""
+    what it costs (docs/patches.md); ``stays``: as of `PatchSet.set`."""
 
     held: weakref.ref
     key: tuple[int, str]
@@ -37,10 +37,11 @@ class Patch:
     why: str = ""
     active: str = ""
     cost: str = ""
+    stays: bool = False
 
     @classmethod
-    def of(cls, owner: Any, name: str, original: Any, new: Any, *texts: str) -> Patch:
-        """The patch of ``owner.name``; ``texts``: `why`, `active` and `cost`."""
+    def of(cls, owner: Any, name: str, original: Any, new: Any, *texts: Any) -> Patch:
+        """The patch of ``owner.name``; ``texts``: `why`, `active`, `cost` and `stays`."""
         prefix = (f"{owner.__module__}.{owner.__qualname__}"
                   if isinstance(owner, type) else owner.__name__)
         return cls(weakref.ref(owner), (id(owner), name), f"{prefix}.{name}", name, original, new,
@@ -66,16 +67,18 @@ class PatchSet:
         return _lock
 
     def set(self, owner: Any, name: str, new: Any, why: str = "", *, active: str = "",
-            cost: str = "") -> None:
+            cost: str = "", stays: bool = False) -> None:
         """Replace ``owner.name``, of a class or module, by ``new``. ``why``, ``active`` and
-        ``cost`` as in `Patch`.
+        ``cost`` as in `Patch`; ``stays``: others put theirs around it as a matter of course, within
+        which it may stay for good.
 
         A value that somebody else has put in the place of an earlier replacement since is the one
         that `restore` puts back. PatchError when this or another set has replaced it and that still
         stands, or when ``owner`` has no such attribute.
         """
         with _lock:
-            patch = Patch.of(owner, name, vars(owner).get(name, _ABSENT), new, why, active, cost)
+            patch = Patch.of(owner, name, vars(owner).get(name, _ABSENT), new, why, active, cost,
+                             stays)
             if not hasattr(owner, name):
                 raise PatchError(f"{patch.path} does not exist, so it cannot be replaced; "
                                  "this host version differs "
@@ -128,7 +131,7 @@ class PatchSet:
                 if owner is None or patch in self._aside:
                     continue
                 if vars(owner).get(patch.name, _ABSENT) is not patch.new:
-                    drifted.append(patch.path)
+                    drifted += [] if patch.stays else [patch.path]
                 else:
                     _put_back(owner, patch)
         if drifted:

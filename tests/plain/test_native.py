@@ -331,6 +331,33 @@ def test_export_and_compile(on):
     torch.testing.assert_close(layer(*given), expected)
 
 
+class Inside(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.act = nn.ReLU()
+
+    def forward(self, x):
+        return self.act(x) + 1
+
+
+class Sources(nn.Module):
+    def forward(self, x, edge_index):
+        return torch.zeros_like(x).index_add(0, edge_index[1], x[edge_index[0]])
+
+
+def test_modules_that_are_made_in_compiled_code(on):
+    def made(x):
+        return Inside()(x) + nn.ReLU()(x)
+
+    torch._dynamo.reset()
+    x = torch.randn(5)
+    compiled = torch.compile(made, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(x), made(x))
+    x, edges = tensors("x edge_index")
+    compiled = torch.compile(lambda *a: Sources()(*a), backend="eager", fullgraph=True)
+    assert torch.equal(compiled(x, edges), torch.zeros_like(x).index_add(0, edges[1], x[edges[0]]))
+
+
 def test_transforms(on):
     x, edges, w = tensors("x edge_index w")
     layer = layers.WeightedSum()
@@ -356,6 +383,43 @@ def test_only_classes_that_sum_are_replaced():
     assert "wrapped" not in str(vars(Plain.forward)) and layers.MeshBlock.forward is not natural
     gnnaccel.disable()
     assert layers.MeshBlock.forward is natural and nn.Module.__init__ is init
+
+
+def test_torch_compile_around_the_constructor(emulated, monkeypatch):
+    """As `torch._dynamo.mutation_guard` does at the first compilation."""
+    made, natural = [], nn.Module.__init__
+    monkeypatch.setattr(nn.Module, "__init__", natural)  # which puts it back in the end
+    gnnaccel.enable(backend="cuda", when="supported")
+    ours = nn.Module.__init__
+
+    def around(self, *args, **kwargs):
+        ours(self, *args, **kwargs)
+        made.append(type(self))
+
+    nn.Module.__init__ = around
+    for _ in range(2):
+        class Late(nn.Module):
+            def forward(self, x, edge_index):
+                return torch.zeros_like(x).index_add(0, edge_index[1], x[edge_index[0]])
+
+        untouched, layer = Late.forward, Late()
+        assert made[-1] is Late and Late.forward is not untouched
+        assert same(layer, *tensors("x edge_index"))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            gnnaccel.disable()
+        assert nn.Module.__init__ is around and Late.forward is untouched
+
+        class Native(nn.Module):
+            forward = untouched
+
+        Native()
+        assert Native.forward is untouched
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            gnnaccel.enable(backend="cuda", when="supported")
+        assert nn.Module.__init__ is around
+    gnnaccel.disable()
 
 
 class Experts(nn.Module):

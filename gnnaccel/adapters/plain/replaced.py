@@ -27,6 +27,20 @@ SUMS = frozenset(("index_add", "index_add_", "scatter_add", "scatter_add_", "sca
 _HOSTS = ("torch", "torch_geometric", "torch_scatter", "dgl", "gnnaccel")
 _MOST = 64  # functions that are looked at for one class
 _looked_at: IdentityMap[bool] = IdentityMap()  # classes
+_entries = _looked_at.entries
+
+
+class _Constructor:
+    """What stands in for the constructor of all modules. torch.compile puts a function of its own
+    around it, in which it may stay when gnnaccel is disabled, and is found when it is enabled
+    again. ``patches``: through which classes are taken over; ``reached``: whether a module was made
+    by it."""
+
+    patches: PatchSet | None = None
+    reached = False
+
+
+_constructor = _Constructor()
 
 
 def install(patches: PatchSet) -> None:
@@ -34,12 +48,18 @@ def install(patches: PatchSet) -> None:
     from torch import nn
 
     _looked_at.clear()
-    patches.set(nn.Module, "__init__", _looking(nn.Module.__init__, patches),
-                "Looks once at each class of modules, when its first object is made, whether its "
-                "`forward` sums over edges by itself; of such classes `forward` is replaced.",
-                active="While gnnaccel is enabled, when a module is made.",
-                cost="0.3 microseconds for each module that is made, 0.1 ms for the first of a "
-                     "class. Calls of modules cost nothing, but of those classes.")
+    _constructor.reached, _constructor.patches = False, patches
+    nn.Module()
+    if not _constructor.reached:
+        patches.set(nn.Module, "__init__", _looking(nn.Module.__init__),
+                    "Looks once at each class of modules, when its first object is made, whether "
+                    "its `forward` sums over edges by itself; of such classes `forward` is "
+                    "replaced.",
+                    active="While gnnaccel is enabled, when a module is made.",
+                    cost="0.3 microseconds for each module that is made, 0.1 ms for the first of a "
+                         "class. Calls of modules cost nothing, but of those classes. Where "
+                         "torch.compile has put a function of its own around it in the meantime, "
+                         "it stays in that, and does nothing.", stays=True)
     for cls in _subclasses(nn.Module):
         _look(cls, patches)
 
@@ -56,22 +76,28 @@ def _subclasses(cls: type) -> Iterator[type]:
                 yield one
 
 
-def _looking(native: Callable, patches: PatchSet) -> Callable:
-    """``native``, the constructor of all modules."""
-    from torch import nn
-
-    entries = _looked_at.entries
+def _looking(native: Callable) -> Callable:
+    """``native``, the constructor of all modules. Dynamo, which inlines it, reads all variables of
+    functions around it, so that it has none but functions."""
+    from torch.compiler import is_compiling
 
     @functools.wraps(native)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        cls = type(self)
-        if id(cls) not in entries:
-            with patches.alone():
-                if patches.holds(nn.Module, "__init__"):
-                    _look(cls, patches)
+        if not is_compiling():
+            cls = type(self)
+            if id(cls) not in _entries:
+                _made(cls)
         native(self, *args, **kwargs)
 
     return uncompiled(__init__)
+
+
+def _made(cls: type) -> None:
+    """Look at a class whose first object is made."""
+    _constructor.reached, patches = True, _constructor.patches
+    with PatchSet.alone():
+        if patches is not None and len(patches):  # none are left where gnnaccel is disabled
+            _look(cls, patches)
 
 
 def _look(cls: type, patches: PatchSet) -> None:
@@ -138,15 +164,20 @@ def routed(native: types.FunctionType, signature: Signature,
     from gnnaccel.adapters.plain import calls
     from gnnaccel.dispatch.policy.config import current
 
-    decide, adapter = calls.decide, calls.Forward(native, signature, let_go)
+    adapter = calls.Forward(native, signature, let_go)
 
+    @uncompiled
+    def decided(self: Any, args: tuple, kwargs: dict, config: Any) -> Any:
+        return calls.decide(self, adapter, args, kwargs, config)
+
+    # no variables but functions, as in `_looking`
     @kept_apart
     @functools.wraps(native)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         config = None if is_compiling() else current()
         if config is None or type(self).forward is not forward:
             return native(self, *args, **kwargs)
-        return decide(self, adapter, args, kwargs, config)
+        return decided(self, args, kwargs, config)
 
     forward.sums_over_edges = True  # type: ignore[attr-defined]
     return forward

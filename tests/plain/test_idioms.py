@@ -112,6 +112,13 @@ def by_torch_scatter(self, x, edge_index, w):
     return scatter_add(x[edge_index[0]] * w[:, None], edge_index[1], dim=0, dim_size=len(x))
 
 
+def by_number(self, x, edge_index, w, num_nodes=None):
+    messages = x[edge_index[1]] * w[:, None]
+    index = edge_index[0].unsqueeze(-1).repeat(1, x.shape[-1])
+    count = len(x) if num_nodes is None else num_nodes
+    return torch.zeros(count, x.shape[-1]).to(messages).scatter_add_(0, index, messages)
+
+
 def with_dropout(self, x, edge_index, w):
     src, dst = edge_index
     messages = F.dropout(x[src] * w[:, None], 0.5, self.training)
@@ -130,7 +137,7 @@ def several(self, x, edge_index, w):
 
 IDIOMS = [index_select, gather, scatter_add, by_keywords, lengths, mean_by_degree, mean_by_count,
           normalised, scatter_mean, scatter_max, index_put, to_both_ends, by_pyg, attention_of_pyg,
-          by_torch_scatter, with_dropout, several]
+          by_torch_scatter, by_number, with_dropout, several]
 
 
 class Written(nn.Module):
@@ -159,3 +166,13 @@ def test_idioms(emulated, forward):
         for _ in range(2):
             assert same(layer, x, edges, w)
         assert same(layer.eval(), *tensors("x edge_index w", NODES + 7, EDGES + 30, 5))
+
+
+def test_numbers_of_nodes(emulated):
+    with gnnaccel.enabled(backend="cuda", when="supported"):
+        layer = written(by_number)()
+        for count in range(20, 60):
+            assert same(layer, *tensors("x edge_index w", count, 3 * count), count)
+        x, edges, w = tensors("x edge_index w")
+        assert same(layer, x, edges, w, NODES) and same(layer, x, edges, w, num_nodes=None)
+        assert not same(layer, x, edges, w, NODES + 1)

@@ -265,6 +265,18 @@ class Same(layers.WeightedSum):
     pass
 
 
+class Frame(nn.Module):
+    """What others give its methods to."""
+
+    def forward(self, x, edge_index, w):
+        return self.reduced(x, edge_index[1], x[edge_index[0]] * w[:, None])
+
+
+class Filled(Frame):
+    def reduced(self, x, index, messages):
+        return torch.zeros_like(x).index_add(0, index, messages)
+
+
 class Model(nn.Module):
     """Sums by itself, over layers that do."""
 
@@ -279,7 +291,7 @@ class Model(nn.Module):
 
 def test_subclasses(on):
     given = tensors("x edge_index w")
-    for cls in (Scaled, Same, layers.WeightedSum):
+    for cls in (Scaled, Same, Filled, layers.WeightedSum):
         layer = cls()
         assert same(layer, *given) and same(layer, *given)
     assert not same(Model(), *given)
@@ -383,6 +395,7 @@ def test_only_classes_that_sum_are_replaced():
     assert "wrapped" not in str(vars(Plain.forward)) and layers.MeshBlock.forward is not natural
     gnnaccel.disable()
     assert layers.MeshBlock.forward is natural and nn.Module.__init__ is init
+    assert "forward" not in vars(Filled) and "forward" not in vars(Same)
 
 
 def test_torch_compile_around_the_constructor(emulated, monkeypatch):

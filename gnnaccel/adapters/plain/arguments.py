@@ -14,13 +14,13 @@ from gnnaccel.adapters.pyg.propagate.guarded import PLAIN
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 
 NO_EDGES = reason("GA204", "no argument is a list of edges")
-#: kinds of tensors among the arguments: a row for each node, or for each edge; one number for all
-NODES, EDGES, ONE = "nodes", "edges", "one"
+#: kinds of arguments: a row for each node, or for each edge; one number for all; how many nodes
+NODES, EDGES, ONE, COUNT = "nodes", "edges", "one", "count"
 
 
 class Given(NamedTuple):
     """The arguments of a call, understood. ``values``: by name; ``kinds``: of the tensors that are
-    no part of the list of edges; ``ends``: the names of the arguments that are that list: one, or
+    no part of the list of edges, and of numbers of nodes; ``ends``: the names of the arguments that are that list: one, or
     two of its ends; ``edge_index``: the list as a tensor [2, E]; ``nodes``: how many there are;
     ``key``: all that a trace depends on of them."""
 
@@ -46,7 +46,6 @@ def given(values: dict[str, Any]) -> Given | Reason:
             form.append((name, type(value)))
             continue
         if type(value) in PLAIN:
-            form.append((name, type(value), value))
             continue
         if type(value) not in ORDINARY or value.layout != torch.strided or value.is_meta:
             return reason("GA206", f"{name} is a {type(value).__name__}")
@@ -59,7 +58,13 @@ def given(values: dict[str, Any]) -> Given | Reason:
         form.append((name, kind, value.shape[kind is not ONE:], value.dtype))
     if len(rows) != 1 or 1 in rows or edges < 2:
         return reason("GA206", "the arguments do not tell nodes from edges")
-    return Given(values, kinds, ends, edge_index, rows.pop(), (ends, *form))
+    nodes = rows.pop()
+    for name, value in values.items():
+        if type(value) in PLAIN:
+            if type(value) is int and value == nodes:
+                kinds[name], value = COUNT, None
+            form.append((name, type(value), value))
+    return Given(values, kinds, ends, edge_index, nodes, (ends, *form))
 
 
 def _edges(values: dict[str, Any]) -> tuple[Tensor, tuple[str, ...]] | Reason:

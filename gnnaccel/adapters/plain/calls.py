@@ -198,9 +198,9 @@ def _unfit(given: arguments.Given) -> Reason | None:
         return reason("GA203", "autocast is on", "call the layer outside of autocast")
     if self_loops.of(given.edge_index) is not None:
         return reason("GA204", "edges that stand for others")
-    for name in given.kinds:
+    for name, kind in given.kinds.items():
         t = given.values[name]
-        if t.is_floating_point() and t.dtype is not torch.float32:
+        if kind is not arguments.COUNT and t.is_floating_point() and t.dtype is not torch.float32:
             return reason("GA203", f"{name} is {t.dtype}", "use float32")
     return None
 
@@ -208,6 +208,6 @@ def _unfit(given: arguments.Given) -> Reason | None:
 def _source(given: arguments.Given, found: tracing.Found) -> str | None:
     """The argument that decides about dtype and device: features that are gathered, else others."""
     names = (*(name for name, _ in found.trace.ends), *given.kinds)
-    return next((name for name in names if given.kinds[name] is not arguments.ONE
+    return next((name for name in names if given.kinds[name] in (arguments.NODES, arguments.EDGES)
                  and given.values[name].dim() > 1
                  and given.values[name].is_floating_point()), None)

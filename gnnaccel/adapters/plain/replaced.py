@@ -103,7 +103,8 @@ def _made(cls: type) -> None:
 def _look(cls: type, patches: PatchSet) -> None:
     """Take over a class that sums over edges."""
     _looked_at.set(cls, True)
-    forward = cls.__dict__.get("forward")
+    # it may be that of a class above, whose other methods are others
+    forward = next((vars(one)["forward"] for one in cls.__mro__ if "forward" in vars(one)), None)
     if type(forward) is not types.FunctionType or own.home(forward) in _HOSTS or (
         getattr(forward, "sums_over_edges", False)) or _of_host(cls) or not _sums(cls, forward):
         return

@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gnnaccel.adapters.plain.arguments import EDGES, NODES, Given
+from gnnaccel.adapters.plain.arguments import COUNT, EDGES, NODES, ONE, Given
 from gnnaccel.adapters.pyg.propagate import (aggregates, generated, guarded, node_values, pointwise,
                                               reduced, tracing, zero_rows)
 from gnnaccel.adapters.pyg.propagate.expressed import Once, following
 from gnnaccel.adapters.pyg.propagate.graph_functions import GraphFunctions
-from gnnaccel.adapters.pyg.propagate.node_values import NodeValue
+from gnnaccel.adapters.pyg.propagate.node_values import NodeCount, NodeValue
 from gnnaccel.adapters.pyg.propagate.nodes_read import node_rows
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS
 from gnnaccel.adapters.pyg.propagate.specials import Special
@@ -173,7 +173,7 @@ def _traced(module: Any, function: types.FunctionType, given: Given,
         trace = tracing.Trace(
             result.messages, ends, edges, guards, {}, tuple(notes.effects),
             whole=tuple((name, given.values[name].shape) for name, kind in given.kinds.items()
-                        if kind not in (EDGES, NODES)),
+                        if kind is ONE),
             rows=edges, most=min(layer._traced_counts, default=math.inf),
             sends=min(steps.sending, default=math.inf), up_to_edges=steps.up_to_edges,
             dtype=notes.dtype, devices=tuple(notes.devices or ()),
@@ -200,18 +200,24 @@ def _stand_ins(steps: Forward, given: Given, flipped: bool) -> dict[str, Any]:
         value = given.values[given.ends[0]]
         stand_ins[given.ends[0]] = (Special("edge_index", tuple(ends), steps)
                                     if isinstance(value, Tensor) else type(value)(ends))
+    some = next(name for name, kind in given.kinds.items() if kind is NODES)
     for name, kind in given.kinds.items():
         value = given.values[name]
-        if kind is EDGES:
-            meta = torch.empty(ROWS, *value.shape[1:], dtype=value.dtype, device="meta")
-            stand_ins[name] = pointwise.rows("e", itemgetter(name), meta, name)
+        if kind is COUNT:
+            stand_ins[name] = NodeCount(steps.argument(some, _looks(given.values[some])))
+        elif kind is EDGES:
+            stand_ins[name] = pointwise.rows("e", itemgetter(name), _looks(value), name)
         elif kind is NODES:
-            meta = torch.empty(ROWS, *value.shape[1:], dtype=value.dtype, device="meta")
-            stand_ins[name] = steps.argument(name, meta)
+            stand_ins[name] = steps.argument(name, _looks(value))
         else:
             make = itemgetter(name)
             stand_ins[name] = Param(make, torch.empty_like(value, device="meta"), (make,))
     return stand_ins
+
+
+def _looks(value: Tensor) -> Tensor:
+    """What shows the form of rows."""
+    return torch.empty(ROWS, *value.shape[1:], dtype=value.dtype, device="meta")
 
 
 def _found(out: Any, module: Any, steps: Forward, arguments: dict[str, Any],

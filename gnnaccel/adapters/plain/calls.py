@@ -36,6 +36,7 @@ from gnnaccel.dispatch.uncompiled import uncompiled
 _NOT_FOLLOWED = "its forward does something that is not followed"
 _drivers = driver.in_place
 HOST = "torch"
+_TENSORS = (Tensor, Parameter)
 _WITHOUT_EDGES = 16
 
 
@@ -103,8 +104,12 @@ def decide(module: Any, forward: Forward, args: tuple, kwargs: dict, config: Con
 
 
 def _on_cpu(args: tuple) -> bool:
-    """Whether the tensors of a call are on a CPU, and no kernels either."""
-    return not _drivers and all(one.is_cpu for one in args if type(one) in (Tensor, Parameter))
+    """Whether a call is on a CPU, and no kernels are: a look at its first tensor decides."""
+    if not _drivers:
+        for one in args:
+            if type(one) in _TENSORS:
+                return one.is_cpu
+    return False
 
 
 def _told(visit: watch.Visit) -> Any:

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import gnnaccel
-from tests.judge import compare, on_routes
+from tests.judge import compare
 from tests.plain import layers
 
 NODES, EDGES = 30, 170
@@ -38,15 +38,9 @@ def tensors(names, nodes=NODES, edges=EDGES, seed=0):
     return [made[name] for name in names.split()]
 
 
-def named(name):
-    return name.split()
-
-
-@on_routes("name", list(CASES))
-def test_all_gradients(route, name):
-    if route.name == "torch":
-        pytest.skip("torch operations gain nothing")
+@pytest.mark.parametrize("name", CASES)
+def test_all_gradients(kernels, name):
     make, names = CASES[name]
     layer = make()
-    compare(route, layer, *tensors(names), positions=tuple(named(names)))
+    compare(kernels, layer, *tensors(names), positions=tuple(names.split()))
     assert gnnaccel.stats()[type(layer).__name__]["routes"].get("cuda")

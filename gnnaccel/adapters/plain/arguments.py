@@ -20,9 +20,9 @@ NODES, EDGES, ONE, COUNT = "nodes", "edges", "one", "count"
 
 class Given(NamedTuple):
     """The arguments of a call, understood. ``values``: by name; ``kinds``: of the tensors that are
-    no part of the list of edges, and of numbers of nodes; ``ends``: the names of the arguments that are that list: one, or
-    two of its ends; ``edge_index``: the list as a tensor [2, E]; ``nodes``: how many there are;
-    ``key``: all that a trace depends on of them."""
+    no part of the list of edges, and of numbers of nodes; ``ends``: the names of the arguments that
+    are that list: one, or two of its ends; ``edge_index``: the list as a tensor [2, E]; ``nodes``:
+    how many there are; ``key``: all that a trace depends on of them."""
 
     values: dict[str, Any]
     kinds: dict[str, str]

@@ -168,18 +168,21 @@ def _traced(module: Any, function: types.FunctionType, given: Given,
             result = _OTHER_WAY if steps.by_source and not flipped else None
     guards = guarded.Guards(layer._traced_read, (), tuple(layer._traced_watched))
     if isinstance(result, Found):
-        ends = tuple(steps.gathered)
-        edges = tuple(name for name, kind in given.kinds.items() if kind is EDGES)
-        trace = tracing.Trace(
-            result.messages, ends, edges, guards, {}, tuple(notes.effects),
-            whole=tuple((name, given.values[name].shape) for name, kind in given.kinds.items()
-                        if kind is ONE),
-            rows=edges, most=min(layer._traced_counts, default=math.inf),
-            sends=min(steps.sending, default=math.inf), up_to_edges=steps.up_to_edges,
-            dtype=notes.dtype, devices=tuple(notes.devices or ()),
-            conditions=tuple(notes.conditions or ()))
-        result = result._replace(trace=trace)
+        result = result._replace(trace=_trace(result.messages, given, steps, notes, guards))
     return guards, result
+
+
+def _trace(messages: Any, given: Given, steps: Forward, notes: Any,
+           guards: guarded.Guards) -> tracing.Trace:
+    """What was read, in the form of that of a message."""
+    edges = tuple(name for name, kind in given.kinds.items() if kind is EDGES)
+    whole = tuple((name, given.values[name].shape) for name, kind in given.kinds.items()
+                  if kind is ONE)
+    return tracing.Trace(
+        messages, tuple(steps.gathered), edges, guards, {}, tuple(notes.effects), whole, edges,
+        most=min(steps.counts, default=math.inf), sends=min(steps.sending, default=math.inf),
+        up_to_edges=steps.up_to_edges, dtype=notes.dtype,
+        devices=tuple(notes.devices or ()), conditions=tuple(notes.conditions or ()))
 
 
 class _Turned(Exception):

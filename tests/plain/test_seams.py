@@ -1,0 +1,178 @@
+"""Plain modules in compilers and transforms; their classes, taken over and given back."""
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import gnnaccel
+from tests.plain import layers
+from tests.plain.held import same
+from tests.plain.test_layers import tensors
+
+
+@pytest.fixture
+def on(emulated):
+    with gnnaccel.enabled(backend="cuda", when="supported"):
+        yield
+
+
+# --- compilers -------------------------------------------------------------------------------------
+
+def test_scripts_and_traces(on):
+    given = tensors("x edge_index w")
+    layer = layers.WeightedSum()
+    expected = layer(*given)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.testing.assert_close(torch.jit.script(layer)(*given), expected)
+        traced = torch.jit.trace(layer, tuple(given))
+        torch.testing.assert_close(traced(*given), expected)
+    other = tensors("x edge_index w", nodes=40, edges=99, seed=3)
+    torch.testing.assert_close(traced(*other), layer(*other))
+    model = torch.fx.symbolic_trace(layer)
+    torch.testing.assert_close(model(*given), expected)
+
+
+def test_export_and_compile(on):
+    given = tuple(tensors("x edge_index w"))
+    layer = layers.WeightedSum()
+    expected = layer(*given)
+    exported = torch.export.export(layer, given)
+    torch.testing.assert_close(exported.module()(*given), expected)
+    compiled = torch.compile(layer, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(*given), expected)
+    torch.testing.assert_close(layer(*given), expected)
+
+
+class Inside(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.act = nn.ReLU()
+
+    def forward(self, x):
+        return self.act(x) + 1
+
+
+class Sources(nn.Module):
+    def forward(self, x, edge_index):
+        return torch.zeros_like(x).index_add(0, edge_index[1], x[edge_index[0]])
+
+
+def test_modules_that_are_made_in_compiled_code(on):
+    def made(x):
+        return Inside()(x) + nn.ReLU()(x)
+
+    torch._dynamo.reset()
+    x = torch.randn(5)
+    compiled = torch.compile(made, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(x), made(x))
+    x, edges = tensors("x edge_index")
+    compiled = torch.compile(lambda *a: Sources()(*a), backend="eager", fullgraph=True)
+    assert torch.equal(compiled(x, edges), torch.zeros_like(x).index_add(0, edges[1], x[edges[0]]))
+
+
+def test_transforms(on):
+    x, edges, w = tensors("x edge_index w")
+    layer = layers.WeightedSum()
+    layer(x, edges, w)
+    several = torch.stack([x, 2 * x])
+    out = torch.func.vmap(lambda x: layer(x, edges, w))(several)
+    torch.testing.assert_close(out[1], layer(2 * x, edges, w))
+    found = torch.func.functional_call(layer, {name: p * 2 for name, p in
+                                               layer.named_parameters()}, (x, edges, w))
+    torch.testing.assert_close(found, 2 * layer(x, edges, w), rtol=1e-4, atol=1e-4)
+
+
+# --- in and out ------------------------------------------------------------------------------------
+
+class Inherited(layers.MeshBlock):
+    def reduced(self, x):
+        return x
+
+
+def test_only_classes_that_sum_are_replaced():
+    class Plain(nn.Module):
+        def forward(self, x):
+            return x
+
+    natural, init = layers.MeshBlock.forward, nn.Module.__init__
+    gnnaccel.enable()
+    Plain(), layers.MeshBlock(), Inherited()
+    assert "wrapped" not in str(vars(Plain.forward)) and layers.MeshBlock.forward is not natural
+    gnnaccel.disable()
+    assert layers.MeshBlock.forward is natural and nn.Module.__init__ is init
+    assert "forward" not in vars(Inherited)
+
+
+def test_torch_compile_around_the_constructor(emulated, monkeypatch):
+    """As `torch._dynamo.mutation_guard` does at the first compilation."""
+    made, natural = [], nn.Module.__init__
+    monkeypatch.setattr(nn.Module, "__init__", natural)  # which puts it back in the end
+    gnnaccel.enable(backend="cuda", when="supported")
+    ours = nn.Module.__init__
+
+    def around(self, *args, **kwargs):
+        ours(self, *args, **kwargs)
+        made.append(type(self))
+
+    nn.Module.__init__ = around
+    for _ in range(2):
+        class Late(nn.Module):
+            def forward(self, x, edge_index):
+                return torch.zeros_like(x).index_add(0, edge_index[1], x[edge_index[0]])
+
+        untouched, layer = Late.forward, Late()
+        assert made[-1] is Late and Late.forward is not untouched
+        assert same(layer, *tensors("x edge_index"))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            gnnaccel.disable()
+        assert nn.Module.__init__ is around and Late.forward is untouched
+
+        class Native(nn.Module):
+            forward = untouched
+
+        Native()
+        assert Native.forward is untouched
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            gnnaccel.enable(backend="cuda", when="supported")
+        assert nn.Module.__init__ is around
+    gnnaccel.disable()
+
+
+class Experts(nn.Module):
+    """Sums rows by an index, but over no edges."""
+
+    def forward(self, x, shares):
+        rows = shares.argmax(-1)
+        return torch.zeros_like(x).index_add_(0, rows, x)
+
+
+def test_classes_without_edges_are_let_go_of(emulated):
+    x, shares, natural = torch.randn(20, 8), torch.rand(20, 4), Experts.forward
+    with gnnaccel.enabled(backend="cuda", when="supported"):
+        layer = Experts()
+        assert Experts.forward is not natural
+        for _ in range(20):
+            assert torch.equal(layer(x, shares), natural(layer, x, shares))
+        assert Experts.forward is natural
+        assert Experts() is not None and Experts.forward is natural
+    gnnaccel.disable()
+    assert Experts.forward is natural
+
+
+def test_classes_that_come_later(emulated):
+    with gnnaccel.enabled(backend="cuda", when="supported"):
+        class Late(nn.Module):
+            def forward(self, x, edge_index):
+                return x.new_zeros(x.shape).index_add(0, edge_index[1], x[edge_index[0]])
+
+        natural, layer = Late.forward, Late()
+        assert Late.forward is not natural
+        assert same(layer, *tensors("x edge_index"))
+    gnnaccel.disable()
+    assert Late.forward is natural

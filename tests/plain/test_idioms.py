@@ -168,6 +168,26 @@ def test_idioms(emulated, forward):
         assert same(layer.eval(), *tensors("x edge_index w", NODES + 7, EDGES + 30, 5))
 
 
+def two_rounds(self, x, edge_index, w):
+    src, dst = edge_index
+    x = self.norm(x)
+    first = torch.zeros_like(x).index_add_(0, dst, x[src] * x[dst])
+    first = self.norm(first + x)
+    second = torch.zeros_like(x).index_add_(0, dst, torch.tanh(first[src] * first[dst]))
+    return second, first, x
+
+
+def test_what_is_computed_of_nodes_is_computed_once(emulated):
+    layer, (x, edges, w) = written(two_rounds)(), tensors("x edge_index w")
+    with gnnaccel.enabled(backend="cuda", when="supported"):
+        assert same(layer, x.requires_grad_(), edges, w) and same(layer, x, edges, w)
+        with torch.profiler.profile() as profile:
+            layer(x, edges, w)
+    counts = {event.key: event.count for event in profile.key_averages()}
+    # those of the first sum once for the edges, once for the result
+    assert counts["aten::layer_norm"] == 3
+
+
 def test_numbers_of_nodes(emulated):
     with gnnaccel.enabled(backend="cuda", when="supported"):
         layer = written(by_number)()

@@ -36,7 +36,7 @@ class CallArguments(dict):
     def __init__(self, arguments: dict, graph: OpGraph, layer: Any = None):
         super().__init__(arguments)
         self.graph, self.layer, self.grad = graph, layer, torch.is_grad_enabled()
-        self.made: dict[Make, Tensor] = {}
+        self.made: dict[Any, Any] = {}
         self.read: Any = None
 
 

@@ -4,12 +4,13 @@ These are reductions of messages, degrees, and what torch makes of them row by r
 
 All that is done to them is written down as `Steps`, and done again by the same torch functions once
 the reductions of a call are there. What is picked by an index of the edges is rows at that end of
-the edges (`gathered`).
+the edges (`reduced`).
 """
 from __future__ import annotations
 
+import functools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from gnnaccel.adapters.pyg.propagate.later import other
 from gnnaccel.adapters.pyg.propagate.pointwise import IN_PLACE
 from gnnaccel.adapters.pyg.propagate.pointwise_calls import OPERATIONS
 from gnnaccel.adapters.pyg.propagate.row_count import RowCount
-from gnnaccel.adapters.pyg.propagate.specials import DEVICE, Special, Spread
+from gnnaccel.adapters.pyg.propagate.specials import DEVICE, Special
 from gnnaccel.adapters.pyg.propagate.standins import NUMBERS, Unseen
 from gnnaccel.adapters.pyg.propagate.traced import VIEWS, Make, Param, Value, _call, applied
 from gnnaccel.adapters.pyg.propagate.untold import Sequence
@@ -92,13 +93,15 @@ class EdgeRows(Once):
 class Steps:
     """Operations on results per node. ``reductions``: (rows, name of the reduction); ``done``: of
     each result the place of its reduction, or the function with its arguments that makes it of
-    earlier ones; ``square``: whether both ends of the edges are the same nodes."""
+    earlier ones; ``before``: reductions that are done before messages are made, by their places;
+    ``square``: whether both ends of the edges are the same nodes."""
 
     square = False
 
     def __init__(self) -> None:
         self.reductions: list[tuple[pointwise.Rows, str]] = []
         self.done: list[Any] = []
+        self.before: dict[int, Any] = {}
 
     def reduced(self, rows: pointwise.Rows, reduce: str) -> NodeValue:
         """The stand-in for one more reduction."""
@@ -124,9 +127,7 @@ class Steps:
 
     def at_end(self, value: NodeValue, end: str) -> pointwise.Rows:
         """The values as rows at this end of the edges."""
-        from gnnaccel.adapters.pyg.propagate import reduced  # which needs this module
-
-        return reduced.at_end(value, end)
+        return other("reduced").at_end(value, end)
 
     def _check(self, value: Any) -> None:
         if isinstance(value, (tuple, list)):
@@ -157,27 +158,47 @@ class Steps:
 
     def _steps_of(self, out: Any) -> list[Any]:
         """All steps of which ``out`` is made."""
-        pending, visited, steps = [out], set(), []
+        pending, visited, steps = [*_places(out)], set(), []
         while pending:
-            one = pending.pop()
-            if isinstance(one, (tuple, list)):
-                pending += one
-            elif type(one) is dict:
-                pending += one.values()
-            elif type(one) is NodeCount:
-                pending.append(one.of)
-            elif type(one) is NodeValue and one.at not in visited:
-                visited.add(one.at)
-                step = self.done[one.at]
+            at = pending.pop()
+            if at not in visited:
+                visited.add(at)
+                step = self.done[at]
                 steps.append(step)
-                if type(step) is tuple:
-                    pending += [*step[1], *step[2].values()]
+                pending += _places(step)
         return steps
+
+    @functools.cached_property
+    def _reduced(self) -> set[int]:
+        """The places of the steps that reductions go into. Asked for when all are known."""
+        found: set[int] = set()
+        for at, step in enumerate(self.done):
+            if type(step) is int or not found.isdisjoint(_places(step)):
+                found.add(at)
+        return found
 
     def results(self, out: Any, reductions: Any, kwargs: dict) -> Any:
         """``out`` with tensors in place of its stand-ins. ``reductions``: their results, by their
         places; ``kwargs``: the arguments of ``propagate``."""
-        return _now(out, _Found(self, reductions, kwargs), kwargs)
+        found = _Found(self, reductions, kwargs)
+        earlier = self._at_edges(kwargs)
+        found.update({at: earlier[at] for at in earlier or () if at not in self._reduced})
+        return _now(out, found, kwargs)
+
+    def results_at_edges(self, value: NodeValue, reductions: Any, given: Any) -> Tensor:
+        """``value`` as a tensor, which goes on at the edges: each step is done once in a call.
+        ``reductions``: as of `results`, for this value."""
+        found = self._at_edges(given)
+        if found is None:
+            found = _Found(self, {}, given)
+            if hasattr(given, "made"):
+                given.made[self] = found
+        found.reductions.update(reductions)
+        return _now(value, found, given)
+
+    def _at_edges(self, given: Any) -> Any:
+        """Results of the steps of a call that went on at the edges; None where there are none."""
+        return given.made.get(self) if hasattr(given, "made") else None
 
 
 class _Found(dict):
@@ -198,6 +219,19 @@ class _Found(dict):
                               **{k: _now(one, self, self.kwargs) for k, one in keywords.items()})
         self[at] = result
         return result
+
+
+def _places(value: Any) -> Iterator[int]:
+    """The places of the steps whose results are in ``value``."""
+    if isinstance(value, (tuple, list)):
+        for one in value:
+            yield from _places(one)
+    elif type(value) is dict:
+        yield from _places(tuple(value.values()))
+    elif type(value) is NodeCount:
+        yield from _places(value.of)
+    elif type(value) is NodeValue:
+        yield value.at
 
 
 def _as_now(value: Any) -> Any:
@@ -285,7 +319,7 @@ class NodeValue(Value):
 
     def __getitem__(self, place: Any) -> Any:
         if type(place) is Special:
-            return gathered(self, place)
+            return other("reduced").gathered(self, place)
         first = place[0] if type(place) is tuple and place else place
         if not (first is Ellipsis or first == slice(None)):
             raise Unseen
@@ -315,9 +349,9 @@ class NodeValue(Value):
 
     def operate(self, name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
         if name == "index_select":
-            return index_select(*args, **kwargs)
+            return other("reduced").index_select(*args, **kwargs)
         if name == "gather":
-            return _gathered_along(*args, **kwargs)
+            return other("reduced").along(*args, **kwargs)
         if name == "zeros_like":
             return other("zero_rows").zeros_like(*args, **kwargs)
         if (name not in NAMES and name != "getitem") or (
@@ -366,26 +400,3 @@ def _overwriting(sign: str, name: str) -> None:
 
 for _sign, _name in (("add", "add"), ("sub", "sub"), ("mul", "mul"), ("truediv", "div")):
     _overwriting(_sign, _name)
-
-
-# --- back to the edges ----------------------------------------------------------------------------
-
-def index_select(value: Any, dim: Any = None, index: Any = None) -> Any:
-    """`torch.index_select` of values per node."""
-    if type(value) is not NodeValue or type(dim) is not int or dim not in (0, -value.meta.dim()):
-        raise Unseen
-    return gathered(value, index)
-
-
-def _gathered_along(value: Any, dim: Any = None, index: Any = None) -> Any:
-    """`torch.gather` of values per node, by an index that is repeated for all of a row."""
-    if type(index) is not Spread or index.tail != tuple(value.meta.shape[1:]):
-        raise Unseen
-    return index_select(value, dim, index.of)
-
-
-def gathered(value: NodeValue, index: Any) -> pointwise.Rows:
-    """Each edge's row of values per node: rows at the end of the edges that the index names."""
-    if type(index) is not Special or not index.end or value.rows[0] == "":
-        raise Unseen
-    return value.steps.at_end(value, index.end)

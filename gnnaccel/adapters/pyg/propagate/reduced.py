@@ -10,6 +10,7 @@ from torch import Tensor
 from gnnaccel.adapters.pyg.propagate import generated, pieces, pointwise
 from gnnaccel.adapters.pyg.propagate.expressed import Before, Once, Reduced
 from gnnaccel.adapters.pyg.propagate.node_values import NodeValue, Steps
+from gnnaccel.adapters.pyg.propagate.specials import Special, Spread
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 from gnnaccel.adapters.pyg.propagate.traced import Make, Param
 from gnnaccel.dispatch.generated.tree import leaves
@@ -21,11 +22,11 @@ def at_end(value: NodeValue, end: str) -> pointwise.Rows:
     steps, dtype = value.steps, value.meta.dtype
     if value.rows[0] != end and not (value.rows[1] and steps.square):
         raise Unseen  # whether there is a row for each node cannot be told
-    reducers = {k: _before(*steps.reductions[k]) for k in steps.needed(value)}
+    reducers = {k: _before(steps, k) for k in steps.needed(value)}
 
     def make(given: Any) -> Tensor:
         results = {k: one(given) for k, one in reducers.items()}
-        out = steps.results(value, results, given)
+        out = steps.results_at_edges(value, results, given)
         missing = given.graph.rows("v" if end == "i" else "u") - out.shape[0]
         # nodes beyond have no edges
         return torch.cat([out, out.new_zeros(missing, *out.shape[1:])]) if missing else out
@@ -40,11 +41,15 @@ def at_end(value: NodeValue, end: str) -> pointwise.Rows:
     return rows if torch.is_grad_enabled() else pieces.detached(rows)
 
 
-def _before(rows: pointwise.Rows, reduce: str) -> Before:
-    message = generated.found(rows, None)
-    if message is None:
-        raise Unseen
-    return Reduced(message.reduced_by((reduce,)), reduce)
+def _before(steps: Steps, at: int) -> Before:
+    """The reduction at this place, done once in a call."""
+    if at not in steps.before:
+        rows, reduce = steps.reductions[at]
+        message = generated.found(rows, None)
+        if message is None:
+            raise Unseen
+        steps.before[at] = Reduced(message.reduced_by((reduce,)), reduce)
+    return steps.before[at]
 
 
 def _written(steps: Steps, value: NodeValue) -> list[Before]:
@@ -77,3 +82,24 @@ def _roots(steps: Steps, value: NodeValue) -> list[Make]:
                 elif isinstance(part, pointwise.Rows):
                     roots += [root for leaf in leaves(part.tree) for root in leaf.roots]
     return roots
+
+
+def index_select(value: Any, dim: Any = None, index: Any = None) -> Any:
+    """`torch.index_select` of values per node."""
+    if type(value) is not NodeValue or type(dim) is not int or dim not in (0, -value.meta.dim()):
+        raise Unseen
+    return gathered(value, index)
+
+
+def along(value: Any, dim: Any = None, index: Any = None) -> Any:
+    """`torch.gather` of values per node, by an index that is repeated for all of a row."""
+    if type(index) is not Spread or index.tail != tuple(value.meta.shape[1:]):
+        raise Unseen
+    return index_select(value, dim, index.of)
+
+
+def gathered(value: NodeValue, index: Any) -> pointwise.Rows:
+    """Each edge's row of values per node: rows at the end of the edges that the index names."""
+    if type(index) is not Special or not index.end or value.rows[0] == "":
+        raise Unseen
+    return value.steps.at_end(value, index.end)

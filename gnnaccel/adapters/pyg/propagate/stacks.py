@@ -17,7 +17,8 @@ from torch.nn import functional as F
 
 from gnnaccel.adapters.pyg.propagate import channels, pieces
 from gnnaccel.adapters.pyg.propagate.expressed import Effect, Once
-from gnnaccel.adapters.pyg.propagate.node_values import NodeValue, gathered
+from gnnaccel.adapters.pyg.propagate.later import other
+from gnnaccel.adapters.pyg.propagate.node_values import NodeValue
 from gnnaccel.adapters.pyg.propagate.pointwise import Rows
 from gnnaccel.adapters.pyg.propagate.pointwise_calls import OPERATIONS
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS, RowCount
@@ -185,7 +186,7 @@ class OfNodes(Value):
         dim, index = [*args[1:], *[kwargs[key] for key in ("dim", "index") if key in kwargs]]
         if type(dim) is not int or dim not in (self.place, self.place - self.dims):
             raise Unseen
-        return stand_in(gathered(self.value, index), self.place)
+        return stand_in(other("reduced").gathered(self.value, index), self.place)
 
 
 def message(out: Any, layer: Any) -> Any:

@@ -297,6 +297,13 @@ def test_subclasses(on):
     assert stats["Scaled"]["routes"] == stats["WeightedSum"]["routes"] == {"cuda": 1}
 
 
+def outcome(layer, given):
+    try:
+        return layer(*given)
+    except Exception as error:
+        return error
+
+
 def test_forms_of_graphs(on):
     layer = layers.WeightedSum()
     x, edges, w = tensors("x edge_index w")
@@ -306,6 +313,15 @@ def test_forms_of_graphs(on):
     assert not same(layer, x[:1], edges * 0, w)
     assert not same(layer, x, edges.t().contiguous().t()[:, :0], w[:0])
     assert same(layer, x, edges.t().contiguous().t(), w)
+    for strange in (torch.nested.nested_tensor([x, x]), x.to_sparse(), x.to("meta"), "x", {"x": x},
+                    torch.nested.nested_tensor([edges[0], edges[1]]), edges.to_sparse()):
+        for given in ((strange, edges, w), (x, strange, w), (x, edges, strange)):
+            with gnnaccel.disabled():
+                expected = outcome(layer, given)
+            found = outcome(layer, given)
+            assert type(found) is type(expected)
+            if isinstance(found, torch.Tensor) and not found.is_meta:
+                torch.testing.assert_close(found, expected)
     with pytest.raises((IndexError, RuntimeError)):
         with gnnaccel.disabled():
             layer(x, edges + 100, w)

@@ -81,6 +81,12 @@ def test_transforms(on):
     several = torch.stack([x, 2 * x])
     out = torch.func.vmap(lambda x: layer(x, edges, w))(several)
     torch.testing.assert_close(out[1], layer(2 * x, edges, w))
+    pairs, sums = torch.stack([edges, edges.flip(0)]), Sources()
+    out = torch.func.vmap(lambda e: sums(x, (e[0], e[1])))(pairs)
+    torch.testing.assert_close(out[1], sums(x, edges.flip(0)))
+    _, change = torch.func.jvp(lambda x: layer(x, list(edges), w), (x,), (x,))
+    torch.testing.assert_close(change, layer(x, edges, w) - layer(0 * x, edges, w),
+                               rtol=1e-4, atol=1e-4)
     found = torch.func.functional_call(layer, {name: p * 2 for name, p in
                                                layer.named_parameters()}, (x, edges, w))
     torch.testing.assert_close(found, 2 * layer(x, edges, w), rtol=1e-4, atol=1e-4)

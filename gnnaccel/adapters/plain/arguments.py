@@ -7,12 +7,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gnnaccel.adapters.guards import ORDINARY
+from gnnaccel.adapters.guards import ORDINARY, context_reason
 from gnnaccel.adapters.plain import pairs
 from gnnaccel.adapters.plain.signature import Signature
 from gnnaccel.adapters.pyg.propagate.guarded import PLAIN
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 
+#: whether a tensor is one of functorch's
+_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 NO_EDGES = reason("GA204", "no argument is a list of edges")
 #: kinds of arguments: a row for each node, or for each edge; one number for all; how many nodes
 NODES, EDGES, ONE, COUNT = "nodes", "edges", "one", "count"
@@ -47,7 +49,8 @@ def given(values: dict[str, Any]) -> Given | Reason:
             continue
         if type(value) in PLAIN:
             continue
-        if type(value) not in ORDINARY or value.layout != torch.strided or value.is_meta:
+        if (type(value) not in ORDINARY or value.layout is not torch.strided or value.is_meta
+            or value.is_nested):
             return reason("GA206", f"{name} is a {type(value).__name__}")
         if value.device != edge_index.device:
             return reason("GA206", f"{name} and the edges are on several devices")
@@ -72,8 +75,7 @@ def _edges(values: dict[str, Any]) -> tuple[Tensor, tuple[str, ...]] | Reason:
     two arguments that are such tensors. Not of int32, over which gradients of torch's own
     ``scatter_add_`` are others."""
     tensors = [name for name, value in values.items()
-               if type(value) is Tensor and value.dtype is torch.int64 and value.dim() == 2
-               and value.shape[0] == 2]
+               if _is_ids(value, 2) and value.shape[0] == 2]
     lists = [name for name, value in values.items()
              if type(value) in (list, tuple) and len(value) == 2 and all(map(_is_end, value))]
     if len(tensors) + len(lists) > 1:
@@ -94,11 +96,21 @@ def _edges(values: dict[str, Any]) -> tuple[Tensor, tuple[str, ...]] | Reason:
 
 
 def _is_end(value: Any) -> bool:
-    return type(value) is Tensor and value.dtype is torch.int64 and value.dim() == 1
+    return _is_ids(value, 1)
+
+
+def _is_ids(value: Any, dims: int) -> bool:
+    """Whether it is a plain tensor of ids, of so many dimensions."""
+    return (type(value) is Tensor and value.dtype is torch.int64 and value.dim() == dims
+            and value.layout is torch.strided and not value.is_nested and not value.is_meta
+            and not _wrapped(value))
 
 
 def understood(signature: Signature, args: tuple, kwargs: dict) -> Given | Reason:
     """The arguments of a call, understood, or why they are not."""
+    why = context_reason()  # in a transform tensors may have no memory to look at
+    if why is not None:
+        return why
     values = signature.bound(args, kwargs)
     if values is None:
         return reason("GA206", "the arguments do not fit its forward")

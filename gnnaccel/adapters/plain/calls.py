@@ -175,8 +175,7 @@ def read(module: Any, function: types.FunctionType, given: Any) -> Read | Reason
     if type(given) is Reason:
         return given
     edge_index, values = given.edge_index, given.values
-    why = (guards.context_reason() or guards.inference_reason(values.values())
-           or _unfit(given))
+    why = guards.inference_reason(values.values()) or _unfit(given)
     if why is not None:
         return why
     if not generated.serves(values):

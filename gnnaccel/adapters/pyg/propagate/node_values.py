@@ -285,11 +285,6 @@ class NodeValue(Value):
     def __init__(self, steps: Steps, meta: Tensor, rows: tuple[str, bool] = ("i", True)):
         self.steps, self.at, self.meta, self.rows = steps, len(steps.done) - 1, meta, rows
 
-    @property
-    def whole(self) -> bool:
-        """Whether it surely has a row for each node that receives."""
-        return self.rows[1] and (self.rows[0] == "i" or self.steps.square)
-
     def as_now(self) -> NodeValue:
         copy = NodeValue(self.steps, self.meta, self.rows)
         copy.at = self.at

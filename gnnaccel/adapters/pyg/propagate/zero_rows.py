@@ -150,7 +150,8 @@ def _filled(rows: Any, size: Any, fill_value: Any) -> Any:
 
 def zeros_like(value: NodeValue, **options: Any) -> ZeroRows:
     """`torch.zeros_like` of values per node."""
-    if options or not value.whole:
+    end, whole = value.rows
+    if options or not whole or end != "i" and not value.steps.square:
         raise Unseen
     return ZeroRows(NodeCount(value), value.meta)
 

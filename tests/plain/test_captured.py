@@ -11,9 +11,9 @@ from tests.plain import layers
 from tests.plain.test_layers import tensors
 
 pytest.importorskip("torch_geometric")
-from torch_geometric.nn import GCNConv  # noqa: E402
+from torch_geometric.nn import GCNConv
 
-from tests.pyg.recorded import recorded  # noqa: E402, F401
+from tests.pyg.recorded import recorded  # noqa: F401
 
 
 class Net(nn.Module):

@@ -297,6 +297,32 @@ def test_subclasses(on):
     assert stats["Scaled"]["routes"] == stats["WeightedSum"]["routes"] == {"cuda": 1}
 
 
+class OfEdges(nn.Module):
+    """Adds up what edges have, by one end: the ids of the other may be of other nodes."""
+
+    def forward(self, x, edge_index, w):
+        return x + torch.zeros_like(x).index_add_(0, edge_index[0], w.tanh())
+
+
+def test_ids_of_other_nodes(on):
+    layer = OfEdges()
+    x, edges, w = tensors("x edge_index latents")
+    for more in (0, 3, 1000):
+        far = edges + torch.tensor([[0], [more]])
+        for _ in range(2):
+            assert same(layer, x, far, w)
+
+
+def test_negative_ids_count_from_behind(on):
+    layer = layers.WeightedSum()
+    x, edges, w = tensors("x edge_index w")
+    assert same(layer, x, edges, w)
+    behind = edges - torch.tensor([[len(x)], [0]])
+    for _ in range(3):
+        assert not same(layer, x, behind, w)
+        torch.testing.assert_close(layer(x, behind, w), layer(x, edges, w))
+
+
 def outcome(layer, given):
     try:
         return layer(*given)

@@ -184,7 +184,10 @@ def read(module: Any, function: types.FunctionType, given: Any) -> Read | Reason
     x = None if found is None else _source(given, found)
     if found is None or x is None:
         return reason("GA211", _NOT_FOLLOWED)
-    graph = OpGraph(edge_index, given.nodes, given.nodes, found.flipped)
+    sources = _sources(given, found)
+    if sources is None or tracing.counts_from_behind(module, edge_index):
+        return reason("GA204", "there may be ids of no node, or negative ones")
+    graph = OpGraph(edge_index, sources, given.nodes, found.flipped)
     if not found.trace.counts(graph) or not aggregates.rows_are_nodes(graph, found, values):
         return reason("GA206", "results are not one for each node")
     first: Any = aggregation.prepare(found.reduces[0], values[x], None, edge_index.shape[1])
@@ -207,6 +210,16 @@ def _unfit(given: arguments.Given) -> Reason | None:
         if kind is not arguments.COUNT and t.is_floating_point() and t.dtype is not torch.float32:
             return reason("GA203", f"{name} is {t.dtype}", "use float32")
     return None
+
+
+def _sources(given: arguments.Given, found: tracing.Found) -> int | None:
+    """How many nodes there are at the end that edges come from. If no rows are picked there, the
+    device is asked for the last; None where it cannot be."""
+    if found.sends:
+        return given.nodes
+    if capture.capturing():
+        return None
+    return max(given.nodes, int(given.edge_index[int(found.flipped)].amax()) + 1)
 
 
 def _source(given: arguments.Given, found: tracing.Found) -> str | None:

@@ -26,7 +26,7 @@ class Repeated:
     `repeated_calls.Repeated`. ``first``: the aggregation as it was read."""
 
     __slots__ = ("epoch", "arguments", "edges", "modes", "form", "found", "reduce", "source",
-                 "nodes", "view", "decision", "older")
+                 "sizes", "view", "decision", "older")
     native = False
     older: Any
 
@@ -35,7 +35,8 @@ class Repeated:
         self.edges, self.modes = TensorRef(given.edge_index), _modes(given.edge_index)
         self.form, self.source = call.form, call.form.source
         self.found: Any = call.known
-        self.reduce, self.nodes, self.decision = call.given.reduce, given.nodes, decision
+        self.reduce, self.decision = call.given.reduce, decision
+        self.sizes = call.graph.num_src, call.graph.num_dst, call.graph.flipped
         # there, as the call ran by it
         self.view: Any = weakref.ref(call.graph.built)
 
@@ -52,7 +53,7 @@ class Repeated:
             or guards.context_reason() is not None):
             return None
         view.touched = True
-        graph = OpGraph(edge_index, self.nodes, self.nodes, self.found.flipped, view)
+        graph = OpGraph(edge_index, *self.sizes, view)
         first: Any = reading.aggregation.prepare(self.reduce, values[self.source], None,
                                                  edge_index.shape[1])
         given = CallArguments(values, graph, module)

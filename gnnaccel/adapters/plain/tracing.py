@@ -28,10 +28,12 @@ from gnnaccel.adapters.pyg.propagate.specials import Special
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 from gnnaccel.adapters.pyg.propagate.traced import Param
 from gnnaccel.adapters.pyg.propagate.traced_layer import Layer
+from gnnaccel.cuda import capture
 from gnnaccel.dispatch.ops.aggregation import Reduce
 from gnnaccel.dispatch.policy.names import IdentityMap
 
 _TRACES = 4  # kept for each module
+_GRAPHS = 4
 _MOST = 24  # made for each module: what it reads may be something else in each call
 _NAMES = generated.OF_MESSAGES | node_values.NAMES | zero_rows.NAMES
 
@@ -39,8 +41,9 @@ _NAMES = generated.OF_MESSAGES | node_values.NAMES | zero_rows.NAMES
 class Found(NamedTuple):
     """A ``forward``, understood. ``trace``: what was read; ``messages``: what is reduced, by
     ``reduces``; ``sizes``, ``sized``: as of `GraphFunctions`; ``flipped``: whether the edges go to
-    the first of their ends; ``combine``: the result, of those of the reductions and the arguments
-    of a call."""
+    the first of their ends; ``sends``: whether rows of nodes are picked at the other end, so that
+    it has no ids beyond; ``combine``: the result, of those of the reductions and the arguments of a
+    call."""
 
     trace: tracing.Trace
     messages: tuple[generated.Message, ...]
@@ -48,6 +51,7 @@ class Found(NamedTuple):
     sizes: frozenset[str | int]
     sized: bool
     flipped: bool
+    sends: bool
     combine: Callable[[list[Tensor], dict], Any]
 
     def result(self, out: Any, kwargs: dict) -> Any:
@@ -58,10 +62,10 @@ class Found(NamedTuple):
 class Forward(GraphFunctions):
     """The `Steps` of one run of a ``forward``. ``gathered``: the ends of the edges that have rows
     of arguments, by the names of these; ``by_source``: whether something was to be reduced by the
-    end that the edges are taken to come from."""
+    end that the edges are taken to come from; ``sends``: as of `Found`."""
 
     square = counts_results = True
-    by_source = False
+    by_source = sends = False
 
     def __init__(self, layer: Layer):
         super().__init__(layer)
@@ -79,6 +83,7 @@ class Forward(GraphFunctions):
     def at_end(self, value: NodeValue, end: str) -> pointwise.Rows:
         """Each edge's row of values per node; of an argument as it is the argument's."""
         key = value.at, end
+        self.sends |= end == "j"
         if key not in self._picked:
             name = self._given.get(value.at)
             if name is None:
@@ -111,7 +116,10 @@ _MANNER = tracing.Manner(_NAMES, generated.prepared, pointwise.rows, lambda out,
 
 class _Kept:
     """The last traces of a module: (key, what was read, the `Found`). ``made``: how many there have
-    been."""
+    been; ``graphs``: how many of its graphs are still to be looked at for negative ids, which pick
+    rows from behind; None once one had some."""
+
+    graphs: int | None = _GRAPHS
 
     def __init__(self) -> None:
         self.traces: list[tuple[tuple, guarded.Guards, Found | None]] = []
@@ -143,6 +151,14 @@ def found(module: Any, function: types.FunctionType, given: Given) -> Found | No
     kept.traces[:] = [(key, guards, result),
                       *(one for one in kept.traces if one[0] != key)][:_TRACES]
     return result
+
+
+def counts_from_behind(module: Any, edge_index: Tensor) -> bool:
+    """Whether a traced module is given negative ids. The device is asked over its first graphs."""
+    kept: Any = _kept.get(module)
+    if kept.graphs and not capture.capturing():
+        kept.graphs = kept.graphs - 1 if int(edge_index.amin()) >= 0 else None
+    return kept.graphs is None
 
 
 _OTHER_WAY: Any = object()  # in place of a result: the module sums by the other end
@@ -239,7 +255,7 @@ def _found(out: Any, module: Any, steps: Forward, arguments: dict[str, Any],
         return steps.results(result, dict(zip(places, whole)), kwargs)
 
     return Found(None, messages, reduces,  # type: ignore[arg-type]  # the caller has the trace
-                 frozenset(steps.sizes), steps.sized, flipped, combine)
+                 frozenset(steps.sizes), steps.sized, flipped, steps.sends, combine)
 
 
 def _as_given(value: Any, arguments: dict[str, Any]) -> Any:

@@ -94,9 +94,10 @@ class Steps:
     """Operations on results per node. ``reductions``: (rows, name of the reduction); ``done``: of
     each result the place of its reduction, or the function with its arguments that makes it of
     earlier ones; ``before``: reductions that are done before messages are made, by their places;
-    ``square``: whether both ends of the edges are the same nodes."""
+    ``square``: whether both ends of the edges are the same nodes; ``goes_on``: whether a value goes
+    on at the edges."""
 
-    square = False
+    square = goes_on = False
 
     def __init__(self) -> None:
         self.reductions: list[tuple[pointwise.Rows, str]] = []
@@ -181,8 +182,9 @@ class Steps:
         """``out`` with tensors in place of its stand-ins. ``reductions``: their results, by their
         places; ``kwargs``: the arguments of ``propagate``."""
         found = _Found(self, reductions, kwargs)
-        earlier = self._at_edges(kwargs)
-        found.update({at: earlier[at] for at in earlier or () if at not in self._reduced})
+        if self.goes_on:
+            earlier = self._at_edges(kwargs) or {}
+            found.update({at: earlier[at] for at in earlier if at not in self._reduced})
         return _now(out, found, kwargs)
 
     def results_at_edges(self, value: NodeValue, reductions: Any, given: Any) -> Tensor:

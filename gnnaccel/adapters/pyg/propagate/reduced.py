@@ -22,7 +22,7 @@ def at_end(value: NodeValue, end: str) -> pointwise.Rows:
     steps, dtype = value.steps, value.meta.dtype
     if value.rows[0] != end and not (value.rows[1] and steps.square):
         raise Unseen  # whether there is a row for each node cannot be told
-    reducers = {k: _before(steps, k) for k in steps.needed(value)}
+    reducers, steps.goes_on = {k: _before(steps, k) for k in steps.needed(value)}, True
 
     def make(given: Any) -> Tensor:
         results = {k: one(given) for k, one in reducers.items()}

@@ -19,8 +19,7 @@ from gnnaccel.dispatch.memory.layer_memory import MISSED, LayerMemory, fast_path
 from gnnaccel.dispatch.observe import counters, decisions, records, watch
 from gnnaccel.dispatch.observe.decisions import Subject
 from gnnaccel.dispatch.plan import planner
-from gnnaccel.dispatch.plan.plan import Plan
-from gnnaccel.dispatch.plan.plan import native as native_plan
+from gnnaccel.dispatch.plan.planner import Plan, native_plan
 from gnnaccel.dispatch.plan.request import CallInputs, CallSpec
 from gnnaccel.dispatch.policy import rules
 from gnnaccel.dispatch.policy.config import Config

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from gnnaccel.dispatch.observe.records import Record
 from gnnaccel.dispatch.observe.watch import Visit
-from gnnaccel.dispatch.plan import candidates
-from gnnaccel.dispatch.plan.plan import Plan
+from gnnaccel.dispatch.plan import planner
+from gnnaccel.dispatch.plan.planner import Plan
 from gnnaccel.dispatch.policy import rules
 from gnnaccel.profile.bench.timing import Effort, measure_rounds, peak_extra_bytes
 from gnnaccel.profile.frames import who
@@ -91,7 +91,7 @@ def shadowed(visit: Visit, record: Record | None, upstream: list[Tensor | None] 
 
 def _plan(record: Record) -> Plan:
     """The very kernel that ran."""
-    pmf = any(spec.pmf for spec in candidates.ATTENTION if spec.name == record["kernel"])
+    pmf = any(spec.pmf for spec in planner.ATTENTION if spec.name == record["kernel"])
     return Plan(record["route"], record["kernel"], pmf=pmf)
 
 

@@ -20,7 +20,7 @@ from gnnaccel.dispatch.observe.watch import Run, Visit
 from gnnaccel.dispatch.ops import route as operations
 from gnnaccel.dispatch.ops.aggregation_stated import AggregationSpec
 from gnnaccel.dispatch.plan import planner
-from gnnaccel.dispatch.plan.plan import Plan, Rejected
+from gnnaccel.dispatch.plan.planner import Plan, Rejected
 from gnnaccel.dispatch.plan.request import EXPECTED
 from gnnaccel.dispatch.policy import config as configs
 from gnnaccel.dispatch.policy import rules

@@ -9,7 +9,7 @@ import torch
 import gnnaccel
 from gnnaccel.dispatch.observe import decisions, records
 from gnnaccel.dispatch.observe.decisions import Subject
-from gnnaccel.dispatch.plan.plan import Plan, native
+from gnnaccel.dispatch.plan.planner import Plan, native_plan
 from gnnaccel.dispatch.policy.reasons import reason
 from gnnaccel.errors import FallbackError
 
@@ -60,13 +60,13 @@ def test_results_without_gradients_report_no_backward(written):
 
 def test_only_native_plans_have_a_code():
     why = reason("GA401", "on the cpu")
-    assert native(("kernels", why)).code == "GA401" and native().code is None
+    assert native_plan(("kernels", why)).code == "GA401" and native_plan().code is None
     assert Plan("torch", "torch operations", (("kernels", why),)).code is None
 
 
 def test_what_is_said_of_native_calls_is_said_once_for_each_cause(monkeypatch):
     monkeypatch.setattr(decisions, "_warned", set())
-    slow, cpu = (native(("kernels", reason(code, text))).rejected
+    slow, cpu = (native_plan(("kernels", reason(code, text))).rejected
                  for code, text in (("GA301", "slow"), ("GA401", "on the cpu")))
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")

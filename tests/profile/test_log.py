@@ -264,9 +264,9 @@ def test_pins_that_do_not_hold_here_leave_the_decision_to_the_planner(tmp_path, 
 
 
 def test_pins_keep_to_former_names_of_kernels(tmp_path):
-    from gnnaccel.dispatch.plan import candidates
+    from gnnaccel.dispatch.plan import planner
 
-    specs = (*candidates.ATTENTION, *candidates.RELATIONAL, *candidates.PLAIN)
+    specs = (*planner.ATTENTION, *planner.RELATIONAL, *planner.PLAIN)
     assert set(pins.FORMER.values()) == {spec.name for spec in specs if spec.route == "cuda"}
     for former, now in pins.FORMER.items():
         path = pin(tmp_path / "d.json", "cuda", former)

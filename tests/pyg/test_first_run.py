@@ -15,7 +15,7 @@ from gnnaccel.cuda import driver, make_ready, pairs, segment_plan, structure
 from gnnaccel.dispatch.distributed import state
 from gnnaccel.dispatch.graph import joining
 from gnnaccel.dispatch.ir import attention_programs, patterns
-from gnnaccel.dispatch.plan import candidates, compiling, planner
+from gnnaccel.dispatch.plan import compiling, planner
 from gnnaccel.dispatch.plan.request import CallSpec
 from gnnaccel.dispatch.policy import config
 from gnnaccel.dispatch.policy.reasons import reason
@@ -216,7 +216,7 @@ def test_kernels_over_own_and_halo_rows_are_prepared(asked, monkeypatch, own, wi
 
 def test_what_the_graph_shows_is_prepared_too(asked, monkeypatch):
     """Whatever was estimated: the kernels of the ordering taken are asked for before it runs."""
-    monkeypatch.setattr(candidates, "prepare", lambda request: pairs.prepare())
+    monkeypatch.setattr(planner, "prepare", lambda request: pairs.prepare())
     torch.manual_seed(0)
     layer = RGCNConv(16, 24, 5, root_weight=False, bias=False)
     model, args = _over_edges(Layers(layer), 16, torch.randint(0, 5, (EDGES,)))

@@ -41,7 +41,7 @@ def test_listening_does_not_change_the_route(monkeypatch, records):
     x, ei = graphs.features(), graphs.square()
     layer = GATConv(x.shape[1], 8, 2).eval()
     monkeypatch.setattr(cost, "native", lambda request: 1.0)
-    monkeypatch.setattr("gnnaccel.dispatch.plan.candidates.ATTENTION",
+    monkeypatch.setattr("gnnaccel.dispatch.plan.planner.ATTENTION",
                         _with_cost(lambda request: 2.0 if request.fresh else 0.5))
     planner.forget()
     with gnnaccel.enabled(records=records):
@@ -108,6 +108,6 @@ def test_native_calls_over_a_graph_that_serves_two(monkeypatch):
 def _with_cost(seconds):
     import dataclasses
 
-    from gnnaccel.dispatch.plan.candidates import ATTENTION
+    from gnnaccel.dispatch.plan.planner import ATTENTION
     return tuple(dataclasses.replace(spec, seconds=seconds) if spec.route == "torch" else spec
                  for spec in ATTENTION)

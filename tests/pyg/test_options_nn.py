@@ -11,7 +11,7 @@ from torch_geometric.nn import Linear, NNConv
 import gnnaccel
 from gnnaccel.dispatch.ops import outer_sums
 from gnnaccel.dispatch.ops.plain import PlainRequest
-from gnnaccel.dispatch.plan import candidates
+from gnnaccel.dispatch.plan import planner
 from tests.pyg.graphs import E, EDGE, F, N, edge_features, features, square
 from tests.pyg.judge import close, compare, on_routes, took
 
@@ -169,8 +169,8 @@ def test_the_price(nodes, edges, features, width, results, fresh, ours, grad):
     reduce = outer_sums.Form(False, features, True, results).name
     request = PlainRequest("NNConv", reduce, False, width, torch.float32, "cuda",
                            nodes.bit_length(), nodes.bit_length(), edges.bit_length(), grad, fresh)
-    by_us = candidates.PLAIN[0].seconds(request)
-    assert (by_us < candidates.native_plain(request)) is ours
+    by_us = planner.PLAIN[0].seconds(request)
+    assert (by_us < planner.native_plain(request)) is ours
 
 
 @pytest.mark.parametrize("called", [False, True])

@@ -9,7 +9,7 @@ from torch_geometric.nn.aggr import DegreeScalerAggregation, MeanAggregation, Va
 import gnnaccel
 from gnnaccel.dispatch.ops import several, towers
 from gnnaccel.dispatch.ops.plain import PlainSpec
-from gnnaccel.dispatch.plan import candidates
+from gnnaccel.dispatch.plan import planner
 from tests.pyg.graphs import E, EDGE, F, N, edge_features, features, square
 from tests.pyg.judge import close, compare, on_routes
 from tests.routes import opened
@@ -311,7 +311,7 @@ def seconds(width: int, edges: int, towers: int, grad: bool) -> tuple[float, flo
     stated = PlainSpec("PNAConv with edges", several.name_of(AGGREGATORS, True), False,
                        width * towers, torch.float32, edges // 2, edges // 2, edges, False, towers)
     request = stated.request("cuda", grad, 1)
-    return candidates.PLAIN[0].seconds(request), candidates.native_plain(request)
+    return planner.PLAIN[0].seconds(request), planner.native_plain(request)
 
 
 def test_what_a_call_over_a_new_graph_is_estimated_to_take():
@@ -326,7 +326,7 @@ def test_what_a_call_over_a_new_graph_is_estimated_to_take():
 def test_nothing_speaks_against_kernels_over_a_known_graph():
     request = PlainSpec("PNAConv with edges", several.name_of(AGGREGATORS, True), False, 8,
                         torch.float32, 4, 4, 9, False, 1).request("cuda", True, 0)
-    assert candidates.PLAIN[0].seconds(request) is None
+    assert planner.PLAIN[0].seconds(request) is None
 
 
 @pytest.mark.parametrize("options", [{}, dict(towers=2), dict(towers=4, divide_input=True)])

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.dispatch.observe import records
-from gnnaccel.dispatch.plan.plan import Plan, Rejected
+from gnnaccel.dispatch.plan.planner import Plan, Rejected
 from gnnaccel.dispatch.policy import names
 from gnnaccel.errors import FallbackError
 

@@ -23,8 +23,7 @@ from gnnaccel.dispatch.ops.call import compile_reason
 from gnnaccel.dispatch.ops.graph import OpGraph, ProductGraph
 from gnnaccel.dispatch.plan import compiling
 from gnnaccel.dispatch.plan.compiling import device_reason
-from gnnaccel.dispatch.plan.plan import KERNELS, TORCH, Plan
-from gnnaccel.dispatch.plan.plan import native as native_plan
+from gnnaccel.dispatch.plan.planner import KERNELS, TORCH, Plan, native_plan
 from gnnaccel.dispatch.policy.config import Config
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 

@@ -17,7 +17,7 @@ from gnnaccel.dispatch.ops import aggregation_route
 from gnnaccel.dispatch.ops.aggregation import Aggregation, Reduce, named
 from gnnaccel.dispatch.ops.aggregation_route import Asked
 from gnnaccel.dispatch.ops.graph import OpGraph
-from gnnaccel.dispatch.plan.plan import Plan
+from gnnaccel.dispatch.plan.planner import Plan
 from gnnaccel.dispatch.policy.config import Config
 
 

@@ -16,8 +16,7 @@ from gnnaccel.dispatch.observe import counters, decisions, records, watch
 from gnnaccel.dispatch.observe.decisions import Subject
 from gnnaccel.dispatch.ops.call import Kernel, OpCall, compile_reason
 from gnnaccel.dispatch.plan.compiling import device_reason
-from gnnaccel.dispatch.plan.plan import KERNELS, TORCH, Plan
-from gnnaccel.dispatch.plan.plan import native as native_plan
+from gnnaccel.dispatch.plan.planner import KERNELS, TORCH, Plan, native_plan
 from gnnaccel.dispatch.policy.config import Config
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.uncompiled import uncompiled

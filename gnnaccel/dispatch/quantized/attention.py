@@ -20,7 +20,7 @@ from gnnaccel.dispatch.ir import attention_programs as programs
 from gnnaccel.dispatch.ir.patterns import attention as pattern
 from gnnaccel.dispatch.memory.checkpoints import checkpointed
 from gnnaccel.dispatch.ops.call import Kernel, compile_reason
-from gnnaccel.dispatch.plan.plan import Plan
+from gnnaccel.dispatch.plan.planner import Plan
 from gnnaccel.dispatch.plan.request import CallSpec
 from gnnaccel.dispatch.policy.config import Config
 from gnnaccel.dispatch.policy.reasons import Reason, reason

@@ -18,7 +18,7 @@ from gnnaccel.adapters.patching import PatchSet
 from gnnaccel.adapters.pyg.compile import described
 from gnnaccel.adapters.pyg.compile.kinds import KINDS
 from gnnaccel.dispatch.observe import counters, decisions, records
-from gnnaccel.dispatch.plan.plan import native as native_plan
+from gnnaccel.dispatch.plan.planner import native_plan
 from gnnaccel.dispatch.policy import config as configs
 from gnnaccel.dispatch.policy import rules
 from gnnaccel.dispatch.policy.reasons import Reason, reason

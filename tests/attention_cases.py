@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gnnaccel.cuda.dropout import factors
 from gnnaccel.dispatch.graph.view import GraphView
-from gnnaccel.dispatch.ir import attention_programs, patterns
+from gnnaccel.dispatch.ir import attention_programs
 from gnnaccel.dispatch.ir.program import Program
 from gnnaccel.dispatch.run import attention, torch_backend
 from tests.helpers import FLOOR, ROUNDING, relative
@@ -31,7 +31,7 @@ class Problem:
     grad: Tensor | None = field(default=None)
 
     def call(self) -> attention.Call:
-        return attention.Call(self.program, patterns.attention(self.program), self.graph,
+        return attention.Call(self.program, attention_programs.attention(self.program), self.graph,
                               self.heads, self.width, self.out_dtype, self.exposed, self.pmf)
 
     def grad_out(self) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gnnaccel.cuda.structure import chunk_edges
 from gnnaccel.dispatch.graph.tensor_ref import TensorMap, unversioned
-from gnnaccel.dispatch.ir import patterns
+from gnnaccel.dispatch.ir import attention_programs as programs
 from gnnaccel.dispatch.observe.records import Record
 from gnnaccel.dispatch.observe.watch import Visit
 from gnnaccel.dispatch.ops.aggregation_stated import AggregationSpec
@@ -105,7 +105,7 @@ def describe(entry: Entry, visit: Visit, record: Record) -> None:
                                                    (CallSpec, PlainSpec, AggregationSpec)):
         return
     spec, given = found
-    attention = patterns.attention(spec.program) if isinstance(spec, CallSpec) else None
+    attention = programs.attention(spec.program) if isinstance(spec, CallSpec) else None
     if entry.route != "native":
         if attention is not None:
             entry.moved, entry.flops = attention_work(spec, attention)
@@ -117,7 +117,7 @@ def describe(entry: Entry, visit: Visit, record: Record) -> None:
         entry.histogram = degrees(ends, spec.num_dst)
 
 
-def attention_work(spec: CallSpec, attention: patterns.Attention) -> tuple[float, float]:
+def attention_work(spec: CallSpec, attention: programs.Attention) -> tuple[float, float]:
     """(bytes, floating point operations) of one forward of fused attention over E edges: a row of
     heads * width gathered for each edge with its id, a row written for each destination; a multiply
     and an add per channel for the sum, and where the score is made of rows as well, for that."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from gnnaccel import adapters, session
-from gnnaccel.dispatch.ir import patterns
+from gnnaccel.dispatch.ir import attention_programs as programs
 from gnnaccel.dispatch.ir.program import Program
 from gnnaccel.dispatch.observe.watch import Run, Visit
 from gnnaccel.dispatch.ops.aggregation_stated import AggregationSpec
@@ -54,7 +54,7 @@ class Explanation:
             parts += [_weighed(self.optimised), f"compacted:\n{compact(self.optimised.ordered)}",
                       f"fused, what runs:\n{self.optimised.program}"]
         elif isinstance(self.stated, Program):
-            found = patterns.attention(self.stated)
+            found = programs.attention(self.stated)
             assert found is not None  # its layer is taken over
             parts.append(f"fused: {found.family} attention, score {found.score!r}")
         return "\n\n".join(parts)

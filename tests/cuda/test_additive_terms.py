@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gnnaccel.dispatch.ir import patterns
+from gnnaccel.dispatch.ir import attention_programs as programs
 from gnnaccel.dispatch.run import attention
 from tests.attention_cases import SIZES, additive, by_kernels, by_torch, check, graph, terms
 from tests.helpers import on_devices, relative
@@ -75,7 +75,7 @@ def test_the_kernels_prepared_are_those_that_run(device, monkeypatch):
     problem = terms(graph(device), 3, 5)
     monkeypatch.setattr(head_dot, "kernels", lambda *args: pytest.fail("head_dot is not needed"))
     monkeypatch.setattr(head_dot, "dot", lambda *args: pytest.fail("head_dot is not needed"))
-    attention.prepare(patterns.attention(problem.program), 3, 5, torch.float32, torch.float32, True,
+    attention.prepare(programs.attention(problem.program), 3, 5, torch.float32, torch.float32, True,
                       8)
     got, call = by_kernels(problem)
     assert relative(got["out"], by_torch(problem, call, torch.float64)["out"]) < 1e-6

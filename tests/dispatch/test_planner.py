@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from gnnaccel.cuda import driver
-from gnnaccel.dispatch.ir import attention_programs, patterns
+from gnnaccel.dispatch.ir import attention_programs
 from gnnaccel.dispatch.plan import cost, planner
 from gnnaccel.dispatch.plan.request import EXPECTED, Request
 from gnnaccel.dispatch.policy import config
@@ -93,7 +93,7 @@ def gains(fresh, grad, loops, layer="GATConv", bits=13):
     """Whether a call over a small graph on a GPU is estimated to gain by kernels."""
     asked = request(device="cuda", grad=grad)._replace(fresh=fresh, loops=loops, native=layer,
                                                        edge_bits=bits)
-    attention = patterns.attention(asked.program)
+    attention = attention_programs.attention(asked.program)
     return cost.fused(asked, attention) < cost.native(asked)
 
 

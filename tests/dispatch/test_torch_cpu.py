@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from gnnaccel.dispatch.ir import attention_programs as programs
-from gnnaccel.dispatch.ir import patterns
 from gnnaccel.dispatch.run import torch_backend, torch_pairs, torch_segments
 from gnnaccel.dispatch.run.torch_backend import Edges
 from gnnaccel.dispatch.run.torch_segments import Segments
@@ -82,7 +81,7 @@ def test_values_and_gradients_are_those_of_the_plain_path(name, heads, width, dr
     count, keep = 40, None
     edges = random_edges(9, 9, count)
     program, tensors = case(name, 9, 9, count, heads, width, dropout)
-    assert torch_segments.covers(patterns.attention(program), edges, tensors)
+    assert torch_segments.covers(programs.attention(program), edges, tensors)
     if any(op.kind == "dropout" for op in program.ops):
         keep = (torch.rand(count, heads) > 0.5).double() * 2
     ours, theirs = torch_backend.run(program, edges, tensors,
@@ -187,7 +186,7 @@ def test_blocks_make_no_difference(monkeypatch):
 
 def test_what_is_not_covered_takes_the_plain_path():
     program, tensors = case("dot", 5, 5, 9, 1, 3, 0.0)
-    attention, edges = patterns.attention(program), random_edges(5, 5, 9)
+    attention, edges = programs.attention(program), random_edges(5, 5, 9)
     none = torch.empty(0, dtype=torch.int64)
     assert not torch_segments.covers(attention, Edges(none, none, None, 5), tensors)
     assert not torch_segments.covers(attention, edges,

@@ -14,7 +14,7 @@ import gnnaccel
 from gnnaccel.cuda import driver, make_ready, pairs, segment_plan, structure
 from gnnaccel.dispatch.distributed import state
 from gnnaccel.dispatch.graph import joining
-from gnnaccel.dispatch.ir import attention_programs, patterns
+from gnnaccel.dispatch.ir import attention_programs
 from gnnaccel.dispatch.plan import compiling, planner
 from gnnaccel.dispatch.plan.request import CallSpec
 from gnnaccel.dispatch.policy import config
@@ -263,7 +263,7 @@ def test_kernels_in_bands_are_prepared_for_graphs_of_long_rows(asked, edges, tex
     program, form = attention_programs.dot_product(0.5, 0.0, False), (2, 32, *[torch.float32] * 2)
     request = CallSpec(program, "TransformerConv", *form, 169_343, 169_343, edges, 0,
                        False).request("cpu", True, 0)
-    asked.within(attention.prepare)(patterns.attention(program), *form, True, request.edge_bits,
+    asked.within(attention.prepare)(attention_programs.attention(program), *form, True, request.edge_bits,
                                     False, request.long)
     assert len(asked.prepared) == texts
 

@@ -6,8 +6,8 @@ row per node), EDGE, RELATION, PARAM, and the compacted domains PAIR_SRC and PAI
 pair of a node and a relation that some edge has at that end). A value is read in a finer domain by
 naming the end: ``"x@src"``, ``"x@dst"``, ``"w@rel"``, ``"h@pair_src"``. Host adapters state their
 layers as Programs; backends interpret them (`torch_backend`, `relational.execute`) or recognise
-them as something they have a fused kernel for (`patterns`). Programs are frozen, so they serve as
-memo keys.
+them as something they have a fused kernel for (`attention_programs`). Programs are frozen, so they
+serve as memo keys.
 """
 from __future__ import annotations
 

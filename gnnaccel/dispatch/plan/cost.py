@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from gnnaccel.dispatch.ir import patterns
-from gnnaccel.dispatch.ir.patterns import Attention
+from gnnaccel.dispatch.ir import attention_programs as programs
+from gnnaccel.dispatch.ir.attention_programs import Attention
 from gnnaccel.dispatch.plan.request import Request
 from gnnaccel.dispatch.policy import calibration
 
@@ -132,7 +132,7 @@ def torch_backend(request: Request) -> float | None:
     """Seconds of the torch backend with the CPU's margin, so that a gain within the noise is none;
     None where nothing was measured: other devices, other dtypes, and rows per edge, where it is
     much like the host."""
-    attention = patterns.attention(request.program)
+    attention = programs.attention(request.program)
     if attention is None or (attention.edge and attention.family == "pairwise"):
         return None
     if (request.device != "cpu" or request.row != request.out

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from gnnaccel.cuda.layout import MAX_WIDTH, TYPES
-from gnnaccel.dispatch.ir import patterns
+from gnnaccel.dispatch.ir import attention_programs as programs
 from gnnaccel.dispatch.ops.plain import PlainRequest, operation
 from gnnaccel.dispatch.plan import compiling, cost
 from gnnaccel.dispatch.plan.compiling import device_reason
@@ -96,7 +96,7 @@ def _rows_reasons(request: Request | RelationalRequest, config: Config) -> list[
 
 def _cuda_reasons(family: str) -> Callable[[Request, Config], list[Reason]]:
     def unsupported(request: Request, config: Config) -> list[Reason]:
-        pattern = patterns.attention(request.program)
+        pattern = programs.attention(request.program)
         if pattern is None or pattern.family != family:
             return [reason("GA208", f"{request.program.name} is not {family} attention")]
         why = _rows_reasons(request, config)
@@ -108,7 +108,7 @@ def _cuda_reasons(family: str) -> Callable[[Request, Config], list[Reason]]:
     return unsupported
 
 
-def _compiles(request: Request, found: patterns.Attention, config: Config) -> list[Reason]:
+def _compiles(request: Request, found: programs.Attention, config: Config) -> list[Reason]:
     """Why the kernels are not there, if they are not; asked last, as this costs most."""
     rows = request.heads, request.width, request.row, request.out
     form = (found, *rows, request.grad)
@@ -140,7 +140,7 @@ def _torch_reasons(request: Request | RelationalRequest, config: Config) -> list
 
 def _fused(pmf: bool) -> Callable[[Request], float]:
     return lambda request: cost.fused(
-        request, patterns.attention(request.program), pmf)  # type: ignore[arg-type]
+        request, programs.attention(request.program), pmf)  # type: ignore[arg-type]
 
 
 ATTENTION = (
@@ -298,7 +298,7 @@ def asked(request: Request | RelationalRequest
 def _only(spec: Candidate, request: Any) -> bool:
     """Whether a "not this family" reason is worth telling: not when another family of kernels
     covers the Program."""
-    pattern = patterns.attention(request.program)
+    pattern = programs.attention(request.program)
     return pattern is None or spec.family == pattern.family
 
 

@@ -12,7 +12,7 @@ from gnnaccel.cuda.bands import LONG
 from gnnaccel.dispatch.graph import cache
 from gnnaccel.dispatch.graph.joining import JoinedView, flipped, flipped_sizes
 from gnnaccel.dispatch.graph.view import GraphView
-from gnnaccel.dispatch.ir import patterns
+from gnnaccel.dispatch.ir import attention_programs as programs
 from gnnaccel.dispatch.ir.program import Program
 from gnnaccel.dispatch.run import attention
 
@@ -111,7 +111,7 @@ class CallSpec:
     def call(self, graph: GraphView, plan) -> attention.Call:
         """The call over ``graph`` by ``plan``, for the `runner` of a route."""
         return attention.Call(self.program,
-                              patterns.attention(self.program),  # type: ignore[arg-type]
+                              programs.attention(self.program),  # type: ignore[arg-type]
                               graph, self.heads, self.width, self.out, self.exposed, plan.pmf)
 
     def kept(self) -> CallSpec:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gnnaccel.cuda import additive
 from gnnaccel.dispatch.ir import attention_programs as programs
-from gnnaccel.dispatch.ir.patterns import attention as pattern
+from gnnaccel.dispatch.ir.attention_programs import attention as pattern
 from gnnaccel.dispatch.memory.checkpoints import checkpointed
 from gnnaccel.dispatch.ops.call import Kernel, compile_reason
 from gnnaccel.dispatch.plan.planner import Plan

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gnnaccel.cuda.aggregate import total
 from gnnaccel.cuda.dropout import OFF, draw
-from gnnaccel.dispatch.ir import patterns
+from gnnaccel.dispatch.ir import attention_programs as programs
 from gnnaccel.dispatch.ir.program import DOMAIN_OF, EDGE, PAIR_SRC, Op, Program, name_of
 from gnnaccel.dispatch.run import attention
 from gnnaccel.dispatch.run.attention_families import TERMS
@@ -104,7 +104,7 @@ class Attend(NamedTuple):
     rows: str
     terms: tuple[str | None, ...]
     program: Program
-    found: patterns.Attention
+    found: programs.Attention
     heads: int
     source: str
     target: str
@@ -157,7 +157,7 @@ def steps_in(program: Program) -> dict[str, Any]:
         steps[edge.out] = Spread(edge.out, name, DOMAIN_OF[end])
     attended = step.attr("attention")
     steps[step.out] = Attend(step.out, terms[0], (*terms, vector), attended,
-                             patterns.attention(attended),  # type: ignore[arg-type]
+                             programs.attention(attended),  # type: ignore[arg-type]
                              step.attr("heads"), step.attr("source"), step.attr("target"))
     steps.update((op.out, Fold(op.out, *op.args)) for op in program.ops if op.kind == "fold")
     return steps

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gnnaccel.dispatch.ir import patterns
+from gnnaccel.dispatch.ir import attention_programs as programs
 from gnnaccel.dispatch.ir.program import (DOMAIN_OF, DST, EDGE, PAIR_DST, PAIR_SRC, RELATION, Op,
                                           Program, name_of)
 from gnnaccel.dispatch.relational.gather import Gather
@@ -263,7 +263,7 @@ def _attend(state: Run, step: Op, domain: str) -> Tensor:
             tensors[name] = t.flatten(1).unflatten(1, (heads, -1))
     rows = tensors[names[0]]
     graph = state.view.graph(attrs["source"], attrs["target"])
-    call = attention.Call(program, patterns.attention(program),  # type: ignore[arg-type]
+    call = attention.Call(program, programs.attention(program),  # type: ignore[arg-type]
                           graph, heads, rows.shape[-1], state.out_dtype or rows.dtype)
     return state.attend(call, tensors)
 

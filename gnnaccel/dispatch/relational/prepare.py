@@ -11,7 +11,7 @@ import torch
 from gnnaccel.cuda import (aggregate, blend_grad, column_sum, head_dot, pairs, segment_backward,
                            segment_gemm, segment_gemm_grad, tile_ptr)
 from gnnaccel.cuda.layout import TYPES
-from gnnaccel.dispatch.ir import patterns
+from gnnaccel.dispatch.ir import attention_programs as programs
 from gnnaccel.dispatch.ir.program import PAIR_DST, PAIR_SRC, Op, Program, name_of
 from gnnaccel.dispatch.plan import compiling
 from gnnaccel.dispatch.policy.reasons import Reason
@@ -83,7 +83,7 @@ def _operations(program: Program, request: RelationalRequest,
     row_shapes, attentions = shapes_of_all(program, dict(request.shapes)), set()
     for step in program.ops:
         if step.kind == "attend":
-            attentions.add(patterns.attention(step.attr("attention")))
+            attentions.add(programs.attention(step.attr("attention")))
         elif step.kind == "linear" and step.args[1].endswith("@rel") and request.row in TYPES:
             _product(step, program, row_shapes, request, counted)
     for attended in attentions:

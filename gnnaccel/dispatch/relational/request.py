@@ -13,7 +13,7 @@ from torch import Tensor
 from gnnaccel.cuda import capture
 from gnnaccel.cuda.layout import TYPES
 from gnnaccel.dispatch.graph import cache
-from gnnaccel.dispatch.ir import patterns
+from gnnaccel.dispatch.ir import attention_programs as programs
 from gnnaccel.dispatch.ir.program import PARAM, Program
 from gnnaccel.dispatch.policy.config import PASSES, current, passes_on
 from gnnaccel.dispatch.policy.reasons import Reason, reason
@@ -261,7 +261,7 @@ class RelationalCall:
             return
         for step in self.optimised().program.ops:
             if step.kind == "attend":
-                pattern = patterns.attention(step.attr("attention"))
+                pattern = programs.attention(step.attr("attention"))
                 assert pattern is not None
                 graph = self.graph.graph(step.attr("source"), step.attr("target"))
                 graph.csc(pattern.places)

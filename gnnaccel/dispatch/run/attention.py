@@ -16,7 +16,7 @@ from gnnaccel.cuda import additive, column_sum, head_dot, pairwise
 from gnnaccel.cuda.dropout import OFF, Dropout, draw, factors
 from gnnaccel.cuda.launch import dense
 from gnnaccel.dispatch.graph.view import SORT_FROM, GraphView
-from gnnaccel.dispatch.ir.patterns import Attention
+from gnnaccel.dispatch.ir.attention_programs import Attention
 from gnnaccel.dispatch.ir.program import Program
 from gnnaccel.dispatch.run import attention_families as families
 from gnnaccel.dispatch.run import attention_folded, attention_maps, torch_backend

@@ -16,7 +16,7 @@ from gnnaccel.cuda import additive, additive_backward, aggregate, head_dot, pair
 from gnnaccel.cuda.column_sum import column_sum
 from gnnaccel.cuda.launch import dense
 from gnnaccel.dispatch.graph.view import GraphView
-from gnnaccel.dispatch.ir.patterns import Attention
+from gnnaccel.dispatch.ir.attention_programs import Attention
 
 if TYPE_CHECKING:
     from gnnaccel.dispatch.run.attention import Call

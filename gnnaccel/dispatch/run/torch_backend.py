@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gnnaccel.dispatch.ir import patterns
+from gnnaccel.dispatch.ir import attention_programs as programs
 from gnnaccel.dispatch.ir.program import EDGE, Op, Program
 from gnnaccel.dispatch.run import torch_segments
 from gnnaccel.dispatch.run.torch_segments import Segments
@@ -61,7 +61,7 @@ def run(program: Program, edges: Edges, tensors: dict[str, Tensor],
         wide = {**tensors, **{name: t.float() for name, t in halves.items()}}
         dtype = functools.reduce(torch.promote_types, [t.dtype for t in tensors.values()])
         return run(program, edges, wide, keep).to(dtype)
-    attention = patterns.attention(program)
+    attention = programs.attention(program)
     if torch_segments.covers(attention, edges, tensors):
         out = torch_segments.attend(attention, edges, tensors, keep)
         return out + tensors["bias"] if program.has_input("bias") else out

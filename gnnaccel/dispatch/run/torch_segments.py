@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gnnaccel.dispatch.cached import cached_property
-from gnnaccel.dispatch.ir.patterns import Attention
+from gnnaccel.dispatch.ir.attention_programs import Attention
 from gnnaccel.dispatch.run.autograd import Closed
 from gnnaccel.dispatch.run.torch_pairs import pair_scores
 

@@ -15,7 +15,7 @@ from gnnaccel.adapters.pyg.bench import layers as pyg
 from gnnaccel.cuda import additive as additive_kernel
 from gnnaccel.cuda import head_dot
 from gnnaccel.dispatch.graph.view import GraphView
-from gnnaccel.dispatch.ir import attention_programs, patterns
+from gnnaccel.dispatch.ir import attention_programs
 from gnnaccel.dispatch.ir.program import Program
 from gnnaccel.dispatch.run import attention as attention_run
 from gnnaccel.profile.bench import accel, cells, compiled, plan, shapes, steps, timing
@@ -165,7 +165,7 @@ def _rows(graph: Graph, heads: int, width: int) -> torch.Tensor:
 
 def _pair(graph: Graph, program: Program, tensors: dict[str, Any], heads: int, width: int) -> Pair:
     view = GraphView(graph.edge_index, graph.num_nodes, graph.num_nodes)
-    fused = patterns.attention(program)
+    fused = attention_programs.attention(program)
     assert fused is not None
     call = attention_run.Call(program, fused, view, heads, width, torch.float32)
     leaves = {name: tensor.clone().requires_grad_() for name, tensor in tensors.items()}

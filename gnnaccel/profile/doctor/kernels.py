@@ -17,7 +17,7 @@ from gnnaccel.cuda import (adam, blend_grad, column_sum, driver, dropout, edge_l
                            segment_backward, segment_gemm, segment_gemm_grad, tile_ptr)
 from gnnaccel.cuda.segment_plan import Segments
 from gnnaccel.dispatch.graph.view import GraphView
-from gnnaccel.dispatch.ir import attention_programs, patterns
+from gnnaccel.dispatch.ir import attention_programs
 from gnnaccel.dispatch.ops import (aggregation, aggregation_messages, aggregation_softmax, calls,
                                    multi_reduce, operands, outer_sums, plain)
 from gnnaccel.dispatch.ops.aggregation import Aggregation
@@ -163,7 +163,7 @@ def _pairwise(case: Case) -> Iterator[tuple[str, float]]:
 def _attended(case: Case, program, tensors: dict[str, Tensor],
               pmf: bool = False) -> tuple[float, float]:
     heads, width = tensors["x" if "x" in tensors else "keys"].shape[1:]
-    fused = patterns.attention(program)
+    fused = attention_programs.attention(program)
     assert fused is not None
     call = attention.Call(program, fused, case.view, heads, width, torch.float32, False, pmf)
     return _differentiated(case, tensors, lambda inputs: attention.run_cuda(call, inputs),

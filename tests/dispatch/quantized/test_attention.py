@@ -6,7 +6,6 @@ import torch
 
 from gnnaccel.dispatch.graph.view import GraphView
 from gnnaccel.dispatch.ir import attention_programs as programs
-from gnnaccel.dispatch.ir import patterns
 from gnnaccel.dispatch.quantized import attention as quantized
 from gnnaccel.dispatch.quantized import rows
 from gnnaccel.dispatch.quantized.guard import Guard, Watch
@@ -48,7 +47,7 @@ def run(route, storage: Storage, ei, tensors: dict, grad, dropout: float = 0.0, 
     program = programs.gat(0.2, dropout, "x_dst" not in tensors, True, "a_edge" in tensors,
                            "bias" in tensors)
     ei = ei.to(route.device)
-    call = attention.Call(program, patterns.attention(program), GraphView(ei, N, dst, own=True),
+    call = attention.Call(program, programs.attention(program), GraphView(ei, N, dst, own=True),
                           heads, width, torch.float32)
     use = Use(storage, Entry("gat", "GATConv", None, Watch(Guard() if guard else None, "gat")),
               route.backend == "cuda")
@@ -120,7 +119,7 @@ def test_a_backward_that_is_recorded_is_that_of_fp32(route):
     found = []
     for storage in (Storage("int8", "int8"), None):
         program = programs.gat(0.2, 0.0, True, True, False, True)
-        call = attention.Call(program, patterns.attention(program),
+        call = attention.Call(program, programs.attention(program),
                               GraphView(ei.to(route.device), N, N, own=True), 2, 8, torch.float32)
         plain = attention.run_cuda if route.backend == "cuda" else attention.run_torch
         use = Use(storage, Entry("gat", "GATConv", None, Watch(None, "gat")),

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gnnaccel.dispatch.ir import patterns
+from gnnaccel.dispatch.ir import attention_programs as programs
 from gnnaccel.dispatch.ir.program import (DST, EDGE, PAIR_DST, PAIR_SRC, PARAM, RELATION, SRC,
                                           Program, op)
 from gnnaccel.dispatch.relational import statements, torch_maps
@@ -71,7 +71,7 @@ def test_softmax_within_a_relation_is_by_pairs_and_collected():
     assert (attend.attr("source"), attend.attr("target"),
             attend.domain) == (PAIR_SRC, PAIR_DST, PAIR_DST)
     assert str(collect) == "out = collect(out_pairs)"
-    found = patterns.attention(attend.attr("attention"))
+    found = programs.attention(attend.attr("attention"))
     assert (found.score, found.slope, found.dropout, found.edge) == ("terms", 0.2, 0.3, True)
 
 
@@ -87,7 +87,7 @@ def test_every_fused_attention_is_one_that_the_kernels_know():
         ops = [step for _, program in orderings(statement(name))
                for step in fuse(compact(program)).ops]
         fused = [step for step in ops if step.kind == "attend"]
-        assert fused and all(patterns.attention(step.attr("attention")) is not None
+        assert fused and all(programs.attention(step.attr("attention")) is not None
                              for step in fused), name
 
 

@@ -13,7 +13,7 @@ from gnnaccel.adapters.pyg.propagate import (completing, new_graphs_native, read
 from gnnaccel.adapters.pyg.propagate.described import Alike, Arguments, Described, Unknown
 from gnnaccel.dispatch.graph import ledger
 from gnnaccel.dispatch.graph.tensor_ref import TensorRef
-from gnnaccel.dispatch.ir import patterns
+from gnnaccel.dispatch.ir import attention_programs as programs
 from gnnaccel.dispatch.memory import layer_memory
 from gnnaccel.dispatch.memory.checkpoints import checkpointed, saved_tensor_hooks
 from gnnaccel.dispatch.observe import counters
@@ -148,7 +148,7 @@ class RepeatedAttention(Alike):
         view.touched = True
         self.calls.calls += 1
         counters.count(self.cls.__name__, "cuda")
-        pattern: Any = patterns.attention(spec.program)  # attention, as it ran
+        pattern: Any = programs.attention(spec.program)  # attention, as it ran
         call = Call(spec.program, pattern, view, spec.heads, spec.width, spec.out, True,
                     self.pmf, run=run_cuda)
         out = self.adapter.attended(layer, spec, edge_index, kwargs, call, edge_index)

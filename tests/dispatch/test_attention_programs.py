@@ -6,8 +6,7 @@ import dataclasses
 import pytest
 
 from gnnaccel.dispatch.ir import attention_programs as programs
-from gnnaccel.dispatch.ir import patterns
-from gnnaccel.dispatch.ir.patterns import Attention
+from gnnaccel.dispatch.ir.attention_programs import Attention
 from gnnaccel.dispatch.ir.program import EDGE, SRC, op
 
 KNOWN = [
@@ -31,7 +30,7 @@ KNOWN = [
 
 @pytest.mark.parametrize("program, expected", KNOWN, ids=lambda value: getattr(value, "name", ""))
 def test_published_layers_are_recognised(program, expected):
-    found = patterns.attention(program)
+    found = programs.attention(program)
     assert found == expected
     assert found.family == ("additive" if expected.score in ("additive", "terms") else "pairwise")
 
@@ -81,7 +80,7 @@ TERMS = programs.additive_terms(0.2, 0.0, True, True)
     changed(TERMS, -1, args=("s", "x@src")),
 ], ids=range(25))
 def test_the_same_operations_wired_otherwise_are_not(program):
-    assert patterns.attention(program) is None
+    assert programs.attention(program) is None
 
 
 @pytest.mark.parametrize("program", [
@@ -100,7 +99,7 @@ def test_the_same_operations_wired_otherwise_are_not(program):
     dataclasses.replace(TERMS, inputs=(*TERMS.inputs, ("bias", SRC))),
 ], ids=range(12))
 def test_other_operations_and_inputs_are_not(program):
-    assert patterns.attention(program) is None
+    assert programs.attention(program) is None
 
 
 def test_names_of_intermediate_values_do_not_matter():
@@ -113,4 +112,4 @@ def test_names_of_intermediate_values_do_not_matter():
     ops = tuple(dataclasses.replace(o, out=rename(o.out), args=tuple(map(rename, o.args)))
                 for o in GAT.ops)
     other = dataclasses.replace(GAT, name="mine", ops=ops, output="h")
-    assert patterns.attention(other) == patterns.attention(GAT) is not None
+    assert programs.attention(other) == programs.attention(GAT) is not None

@@ -33,7 +33,7 @@ class Contract:
     * ``bind(layer, call)``: as in `router.Adapter`; None: no call is bound.
 
     * ``shapes(layer, inputs)``: shapes of the parameters that kernels read, by their dotted names,
-      by the layer's sizes, for `shapes.checked`; ``ONE_DTYPE``: whether all must be of the dtype
+      by the layer's sizes, for `guards.checked`; ``ONE_DTYPE``: whether all must be of the dtype
       of the rows. None: the layer's own modules are called.
 
     A call that repeats another one (`signature.Signature` makes the keys):

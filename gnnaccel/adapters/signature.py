@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from gnnaccel.adapters.contract import Contract
-from gnnaccel.adapters.guards import context_reason
+from gnnaccel.adapters.guards import WEIGHTS, context_reason
 from gnnaccel.adapters.own import Paths
 from gnnaccel.dispatch.distributed import state as active
 from gnnaccel.dispatch.memory.native_cache import GRAPHS
@@ -73,7 +73,6 @@ def none(layer: Any, args: tuple, kwargs: dict) -> None:
 
 _NUMBERS = frozenset((type(None), bool, int, float, str))
 _REPLACED = frozenset(("forward", "reduce"))
-_WEIGHTS = ("weight", "bias")
 
 
 def of_arguments(given: tuple) -> tuple[list, list, torch.device] | None:
@@ -138,7 +137,7 @@ def of_modules(layer: Any, args: tuple = (), options: tuple[str, ...] = ()) -> l
                     forms += kind, t.dtype, t.shape, t.device
                 else:
                     forms += (kind,)
-        for name in _WEIGHTS:
+        for name in WEIGHTS:
             if name in own:  # a plain attribute in the place of a parameter
                 forms += name, type(own[name])
         if inside:
@@ -146,19 +145,3 @@ def of_modules(layer: Any, args: tuple = (), options: tuple[str, ...] = ()) -> l
             forms += ([name for name, _ in children],)
             modules += [m for _, m in children]
     return forms
-
-
-def replaceable(layer: Any) -> bool:
-    """Whether the layer or a module in it holds a tensor as a plain attribute, as after ``del
-    conv.att_src; conv.att_src = ...``, of which `of_modules` does not tell when it is replaced by
-    one of a subclass. Tensors that hosts cache under private names do not count."""
-    todo = [layer]
-    for module in todo:  # which grows
-        own = module.__dict__
-        for name in own:
-            if (type(own[name]) is Tensor and name[0] != "_"
-                and (module is layer or name not in _WEIGHTS)):
-                return True
-        if own["_modules"]:
-            todo += [one for one in own["_modules"].values() if one is not None]
-    return False

@@ -126,7 +126,7 @@ class _Guarded:
     def __init__(self, cls: type, module: str):
         import importlib
 
-        from gnnaccel.adapters import contract, own, shapes
+        from gnnaccel.adapters import contract, own
         from gnnaccel.adapters import guards as shared
         from gnnaccel.adapters.dgl import guards, repeated
 
@@ -135,7 +135,7 @@ class _Guarded:
         self._context_reason, self._layer_reason = shared.context_reason, guards.layer_reason
         self._inference_reason = shared.inference_reason
         self.paths, self._state = own.Paths(cls, ("forward",)), adapter.state
-        self._checked, self._absorbed, self.run = shapes.checked, adapter.ABSORBED, adapter.run
+        self._checked, self._absorbed, self.run = shared.checked, adapter.ABSORBED, adapter.run
         self.key = repeated.signature(adapter, self.paths)
         self.keep, self.again = repeated.keep, repeated.again
 

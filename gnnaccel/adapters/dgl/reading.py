@@ -10,7 +10,7 @@ from torch import Tensor
 from gnnaccel.adapters import calls, guards
 from gnnaccel.adapters.calls import bind
 from gnnaccel.adapters.dgl import graphs
-from gnnaccel.adapters.shapes import Shapes, of_heads
+from gnnaccel.adapters.guards import Shapes, of_heads
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.run.attention_maps import Mapped
 
@@ -87,7 +87,7 @@ def one_frame(graph: Any) -> bool:
 
 def shapes(layer: Any, maps: tuple[str, ...], vectors: tuple[str, ...] = (),
            width: int | None = None) -> Shapes:
-    """`adapters.shapes.of_heads` of a layer of DGL's; ``width``: if not ``_out_feats``."""
+    """`adapters.guards.of_heads` of a layer of DGL's; ``width``: if not ``_out_feats``."""
     return of_heads(layer, layer._num_heads, layer._out_feats if width is None else width, maps,
                     vectors, _linear)
 

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from gnnaccel.adapters.contract import Contract
 from gnnaccel.adapters.dgl import graphs, guards
+from gnnaccel.adapters.guards import replaceable
 from gnnaccel.adapters.own import Paths, forward_is_own
-from gnnaccel.adapters.signature import Signature, none, of_modules, replaceable
+from gnnaccel.adapters.signature import Signature, none, of_modules
 from gnnaccel.dispatch.memory.layer_memory import UNREPEATABLE
 from gnnaccel.dispatch.memory.native_cache import GRAPHS
 

@@ -167,12 +167,12 @@ class _Guarded:
     resized: Any = None
 
     def __init__(self, cls: type, module: str, node_dim: int | None):
-        from gnnaccel.adapters import own, shapes
+        from gnnaccel.adapters import guards as shared
+        from gnnaccel.adapters import own
         from gnnaccel.adapters.pyg import guards, signature
-        from gnnaccel.adapters.signature import replaceable
         from gnnaccel.dispatch.memory.layer_memory import UNREPEATABLE
 
-        self._replaceable, self._unrepeatable = replaceable, UNREPEATABLE
+        self._replaceable, self._unrepeatable = shared.replaceable, UNREPEATABLE
         self.contract = adapter = contract.read(
             importlib.import_module(f"gnnaccel.adapters.pyg.{module}"))
         self._node_dim, self._guards = node_dim, guards
@@ -181,7 +181,7 @@ class _Guarded:
         self.paths = own.Paths(cls, start,
                                guards.aggregations((*self._aggregations, *adapter.INSIDE)))
         self._state, self.run, self.bind = adapter.state, adapter.run, adapter.bind
-        self._checked = shapes.checked
+        self._checked = shared.checked
         self.key = signature.of(adapter, self.paths, node_dim is not None)
         self._keep, self.again = adapter.keep, adapter.repeated()
         if adapter.resized is not None:

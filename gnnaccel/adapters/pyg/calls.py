@@ -12,9 +12,9 @@ from gnnaccel.adapters.calls import bind as bind
 from gnnaccel.adapters.calls import bound as bound
 from gnnaccel.adapters.calls import dtypes as dtypes
 from gnnaccel.adapters.calls import without_autocast as without_autocast
+from gnnaccel.adapters.guards import Shapes, of_heads
 from gnnaccel.adapters.pyg.edges import plain
 from gnnaccel.adapters.pyg.guards import plain_linear
-from gnnaccel.adapters.shapes import Shapes, of_heads
 from gnnaccel.dispatch.plan.request import CallInputs, CallSpec
 from gnnaccel.dispatch.run.attention_maps import Mapped
 
@@ -26,7 +26,7 @@ def rows(module: Any, x: Tensor, heads: int, width: int) -> Tensor | Mapped:
 
 def shapes(layer: Any, maps: tuple[str, ...], vectors: tuple[str, ...] = (),
            columns: int | None = None) -> Shapes:
-    """`adapters.shapes.of_heads` of a layer of PyG's."""
+    """`adapters.guards.of_heads` of a layer of PyG's."""
     return of_heads(layer, layer.heads, layer.out_channels, maps, vectors, plain_linear, columns)
 
 

@@ -8,23 +8,16 @@ from typing import Any
 
 from torch.nn import Parameter
 
-from gnnaccel.adapters.guards import ORDINARY as ORDINARY
-from gnnaccel.adapters.guards import any_global_hook as _any_global_hook
-from gnnaccel.adapters.guards import context_reason as context_reason
-from gnnaccel.adapters.guards import declared as declared
-from gnnaccel.adapters.guards import edge_reason as edge_reason
-from gnnaccel.adapters.guards import features_reason as features_reason
-from gnnaccel.adapters.guards import has_hooks as has_hooks
-from gnnaccel.adapters.guards import inference_reason as inference_reason
-from gnnaccel.adapters.guards import lazy_reason as lazy_reason
-from gnnaccel.adapters.guards import made as made
-from gnnaccel.adapters.guards import made_here as made_here
-from gnnaccel.adapters.guards import module_reason as module_reason
-from gnnaccel.adapters.guards import note_made as note_made
-from gnnaccel.adapters.guards import ordinary as ordinary
-from gnnaccel.adapters.guards import parametrized_reason as parametrized_reason
-from gnnaccel.adapters.guards import plain as plain
-from gnnaccel.adapters.guards import repeated_reason as repeated_reason
+from gnnaccel.adapters.guards import (ORDINARY as ORDINARY, any_global_hook as _any_global_hook,
+                                      context_reason as context_reason, declared as declared,
+                                      edge_reason as edge_reason,
+                                      features_reason as features_reason, has_hooks as has_hooks,
+                                      inference_reason as inference_reason,
+                                      lazy_reason as lazy_reason, made as made,
+                                      made_here as made_here, module_reason as module_reason,
+                                      note_made as note_made, ordinary as ordinary,
+                                      parametrized_reason as parametrized_reason, plain as plain,
+                                      repeated_reason as repeated_reason)
 from gnnaccel.adapters.own import AGGREGATION, Path, Paths, forward_is_own
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 

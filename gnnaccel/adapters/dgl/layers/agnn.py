@@ -7,8 +7,7 @@ from torch import Tensor
 
 from gnnaccel.adapters.calls import bind
 from gnnaccel.adapters.dgl import graphs, guards, reading
-from gnnaccel.adapters.guards import declared
-from gnnaccel.adapters.shapes import Shapes
+from gnnaccel.adapters.guards import Shapes, declared
 from gnnaccel.dispatch.ir import attention_programs as programs
 from gnnaccel.dispatch.plan.request import CallInputs, CallSpec
 from gnnaccel.dispatch.policy.reasons import Reason, reason

@@ -10,12 +10,11 @@ from torch import Tensor
 
 from gnnaccel.adapters import layout
 from gnnaccel.adapters.dgl import graphs, guards, reading
-from gnnaccel.adapters.guards import declared, edge_reason
-from gnnaccel.adapters.shapes import Shapes
+from gnnaccel.adapters.guards import Shapes, declared, edge_reason
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.relational import statements
-from gnnaccel.dispatch.relational.request import RelationalInputs, RelationalSpec
 from gnnaccel.dispatch.relational.edges import Ends
+from gnnaccel.dispatch.relational.request import RelationalInputs, RelationalSpec
 
 FIELDS = ("_num_heads", "_out_feats", "_allow_zero_in_degree")
 #: rows of fc_edge, one per edge, are never made: its weight goes into the Program

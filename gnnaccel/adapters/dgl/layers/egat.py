@@ -8,8 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gnnaccel.adapters.dgl import guards, reading
-from gnnaccel.adapters.guards import declared, edge_reason
-from gnnaccel.adapters.shapes import Shapes
+from gnnaccel.adapters.guards import Shapes, declared, edge_reason
 from gnnaccel.dispatch.ir import attention_programs as programs
 from gnnaccel.dispatch.plan.request import CallInputs, CallSpec
 from gnnaccel.dispatch.policy.reasons import Reason, reason

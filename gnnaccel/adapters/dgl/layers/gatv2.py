@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters.dgl import graphs, guards, reading
-from gnnaccel.adapters.guards import declared, plain
-from gnnaccel.adapters.shapes import Shapes
+from gnnaccel.adapters.guards import Shapes, declared, plain
 from gnnaccel.dispatch.ir import attention_programs as programs
 from gnnaccel.dispatch.plan.request import CallInputs, CallSpec
 from gnnaccel.dispatch.policy.reasons import Reason

@@ -11,7 +11,7 @@ from gnnaccel.adapters import guards, layout
 from gnnaccel.adapters.calls import bind, without_autocast
 from gnnaccel.adapters.dgl import graphs
 from gnnaccel.adapters.dgl.layers import typed_weights
-from gnnaccel.adapters.shapes import Shapes
+from gnnaccel.adapters.guards import Shapes
 from gnnaccel.dispatch.graph import cache
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.relational import by_type, statements

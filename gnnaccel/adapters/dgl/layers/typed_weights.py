@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnaccel.adapters.guards import ordinary, plain
+from gnnaccel.adapters.guards import Shapes, ordinary, plain, unfit
 from gnnaccel.adapters.own import Path, path_of
-from gnnaccel.adapters.shapes import Shapes, unfit
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 
 

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters import alike, reachability
+from gnnaccel.adapters.guards import Shapes, unfit
 from gnnaccel.adapters.pyg import calls
 from gnnaccel.adapters.pyg.hetero import dicts, inner_convs
 from gnnaccel.adapters.pyg.hetero.inner_convs import Together
 from gnnaccel.adapters.pyg.layers import gat
-from gnnaccel.adapters.shapes import Shapes, unfit
 from gnnaccel.dispatch.ir import attention_programs as programs
 from gnnaccel.dispatch.ir.program import Program
 from gnnaccel.dispatch.plan.request import JoinedSpec

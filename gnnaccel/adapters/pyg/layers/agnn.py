@@ -5,8 +5,8 @@ from typing import Any
 
 from torch import Tensor
 
+from gnnaccel.adapters.guards import Shapes
 from gnnaccel.adapters.pyg import calls, edges, guards
-from gnnaccel.adapters.shapes import Shapes
 from gnnaccel.dispatch.ir import attention_programs as programs
 from gnnaccel.dispatch.plan.request import CallInputs, CallSpec
 from gnnaccel.dispatch.policy.reasons import Reason, reason

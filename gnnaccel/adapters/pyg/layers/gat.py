@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gnnaccel.adapters.guards import Shapes
 from gnnaccel.adapters.pyg import calls, edges, guards
-from gnnaccel.adapters.shapes import Shapes
 from gnnaccel.dispatch.distributed import state as active
 from gnnaccel.dispatch.ir import attention_programs as programs
 from gnnaccel.dispatch.plan.request import CallInputs, CallSpec

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters import reachability
+from gnnaccel.adapters.guards import Shapes
 from gnnaccel.adapters.pyg import calls, guards
 from gnnaccel.adapters.pyg.hetero import dicts
-from gnnaccel.adapters.shapes import Shapes
 from gnnaccel.dispatch.ir import attention_programs as programs
 from gnnaccel.dispatch.plan.request import JoinedSpec
 from gnnaccel.dispatch.policy.reasons import Reason, reason

@@ -6,13 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gnnaccel.adapters.guards import Shapes
 from gnnaccel.adapters.pyg import calls, guards
 from gnnaccel.adapters.pyg.hetero import relations
-from gnnaccel.adapters.shapes import Shapes
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.relational import statements
-from gnnaccel.dispatch.relational.request import RelationalInputs, RelationalSpec, shapes_of
 from gnnaccel.dispatch.relational.edges import Ends
+from gnnaccel.dispatch.relational.request import RelationalInputs, RelationalSpec, shapes_of
 
 FIELDS = ("num_types", "in_channels", "out_channels", "is_sorted")
 

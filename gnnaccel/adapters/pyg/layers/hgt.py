@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from gnnaccel.adapters.guards import Shapes, of_heads
 from gnnaccel.adapters.pyg import calls, guards
 from gnnaccel.adapters.pyg.hetero import dicts, relations
 from gnnaccel.adapters.pyg.layers.hetero_dict_linear import called_as_part
-from gnnaccel.adapters.shapes import Shapes, of_heads
 from gnnaccel.dispatch.distributed import state as active
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.relational import by_type, pair_maps, statements

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gnnaccel.adapters.guards import Shapes, of_heads
 from gnnaccel.adapters.pyg import calls, edges, guards
-from gnnaccel.adapters.shapes import Shapes, of_heads
 from gnnaccel.cuda import capture
 from gnnaccel.dispatch.ops import several, towers
 from gnnaccel.dispatch.ops.plain import PlainInputs, PlainSpec, in_degrees

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from gnnaccel.adapters.calls import ordinary_weight
 from gnnaccel.adapters.calls import rows as plain_rows
+from gnnaccel.adapters.guards import Shapes, of_heads
 from gnnaccel.adapters.pyg import calls, edges, guards
-from gnnaccel.adapters.shapes import Shapes, of_heads
 from gnnaccel.cuda.layout import MAX_WIDTH
 from gnnaccel.dispatch.ir import attention_programs as programs
 from gnnaccel.dispatch.plan.request import CallInputs, CallSpec

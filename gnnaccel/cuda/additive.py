@@ -50,7 +50,7 @@ class Variant(RowVariant):
             return self
         size = ((self.grad or self.out) if back else self.row).itemsize
         head = self.width * size
-        if bands.few(nodes, self.heads * head):  # before a look for the kernels, which takes longer
+        if nodes * self.heads * head < bands.LEAST:  # to look for the kernels takes longer
             return self
         forms = self.in_bands(back)
         pay = forms and bands.pay(nodes, self.heads * head, rows, edges, device, size=size,

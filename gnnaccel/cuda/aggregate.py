@@ -77,7 +77,7 @@ class Variant:
         ``edges`` edges of ``rows`` rows. Int8 rows are a quarter as long and go whole."""
         size = self.row.itemsize
         row = self.heads * self.width * size
-        if bands.few(nodes, row) or self.int8 or self.identity:
+        if nodes * row < bands.LEAST or self.int8 or self.identity:
             return self
         pay = bands.pay(nodes, row, rows, edges, device, size=size,
                         least=self.width * size if self.per_head else 0)

@@ -11,10 +11,10 @@ import functools
 
 import torch
 
-__all__ = ["LINE", "LONG", "channels", "few", "heads", "pay"]
+__all__ = ["LEAST", "LINE", "LONG", "channels", "heads", "pay"]
 
 LINE = 128  # bytes that the L2 holds together
-_LEAST = 32 * 2**20  # bytes of all rows, below which the device is not asked
+LEAST = 32 * 2**20  # bytes of all rows, below which the device is not asked: bands never `pay`
 LONG = 16  # edges of a row, on average, beside which one more pass over the graph costs little
 
 
@@ -25,11 +25,6 @@ def l2_bytes(device: torch.device) -> int:
             if device.type == "cuda" else 0)
 
 
-def few(nodes: int, row: int) -> bool:
-    """Whether ``nodes`` rows of ``row`` bytes are so few that bands never `pay`; quicker to ask."""
-    return nodes * row < _LEAST
-
-
 def pay(nodes: int, row: int, rows: int, edges: int, device: torch.device, *, size: int,
         least: int = 0, share: float = 1.0) -> bool:
     """Whether rows of ``row`` bytes had better be read in bands.
@@ -37,9 +32,9 @@ def pay(nodes: int, row: int, rows: int, edges: int, device: torch.device, *, si
     nodes: number of rows to gather; rows, edges: of the graph; size: bytes of an element; least:
     bytes that cannot be cut; share: of the L2 that a band may take.
     """
-    if few(nodes, row):
-        return False
     total = nodes * row
+    if total < LEAST:
+        return False
     # lanes of half types load half as many bytes each, so what the L2 saves them shows later
     l2, band = l2_bytes(device), max(LINE, least)
     gains = total > (0.75 if size > 2 else 1.0) * l2 and edges >= LONG * max(nodes, rows)

@@ -42,7 +42,7 @@ class Variant(RowVariant):
         and then the other costs of an edge count for more than its rows."""
         size = self.row.itemsize
         head = self.width * size * arrays
-        if bands.few(nodes, self.heads * head):  # before a look for the kernels, which takes longer
+        if nodes * self.heads * head < bands.LEAST:  # to look for the kernels takes longer
             return self
         forms = self.in_bands()
         pay = forms and bands.pay(nodes, self.heads * head, graph.rows, graph.other.shape[0],

@@ -22,7 +22,7 @@ HUB = dict(nodes=200_000, rows=200_000, edges=20_000_000, device=CPU, size=4)
 def cache(monkeypatch):
     """``cache(bytes)``: the L2 is that large, and no rows are too few."""
     def of(size: int) -> None:
-        monkeypatch.setattr(bands, "_LEAST", 0)
+        monkeypatch.setattr(bands, "LEAST", 0)
         monkeypatch.setattr(bands, "l2_bytes", lambda device: size)
     return of
 
@@ -46,13 +46,10 @@ def test_few_rows_are_left_whole_without_a_look_for_other_kernels(monkeypatch):
         monkeypatch.setattr(module, "_in_bands", lambda variant,
                             *more: looked.append(variant) or (variant,))
     monkeypatch.setattr(bands, "l2_bytes", lambda device: 2**25)
-    float32, many, least = torch.float32, 20_000_000, bands._LEAST // (8 * 64 * 4)
+    float32, many, least = torch.float32, 20_000_000, bands.LEAST // (8 * 64 * 4)
     for whole in (aggregate.variant(8, 64, float32, float32, "head", "place", False, False, False),
                   additive_kernels.variant(8, 64, float32, float32, False, False, True, False)):
-        assert bands.few(least - 1,
-                         8 * 64 * 4) and whole.banded(least - 1, least - 1, many,
-                                                      CPU) is whole and not looked
-        assert not bands.few(least, 8 * 64 * 4)
+        assert whole.banded(least - 1, least - 1, many, CPU) is whole and not looked
         whole.banded(2 * least, 1000, many, CPU)
         assert looked.pop() is whole
 

@@ -64,7 +64,7 @@ def kernel(graph: OpGraph, given: Aggregation) -> Kernel | Reason:
     grad = wants_grad(given.x, given.weight)
     shared = grad and mean and weight == "none" and _fewer_edges(graph, math.prod(given.shape))
 
-    small = bands.few(max(sizes[:2]), math.prod(given.shape) * dtype.itemsize)
+    small = max(sizes[:2]) * math.prod(given.shape) * dtype.itemsize < bands.LEAST
     banded = not small and len(forms(False, "place", weight)) > 1
     return Kernel(f"fused {given.reduce}" + ", in bands of channels" * banded,
                   ("aggregation", heads, width, weight, dtype, mean, banded, grad, shared),
@@ -105,8 +105,8 @@ def shares(graph: OpGraph, given: Aggregation) -> bool | None:
     if type(given.reduce) is not str or given.reduce in _MULTI or type(given.more) is Shifted:
         return None
     features = math.prod(given.shape)
-    if given.more is None and not bands.few(max(graph.num_src, graph.num_dst),
-                                            features * given.x.element_size()):
+    if (given.more is None and bands.LEAST <= features * given.x.element_size()
+        * max(graph.num_src, graph.num_dst)):
         return None
     return (given.reduce == "mean" and given.weight is None and given.x.requires_grad
             and _fewer_edges(graph, features))

@@ -76,7 +76,7 @@ def _in_bands(call: Call) -> bool:
     """Whether the general way gathers in bands, forward or backward: such a graph is not one for
     which the interpreter counts."""
     graph = call.graph
-    if bands.few(max(graph.num_src, graph.num_dst), 4 * call.heads * call.width):
+    if max(graph.num_src, graph.num_dst) * 4 * call.heads * call.width < bands.LEAST:
         return False
     whole = additive.variant(call.heads, call.width, torch.float32, torch.float32)
     src, dst, edges, device = graph.num_src, graph.num_dst, graph.num_edges, graph.device

@@ -2,10 +2,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -200,3 +201,15 @@ def _put_back(owner: Any, patch: Patch) -> None:
         delattr(owner, patch.name)
     else:
         setattr(owner, patch.name, patch.original)
+
+
+def by_layer(chosen: Callable[[Any], bool], theirs: Callable, others: Callable) -> Callable:
+    """A method that is ``theirs`` for the ``chosen`` layers and for all ``others`` that one."""
+    from gnnaccel.dispatch.uncompiled import kept_apart
+
+    @kept_apart
+    @functools.wraps(theirs)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return (theirs if chosen(self) else others)(self, *args, **kwargs)
+
+    return method

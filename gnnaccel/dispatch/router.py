@@ -1,13 +1,16 @@
-"""A host call's way: rules, the adapter's statement, the plan, the run, the record."""
+"""A host call's way: the function in the place of the host's, rules, the adapter's statement, the
+plan, the run, the record."""
 from __future__ import annotations
 
 import contextvars
+import functools
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from gnnaccel.cuda import capture
 from gnnaccel.dispatch.graph import ledger as ledgers
@@ -22,13 +25,13 @@ from gnnaccel.dispatch.plan import planner
 from gnnaccel.dispatch.plan.planner import Plan, native_plan
 from gnnaccel.dispatch.plan.request import CallInputs, CallSpec
 from gnnaccel.dispatch.policy import rules
-from gnnaccel.dispatch.policy.config import Config
+from gnnaccel.dispatch.policy.config import Config, current
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.quantized import attention as quantized
 from gnnaccel.dispatch.quantized import settings
 from gnnaccel.dispatch.relational.request import RelationalCall, RelationalInputs, RelationalSpec
 from gnnaccel.dispatch.run import attention
-from gnnaccel.dispatch.uncompiled import uncompiled
+from gnnaccel.dispatch.uncompiled import kept_apart, uncompiled
 
 
 class Adapter(Protocol):
@@ -74,6 +77,37 @@ _whole_refused: contextvars.ContextVar[bool] = contextvars.ContextVar("gnnaccel_
 _AS_THE_WHOLE = native_plan(("kernels", reason(
     "GA301", "even for the whole layer around it, preparing this new graph would cost more than is "
     "saved")))
+
+
+def routed(native: Callable, adapter: Any, inside: Callable | None = None,
+           compiled: Callable | None = None) -> Callable:
+    """The function that stands in for ``native``, a host layer's own ``forward``.
+
+    ``inside(native, forward)``: the function that stands in for ``native`` on its route, of layers
+    around others; ``forward``: the routed function, for layers that are made of them.
+    ``compiled(native, layer, args, kwargs)``: a call in code that is compiled; None: such code gets
+    ``native``.
+    """
+    remembered = layer_memory.memories.entries
+
+    @kept_apart
+    @functools.wraps(native)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        # compiled regions trace the host's own code (GA404), but for what is made for them
+        if is_compiling():
+            return (native(self, *args, **kwargs) if compiled is None
+                    else compiled(native, self, args, kwargs))
+        config = current()
+        if config is None:
+            return native(self, *args, **kwargs)
+        if id(self) in remembered:  # `route`, without its call
+            out = fast_path(self, adapter, instead, args, kwargs, config)
+            if out is not MISSED:
+                return out
+        return decide(self, adapter, instead, args, kwargs, config)
+
+    instead = native if inside is None else inside(native, forward)
+    return forward
 
 
 @uncompiled

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 from gnnaccel.adapters.patching import PatchSet
-from gnnaccel.adapters.wrapping import routed
 from gnnaccel.dispatch.policy import rules
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 
@@ -62,6 +61,7 @@ def install(patches: PatchSet) -> list[str]:
     from gnnaccel.adapters.dgl.ops import replaced
     from gnnaccel.adapters.dgl.udf import replaced as users
     from gnnaccel.dispatch.memory import native_cache
+    from gnnaccel.dispatch.router import routed
 
     for name, module in LAYERS.items():
         cls = getattr(nn, name, None)

@@ -10,8 +10,7 @@ import importlib
 from typing import Any
 
 from gnnaccel.adapters import contract
-from gnnaccel.adapters.patching import PatchSet
-from gnnaccel.adapters.wrapping import by_layer, routed
+from gnnaccel.adapters.patching import PatchSet, by_layer
 from gnnaccel.dispatch.policy import rules
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 
@@ -46,6 +45,7 @@ def install(patches: PatchSet) -> list[str]:
     from gnnaccel.adapters.pyg.compile import tracing
     from gnnaccel.adapters.pyg.fx import models
     from gnnaccel.adapters.pyg.propagate import graph_norm, replaced, scatter
+    from gnnaccel.dispatch.router import routed
 
     for name, (module, node_dim) in LAYERS.items():
         cls = getattr(nn, name)

@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from gnnaccel.adapters import own as own_code
-from gnnaccel.adapters.patching import PatchSet
-from gnnaccel.adapters.wrapping import by_layer
+from gnnaccel.adapters.patching import PatchSet, by_layer
 from gnnaccel.dispatch.policy import rules
 from gnnaccel.dispatch.policy.names import IdentityMap
 from gnnaccel.dispatch.uncompiled import kept_apart, uncompiled

@@ -15,9 +15,9 @@ from torch.utils._device import DeviceContext
 
 from gnnaccel.adapters.contract import Contract
 from gnnaccel.adapters.own import Path, forward_is_own, is_method
-from gnnaccel.dispatch.memory.checkpoints import checkpointed
 from gnnaccel.dispatch.policy.names import IdentityMap
 from gnnaccel.dispatch.policy.reasons import Reason, reason
+from gnnaccel.dispatch.run.autograd import checkpointed
 from gnnaccel.dispatch.uncompiled import uncompiled
 
 _tracing, _transform = torch._C._get_tracing_state, torch._C._functorch.peek_interpreter_stack

@@ -17,7 +17,6 @@ from gnnaccel.dispatch.graph import ledger as ledgers
 from gnnaccel.dispatch.graph.tensor_ref import unversioned
 from gnnaccel.dispatch.graph.view import GraphView
 from gnnaccel.dispatch.memory import layer_memory, native_learning
-from gnnaccel.dispatch.memory.checkpoints import checkpointed
 from gnnaccel.dispatch.memory.layer_memory import MISSED, LayerMemory, fast_path
 from gnnaccel.dispatch.observe import counters, decisions, records, watch
 from gnnaccel.dispatch.observe.decisions import Subject
@@ -31,6 +30,7 @@ from gnnaccel.dispatch.quantized import attention as quantized
 from gnnaccel.dispatch.quantized import settings
 from gnnaccel.dispatch.relational.request import RelationalCall, RelationalInputs, RelationalSpec
 from gnnaccel.dispatch.run import attention
+from gnnaccel.dispatch.run.autograd import checkpointed
 from gnnaccel.dispatch.uncompiled import kept_apart, uncompiled
 
 

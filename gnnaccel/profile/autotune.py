@@ -13,7 +13,6 @@ import torch
 
 from gnnaccel import adapters, session, store
 from gnnaccel.dispatch import router
-from gnnaccel.dispatch.memory.checkpoints import checkpointed
 from gnnaccel.dispatch.observe import counters, records, watch
 from gnnaccel.dispatch.observe.records import Record
 from gnnaccel.dispatch.observe.watch import Run, Visit
@@ -25,6 +24,7 @@ from gnnaccel.dispatch.policy.names import IdentityMap
 from gnnaccel.dispatch.policy.pins import Pinned
 from gnnaccel.dispatch.policy.reasons import Reason
 from gnnaccel.dispatch.quantized import settings
+from gnnaccel.dispatch.run.autograd import checkpointed
 from gnnaccel.profile.bench import timing
 from gnnaccel.profile.frames import Naming, who
 from gnnaccel.profile.sides import named_tensors

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gnnaccel.dispatch.memory.checkpoints import checkpointed
 from gnnaccel.dispatch.observe.watch import Run, Visit
 from gnnaccel.dispatch.ops import route as operations
 from gnnaccel.dispatch.ops.aggregation_stated import AggregationSpec
@@ -26,6 +25,7 @@ from gnnaccel.dispatch.policy import config as configs
 from gnnaccel.dispatch.policy import rules
 from gnnaccel.dispatch.policy.config import Config
 from gnnaccel.dispatch.policy.reasons import Reason
+from gnnaccel.dispatch.run.autograd import checkpointed
 from gnnaccel.profile.undisturbed import RandomState
 
 HOST, OURS, EXACT = "host", "ours", "exact"

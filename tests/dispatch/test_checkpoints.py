@@ -5,15 +5,15 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from gnnaccel.dispatch.memory import checkpoints
-from gnnaccel.dispatch.memory.checkpoints import by_disabling, checkpointed
+from gnnaccel.dispatch.run import autograd
+from gnnaccel.dispatch.run.autograd import by_disabling, checkpointed
 
 
 @pytest.fixture(autouse=True, params=["torch's own", "by disabling"])
 def told(request, monkeypatch):
     """Both ways to find out; torch 2.4 to 2.7 have the second alone."""
     if request.param == "by disabling":
-        monkeypatch.setattr(checkpoints, "saved_tensor_hooks", by_disabling)
+        monkeypatch.setattr(autograd, "saved_tensor_hooks", by_disabling)
 
 
 def test_seen_inside_and_in_the_repetition():

@@ -11,12 +11,12 @@ from torch_geometric.nn import (GATConv, GraphConv, HeteroConv, HGTConv, RGCNCon
 
 import gnnaccel
 from gnnaccel.cuda.driver import using
-from gnnaccel.dispatch.memory.checkpoints import checkpointed
 from gnnaccel.dispatch.ops import aggregation_route
 from gnnaccel.dispatch.plan import compiling
 from gnnaccel.dispatch.policy import config as configs
 from gnnaccel.dispatch.policy.reasons import reason
 from gnnaccel.dispatch.quantized import settings
+from gnnaccel.dispatch.run.autograd import checkpointed
 from tests.call_counts import counted
 from tests.emulation.emulator import EmulatedDriver
 

@@ -28,9 +28,9 @@ from gnnaccel.adapters.guards import context_reason
 from gnnaccel.adapters.patching import PatchSet
 from gnnaccel.cuda import capture
 from gnnaccel.dispatch.graph.tensor_ref import unversioned
-from gnnaccel.dispatch.memory.checkpoints import checkpointed
 from gnnaccel.dispatch.observe import records
 from gnnaccel.dispatch.policy import config as configs
+from gnnaccel.dispatch.run.autograd import checkpointed
 
 _CALLS = 3  # calls alike before one is captured
 _KINDS = 4  # captures of one module

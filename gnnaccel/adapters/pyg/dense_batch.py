@@ -24,9 +24,9 @@ from gnnaccel.adapters import own
 from gnnaccel.adapters.patching import PatchSet
 from gnnaccel.adapters.pyg.propagate import kept_results
 from gnnaccel.cuda import driver
-from gnnaccel.dispatch.memory.checkpoints import checkpointed
 from gnnaccel.dispatch.ops import by_index
 from gnnaccel.dispatch.policy.config import current
+from gnnaccel.dispatch.run.autograd import checkpointed
 
 _MODULE = "torch_geometric.utils._to_dense_batch"
 _GPS = "torch_geometric.nn.conv.gps_conv"

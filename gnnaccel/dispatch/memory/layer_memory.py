@@ -19,7 +19,6 @@ from gnnaccel.dispatch.graph import ledger as ledgers
 from gnnaccel.dispatch.graph.edge_arrays import EdgeArrays
 from gnnaccel.dispatch.graph.ledger import GraphLedger
 from gnnaccel.dispatch.graph.tensor_ref import TensorRef, all_unmoved, unversioned
-from gnnaccel.dispatch.memory.checkpoints import checkpointed
 from gnnaccel.dispatch.memory.native_cache import (GRAPHS, MISSED, STREAK, WATCHED, InnerCalls,
                                                    NativeExact, NativeSized, NativeStreak, autocast,
                                                    plain_tensors)
@@ -31,6 +30,7 @@ from gnnaccel.dispatch.policy.config import Config
 from gnnaccel.dispatch.policy.names import IdentityMap
 from gnnaccel.dispatch.policy.reasons import Reason
 from gnnaccel.dispatch.quantized import settings
+from gnnaccel.dispatch.run.autograd import checkpointed
 from gnnaccel.dispatch.uncompiled import uncompiled
 
 #: result of an adapter's ``keep`` for calls that cannot be repeated

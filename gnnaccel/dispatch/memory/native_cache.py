@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from gnnaccel.cuda import driver
-from gnnaccel.dispatch.memory.checkpoints import checkpointed
 from gnnaccel.dispatch.observe import counters
 from gnnaccel.dispatch.policy.config import Config
+from gnnaccel.dispatch.run.autograd import checkpointed
 
 MISSED = object()  # in the place of a result: this call is like no earlier one
 WATCHED = 4  # calls of which one has to show that nothing inside gains

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from gnnaccel.cuda import capture, driver
 from gnnaccel.dispatch.graph import self_loops
-from gnnaccel.dispatch.memory.checkpoints import checkpointed
 from gnnaccel.dispatch.observe import counters, decisions
 from gnnaccel.dispatch.observe.decisions import Subject
 from gnnaccel.dispatch.ops import (aggregation, aggregation_cost, aggregation_cpu, aggregation_cuda,
@@ -26,6 +25,7 @@ from gnnaccel.dispatch.plan.compiling import device_reason
 from gnnaccel.dispatch.plan.planner import KERNELS, TORCH, Plan, native_plan
 from gnnaccel.dispatch.policy.config import Config
 from gnnaccel.dispatch.policy.reasons import Reason, reason
+from gnnaccel.dispatch.run.autograd import checkpointed
 
 _ON_CPU = reason("GA401", "the tensors are on the cpu, the kernels need a CUDA device")
 _NO_GAIN = reason("GA301", "torch operations gain nothing on a GPU")

@@ -17,12 +17,12 @@ from gnnaccel.cuda import capture
 from gnnaccel.dispatch.graph import cache, ledger
 from gnnaccel.dispatch.graph.tensor_ref import TensorMap
 from gnnaccel.dispatch.graph.view import GraphView
-from gnnaccel.dispatch.memory.checkpoints import checkpointed
 from gnnaccel.dispatch.ops import aggregation_cost, cuda_ops, multi_reduce, torch_ops
 from gnnaccel.dispatch.ops.call import Kernel, OpCall
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.policy.config import Config
 from gnnaccel.dispatch.policy.reasons import Reason, reason
+from gnnaccel.dispatch.run.autograd import checkpointed
 from gnnaccel.dispatch.uncompiled import uncompiled
 
 REDUCES = ("sum", "mean", "max", "min")

@@ -11,7 +11,7 @@ from gnnaccel.dispatch.graph import cache, joining, self_loops, structure
 from gnnaccel.dispatch.graph.isolated import isolated
 from gnnaccel.dispatch.graph.joining import JoinedView, flipped, flipped_sizes, reversed_ends
 from gnnaccel.dispatch.graph.view import GraphView
-from gnnaccel.dispatch.memory.checkpoints import checkpointed
+from gnnaccel.dispatch.run.autograd import checkpointed
 
 
 class OpGraph:

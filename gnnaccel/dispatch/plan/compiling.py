@@ -20,10 +20,10 @@ import torch
 
 from gnnaccel._version import __version__
 from gnnaccel.cuda import background, capture, driver, probe, sources, structure
-from gnnaccel.dispatch.memory.checkpoints import checkpointed
 from gnnaccel.dispatch.policy import config as configs
 from gnnaccel.dispatch.policy.config import Config
 from gnnaccel.dispatch.policy.reasons import Reason, reason
+from gnnaccel.dispatch.run.autograd import checkpointed
 
 PENDING = "GA408"
 

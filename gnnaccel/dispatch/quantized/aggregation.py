@@ -26,7 +26,6 @@ from gnnaccel.cuda import quantize
 from gnnaccel.cuda import aggregate as sums
 from gnnaccel.cuda.launch import fp32
 from gnnaccel.cuda.layout import MAX_WIDTH
-from gnnaccel.dispatch.memory.checkpoints import checkpointed
 from gnnaccel.dispatch.ops import aggregation, aggregation_cpu, aggregation_once
 from gnnaccel.dispatch.ops.aggregation import Aggregation
 from gnnaccel.dispatch.ops.aggregation_route import Decision, Run
@@ -40,7 +39,7 @@ from gnnaccel.dispatch.quantized.measure import Stopwatch
 from gnnaccel.dispatch.quantized.rows import Stored
 from gnnaccel.dispatch.quantized.settings import Entry
 from gnnaccel.dispatch.quantized.use import Counted, Use, decide
-from gnnaccel.dispatch.run.autograd import Operation, gradients, stand_in
+from gnnaccel.dispatch.run.autograd import Operation, checkpointed, gradients, stand_in
 
 
 def narrowed(layer: Any, entry: Entry, graph: OpGraph, aggregation: Aggregation, config: Config,

@@ -18,7 +18,6 @@ from torch import Tensor
 from gnnaccel.cuda import additive
 from gnnaccel.dispatch.ir import attention_programs as programs
 from gnnaccel.dispatch.ir.attention_programs import attention as pattern
-from gnnaccel.dispatch.memory.checkpoints import checkpointed
 from gnnaccel.dispatch.ops.call import Kernel, compile_reason
 from gnnaccel.dispatch.plan.planner import Plan
 from gnnaccel.dispatch.plan.request import CallSpec
@@ -35,7 +34,7 @@ from gnnaccel.dispatch.run.attention import Call
 from gnnaccel.dispatch.run.attention_families import (ADDITIVE, AsTheyCome, Family,
                                                       additive_backward_of, additive_forward, like)
 from gnnaccel.dispatch.run.attention_folded import Folded
-from gnnaccel.dispatch.run.autograd import Operation, gradients
+from gnnaccel.dispatch.run.autograd import Operation, checkpointed, gradients
 
 
 def reason_for(spec: Any) -> Reason | None:

@@ -24,7 +24,6 @@ from torch import Tensor
 
 from gnnaccel.cuda import driver, int8_gemm
 from gnnaccel.cuda.quantize import Int8Rows
-from gnnaccel.dispatch.memory.checkpoints import checkpointed
 from gnnaccel.dispatch.ops.call import Kernel, compile_reason
 from gnnaccel.dispatch.policy.config import Config
 from gnnaccel.dispatch.policy.reasons import Reason, reason
@@ -33,7 +32,7 @@ from gnnaccel.dispatch.quantized.measure import Stopwatch
 from gnnaccel.dispatch.quantized.rows import Storage
 from gnnaccel.dispatch.quantized.settings import Entry
 from gnnaccel.dispatch.quantized.use import Use
-from gnnaccel.dispatch.run.autograd import Operation
+from gnnaccel.dispatch.run.autograd import Operation, checkpointed
 from gnnaccel.dispatch.run.skinny_matmul import precision
 
 _LEARNING = 2  # calls of a map after which it is known whether its result is gathered next

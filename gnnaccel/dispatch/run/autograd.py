@@ -27,6 +27,7 @@ Tensors = Sequence[Tensor | None]
 
 _is_vmapped, _is_of_batch = _functorch.is_batchedtensor, _functorch.is_legacy_batchedtensor
 _transforms_active = torch._C._are_functorch_transforms_active
+_autograd = torch._C._autograd
 _getframe, _is_users, _grad = sys._getframe, written.is_users.get, torch.is_grad_enabled
 
 
@@ -283,3 +284,32 @@ def wants_grad(*tensors: Tensor | None) -> bool:
             if t is not None and t.requires_grad:
                 return True
     return False
+
+
+# --- checkpoints ----------------------------------------------------------------------------------
+#
+# A checkpoint repeats the calls in it in backward, and both have to save the same tensors.
+
+def by_disabling(ignore_is_tracing: bool) -> bool | None:
+    """`saved_tensor_hooks` for versions of torch without a function for it: torch refuses to
+    disable hooks while there are any. True, or None where there are none."""
+    if _autograd._saved_tensors_hooks_get_disabled_error_message() is not None:
+        return None  # they are disabled already, as in a function transform
+    try:
+        _autograd._saved_tensors_hooks_disable("gnnaccel asks whether there are hooks")
+    except RuntimeError:
+        return True
+    finally:
+        _autograd._saved_tensors_hooks_enable()
+    return None
+
+
+#: Private to torch; 2.4 to 2.7 lack it. `checkpointed`, for code that cannot afford a call,
+#: is ``saved_tensor_hooks(True) is not None``.
+saved_tensor_hooks = getattr(_autograd, "_top_saved_tensors_default_hooks", by_disabling)
+
+
+def checkpointed() -> bool:
+    """Whether saved tensors go through hooks here, as those of a checkpoint do; a script's own
+    hooks look the same."""
+    return saved_tensor_hooks(True) is not None

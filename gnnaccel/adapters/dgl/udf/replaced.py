@@ -22,7 +22,6 @@ from gnnaccel.adapters.dgl.udf import messages as messages_
 from gnnaccel.adapters.guards import context_reason, inference_reason
 from gnnaccel.adapters.patching import PatchSet
 from gnnaccel.cuda import driver
-from gnnaccel.dispatch.memory.checkpoints import checkpointed
 from gnnaccel.dispatch.ops import route
 from gnnaccel.dispatch.ops.call import OpCall
 from gnnaccel.dispatch.ops.graph import OpGraph
@@ -30,6 +29,7 @@ from gnnaccel.dispatch.plan.compiling import PENDING
 from gnnaccel.dispatch.policy.config import Config, current
 from gnnaccel.dispatch.policy.names import IdentityMap
 from gnnaccel.dispatch.policy.reasons import Reason, reason
+from gnnaccel.dispatch.run.autograd import checkpointed
 from gnnaccel.dispatch.uncompiled import kept_apart, uncompiled
 
 _MESSAGES, _MAILBOXES = "dgl.message_udf", "dgl.reduce_udf"  # names in the counters

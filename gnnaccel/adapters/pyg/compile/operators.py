@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters.pyg.compile import standins
-from gnnaccel.dispatch.memory.checkpoints import checkpointed
+from gnnaccel.dispatch.run.autograd import checkpointed
 
 _C = torch._C
 _PLAIN = (Tensor, torch.nn.Parameter)

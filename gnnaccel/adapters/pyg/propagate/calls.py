@@ -17,7 +17,6 @@ from gnnaccel.cuda import capture, driver
 from gnnaccel.dispatch import router
 from gnnaccel.dispatch.graph import self_loops
 from gnnaccel.dispatch.memory import layer_memory
-from gnnaccel.dispatch.memory.checkpoints import checkpointed
 from gnnaccel.dispatch.memory.layer_memory import MISSED, memories
 from gnnaccel.dispatch.observe import counters, records, watch
 from gnnaccel.dispatch.ops import aggregation_cost, aggregation_cuda, aggregation_route
@@ -26,6 +25,7 @@ from gnnaccel.dispatch.policy.config import Config
 from gnnaccel.dispatch.policy.reasons import Reason
 from gnnaccel.dispatch.quantized import aggregation as quantized
 from gnnaccel.dispatch.quantized import settings
+from gnnaccel.dispatch.run.autograd import checkpointed
 from gnnaccel.dispatch.uncompiled import uncompiled
 from gnnaccel.errors import GraphError
 

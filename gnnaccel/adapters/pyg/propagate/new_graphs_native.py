@@ -14,7 +14,6 @@ from gnnaccel.adapters.pyg.propagate.described import described, rows_like, widt
 from gnnaccel.cuda import driver
 from gnnaccel.dispatch.graph import ledger
 from gnnaccel.dispatch.memory import layer_memory
-from gnnaccel.dispatch.memory.checkpoints import checkpointed, saved_tensor_hooks
 from gnnaccel.dispatch.memory.native_cache import STREAK, UNLOOKED
 from gnnaccel.dispatch.observe import counters
 from gnnaccel.dispatch.ops import aggregation_cost
@@ -22,6 +21,7 @@ from gnnaccel.dispatch.ops.aggregation_route import Decision
 from gnnaccel.dispatch.policy.config import Config
 from gnnaccel.dispatch.policy.reasons import Reason
 from gnnaccel.dispatch.quantized import settings
+from gnnaccel.dispatch.run.autograd import checkpointed, saved_tensor_hooks
 
 _drivers = driver.in_place
 MORE = 1.25  # times as many edges as the call that was decided: where others might gain

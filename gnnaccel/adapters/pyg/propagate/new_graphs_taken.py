@@ -14,7 +14,6 @@ from gnnaccel.adapters.pyg.propagate.described import Arguments, Described, unde
 from gnnaccel.cuda import capture
 from gnnaccel.dispatch.graph import ledger
 from gnnaccel.dispatch.memory import layer_memory
-from gnnaccel.dispatch.memory.checkpoints import saved_tensor_hooks
 from gnnaccel.dispatch.observe import counters
 from gnnaccel.dispatch.ops import aggregation_cost, aggregation_cuda, aggregation_once
 from gnnaccel.dispatch.ops.aggregation import Aggregation
@@ -22,6 +21,7 @@ from gnnaccel.dispatch.ops.aggregation_route import Decision
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.policy.config import Config
 from gnnaccel.dispatch.policy.reasons import Reason
+from gnnaccel.dispatch.run.autograd import saved_tensor_hooks
 
 # factors of the number of edges within which a decision holds: to sum the list, as launches are
 # compared for few edges, and for more the bytes that either side moves, which grow alike; and to

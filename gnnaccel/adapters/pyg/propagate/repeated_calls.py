@@ -15,7 +15,6 @@ from gnnaccel.dispatch.graph import ledger
 from gnnaccel.dispatch.graph.tensor_ref import TensorRef
 from gnnaccel.dispatch.ir import attention_programs as programs
 from gnnaccel.dispatch.memory import layer_memory
-from gnnaccel.dispatch.memory.checkpoints import checkpointed, saved_tensor_hooks
 from gnnaccel.dispatch.observe import counters
 from gnnaccel.dispatch.ops import aggregation_cost, aggregation_cuda
 from gnnaccel.dispatch.ops.aggregation_route import Decision
@@ -26,6 +25,7 @@ from gnnaccel.dispatch.policy.config import Config, current
 from gnnaccel.dispatch.policy.reasons import Reason
 from gnnaccel.dispatch.quantized import settings
 from gnnaccel.dispatch.run.attention import Call, run_cuda
+from gnnaccel.dispatch.run.autograd import checkpointed, saved_tensor_hooks
 
 if TYPE_CHECKING:
     from gnnaccel.adapters.pyg.propagate.adjacency import KeptMatrix

@@ -169,7 +169,7 @@ class _Guarded:
     def __init__(self, cls: type, module: str, node_dim: int | None):
         from gnnaccel.adapters import guards as shared
         from gnnaccel.adapters import own
-        from gnnaccel.adapters.pyg import guards, signature
+        from gnnaccel.adapters.pyg import guards
         from gnnaccel.dispatch.memory.layer_memory import UNREPEATABLE
 
         self._replaceable, self._unrepeatable = shared.replaceable, UNREPEATABLE
@@ -182,7 +182,7 @@ class _Guarded:
                                guards.aggregations((*self._aggregations, *adapter.INSIDE)))
         self._state, self.run, self.bind = adapter.state, adapter.run, adapter.bind
         self._checked = shared.checked
-        self.key = signature.of(adapter, self.paths, node_dim is not None)
+        self.key = guards.signature(adapter, self.paths, node_dim is not None)
         self._keep, self.again = adapter.keep, adapter.repeated()
         if adapter.resized is not None:
             self._resized, self.resized = adapter.resized, self._of_another_size

@@ -1,13 +1,18 @@
 """Reasons why a PyG layer stays native whatever its kernels could do: hooks, explanation,
-overrides, unusual settings; and, from `adapters.guards`, those for layers of any host."""
+overrides, unusual settings; and, from `adapters.guards`, those for layers of any host. What of them
+may change from call to call is in the signatures of calls."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from operator import itemgetter
 from typing import Any
 
+import torch
+from torch import Tensor
 from torch.nn import Parameter
 
+from gnnaccel.adapters.contract import Contract
 from gnnaccel.adapters.guards import (ORDINARY as ORDINARY, any_global_hook as _any_global_hook,
                                       context_reason as context_reason, declared as declared,
                                       edge_reason as edge_reason,
@@ -19,6 +24,7 @@ from gnnaccel.adapters.guards import (ORDINARY as ORDINARY, any_global_hook as _
                                       parametrized_reason as parametrized_reason, plain as plain,
                                       repeated_reason as repeated_reason)
 from gnnaccel.adapters.own import AGGREGATION, Path, Paths, forward_is_own
+from gnnaccel.adapters.signature import Signature, none
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 
 HOOKS = tuple(f"_{stage}_forward{when}_hooks" for stage in
@@ -212,3 +218,94 @@ def _linear_class() -> type:
 
     _linear = Linear
     return Linear
+
+
+# --- signatures -----------------------------------------------------------------------------------
+#
+# Most calls are plain ones, ``layer(x, edge_index)``, of which little has to be looked at; calls
+# with more arguments, pairs and dictionaries have the longer signatures of `adapters.signature`.
+
+_autocast_on, _autocast_dtype = torch.is_autocast_enabled, torch.get_autocast_dtype
+_grad_on, _deterministic = torch.is_grad_enabled, torch.are_deterministic_algorithms_enabled
+_HOOKS = itemgetter(*HOOKS)
+_SETTINGS = ("training", "_explain", "_decomposed_layers", "flow", "node_dim")
+_MODULE_HOOKS = itemgetter("_forward_hooks", "_forward_pre_hooks", "_backward_hooks",
+                           "_backward_pre_hooks")
+
+
+class PlainSignature(Signature):
+    """Signatures of layers with ``WATCHED`` submodules."""
+
+    def __init__(self, contract: Contract, paths: Paths):
+        super().__init__(contract, paths, _SETTINGS, _HOOKS)
+        self._watched, self._linear = contract.WATCHED or (), contract.LINEAR
+        self._other = self.whole if contract.again else none
+
+    def __call__(self, layer: Any, args: tuple, kwargs: dict) -> tuple | None:
+        if kwargs or len(args) != 2:
+            return self._other(layer, args, kwargs)
+        x, edge_index = args
+        if type(x) is not Tensor or type(edge_index) is not Tensor or x.is_meta or x.is_neg():
+            return self._other(layer, args, kwargs)
+        own, grad = layer.__dict__, _grad_on()
+        if grad and x.is_inference():
+            return None
+        if any(_HOOKS(own)) or context_reason() is not None:
+            return None
+        path = self._paths.of(type(layer))
+        if path.why is not None or not own.keys().isdisjoint(path.names):
+            return None
+        modules, parameters = own["_modules"], own["_parameters"]
+        if "aggr_module" not in modules:
+            return None
+        of_aggregation = modules["aggr_module"].__dict__
+        if (any(_MODULE_HOOKS(of_aggregation))
+            or not of_aggregation.keys().isdisjoint(REDUCING)):
+            return None
+        weights: list = []  # their objects stay where `.data` is replaced, or `Module.to` is called
+        for name in parameters:
+            weight = parameters[name]
+            kind = type(weight)
+            if kind is Parameter or kind is Tensor:
+                weights += weight.dtype, weight.shape
+            elif kind not in ORDINARY:
+                return None
+        for name in self._watched:
+            if modules.get(name) is not None:
+                inside = plain_linears(map(modules.get, self._watched))
+                if inside is None:
+                    return None
+                weights += inside
+                break
+        for buffer in own["_buffers"].values():
+            if buffer is not None:
+                weights += buffer.dtype, buffer.shape
+        device = x.device
+        return (x.shape[:1], self._values(own), x.shape[1:], x.dtype, device, x.layout, weights,
+                _autocast_dtype(device.type) if _autocast_on(device.type) else None, grad,
+                _deterministic(), *map(id, modules.values()), *map(id, parameters.values()),
+                *map(_of_linear, map(modules.get, self._linear)))
+
+
+def signature(contract: Contract, paths: Paths,
+              passes_messages: bool) -> Callable[..., tuple | None]:
+    """The function that gives the signatures of a layer class; ``passes_messages``: it is a
+    MessagePassing."""
+    if contract.FIELDS is None:
+        return none
+    if contract.WATCHED is not None:
+        return PlainSignature(contract, paths)
+    if contract.again is None:
+        return none
+    return (Signature(contract, paths, _SETTINGS, _HOOKS).whole
+            if passes_messages else Signature(contract, paths).whole)
+
+
+def _of_linear(module: Any) -> tuple | None:
+    """Parameters of a linear map that a bound call makes, by identity; None if it is more than
+    that."""
+    if not plain_linear(module):
+        return None
+    weight = module._parameters.get("weight")
+    return (*map(id, module._parameters.values()),
+            weight.shape if type(weight) is Parameter else None)

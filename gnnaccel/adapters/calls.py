@@ -55,6 +55,14 @@ def dtypes(x: Tensor, *parameters: Tensor | None,
     return row, out
 
 
+def mapped(x: Tensor) -> torch.dtype:
+    """The dtype of rows ``x`` times weights: autocast multiplies in its own, but float64 as it
+    is."""
+    device = x.device.type
+    autocast = x.dtype != torch.float64 and torch.is_autocast_enabled(device)
+    return torch.get_autocast_dtype(device) if autocast else x.dtype
+
+
 def rows(module: Any, x: Tensor, heads: int, width: int, plain: bool = True) -> Tensor | Mapped:
     """The result of ``module``, a linear map to heads * width channels, of x [N, F], as attention
     takes it: [N, heads, width], or the map yet to be applied. ``plain``: the module is a linear map

@@ -8,10 +8,8 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters import calls
-from gnnaccel.adapters.calls import bind as bind
-from gnnaccel.adapters.calls import bound as bound
-from gnnaccel.adapters.calls import dtypes as dtypes
-from gnnaccel.adapters.calls import without_autocast as without_autocast
+from gnnaccel.adapters.calls import (bind as bind, bound as bound, dtypes as dtypes,
+                                     mapped as mapped, without_autocast as without_autocast)
 from gnnaccel.adapters.guards import Shapes, of_heads
 from gnnaccel.adapters.pyg.edges import plain
 from gnnaccel.adapters.pyg.guards import plain_linear

@@ -23,6 +23,12 @@ def by_type(edge_index: Tensor, edge_type: Tensor) -> Ends:
     return src, dst, edge_type
 
 
+def rows_by_type(types: Tensor) -> Ends:
+    """The same of rows with a type each: an edge from each row to itself."""
+    row = torch.arange(types.shape[0], device=types.device)
+    return row, row, types
+
+
 class Edges(Derived):
     """The edges that ``assemble(*structure)`` gives as (src, dst, relation).
 

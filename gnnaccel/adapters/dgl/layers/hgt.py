@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gnnaccel.adapters import guards, layout
+from gnnaccel.adapters import calls, guards, layout
 from gnnaccel.adapters.calls import bind, without_autocast
 from gnnaccel.adapters.dgl import graphs
 from gnnaccel.adapters.dgl.layers import typed_weights
@@ -48,8 +48,8 @@ def state(layer: Any, args: tuple,
     typed = graphs.typed(g, etype, x.device)
     if type(typed) is Reason:
         return typed
-    row, src, dst, edges = typed_weights.mapped(x), typed[0].num_src, typed[0].num_dst, etype.shape[
-        0]
+    row, src, dst = calls.mapped(x), typed[0].num_src, typed[0].num_dst
+    edges = etype.shape[0]
     why = typed_weights.types_reason(ntype, x, "ntype")
     if why is not None:
         return why

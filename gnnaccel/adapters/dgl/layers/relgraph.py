@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gnnaccel.adapters import guards, layout
+from gnnaccel.adapters import calls, guards, layout
 from gnnaccel.adapters.calls import bind, without_autocast
 from gnnaccel.adapters.dgl import graphs
 from gnnaccel.adapters.dgl.layers import typed_weights
@@ -95,7 +95,7 @@ def _norm_reason(norm: Any, edges: int, device: torch.device) -> Reason | None:
 
 def _row(feat: Tensor, norm: Tensor | None) -> torch.dtype:
     """The dtype of the host's messages, and so of their sums. Weights widen them."""
-    row = typed_weights.mapped(feat)
+    row = calls.mapped(feat)
     return (row if norm is None
             or typed_weights.narrows(feat) else torch.promote_types(row, norm.dtype))
 

@@ -3,16 +3,15 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
-from gnnaccel.adapters import guards, layout
+from gnnaccel.adapters import calls, guards, layout
 from gnnaccel.adapters.calls import bind, without_autocast
 from gnnaccel.adapters.dgl.layers import typed_weights
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.relational import statements
 from gnnaccel.dispatch.relational.request import RelationalInputs, RelationalSpec, shapes_of
-from gnnaccel.dispatch.relational.edges import Ends
+from gnnaccel.dispatch.relational.edges import rows_by_type
 
 FIELDS = ("regularizer", "num_types", "num_bases", "in_size", "out_size", "submat_in", "submat_out")
 
@@ -31,12 +30,12 @@ def state(layer: Any, args: tuple,
            or typed_weights.types_reason(x_type, x, "x_type"))
     if why is not None:
         return why
-    rows, row = x.shape[0], typed_weights.mapped(x)
+    rows, row = x.shape[0], calls.mapped(x)
     if not rows:
         return reason("GA303", "there are no rows")
     program = statements.typed_linear(typed_weights.has_bases(layer))
     shapes = shapes_of(program, dict(x=x, **typed_weights.operands(layer)))
-    view = layout.viewer((x_type,), rows, rows, layer.num_types, _rows_by_type)
+    view = layout.viewer((x_type,), rows, rows, layer.num_types, rows_by_type)
     spec = RelationalSpec(program, _native(layer, ordered), shapes, row, row, rows, rows, rows,
                           layer.num_types, view, layout="rows by type")
     return spec, RelationalInputs((x_type,), x.device, _Operands(x))
@@ -47,11 +46,6 @@ def _native(layer: Any, ordered: Any) -> str:
     if layer.regularizer == "bdd":
         return "dgl.TypedLinear bdd"
     return "dgl.TypedLinear sorted" if ordered else "dgl.TypedLinear"
-
-
-def _rows_by_type(x_type: Tensor) -> Ends:
-    row = torch.arange(x_type.shape[0], device=x_type.device)
-    return row, row, x_type
 
 
 def run(layer: Any, spec: RelationalSpec, inputs: RelationalInputs, attend: Any) -> Tensor:

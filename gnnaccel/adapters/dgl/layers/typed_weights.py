@@ -87,14 +87,6 @@ def types_reason(types: Any, x: Tensor, name: str) -> Reason | None:
     return None
 
 
-def mapped(x: Tensor) -> torch.dtype:
-    """The dtype of rows ``x`` times weights: autocast multiplies in its own, but float64 as it
-    is."""
-    device = x.device.type
-    autocast = x.dtype != torch.float64 and torch.is_autocast_enabled(device)
-    return torch.get_autocast_dtype(device) if autocast else x.dtype
-
-
 def narrows(x: Tensor) -> bool:
     """Whether DGL casts the operands of its own operations, sums among them: under autocast, but
     only CUDA's."""

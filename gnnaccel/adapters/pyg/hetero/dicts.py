@@ -95,13 +95,6 @@ def dtypes_reason(x_dict: Mapping[str, Tensor], types: Iterable[str],
     return None
 
 
-def mapped(weight: Tensor) -> torch.dtype:
-    """The dtype of a linear map's result."""
-    device = weight.device.type
-    autocast = weight.dtype != torch.float64 and torch.is_autocast_enabled(device)
-    return torch.get_autocast_dtype(device) if autocast else weight.dtype
-
-
 def summed(dtype: torch.dtype, autocast: bool, device: torch.device) -> torch.dtype:
     """The dtype of ``torch.sum`` of such numbers: on CUDA autocast sums in fp32."""
     return (torch.promote_types(dtype, torch.float32) if autocast

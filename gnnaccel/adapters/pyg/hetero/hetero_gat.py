@@ -98,7 +98,7 @@ def attention(native: str, operands: Operands, edge_index_dict: Mapping, att: Te
     if type(joined) is Reason:
         return joined
     dropout = together.option("dropout") if together.option("training") else 0.0
-    row, loops = dicts.mapped(weight), _loops(together, joined)
+    row, loops = calls.mapped(weight), _loops(together, joined)
     out = torch.promote_types(row, att.dtype)
     spec = JoinedSpec(program(together.option("negative_slope"), dropout), native,
                       together.option("heads"), together.option("out_channels"), row, out,

@@ -70,7 +70,7 @@ def state(layer: Any, together: Together, x_dict: Mapping[str, Any],
     graph = _graph(rows, edge_index_dict, looped, weight.device)
     if type(graph) is Reason:
         return graph
-    row = dicts.mapped(weight)
+    row = calls.mapped(weight)
     shapes = (("x", (weight.shape[1],)), ("weight", tuple(weight.shape)),
               *((("norm", ()),) if weighted else ()))
     # costs are known only of the latter
@@ -208,7 +208,7 @@ def _of_gcn(together: Together) -> Parameters | Reason:
         return reason("GA208", "lin was replaced")
     checked = _checked(parameters)
     if (type(checked) is Parameters
-        and dicts.mapped(checked.weights[0]) != checked.weights[0].dtype):
+        and calls.mapped(checked.weights[0]) != checked.weights[0].dtype):
         return reason("GA203", "autocast is on: GCN's sums are then in two dtypes")
     return checked
 

@@ -11,7 +11,7 @@ from gnnaccel.adapters.pyg import calls, guards
 from gnnaccel.adapters.pyg.hetero import relations
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.relational import statements
-from gnnaccel.dispatch.relational.edges import Ends
+from gnnaccel.dispatch.relational.edges import rows_by_type
 from gnnaccel.dispatch.relational.request import RelationalInputs, RelationalSpec, shapes_of
 
 FIELDS = ("num_types", "in_channels", "out_channels", "is_sorted")
@@ -29,7 +29,7 @@ def state(layer: Any, args: tuple,
     rows, (row, _) = x.shape[0], calls.dtypes(x)
     program = statements.typed_linear(bias=layer.bias is not None)
     shapes = shapes_of(program, dict(x=x, weight=layer.weight, bias=layer.bias))
-    view = relations.viewer((type_vec,), rows, rows, layer.num_types, _rows_by_type)
+    view = relations.viewer((type_vec,), rows, rows, layer.num_types, rows_by_type)
     spec = RelationalSpec(program, "HeteroLinear", shapes, row, x.dtype, rows, rows, rows,
                           layer.num_types, view, layout="rows by type")
     return spec, RelationalInputs((type_vec,), x.device, x)
@@ -53,13 +53,8 @@ def resized(layer: Any, args: tuple, kwargs: dict, spec: RelationalSpec,
     if _types_reason(x, type_vec) is not None or not x.shape[0]:
         return None
     rows = x.shape[0]
-    view = relations.viewer((type_vec,), rows, rows, spec.num_relations, _rows_by_type)
+    view = relations.viewer((type_vec,), rows, rows, spec.num_relations, rows_by_type)
     return spec.resized(rows, rows, rows, view, spec.rows_grad, spec.layout), inputs
-
-
-def _rows_by_type(type_vec: Tensor) -> Ends:
-    row = torch.arange(type_vec.shape[0], device=type_vec.device)
-    return row, row, type_vec
 
 
 def _types_reason(x: Tensor, type_vec: Any) -> Reason | None:

@@ -123,9 +123,9 @@ FRESH: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {
     "GINConv, list": ((208, 488), (320, 736)),
 }
 _DRAWN = 4  # calls more or fewer that eight graphs of other sizes may cost
-#: files at most, of gnnaccel's, whose functions run in a GATConv's first call by kernels, and in a
-#: repeated one
-FILES = (35, 13)
+#: route -> files at most, of gnnaccel's, whose functions run in a GATConv's call and its backward:
+#: the process's first, the first over another graph, and a repeated one
+FILES = {"kernels": (40, 31, 16), "native": (33, 8, 6)}
 
 
 def by_kernels(name: str, layer: Any, args: tuple, route: Any) -> None:

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from gnnaccel.dispatch.graph.edge_arrays import CSC, EdgeArrays
-from gnnaccel.dispatch.graph.tensor_ref import (MemoryRef, TensorMap, TensorRef, all_unmoved,
-                                                unversioned)
+from gnnaccel.dispatch.graph.tensor_ref import MemoryRef, TensorMap, TensorRef, unversioned
+from gnnaccel.dispatch.memory.layer_memory import all_unmoved
 
 
 def _write(t):
@@ -26,7 +26,7 @@ def _move(t):
     return t
 
 
-#: what happens -> whether `MemoryRef.unwritten`, `TensorRef.unwritten`, `TensorRef.unmoved` hold
+#: what happens -> whether `MemoryRef.unwritten`, `TensorMap` and `TensorRef.unmoved` hold
 CASES = {
     "nothing": (lambda t: t, (True, True, True)),
     "an alias": (lambda t: t.detach(), (True, False, False)),
@@ -45,9 +45,8 @@ def test_the_same_tensor(case):
     values.set(t, "value")
     memory, ref, refs = MemoryRef(t), TensorRef(t), (TensorRef(kept), TensorRef(t))
     now = change(t)
-    assert (memory.unwritten(now), ref.unwritten(now), ref.unmoved(now)) == expected
+    assert (memory.unwritten(now), values.get(now) is not None, ref.unmoved(now)) == expected
     assert all_unmoved(refs, (kept, now)) is expected[2]
-    assert values.get(now) == ("value" if expected[1] else None)
 
 
 def test_others_in_place_of_a_dead_tensor():
@@ -60,7 +59,7 @@ def test_others_in_place_of_a_dead_tensor():
     gc.collect()
     assert set(map(id, gone)) == {id(ref), id(memory)} and ref() is None and memory() is None
     others = [torch.arange(4) for _ in range(8)]  # one may have the old one's id and memory
-    assert not any(ref.unwritten(t) or memory.unwritten(t) for t in others)
+    assert not any(ref.unmoved(t) or memory.unwritten(t) for t in others)
     assert [values.get(t) for t in others] == [None] * 8 and not values.entries
 
 
@@ -91,7 +90,7 @@ def test_no_look_at_memory():
     seen = []
 
     def look(t):
-        seen.append(TensorRef(t, pointer=False).unwritten(t))
+        seen.append(TensorRef(t, pointer=False)() is t)
         with pytest.raises(RuntimeError):
             TensorRef(t)
         return t

@@ -9,7 +9,7 @@ There are three rules, from loose to strict:
 
 * `MemoryRef.unwritten`: any tensor over the same memory. Place, shape and the like, which have to
   be equal too, are in the key under which the reference is kept.
-* `TensorRef.unwritten`: this object.
+* `TensorMap`: this object.
 * `TensorRef.unmoved`: this object, its numbers where they were.
 
 Tensors made in inference mode count no writes. No reference is made of them: ask `unversioned`.
@@ -19,7 +19,7 @@ from __future__ import annotations
 import functools
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor
@@ -51,12 +51,9 @@ class TensorRef(weakref.ref):
     def __init__(self, tensor: Any, gone: _Gone | None = None, pointer: bool = True) -> None:
         """Nothing: `__new__` has done all."""
 
-    def unwritten(self, tensor: Any) -> bool:
-        """Whether this is the tensor, and nothing was written into it."""
-        return self() is tensor and self.version == tensor._version
-
     def unmoved(self, tensor: Any) -> bool:
-        """Whether, besides, its numbers lie where they lay."""
+        """Whether this is the tensor, nothing was written into it, and its numbers lie where they
+        lay."""
         return (self() is tensor and self.version == tensor._version
                 and self.pointer == tensor.data_ptr())
 
@@ -82,15 +79,6 @@ class MemoryRef(weakref.ref):
         """Whether ``tensor`` uses this memory, and nothing was written into it."""
         return (self.version == tensor._version
                 and self() is (tensor.untyped_storage() if self.tensor else tensor))
-
-
-def all_unmoved(refs: Sequence[TensorRef], tensors: Sequence[Any]) -> bool:
-    """`TensorRef.unmoved` of each, without a call for each. Where one sequence is longer, its rest
-    counts for nothing. None, in the place of a tensor, is none that has died."""
-    for ref, t in zip(refs, tensors):
-        if t is None or ref() is not t or ref.version != t._version or ref.pointer != t.data_ptr():
-            return False
-    return True
 
 
 class Derived:

@@ -18,7 +18,7 @@ from gnnaccel.cuda import capture, driver
 from gnnaccel.dispatch.graph import ledger as ledgers
 from gnnaccel.dispatch.graph.edge_arrays import EdgeArrays
 from gnnaccel.dispatch.graph.ledger import GraphLedger
-from gnnaccel.dispatch.graph.tensor_ref import TensorRef, all_unmoved, unversioned
+from gnnaccel.dispatch.graph.tensor_ref import TensorRef, unversioned
 from gnnaccel.dispatch.memory.native_cache import (GRAPHS, MISSED, STREAK, WATCHED, InnerCalls,
                                                    NativeExact, NativeSized, NativeStreak, autocast,
                                                    plain_tensors)
@@ -278,6 +278,15 @@ def graph_of(structure: tuple, args: tuple, kwargs: dict) -> tuple:
 
 
 # --- the short way -----------------------------------------------------------------------------
+
+def all_unmoved(refs: Sequence[TensorRef], tensors: Sequence[Any]) -> bool:
+    """`TensorRef.unmoved` of each, without a call for each. Where one sequence is longer, its rest
+    counts for nothing. None, in the place of a tensor, is none that has died."""
+    for ref, t in zip(refs, tensors):
+        if t is None or ref() is not t or ref.version != t._version or ref.pointer != t.data_ptr():
+            return False
+    return True
+
 
 @uncompiled
 def fast_path(layer: Any, adapter: Any, native: Callable, args: tuple, kwargs: dict,

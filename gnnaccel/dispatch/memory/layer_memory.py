@@ -119,7 +119,7 @@ def remember(layer: Any, adapter: Any, args: tuple, kwargs: dict, config: Config
         return bound
     extras = adapter.keep(layer, args, kwargs, spec, inputs)
     if extras is not UNREPEATABLE:
-        exact, mode = of(layer).exact, mode_of(layer)
+        exact, mode = (memory or of(layer)).exact, mode_of(layer)
         exact[mode] = Exact(config.epoch, key, indices, plain, ledgers.of(inputs.edge_index),
                             call.graph, spec, plan, run, extras, bound).after(exact[mode])
     return bound

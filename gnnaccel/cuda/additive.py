@@ -12,8 +12,8 @@ from torch import Tensor
 
 from gnnaccel.cuda import bands
 from gnnaccel.cuda.dropout import OFF, Dropout
-from gnnaccel.cuda.launch import THREADS, Kernels, RowVariant, grid, workspace
-from gnnaccel.cuda.layout import ROW_TYPES, Layout, layout_for
+from gnnaccel.cuda.launch import (ROW_TYPES, THREADS, Kernels, Layout, RowVariant, grid, layout_for,
+                                  workspace)
 from gnnaccel.cuda.quantize import Int8Rows, addresses, stride
 from gnnaccel.cuda.structure import Rows
 

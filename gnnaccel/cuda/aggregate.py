@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from gnnaccel.cuda import bands
-from gnnaccel.cuda.launch import THREADS, Kernels, dense, grid, pointer, workspace
-from gnnaccel.cuda.layout import ROW_TYPES, TYPES, Layout, factored, layout_for
+from gnnaccel.cuda.launch import (ROW_TYPES, THREADS, TYPES, Kernels, Layout, dense, factored, grid,
+                                  layout_for, pointer, workspace)
 from gnnaccel.cuda.quantize import ALIGN, Int8Rows, addresses, stride
 from gnnaccel.cuda.structure import Launch, Rows
 

@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda.launch import Kernels, pointer
-from gnnaccel.cuda.layout import TYPES
+from gnnaccel.cuda.launch import TYPES, Kernels, pointer
 from gnnaccel.cuda.segment_checks import check_rows, expect
 from gnnaccel.cuda.segment_plan import Segments
 

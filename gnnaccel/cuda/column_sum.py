@@ -7,8 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda.launch import Kernels
-from gnnaccel.cuda.layout import TYPES
+from gnnaccel.cuda.launch import TYPES, Kernels
 
 _THREADS = 256
 _MOST = 528  # blocks that fill the largest GPUs a few times over

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from gnnaccel.cuda import capture, driver
-from gnnaccel.cuda.layout import layout_for
+from gnnaccel.cuda.launch import layout_for
 
 
 @dataclass(frozen=True)

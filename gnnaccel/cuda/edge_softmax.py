@@ -7,8 +7,7 @@ import functools
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda.launch import THREADS, Kernels, grid, row_kernels, workspace
-from gnnaccel.cuda.layout import Layout, layout_for
+from gnnaccel.cuda.launch import THREADS, Kernels, Layout, grid, layout_for, row_kernels, workspace
 from gnnaccel.cuda.structure import Rows
 
 ENTRIES = ("forward", "forward_chunks", "backward", "backward_chunks")

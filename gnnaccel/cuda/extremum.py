@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda.launch import THREADS, Kernels, grid, pointer, workspace
-from gnnaccel.cuda.layout import TYPES, Layout, layout_for
+from gnnaccel.cuda.launch import (THREADS, TYPES, Kernels, Layout, grid, layout_for, pointer,
+                                  workspace)
 from gnnaccel.cuda.multi_reduce import check
 from gnnaccel.cuda.structure import Rows
 

@@ -9,9 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda.launch import (THREADS, Kernels, check_dense, grid, pointer, row_kernels,
-                                  workspace)
-from gnnaccel.cuda.layout import layout_of
+from gnnaccel.cuda.launch import (THREADS, Kernels, check_dense, grid, layout_of, pointer,
+                                  row_kernels, workspace)
 from gnnaccel.cuda.structure import Rows
 
 ENTRIES = ("forward", "merge", "by_row", "add_parts", "by_other", "add_both")

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.cuda import driver
-from gnnaccel.cuda.launch import THREADS, grid, workspace
-from gnnaccel.cuda.layout import TYPES, layout_for
+from gnnaccel.cuda.launch import THREADS, TYPES, grid, layout_for, workspace
 from gnnaccel.cuda.structure import Rows
 
 

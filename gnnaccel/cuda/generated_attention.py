@@ -11,8 +11,7 @@ from torch import Tensor
 from gnnaccel.cuda import attention_text, message_text, sources
 from gnnaccel.cuda.expression import Expression
 from gnnaccel.cuda.generated import Gradients, Numbers, arguments
-from gnnaccel.cuda.launch import THREADS, Kernels, grid, pointer, workspace
-from gnnaccel.cuda.layout import layout_for
+from gnnaccel.cuda.launch import THREADS, Kernels, grid, layout_for, pointer, workspace
 from gnnaccel.cuda.structure import Rows
 
 

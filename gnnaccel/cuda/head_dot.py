@@ -7,8 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda.launch import THREADS, Kernels, grid, pointer
-from gnnaccel.cuda.layout import TYPES, WARPS, Layout, layout_for
+from gnnaccel.cuda.launch import THREADS, TYPES, WARPS, Kernels, Layout, grid, layout_for, pointer
 
 _GRAD_BLOCKS = 512
 _SUM_COLUMNS = 32  # columns of one block of `sum_blocks`, as in head_dot.cu

@@ -7,8 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda.launch import THREADS, Kernels, pointer
-from gnnaccel.cuda.layout import TYPES, WARPS
+from gnnaccel.cuda.launch import THREADS, TYPES, WARPS, Kernels, pointer
 from gnnaccel.cuda.quantize import Int8Rows, stride
 
 MAX_INT8 = 128  # columns of an int8 result: a warp has whole rows of it

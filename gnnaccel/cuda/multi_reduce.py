@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from gnnaccel.cuda.aggregate import factored
-from gnnaccel.cuda.launch import THREADS, Kernels, dense, grid, pointer, workspace
-from gnnaccel.cuda.layout import TYPES, Layout, layout_for
+from gnnaccel.cuda.launch import (THREADS, TYPES, Kernels, Layout, dense, grid, layout_for, pointer,
+                                  workspace)
 from gnnaccel.cuda.structure import Rows
 
 REDUCES = ("sum", "mean", "var", "std", "max", "min")

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda.launch import Kernels, check_dense, pointer, workspace
-from gnnaccel.cuda.layout import layout_for
+from gnnaccel.cuda.launch import Kernels, check_dense, layout_for, pointer, workspace
 from gnnaccel.cuda.structure import Rows
 
 ENTRIES = ("forward", "merge", "backward")

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from gnnaccel.cuda import bands
 from gnnaccel.cuda.dropout import OFF, Dropout
-from gnnaccel.cuda.launch import (NOTHING, THREADS, Kernels, RowVariant, grid, pointer, rows_like,
-                                  workspace)
-from gnnaccel.cuda.layout import WARPS, Layout, layout_for
+from gnnaccel.cuda.launch import (NOTHING, THREADS, WARPS, Kernels, Layout, RowVariant, grid,
+                                  layout_for, pointer, rows_like, workspace)
 from gnnaccel.cuda.structure import Rows
 
 SCORES = {"gatv2": 0, "dot": 1, "cosine": 2, "mx": 3, "sd": 4}

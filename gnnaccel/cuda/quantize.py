@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.cuda import dropout
-from gnnaccel.cuda.launch import THREADS, Kernels, pointer
-from gnnaccel.cuda.layout import TYPES, WARPS
+from gnnaccel.cuda.launch import THREADS, TYPES, WARPS, Kernels, pointer
 
 ALIGN = 16  # bytes that a lane of a gather loads at once
 _KEPT = 8  # packs of a row that a lane holds

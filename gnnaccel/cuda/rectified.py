@@ -8,9 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda.launch import (NOTHING, THREADS, Kernels, check_dense, grid, row_kernels,
-                                  workspace)
-from gnnaccel.cuda.layout import layout_of
+from gnnaccel.cuda.launch import (NOTHING, THREADS, Kernels, check_dense, grid, layout_of,
+                                  row_kernels, workspace)
 from gnnaccel.cuda.structure import Rows
 
 ENTRIES = ("forward", "merge", "backward", "add_parts")

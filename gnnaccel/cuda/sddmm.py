@@ -7,8 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda.launch import Kernels, pointer
-from gnnaccel.cuda.layout import TYPES
+from gnnaccel.cuda.launch import TYPES, Kernels, pointer
 
 OPS = ("add", "mul")
 INDICES = {torch.int32: "int", torch.int64: "i64"}

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.cuda import segment_direct, segment_gemm, segment_gemm_grad
-from gnnaccel.cuda.launch import Kernels, pointer
-from gnnaccel.cuda.layout import TYPES
+from gnnaccel.cuda.launch import TYPES, Kernels, pointer
 from gnnaccel.cuda.segment_checks import (check_apart, check_out, check_pair, check_rest,
                                           check_weights)
 from gnnaccel.cuda.segment_gemm_grad import (MERGES, add_parts, merge_of, weight_grad,

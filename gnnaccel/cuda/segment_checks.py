@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda.layout import TYPES
+from gnnaccel.cuda.launch import TYPES
 from gnnaccel.cuda.segment_plan import Segments
 
 ACTIVATIONS = {"none": 0, "relu": 1, "leaky_relu": 2}  # as in segment_epilogue.cuh

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gnnaccel.cuda.launch import Kernels
-from gnnaccel.cuda.layout import TYPES
+from gnnaccel.cuda.launch import TYPES, Kernels
 from gnnaccel.cuda.segment_plan import Tile, as_defines
 
 __all__ = ["DirectPlan", "direct_plan", "grid", "kernels"]

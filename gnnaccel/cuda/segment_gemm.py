@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.cuda import segment_direct
-from gnnaccel.cuda.launch import Kernels
-from gnnaccel.cuda.layout import TYPES
+from gnnaccel.cuda.launch import TYPES, Kernels
 from gnnaccel.cuda.segment_checks import (ACTIVATIONS, check_apart, check_epilogue, check_out,
                                           check_rest, check_rows, check_weights, heads_of,
                                           per_segment)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda.layout import TYPES
+from gnnaccel.cuda.launch import TYPES
 from gnnaccel.cuda.tile_ptr import tile_ptr
 
 # multiprocessors of an H100 or H200; a constant, so that weight gradients have the same bits on

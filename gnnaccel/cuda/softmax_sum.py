@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda.launch import NOTHING, THREADS, Kernels, grid, row_kernels, workspace
-from gnnaccel.cuda.layout import layout_of
+from gnnaccel.cuda.launch import NOTHING, THREADS, Kernels, grid, layout_of, row_kernels, workspace
 from gnnaccel.cuda.multi_reduce import check
 from gnnaccel.cuda.structure import Rows
 

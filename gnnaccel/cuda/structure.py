@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.cuda import capture
-from gnnaccel.cuda.launch import Kernels
-from gnnaccel.cuda.layout import WARPS
+from gnnaccel.cuda.launch import WARPS, Kernels
 from gnnaccel.cuda.reports import Report, Unread, reports
 
 _THREADS = 256

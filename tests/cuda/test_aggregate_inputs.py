@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gnnaccel.cuda.aggregate import edge_dot, factored, variant
-from gnnaccel.cuda.layout import MAX_WIDTH
+from gnnaccel.cuda.launch import MAX_WIDTH
 from tests.attention_cases import graph
 from tests.cuda.test_aggregate import make, run
 

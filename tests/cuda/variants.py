@@ -7,7 +7,7 @@ from gnnaccel.cuda import (additive, aggregate, edge_list, edge_softmax, extremu
                            host_rows, int8_gemm, multi_reduce, multi_reduce_backward, outer_sum,
                            pairwise, quantize, rectified, sddmm, segment_backward, segment_direct,
                            segment_gemm, segment_gemm_grad, softmax_sum)
-from gnnaccel.cuda.layout import TYPES, layout_for
+from gnnaccel.cuda.launch import TYPES, layout_for
 from gnnaccel.cuda.segment_plan import grad_plan, product_plan
 
 _SIZES = ((8, 8), (1, 47), (3, 512))

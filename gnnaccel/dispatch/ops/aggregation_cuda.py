@@ -14,8 +14,7 @@ from torch import Tensor
 
 from gnnaccel.cuda import aggregate as sums
 from gnnaccel.cuda import bands
-from gnnaccel.cuda.launch import dense
-from gnnaccel.cuda.layout import MAX_WIDTH, TYPES
+from gnnaccel.cuda.launch import MAX_WIDTH, TYPES, dense
 from gnnaccel.dispatch.generated import messages as generated
 from gnnaccel.dispatch.generated.messages import Generated
 from gnnaccel.dispatch.ops import aggregation

@@ -15,8 +15,7 @@ from torch import Tensor
 from gnnaccel.cuda import aggregate as sums
 from gnnaccel.cuda import edge_softmax as softmax_kernels
 from gnnaccel.cuda import sddmm
-from gnnaccel.cuda.launch import Kernels
-from gnnaccel.cuda.layout import MAX_WIDTH, TYPES
+from gnnaccel.cuda.launch import MAX_WIDTH, TYPES, Kernels
 from gnnaccel.dispatch.ops import cuda_functions as functions
 from gnnaccel.dispatch.ops.call import Kernel
 from gnnaccel.dispatch.ops.graph import OpGraph

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from gnnaccel.cuda import multi_reduce as kernels
 from gnnaccel.cuda import multi_reduce_backward as backward_kernels
-from gnnaccel.cuda.launch import dense, fp32
-from gnnaccel.cuda.layout import MAX_WIDTH, TYPES
+from gnnaccel.cuda.launch import MAX_WIDTH, TYPES, dense, fp32
 from gnnaccel.cuda.structure import Rows, split_rows
 from gnnaccel.dispatch.ops import cuda_functions, torch_ops
 from gnnaccel.dispatch.ops.aggregation import deviation

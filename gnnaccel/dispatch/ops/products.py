@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.cuda import segment_backward, segment_gemm, tile_ptr
-from gnnaccel.cuda.layout import TYPES
+from gnnaccel.cuda.launch import TYPES
 from gnnaccel.dispatch.ops.call import Kernel
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.relational import cuda_maps, torch_maps

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gnnaccel.cuda.layout import MAX_WIDTH, TYPES
+from gnnaccel.cuda.launch import MAX_WIDTH, TYPES
 from gnnaccel.dispatch.ir import attention_programs as programs
 from gnnaccel.dispatch.ops.plain import PlainRequest, operation
 from gnnaccel.dispatch.plan import compiling, cost

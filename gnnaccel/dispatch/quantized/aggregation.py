@@ -24,8 +24,7 @@ from torch import Tensor
 
 from gnnaccel.cuda import quantize
 from gnnaccel.cuda import aggregate as sums
-from gnnaccel.cuda.launch import fp32
-from gnnaccel.cuda.layout import MAX_WIDTH
+from gnnaccel.cuda.launch import MAX_WIDTH, fp32
 from gnnaccel.dispatch.ops import aggregation, aggregation_cpu, aggregation_once
 from gnnaccel.dispatch.ops.aggregation import Aggregation
 from gnnaccel.dispatch.ops.aggregation_route import Decision, Run

@@ -13,8 +13,7 @@ from torch import Tensor
 from gnnaccel.cuda import aggregate as sums
 from gnnaccel.cuda import segment_backward, segment_gemm
 from gnnaccel.cuda.aggregate import total
-from gnnaccel.cuda.launch import dense
-from gnnaccel.cuda.layout import TYPES
+from gnnaccel.cuda.launch import TYPES, dense
 from gnnaccel.cuda.segment_gemm_grad import weight_grad
 from gnnaccel.dispatch.graph.view import GraphView
 from gnnaccel.dispatch.relational import torch_maps

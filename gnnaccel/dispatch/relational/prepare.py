@@ -10,7 +10,7 @@ import torch
 
 from gnnaccel.cuda import (aggregate, blend_grad, column_sum, head_dot, pairs, segment_backward,
                            segment_gemm, segment_gemm_grad, tile_ptr)
-from gnnaccel.cuda.layout import TYPES
+from gnnaccel.cuda.launch import TYPES
 from gnnaccel.dispatch.ir import attention_programs as programs
 from gnnaccel.dispatch.ir.program import PAIR_DST, PAIR_SRC, Op, Program, name_of
 from gnnaccel.dispatch.plan import compiling

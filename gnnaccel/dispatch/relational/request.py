@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.cuda import capture
-from gnnaccel.cuda.layout import TYPES
+from gnnaccel.cuda.launch import TYPES
 from gnnaccel.dispatch.graph import cache
 from gnnaccel.dispatch.ir import attention_programs as programs
 from gnnaccel.dispatch.ir.program import PARAM, Program

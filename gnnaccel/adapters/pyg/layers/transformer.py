@@ -11,7 +11,7 @@ from gnnaccel.adapters.calls import ordinary_weight
 from gnnaccel.adapters.calls import rows as plain_rows
 from gnnaccel.adapters.guards import Shapes, of_heads
 from gnnaccel.adapters.pyg import calls, edges, guards
-from gnnaccel.cuda.layout import MAX_WIDTH
+from gnnaccel.cuda.launch import MAX_WIDTH
 from gnnaccel.dispatch.ir import attention_programs as programs
 from gnnaccel.dispatch.plan.request import CallInputs, CallSpec
 from gnnaccel.dispatch.policy.reasons import Reason, reason

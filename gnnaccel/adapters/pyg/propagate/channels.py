@@ -25,7 +25,7 @@ from gnnaccel.adapters.pyg.propagate.specials import UP_TO_LAST, Special
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 from gnnaccel.adapters.pyg.propagate.traced import Param, Value, applied
 from gnnaccel.adapters.pyg.propagate.traced_modules import parameter
-from gnnaccel.cuda.layout import MAX_WIDTH
+from gnnaccel.cuda.launch import MAX_WIDTH
 from gnnaccel.dispatch.generated.cut import make_without_gradient
 from gnnaccel.dispatch.generated.tree import Call, Leaf, Number, Tree, leaves, mapped
 

@@ -2,13 +2,13 @@
 from __future__ import annotations
 
 import math
+import weakref
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from gnnaccel.cuda import driver, host_rows, pinned
-from gnnaccel.dispatch.offload.kept import Kept
 
 #: places of rows: a range, or numbers, int32 on the host, none twice where rows are written
 Where: TypeAlias = "slice | Tensor"
@@ -145,3 +145,33 @@ class Memory:
 
     def _by_kernel(self, far: Tensor) -> bool:
         return far.is_pinned() and far.is_contiguous() and driver.available()[0]
+
+
+class Kept:
+    """The last result of a call in bands: all ``rows`` on the host, and a copy that stays on the
+    device for the call after it. Code that sees something happen to results between two calls lets
+    go of it (`drop`)."""
+
+    def __init__(self) -> None:
+        self._held: tuple[weakref.ref[Tensor], int, Tensor] | None = None
+
+    def __bool__(self) -> bool:
+        return self._held is not None
+
+    def put(self, rows: Tensor, close: Tensor) -> None:
+        """Hold a result instead of the one before, until it is no longer used."""
+        self._held = weakref.ref(rows, lambda gone: self.drop()), rows._version, close
+
+    def take(self, among: list[Tensor]) -> tuple[Tensor, Tensor] | None:
+        """The result and its copy on the device, if it is one of these, and unwritten. Nothing is
+        held after that."""
+        held, self._held = self._held, None
+        if held is None:
+            return None
+        ref, version, close = held
+        rows = next((t for t in among if t is ref()), None)
+        return (rows, close) if rows is not None and rows._version == version else None
+
+    def drop(self) -> None:
+        """Hold nothing."""
+        self._held = None

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from gnnaccel.cuda import capture
 from gnnaccel.cuda import pairs as cuda_pairs
+from gnnaccel.cuda.structure import Rows, split_rows
 from gnnaccel.dispatch.graph.ordered_weights import of_the_graph
 from gnnaccel.dispatch.graph.view import GraphView
 from gnnaccel.dispatch.ir.program import DST, EDGE, PAIR_DST, PAIR_SRC, RELATION, SRC
 from gnnaccel.dispatch.relational.edges import Edges, Ends, by_type
 from gnnaccel.dispatch.relational.gather import Members, RelationStatistics
 from gnnaccel.dispatch.relational.pairs import Blocks, Pairs, pairs_of, pairs_of_both
-from gnnaccel.dispatch.relational.virtual import BetweenRows, OfBlocks
 from gnnaccel.errors import GraphError
 
 
@@ -299,3 +299,40 @@ class RelationView:
         arrays += self._edges.kept or ()
         return (sum(t.nbytes for t in {id(t): t for t in arrays}.values())
                 + sum(v.nbytes() for v in values if isinstance(v, (Blocks, GraphView))))
+
+
+# --- virtual graphs, of which more is known than of a caller's edges ------------------------------
+
+class BetweenRows(GraphView):
+    """A `GraphView` of edges given as sources and destinations, [E] int32 each, which it keeps: no
+    copy of both as one array."""
+
+    _kept: tuple[Tensor, Tensor]
+    _complete = True  # relations and ids were checked
+
+    def __init__(self, src: Tensor, dst: Tensor, num_src: int, num_dst: int):
+        super().__init__(src, num_src, num_dst, num_edges=src.shape[0])
+        self._kept = src, dst
+
+    def _ends(self) -> tuple[Tensor, Tensor]:
+        return self._kept
+
+
+class OfBlocks(GraphView):
+    """The edges from each node of ``blocks`` to its type, by which they are grouped already."""
+
+    _complete = True
+
+    def __init__(self, blocks: Blocks):
+        super().__init__(blocks.ptr, blocks.count, blocks.ptr.shape[0] - 1, num_edges=blocks.count)
+        self._blocks = blocks
+
+    def _nodes(self) -> Tensor:
+        return torch.arange(self.num_src, dtype=torch.int32, device=self.device)
+
+    def _ends(self) -> tuple[Tensor, Tensor]:
+        return self._nodes(), self._blocks.relation
+
+    def _grouped(self, places: bool) -> Rows:
+        ptr, nodes = self._blocks.ptr, self._nodes()
+        return Rows(ptr, nodes, nodes, split_rows(ptr, self.num_src))

@@ -13,7 +13,7 @@ from gnnaccel.adapters.pyg.propagate import completing, reading
 from gnnaccel.adapters.pyg.propagate.described import Arguments, described
 from gnnaccel.adapters.pyg.propagate.expressed import CallArguments
 from gnnaccel.dispatch.graph.tensor_ref import TensorRef
-from gnnaccel.dispatch.memory.checkpoints import saved_tensor_hooks
+from gnnaccel.dispatch.run.autograd import saved_tensor_hooks
 from gnnaccel.dispatch.observe import counters
 from gnnaccel.dispatch.ops.aggregation_route import Decision
 from gnnaccel.dispatch.ops.graph import OpGraph

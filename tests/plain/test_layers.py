@@ -1,11 +1,15 @@
 """Plain modules that sum over edges, held against themselves."""
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch import nn
 
 import gnnaccel
+from gnnaccel.dispatch.ops import aggregation_cost
+from gnnaccel.dispatch.ops.aggregation_cost import Estimate
 from tests.judge import compare
 from tests.plain import layers
 
@@ -44,3 +48,22 @@ def test_all_gradients(kernels, name):
     layer = make()
     compare(kernels, layer, *tensors(names), positions=tuple(names.split()))
     assert gnnaccel.stats()[type(layer).__name__]["routes"].get("cuda")
+
+
+@pytest.mark.parametrize("gains,route", [((-1, 3), "cuda"), ((3, -1), "cuda"), ((1, -2), "native"),
+                                         ((-2, 1), "native"), ((0.6, 0.6), "cuda")])
+def test_two_sums_gain_together(emulated, monkeypatch, gains, route):
+    """The network that both sums are made of costs either of them more than it gains."""
+    turns = itertools.cycle(gains)
+
+    def estimate(graph, given, grad):
+        gain = next(turns)
+        return Estimate(gain, 1.0, 5.0, 5.0 + gain)
+
+    monkeypatch.setattr(aggregation_cost, "estimate", estimate)
+    layer = layers.Equivariant()
+    given = tensors("h edge_index coord")
+    with emulated.on(when="profitable", on_fallback="native"):
+        for _ in range(6):  # the first few over a graph are not looked at
+            layer(*given)
+    assert ("cuda" in gnnaccel.stats()["Equivariant"]["routes"]) is (route == "cuda")

@@ -56,6 +56,13 @@ class Estimate(NamedTuple):
         return self._replace(gain=max(0.0, self.once - self.ours))  # type: ignore[operator]
 
 
+    def beside(self, other: Estimate) -> Estimate:
+        """The estimate of both calls, over one structure."""
+        return Estimate(self.gain + other.gain, max(self.structure, other.structure),
+                        self.ours + other.ours,  # type: ignore[operator]  # each has both
+                        self.native + other.native)  # type: ignore[operator]
+
+
 def estimate(graph: OpGraph, aggregation: Aggregation, grad: bool) -> Estimate:
     """Estimate for one call, with its backward if ``grad``."""
     mode = "training" if grad else "forward"

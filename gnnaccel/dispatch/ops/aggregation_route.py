@@ -3,7 +3,7 @@ run, the record."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.cuda import capture, driver
+from gnnaccel.dispatch.generated.messages import Generated
 from gnnaccel.dispatch.graph import self_loops
 from gnnaccel.dispatch.observe import counters, decisions
 from gnnaccel.dispatch.observe.decisions import Subject
@@ -77,17 +78,18 @@ class Asked(NamedTuple):
 
 
 def decide(graph: OpGraph, aggregation: Aggregation, config: Config,
-           asked: Asked | None = None) -> Decision:
+           asked: Asked | None = None, priced: Sequence[Aggregation] | None = None) -> Decision:
     """The route of an aggregation that is about to run, or is ``asked`` about. Builds nothing but
-    kernels, and those only where they are to run."""
+    kernels, and those only where they are to run. ``priced``: the aggregations that have to gain
+    together, in the place of this one alone; none where it is settled that they do."""
     if aggregation.x.is_cpu and config.backend == "auto" and not driver.placed():
         return _without_kernels(graph, aggregation, config, _ON_CPU, asked)
     against = device_reason(aggregation.x.device.type, config)
     kernel = against or aggregation_cuda.kernel(graph, aggregation)
     if type(kernel) is Reason:
         return _without_kernels(graph, aggregation, config, kernel, asked)
-    why, estimate = ((None, None) if config.when != "profitable"
-                     else _cost_reason(graph, aggregation, asked))
+    why, estimate = ((None, None) if config.when != "profitable" or priced == ()
+                     else _cost_reason(graph, priced or (aggregation,), asked))
     if why is _ONCE:
         name = aggregation_once.kernel(graph, aggregation).name  # type: ignore[union-attr]
         decision = _taken("cuda", name, aggregation_once.run, estimate,
@@ -110,10 +112,15 @@ def decide_all(graph: OpGraph, aggregation: Aggregation, reduces: tuple[Reduce, 
     once for all. Kernels share a pass where they can."""
     if len(reduces) == 1:
         return decide(graph, aggregation, config, asked)
-    choices = [decide(graph, aggregation.by(reduce), config, asked) for reduce in reduces]
-    for choice in choices:
-        if choice.run is None:
-            return choice
+    each = [aggregation.by(reduce) for reduce in reduces]
+    # messages of their own, of which one may be made of what another costs
+    together = any(type(one.more) is Generated for one in each)
+    choices: list[Decision] = []
+    for one in each:
+        priced = None if not together else () if choices else each
+        choices.append(decide(graph, one, config, asked, priced))
+        if choices[-1].run is None:
+            return choices[-1]
     kernels: list[str]
     runs: list[Run]
     kernels, runs = map(list, zip(*((choice.plan.kernel, choice.run) for choice in choices)))
@@ -162,7 +169,7 @@ def _without_kernels(graph: OpGraph, given: Aggregation, config: Config, against
     else:
         why = unfit
         if why is None:
-            why, estimate = _cost_reason(graph, given, asked)
+            why, estimate = _cost_reason(graph, (given,), asked)
     if why is not None:
         return _refused(estimate, (KERNELS, against), (TORCH, why))
     run = aggregation_cpu.run if unfit is None else aggregation.plain
@@ -176,15 +183,19 @@ def _unfit_by_torch(graph: OpGraph, aggregation: Aggregation) -> Reason | None:
     return aggregation_cpu.unfit(graph, aggregation) if aggregation.x.is_cpu else _NO_GAIN
 
 
-def _cost_reason(graph: OpGraph, aggregation: Aggregation,
+def _cost_reason(graph: OpGraph, of: Sequence[Aggregation],
                  asked: Asked | None) -> tuple[Reason | None, Estimate | None]:
-    """Why the host's own code is no slower, if calls are to gain."""
+    """Why the host's own code is no slower, if calls are to gain, for aggregations that run
+    together."""
+    aggregation = of[0]
     # at each replay the structure is built anew, if it may not be used from before
     still = capture.here.held is not None and graph.known()
     if asked is None and capture.capturing() and not still:
         asked = Asked(_differentiated(aggregation), self_loops.of(graph.edge_index) is None)
     grad = _differentiated(aggregation) if asked is None else asked.grad
     estimate = aggregation_cost.estimate(graph, aggregation, grad)
+    for one in of[1:]:
+        estimate = estimate.beside(aggregation_cost.estimate(graph, one, grad))
     if estimate.once_pays and _may_run_once(graph, aggregation, asked):
         estimate = estimate.over_once()
         builds = (estimate.gain > estimate.structure

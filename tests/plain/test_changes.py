@@ -266,3 +266,18 @@ def test_modules_are_let_go_of(args):
     del layer
     gc.collect()
     assert held() is None
+
+
+class Backwards(layers.WeightedSum):
+    """The same of the edges the other way round."""
+
+    def forward(self, x, edge_index, w):
+        x = self.lin(x)
+        return torch.zeros_like(x).index_add_(0, edge_index[0], x[edge_index[1]] * w[:, None])
+
+
+def test_the_class_of_a_module(on):
+    layer, given = layers.WeightedSum(), tensors("x edge_index w")
+    for cls in (layers.WeightedSum, Backwards, layers.WeightedSum):
+        layer.__class__ = cls
+        assert same(layer, *given) and same(layer, *given)

@@ -1,6 +1,7 @@
 """Plain modules in compilers and transforms; their classes, taken over and given back."""
 from __future__ import annotations
 
+import inspect
 import warnings
 
 import pytest
@@ -182,3 +183,43 @@ def test_classes_that_come_later(emulated):
         assert same(layer, *tensors("x edge_index"))
     gnnaccel.disable()
     assert Late.forward is natural
+
+
+class Guarded(type):
+    """Its classes may not be changed, compared or looked up."""
+
+    __hash__ = None
+
+    def __eq__(cls, other):
+        raise TypeError
+
+    def __setattr__(cls, name, value):
+        raise TypeError
+
+
+def test_classes_that_cannot_be_changed(emulated):
+    def made():
+        class Closed(nn.Module, metaclass=Guarded):
+            def forward(self, x, edge_index):
+                return torch.zeros_like(x).index_add(0, edge_index[1], x[edge_index[0]])
+
+        return Closed
+
+    x, edges = tensors("x edge_index")
+    early = made()
+    natural = vars(early)["forward"]
+    with gnnaccel.enabled(backend="cuda", when="supported"):
+        for layer in (early(), made()()):
+            assert torch.equal(layer(x, edges), natural(layer, x, edges))
+        assert vars(early)["forward"] is natural
+
+
+def test_what_a_forward_says_of_itself(emulated):
+    def said():
+        forward = layers.WeightedSum.forward
+        return (inspect.getfullargspec(forward), inspect.signature(forward),
+                inspect.getsource(forward), forward.__qualname__)
+
+    expected = said()
+    with gnnaccel.enabled(backend="cuda", when="supported"):
+        assert said() == expected

@@ -81,14 +81,23 @@ class Forward:
         return found.result(attend(inputs), given)
 
 
-@uncompiled
-def decide(module: Any, forward: Forward, args: tuple, kwargs: dict, config: Config) -> Any:
-    """The result of a call."""
+def decided(forward: Forward) -> Callable:
+    """The function that gives the result of a call of a class with this ``forward``."""
+    @uncompiled
+    def decide(module: Any, args: tuple, kwargs: dict, config: Config) -> Any:
+        if not _drivers and _on_cpu(args, kwargs) and route.on_cpu_native(type(module).__name__,
+                                                                          config):
+            return forward.function(module, *args, **kwargs)
+        return _looked_at(module, forward, args, kwargs, config)
+
+    return decide
+
+
+def _looked_at(module: Any, forward: Forward, args: tuple, kwargs: dict, config: Config) -> Any:
+    """The result of a call that is not native at once."""
     if records.listening():
         return watch.around(watch.Visit(module, forward, forward.function, args, kwargs, config),
                             _told)
-    if _on_cpu(args) and route.on_cpu_native(type(module).__name__, config):
-        return forward.function(module, *args, **kwargs)
     given = arguments.understood(forward.signature, args, kwargs)
     if forward.left is not None:
         forward.has_edges(given)
@@ -103,12 +112,11 @@ def decide(module: Any, forward: Forward, args: tuple, kwargs: dict, config: Con
     return _decide(module, forward.function, given, native, config, 0)
 
 
-def _on_cpu(args: tuple) -> bool:
-    """Whether a call is on a CPU, and no kernels are: a look at its first tensor decides."""
-    if not _drivers:
-        for one in args:
-            if type(one) in _TENSORS:
-                return one.is_cpu
+def _on_cpu(args: tuple, kwargs: dict) -> bool:
+    """Whether a call is on a CPU: a look at its first tensor decides."""
+    for one in (*args, *kwargs.values()):
+        if type(one) in _TENSORS:
+            return one.is_cpu
     return False
 
 
@@ -157,7 +165,7 @@ def _remember(module: Any, given: arguments.Given, call: Read, decision: Decisio
     if decision.run is not None:
         if call.graph.built is None or not memory.keeps(call.graph.built):
             return
-        kept: Any = Repeated(given, call, decision, config)
+        kept: Any = Repeated(type(module), given, call, decision, config)
     elif config.on_fallback == "native":
         kept = repeated_calls.RepeatedNative(module, given.edge_index, given.values, call,
                                              decision, config)

@@ -23,15 +23,16 @@ from gnnaccel.dispatch.policy.reasons import Reason
 
 class Repeated:
     """Such a call. Holds the edges and their structure weakly; all as of
-    `repeated_calls.Repeated`. ``first``: the aggregation as it was read."""
+    `repeated_calls.Repeated`. ``cls``: the module's class."""
 
-    __slots__ = ("epoch", "arguments", "edges", "modes", "form", "found", "reduce", "source",
+    __slots__ = ("epoch", "cls", "arguments", "edges", "modes", "form", "found", "reduce", "source",
                  "sizes", "view", "decision", "older")
     native = False
     older: Any
 
-    def __init__(self, given: Given, call: reading.Read, decision: Decision, config: Config):
-        self.epoch, self.arguments = config.epoch, described(given.values)
+    def __init__(self, cls: type, given: Given, call: reading.Read, decision: Decision,
+                 config: Config):
+        self.epoch, self.cls, self.arguments = config.epoch, cls, described(given.values)
         self.edges, self.modes = TensorRef(given.edge_index), _modes(given.edge_index)
         self.form, self.source = call.form, call.form.source
         self.found: Any = call.known
@@ -48,9 +49,9 @@ class Repeated:
             config: Config) -> Any:
         """The result of a call like this one; None of others, or where the structure is gone."""
         view = self.view()
-        if (view is None or self.epoch != config.epoch or not self.edges.unmoved(edge_index)
-            or self.arguments != arguments or self.modes != _modes(edge_index)
-            or guards.context_reason() is not None):
+        if (view is None or self.epoch != config.epoch or type(module) is not self.cls
+            or not self.edges.unmoved(edge_index) or self.arguments != arguments
+            or self.modes != _modes(edge_index) or guards.context_reason() is not None):
             return None
         view.touched = True
         graph = OpGraph(edge_index, *self.sizes, view)

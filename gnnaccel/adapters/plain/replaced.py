@@ -8,6 +8,7 @@ these call, names a function that sums by an index. All other classes are left a
 from __future__ import annotations
 
 import functools
+import inspect
 import types
 import weakref
 from collections.abc import Callable, Iterator
@@ -65,13 +66,12 @@ def install(patches: PatchSet) -> None:
 
 
 def _subclasses(cls: type) -> Iterator[type]:
-    seen: set[type] = set()
+    seen: set[int] = set()  # ids, as a metaclass may compare in its own way
     pending: list[type] = [cls]
     while pending:
-        subclasses: list[type] = pending.pop().__subclasses__()
-        for one in subclasses:
-            if one not in seen:
-                seen.add(one)
+        for one in type.__subclasses__(pending.pop()):
+            if id(one) not in seen:
+                seen.add(id(one))
                 pending.append(one)
                 yield one
 
@@ -106,7 +106,8 @@ def _look(cls: type, patches: PatchSet) -> None:
     # it may be that of a class above, whose other methods are others
     forward = next((vars(one)["forward"] for one in cls.__mro__ if "forward" in vars(one)), None)
     if type(forward) is not types.FunctionType or own.home(forward) in _HOSTS or (
-        getattr(forward, "sums_over_edges", False)) or _of_host(cls) or not _sums(cls, forward):
+        getattr(forward, "sums_over_edges", False)) or _of_host(cls) or not (
+        _sums(cls, forward) and _open(cls)):
         return
     signature = Signature.of(forward)
     if signature is None or len(signature.names) < 2:  # features and edges
@@ -117,13 +118,18 @@ def _look(cls: type, patches: PatchSet) -> None:
                 "Runs what the module sums over edges by kernels that are written for it, where "
                 "that is faster.",
                 active="While gnnaccel is enabled, outside of code that is compiled.",
-                cost="On a CPU a few microseconds per call.")
+                cost="On a CPU some two microseconds per call.")
 
 
 def _of_host(cls: type) -> bool:
     """Whether it is a layer that its host's adapter takes care of."""
     return any(one.__name__ == "MessagePassing" and one.__module__.startswith("torch_geometric.")
                for one in cls.__mro__)
+
+
+def _open(cls: type) -> bool:
+    """Whether attributes of a class are set as those of most are: its metaclass has no say."""
+    return type(cls).__setattr__ is type.__setattr__ and type(cls).__delattr__ is type.__delattr__
 
 
 def _sums(cls: type, forward: types.FunctionType) -> bool:
@@ -167,11 +173,7 @@ def routed(native: types.FunctionType, signature: Signature,
     from gnnaccel.adapters.plain import calls
     from gnnaccel.dispatch.policy.config import current
 
-    adapter = calls.Forward(native, signature, let_go)
-
-    @uncompiled
-    def decided(self: Any, args: tuple, kwargs: dict, config: Any) -> Any:
-        return calls.decide(self, adapter, args, kwargs, config)
+    decided = calls.decided(calls.Forward(native, signature, let_go))
 
     # no variables but functions, as in `_looking`
     @kept_apart
@@ -182,5 +184,7 @@ def routed(native: types.FunctionType, signature: Signature,
             return native(self, *args, **kwargs)
         return decided(self, args, kwargs, config)
 
+    # not all who ask for it look at what is wrapped
+    forward.__signature__ = inspect.signature(native)  # type: ignore[attr-defined]
     forward.sums_over_edges = True  # type: ignore[attr-defined]
     return forward

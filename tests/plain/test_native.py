@@ -106,21 +106,6 @@ class OverEdges(Base):
         return self.summed(x, edge_index, messages - messages.mean(0))
 
 
-class TwoSums(Base):
-    def forward(self, x, edge_index):
-        out = torch.zeros_like(x)
-        out.index_add_(0, edge_index[1], x[edge_index[0]])
-        out.index_add_(0, edge_index[0], self.lin(x)[edge_index[1]])
-        return out
-
-
-class IntoFeatures(Base):
-    def forward(self, x, edge_index):
-        out = x.clone()
-        out.index_add_(0, edge_index[1], self.lin(x)[edge_index[0]])
-        return out
-
-
 class NodeDropout(Base):
     def forward(self, x, edge_index):
         x = nn.functional.dropout(x, 0.5, self.training)
@@ -165,8 +150,7 @@ class Overwrites(Base):
 
 
 NATIVE = [Counts, Keeps, Logs, Prints, WritesBuffer, Branches, Catches, OtherEdges, Loops,
-          OverNodes, OverEdges, TwoSums, IntoFeatures, NodeDropout, Random, BatchNormed, Slices,
-          Overwrites]
+          OverNodes, OverEdges, NodeDropout, Random, BatchNormed, Slices, Overwrites]
 
 
 @pytest.fixture

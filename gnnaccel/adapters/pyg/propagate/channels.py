@@ -217,11 +217,11 @@ def _columns(t: Tensor) -> tuple[Tensor, ...]:
 def dropout(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
     """torch's dropout with a mask for each edge, which torch draws as for the host: in the order
     of edges. On a GPU it draws other numbers in place."""
-    if not isinstance(x, Rows) or type(p) not in (int, float):
+    if type(p) not in (int, float):
         raise Unseen
     if not training or p == 0:
         return x
-    if inplace:
+    if inplace or not isinstance(x, Rows):
         raise Unseen
     rows: Any = x.alone()  # whose operators are set for all stand-ins
     if isinstance(rows.tree, Leaf) and type(rows.tree.make) is Softmax:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gnnaccel.adapters.pyg.propagate import constants, guarded, pointwise
-from gnnaccel.adapters.pyg.propagate.specials import Largest
+from gnnaccel.adapters.pyg.propagate.specials import Largest, Special
 from gnnaccel.adapters.pyg.propagate.standins import NUMBERS, Unseen
 from gnnaccel.adapters.pyg.propagate.traced import Value
 from gnnaccel.adapters.pyg.propagate.traced_modules import Function
@@ -80,4 +80,4 @@ def type_of(value: Any) -> Any:
 
 def length(value: Any) -> Any:
     """What stands for `len`: a stand-in's rows are no number."""
-    return value.shape[0] if isinstance(value, Value) else len(value)
+    return value.shape[0] if isinstance(value, (Value, Special)) else len(value)

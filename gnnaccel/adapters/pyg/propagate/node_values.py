@@ -34,6 +34,8 @@ NAMES = frozenset((*OPERATIONS, *VIEWS, "clone", "detach", "float", "to", "type_
 #: what makes numbers in memory of their own, which may be written over
 _IN_NEW_MEMORY = OPERATIONS.keys() | {"clone", "sum", "mean", "norm", "linear", "matmul", "mm",
                                       "nan_to_num", "layer_norm"}
+_ELSEWHERE = {"index_select": ("reduced", "index_select"), "gather": ("reduced", "along"),
+              "zeros_like": ("zero_rows", "zeros_like"), "dropout": ("channels", "dropout")}
 _PLAIN = (*NUMBERS, str, type(None), torch.dtype)
 
 
@@ -305,7 +307,7 @@ class NodeValue(Value):
 
     @property
     def shape(self) -> tuple:
-        return Sequence((NodeCount(self), *self.meta.shape[1:]))
+        return Sequence((NodeCount(self.as_now()), *self.meta.shape[1:]))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -345,12 +347,9 @@ class NodeValue(Value):
         raise Unseen
 
     def operate(self, name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
-        if name == "index_select":
-            return other("reduced").index_select(*args, **kwargs)
-        if name == "gather":
-            return other("reduced").along(*args, **kwargs)
-        if name == "zeros_like":
-            return other("zero_rows").zeros_like(*args, **kwargs)
+        if name in _ELSEWHERE:
+            place, of_that_name = _ELSEWHERE[name]
+            return getattr(other(place), of_that_name)(*args, **kwargs)
         if (name not in NAMES and name != "getitem") or (
             kwargs.get("out") is not None):
             raise Unseen

@@ -38,6 +38,19 @@ class RowCount:
     __hash__ = object.__hash__
 
 
+class Elements(RowCount):
+    """How many elements rows have in all: some, if there are rows."""
+
+    def __gt__(self, other: Any) -> bool:
+        return (type(other) is int and other == 0) or self._refuses()
+
+    def __eq__(self, other: Any) -> bool:
+        return not self > other
+
+    __index__ = RowCount._refuses
+    __hash__ = object.__hash__
+
+
 def _none(rows: Any, other: Any) -> bool:
     """Whether rows, of edges or of nodes that have some, are compared with none at all."""
     return type(rows) is RowCount and type(other) is int and other == 0

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from gnnaccel.adapters.pyg.propagate.later import other
-from gnnaccel.adapters.pyg.propagate.row_count import RowCount
+from gnnaccel.adapters.pyg.propagate.row_count import Elements, RowCount
 from gnnaccel.adapters.pyg.propagate.standins import Refuses, Unseen
 from gnnaccel.adapters.pyg.propagate.untold import Sequence
 
@@ -46,12 +46,14 @@ class Special(Refuses):
             return partial(_column, self, name)
         if name == "max" and self.end:
             return partial(Largest, self.end)
-        if name == "numel" and self.end:
-            return RowCount
+        if name == "numel" and _is_index(self):
+            return RowCount if self.end else Elements
         if name == "unbind" and self.parts:
             return partial(_apart, self)
-        if name in ("size", "dim") and _is_index(self):
+        if name == "size" and _is_index(self):
             return lambda *args: _sizes(self)[args[0]] if args else _sizes(self)
+        if name == "dim" and _is_index(self):
+            return lambda: len(_sizes(self))
         if name == "shape" and _is_index(self):
             return _sizes(self)
         if name == "device" and _is_index(self):
@@ -137,6 +139,8 @@ class Spread(Special):
             return object.__getattribute__(self, name)
         if name == "unsqueeze":
             return lambda dim: _column(self.of, name, dim, before=self.tail)
+        if name == "dim":
+            return lambda: 1 + len(self.tail)
         if name == "expand":
             return lambda *sizes: _expanded(self, _one(sizes))
         if name == "expand_as":

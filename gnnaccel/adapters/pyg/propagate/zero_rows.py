@@ -153,7 +153,16 @@ def zeros_like(value: NodeValue, **options: Any) -> ZeroRows:
     end, whole = value.rows
     if options or not whole or end != "i" and not value.steps.square:
         raise Unseen
-    return ZeroRows(NodeCount(value), value.meta)
+    return ZeroRows(NodeCount(value.as_now()), value.meta)
+
+
+def _onto(value: NodeValue, name: str, *args: Any, **kwargs: Any) -> NodeValue:
+    """Values per node with sums added to them, in place or not."""
+    zeros, sums = zeros_like(value), name.removesuffix("_")
+    total = zeros._reduced(sums, False, *args, **kwargs)
+    if name.endswith("_"):
+        return value.overwritten("add", torch.Tensor.add, value, total)  # type: ignore[return-value]
+    return value.operate("add", torch.Tensor.add, (value, total), {})  # type: ignore[return-value]
 
 
 def _counts(size: tuple) -> Any:
@@ -193,6 +202,8 @@ for _name, _value in (("new_zeros", _new_full(0.0)), ("new_ones", _new_full(1.0)
                       ("new_full", _filled), ("device", DEVICE)):
     setattr(pointwise.Rows, _name, _value)
     setattr(NodeValue, _name, _value)
+for _name in ("index_add", "index_add_", "scatter_add", "scatter_add_"):
+    setattr(NodeValue, _name, functools.partialmethod(_onto, _name))
 
 
 def instead(value: Any, names: Set[str], watched: list | None = None) -> Any:

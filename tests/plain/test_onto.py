@@ -148,6 +148,68 @@ def test_dropout_at_nodes_outside_of_training(on):
             assert same(layer.train(training), *given, grad=training) is not training
 
 
+# --- attention by hand -----------------------------------------------------------------------------
+
+def largest(scores, places, count):
+    return torch.full((count, 2), float("-inf")).scatter_reduce(0, places, scores, "amax")
+
+
+def largest_in_place(scores, places, count):
+    out = torch.full((count, 2), -1e9, device=scores.device)
+    out.scatter_reduce_(0, places, scores, reduce="amax", include_self=True)
+    return out
+
+
+def largest_of_new_rows(scores, places, count):
+    with torch.no_grad():
+        return scores.new_full((count, 2), -0.5).scatter_reduce(0, places, scores, "amax")
+
+
+def smallest_or_zero(scores, places, count):
+    return torch.zeros(count, 2).scatter_reduce(0, places, scores.detach(), "amin")
+
+
+class Attends(nn.Module):
+    def __init__(self, extremum, end=1):
+        super().__init__()
+        self.lin, self.att = nn.Linear(8, 8), nn.Parameter(torch.randn(2, 4))
+        self.extremum, self.end = extremum, end
+
+    def forward(self, x, edge_index):
+        to, fro = edge_index[self.end], edge_index[1 - self.end]
+        h = self.lin(x).view(-1, 2, 4)
+        scores = nn.functional.leaky_relu(((h[fro] + h[to]) * self.att).sum(-1), 0.2)
+        shift = self.extremum(scores, to[:, None].expand(-1, 2), x.size(0))
+        weights = (scores - shift[to]).exp()
+        total = torch.zeros(x.size(0), 2).index_add_(0, to, weights)
+        weights = weights / (total[to] + 1e-16)
+        return torch.zeros_like(h).index_add_(0, to, h[fro] * weights.unsqueeze(-1)).flatten(1)
+
+
+@pytest.mark.parametrize("extremum", [largest, largest_in_place, largest_of_new_rows,
+                                      smallest_or_zero])
+@pytest.mark.parametrize("end", [0, 1])
+def test_extrema_with_what_is_there(on, extremum, end):
+    layer, (x, edges) = Attends(extremum, end), tensors("x edge_index")
+    for _ in range(2):
+        assert same(layer, x.requires_grad_(), edges)
+    assert same(layer.eval(), *tensors("x edge_index", NODES + 7, EDGES + 30, 5))
+
+
+def sums_into_ones(scores, places, count):
+    return torch.full((count, 2), 1.0).scatter_add(0, places, scores)
+
+
+def means_with_zero(scores, places, count):
+    return torch.zeros(count, 2).scatter_reduce(0, places, scores, "mean")
+
+
+@pytest.mark.parametrize("reduction", [sums_into_ones, means_with_zero])
+def test_other_reductions_with_what_is_there(on, reduction):
+    layer, given = Attends(reduction), tensors("x edge_index")
+    assert not same(layer, *given) and not same(layer, *given)
+
+
 # --- questions about the list of edges -------------------------------------------------------------
 
 class Asks(Written):

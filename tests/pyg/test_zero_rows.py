@@ -29,6 +29,7 @@ return ZEROS.scatter_reduce_(0, SPREAD, inputs, reduce='sum')
 return ZEROS.scatter_reduce(0, SPREAD, inputs, 'amax', include_self=False)
 return torch.scatter_reduce(ZEROS, 0, SPREAD, inputs, 'mean', include_self=False)
 out = ZEROS\nout.index_add_(0, index, inputs)\nout += 1\nreturn out
+out = ZEROS\nreturn out.index_add_(0, index, inputs).index_add_(0, index, inputs)
 """.strip().split("\n")
 
 NATIVE = r"""
@@ -44,7 +45,6 @@ return inputs.new_ones(dim_size, 12).index_add(0, index, inputs)
 return inputs.new_zeros(12, dim_size).index_add(1, index, inputs.t())
 return inputs.new_zeros(30, 12).index_add(0, index, inputs)
 return ZEROS
-out = ZEROS\nreturn out.index_add_(0, index, inputs).index_add_(0, index, inputs)
 out = ZEROS\nout += 1\nreturn out.index_add_(0, index, inputs)
 return ZEROS.index_add(0, index, inputs) if f'{inputs.device}' else 0
 return ZEROS.index_add(0, index, inputs) if inputs.device.type > 'a' else inputs

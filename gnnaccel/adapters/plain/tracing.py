@@ -100,6 +100,10 @@ class Forward(GraphFunctions):
         self.by_source |= getattr(index, "end", "") == "j"
         return super().scatter(src, index, dim, dim_size, reduce)
 
+    def into(self, number: float, src: Any, index: Any, *rest: Any) -> Any:
+        self.by_source |= getattr(index, "end", "") == "j"
+        return super().into(number, src, index, *rest)
+
     def softmax(self, src: Any, index: Any = None, ptr: Any = None, num_nodes: Any = None,
                 dim: Any = 0) -> Any:
         if self._counts(num_nodes, getattr(index, "end", "")):

@@ -147,7 +147,7 @@ class GraphFunctions(Steps):
                                src, dim)
         index = _along(index, dim)
         _check_rows(src, index, dim)
-        if not (dim_size is None or type(dim_size) is Special):
+        if not (dim_size is None or type(dim_size) in (Special, NodeCount)):
             raise Unseen
         self._check_size(dim_size)
         rows = EdgeRows(channels.at_edges(src))
@@ -156,6 +156,16 @@ class GraphFunctions(Steps):
         result.rows = "i", dim_size is not None
         self.by_rows = True
         return result
+
+    def into(self, number: float, src: Any, index: Any, dim: Any, count: Any, reduce: str,
+             with_number: bool) -> Any:
+        """torch's ``scatter_reduce`` into ``count`` rows that are a ``number``."""
+        def function(rows: Tensor, index: Tensor, dim: int, out: Any, size: int) -> Tensor:
+            places = index.view(-1, *[1] * (rows.dim() - 1)).expand_as(rows)
+            return rows.new_full((size, *rows.shape[1:]), number).scatter_reduce(
+                dim, places, rows, reduce, include_self=with_number)
+
+        return self._by_itself(function, src, index, dim, count)
 
     def softmax_by_torch_scatter(self, src: Any, index: Any, dim: Any = -1,
                                  dim_size: Any = None) -> Any:

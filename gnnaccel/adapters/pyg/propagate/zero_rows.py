@@ -24,17 +24,18 @@ from gnnaccel.dispatch.generated.tree import Number
 NAMES = frozenset(("zeros", "new_zeros", "new_ones", "new_full", "index_add", "index_add_",
                    "scatter_add", "scatter_add_", "scatter_reduce", "scatter_reduce_", "index_put",
                    "index_put_", "expand_as", "device", "bincount"))
-_MAY_KEEP_ZEROS = ("sum",)  # a zero more changes nothing
+#: extrema of rows and of the numbers that they are reduced into
+_INTO = {f"{name} of all": (name, True) for name in ("amax", "amin")}
 
 
 class ZeroRows(Value):
-    """Zeros, as many as ``count`` says. What is reduced into them in place makes them the
-    result."""
+    """Zeros, as many as ``count`` says, or another ``number``, into which extrema are reduced. What
+    is reduced into them in place makes them the result."""
 
     rank = 12
 
-    def __init__(self, count: Any, meta: torch.Tensor):
-        self.count, self.meta = count, meta
+    def __init__(self, count: Any, meta: torch.Tensor, number: float = 0.0):
+        self.count, self.meta, self.number = count, meta, number
 
     def __getattr__(self, name: str) -> Any:
         if name == "to":
@@ -62,7 +63,13 @@ class ZeroRows(Value):
         if not isinstance(src, pointwise.Rows) or type(index) is not Special or (
             src.meta.shape != self.meta.shape or src.meta.dtype != self.meta.dtype):
             raise Unseen
-        if index.steps is not None:
+        if reduce in _INTO:
+            if index.steps is None:
+                raise Unseen
+            result = index.steps.into(self.number, src, index, dim, self.count, *_INTO[reduce])
+        elif self.number != 0.0:
+            raise Unseen
+        elif index.steps is not None:
             result = index.steps.scatter(src, index, dim, self.count, reduce)
         elif reduce == "sum" and index.functions is not None:  # in a message
             result = index.functions.added(self.count, src, index, dim)
@@ -84,7 +91,9 @@ def _scatter_add(dim: Any, index: Any, src: Any) -> tuple:
 
 def _scatter_reduce(dim: Any, index: Any, src: Any, reduce: Any, *,
                     include_self: Any = True) -> tuple:
-    if include_self is not False and reduce not in _MAY_KEEP_ZEROS or (
+    if reduce in ("amax", "amin") and include_self is True:
+        reduce = f"{reduce} of all"
+    elif include_self is not False and reduce != "sum" or (
         reduce not in ("sum", "mean", "amax", "amin")):
         raise Unseen
     return _of_rows(index, src), src, dim, reduce
@@ -148,6 +157,16 @@ def _filled(rows: Any, size: Any, fill_value: Any) -> Any:
     return _new_full(float(fill_value))(rows, size)
 
 
+def _full_of(size: Any, fill_value: Any, **options: Any) -> Any:
+    """What stands for `torch.full`."""
+    counts = _counts((size,))
+    if not counts or not isinstance(counts[0], (Special, RowCount)):
+        return constants.FUNCTIONS[torch.full](size, fill_value, **options)
+    if type(fill_value) is not float:  # integers make integers
+        raise Unseen
+    return _full(fill_value, torch.full)(*counts, **options)
+
+
 def zeros_like(value: NodeValue, **options: Any) -> ZeroRows:
     """`torch.zeros_like` of values per node."""
     end, whole = value.rows
@@ -178,9 +197,9 @@ def _made(number: float, counts: Any, dtype: Any) -> Any:
         if not meta.is_floating_point():
             raise Unseen
         return pointwise.Rows(Number(number), meta)
-    if type(counts[0]) not in (Special, NodeCount) or number != 0.0:
+    if type(counts[0]) not in (Special, NodeCount) or not meta.is_floating_point() and number:
         raise Unseen
-    return ZeroRows(counts[0], meta)
+    return ZeroRows(counts[0], meta, number)
 
 
 def _bincount(index: Any, weights: Any = None, minlength: Any = 0) -> Any:
@@ -195,7 +214,7 @@ def _bincount(index: Any, weights: Any = None, minlength: Any = 0) -> Any:
 #: functions of torch's, with what stands for them
 FUNCTIONS: dict[Any, Any] = {
     **constants.FUNCTIONS, torch.arange: chosen.numbers,
-    torch.zeros: _full(0.0, torch.zeros), torch.ones: _full(1.0, torch.ones),
+    torch.full: _full_of, torch.zeros: _full(0.0, torch.zeros), torch.ones: _full(1.0, torch.ones),
     torch.bincount: _bincount}
 # rows tell of themselves what others beside them need
 for _name, _value in (("new_zeros", _new_full(0.0)), ("new_ones", _new_full(1.0)),

@@ -88,8 +88,10 @@ def is_method(function: Any, cls: type, name: str, host: str) -> bool:
 
 
 def _module(function: Any) -> str:
-    """The module in which a function's code runs; "" of what is no Python function."""
-    return function.__globals__.get("__name__", "") if type(function) is FunctionType else ""
+    """The module in which a function's code runs; "" of what is no Python function, or is in
+    none."""
+    name = function.__globals__.get("__name__") if type(function) is FunctionType else None
+    return name if type(name) is str else ""
 
 
 def _top(module: str) -> str:

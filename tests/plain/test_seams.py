@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import inspect
+import types
 import warnings
 
 import pytest
@@ -223,3 +224,26 @@ def test_what_a_forward_says_of_itself(emulated):
     expected = said()
     with gnnaccel.enabled(backend="cuda", when="supported"):
         assert said() == expected
+
+
+def summed(self, x, edge_index):
+    return torch.zeros_like(x).index_add(0, edge_index[1], x[edge_index[0]])
+
+
+@pytest.mark.parametrize("name, value", [("__signature__", "none"), ("__text_signature__", "(")])
+def test_a_forward_that_says_something_else_of_itself(emulated, name, value):
+    forward = types.FunctionType(summed.__code__, globals())
+    setattr(forward, name, value)
+    early = type("Early", (nn.Module,), {"forward": forward})
+    x, edges = tensors("x edge_index")
+    with gnnaccel.enabled(backend="cuda", when="supported"):
+        for cls in (early, type("Late", (nn.Module,), {"forward": forward})):
+            assert torch.equal(cls()(x, edges), summed(None, x, edges))
+
+
+@pytest.mark.parametrize("more", [{}, {"__name__": None}])
+def test_code_of_no_module(emulated, more):
+    with gnnaccel.enabled(backend="cuda", when="supported"):
+        forward = types.FunctionType(summed.__code__, {"torch": torch, **more})
+        layer = type("Loose", (nn.Module,), {"forward": forward})()
+        assert same(layer, *tensors("x edge_index"))

@@ -26,6 +26,8 @@ SUMS = frozenset(("index_add", "index_add_", "scatter_add", "scatter_add_", "sca
                   "scatter_reduce_", "index_put_", "index_put", "scatter", "scatter_sum",
                   "scatter_mean", "scatter_max", "scatter_min"))
 _HOSTS = ("torch", "torch_geometric", "torch_scatter", "dgl", "gnnaccel")
+#: what a function says of its arguments, or has of another's
+_SAID = frozenset(("__signature__", "__text_signature__", "__wrapped__"))
 _MOST = 64  # functions that are looked at for one class
 _looked_at: IdentityMap[bool] = IdentityMap()  # classes
 _entries = _looked_at.entries
@@ -107,7 +109,7 @@ def _look(cls: type, patches: PatchSet) -> None:
     forward = next((vars(one)["forward"] for one in cls.__mro__ if "forward" in vars(one)), None)
     if type(forward) is not types.FunctionType or own.home(forward) in _HOSTS or (
         getattr(forward, "sums_over_edges", False)) or _of_host(cls) or not (
-        _sums(cls, forward) and _open(cls)):
+        _sums(cls, forward) and _open(cls) and _SAID.isdisjoint(vars(forward))):
         return
     signature = Signature.of(forward)
     if signature is None or len(signature.names) < 2:  # features and edges

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import inspect
+import types
 from typing import Any
 
 
@@ -9,19 +10,21 @@ class Signature:
     """The arguments that a ``forward`` takes, all of which may be given by name: ``names`` in
     their order, ``positions`` of them also by their place; ``defaults``."""
 
-    def __init__(self, parameters: list[inspect.Parameter]):
-        self.names = tuple(one.name for one in parameters)
-        self.positions = sum(one.kind is one.POSITIONAL_OR_KEYWORD for one in parameters)
-        self.defaults = {one.name: one.default for one in parameters
-                         if one.default is not one.empty}
+    def __init__(self, names: tuple[str, ...], positions: int, defaults: dict[str, Any]):
+        self.names, self.positions, self.defaults = names, positions, defaults
 
     @classmethod
-    def of(cls, function: Any) -> Signature | None:
-        """The signature of a ``forward`` without its module; None where it takes any number of
-        arguments."""
-        parameters = list(inspect.signature(function).parameters.values())[1:]
-        allowed = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-        return cls(parameters) if all(one.kind in allowed for one in parameters) else None
+    def of(cls, function: types.FunctionType) -> Signature | None:
+        """The signature of a ``forward`` without its module, as its code has it; None where it
+        takes any number of arguments."""
+        code = function.__code__
+        if code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS) or (
+            code.co_posonlyargcount or not code.co_argcount):
+            return None
+        names = code.co_varnames[1:code.co_argcount + code.co_kwonlyargcount]
+        positions, last = code.co_argcount - 1, function.__defaults__ or ()
+        defaults = dict(zip(reversed(names[:positions]), reversed(last)))
+        return cls(names, positions, {**defaults, **(function.__kwdefaults__ or {})})
 
     def bound(self, args: tuple, kwargs: dict) -> dict[str, Any] | None:
         """The arguments by name, with those that have a default; None where they do not fit."""

@@ -247,3 +247,33 @@ def test_code_of_no_module(emulated, more):
         forward = types.FunctionType(summed.__code__, {"torch": torch, **more})
         layer = type("Loose", (nn.Module,), {"forward": forward})()
         assert same(layer, *tensors("x edge_index"))
+
+
+def scatter_add(*given):
+    raise NotImplementedError  # a test has another in its place
+
+
+def total(values: torch.Tensor, ids: torch.Tensor, count: int) -> torch.Tensor:
+    shape = list(values.shape)
+    shape[0] = count
+    out = torch.zeros(shape, dtype=values.dtype, device=values.device)
+    return out.index_add(0, ids, values)
+
+
+class ByScript(nn.Module):
+    """Sums by a function that `torch.jit.script` has compiled."""
+
+    def forward(self, x, edge_index):
+        return scatter_add(x[edge_index[0]].tanh(), edge_index[1], x.shape[0])
+
+
+def test_functions_that_are_compiled_by_script(emulated, monkeypatch):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        monkeypatch.setitem(globals(), "scatter_add", torch.jit.script(total))
+    x, edges = tensors("x edge_index")
+    with gnnaccel.enabled(backend="cuda", when="supported"):
+        layer = ByScript()
+        assert same(layer, x.requires_grad_(), edges) and same(layer, x, edges)
+        monkeypatch.setitem(globals(), "scatter_add", lambda *given: 2 * total(*given))
+        same(layer, x, edges)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.jit import ScriptFunction
 
 from gnnaccel.adapters import own
 from gnnaccel.adapters.pyg.propagate import (guarded, named_attributes, naming, reading, supers,
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 _FUNCTIONS = (types.FunctionType, types.MethodType, types.MethodDescriptorType, staticmethod,
               classmethod)
+#: functions whose code runs on stand-ins
+_FOLLOWED = (types.FunctionType, ScriptFunction)
 _MAY_CHANGE = (list, dict, set)  # as defaults: what they have may be other things in each call
 
 
@@ -98,7 +101,7 @@ class Layer:
             keywords = dict(zip(value.keywords, arguments[len(value.args):]))
             function = self._traced_shown(value.func)
             return functools.partial(function, *arguments[:len(value.args)], **keywords)
-        if type(value) is types.FunctionType:
+        if type(value) in _FOLLOWED:
             return self._traced_function(value)
         if place is not None and naming.is_record(value):
             return Record(value, functools.partial(self._traced_note, place), self._traced_shown)
@@ -211,8 +214,7 @@ class Layer:
         followed, or stands for itself."""
         if naming.is_users_module(value) and self._traced_functions is not None:
             return _Module(value, self)
-        if type(value) is types.FunctionType or type(value) in guarded.HOLDS_OTHERS or (
-            naming.is_record(value)):
+        if type(value) in (*_FOLLOWED, *guarded.HOLDS_OTHERS) or naming.is_record(value):
             if not self._traced_manner.methods:
                 return None
             self._traced_watched.append((place, name, guarded.seen(value)))
@@ -299,8 +301,14 @@ class _Module:
         return stand_in
 
 
-def _uncompiled(function: types.FunctionType) -> types.FunctionType:
-    """The function around which `torch.compiler.disable` stands, if it does."""
+def _uncompiled(function: Any) -> types.FunctionType:
+    """The function around which `torch.compiler.disable` stands, if it does, or which
+    `torch.jit.script` compiled."""
+    if type(function) is ScriptFunction:
+        function = getattr(function, "_torchdynamo_inline", None)
+        if type(function) is not types.FunctionType:  # made by `torch.jit.trace`
+            raise Unseen
+        return function
     inner = vars(function).get("_torchdynamo_orig_callable")
     disabled = own.home(function) == "torch" and vars(function).get("_torchdynamo_disable") is True
     return inner if disabled and type(inner) is types.FunctionType else function

@@ -277,3 +277,16 @@ def test_functions_that_are_compiled_by_script(emulated, monkeypatch):
         assert same(layer, x.requires_grad_(), edges) and same(layer, x, edges)
         monkeypatch.setitem(globals(), "scatter_add", lambda *given: 2 * total(*given))
         same(layer, x, edges)
+
+
+class ByModule(nn.Module):
+    """Sums by a function of another module."""
+
+    def forward(self, x, edge_index):
+        return layers.segment_sum(x[edge_index[0]].tanh(), edge_index[1], x.size(0))
+
+
+def test_functions_of_other_modules(emulated):
+    with gnnaccel.enabled(backend="cuda", when="supported"):
+        layer, (x, edges) = ByModule(), tensors("x edge_index")
+        assert same(layer, x.requires_grad_(), edges) and same(layer, x, edges)

@@ -71,7 +71,8 @@ def _subclasses(cls: type) -> Iterator[type]:
     seen: set[int] = set()  # ids, as a metaclass may compare in its own way
     pending: list[type] = [cls]
     while pending:
-        for one in type.__subclasses__(pending.pop()):
+        subclasses: list[type] = type.__subclasses__(pending.pop())
+        for one in subclasses:
             if id(one) not in seen:
                 seen.add(id(one))
                 pending.append(one)
@@ -142,14 +143,25 @@ def _sums(cls: type, forward: types.FunctionType) -> bool:
         if function.__code__ in seen:
             continue
         seen.add(function.__code__)
-        for name in _names(function.__code__):
-            if name in SUMS:
-                return True
-            methods = (vars(one).get(name) for one in cls.__mro__)  # ``super`` finds any of them
-            for found in (*methods, function.__globals__.get(name)):
+        names = dict.fromkeys(_names(function.__code__))
+        if not SUMS.isdisjoint(names):
+            return True
+        # ``super`` finds any of the methods
+        places = (*map(vars, cls.__mro__), function.__globals__,
+                  *_modules(function.__globals__, names))
+        for name in names:
+            for found in (place.get(name) for place in places):
                 if type(found) is types.FunctionType and own.home(found) not in _HOSTS:
                     pending.append(own.original(found))
     return False
+
+
+def _modules(place: dict, names: dict[str, None]) -> Iterator[dict]:
+    """What the user's modules have that go by one of these names."""
+    for name in names:
+        found = place.get(name)
+        if type(found) is types.ModuleType and found.__name__.partition(".")[0] not in _HOSTS:
+            yield vars(found)
 
 
 def _names(code: types.CodeType) -> Iterator[str]:

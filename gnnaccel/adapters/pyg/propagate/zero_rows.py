@@ -180,8 +180,8 @@ def _onto(value: NodeValue, name: str, *args: Any, **kwargs: Any) -> NodeValue:
     zeros, sums = zeros_like(value), name.removesuffix("_")
     total = zeros._reduced(sums, False, *args, **kwargs)
     if name.endswith("_"):
-        return value.overwritten("add", torch.Tensor.add, value, total)  # type: ignore[return-value]
-    return value.operate("add", torch.Tensor.add, (value, total), {})  # type: ignore[return-value]
+        return value.overwritten("add", torch.Tensor.add, value, total)
+    return value.operate("add", torch.Tensor.add, (value, total), {})
 
 
 def _counts(size: tuple) -> Any:

@@ -307,8 +307,10 @@ def test_the_installed_hosts_are_as_recorded(host):
     found = seams.compare(host)
     if not found.known:
         pytest.skip(f"{host} {found.version} is not recorded: python -m tests.record_seams")
-    assert not found.changed and not found.gone, "python -m tests.record_seams, once the tests pass with these"
-    assert set(seams.collect(host)) == set(seams.recorded()[host][found.version])
+    # torch.compile puts a function of its own around it for good, so that it depends on the process
+    constructor = {"torch.nn.modules.module.Module.__init__"}
+    assert not {*found.changed, *found.gone} - constructor, "python -m tests.record_seams, once the tests pass with these"
+    assert set(seams.collect(host)) - constructor == set(seams.recorded()[host][found.version]) - constructor
 
 
 def test_a_function_that_an_older_host_lacks_is_told_as_gone(monkeypatch):

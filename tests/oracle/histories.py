@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from . import edits, edits_calls, edits_inputs, edits_models  # noqa: F401  (they register)
 from .backends import Backend, off
+from .graphs import first_loops
 from .judge import CONDITIONED, ROUNDING, Results, beyond, differing, distances, nudged
 from .models import IN, MODELS, SIZES
 from .table import attempt, fatal
@@ -167,6 +168,8 @@ class History:
     def check(self) -> str | None:
         """What is wrong with the model's results now."""
         self.checks += 1
+        if self.device.type == "cuda" and self.edge == "weight":
+            self.one_weight_a_loop()
         if self.model.training and any(
             isinstance(getattr(m, "dropout", 0), float) and m.dropout for m in self.model.modules()
         ):
@@ -198,6 +201,13 @@ class History:
             self.conditioned = CONDITIONED + found.text
             return None
         return found and found.text
+
+    def one_weight_a_loop(self) -> None:
+        """Give all self loops of a node one weight, as `graphs.with_one_weight_a_loop` does."""
+        with torch.inference_mode(self.values.is_inference()), torch.no_grad():
+            alike = self.values[first_loops(self.edge_index)]
+            if not torch.equal(alike, self.values):
+                self.values.copy_(alike)
 
     def _by_luck(self, got: Results, truth: Results, floor: float) -> bool:
         """Whether the rule holds on average over other features."""

@@ -11,7 +11,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("torch_geometric")
 
-from . import driver, graphs, judge, messages, metagraphs, trees  # noqa: E402
+from . import driver, graphs, histories, judge, messages, metagraphs, trees  # noqa: E402
+from .backends import Backend  # noqa: E402
 from .table import TABLE, attempt, drawn  # noqa: E402
 
 
@@ -310,3 +311,22 @@ def test_where_largest_messages_are_taken():
     assert metagraphs.takes_extrema(to_hetero(Net(), types, aggr="min"))
     assert not metagraphs.takes_extrema(to_hetero(Net(), types, aggr="mean"))
     assert not metagraphs.takes_extrema(GATConv(4, 4))
+
+
+@pytest.mark.parametrize("inference", [False, True])
+def test_a_history_has_one_weight_for_the_loops_of_a_node(inference):
+    """Those that are edited, too, and nothing else changes."""
+    history = histories.History(3, Backend("cpu"), "GCNConv weighted")
+    history.nodes, history.edges = 5, 200
+    with torch.inference_mode(inference):
+        history.new_graph()
+    before, (src, dst) = history.values.clone(), history.edge_index
+    history.one_weight_a_loop()
+    values = history.values
+    assert torch.equal(values[src != dst], before[src != dst])
+    for node in range(5):
+        own = values[(src == dst) & (src == node)]
+        assert len(own) > 1 and own.unique().numel() == 1 and own[0] in before
+    version = None if inference else values._version
+    history.one_weight_a_loop()  # and is left alone where it has them
+    assert history.values is values and (inference or values._version == version)

@@ -179,3 +179,19 @@ def test_estimates_know_the_list_of_edges():
     for other in (given.by(Softmax(1.0, True)), given._replace(more=Shifted(given.x, 1.0))):
         assert aggregation_cost.estimate(OpGraph(ei, count // 5, count // 5), other,
                                          True).once is None
+
+
+def test_sums_that_run_together_train_where_one_of_them_does(emulated, monkeypatch):
+    """The price is that of a training step, whichever of them wants a gradient."""
+    seen = []
+    monkeypatch.setattr(aggregation_cost, "estimate", lambda graph, given, grad: (
+        seen.append(grad), Estimate(1.0, 0.0, 1.0, 2.0))[1])
+    graph = OpGraph(edges(E, N, N), N, N)
+    still, trained = (prepared("sum", torch.randn(N, 4), None, E)._replace(x=x) for x in (
+        torch.randn(N, 4), torch.randn(N, 4, requires_grad=True)))
+    with gnnaccel.enabled(backend="cuda", when="profitable"):
+        for of, grad in (((still, still), False), ((still, trained), True),
+                         ((trained, still), True)):
+            seen.clear()
+            aggregation_route._cost_reason(graph, of, None)
+            assert seen == [grad, grad]

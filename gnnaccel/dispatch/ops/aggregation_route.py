@@ -191,8 +191,8 @@ def _cost_reason(graph: OpGraph, of: Sequence[Aggregation],
     # at each replay the structure is built anew, if it may not be used from before
     still = capture.here.held is not None and graph.known()
     if asked is None and capture.capturing() and not still:
-        asked = Asked(_differentiated(aggregation), self_loops.of(graph.edge_index) is None)
-    grad = _differentiated(aggregation) if asked is None else asked.grad
+        asked = Asked(_differentiated(of), self_loops.of(graph.edge_index) is None)
+    grad = _differentiated(of) if asked is None else asked.grad
     estimate = aggregation_cost.estimate(graph, aggregation, grad)
     for one in of[1:]:
         estimate = estimate.beside(aggregation_cost.estimate(graph, one, grad))
@@ -222,8 +222,8 @@ def _may_run_once(graph: OpGraph, aggregation: Aggregation, asked: Asked | None)
     return kernel is not None and compile_reason(kernel) is None
 
 
-def _differentiated(aggregation: Aggregation) -> bool:
-    return torch.is_grad_enabled() and any(t.requires_grad for t in aggregation.tensors)
+def _differentiated(of: Sequence[Aggregation]) -> bool:
+    return torch.is_grad_enabled() and any(t.requires_grad for one in of for t in one.tensors)
 
 
 # --- the run --------------------------------------------------------------------------------------

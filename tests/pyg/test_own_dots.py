@@ -97,6 +97,26 @@ class OneEach(Attends):
         self.src, self.dst = (nn.Parameter(torch.randn(1, H, 1)) for _ in range(2))
 
 
+class Beside(Attends):
+    """Both ends' rows side by side, and one parameter for them."""
+
+    def __init__(self):
+        super().__init__()
+        self.att = nn.Parameter(torch.randn(1, H, 2 * C))
+
+    def message(self, x_i, x_j, index, ptr, size_i):
+        alpha = (torch.cat([x_i, x_j], -1) * self.att).sum(-1)
+        return x_j * softmax(F.leaky_relu(alpha, 0.2), index, ptr, size_i).unsqueeze(-1)
+
+
+class OfSources(WithEdges):
+    """Scores of the source and of the edge alone."""
+
+    def message(self, x_j, edge_attr, index, ptr, size_i):
+        alpha = F.leaky_relu((x_j * self.src).sum(-1) + edge_attr, 0.2)
+        return x_j * softmax(alpha, index, ptr, size_i).unsqueeze(-1)
+
+
 class OneHead(MessagePassing):
     """GAT of one head by a linear map without a bias."""
 
@@ -113,11 +133,12 @@ class OneHead(MessagePassing):
 
 
 LAYERS = {"Attends": Attends, "WithEdges": WithEdges, "Kept": Kept, "Swapped": Swapped,
-          "Doubled": Doubled, "OfOthers": OfOthers, "Broadcast": Broadcast, "OneEach": OneEach}
+          "Doubled": Doubled, "OfOthers": OfOthers, "Broadcast": Broadcast, "OneEach": OneEach,
+          "Beside": Beside, "OfSources": OfSources}
 
 
 def edges_of(name: str) -> list[torch.Tensor]:
-    return [torch.randn(E, H)] if name == "WithEdges" else []
+    return [torch.randn(E, H)] if issubclass(LAYERS[name], WithEdges) else []
 
 
 def connected() -> torch.Tensor:
@@ -135,7 +156,7 @@ def passes(layer, route, *args) -> list[str]:
             layer(*args).sum().backward()
         with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as seen:
             layer(*args).sum().backward()
-    return [one.name for one in seen.events() if one.name in ("aten::mul", "aten::where")
+    return [one.name for one in seen.events() if one.name in ("aten::mul", "aten::where", "aten::masked_fill")
             and N in [shape[0] for shape in one.input_shapes if shape]]
 
 
@@ -149,7 +170,7 @@ def test_one_head(route):
     compare(route, OneHead(), torch.randn(N, C), graphs.square())
 
 
-@pytest.mark.parametrize("name", ["Attends", "WithEdges", "Kept", "Swapped"])
+@pytest.mark.parametrize("name", ["Attends", "WithEdges", "Kept", "Swapped", "Beside"])
 def test_kernels_compute_the_dots(emulated, name):
     x = torch.randn(N, H, C, requires_grad=True)
     assert not passes(LAYERS[name](), emulated, x, connected(), *edges_of(name))
@@ -188,7 +209,7 @@ def _edges_without(nodes: list[int]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("times", [1, 3])
-@pytest.mark.parametrize("name", ["Attends", "Doubled"])
+@pytest.mark.parametrize("name", ["Attends", "Doubled", "Beside"])
 def test_rows_of_nodes_without_edges(route, name, times):
     """What is infinite in them reaches no gradient, as it does not with the host."""
     layer = LAYERS[name]().to(route.device)
@@ -196,7 +217,7 @@ def test_rows_of_nodes_without_edges(route, name, times):
     x = torch.randn(N, H, C, device=route.device)
     x[0], x[3, 0, 2] = float("inf"), float("nan")
     x.requires_grad_()
-    weights = [layer.src, layer.dst]
+    weights = [layer.att] if name == "Beside" else [layer.src, layer.dst]
     expected = torch.autograd.grad(layer(x, ei).sum(), [x, *weights])
     with route.on():
         for _ in range(times):  # also once it is known which nodes have edges
@@ -204,6 +225,46 @@ def test_rows_of_nodes_without_edges(route, name, times):
     assert all(torch.isfinite(one).all() for one in got[1:])
     for a, b in zip(got, expected):
         assert torch.allclose(a, b, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_rows_that_no_edge_reads_where_destinations_are_others(route, times):
+    """Scores of sources alone: how many destinations there are, and which have edges, is nothing
+    to the sources' rows."""
+    layer = OfSources().to(route.device)
+    ei = torch.stack([torch.randint(1, 9, (E,)), torch.randint(2, 5, (E,))])
+    x, y, edge = torch.randn(12, H, C), torch.randn(7, H, C), torch.randn(E, H)
+    x[0], x[10, 1, 2] = float("inf"), float("nan")
+    ei, x, y, edge = route.put(ei, x, y, edge)
+    wrt = [x.requires_grad_(), edge.requires_grad_(), layer.src]
+    expected = torch.autograd.grad(layer((x, y), ei, edge).sum(), wrt)
+    with route.on():
+        for _ in range(times):
+            got = torch.autograd.grad(layer((x, y), ei, edge).sum(), wrt)
+    for a, b in zip(got, expected):
+        assert torch.isfinite(a).all() and torch.allclose(a, b, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["Beside", "Attends"])
+def test_results_written_over(route, name):
+    """A result that is changed in place, and second derivatives of what came before."""
+    layer = LAYERS[name]().to(route.device)
+    x, ei = route.put(torch.randn(N, H, C), _edges_without([2]))
+    x.requires_grad_()
+
+    def run():
+        out = layer(x, ei).mul_(2.0).relu_()
+        first, = torch.autograd.grad(out.square().sum(), x, create_graph=True)
+        return torch.autograd.grad(first.square().sum(), [x, *layer.parameters()],
+                                   allow_unused=True)
+
+    expected = run()
+    with route.on():
+        for _ in range(3):
+            got = run()
+    for a, b in zip(got, expected):
+        assert (a is None) == (b is None)
+        assert a is None or close(a, b)
 
 
 def test_another_graph_in_the_place_of_one(emulated):

@@ -35,8 +35,9 @@ class Call:
 
     ``exposed``: the caller hands the result on as it is, so a user may change it in place; where
     backward reads the output it must then be a copy. ``pmf``: long rows by PMF; ``run``: (call,
-    tensors) -> the output; ``kernels``: of a relational call, whether it runs by the CUDA kernels,
-    so that its adapter may use them as well.
+    tensors) -> the output; ``unread``: [num_src] rows of "x" that no edge reads, which gradients of
+    parameters are to leave out; ``kernels``: of a relational call, whether it runs by the CUDA
+    kernels, so that its adapter may use them as well.
     """
 
     program: Program
@@ -49,6 +50,7 @@ class Call:
     pmf: bool = False
     dropout: Dropout = None  # type: ignore[assignment]  # set before anything runs by kernels
     run: Any = None
+    unread: Tensor | None = None
     kernels: ClassVar[bool] = False
 
     def __call__(self, tensors: dict[str, Tensor | Mapped] | Folded) -> Tensor:
@@ -173,7 +175,10 @@ def with_the_same_dropout(call: Call, tensors: dict[str, Tensor]) -> Tensor:
 
 
 def shaped(call: Call, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """``tensors`` with the bias as [heads, width]; kernels take it as the layer has it."""
+    """``tensors`` with the bias as [heads, width], which kernels take as the layer has it, and with
+    zeros for unread rows, which kernels leave out."""
+    if call.unread is not None:
+        tensors = {**tensors, "x": families.read(call, tensors["x"])}
     if "bias" not in tensors:
         return tensors
     return {**tensors, "bias": tensors["bias"].view(call.heads, call.width)}

@@ -73,6 +73,11 @@ def bias_grad(grad: Tensor, bias: Tensor) -> Tensor:
     return like(column_sum(grad.view(rows, -1)), bias) if rows else torch.zeros_like(bias)
 
 
+def read(call: Call, x: Tensor) -> Tensor:
+    """The rows ``x`` [N, heads, width], with zeros for those that no edge reads."""
+    return x if call.unread is None else x.masked_fill(call.unread.view(-1, 1, 1), 0.0)
+
+
 # --- additive -------------------------------------------------------------------------------------
 
 def _additive_variant(call: Call, x: Tensor, train: bool) -> additive.Variant:
@@ -109,6 +114,7 @@ def additive_forward(call: Call, inputs: Inputs, train: bool,
     att_dst: Any
     x, x_dst, att_src, att_dst, a_edge, bias = inputs
     x, x_dst = dense(x), None if x_dst is None else dense(x_dst)
+    x = x if form is _AS_THEY_COME else read(call, x)  # a row's numbers share a scale
     att_src, att_dst, a_edge, bias = dense_in(torch.float32, att_src, att_dst, a_edge, bias)
     same = att_dst is not None and x_dst is None
     a_src, a_dst = head_dot.dot(x, att_src, att_dst if same else None)
@@ -128,6 +134,7 @@ def additive_backward_of(call: Call, inputs: Inputs, saved: tuple, grad: Tensor,
                          form: AsTheyCome = _AS_THEY_COME) -> tuple:
     """``backward`` of `ADDITIVE`."""
     x, x_dst, att_src, att_dst, a_edge, a_src, a_dst, first, second, *result = saved
+    x = read(call, x)  # here alone: forward reads rows by edges
     same = att_dst is not None and x_dst is None
     places = call.attention.places
     by_dst, by_src = call.graph.csc(places), call.graph.csr(places)

@@ -171,14 +171,17 @@ class OwnAttention:
         message: Any = self.found.message  # not None
         arguments = CallArguments(kwargs, OpGraph(edge_index, spec.num_src, spec.num_dst,
                                                   spec.flipped, attend.graph))
-        dots = spec.program.name == "gat"
-        if dots or not self.viewed:  # parameters get gradients of sums over nodes
-            # what the message read of the layer are its parameters; most need no look at these
-            roots: Any = chain(self.roots, (partial(_itself, p) for p in layer.parameters()))
-            arguments = of_read(arguments, roots, both=dots)
+        # parameters get gradients of sums over nodes; what the message read of the layer are its
+        # parameters, and most need no look at these
+        roots: Any = chain(self.roots, (partial(_itself, p) for p in layer.parameters()))
+        if spec.program.name == "gat":
+            if arguments.grad and any(root(arguments).requires_grad for root in roots):
+                attend.unread = _unread(message, arguments.graph)
+        elif not self.viewed:
+            arguments = of_read(arguments, roots)
         tensors: Any = _tensors(message, spec, arguments)
         # contiguous, as the host's is: a layer's own code may take views of it
-        out = attend(tensors).contiguous().view(spec.num_dst, *message.meta.shape[1:])
+        out = _shaped(attend(tensors).contiguous(), (spec.num_dst, *message.meta.shape[1:]))
         return reading.finished(layer, self.known, False, out, kwargs, of_caller)
 
 
@@ -255,6 +258,18 @@ def _itself(parameter: Tensor, given: Any) -> Tensor:
     return parameter
 
 
+def _unread(message: Weighted, graph: OpGraph) -> Tensor | None:
+    """[num_src]: whether no edge reads the rows of a node; None where all are read."""
+    both = "i" in message.alpha.score.of["ends"].parts  # the same rows
+    found = graph.isolated() if both else graph.unread("u")
+    return None if found is None else found[0]
+
+
+def _shaped(t: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """``t`` in this shape, without a node of autograd if it has it."""
+    return t if t.shape == shape else t.view(shape)
+
+
 #: operands of the Program `gat`
 _ATTENTION = {"j": "att_src", "i": "att_dst", "e": "a_edge"}
 
@@ -264,14 +279,16 @@ def _vector(part: Node, kwargs: dict, heads: int, width: int) -> Tensor:
     vector = part.dot[1].make(kwargs)  # type: ignore[index]  # it is a dot
     if vector.numel() != heads * width:
         vector = vector.expand(1, *part.dot[0].meta.shape[1:])  # type: ignore[index]
-    return vector.reshape(1, heads, width).contiguous()
+    shape = 1, heads, width
+    return (vector if vector.shape == shape else vector.reshape(shape)).contiguous()
 
 
 def _tensors(message: Weighted, spec: CallSpec, kwargs: dict) -> dict[str, Tensor]:
     score, h, c = message.alpha.score, spec.heads, spec.width
 
     def of(node: Node, *shape: int) -> Tensor:
-        return node.make(kwargs).reshape(-1, *shape).contiguous()
+        rows = node.make(kwargs)
+        return (rows if rows.shape[1:] == shape else rows.reshape(-1, *shape)).contiguous()
 
     if score.kind == "terms":
         names = {"j": "a_src", "i": "a_dst", "e": "a_edge"}

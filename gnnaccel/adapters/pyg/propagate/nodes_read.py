@@ -39,20 +39,6 @@ class OfRead(CallArguments):
         return self._kept[key]
 
 
-class OfConnected(OfRead):
-    """As `OfRead`, where the same rows are read at both ends: a node has an edge at one of them."""
-
-    def of(self, t: Tensor, end: str, dim: int = 0) -> Tensor:
-        if (id(t), "", dim) not in self._kept:
-            with torch.set_grad_enabled(self.grad):
-                self._kept[id(t), "", dim] = _replaced(t, self.graph.isolated(),
-                                                       self.graph.num_edges, dim)
-        return self._kept[id(t), "", dim]
-
-
-OF_READ = OfRead, OfConnected
-
-
 def _replaced(t: Tensor, unread: tuple[Tensor, Tensor] | None, edges: int, dim: int) -> Tensor:
     if unread is None or not math.prod(t.shape):
         # gradients are added up as below: whether nodes are known to be read is a matter of time
@@ -63,16 +49,15 @@ def _replaced(t: Tensor, unread: tuple[Tensor, Tensor] | None, edges: int, dim: 
     return torch.where(mask.view(-1, *(1,) * (t.dim() - dim - 1)), row, t)
 
 
-def of_read(given: Any, roots: Iterable[Make], picks: bool = False, both: bool = False) -> Any:
+def of_read(given: Any, roots: Iterable[Make], picks: bool = False) -> Any:
     """The arguments to compute rows of nodes of, which are made of the tensors ``roots``; ``given``
     itself where none of these wants a gradient. ``picks``: the rows may be numbers by which
-    others are picked, so that those of all nodes have to be such as edges read; ``both``: all rows
-    are read at both ends."""
+    others are picked, so that those of all nodes have to be such as edges read."""
     if type(given) is not CallArguments or not picks and (not given.grad or not any(
         root(given).requires_grad for root in roots)):
         return given
     if given.read is None:
-        given.read = (OfConnected if both else OfRead)(given)
+        given.read = OfRead(given)
     return given.read
 
 
@@ -82,7 +67,7 @@ def node_rows(get: Callable[[Any], Tensor], end: str, dim: int = 0) -> Callable[
 
     def make(given: Any) -> Tensor:
         t = get(given)
-        return given.of(t, end, dim) if type(given) in OF_READ else t
+        return given.of(t, end, dim) if type(given) is OfRead else t
 
     return make
 
@@ -94,6 +79,6 @@ def argument(name: str, end: str, dim: int = 0) -> Callable[[Any], Tensor]:
     def make(given: Any) -> Tensor:
         t = given[name]  # `standins.rows`, and `node_rows` of these, without their calls
         t = t[at] if isinstance(t, (tuple, list)) else t
-        return given.of(t, end, dim) if type(given) in OF_READ else t
+        return given.of(t, end, dim) if type(given) is OfRead else t
 
     return make

@@ -1,10 +1,11 @@
 """Fused GPU kernels under unmodified PyTorch Geometric and DGL layers.
 
 ``import gnnaccel; gnnaccel.enable()`` is the whole of it. Importing this package loads neither
-torch nor a host library and patches nothing. Each public name is resolved on first use. Two things
-happen: a finder for ``dgl.graphbolt`` lets a later ``import dgl`` work where that part of DGL
-cannot be loaded (`gnnaccel.finder`), and the one environment variable that is read,
-``GNNACCEL_STANDINS``, asks for `standins`.
+torch nor a host library and patches nothing. Each public name is resolved on first use. Three
+things happen: the package's own modules run when they are first used (`gnnaccel.lazy`), a finder
+for ``dgl.graphbolt`` lets a later ``import dgl`` work where that part of DGL cannot be loaded
+(`gnnaccel.finder`), and the one environment variable that is read, ``GNNACCEL_STANDINS``, asks for
+`standins`.
 """
 from __future__ import annotations
 
@@ -12,8 +13,12 @@ import importlib
 import os as _os
 from typing import TYPE_CHECKING, Any
 
-from gnnaccel import finder as _finder
-from gnnaccel._version import __version__
+from gnnaccel import lazy as _lazy
+
+_lazy.install()
+
+from gnnaccel import finder as _finder  # noqa: E402
+from gnnaccel._version import __version__  # noqa: E402
 
 if TYPE_CHECKING:  # for editors and type checkers, which cannot see through __getattr__
     from gnnaccel import distributed as distributed

@@ -13,6 +13,8 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from gnnaccel import lazy
+
 
 def _plain(layer: Any, args: tuple, kwargs: dict, kept: None) -> Any:
     """The tensors of a call ``layer(x, edge_index)``."""
@@ -132,7 +134,9 @@ class Host:
 
 def read_host(package: str) -> Host:
     """The contract of a host's package, which is imported."""
-    attributes = vars(importlib.import_module(package))
+    module = importlib.import_module(package)
+    lazy.run(module)
+    attributes = vars(module)
     return Host(**{field.name: attributes[field.name] for field in dataclasses.fields(Host)
                    if field.name in attributes})
 
@@ -146,6 +150,7 @@ def read(module: Any) -> Contract:
     Raises AttributeError for a module without ``state`` or ``run``, and for one with a constant
     whose name is nearly one of the contract's: misspelt, it would have no effect.
     """
+    lazy.run(module)
     attributes = vars(module)
     for name in ("state", "run"):
         if name not in attributes:

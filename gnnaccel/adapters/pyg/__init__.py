@@ -34,6 +34,9 @@ LAYERS = {
     "PNAConv": ("layers.pna", 0),
     "NNConv": ("layers.nn_conv", -2),
 }
+#: those whose modules say how ``forward`` is wrapped (`Contract.inside`, ``around``,
+#: ``propagates``) and are read at once; others are read at the first call of such a layer
+WRAPPED = frozenset(("HeteroDictLinear", "HeteroConv", "FiLMConv", "NNConv"))
 
 
 def install(patches: PatchSet) -> list[str]:
@@ -50,8 +53,13 @@ def install(patches: PatchSet) -> list[str]:
     for name, (module, node_dim) in LAYERS.items():
         cls = getattr(nn, name)
         adapter = _Guarded(cls, module, node_dim)
-        forward = routed(cls.forward, adapter, adapter.contract.inside, tracing.carried(cls))
-        around, propagates = adapter.contract.around, adapter.contract.propagates
+        inside: Any = None
+        around: Any = None
+        propagates: Any = None
+        if name in WRAPPED:
+            found = adapter.contract
+            inside, around, propagates = found.inside, found.around, found.propagates
+        forward = routed(cls.forward, adapter, inside, tracing.carried(cls))
         if around is not None:
             forward = around(forward, cls.forward)
         if propagates is not None:
@@ -161,12 +169,21 @@ def linear_maps(layer: Any) -> list[tuple[str, Any]]:
 
 
 class _Guarded:
-    """An adapter behind the checks that hold for every layer of its class."""
+    """An adapter behind the checks that hold for every layer of its class. The layer's module is
+    read when something of it is first asked for."""
 
     host = "pyg"
-    resized: Any = None
 
     def __init__(self, cls: type, module: str, node_dim: int | None):
+        self._of, self._is_read = (cls, module, node_dim), False
+
+    def __getattr__(self, name: str) -> Any:  # of what is not there
+        if name.startswith("__") or self._is_read:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        self._read(*self._of)
+        return getattr(self, name)
+
+    def _read(self, cls: type, module: str, node_dim: int | None) -> None:
         from gnnaccel.adapters import guards as shared
         from gnnaccel.adapters import own
         from gnnaccel.adapters.pyg import guards
@@ -184,8 +201,9 @@ class _Guarded:
         self._checked = shared.checked
         self.key = guards.signature(adapter, self.paths, node_dim is not None)
         self._keep, self.again = adapter.keep, adapter.repeated()
-        if adapter.resized is not None:
-            self._resized, self.resized = adapter.resized, self._of_another_size
+        self._resized: Any = adapter.resized
+        self.resized = None if adapter.resized is None else self._of_another_size
+        self._is_read = True
 
     def keep(self, layer: Any, args: tuple, kwargs: dict, spec: Any, inputs: Any) -> Any:
         if self._replaceable(layer):

@@ -48,11 +48,11 @@ def run(module: ModuleType) -> None:
     with loader.lock:
         if loader.running or type(module) is not Lazy:  # its own code asks for a name
             return
-        loader.running = True
+        loader.running = spec._initializing = True  # the latter as of a module being imported
         try:
             loader.of.exec_module(module)
         finally:
-            loader.running = False
+            loader.running = spec._initializing = False
         spec.loader = loader.of
         ModuleType.__setattr__(module, "__loader__", loader.of)
         ModuleType.__setattr__(module, "__class__", ModuleType)

@@ -143,3 +143,9 @@ def test_layers_whose_forward_is_wrapped_are_those_that_are_read_at_once():
         if (found.inside, found.around, found.propagates) != (None,) * 3:
             wrapped.add(name)
     assert wrapped == pyg.WRAPPED
+
+
+def test_a_module_that_runs_counts_as_being_imported(made):
+    """As those who wait for whole modules see it (`adapters.importhook`)."""
+    module = made("import later\nwhile_it_runs = later.__spec__._initializing\n")
+    assert module.while_it_runs is True and module.__spec__._initializing is False

@@ -149,3 +149,21 @@ def test_a_module_that_runs_counts_as_being_imported(made):
     """As those who wait for whole modules see it (`adapters.importhook`)."""
     module = made("import later\nwhile_it_runs = later.__spec__._initializing\n")
     assert module.while_it_runs is True and module.__spec__._initializing is False
+
+
+def test_what_is_read_when_it_is_asked_for():
+    from gnnaccel.adapters.contract import Unread
+
+    class Two(Unread):
+        times = 0
+
+        def _read(self, first, second):
+            Two.times += 1
+            self.first, self._second = first, second
+
+    two = Two(1, 2)
+    assert Two.times == 0 and two._second == 2 and two.first == 1 and Two.times == 1
+    assert not hasattr(Two.__new__(Two), "first")  # as a copy is, at first
+    for name in ("third", "_third", "__third__"):
+        assert not hasattr(two, name)
+    assert Two.times == 1

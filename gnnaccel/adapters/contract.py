@@ -162,3 +162,20 @@ def read(module: Any) -> Contract:
                 raise AttributeError(f"{module.__name__} has {name}: did you mean {meant[0]}, "
                                      "as gnnaccel.adapters.contract has it?")
     return Contract(**{name: attributes[name] for name in _NAMES if name in attributes})
+
+
+class Unread:
+    """An object whose attributes are those that ``_read(*of)`` sets, when one is first asked for:
+    what a layer's module gives, which runs then."""
+
+    def __init__(self, *of: Any):
+        self._of, self._is_read = of, False
+
+    def _read(self, *of: Any) -> None:
+        raise NotImplementedError
+
+    def __getattr__(self, name: str) -> Any:  # of what is not there
+        if not name.startswith("__") and not vars(self).get("_is_read", True):
+            self._read(*self._of)
+            self._is_read = True
+        return object.__getattribute__(self, name)  # by another thread, perhaps

@@ -6,8 +6,10 @@ each time (`graphs.remembering`), and the operations under all message passing a
 """
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
+from gnnaccel.adapters import contract
 from gnnaccel.adapters.patching import PatchSet
 from gnnaccel.dispatch.policy import rules
 from gnnaccel.dispatch.policy.reasons import Reason, reason
@@ -118,15 +120,13 @@ def storable(layer: Any) -> Reason | bool | None:
                   "operation knows its layer")
 
 
-class _Guarded:
+class _Guarded(contract.Unread):
     """An adapter behind the checks that hold for every layer of its class."""
 
     host, bind, resized = "dgl", None, None
 
-    def __init__(self, cls: type, module: str):
-        import importlib
-
-        from gnnaccel.adapters import contract, own
+    def _read(self, cls: type, module: str) -> None:
+        from gnnaccel.adapters import own
         from gnnaccel.adapters import guards as shared
         from gnnaccel.adapters.dgl import guards, repeated
 

@@ -168,20 +168,10 @@ def linear_maps(layer: Any) -> list[tuple[str, Any]]:
     return list(linear.maps(layer)) if isinstance(layer, MessagePassing) else []
 
 
-class _Guarded:
-    """An adapter behind the checks that hold for every layer of its class. The layer's module is
-    read when something of it is first asked for."""
+class _Guarded(contract.Unread):
+    """An adapter behind the checks that hold for every layer of its class."""
 
     host = "pyg"
-
-    def __init__(self, cls: type, module: str, node_dim: int | None):
-        self._of, self._is_read = (cls, module, node_dim), False
-
-    def __getattr__(self, name: str) -> Any:  # of what is not there
-        if name.startswith("__") or self._is_read:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        self._read(*self._of)
-        return getattr(self, name)
 
     def _read(self, cls: type, module: str, node_dim: int | None) -> None:
         from gnnaccel.adapters import guards as shared
@@ -203,7 +193,6 @@ class _Guarded:
         self._keep, self.again = adapter.keep, adapter.repeated()
         self._resized: Any = adapter.resized
         self.resized = None if adapter.resized is None else self._of_another_size
-        self._is_read = True
 
     def keep(self, layer: Any, args: tuple, kwargs: dict, spec: Any, inputs: Any) -> Any:
         if self._replaceable(layer):

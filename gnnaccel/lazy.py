@@ -17,12 +17,16 @@ _PREFIX = __package__ + "."
 
 
 class Lazy(ModuleType):
-    """A module whose code has not run. It becomes a plain module when it has."""
+    """A module whose code has not run to its end. It becomes a plain module when it has."""
 
-    def __getattr__(self, name: str) -> Any:  # of what is not there
+    def __getattribute__(self, name: str) -> Any:
+        if not name.startswith("__"):  # of the import system, which are there from the start
+            run(self)  # waits for all of it where another thread runs it
+        return ModuleType.__getattribute__(self, name)
+
+    def __getattr__(self, name: str) -> Any:  # of what is not there, such as __version__
         run(self)
-        return getattr(self, name) if type(self) is not Lazy else ModuleType.__getattribute__(
-            self, name)
+        return ModuleType.__getattribute__(self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         run(self)  # else that would write over it later

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 import gnnaccel
+from gnnaccel import lazy
 
 _OURS = os.path.dirname(gnnaccel.__file__) + os.sep
 _INLINED_SINCE_312 = ("<listcomp>", "<dictcomp>", "<setcomp>")
@@ -128,6 +129,16 @@ _DRAWN = 4  # calls more or fewer that eight graphs of other sizes may cost
 #: route -> files at most, of gnnaccel's, whose functions run in a GATConv's call and its backward:
 #: the process's first, the first over another graph, and a repeated one
 FILES = {"kernels": (39, 30, 15), "native": (33, 8, 6)}
+
+
+def run_modules() -> None:
+    """Run gnnaccel's modules that would run when a call first uses them: no part of what it does."""
+    def waiting() -> list:
+        return [module for module in list(sys.modules.values()) if type(module) is lazy.Lazy]
+
+    while modules := waiting():
+        for module in modules:
+            lazy.run(module)
 
 
 def by_kernels(name: str, layer: Any, args: tuple, route: Any) -> None:

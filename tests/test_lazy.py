@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import time
 from types import ModuleType
 
 import pytest
@@ -75,14 +76,18 @@ def test_an_error_is_raised_each_time(made):
 
 
 def test_threads_wait_for_all_of_it(made):
-    module = made("import time\nfirst = 1\ntime.sleep(0.3)\nlast = 2\n")
+    """Nobody sees what it has made of a name so far."""
+    module = made("import time\nvalue, other = 1, 1\ntime.sleep(0.3)\nvalue = last = 2\n")
     seen = []
-    threads = [threading.Thread(target=lambda: seen.append(module.last)) for _ in range(8)]
+    names = ["last", *["value", "last"] * 4]
+    threads = [threading.Thread(target=lambda name: seen.append(getattr(module, name)),
+                                args=(name,)) for name in names]
     for thread in threads:
         thread.start()
+        time.sleep(0.02)
     for thread in threads:
         thread.join()
-    assert seen == [2] * 8
+    assert seen == [2] * 9
 
 
 def test_functions_are_found_by_name_and_have_a_text(made):

@@ -19,7 +19,8 @@ from gnnaccel.adapters.pyg.propagate import calls
 from gnnaccel.dispatch.graph import cache
 from gnnaccel.dispatch.ops import aggregation_cost
 from gnnaccel.dispatch.ops.aggregation_cost import Estimate
-from tests.call_counts import FILES, FRESH, by_kernels, counted, natively, over_new_graphs
+from tests.call_counts import (FILES, FRESH, by_kernels, counted, natively, over_new_graphs,
+                               run_modules)
 from tests.pyg import hetero_graphs
 from tests.pyg.hetero_graphs import METADATA, edges, features, hetero
 
@@ -225,6 +226,7 @@ def test_the_files_that_a_call_walks_through(request, route):
         return len(counted(lambda: layer(x.requires_grad_(), edge_index).sum().backward()).files)
 
     with emulated.on() if emulated else gnnaccel.enabled(backend="cuda"):
+        run_modules()
         first = walked(*plain(edges))
         for _ in range(2):
             layer(*plain(edges))

@@ -72,7 +72,7 @@ def install(late: Callable[[str], None] | None = None) -> None:
         try:
             for key, (module, _) in HOSTS.items():
                 _hosts[key] = host = _Host()
-                host.handle = when_imported(module, functools.partial(_patch, key, host))
+                host.handle = when_imported(module, functools.partial(_patch, key, host), _lock)
                 host.waiting = not host.installed
         except BaseException:
             uninstall()

@@ -8,6 +8,9 @@ A package that imports the awaited submodule halfway through its own ``__init__`
 that point, so a module counts as imported when its parents are complete, too. If the import was
 already under way when `when_imported` was called (in another thread, or further up the stack), its
 end cannot be seen; it is noticed by `poll` and at the next import of anything new.
+
+Finders run under a lock of the import system's. Whoever holds a lock of ours may be importing and
+wait for that one, so a finder calls back only where the callback's lock is free.
 """
 from __future__ import annotations
 
@@ -16,14 +19,22 @@ import threading
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
+
+
+class Lock(Protocol):
+    """A lock that one thread may take several times."""
+
+    def acquire(self, blocking: bool = True) -> bool: ...
+    def release(self) -> None: ...
 
 
 class Handle:
-    """An awaited import."""
+    """An awaited import. ``lock`` is what the callback waits for."""
 
-    def __init__(self, name: str, callback: Callable[[], None]) -> None:
+    def __init__(self, name: str, callback: Callable[[], None], lock: Lock | None) -> None:
         self.name = name
+        self.lock = lock
         self._callback: Callable[[], None] | None = callback
 
     @property
@@ -47,14 +58,15 @@ _lock = threading.RLock()
 _pending: list[Handle] = []
 
 
-def when_imported(name: str, callback: Callable[[], None]) -> Handle:
+def when_imported(name: str, callback: Callable[[], None], lock: Lock | None = None) -> Handle:
     """Call ``callback()`` once module ``name`` is imported: right away if it is, otherwise when its
     import is complete.
 
     The callback runs in the importing thread, before the ``import`` statement returns; its errors
     come out of the statement. It is called at most once; an import that fails is awaited anew.
+    ``lock``: what the callback takes and other threads may hold while they import.
     """
-    handle = Handle(name, callback)
+    handle = Handle(name, callback, lock)
     with _lock:
         ready = _ready(name)
         if not ready:
@@ -111,6 +123,24 @@ def _call_ready(finished: str | None = None) -> None:
     _call_all(ready)
 
 
+def _call_free() -> None:
+    """Call back for modules whose import was not noticed, but for those whose lock another thread
+    holds. These are awaited on."""
+    with _lock:
+        ready = [handle for handle in _pending if _ready(handle.name)]
+    for handle in ready:
+        if handle.lock is None or handle.lock.acquire(blocking=False):
+            try:
+                with _lock:
+                    awaited = handle in _pending
+                    _take([handle])
+                if awaited:
+                    handle._call()
+            finally:
+                if handle.lock is not None:
+                    handle.lock.release()
+
+
 def _call_all(handles: list[Handle]) -> None:
     """Call each, even if one before it raises."""
     if handles:
@@ -137,7 +167,7 @@ class _Finder:
 
     def find_spec(self, name: str, path: Any = None,
                   target: ModuleType | None = None) -> ModuleSpec | None:
-        _call_ready()  # an import that was under way when it was asked for
+        _call_free()  # an import that was under way when it was asked for
         with _lock:
             awaited = any(name in _lineage(handle.name) for handle in _pending)
         busy = self._local.__dict__.setdefault("busy", set())

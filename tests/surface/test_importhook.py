@@ -256,6 +256,48 @@ def test_two_threads_importing_call_back_once(package):
     assert calls == [9]
 
 
+def test_a_thread_that_imports_does_not_wait_for_one_that_holds_the_lock_and_imports(package):
+    """The finder runs under the import system's own lock, which the other thread needs."""
+    other, ours = package(init=""), package(init="")
+    name = package(init=f"""
+        import threading
+        from gnnaccel.adapters.importhook import when_imported
+        from tests.surface import test_importhook as test
+        thread = threading.Thread(target=test.await_and_import, args=(__name__, "{ours}"))
+        thread.daemon = True
+        thread.start()
+        test.Shared.held.wait()
+    """.replace("\n        ", "\n"))
+    importlib.import_module(name)
+    first = threading.Thread(target=importlib.import_module, args=(other,), daemon=True)
+    first.start()
+    first.join(10)
+    Shared.go.set()
+    importlib.import_module(name).thread.join(10)
+    assert not first.is_alive() and ours in sys.modules
+    assert Shared.calls == [name] and not hooked()
+
+
+class Shared:
+    """What the threads of the test above share."""
+
+    lock, held, go = threading.RLock(), threading.Event(), threading.Event()
+    calls: list[str] = []
+
+
+def await_and_import(name: str, ours: str) -> None:
+    """Await ``name``, whose import is under way, and import ``ours`` with the lock held."""
+    def call() -> None:
+        with Shared.lock:
+            Shared.calls.append(name)
+
+    with Shared.lock:
+        when_imported(name, call, Shared.lock)
+        Shared.held.set()
+        Shared.go.wait(10)
+        importlib.import_module(ours)
+
+
 def test_a_block_that_the_end_of_the_interpreter_leaves_says_nothing():
     """A generator holds it, which is closed when there are no finders any more."""
     code = ("import contextlib, gnnaccel\n@contextlib.contextmanager\ndef block():\n"

@@ -54,6 +54,8 @@ class Handle:
             callback()
 
 
+_OURS = f"{__package__.partition('.')[0]}."
+
 _lock = threading.RLock()
 _pending: list[Handle] = []
 
@@ -124,10 +126,12 @@ def _call_ready(finished: str | None = None) -> None:
 
 
 def _call_free() -> None:
-    """Call back for modules whose import was not noticed, but for those whose lock another thread
-    holds. These are awaited on."""
+    """Call back for modules whose import was not noticed. Those whose lock another thread holds are
+    awaited on, and all are while modules of ours are being imported: callbacks need these whole."""
     with _lock:
         ready = [handle for handle in _pending if _ready(handle.name)]
+    if ready and not all(_complete(name) for name in list(sys.modules) if name.startswith(_OURS)):
+        return
     for handle in ready:
         if handle.lock is None or handle.lock.acquire(blocking=False):
             try:

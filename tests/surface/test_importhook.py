@@ -256,6 +256,23 @@ def test_two_threads_importing_call_back_once(package):
     assert calls == [9]
 
 
+def test_not_called_while_modules_of_ours_are_being_imported(package, monkeypatch):
+    """A callback that imports these again would find them half done."""
+    name = package(init="import gnnaccel.adapters.importhook as h\nCALLS = []\n"
+                        "h.when_imported('NAME', lambda: CALLS.append(1))\n")
+    first, second = package(init=""), package(init="")
+    calls = importlib.import_module(name).CALLS
+    half = type(sys)("gnnaccel.half")
+    half.__spec__ = importlib.util.spec_from_loader("gnnaccel.half", None)
+    half.__spec__._initializing = True
+    monkeypatch.setitem(sys.modules, "gnnaccel.half", half)
+    importlib.import_module(first)
+    assert calls == [] and hooked()
+    half.__spec__._initializing = False
+    importlib.import_module(second)
+    assert calls == [1] and not hooked()
+
+
 def test_a_thread_that_imports_does_not_wait_for_one_that_holds_the_lock_and_imports(package):
     """The finder runs under the import system's own lock, which the other thread needs."""
     other, ours = package(init=""), package(init="")

@@ -9,8 +9,9 @@ that point, so a module counts as imported when its parents are complete, too. I
 already under way when `when_imported` was called (in another thread, or further up the stack), its
 end cannot be seen; it is noticed by `poll` and at the next import of anything new.
 
-Finders run under a lock of the import system's. Whoever holds a lock of ours may be importing and
-wait for that one, so a finder calls back only where the callback's lock is free.
+Finders run under a lock of the import system's, loaders under one of their module's. Whoever holds
+a lock of ours may be importing and wait for one of these. So nothing is called back by a finder,
+and by the loader of a module that is not awaited only where the callback's lock is free.
 """
 from __future__ import annotations
 
@@ -171,11 +172,14 @@ class _Finder:
 
     def find_spec(self, name: str, path: Any = None,
                   target: ModuleType | None = None) -> ModuleSpec | None:
-        _call_free()  # an import that was under way when it was asked for
         with _lock:
             awaited = any(name in _lineage(handle.name) for handle in _pending)
+            # or an import has ended that was under way when it was asked for
+            if not awaited and (name.startswith(_OURS)
+                                or not any(_ready(handle.name) for handle in _pending)):
+                return None
         busy = self._local.__dict__.setdefault("busy", set())
-        if not awaited or name in busy:  # another finder of this kind may ask all finders in turn
+        if name in busy:  # another finder of this kind may ask all finders in turn
             return None
         busy.add(name)
         try:
@@ -185,7 +189,8 @@ class _Finder:
         # a namespace package has no loader yet
         if spec is not None and hasattr(spec.loader, "exec_module"):
             # it hands on all that it lacks
-            spec.loader = _Telling(spec.loader, name)  # type: ignore[assignment]
+            spec.loader = _Telling(  # type: ignore[assignment]
+                spec.loader, name if awaited else None)
         return spec
 
 
@@ -223,15 +228,18 @@ class Loader:
 
 
 class _Telling(Loader):
-    """A loader that tells when it is done."""
+    """A loader that tells when it is done; None for the name of a module that is not awaited."""
 
-    def __init__(self, loader: Any, name: str) -> None:
+    def __init__(self, loader: Any, name: str | None) -> None:
         super().__init__(loader)
         self._name = name
 
     def exec_module(self, module: ModuleType) -> None:
         super().exec_module(module)
-        _call_ready(finished=self._name)
+        if self._name is None:
+            _call_free()
+        else:
+            _call_ready(finished=self._name)
 
 
 _finder = _Finder()

@@ -20,7 +20,8 @@ class Lazy(ModuleType):
     """A module whose code has not run to its end. It becomes a plain module when it has."""
 
     def __getattribute__(self, name: str) -> Any:
-        if not name.startswith("__"):  # of the import system, which are there from the start
+        # others of two underscores are the import system's, and there from the start
+        if name == "__doc__" or not name.startswith("__"):
             run(self)  # waits for all of it where another thread runs it
         return ModuleType.__getattribute__(self, name)
 

@@ -47,7 +47,7 @@ def test_it_runs_once_when_it_is_used_and_is_a_plain_module_then(made):
 
 @pytest.mark.parametrize("use", [
     lambda m: setattr(m, "value", 4), lambda m: delattr(m, "value"), dir, lambda m: m.value,
-    lambda m: hasattr(m, "other")])
+    lambda m: hasattr(m, "other"), inspect.getdoc, lambda m: getattr(m, "__all__", None)])
 def test_what_runs_it(made, use):
     module = made("value = 3\n")
     use(module)

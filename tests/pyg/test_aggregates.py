@@ -93,7 +93,7 @@ class Chosen(Message):
 
 
 torch_scatter = types.ModuleType("torch_scatter")  # a package in which there is what stands in
-vars(torch_scatter).update({name: value for name, value in vars(of_torch_scatter).items()
+vars(torch_scatter).update({name: getattr(of_torch_scatter, name) for name in dir(of_torch_scatter)
                             if name.startswith("scatter")})
 total = of_torch_scatter.scatter_add
 

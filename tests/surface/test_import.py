@@ -1,5 +1,6 @@
-"""``import gnnaccel`` does nothing but watch for ``dgl.graphbolt`` (test_finder.py) and make the
-stand-ins that a variable asks for (tests/standins), and its public names resolve."""
+"""``import gnnaccel`` does nothing but watch for ``dgl.graphbolt`` (test_finder.py) and for its own
+modules (test_lazy.py), and make the stand-ins that a variable asks for (tests/standins), and its
+public names resolve."""
 from __future__ import annotations
 
 import configparser
@@ -26,7 +27,8 @@ def test_import_loads_no_other_package():
             "print(sorted(m for m in set(sys.modules) - before if not m.startswith('gnnaccel') "
             f"and m.partition('.')[0] in {HEAVY!r}), sorted(m for m in sys.modules "
             "if m.startswith('gnnaccel')))")
-    assert run(code) == "[] ['gnnaccel', 'gnnaccel._version', 'gnnaccel.finder']"
+    assert run(code) == ("[] ['gnnaccel', 'gnnaccel._version', 'gnnaccel.finder', "
+                         "'gnnaccel.lazy']")
 
 
 def test_type_checkers_are_told_that_there_are_types():
@@ -49,10 +51,10 @@ def test_import_changes_nothing_but_the_list_of_finders():
             "                threads=threading.active_count(), "
             "interrupt=signal.getsignal(signal.SIGINT), cwd=os.getcwd())\n"
             "before, finders = state(), list(sys.meta_path)\n"
-            "import gnnaccel, gnnaccel.finder\n"
+            "import gnnaccel, gnnaccel.finder, gnnaccel.lazy\n"
             "importlib.reload(gnnaccel)\n"
             "print(state() == before, sys.meta_path == "
-            "[gnnaccel.finder.GraphboltFinder, *finders])")
+            "[gnnaccel.finder.GraphboltFinder, gnnaccel.lazy.LazyFinder, *finders])")
     assert run(code) == "True True"
 
 

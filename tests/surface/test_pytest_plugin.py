@@ -85,7 +85,7 @@ def test_importing_it_is_cheap(tmp_path):
     done = subprocess.run([sys.executable, "-c", code], env={**env, "PYTHONPATH": ROOT},
                           cwd=tmp_path, capture_output=True, text=True)
     assert done.stdout.strip() == str(["gnnaccel", "gnnaccel._version", "gnnaccel.finder",
-                                       "gnnaccel.pytest_plugin"]), done.stderr
+                                       "gnnaccel.lazy", "gnnaccel.pytest_plugin"]), done.stderr
 
 
 @pytest.mark.parametrize("counts, lines", [

@@ -212,19 +212,19 @@ def with_one_weight_a_loop(case: Case) -> Case:
         found = [values for values in found if not edge_index.is_floating_point()
                  and values.shape[0] == edge_index.shape[1]]
         for values in found:
-            with torch.no_grad():
-                values.copy_(values[first_loops(edge_index)])
+            one_weight_a_loop(edge_index, values)
     return case
 
 
-def first_loops(edge_index: Tensor) -> Tensor:
-    """[E]: for each self loop the first one of its node, for other edges themselves."""
-    which = torch.arange(edge_index.shape[1])
-    loops = (edge_index[0] == edge_index[1]).nonzero()[:, 0].cpu()
-    nodes, place = edge_index[0].cpu()[loops].long().unique(return_inverse=True)
-    first = place.new_full(nodes.shape, len(which)).scatter_reduce(0, place, loops, "amin")
-    which[loops] = first[place]
-    return which.to(edge_index.device)
+def one_weight_a_loop(edge_index: Tensor, values: Tensor) -> None:
+    """Write the weight of each node's first self loop to the others, where it is another."""
+    loops = (edge_index[0] == edge_index[1]).nonzero()[:, 0]
+    nodes, place = edge_index[0, loops].long().unique(return_inverse=True)
+    first = place.new_full(nodes.shape, edge_index.shape[1]).scatter_reduce(0, place, loops, "amin")
+    with torch.no_grad():
+        wanted = values[first[place]]
+        if not torch.equal(values[loops], wanted):
+            values[loops] = wanted
 
 
 def mlp(before: int, after: int) -> nn.Module:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from . import edits, edits_calls, edits_inputs, edits_models  # noqa: F401  (they register)
 from .backends import Backend, off
-from .graphs import first_loops
+from .graphs import one_weight_a_loop
 from .judge import CONDITIONED, ROUNDING, Results, beyond, differing, distances, nudged
 from .models import IN, MODELS, SIZES
 from .table import attempt, fatal
@@ -204,10 +204,8 @@ class History:
 
     def one_weight_a_loop(self) -> None:
         """Give all self loops of a node one weight, as `graphs.with_one_weight_a_loop` does."""
-        with torch.inference_mode(self.values.is_inference()), torch.no_grad():
-            alike = self.values[first_loops(self.edge_index)]
-            if not torch.equal(alike, self.values):
-                self.values.copy_(alike)
+        with torch.inference_mode(self.values.is_inference()):
+            one_weight_a_loop(self.edge_index, self.values)
 
     def _by_luck(self, got: Results, truth: Results, floor: float) -> bool:
         """Whether the rule holds on average over other features."""

@@ -121,6 +121,9 @@ def test_self_loops_of_a_node_have_one_weight_where_the_host_takes_any():
     case = graphs.Case(torch.nn.Identity(), (None, edges), {"edge_weight": torch.arange(5.0)})
     found = graphs.with_one_weight_a_loop(case).kwargs["edge_weight"]
     assert found.tolist() == [0.0, 1.0, 2.0, 3.0, 1.0]
+    of_one = torch.tensor(2.5).expand(5)  # all of them in one place, which is not written to
+    case = graphs.Case(torch.nn.Identity(), (None, edges), {"edge_weight": of_one})
+    assert graphs.with_one_weight_a_loop(case).kwargs["edge_weight"] is of_one
 
 
 def test_gradients_that_vanish_are_measured_against_the_outputs():

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import segment_direct, segment_gemm, segment_gemm_grad
+from gnnaccel.cuda import activation, segment_direct, segment_gemm, segment_gemm_grad
+from gnnaccel.cuda.activation import Activation
 from gnnaccel.cuda.launch import TYPES, Kernels, pointer
 from gnnaccel.cuda.segment_checks import (check_apart, check_out, check_pair, check_rest,
                                           check_weights)
@@ -128,8 +129,8 @@ def _plan(k: int, n: int, dtype: torch.dtype, precision: str, limit: int) -> Pla
 def gradients(segments: Segments, x: Tensor, dy: Tensor, w: Tensor, *, index: Tensor | None = None,
               dy_index: Tensor | None = None, transposed: bool = False, blocks: int = 1,
               sums: bool = False, out: Tensor | None = None, out_index: Tensor | None = None,
-              accumulate: bool = False, gelu_grad: Tensor | None = None,
-              precision: str = "fp32") -> tuple[Tensor, Tensor, Tensor | None]:
+              accumulate: bool = False, gelu_grad: Tensor | None = None, precision: str = "fp32",
+              of_x: Activation | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
     """The gradients of ``y[i] = x[index[i]] @ w[segment of i]``, ``dy[dy_index[i]]`` being that of
     y[i]: of each row's x, of w, and with ``sums`` of a bias per segment. By one kernel where
     `serves` says so, else by two.
@@ -144,11 +145,14 @@ def gradients(segments: Segments, x: Tensor, dy: Tensor, w: Tensor, *, index: Te
     - [S, blocks, K, N] (or N, K) fp32, zeros for segments without rows;
     - [S, blocks * N] fp32, or None.
 
+    of_x: y is a product of this activation of fp32 rows x, of which the gradients are, where one
+    kernel makes them (`as_one`).
+
     Sums have a fixed order: bits repeat for equal sizes and segments. Raises ValueError for what
     does not fit.
     """
     return backward(segments, None, x, dy, w, index, dy_index, transposed, blocks, sums, out,
-                    out_index, accumulate, gelu_grad, precision)
+                    out_index, accumulate, gelu_grad, precision, of_x)
 
 
 def _apart(segments: Segments, x: Tensor, dy: Tensor, w: Tensor, index: Tensor | None,
@@ -175,11 +179,11 @@ def backward(segments: Segments, plan: Plan | None, x: Tensor, dy: Tensor, w: Te
              index: Tensor | None = None, dy_index: Tensor | None = None, transposed: bool = False,
              blocks: int = 1, sums: bool = False, out: Tensor | None = None,
              out_index: Tensor | None = None, accumulate: bool = False,
-             gelu_grad: Tensor | None = None,
-             precision: str = "fp32") -> tuple[Tensor, Tensor, Tensor | None]:
+             gelu_grad: Tensor | None = None, precision: str = "fp32",
+             of_x: Activation | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
     """`gradients` in the way of ``plan``, one of `plans`; None: the best that serves, or two
     kernels."""
-    options = "backward", plan, transposed, blocks, sums, accumulate, precision
+    options = "backward", plan, transposed, blocks, sums, accumulate, precision, of_x
     tensors = x, dy, w, index, dy_index, out, out_index, gelu_grad
     key = options + tuple([None if t is None else (t.dtype, t.shape, t.stride(), t.device,
                                                    t.data_ptr() & 15) for t in tensors])
@@ -235,10 +239,13 @@ class _Made(NamedTuple):
 
 def _make(segments: Segments, options: tuple, tensors: tuple) -> _Made:
     """Checks a call of `backward` and prepares it with its kernels."""
-    plan, transposed, blocks, sums, accumulate, precision = options
+    plan, transposed, blocks, sums, accumulate, precision, of_x = options
     x, dy, w, index, dy_index, out, out_index, gelu_grad = tensors
     k, n = check_pair(segments, x, dy, index, dy_index, blocks)
     plan = plan or _plan(n, k, x.dtype, precision_of(precision, x.dtype, n), shared_limit(x.device))
+    if of_x is not None and (plan is None or x.dtype is not torch.float32):
+        raise ValueError(f"of_x: the gradients of an activation are of fp32 rows where one kernel "
+                         f"makes them, not of {x.dtype} with {k} and {n} columns")
     if plan is None:
         return _Made(0)
     w = check_weights(segments, x, w, blocks)
@@ -262,7 +269,7 @@ def _make(segments: Segments, options: tuple, tensors: tuple) -> _Made:
                        math.gcd(16, k * size, x.data_ptr()), math.gcd(16, n * size, dy.data_ptr()),
                        math.gcd(16, (k if transposed else n) * size, w.data_ptr(),
                                 w.stride(0) * size, w.stride(1) * size),
-                       segment_direct.store_width(plan.strip, dtype, at_out), write, sums)
+                       segment_direct.store_width(plan.strip, dtype, at_out), write, sums, of_x)
     across = grid_blocks(segments.tile_bound(plan.lines), blocks, plan.per_sm, _WORTH)
     return _Made(weight, shape, dtype, tuple(w.shape), compiled, (across, blocks), plan.threads,
                  plan.shared(x.dtype, precision, sums), segments.tiled(plan.lines),
@@ -273,20 +280,20 @@ def _make(segments: Segments, options: tuple, tensors: tuple) -> _Made:
 @functools.lru_cache(maxsize=256)
 def kernels(plan: Plan, blocks: int, row: torch.dtype, out: torch.dtype, precision: str,
             transposed: bool, copy_x: int, copy_y: int, load_w: int, store: int, write: str,
-            sums: bool) -> Kernels:
+            sums: bool, of_x: Activation | None = None) -> Kernels:
     """The kernels of this family for one plan. transposed: of the product that makes dx.
     copy_x, copy_y, load_w: bytes of one copy or load; store: elements of one store; write: WRITE of
-    segment_epilogue.cuh."""
+    segment_epilogue.cuh; of_x: what is done to rows of x."""
     return Kernels("segment_backward", as_defines(
         dict(BLOCKS=blocks, OUT_T=TYPES[out], TRANSPOSED=int(transposed), COPY_X=copy_x,
              COPY_Y=copy_y, LOAD_W=load_w, STORE=store, SIDE=max(1, store // 2), WRITE=write,
              SUMS=int(sums)),
-        plan.defines(precision, row)))
+        plan.defines(precision, row), activation.defines(of_x)))
 
 
 def prepare(k: int, n: int, blocks: int, dtype: torch.dtype, rows: int, segments: int,
             transposed: bool, precision: str, device: torch.device, sums: bool = False,
-            write: str = "PLAIN") -> None:
+            write: str = "PLAIN", of_x: Activation | None = None) -> None:
     """Compile the kernels that `gradients` launches, for x with k columns of a block, dy with n,
     and well aligned tensors; ``write`` as for `kernels`. Raises CompileError."""
     name = precision_of(precision, dtype, n)
@@ -298,6 +305,6 @@ def prepare(k: int, n: int, blocks: int, dtype: torch.dtype, rows: int, segments
         return segment_gemm_grad.prepare(*sides, blocks, dtype, precision, device, sums)
     compiled = kernels(plan, blocks, dtype, dtype, name, not transposed, math.gcd(16, k * size),
                        math.gcd(16, n * size), math.gcd(16, (k if transposed else n) * size),
-                       segment_direct.store_width(plan.strip, dtype, _NEW), write, sums)
+                       segment_direct.store_width(plan.strip, dtype, _NEW), write, sums, of_x)
     for entry in ("backward", *MERGES):
         compiled(entry)

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
+from gnnaccel.cuda import activation
+from gnnaccel.cuda.activation import Activation
 from gnnaccel.cuda.launch import TYPES, Kernels
 from gnnaccel.cuda.segment_plan import Tile, as_defines
 
@@ -17,6 +19,7 @@ _SMS = 132  # multiprocessors of an H100 or H200
 _SM_SHARED = 227 * 1024
 _WARPS = 16  # warps of a multiprocessor, so that each lane has 128 registers
 _MOST = 128  # rows or columns of a matrix
+_HIDDEN = 64  # of two whose products a warp makes one after another
 # bytes of a block; sm_75 has less, and none of the tensor core operations that this is made for
 _LEAST_SHARED = 96 * 1024
 
@@ -100,18 +103,31 @@ def direct_plan(k: int, n: int, dtype: torch.dtype, precision: str, dots: bool,
     return best
 
 
+@functools.cache
+def plan_of_two(first: int, k: int, n: int, precision: str, limit: int) -> DirectPlan | None:
+    """The plan for two products of fp32 rows, [first, k] and [k, n]; None where there is none."""
+    if (precision == "FMA" or max(k, n) > _HIDDEN or first > _HIDDEN or first % 16 or k % 16
+        or n % 16 or limit < _LEAST_SHARED):
+        return None
+    shared = (first + n) * k * 4 * (2 if precision == "FP32" else 1) + 16
+    per_sm = min(3, _SM_SHARED // (shared + 1024))
+    return DirectPlan(16, n, 4, depth_of(first, torch.float32, 2), 2, per_sm, shared)
+
+
 @functools.lru_cache(maxsize=256)
 def kernels(plan: DirectPlan, k: int, n: int, blocks: int, row: torch.dtype, out: torch.dtype,
             precision: str, transposed: bool, load_x: int, load_w: int, store: int, write: str,
-            heads: tuple[int, int] | None) -> Kernels:
+            heads: tuple[int, int] | None, of_x: Activation | None = None,
+            first: int = 0) -> Kernels:
     """The kernels for a plan. load_x, load_w: bytes of one load; store: elements of one store;
-    write: as for `segment_gemm.kernels`."""
+    write: as for `segment_gemm.kernels`; of_x: what is done to rows as they are read; first:
+    columns of rows in memory that a first product maps to x, 0 without one."""
     h, d = heads or (1, 1)
     return Kernels("segment_direct", as_defines(
         dict(K=k, N=n, BLOCKS=blocks, OUT_T=TYPES[out], TRANSPOSED=int(transposed), LOAD_X=load_x,
              LOAD_W=load_w, STORE=store, SIDE=max(1, store // 2), WRITE=write,
              DOTS=int(heads is not None), H=h, D=d),
-        plan.defines(precision, row)))
+        plan.defines(precision, row), activation.defines(of_x), {"FIRST": first} if first else {}))
 
 
 def store_width(n: int, out: torch.dtype, alignment: int) -> int:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.cuda import segment_direct
+from gnnaccel.cuda.activation import Activation
 from gnnaccel.cuda.launch import TYPES, Kernels
 from gnnaccel.cuda.segment_checks import (ACTIVATIONS, check_apart, check_epilogue, check_out,
                                           check_rest, check_rows, check_weights, heads_of,
@@ -50,8 +51,8 @@ def multiply(segments: Segments, x: Tensor, w: Tensor, *, index: Tensor | None =
              activation: str = "none", slope: float = 0.0, precision: str = "fp32",
              out_dtype: torch.dtype | None = None, accumulate: bool = False,
              distinct: bool = False, blend: tuple[Tensor, Tensor] | None = None,
-             gelu_grad: Tensor | None = None,
-             dots: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+             gelu_grad: Tensor | None = None, dots: Tensor | None = None,
+             of_x: Activation | None = None) -> Tensor | tuple[Tensor, Tensor]:
     """``out[out_index[i]] = activation((x[index[i]] @ w[segment of i] + bias[segment of i]) *
     scale[i])`` for every row i.
 
@@ -72,7 +73,8 @@ def multiply(segments: Segments, x: Tensor, w: Tensor, *, index: Tensor | None =
     memory. gelu_grad: instead, times the derivative of GELU (by the error function) at its rows,
     which are as ``rest``. dots: attention vectors [H, D] or [S, H, D] with H * D = blocks * N.
     Returns ``(out, a)``, a [rows, H] fp32 being the inner products of row i's heads, not rounded to
-    the output's dtype, with them.
+    the output's dtype, with them. of_x: the product is that of this activation of x, which is made
+    of fp32 rows as they are read, where the matrix fits in shared memory whole.
 
     ValueError for shapes, dtypes or options that do not fit. Indices are not checked.
     """
@@ -80,7 +82,8 @@ def multiply(segments: Segments, x: Tensor, w: Tensor, *, index: Tensor | None =
         raise ValueError("blend and gelu_grad: the result is either blended with other rows, or "
                          "multiplied by a derivative")
     share, rest = (None, gelu_grad) if blend is None else blend
-    options = transposed, blocks, activation, slope, precision, out_dtype, accumulate, distinct
+    options = (transposed, blocks, activation, slope, precision, out_dtype, accumulate, distinct,
+               of_x)
     tensors = x, w, index, out_index, out, bias, scale, share, rest, dots
     key = options + tuple([None if t is None else (t.dtype, t.shape, t.stride(), t.device,
                                                    t.data_ptr() & 15) for t in tensors])
@@ -128,8 +131,8 @@ class _Made(NamedTuple):
 
 def _make(segments: Segments, options: tuple, tensors: tuple) -> _Made:
     """Checks a call of `multiply` and prepares it with its kernel."""
-    transposed, blocks, activation, slope, precision, out_dtype, accumulate, distinct = options
-    x, w, index, out_index, out, bias, scale, share, rest, dots = tensors
+    transposed, blocks, activation, slope, precision, out_dtype, accumulate, distinct = options[:-1]
+    of_x, (x, w, index, out_index, out, bias, scale, share, rest, dots) = options[-1], tensors
     w = check_weights(segments, x, w, blocks)
     k, n = (w.shape[3], w.shape[2]) if transposed else (w.shape[2], w.shape[3])
     check_rows(segments, x, index, blocks * k)
@@ -142,6 +145,9 @@ def _make(segments: Segments, options: tuple, tensors: tuple) -> _Made:
         check_rest(segments, shape, dtype, share, rest, accumulate, x.device)
     plan = _plan(k, n, x.dtype, segments.rows, segments.count, transposed, precision,
                  heads is not None, x.device)
+    if of_x is not None and not (isinstance(plan, DirectPlan) and x.dtype is torch.float32):
+        raise ValueError(f"of_x: an activation is of fp32 rows by a matrix that fits in shared "
+                         f"memory whole, not of {x.dtype} by {k} x {n}")
     write = "PLAIN"
     if rest is not None and share is None:
         write = "GELU_GRAD"
@@ -150,7 +156,7 @@ def _make(segments: Segments, options: tuple, tensors: tuple) -> _Made:
     at_out = math.gcd(_NEW if out is None else out.data_ptr(),
                       0 if rest is None else rest.data_ptr())
     planes = None if heads is None else (_planes(plan, n, *heads), segments.rows, heads[0])
-    compiled = (_select(plan, x, w, dtype, at_out, k, n, transposed, precision, write, heads)
+    compiled = (_select(plan, x, w, dtype, at_out, k, n, transposed, precision, write, heads, of_x)
                 if segments.rows else None)
     across, threads, shared, args = (_launch(plan, segments, blocks, n) if segments.rows
                                      else ((0, 0), 0, 0, ()))
@@ -161,12 +167,13 @@ def _make(segments: Segments, options: tuple, tensors: tuple) -> _Made:
 
 
 def prepare(k: int, n: int, blocks: int, dtype: torch.dtype, rows: int, segments: int,
-            transposed: bool, precision: str, device: torch.device, write: str = "PLAIN") -> None:
+            transposed: bool, precision: str, device: torch.device, write: str = "PLAIN",
+            of_x: Activation | None = None) -> None:
     """Compile the kernel that `multiply` launches for such sizes and well aligned tensors;
     ``write`` as for `kernels`. Raises CompileError."""
     plan = _plan(k, n, dtype, rows, segments, transposed, precision, False, device)
     _compiled(plan, k, n, blocks, dtype, dtype, transposed, precision, 0, 0, 0, write,
-              None)("multiply")
+              None, of_x)("multiply")
 
 
 def _plan(k: int, n: int, dtype: torch.dtype, rows: int, segments: int, transposed: bool,
@@ -178,17 +185,18 @@ def _plan(k: int, n: int, dtype: torch.dtype, rows: int, segments: int, transpos
 
 def _select(plan: ProductPlan | DirectPlan, x: Tensor, w: Tensor, out: torch.dtype, at_out: int,
             k: int, n: int, transposed: bool, precision: str, write: str,
-            heads: tuple[int, int] | None) -> Kernels:
+            heads: tuple[int, int] | None, of_x: Activation | None) -> Kernels:
     """The kernel for these tensors."""
     size = x.element_size()
     at_w = math.gcd(w.data_ptr(), w.stride(0) * size, w.stride(1) * size)
     return _compiled(plan, k, n, w.shape[1], x.dtype, out, transposed, precision, x.data_ptr(),
-                     at_w, at_out, write, heads)
+                     at_w, at_out, write, heads, of_x)
 
 
 def _compiled(plan: ProductPlan | DirectPlan, k: int, n: int, blocks: int, row: torch.dtype,
               out: torch.dtype, transposed: bool, precision: str, at_x: int, at_w: int,
-              at_out: int, write: str, heads: tuple[int, int] | None) -> Kernels:
+              at_out: int, write: str, heads: tuple[int, int] | None,
+              of_x: Activation | None) -> Kernels:
     """The kernel for tensors at multiples of these addresses: loads and stores as wide as those and
     the sizes allow."""
     size = row.itemsize
@@ -196,12 +204,14 @@ def _compiled(plan: ProductPlan | DirectPlan, k: int, n: int, blocks: int, row: 
                       math.gcd(16, (k if transposed else n) * size, at_w))
     precision = precision_of(precision, row, k)
     if isinstance(plan, DirectPlan):
-        build, store = segment_direct.kernels, segment_direct.store_width(n, out, at_out)
-    else:  # four elements at once need pairs of groups of eight columns
-        build, store = kernels, math.gcd(n, 4 if plan.tile.columns // plan.tile.warps_n % 16 == 0
-                                         else 2, at_out // out.itemsize)
-    return build(plan, k, n, blocks, row, out, precision, transposed, from_x, from_w, store, write,
-                 heads)
+        return segment_direct.kernels(plan, k, n, blocks, row, out, precision, transposed, from_x,
+                                      from_w, segment_direct.store_width(n, out, at_out), write,
+                                      heads, of_x)
+    # four elements at once need pairs of groups of eight columns
+    pairs = plan.tile.columns // plan.tile.warps_n % 16 == 0
+    store = math.gcd(n, 4 if pairs else 2, at_out // out.itemsize)
+    return kernels(plan, k, n, blocks, row, out, precision, transposed, from_x, from_w, store,
+                   write, heads)
 
 
 def _launch(plan: ProductPlan | DirectPlan, segments: Segments, blocks: int,

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch_geometric.nn import GATConv, GATv2Conv, MessagePassing, TransformerConv
 
-from gnnaccel.cuda import segment_gemm
+from gnnaccel.cuda import mlp, segment_gemm
 from gnnaccel.cuda.segment_plan import Segments
 from gnnaccel.dispatch.run import skinny_matmul
 from tests.helpers import assert_accurate, relative
@@ -19,7 +19,7 @@ from tests.routes import emulated, gpu, one_thread, route  # noqa: F401
 @pytest.fixture
 def always(monkeypatch):
     """Every product that the kernel can make counts as tall; gives the sizes of those that it
-    made."""
+    made, and of two at once."""
     made = []
     multiply = segment_gemm.multiply
     monkeypatch.setattr(skinny_matmul, "TALL", 1)
@@ -29,6 +29,13 @@ def always(monkeypatch):
         return multiply(segments, x, w, **more)
 
     monkeypatch.setattr(segment_gemm, "multiply", watched)
+    forward = mlp.forward
+
+    def both(rows, x, w1, *more):
+        made.append((*x.shape, len(w1)))
+        return forward(rows, x, w1, *more)
+
+    monkeypatch.setattr(mlp, "forward", both)
     return made
 
 
@@ -149,10 +156,10 @@ def test_maps_of_edges(route, always, cls):
 class Filter(MessagePassing):
     """SchNet's: the neighbour's rows times a network of the edge's; ``both`` ends are in it too."""
 
-    def __init__(self, both: bool = False):
+    def __init__(self, both: bool = False, act: nn.Module | None = None, hidden: int = 64):
         super().__init__(aggr="add")
-        self.net = nn.Sequential(nn.Linear(16 * (3 if both else 1), 64), nn.SiLU(),
-                                 nn.Linear(64, 16))
+        self.net = nn.Sequential(nn.Linear(16 * (3 if both else 1), hidden), act or nn.SiLU(),
+                                 nn.Linear(hidden, 16))
         self.both = both
 
     def forward(self, x, edge_index, edge_attr):
@@ -170,4 +177,54 @@ def test_networks_of_edges(route, always, both):
         pytest.skip("messages are generated for kernels")
     compare(route, Filter(both), graphs.features(width=16), graphs.square(),
             graphs.edge_features(graphs.E, 16), positions=("x", "edge_index", "edge_attr"))
-    assert (graphs.E, 64) in always
+    assert ((graphs.E, 64) if both else (graphs.E, 16, 64)) in always
+
+
+class Shifted(nn.Module):
+    """PyG's own for SchNet."""
+
+    def forward(self, x):
+        return F.softplus(x) - 0.6931471805599453
+
+
+@pytest.mark.parametrize("act", [nn.ReLU(), nn.GELU(), nn.GELU("tanh"), nn.Tanh(), nn.ELU(0.5),
+                                 nn.LeakyReLU(0.3), nn.Softplus(2.0), nn.Sigmoid(), Shifted()],
+                         ids=str)
+def test_functions_between_maps_of_edges(route, always, act):
+    if route.backend != "cuda":
+        pytest.skip("messages are generated for kernels")
+    compare(route, Filter(act=act), graphs.features(width=16), graphs.square(),
+            graphs.edge_features(graphs.E, 16), positions=("x", "edge_index", "edge_attr"))
+    assert (graphs.E, 16, 64) in always
+
+
+@pytest.mark.parametrize("act,hidden", [(nn.Softmax(-1), 64), (nn.PReLU(), 64), (nn.SiLU(), 128),
+                                        (nn.SiLU(), 24), (nn.Sequential(*[nn.Tanh()] * 6), 64)],
+                         ids=str)
+def test_what_is_no_function_of_each_number_or_too_wide(route, always, act, hidden):
+    if route.backend != "cuda":
+        pytest.skip("messages are generated for kernels")
+    compare(route, Filter(act=act, hidden=hidden), graphs.features(width=16), graphs.square(),
+            graphs.edge_features(graphs.E, 16), positions=("x", "edge_index", "edge_attr"))
+    assert (graphs.E, 16, hidden) not in always
+
+
+class ByHead(MessagePassing):
+    """A network of the edge's features whose second map is one of each head."""
+
+    def __init__(self):
+        super().__init__(aggr="add", node_dim=0)
+        self.first, self.second = nn.Linear(16, 64), nn.Linear(32, 16)
+
+    def forward(self, x, edge_index, edge_attr):
+        return self.propagate(edge_index, x=x.view(-1, 2, 16), edge_attr=edge_attr).flatten(1)
+
+    def message(self, x_j, edge_attr):
+        return x_j * self.second(F.silu(self.first(edge_attr).view(-1, 2, 32)))
+
+
+def test_maps_of_heads(route, always):
+    if route.backend != "cuda":
+        pytest.skip("messages are generated for kernels")
+    compare(route, ByHead(), graphs.features(width=32), graphs.square(),
+            graphs.edge_features(graphs.E, 16), positions=("x", "edge_index", "edge_attr"))

@@ -1,7 +1,7 @@
 // Both gradients of Y[i, :] = X[g(i), :] W[segment of i], from one reading of dY: dX[o(i), :] =
 // dY[d(i), :] W[segment of i]^T, and dW[s], the sum over the rows i of segment s of X[g(i), :]^T
-// dY[d(i), :]. With SUMS, behind each dW[s], the sum of dY[d(i), :] alone. See
-// cuda/segment_backward.py.
+// dY[d(i), :]. With SUMS, behind each dW[s], the sum of dY[d(i), :] alone. With an activation, X =
+// act(Z) of rows Z in memory, and dX is the gradient of those. See cuda/segment_backward.py.
 //
 // K and N are those of the product that makes dX, as in segment_direct.cu: dY has K columns, X and
 // dX have N. W, which stays in shared memory as fragments while its segment lasts, is read, and dW
@@ -30,7 +30,7 @@
 #include "segment_merge.cuh"
 #include "segment_stages.cuh"
 #include "segment_epilogue.cuh"
-#include "segment_fragments.cuh"
+#include "segment_activation.cuh"
 
 #define LINE_GROUPS (WARPS_M * WARPS_N / GRAD_WARPS)
 #define GROUP_LINES (TR / LINE_GROUPS)
@@ -111,10 +111,34 @@ __device__ __forceinline__ void multiply_rows(const ROW_T* lines, const Matrix& 
     plain_rows(lines, matrix.of(segment), corner, acc);
 }
 
-__device__ __forceinline__ void write_rows(const Job& job, const ROW_T* lines, const Walk& at) {
+// Takes the gradient of X, a warp's part of it, to that of Z, and puts X in the place of Z in
+// shared memory. Rows behind the tile's end stay zeros.
+__device__ __forceinline__ void activate(ROW_T* z, const Walk& at, const Corner& corner,
+                                         Accumulators& acc) {
+#if ACT
+#pragma unroll
+    for (int m = 0; m < MT; ++m)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int r = corner.row_of(m, half);
+            ROW_T* const line = z + LINE_OF(r) * X_STRIDE;
+#pragma unroll
+            for (int n = 0; n < NT && r < at.rows; ++n) {
+                float2* const two = (float2*)(line + corner.column_of(n, 0));
+                const float2 v = *two;
+                float* const d = acc[m][n] + 2 * half;
+                d[0] = act_grad(v.x, d[0]), d[1] = act_grad(v.y, d[1]);
+                *two = make_float2(act(v.x), act(v.y));
+            }
+        }
+#endif
+}
+
+__device__ __forceinline__ void write_rows(const Job& job, ROW_T* stage, const Walk& at) {
     const Corner corner = {job.warp / WARPS_N * WM, job.warp % WARPS_N * WN, job.block};
     Accumulators acc;
-    multiply_rows(lines, job.matrix, at.segment, corner, acc);
+    multiply_rows(stage + X_SIZE, job.matrix, at.segment, corner, acc);
+    activate(stage, at, corner, acc);
     store(job.to, at, corner, acc);
 }
 
@@ -208,7 +232,8 @@ __device__ __forceinline__ void run(const Job& job) {
         enter(job, segment, sum);
     };
     const int last = walk_tiles(job.feed, change, [&](int tile, const Walk& at) {
-        write_rows(job, job.feed.stage(tile) + X_SIZE, at);
+        write_rows(job, job.feed.stage(tile), at);
+        if (ACT) __syncthreads();  // X is there, of all warps
         sum.add(job, job.feed.stage(tile));
     });
     __syncthreads();  // the matrix has been read

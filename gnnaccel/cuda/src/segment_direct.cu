@@ -6,13 +6,23 @@
 // it (segment_fragments.cuh), DEPTH chunks of k ahead. W lies in shared memory as fragments. A
 // block has a contiguous range of tiles, of which its warps take every WARPS_M-th; only where the
 // segment changes do they wait for each other. The sum over k has a fixed order.
+//
+// With FIRST, rows in memory are E of FIRST columns, and X = act(E W1 + b1): a warp makes the rows
+// of its tile by a first product, whose results lie in its registers as the second takes them.
 #include "segment_epilogue.cuh"
-#include "segment_fragments.cuh"
+#include "segment_activation.cuh"
 
-#define ROUNDS (CHUNKS / DEPTH)
+#ifndef FIRST
+#define FIRST 0
+#endif
+#define READ (FIRST ? FIRST : K)  // columns of rows in memory
+#define ROUNDS (READ / CHUNK / DEPTH)
+#define FIRST_WORDS (FIRST / CHUNK * CHUNK_WORDS_OF(K))
 
-static_assert(CHUNKS % DEPTH == 0 && N == WN,
+static_assert(READ % (CHUNK * DEPTH) == 0 && N == WN,
               "a round of loads fills all slots; a warp has all columns");
+static_assert(!FIRST || (TRANSPOSED && WORDS == 2 * SIDE && K % (8 * SIDE) == 0),
+              "what a lane has of the first product is what it needs for the second");
 
 // The rows of X that a lane has of a tile.
 struct Rows {
@@ -60,45 +70,148 @@ struct Feed {
         for (int m = 0; m < MT; ++m)
 #pragma unroll
             for (int half = 0; half < 2; ++half)
-                read_words<LOAD_X>(x + (i64)rows.number[m][half] * (BLOCKS * K) + first,
+                read_words<LOAD_X>(x + (i64)rows.number[m][half] * (BLOCKS * READ) + first,
                                    slot[m][half]);
     }
 };
 
+// The first product: W1 as [K, FIRST], its fragments, whether a value of it cannot be split, and
+// where rows of Z = E W1 + b1 go, if they are kept.
+struct First {
+    const ROW_T* w;
+    const float* bias;
+    float* z;
+    u32* fragments;
+    int* odd;
+
+    __device__ __forceinline__ void make() const {
+#if FIRST && TENSOR_CORES && PRECISION != FMA
+        if (threadIdx.x == 0) *odd = 0;
+        __syncthreads();
+        if (write_fragments<FIRST, K>(w, fragments)) *odd = 1;
+#endif
+    }
+    // One number of Z, by fp32 multiply-adds.
+    __device__ __forceinline__ float at(const ROW_T* e, int k) const {
+        float sum = 0.f;
+#pragma unroll 4
+        for (int i = 0; i < FIRST; ++i) sum = fmaf(to_float(e[i]), to_float(w[k * FIRST + i]), sum);
+        return bias ? sum + __ldg(bias + k) : sum;
+    }
+};
+
+typedef float Hidden[MT][K / 8][4];
+
 // One tile from global memory, for values that cannot be split.
 __device__ __forceinline__ void plain_tile(const ROW_T* x, const int* index, const ROW_T* w,
-                                           const Walk& at, Accumulators& acc) {
+                                           const First& first, const Walk& at, Accumulators& acc) {
     Rows rows;
     rows.pick(at, index);
-    plain_product([&](int m, int half,
-                      int k) { return to_float(x[(i64)rows.number[m][half] * (BLOCKS * K) + k]); },
-                      w, 0, acc);
+    plain_product([&](int m, int half, int k) {
+        const ROW_T* const row = x + (i64)rows.number[m][half] * (BLOCKS * READ);
+        if (!FIRST) return act(to_float(row[k]));
+        const float z = first.at(row, k);
+        const int r = 16 * m + 8 * half + ((threadIdx.x & 31) >> 2);
+        if (first.z && (threadIdx.x & 3) == 0 && r < at.rows)
+            first.z[(i64)(at.row + r) * K + k] = z;
+        return act(z);
+    },
+                  w, 0, acc);
 }
 
 #if TENSOR_CORES && PRECISION != FMA
 
+#if FIRST
+
+// Adds the bias, and writes Z where it is kept.
+__device__ __forceinline__ void keep(const First& first, const Walk& at, Hidden& z) {
+    const int g = (threadIdx.x & 31) >> 2, c = threadIdx.x & 3;
+#pragma unroll
+    for (int n = 0; n < K / 8; n += SIDE) {
+        const int column = column_at(n, c, 0);
+        float bias[2 * SIDE];
+#pragma unroll
+        for (int i = 0; i < 2 * SIDE; ++i) bias[i] = first.bias ? __ldg(first.bias + column + i)
+            : 0.f;
+#pragma unroll
+        for (int m = 0; m < MT; ++m)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                float pack[2 * SIDE];
+#pragma unroll
+                for (int i = 0; i < 2 * SIDE; ++i) {
+                    float& value = z[m][n + i / 2][2 * half + i % 2];
+                    pack[i] = value += bias[i];
+                }
+                const int r = 16 * m + 8 * half + g;
+                if (first.z && r < at.rows)
+                    store_pack<float, 2 * SIDE>(first.z + (i64)(at.row + r) * K + column, pack);
+            }
+    }
+}
+
 // Whether all values could be split.
 __device__ __forceinline__ bool multiply_rows(Slot (&slots)[DEPTH], Feed& feed, const u32* matrix,
+                                              const First& first, const Walk& at,
                                               Accumulators& acc) {
+    float odd = 0.f;
+    Hidden z;
+    clear(z);
+    clear(acc);
+#pragma unroll
+    for (int round = 0; round < ROUNDS; ++round) {
+        feed.next_round();
+#pragma unroll
+        for (int i = 0; i < DEPTH; ++i)
+            multiply_chunk<K>(slots[i], first.fragments + (round * DEPTH + i) * CHUNK_WORDS_OF(K),
+                              0, z, odd, [&] { feed.load(slots[i], i); });
+    }
+    keep(first, at, z);
+#pragma unroll
+    for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+        Slot slot;
+#pragma unroll
+        for (int m = 0; m < MT; ++m)
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+#pragma unroll
+                for (int i = 0; i < WORDS; ++i)
+                    slot[m][half][i] = __float_as_uint(
+                        act(z[m][chunk * SIDE + i / 2][2 * half + i % 2]));
+        multiply_chunk(slot, matrix + chunk * CHUNK_WORDS, 0, acc, odd, [] {});
+    }
+    return __all_sync(FULL_WARP, odd == 0.f) && !*first.odd;
+}
+
+#else
+
+// Whether all values could be split.
+__device__ __forceinline__ bool multiply_rows(Slot (&slots)[DEPTH], Feed& feed, const u32* matrix,
+                                              const First&, const Walk&, Accumulators& acc) {
     float odd = 0.f;
     clear(acc);
 #pragma unroll 1
     for (int round = 0; round < ROUNDS; ++round) {
         feed.next_round();
 #pragma unroll
-        for (int i = 0; i < DEPTH; ++i)
+        for (int i = 0; i < DEPTH; ++i) {
+            activate(slots[i]);
             multiply_chunk(slots[i], matrix + (round * DEPTH + i) * CHUNK_WORDS, 0, acc, odd,
                            [&] { feed.load(slots[i], i); });
+        }
     }
     return __all_sync(FULL_WARP, odd == 0.f);
 }
 
-__device__ __forceinline__ void run(Feed& feed, const Matrix& matrix, int begin, const Epilogue& to,
-                                    int block, float* scratch) {
+#endif
+
+__device__ __forceinline__ void run(Feed& feed, const Matrix& matrix, const First& first_map,
+                                    int begin, const Epilogue& to, int block, float* scratch) {
     const Corner corner = {0, 0, block};
     Slot slots[DEPTH];
     Walk at;
     int tile = feed.tile;
+    first_map.make();
     feed.round = ROUNDS - 1;
     feed.read_numbers();
     feed.next_round();
@@ -111,8 +224,8 @@ __device__ __forceinline__ void run(Feed& feed, const Matrix& matrix, int begin,
         for (; tile < at.next && tile < feed.end; tile += WARPS_M) {
             Accumulators acc;
             at.place(tile);
-            if (!multiply_rows(slots, feed, matrix.fragments, acc) || !whole)
-                plain_tile(feed.x, feed.index, matrix.of(at.segment), at, acc);
+            if (!multiply_rows(slots, feed, matrix.fragments, first_map, at, acc) || !whole)
+                plain_tile(feed.x, feed.index, matrix.of(at.segment), first_map, at, acc);
             finish(to, at, corner, acc);
 #if DOTS
             inner_products(to, at, corner, acc, scratch);
@@ -124,13 +237,13 @@ __device__ __forceinline__ void run(Feed& feed, const Matrix& matrix, int begin,
 
 #else
 
-__device__ __forceinline__ void run(Feed& feed, const Matrix& matrix, int, const Epilogue& to,
-                                    int block, float* scratch) {
+__device__ __forceinline__ void run(Feed& feed, const Matrix& matrix, const First& first_map, int,
+                                    const Epilogue& to, int block, float* scratch) {
     const Corner corner = {0, 0, block};
     for (Walk at; feed.tile < feed.end; feed.tile += WARPS_M) {
         Accumulators acc;
         at.seek(feed.segments, feed.tile);
-        plain_tile(feed.x, feed.index, matrix.w + at.segment * matrix.segment, at, acc);
+        plain_tile(feed.x, feed.index, matrix.w + at.segment * matrix.segment, first_map, at, acc);
         finish(to, at, corner, acc);
 #if DOTS
         inner_products(to, at, corner, acc, scratch);
@@ -148,7 +261,11 @@ multiply(const int* __restrict__ ptr, const int* __restrict__ tile_ptr, int segm
          const float* __restrict__ scale, int activation, float slope,
          const int* __restrict__ out_index, OUT_T* __restrict__ out, const float* __restrict__ att,
          i64 att_step, float* __restrict__ dots, i64 plane, const float* __restrict__ share,
-         const OUT_T* __restrict__ rest) {
+         const OUT_T* __restrict__ rest
+#if FIRST
+         , const ROW_T* __restrict__ w1, const float* __restrict__ bias1, float* __restrict__ z
+#endif
+) {
     DYNAMIC_SHARED(shared);
     const Segments segments = {ptr, tile_ptr, segment_count};
     const int tiles = segments.tiles(), begin = range_begin(blockIdx.x, gridDim.x, tiles);
@@ -156,12 +273,17 @@ multiply(const int* __restrict__ ptr, const int* __restrict__ tile_ptr, int segm
         warp = threadIdx.x >> 5;
     if (begin == end) return;
     u32* const fragments = (u32*)shared;
-    int* const odd = (int*)(fragments + CHUNKS * CHUNK_WORDS);
+    int* const odd = (int*)(fragments + CHUNKS * CHUNK_WORDS + FIRST_WORDS);
     float* const scratch = (float*)(odd + 4) + warp * 16 * SCRATCH_STRIDE;
     if (threadIdx.x == 0) *odd = -1;
     const Epilogue to = {bias, scale, att, bias_step, att_step, activation, slope, out_index, out,
                          dots, plane, share, rest};
     const Matrix matrix = {w + block * w_block, w_segment, fragments, odd};
-    Feed feed = {segments, x + block * K, index, begin + warp, end, Walk(), {}, {}, 0};
-    run(feed, matrix, begin, to, block, scratch);
+#if FIRST
+    const First first = {w1, bias1, z, fragments + CHUNKS * CHUNK_WORDS, odd + 1};
+#else
+    const First first = {};
+#endif
+    Feed feed = {segments, x + block * READ, index, begin + warp, end, Walk(), {}, {}, 0};
+    run(feed, matrix, first, begin, to, block, scratch);
 }

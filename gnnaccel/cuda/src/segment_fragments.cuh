@@ -1,5 +1,5 @@
 // A whole matrix W in shared memory as the fragments that tensor cores take, rows of X that fit
-// them, and their product.
+// them, and their product. W is [K, N], or a matrix of Depth x Columns where a function says so.
 //
 // A warp's WM rows times the WN columns of W that begin with the group of eight columns `first`, a
 // multiple of SIDE. The sum over k may run in any order if both operands keep to it. A CHUNK of k
@@ -16,11 +16,11 @@
 #define CHUNK (4 * WORDS * PER_WORD)
 #define CHUNKS (K / CHUNK)
 #define PARTS (PRECISION == FP32 ? 2 : 1)  // words that one of W becomes
-#define COLUMN_GROUPS (N / 8)
-#define CHUNK_WORDS (COLUMN_GROUPS * 32 * WORDS * PARTS)
+#define CHUNK_WORDS_OF(columns) ((columns) / 8 * 32 * WORDS * PARTS)
+#define CHUNK_WORDS CHUNK_WORDS_OF(N)
 #define TOGETHER (NT % GROUP == 0 ? GROUP : 1)  // groups of columns whose chains of products run side by side
 
-static_assert(K % CHUNK == 0 && N % WN == 0 && COLUMN_GROUPS % SIDE == 0,
+static_assert(K % CHUNK == 0 && N % WN == 0 && N / 8 % SIDE == 0,
               "whole chunks and strips of columns");
 
 typedef u32 Slot[MT][2][WORDS];  // a chunk of rows g and g + 8 of each 16
@@ -41,15 +41,16 @@ template <int Bytes> __device__ __forceinline__ void read_words(const ROW_T* fro
 }
 
 // Words of k from `first` on, of one column of W.
+template <int Depth, int Columns>
 __device__ __forceinline__ void read_column(const ROW_T* w, int first, int column,
                                             u32 (&words)[WORDS]) {
     if constexpr (TRANSPOSED) {
-        read_words<LOAD_W>(w + column * K + first, words);
+        read_words<LOAD_W>(w + column * Depth + first, words);
     } else {
 #pragma unroll
         for (int i = 0; i < WORDS; ++i) {
-            const ROW_T* p = w + (first + i * PER_WORD) * N + column;
-            words[i] = joined(p[0], p[PER_WORD == 1 ? 0 : N]);
+            const ROW_T* p = w + (first + i * PER_WORD) * Columns + column;
+            words[i] = joined(p[0], p[PER_WORD == 1 ? 0 : Columns]);
         }
     }
 }
@@ -107,15 +108,16 @@ struct Fragment {
 };
 
 // Writes all of W. Whether some value could not be split.
+template <int Depth, int Columns>
 __device__ __forceinline__ bool write_fragments(const ROW_T* w, u32* to) {
-    constexpr int QUADS = WORDS * PARTS / 4;
+    constexpr int QUADS = WORDS * PARTS / 4, GROUPS = Columns / 8;
     float odd = 0.f;
 #pragma unroll 4
-    for (int i = threadIdx.x; i < CHUNKS * COLUMN_GROUPS * 32; i += THREADS) {
-        const int lane = i & 31, n = i / 32 % COLUMN_GROUPS, chunk = i / 32 / COLUMN_GROUPS;
+    for (int i = threadIdx.x; i < Depth / CHUNK * GROUPS * 32; i += THREADS) {
+        const int lane = i & 31, n = i / 32 % GROUPS, chunk = i / 32 / GROUPS;
         u32 words[WORDS];
-        read_column(w, chunk * CHUNK + (lane & 3) * WORDS
-                    * PER_WORD, column_at(n, lane >> 3, lane >> 2 & 1), words);
+        read_column<Depth, Columns>(w, chunk * CHUNK + (lane & 3) * WORDS
+                                    * PER_WORD, column_at(n, lane >> 3, lane >> 2 & 1), words);
         Fragment f;
         odd += f.make(words);
         if constexpr (QUADS == 0) {
@@ -123,7 +125,8 @@ __device__ __forceinline__ bool write_fragments(const ROW_T* w, u32* to) {
         } else {
 #pragma unroll
             for (int q = 0; q < QUADS; ++q)  // a quad of each step lies with those of all lanes
-                *(uint4*)(to + chunk * CHUNK_WORDS + ((q * COLUMN_GROUPS + n) * 32 + lane) * 4) =
+                *(uint4*)(to + chunk * CHUNK_WORDS_OF(Columns)
+                          + ((q * GROUPS + n) * 32 + lane) * 4) =
                     make_uint4(f.word[4 * q], f.word[4 * q + 1], f.word[4 * q + 2],
                                f.word[4 * q + 3]);
         }
@@ -132,13 +135,14 @@ __device__ __forceinline__ bool write_fragments(const ROW_T* w, u32* to) {
 }
 
 // Quad q of group n of a chunk: {big, big, small, small} of step q, or the words of two steps.
+template <int Columns>
 __device__ __forceinline__ void read_quad(const u32* chunk, int q, int n, u32 (&words)[4]) {
     const int lane = threadIdx.x & 31;
     if (WORDS * PARTS == 2) {
         const uint2 v = *(const uint2*)(chunk + (n * 32 + lane) * 2);
         words[0] = v.x, words[1] = v.y, words[2] = words[3] = 0u;
     } else {
-        const uint4 v = *(const uint4*)(chunk + ((q * COLUMN_GROUPS + n) * 32 + lane) * 4);
+        const uint4 v = *(const uint4*)(chunk + ((q * (Columns / 8) + n) * 32 + lane) * 4);
         words[0] = v.x, words[1] = v.y, words[2] = v.z, words[3] = v.w;
     }
 }
@@ -154,16 +158,18 @@ __device__ __forceinline__ void left_words(const Slot& slot, int step, u32 (&x)[
 #if PRECISION == FP32
 
 // TOGETHER groups of columns from n on: three products each, starting from zero.
+template <int Columns, int Nt>
 __device__ __forceinline__ void add_products(const u32 (&big)[MT][4], const u32 (&small)[MT][4],
                                              const u32* chunk, int step, int first, int n,
-                                             Accumulators& acc) {
+                                             float (&acc)[MT][Nt][4]) {
+    static_assert(Nt % TOGETHER == 0, "whole groups");
     const float zero[4] = {0.f, 0.f, 0.f, 0.f};
     u32 y_big[TOGETHER][2], y_small[TOGETHER][2];
     float sum[TOGETHER][MT][4];
 #pragma unroll
     for (int i = 0; i < TOGETHER; ++i) {
         u32 quad[4];
-        read_quad(chunk, step, first + n + i, quad);
+        read_quad<Columns>(chunk, step, first + n + i, quad);
         y_big[i][0] = quad[0], y_big[i][1] = quad[1], y_small[i][0] = quad[2],
             y_small[i][1] = quad[3];
     }
@@ -184,9 +190,10 @@ __device__ __forceinline__ void add_products(const u32 (&big)[MT][4], const u32 
 
 // A chunk of the product; the slot is loaded again as soon as its values are split. odd becomes NaN
 // where one cannot be.
-template <typename Load>
+template <int Columns = N, int Nt, typename Load>
 __device__ __forceinline__ void multiply_chunk(Slot& slot, const u32* chunk, int first,
-                                               Accumulators& acc, float& odd, const Load& load) {
+                                               float (&acc)[MT][Nt][4], float& odd,
+                                               const Load& load) {
 #pragma unroll
     for (int step = 0; step < STEPS; ++step) {
         u32 x[MT][4], big[MT][4], small[MT][4];
@@ -199,16 +206,17 @@ __device__ __forceinline__ void multiply_chunk(Slot& slot, const u32* chunk, int
                            odd);
         if (step == STEPS - 1) load();
 #pragma unroll
-        for (int n = 0; n < NT; n += TOGETHER) add_products(big, small, chunk, step, first, n, acc);
+        for (int n = 0; n < Nt; n += TOGETHER)
+            add_products<Columns>(big, small, chunk, step, first, n, acc);
     }
 }
 
 #else
 
 // The sums are short, so they may stay in the accumulators.
-template <typename Load>
+template <int Columns = N, int Nt, typename Load>
 __device__ __forceinline__ void multiply_chunk(Slot& slot, const u32* chunk, int first,
-                                               Accumulators& acc, float&, const Load& load) {
+                                               float (&acc)[MT][Nt][4], float&, const Load& load) {
     u32 x[STEPS][MT][4];
 #pragma unroll
     for (int step = 0; step < STEPS; ++step) {
@@ -221,9 +229,9 @@ __device__ __forceinline__ void multiply_chunk(Slot& slot, const u32* chunk, int
     }
     load();
 #pragma unroll
-    for (int n = 0; n < NT; ++n) {
+    for (int n = 0; n < Nt; ++n) {
         u32 quad[4];
-        read_quad(chunk, 0, first + n, quad);
+        read_quad<Columns>(chunk, 0, first + n, quad);
 #pragma unroll
         for (int step = 0; step < STEPS; ++step) {
             const u32 y[2] = {quad[2 * step], quad[2 * step + 1]};
@@ -248,7 +256,7 @@ struct Matrix {
 #if TENSOR_CORES && PRECISION != FMA
     __device__ __forceinline__ void change(int to) const {
         __syncthreads();  // nobody reads the one before any more
-        if (write_fragments(of(to), fragments)) *odd = to;
+        if (write_fragments<K, N>(of(to), fragments)) *odd = to;
         __syncthreads();
     }
 #endif

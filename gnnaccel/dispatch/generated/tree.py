@@ -128,8 +128,16 @@ def computed(tree: Tree, given: Any) -> Any:
 
     if type(tree) is Leaf:  # most are leaves
         return _rows(given, tree)
-    return folded(tree, partial(_rows, given), lambda number: number.value,
-                  lambda op, args: BY_TORCH[op](*args))
+    return _by_torch(tree, partial(_rows, given))
+
+
+def of_one(tree: Tree, rows: Tensor) -> Any:
+    """Value, by torch operations, of a tree whose only leaf has these rows."""
+    return _by_torch(tree, lambda leaf: rows)
+
+
+def _by_torch(tree: Tree, leaf: Callable[[Leaf], Tensor]) -> Any:
+    return folded(tree, leaf, lambda number: number.value, lambda op, args: BY_TORCH[op](*args))
 
 
 def _rows(given: Any, leaf: Leaf) -> Tensor:

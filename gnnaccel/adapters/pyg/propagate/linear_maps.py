@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, is_grad_enabled
 
@@ -18,10 +19,15 @@ from gnnaccel.adapters.pyg.propagate.pointwise import Deferred, Rows, about, hol
 from gnnaccel.adapters.pyg.propagate.products import product
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 from gnnaccel.adapters.pyg.propagate.traced import Make, Param, applied, checked_bias
-from gnnaccel.dispatch.generated.tree import Call, Leaf, Number, Tree, computed, leaves
-from gnnaccel.dispatch.run import skinny_matmul
+from gnnaccel.cuda import segment_backward
+from gnnaccel.cuda.activation import Activation
+from gnnaccel.dispatch.generated.tree import (Call, Leaf, Number, Tree, computed, expression,
+                                              leaves, of_one)
+from gnnaccel.dispatch.run import mlp, skinny_matmul
 from gnnaccel.dispatch.run.autograd import Keeping
+from gnnaccel.dispatch.run.skinny_matmul import Pointwise
 
+_STEPS = 4  # operations of a function that kernels compute while they read rows
 _Term = tuple[Tree, Any, Param]  # what is mapped, the shape of its rows, the weight
 
 
@@ -123,7 +129,8 @@ class Mapped(Deferred):
         except Unseen:
             return None
         if by_end.keys() == {"e"}:
-            return {"e": channels.at_edges(part).tree}
+            tree = part.alone().tree
+            return {"e": tree if self._of_pointwise(tree) else channels.at_edges(part).tree}
         return by_end if all(self._beside(k, name) for name in cancels) else None
 
     def _in_kernels(self, part: Rows, weight: Param) -> list[Tree]:
@@ -168,16 +175,75 @@ class Mapped(Deferred):
             return out if offset is None else out + offset  # type: ignore[operator,return-value]
 
         def make_at_once(given: Any) -> Tensor:
-            tree, tail, weight = terms[0]
             given = of_read(given, of_nodes)
             run = keeping if keeping and is_grad_enabled() else ways
+            tree, tail, weight = terms[0]
             rows = whole(tree, tail, given)
             return run[rows.shape[0] >= skinny_matmul.TALL](
                 rows, weight.make(given), None if bias is None else bias.make(given))
 
-        at_once = len(terms) == 1 and self.name == "linear"
-        return Leaf(end, make_at_once if at_once else make, tuple(self.meta.shape[1:]), names,
-                    roots)
+        how: Make = make
+        if len(terms) == 1 and self.name == "linear":
+            how = make_at_once if end != "e" else self._of_edges(*terms[0], bias)
+        return Leaf(end, how, tuple(self.meta.shape[1:]), names, roots)
+
+    def _of_edges(self, tree: Tree, tail: Any, weight: Param, bias: Param | None) -> Make:
+        matrices = weight.make, None if bias is None else bias.make
+        function = self._of_pointwise(tree)
+        return (OfEdges(tree, tail, *matrices) if function is None
+                else OfFunction(leaves(tree)[0], function, *matrices))
+
+    def _of_pointwise(self, tree: Tree) -> Pointwise | None:
+        """The function of each number of a leaf that a part is, which kernels compute as they read
+        it; None where it is no such function, or one of many operations."""
+        of = leaves(tree)
+        if (type(tree) is not Call or len(of) != 1 or of[0].end != "e" or len(self.parts) > 1
+            or self.name != "linear" or of[0].tail != tuple(self.parts[0].meta.shape[1:])):
+            return None
+        expr, _, numbers = expression(tree, lambda leaf: "row")
+        act = Activation(expr, numbers)
+        if (not act.serves or len(expr.steps) > _STEPS
+            or not segment_backward.as_one(self.weight.meta.shape[1], self.weight.meta.shape[0],
+                                           torch.float32)):
+            return None
+        return Pointwise(act, partial(of_one, tree))
+
+
+class OfEdges:
+    """A linear map of rows of the edges: ``tree``, with rows of the shape ``tail``."""
+
+    def __init__(self, tree: Tree, tail: Any, weight: Make, bias: Make | None):
+        self.tree, self.tail, self.weight, self.bias = tree, tail, weight, bias
+
+    def __call__(self, given: Any) -> Tensor:
+        rows, bias = whole(self.tree, self.tail, given), self.bias
+        run = F.linear if rows.shape[0] < skinny_matmul.TALL else skinny_matmul.mapped
+        return run(rows, self.weight(given), None if bias is None else bias(given))
+
+
+class OfFunction:
+    """A linear map of a function of each number of ``leaf``, rows of the edges. Where these are a
+    linear map themselves, ``first``, kernels make both at once."""
+
+    def __init__(self, leaf: Leaf, function: Pointwise, weight: Make, bias: Make | None):
+        self.leaf, self.function, self.weight, self.bias = leaf, function, weight, bias
+        # not one that is seen in another shape
+        self.first = leaf.make if type(leaf.make) is OfEdges and leaf.base is leaf else None
+
+    def __call__(self, given: Any) -> Tensor:
+        first, function, weight = self.first, self.function, self.weight(given)
+        bias = None if self.bias is None else self.bias(given)
+        if first is None:
+            rows = whole(self.leaf, self.leaf.tail, given)
+        else:
+            rows, shift = whole(first.tree, first.tail, given), first.bias
+            maps = first.weight(given), None if shift is None else shift(given)
+            if rows.shape[0] >= skinny_matmul.TALL:
+                return mlp.two(rows, *maps, function, weight, bias)
+            rows = F.linear(rows, *maps)
+        if rows.shape[0] < skinny_matmul.TALL:
+            return F.linear(function.by_torch(rows), weight, bias)
+        return skinny_matmul.mapped(rows, weight, bias, function)
 
 
 def _apart(tree: Tree) -> tuple[dict[str, Tree], list[str]]:

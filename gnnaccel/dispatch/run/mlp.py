@@ -1,0 +1,112 @@
+"""Networks of two linear maps over many rows, such as those of the edges: by one kernel that keeps
+the rows of the hidden layer in registers, where that serves."""
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gnnaccel.cuda import mlp, segment_backward, segment_gemm_grad
+from gnnaccel.cuda.activation import Activation
+from gnnaccel.cuda.launch import dense
+from gnnaccel.cuda.segment_plan import Segments
+from gnnaccel.dispatch.plan import compiling
+from gnnaccel.dispatch.run import skinny_matmul
+from gnnaccel.dispatch.run.autograd import Operation, gradients, wants_grad
+from gnnaccel.dispatch.run.skinny_matmul import Pointwise, mapped, precision, tall
+
+_Maybe = Tensor | None
+
+
+def two(x: Tensor, w1: Tensor, b1: _Maybe, function: Pointwise, w2: Tensor, b2: _Maybe) -> Tensor:
+    """``linear(function(linear(x, w1, b1)), w2, b2)`` with gradients: x [N, J], w1 [K, J], b1 [K],
+    w2 [C, K], b2 [C]. By kernels where they are compiled, else map by map."""
+    wanted = wants_grad(x, w1, b1, w2, b2)
+    rows = None if wanted and not (w1.requires_grad and w2.requires_grad) else _rows(
+        x, w1, b1, function.activation, w2, b2)
+    if rows is None:
+        return mapped(mapped(x, w1, b1), w2, b2, function)
+    operation = _Two(rows, function, w1, b1)
+    if wanted:
+        return operation.apply(x, w1, b1, w2, b2)
+    return mlp.forward(rows, x, w1, b1, w2, b2, function.activation, False, precision())[0]
+
+
+def _rows(x: Tensor, w1: Tensor, b1: _Maybe, act: Activation, w2: Tensor,
+          b2: _Maybe) -> Segments | None:
+    """All rows as one segment where kernels make both maps, else None."""
+    sizes = x.shape[-1], w1.shape[0], w2.shape[0]
+    given = [t for t in (x, w1, b1, w2, b2) if t is not None]
+    shapes = [(x.shape[0], sizes[0]), sizes[1::-1], sizes[1:2], sizes[:0:-1], sizes[2:]]
+    if (x.shape[0] < skinny_matmul.TALL or torch.is_autocast_enabled(x.device.type)
+        or any(t is not None and tuple(t.shape) != shape
+               for t, shape in zip((x, w1, b1, w2, b2), shapes))
+        or not all(t.dtype is torch.float32 and t.is_contiguous() and t.data_ptr() % 16 == 0
+                   for t in given)
+        or not _has_kernels(*sizes, b1 is not None, b2 is not None, act, x)):
+        return None
+    return tall(x, w1, sizes[1])
+
+
+def _has_kernels(first: int, k: int, n: int, shifted: bool, by_bias: bool, act: Activation,
+                 x: Tensor) -> bool:
+    """Whether the kernels of both maps and of their gradients are there, or may be waited for."""
+    how, device, dtype, rows = precision(), x.device, x.dtype, x.shape[0]
+    if not (mlp.serves(first, k, n, how, device) and segment_backward.as_one(k, n, dtype)):
+        return False
+
+    def compile_() -> None:
+        mlp.prepare(first, k, n, how, act, device)
+        segment_backward.prepare(k, n, 1, dtype, rows, 1, True, how, device, by_bias, of_x=act)
+        segment_backward.prepare(first, k, 1, dtype, rows, 1, True, how, device, shifted)
+        segment_gemm_grad.prepare(first, k, 1, dtype, how, device, True)
+
+    return compiling.problem(("two", first, k, n, how, shifted, by_bias, act), compile_) is None
+
+
+class _Two(Operation):
+    """`two` over ``rows``, all as one segment. ``w1``, ``b1``: for second derivatives, which the
+    host's code has no numbers of, but of what is before the function."""
+
+    __slots__ = ("b1", "function", "rows", "w1")
+
+    def __init__(self, rows: Segments, function: Pointwise, w1: Tensor, b1: _Maybe):
+        self.rows, self.function, self.w1, self.b1 = rows, function, w1, b1
+
+    def forward(self, needs, x, w1, b1, w2, b2):
+        out, hidden = mlp.forward(self.rows, x, w1, b1, w2, b2, self.function.activation, True,
+                                  precision())
+        return out, (x, w1 if needs[0] else None, None, w2, None, hidden)
+
+    def backward(self, needs, saved, grad):
+        (x, w1, _, w2, _, hidden), how = saved, precision()
+        d_hidden, d_w2, d_b2 = segment_backward.gradients(
+            self.rows, hidden, dense(grad), w2.unsqueeze(0), transposed=True, sums=needs[4],
+            of_x=self.function.activation, precision=how)
+        if needs[0]:
+            d_x, d_w1, d_b1 = segment_backward.gradients(
+                self.rows, x, d_hidden, w1.unsqueeze(0), transposed=True, sums=needs[2],
+                precision=how)
+            d_w1 = d_w1[0, 0]
+        else:
+            d_w1, d_b1 = segment_gemm_grad.weight_grad_and_sums(self.rows, x, d_hidden,
+                                                                precision=how)
+            d_x, d_w1 = None, d_w1[0, 0].t()
+        return (d_x, d_w1, d_b1.view(-1) if needs[2] else None, d_w2[0, 0],
+                d_b2.view(-1) if needs[4] else None)
+
+    def recorded(self, needs, saved, grad):
+        x, w1, _, w2, _, hidden = saved
+        shift = grad.new_zeros(grad.shape[1]).requires_grad_() if needs[4] else None
+
+        def again(x: Tensor, w1: Tensor, b1: _Maybe, w2: Tensor, b2: _Maybe) -> Tensor:
+            rows = F.linear(x, w1, b1)
+            # the numbers of forward, though the parameters may have others since
+            rows = rows + (hidden - rows).detach()
+            return F.linear(self.function.by_torch(rows), w2, b2)
+
+        return gradients(again, (x, self.w1 if w1 is None else w1, self.b1, w2, shift), needs,
+                         (grad,))
+
+    def reference(self, x, w1, b1, w2, b2):
+        return F.linear(self.function.by_torch(F.linear(x, w1, b1)), w2, b2)

@@ -13,8 +13,8 @@ from torch import Tensor
 from gnnaccel.cuda import capture
 from gnnaccel.dispatch.graph import joining
 from gnnaccel.dispatch.graph.joining import Range
+from gnnaccel.dispatch.relational import view
 from gnnaccel.dispatch.relational.edges import Ends, by_type
-from gnnaccel.dispatch.relational.view import RelationView
 from gnnaccel.errors import VALID, GraphError
 
 EdgeType = tuple[str, str, str]
@@ -111,10 +111,10 @@ class Layout:
 
 def viewer(structure: tuple[Tensor, ...], num_src: int, num_dst: int, num_relations: int,
            assemble: Callable[..., Ends] = by_type,
-           ignore: bool = False) -> Callable[[bool, bool], RelationView]:
+           ignore: bool = False) -> Callable[[bool, bool], view.RelationView]:
     """The function that makes the `RelationView` of these edges; arguments as there."""
-    def make(own: bool, compact: bool) -> RelationView:
-        return RelationView(structure, num_src, num_dst, num_relations, assemble, compact, own,
-                            ignore)
+    def make(own: bool, compact: bool) -> view.RelationView:
+        return view.RelationView(structure, num_src, num_dst, num_relations, assemble, compact,
+                                 own, ignore)
 
     return make

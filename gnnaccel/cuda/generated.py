@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from gnnaccel.cuda import message_text, sources
-from gnnaccel.cuda.aggregate import factored
 from gnnaccel.cuda.column_sum import column_sum
 from gnnaccel.cuda.expression import Expression
-from gnnaccel.cuda.launch import (THREADS, WARPS, Kernels, Layout, grid, layout_for, pointer,
-                                  workspace)
+from gnnaccel.cuda.launch import (THREADS, WARPS, Kernels, Layout, factored, grid, layout_for,
+                                  pointer, workspace)
 from gnnaccel.cuda.message_writer import strided
 from gnnaccel.cuda.structure import Rows
 

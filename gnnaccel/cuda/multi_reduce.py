@@ -9,9 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda.aggregate import factored
-from gnnaccel.cuda.launch import (THREADS, TYPES, Kernels, Layout, dense, grid, layout_for, pointer,
-                                  workspace)
+from gnnaccel.cuda.launch import (THREADS, TYPES, Kernels, Layout, dense, factored, grid,
+                                  layout_for, pointer, workspace)
 from gnnaccel.cuda.structure import Rows
 
 REDUCES = ("sum", "mean", "var", "std", "max", "min")

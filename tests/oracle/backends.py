@@ -50,15 +50,18 @@ class Backend:
 
     @contextlib.contextmanager
     def splitting(self, seed: int) -> Iterator[None]:
-        """A block in which rows of fewer edges than usual are split over warps, for some seeds."""
+        """A block in which rows of fewer edges than usual are split over warps, and products of few
+        rows run by the kernels for many, for some seeds."""
         from gnnaccel.cuda import structure
+        from gnnaccel.dispatch.run import skinny_matmul
 
-        size = (16, 48, None)[seed % 3]
-        if size is None:
+        size, few = (16, 48, None)[seed % 3], seed // 3 % 2 == 0
+        with contextlib.ExitStack() as patches:
+            if size is not None:
+                patches.enter_context(mock.patch.object(structure, "chunk_edges", lambda edges: size))
+            if few:
+                patches.enter_context(mock.patch.object(skinny_matmul, "TALL", 1))
             yield
-        else:
-            with mock.patch.object(structure, "chunk_edges", lambda edges: size):
-                yield
 
     def finish(self) -> None:
         """Wait for the device, so that a fault in it is raised here."""

@@ -216,7 +216,7 @@ def test_kernels_over_own_and_halo_rows_are_prepared(asked, monkeypatch, own, wi
 
 def test_what_the_graph_shows_is_prepared_too(asked, monkeypatch):
     """Whatever was estimated: the kernels of the ordering taken are asked for before it runs."""
-    monkeypatch.setattr(planner, "prepare", lambda request: pairs.prepare())
+    monkeypatch.setattr(planner.relational, "prepare", lambda request: pairs.prepare())
     torch.manual_seed(0)
     layer = RGCNConv(16, 24, 5, root_weight=False, bias=False)
     model, args = _over_edges(Layers(layer), 16, torch.randint(0, 5, (EDGES,)))

@@ -5,7 +5,7 @@ import threading
 import weakref
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -17,8 +17,11 @@ from gnnaccel.dispatch.graph import structure as sorting
 from gnnaccel.dispatch.graph.edge_arrays import CSC, EdgeArrays, csc_of
 from gnnaccel.dispatch.graph.ordered_weights import PlacedWeights, in_fp32
 from gnnaccel.dispatch.graph.tensor_ref import Derived
-from gnnaccel.dispatch.run.torch_backend import Edges
+from gnnaccel.dispatch.run import torch_backend
 from gnnaccel.errors import VALID, GraphError
+
+if TYPE_CHECKING:
+    from gnnaccel.dispatch.run.torch_backend import Edges
 
 # Edges above which a radix sort beats counting with atomics, and a call takes so long that waiting
 # for the report once is nothing (on an H200: docs/notes/attention.md).
@@ -333,19 +336,21 @@ class GraphView(Derived):
     def _build_edges(self, ids: bool) -> Edges:
         csc = self._given_csc()
         if csc is not None:
-            return Edges(*sorting.edges_as_given(csc, self.num_src, ids), self.num_dst)
+            return torch_backend.Edges(*sorting.edges_as_given(csc, self.num_src, ids),
+                                       self.num_dst)
         if self._csc is None:
             src, dst = self._ends()
             sorting.check_ids(src, dst, self.num_src, self.num_dst)
             src, dst, order, _ = sorting.sorted_edges(src, dst, self.num_src, self.num_dst,
                                                       self.loops)
             total = int((dst < self.num_dst).sum())
-            return Edges(src[:total].long(), dst[:total].long(), order[:total], self.num_dst)
+            return torch_backend.Edges(src[:total].long(), dst[:total].long(), order[:total],
+                                       self.num_dst)
         rows = self.csc(places=ids)
         total = int(rows.indptr[-1])
         dst = torch.repeat_interleave(rows.indptr.diff().long(), output_size=total)
         eid = rows.place[:total].long() if rows.place.shape[0] == rows.other.shape[0] else None
-        return Edges(rows.other[:total].long(), dst, eid, self.num_dst)
+        return torch_backend.Edges(rows.other[:total].long(), dst, eid, self.num_dst)
 
     # --- reading ----------------------------------------------------------------------------------
 

@@ -12,13 +12,12 @@ For an edge e from j to i, with x_j the row of the aggregation's own ``x``:
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from gnnaccel.dispatch.generated import messages as generated
-from gnnaccel.dispatch.generated.messages import Generated, Several
 from gnnaccel.dispatch.ops import torch_ops
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.policy.reasons import Reason, reason
@@ -73,14 +72,14 @@ class Gated(NamedTuple):
         return f"sigmoid({gate}) * {'x[j]' if self.beside is None else '(x[j] + z[e])'}"
 
 
-More = Shifted | Rectified | Gated | Generated | Several
+More: TypeAlias = "Shifted | Rectified | Gated | generated.Generated | generated.Several"
 
 
 def unfit(graph: OpGraph, x: Tensor, weight: Tensor | None, more: Any) -> Reason | None:
     """Why this is none of these messages with tensors that fit ``x`` [num_src, *features]."""
-    if type(more) is Generated:
+    if type(more) is generated.Generated:
         return generated.unfit(graph, x, more)
-    if type(more) is Several:
+    if type(more) is generated.Several:
         return next(filter(None, [generated.unfit(graph, x, part) for part in more.parts]), None)
     if weight is not None and type(more) is not Shifted:
         return reason("GA208", "weights beside other features of edges")
@@ -102,7 +101,7 @@ def made(graph: OpGraph, x: Tensor, weight: Tensor | None, more: More | None,
          take: Callable = torch_ops.take) -> Tensor:
     """[E, *features]: the messages, on torch operations. ``take``: how the rows of nodes are read
     at the edges."""
-    if type(more) is Generated:
+    if type(more) is generated.Generated:
         return generated.made(graph, more, take)
     message = take(graph, x, "u")
     if type(more) is Gated:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.cuda import multi_reduce as kernels
-from gnnaccel.cuda.aggregate import factored
+from gnnaccel.cuda.launch import factored
 from gnnaccel.dispatch.ops import multi_reduce
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.plan import cost

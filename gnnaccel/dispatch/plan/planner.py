@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -23,9 +23,11 @@ from gnnaccel.dispatch.policy.config import Config
 from gnnaccel.dispatch.policy.pins import Pinned
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.relational import costs, cuda_maps
-from gnnaccel.dispatch.relational.prepare import prepare
-from gnnaccel.dispatch.relational.request import RelationalRequest
+from gnnaccel.dispatch.relational import prepare as relational
 from gnnaccel.dispatch.run import attention
+
+if TYPE_CHECKING:
+    from gnnaccel.dispatch.relational.request import RelationalRequest
 
 Rejected = tuple[tuple[str, Reason], ...]
 #: candidates of aggregations and operations, as records and texts call them
@@ -163,8 +165,8 @@ def _relational_cuda_reasons(request: RelationalRequest, config: Config) -> list
         why.append(reason("GA208", f"negative_slope={slopes[0]} is negative",
                           "use a slope of 0 or more"))
     return why or _there(("relational", request._replace(fresh=False), cuda_maps.precision()),
-                         lambda: prepare(request), config, request.grad,
-                         lambda: prepare(request._replace(grad=False)))
+                         lambda: relational.prepare(request), config, request.grad,
+                         lambda: relational.prepare(request._replace(grad=False)))
 
 
 def _empty_reasons(request: RelationalRequest) -> list[Reason]:
@@ -291,8 +293,7 @@ def asked(request: Request | RelationalRequest
     """The candidates, and the cost of the host's own code."""
     if type(request) is PlainRequest:
         return PLAIN, native_plain
-    return ((RELATIONAL, costs.native)
-            if type(request) is RelationalRequest else (ATTENTION, cost.native))
+    return (ATTENTION, cost.native) if type(request) is Request else (RELATIONAL, costs.native)
 
 
 def _only(spec: Candidate, request: Any) -> bool:

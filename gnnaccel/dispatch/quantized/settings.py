@@ -27,7 +27,7 @@ import logging
 import threading
 import weakref
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -36,8 +36,11 @@ from gnnaccel.dispatch.policy import config, rules
 from gnnaccel.dispatch.policy.config import Config
 from gnnaccel.dispatch.policy.names import IdentityMap
 from gnnaccel.dispatch.policy.reasons import Reason, reason
+from gnnaccel.dispatch.quantized import rows
 from gnnaccel.dispatch.quantized.guard import Guard, Watch
-from gnnaccel.dispatch.quantized.rows import Storage
+
+if TYPE_CHECKING:
+    from gnnaccel.dispatch.quantized.rows import Storage
 
 _log = logging.getLogger("gnnaccel")
 
@@ -209,7 +212,7 @@ def wanted(layer: Any, found: Entry, config: Config, checkpointed: bool) -> Stor
         return reason("GA605", found.watch.failure)
     if config.when == "profitable" and found.measured is not None and found.measured < 1:
         return reason("GA604", f"measured to be {found.measured:.2f} times as fast")
-    return Storage(form, backward or form)
+    return rows.Storage(form, backward or form)
 
 
 def learning(use: Any) -> bool:

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 from gnnaccel.dispatch.plan import cost
 from gnnaccel.dispatch.plan.cost import line, mode
-from gnnaccel.dispatch.relational.counting import Count
-from gnnaccel.dispatch.relational.optimise import Ordering, optimise
+from gnnaccel.dispatch.relational import optimise
 
 if TYPE_CHECKING:
+    from gnnaccel.dispatch.relational.counting import Count
+    from gnnaccel.dispatch.relational.optimise import Ordering
     from gnnaccel.dispatch.relational.request import RelationalRequest
 
 
@@ -77,7 +78,7 @@ def _one_by_one(request: RelationalRequest, rates: dict[str, list[float]]) -> fl
 
 @functools.lru_cache(maxsize=4096)
 def _cheapest(program, shapes, statistics, device: str, train: bool) -> Ordering:
-    return optimise(program, dict(shapes), statistics, device, train=train).taken
+    return optimise.optimise(program, dict(shapes), statistics, device, train=train).taken
 
 
 def _taken(request: RelationalRequest, device: str) -> Ordering:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,19 +18,20 @@ from gnnaccel.dispatch.ir.program import PARAM, Program
 from gnnaccel.dispatch.policy.config import PASSES, current, passes_on
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.relational import added as adding
-from gnnaccel.dispatch.relational import cuda_maps, cuda_program, cuda_steps, torch_maps
-from gnnaccel.dispatch.relational.counting import Shape
-from gnnaccel.dispatch.relational.execute import run as execute
-from gnnaccel.dispatch.relational.gather import RelationStatistics
-from gnnaccel.dispatch.relational.optimise import Optimised, optimise
-from gnnaccel.dispatch.relational.prepare import problem
-from gnnaccel.dispatch.relational.view import RelationView
+from gnnaccel.dispatch.relational import (cuda_maps, cuda_program, cuda_steps, execute, gather,
+                                           optimise, prepare, torch_maps)
 from gnnaccel.dispatch.run import attention, attention_families
+
+if TYPE_CHECKING:
+    from gnnaccel.dispatch.relational.counting import Shape
+    from gnnaccel.dispatch.relational.gather import RelationStatistics
+    from gnnaccel.dispatch.relational.optimise import Optimised
+    from gnnaccel.dispatch.relational.view import RelationView
 
 #: layers of which the host's own code waits for nothing
 _CAPTURED_NATIVELY = ("FastRGCNConv", "RGATConv", "HeteroConv")
 
-Shapes = tuple[tuple[str, Shape], ...]
+Shapes = tuple[tuple[str, "Shape"], ...]
 
 
 class RelationalRequest(NamedTuple):
@@ -62,8 +63,9 @@ class RelationalRequest(NamedTuple):
         src, dst, edges, relations = (1 << b
                                       for b in (self.src_bits, self.dst_bits, self.edge_bits,
                                                 self.relation_bits))
-        return RelationStatistics(src, dst, edges, relations, min(edges, src * relations) // 2,
-                                  min(edges, dst * relations) // 2)
+        return gather.RelationStatistics(src, dst, edges, relations,
+                                         min(edges, src * relations) // 2,
+                                         min(edges, dst * relations) // 2)
 
 
 @dataclass(frozen=True)
@@ -236,8 +238,8 @@ class RelationalCall:
         optimised = self.graph.plans.get(key)
         if optimised is None:
             device = "cuda" if self.graph.device.type == "cuda" else "cpu"
-            optimised = optimise(self.program, dict(self.shapes), self.graph.statistics(), device,
-                                 passes, train)
+            optimised = optimise.optimise(self.program, dict(self.shapes),
+                                          self.graph.statistics(), device, passes, train)
             self.graph.plans[key] = optimised
             if not asked:
                 self._problem(optimised, train)  # compiles what it needs, side by side
@@ -251,7 +253,7 @@ class RelationalCall:
         if not self.kernels or self.stated is None:
             return None
         request = self.stated.request(self.graph.device.type, train, 0)
-        return problem(found, request._replace(program=self.program, shapes=self.shapes))
+        return prepare.problem(found, request._replace(program=self.program, shapes=self.shapes))
 
     def build(self, train: bool) -> None:
         """Build the index arrays that the attention will read, backward's too if it will ``train``,
@@ -297,5 +299,6 @@ def _run(call: RelationalCall, program: Program, tensors: dict[str, Any], maps: 
     operands = (tensors
                 if added is None
                 else {name: t for name, t in tensors.items() if name != adding.ADDED})
-    out = execute(program, call.graph, operands, maps, attend, call.out_dtype).to(call.out_dtype)
+    out = execute.run(program, call.graph, operands, maps, attend, call.out_dtype)
+    out = out.to(call.out_dtype)
     return out if added is None else adding.add(out, added, call.graph, maps.take)

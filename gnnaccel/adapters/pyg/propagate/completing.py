@@ -9,6 +9,7 @@ import torch
 from gnnaccel.adapters.pyg.propagate import reading
 from gnnaccel.adapters.pyg.propagate.expressed import CallArguments
 from gnnaccel.adapters.pyg.propagate.standins import Form
+from gnnaccel.dispatch.generated import messages as generated
 from gnnaccel.dispatch.ops import messages
 from gnnaccel.dispatch.ops.aggregation import Aggregation
 from gnnaccel.dispatch.ops.graph import OpGraph
@@ -47,10 +48,10 @@ def with_more(layer: Any, form: Form, graph: OpGraph, aggregation: Aggregation, 
         if form.width is not None:
             more = messages.Gated(x, nothing.expand(graph.num_dst, form.width), more.edge,
                                   more.edge)
-    if type(more) is messages.Generated and more.weight is None:
+    if type(more) is generated.Generated and more.weight is None:
         shape: tuple[int, ...] = more.shape  # `Generated.out`, without its call
     else:
-        shape = (more.out if type(more) in (messages.Generated, messages.Several)
+        shape = (more.out if type(more) in (generated.Generated, generated.Several)
                  else tuple(x.shape[1:]))
     return (messages.unfit(graph, x, aggregation.weight, more)
             or Aggregation(aggregation.reduce, x, aggregation.weight, shape, more,

@@ -13,6 +13,7 @@ decides how long that lives.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -51,16 +52,21 @@ def bind(call: Call, weights: Weights) -> Bound | None:
     A bound call reads fp32 rows. Under autocast the map makes rows of fewer bytes, whatever the
     dtype of the result.
     """
-    attention = call.attention
-    if torch.is_autocast_enabled(weights.weight.device.type):
-        return None
-    if attention.score != "additive" or attention.edge or attention.dropout or call.pmf:
+    if torch.is_autocast_enabled(weights.weight.device.type) or not is_plain(call):
         return None
     for t in (weights.weight, weights.att_src, weights.att_dst, weights.bias):
         if (t is not None
             and not (t.dtype is torch.float32 and t.is_contiguous() and t.data_ptr() % 16 == 0)):
             return None
-    return Bound(call, weights) if call.out_dtype is torch.float32 and not _in_bands(call) else None
+    return Bound(call, weights)
+
+
+def is_plain(call: Call) -> bool:
+    """Whether ``call`` is one for `Launches`, if its rows are fp32 and its sources the
+    destinations."""
+    attention = call.attention
+    return (attention.score == "additive" and not attention.edge and not attention.dropout
+            and not call.pmf and call.out_dtype is torch.float32 and not in_bands(call))
 
 
 @functools.lru_cache(maxsize=256)
@@ -72,7 +78,7 @@ def _kernels(heads: int, width: int, wide: bool) -> tuple[Kernels, Kernels, addi
     return head_dot.kernels(heads, width, row), infer.forward_kernels, train
 
 
-def _in_bands(call: Call) -> bool:
+def in_bands(call: Call) -> bool:
     """Whether the general way gathers in bands, forward or backward: such a graph is not one for
     which the interpreter counts."""
     graph = call.graph
@@ -84,48 +90,29 @@ def _in_bands(call: Call) -> bool:
             or whole.banded(dst, src, edges, device) is not whole)
 
 
-class Bound:
-    """``bound(x, graph)``: x [N, F] fp32 as when it was bound -> [N, H * D]."""
+class Launches:
+    """The launches of a GAT's kernels over fp32 rows [N, heads, width], in a straight line; the
+    sources are the destinations. ``call``: like those to come."""
 
-    __slots__ = ("weights", "heads", "width", "slope", "layout", "program", "attention",
-                 "_addresses", "_dot", "_infer", "_train", "variant", "wide")
+    __slots__ = ("heads", "width", "slope", "layout", "program", "attention", "_dot", "_infer",
+                 "_train", "variant", "wide")
 
-    def __init__(self, call: Call, weights: Weights):
-        self.weights, self.heads, self.width, self.slope = (weights, call.heads, call.width,
-                                                            np.float32(call.attention.slope))
+    def __init__(self, call: Call):
+        self.heads, self.width = call.heads, call.width
+        self.slope = np.float32(call.attention.slope)
         self.program, self.attention = call.program, call.attention
-        self._addresses = tuple([0 if t is None else t.data_ptr() for t in weights])
         self._dot, self._infer, self.variant = _kernels(call.heads, call.width, call.graph.wide)
         self.wide = call.graph.wide
         self._train, self.layout = self.variant.forward_kernels, self.variant.layout
 
-    def valid(self) -> bool:
-        """Whether the weights lie where they lay; ``.data`` may have been replaced."""
-        return self._addresses == tuple([0 if t is None else t.data_ptr() for t in self.weights])
-
-    def serves(self, call: Call) -> bool:
-        """Whether ``call``, like the one that was bound but over another graph, is this one."""
-        return (self.wide is call.graph.wide and not call.pmf and self.valid()
-                and not _in_bands(call))
-
-    def __call__(self, x: Tensor, graph: GraphView) -> Tensor:
-        w = self.weights
-        if (torch.is_grad_enabled()
-            and (x.requires_grad or w.weight.requires_grad or w.att_src.requires_grad
-                                        or w.att_dst.requires_grad
-                 or (w.bias is not None and w.bias.requires_grad))):
-            return _BoundAttention(self, graph).apply(x, w.weight, w.att_src, w.att_dst, w.bias)
-        return self.forward(x, graph, False)[0]
-
-    def forward(self, x: Tensor, graph: GraphView,
-                train: bool) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-        """The result [N, H * D], the rows [N, H, D], and for backward per node and head the scores
-        by source and by destination, then `additive.Saved.small`: [6, N, H], and
-        `additive.Saved.parts`."""
-        h, d, n, layout, device = self.heads, self.width, x.shape[0], self.layout, x.device
-        graph_rows, (_, att_src, att_dst, bias) = graph.csc(False), self._addresses
-        rows = skinny_matmul.linear(x, self.weights.weight, None)
-        out = torch.empty((n, h * d), dtype=torch.float32, device=device)
+    def forward(self, rows: Tensor, att_src: int, att_dst: int, bias: int, graph: GraphView,
+                train: bool, shape: Sequence[int]) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The result, N x heads x width numbers in this ``shape``, and for backward per node and
+        head the scores by source and by destination, then `additive.Saved.small`: [6, N, H], and
+        `additive.Saved.parts`. ``att_src``, ``att_dst``, ``bias``: addresses."""
+        h, d, n, layout, device = self.heads, self.width, rows.shape[0], self.layout, rows.device
+        graph_rows = graph.csc(False)
+        out = torch.empty(shape, dtype=torch.float32, device=device)
         sums = torch.empty((6 if train else 2, n, h), dtype=torch.float32, device=device)
         parts = torch.empty((2, n, h, d), dtype=torch.float32, device=device) if train else None
         address, of_rows, step = sums.data_ptr(), rows.data_ptr(), 4 * n * h
@@ -144,14 +131,14 @@ class Bound:
         if launch.heavy:
             kernels("merge")(grid(launch.heavy, layout), THREADS, layout.scratch,
                              (*launch.merge, launch.graph[3], *outputs, *chunks))
-        return out, rows, sums, parts
+        return out, sums, parts
 
-    def backward(self, graph: GraphView, att_src: Tensor, att_dst: Tensor, rows: Tensor,
-                 sums: Tensor, parts: Tensor, grad: Tensor, blocks: int) -> tuple[Tensor, Tensor]:
-        """`additive_backward.backward` for a bound call: the gradient of the rows [N, H * D], and
-        fp32 memory with, per node and head, four numbers of the kernels' own, then the gradients of
-        the scores by destination and by source; then room for ``blocks`` partial sums. The
-        attention vectors are those autograd saved, which may lie elsewhere by now."""
+    def backward(self, graph: GraphView, att_src: int, att_dst: int, rows: Tensor, sums: Tensor,
+                 parts: Tensor, grad: Tensor, blocks: int) -> tuple[Tensor, Tensor]:
+        """`additive_backward.backward`: the gradient of the rows, shaped as they are, and fp32
+        memory with, per node and head, four numbers of the kernels' own, then the gradients of the
+        scores by destination and by source; then room for ``blocks`` partial sums. ``att_src``,
+        ``att_dst``: addresses."""
         h, d, n, layout, device = self.heads, self.width, rows.shape[
             0], self.variant.backward_layout, rows.device
         by_src, by_dst = graph.csr(False), graph.csc(False)
@@ -167,8 +154,7 @@ class Bound:
             *(by_dst.launched or by_dst.launch()).graph[:2], rows.data_ptr(), packed, d_a_dst))
         memory, chunks = (workspace(launch.chunks, (h * d, h * d, h), device)
                           if launch.chunks else NOTHING)
-        tail = (rows.data_ptr(), att_src.data_ptr(), att_dst.data_ptr(), d_a_dst, values.data_ptr(),
-                d_a_dst + step)
+        tail = rows.data_ptr(), att_src, att_dst, d_a_dst, values.data_ptr(), d_a_dst + step
         kernels("sources")(grid(launch.slots + n, layout), THREADS, layout.scratch, (
             *launch.graph[:3], by_dst.place.data_ptr(), launch.graph[3], *launch.split, packed,
             a_src, 0, self.slope, *_NO_DROPOUT,
@@ -178,15 +164,48 @@ class Bound:
                              (*launch.merge, *tail, *chunks))
         return values, scratch
 
-    def att_grads(self, rows: Tensor, scratch: Tensor, blocks: int, shape: torch.Size) -> Tensor:
-        """[2, *shape]: the gradients of both attention vectors, out of `backward`'s memory."""
+    def att_grads(self, rows: Tensor, scratch: Tensor, blocks: int, shape: Sequence[int],
+                  src_first: bool = True) -> Tensor:
+        """[2, *shape]: the gradients of both attention vectors, out of `backward`'s memory; the
+        sources' first, or second."""
         n, h = rows.shape[0], self.heads
         d_a_dst = scratch.data_ptr() + 16 * n * h
+        d_a_src, partial = d_a_dst + 4 * n * h, d_a_dst + 8 * n * h
         total = torch.empty((2, *shape), dtype=torch.float32, device=rows.device)
         head_dot.launch_grad(self._dot, self.layout, self.heads, self.width, blocks, np.int32(n),
-                             rows.data_ptr(), d_a_dst + 4 * n * h, d_a_dst, d_a_dst + 8 * n * h,
-                             total.data_ptr())
+                             rows.data_ptr(), *((d_a_src, d_a_dst) if src_first else
+                                                (d_a_dst, d_a_src)), partial, total.data_ptr())
         return total
+
+
+class Bound(Launches):
+    """``bound(x, graph)``: x [N, F] fp32 as when it was bound -> [N, H * D]."""
+
+    __slots__ = ("weights", "_addresses")
+
+    def __init__(self, call: Call, weights: Weights):
+        super().__init__(call)
+        self.weights = weights
+        self._addresses = tuple([0 if t is None else t.data_ptr() for t in weights])
+
+    def valid(self) -> bool:
+        """Whether the weights lie where they lay; ``.data`` may have been replaced."""
+        return self._addresses == tuple([0 if t is None else t.data_ptr() for t in self.weights])
+
+    def serves(self, call: Call) -> bool:
+        """Whether ``call``, like the one that was bound but over another graph, is this one."""
+        return (self.wide is call.graph.wide and not call.pmf and self.valid()
+                and not in_bands(call))
+
+    def __call__(self, x: Tensor, graph: GraphView) -> Tensor:
+        w = self.weights
+        if (torch.is_grad_enabled()
+            and (x.requires_grad or w.weight.requires_grad or w.att_src.requires_grad
+                                        or w.att_dst.requires_grad
+                 or (w.bias is not None and w.bias.requires_grad))):
+            return _BoundAttention(self, graph).apply(x, w.weight, w.att_src, w.att_dst, w.bias)
+        rows = skinny_matmul.linear(x, w.weight, None)
+        return self.forward(rows, *self._addresses[1:], graph, False, rows.shape)[0]
 
 
 class _BoundAttention(Operation):
@@ -196,15 +215,17 @@ class _BoundAttention(Operation):
         self.bound, self.graph = bound, graph
 
     def forward(self, needs, x, weight, att_src, att_dst, bias):
-        out, rows, sums, parts = self.bound.forward(x, self.graph, True)
+        bound, rows = self.bound, skinny_matmul.linear(x, weight, None)
+        out, sums, parts = bound.forward(rows, *bound._addresses[1:], self.graph, True, rows.shape)
         return out, (x, weight, att_src, att_dst, bias, rows, sums, parts)
 
     def backward(self, needs, saved, grad):
         x, weight, att_src, att_dst, bias, rows, sums, parts = saved
         bound, grad = self.bound, dense(grad)
         blocks = head_dot.grad_blocks(x.shape[0], bound.layout)
-        values, scratch = bound.backward(self.graph, dense(att_src), dense(att_dst),
-                                         rows, sums, parts, grad, blocks)
+        src, dst = dense(att_src), dense(att_dst)  # held until the kernels are launched
+        values, scratch = bound.backward(self.graph, src.data_ptr(), dst.data_ptr(), rows, sums,
+                                         parts, grad, blocks)
         d_src = d_dst = None
         if needs[2] or needs[3]:
             d_src, d_dst = bound.att_grads(rows, scratch, blocks, att_src.shape).unbind(0)

@@ -18,8 +18,10 @@ from torch import Tensor
 
 from gnnaccel.adapters import own
 from gnnaccel.adapters.pyg import guards
-from gnnaccel.adapters.pyg.propagate import (channels, naming, node_counts, reading,
-                                             rearranged, reductions, repeated_calls, tracing)
+from gnnaccel.adapters.pyg.propagate import (attention_repeated, channels, naming, node_counts,
+                                             reading, rearranged, reductions, repeated_calls,
+                                             tracing)
+from gnnaccel.adapters.pyg.propagate.attention_repeated import BoundMessage
 from gnnaccel.adapters.pyg.propagate.expressed import CallArguments
 from gnnaccel.adapters.pyg.propagate.graph_functions import Package
 from gnnaccel.adapters.pyg.propagate.nodes_read import argument, of_read
@@ -163,6 +165,10 @@ class OwnAttention:
             if kwargs[name].is_neg():
                 return False
         return trace.guards.hold(layer, spec.num_edges)
+
+    def bound(self, kwargs: dict, call: Call) -> BoundMessage | None:
+        """A repeated call, bound to its kernels, if it can be."""
+        return attention_repeated.bind(self.found.message, kwargs, call)
 
     def attended(self, layer: Any, spec: CallSpec, edge_index: Tensor, kwargs: dict,
                  attend: Call, of_caller: Tensor) -> Any:

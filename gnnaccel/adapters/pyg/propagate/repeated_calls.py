@@ -115,11 +115,14 @@ class RepeatedAttention(Alike):
     """A call with attention by kernels, over edges that it holds weakly, as their structure
     ``view``. ``adapter``: with what was read of the message; ``stated``: the call; ``pmf``: as of
     its plan; ``calls``: the graph's ledger, which counts this call as well; ``dtype``: torch's
-    default; all else as of `Repeated`."""
+    default; ``bound``: an `attention_repeated.BoundMessage`, False where there is none, None before
+    the first repetition; all else as of `Repeated`."""
 
-    __slots__ = ("edges", "modes", "view", "adapter", "stated", "pmf", "calls", "dtype", "older")
+    __slots__ = ("edges", "modes", "view", "adapter", "stated", "pmf", "calls", "dtype", "bound",
+                 "older")
     native = False
     view: weakref.ref[GraphView]
+    bound: Any
     older: Any
 
     def __init__(self, layer: Any, edge_index: Tensor, kwargs: dict, adapter: Any, spec: CallSpec,
@@ -129,6 +132,7 @@ class RepeatedAttention(Alike):
         self.modes = _grad(), _deterministic(), saved_tensor_hooks(True) is None
         self.adapter, self.stated, self.pmf = adapter, spec, call.pmf
         self.calls, self.dtype = ledger.of(edge_index), torch.get_default_dtype()
+        self.bound = None
 
     def like(self, other: RepeatedAttention) -> bool:
         """Whether a call is kept in the place of the ``other``."""
@@ -148,12 +152,21 @@ class RepeatedAttention(Alike):
         view.touched = True
         self.calls.calls += 1
         counters.count(self.cls.__name__, "cuda")
-        pattern: Any = programs.attention(spec.program)  # attention, as it ran
-        call = Call(spec.program, pattern, view, spec.heads, spec.width, spec.out, True,
-                    self.pmf, run=run_cuda)
-        out = self.adapter.attended(layer, spec, edge_index, kwargs, call, edge_index)
+        if self.bound is None:
+            self.bound = self.modes[2] and self.adapter.bound(kwargs, self._call(view)) or False
+        out = self.bound and self.bound(kwargs, view)
+        out = (self.adapter.attended(layer, spec, edge_index, kwargs, self._call(view), edge_index)
+               if out is None or out is False
+               else reading.finished(layer, self.known, False, out, kwargs, edge_index))
         as_is = self.modes[0] or type(out) is not Tensor or not out._is_view()
         return out if as_is else out.detach()  # as the router does
+
+    def _call(self, view: GraphView) -> Call:
+        """The call to the kernels."""
+        spec = self.stated
+        pattern: Any = programs.attention(spec.program)  # attention, as it ran
+        return Call(spec.program, pattern, view, spec.heads, spec.width, spec.out, True, self.pmf,
+                    run=run_cuda)
 
 
 class RepeatedNative:

@@ -30,7 +30,7 @@ def dot(x: Tensor, att0: Tensor, att1: Tensor | None = None) -> tuple[Tensor, Te
     kernels(heads, width, x.dtype)("dot")(
         grid(rows, layout, layout.slots), THREADS, 0,
         (np.int32(rows), x.data_ptr(), att0.data_ptr(), 0 if att1 is None else att1.data_ptr(),
-         a0.data_ptr(), 0 if a1 is None else a1.data_ptr()))
+         np.int32(width), a0.data_ptr(), 0 if a1 is None else a1.data_ptr()))
     return a0, a1
 
 
@@ -43,7 +43,8 @@ def dot_grad(x: Tensor, d0: Tensor, d1: Tensor | None = None) -> Tensor:
     partial = torch.empty((blocks, 2, heads, width), dtype=torch.float32, device=x.device)
     total = torch.empty((2, heads, width), dtype=torch.float32, device=x.device)
     launch_grad(kernels(heads, width, x.dtype), layout, heads, width, blocks, np.int32(rows),
-                x.data_ptr(), d0.data_ptr(), pointer(d1), partial.data_ptr(), total.data_ptr())
+                x.data_ptr(), d0.data_ptr(), pointer(d1), partial.data_ptr(),
+                (total.data_ptr(), total.data_ptr() + 4 * heads * width, np.int32(width)))
     return total
 
 
@@ -53,10 +54,12 @@ def grad_blocks(rows: int, layout: Layout) -> int:
 
 
 def launch_grad(compiled: Kernels, layout: Layout, heads: int, width: int, blocks: int,
-                rows: np.int32, x: int, d0: int, d1: int, partial: int, total: int) -> None:
-    """`dot_grad` by addresses."""
+                rows: np.int32, x: int, d0: int, d1: int, partial: int,
+                out: tuple[int, int, np.int32]) -> None:
+    """`dot_grad` by addresses. ``out``: of the first and the second gradient, and how many numbers
+    are from one head to the next."""
     columns = 2 * heads * width
     compiled("grad")((blocks, layout.tiles), THREADS, WARPS * 2 * layout.tile_heads * width * 4,
                      (rows, x, d0, d1, partial))
     compiled("sum_blocks")((-(-columns // _SUM_COLUMNS), 1), 256, 1024,
-                           (np.int32(blocks), np.int32(columns), partial, total))
+                           (np.int32(blocks), np.int32(columns), partial, *out))

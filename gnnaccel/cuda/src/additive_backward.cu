@@ -135,7 +135,9 @@ prepare(int rows, const GRAD_T* __restrict__ grad,
 struct Finish {
     Gathered<ROW_T> values;
     // d_a_dst null: destinations are other nodes than sources
-    const float *att_src, *att_dst, *d_a_dst;
+    const float *att_src, *att_dst;
+    int att_step;  // from a head's attention vector to the next one's
+    const float* d_a_dst;
     D_VALUES_T* d_values;
     float* d_a_src;
 };
@@ -166,7 +168,7 @@ __device__ __forceinline__ void finish(const Lanes& at, const Scratch& sh, int r
 #pragma unroll
                 for (int x = 0; x < VEC; ++x) {
                     float& a = whole[kh * KV + kv][x];
-                    const int c = at.offset(kh, kv) + x;
+                    const int c = h * f.att_step + at.vec(kv) * VEC + x;
                     a = fmaf(d_src, f.att_src[c], a);
                     if (f.d_a_dst) a = fmaf(d_dst, f.att_dst[c], a);
                 }
@@ -363,7 +365,7 @@ sources(const OFF_T* __restrict__ indptr, const int* __restrict__ nbr,
         int chunk_slots, const float* __restrict__ packed, const float* __restrict__ a_src,
         const float* __restrict__ a_edge, float slope, float drop_p, float drop_scale, u64 seed,
         u64 offset, const GRAD_T* __restrict__ grad, GATHERED(values),
-        const float* __restrict__ att_src, const float* __restrict__ att_dst,
+        const float* __restrict__ att_src, const float* __restrict__ att_dst, int att_step,
         const float* __restrict__ d_a_dst, D_VALUES_T* __restrict__ d_values,
         float* __restrict__ d_a_src, float* __restrict__ d_a_edge, float* __restrict__ part_whole,
         float* __restrict__ part_scored, float* __restrict__ part_lost) {
@@ -419,7 +421,8 @@ sources(const OFF_T* __restrict__ indptr, const int* __restrict__ nbr,
         }
         if (at.lane < HT && on) part_lost[(u64)it.chunk * H + head] = lost;
     } else {
-        const Finish f = {rows_of_values, att_src, att_dst, d_a_dst, d_values, d_a_src};
+        const Finish f = {rows_of_values, att_src, att_dst, att_step, d_a_dst, d_values,
+                          d_a_src};
         finish(at, sh, it.row, lost, whole, scored, f);
     }
 }
@@ -427,7 +430,7 @@ sources(const OFF_T* __restrict__ indptr, const int* __restrict__ nbr,
 // One warp per split source.
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
 merge(const int* __restrict__ counters, const int4* __restrict__ heavy, GATHERED(values),
-      const float* __restrict__ att_src, const float* __restrict__ att_dst,
+      const float* __restrict__ att_src, const float* __restrict__ att_dst, int att_step,
       const float* __restrict__ d_a_dst, D_VALUES_T* __restrict__ d_values,
       float* __restrict__ d_a_src, const float* __restrict__ part_whole,
       const float* __restrict__ part_scored, const float* __restrict__ part_lost) {
@@ -446,6 +449,6 @@ merge(const int* __restrict__ counters, const int4* __restrict__ heavy, GATHERED
     Row whole, scored;
     add_chunks(at, row.y, row.z, part_whole, whole);
     if (!EDGE_GRAD) add_chunks(at, row.y, row.z, part_scored, scored);
-    const Finish f = {ROWS_OF(values), att_src, att_dst, d_a_dst, d_values, d_a_src};
+    const Finish f = {ROWS_OF(values), att_src, att_dst, att_step, d_a_dst, d_values, d_a_src};
     finish(at, sh, row.x, lost, whole, scored, f);
 }

@@ -1,21 +1,36 @@
 // Inner products of node rows with one or two attention vectors, and their gradients.
 //
 //   dot:  a0[n, h] = <x[n, h, :], att0[h, :]>, and a1 with att1 when it is given; x is read once
-//   for both.
+//   for both. The vectors of two heads are `step` numbers apart, a multiple of VEC.
 //   grad: partial[block, which, h, :] = sum over the block's nodes of d_a[n, h] x[n, h, :];
-//   sum_blocks: their sum.
+//   sum_blocks: their sum, as two arrays whose heads are `step` numbers apart.
 #include "layout.cuh"
+
+// The lane's share of all heads' vectors.
+__device__ __forceinline__ void load_vectors(const Lanes& at, const float* att, int step, bool on,
+                                             Row& r) {
+#pragma unroll
+    for (int k = 0; k < PACKS; ++k) {
+        const int kh = k / KV, kv = k % KV;
+        if (on && at.owns(kh, kv)) {
+            load_packs<float, VEC>(att + at.head(kh) * step + at.vec(kv) * VEC, r[k]);
+        } else {
+#pragma unroll
+            for (int v = 0; v < VEC; ++v) r[k][v] = 0.f;
+        }
+    }
+}
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
 dot(int rows, const ROW_T* __restrict__ x, const float* __restrict__ att0,
-    const float* __restrict__ att1, float* __restrict__ a0, float* __restrict__ a1) {
+    const float* __restrict__ att1, int step, float* __restrict__ a0, float* __restrict__ a1) {
     const Lanes at;
     const long long row = ((long long)blockIdx.x * WARPS + (threadIdx.x >> 5)) * SLOTS + at.slot;
     const bool on = row < rows;
     Row v, p, q;
     load_row(at, x, (u64)row, on, v);
-    load_row(at, att0, 0, true, p);
-    load_row(at, att1, 0, att1 != nullptr, q);
+    load_vectors(at, att0, step, true, p);
+    load_vectors(at, att1, step, att1 != nullptr, q);
 #pragma unroll
     for (int kh = 0; kh < KH; ++kh) {
         // Twofold, because a score's error becomes the relative error of its exponential; the time
@@ -89,9 +104,10 @@ grad(int rows, const ROW_T* __restrict__ x, const float* __restrict__ d0,
 }
 
 // out[c] = sum over the blocks of partial[block, c], in a fixed order: 32 columns x 8 groups of
-// blocks per block of threads.
+// blocks per block of threads. The first half of the columns goes to `first`, the rest to `second`.
 extern "C" __global__ void __launch_bounds__(256)
-sum_blocks(int blocks, int columns, const float* __restrict__ partial, float* __restrict__ out) {
+sum_blocks(int blocks, int columns, const float* __restrict__ partial, float* __restrict__ first,
+           float* __restrict__ second, int step) {
     DYNAMIC_SHARED(shared);
     float* sums = (float*)shared;  // [8][32]
     const int c = blockIdx.x * 32 + (threadIdx.x & 31), group = threadIdx.x >> 5;
@@ -104,6 +120,7 @@ sum_blocks(int blocks, int columns, const float* __restrict__ partial, float* __
     __syncthreads();
     if (group == 0 && c < columns) {
         for (int g = 1; g < 8; ++g) sum += sums[g * 32 + threadIdx.x];
-        out[c] = sum;
+        const int i = c % (H * D);
+        (c < H * D ? first : second)[i / D * step + i % D] = sum;
     }
 }

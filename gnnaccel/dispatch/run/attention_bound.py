@@ -92,69 +92,66 @@ def in_bands(call: Call) -> bool:
 
 class Launches:
     """The launches of a GAT's kernels over fp32 rows [N, heads, width], in a straight line; the
-    sources are the destinations. ``call``: like those to come."""
+    sources are the destinations. ``call``: like those to come; ``step``: from a head's number in an
+    attention vector to the next one's."""
 
-    __slots__ = ("heads", "width", "slope", "layout", "program", "attention", "_dot", "_infer",
-                 "_train", "variant", "wide")
+    __slots__ = ("heads", "width", "slope", "step", "layout", "program", "attention", "_dot",
+                 "_infer", "_train", "variant", "wide")
 
-    def __init__(self, call: Call):
+    def __init__(self, call: Call, step: int):
         self.heads, self.width = call.heads, call.width
-        self.slope = np.float32(call.attention.slope)
+        self.slope, self.step = np.float32(call.attention.slope), np.int32(step)
         self.program, self.attention = call.program, call.attention
         self._dot, self._infer, self.variant = _kernels(call.heads, call.width, call.graph.wide)
         self.wide = call.graph.wide
         self._train, self.layout = self.variant.forward_kernels, self.variant.layout
 
     def forward(self, rows: Tensor, att_src: int, att_dst: int, bias: int, graph: GraphView,
-                train: bool, shape: Sequence[int]) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The result, N x heads x width numbers in this ``shape``, and for backward per node and
-        head the scores by source and by destination, then `additive.Saved.small`: [6, N, H], and
-        `additive.Saved.parts`. ``att_src``, ``att_dst``, ``bias``: addresses."""
-        h, d, n, layout, device = self.heads, self.width, rows.shape[0], self.layout, rows.device
-        graph_rows = graph.csc(False)
-        out = torch.empty(shape, dtype=torch.float32, device=device)
-        sums = torch.empty((6 if train else 2, n, h), dtype=torch.float32, device=device)
-        parts = torch.empty((2, n, h, d), dtype=torch.float32, device=device) if train else None
-        address, of_rows, step = sums.data_ptr(), rows.data_ptr(), 4 * n * h
-        saved = ((address + 2 * step,
-                  parts.data_ptr(), parts.data_ptr() + 4 * n * h * d)  # type: ignore[union-attr]
-                 if train else _FORWARD_ONLY)
+                out: Tensor, train: bool) -> Tensor:
+        """Fill ``out``, N x heads x width numbers. The result, for backward: `additive.Saved.parts`
+        as [2, N, H, D], and behind them per node and head the scores by source and by destination,
+        then `additive.Saved.small`: [6, N, H]. ``att_src``, ``att_dst``, ``bias``: addresses."""
+        h, d, n, layout = self.heads, self.width, rows.shape[0], self.layout
+        graph_rows, step = graph.csc(False), 4 * n * h
+        kept = rows.new_empty(n * h * (2 * d + 6 if train else 2))
+        plus, of_rows = kept.data_ptr(), rows.data_ptr()
+        scores = plus + 2 * d * step if train else plus
+        saved = (scores + 2 * step, plus, plus + d * step) if train else _FORWARD_ONLY
         self._dot("dot")(grid(n, layout, layout.slots), THREADS, 0,
-                         (np.int32(n), of_rows, att_src, att_dst, address, address + step))
+                         (np.int32(n), of_rows, att_src, att_dst, self.step, scores, scores + step))
         launch = graph_rows.launched or graph_rows.launch()
-        memory, chunks = (workspace(launch.chunks, (h * d, h * d if train else 0, 3 * h), device)
-                          if launch.chunks else NOTHING)
+        memory, chunks = (workspace(launch.chunks, (h * d, h * d if train else 0, 3 * h),
+                                    rows.device) if launch.chunks else NOTHING)
         kernels, outputs = self._train if train else self._infer, (out.data_ptr(), bias, *saved)
         kernels("forward")(grid(launch.slots + n, layout), THREADS, layout.scratch, (
-            *launch.graph, *launch.split, address, address + step, 0, self.slope, *_NO_DROPOUT,
+            *launch.graph, *launch.split, scores, scores + step, 0, self.slope, *_NO_DROPOUT,
             of_rows, *outputs, *chunks))
         if launch.heavy:
             kernels("merge")(grid(launch.heavy, layout), THREADS, layout.scratch,
                              (*launch.merge, launch.graph[3], *outputs, *chunks))
-        return out, sums, parts
+        return kept
 
-    def backward(self, graph: GraphView, att_src: int, att_dst: int, rows: Tensor, sums: Tensor,
-                 parts: Tensor, grad: Tensor, blocks: int) -> tuple[Tensor, Tensor]:
+    def backward(self, graph: GraphView, att_src: int, att_dst: int, rows: Tensor, kept: Tensor,
+                 grad: Tensor, blocks: int) -> tuple[Tensor, Tensor]:
         """`additive_backward.backward`: the gradient of the rows, shaped as they are, and fp32
         memory with, per node and head, four numbers of the kernels' own, then the gradients of the
         scores by destination and by source; then room for ``blocks`` partial sums. ``att_src``,
-        ``att_dst``: addresses."""
-        h, d, n, layout, device = self.heads, self.width, rows.shape[
-            0], self.variant.backward_layout, rows.device
+        ``att_dst``: addresses; ``kept``: `forward`'s."""
+        h, d, n, layout = self.heads, self.width, rows.shape[0], self.variant.backward_layout
         by_src, by_dst = graph.csr(False), graph.csc(False)
         launch, kernels, step = (by_src.launched or by_src.launch(), self.variant.backward_kernels,
                                  4 * n * h)
-        scratch = torch.empty(6 * n * h + blocks * 2 * h * d, dtype=torch.float32, device=device)
+        scratch = rows.new_empty(h * (6 * n + blocks * 2 * d))
         values = torch.empty_like(rows)
-        packed, plus, a_src, of_grad = (scratch.data_ptr(), parts.data_ptr(), sums.data_ptr(),
-                                        grad.data_ptr())
-        d_a_dst = packed + 4 * step
+        packed, plus, of_grad, of_rows = (scratch.data_ptr(), kept.data_ptr(), grad.data_ptr(),
+                                          rows.data_ptr())
+        a_src, d_a_dst = plus + 2 * d * step, packed + 4 * step
         kernels("prepare")(grid(n, layout, layout.slots), THREADS, 0, (
             np.int32(n), of_grad, plus, plus + step * d, a_src + 2 * step, a_src + step, self.slope,
-            *(by_dst.launched or by_dst.launch()).graph[:2], rows.data_ptr(), packed, d_a_dst))
-        memory, chunks = (workspace(launch.chunks, (h * d, h * d, h), device)
+            *(by_dst.launched or by_dst.launch()).graph[:2], of_rows, packed, d_a_dst))
+        memory, chunks = (workspace(launch.chunks, (h * d, h * d, h), rows.device)
                           if launch.chunks else NOTHING)
-        tail = rows.data_ptr(), att_src, att_dst, d_a_dst, values.data_ptr(), d_a_dst + step
+        tail = (of_rows, att_src, att_dst, self.step, d_a_dst, values.data_ptr(), d_a_dst + step)
         kernels("sources")(grid(launch.slots + n, layout), THREADS, layout.scratch, (
             *launch.graph[:3], by_dst.place.data_ptr(), launch.graph[3], *launch.split, packed,
             a_src, 0, self.slope, *_NO_DROPOUT,
@@ -164,18 +161,15 @@ class Launches:
                              (*launch.merge, *tail, *chunks))
         return values, scratch
 
-    def att_grads(self, rows: Tensor, scratch: Tensor, blocks: int, shape: Sequence[int],
-                  src_first: bool = True) -> Tensor:
-        """[2, *shape]: the gradients of both attention vectors, out of `backward`'s memory; the
-        sources' first, or second."""
+    def att_grads(self, rows: Tensor, scratch: Tensor, blocks: int, d_src: int,
+                  d_dst: int) -> None:
+        """Write the gradients of both attention vectors, out of `backward`'s memory, to these
+        addresses, strided as the vectors are."""
         n, h = rows.shape[0], self.heads
         d_a_dst = scratch.data_ptr() + 16 * n * h
-        d_a_src, partial = d_a_dst + 4 * n * h, d_a_dst + 8 * n * h
-        total = torch.empty((2, *shape), dtype=torch.float32, device=rows.device)
         head_dot.launch_grad(self._dot, self.layout, self.heads, self.width, blocks, np.int32(n),
-                             rows.data_ptr(), *((d_a_src, d_a_dst) if src_first else
-                                                (d_a_dst, d_a_src)), partial, total.data_ptr())
-        return total
+                             rows.data_ptr(), d_a_dst + 4 * n * h, d_a_dst, d_a_dst + 8 * n * h,
+                             (d_src, d_dst, self.step))
 
 
 class Bound(Launches):
@@ -184,7 +178,7 @@ class Bound(Launches):
     __slots__ = ("weights", "_addresses")
 
     def __init__(self, call: Call, weights: Weights):
-        super().__init__(call)
+        super().__init__(call, call.width)
         self.weights = weights
         self._addresses = tuple([0 if t is None else t.data_ptr() for t in weights])
 
@@ -205,7 +199,9 @@ class Bound(Launches):
                  or (w.bias is not None and w.bias.requires_grad))):
             return _BoundAttention(self, graph).apply(x, w.weight, w.att_src, w.att_dst, w.bias)
         rows = skinny_matmul.linear(x, w.weight, None)
-        return self.forward(rows, *self._addresses[1:], graph, False, rows.shape)[0]
+        out = torch.empty_like(rows)
+        self.forward(rows, *self._addresses[1:], graph, out, False)
+        return out
 
 
 class _BoundAttention(Operation):
@@ -216,19 +212,21 @@ class _BoundAttention(Operation):
 
     def forward(self, needs, x, weight, att_src, att_dst, bias):
         bound, rows = self.bound, skinny_matmul.linear(x, weight, None)
-        out, sums, parts = bound.forward(rows, *bound._addresses[1:], self.graph, True, rows.shape)
-        return out, (x, weight, att_src, att_dst, bias, rows, sums, parts)
+        out = torch.empty_like(rows)
+        kept = bound.forward(rows, *bound._addresses[1:], self.graph, out, True)
+        return out, (x, weight, att_src, att_dst, bias, rows, kept)
 
     def backward(self, needs, saved, grad):
-        x, weight, att_src, att_dst, bias, rows, sums, parts = saved
+        x, weight, att_src, att_dst, bias, rows, kept = saved
         bound, grad = self.bound, dense(grad)
         blocks = head_dot.grad_blocks(x.shape[0], bound.layout)
         src, dst = dense(att_src), dense(att_dst)  # held until the kernels are launched
-        values, scratch = bound.backward(self.graph, src.data_ptr(), dst.data_ptr(), rows, sums,
-                                         parts, grad, blocks)
+        values, scratch = bound.backward(self.graph, src.data_ptr(), dst.data_ptr(), rows, kept,
+                                         grad, blocks)
         d_src = d_dst = None
         if needs[2] or needs[3]:
-            d_src, d_dst = bound.att_grads(rows, scratch, blocks, att_src.shape).unbind(0)
+            d_src, d_dst = torch.empty_like(src), torch.empty_like(dst)
+            bound.att_grads(rows, scratch, blocks, d_src.data_ptr(), d_dst.data_ptr())
         return (skinny_matmul.matmul(values, weight) if needs[0] else None,
                 values.t() @ x if needs[1] else None, d_src, d_dst,
                 column_sum(grad) if bias is not None and needs[4] else None)

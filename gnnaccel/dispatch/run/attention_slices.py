@@ -1,9 +1,10 @@
 """A GAT call bound to its kernels, over rows that a script made, with attention vectors that may be
-slices of one parameter, as where a script lays both ends' rows side by side.
+slices of parameters, as where a script lays both ends' rows side by side.
 
 Such a call is one node of autograd, whose inputs are the rows and the parameters as the layer has
-them: to slice a parameter by torch takes three nodes for each slice and one that adds them up,
-which on small graphs costs more than the attention.
+them, and kernels read and write the slices where they lie. To slice a parameter by torch takes
+three nodes for each slice and one that adds them up, which on small graphs costs more than the
+attention.
 """
 from __future__ import annotations
 
@@ -24,14 +25,14 @@ if TYPE_CHECKING:
     from gnnaccel.dispatch.run.attention import Call
 
 
-class Slices(NamedTuple):
-    """Two attention vectors in one parameter, as [2, heads, width] with these strides and this
-    start. ``src_first``: the sources' comes first; ``whole``: the parameter has no other
-    numbers."""
+class Vectors(NamedTuple):
+    """Where attention vectors lie, the sources' and the destinations'. ``bases``: the contiguous
+    parameter with both, or with each; ``starts``: numbers before each in its parameter; ``step``:
+    from a head's number to the next one's; ``whole``: the parameters have no other numbers."""
 
-    strides: tuple[int, ...]
-    start: int
-    src_first: bool
+    bases: tuple[Tensor, ...]
+    starts: tuple[int, int]
+    step: int
     whole: bool
 
 
@@ -40,48 +41,48 @@ def bind(call: Call, x: Tensor, src: tuple[Tensor, Tensor], dst: tuple[Tensor, T
     """``call`` bound, with gradients or without as it is now; None for what only the general way
     can do. ``x``: rows [num_src, ..]; ``src``, ``dst``: a parameter, and the vector [heads, width]
     in its memory; ``shape``: of the result."""
-    base = src[0]
-    for t in (x, base, dst[0]):
-        if t.dtype is not torch.float32:
+    for t in (x, src[0], dst[0]):
+        if t.dtype is not torch.float32 or not t.is_contiguous():
             return None
-    if not x.numel() or not is_plain(call):
+    found = _placed(src, dst) if x.numel() and is_plain(call) else None
+    # of rows that want no gradient the host reads no vector in backward: scripts may write to it
+    # before, to which slices that are copied are blind
+    if found is None or not (found.whole or x.requires_grad or not torch.is_grad_enabled()):
         return None
-    if all([t.is_contiguous() and t.numel() == vector.numel() for t, vector in (src, dst)]):
-        return BoundRows(call, (base, dst[0]), None, shape)
-    # where the rows want no gradient the host reads no vector in backward, so that scripts may
-    # write to it before
-    if dst[0] is not base or (torch.is_grad_enabled() and not x.requires_grad):
-        return None
-    slices = _slices(base, src[1], dst[1])
-    return None if slices is None else BoundRows(call, (base,), slices, shape)
+    bound = BoundRows(call, found, None if tuple(shape) == x.shape else shape)
+    return bound if all([not at % bound.layout.vec for at in (found.step, *found.starts)]) else None
 
 
-def _slices(base: Tensor, src: Tensor, dst: Tensor) -> Slices | None:
-    """Where two vectors lie in a contiguous ``base``; None where they overlap, or are strided in
-    different ways."""
-    if not base.is_contiguous() or src.stride() != dst.stride():
+def _placed(src: tuple[Tensor, Tensor], dst: tuple[Tensor, Tensor]) -> Vectors | None:
+    """Where two vectors lie; None where kernels cannot read them there."""
+    (base, at_src), (other, at_dst) = src, dst
+    heads, width = at_src.shape
+    if any([width > 1 and t.stride(1) != 1 for t in (at_src, at_dst)]):
         return None
-    starts = [t.storage_offset() - base.storage_offset() for t in (src, dst)]
-    strides = abs(starts[1] - starts[0]), *src.stride()
-    times = torch.zeros(base.numel(), dtype=torch.int32, device="cpu")
-    for start in starts:
-        times.as_strided(src.shape, src.stride(), start).add_(1)
-    if times.max() > 1:
+    steps = {t.stride(0) for t in (at_src, at_dst)} if heads > 1 else {width}
+    if len(steps) > 1:
         return None
-    return Slices(strides, min(starts), starts[0] < starts[1], bool(times.all()))
+    starts = tuple([t.storage_offset() - base.storage_offset() for base, t in (src, dst)])
+    times = [torch.zeros(t.numel(), dtype=torch.int32, device="cpu") for t in (base, other)]
+    for vector, start, count in zip((at_src, at_dst), starts, times):
+        count.as_strided(vector.shape, vector.stride(), start).add_(1)
+    # where the ends share numbers, each has a gradient of its own
+    together = base is other and int((times[0] + times[1]).max()) == 1
+    whole = bool((times[0] + times[1]).all() if together else times[0].all() and times[1].all())
+    return Vectors((base,) if together else (base, other), starts, steps.pop(), whole)
 
 
 class BoundRows(Launches):
-    """``bound(x, graph, unread)``: x as when it was bound -> the result in ``shape``. ``bases``:
-    the parameter with both vectors, or with each. ``unread``: as of `attention.Call`."""
+    """``bound(x, graph)``: x as when it was bound -> the result, in ``shape`` unless that is x's.
+    ``vectors``: as they lay then."""
 
-    __slots__ = ("bases", "slices", "shape", "_strides", "_device")
+    __slots__ = ("vectors", "bases", "shape", "_starts", "_strides", "_device")
 
-    def __init__(self, call: Call, bases: tuple[Tensor, ...], slices: Slices | None,
-                 shape: Sequence[int]):
-        super().__init__(call)
-        self.bases, self.slices, self.shape = bases, slices, shape
-        self._strides, self._device = [t.stride() for t in bases], call.graph.device
+    def __init__(self, call: Call, vectors: Vectors, shape: Sequence[int] | None):
+        super().__init__(call, vectors.step)
+        self.vectors, self.bases, self.shape = vectors, vectors.bases, shape
+        self._starts = [4 * start for start in vectors.starts]
+        self._strides, self._device = [t.stride() for t in vectors.bases], call.graph.device
 
     def valid(self) -> bool:
         """Whether the parameters' numbers lie in the order that they lay in; ``.data`` may have
@@ -101,42 +102,23 @@ class BoundRows(Launches):
 
     def __call__(self, x: Tensor, graph: GraphView) -> Tensor:
         """The result without gradients."""
-        src, dst, both = self.vectors(self.bases)
-        return self.forward(dense(x), src, dst, 0, graph, False, self.shape)[0]
+        rows = dense(x)
+        out = self.empty(rows)
+        self.forward(rows, *self.addresses(self.bases), 0, graph, out, False)
+        return out
 
-    def vectors(self, bases: Sequence[Tensor],
-                both: Tensor | None = None) -> tuple[int, int, Tensor | None]:
-        """The addresses of both vectors, as kernels take them; and ``both`` in memory of their own,
-        which is made unless it is given, where they are `Slices`."""
-        slices = self.slices
-        if slices is None:
-            return bases[0].data_ptr(), bases[1].data_ptr(), None
-        if both is None:
-            both = _strided(bases[0], (2, self.heads, self.width), slices).contiguous()
-        first = both.data_ptr()
-        second = first + 4 * self.heads * self.width
-        return (first, second, both) if slices.src_first else (second, first, both)
+    def empty(self, rows: Tensor) -> Tensor:
+        """Memory for the result."""
+        return torch.empty_like(rows) if self.shape is None else rows.new_empty(self.shape)
 
-    def vector_grads(self, rows: Tensor, scratch: Tensor, blocks: int) -> Sequence[Tensor]:
-        """The gradients of the parameters, out of `backward`'s memory."""
-        slices, shape, bases = self.slices, (self.heads, self.width), self.bases
-        if slices is None:
-            found = self.att_grads(rows, scratch, blocks, shape).unbind(0)
-            return [grad.view(t.shape) for grad, t in zip(found, bases)]
-        total = self.att_grads(rows, scratch, blocks, shape, slices.src_first)
-        make = torch.empty if slices.whole else torch.zeros
-        grad = make(bases[0].shape, dtype=torch.float32, device=rows.device)
-        _strided(grad, total.shape, slices).copy_(total)
-        return (grad,)
-
-
-def _strided(base: Tensor, size: Sequence[int], slices: Slices) -> Tensor:
-    """Both vectors, in the memory of a contiguous ``base``."""
-    return base.as_strided(size, slices.strides, base.storage_offset() + slices.start)
+    def addresses(self, bases: Sequence[Tensor]) -> tuple[int, int]:
+        """Of both vectors in such parameters, or of their gradients in the parameters'."""
+        src, dst = self._starts
+        return bases[0].data_ptr() + src, bases[-1].data_ptr() + dst
 
 
 class BoundAttention(Operation):
-    """``apply(x, *bases)`` of a `BoundRows`."""
+    """``apply(x, *bases)`` of a `BoundRows`. ``unread``: as of `attention.Call`."""
 
     __slots__ = ("bound", "graph", "unread")
     keeps_inputs = True
@@ -146,33 +128,33 @@ class BoundAttention(Operation):
 
     def forward(self, needs, x, *bases):
         bound, rows = self.bound, dense(x)
-        src, dst, both = bound.vectors(bases)
-        out, sums, parts = bound.forward(rows, src, dst, 0, self.graph, True, bound.shape)
-        return out, (x, *bases, rows, both, sums, parts)
+        out = bound.empty(rows)
+        kept = bound.forward(rows, *bound.addresses(bases), 0, self.graph, out, True)
+        return out, (x, *bases, None if rows is x else rows, kept)
 
     def backward(self, needs, saved, grad):
-        x, *bases, rows, both, sums, parts = saved
-        bound, grad = self.bound, dense(grad)
+        x, *bases, rows, kept = saved
+        bound, grad, rows = self.bound, dense(grad), x if rows is None else rows
         if self.unread is not None:  # forward reads rows by edges
             rows = rows.masked_fill(self.unread.view(-1, *(1,) * (rows.dim() - 1)), 0.0)
         blocks = head_dot.grad_blocks(rows.shape[0], bound.layout)
-        src, dst, _ = bound.vectors(bases, both)
-        values, scratch = bound.backward(self.graph, src, dst, rows, sums, parts, grad, blocks)
-        vectors = (bound.vector_grads(rows, scratch, blocks) if any(needs[1:])
-                   else (None,) * len(bases))
-        return values if needs[0] else None, *vectors
+        values, scratch = bound.backward(self.graph, *bound.addresses(bases), rows, kept, grad,
+                                         blocks)
+        if not any(needs[1:]):
+            return values if needs[0] else None, *[None] * len(bases)
+        make = torch.empty_like if bound.vectors.whole else torch.zeros_like
+        found = [make(t) for t in bases]
+        bound.att_grads(rows, scratch, blocks, *bound.addresses(found))
+        return values if needs[0] else None, *found
 
     def reference(self, x, *bases):
-        bound = self.bound
-        shape = bound.heads, bound.width
-        if bound.slices is None:
-            src, dst = [t.reshape(shape) for t in bases]
-        else:
-            both = _strided(bases[0].contiguous(), (2, *shape), bound.slices).unbind(0)
-            src, dst = both if bound.slices.src_first else both[::-1]
+        bound, shape = self.bound, (self.bound.heads, self.bound.width)
+        src, dst = [
+            base.as_strided(shape, (bound.vectors.step, 1), base.storage_offset() + start)
+            for base, start in zip((bases[0], bases[-1]), bound.vectors.starts)]
         rows = x.reshape(-1, *shape)
         if self.unread is not None:
             rows = rows.masked_fill(self.unread.view(-1, 1, 1), 0.0)
         tensors = {"x": rows, "att_src": src, "att_dst": dst}
-        return torch_backend.run(bound.program, self.graph.edges(False), tensors,
-                                 None).view(bound.shape)
+        out = torch_backend.run(bound.program, self.graph.edges(False), tensors, None)
+        return out.view(x.shape if bound.shape is None else bound.shape)

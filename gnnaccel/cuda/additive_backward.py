@@ -65,7 +65,7 @@ def backward(variant: Variant, by_dst: Rows, graph: Rows, saved: Saved, grad: Te
                 if isinstance(values, Int8Rows)
                 else rows_like(values))
     d_a_src = torch.empty((graph.rows, h), dtype=torch.float32, device=device)
-    d_a_edge = None if a_edge is None or not edge_grad else _of_edges(graph, a_edge)
+    d_a_edge = None if a_edge is None or not edge_grad else of_edges(graph, a_edge)
     tail = (*addresses(values), att_src.data_ptr(), pointer(att_dst), np.int32(d),
             d_a_dst.data_ptr() if att_dst is not None else 0, d_values.data_ptr(),
             d_a_src.data_ptr())
@@ -81,7 +81,7 @@ def backward(variant: Variant, by_dst: Rows, graph: Rows, saved: Saved, grad: Te
     return Gradients(d_values, d_a_src, d_a_dst, d_a_edge)
 
 
-def _of_edges(graph: Rows, like: Tensor) -> Tensor:
+def of_edges(graph: Rows, like: Tensor) -> Tensor:
     """Memory for a number at each edge: zeros unless all edges are known to be visited, as dropped
     self loops are not."""
     full = graph.split.known and graph.split.edges == like.shape[0]

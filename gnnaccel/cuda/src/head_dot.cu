@@ -104,7 +104,8 @@ grad(int rows, const ROW_T* __restrict__ x, const float* __restrict__ d0,
 }
 
 // out[c] = sum over the blocks of partial[block, c], in a fixed order: 32 columns x 8 groups of
-// blocks per block of threads. The first half of the columns goes to `first`, the rest to `second`.
+// blocks per block of threads. The first half of the columns goes to `first`, the rest to `second`,
+// unless that is null.
 extern "C" __global__ void __launch_bounds__(256)
 sum_blocks(int blocks, int columns, const float* __restrict__ partial, float* __restrict__ first,
            float* __restrict__ second, int step) {
@@ -121,6 +122,7 @@ sum_blocks(int blocks, int columns, const float* __restrict__ partial, float* __
     if (group == 0 && c < columns) {
         for (int g = 1; g < 8; ++g) sum += sums[g * 32 + threadIdx.x];
         const int i = c % (H * D);
-        (c < H * D ? first : second)[i / D * step + i % D] = sum;
+        float* out = c < H * D ? first : second;
+        if (out) out[i / D * step + i % D] = sum;
     }
 }

@@ -52,7 +52,8 @@ def bind(call: Call, weights: Weights) -> Bound | None:
     A bound call reads fp32 rows. Under autocast the map makes rows of fewer bytes, whatever the
     dtype of the result.
     """
-    if torch.is_autocast_enabled(weights.weight.device.type) or not is_plain(call):
+    if (torch.is_autocast_enabled(weights.weight.device.type) or call.attention.places
+        or not is_plain(call)):
         return None
     for t in (weights.weight, weights.att_src, weights.att_dst, weights.bias):
         if (t is not None
@@ -64,16 +65,16 @@ def bind(call: Call, weights: Weights) -> Bound | None:
 def is_plain(call: Call) -> bool:
     """Whether ``call`` is one for `Launches`, if its rows are fp32 and its sources the
     destinations."""
-    attention = call.attention
-    return (attention.score == "additive" and not attention.edge and not attention.dropout
-            and not call.pmf and call.out_dtype is torch.float32 and not in_bands(call))
+    return (call.attention.score == "additive" and not call.pmf
+            and call.out_dtype is torch.float32 and not in_bands(call))
 
 
 @functools.lru_cache(maxsize=256)
-def _kernels(heads: int, width: int, wide: bool) -> tuple[Kernels, Kernels, additive.Variant]:
+def _kernels(heads: int, width: int, wide: bool, edge: bool,
+             dropout: bool) -> tuple[Kernels, Kernels, additive.Variant]:
     """Kernels of scores and of a forward pass alone, and the variant for training."""
     row = torch.float32
-    infer, train = (additive.variant(heads, width, row, row, False, False, grad, wide)
+    infer, train = (additive.variant(heads, width, row, row, edge, dropout, grad, wide)
                     for grad in (False, True))
     return head_dot.kernels(heads, width, row), infer.forward_kernels, train
 
@@ -93,38 +94,48 @@ def in_bands(call: Call) -> bool:
 class Launches:
     """The launches of a GAT's kernels over fp32 rows [N, heads, width], in a straight line; the
     sources are the destinations. ``call``: like those to come; ``step``: from a head's number in an
-    attention vector to the next one's."""
+    attention vector to the next one's.
 
-    __slots__ = ("heads", "width", "slope", "step", "layout", "program", "attention", "_dot",
-                 "_infer", "_train", "variant", "wide")
+    Of tensors the functions take addresses: ``att_src``, ``att_dst`` (0: of the destinations there
+    are no terms), ``bias`` (0: none), ``a_edge`` [edges, heads] fp32 (0 unless the call has such);
+    ``drop``: `Dropout.args`.
+    """
+
+    __slots__ = ("heads", "width", "slope", "step", "layout", "places", "program", "attention",
+                 "_dot", "_infer", "_train", "variant", "wide")
 
     def __init__(self, call: Call, step: int):
         self.heads, self.width = call.heads, call.width
         self.slope, self.step = np.float32(call.attention.slope), np.int32(step)
         self.program, self.attention = call.program, call.attention
-        self._dot, self._infer, self.variant = _kernels(call.heads, call.width, call.graph.wide)
+        self.places = call.attention.places
+        self._dot, self._infer, self.variant = _kernels(
+            call.heads, call.width, call.graph.wide, call.attention.edge,
+            call.attention.dropout > 0)
         self.wide = call.graph.wide
         self._train, self.layout = self.variant.forward_kernels, self.variant.layout
 
     def forward(self, rows: Tensor, att_src: int, att_dst: int, bias: int, graph: GraphView,
-                out: Tensor, train: bool) -> Tensor:
+                out: Tensor, train: bool, a_edge: int = 0,
+                drop: tuple = _NO_DROPOUT) -> Tensor:
         """Fill ``out``, N x heads x width numbers. The result, for backward: `additive.Saved.parts`
         as [2, N, H, D], and behind them per node and head the scores by source and by destination,
-        then `additive.Saved.small`: [6, N, H]. ``att_src``, ``att_dst``, ``bias``: addresses."""
+        then `additive.Saved.small`: [6, N, H]."""
         h, d, n, layout = self.heads, self.width, rows.shape[0], self.layout
-        graph_rows, step = graph.csc(False), 4 * n * h
+        graph_rows, step = graph.csc(self.places), 4 * n * h
         kept = rows.new_empty(n * h * (2 * d + 6 if train else 2))
         plus, of_rows = kept.data_ptr(), rows.data_ptr()
         scores = plus + 2 * d * step if train else plus
         saved = (scores + 2 * step, plus, plus + d * step) if train else _FORWARD_ONLY
+        a_dst = scores + step if att_dst else 0
         self._dot("dot")(grid(n, layout, layout.slots), THREADS, 0,
-                         (np.int32(n), of_rows, att_src, att_dst, self.step, scores, scores + step))
+                         (np.int32(n), of_rows, att_src, att_dst, self.step, scores, a_dst))
         launch = graph_rows.launched or graph_rows.launch()
         memory, chunks = (workspace(launch.chunks, (h * d, h * d if train else 0, 3 * h),
                                     rows.device) if launch.chunks else NOTHING)
         kernels, outputs = self._train if train else self._infer, (out.data_ptr(), bias, *saved)
         kernels("forward")(grid(launch.slots + n, layout), THREADS, layout.scratch, (
-            *launch.graph, *launch.split, scores, scores + step, 0, self.slope, *_NO_DROPOUT,
+            *launch.graph, *launch.split, scores, a_dst, a_edge, self.slope, *drop,
             of_rows, *outputs, *chunks))
         if launch.heavy:
             kernels("merge")(grid(launch.heavy, layout), THREADS, layout.scratch,
@@ -132,30 +143,33 @@ class Launches:
         return kept
 
     def backward(self, graph: GraphView, att_src: int, att_dst: int, rows: Tensor, kept: Tensor,
-                 grad: Tensor, blocks: int) -> tuple[Tensor, Tensor]:
+                 grad: Tensor, blocks: int, a_edge: int = 0, d_a_edge: int = 0,
+                 drop: tuple = _NO_DROPOUT) -> tuple[Tensor, Tensor]:
         """`additive_backward.backward`: the gradient of the rows, shaped as they are, and fp32
         memory with, per node and head, four numbers of the kernels' own, then the gradients of the
-        scores by destination and by source; then room for ``blocks`` partial sums. ``att_src``,
-        ``att_dst``: addresses; ``kept``: `forward`'s."""
+        scores by destination and by source; then room for ``blocks`` partial sums. ``kept``:
+        `forward`'s; ``d_a_edge``: the address of the gradient of ``a_edge``, 0 where none is
+        wanted."""
         h, d, n, layout = self.heads, self.width, rows.shape[0], self.variant.backward_layout
-        by_src, by_dst = graph.csr(False), graph.csc(False)
-        launch, kernels, step = (by_src.launched or by_src.launch(), self.variant.backward_kernels,
-                                 4 * n * h)
+        by_src, by_dst = graph.csr(self.places), graph.csc(self.places)
+        launch, step = by_src.launched or by_src.launch(), 4 * n * h
+        kernels = self.variant.edge_grad_kernels if d_a_edge else self.variant.backward_kernels
         scratch = rows.new_empty(h * (6 * n + blocks * 2 * d))
         values = torch.empty_like(rows)
         packed, plus, of_grad, of_rows = (scratch.data_ptr(), kept.data_ptr(), grad.data_ptr(),
                                           rows.data_ptr())
         a_src, d_a_dst = plus + 2 * d * step, packed + 4 * step
         kernels("prepare")(grid(n, layout, layout.slots), THREADS, 0, (
-            np.int32(n), of_grad, plus, plus + step * d, a_src + 2 * step, a_src + step, self.slope,
-            *(by_dst.launched or by_dst.launch()).graph[:2], of_rows, packed, d_a_dst))
+            np.int32(n), of_grad, plus, plus + step * d, a_src + 2 * step,
+            a_src + step if att_dst else 0, self.slope, *(by_dst.launched or by_dst.launch()).graph[:2], of_rows, packed,
+            d_a_dst))
         memory, chunks = (workspace(launch.chunks, (h * d, h * d, h), rows.device)
                           if launch.chunks else NOTHING)
-        tail = (of_rows, att_src, att_dst, self.step, d_a_dst, values.data_ptr(), d_a_dst + step)
+        tail = (of_rows, att_src, att_dst, self.step, d_a_dst if att_dst else 0, values.data_ptr(),
+                d_a_dst + step)
         kernels("sources")(grid(launch.slots + n, layout), THREADS, layout.scratch, (
             *launch.graph[:3], by_dst.place.data_ptr(), launch.graph[3], *launch.split, packed,
-            a_src, 0, self.slope, *_NO_DROPOUT,
-            of_grad, *tail, 0, *chunks))
+            a_src, a_edge, self.slope, *drop, of_grad, *tail, d_a_edge, *chunks))
         if launch.heavy:
             kernels("merge")(grid(launch.heavy, layout), THREADS, layout.scratch,
                              (*launch.merge, *tail, *chunks))
@@ -164,11 +178,12 @@ class Launches:
     def att_grads(self, rows: Tensor, scratch: Tensor, blocks: int, d_src: int,
                   d_dst: int) -> None:
         """Write the gradients of both attention vectors, out of `backward`'s memory, to these
-        addresses, strided as the vectors are."""
+        addresses, strided as the vectors are; 0: there is no such vector."""
         n, h = rows.shape[0], self.heads
         d_a_dst = scratch.data_ptr() + 16 * n * h
         head_dot.launch_grad(self._dot, self.layout, self.heads, self.width, blocks, np.int32(n),
-                             rows.data_ptr(), d_a_dst + 4 * n * h, d_a_dst, d_a_dst + 8 * n * h,
+                             rows.data_ptr(), d_a_dst + 4 * n * h, d_a_dst if d_dst else 0,
+                             d_a_dst + 8 * n * h,
                              (d_src, d_dst, self.step))
 
 

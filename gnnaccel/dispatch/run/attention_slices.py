@@ -15,8 +15,10 @@ import torch
 from torch import Tensor
 
 from gnnaccel.cuda import head_dot
+from gnnaccel.cuda.additive_backward import of_edges
+from gnnaccel.cuda.dropout import OFF, Dropout, draw
 from gnnaccel.cuda.launch import dense
-from gnnaccel.dispatch.run import torch_backend
+from gnnaccel.dispatch.run import attention
 from gnnaccel.dispatch.run.attention_bound import Launches, is_plain
 from gnnaccel.dispatch.run.autograd import Operation
 
@@ -24,27 +26,32 @@ if TYPE_CHECKING:
     from gnnaccel.dispatch.graph.view import GraphView
     from gnnaccel.dispatch.run.attention import Call
 
+#: a parameter, and a vector [heads, width] in its memory
+Vector = tuple[Tensor, Tensor]
+
 
 class Vectors(NamedTuple):
-    """Where attention vectors lie, the sources' and the destinations'. ``bases``: the contiguous
-    parameter with both, or with each; ``starts``: numbers before each in its parameter; ``step``:
-    from a head's number to the next one's; ``whole``: the parameters have no other numbers."""
+    """Where the attention vectors lie, the sources' and, if there is one, the destinations'.
+    ``bases``: the contiguous parameter with all, or with each; ``starts``: numbers before each in
+    its parameter; ``step``: from a head's number to the next one's; ``whole``: the parameters have
+    no other numbers."""
 
     bases: tuple[Tensor, ...]
-    starts: tuple[int, int]
+    starts: tuple[int, ...]
     step: int
     whole: bool
 
 
-def bind(call: Call, x: Tensor, src: tuple[Tensor, Tensor], dst: tuple[Tensor, Tensor],
+def bind(call: Call, x: Tensor, a_edge: Tensor | None, vectors: Sequence[Vector],
          shape: Sequence[int]) -> BoundRows | None:
     """``call`` bound, with gradients or without as it is now; None for what only the general way
-    can do. ``x``: rows [num_src, ..]; ``src``, ``dst``: a parameter, and the vector [heads, width]
-    in its memory; ``shape``: of the result."""
-    for t in (x, src[0], dst[0]):
-        if t.dtype is not torch.float32 or not t.is_contiguous():
+    can do. ``x``: rows [N, ..]; ``a_edge``: terms of the edges; ``vectors``: the sources' and, if
+    there is one, the destinations'; ``shape``: of the result."""
+    for t in (x, *[base for base, _ in vectors], *([] if a_edge is None else [a_edge])):
+        if t.dtype is not torch.float32:
             return None
-    found = _placed(src, dst) if x.numel() and is_plain(call) else None
+    square = call.graph.num_src == call.graph.num_dst == x.shape[0] > 0
+    found = _placed(vectors) if square and x.numel() and is_plain(call) else None
     # of rows that want no gradient the host reads no vector in backward: scripts may write to it
     # before, to which slices that are copied are blind
     if found is None or not (found.whole or x.requires_grad or not torch.is_grad_enabled()):
@@ -53,35 +60,37 @@ def bind(call: Call, x: Tensor, src: tuple[Tensor, Tensor], dst: tuple[Tensor, T
     return bound if all([not at % bound.layout.vec for at in (found.step, *found.starts)]) else None
 
 
-def _placed(src: tuple[Tensor, Tensor], dst: tuple[Tensor, Tensor]) -> Vectors | None:
-    """Where two vectors lie; None where kernels cannot read them there."""
-    (base, at_src), (other, at_dst) = src, dst
-    heads, width = at_src.shape
-    if any([width > 1 and t.stride(1) != 1 for t in (at_src, at_dst)]):
-        return None
-    steps = {t.stride(0) for t in (at_src, at_dst)} if heads > 1 else {width}
+def _placed(vectors: Sequence[Vector]) -> Vectors | None:
+    """Where vectors lie; None where kernels cannot read them there."""
+    bases = tuple([base for base, _ in vectors])
+    heads, width = vectors[0][1].shape
+    steps, starts, times = set(), [], []
+    for base, vector in vectors:
+        if not base.is_contiguous() or (width > 1 and vector.stride(1) != 1):
+            return None
+        steps.add(vector.stride(0) if heads > 1 else width)
+        starts.append(vector.storage_offset() - base.storage_offset())
+        count = torch.zeros(base.numel(), dtype=torch.int32, device="cpu")
+        count.as_strided(vector.shape, vector.stride(), starts[-1]).add_(1)
+        times.append(count)
     if len(steps) > 1:
         return None
-    starts = tuple([t.storage_offset() - base.storage_offset() for base, t in (src, dst)])
-    times = [torch.zeros(t.numel(), dtype=torch.int32, device="cpu") for t in (base, other)]
-    for vector, start, count in zip((at_src, at_dst), starts, times):
-        count.as_strided(vector.shape, vector.stride(), start).add_(1)
     # where the ends share numbers, each has a gradient of its own
-    together = base is other and int((times[0] + times[1]).max()) == 1
-    whole = bool((times[0] + times[1]).all() if together else times[0].all() and times[1].all())
-    return Vectors((base,) if together else (base, other), starts, steps.pop(), whole)
+    if bases[0] is bases[-1] and int(sum(times).max()) == 1:  # type: ignore[union-attr]
+        bases, times = bases[:1], [sum(times)]  # type: ignore[list-item]
+    return Vectors(bases, tuple(starts), steps.pop(), all([bool(one.all()) for one in times]))
 
 
 class BoundRows(Launches):
-    """``bound(x, graph)``: x as when it was bound -> the result, in ``shape`` unless that is x's.
+    """A call like the one that was bound, whose result has the ``shape``, or x's if that is None.
     ``vectors``: as they lay then."""
 
-    __slots__ = ("vectors", "bases", "shape", "_starts", "_strides", "_device")
+    __slots__ = ("vectors", "bases", "shape", "_src", "_dst", "_strides", "_device")
 
     def __init__(self, call: Call, vectors: Vectors, shape: Sequence[int] | None):
         super().__init__(call, vectors.step)
         self.vectors, self.bases, self.shape = vectors, vectors.bases, shape
-        self._starts = [4 * start for start in vectors.starts]
+        self._src, self._dst = 4 * vectors.starts[0], 4 * vectors.starts[-1]
         self._strides, self._device = [t.stride() for t in vectors.bases], call.graph.device
 
     def valid(self) -> bool:
@@ -92,69 +101,80 @@ class BoundRows(Launches):
                 return False
         return True
 
-    def wants_grad(self, x: Tensor) -> bool:
+    def wants_grad(self, x: Tensor, a_edge: Tensor | None) -> bool:
         """Whether a call's result is to be a node of autograd's graph."""
         if torch.is_grad_enabled():
-            for t in (x, *self.bases):
+            if x.requires_grad or (a_edge is not None and a_edge.requires_grad):
+                return True
+            for t in self.bases:
                 if t.requires_grad:
                     return True
         return False
 
-    def __call__(self, x: Tensor, graph: GraphView) -> Tensor:
-        """The result without gradients."""
-        rows = dense(x)
-        out = self.empty(rows)
-        self.forward(rows, *self.addresses(self.bases), 0, graph, out, False)
-        return out
+    def run(self, x: Tensor, a_edge: Tensor | None, graph: GraphView, bases: Sequence[Tensor],
+            dropout: Dropout, train: bool) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+        """The result; the rows, the terms and all else that `backward` needs."""
+        rows, edges = dense(x), None if a_edge is None else dense(a_edge)
+        out = torch.empty_like(rows) if self.shape is None else rows.new_empty(self.shape)
+        kept = self.forward(rows, *self.addresses(bases), 0, graph, out, train,
+                            0 if edges is None else edges.data_ptr(), dropout.args)
+        return out, rows, edges, kept
 
-    def empty(self, rows: Tensor) -> Tensor:
-        """Memory for the result."""
-        return torch.empty_like(rows) if self.shape is None else rows.new_empty(self.shape)
+    def dropout(self) -> Dropout:
+        """That of a new call."""
+        p = self.attention.dropout
+        return draw(p, self._device) if p else OFF
 
     def addresses(self, bases: Sequence[Tensor]) -> tuple[int, int]:
         """Of both vectors in such parameters, or of their gradients in the parameters'."""
-        src, dst = self._starts
-        return bases[0].data_ptr() + src, bases[-1].data_ptr() + dst
+        dst = bases[-1].data_ptr() + self._dst if len(self.vectors.starts) > 1 else 0
+        return bases[0].data_ptr() + self._src, dst
 
 
 class BoundAttention(Operation):
-    """``apply(x, *bases)`` of a `BoundRows`. ``unread``: as of `attention.Call`."""
+    """``apply(x, a_edge, *bases)`` of a `BoundRows`. ``unread``: as of `attention.Call`."""
 
-    __slots__ = ("bound", "graph", "unread")
+    __slots__ = ("bound", "graph", "unread", "dropout")
     keeps_inputs = True
 
     def __init__(self, bound: BoundRows, graph: GraphView, unread: Tensor | None):
         self.bound, self.graph, self.unread = bound, graph, unread
+        self.dropout = bound.dropout()
 
-    def forward(self, needs, x, *bases):
-        bound, rows = self.bound, dense(x)
-        out = bound.empty(rows)
-        kept = bound.forward(rows, *bound.addresses(bases), 0, self.graph, out, True)
-        return out, (x, *bases, None if rows is x else rows, kept)
+    def forward(self, needs, x, a_edge, *bases):
+        out, rows, edges, kept = self.bound.run(x, a_edge, self.graph, bases, self.dropout, True)
+        return out, (x, a_edge, *bases, None if rows is x else rows,
+                     None if edges is a_edge else edges, kept)
 
     def backward(self, needs, saved, grad):
-        x, *bases, rows, kept = saved
-        bound, grad, rows = self.bound, dense(grad), x if rows is None else rows
+        x, a_edge, *bases, rows, edges, kept = saved
+        bound, grad = self.bound, dense(grad)
+        rows, edges = x if rows is None else rows, a_edge if edges is None else edges
         if self.unread is not None:  # forward reads rows by edges
             rows = rows.masked_fill(self.unread.view(-1, *(1,) * (rows.dim() - 1)), 0.0)
         blocks = head_dot.grad_blocks(rows.shape[0], bound.layout)
-        values, scratch = bound.backward(self.graph, *bound.addresses(bases), rows, kept, grad,
-                                         blocks)
-        if not any(needs[1:]):
-            return values if needs[0] else None, *[None] * len(bases)
-        make = torch.empty_like if bound.vectors.whole else torch.zeros_like
-        found = [make(t) for t in bases]
-        bound.att_grads(rows, scratch, blocks, *bound.addresses(found))
-        return values if needs[0] else None, *found
+        d_edges = of_edges(self.graph.csr(True), edges) if needs[1] else None
+        values, scratch = bound.backward(
+            self.graph, *bound.addresses(bases), rows, kept, grad, blocks,
+            0 if edges is None else edges.data_ptr(), 0 if d_edges is None else d_edges.data_ptr(),
+            self.dropout.args)
+        found: list = [None] * len(bases)
+        if any(needs[2:]):
+            make = torch.empty_like if bound.vectors.whole else torch.zeros_like
+            found = [make(t) for t in bases]
+            bound.att_grads(rows, scratch, blocks, *bound.addresses(found))
+        return values if needs[0] else None, d_edges, *found
 
-    def reference(self, x, *bases):
+    def reference(self, x, a_edge, *bases):
         bound, shape = self.bound, (self.bound.heads, self.bound.width)
-        src, dst = [
-            base.as_strided(shape, (bound.vectors.step, 1), base.storage_offset() + start)
-            for base, start in zip((bases[0], bases[-1]), bound.vectors.starts)]
-        rows = x.reshape(-1, *shape)
-        if self.unread is not None:
-            rows = rows.masked_fill(self.unread.view(-1, 1, 1), 0.0)
-        tensors = {"x": rows, "att_src": src, "att_dst": dst}
-        out = torch_backend.run(bound.program, self.graph.edges(False), tensors, None)
+        tensors = {"x": x.reshape(-1, *shape)}
+        for name, start, base in zip(("att_src", "att_dst"), bound.vectors.starts,
+                                     (bases[0], bases[-1])):
+            tensors[name] = base.as_strided(shape, (bound.vectors.step, 1),
+                                            base.storage_offset() + start)
+        if a_edge is not None:
+            tensors["a_edge"] = a_edge
+        call = attention.Call(bound.program, bound.attention, self.graph, *shape, x.dtype,
+                              dropout=self.dropout, unread=self.unread)
+        out = attention.with_the_same_dropout(call, tensors)
         return out.view(x.shape if bound.shape is None else bound.shape)

@@ -8,36 +8,41 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters.pyg.propagate.standins import rows
-from gnnaccel.adapters.pyg.propagate.traced import Param
+from gnnaccel.adapters.pyg.propagate.traced import Node, Param
 from gnnaccel.dispatch.graph.isolated import isolated
 from gnnaccel.dispatch.graph.view import GraphView
 from gnnaccel.dispatch.run import attention_slices
 from gnnaccel.dispatch.run.attention import Call
-from gnnaccel.dispatch.run.attention_slices import BoundAttention, BoundRows
+from gnnaccel.dispatch.run.attention_slices import BoundAttention, BoundRows, Vector
 
 
 class BoundMessage:
-    """``name``: of the argument with the rows; ``read``: whether edges are known to read all of
-    them."""
+    """``name``: of the argument with the rows; ``edges``: what the terms of the edges are made by;
+    ``read``: whether edges are known to read all rows."""
 
-    __slots__ = ("bound", "name", "read")
+    __slots__ = ("bound", "name", "edges", "both", "read")
 
-    def __init__(self, bound: BoundRows, name: str):
-        self.bound, self.name, self.read = bound, name, False
+    def __init__(self, bound: BoundRows, name: str, edges: Node | None):
+        self.bound, self.name, self.edges = bound, name, edges
+        self.both, self.read = len(bound.vectors.starts) > 1, False
 
     def __call__(self, kwargs: dict, view: GraphView) -> Tensor | None:
         """The attention of a call like the one that was bound; None where its parameters lie
         otherwise."""
         x, bound = kwargs[self.name], self.bound
-        x = x[0] if isinstance(x, (tuple, list)) else x
         if not bound.valid():
             return None
-        if not bound.wants_grad(x):
-            return bound(x, view)
-        unread = None if self.read else isolated(view)
-        self.read = unread is None
+        if type(x) is not Tensor and isinstance(x, (tuple, list)):
+            x = x[0]
+        a_edge = None if self.edges is None else _terms(self.edges, kwargs, bound.heads)
+        if not bound.wants_grad(x, a_edge):
+            return bound.run(x, a_edge, view, bound.bases, bound.dropout(), False)[0]
+        unread = None
+        if not self.read:
+            unread = isolated(view) if self.both else view.csr(places=False).bare()
+            self.read = unread is None
         return BoundAttention(bound, view, None if unread is None else unread[0]).apply(
-            x, *bound.bases)
+            x, a_edge, *bound.bases)
 
 
 def bind(message: Any, kwargs: dict, call: Call) -> BoundMessage | None:
@@ -46,18 +51,26 @@ def bind(message: Any, kwargs: dict, call: Call) -> BoundMessage | None:
     if call.program.name != "gat":
         return None
     parts, name = message.alpha.score.of["ends"].parts, message.values.views[0]
-    x = rows(kwargs, name, "j")
-    if parts.keys() != {"i", "j"} or x.numel() != call.graph.num_src * call.heads * call.width:
+    x, edges = rows(kwargs, name, "j"), parts.get("e")
+    if x.numel() != call.graph.num_src * call.heads * call.width:
         return None
-    vectors = [_vector(parts[end].dot[1], kwargs, call.heads, call.width) for end in "ji"]
-    if vectors[0] is None or vectors[1] is None:
+    vectors = [_vector(parts[end].dot[1], kwargs, call.heads, call.width)
+               for end in "ji" if end in parts]
+    if None in vectors:
         return None
+    a_edge = None if edges is None else _terms(edges, kwargs, call.heads)
     shape = call.graph.num_dst, *message.meta.shape[1:]
-    bound = attention_slices.bind(call, x, vectors[0], vectors[1], shape)
-    return None if bound is None else BoundMessage(bound, name)
+    bound = attention_slices.bind(call, x, a_edge, vectors, shape)  # type: ignore[arg-type]
+    return None if bound is None else BoundMessage(bound, name, edges)
 
 
-def _vector(param: Param, kwargs: dict, heads: int, width: int) -> tuple[Tensor, Tensor] | None:
+def _terms(edges: Node, kwargs: dict, heads: int) -> Tensor:
+    """The terms of the edges, [edges, heads]."""
+    terms = edges.make(kwargs)
+    return terms if terms.dim() == 2 else terms.reshape(-1, heads)
+
+
+def _vector(param: Param, kwargs: dict, heads: int, width: int) -> Vector | None:
     """The layer's tensor of which a vector is a view, and the vector [heads, width] in its memory;
     None where it is made of several, or computed."""
     if len(param.roots) != 1:

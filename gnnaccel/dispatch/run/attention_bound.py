@@ -115,14 +115,14 @@ class Launches:
         self.wide = call.graph.wide
         self._train, self.layout = self.variant.forward_kernels, self.variant.layout
 
-    def forward(self, rows: Tensor, att_src: int, att_dst: int, bias: int, graph: GraphView,
-                out: Tensor, train: bool, a_edge: int = 0,
-                drop: tuple = _NO_DROPOUT) -> Tensor:
-        """Fill ``out``, N x heads x width numbers. The result, for backward: `additive.Saved.parts`
-        as [2, N, H, D], and behind them per node and head the scores by source and by destination,
-        then `additive.Saved.small`: [6, N, H]."""
+    def forward(self, rows: Tensor, vectors: Sequence[int], graph: GraphView, out: Tensor,
+                train: bool, a_edge: int = 0, drop: tuple = _NO_DROPOUT) -> Tensor:
+        """Fill ``out``, N x heads x width numbers; ``vectors``: ``att_src``, ``att_dst``, ``bias``.
+        The result, for backward: `additive.Saved.parts` as [2, N, H, D], and behind them per node
+        and head the scores by source and by destination, then `additive.Saved.small`: [6, N, H]."""
         h, d, n, layout = self.heads, self.width, rows.shape[0], self.layout
-        graph_rows, step = graph.csc(self.places), 4 * n * h
+        (att_src, att_dst, bias), step = vectors, 4 * n * h
+        graph_rows = graph.csc(self.places)
         kept = rows.new_empty(n * h * (2 * d + 6 if train else 2))
         plus, of_rows = kept.data_ptr(), rows.data_ptr()
         scores = plus + 2 * d * step if train else plus
@@ -161,8 +161,8 @@ class Launches:
         a_src, d_a_dst = plus + 2 * d * step, packed + 4 * step
         kernels("prepare")(grid(n, layout, layout.slots), THREADS, 0, (
             np.int32(n), of_grad, plus, plus + step * d, a_src + 2 * step,
-            a_src + step if att_dst else 0, self.slope, *(by_dst.launched or by_dst.launch()).graph[:2], of_rows, packed,
-            d_a_dst))
+            a_src + step if att_dst else 0, self.slope,
+            *(by_dst.launched or by_dst.launch()).graph[:2], of_rows, packed, d_a_dst))
         memory, chunks = (workspace(launch.chunks, (h * d, h * d, h), rows.device)
                           if launch.chunks else NOTHING)
         tail = (of_rows, att_src, att_dst, self.step, d_a_dst if att_dst else 0, values.data_ptr(),
@@ -215,7 +215,7 @@ class Bound(Launches):
             return _BoundAttention(self, graph).apply(x, w.weight, w.att_src, w.att_dst, w.bias)
         rows = skinny_matmul.linear(x, w.weight, None)
         out = torch.empty_like(rows)
-        self.forward(rows, *self._addresses[1:], graph, out, False)
+        self.forward(rows, self._addresses[1:], graph, out, False)
         return out
 
 
@@ -228,7 +228,7 @@ class _BoundAttention(Operation):
     def forward(self, needs, x, weight, att_src, att_dst, bias):
         bound, rows = self.bound, skinny_matmul.linear(x, weight, None)
         out = torch.empty_like(rows)
-        kept = bound.forward(rows, *bound._addresses[1:], self.graph, out, True)
+        kept = bound.forward(rows, bound._addresses[1:], self.graph, out, True)
         return out, (x, weight, att_src, att_dst, bias, rows, kept)
 
     def backward(self, needs, saved, grad):

@@ -64,20 +64,22 @@ def _placed(vectors: Sequence[Vector]) -> Vectors | None:
     """Where vectors lie; None where kernels cannot read them there."""
     bases = tuple([base for base, _ in vectors])
     heads, width = vectors[0][1].shape
-    steps, starts, times = set(), [], []
+    steps: set[int] = set()
+    starts: list[int] = []
+    times: list[Tensor] = []
     for base, vector in vectors:
         if not base.is_contiguous() or (width > 1 and vector.stride(1) != 1):
             return None
         steps.add(vector.stride(0) if heads > 1 else width)
-        starts.append(vector.storage_offset() - base.storage_offset())
+        starts.append(int(vector.storage_offset() - base.storage_offset()))
         count = torch.zeros(base.numel(), dtype=torch.int32, device="cpu")
         count.as_strided(vector.shape, vector.stride(), starts[-1]).add_(1)
         times.append(count)
     if len(steps) > 1:
         return None
     # where the ends share numbers, each has a gradient of its own
-    if bases[0] is bases[-1] and int(sum(times).max()) == 1:  # type: ignore[union-attr]
-        bases, times = bases[:1], [sum(times)]  # type: ignore[list-item]
+    if bases[0] is bases[-1] and int(torch.stack(times).sum(0).max()) == 1:
+        bases, times = bases[:1], [torch.stack(times).sum(0)]
     return Vectors(bases, tuple(starts), steps.pop(), all([bool(one.all()) for one in times]))
 
 
@@ -116,7 +118,7 @@ class BoundRows(Launches):
         """The result; the rows, the terms and all else that `backward` needs."""
         rows, edges = dense(x), None if a_edge is None else dense(a_edge)
         out = torch.empty_like(rows) if self.shape is None else rows.new_empty(self.shape)
-        kept = self.forward(rows, *self.addresses(bases), 0, graph, out, train,
+        kept = self.forward(rows, (*self.addresses(bases), 0), graph, out, train,
                             0 if edges is None else edges.data_ptr(), dropout.args)
         return out, rows, edges, kept
 

@@ -76,7 +76,7 @@ def _vector(param: Param, kwargs: dict, heads: int, width: int) -> Vector | None
     if len(param.roots) != 1:
         return None
     with torch.no_grad():
-        base, vector = param.roots[0](kwargs), param.make(kwargs)  # type: ignore[arg-type]
+        base, vector = param.roots[0](kwargs), param.make(kwargs)
         if vector.numel() != heads * width:
             return None
         vector = vector.reshape(heads, width)

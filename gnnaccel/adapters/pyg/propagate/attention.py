@@ -114,13 +114,14 @@ def read(layer: Any, kwargs: dict, edge_index: Any) -> OwnAttention | None:
 
 class OwnAttention:
     """One call with such a message, as an adapter of the router. ``args``: the ``edge_index``;
-    ``kwargs``: everything else that ``propagate`` is given. ``viewed``: all rows of nodes are views
-    of these."""
+    ``kwargs``: everything else that ``propagate`` is given. ``names``: of the features among these;
+    ``viewed``: all rows of nodes are views of them."""
 
     host, bind, resized = "pyg", None, None
 
     def __init__(self, found: Trace, known: reading.Known):
         self.found, self.known = found, known
+        self.names = tuple(dict.fromkeys([*[name for name, _ in found.ends], *found.edges]))
         self.roots = (*(argument(*one) for one in found.ends), *map(itemgetter, found.edges))
         self.keeps = False
         message: Any = found.message  # not None
@@ -154,17 +155,17 @@ class OwnAttention:
     def still(self, layer: Any, kwargs: dict, spec: CallSpec) -> bool:
         """Whether ``spec`` describes this call, too, which looks like the earlier one; the layer
         is unchanged."""
-        trace = self.found
-        first = rows(kwargs, *trace.ends[0])
-        if torch.is_autocast_enabled(first.device.type):
+        found: Any = None
+        for name in self.names:
+            value = kwargs[name]
+            for t in (value,) if type(value) in reading.TENSORS else value:
+                if t is not None:
+                    found = t
+                    if t.is_neg():
+                        return False
+        if torch.is_autocast_enabled(found.device.type):
             return False
-        for name, end in trace.ends:
-            if rows(kwargs, name, end).is_neg():
-                return False
-        for name in trace.edges:
-            if kwargs[name].is_neg():
-                return False
-        return trace.guards.hold(layer, spec.num_edges)
+        return self.found.guards.hold(layer, spec.num_edges)
 
     def bound(self, kwargs: dict, call: Call) -> BoundMessage | None:
         """A repeated call, bound to its kernels, if it can be."""

@@ -66,7 +66,7 @@ def backward(variant: Variant, by_dst: Rows, graph: Rows, saved: Saved, grad: Te
                 else rows_like(values))
     d_a_src = torch.empty((graph.rows, h), dtype=torch.float32, device=device)
     d_a_edge = None if a_edge is None or not edge_grad else of_edges(graph, a_edge)
-    tail = (*addresses(values), att_src.data_ptr(), pointer(att_dst), np.int32(d),
+    tail = (*addresses(values), att_src.data_ptr(), pointer(att_dst), layout.step,
             d_a_dst.data_ptr() if att_dst is not None else 0, d_values.data_ptr(),
             d_a_src.data_ptr())
     kernels("sources")(

@@ -30,7 +30,7 @@ def dot(x: Tensor, att0: Tensor, att1: Tensor | None = None) -> tuple[Tensor, Te
     kernels(heads, width, x.dtype)("dot")(
         grid(rows, layout, layout.slots), THREADS, 0,
         (np.int32(rows), x.data_ptr(), att0.data_ptr(), 0 if att1 is None else att1.data_ptr(),
-         np.int32(width), a0.data_ptr(), 0 if a1 is None else a1.data_ptr()))
+         layout.step, a0.data_ptr(), 0 if a1 is None else a1.data_ptr()))
     return a0, a1
 
 
@@ -42,9 +42,10 @@ def dot_grad(x: Tensor, d0: Tensor, d1: Tensor | None = None) -> Tensor:
     blocks = grad_blocks(rows, layout)
     partial = torch.empty((blocks, 2, heads, width), dtype=torch.float32, device=x.device)
     total = torch.empty((2, heads, width), dtype=torch.float32, device=x.device)
+    first = total.data_ptr()
     launch_grad(kernels(heads, width, x.dtype), layout, heads, width, blocks, np.int32(rows),
                 x.data_ptr(), d0.data_ptr(), pointer(d1), partial.data_ptr(),
-                (total.data_ptr(), total.data_ptr() + 4 * heads * width, np.int32(width)))
+                (first, first + 4 * heads * width, layout.step))
     return total
 
 

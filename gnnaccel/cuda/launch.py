@@ -7,6 +7,7 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -181,6 +182,11 @@ class Layout:
     @functools.cached_property
     def tile_heads(self) -> int:
         return self.hl * self.kh
+
+    @functools.cached_property
+    def step(self) -> np.int32:
+        """Numbers from one head of a row to the next, as kernels take it."""
+        return np.int32(self.width)
 
     @functools.cached_property
     def tiles(self) -> int:

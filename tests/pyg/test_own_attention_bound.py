@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from torch_geometric.nn import MessagePassing
 from torch_geometric.utils import softmax
 
 import gnnaccel
@@ -19,9 +18,10 @@ from gnnaccel.dispatch.run import attention_slices
 from tests.pyg import graphs
 from tests.pyg.graphs import E, N
 from tests.pyg.judge import close
+from tests.pyg.own_gats import (Apart, Beside, ByMap, C, Dropped, DroppedWithEdges, H,
+                                OfEdgesAndSources, Paired, Shared, SourceFirst, WithEdges)
 from tests.routes import opened
 
-H, C = 2, 8
 KERNELS = ["emulated", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
@@ -39,93 +39,6 @@ def bound_calls(monkeypatch):
     monkeypatch.setattr(attention_slices.BoundRows, "run",
                         lambda *args: calls.append(args) or native(*args))
     return calls
-
-
-class Beside(MessagePassing):
-    """Both ends' rows side by side."""
-
-    shape, p = (1, H, 2 * C), 0.0
-
-    def __init__(self, heads=H, width=C):
-        super().__init__(aggr="add", node_dim=0)
-        self.h, self.c = heads, width
-        shape = [{H: heads, C: width, 2 * C: 2 * width}.get(n, n) for n in self.shape]
-        self.att = nn.Parameter(torch.randn(shape))
-
-    def forward(self, x, edge_index, e=None):
-        return self.propagate(edge_index, x=x, e=e)
-
-    def message(self, x_i, x_j, index, ptr, size_i):
-        alpha = (torch.cat([x_i, x_j], dim=-1) * self.att).sum(-1)
-        alpha = softmax(F.leaky_relu(alpha, 0.2), index, ptr, size_i)
-        return x_j * F.dropout(alpha, self.p, self.training).unsqueeze(-1)
-
-
-class SourceFirst(Beside):
-    def message(self, x_i, x_j, index, ptr, size_i):
-        alpha = (torch.cat([x_j, x_i], dim=-1) * self.att).sum(-1)
-        return x_j * softmax(F.leaky_relu(alpha, 0.2), index, ptr, size_i).unsqueeze(-1)
-
-
-class Dropped(Beside):
-    p = 0.4
-
-
-class WithEdges(Beside):
-    def message(self, x_i, x_j, e, index, ptr, size_i):
-        alpha = (torch.cat([x_i, x_j], dim=-1) * self.att).sum(-1) + e
-        alpha = softmax(F.leaky_relu(alpha, 0.2), index, ptr, size_i)
-        return x_j * F.dropout(alpha, self.p, self.training).unsqueeze(-1)
-
-
-class DroppedWithEdges(WithEdges):
-    p = 0.4
-
-
-class OfEdgesAndSources(Beside):
-    """Without a term of the destinations."""
-
-    shape = (1, H, C)
-
-    def message(self, x_j, e, index, ptr, size_i):
-        alpha = (x_j * self.att).sum(-1) + e
-        return x_j * softmax(F.leaky_relu(alpha, 0.2), index, ptr, size_i).unsqueeze(-1)
-
-
-class Apart(Beside):
-    """A parameter for each end."""
-
-    shape = (1, H, C)
-
-    def __init__(self, *args):
-        super().__init__(*args)
-        self.dst = nn.Parameter(torch.randn_like(self.att))
-
-    def message(self, x_i, x_j, index, ptr, size_i):
-        alpha = (x_j * self.att).sum(-1) + (x_i * self.dst).sum(-1)
-        return x_j * softmax(F.leaky_relu(alpha, 0.2), index, ptr, size_i).unsqueeze(-1)
-
-
-class Shared(Beside):
-    """One vector for both ends."""
-
-    shape = (H, C)
-
-    def message(self, x_i, x_j, index, ptr, size_i):
-        alpha = (x_j * self.att).sum(-1) + (x_i * self.att).sum(-1)
-        return x_j * softmax(F.leaky_relu(alpha, 0.2), index, ptr, size_i).unsqueeze(-1)
-
-
-class OneHead(Beside):
-    """Rows without a dimension for heads, and a linear map in the place of a parameter."""
-
-    def __init__(self):
-        super().__init__(1, C)
-        self.score = nn.Linear(2 * C, 1, bias=False)
-
-    def message(self, x_i, x_j, index, ptr, size_i):
-        alpha = self.score(torch.cat([x_i, x_j], dim=-1))
-        return x_j * softmax(F.leaky_relu(alpha, 0.2), index, ptr, size_i)
 
 
 FORMS = [Beside, SourceFirst, Dropped, WithEdges, DroppedWithEdges, OfEdgesAndSources, Apart,
@@ -190,9 +103,8 @@ def test_the_same_bit_for_bit(kernels, bound_calls, cls, heads, width):
     assert len(bound_calls) == 1 and all(same(a, b) for a, b in zip(got, expected))
 
 
-def test_one_head_by_a_linear_map(kernels, bound_calls):
-    layer, args = OneHead().to(kernels.device), made(Beside, kernels.device, 1)[1]
-    args[0] = args[0].detach().flatten(1).requires_grad_()
+def test_a_linear_map_in_the_place_of_a_parameter(kernels, bound_calls):
+    layer, args = made(ByMap, kernels.device, 1)
     with kernels.on():
         expected, got = general(layer, args), bound(layer, args)
     assert len(bound_calls) == 1 and all(same(a, b) for a, b in zip(got, expected))
@@ -295,19 +207,6 @@ def test_changes_are_seen(kernels, cls, change):
             assert all(close(a, b, 1e-4) for a, b in zip(step(layer, args), expected))
 
 
-class Paired(Beside):
-    """With the same rows for each end, in a pair, and rows that are flat."""
-
-    def forward(self, x, edge_index, e=None):
-        x = x.flatten(1)
-        return self.propagate(edge_index, x=(x, x))
-
-    def message(self, x_i, x_j, index, ptr, size_i):
-        x_i, x_j = x_i.view(-1, self.h, self.c), x_j.view(-1, self.h, self.c)
-        alpha = (torch.cat([x_i, x_j], dim=-1) * self.att).sum(-1)
-        return x_j * softmax(F.leaky_relu(alpha, 0.2), index, ptr, size_i).unsqueeze(-1)
-
-
 @pytest.mark.parametrize("cls", [Beside, Paired])
 def test_rows_of_any_layout(kernels, bound_calls, cls):
     layer, (_, edge_index, _) = made(cls, kernels.device)
@@ -408,3 +307,13 @@ def test_it_is_bound_once(kernels, monkeypatch):
         for _ in range(3):
             layer(*args)
     assert found == [1]
+
+
+@each
+def test_it_is_one_node_of_autograd(kernels, cls):
+    layer, args = made(cls, kernels.device)
+    with kernels.on():
+        bound(layer, args)
+        node = layer(*args).grad_fn
+    inputs = [type(one).__name__ for one, _ in node.next_functions if one is not None]
+    assert set(inputs) == {"AccumulateGrad"}

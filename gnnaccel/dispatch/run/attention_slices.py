@@ -160,7 +160,7 @@ class BoundAttention(Operation):
             self.graph, *bound.addresses(bases), rows, kept, grad, blocks,
             0 if edges is None else edges.data_ptr(), 0 if d_edges is None else d_edges.data_ptr(),
             self.dropout.args)
-        found: list = [None] * len(bases)
+        found = [None] * len(bases)
         if any(needs[2:]):
             make = torch.empty_like if bound.vectors.whole else torch.zeros_like
             found = [make(t) for t in bases]

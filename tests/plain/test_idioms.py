@@ -49,6 +49,18 @@ def mean_by_degree(self, x, edge_index, w):
     return total / degree.clamp(min=1).unsqueeze(-1)
 
 
+def mean_by_ones(self, x, edge_index, w):
+    src, dst = edge_index[0], edge_index[1]
+    ones = torch.ones_like(dst, dtype=x.dtype, device=x.device)
+    degree = torch.zeros(x.shape[0], dtype=x.dtype).index_add_(0, dst, ones).clamp_min(1)
+    return torch.zeros_like(x).index_add_(0, dst, x[src] * w[:, None]) / degree[:, None]
+
+
+def turned(self, x, edge_index, w):
+    src, dst = edge_index.t()[:, 0], edge_index.T[..., 1]
+    return torch.zeros_like(x).index_add_(0, dst, x[src] * w[:, None])
+
+
 def mean_by_count(self, x, edge_index, w):
     src, dst = edge_index
     degree = torch.bincount(dst, minlength=x.size(0)).clamp(min=1)
@@ -135,9 +147,9 @@ def several(self, x, edge_index, w):
             "edges": difference.norm(dim=-1)}
 
 
-IDIOMS = [index_select, gather, scatter_add, by_keywords, lengths, mean_by_degree, mean_by_count,
-          normalised, scatter_mean, scatter_max, index_put, to_both_ends, by_pyg, attention_of_pyg,
-          by_torch_scatter, by_number, with_dropout, several]
+IDIOMS = [index_select, gather, scatter_add, by_keywords, lengths, mean_by_degree, mean_by_ones,
+          turned, mean_by_count, normalised, scatter_mean, scatter_max, index_put, to_both_ends,
+          by_pyg, attention_of_pyg, by_torch_scatter, by_number, with_dropout, several]
 
 
 class Written(nn.Module):

@@ -64,6 +64,14 @@ class Similar(Message):
             x_i * torch.cosine_similarity(x_i * x_j, x_j).view(-1, 1))
 
 
+class Dots(Message):
+    def message(self, x_i, x_j):
+        heads_i, heads_j = x_i.unflatten(-1, (3, 4)), x_j.unflatten(-1, (3, 4))
+        score = torch.linalg.vecdot(heads_i, heads_j, dim=-1) * 0.5
+        return (score.tanh().unsqueeze(-1) * heads_j).flatten(-2) + (
+            x_i * torch.linalg.vecdot(x_j, x_i).unsqueeze(1))
+
+
 class Distant(Message):
     def message(self, x_i, x_j):
         far = F.pairwise_distance(x_i, x_j, keepdim=True)
@@ -112,8 +120,8 @@ class Filled(Message):
             torch.ones_like(x_j) - x_i)
 
 
-FORMS = [Standard, Extremes, Logarithms, Cumulative, Gated, Similar, Distant, Rotated, Angles,
-         Repeated, RepeatedAs, Filled]
+FORMS = [Standard, Extremes, Logarithms, Cumulative, Gated, Similar, Dots, Distant, Rotated,
+         Angles, Repeated, RepeatedAs, Filled]
 
 
 @pytest.mark.parametrize("form", FORMS)

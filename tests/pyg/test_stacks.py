@@ -94,6 +94,16 @@ class Attention(Stacked):
         return v_j * alpha[..., None]
 
 
+class Dots(Stacked):
+    """Heads that the message makes of channels, and a gate."""
+
+    def message(self, x_i, x_j, index, size_i):
+        query, key = x_i.unflatten(-1, (HEADS, -1)), x_j.unflatten(-1, (HEADS, -1))
+        scores = torch.linalg.vecdot(query, key, dim=-1)
+        weights = softmax(src=scores, index=index, num_nodes=size_i, dim=-2)
+        return (weights.unsqueeze(-1) * key).flatten(-2) * F.glu(torch.cat([x_i, x_j], -1))
+
+
 class ByHead(Stacked):
     """A weight for each head; the dimension of nodes counted from the first (tsl's GATConv)."""
 
@@ -169,7 +179,7 @@ FORMS = {"network": (Network, (), None), "difference": (Difference, (), (E, 4)),
          "of edges in stacks": (Difference, (), (BATCH, TIME, E, 4)),
          "batch": (Network, (5,), None), "pieces": (Pieces, (), None),
          "weights": (Weighted, (BATCH,), (BATCH, E)), "attention": (Attention, (), None),
-         "by head": (ByHead, (), (BATCH, TIME, E, HEADS))}
+         "dots": (Dots, (), None), "by head": (ByHead, (), (BATCH, TIME, E, HEADS))}
 
 
 def given(name: str) -> tuple:

@@ -131,6 +131,11 @@ def inner(input: Any, other: Any) -> Any:
     return F.linear(input, other)  # type: ignore[arg-type]  # stand-ins
 
 
+def vecdot(x: Any, y: Any, *, dim: int = -1) -> Any:
+    """`torch.linalg.vecdot` of real numbers."""
+    return (x * y).sum(dim)
+
+
 def tile(input: Any, *dims: Any) -> Any:
     """`torch.tile`, as ``repeat``."""
     return input.repeat(*dims)

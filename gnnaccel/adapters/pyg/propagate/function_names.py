@@ -10,7 +10,7 @@ from gnnaccel.adapters.pyg.propagate.standins import Unseen
 #: made of other operations (`composed`)
 COMPOSED = frozenset(("glu", "cosine_similarity", "pairwise_distance", "one_hot", "gather",
                       "full_like", "rand_like", "randn_like", "zeros_like", "ones_like",
-                      "empty_like", "addmm", "inner", "tile", "max", "min"))
+                      "empty_like", "addmm", "inner", "tile", "max", "min", "vecdot"))
 #: number by number. None that jumps where numbers are equal or 0, such as `floor` and `atan2`: the
 #: sign of a sum of zeros may be another than the host's
 _BY_NUMBER = frozenset((
@@ -37,7 +37,7 @@ POINTWISE = LINEAR | {"add", "sub", "relu", "leaky_relu", "sigmoid", "tanh", "ex
 #: names of torch's functions that mean one of these
 ALIASES = {"multiply": "mul", "divide": "div", "true_divide": "div", "truediv": "div",
            "negative": "neg", "subtract": "sub", "rsub": "rsub", "__rsub__": "rsub",
-           "linalg_norm": "norm", "linalg_vector_norm": "norm"}
+           "linalg_norm": "norm", "linalg_vector_norm": "norm", "linalg_vecdot": "vecdot"}
 #: names of arguments that some of torch's functions take: numpy's, and one of `torch.dropout` alone
 _NAMES = {"axis": "dim", "keepdims": "keepdim", "train": "training"}
 

@@ -20,6 +20,8 @@ _INDEX = {"index": "i", "edge_index_i": "i", "edge_index_j": "j"}
 COUNTS = {"dim_size": "i", "size_i": "i", "size_j": "j"}
 #: first part of a name, before the end whose nodes are counted up to the last that has an edge
 UP_TO_LAST = "up to the last "
+#: what turns the list of edges
+_TURNS = ("t", "T", "mT", "permute", "transpose", "swapaxes")
 #: arguments that are never None
 NEVER_NONE = frozenset((*_INDEX, "edge_index", "size"))
 
@@ -50,6 +52,8 @@ class Special(Refuses):
             return RowCount if self.end else Elements
         if name == "unbind" and self.parts:
             return partial(_apart, self)
+        if name in _TURNS and self.name == "edge_index" and self.parts:
+            return _turning(name, Turned(self))
         if name == "size" and _is_index(self):
             return lambda *args: _sizes(self)[args[0]] if args else _sizes(self)
         if name == "dim" and _is_index(self):
@@ -98,6 +102,30 @@ class Special(Refuses):
     __str__ = __format__ = __repr__ = _refuses
     __len__ = __contains__ = __index__ = __int__ = __float__ = _refuses
     __hash__ = object.__hash__
+
+
+class Turned(Special):
+    """The list of edges with a row for each edge, ``of`` which the ends are columns."""
+
+    __slots__ = ("of",)
+
+    def __init__(self, of: Special):
+        super().__init__("")
+        object.__setattr__(self, "of", of)
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "of":
+            return object.__getattribute__(self, name)
+        if name in _TURNS:
+            return _turning(name, self.of)
+        if name == "unbind":
+            return lambda dim=0: self.of.unbind(_other_of_two(dim))
+        return super().__getattribute__(name)
+
+    def __getitem__(self, place: Any) -> Any:
+        if type(place) is not tuple or len(place) != 2 or place[0] not in (slice(None), Ellipsis):
+            raise Unseen
+        return self.of[place[1]]
 
 
 class Largest(Special):
@@ -155,6 +183,25 @@ class Along:
 
     def __init__(self, of: Special, dim: int):
         self.of, self.dim, self.max, self.numel = of, dim, of.max, of.numel
+
+
+def _turning(name: str, turned: Special) -> Any:
+    """The attribute ``name`` of a list of edges that gives it with its dimensions ``turned``."""
+    def method(*dims: Any) -> Special:
+        others = [*map(_other_of_two, _one(dims))]
+        if others != [0, 1] if name == "permute" else (
+            bool(others) if name == "t" else sorted(others) != [0, 1]):
+            raise Unseen
+        return turned
+
+    return turned if name in ("T", "mT") else method
+
+
+def _other_of_two(dim: Any) -> int:
+    """The other of two dimensions."""
+    if type(dim) is not int or not -2 <= dim < 2:
+        raise Unseen
+    return 1 - dim % 2
 
 
 def _apart(special: Special, dim: Any = 0) -> tuple:

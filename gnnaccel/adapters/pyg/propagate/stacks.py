@@ -29,6 +29,8 @@ from gnnaccel.dispatch.generated.tree import Leaf, mapped
 
 _SAME = frozenset(("contiguous", "clone", "detach", "float"))
 _TURNED = ("transpose", "swapaxes", "permute", "t")
+#: functions of `composed` whose operations all leave the rows where they are
+_COMPOSED = ("glu", "vecdot")
 #: operations on the last dimensions, with the place of the dimension among their arguments
 _TRAILING = {"sum": 1, "mean": 1, "softmax": 1, "norm": 2, "normalize": 2, "chunk": 2, "split": 2,
              "unbind": 1, "linear": None, "matmul": None, "mm": None, "layer_norm": None}
@@ -68,6 +70,8 @@ class Stacked(Value):
             return self._dropped(*args[1:], **kwargs)
         if name in _TURNED:
             return turned(self, function, args, kwargs)
+        if name in _COMPOSED:
+            return getattr(other("composed"), name)(*args, **kwargs)
         if name == "getitem":
             self._check_piece(args[1])
         elif name in _TRAILING:

@@ -184,6 +184,15 @@ def _onto(value: NodeValue, name: str, *args: Any, **kwargs: Any) -> NodeValue:
     return value.operate("add", torch.Tensor.add, (value, total), {})
 
 
+def _ones_like(value: Any, *, dtype: Any = None, device: Any = None, **options: Any) -> Any:
+    """What stands for `torch.ones_like`, of ids a one for each edge."""
+    if type(value) is not Special or not value.end:
+        return torch.ones_like(value, dtype=dtype, device=device, **options)
+    if options or not (device is None or devices.named(device)):
+        raise Unseen
+    return _made(1.0, (value.numel(),), torch.int64 if dtype is None else dtype)
+
+
 def _counts(size: tuple) -> Any:
     return size[0] if len(size) == 1 and isinstance(size[0], (tuple, list)) else size
 
@@ -215,7 +224,7 @@ def _bincount(index: Any, weights: Any = None, minlength: Any = 0) -> Any:
 FUNCTIONS: dict[Any, Any] = {
     **constants.FUNCTIONS, torch.arange: chosen.numbers,
     torch.full: _full_of, torch.zeros: _full(0.0, torch.zeros), torch.ones: _full(1.0, torch.ones),
-    torch.bincount: _bincount}
+    torch.ones_like: _ones_like, torch.bincount: _bincount}
 # rows tell of themselves what others beside them need
 for _name, _value in (("new_zeros", _new_full(0.0)), ("new_ones", _new_full(1.0)),
                       ("new_full", _filled), ("device", DEVICE)):

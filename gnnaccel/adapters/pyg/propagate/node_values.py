@@ -35,7 +35,8 @@ NAMES = frozenset((*OPERATIONS, *VIEWS, "clone", "detach", "float", "to", "type_
 _IN_NEW_MEMORY = OPERATIONS.keys() | {"clone", "sum", "mean", "norm", "linear", "matmul", "mm",
                                       "nan_to_num", "layer_norm"}
 _ELSEWHERE = {"index_select": ("reduced", "index_select"), "gather": ("reduced", "along"),
-              "zeros_like": ("zero_rows", "zeros_like"), "dropout": ("channels", "dropout")}
+              "zeros_like": ("zero_rows", "zeros_like"), "dropout": ("channels", "dropout"),
+              **{name: ("node_pieces", name) for name in ("chunk", "split", "unbind")}}
 _PLAIN = (*NUMBERS, str, type(None), torch.dtype)
 
 
@@ -295,7 +296,7 @@ class NodeValue(Value):
         return copy
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("index_select", "gather"):
+        if name in _ELSEWHERE:
             return lambda *args, **kwargs: self.operate(name, getattr(Tensor, name),
                                                         (self, *args), kwargs)
         if name in IN_PLACE:

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from gnnaccel.adapters import own
 from gnnaccel.adapters.pyg import guards
 from gnnaccel.adapters.pyg.propagate import reading, untold
+from gnnaccel.adapters.pyg.propagate.later import other
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 from gnnaccel.adapters.pyg.propagate.traced import Param
 
@@ -24,6 +25,8 @@ def parameter(value: Any) -> Param:
     return Param(make, torch.empty_like(value, device="meta"), (make,))
 
 
+#: parameters of `nn.GRUCell` and `nn.LSTMCell`
+_OF_CELL = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 #: modules that are one function of their input and their options
 _ACTIVATIONS: dict[type, Callable[..., Any]] = {
     nn.ReLU: lambda module, x: F.relu(x),
@@ -52,7 +55,7 @@ _ACTIVATIONS: dict[type, Callable[..., Any]] = {
     nn.LayerNorm: lambda module, x: F.layer_norm(
         x, module.normalized_shape, *(None if t is None else parameter(t) for t in  # type: ignore
                                       (module.weight, module.bias)), module.eps),
-    nn.BatchNorm1d: lambda module, x: x.through(module),
+    nn.BatchNorm1d: lambda module, x: _through(module, x),
     nn.Embedding: lambda module, x: F.embedding(
         x, parameter(module.weight), module.padding_idx,  # type: ignore[arg-type]  # stand-ins
         *_counted_rows(module)),
@@ -62,8 +65,9 @@ _ACTIVATIONS: dict[type, Callable[..., Any]] = {
     nn.Flatten: lambda module, x: x.flatten(module.start_dim, module.end_dim),
     nn.Unflatten: lambda module, x: x.unflatten(module.dim, module.unflattened_size),
     nn.Bilinear: lambda module, x, y: F.bilinear(x, y, *_held(module, "weight", "bias")),
-    nn.GRUCell: lambda module, x, h: _gru_cell(x, h, *_held(
-        module, "weight_ih", "weight_hh", "bias_ih", "bias_hh")),
+    nn.GRUCell: lambda module, x, h: _gru_cell(x, h, *_held(module, *_OF_CELL)),
+    nn.LSTMCell: lambda module, x, states: other("node_pieces").lstm_cell(
+        x, states, *_held(module, *_OF_CELL)),
     nn.Conv1d: lambda module, x: _convolved(module, x),
     nn.Identity: lambda module, x: x}
 if hasattr(nn, "RMSNorm"):  # in newer versions of torch
@@ -91,11 +95,22 @@ def _convolved(module: Any, x: Any) -> Any:
 
 
 def _gru_cell(x: Any, h: Any, of_x: Any, of_h: Any, bias_x: Any, bias_h: Any) -> Any:
-    """`nn.GRUCell`, gate by gate."""
+    """`nn.GRUCell`, of messages gate by gate."""
+    if _are_of_nodes(x, h):
+        return other("node_pieces").gru_cell(x, h, of_x, of_h, bias_x, bias_h)
     from_x, from_h = F.linear(x, of_x, bias_x).chunk(3, -1), F.linear(h, of_h, bias_h).chunk(3, -1)
     reset, kept = torch.sigmoid(from_x[0] + from_h[0]), torch.sigmoid(from_x[1] + from_h[1])
     new = torch.tanh(from_x[2] + reset * from_h[2])
     return new + kept * (h - new)
+
+
+def _through(module: nn.Module, x: Any) -> Any:
+    """A module that looks at all rows."""
+    return other("node_pieces").through(x, module) if _are_of_nodes(x) else x.through(module)
+
+
+def _are_of_nodes(*values: Any) -> bool:
+    return any(isinstance(one, other("node_values").NodeValue) for one in values)
 
 
 #: modules that hold others under names, or in their order
@@ -303,7 +318,7 @@ def _followed(module: nn.Module, entered: Callable) -> Any:
         in_place = getattr(module, "inplace", False)
         return functools.partial(_in_place, function) if in_place else function
     if _is_hosts_norm(module):
-        return lambda x: x.through(module)
+        return functools.partial(_through, module)
     if _runs_own_code(module) and not getattr(type(module).forward, "sums_over_edges", False):
         return entered(module)._traced_method(type(module).forward)
     raise Unseen

@@ -3,10 +3,12 @@ from __future__ import annotations
 
 import functools
 
+import dgl
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+import gnnaccel
 from tests.dgl.test_users_guards import agrees, filled, sums
 from tests.dgl.users import WIDTH
 
@@ -92,3 +94,39 @@ def test_a_module_by_a_partial(emulated):
             return {"m": torch.tanh(edges.src["h"]) * by}
 
     agrees(emulated, sums(filled(), functools.partial(Scaled(), by=2.0)))
+
+
+class Cells(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.wide, self.norm = nn.Linear(WIDTH, 3 * WIDTH), nn.BatchNorm1d(WIDTH)
+        self.gru, self.lstm = nn.GRUCell(WIDTH, WIDTH), nn.LSTMCell(WIDTH, WIDTH)
+
+    def forward(self, nodes):
+        first, second, third = self.wide(nodes.mailbox["m"].sum(1)).chunk(3, -1)
+        state = self.gru(first * second, nodes.data["h"])
+        out, memory = self.lstm(third, (state, nodes.data["h"]))
+        return {"y": self.norm(out) - memory}
+
+
+def test_cells_and_pieces_of_what_was_reduced(emulated):
+    graph, cells = filled(), Cells().eval()
+    call = sums(graph, lambda edges: {"m": edges.src["h"] * edges.data["w"]}, cells)
+    first = agrees(emulated, call)
+    cells.gru = nn.GRUCell(WIDTH, WIDTH)
+    second = agrees(emulated, call)
+    cells.norm.running_mean += 1.0
+    assert not torch.equal(first, second) and not torch.equal(agrees(emulated, call), second)
+
+
+def test_norms_of_the_nodes_of_one_degree(emulated):
+    """DGL gives a function the nodes of one degree at a time."""
+    into = torch.cat([torch.arange(12), torch.arange(6, 12)])  # of one degree and of another
+    graph, cells = filled(dgl.graph((into.flip(0), into))), Cells()
+    for norm in (nn.BatchNorm1d(WIDTH, track_running_stats=False).eval(), nn.LayerNorm(WIDTH)):
+        cells.norm = norm
+        reduce = lambda nodes: {"y": cells.norm(nodes.mailbox["m"].sum(1))}  # noqa: E731
+        message = lambda edges: {"m": edges.src["h"] * edges.data["w"]}  # noqa: E731
+        agrees(emulated, sums(graph, message, reduce), None)
+        taken = gnnaccel.stats()["dgl.reduce_udf"]["routes"].get("cuda", 0)
+        assert bool(taken) is isinstance(norm, nn.LayerNorm)

@@ -90,8 +90,9 @@ def _meta(value: Any) -> Any:
 
 
 def through(value: NodeValue, module: nn.Module) -> NodeValue:
-    """A module of torch's that looks at all nodes, and keeps no statistics of them."""
-    if module.training and getattr(module, "track_running_stats", False):
+    """torch's BatchNorm in evaluation, by statistics that it kept: DGL gives a reduce function some
+    of the nodes at a time, whose own statistics are others."""
+    if module.training or getattr(module, "running_mean", None) is None:
         raise Unseen
     held = [parameter(one) for one in module._parameters.values() if one is not None]
 

@@ -1,6 +1,8 @@
 """Message functions that read the relation of their edges, or take features of edges away."""
 from __future__ import annotations
 
+import functools
+
 import dgl
 import dgl.function as fn
 import pytest
@@ -8,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from gnnaccel.adapters.dgl.udf import memory
 from tests.dgl.test_users_guards import agrees, filled, sums
 from tests.dgl.users import WIDTH
 
@@ -83,3 +86,45 @@ def test_features_that_are_taken_away(route):
 def test_features_that_are_gone(emulated, message):
     with emulated.on(on_fallback="native"), pytest.raises(KeyError):
         sums(filled(), message)()
+
+
+class ByKind(nn.Module):
+    """A map for each relation, by the name that the script gives the function, or DGL does."""
+
+    def __init__(self, names):
+        super().__init__()
+        self.maps = nn.ModuleDict({name: nn.Linear(WIDTH, WIDTH) for name in names})
+
+    def given(self, edges, name):
+        return {"m": self.maps[name](edges.src["h"]).tanh()}
+
+    def asking(self, edges):
+        return {"m": self.maps[edges.canonical_etype[1]](edges.src["h"]).tanh()}
+
+
+@pytest.mark.parametrize("asks", [False, True])
+def test_each_relation_is_read_once(route, asks, monkeypatch):
+    """However many there are."""
+    names = [f"kind{k}" for k in range(9)]
+    graph = dgl.heterograph({("n", name, "n"): tuple(torch.randint(0, 9, (2, 20))) for name in names},
+                            num_nodes_dict={"n": 9})
+    layer, traced, native = ByKind(names), [], memory._traced
+    monkeypatch.setattr(memory, "_traced", lambda *args: traced.append(1) or native(*args))
+    graph.ndata["h"] = torch.randn(9, WIDTH)
+
+    def call():
+        found = []
+        for name in names:
+            message = layer.asking if asks else functools.partial(layer.given, name=name)
+            with graph.local_scope():
+                graph.update_all(message, fn.sum("m", "y"), etype=name)
+                found.append(graph.ndata["y"])
+        return torch.stack(found)
+
+    agrees(route, call)
+    first = len(traced)
+    for _ in range(3):
+        agrees(route, call)
+    assert first == len(traced) == len(names)
+    layer.maps["kind3"].weight.data.zero_()  # what is kept has no numbers
+    agrees(route, call)

@@ -54,6 +54,13 @@ class Opened(NamedTuple):
     cells: dict[str, Any]
 
     @property
+    def key(self) -> tuple:
+        """Its code and plain variables: of functions that are alike otherwise, as of the kinds of
+        edges, each has one of its own."""
+        return id(self.function.__code__), *[one for one in self.cells.values()
+                                             if type(one) in _PLAIN]
+
+    @property
     def owner(self) -> Any:
         """The object with whose lifetime results for the function are kept: one that it reads from,
         or its code where there is none."""

@@ -16,7 +16,8 @@ from gnnaccel.adapters.pyg.propagate.node_values import NodeValue
 from gnnaccel.adapters.pyg.propagate.pointwise import Deferred, Rows
 from gnnaccel.dispatch.policy.names import IdentityMap
 
-_MOST = 4  # kept for each object
+_MOST = 32  # kept for each object and key, as of a function that asks for its relation
+_KEYS = 256  # of an object; more means variables that never repeat
 Frames = dict[str, Any]  # features by place (`messages.Fields`); "n" of nodes in a mailbox
 
 
@@ -61,13 +62,16 @@ class _Kept(NamedTuple):
     found: Found | None
 
     def holds(self, pair: list[Any], frames: Frames) -> bool:
+        for key, form in self.seen.items():  # in less time than a guard takes
+            if _form(frames, key) != form:
+                return False
         for look, function in zip(self.looks, pair):
             if type(look) is not Guard:
                 if look != function:
                     return False
             elif type(function) is not Opened or not look.holds(function):
                 return False
-        return all([_form(frames, key) == form for key, form in self.seen.items()])
+        return True
 
 
 def _form(frames: Frames, key: str) -> Any:
@@ -76,7 +80,8 @@ def _form(frames: Frames, key: str) -> Any:
     return messages.form(frame[name]) if name in frame else None
 
 
-_kept: IdentityMap[list[_Kept]] = IdentityMap(1024)  # of code: a guard knows its code
+#: by `Opened.key`; of code: a guard knows its code
+_kept: IdentityMap[dict[tuple, list[_Kept]]] = IdentityMap(1024)
 
 
 def understood(pair: Pair, frames: Frames) -> tuple[Found, dict[str, Any]] | None:
@@ -87,10 +92,11 @@ def understood(pair: Pair, frames: Frames) -> tuple[Found, dict[str, Any]] | Non
     if not functions or any(one is None for one in parts):
         return None
     owner = functions[0].owner
-    entries = _kept.get(owner)
-    if entries is None:
-        entries = []
-        _kept.set(owner, entries)
+    by_key = _kept.get(owner)
+    if by_key is None or len(by_key) >= _KEYS:
+        by_key = {}
+        _kept.set(owner, by_key)
+    entries = by_key.setdefault(tuple([one.key for one in functions]), [])
     entry = next((one for one in entries if one.holds(parts, frames)), None)
     if entry is None:
         entry = _traced(parts, pair, frames)

@@ -32,7 +32,7 @@ from gnnaccel.cuda import capture
 from gnnaccel.dispatch.ops.aggregation import Reduce
 from gnnaccel.dispatch.policy.names import IdentityMap
 
-_TRACES = 4  # kept for each module
+_TRACES = 32  # kept for each module
 _GRAPHS = 4
 _MOST = 24  # made for each module: what it reads may be something else in each call
 _NAMES = generated.OF_MESSAGES | node_values.NAMES | zero_rows.NAMES

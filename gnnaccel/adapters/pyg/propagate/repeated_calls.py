@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from gnnaccel.dispatch.graph.view import GraphView
 
 _grad, _deterministic = torch.is_grad_enabled, torch.are_deterministic_algorithms_enabled
-_LAYERS_GRAPHS = 4  # calls over so many graphs are remembered for each layer
+_LAYERS_GRAPHS = 32  # calls over so many graphs are remembered for each layer
 _FORMS = 4  # and so many over each of these
 
 

@@ -30,7 +30,7 @@ from gnnaccel.adapters.pyg.propagate.traced_layer import Layer, runnable
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.policy.names import IdentityMap
 
-_TRACES = 4  # kept for each layer
+_TRACES = 32  # kept for each layer, as of one that is called for each kind of edges
 _WHOLE = (torch.int64, torch.int32, torch.bool)
 _GIVEN = ("message", "aggregate")  # the functions that get arguments of `propagate`
 _NUMBERS = (*NUMBERS, str)  # as arguments: another value is another trace

@@ -5,10 +5,11 @@ import functools
 import math
 from typing import NamedTuple
 
+from gnnaccel.cuda import sources
 from gnnaccel.cuda.expression import CHANNEL_SUM, OPERATIONS, Expression
 from gnnaccel.cuda.message_writer import Writer
 
-__all__ = ["Activation", "defines"]
+__all__ = ["Activation", "family"]
 
 
 class Activation(NamedTuple):
@@ -28,10 +29,17 @@ class Activation(NamedTuple):
 
 
 @functools.lru_cache(maxsize=256)
-def defines(of: Activation | None) -> dict[str, str]:
-    """The definitions of an activation; none without one."""
+def family(name: str, of: Activation | None) -> str:
+    """The kernels of the family ``name`` for an activation, written for it; without one, that
+    family."""
     if of is None:
-        return {}
+        return name
+    return sources.write("".join(f"#define {key} {body}\n" for key, body in _bodies(of).items())
+                         + f'#include "{name}.cu"\n', name)
+
+
+def _bodies(of: Activation) -> dict[str, str]:
+    """The bodies of the functions of ``segment_activation.cuh``."""
     names, first = of.expression.names, of.expression.first
     lines = [f"const float {name} = {float(number)!r}f;"
              for name, number in zip(names[1:first], of.numbers)]

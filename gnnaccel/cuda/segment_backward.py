@@ -284,11 +284,11 @@ def kernels(plan: Plan, blocks: int, row: torch.dtype, out: torch.dtype, precisi
     """The kernels of this family for one plan. transposed: of the product that makes dx.
     copy_x, copy_y, load_w: bytes of one copy or load; store: elements of one store; write: WRITE of
     segment_epilogue.cuh; of_x: what is done to rows of x."""
-    return Kernels("segment_backward", as_defines(
+    return Kernels(activation.family("segment_backward", of_x), as_defines(
         dict(BLOCKS=blocks, OUT_T=TYPES[out], TRANSPOSED=int(transposed), COPY_X=copy_x,
              COPY_Y=copy_y, LOAD_W=load_w, STORE=store, SIDE=max(1, store // 2), WRITE=write,
              SUMS=int(sums)),
-        plan.defines(precision, row), activation.defines(of_x)))
+        plan.defines(precision, row)))
 
 
 def prepare(k: int, n: int, blocks: int, dtype: torch.dtype, rows: int, segments: int,

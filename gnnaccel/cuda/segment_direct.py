@@ -123,11 +123,11 @@ def kernels(plan: DirectPlan, k: int, n: int, blocks: int, row: torch.dtype, out
     write: as for `segment_gemm.kernels`; of_x: what is done to rows as they are read; first:
     columns of rows in memory that a first product maps to x, 0 without one."""
     h, d = heads or (1, 1)
-    return Kernels("segment_direct", as_defines(
+    return Kernels(activation.family("segment_direct", of_x), as_defines(
         dict(K=k, N=n, BLOCKS=blocks, OUT_T=TYPES[out], TRANSPOSED=int(transposed), LOAD_X=load_x,
              LOAD_W=load_w, STORE=store, SIDE=max(1, store // 2), WRITE=write,
              DOTS=int(heads is not None), H=h, D=d),
-        plan.defines(precision, row), activation.defines(of_x), {"FIRST": first} if first else {}))
+        plan.defines(precision, row), {"FIRST": first} if first else {}))
 
 
 def store_width(n: int, out: torch.dtype, alignment: int) -> int:

@@ -5,15 +5,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from gnnaccel.cuda import mlp, segment_direct
-from gnnaccel.cuda.activation import Activation, defines
+from gnnaccel.cuda import mlp, nvrtc, segment_backward, segment_direct, sources
+from gnnaccel.cuda.activation import Activation, family
 from gnnaccel.cuda.expression import Expression, Input, Step
 from gnnaccel.cuda.segment_backward import gradients
 from gnnaccel.cuda.segment_gemm import multiply
 from gnnaccel.cuda.segment_plan import Segments
 from gnnaccel.dispatch.generated.tree import Call, Leaf, Number, expression
 from gnnaccel.dispatch.run.skinny_matmul import Pointwise
-from tests.helpers import assert_accurate
+from tests.helpers import assert_accurate, needs_nvrtc
 
 pytestmark = pytest.mark.usefixtures("poison")
 
@@ -176,7 +176,25 @@ def test_what_kernels_can_have(act, serves):
     assert act.serves is serves
 
 
-def test_definitions_tell_functions_apart():
-    found = {tuple(defines(function.activation).items()) for function, _ in OF.values()}
-    assert len(found) == len(OF) and defines(None) == {}
+def test_kernels_are_told_apart_by_their_functions():
+    found = {family("segment_direct", function.activation) for function, _ in OF.values()}
+    assert len(found) == len(OF) and all(map(sources.is_written, found))
+    assert family("segment_direct", None) == "segment_direct"
     assert segment_direct.plan_of_two(16, 64, 64, "FMA", 227 * 1024) is None
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("arch,name", zip(nvrtc.ARCHITECTURES, [*OF, *OF]))
+def test_they_compile(arch, name):
+    limit, fp32, act = 227 * 1024, torch.float32, OF[name][0].activation
+    precision = "FP32" if arch % 20 else "TF32"
+    products = [segment_direct.kernels(plan, 64, 64, 1, fp32, fp32, precision, True, 16, 16, 4,
+                                       "PLAIN", None, act, first) for plan, first in (
+        (segment_direct.direct_plan(64, 64, fp32, precision, False, limit), 0),
+        (segment_direct.plan_of_two(32, 64, 64, precision, limit), 32))]
+    plan = segment_backward.plans(64, 64, fp32, precision, limit)[0]
+    both = segment_backward.kernels(plan, 1, fp32, fp32, precision, False, 16, 16, 16, 4, "PLAIN",
+                                    True, act)
+    for found in (*products, both):
+        text = sources.source(found.family)
+        assert nvrtc.compile_text(text, found.defines, arch)[:4] == b"\x7fELF"

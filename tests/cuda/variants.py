@@ -7,8 +7,6 @@ from gnnaccel.cuda import (additive, aggregate, edge_list, edge_softmax, extremu
                            host_rows, int8_gemm, multi_reduce, multi_reduce_backward, outer_sum,
                            pairwise, quantize, rectified, sddmm, segment_backward, segment_direct,
                            segment_gemm, segment_gemm_grad, softmax_sum)
-from gnnaccel.cuda.activation import Activation
-from gnnaccel.cuda.expression import Expression, Input, Step
 from gnnaccel.cuda.launch import TYPES, layout_for
 from gnnaccel.cuda.segment_plan import grad_plan, product_plan
 
@@ -112,22 +110,12 @@ _DIRECT = (
     (24, 8, 1, torch.float32, "FP32", 8, True, 2, "PLAIN", (1, 8)))
 
 
-_SILU = Activation(Expression((Input("e", "row"),), 0, (Step("silu", (0,)),), 1), ())
-# k, n, precision, columns of rows that are mapped before
-_OF_FUNCTIONS = ((64, 64, "FP32", 0), (64, 64, "FP32", 16), (32, 48, "TF32", 64))
-
-
 def _segment_direct():
     for k, n, blocks, dtype, precision, load, transposed, store, write, heads in _DIRECT:
         plan = segment_direct.direct_plan(k, n, dtype, precision, heads is not None, 227 * 1024)
         out = torch.float32 if write == "ATOMIC" else dtype
         yield segment_direct.kernels(plan, k, n, blocks, dtype, out, precision, transposed, load,
                                      load, store, write, heads).defines
-    for k, n, precision, first in _OF_FUNCTIONS:
-        plan = (segment_direct.plan_of_two(first, k, n, precision, 227 * 1024) if first else
-                segment_direct.direct_plan(k, n, torch.float32, precision, False, 227 * 1024))
-        yield segment_direct.kernels(plan, k, n, 1, torch.float32, torch.float32, precision, True,
-                                     16, 16, 4, "PLAIN", None, _SILU, first).defines
 
 
 def _segment_gemm_grad():
@@ -153,10 +141,6 @@ def _segment_backward():
         plan = segment_backward.plans(k, n, dtype, precision, 227 * 1024)[number]
         yield segment_backward.kernels(plan, blocks, dtype, dtype, precision, transposed, copy,
                                        copy, copy, store, write, sums).defines
-    for precision in ("FP32", "TF32"):
-        (plan, *_) = segment_backward.plans(64, 64, torch.float32, precision, 227 * 1024)
-        yield segment_backward.kernels(plan, 1, torch.float32, torch.float32, precision, False, 16,
-                                       16, 16, 4, "PLAIN", True, _SILU).defines
 
 
 def _edge_softmax():

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from gnnaccel.dispatch.run import mlp, skinny_matmul
 from tests.cuda.test_activation import OF
-from tests.dispatch.test_tall import always  # noqa: F401
+from tests.dispatch.test_tall import always, result_and_gradients  # noqa: F401
 from tests.helpers import assert_accurate
 from tests.routes import emulated, gpu, one_thread  # noqa: F401
 
@@ -26,17 +26,6 @@ def _given(device, rows=77, first=16, k=64, n=32, without=(), wanted=NAMES):
         name in wanted) for name, shape in shapes.items()]
 
 
-def _gradients(function, given, grad, twice):
-    inputs = [t for t in given if t is not None and t.requires_grad]
-    out = function(*given)
-    grad = grad.detach().requires_grad_(twice)
-    found = torch.autograd.grad(out, inputs, grad, create_graph=twice)
-    if twice:
-        found = torch.autograd.grad([one.square().sum() for one in found], [*inputs, grad],
-                                    allow_unused=True)
-    return [out, *[one for one in found if one is not None]]
-
-
 @pytest.mark.parametrize("twice", [False, True], ids=["once", "twice"])
 @pytest.mark.parametrize("name", OF)
 @pytest.mark.parametrize("without,wanted", [
@@ -50,10 +39,10 @@ def test_gradients(device, always, name, without, wanted, twice):
     grad = torch.randn(77, 32).to(device)
     wide = [None if t is None else t.detach().double().requires_grad_(t.requires_grad)
             for t in given]
-    exact = _gradients(lambda *g: _host(by_torch, *g), wide, grad.double(), twice)
-    host = _gradients(lambda *g: _host(by_torch, *g), given, grad, twice)
-    ours = _gradients(lambda x, w1, b1, w2, b2: mlp.two(x, w1, b1, function, w2, b2), given, grad,
-                      twice)
+    exact = result_and_gradients(lambda *g: _host(by_torch, *g), wide, grad.double(), twice)
+    host = result_and_gradients(lambda *g: _host(by_torch, *g), given, grad, twice)
+    ours = result_and_gradients(
+        lambda x, w1, b1, w2, b2: mlp.two(x, w1, b1, function, w2, b2), given, grad, twice)
     assert len(ours) == len(host) == len(exact)
     for at, (a, h, e) in enumerate(zip(ours, host, exact)):
         assert_accurate(f"{name} {at}", a, h, e)

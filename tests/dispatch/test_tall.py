@@ -100,9 +100,11 @@ def test_layers(route, always, cls, options):
 
 # --- with gradients -------------------------------------------------------------------------------
 
-def _gradients(function, x, w, b, grad, twice: bool = False) -> list[torch.Tensor]:
-    inputs = [t for t in (x, w, b) if t is not None and t.requires_grad]
-    out = function(x, w, b)
+def result_and_gradients(function, given, grad, twice: bool = False) -> list[torch.Tensor]:
+    """The result on the tensors ``given``, and the gradients of those that want one; ``twice``:
+    those of the sums of squares of these gradients."""
+    inputs = [t for t in given if t is not None and t.requires_grad]
+    out = function(*given)
     grad = grad.detach().requires_grad_(twice)
     found = torch.autograd.grad(out, inputs, grad, create_graph=twice)
     if twice:
@@ -121,9 +123,9 @@ def test_gradients(device, always, k, n, wanted, twice):
              for t, name in zip((x, w, b), "xwb")]
     wide = [None if t is None else t.detach().double().requires_grad_(t.requires_grad)
             for t in given]
-    exact = _gradients(F.linear, *wide, grad.double(), twice)
-    host = _gradients(F.linear, *given, grad, twice)
-    ours = _gradients(skinny_matmul.mapped, *given, grad, twice)
+    exact = result_and_gradients(F.linear, wide, grad.double(), twice)
+    host = result_and_gradients(F.linear, given, grad, twice)
+    ours = result_and_gradients(skinny_matmul.mapped, given, grad, twice)
     assert always and len(ours) == len(host) == len(exact)
     for at, (a, h, e) in enumerate(zip(ours, host, exact)):
         assert_accurate(f"{wanted} {at}", a, h, e)

@@ -160,6 +160,17 @@ def requantized() -> None:
                 _put_on_demand(key, host)
 
 
+def requantized_at_once() -> bool:
+    """`requantized`, unless another thread puts patches in or out: then nothing, and False."""
+    if not _lock.acquire(blocking=False):
+        return False
+    try:
+        requantized()
+    finally:
+        _lock.release()
+    return True
+
+
 def known_layers() -> list[str]:
     """Class names of the layers that the adapters know."""
     return sorted(name for _, adapter in HOSTS.values() for name in _contract(adapter).LAYERS)

@@ -32,7 +32,7 @@ def install(patches: PatchSet) -> list[str]:
     threads stay."""
     import torch
 
-    from gnnaccel.adapters import checkpointing, optimizers, scripting  # which need torch
+    from gnnaccel.adapters import checkpointing, linear, optimizers, scripting  # need torch
     from gnnaccel.adapters.plain import replaced
 
     native = vars(torch.autograd).get(_ENTRY)
@@ -51,6 +51,7 @@ def install(patches: PatchSet) -> list[str]:
             cost="0.3 microseconds per backward pass on a CPU, where it does nothing. Hooks and "
                  "custom autograd functions run in the calling thread.")
     optimizers.install(patches)
+    linear.watch()
     checkpointing.install(patches)
     replaced.install(patches)
     scripting.install(patches)
@@ -59,7 +60,10 @@ def install(patches: PatchSet) -> list[str]:
 
 def requantized(patches: PatchSet) -> None:
     """`gnnaccel.adapters.requantized` of torch: patches for whole steps, where they are asked
-    for."""
+    for, and for linear maps once there is a large graph."""
+    from gnnaccel.adapters import linear
+
+    linear.requantized(patches)
     if configs.capturing or _OF_STEPS in sys.modules:
         importlib.import_module(_OF_STEPS).asked(patches)
 
@@ -70,6 +74,9 @@ def path_of(cls: type) -> None:
 
 def on_demand(patches: PatchSet) -> None:
     """Replace all that `requantized` may replace."""
+    from gnnaccel.adapters import linear
+
+    linear.install(patches)
     importlib.import_module(_OF_STEPS).replace(patches)
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from gnnaccel.cuda import segment_direct
 from gnnaccel.cuda.activation import Activation
 from gnnaccel.cuda.launch import Kernels, pointer
+from gnnaccel.cuda.segment_gemm import Product
 from gnnaccel.cuda.segment_plan import Segments, precision_of, shared_limit
 
 __all__ = ["forward", "prepare", "serves"]
@@ -46,13 +46,11 @@ def forward(rows: Segments, x: Tensor, w1: Tensor, b1: Tensor | None, w2: Tensor
     out = torch.empty((rows.rows, n), dtype=torch.float32, device=device)
     hidden = torch.empty((rows.rows, k), dtype=torch.float32, device=device) if keep else None
     if rows.rows:
-        none, zero = 0, np.int64(0)
+        kernels = _kernels(plan, first, k, n, precision, act)
         across = segment_direct.grid(plan, rows.tile_bound(plan.rows), 1)
-        _kernels(plan, first, k, n, precision, act)("multiply")(
-            (across, 1), plan.tile.threads, plan.shared,
-            (*rows.tiled(plan.rows), x.data_ptr(), none, w2.data_ptr(), zero, zero, pointer(b2),
-             zero, none, np.int32(0), np.float32(0), none, out.data_ptr(), none, zero, none, zero,
-             none, none, w1.data_ptr(), pointer(b1), pointer(hidden)))
+        Product((rows.rows, n), out.dtype, kernels, (across, 1), plan.tile.threads, plan.shared,
+                rows.tiled(plan.rows)).launch(
+                    x, w2, out, b2, more=(w1.data_ptr(), pointer(b1), pointer(hidden)))
     return out, hidden
 
 

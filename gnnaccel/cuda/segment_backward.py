@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gnnaccel.cuda import activation, segment_direct, segment_gemm, segment_gemm_grad
 from gnnaccel.cuda.activation import Activation
-from gnnaccel.cuda.launch import TYPES, Kernels, pointer
+from gnnaccel.cuda.launch import TYPES, Kernels
 from gnnaccel.cuda.segment_checks import (check_apart, check_out, check_pair, check_rest,
                                           check_weights)
 from gnnaccel.cuda.segment_gemm_grad import (MERGES, add_parts, merge_of, weight_grad,
@@ -25,7 +25,7 @@ from gnnaccel.cuda.segment_gemm_grad import (MERGES, add_parts, merge_of, weight
 from gnnaccel.cuda.segment_plan import (Segments, as_defines, grid_blocks, precision_of,
                                         shared_limit, side_stride, up)
 
-__all__ = ["backward", "gradients", "plans", "prepare", "serves"]
+__all__ = ["Gradients", "backward", "gradients", "plans", "prepare", "prepared", "serves"]
 
 _SM_SHARED = 227 * 1024
 _SMALL, _MOST = 64, 128  # columns
@@ -183,13 +183,9 @@ def backward(segments: Segments, plan: Plan | None, x: Tensor, dy: Tensor, w: Te
              of_x: Activation | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
     """`gradients` in the way of ``plan``, one of `plans`; None: the best that serves, or two
     kernels."""
-    options = "backward", plan, transposed, blocks, sums, accumulate, precision, of_x
-    tensors = x, dy, w, index, dy_index, out, out_index, gelu_grad
-    key = options + tuple([None if t is None else (t.dtype, t.shape, t.stride(), t.device,
-                                                   t.data_ptr() & 15) for t in tensors])
-    call = segments.made.get(key)
-    if call is None:
-        call = segments.keep(key, _make(segments, options[1:], tensors))
+    call = segments.prepared(
+        _make, (plan, transposed, blocks, sums, accumulate, precision, of_x),
+        (x, dy, w, index, dy_index, out, out_index, gelu_grad))
     if call.weight == 0:
         return _apart(segments, x, dy, w, index, dy_index, transposed, blocks, sums, out,
                       out_index, accumulate, gelu_grad, precision)
@@ -197,26 +193,24 @@ def backward(segments: Segments, plan: Plan | None, x: Tensor, dy: Tensor, w: Te
         out = torch.empty(call.shape, dtype=call.dtype, device=x.device)
     elif gelu_grad is not None:
         check_apart(None, gelu_grad, out)
-    dw = (torch.zeros if call.compiled is None else torch.empty)(
-        (segments.count, call.weight), dtype=torch.float32, device=x.device)
-    if call.compiled is not None:
-        across = call.grid[0]
-        partial = (torch.empty((2 * across, call.weight), dtype=torch.float32, device=x.device)
-                   if across > 1 else None)
-        call.compiled("backward")(call.grid, call.threads, call.shared, call.graph + (
-            x.data_ptr(), pointer(index), dy.data_ptr(), pointer(dy_index), w.data_ptr())
-            + call.steps_w + (
-            pointer(out_index), out.data_ptr(), pointer(gelu_grad), dw.data_ptr(),
-            pointer(partial)))
-        if partial is not None:  # else no segment is divided
-            add_parts(call, partial, dw)
+    dw = call.launch(x, dy, w, out, index, dy_index, out_index, gelu_grad)
     if not sums:
         return out, dw.view(call.matrices), None
     count = math.prod(call.matrices[1:])
     return out, dw[:, :count].unflatten(1, call.matrices[1:]), dw[:, count:]
 
 
-class _Made(NamedTuple):
+def prepared(segments: Segments, x: Tensor, dy: Tensor, w: Tensor, *, transposed: bool = False,
+             sums: bool = False, precision: str = "fp32",
+             of_x: Activation | None = None) -> Gradients | None:
+    """The prepared call of `gradients` for tensors of this form, in new memory; None where it takes
+    two kernels."""
+    call = _make(segments, (None, transposed, 1, sums, False, precision, of_x),
+                 (x, dy, w, *[None] * 5))
+    return call if call.weight else None
+
+
+class Gradients(NamedTuple):
     """Prepared call, for all tensors of the same form and the same options. ``weight``: values of
     a segment, 0 where two kernels are to make them; ``shape``, ``dtype``: of a new dx;
     ``matrices``: the shape of dw; ``across``, ``merge``, ``merge_grid``: as for
@@ -236,8 +230,30 @@ class _Made(NamedTuple):
     merge: str = ""
     merge_grid: tuple[int, int] = (0, 0)
 
+    def launch(self, x: Tensor, dy: Tensor, w: Tensor, out: Tensor, index: Tensor | None = None,
+               dy_index: Tensor | None = None, out_index: Tensor | None = None,
+               gelu_grad: Tensor | None = None) -> Tensor:
+        """Launches the kernels on tensors of the form that this was made for. Gives the gradients
+        of matrices, and of biases behind them: fp32 [S, values of a segment]."""
+        if self.compiled is None:
+            return torch.zeros((self.matrices[0], self.weight), dtype=torch.float32,
+                               device=x.device)
+        dw = torch.empty((self.matrices[0], self.weight), dtype=torch.float32, device=x.device)
+        across = self.grid[0]
+        partial = (torch.empty((2 * across, self.weight), dtype=torch.float32, device=x.device)
+                   if across > 1 else None)
+        self.compiled("backward")(self.grid, self.threads, self.shared, (
+            *self.graph, x.data_ptr(), 0 if index is None else index.data_ptr(), dy.data_ptr(),
+            0 if dy_index is None else dy_index.data_ptr(), w.data_ptr(), *self.steps_w,
+            0 if out_index is None else out_index.data_ptr(), out.data_ptr(),
+            0 if gelu_grad is None else gelu_grad.data_ptr(), dw.data_ptr(),
+            0 if partial is None else partial.data_ptr()))
+        if partial is not None:  # else no segment is divided
+            add_parts(self, partial, dw)
+        return dw
 
-def _make(segments: Segments, options: tuple, tensors: tuple) -> _Made:
+
+def _make(segments: Segments, options: tuple, tensors: tuple) -> Gradients:
     """Checks a call of `backward` and prepares it with its kernels."""
     plan, transposed, blocks, sums, accumulate, precision, of_x = options
     x, dy, w, index, dy_index, out, out_index, gelu_grad = tensors
@@ -247,7 +263,7 @@ def _make(segments: Segments, options: tuple, tensors: tuple) -> _Made:
         raise ValueError(f"of_x: the gradients of an activation are of fp32 rows where one kernel "
                          f"makes them, not of {x.dtype} with {k} and {n} columns")
     if plan is None:
-        return _Made(0)
+        return Gradients(0)
     w = check_weights(segments, x, w, blocks)
     if tuple(w.shape[2:]) != ((n, k) if transposed else (k, n)) or (plan.k, plan.n) != (n, k):
         raise ValueError(f"w has shape {tuple(w.shape)} and the plan is for {plan.n} and {plan.k} "
@@ -260,7 +276,7 @@ def _make(segments: Segments, options: tuple, tensors: tuple) -> _Made:
     if blocks > _MAX_GRID_Y:
         raise ValueError(f"{blocks} blocks: a grid has at most {_MAX_GRID_Y}")
     if not segments.rows:
-        return _Made(weight, shape, dtype, tuple(w.shape))
+        return Gradients(weight, shape, dtype, tuple(w.shape))
     precision, size = precision_of(precision, x.dtype, n), x.element_size()
     write = "GELU_GRAD" if gelu_grad is not None else "BLEND" if accumulate else "PLAIN"
     at_out = math.gcd(_NEW if out is None else out.data_ptr(),
@@ -271,7 +287,7 @@ def _make(segments: Segments, options: tuple, tensors: tuple) -> _Made:
                                 w.stride(0) * size, w.stride(1) * size),
                        segment_direct.store_width(plan.strip, dtype, at_out), write, sums, of_x)
     across = grid_blocks(segments.tile_bound(plan.lines), blocks, plan.per_sm, _WORTH)
-    return _Made(weight, shape, dtype, tuple(w.shape), compiled, (across, blocks), plan.threads,
+    return Gradients(weight, shape, dtype, tuple(w.shape), compiled, (across, blocks), plan.threads,
                  plan.shared(x.dtype, precision, sums), segments.tiled(plan.lines),
                  (np.int64(w.stride(0)), np.int64(w.stride(1))), np.int32(across),
                  *merge_of(weight, segments.count, across))

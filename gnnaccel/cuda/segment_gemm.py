@@ -25,7 +25,7 @@ from gnnaccel.cuda.segment_direct import DirectPlan, direct_plan
 from gnnaccel.cuda.segment_plan import (ProductPlan, Segments, as_defines, grid_blocks,
                                         precision_of, product_plan, shared_limit, tile_rows)
 
-__all__ = ["Segments", "multiply", "prepare"]
+__all__ = ["Product", "Segments", "multiply", "prepare", "product"]
 
 _MAX_GRID_Y = 65535
 _WORTH = 8  # tiles for which a block's start is worth it
@@ -85,8 +85,9 @@ def multiply(segments: Segments, x: Tensor, w: Tensor, *, index: Tensor | None =
     options = (transposed, blocks, activation, slope, precision, out_dtype, accumulate, distinct,
                of_x)
     tensors = x, w, index, out_index, out, bias, scale, share, rest, dots
-    key = options + tuple([None if t is None else (t.dtype, t.shape, t.stride(), t.device,
-                                                   t.data_ptr() & 15) for t in tensors])
+    # `Segments.prepared`, without its call
+    key = (_make, *options, *[None if t is None else (t.dtype, t.shape, t.stride(), t.device,
+                                                      t.data_ptr() & 15) for t in tensors])
     call = segments.made.get(key)
     if call is None:
         call = segments.keep(key, _make(segments, options, tensors))
@@ -96,40 +97,60 @@ def multiply(segments: Segments, x: Tensor, w: Tensor, *, index: Tensor | None =
         check_apart(share, rest, out)
     a = None if call.planes is None else (torch.empty if call.planes[0] == 1 else torch.zeros)(
         call.planes, dtype=torch.float32, device=x.device)
-    if call.compiled is not None:
-        bias = bias if bias is None or bias.dtype is torch.float32 else bias.float()
-        dots = dots if dots is None or dots.dtype is torch.float32 else dots.float()
-        rows, ids, weights, biases, scales, to, outs, vectors, products, shares, rests = [
-            0 if t is None else t.data_ptr()
-            for t in (x, index, w, bias, scale, out_index, out, dots, a, share, rest)]
-        call.compiled("multiply")(call.grid, call.threads, call.shared,
-                                  (*call.graph, rows, ids, weights, *call.steps_w, biases,
-                                   call.step_bias, scales, *call.activation, to, outs, vectors,
-                                   call.step_dots, products, call.plane, shares, rests))
+    call.launch(x, w, out, bias, index, scale, out_index, dots, a, share, rest)
     return out if a is None else (out, a[0] if len(a) == 1 else a.sum(0))
 
 
-class _Made(NamedTuple):
+def product(segments: Segments, x: Tensor, w: Tensor, bias: Tensor | None = None, *,
+            transposed: bool = False, precision: str = "fp32",
+            of_x: Activation | None = None) -> Product:
+    """The prepared call of `multiply` for tensors of this form, in new memory."""
+    return _make(segments, (transposed, 1, "none", 0.0, precision, None, False, False, of_x),
+                 (x, w, None, None, None, bias, *[None] * 4))
+
+
+class Product(NamedTuple):
     """Prepared call, for all tensors of the same form and the same options. ``shape``, ``dtype``:
     of a new result; ``planes``: of the inner products' memory; ``compiled``: None where there is
-    nothing to do."""
+    nothing to do; the others: arguments of the launch and of the kernel."""
 
     shape: tuple[int, int]
     dtype: torch.dtype
-    planes: tuple[int, int, int] | None
     compiled: Kernels | None
     grid: tuple[int, int]
     threads: int
     shared: int
     graph: tuple
-    steps_w: tuple
-    step_bias: np.int64
-    activation: tuple
-    step_dots: np.int64
-    plane: np.int64
+    steps_w: tuple = (np.int64(0), np.int64(0))
+    step_bias: np.int64 = np.int64(0)
+    activation: tuple = (np.int32(0), np.float32(0))
+    planes: tuple[int, int, int] | None = None
+    step_dots: np.int64 = np.int64(0)
+    plane: np.int64 = np.int64(0)
+
+    def launch(self, x: Tensor, w: Tensor, out: Tensor, bias: Tensor | None = None,
+               index: Tensor | None = None, scale: Tensor | None = None,
+               out_index: Tensor | None = None, dots: Tensor | None = None,
+               products: Tensor | None = None, share: Tensor | None = None,
+               rest: Tensor | None = None, more: tuple = ()) -> None:
+        """Launches the kernel on tensors of the form that this was made for. ``more``: arguments
+        behind those that every kernel has."""
+        if self.compiled is None:
+            return
+        bias = bias if bias is None or bias.dtype is torch.float32 else bias.float()
+        dots = dots if dots is None or dots.dtype is torch.float32 else dots.float()
+        self.compiled("multiply")(self.grid, self.threads, self.shared, (
+            *self.graph, x.data_ptr(), 0 if index is None else index.data_ptr(), w.data_ptr(),
+            *self.steps_w, 0 if bias is None else bias.data_ptr(), self.step_bias,
+            0 if scale is None else scale.data_ptr(), *self.activation,
+            0 if out_index is None else out_index.data_ptr(), out.data_ptr(),
+            0 if dots is None else dots.data_ptr(), self.step_dots,
+            0 if products is None else products.data_ptr(), self.plane,
+            0 if share is None else share.data_ptr(), 0 if rest is None else rest.data_ptr(),
+            *more))
 
 
-def _make(segments: Segments, options: tuple, tensors: tuple) -> _Made:
+def _make(segments: Segments, options: tuple, tensors: tuple) -> Product:
     """Checks a call of `multiply` and prepares it with its kernel."""
     transposed, blocks, activation, slope, precision, out_dtype, accumulate, distinct = options[:-1]
     of_x, (x, w, index, out_index, out, bias, scale, share, rest, dots) = options[-1], tensors
@@ -160,10 +181,10 @@ def _make(segments: Segments, options: tuple, tensors: tuple) -> _Made:
                 if segments.rows else None)
     across, threads, shared, args = (_launch(plan, segments, blocks, n) if segments.rows
                                      else ((0, 0), 0, 0, ()))
-    return _Made(shape, dtype, planes, compiled, across, threads, shared, args,
-                 (np.int64(w.stride(0)), np.int64(w.stride(1))), np.int64(bias_step),
-                 (np.int32(ACTIVATIONS[activation]), np.float32(slope)), np.int64(att_step),
-                 np.int64(0 if planes is None else planes[1] * planes[2]))
+    return Product(shape, dtype, compiled, across, threads, shared, args,
+                   (np.int64(w.stride(0)), np.int64(w.stride(1))), np.int64(bias_step),
+                   (np.int32(ACTIVATIONS[activation]), np.float32(slope)), planes,
+                   np.int64(att_step), np.int64(0 if planes is None else planes[1] * planes[2]))
 
 
 def prepare(k: int, n: int, blocks: int, dtype: torch.dtype, rows: int, segments: int,

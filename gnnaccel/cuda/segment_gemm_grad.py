@@ -51,10 +51,10 @@ def weight_grad(segments: Segments, x: Tensor, dy: Tensor, *, index: Tensor | No
     Sums have a fixed order: bits repeat for equal sizes and segments. Raises ValueError for what
     does not fit.
     """
-    call = _of(segments, x, dy, index, dy_index, blocks, scale, precision, False)
+    call = segments.prepared(_make, (blocks, precision, False), (x, dy, index, dy_index, scale))
     shape = (segments.count, blocks, call.k, call.n)
     if out is None:
-        out = torch.zeros(shape, dtype=torch.float32, device=x.device)
+        out = _new(segments, shape, x.device)
     else:
         expect("out", out, torch.float32, shape, x.device)
         out.zero_()
@@ -69,11 +69,18 @@ def weight_grad_and_sums(segments: Segments, x: Tensor, dy: Tensor, *, index: Te
     """`weight_grad`, and the gradient of a bias per segment, summed in passing: ``sum over the rows
     i of segment s of scale[i] * dy[dy_index[i]]``, [S, blocks * N] fp32. Both are views of one
     memory."""
-    call = _of(segments, x, dy, index, dy_index, blocks, scale, precision, True)
+    call = segments.prepared(_make, (blocks, precision, True), (x, dy, index, dy_index, scale))
     matrices = blocks * call.k * call.n
-    out = torch.zeros((segments.count, call.weight), dtype=torch.float32, device=x.device)
+    out = _new(segments, (segments.count, call.weight), x.device)
     _run(call, x, dy, index, dy_index, scale, out)
     return out[:, :matrices].unflatten(1, (blocks, call.k, call.n)), out[:, matrices:]
+
+
+def _new(segments: Segments, shape: tuple, device: torch.device) -> Tensor:
+    """Memory for the results: zeros where a segment may be without rows, for which no kernel
+    writes."""
+    full = segments.count == 1 and segments.rows > 0
+    return (torch.empty if full else torch.zeros)(shape, dtype=torch.float32, device=device)
 
 
 class _Made(NamedTuple):
@@ -94,20 +101,9 @@ class _Made(NamedTuple):
     merge_grid: tuple[int, int] = (0, 0)
 
 
-def _of(segments: Segments, x: Tensor, dy: Tensor, index: Tensor | None, dy_index: Tensor | None,
-        blocks: int, scale: Tensor | None, precision: str, sums: bool) -> _Made:
-    """Result of `_make`, remembered for calls alike."""
-    tensors = x, dy, index, dy_index, scale
-    key = ("grad", blocks, precision, sums,
-           *[None if t is None else (t.dtype, t.shape, t.stride(), t.device, t.data_ptr() & 15)
-             for t in tensors])
-    return segments.made.get(key) or segments.keep(key, _make(segments, *tensors, blocks,
-                                                              precision, sums))
-
-
-def _make(segments: Segments, x: Tensor, dy: Tensor, index: Tensor | None, dy_index: Tensor | None,
-          scale: Tensor | None, blocks: int, precision: str, sums: bool) -> _Made:
+def _make(segments: Segments, options: tuple, tensors: tuple) -> _Made:
     """Checks a call and prepares it with its kernels."""
+    (blocks, precision, sums), (x, dy, index, dy_index, scale) = options, tensors
     k, n = check_pair(segments, x, dy, index, dy_index, blocks)
     if scale is not None:
         expect("scale", scale, torch.float32, (segments.rows,), x.device)
@@ -142,7 +138,7 @@ def prepare(k: int, n: int, blocks: int, dtype: torch.dtype, precision: str, dev
 
 def _run(made: _Made, x: Tensor, dy: Tensor, index: Tensor | None, dy_index: Tensor | None,
          scale: Tensor | None, out: Tensor) -> None:
-    """out: [S, values of a segment], zeros."""
+    """out: [S, values of a segment], as `_new` makes it."""
     if made.compiled is None:
         return
     across = made.grid[0]
@@ -150,7 +146,7 @@ def _run(made: _Made, x: Tensor, dy: Tensor, index: Tensor | None, dy_index: Ten
                if across > 1 else None)
     made.compiled("weight_grad")(made.grid, made.threads, made.shared, made.graph + (
         x.data_ptr(), pointer(index), dy.data_ptr(), pointer(dy_index), pointer(scale),
-        out.data_ptr(), pointer(partial)))
+        out.data_ptr(), 0 if partial is None else partial.data_ptr()))
     if partial is not None:  # else no segment is divided
         add_parts(made, partial, out)
 

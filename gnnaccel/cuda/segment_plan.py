@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,6 +62,18 @@ class Segments:
             self.made.clear()
         self.made[key] = found
         return found
+
+    def prepared(self, make: Callable[..., Any], options: tuple, tensors: tuple) -> Any:
+        """``make(self, options, tensors)``, kept for equal options and tensors of the same form."""
+        key = (make, *options, *[None if t is None else (t.dtype, t.shape, t.stride(), t.device,
+                                                         t.data_ptr() & 15) for t in tensors])
+        found = self.made.get(key)
+        return self.keep(key, make(self, options, tensors)) if found is None else found
+
+    @property
+    def has_tiles(self) -> bool:
+        """Whether `tile_ptr` was asked for before, so that it launches nothing."""
+        return bool(self._tiles)
 
     def tile_ptr(self, height: int) -> Tensor:
         """int32 [S + 1]: number of tiles of ``height`` rows, of `tile_ptr.HEIGHTS`, before each

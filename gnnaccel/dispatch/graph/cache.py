@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel import env
-from gnnaccel.cuda import capture
+from gnnaccel.cuda import capture, driver
 from gnnaccel.dispatch.graph import ledger
 from gnnaccel.dispatch.graph.edge_arrays import EdgeArrays
 from gnnaccel.dispatch.graph.tensor_ref import MemoryRef
@@ -47,6 +47,10 @@ _lock = threading.RLock()
 _entries: OrderedDict[tuple, _Entry] = OrderedDict()
 _counts = {"hits": 0, "misses": 0, "evictions": 0, "uncached": 0}
 _limit: int | None = None
+#: called with the first structure of at least `LARGE` edges on a GPU, and with more until it gives
+#: True
+when_large: Callable[[], bool] | None = None
+LARGE = 1 << 17
 # [number of the last capture that looked something up, its thread, keys of the entries it built]
 _captured: list = []
 _counted_again = 0  # misses after which bytes are counted again
@@ -130,6 +134,8 @@ def lookup_many(tensors: tuple[Tensor, ...], sizes: tuple,
         return None, "none"
     _counts["misses"] += 1
     view = make(False)
+    if when_large is not None and tensors[0].shape[-1] >= LARGE:
+        _large(tensors[0].device)
     drop = partial(_drop, key, view)
     with _lock:
         _entries[key] = _Entry(view, tuple([MemoryRef(t, drop) for t in tensors]))
@@ -138,6 +144,13 @@ def lookup_many(tensors: tuple[Tensor, ...], sizes: tuple,
             _captured[:] = [captured, threading.get_ident(), *_captured[2:], key]
         _evict(key)
     return view, "miss"
+
+
+def _large(device: torch.device) -> None:
+    global when_large
+    call = when_large
+    if call is not None and (device.type == "cuda" or driver.placed()) and call():
+        when_large = None
 
 
 def _end_capture(captured: int) -> None:

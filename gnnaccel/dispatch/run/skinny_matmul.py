@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -32,17 +32,30 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     segments = None if x.shape[0] < TALL else tall(x, weight, weight.shape[0])
     if segments is None:
         return F.linear(x, weight, bias)
-    return segment_gemm.multiply(  # type: ignore[return-value]  # no dots, so no pair
-        segments, x, weight.unsqueeze(0), transposed=True, bias=bias, precision=precision())
+    return _product(segments, x, weight, bias, True)
 
 
 def matmul(x: Tensor, weight: Tensor) -> Tensor:
     """``x @ weight``: x [N, K], weight [K, C]."""
     segments = None if x.shape[0] < TALL else tall(x, weight, weight.shape[1])
-    return (x @ weight
-            if segments is None
-            else segment_gemm.multiply(  # type: ignore[return-value]
-                segments, x, weight.unsqueeze(0), precision=precision()))
+    return x @ weight if segments is None else _product(segments, x, weight, None, False)
+
+
+def _product(segments: Segments, x: Tensor, weight: Tensor, bias: Tensor | None, transposed: bool,
+             of_x: Activation | None = None) -> Tensor:
+    """The product by the kernel, as `tall` and `mapped` say that it may be made. What it needs
+    beside the addresses is kept with the segments."""
+    how = precision()
+    key = ("product", weight.shape, weight.device, transposed, how, of_x, x.data_ptr() & 15,
+           weight.data_ptr() & 15, None if bias is None else (bias.shape, bias.device))
+    call = segments.made.get(key)
+    if call is None:
+        call = segments.keep(key, segment_gemm.product(
+            segments, x, weight.unsqueeze(0), bias, transposed=transposed, precision=how,
+            of_x=of_x))
+    out = torch.empty(call.shape, dtype=torch.float32, device=x.device)
+    call.launch(x, weight, out, bias)
+    return out
 
 
 class Pointwise(NamedTuple):
@@ -57,76 +70,118 @@ def mapped(x: Tensor, weight: Tensor, bias: Tensor | None = None,
     """`torch.nn.functional.linear` of x [N, K], weight [C, K], bias [C], with gradients; by our own
     kernels where they are compiled, those of the gradients as well. of_x: of that function of x,
     which the kernels compute as they read x."""
-    if (x.dim() == 2 and weight.dim() == 2 and x.shape[0] >= TALL
-        and not torch.is_autocast_enabled(x.device.type)
-        and x.data_ptr() % 16 == 0 and weight.data_ptr() % 16 == 0):
-        segments = tall(x, weight, weight.shape[0])
-        if segments is not None and _has_kernels(x, weight, bias, of_x):
-            operation = _Linear(segments, x.shape[1], of_x)
-            if wants_grad(x, weight, bias):
-                return operation.apply(x, weight, bias)
-            return operation.product(x, weight, bias)
-    return F.linear(x if of_x is None else of_x.by_torch(x), weight, bias)
+    operation = None if x.shape[0] < TALL else operation_of(x, weight, bias, of_x)
+    if operation is None or compiling.problem(operation.key, operation.compile) is not None:
+        return F.linear(x if of_x is None else of_x.by_torch(x), weight, bias)
+    return operation.mapped(x, weight, bias)
 
 
-def _has_kernels(x: Tensor, weight: Tensor, bias: Tensor | None, of_x: Pointwise | None) -> bool:
-    """Whether the kernels of `mapped` and of its gradients are there, or may be waited for."""
-    if bias is not None and (bias.dtype is not x.dtype or bias.shape != weight.shape[:1]):
-        return False
-    rows, k, n, how = *x.shape, weight.shape[0], precision()
-    act = None if of_x is None else of_x.activation
-    if act is not None and not segment_backward.as_one(k, n, x.dtype):
-        return False
+def operation_of(x: Tensor, weight: Tensor, bias: Tensor | None, of_x: Pointwise | None = None,
+                 again: bool = False) -> Linear | None:
+    """The operation of `mapped` by kernels; None where torch is to make the map, as with
+    ``again`` it is until rows come again (`_came_before`). Kept for tensors of the same form."""
+    if (x.dim() != 2 or weight.dim() != 2 or x.shape[1] != weight.shape[1]
+        or weight.device != x.device or x.data_ptr() % 16 or weight.data_ptr() % 16
+        or bias is not None and (bias.dtype is not x.dtype or bias.shape != weight.shape[:1]
+                                 or bias.device != x.device)
+        or torch.is_autocast_enabled(x.device.type)):
+        return None
+    segments = tall(x, weight, weight.shape[0])
+    if segments is None:
+        return None
+    if again and not _came_before(segments, weight):
+        return None
+    key = "linear", weight.shape, bias is None, of_x, precision()
+    operation = segments.made.get(key, key)
+    if operation is key:
+        n, k = weight.shape
+        fits = of_x is None or segment_backward.as_one(k, n, x.dtype)
+        operation = segments.keep(key, Linear(segments, weight, bias, of_x) if fits else None)
+    return operation
 
-    def compile_() -> None:
-        segment_gemm.prepare(k, n, 1, x.dtype, rows, 1, True, how, x.device, of_x=act)
-        segment_backward.prepare(k, n, 1, x.dtype, rows, 1, True, how, x.device, bias is not None,
-                                 of_x=act)
+
+def _came_before(segments: Segments, weight: Tensor) -> bool:
+    """Whether as many rows as these came before: some weight was asked about for the second time.
+    Mini-batches have other rows in each step, for which nothing is prepared."""
+    key, place = ("came before",), weight.data_ptr()
+    weights = segments.made.get(key) or segments.keep(key, set())
+    if weights is True or place in weights:
+        segments.made[key] = True
+        return True
+    weights.add(place)
+    return False
+
+
+class Linear(Operation):
+    """`mapped` over ``segments``, all rows as one, for tensors of the same form as these.
+    ``key``: decides which kernels those are that `compile` gets."""
+
+    __slots__ = ("columns", "key", "of_x", "segments")
+
+    def __init__(self, segments: Segments, weight: Tensor, bias: Tensor | None,
+                 of_x: Pointwise | None):
+        self.segments, self.of_x, (n, self.columns) = segments, of_x, weight.shape
+        act = None if of_x is None else of_x.activation
+        self.key = "mapped", self.columns, n, precision(), bias is None, act, weight.device
+
+    def compile(self) -> None:
+        """Compile the kernels of the map and of all gradients. Raises CompileError."""
+        _, k, n, how, plain, act, device = self.key
+        rows, fp32 = self.segments.rows, torch.float32
+        segment_gemm.prepare(k, n, 1, fp32, rows, 1, True, how, device, of_x=act)
+        segment_backward.prepare(k, n, 1, fp32, rows, 1, True, how, device, not plain, of_x=act)
         if act is None:
-            segment_gemm_grad.prepare(k, n, 1, x.dtype, how, x.device, True)
+            sides = (n, k) if plain else (k, n)  # as `backward` has them
+            segment_gemm_grad.prepare(*sides, 1, fp32, how, device, not plain)
 
-    return compiling.problem(("mapped", k, n, how, bias is None, act), compile_) is None
-
-
-class _Linear(Operation):
-    """`mapped` over ``segments``, all rows as one."""
-
-    __slots__ = ("columns", "of_x", "segments")
-
-    def __init__(self, segments: Segments, columns: int, of_x: Pointwise | None):
-        self.segments, self.columns, self.of_x = segments, columns, of_x
-
-    @property
-    def form(self) -> dict[str, Any]:
-        """Options of the kernels."""
-        return dict(transposed=True, precision=precision(),
-                    of_x=None if self.of_x is None else self.of_x.activation)
+    def mapped(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The map, as a node of autograd's where a gradient is wanted."""
+        if wants_grad(x, weight, bias):
+            return self.apply(x, weight, bias)
+        return self.product(x, weight, bias)
 
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return segment_gemm.multiply(  # type: ignore[return-value]  # no dots, so no pair
-            self.segments, x, weight.unsqueeze(0), bias=bias, **self.form)
+        return _product(self.segments, x, weight, bias, True,
+                        None if self.of_x is None else self.of_x.activation)
 
     def forward(self, needs, x, weight, bias):
         kept = needs[1] or self.of_x is not None
         return self.product(x, weight, bias), (x if kept else None, weight if needs[0] else None)
 
     def backward(self, needs, saved, grad):
-        (x, weight), by_bias, d_bias, grad = saved, needs[2], None, dense(grad)
-        if self.of_x is not None and not (needs[0] and needs[1]):
-            return self._gradients(needs, saved, grad, False)
+        (x, weight), by_bias, grad = saved, needs[2], dense(grad)
         if needs[0] and needs[1]:
+            return self._all(x, weight, grad, by_bias)
+        if self.of_x is not None:
+            return self._gradients(needs, saved, grad, False)
+        d_x = matmul(grad, weight) if needs[0] else None
+        if not needs[1]:
+            return d_x, None, grad.sum(0) if by_bias else None
+        if not by_bias:  # in the order of the weight's columns
+            return d_x, segment_gemm_grad.weight_grad(self.segments, grad, x,
+                                                      precision=precision())[0, 0], None
+        d_weight, d_bias = segment_gemm_grad.weight_grad_and_sums(self.segments, x, grad,
+                                                                  precision=precision())
+        return d_x, d_weight[0, 0].t(), d_bias.view(-1)
+
+    def _all(self, x: Tensor, weight: Tensor, grad: Tensor, by_bias: bool) -> Tensors:
+        """The gradients of rows and matrix, and of a bias if asked for. What the kernels need
+        beside the addresses is kept with the segments."""
+        segments, how, form = self.segments, precision(), weight.unsqueeze(0)
+        key = "gradients", weight.shape, by_bias, self.of_x, how
+        call = segments.made.get(key, key)
+        if call is key:
+            call = segments.keep(key, segment_backward.prepared(
+                segments, x, grad, form, transposed=True, sums=by_bias, precision=how,
+                of_x=None if self.of_x is None else self.of_x.activation))
+        if call is None:
             d_x, d_weight, d_bias = segment_backward.gradients(
-                self.segments, x, grad, weight.unsqueeze(0), sums=by_bias, **self.form)
-            d_weight = d_weight.view(weight.shape)
-        elif needs[1]:
-            d_weight, d_bias = segment_gemm_grad.weight_grad_and_sums(self.segments, x, grad,
-                                                                      precision=precision())
-            d_x, d_weight = None, d_weight[0, 0].t()
-        else:
-            d_weight, d_x = None, matmul(grad, weight) if needs[0] else None
-        if by_bias:
-            d_bias = grad.sum(0) if d_bias is None else d_bias.view(-1)
-        return d_x, d_weight, d_bias if by_bias else None
+                segments, x, grad, form, transposed=True, sums=by_bias, precision=how)
+            return d_x, d_weight[0, 0], None if d_bias is None else d_bias.view(-1)
+        d_x = torch.empty_like(x)
+        found = call.launch(x, grad, weight, d_x)
+        d_bias = found.as_strided(weight.shape[:1], (1,), weight.numel()) if by_bias else None
+        return d_x, found.as_strided(weight.shape, weight.stride()), d_bias
 
     def recorded(self, needs, saved, grad):
         return self._gradients(needs, saved, grad, True)
@@ -160,17 +215,27 @@ def precision() -> str:
 
 
 def tall(x: Tensor, weight: Tensor, columns: int) -> Segments | None:
-    """All rows as one segment, if our kernel is to make this product, else None. While a CUDA graph
-    is captured nothing is made to keep."""
+    """All rows as one segment, if our kernel is to make this product, else None. Captures use what
+    was made before them, and it is kept for their replays."""
     if (x.dtype is not torch.float32 or weight.dtype is not torch.float32
         or not driver.runs_on(x.device)):
         return None
     if (not (x.is_contiguous() and weight.is_contiguous())
         or not _fits(x.shape[1], columns, x.device)):
         return None
-    if x.is_cuda and torch.cuda.is_current_stream_capturing():
-        return None
-    return _whole(x.shape[0], x.device, capture.stream(x.device))
+    rows, streams = x.shape[0], _whole(x.shape[0], x.device)
+    if capture.capturing():  # begins when the device has finished all else
+        found = next((one for one in streams.values() if one.has_tiles), None)
+        if found is not None:
+            _captured.add(found)
+        return found
+    stream = capture.stream(x.device)
+    found = streams.get(stream)
+    if found is None:
+        with torch.inference_mode(False):
+            found = streams.setdefault(stream, Segments(torch.arange(
+                0, rows + 1, rows, dtype=torch.int32, device=x.device), rows))
+    return found
 
 
 @functools.lru_cache(maxsize=256)
@@ -178,8 +243,11 @@ def _fits(k: int, n: int, device: torch.device) -> bool:
     return direct_plan(k, n, torch.float32, "FP32", False, shared_limit(device)) is not None
 
 
+#: Segments that captured graphs read
+_captured: set[Segments] = set()
+
+
 @functools.lru_cache(maxsize=64)
-@torch.inference_mode(False)
-def _whole(rows: int, device: torch.device, stream: int) -> Segments:
-    """One segment of ``rows`` rows; one for each stream, since it is made on that."""
-    return Segments(torch.arange(0, rows + 1, rows, dtype=torch.int32, device=device), rows)
+def _whole(rows: int, device: torch.device) -> dict[int, Segments]:
+    """By stream, on which it is made: one segment of ``rows`` rows."""
+    return {}

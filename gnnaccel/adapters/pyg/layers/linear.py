@@ -1,8 +1,8 @@
-"""PyG's own linear maps (`torch_geometric.nn.Linear`), of which those inside quantized layers may
-run in int8.
+"""PyG's own linear maps (`torch_geometric.nn.Linear`): of many rows by kernels, as torch's own, and
+inside quantized layers in int8.
 
-Their class is replaced only while there is such a layer: every other model calls its maps as
-without gnnaccel.
+Their class is replaced only while there is such a layer, and once there is a large graph: every
+other model calls its maps as without gnnaccel.
 """
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from gnnaccel.adapters import linear
 from gnnaccel.adapters.own import home
 from gnnaccel.adapters.patching import PatchSet
 from gnnaccel.dispatch.policy import rules
@@ -26,8 +27,9 @@ def install(patches: PatchSet) -> None:
     from torch_geometric.nn import Linear
 
     patches.set(Linear, "forward", _routed(Linear.forward, patches),
-                "Runs the linear maps inside quantized layers in int8. Replaced only while a "
-                "model is quantized.")
+                "Maps many rows by a kernel, as of `torch.nn.Linear`, and runs the linear maps "
+                "inside quantized layers in int8. Replaced only once a graph with at least 131,072 "
+                "edges came, or while a model is quantized.")
 
 
 def requantized(patches: PatchSet) -> None:
@@ -35,18 +37,22 @@ def requantized(patches: PatchSet) -> None:
     from torch_geometric.nn import Linear
 
     with _lock:
-        if settings.maps_asked() and not patches.holds(Linear, "forward"):
+        if _wanted() and not patches.holds(Linear, "forward"):
             install(patches)
     _release(patches)
 
 
 def _release(patches: PatchSet) -> None:
-    """Put the class's ``forward`` back where no quantized layer is left."""
+    """Put the class's ``forward`` back where no quantized layer is left, nor was a large graph."""
     from torch_geometric.nn import Linear
 
     with _lock:  # who quantizes a model between the two waits, and puts ours back
-        if not settings.maps_asked():
+        if not _wanted():
             patches.undo(Linear, "forward")
+
+
+def _wanted() -> bool:
+    return linear.wanted or settings.maps_asked()
 
 
 def maps(layer: Any) -> Iterator[tuple[str, Any]]:
@@ -73,21 +79,25 @@ def _routed(native: Callable, patches: PatchSet) -> Callable:
                     projection.mapped):
         uncompiled(decides)
 
+    many = linear.routed(native)
+
     @functools.wraps(native)
     def forward(self: Any, x: Any) -> Any:
         if is_compiling():
             return native(self, x)
-        if not settings.maps_asked():  # the last quantized layer is gone
-            _release(patches)
-            return native(self, x)
+        if not settings.maps_asked():
+            if not linear.wanted:  # the last quantized layer is gone
+                _release(patches)
+            return many(self, x)
         entry = settings.map_entry(self)
-        config = None if entry is None else current()
+        if entry is None:
+            return many(self, x)
+        config = current()
         if config is None:
             return native(self, x)
-        layer = entry.owner()  # type: ignore[union-attr, misc]  # a map's entry
+        layer = entry.owner()  # type: ignore[misc]  # a map's entry
         verdict = rules.verdict(self if layer is None else layer, config)
         why = replaced or context_reason() if verdict.inside else verdict.reason
-        return projection.mapped(self, entry,  # type: ignore[arg-type]  # as `config` is not None
-                                 config, x, lambda: native(self, x), why)
+        return projection.mapped(self, entry, config, x, lambda: native(self, x), why)
 
     return forward

@@ -1,0 +1,122 @@
+"""Linear maps of many rows, such as those of all nodes or edges of a large graph, as kernels.
+
+torch's products are made for large matrices. Of two hundred thousand rows of 64 numbers they reach
+a third of what memory allows, and the gradient of a bias reads all rows once more. The kernels are
+those of the layers' own maps (`skinny_matmul`), in fp32, or in TF32 where torch's settings say so.
+"""
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.compiler import is_compiling
+
+from gnnaccel import adapters
+from gnnaccel.adapters.guards import ORDINARY, context_reason
+from gnnaccel.adapters.patching import PatchSet
+from gnnaccel.cuda import driver
+from gnnaccel.dispatch.graph import cache
+from gnnaccel.dispatch.ops import route
+from gnnaccel.dispatch.ops.call import Kernel, OpCall
+from gnnaccel.dispatch.policy import rules
+from gnnaccel.dispatch.policy.config import current
+from gnnaccel.dispatch.run import skinny_matmul
+from gnnaccel.dispatch.run.autograd import wants_grad
+from gnnaccel.dispatch.uncompiled import uncompiled
+
+_NAME = "torch.linear"
+#: numbers of the rows and of the result from which the kernels gain more on an H200 than they cost
+#: its host: about 170,000 rows from 64 columns to 64; and where torch makes the weight's gradient
+#: alone, of which the kernels save little
+MANY = 20_000_000
+_MANY_OF_WEIGHT = 64_000_000
+_COLUMNS = 16, 128  # of rows; of the result
+#: numbers of rows below which a call is not looked at
+LEAST = MANY * _COLUMNS[0] // sum(_COLUMNS)
+_tracing, _wrapped = torch._C._get_tracing_state, torch._C._functorch.is_functorch_wrapped_tensor
+
+
+wanted = False  #: whether a large graph came since gnnaccel was enabled
+
+
+def watch() -> None:
+    """Wait for a large graph. Until then the classes are as they were."""
+    global wanted
+    wanted, cache.when_large = False, _large_graph
+
+
+def _large_graph() -> bool:
+    global wanted
+    wanted = True
+    return adapters.requantized_at_once()
+
+
+def requantized(patches: PatchSet) -> None:
+    """`gnnaccel.adapters.requantized` for torch's class."""
+    if wanted and not patches.holds(nn.Linear, "forward"):
+        install(patches)
+
+
+def install(patches: PatchSet) -> None:
+    """Wrap the ``forward`` of torch's class."""
+    patches.set(
+        nn.Linear, "forward", routed(nn.Linear.forward),
+        "Maps many rows, such as those of all nodes or edges of a large graph, by a kernel, and "
+        "makes the three gradients by another one, as gnnaccel's layers do in their own maps. "
+        "Replaced only once a graph with at least 131,072 edges came.",
+        active="While gnnaccel is enabled, for rows in float32 on a GPU, from 16 to 128 columns, "
+               "with rows and results of at least 20 million numbers in all, if as many rows came "
+               "before. `gnnaccel.exclude` of `torch.nn.Linear` or of a module opts out.",
+        cost="Some 0.3 microseconds for each call, some 10 for one of so many rows.")
+
+
+def routed(native: Callable) -> Callable:
+    """The ``forward`` around ``native``."""
+
+    @functools.wraps(native)
+    def forward(self: Any, input: Tensor) -> Tensor:
+        # while torch traces, sizes are tensors
+        if (is_compiling() or type(input) is not Tensor or _tracing() is not None
+            or input.numel() < LEAST):
+            return native(self, input)
+        return of_many(native, self, input)
+
+    return forward
+
+
+@uncompiled
+def of_many(native: Callable, module: Any, x: Tensor) -> Tensor:
+    """``module`` of many numbers."""
+    config, own = current(), module.__dict__
+    parameters = own["_parameters"]
+    weight, bias = parameters.get("weight"), parameters.get("bias")
+    if (config is None or not (x.is_cuda or driver.placed()) or x.layout is not torch.strided
+        or weight is None or "weight" in own or "bias" in own or "bias" not in parameters
+        or not (_plain(x) and _plain(weight) and (bias is None or _plain(bias)))
+        or not _pays(x, weight, bias) or context_reason() is not None
+        or not rules.verdict(module, config).inside):
+        return native(module, x)
+    operation = skinny_matmul.operation_of(x, weight, bias, again=True)
+    if operation is None:
+        return native(module, x)
+    call = OpCall(x.device, x.dtype, plain=lambda: native(module, x),
+                  kernel=Kernel("a linear map of many rows", operation.key, operation.compile,
+                                lambda: operation.mapped(x, weight, bias)))
+    return route.run(_NAME, call, call.plain, config)
+
+
+def _plain(t: Tensor) -> bool:
+    """Whether torch's functions do what they say on this tensor, and memory holds its numbers."""
+    return type(t) in ORDINARY and not t.is_neg() and not _wrapped(t)
+
+
+def _pays(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Whether kernels gain more than they cost, by size."""
+    if x.dim() != 2 or weight.dim() != 2 or x.shape[1] < _COLUMNS[0]:
+        return False
+    numbers = x.shape[0] * (x.shape[1] + weight.shape[0])
+    alone = bias is None and not x.requires_grad and wants_grad(weight)
+    return numbers >= (_MANY_OF_WEIGHT if alone else MANY)

@@ -221,11 +221,38 @@ def test_small_maps_are_not_looked_at(device, monkeypatch):
     module(rows(device))
 
 
+def test_no_class_is_replaced_before_a_large_graph_came(monkeypatch):
+    """Nor after gnnaccel was enabled anew, unless the graph is still there."""
+    from torch_geometric.nn import SAGEConv
+
+    from gnnaccel.dispatch.graph import cache
+    from tests.pyg import graphs
+    from tests.routes import opened
+
+    def replaced() -> list[bool]:
+        return [hasattr(cls.forward, "__wrapped__") for cls in (nn.Linear, Linear)]
+
+    def block(*edges: torch.Tensor) -> list[bool]:
+        with gnnaccel.enabled(when="supported"):
+            for edge_index in edges:
+                SAGEConv(16, 16)(graphs.features(width=16), edge_index)
+            return replaced()
+
+    small, large = graphs.square(), graphs.square().repeat(1, 2)
+    monkeypatch.setattr(cache, "LARGE", large.shape[1])
+    with opened("emulated"):
+        assert block(small) == [False, False] and block(large) == [True, True]
+        assert replaced() == [False, False] and block() == [True, True]
+        del large
+        assert block(small) == [False, False]
+
+
 @pytest.mark.gpu
 def test_captured_by_hand():
     """A captured map is the kernels', and reads what lies in memory when it is replayed."""
     device = torch.device("cuda")
     with gnnaccel.enabled(first_use="wait"):
+        linear._large_graph()
         x = torch.randn(400_000, 32, device=device, requires_grad=True)
         module = nn.Linear(32, 32).to(device)
         for _ in range(3):

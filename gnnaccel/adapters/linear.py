@@ -39,13 +39,14 @@ LEAST = MANY * _COLUMNS[0] // sum(_COLUMNS)
 _tracing, _wrapped = torch._C._get_tracing_state, torch._C._functorch.is_functorch_wrapped_tensor
 
 
-wanted = False  #: whether a large graph came since gnnaccel was enabled
+wanted = False  #: whether a large graph came since gnnaccel was enabled, or is there from before
 
 
 def watch() -> None:
     """Wait for a large graph. Until then the classes are as they were."""
     global wanted
-    wanted, cache.when_large = False, _large_graph
+    wanted = cache.has_large()
+    cache.when_large = None if wanted else _large_graph
 
 
 def _large_graph() -> bool:

@@ -41,6 +41,7 @@ _DEFAULT_BYTES = 4 << 30
 class _Entry:
     view: Any
     memory: tuple[MemoryRef, ...]
+    large: bool  # for `when_large`
 
 
 _lock = threading.RLock()
@@ -134,11 +135,12 @@ def lookup_many(tensors: tuple[Tensor, ...], sizes: tuple,
         return None, "none"
     _counts["misses"] += 1
     view = make(False)
-    if when_large is not None and tensors[0].shape[-1] >= LARGE:
-        _large(tensors[0].device)
+    large = tensors[0].shape[-1] >= LARGE and (tensors[0].device.type == "cuda" or driver.placed())
+    if large and when_large is not None:
+        _tell_of_large()
     drop = partial(_drop, key, view)
     with _lock:
-        _entries[key] = _Entry(view, tuple([MemoryRef(t, drop) for t in tensors]))
+        _entries[key] = _Entry(view, tuple([MemoryRef(t, drop) for t in tensors]), large)
         _entries.move_to_end(key)
         if captured:
             _captured[:] = [captured, threading.get_ident(), *_captured[2:], key]
@@ -146,11 +148,17 @@ def lookup_many(tensors: tuple[Tensor, ...], sizes: tuple,
     return view, "miss"
 
 
-def _large(device: torch.device) -> None:
+def _tell_of_large() -> None:
     global when_large
     call = when_large
-    if call is not None and (device.type == "cuda" or driver.placed()) and call():
+    if call is not None and call():
         when_large = None
+
+
+def has_large() -> bool:
+    """Whether a structure is there of which `when_large` would be told."""
+    with _lock:
+        return any(entry.large for entry in _entries.values())
 
 
 def _end_capture(captured: int) -> None:

@@ -61,7 +61,7 @@ $(VENV)/.lint: $(READY)
 # A file's tests stay together, so that kernels are compiled for the emulation once. One thread each: the cores are taken.
 PYTEST = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -q -m "not gpu" -n auto --maxprocesses 8 --dist loadfile
 
-# Every test function, a few cases of each: tests/thinning.py.
+# Every test function, one case of each: tests/thinning.py.
 test: $(READY)
 	$(PYTEST) --few $(ARGS)
 

@@ -183,6 +183,7 @@ def test_kernels_are_told_apart_by_their_functions():
     assert segment_direct.plan_of_two(16, 64, 64, "FMA", 227 * 1024) is None
 
 
+@pytest.mark.long
 @needs_nvrtc
 @pytest.mark.parametrize("arch,name", zip(nvrtc.ARCHITECTURES, [*OF, *OF]))
 def test_they_compile(arch, name):

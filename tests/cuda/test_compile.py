@@ -65,6 +65,7 @@ def test_family_compiles(build):
     assert _compiles(*build)
 
 
+@pytest.mark.long
 def test_each_family_compiles_for_one_architecture():
     first = dict(reversed(_cases()))
     for number, (family, defines) in enumerate(first.items()):

@@ -66,6 +66,7 @@ ATTENTION = Expression(
     25, 18)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seen, wide, arch", [((8, 8), False, 75), ((1, 64), True, 90),
                                               ((40, 33), False, 80), ((1, 512), False, 120)])
 def test_attention_compiles(seen, wide, arch):

@@ -20,6 +20,7 @@ def run(code: str) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 def test_graphbolt_is_real_or_says_what_is_missing():
     code = ("import gnnaccel, dgl\nfrom dgl import graph, DGLGraph\nimport dgl.graphbolt as gb\n"
             "if gb.__spec__.origin == 'stand-in by gnnaccel':\n    assert 'The "

@@ -289,6 +289,7 @@ def test_maps_by_node_type_may_be_watched(route, inputs):
 
 # ---- derivatives ----
 
+@pytest.mark.long
 @pytest.mark.parametrize("passes", ["as stated", "chosen"])
 def test_first_and_second_derivatives(passes):
     made, nt, et = HGTConv(2, 1, 2, 2, 3,

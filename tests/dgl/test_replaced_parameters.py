@@ -90,6 +90,7 @@ def test_every_layer_is_here():
     assert set(LAYERS) == {name.partition(",")[0] for name in CALLS}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name,parameter", replaced.few_quick(NAMED))
 def test_parameters(emulated, name, parameter):
     layer, args = made(name)
@@ -99,6 +100,7 @@ def test_parameters(emulated, name, parameter):
     replaced.check(emulated, layer, args, changes)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name,size", replaced.few_quick(SIZED))
 def test_sizes(emulated, name, size):
     replaced.check_sizes(emulated, made, name, size)

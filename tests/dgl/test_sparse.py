@@ -376,6 +376,7 @@ def test_a_library_comes_first(library, monkeypatch):
     assert sys.meta_path == before
 
 
+@pytest.mark.long
 def test_in_a_process_of_its_own():
     code = """
 import sys, gnnaccel

@@ -94,6 +94,7 @@ def test_dtypes_are_the_hosts(route, dtype, weights, autocast):
     assert (got - exact).norm() <= 1.5 * (expected - exact).norm() + 1e-6 * exact.norm()
 
 
+@pytest.mark.long
 def test_what_is_left_to_dgl(route):
     class Loud(TypedLinear):
         def get_weight(self):

@@ -292,6 +292,7 @@ def test_where_it_is_off(emulated):
     assert not hasattr(core.message_passing, "__wrapped__")
 
 
+@pytest.mark.long
 def test_without_pyg():
     """What DGL shares with PyG's adapter asks for no PyG."""
     script = """

@@ -4,9 +4,12 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import pytest
+
 import gnnaccel
 
 
+@pytest.mark.long
 def test_no_node_makes_zeros_where_no_gradient_arrives():
     """Zeros would give parameters that no loss reads a gradient, and weight decay would move
     them."""

@@ -56,6 +56,7 @@ def weights_of(rows, ids, rank):
     return found.reshape(-1, *[1] * (rows.dim() - 1))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", ["random", "ugly"])
 def test_rows_come_and_gradients_go_home(tmp_path, way):
     folder = graphs.cut(graphs.homogeneous(), 4, tmp_path)[way]

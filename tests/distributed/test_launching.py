@@ -62,6 +62,7 @@ def launched(folder, world=2, fails=False, **environment):
     return [(*process.communicate(timeout=100), process.returncode) for process in started]
 
 
+@pytest.mark.long
 def test_a_script_as_it_is(tmp_path):
     (out, err, status), (silent, _, other) = launched(tmp_path)
     assert status == other == 0, err

@@ -100,6 +100,7 @@ def over_parts(rank, world, folder, enabled):
     return part.own, found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("enabled", [False, True])
 def test_results_are_those_of_the_whole_graph(tmp_path, enabled):
     data = graphs.homogeneous()

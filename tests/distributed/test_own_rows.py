@@ -262,6 +262,7 @@ def test_calls_over_parts_are_compared(tmp_path):
         assert "same" in text and "mismatch" not in text
 
 
+@pytest.mark.long
 @needs_distributed
 @pytest.mark.parametrize("name", ["torch", "emulated"])
 def test_layers_over_parts_compute_results_for_own_rows(tmp_path, name):

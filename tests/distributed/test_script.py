@@ -132,6 +132,7 @@ def train_divided(rank, world, enabled):
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("world, enabled", [(3, False), (2, True)])
 def test_training_is_that_of_one_process(world, enabled):
     found = start(world, train_divided, enabled)
@@ -162,6 +163,7 @@ def all_layers(rank, world, names):
     return found
 
 
+@pytest.mark.long
 def test_every_layer_is_divided():
     names = sorted(layer_cases.CASES)
     found = start(2, all_layers, names)

@@ -38,6 +38,7 @@ def write(folder: Path, name: str, split: bool = True, nodes: int = 90) -> None:
              **masks)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", ["gcn", "gat"])
 def test_all_precisions_run_and_are_compared(tmp_path, monkeypatch, model):
     write(tmp_path, "cora")
@@ -93,6 +94,7 @@ def test_equivalence_needs_the_whole_interval():
     assert not wide["equivalent"] and wide["mean"] == pytest.approx(0.0)
 
 
+@pytest.mark.long
 def test_stress_tells_where_the_guard_steps_in(monkeypatch):
     monkeypatch.setattr(quantized_stress, "NODES", 300)
     monkeypatch.setattr(quantized_stress, "EDGES", 4000)

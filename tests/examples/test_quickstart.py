@@ -22,6 +22,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess:
                           timeout=300)
 
 
+@pytest.mark.long
 def test_quickstart_on_a_file(tmp_path):
     random = np.random.default_rng(0)
     np.savez(tmp_path / "graph.npz", edge_index=random.integers(0, 60, (2, 300)),

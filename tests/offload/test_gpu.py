@@ -27,6 +27,7 @@ def where(request):
     return request.param
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("enabled", [False, True])
 @pytest.mark.parametrize("limit, pinned", [(4000, True), (20_000, False), (10**9, True)])
 def test_layers(where, limit, pinned, enabled):

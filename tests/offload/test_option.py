@@ -118,6 +118,7 @@ def test_where_it_cannot_be_everything_is_as_before():
     assert bands() is None
 
 
+@pytest.mark.long
 def test_from_the_command_line(tmp_path):
     script = tmp_path / "script.py"
     script.write_text("import gnnaccel\nprint(gnnaccel.status()['config']['offload'])\n")

@@ -3,10 +3,13 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from gnnaccel.dispatch.offload import rowwise
 from tests import offload_run
 
 
+@pytest.mark.long
 def test_the_script_runs(monkeypatch, capsys):
     monkeypatch.setattr(rowwise, "_SMALL", 0)  # relu, too, runs in bands
     assert offload_run.main(["--nodes", "3000", "--edges", "30000", "--width", "8", "--limit",

@@ -100,6 +100,7 @@ def run(made, name, impl):
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("impl", ["native", "gnnaccel"])
 def test_what_a_run_records(impl, made):
     found = run(made, "good.py 9", impl)
@@ -176,6 +177,7 @@ def test_the_table(made):
     assert "geometric mean of 4" in rows  # of those that did not fail
 
 
+@pytest.mark.long
 def test_a_new_process_for_each_run(tmp_path):
     script = tmp_path / "one.py"
     script.write_text("import torch\nnet = torch.nn.Linear(2, 2)\n"
@@ -272,6 +274,7 @@ finally:
 """
 
 
+@pytest.mark.long
 def test_ways_take_turns_in_one_process(tmp_path, monkeypatch):
     monkeypatch.setenv("GNNACCEL_WHEN", "supported")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

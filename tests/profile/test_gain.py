@@ -336,6 +336,7 @@ def ours(*arguments, **environment):
                           env={**os.environ, "OMP_NUM_THREADS": "1", **environment})
 
 
+@pytest.mark.long
 def test_a_run_that_takes_too_long_is_ended_with_what_it_started(tmp_path):
     path = tmp_path / "pid"
     code = (f"import subprocess, time; child = subprocess.Popen(['sleep', '60']); "
@@ -355,6 +356,7 @@ def _runs(pid):
     return state.rpartition(")")[2].split()[0] not in "ZX"
 
 
+@pytest.mark.long
 def test_a_script_that_fails_natively(tmp_path):
     (tmp_path / "x.py").write_text("print('hello')\nraise ValueError('boom')\n")
     done = ours(str(tmp_path / "x.py"))

@@ -25,6 +25,7 @@ def edge_layer(name: str, **options):
 
 # ---- which gradients ----
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", WITH_EDGES)
 def test_each_gradient_alone_and_all_but_it(route, name):
     layer = edge_layer(name)

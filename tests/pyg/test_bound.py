@@ -106,6 +106,7 @@ def test_each_gradient_alone(kernels, bound_calls, name):
     assert all(same(a, b) for a, b in zip(general, bound))
 
 
+@pytest.mark.long
 @settings(max_examples=25, deadline=None)
 @given(nodes=st.integers(1, 40), edges=st.integers(1, 400), hub=st.booleans(), loops=st.booleans(),
        seed=st.integers(0, 999))

@@ -50,6 +50,7 @@ def steps(layer, x, edges, compiled):
     return [t.float() for t in found]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("label", LAYERS)
 def test_a_compiled_backward_has_the_same_gradients(route, label):
     torch._dynamo.reset()

@@ -94,6 +94,7 @@ def test_methods_replaced_on_a_class_are_compiled_anew(route, name):
     same(step(compiled, *inputs), native(layer, inputs))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["GCNConv", "SAGEConv"])
 def test_methods_replaced_on_a_class_of_pyg_are_traced(route, monkeypatch, name):
     cls = getattr(nn, name)

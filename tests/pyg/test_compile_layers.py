@@ -317,6 +317,7 @@ def test_rules_hold(route, rule):
     assert compiled_calls("GATConv") == 0
 
 
+@pytest.mark.long
 def test_an_attention_loss_is_the_hosts(route):
     """What it is made of stays in the layer."""
     layer = nn.SuperGATConv(F, 8, 2, neg_sample_ratio=1.0).to(route.device)

@@ -59,6 +59,7 @@ def test_training(route, inputs, backend):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_modes(route, inputs, backend):
     model = Net(dropout=0.5).to(route.device).eval()

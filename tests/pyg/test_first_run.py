@@ -197,6 +197,7 @@ def test_all_kernels_are_prepared(asked, name):
                               if arch == segment_plan.EMULATED}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("own", [4, 12])
 @pytest.mark.parametrize("width", [64, 16])
 @pytest.mark.parametrize("frozen", [False, True])

@@ -39,6 +39,7 @@ def called(made: torch.nn.Module, args: list[dict],
     return [t.requires_grad for t in parts], grad
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", MADE)
 def test_one_thing_is_trained(route, monkeypatch, name):
     if name == "HGTConv of pairs":

@@ -34,6 +34,7 @@ def step():
     return step
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("enabled", [True, False])
 def test_both_ways_take_turns(step, enabled):
     if enabled:

@@ -219,6 +219,7 @@ def test_global_objects(kernels, cls):
     compare(kernels, cls(), *arguments(Message)[:2])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cls", [Global, GlobalAggregated, GlobalModule, OfAnotherFile])
 def test_changes_of_global_objects_are_seen(emulated, cls, monkeypatch):
     """Of a number, a text, an object within, and another object under the name."""

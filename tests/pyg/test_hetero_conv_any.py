@@ -37,6 +37,7 @@ def cases(draw):
     return kinds, nodes, edges, draw(st.sampled_from(["sum", "mean", "min", "max", "cat", None]))
 
 
+@pytest.mark.long
 @settings(max_examples=12, deadline=None, derandomize=True,
           suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cases())

@@ -45,6 +45,7 @@ def test_shapes(route, out, heads, width):
     compare(route, layer(width, out=out, heads=heads), features(width), edges())
 
 
+@pytest.mark.long
 @on_routes("out,heads,width", [(16, 2, 16), (3, 1, 5)], [(64, 4, 64)])
 def test_else_shapes_by_type(route, monkeypatch, out, heads, width):
     monkeypatch.setattr(pair_maps, "WORTH_FROM", 1 << 40)
@@ -75,6 +76,7 @@ def test_any_order_of_node_types(route, order):
     compare(route, layer(), dict(x[i] for i in order), edges())
 
 
+@pytest.mark.long
 def test_priors(route):
     made = layer()
     for prior in made.p_rel.values():

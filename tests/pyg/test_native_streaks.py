@@ -49,6 +49,7 @@ def unlooked(layer, args) -> bool:
     return counted(lambda: layer(*args)).python < LOOKED
 
 
+@pytest.mark.long
 def test_most_calls_are_not_looked_at_and_all_are_counted(emulated_gpu):
     layer, times = SAGEConv(F, 5), 40
     in_a_row(layer)

@@ -184,6 +184,7 @@ def test_dropout_of_weights_in_training(stated):
         assert right(layer, inputs(0))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", LAYERS)
 def test_graphs_of_any_kind(stated, name):
     layer, width = made(name)

@@ -54,6 +54,7 @@ def test_dropout_keeps_the_mean(route):
     assert ((draws.mean(0) - want).abs() <= 6 * spread + 1e-5).all()
 
 
+@pytest.mark.long
 def test_derivatives():
     torch.manual_seed(3)
     layer = HEATConv(3, 2, 2, 3, 2, 2, 2, heads=2).double()

@@ -140,6 +140,7 @@ def test_what_the_layer_does_not_have(emulated):
         layer(x, ei)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("training", [True, False])
 def test_dropout(emulated, training):
     layer = Tutorial(WIDTH, 8, heads=1, dropout=0.5).train(training)

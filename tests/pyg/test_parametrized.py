@@ -106,6 +106,7 @@ def given_types(name: str) -> tuple:
     return torch.randn(20, 6), edges, *of_nodes, kinds, *of_edges
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("name", RELATIONAL)
 def test_each_parameter_of_a_relational_layer_is_computed_as_often_as_natively(name, training):

@@ -85,12 +85,14 @@ def test_every_layer_is_here():
     assert set(LAYERS) <= {name.partition(",")[0] for name in CALLS}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name,parameter", replaced.few_quick(NAMED))
 def test_parameters(emulated, name, parameter):
     layer, args = made(name)
     replaced.check(emulated, layer, args, replaced.of_parameter(layer, parameter))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name,size", replaced.few_quick(SIZED))
 def test_sizes(emulated, name, size):
     replaced.check_sizes(emulated, made, name, size)

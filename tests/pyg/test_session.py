@@ -84,6 +84,7 @@ def test_backward_after_the_block_and_after_disable(route, inputs):
         assert close(torch.autograd.grad(out.pow(2).sum(), x)[0], expected)
 
 
+@pytest.mark.long
 def test_a_host_imported_after_enable():
     code = ("import sys, gnnaccel; gnnaccel.enable(when='supported', "
             "backend='torch'); assert 'torch_geometric' not in sys.modules\n"

@@ -97,6 +97,7 @@ class Scaled(Passing):
         return torch.relu(x_j - x_i) * given
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cls, values", [
     (Chosen, ["relu", "tanh", "relu", "tanh"]), (Scaled, [2.0, 2, 3, True, 2.0]),
     (Scaled, [torch.tensor(2.0), torch.rand(1, WIDTH), torch.rand(E, 1), torch.rand(1),

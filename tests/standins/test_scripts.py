@@ -21,6 +21,7 @@ def differences():
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_script(differences, name):
     found = differences[name]

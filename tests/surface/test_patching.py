@@ -225,6 +225,7 @@ def test_classes_that_are_gone_are_let_go_of():
     assert not patches._patches
 
 
+@pytest.mark.long
 def test_a_class_at_a_dead_ones_place_is_replaced():
     patches = PatchSet()
     for _ in range(50):  # ids come again

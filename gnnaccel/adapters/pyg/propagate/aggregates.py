@@ -114,19 +114,15 @@ def form_of(trace: tracing.Trace, source: str | None, messages: tuple[generated.
         if not trace.holds(layer, given.graph.num_edges) or not trace.met(given):
             return why
         kept_values.begin(layer, trace, given)
-        return _together([one.generated(given) for one in messages])
+        return generated.together([one.generated(given) for one in messages])
 
     arguments = {*trace.edges, *(name for one in messages for name in one.edge_arguments)}
 
     def stand_in(given: dict, graph: OpGraph) -> Generated | Several | Reason:
         return (generated.unfit_edges(arguments, given, graph)
-                or _together([one.stand_in(given, graph) for one in messages]))
+                or generated.together([one.stand_in(given, graph) for one in messages]))
 
     return generated.form_of(trace, source, more, stand_in)
-
-
-def _together(parts: list[Generated]) -> Generated | Several:
-    return parts[0] if len(parts) == 1 else Several(tuple(parts))
 
 
 def _replayed_over_others() -> bool:
@@ -160,11 +156,12 @@ def _found(out: Any, layer: Any) -> _Summed | None:
     reductions = [(alike.get(id(one), one), reduce) for one, reduce in reductions]
     rows = [one for one, _ in reductions]
     reduces: tuple[Reduce, ...] = tuple(reduce for _, reduce in reductions)
-    messages, counts = None, [(0, 0)] * len(rows)
+    messages, counts = None, [(0, torch.cat, 0)] * len(rows)
     # arguments of the aggregate tell how many nodes there are, too; rows that are given back are
     # those that are reduced
     if (traced.ends or alike or traced.by_rows or notes().conditions
-        or not all(one is sent for one in rows) or len(set(reduces)) < len(reduces)):
+        or not all(one is sent for one in rows) or len(set(reduces)) < len(reduces)
+        or any(map(generated.side_by_side, rows))):
         messages, reduces, counts = messages_of(reductions, layer)
 
     def combine(layer: Any, results: list[Tensor], kwargs: dict) -> Any:
@@ -176,36 +173,45 @@ def _found(out: Any, layer: Any) -> _Summed | None:
 
 
 def messages_of(reductions: list[tuple[pointwise.Rows, str]], layer: Any) -> tuple[
-        tuple[generated.Message, ...], tuple[Reduce, ...], list[tuple[int, int]]]:
+        tuple[generated.Message, ...], tuple[Reduce, ...], list[_Place]]:
     """The messages that kernels reduce, the reductions, and of each reduction the number of
-    messages, 0 for one as it is, with the dimension in which their results are. Unseen where
-    kernels cannot be written for them."""
+    messages, 0 for one as it is, with how their results are put together, and in which dimension.
+    Unseen where kernels cannot be written for them."""
     messages: list[generated.Message] = []
     reduces, counts = [], []
     for rows, reduce in reductions:
         if isinstance(rows, pointwise.Deferred) and rows.is_made:
             rows = rows.alone()  # others are made of it: what cancels out does so to the last bit
-        try:
-            count, dim, parts = 0, 0, [generated.found(rows, layer)]
-        except Unseen:
-            several, dim = channels.apart(rows)
-            count, parts = len(several), [generated.found(one, layer) for one in several]
+        parts: list[Any] = [*generated.side_by_side(rows)]
+        count, put, dim = len(parts), torch.cat, rows.along if parts else 0
+        if not parts:
+            try:
+                parts = [generated.found(rows, layer)]
+            except Unseen:
+                several, dim = channels.apart(rows)
+                parts = [generated.found(one, layer) for one in several]
+                count, put = len(several), torch.stack
         for one in parts:
             if one is None:
                 raise Unseen
             messages.append(one.reduced_by((reduce,)))
             reduces.append(reduce)
-        counts.append((count, dim))
+        counts.append((count, put, dim))
     if len(messages) == 1:
         return tuple(messages), tuple(reduces), counts
     return tuple(messages), tuple(map(Part, reduces, range(len(reduces)))), counts
 
 
-def put_together(results: list[Tensor], counts: list[tuple[int, int]]) -> list[Tensor]:
-    """Results of reductions, each stacked of as many as ``counts`` says, if that is not 0."""
+#: of one reduction: how many results it has, 0 for a single one; how these are put together, and
+#: in which dimension
+_Place = tuple[int, Callable[..., Tensor], int]
+
+
+def put_together(results: list[Tensor], counts: list[_Place]) -> list[Tensor]:
+    """Results of reductions, each made of as many as ``counts`` says."""
     remaining = iter(results)
-    return [torch.stack([next(remaining) for _ in range(count)], dim) if count else next(remaining)
-            for count, dim in counts]
+    return [put([next(remaining) for _ in range(count)], dim) if count else next(remaining)
+            for count, put, dim in counts]
 
 
 def result_of(value: Any,

@@ -5,27 +5,31 @@ as any other `Form`. What was read of the layer is looked at again in each call.
 """
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from gnnaccel.adapters import own
-from gnnaccel.adapters.pyg.propagate import (channels, function_names, kept_values, linear_maps,
-                                             naming, pointwise, reading, reductions, stacks, supers,
-                                             tracing)
+from gnnaccel.adapters.pyg.propagate import (beside, channels, function_names, kept_values,
+                                             linear_maps, naming, pointwise, reading, reductions,
+                                             stacks, supers, tracing)
 from gnnaccel.adapters.pyg.propagate.expressed import Message, expressed
 from gnnaccel.adapters.pyg.propagate.pointwise_calls import OPERATIONS
 from gnnaccel.adapters.pyg.propagate.specials import Special
 from gnnaccel.adapters.pyg.propagate.standins import NUMBERS, Form, Unseen
+from gnnaccel.adapters.pyg.propagate.stock import Aggregate
 from gnnaccel.adapters.pyg.propagate.traced_layer import Layer
 from gnnaccel.adapters.pyg.propagate.weighted import weighted
 from gnnaccel.cuda import driver
-from gnnaccel.dispatch.generated.messages import EXTREMA, Generated
+from gnnaccel.dispatch.generated.messages import EXTREMA, REDUCES, Generated, Part, Several
 from gnnaccel.dispatch.generated.tree import leaves
 from gnnaccel.dispatch.ops import aggregation_messages
+from gnnaccel.dispatch.ops.aggregation import Reduce
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 
+_MOST_PARTS = 4  # messages side by side, each of which is a kernel
 NAMES = frozenset((
     *OPERATIONS, *pointwise.NAMES, *pointwise.IN_PLACE, *function_names.BESIDE, "linear",
     "matmul", "mm", "dropout", "dim", "ndim", "shape", "size", "nn", "functional", "special",
@@ -95,6 +99,20 @@ def _instead(value: Any) -> Any:
     return value if may_be_read(value) else None
 
 
+class Parts(NamedTuple):
+    """A message that is several side by side, each of which is reduced for itself. ``known``: the
+    layer's class, with an aggregate that puts the results side by side; ``whole``: all as one
+    message, of rows that are written for each edge before; None where that cannot be."""
+
+    messages: tuple[Message, ...]
+    known: reading.Known
+    whole: Message | None
+
+
+def _found(out: Any, layer: Any) -> Message | Parts | None:
+    return _parts(out, layer) or found(out, layer)
+
+
 def found(out: Any, layer: Any) -> Message | None:
     if isinstance(out, stacks.Stacked):
         message = found(stacks.message(out, layer), layer)
@@ -108,6 +126,38 @@ def found(out: Any, layer: Any) -> Message | None:
         return message and message._replace(after=(*maps, out.roots, out.meta.shape[1]),
                                             mapped=_mapped(out))
     return _of_rows(out.alone())
+
+
+def side_by_side(rows: pointwise.Rows) -> tuple[Message, ...]:
+    """The messages of rows that are several side by side; none where all are at one end, so that
+    torch puts them together before, or where kernels cannot be written for one."""
+    if type(rows) is not beside.Beside or rows.is_made or len(rows.parts) > _MOST_PARTS or (
+        len(set().union(*map(channels.ends, rows.parts))) < 2):
+        return ()
+    try:
+        messages = [_of_rows(part.alone()) for part in rows.parts]
+    except Unseen:
+        return ()
+    return () if None in messages else tuple(messages)  # type: ignore[arg-type]  # no None
+
+
+def _parts(out: Any, layer: Any) -> Parts | None:
+    """`Parts` of what a message gives, if it is such a one."""
+    messages = side_by_side(out) if isinstance(out, pointwise.Rows) else ()
+    if not messages:
+        return None
+    dim = out.along
+
+    def reduces(layer: Any) -> tuple[Reduce, ...]:
+        how = reductions.of_module(layer.aggr_module)
+        return (tuple([Part(how[0], at) for at in range(len(messages))])
+                if len(how) == 1 and type(how[0]) is str and how[0] in REDUCES else ())
+
+    def combine(layer: Any, results: list[Tensor], kwargs: dict) -> Tensor:
+        return torch.cat(results, dim)
+
+    known = reading.Known(type(layer), Aggregate(reduces, None, combine))
+    return Parts(messages, known, _mapped(out))
 
 
 def _of_rows(rows: pointwise.Rows) -> Message | None:
@@ -133,7 +183,7 @@ def functions(layer: Layer) -> Any:
     return GraphFunctions(layer)
 
 
-_MANNER = tracing.Manner(OF_MESSAGES, prepared, pointwise.rows, found, True, kept=kept_values.kept,
+_MANNER = tracing.Manner(OF_MESSAGES, prepared, pointwise.rows, _found, True, kept=kept_values.kept,
                          functions=functions, stacked=stacks.stand_in, wholes=True)
 
 
@@ -151,16 +201,21 @@ def form(layer: Any, known: reading.Known, kwargs: dict, edge_index: Any,
     source = source_of(trace, kwargs)
     if source is None:
         return why
-    message = trace.message.reduced_by(reductions.of(layer, known), bool(trace.kept))
     stacked = tracing.stacked(layer, kwargs)
-    turned = stacked or trace.message.turned
+    messages, known = _messages(trace, layer, known, stacked)
+    if not messages:
+        return why
+    message = messages[0]
+    turned = stacked or type(trace.message) is Message and trace.message.turned
     if layer.node_dim not in (0, -1 - len(message.shape)) and not turned:
         return reason("GA206", f"messages of {len(message.shape) + 1} dimensions, "
                       f"node_dim={layer.node_dim}")
 
     square, dtype = tracing.square(layer, kwargs), torch.get_default_dtype()
 
-    def more(given: Any, layer: Any) -> Generated | Reason:
+    alone = len(messages) == 1
+
+    def more(given: Any, layer: Any) -> Generated | Several | Reason:
         graph = given.graph
         if not trace.guards.hold(layer, graph.num_edges) or trace.most < graph.num_dst or (
             trace.sends < graph.num_src or trace.up_to_edges and (
@@ -174,14 +229,17 @@ def form(layer: Any, known: reading.Known, kwargs: dict, edge_index: Any,
             return why
         if trace.effects or trace.kept:
             kept_values.begin(layer, trace, given)
-        return message.generated(given)
+        return message.generated(given) if alone else together(
+            [one.generated(given) for one in messages])
 
-    arguments = set() if stacked else {*trace.edges, *message.edge_arguments}
+    arguments = set() if stacked else {
+        *trace.edges, *(name for one in messages for name in one.edge_arguments)}
 
-    def stand_in(given: dict, graph: OpGraph) -> Generated | Reason:
+    def stand_in(given: dict, graph: OpGraph) -> Generated | Several | Reason:
         if not trace.counts(graph):
             return why
-        return unfit_edges(arguments, given, graph) or message.stand_in(given, graph)
+        return (unfit_edges(arguments, given, graph)
+                or together([one.stand_in(given, graph) for one in messages]))
 
     def alike(layer: Any, kwargs: dict, graph: OpGraph, whole: bool) -> bool:
         return (torch.get_default_dtype() is dtype and tracing.square(layer, kwargs) is square
@@ -189,7 +247,25 @@ def form(layer: Any, known: reading.Known, kwargs: dict, edge_index: Any,
                 and (not trace.listed or trace.lists(kwargs, graph.edge_index))
                 and (not whole or trace.holds(layer, graph.num_edges)))
 
-    return form_of(trace, source, more, stand_in, turned)._replace(alike=alike)
+    return form_of(trace, source, more, stand_in, turned)._replace(alike=alike, known=known)
+
+
+def _messages(trace: tracing.Trace, layer: Any, known: reading.Known,
+              stacked: bool) -> tuple[tuple[Message, ...], reading.Known]:
+    """The messages to be reduced, none where there are no such; and the class as it reduces
+    them."""
+    message, reduces, keeps = trace.message, reductions.of(layer, known), bool(trace.kept)
+    if type(message) is Parts:
+        aggregate: Any = message.known.aggregate  # not None
+        if known.aggregate is None and not stacked and aggregate.reduces(layer):
+            return (tuple([one.reduced_by(reduces, keeps) for one in message.messages]),
+                    message.known)
+        message = message.whole
+    return (() if message is None else (message.reduced_by(reduces, keeps),)), known
+
+
+def together(parts: list[Generated]) -> Generated | Several:
+    return parts[0] if len(parts) == 1 else Several(tuple(parts))
 
 
 def unfit_edges(names: set[str], given: dict, graph: OpGraph) -> Reason | None:

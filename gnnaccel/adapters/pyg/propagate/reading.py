@@ -214,7 +214,7 @@ def read_edges(layer: Any, edge_index: Any, kwargs: dict, known: Known) -> Read 
     if type(call) is Reason and call.code in NO_FORM:
         generated_form = generated.form(layer, known, kwargs, edge_index, call)
         if type(generated_form) is message.Form:
-            return read_as(generated_form, layer, edge_index, kwargs, known)
+            return read_as(generated_form, layer, edge_index, kwargs, generated_form.known or known)
         call = guards.context_reason() or call
     return call
 

@@ -39,7 +39,8 @@ class Form(NamedTuple):
     belongs to edges. ``stacked``: nodes are in another dimension than the first; None where
     ``source`` tells. ``alike(layer, arguments, graph, whole)``: whether a call of the same kinds
     and widths of arguments over another graph has this form, too; if not ``whole``, but for what
-    ``more`` looks at anyway; None where each has."""
+    ``more`` looks at anyway; None where each has. ``known``: the layer's class as it reduces these
+    messages, where it does so in another way than its own."""
 
     source: str
     weight: Callable[[Arguments], Tensor] | None
@@ -53,6 +54,7 @@ class Form(NamedTuple):
     of_edges: bool = False
     stacked: bool | None = None
     alike: Callable[[Any, Arguments, Any, bool], bool] | None = None
+    known: Any = None
 
     @property
     def unfinished(self) -> bool:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gnnaccel.cuda import message_text, sources
 from gnnaccel.cuda.column_sum import column_sum
-from gnnaccel.cuda.expression import Expression
+from gnnaccel.cuda.expression import Expression, Input, Step
 from gnnaccel.cuda.launch import (THREADS, WARPS, Kernels, Layout, factored, grid, layout_for,
                                   pointer, workspace)
 from gnnaccel.cuda.message_writer import strided
@@ -136,9 +136,10 @@ def gradients(by_dst: Rows, by_src: Callable[[], Rows], expression: Expression,
     layout, grads = layout_for(heads, width), {}
     args, _copies = arguments(by_dst, expression, seen, inputs, numbers)
     incoming = (grad.data_ptr(),) if best is None else (grad.data_ptr(), best.data_ptr())
-    for by_row, wanted in passes(expression, needs):
+    twins, alone = without_twins(expression, needs)
+    for by_row, wanted in passes(expression, alone):
         graph = by_dst if by_row else by_src()
-        compiled = kernels(expression, heads, width, graph.wide, needs, by_row, of)
+        compiled = kernels(expression, heads, width, graph.wide, alone, by_row, of)
         memory = Gradients(graph, expression, layout, wanted, inputs)
         launch = memory.launch
         offsets = () if by_row or of != "mean" else (by_dst.indptr.data_ptr(),)
@@ -148,7 +149,53 @@ def gradients(by_dst: Rows, by_src: Callable[[], Rows], expression: Expression,
         if launch.heavy and memory.merged:
             memory.merge(compiled)
         grads.update(memory.results)
+    for k, twin, negated in twins:
+        grads[k] = forward(by_src(), COPIES[negated], seen, (grads[twin],), (), False)
     return grads
+
+
+#: messages that are rows of the edges, as they are and with the other sign
+COPIES = (Expression((Input("e", "row"),), 0, (), 0),
+          Expression((Input("e", "row"),), 0, (Step("neg", (0,)),), 1))
+_SIGNS = {"add": (1, 1), "sub": (1, -1), "neg": (-1,)}
+
+
+@functools.lru_cache(maxsize=512)
+def without_twins(expression: Expression, needs: tuple[bool, ...]) -> tuple[
+        tuple[tuple[int, int, bool], ...], tuple[bool, ...]]:
+    """Inputs at the source that are terms of one sum with rows of the edges, as in ``relu(x_j +
+    e)``: an edge has the same gradient for both, so that the source's is the sum of the edges',
+    which reads less than computing each again. Gives (input, the edges' input, whether the sign is
+    the other one) for each; and ``needs`` without them."""
+    uses: dict[int, list[tuple[int, int]]] = {}
+    for at, step in enumerate(expression.steps):
+        for place, value in enumerate(step.args):
+            uses.setdefault(value, []).append((at, place))
+
+    def sum_of(value: int) -> tuple[int, int]:
+        """The sum that a value is a term of and of nothing else, and its sign in it."""
+        sign = 1
+        while value not in (expression.out, expression.score) and len(uses.get(value, ())) == 1:
+            at, place = uses[value][0]
+            if expression.steps[at].op not in _SIGNS:
+                break
+            sign *= _SIGNS[expression.steps[at].op][place]
+            value = expression.first + at
+        return value, sign
+
+    rows = [k for k, one in enumerate(expression.inputs) if one.mode == "row" and needs[k]]
+    of_edges = {sum_of(k): k for k in rows if expression.inputs[k].end == "e"}
+    twins = []
+    for k in rows:
+        value, sign = sum_of(k)
+        for negated in (False, True):
+            twin = of_edges.get((value, -sign if negated else sign))
+            if twin is not None and expression.inputs[k].end == "j" and (
+                twin in message_text.read_by_gradients(expression, k)):
+                twins.append((k, twin, negated))
+                break
+    alone = {k for k, _, _ in twins}
+    return tuple(twins), tuple([need and k not in alone for k, need in enumerate(needs)])
 
 
 class Gradients:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 
-from gnnaccel.cuda.expression import Expression
+from gnnaccel.cuda.expression import OPERATIONS, Expression
 from gnnaccel.cuda.message_writer import CLEAR, KERNEL, MERGE, PLACES, START, TYPES, Writer
 
 _MODES = {"rows": "row", "heads": "head"}
@@ -108,6 +108,20 @@ def wanted(expression: Expression, needs: tuple[bool, ...], by_row: bool) -> lis
     """The inputs whose gradients one pass computes, of those that ``needs`` names."""
     return [k for k, source in enumerate(expression.inputs)
             if needs[k] and source.end in ("iep" if by_row else "j")]
+
+
+def read_by_gradients(expression: Expression, k: int) -> set[int]:
+    """The values that are computed again for the gradient of input ``k``."""
+    active, read = Writer(expression, "").active([k]), set[int]()
+    for at, (op, args) in enumerate(expression.steps, expression.first):
+        if at not in active or op not in OPERATIONS:
+            continue
+        for a, slope in zip(args, OPERATIONS[op].slopes):
+            if a in active and slope:
+                named = [b for place, b in enumerate(args) if f"{{{place}}}" in slope]
+                for value in [*named, *[at] * ("{y}" in slope)]:
+                    read |= expression.made_of(value)
+    return read
 
 
 @functools.lru_cache(maxsize=512)

@@ -219,11 +219,16 @@ def prepare(more: Generated, of: str, grad: bool) -> None:
         return
     for entry in ("at_edges",) if of in WRITTEN else ("forward", "merge"):
         generated.kernels(more.expression, heads, width, False, of=of)(entry)
-    needs = tuple(t.requires_grad for t in more.inputs)
+    if not grad:
+        return
+    twins, needs = generated.without_twins(more.expression,
+                                           tuple(t.requires_grad for t in more.inputs))
     for by_row in (True, False):
-        entries = generated.entries(more.expression, needs, by_row) if grad else ()
-        for entry in entries:
+        for entry in generated.entries(more.expression, needs, by_row):
             generated.kernels(more.expression, heads, width, False, needs, by_row, of)(entry)
+    for negated in {negated for _, _, negated in twins}:
+        for entry in ("forward", "merge"):
+            generated.kernels(generated.COPIES[negated], heads, width, False)(entry)
 
 
 def _prepare_attention(more: Generated, grad: bool) -> None:

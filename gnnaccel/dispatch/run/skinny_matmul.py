@@ -30,7 +30,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """``x @ weight.T + bias``: x [N, K], weight [C, K], bias [C]. Errors are of the size of
     `torch.nn.functional.linear`'s."""
     segments = None if x.shape[0] < TALL else tall(x, weight, weight.shape[0])
-    if segments is None:
+    if segments is None or bias is not None and not bias.is_contiguous():
         return F.linear(x, weight, bias)
     return _product(segments, x, weight, bias, True)
 
@@ -83,7 +83,7 @@ def operation_of(x: Tensor, weight: Tensor, bias: Tensor | None, of_x: Pointwise
     if (x.dim() != 2 or weight.dim() != 2 or x.shape[1] != weight.shape[1]
         or weight.device != x.device or x.data_ptr() % 16 or weight.data_ptr() % 16
         or bias is not None and (bias.dtype is not x.dtype or bias.shape != weight.shape[:1]
-                                 or bias.device != x.device)
+                                 or bias.device != x.device or not bias.is_contiguous())
         or torch.is_autocast_enabled(x.device.type)):
         return None
     segments = tall(x, weight, weight.shape[0])
@@ -145,15 +145,19 @@ class Linear(Operation):
                         None if self.of_x is None else self.of_x.activation)
 
     def forward(self, needs, x, weight, bias):
-        kept = needs[1] or self.of_x is not None
-        return self.product(x, weight, bias), (x if kept else None, weight if needs[0] else None)
+        kept = x if needs[1] or self.of_x is not None else None
+        # F.linear keeps a view of the weight, which reads the numbers of forward where
+        # ``weight.data`` is set to others before backward
+        of_weight = (weight, weight.detach()) if needs[0] else (None, None)
+        return self.product(x, weight, bias), (kept, *of_weight)
 
     def backward(self, needs, saved, grad):
-        (x, weight), by_bias, grad = saved, needs[2], dense(grad)
+        (x, _, weight), by_bias, grad = saved, needs[2], dense(grad)
+        x = None if x is None else dense(x)  # ``x.data`` may be set to other memory
         if needs[0] and needs[1]:
             return self._all(x, weight, grad, by_bias)
         if self.of_x is not None:
-            return self._gradients(needs, saved, grad, False)
+            return self._gradients(needs, (x, weight), grad, False)
         d_x = matmul(grad, weight) if needs[0] else None
         if not needs[1]:
             return d_x, None, grad.sum(0) if by_bias else None
@@ -162,7 +166,7 @@ class Linear(Operation):
                                                       precision=precision())[0, 0], None
         d_weight, d_bias = segment_gemm_grad.weight_grad_and_sums(self.segments, x, grad,
                                                                   precision=precision())
-        return d_x, d_weight[0, 0].t(), d_bias.view(-1)
+        return d_x, d_weight[0, 0].t().contiguous(), d_bias.view(-1)
 
     def _all(self, x: Tensor, weight: Tensor, grad: Tensor, by_bias: bool) -> Tensors:
         """The gradients of rows and matrix, and of a bias if asked for. What the kernels need
@@ -177,14 +181,17 @@ class Linear(Operation):
         if call is None:
             d_x, d_weight, d_bias = segment_backward.gradients(
                 segments, x, grad, form, transposed=True, sums=by_bias, precision=how)
-            return d_x, d_weight[0, 0], None if d_bias is None else d_bias.view(-1)
+            return (d_x, d_weight[0, 0].contiguous(),
+                    None if d_bias is None else d_bias.view(-1))
         d_x = torch.empty_like(x)
         found = call.launch(x, grad, weight, d_x)
-        d_bias = found.as_strided(weight.shape[:1], (1,), weight.numel()) if by_bias else None
+        # ``data``: each counts its own versions, so that one may be written to while the other is
+        # saved for a backward
+        d_bias = found.data.as_strided(weight.shape[:1], (1,), weight.numel()) if by_bias else None
         return d_x, found.as_strided(weight.shape, weight.stride()), d_bias
 
     def recorded(self, needs, saved, grad):
-        return self._gradients(needs, saved, grad, True)
+        return self._gradients(needs, saved[:2], grad, True)
 
     def _gradients(self, needs: tuple[bool, ...], saved: Tensors, grad: Tensor,
                    create_graph: bool) -> Tensors:

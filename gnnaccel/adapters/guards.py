@@ -31,7 +31,7 @@ PASSIVE_MODES: set[type] = {DeviceContext}
 #: quantized weights, may have functions of their own
 ORDINARY = frozenset((Parameter, UninitializedParameter, Tensor, type(None)))
 WEIGHTS = ("weight", "bias")
-_DICTS = (dict, OrderedDict)  # a module's parameters, by torch's version
+DICTS = (dict, OrderedDict)  #: types of a module's parameters, by torch's version
 
 
 def _any_global_hook() -> bool:
@@ -176,7 +176,7 @@ def lazy_reason(*modules: Any) -> Reason | None:
         if module is not None:
             # past `Module.__getattr__`: a parametrization would compute the weight once more
             own = module._parameters  # a ScriptModule's is no dictionary
-            weight = own.get("weight") if type(own) in _DICTS else getattr(module, "weight", None)
+            weight = own.get("weight") if type(own) in DICTS else getattr(module, "weight", None)
             if isinstance(weight, UninitializedParameter):
                 return reason("GA209")
             if trained and type(weight) is Parameter and weight.is_inference():
@@ -190,7 +190,7 @@ def declared(module: Any, name: str = "weight") -> Any:
     computed, as it may draw numbers or change its state. None where the module has nothing by this
     name."""
     own = module._parameters
-    parameter = own.get(name) if type(own) in _DICTS else None
+    parameter = own.get(name) if type(own) in DICTS else None
     if parameter is None:
         parametrization = getattr(module._modules.get("parametrizations"), name, None)
         if parametrization is None or parametrization.unsafe or not parametrization.is_tensor:

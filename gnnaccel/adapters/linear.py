@@ -11,20 +11,23 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
 from gnnaccel import adapters
-from gnnaccel.adapters.guards import ORDINARY, context_reason
+from gnnaccel.adapters.guards import DICTS, ORDINARY, context_reason
+from gnnaccel.adapters.own import home
 from gnnaccel.adapters.patching import PatchSet
 from gnnaccel.cuda import driver
 from gnnaccel.dispatch.graph import cache
 from gnnaccel.dispatch.ops import route
 from gnnaccel.dispatch.ops.call import Kernel, OpCall
+from gnnaccel.dispatch.plan.compiling import device_reason
 from gnnaccel.dispatch.policy import rules
 from gnnaccel.dispatch.policy.config import current
 from gnnaccel.dispatch.run import skinny_matmul
-from gnnaccel.dispatch.run.autograd import wants_grad
+from gnnaccel.dispatch.run.autograd import checkpointed, wants_grad
 from gnnaccel.dispatch.uncompiled import uncompiled
 
 _NAME = "torch.linear"
@@ -37,7 +40,7 @@ _COLUMNS = 16, 128  # of rows; of the result
 #: numbers of rows below which a call is not looked at
 LEAST = MANY * _COLUMNS[0] // sum(_COLUMNS)
 _tracing, _wrapped = torch._C._get_tracing_state, torch._C._functorch.is_functorch_wrapped_tensor
-
+_linear, _getattr = torch._C._nn.linear, nn.Module.__getattr__
 
 wanted = False  #: whether a large graph came since gnnaccel was enabled, or is there from before
 
@@ -57,7 +60,7 @@ def _large_graph() -> bool:
 
 def requantized(patches: PatchSet) -> None:
     """`gnnaccel.adapters.requantized` for torch's class."""
-    if wanted and not patches.holds(nn.Linear, "forward"):
+    if wanted and not patches.holds(nn.Linear, "forward") and home(nn.Linear.forward) == "torch":
         install(patches)
 
 
@@ -91,13 +94,14 @@ def routed(native: Callable) -> Callable:
 @uncompiled
 def of_many(native: Callable, module: Any, x: Tensor) -> Tensor:
     """``module`` of many numbers."""
-    config, own = current(), module.__dict__
-    parameters = own["_parameters"]
-    weight, bias = parameters.get("weight"), parameters.get("bias")
-    if (config is None or not (x.is_cuda or driver.placed()) or x.layout is not torch.strided
-        or weight is None or "weight" in own or "bias" in own or "bias" not in parameters
-        or not (_plain(x) and _plain(weight) and (bias is None or _plain(bias)))
-        or not _pays(x, weight, bias) or context_reason() is not None
+    config = current()
+    found = None if config is None or not (x.is_cuda or driver.placed()) else _read(module)
+    if found is None:
+        return native(module, x)
+    weight, bias = found
+    if (not (_plain(x) and _plain(weight) and (bias is None or _plain(bias)))
+        or not _pays(x, weight, bias) or _kept(x, weight, bias) or context_reason() is not None
+        or device_reason(x.device.type, config) is not None
         or not rules.verdict(module, config).inside):
         return native(module, x)
     operation = skinny_matmul.operation_of(x, weight, bias, again=True)
@@ -109,9 +113,39 @@ def of_many(native: Callable, module: Any, x: Tensor) -> Tensor:
     return route.run(_NAME, call, call.plain, config)
 
 
+def _read(module: Any) -> tuple[Tensor, Tensor | None] | None:
+    """The weight and the bias that the module's ``forward`` reads, if it is torch's map by these:
+    parameters, and no attributes, properties or functions in their place."""
+    cls = type(module)
+    if cls is not nn.Linear and (
+            not isinstance(module, nn.Module) or cls.__getattr__ is not _getattr
+            or cls.__getattribute__ is not object.__getattribute__
+            or hasattr(cls, "weight") or hasattr(cls, "bias")):
+        return None
+    own = module.__dict__
+    parameters = own["_parameters"]
+    if (type(parameters) not in DICTS or "weight" in own or "bias" in own
+        or "bias" not in parameters or F.linear is not _linear
+        # a hook of the older kind gets the gradients of torch's own node, in its order
+        or own["_backward_hooks"] and not own["_is_full_backward_hook"]):
+        return None
+    weight = parameters.get("weight")
+    return None if weight is None else (weight, parameters["bias"])
+
+
 def _plain(t: Tensor) -> bool:
     """Whether torch's functions do what they say on this tensor, and memory holds its numbers."""
-    return type(t) in ORDINARY and not t.is_neg() and not _wrapped(t)
+    return (type(t) in ORDINARY and t.layout is torch.strided and not t.is_neg()
+            and not _wrapped(t))
+
+
+def _kept(*tensors: Tensor | None) -> bool:
+    """Whether torch's map is to keep these for its gradients in a way that kernels do not. What
+    repeats a map in a checkpoint has to keep the same as the map did, which may have been torch's:
+    rows did not come before, or the class was not replaced. Of inference tensors nothing is kept.
+    """
+    return wants_grad(*tensors) and (
+        checkpointed() or any([t is not None and t.is_inference() for t in tensors]))
 
 
 def _pays(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:

@@ -95,8 +95,7 @@ def routed(native: Callable) -> Callable:
 def of_many(native: Callable, module: Any, x: Tensor) -> Tensor:
     """``module`` of many numbers."""
     config = current()
-    found = None if config is None or not (x.is_cuda or driver.placed()) else _read(module)
-    if found is None:
+    if config is None or not (x.is_cuda or driver.placed()) or (found := _read(module)) is None:
         return native(module, x)
     weight, bias = found
     if (not (_plain(x) and _plain(weight) and (bias is None or _plain(bias)))

@@ -73,7 +73,8 @@ def install(patches: PatchSet) -> None:
         "Replaced only once a graph with at least 131,072 edges came.",
         active="While gnnaccel is enabled, for rows in float32 on a GPU, from 16 to 128 columns, "
                "with rows and results of at least 20 million numbers in all, if as many rows came "
-               "before. `gnnaccel.exclude` of `torch.nn.Linear` or of a module opts out.",
+               "before. Not for gradients within a checkpoint. `gnnaccel.exclude` of "
+               "`torch.nn.Linear` or of a module opts out.",
         cost="Some 0.3 microseconds for each call, some 10 for one of so many rows.")
 
 
@@ -138,13 +139,13 @@ def _plain(t: Tensor) -> bool:
             and not _wrapped(t))
 
 
-def _kept(*tensors: Tensor | None) -> bool:
+def _kept(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """Whether torch's map is to keep these for its gradients in a way that kernels do not. What
     repeats a map in a checkpoint has to keep the same as the map did, which may have been torch's:
     rows did not come before, or the class was not replaced. Of inference tensors nothing is kept.
     """
-    return wants_grad(*tensors) and (
-        checkpointed() or any([t is not None and t.is_inference() for t in tensors]))
+    return wants_grad(x, weight, bias) and (
+        checkpointed() or x.is_inference() or weight.is_inference())
 
 
 def _pays(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:

@@ -5,6 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from torch_geometric.nn import GATConv, GATv2Conv, MessagePassing, TransformerConv
 
 from gnnaccel.cuda import mlp, segment_gemm
@@ -230,3 +231,35 @@ def test_maps_of_heads(route, always):
         pytest.skip("messages are generated for kernels")
     compare(route, ByHead(), graphs.features(width=32), graphs.square(),
             graphs.edge_features(graphs.E, 16), positions=("x", "edge_index", "edge_attr"))
+
+
+class OfBothEnds(MessagePassing):
+    """A map of both ends side by side, which is made of nodes by two parts of its weight."""
+
+    def __init__(self):
+        super().__init__(aggr="add")
+        self.map = nn.Linear(32, 16)
+
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=x.tanh())
+
+    def message(self, x_i, x_j):
+        return self.map(torch.cat([x_i, x_j], -1)).relu()
+
+
+def test_parts_of_weights_in_checkpoints(route, always):
+    """Both runs make the map in one way, with or without copies of what may be written to."""
+    if route.backend != "cuda":
+        pytest.skip("messages are generated for kernels")
+    x, edge_index, layer = graphs.features(width=16), graphs.square(), OfBothEnds()
+    x, edge_index, layer = route.put(x, edge_index, layer)
+    x.requires_grad_()
+    exact, = torch.autograd.grad(layer(x, edge_index).square().sum(), x)
+    with route.on():
+        for _ in range(4):
+            found, = torch.autograd.grad(layer(x, edge_index).square().sum(), x)
+            assert relative(found, exact) < 1e-5
+            repeated = checkpoint(layer, x, edge_index, use_reentrant=False)
+            found, = torch.autograd.grad(repeated.square().sum(), x)
+            assert relative(found, exact) < 1e-5
+    assert always

@@ -70,7 +70,11 @@ def mapped(x: Tensor, weight: Tensor, bias: Tensor | None = None,
     """`torch.nn.functional.linear` of x [N, K], weight [C, K], bias [C], with gradients; by our own
     kernels where they are compiled, those of the gradients as well. of_x: of that function of x,
     which the kernels compute as they read x."""
-    operation = None if x.shape[0] < TALL else operation_of(x, weight, bias, of_x)
+    operation = None
+    if x.shape[0] >= TALL:
+        # a part of a weight, or `written`'s copy of it: the way is the same, as in a checkpoint
+        weight = weight.contiguous()
+        operation = operation_of(x, weight, bias, of_x)
     if operation is None or compiling.problem(operation.key, operation.compile) is not None:
         return F.linear(x if of_x is None else of_x.by_torch(x), weight, bias)
     return operation.mapped(x, weight, bias)
@@ -191,7 +195,11 @@ class Linear(Operation):
         return d_x, found.as_strided(weight.shape, weight.stride()), d_bias
 
     def recorded(self, needs, saved, grad):
-        return self._gradients(needs, saved[:2], grad, True)
+        x, weight, read = saved
+        if weight is not None and weight.data_ptr() != read.data_ptr():
+            weight = weight.view_as(weight)
+            weight.data = read  # the numbers of forward, with the gradient of the weight
+        return self._gradients(needs, (x, weight), grad, True)
 
     def _gradients(self, needs: tuple[bool, ...], saved: Tensors, grad: Tensor,
                    create_graph: bool) -> Tensors:

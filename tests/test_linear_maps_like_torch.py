@@ -58,7 +58,8 @@ def test_a_gradient_may_be_written_to_while_the_other_is_kept(device, of_rows):
 
 
 @CLASSES
-def test_memory_that_is_exchanged_before_backward(device, cls):
+@pytest.mark.parametrize("again", [False, True])
+def test_memory_that_is_exchanged_before_backward(device, cls, again):
     """The host's gradient of rows is by the weight of forward, that of the weight by the rows that
     are there in backward, in any order of memory."""
     x, grad = rows(device).requires_grad_(), rows(device, 40)
@@ -67,7 +68,10 @@ def test_memory_that_is_exchanged_before_backward(device, cls):
     def exchanged(weight, given, module, x, grad):
         out = module(x)
         module.weight.data, x.data = weight, given
-        return torch.autograd.grad(out, [x, module.weight, module.bias], grad)
+        wanted = [x, module.weight, module.bias]
+        found = torch.autograd.grad(out, wanted, grad.clone().requires_grad_(again),
+                                    create_graph=again)
+        return [one.detach() for one in found]
 
     others = rows(device, 40, 32).t(), rows(device, ROWS, 32).t()
     wide = copy.deepcopy(module).double()
@@ -178,6 +182,15 @@ def test_weights_that_a_class_makes(device, cls):
     weight = module.weight
     module.__class__, made = {nn.Linear: (Rounded, weight.round()), Linear: (Scaled, 2 * weight)}[cls]
     assert torch.equal(used(module, x)(x), F.linear(x, made, module.bias)) and runs() == 0
+
+
+@CLASSES
+def test_without_kernels_nothing_is_counted(device, cls):
+    """Nor is anybody told of a fallback, who never asked for these maps."""
+    x = rows(device)
+    with gnnaccel.enabled(backend="torch", on_fallback="raise"):
+        used(cls(32, 40).to(device), x)(x)
+    assert "torch.linear" not in gnnaccel.stats()
 
 
 @CLASSES

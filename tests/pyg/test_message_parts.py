@@ -12,7 +12,7 @@ from tests.pyg import graphs
 from tests.pyg.generated_calls import arguments, both, compare_second, repeats
 from tests.pyg.generated_layers import Message
 from tests.pyg.graphs import M, N
-from tests.pyg.judge import compare
+from tests.pyg.judge import close, compare
 
 
 class RotatE(Message):
@@ -163,3 +163,25 @@ class Network(nn.Module):
 
 def test_a_model(kernels):
     compare(kernels, Network(), *given(RotatE), calls=2)
+
+
+def test_another_aggregation_over_graphs_that_are_new_each_time(kernels):
+    """What is kept of calls over other graphs is of the aggregation that the layer had then."""
+    layer, (x, edge_index, edge) = RotatE().to(kernels.device), given(RotatE)
+    x, edge_index, edge = (t.to(kernels.device) for t in (x, edge_index, edge))
+
+    def calls(start: int) -> list[bool]:
+        found = []
+        for at in range(start, start + 12):
+            given = x, edge_index[:, at:].contiguous(), edge[at:].contiguous()
+            expected = layer(*given)
+            with kernels.on(on_fallback="native"):
+                found.append(close(layer(*given), expected))
+        return found
+
+    assert all(calls(0))
+    for aggr in ("max", ["mean", "max"], "mean"):
+        layer.aggr_module = type(layer)(aggr=aggr).aggr_module
+        assert all(calls(20))
+    layer.aggr_module.register_forward_hook(lambda module, given, out: out * 2)
+    assert all(calls(40))

@@ -5,6 +5,7 @@ as any other `Form`. What was read of the layer is looked at again in each call.
 """
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -211,8 +212,6 @@ def form(layer: Any, known: reading.Known, kwargs: dict, edge_index: Any,
         return reason("GA206", f"messages of {len(message.shape) + 1} dimensions, "
                       f"node_dim={layer.node_dim}")
 
-    square, dtype = tracing.square(layer, kwargs), torch.get_default_dtype()
-
     alone = len(messages) == 1
 
     def more(given: Any, layer: Any) -> Generated | Several | Reason:
@@ -241,13 +240,22 @@ def form(layer: Any, known: reading.Known, kwargs: dict, edge_index: Any,
         return (unfit_edges(arguments, given, graph)
                 or together([one.stand_in(given, graph) for one in messages]))
 
+    return form_of(trace, source, more, stand_in, turned)._replace(
+        alike=_alike(trace, layer, kwargs), known=known)
+
+
+def _alike(trace: tracing.Trace, layer: Any,
+           kwargs: dict) -> Callable[[Any, dict, OpGraph, bool], bool]:
+    """`Form.alike` for calls like this one."""
+    square, dtype = tracing.square(layer, kwargs), torch.get_default_dtype()
+
     def alike(layer: Any, kwargs: dict, graph: OpGraph, whole: bool) -> bool:
         return (torch.get_default_dtype() is dtype and tracing.square(layer, kwargs) is square
                 and trace.suits(kwargs, graph.num_edges)
                 and (not trace.listed or trace.lists(kwargs, graph.edge_index))
                 and (not whole or trace.holds(layer, graph.num_edges)))
 
-    return form_of(trace, source, more, stand_in, turned)._replace(alike=alike, known=known)
+    return alike
 
 
 def _messages(trace: tracing.Trace, layer: Any, known: reading.Known,

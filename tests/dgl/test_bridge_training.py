@@ -48,6 +48,7 @@ def test_scripts(name, place, monkeypatch):
     agree(main([*SMALL[name], "--device", "cuda"]), want, name)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("workers", [0, 2])
 def test_sampling_script(workers, place, monkeypatch):
     main = script("sage_sampling", monkeypatch)

@@ -168,6 +168,7 @@ def test_relations_that_are_empty_or_many(route, relations, kept):
             torch.randint(0, kept, (E,)) + relations - kept, calls=calls(route))
 
 
+@pytest.mark.long
 def test_narrow_ids(route):
     compare(route, layer(), homogeneous().int(), graphs.features(), kinds().int(), types().int(),
             calls=calls(route))

@@ -49,6 +49,7 @@ def observed(rank, world, folder):
             report.exchanged.as_dicts(), {key: after[key] - before[key] for key in after})
 
 
+@pytest.mark.long
 def test_bytes_and_times_by_layer(tmp_path):
     folder = graphs.cut(graphs.homogeneous(), 2, tmp_path)["random"]
     for rank, (out, back, text, layers, table, found, sent) in enumerate(

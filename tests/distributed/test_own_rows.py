@@ -253,6 +253,7 @@ def compared(rank, world, folder):
         return before, str(found), {kind: len(t) for kind, t in layer(x, edge_index).items()}
 
 
+@pytest.mark.long
 @needs_distributed
 def test_calls_over_parts_are_compared(tmp_path):
     """With the host's own layer, which has results for halo rows, too."""

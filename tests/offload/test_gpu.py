@@ -152,6 +152,7 @@ def test_results_stay_within_the_limit(where):
     assert ran.memory.stayed >= 4 * 2 * x.numel() * 4  # at least those from a relu to a layer
 
 
+@pytest.mark.long
 def test_bands_gather_from_rows_that_stay(where, monkeypatch):
     """Twelve bands overlap on a GPU, and each writes its own rows in front of the same memory."""
     from torch_geometric.nn import GCNConv, GINConv, SAGEConv

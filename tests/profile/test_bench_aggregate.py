@@ -67,6 +67,7 @@ def test_quick_run_measures_and_compares_everything(out, capsys):
     assert "aggregate-cpu: vs_native >= 0.95" in shown
 
 
+@pytest.mark.long
 @needs_pyg
 def test_parts_and_layers_can_be_chosen(out):
     assert main([*QUICK, "--parts", "layers", "--layers", "gin64", "--out", str(out)]) == 0

@@ -28,6 +28,7 @@ def test_assertions_about_numbers(kernels, cls):
     compare(kernels, cls(), *arguments(cls)[:2])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cls, error", [(Asserted, AssertionError), (Raises, ValueError)])
 def test_assertions_that_fail(emulated, cls, error):
     x, ei, _ = arguments(cls)

@@ -34,6 +34,7 @@ def replays() -> int:
     return captured.replays("torch.compile")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("p", [0.0, 0.5])
 def test_training(on, p):
     model, args = captured.Net(p), given()
@@ -73,6 +74,7 @@ def test_other_graphs_features_and_options(on):
     assert replays() > 3
 
 
+@pytest.mark.long
 def test_autocast_runs_as_ever(on):
     model, args = captured.Net(), given()
     compiled = torch.compile(model, backend=backend)
@@ -82,6 +84,7 @@ def test_autocast_runs_as_ever(on):
     assert replays() == 0
 
 
+@pytest.mark.long
 def test_results_may_be_kept(on):
     model, args = captured.Net().eval(), given()
     compiled = torch.compile(model, backend=backend)

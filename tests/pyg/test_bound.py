@@ -124,6 +124,7 @@ def test_ugly_graphs(nodes, edges, hub, loops, seed):
     assert all(same(a, b) for a, b in zip(general, bound))
 
 
+@pytest.mark.long
 def test_calls_over_new_graphs_are_bound(kernels, bound_calls):
     layer = build("GATConv", device=kernels.device)
     for count in range(1, 13):

@@ -101,6 +101,7 @@ def test_names_that_are_no_python_names(route):
     assert gnnaccel.stats()["HGTConv"]["compiled"] == 1
 
 
+@pytest.mark.long
 def test_graphs_change_without_recompiling(route):
     model = Net(hgt_graphs.layer()).to(route.device)
     on(route)

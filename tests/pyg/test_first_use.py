@@ -77,6 +77,7 @@ def pending(monkeypatch):
         yield left
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("make", [plain, typed, by_type])
 def test_calls_that_wait_are_remembered_and_decided_anew(pending, make):
     layer, args = make()

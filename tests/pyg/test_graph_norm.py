@@ -248,6 +248,7 @@ def test_learned_weights_through_a_layer(route):
             positions=("x", "edge_index", "weight"))
 
 
+@pytest.mark.long
 def test_scripted_and_compiled():
     layer, x, ei = GCNConv(F, 4), graphs.features(), graphs.square()
     expected = layer(x, ei)

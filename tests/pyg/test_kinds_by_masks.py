@@ -182,6 +182,7 @@ def test_kinds_that_are_absent_or_unknown(emulated, cls, kinds):
         agrees(emulated, layer, x, ei, one, weight)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cls", TAKEN)
 def test_kinds_that_change_in_place_or_with_the_graph(emulated, cls):
     layer, (x, ei, kind, weight) = cls(), given()

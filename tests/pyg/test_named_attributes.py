@@ -318,6 +318,7 @@ class OfTruth(Asks):
         return self.lin and not self.nothing
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cls", [OfLists, OfEmptyLists, OfListsTexts, OfShared, OfTruth,
                                  OfFunctions, OfNames])
 def test_lists_and_shared_modules(emulated, cls):

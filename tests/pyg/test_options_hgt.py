@@ -31,6 +31,7 @@ def test_skip_connections_where_the_width_is_that_of_the_output(route):
     assert got["skip.paper"] is not None and got["skip.author"] is None
 
 
+@pytest.mark.long
 def test_lazy_channels(route):
     lazy = layer(-1).to(route.device)
     inputs = on(route.device, features(), edges())
@@ -93,6 +94,7 @@ def test_node_types_that_the_layer_does_not_know(route):
     compare(route, layer(), {**features(), "alien": torch.randn(3, 3)}, edges(), require=False)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("order", [[3, 1, 0, 2], [1, 0, 3, 2]], ids=str)
 def test_any_order_of_node_types(route, order):
     x = list(features().items())

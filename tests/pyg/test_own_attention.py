@@ -90,6 +90,7 @@ def test_what_changes_between_calls(emulated, name):
     both(x.double().float() * 2, ei.clone(), *more)
 
 
+@pytest.mark.long
 def test_options_and_modules_that_change(emulated):
     layer, x, ei = Tutorial(WIDTH, 8), graphs.features(), graphs.square()
     scored = Scored(WIDTH, 8)

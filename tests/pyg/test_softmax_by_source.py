@@ -149,6 +149,7 @@ def test_fewer_nodes_that_receive(emulated):
     assert "cuda" not in routes(layer)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cls", [Leaving, ByScatter, BySources])
 def test_other_graphs_and_changed_weights(emulated, cls):
     layer = cls()

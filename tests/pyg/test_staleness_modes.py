@@ -42,6 +42,7 @@ def as_native(layer, args, call=None) -> None:
                 assert relative(a, b) < 2e-4 or (a - b).abs().max().item() < 1e-5 * scale
 
 
+@pytest.mark.long
 @each
 def test_frozen_parameters(route, name):
     with route.on(on_fallback="native"):

@@ -266,6 +266,7 @@ def test_settings_of_the_layer(route, name, setting):
         as_native(layer, args)
 
 
+@pytest.mark.long
 @each
 def test_modules_that_are_watched(route, name):
     with route.on(on_fallback="native"):

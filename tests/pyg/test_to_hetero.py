@@ -249,6 +249,7 @@ def cases(draw):
     return kind, (types, names), nodes, found, draw(st.sampled_from(AGGRS))
 
 
+@pytest.mark.long
 @settings(max_examples=12, deadline=None, derandomize=True,
           suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cases())

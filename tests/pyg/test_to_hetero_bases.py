@@ -112,6 +112,7 @@ def cases(draw):
                                                                            names), nodes, found
 
 
+@pytest.mark.long
 @settings(max_examples=12, deadline=None, derandomize=True,
           suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cases())

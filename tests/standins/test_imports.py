@@ -29,6 +29,7 @@ def run():
     return run
 
 
+@pytest.mark.long
 def test_asked_for_by_a_call(run):
     assert run("""
         import importlib.util, sys

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -108,6 +108,7 @@ def test_rows_of_edges_that_do_not_fit():
 @given(src=st.integers(1, 9), dst=st.integers(1, 9), edges=st.integers(1, 60),
        width=st.sampled_from([1, 3, 8]), hub=st.booleans(), seed=st.integers(0, 99))
 def test_ugly_graphs(src, dst, edges, width, hub, seed):
+    assume(src * width >= 8)  # of a few numbers all may be what is left of larger ones
     from gnnaccel.cuda import driver
     from tests.emulation.emulator import EmulatedDriver
     torch.manual_seed(seed)

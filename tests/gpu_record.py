@@ -2,6 +2,8 @@
 
     python tests/gpu_record.py --run [pytest arguments]   run them, write tests/gpu_record.json
            [--oracle-seconds 60]                          then random cases for so long; 0: none
+    python tests/gpu_record.py --again                    run those that failed once more, for the
+                                                          same sources, where tests were mended
     python tests/gpu_record.py --check                    is it complete, green, of these sources?
     python tests/gpu_record.py --hash                     the hash that the record must have
 
@@ -75,6 +77,7 @@ class Counts:
     def __init__(self) -> None:
         self.counts = {"passed": 0, "failed": 0, "skipped": 0}
         self.failures: list[str] = []
+        self.passed: set[str] = set()
 
     def pytest_runtest_logreport(self, report) -> None:
         # A test is three phases. Its call decides, and so does a set-up or tear-down that did not
@@ -90,6 +93,9 @@ class Counts:
         self.counts[report.outcome] += 1
         if report.outcome == "failed":
             self.failures.append(report.nodeid)
+            self.passed.discard(report.nodeid)
+        elif report.outcome == "passed":
+            self.passed.add(report.nodeid)
 
 
 def versions() -> dict[str, str | None]:
@@ -146,11 +152,7 @@ def run(arguments: list[str], record_path: Path, oracle_seconds: float = 0) -> i
     if not torch.cuda.is_available():
         print("no GPU that torch can use: nothing was run or recorded")
         return 1
-    os.chdir(ROOT)
-    # A script's own folder comes first on the path: tests/profile would hide the standard
-    # library's.
-    sys.path[:] = [str(ROOT),
-                   *(entry for entry in sys.path if Path(entry or ".").resolve() != ROOT / "tests")]
+    _from_root()
     before, start, counts = sources_hash(ROOT), time.time(), Counts()
     status = int(pytest.main(["-q", "-m", "gpu", *parallel(), *arguments], plugins=[counts]))
     record: dict = {
@@ -170,17 +172,48 @@ def run(arguments: list[str], record_path: Path, oracle_seconds: float = 0) -> i
     return status or int(bool(record["oracle"] and record["oracle"]["alarms"]))
 
 
+def _from_root() -> None:
+    os.chdir(ROOT)
+    # A script's own folder comes first on the path: tests/profile would hide the standard
+    # library's.
+    sys.path[:] = [str(ROOT),
+                   *(entry for entry in sys.path if Path(entry or ".").resolve() != ROOT / "tests")]
+
+
+def again(record_path: Path, root: Path = ROOT) -> int:
+    """Runs the recorded failures once more and counts those that pass as passed; the record names
+    them. Nothing is done where the sources are others than the record's."""
+    import pytest
+
+    record = json.loads(record_path.read_text())
+    if record["hash"] != sources_hash(root):
+        print("sources changed since the GPU tests were recorded: nothing was run")
+        return 1
+    _from_root()
+    counts = Counts()
+    status = int(pytest.main(["-q", "-m", "gpu", *record["failures"]], plugins=[counts]))
+    passed = [test for test in record["failures"] if test in counts.passed]
+    record["counts"]["passed"] += len(passed)
+    record["counts"]["failed"] -= len(passed)
+    record["failures"] = [test for test in record["failures"] if test not in passed]
+    record["again"] = record.get("again", []) + passed
+    record_path.write_text(json.dumps(record, indent=2) + "\n")
+    return status
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     action = parser.add_mutually_exclusive_group(required=True)
-    for name in ("run", "check", "hash"):
+    for name in ("run", "again", "check", "hash"):
         action.add_argument(f"--{name}", action="store_true")
     parser.add_argument("--oracle-seconds", type=float, default=60)
     args, rest = parser.parse_known_args()
     record_path = ROOT / "tests" / "gpu_record.json"
     if args.run:
         return run(rest, record_path, args.oracle_seconds)
+    if args.again:
+        return again(record_path)
     if args.hash:
         print(sources_hash(ROOT))
         return 0

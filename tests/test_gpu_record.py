@@ -123,3 +123,25 @@ def test_counts_take_each_test_once(gpu_record):
         counts.pytest_runtest_logreport(report)
     assert counts.counts == {"passed": 1, "failed": 2, "skipped": 1}
     assert counts.failures == ["broken", "wrong"]
+
+
+def test_failures_are_run_again(gpu_record, tree, monkeypatch, capsys):
+    """Those that pass count as passed, and the record names them; of other sources none is run."""
+    monkeypatch.setattr(gpu_record, "_from_root", lambda: None)
+    path = write_record(gpu_record, tree, failures=["a", "b"],
+                        counts={"passed": 3, "failed": 2, "skipped": 1})
+
+    def main(arguments, plugins):
+        assert arguments[-2:] == ["a", "b"]
+        plugins[0].passed.add("b")
+        return 1
+
+    monkeypatch.setattr(pytest, "main", main)
+    assert gpu_record.again(path, tree) == 1
+    record = json.loads(path.read_text())
+    assert record["counts"] == {"passed": 4, "failed": 1, "skipped": 1}
+    assert record["failures"] == ["a"] and record["again"] == ["b"]
+    assert "1 GPU tests failed" in gpu_record.complaint(tree, path)
+    (tree / "gnnaccel/cuda/driver.py").write_text("other\n")
+    monkeypatch.setattr(pytest, "main", None)
+    assert gpu_record.again(path, tree) == 1 and "sources changed" in capsys.readouterr().out

@@ -9,7 +9,7 @@ from torch_geometric.utils import scatter
 
 from gnnaccel.adapters.pyg.propagate import expressed
 from tests.pyg import graphs
-from tests.pyg.generated_calls import arguments, both, compare_second, repeats
+from tests.pyg.generated_calls import arguments, both, compare_second, repeats, to
 from tests.pyg.generated_layers import Message
 from tests.pyg.graphs import M, N
 from tests.pyg.judge import close, compare
@@ -108,7 +108,7 @@ def test_other_aggregations(kernels, aggr):
 
 @pytest.mark.parametrize("form", BY_PARTS)
 def test_second_derivatives(kernels, form):
-    compare_second(kernels, form(), *given(form))
+    compare_second(kernels, form().to(kernels.device), *to(kernels.device, *given(form)))
 
 
 def test_dropout(kernels):

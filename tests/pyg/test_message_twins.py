@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from gnnaccel.cuda import generated
 from tests.pyg import graphs
-from tests.pyg.generated_calls import arguments, compare_second, repeats
+from tests.pyg.generated_calls import arguments, compare_second, repeats, to
 from tests.pyg.generated_layers import Message
 from tests.pyg.judge import compare
 
@@ -94,7 +94,7 @@ def test_values_and_gradients(kernels, copied, form, aggr):
 
 @pytest.mark.parametrize("form", TWINS)
 def test_repeated_and_second_derivatives(kernels, form):
-    compare_second(kernels, form(), *given(form))
+    compare_second(kernels, form().to(kernels.device), *to(kernels.device, *given(form)))
     repeats(kernels, form(), 12)
 
 

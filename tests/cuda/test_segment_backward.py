@@ -289,6 +289,7 @@ def test_what_was_found_out_for_one_call_serves_only_those_alike(device):
     assert same_bits(gradients(segments, x, dy, w)[1], first[1])
 
 
+@pytest.mark.long
 def test_prepare_compiles_what_serves(device, monkeypatch):
     """All kernels, and no others: those that `gradients` finds afterwards have the same texts."""
     texts, kernel = [], EmulatedDriver.kernel

@@ -148,6 +148,7 @@ def test_segments_are_divided_anywhere(device, monkeypatch, sms):
     judge(weight_grad(segments, x, dy), segments, x, dy)
 
 
+@pytest.mark.long
 def test_thousands_of_segments_mostly_empty(device):
     lengths = torch.zeros(5000, dtype=torch.long)
     lengths[torch.randperm(5000)[:60]] = torch.randint(1, 80, (60,))

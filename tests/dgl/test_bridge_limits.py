@@ -139,6 +139,7 @@ def test_sparse_names_the_limit(place):
         bridged.homogeneous().adj()
 
 
+@pytest.mark.long
 def test_nothing_is_imported_for_it():
     code = ("import sys, gnnaccel\ngnnaccel.enable()\n"
             "assert not gnnaccel.status()['bridge']['active'] and 'dgl' not in sys.modules")

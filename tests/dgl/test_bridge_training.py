@@ -40,6 +40,7 @@ def agree(got: dict, want: dict, name: str) -> None:
     assert abs(got["accuracy"] - want["accuracy"]) < 0.1, f"{name}: accuracy {got['accuracy']}, on the host {want['accuracy']}"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["gat", "rgcn", "hgt", "graph_classification"])
 def test_scripts(name, place, monkeypatch):
     main = script(name, monkeypatch)

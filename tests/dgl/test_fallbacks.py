@@ -117,6 +117,7 @@ def test_hooks_of_called_modules_run(route, inputs, name):
 
 # ---- the features ----
 
+@pytest.mark.long
 def test_features_of_other_shapes_and_dtypes(route, layer, inputs):
     g, x = inputs
     native_because(route, "GA206", lambda: layer(g, x.unsqueeze(1).expand(-1, 2, -1)))

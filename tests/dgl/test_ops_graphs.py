@@ -95,6 +95,7 @@ def test_kernels(emulated, names):
     held()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("degree", [1, 2])
 @pytest.mark.parametrize("message", ["copied", "weighted"])
 @pytest.mark.parametrize("ids", [True, False])

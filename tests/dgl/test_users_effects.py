@@ -67,6 +67,7 @@ def test_dropout_in_a_mailbox_that_drops_nothing(emulated, p, train, module):
     agrees(emulated, call)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("module", [True, False])
 def test_dropout_in_a_mailbox(emulated, module):
     """Each edge's weight is dropped or kept, the same forward and backward, anew in each call."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 import functools
 
 import dgl
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -60,6 +61,7 @@ def test_modules(route):
     assert all(not torch.equal(a, b) for a, b in zip(seen, seen[1:]))
 
 
+@pytest.mark.long
 def test_modules_that_are_watched_or_changed(emulated, monkeypatch):
     graph, message, reduce, calls = filled(), Message(), Pooled(), []
     call = sums(graph, message, reduce)

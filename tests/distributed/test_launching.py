@@ -110,6 +110,7 @@ def test_a_process_without_a_gpu_of_its_own(monkeypatch):
         script._own_gpu()
 
 
+@pytest.mark.long
 def test_without_a_launcher_it_says_how_to_start(tmp_path):
     known = {name: value for name, value in os.environ.items() if name != "RANK"}
     ran = subprocess.run([sys.executable, "-m", "gnnaccel", "--partition", "train.py"], text=True,

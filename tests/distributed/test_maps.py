@@ -186,6 +186,7 @@ def widths(rank, world, folder):
     return found
 
 
+@pytest.mark.long
 def test_the_narrower_rows_are_sent(tmp_path):
     folder = graphs.cut(graphs.homogeneous(), 2, tmp_path)["random"]
     for found in start(2, widths, folder):

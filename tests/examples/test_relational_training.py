@@ -146,6 +146,7 @@ class PlainHGT(torch.nn.Module):
         return self.out(hidden["author"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dataset, plain, arrays, adam", [
     ("mutag", PlainRGCN, entity_arrays(1), {"lr": 0.01, "weight_decay": 5e-4}),
     ("dblp", PlainHGT, hetero_arrays(2), {"lr": 0.005, "weight_decay": 1e-3})])

@@ -95,6 +95,7 @@ def test_nothing_begins_after_the_deadline(tmp_path):
     assert suite.run([common.Chunk(("test_some.py",))]) == ({}, [{"unfinished": ("test_some.py",)}])
 
 
+@pytest.mark.long
 def test_a_share_of_a_file(tmp_path, monkeypatch):
     (tmp_path / "plugin_of_this_test.py").write_text(_PLUGIN)
     (tmp_path

@@ -220,6 +220,7 @@ def test_room_beside_bands_of_rows(limit, data):
         assert bool(ran.memory.kept) is (limit == 4000 + BYTES)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("limit, stays", [(2.36, True), (2.2, False)])
 def test_bands_are_so_small_that_results_stay(limit, stays):
     """Where all rows come once, smaller bands fetch no more. ``limit``: in bytes of a result. With

@@ -80,6 +80,7 @@ def test_the_number_of_bands_changes_nothing(limit):
     assert count == 1 if limit == 10**9 else count > 1
 
 
+@pytest.mark.long
 def test_ugly_graphs():
     from torch_geometric.nn import GATConv, GCNConv, GINConv, SAGEConv
 

@@ -129,6 +129,7 @@ def test_sources_and_destinations():
     judged(Between, graph()[0], torch.randn(20, 5), edges)
 
 
+@pytest.mark.long
 def test_layers_of_pyg_that_need_all_nodes():
     from torch_geometric.nn import ChebConv, DirGNNConv, GATConv, GINConv, HypergraphConv, SAGEConv
 

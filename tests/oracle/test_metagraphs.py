@@ -34,6 +34,7 @@ def alarms(seeds: range, only: str | None = None, **options: str) -> Iterator[st
                 yield found
 
 
+@pytest.mark.long
 def test_on_torch_operations():
     assert not list(alarms(range(30)))
 

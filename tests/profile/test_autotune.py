@@ -75,6 +75,7 @@ def route_of(layer, *inputs, **options):
     return gnnaccel.records()[-1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("make", [gat, rgcn])
 def test_the_fastest_is_kept_and_taken(folder, monkeypatch, make):
     layer, *inputs = make()

@@ -80,6 +80,7 @@ def test_every_layer_of_the_suite_is_known():
         assert name in plain.LAYERS or attention.resolve(name).name == name
 
 
+@pytest.mark.long
 def test_relations_beside_pygs_faster_layer(tmp_path):
     out = tmp_path / "peers.json"
     assert main(["bench", "--suite", "peers", "--quick", "--device", "cpu", "--shapes",
@@ -99,6 +100,7 @@ def test_relations_compiled():
     assert all(r.timing or r.error for r in found) and found[-1].timing
 
 
+@pytest.mark.long
 def test_a_quick_run_says_what_is_not_installed(tmp_path):
     out = tmp_path / "peers.json"
     assert main(["bench", "--suite", "peers", "--quick", "--device", "cpu", "--layers",

@@ -52,6 +52,7 @@ def test_the_mean_is_the_mean():
     torch.testing.assert_close(grad, torch.autograd.grad(expected, x, found.grad)[0])
 
 
+@pytest.mark.long
 @emulated
 def test_a_run_from_the_command_line(tmp_path, capsys):
     out = tmp_path / "quantized.json"

@@ -36,6 +36,7 @@ def untouched(monkeypatch):
     monkeypatch.setattr(accel, "accelerated", lambda **options: contextlib.nullcontext())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", pyg.LAYERS)
 def test_quick_run_measures_and_compares_each_layer(name, out, capsys, monkeypatch):
     untouched(monkeypatch)

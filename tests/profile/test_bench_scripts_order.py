@@ -206,6 +206,7 @@ def test_where_runs_cannot_be_forked_each_is_a_new_process(runs, monkeypatch, ca
     assert "no forks here; a new process for each run" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_module_that_cannot_be_loaded_beforehand():
     with pytest.raises(script_forks.CannotFork, match="ended"):
         script_forks.Forks(["no_such_module"], dict(os.environ), 60.0)
@@ -217,6 +218,7 @@ def test_a_forked_run_ends_at_its_limit_with_what_it_started():
     assert process.wait(10.0) is not None
 
 
+@pytest.mark.long
 def test_what_is_preloaded_reads_torch_s_build_without_looking_for_gpus(tmp_path):
     file = tmp_path / "asks.py"  # it fails where this process itself is asked
     file.write_text("import torch\n"

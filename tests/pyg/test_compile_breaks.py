@@ -82,6 +82,7 @@ def test_no_wrong_reason_is_kept(enabled, label):
         assert gnnaccel.stats()[name] == {"calls": 1, "routes": {enabled.backend: 1}, "reasons": {}}
 
 
+@pytest.mark.long
 def test_readouts_after_a_break(enabled):
     x, batch = graphs.features().to(enabled.device), torch.zeros(N, dtype=torch.int64)
     batch = batch.to(enabled.device)

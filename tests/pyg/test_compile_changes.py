@@ -53,6 +53,7 @@ def native(layer, inputs):
         return step(layer, *inputs)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("label", CHANGES)
 @pytest.mark.parametrize("another", [False, True])
 def test_replaced_methods_are_compiled_anew(route, label, another):
@@ -80,6 +81,7 @@ class Tripled(MessagePassing):
         return inputs.new_zeros(dim_size, F).index_add(0, index, inputs * 3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["message", "update", "aggregate"])
 def test_methods_replaced_on_a_class_are_compiled_anew(route, name):
     class Replaced(Own):
@@ -111,6 +113,7 @@ def test_methods_replaced_on_a_class_of_pyg_are_traced(route, monkeypatch, name)
     assert gnnaccel.stats()[name]["compiled"] == 1
 
 
+@pytest.mark.long
 def test_a_weight_that_is_another_view_of_its_memory(route):
     inputs = graphs.features().to(route.device), graphs.square().to(route.device)
     layer = nn.GCNConv(F, F).to(route.device)

@@ -358,6 +358,7 @@ def test_attention_weights_are_the_hosts(route):
     assert compiled_calls("GATConv") == 0
 
 
+@pytest.mark.long
 def test_autocast_is_the_hosts(route):
     layer = nn.GATConv(F, 8, 2).to(route.device)
     x, edges = graphs.features().to(route.device), graphs.square().to(route.device)

@@ -37,6 +37,7 @@ def records():
     return len(operators._records)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_training(route, inputs, backend):
     native = Net().to(route.device)
@@ -132,6 +133,7 @@ def test_blocks(route, inputs):
     assert compiled_calls() == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_memory_that_the_compiler_uses_again(route, inputs, backend):
     """Edges and features that are made inside the compiled model, some in the same memory."""

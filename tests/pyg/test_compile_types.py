@@ -55,6 +55,7 @@ def inputs(route, types=None, relations=RELATIONS):
     return hgt_graphs.on(route.device, {k: t for k, t in x.items() if k in (types or x)}, edges)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", INDUCTOR)
 @pytest.mark.parametrize("width", [16, 12])
 def test_a_layer_is_one_operator(route, backend, width):
@@ -78,6 +79,7 @@ PARTS = {"an edge type": (None, RELATIONS[1:]),
          "destinations": (None, [RELATIONS[0]])}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("label", PARTS)
 def test_what_a_call_leaves_out(route, label):
     types, relations = PARTS[label]
@@ -113,6 +115,7 @@ def test_graphs_change_without_recompiling(route):
     assert compiles() == 1 and gnnaccel.stats()["HGTConv"]["compiled"] == 3
 
 
+@pytest.mark.long
 def test_other_edge_types_are_compiled_anew(route):
     model, (x, edges) = Net(hgt_graphs.layer()).to(route.device), inputs(route)
     on(route)

@@ -135,6 +135,7 @@ def test_hooks_in_a_new_dictionary(route):
     assert len(log) == 1
 
 
+@pytest.mark.long
 def test_replaced_methods_explaining_and_other_maps(route):
     def explained(conv):
         conv.explain, conv._edge_mask = True, torch.ones(40, device=route.device)

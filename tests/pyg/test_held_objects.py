@@ -66,6 +66,7 @@ def test_values_and_gradients(kernels, cls, options):
     compare(kernels, cls(options()), *arguments(Message)[:2])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cls", [Configured, Aggregated])
 @pytest.mark.parametrize("options", OBJECTS)
 def test_changes_are_seen(emulated, cls, options):

@@ -168,6 +168,7 @@ def test_int32_edges_strided_edges_and_the_edge_index_class(route):
 
 # ---- numbers ----
 
+@pytest.mark.long
 def test_gradients_in_double(route):
     if route.name != "torch":
         pytest.skip("the kernels compute in fp32")

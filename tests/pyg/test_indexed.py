@@ -37,6 +37,7 @@ def given(edges: int = E) -> list[torch.Tensor]:
     return [graphs.features(), ei, graphs.edge_features(edges, EDGE)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("form", [*FORMS, EdgesOnly])
 def test_values_and_gradients(kernels, form):
     for train in (True, False):

@@ -169,6 +169,7 @@ def agrees(emulated, layer, *args, nan: bool = False) -> None:
         assert a is None or torch.allclose(a, b, 1e-4, 1e-5, equal_nan=nan)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cls", TAKEN)
 @pytest.mark.parametrize("kinds", [(0, 2), (1,), (-1, 5), (0, 1, 2, 7)])
 def test_kinds_that_are_absent_or_unknown(emulated, cls, kinds):

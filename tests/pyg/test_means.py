@@ -44,6 +44,7 @@ def test_two_kinds_of_nodes_and_odd_widths(route):
                 positions=("x", "edge_index", "size"))
 
 
+@pytest.mark.long
 def test_among_several(route):
     """Of the others a mean and a maximum share a pass by kernels; two of the same kind keep their
     own numbers."""

@@ -167,6 +167,7 @@ def test_values_and_gradients(kernels, cls):
     compare(kernels, cls(), *given(cls), require=cls not in (PickedByKind, Undefined))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("flow", ["source_to_target", "target_to_source"])
 @pytest.mark.parametrize("cls", LAYERS)
 def test_repeated_and_over_other_edges(emulated, cls, flow):

@@ -153,6 +153,7 @@ def test_calls_over_new_graphs_are_stated_once(stated, name):
     assert {one for s in gnnaccel.stats().values() for one in s["routes"]} == {"cuda"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", OF_TYPES)
 def test_relations_and_types_that_come_and_go(stated, name):
     """Without edges, absent, in another order; types that no relation needs."""

@@ -15,6 +15,7 @@ LAYER = [{}, dict(requires_grad=False), dict(add_self_loops=False),
          dict(requires_grad=False, add_self_loops=False)]
 
 
+@pytest.mark.long
 @on_routes("width", [1, 7, 12, 16], [2, 33, 64, 100, 128, 511, 512])
 def test_widths(route, width):
     compare(route, AGNNConv(), graphs.features(width=width), graphs.square())

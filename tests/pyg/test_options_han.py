@@ -35,6 +35,7 @@ def test_shapes(route, shape):
     compare(route, layer(out=out, heads=heads), features(), edges())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("slope", [0.0, 0.7, 1.5])
 def test_slopes(route, slope):
     compare(route, layer(negative_slope=slope), features(), edges())

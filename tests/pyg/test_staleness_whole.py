@@ -273,6 +273,7 @@ def test_modules_that_are_watched(route, name):
         watch_each_module(*warmed(route, name))
 
 
+@pytest.mark.long
 @each
 def test_modules_whose_functions_are_replaced(route, name, monkeypatch):
     with route.on(on_fallback="native"):

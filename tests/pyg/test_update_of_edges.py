@@ -72,6 +72,7 @@ def test_values_and_gradients(kernels, cls, flow):
     compare(kernels, cls(flow=flow), graphs.features(), graphs.square())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cls", CLASSES)
 def test_it_is_the_callers(emulated, cls):
     """In repeated calls and over other graphs; also edges that kernels read a copy of."""

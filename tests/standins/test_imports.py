@@ -47,6 +47,7 @@ def test_asked_for_by_a_call(run):
              "scatter 2.1.2", "True gnnaccel's stand-in for torch_scatter 2.1.2"]
 
 
+@pytest.mark.long
 def test_asked_for_by_the_environment(run):
     code = """
         import sys, gnnaccel

@@ -199,6 +199,7 @@ def test_switched_off_by_the_environment_the_script_runs_natively_and_is_told(tm
     assert ours.stderr.strip() == "python -m gnnaccel: the environment variable GNNACCEL says off: everything runs natively"
 
 
+@pytest.mark.long
 def test_log_alone_takes_no_value(tmp_path):
     ours = python(*ACCEL, "--log", "-c", STATUS % (("log",),), cwd=tmp_path)
     assert ours.stdout.strip() == "True {'log': True}" and "gnnaccel: enabled, version" in ours.stderr

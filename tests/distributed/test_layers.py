@@ -55,6 +55,7 @@ def test_kernels_run_over_parts(tmp_path):
     judge(data, [rank[:2] for rank in found], names)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("world, way, enabled", [
     (2, "random", False), pytest.param(2, "random", True, marks=pytest.mark.long),
     pytest.param(4, "ugly", False, marks=pytest.mark.long)])

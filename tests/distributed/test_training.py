@@ -69,6 +69,7 @@ def alone(name: str) -> dict:
     return train(models.make(name), data, torch.mean)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("world, cuts", [
     (4, ("random", "ugly")), pytest.param(4, ("edges",), marks=pytest.mark.long),
     *(pytest.param(world, ("edges", "random", "ugly"), marks=pytest.mark.long)

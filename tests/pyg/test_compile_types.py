@@ -132,6 +132,7 @@ NATIVE = {"a hook": lambda layer: layer.kqv_lin.lins["paper"].register_forward_h
               {"paper": torch.nn.Sequential(torch.nn.Linear(16, 16))})}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("label", ["a hook", pytest.param("another map", marks=pytest.mark.long)])
 def test_what_is_not_described_is_traced_natively(route, label):
     model, (x, edges) = Net(hgt_graphs.layer()).to(route.device), inputs(route)

@@ -160,6 +160,7 @@ for layer in (GCNConv(3, 2), GATConv(3, 2)):
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("order", [pytest.param("before", marks=pytest.mark.long), "after"])
 def test_pyg_goes_on_without_them(run, order):
     pytest.importorskip("torch_geometric")
@@ -170,6 +171,7 @@ def test_pyg_goes_on_without_them(run, order):
     assert "GNNACCEL_STANDINS=torch_sparse,pyg" in said[2]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", ["call", pytest.param("variable", marks=pytest.mark.long)])
 def test_pyg_takes_sparse_tensors_where_that_is_asked_for(run, way):
     pytest.importorskip("torch_geometric")

@@ -35,6 +35,7 @@ def run(folder, *options, mode=True, plugin=("-p", "gnnaccel.pytest_plugin")):
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("more", [[], pytest.param(["-n", "2"], marks=pytest.mark.long)],
                          ids=["one process", "xdist"])
 def test_a_suite_with_it_on(tmp_path, more):

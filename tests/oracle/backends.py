@@ -50,9 +50,11 @@ class Backend:
 
     @contextlib.contextmanager
     def splitting(self, seed: int) -> Iterator[None]:
-        """A block in which rows of fewer edges than usual are split over warps, and products of few
-        rows run by the kernels for many, for some seeds."""
+        """A block in which rows of fewer edges than usual are split over warps, and products and
+        linear maps of few rows run by the kernels for many, for some seeds."""
+        from gnnaccel.adapters import linear
         from gnnaccel.cuda import structure
+        from gnnaccel.dispatch.graph import cache
         from gnnaccel.dispatch.run import skinny_matmul
 
         size, few = (16, 48, None)[seed % 3], seed // 3 % 2 == 0
@@ -60,7 +62,9 @@ class Backend:
             if size is not None:
                 patches.enter_context(mock.patch.object(structure, "chunk_edges", lambda edges: size))
             if few:
-                patches.enter_context(mock.patch.object(skinny_matmul, "TALL", 1))
+                for module, name in ((skinny_matmul, "TALL"), (cache, "LARGE"), (linear, "MANY"),
+                                     (linear, "_MANY_OF_WEIGHT"), (linear, "LEAST")):
+                    patches.enter_context(mock.patch.object(module, name, 1))
             yield
 
     def finish(self) -> None:

@@ -211,6 +211,8 @@ def source(d: Draw, name: str) -> str:
     """The text of a module with one class."""
     attends, summed = d.chance(0.25), d.chance(0.3)
     body = attention(d) if attends else d.choice(_WIDE) if summed else expression(d)
+    if not attends and not summed and d.chance(0.15):  # parts side by side, of the same width
+        body = f"torch.cat([({body})[:, 1:], ({expression(d, 2)})[:, :1]], dim=-1)"
     lines = []
     if d.chance(0.3):
         lines.append("        if edge_weight is None:\n            return x_j")

@@ -283,6 +283,10 @@ class PoolNet(nn.Module):
         self.pool = r.choice((
             lambda: pyg.TopKPooling(IN, 0.6), lambda: pyg.SAGPooling(IN, 0.6),
             lambda: pyg.SAGPooling(IN, 0.6, GNN=pyg.GATConv), lambda: pyg.ASAPooling(IN, 0.6)))()
+        if self.pool.select.weight.numel() == 1:
+            # it is divided by its size: its gradient is zero but for roundings, of which Adam
+            # makes whole steps
+            self.pool.select.weight.requires_grad_(False)
         self.norm = r.choice((pyg.GraphNorm, pyg.BatchNorm, pyg.LayerNorm, pyg.PairNorm))
         self.norm = self.norm() if self.norm is pyg.PairNorm else self.norm(IN)
         self.reads = r.choice((pyg.global_add_pool, pyg.global_mean_pool, pyg.global_max_pool))

@@ -3,8 +3,8 @@
 An adapter package offers ``install(patches: PatchSet) -> list[str]``: it replaces functions of its
 host through ``patches``, registers its layer classes with ``dispatch.rules.register_class``, and
 returns the names of the replaced. It may offer ``requantized(patches)``, which puts in or out the
-patches that only quantized or compiled models need, and ``on_demand(patches)``, which puts in all
-of these.
+patches that only quantized or compiled models or large graphs need, and ``on_demand(patches)``,
+which puts in all of these.
 """
 from __future__ import annotations
 
@@ -152,8 +152,9 @@ def linear_maps(layer: Any) -> list[tuple[str, Any]]:
 
 
 def requantized() -> None:
-    """Put patches that only quantized or compiled models need in or out, after other layers were
-    quantized or the configuration, which may ask for operators in compiled models, has changed."""
+    """Put patches that only quantized or compiled models or large graphs need in or out, after
+    other layers were quantized, the configuration, which may ask for operators in compiled models,
+    has changed, or the first large graph came."""
     with _lock:
         for key, host in _hosts.items():
             if host.installed:

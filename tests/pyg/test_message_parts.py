@@ -165,6 +165,29 @@ def test_a_model(kernels):
     compare(kernels, Network(), *given(RotatE), calls=2)
 
 
+class Compared(Message):
+    """No floats: sums of these are no floats either."""
+
+    def message(self, x_i, x_j):
+        return torch.cat([x_i > x_j, x_j > 0.5 * x_i], -1)
+
+
+class Counted(Message):
+    def message(self, x_i, x_j):
+        return torch.cat([(x_i * x_j).long(), (x_j - x_i).long()], -1)
+
+
+@pytest.mark.parametrize("form", [Compared, Counted])
+def test_parts_that_are_no_floats(kernels, form):
+    layer, (x, edge_index, _) = form().to(kernels.device), given(form)
+    x, edge_index = x.to(kernels.device), edge_index.to(kernels.device)
+    expected = layer(x, edge_index)
+    with kernels.on(on_fallback="native"):
+        for _ in range(3):
+            out = layer(x, edge_index)
+            assert out.dtype is expected.dtype and torch.equal(out, expected)
+
+
 def test_another_aggregation_over_graphs_that_are_new_each_time(kernels):
     """What is kept of calls over other graphs is of the aggregation that the layer had then."""
     layer, (x, edge_index, edge) = RotatE().to(kernels.device), given(RotatE)

@@ -135,7 +135,8 @@ def lookup_many(tensors: tuple[Tensor, ...], sizes: tuple,
         return None, "none"
     _counts["misses"] += 1
     view = make(False)
-    large = tensors[0].shape[-1] >= LARGE and (tensors[0].device.type == "cuda" or driver.placed())
+    large = (tensors[0].shape[-1:] >= (LARGE,)  # a single number has no shape
+             and (tensors[0].device.type == "cuda" or driver.placed()))
     if large and when_large is not None:
         _tell_of_large()
     drop = partial(_drop, key, view)

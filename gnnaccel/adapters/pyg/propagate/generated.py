@@ -131,9 +131,11 @@ def found(out: Any, layer: Any) -> Message | None:
 
 def side_by_side(rows: pointwise.Rows) -> tuple[Message, ...]:
     """The messages of rows that are several side by side; none where all are at one end, so that
-    torch puts them together before, or where kernels cannot be written for one."""
+    torch puts them together before, where they are no floats, or where kernels cannot be written
+    for one."""
     if type(rows) is not beside.Beside or rows.is_made or len(rows.parts) > _MOST_PARTS or (
-        len(set().union(*map(channels.ends, rows.parts))) < 2):
+        not rows.meta.is_floating_point()
+        or len(set().union(*map(channels.ends, rows.parts))) < 2):
         return ()
     try:
         messages = [_of_rows(part.alone()) for part in rows.parts]

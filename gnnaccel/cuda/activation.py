@@ -46,7 +46,7 @@ def _bodies(of: Activation) -> dict[str, str]:
     for name, (op, args) in zip(names[first:], of.expression.steps):
         kind = OPERATIONS[op]
         lines.append(f"const {kind.type} {name} = {kind.value.format(*(names[a] for a in args))};")
-    slope = [line.strip() for line in Writer(of.expression, "").adjoints([0], "g")]
+    slope = [line.strip() for line in Writer(of.expression, "").adjoints([0], ["g"])]
     value = " ".join(lines)
     return {"ACT_VALUE": f"{value} return {names[of.expression.out]};",
             "ACT_SLOPE": f"{value} {' '.join(slope)} return of_{names[0]};"}

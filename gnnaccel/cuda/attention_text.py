@@ -85,8 +85,8 @@ def _by_destination(expression: Expression, needs: tuple[bool, ...]) -> str:
     body += [f"{TYPES[w.modes[k]]} to_{w.names[k]}; {CLEAR[w.modes[k]].format('to_' + w.names[k])}"
              for k in stored]
     grad = "grad_own[k][c] * weight[k / KV]"
-    body += [*w.through_score("je", inputs, scored, stored), *w.adjoint_totals(inputs, grad, "je"),
-             "EACH_CHANNEL {", *w.values("je"), *w.adjoints(inputs, grad),
+    body += [*w.through_score("je", inputs, scored, stored), *w.adjoint_totals(inputs, [grad], "je"),
+             "EACH_CHANNEL {", *w.values("je"), *w.adjoints(inputs, [grad]),
              *(w.added(k, k in stored, True) for k in inputs), "}"]
     body += [f"sum_channels(to_{w.names[k]});" for k in stored]
     writes = [(f"{w.names[k]}_grad", f"to_{w.names[k]}") for k in stored]
@@ -117,8 +117,8 @@ def _by_source(expression: Expression, needs: tuple[bool, ...]) -> str:
     w.skip_unread(inputs)
     grad = "e.grad[k][c] * e.weights[k / KV]"
     body = [f"const Heads& of_{w.names[k]}_total = e.to_{w.names[k]}_rows;" for k in scored]
-    body += [*w.totals("ie"), *w.adjoint_totals(inputs, grad, "ie"), "EACH_CHANNEL {",
-             *w.values("ie"), *w.adjoints(inputs, grad),
+    body += [*w.totals("ie"), *w.adjoint_totals(inputs, [grad], "ie"), "EACH_CHANNEL {",
+             *w.values("ie"), *w.adjoints(inputs, [grad]),
              *(w.added(k, False, True) for k in inputs), "}"]
     body += [f"EACH_HEAD {w.led(k, f'{w.names[k]}_sum', f'of_{w.names[k]}_total[k / KV]')}"
              for k in scored if k < w.first]

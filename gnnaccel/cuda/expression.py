@@ -34,13 +34,25 @@ class Step(NamedTuple):
 class Expression(NamedTuple):
     """A message. ``numbers``: count of numbers that are the same for all edges, with no gradient;
     ``out``: the value that is the message; ``score``: the value whose softmax over the edges that
-    enter a node is multiplied with it, if there is one: the same for all channels of a head."""
+    enter a node is multiplied with it, if there is one: the same for all channels of a head;
+    ``others``: the values of further messages, each reduced for itself. These have no score."""
 
     inputs: tuple[Input, ...]
     numbers: int
     steps: tuple[Step, ...]
     out: int
     score: int | None = None
+    others: tuple[int, ...] = ()
+
+    @property
+    def outs(self) -> tuple[int, ...]:
+        """The values of all messages."""
+        return (self.out, *self.others)
+
+    def only(self, places: tuple[int, ...]) -> Expression:
+        """The same with none but the messages at these places of `outs`."""
+        out, *others = [self.outs[at] for at in places]
+        return self._replace(out=out, others=tuple(others))
 
     @property
     def first(self) -> int:
@@ -58,6 +70,11 @@ class Expression(NamedTuple):
                 if k >= self.first and self.steps[k - self.first].op != CHANNEL_SUM:
                     stack += self.steps[k - self.first].args
         return values
+
+    @property
+    def used(self) -> frozenset[int]:
+        """The values that the messages and the score are made of."""
+        return _used(self)
 
     @property
     def scored_by_head(self) -> bool:
@@ -96,6 +113,15 @@ def _names(of: Expression) -> tuple[str, ...]:
 
 
 @functools.lru_cache(maxsize=512)
+def _used(of: Expression) -> frozenset[int]:
+    used = {*of.outs, *(() if of.score is None else (of.score,))}
+    for k, step in reversed([*enumerate(of.steps, of.first)]):
+        if k in used:
+            used.update(step.args)
+    return frozenset(used)
+
+
+@functools.lru_cache(maxsize=512)
 def _formula(of: Expression) -> str:
     names = of.names
     texts = list(names[:of.first])
@@ -103,7 +129,9 @@ def _formula(of: Expression) -> str:
         parts = [texts[a] if len(texts[a]) <= _LONG else names[a] for a in args]
         sign = _SIGNS.get(op)
         texts.append(f"({parts[0]} {sign} {parts[1]})" if sign else f"{op}({', '.join(parts)})")
-    return texts[of.out] if of.score is None else f"softmax({texts[of.score]}) * {texts[of.out]}"
+    if of.score is not None:
+        return f"softmax({texts[of.score]}) * {texts[of.out]}"
+    return ", ".join([texts[out] for out in of.outs])
 
 
 class Operation(NamedTuple):

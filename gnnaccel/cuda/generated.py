@@ -68,9 +68,9 @@ def at_edges(graph: Rows, expression: Expression, seen: tuple[int, int],
 
 
 def forward(graph: Rows, expression: Expression, seen: tuple[int, int],
-            inputs: tuple[Tensor, ...], numbers: Numbers, mean: bool) -> Tensor:
-    """fp32 [rows, heads * width]: for each row the sum of its edges' messages, or their mean; 0
-    without edges.
+            inputs: tuple[Tensor, ...], numbers: Numbers, mean: bool) -> tuple[Tensor, ...]:
+    """fp32 [rows, heads * width] for each message of the expression: for each row the sum of its
+    edges' messages, or their mean; 0 without edges.
 
     graph: by destination, ``place`` the number of an edge. seen: `seen_as` of the messages. inputs:
     fp32, each [nodes or edges or nothing, numbers of its mode]; copied where kernels cannot read
@@ -80,16 +80,22 @@ def forward(graph: Rows, expression: Expression, seen: tuple[int, int],
     args, _copies = arguments(graph, expression, seen, inputs, numbers)
     layout, compiled = layout_for(heads, width), kernels(expression, heads, width, graph.wide)
     device, launch = graph.indptr.device, graph.launch()
-    out = torch.empty((graph.rows, heads * width), dtype=torch.float32, device=device)
-    part = (torch.empty((launch.chunks, heads * width), dtype=torch.float32, device=device)
-            if launch.chunks else None)
-    at, mean_ = 0 if part is None else part.data_ptr(), np.int32(mean)
+    features, ends = heads * width, []
+    outs = tuple([torch.empty((graph.rows, features), dtype=torch.float32, device=device)
+                  for _ in expression.outs])
+    parts = (torch.empty((len(outs), launch.chunks, features), dtype=torch.float32, device=device)
+             if launch.chunks else None)
+    at = 0 if parts is None else parts.data_ptr()
+    for out in outs:
+        ends += [out.data_ptr(), at]
+        at += 4 * launch.chunks * features
+    mean_ = np.int32(mean)
     compiled("forward")((-(-(launch.slots + graph.rows) // WARPS), layout.tiles), THREADS, 0,
-                        launch.graph + launch.split + args + (mean_, out.data_ptr(), at))
+                        (*launch.graph, *launch.split, *args, mean_, *ends))
     if launch.heavy:
-        compiled("merge")((-(-launch.heavy // WARPS), layout.tiles), THREADS, 0, launch.merge + (
-            graph.indptr.data_ptr(), at, mean_, out.data_ptr()))
-    return out
+        compiled("merge")((-(-launch.heavy // WARPS), layout.tiles), THREADS, 0,
+                          (*launch.merge, graph.indptr.data_ptr(), mean_, *ends))
+    return outs
 
 
 def extremum(graph: Rows, expression: Expression, seen: tuple[int, int],
@@ -120,22 +126,22 @@ def extremum(graph: Rows, expression: Expression, seen: tuple[int, int],
 
 
 def gradients(by_dst: Rows, by_src: Callable[[], Rows], expression: Expression,
-              seen: tuple[int, int], inputs: tuple[Tensor, ...], numbers: Numbers, grad: Tensor,
-              needs: tuple[bool, ...], of: str = "sum",
-              best: Tensor | None = None) -> dict[int, Tensor]:
+              seen: tuple[int, int], inputs: tuple[Tensor, ...], numbers: Numbers,
+              of_results: Sequence[Tensor], needs: tuple[bool, ...],
+              of: str = "sum") -> dict[int, Tensor]:
     """The gradients by number of the input. That of a parameter comes as a row for each
     destination, still to be added up, and that of one number for all channels as [rows, tiles],
     likewise.
 
     by_dst: as of `forward`; by_src: gives the graph by source, ``place`` the number of an edge.
-    grad: [destinations, heads * width], contiguous, of the result; needs: which inputs want a
-    gradient; ``of``: as of `kernels`, or "mean". Of an extremum, ``best`` is its result, and grad
-    each equal message's share; of values written for each edge, grad is theirs.
+    of_results: [destinations, heads * width], contiguous, the gradient of each message's result;
+    of an extremum each equal message's share, and the result; of values written for each edge,
+    theirs. needs: which inputs want a gradient; ``of``: as of `kernels`, or "mean".
     """
     heads, width = seen
     layout, grads = layout_for(heads, width), {}
     args, _copies = arguments(by_dst, expression, seen, inputs, numbers)
-    incoming = (grad.data_ptr(),) if best is None else (grad.data_ptr(), best.data_ptr())
+    incoming = [t.data_ptr() for t in of_results]
     twins, alone = without_twins(expression, needs)
     for by_row, wanted in passes(expression, alone):
         graph = by_dst if by_row else by_src()
@@ -150,7 +156,7 @@ def gradients(by_dst: Rows, by_src: Callable[[], Rows], expression: Expression,
             memory.merge(compiled)
         grads.update(memory.results)
     for k, twin, negated in twins:
-        grads[k] = forward(by_src(), COPIES[negated], seen, (grads[twin],), (), False)
+        (grads[k],) = forward(by_src(), COPIES[negated], seen, (grads[twin],), (), False)
     return grads
 
 
@@ -175,7 +181,7 @@ def without_twins(expression: Expression, needs: tuple[bool, ...]) -> tuple[
     def sum_of(value: int) -> tuple[int, int]:
         """The sum that a value is a term of and of nothing else, and its sign in it."""
         sign = 1
-        while value not in (expression.out, expression.score) and len(uses.get(value, ())) == 1:
+        while value not in (*expression.outs, expression.score) and len(uses.get(value, ())) == 1:
             at, place = uses[value][0]
             if expression.steps[at].op not in _SIGNS:
                 break

@@ -32,27 +32,34 @@ EXACT = (("FMAD", "0"),)
 
 @functools.lru_cache(maxsize=512)
 def forward(expression: Expression) -> str:
-    """The kernels ``forward`` and ``merge``: sums or means of messages."""
-    w = Writer(expression, "ip")
+    """The kernels ``forward`` and ``merge``: sums or means of messages, of which each has a result
+    and parts."""
+    w, count = Writer(expression, "ip"), range(len(expression.outs))
     body = [*w.begin("je"), "EACH_CHANNEL {", *w.values("je"),
-            f"    {w.where_on}sum[k][c] += {w.names[expression.out]};", "}"]
+            *(f"    {w.where_on}sum{n}[k][c] += {w.names[out]};"
+              for n, out in enumerate(expression.outs)), "}"]
+    results = "".join(f",\n        float* __restrict__ out{n}, float* __restrict__ part{n}"
+                      for n in count)
+    sums = "".join(f"    Row sum{n};\n    clear_row(sum{n});\n" for n in count)
+    joined = "".join(f"    sum_slots(sum{n});\n" for n in count)
+    stored = "".join(f"""\
+    if (it.chunk < 0) finish(at, it.row, it.end - it.begin, mean, sum{n}, out{n});
+    else store_row(at, part{n}, it.chunk, sum{n});
+""" for n in count)
+    merged = "".join(f"""\
+    Row sum{n};
+    add_chunks(at, row.y, row.z, part{n}, sum{n});
+    if (at.slot == 0)
+        finish(at, row.x, indptr[row.x + 1] - indptr[row.x], mean, sum{n}, out{n});
+""" for n in count)
     return w.head() + f"""\
 {KERNEL}forward(GRAPH,
-        {w.parameters()}int mean, float* __restrict__ out, float* __restrict__ part) {{
-{START}{w.own()}    Row sum;
-    clear_row(sum);
-{w.walk(w.way, "je", body)}    sum_slots(sum);
-    if (at.slot != 0) return;
-    if (it.chunk < 0) finish(at, it.row, it.end - it.begin, mean, sum, out);
-    else store_row(at, part, it.chunk, sum);
-}}
+        {w.parameters()}int mean{results}) {{
+{START}{w.own()}{sums}{w.walk(w.way, "je", body)}{joined}    if (at.slot != 0) return;
+{stored}}}
 
-{KERNEL}merge(MERGE, const OFF_T* __restrict__ indptr, const float* __restrict__ part, int mean,
-      float* __restrict__ out) {{
-{MERGE}    Row sum;
-    add_chunks(at, row.y, row.z, part, sum);
-    if (at.slot == 0) finish(at, row.x, indptr[row.x + 1] - indptr[row.x], mean, sum, out);
-}}
+{KERNEL}merge(MERGE, const OFF_T* __restrict__ indptr, int mean{results}) {{
+{MERGE}{merged}}}
 """
 
 
@@ -110,6 +117,13 @@ def wanted(expression: Expression, needs: tuple[bool, ...], by_row: bool) -> lis
             if needs[k] and source.end in ("iep" if by_row else "j")]
 
 
+@functools.lru_cache(maxsize=512)
+def reach(expression: Expression, inputs: tuple[int, ...]) -> tuple[bool, ...]:
+    """Which of the messages gradients of these inputs come from."""
+    active = Writer(expression, "").active(list(inputs))
+    return tuple([out in active for out in expression.outs])
+
+
 def read_by_gradients(expression: Expression, k: int) -> set[int]:
     """The values that are computed again for the gradient of input ``k``."""
     active, read = Writer(expression, "").active([k]), set[int]()
@@ -132,14 +146,16 @@ def backward(expression: Expression, needs: tuple[bool, ...], by_row: bool,
     destination has a part. ``needs``: which inputs want one; ``grad``: the gradient ``of`` sums, or
     of the "rows" or sums by "heads" that `at_edges` writes. Of "max" and "min", ``grad`` is each
     message's share where it is equal to ``best``. Of a "mean" each message has a share of the
-    gradient; by source, ``offsets`` of the rows by destination tell how many share one."""
+    gradient; by source, ``offsets`` of the rows by destination tell how many share one. Of several
+    messages each has a ``grad``."""
     edge, own = ("je", "ip") if by_row else ("ie", "jp")
     w, inputs = Writer(expression, own), wanted(expression, needs, by_row)
     stored = [k for k in inputs if expression.inputs[k].end == "e"]
     summed = [k for k in inputs if k not in stored]
     # the gradient of a number for all channels is a sum over lanes
     joint = bool(w.sums) or any(w.modes[k] != "row" for k in stored)
-    results = ("grad", "best") if of in ("max", "min") else ("grad",)
+    results = ("grad", "best") if of in ("max", "min") else tuple(
+        [f"grad{n}" for n in range(len(expression.outs))])
     per_row = by_row and of not in WRITTEN
     incoming = _reaching(w, of, results, per_row)
     body = ([] if joint else ["if (!on) return;"]) + w.totals(edge)
@@ -171,12 +187,12 @@ def backward(expression: Expression, needs: tuple[bool, ...], by_row: bool,
 {w.merge(summed)}"""
 
 
-def _reaching(w: Writer, of: str, results: tuple[str, ...], mine: bool) -> str:
-    """Gradient of a message; ``mine``: it belongs to the row, not to each edge."""
+def _reaching(w: Writer, of: str, results: tuple[str, ...], mine: bool) -> list[str]:
+    """Gradient of each message; ``mine``: it belongs to the row, not to each edge."""
     terms = [f"{name}_own[k][c]" if mine else f"e.{name}{PLACES[_MODES.get(of, 'row')]}"
              for name in results]
     if of == "mean":
-        return f"{'' if mine else 'e.'}share * {terms[0]}"
-    if len(terms) > 1:
-        return f"of_extremum({w.names[w.of.out]}, {terms[1]}, {terms[0]})"
-    return terms[0]
+        return [f"{'' if mine else 'e.'}share * {term}" for term in terms]
+    if of in ("max", "min"):
+        return [f"of_extremum({w.names[w.of.out]}, {terms[1]}, {terms[0]})"]
+    return terms

@@ -176,29 +176,32 @@ class Writer:
             lines.append(f"    const {kind.type} {self.names[k]} = {kind.value.format(*operands)};")
         return lines
 
-    def adjoint_totals(self, inputs: list[int], grad: str, at_edge: str) -> list[str]:
+    def adjoint_totals(self, inputs: list[int], grads: Sequence[str], at_edge: str) -> list[str]:
         """Gradients of the sums over channels, each added up over its channels."""
         active, totals = self.active(inputs), []
         for s in reversed(self.sums):
             if s in active and s not in self.score:
-                lines = [*self.values(at_edge), *self.adjoints(inputs, grad, s)]
+                lines = [*self.values(at_edge), *self.adjoints(inputs, grads, s)]
                 totals += self.added_up(f"of_{self.names[s]}", lines, f"of_{self.names[s]}")
         return totals
 
     def active(self, inputs: list[int]) -> set[int]:
-        """Values that gradients of these inputs go through."""
-        active = set(inputs)
+        """Values that gradients of these inputs go through, on the way from a message."""
+        active, used = set(inputs), self.of.used
         for k, (op, args) in enumerate(self.of.steps, self.first):
             slopes = ("",) if k in self.sums else OPERATIONS[op].slopes
-            if any(a in active and slope is not None for a, slope in zip(args, slopes)):
+            if k in used and any(a in active and slope is not None for a, slope in zip(args, slopes)):
                 active.add(k)
         return active
 
-    def adjoints(self, inputs: list[int], grad: str, until: int | None = None) -> list[str]:
-        """Goes through the expression in reverse: gradients of these inputs for ``grad``, or no
-        further than the value ``until``."""
+    def adjoints(self, inputs: list[int], grads: Sequence[str],
+                 until: int | None = None) -> list[str]:
+        """Goes through the expression in reverse: gradients of these inputs for ``grads`` of the
+        messages, or no further than the value ``until``."""
         active = self.active(inputs)
-        reached: dict[int, list[str]] = {self.of.out: [grad]}
+        reached: dict[int, list[str]] = {}
+        for out, grad in zip(self.of.outs, grads):
+            reached.setdefault(out, []).append(grad)
         lines = []
         for k in reversed(range(self.first + len(self.of.steps))):
             if k not in active:

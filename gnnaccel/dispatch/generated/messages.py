@@ -100,6 +100,10 @@ class Generated(NamedTuple):
         """The shape of a message after the map."""
         return self.shape if self.weight is None else (self.weight.shape[0],)
 
+    def only(self, at: int) -> Generated:
+        """One of several messages that the expression has."""
+        return self._replace(expression=self.expression.only((at,)))
+
     @property
     def rows_read(self) -> tuple[int, int]:
         """Rows per edge: those that the kernels read, and those that the host gathers of nodes."""
@@ -136,7 +140,8 @@ class Several(NamedTuple):
 
 
 class Part(NamedTuple):
-    """The reduction ``how``, one of `REDUCES`, of the message at place ``at`` of `Several`."""
+    """The reduction ``how``, one of `REDUCES`, of the message at place ``at`` of `Several`, or of
+    the messages of one expression."""
 
     how: str
     at: int
@@ -250,9 +255,12 @@ def key(more: Generated, of: str) -> tuple:
             tuple([key(*pair) if pair[1] not in SOFTMAXES else pair for pair in more.before]))
 
 
-def run(graph: OpGraph, reduce: str, more: Generated) -> Tensor:
-    """[num_dst, *out]: one of `REDUCES` of the messages, by kernels. The largest and smallest have
-    no linear map in the end, and just sums are weighted."""
+def run(graph: OpGraph, reduce: str, more: Generated) -> Any:
+    """[num_dst, *out]: one of `REDUCES` of the messages, by kernels; a list of sums or means where
+    the expression has several messages. The largest and smallest have no linear map in the end, and
+    just sums are weighted."""
+    if more.expression.others:
+        return list(operations.GeneratedSums(graph, reduce, more).apply(*more.inputs))
     kind: type[operations.Reduced] = (operations.GeneratedExtremum if reduce in EXTREMA
                                       else operations.GeneratedSum)
     if more.expression.score is not None:

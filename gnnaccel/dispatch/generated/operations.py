@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from gnnaccel.cuda import generated, generated_attention
+from gnnaccel.cuda.expression import Expression
 from gnnaccel.cuda.launch import dense
+from gnnaccel.cuda.message_text import reach
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.run.autograd import Operation
 
@@ -34,14 +36,15 @@ class Reduced(Operation):
         self.numbers, self.shape, self.seen = more.numbers, more.shape, more.seen
         self.apart = id(more.expression)
 
-    def _gradients(self, needs: tuple[bool, ...], inputs: tuple[Tensor, ...], grad: Tensor,
-                   best: Tensor | None = None) -> list[Tensor | None]:
-        """Gradients of the inputs. ``grad``: of the result; ``best``: as of the kernels."""
-        if grad.dim() != 2:
-            grad = grad.reshape(grad.shape[0], math.prod(self.shape))
-        view = self.graph.built or self.graph.view()
-        grads = generated.gradients(view.csc(), view.csr_by_id, self.expression, self.seen, inputs,
-                                    self.numbers, dense(grad), needs, self.reduce, best)
+    def _gradients(self, needs: tuple[bool, ...], inputs: tuple[Tensor, ...],
+                   of_results: Sequence[Tensor],
+                   expression: Expression | None = None) -> list[Tensor | None]:
+        """Gradients of the inputs. ``of_results``: as of the kernels; ``expression``: the one with
+        the messages that have a gradient, where these are not all."""
+        view, features = self.graph.built or self.graph.view(), math.prod(self.shape)
+        flat = [dense(t if t.dim() == 2 else t.reshape(t.shape[0], features)) for t in of_results]
+        grads = generated.gradients(view.csc(), view.csr_by_id, expression or self.expression,
+                                    self.seen, inputs, self.numbers, flat, needs, self.reduce)
         return self._of_inputs(grads, inputs)
 
     def _of_inputs(self, found: dict[int, Tensor],
@@ -83,12 +86,43 @@ class GeneratedSum(Reduced):
 
     def forward(self, needs, *inputs):
         view = self.graph.built or self.graph.view()
-        out = generated.forward(view.csc(), self.expression, self.seen, inputs, self.numbers,
-                                self.reduce == "mean")
+        (out,) = generated.forward(view.csc(), self.expression, self.seen, inputs, self.numbers,
+                                   self.reduce == "mean")
         return out if len(self.shape) == 1 else _shaped(out, self.shape), inputs
 
     def backward(self, needs, saved, grad):
-        return self._gradients(needs, saved, grad)
+        return self._gradients(needs, saved, (grad,))
+
+
+class GeneratedSums(Reduced):
+    """Sums or means of several messages, a result for each."""
+
+    __slots__ = ()
+
+    def forward(self, needs, *inputs):
+        view = self.graph.built or self.graph.view()
+        outs = generated.forward(view.csc(), self.expression, self.seen, inputs, self.numbers,
+                                 self.reduce == "mean")
+        return tuple([_shaped(out, self.shape) for out in outs]), inputs
+
+    def without_grad(self, needs, results):
+        made = reach(self.expression, tuple([k for k, need in enumerate(needs) if need]))
+        return [out for out, reached in zip(results, made) if not reached]
+
+    def backward(self, needs, saved, *grads):
+        used = tuple([at for at, grad in enumerate(grads) if grad is not None])
+        expression = self.expression.only(used)
+        # what no used result is made of has no gradient
+        needs = tuple([need and any(reach(expression, (k,))) for k, need in enumerate(needs)])
+        return self._gradients(needs, saved, [grads[at] for at in used], expression)
+
+    def reference(self, *inputs):
+        from gnnaccel.dispatch.ops import aggregation
+
+        whole = self._again(inputs)
+        return tuple([aggregation.plain(self.graph, aggregation.Aggregation(
+            self.reduce, inputs[0], None, self.shape, whole.only(at)))
+            for at in range(len(self.expression.outs))])
 
 
 class GeneratedAttention(Reduced):
@@ -126,7 +160,7 @@ class GeneratedExtremum(Reduced):
     def backward(self, needs, saved, grad):
         *inputs, out, counts = saved
         share = grad.reshape(out.shape) / counts
-        return self._gradients(needs, tuple(inputs), share, out)
+        return self._gradients(needs, tuple(inputs), (share, out))
 
 
 class GeneratedAtEdges(Reduced):
@@ -141,7 +175,7 @@ class GeneratedAtEdges(Reduced):
         return out if summed else _shaped(out, self.shape), inputs
 
     def backward(self, needs, saved, grad):
-        return self._gradients(needs, saved, grad.reshape(grad.shape[0], -1))
+        return self._gradients(needs, saved, (grad.reshape(grad.shape[0], -1),))
 
     def reference(self, *inputs):
         from gnnaccel.dispatch.generated.messages import made

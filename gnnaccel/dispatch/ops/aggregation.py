@@ -9,12 +9,12 @@ Messages that are more than weighted rows are in `messages`.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from gnnaccel.dispatch.generated.messages import Part
+from gnnaccel.dispatch.generated.messages import Generated, Part
 from gnnaccel.dispatch.graph.ordered_weights import is_inexact
 from gnnaccel.dispatch.ops import aggregation_means as means
 from gnnaccel.dispatch.ops import messages
@@ -62,9 +62,20 @@ class Aggregation(NamedTuple):
             return prepare(reduce.removesuffix(_UNWEIGHTED),  # type: ignore[return-value]
                            self.x, None, 0)
         if type(reduce) is Part:
-            message = self.more.parts[reduce.at]  # type: ignore[union-attr]  # as it is asked for
+            more: Any = self.more  # messages, as it is asked for
+            message = more.only(reduce.at) if type(more) is Generated else more.parts[reduce.at]
             return self._replace(reduce=reduce.how, shape=message.out, more=message)
         return self._replace(reduce=reduce)
+
+    def at_once(self, reduces: tuple[Reduce, ...]) -> Aggregation | None:
+        """The aggregation whose result is a list of all of ``reduces``; None where there is none:
+        sums or means of the messages of one expression."""
+        first, more = reduces[0], self.more
+        if (type(more) is not Generated or not more.expression.others
+            or type(first) is not Part or first.how not in ("sum", "mean")
+            or reduces != tuple([Part(first.how, at) for at in range(len(more.expression.outs))])):
+            return None
+        return self._replace(reduce=first.how)
 
     @property
     def kind(self) -> str:

@@ -112,6 +112,12 @@ def decide_all(graph: OpGraph, aggregation: Aggregation, reduces: tuple[Reduce, 
     once for all. Kernels share a pass where they can."""
     if len(reduces) == 1:
         return decide(graph, aggregation, config, asked)
+    whole = aggregation.at_once(reduces)
+    if whole is not None:
+        decision = decide(graph, whole, config, asked)
+        if decision.plan.route != "torch":
+            return decision if decision.run is None else decision._replace(
+                run=partial(_at_once, decision.run, reduces))
     each = [aggregation.by(reduce) for reduce in reduces]
     # messages of their own, of which one may be made of what another costs
     together = any(type(one.more) is Generated for one in each)
@@ -141,6 +147,11 @@ def decide_all(graph: OpGraph, aggregation: Aggregation, reduces: tuple[Reduce, 
     return first._replace(plan=plan, run=run)
 
 
+def _at_once(run: Run, reduces: tuple[Reduce, ...], graph: OpGraph,
+             aggregation: Aggregation) -> list[Tensor]:
+    return run(graph, aggregation.at_once(reduces))  # type: ignore[arg-type]  # as it was decided
+
+
 def on(route: str, graph: OpGraph, given: Aggregation) -> Tensor:
     """One aggregation's result on ``route``, as of a `Decision` that took it."""
     if route == "cuda":
@@ -153,6 +164,9 @@ def on_all(route: str, graph: OpGraph, aggregation: Aggregation,
            reduces: tuple[Reduce, ...]) -> list[Tensor]:
     """Results of several aggregations, as of a `Decision` of `decide_all`."""
     if route == "cuda":
+        whole = aggregation.at_once(reduces)
+        if whole is not None:
+            return aggregation_cuda.run(graph, whole)
         groups = tuple(aggregation_cuda.together(graph, aggregation, reduces))
         return aggregation_cuda.run_all(graph, aggregation, reduces, groups,
                                         [aggregation_cuda.run] * len(reduces))

@@ -115,9 +115,10 @@ def watch(watched: Watched | None, results: Any) -> None:
     """Compare the counts once a gradient of the results arrives."""
     if watched is None:
         return
-    first = results if isinstance(results, Tensor) else results[0]
-    if first.grad_fn is not None:
-        first.grad_fn.register_prehook(watched.compare)
+    for one in (results,) if isinstance(results, Tensor) else results:
+        if one.grad_fn is not None:  # the node of all of them
+            one.grad_fn.register_prehook(watched.compare)
+            return
 
 
 def _may_be_written(t: Tensor) -> bool:

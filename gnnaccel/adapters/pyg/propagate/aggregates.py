@@ -16,6 +16,7 @@ from gnnaccel.adapters.guards import context_reason
 from gnnaccel.adapters.pyg.propagate import (channels, generated, kept_values, own_aggregations,
                                              pointwise, reading, tracing)
 from gnnaccel.adapters.pyg.propagate.expressed import Once, notes
+from gnnaccel.adapters.pyg.propagate.joined import joined
 from gnnaccel.adapters.pyg.propagate.node_values import NodeValue
 from gnnaccel.adapters.pyg.propagate.standins import Form, Unseen
 from gnnaccel.adapters.pyg.propagate.stock import Aggregate
@@ -199,7 +200,9 @@ def messages_of(reductions: list[tuple[pointwise.Rows, str]], layer: Any) -> tup
         counts.append((count, put, dim))
     if len(messages) == 1:
         return tuple(messages), tuple(reduces), counts
-    return tuple(messages), tuple(map(Part, reduces, range(len(reduces)))), counts
+    together = len(set(reduces)) == 1 and reduces[0] in ("sum", "mean")
+    return (joined(messages) if together else tuple(messages),
+            tuple(map(Part, reduces, range(len(reduces)))), counts)
 
 
 #: of one reduction: how many results it has, 0 for a single one; how these are put together, and

@@ -16,6 +16,7 @@ from gnnaccel.adapters.pyg.propagate import (beside, channels, function_names, k
                                              linear_maps, naming, pointwise, reading, reductions,
                                              stacks, supers, tracing)
 from gnnaccel.adapters.pyg.propagate.expressed import Message, expressed
+from gnnaccel.adapters.pyg.propagate.joined import joined
 from gnnaccel.adapters.pyg.propagate.pointwise_calls import OPERATIONS
 from gnnaccel.adapters.pyg.propagate.specials import Special
 from gnnaccel.adapters.pyg.propagate.standins import NUMBERS, Form, Unseen
@@ -268,8 +269,9 @@ def _messages(trace: tracing.Trace, layer: Any, known: reading.Known,
     if type(message) is Parts:
         aggregate: Any = message.known.aggregate  # not None
         if known.aggregate is None and not stacked and aggregate.reduces(layer):
-            return (tuple([one.reduced_by(reduces, keeps) for one in message.messages]),
-                    message.known)
+            several = [one.reduced_by(reduces, keeps) for one in message.messages]
+            summed = all(one in ("sum", "mean") for one in reduces)
+            return joined(several) if summed else tuple(several), message.known
         message = message.whole
     return (() if message is None else (message.reduced_by(reduces, keeps),)), known
 

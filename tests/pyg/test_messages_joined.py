@@ -1,0 +1,246 @@
+"""Several messages of one class, which one kernel sums."""
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch_geometric.nn import MessagePassing
+from torch_geometric.utils import scatter
+
+from gnnaccel.cuda import generated
+from tests.pyg import graphs
+from tests.pyg.generated_calls import hub, to
+from tests.pyg.graphs import N
+from tests.pyg.judge import close, compare
+
+WIDTH = 8
+
+
+class Two(MessagePassing):
+    """Results for each of two messages, `how` reduced."""
+
+    how = ("sum", "sum")
+
+    def __init__(self):
+        super().__init__(node_dim=0)
+
+    def forward(self, x, edge_index, edge_attr):
+        return self.propagate(edge_index, x=x, edge_attr=edge_attr)
+
+    def aggregate(self, inputs, index, dim_size):
+        return tuple(scatter(one, index, 0, dim_size, reduce)
+                     for one, reduce in zip(inputs, self.how))
+
+    def update(self, inputs):
+        return inputs
+
+
+class Gates(Two):
+    """Both read both ends and the edge."""
+
+    def message(self, x_i, x_j, edge_attr):
+        return x_j * torch.sigmoid(edge_attr + x_i), (x_i - x_j) * edge_attr
+
+
+class Means(Gates):
+    how = ("mean", "mean")
+
+
+class Within(Two):
+    """One message is a part of the other."""
+
+    def message(self, x_i, x_j, edge_attr):
+        product = x_j * edge_attr
+        return product, torch.tanh(product) * x_i
+
+
+class Norms(Two):
+    """Sums over channels in both."""
+
+    def message(self, x_i, x_j, edge_attr):
+        norm = (x_i * x_j).sum(-1, keepdim=True)
+        return norm * edge_attr, x_j * (norm - x_j.sum(-1, keepdim=True)) + edge_attr
+
+
+class Vectors(Two):
+    """PaiNN's: a scalar and a vector, made of the same rows."""
+
+    how = ("sum", "sum")
+
+    def __init__(self):
+        super().__init__()
+        self.filter = nn.Linear(WIDTH, 3 * WIDTH)
+
+    def forward(self, x, edge_index, edge_attr):
+        h, v = torch.cat([x, x.sin(), -x], -1), torch.stack([x, x.cos(), 2 * x], 1)
+        out, vectors = self.propagate(edge_index, h=h, v=v, w=self.filter(edge_attr),
+                                      d=edge_attr[:, :3])
+        return out, vectors.flatten(1)
+
+    def message(self, h_j, v_j, w, d):
+        x, a, b = torch.split(h_j * w, WIDTH, dim=-1)
+        return x, v_j * a.unsqueeze(1) + b.unsqueeze(1) * d.unsqueeze(2)
+
+
+class Apart(Two):
+    """No row in common."""
+
+    def message(self, x_i, x_j, edge_attr):
+        return x_i * 2 - 1, x_j * torch.sigmoid(edge_attr)
+
+
+class Otherwise(Gates):
+    """Not reduced alike."""
+
+    how = ("sum", "max")
+
+
+class Cat(nn.Module):
+    """The results of a layer side by side."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, *args):
+        return torch.cat(self.layer(*args), -1)
+
+
+JOINED = [Gates, Means, Within, Norms, Vectors]
+
+
+@pytest.fixture
+def results(monkeypatch):
+    """How many results each kernel that sums messages had."""
+    counts = []
+    forward = generated.forward
+
+    def counted(*args):
+        outs = forward(*args)
+        counts.append(len(outs))
+        return outs
+
+    monkeypatch.setattr(generated, "forward", counted)
+    return counts
+
+
+def given(edges: int = graphs.E) -> tuple[torch.Tensor, ...]:
+    return (torch.randn(N, WIDTH), graphs.square(edges=edges), torch.randn(edges, WIDTH))
+
+
+@pytest.mark.parametrize("form", [*JOINED, Apart, Otherwise])
+def test_values_and_gradients(kernels, results, form):
+    compare(kernels, Cat(form()), *given())
+    assert (max(results) > 1) is (form in JOINED)
+
+
+@pytest.mark.parametrize("form", JOINED)
+def test_split_rows(kernels, form):
+    edge_index = hub()
+    compare(kernels, Cat(form()), torch.randn(N, WIDTH), edge_index,
+            torch.randn(edge_index.shape[1], WIDTH))
+
+
+@pytest.mark.parametrize("form", JOINED)
+def test_second_derivatives(kernels, form):
+    layer, (x, edge_index, edge) = form().to(kernels.device), to(kernels.device, *given())
+
+    def second():
+        leaves = [x.clone().requires_grad_(), edge.clone().requires_grad_(), *layer.parameters()]
+        first, other = layer(leaves[0], edge_index, leaves[1])
+        grads = torch.autograd.grad(first.square().sum() + other.sin().sum(), leaves,
+                                    create_graph=True, allow_unused=True)
+        total = sum(grad.square().sum() for grad in grads if grad is not None)
+        return torch.autograd.grad(total, leaves, allow_unused=True)
+
+    expected = second()
+    with kernels.on():
+        got = second()
+    for a, b in zip(got, expected):
+        assert (a is None) is (b is None) and (a is None or close(a, b))
+
+
+class Separate(Two):
+    """Each result has an argument that the other has not."""
+
+    def forward(self, x, edge_index, edge_attr, left, right):
+        return self.propagate(edge_index, x=x, edge_attr=edge_attr, left=left, right=right)
+
+    def message(self, x_j, edge_attr, left_j, right_i):
+        return x_j * edge_attr * left_j, x_j * edge_attr / right_i
+
+
+@pytest.mark.parametrize("used", [(0,), (1,), (0, 1)])
+def test_gradients_of_what_is_used(kernels, results, used):
+    """What no used result is made of has no gradient, rather than zeros, and an infinite derivative
+    of the other result is not seen."""
+    layer, (x, edge_index, edge) = Separate().to(kernels.device), to(kernels.device, *given())
+    right = torch.randn(N, WIDTH, device=kernels.device)
+    right[3] = 0
+
+    def gradients():
+        leaves = [t.clone().requires_grad_() for t in (x, edge, x + 1, right)]
+        outs = layer(leaves[0], edge_index, *leaves[1:])
+        sum(outs[at].nan_to_num(0, 0, 0).sum() for at in used).backward()
+        return [t.grad for t in leaves]
+
+    expected = gradients()
+    with kernels.on():
+        got = gradients()
+    assert max(results) == 2
+    for a, b in zip(got, expected):
+        assert (a is None) is (b is None)
+        if a is not None:
+            torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5, equal_nan=True)
+
+
+def test_results_without_gradient(kernels, results):
+    """A result has a gradient where natively it has one."""
+    layer, (x, edge_index, edge) = Separate().to(kernels.device), to(kernels.device, *given())
+    with kernels.on():
+        for wanting in ((), (2,), (3,), (2, 3)):
+            leaves = [t.clone().requires_grad_(at in wanting)
+                      for at, t in enumerate((x, edge, x + 1, x - 1))]
+            outs = layer(leaves[0], edge_index, *leaves[1:])
+            assert [out.requires_grad for out in outs] == [2 in wanting, 3 in wanting]
+            assert all(out.is_leaf is not out.requires_grad for out in outs)
+            if wanting:
+                sum(out.sum() for out in outs).backward()
+    assert max(results) == 2
+
+
+def test_results_changed_in_place(kernels):
+    """Each result has memory of its own."""
+    layer, args = Gates().to(kernels.device), to(kernels.device, *given())
+    expected, other = layer(*args)
+    expected.mul_(2)
+    with kernels.on():
+        got, also = layer(*args)
+        got.mul_(2)
+    assert close(got, expected) and close(also, other)
+
+
+def test_reductions_that_change(kernels):
+    """The class reduces otherwise from one call to the next."""
+    layer = Gates()
+    for how in (("sum", "sum"), ("mean", "mean"), ("sum", "mean"), ("max", "max"), ("sum", "sum")):
+        layer.how = how
+        compare(kernels, Cat(layer), *given())
+
+
+class Beside(MessagePassing):
+    """Two messages side by side, by the host's aggregation."""
+
+    def forward(self, x, edge_index, edge_attr):
+        return self.propagate(edge_index, x=x, edge_attr=edge_attr)
+
+    def message(self, x_i, x_j, edge_attr):
+        return torch.cat([x_i * x_j, x_j + edge_attr], -1)
+
+
+def test_aggregations_that_change(kernels, results):
+    layer = Beside()
+    for aggr in ("sum", "max", "mean", "min", "sum"):
+        layer.aggr_module = Beside(aggr=aggr).aggr_module
+        compare(kernels, layer, *given())
+    assert max(results) == 2

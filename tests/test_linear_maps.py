@@ -60,9 +60,10 @@ def gradients(module, x, grad, function=None) -> list:
 @CLASSES
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("of_rows", [True, False])
-def test_results_and_gradients(device, cls, bias, of_rows):
-    x, grad = rows(device).requires_grad_(of_rows), rows(device, 40)
-    module = used(cls(32, 40, bias=bias).to(device), x)
+@pytest.mark.parametrize("wide", [40, 192])
+def test_results_and_gradients(device, cls, bias, of_rows, wide):
+    x, grad = rows(device).requires_grad_(of_rows), rows(device, wide)
+    module = used(cls(32, wide, bias=bias).to(device), x)
     wide = copy.deepcopy(module).double()
     exact = gradients(wide, x.detach().double().requires_grad_(of_rows), grad.double())
     host = gradients(module, x, grad, lambda x: F.linear(x, module.weight, module.bias))

@@ -85,21 +85,21 @@ def _by_destination(expression: Expression, needs: tuple[bool, ...]) -> str:
     body += [f"{TYPES[w.modes[k]]} to_{w.names[k]}; {CLEAR[w.modes[k]].format('to_' + w.names[k])}"
              for k in stored]
     grad = "grad_own[k][c] * weight[k / KV]"
-    body += [*w.through_score("je", inputs, scored, stored), *w.adjoint_totals(inputs, [grad], "je"),
-             "EACH_CHANNEL {", *w.values("je"), *w.adjoints(inputs, [grad]),
+    body += [*w.through_score("je", inputs, scored, stored),
+             *w.adjoint_totals(inputs, [grad], "je"), "EACH_CHANNEL {", *w.values("je"),
+             *w.adjoints(inputs, [grad]),
              *(w.added(k, k in stored, True) for k in inputs), "}"]
     body += [f"sum_channels(to_{w.names[k]});" for k in stored]
-    writes = [(f"{w.names[k]}_grad", f"to_{w.names[k]}") for k in stored]
-    if for_source:
-        writes += [("weights", "weight"), *((f"to_{w.names[k]}_rows", f"of_{w.names[k]}_total")
-                                            for k in scored)]
+    handed_on = ([("weights", "weight"), *((f"to_{w.names[k]}_rows", f"of_{w.names[k]}_total")
+                                           for k in scored)] if for_source else [])
+    writes = [*(w.store(k, "(u64)e.edge") for k in stored),
+              *(f"store(at, {name}, (u64)e.edge, {value});" for name, value in handed_on)]
     if writes:
-        body += ["if (on) {", *(f"    store(at, {name}, (u64)e.edge, {value});"
-                                for name, value in writes), "}"]
+        body += ["if (on) {", *(f"    {line}" for line in writes), "}"]
     results = ("grad", "kept", "bases", "shares")
     arguments = [*(f"const float* __restrict__ {name}" for name in results),
-                 *_gradient_arguments(w, inputs, summed),
-                 *(f"float* __restrict__ {name}" for name, _ in writes[len(stored):])]
+                 *w.gradient_arguments(inputs, summed),
+                 *(f"float* __restrict__ {name}" for name, _ in handed_on)]
     own = w.own([(name, "row" if name in ("grad", "kept") else "head") for name in results])
     edge = (("OFF_T edge;", "e.edge = (OFF_T)at_edge;"),)
     walk = w.walk("walk_together", "je", body, (), edge if writes else ())
@@ -124,14 +124,9 @@ def _by_source(expression: Expression, needs: tuple[bool, ...]) -> str:
              for k in scored if k < w.first]
     at_edges = ["weights", *(f"to_{w.names[k]}_rows" for k in scored)]
     data = [("grad", "row", "from"), *((name, "head", "at_edge") for name in at_edges)]
-    arguments = ["const float* __restrict__ grad", *_gradient_arguments(w, inputs, inputs),
+    arguments = ["const float* __restrict__ grad", *w.gradient_arguments(inputs, inputs),
                  *(f"const float* __restrict__ {name}" for name in at_edges)]
     return _kernels(w, inputs, arguments, w.own(), w.walk("walk_together", "ie", body, data))
-
-
-def _gradient_arguments(w: _Writer, found: list[int], summed: list[int]) -> list[str]:
-    return [f"float* __restrict__ {w.names[k]}_{kind}"
-            for kind, inputs in (("grad", found), ("part", summed)) for k in inputs]
 
 
 def _kernels(w: _Writer, summed: list[int], arguments: list[str], own: str, walk: str) -> str:

@@ -80,15 +80,17 @@ def forward(graph: Rows, expression: Expression, seen: tuple[int, int],
     args, _copies = arguments(graph, expression, seen, inputs, numbers)
     layout, compiled = layout_for(heads, width), kernels(expression, heads, width, graph.wide)
     device, launch = graph.indptr.device, graph.launch()
-    features, ends = heads * width, []
-    outs = tuple([torch.empty((graph.rows, features), dtype=torch.float32, device=device)
-                  for _ in expression.outs])
-    parts = (torch.empty((len(outs), launch.chunks, features), dtype=torch.float32, device=device)
-             if launch.chunks else None)
+    features = heads * width
+    out = torch.empty((graph.rows, features), dtype=torch.float32, device=device)
+    parts = (torch.empty((1 + len(expression.others), launch.chunks, features), dtype=torch.float32,
+                         device=device) if launch.chunks else None)
     at = 0 if parts is None else parts.data_ptr()
-    for out in outs:
-        ends += [out.data_ptr(), at]
+    outs: tuple[Tensor, ...] = (out,)
+    ends: tuple[int, ...] = out.data_ptr(), at
+    for _ in expression.others:
         at += 4 * launch.chunks * features
+        outs = (*outs, torch.empty_like(out))
+        ends = (*ends, outs[-1].data_ptr(), at)
     mean_ = np.int32(mean)
     compiled("forward")((-(-(launch.slots + graph.rows) // WARPS), layout.tiles), THREADS, 0,
                         (*launch.graph, *launch.split, *args, mean_, *ends))
@@ -206,8 +208,9 @@ def without_twins(expression: Expression, needs: tuple[bool, ...]) -> tuple[
 
 class Gradients:
     """Memory for the gradients ``wanted`` of one pass over ``graph``: ``results`` by number of the
-    input, and for those that are sums a part for each chunk; ``pointers``: the addresses of all of
-    them; ``merged``: those of each sum's parts and its result."""
+    input, and for those that are sums a part for each chunk; ``pointers``: arguments that say where
+    all of them are; ``merged``: those of each sum's parts and its result. Inputs that are pieces of
+    the rows of one tensor have gradients that are pieces of one tensor, in the same places."""
 
     __slots__ = ("launch", "layout", "results", "pointers", "merged", "_parts")
     results: dict[int, Tensor]
@@ -215,27 +218,62 @@ class Gradients:
     def __init__(self, graph: Rows, expression: Expression, layout: Layout, wanted: Sequence[int],
                  inputs: tuple[Tensor, ...]):
         self.launch = launch = graph.launch()
-        self.layout, self.results = layout, {}
+        self.layout = layout
         device, kinds = graph.indptr.device, _kinds(expression, layout)
-        pointers, summed, room = [], [], 0
+        apart = 0
         for k in wanted:
-            end, _, size, _ = kinds[k]
-            rows = inputs[k].shape[0] if end == "e" else graph.rows
-            self.results[k] = result = torch.empty((rows, size), dtype=torch.float32, device=device)
-            pointers.append(result.data_ptr())
+            if kinds[k][3] and not inputs[k].is_contiguous():
+                apart += 1
+        self.results = results = _of_pieces(graph, kinds, wanted, inputs) if apart > 1 else {}
+        pointers: list[Any] = []
+        summed, room = [], 0
+        for k in wanted:
+            end, _, size, step, dense = kinds[k]
+            if k in results:
+                place: tuple = results[k].data_ptr(), np.int32(results[k].stride(0))
+            else:
+                rows = inputs[k].shape[0] if end == "e" else graph.rows
+                results[k] = torch.empty((rows, size), dtype=torch.float32, device=device)
+                place = (results[k].data_ptr(), dense) if step else (results[k].data_ptr(),)
+            pointers += place
             if end != "e":
-                summed.append((room, pointers[-1]))
+                summed.append((room, place))
                 room += (launch.chunks * size + 3) // 4 * 4  # each is as aligned as the first
         self._parts = torch.empty(room, dtype=torch.float32, device=device) if room else None
         parts = 0 if self._parts is None else self._parts.data_ptr()
-        self.merged = [(parts + 4 * offset, result) for offset, result in summed]
-        self.pointers = (*pointers, *[part for part, _ in self.merged])
+        self.merged = [(parts + 4 * offset, *place) for offset, place in summed]
+        self.pointers = (*pointers, *[one[0] for one in self.merged])
 
     def merge(self, compiled: Kernels) -> None:
         """Adds up the parts of split rows."""
         launch = self.launch
         compiled("merge")(grid(launch.heavy, self.layout), THREADS, 0,
-                          launch.merge + tuple([part for pair in self.merged for part in pair]))
+                          launch.merge + tuple([part for one in self.merged for part in one]))
+
+
+def _of_pieces(graph: Rows, kinds: tuple, wanted: Sequence[int],
+               inputs: tuple[Tensor, ...]) -> dict[int, Tensor]:
+    """Memory for gradients of inputs that are, together, all of the rows of one tensor."""
+    groups: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
+    for k in wanted:
+        end, size, _, step, _ = kinds[k]
+        t = inputs[k]
+        if step and t.stride(0) > size and t.stride(1) == 1:
+            rows = t.shape[0] if end == "e" else graph.rows
+            place = t.untyped_storage().data_ptr(), t.stride(0), rows
+            groups.setdefault(place, []).append((t.data_ptr(), k))
+    results = {}
+    for (_, stride, rows), group in groups.items():
+        group.sort()
+        begins = [(at - group[0][0]) // 4 for at, _ in group]
+        sizes = [kinds[k][1] for _, k in group]
+        if [*begins[1:], stride] == [begin + size for begin, size in zip(begins, sizes)] and not (
+                any(begin % kinds[k][3] for begin, (_, k) in zip(begins, group))
+                or stride % kinds[group[0][1]][3]):
+            whole = torch.empty((rows, stride), dtype=torch.float32, device=graph.indptr.device)
+            results.update({k: whole[:, begin:begin + size]
+                            for begin, size, (_, k) in zip(begins, sizes, group)})
+    return results
 
 
 @functools.lru_cache(maxsize=512)
@@ -261,13 +299,15 @@ def total(rows: Tensor) -> Tensor:
 
 
 @functools.lru_cache(maxsize=1024)
-def _kinds(expression: Expression, layout: Layout) -> tuple[tuple[str, int, int, int], ...]:
+def _kinds(expression: Expression,
+           layout: Layout) -> tuple[tuple[str, int, int, int, np.int32], ...]:
     """For each input: the end; numbers of a row; numbers of a row of its gradient; and the divisor
-    of the distance between rows, 0 where they have to lie one after the other."""
+    of the distance between rows, 0 where they have to lie one after the other; and that distance in
+    memory that is dense."""
     heads, features = layout.heads, layout.heads * layout.width
     sizes = {"row": (features, features), "head": (heads, heads), "one": (1, layout.tiles)}
-    return tuple([(source.end, *sizes[source.mode], layout.vec if strided(source) else 0)
-                  for source in expression.inputs])
+    return tuple([(source.end, *sizes[source.mode], layout.vec if strided(source) else 0,
+                   np.int32(features)) for source in expression.inputs])
 
 
 def arguments(graph: Rows, expression: Expression, seen: tuple[int, int],
@@ -277,7 +317,7 @@ def arguments(graph: Rows, expression: Expression, seen: tuple[int, int],
     edges, device, fp32 = graph.other.shape[0], graph.indptr.device, torch.float32
     args: list[Any] = []
     copies = []
-    for k, (end, columns, _, step) in enumerate(_kinds(expression, layout_for(*seen))):
+    for k, (end, columns, _, step, _) in enumerate(_kinds(expression, layout_for(*seen))):
         t = inputs[k]
         shape = t.shape
         if (len(shape) != 2 or shape[1] != columns or t.dtype is not fp32 or t.device != device

@@ -167,13 +167,11 @@ def backward(expression: Expression, needs: tuple[bool, ...], by_row: bool,
              *(w.added(k, k in stored, joint) for k in inputs), "}"]
     for k in stored:
         body += [f"sum_channels(to_{w.names[k]});"] * joint
-        body += [("if (on) " if joint else "")
-                 + f"store(at, {w.names[k]}_grad, (u64)place[position], to_{w.names[k]});"]
+        body += [("if (on) " if joint else "") + w.store(k, "(u64)place[position]")]
     averaged = of == "mean" and not per_row
     arguments = ["const OFF_T* __restrict__ offsets"] if averaged else []
     arguments += [f"const float* __restrict__ {name}" for name in results]
-    arguments += [f"float* __restrict__ {w.names[k]}_{kind}"
-                  for kind, group in (("grad", inputs), ("part", summed)) for k in group]
+    arguments += w.gradient_arguments(inputs, summed)
     joined = ",\n        ".join(arguments)
     rows = w.own([(name, "row") for name in results] if per_row else []) + (
         "    const float share = share_of(indptr, it.row);\n" if of == "mean" and per_row else "")

@@ -181,8 +181,9 @@ class Writer:
         active, totals = self.active(inputs), []
         for s in reversed(self.sums):
             if s in active and s not in self.score:
+                name = f"of_{self.names[s]}"
                 lines = [*self.values(at_edge), *self.adjoints(inputs, grads, s)]
-                totals += self.added_up(f"of_{self.names[s]}", lines, f"of_{self.names[s]}")
+                totals += self.added_up(name, lines, name)
         return totals
 
     def active(self, inputs: list[int]) -> set[int]:
@@ -190,7 +191,8 @@ class Writer:
         active, used = set(inputs), self.of.used
         for k, (op, args) in enumerate(self.of.steps, self.first):
             slopes = ("",) if k in self.sums else OPERATIONS[op].slopes
-            if k in used and any(a in active and slope is not None for a, slope in zip(args, slopes)):
+            if k in used and any([a in active and slope is not None
+                                  for a, slope in zip(args, slopes)]):
                 active.add(k)
         return active
 
@@ -245,18 +247,41 @@ class Writer:
                        f"    {CLEAR[self.modes[k]].format(self.names[k] + '_sum')}\n"
                        for k in summed)
 
+    def gradient_arguments(self, inputs: list[int], summed: list[int]) -> list[str]:
+        """Where gradients are written, and the parts of those that are ``summed``. Rows of some may
+        lie between those of others: each comes with the distance from one to the next."""
+        return [f"float* __restrict__ {self.names[k]}_{kind}" + (
+            f", int {self.names[k]}_grad_stride"
+            if kind == "grad" and strided(self.of.inputs[k]) else "")
+            for kind, group in (("grad", inputs), ("part", summed)) for k in group]
+
+    def store(self, k: int, row: str) -> str:
+        """Stores the gradient of a row of the edges."""
+        name = self.names[k]
+        place = (f"{name}_grad + {name}_grad_stride * {row}, 0" if strided(self.of.inputs[k])
+                 else f"{name}_grad, {row}")
+        return f"store(at, {place}, to_{name});"
+
     def stored(self, summed: list[int]) -> str:
         """Stores the sums of gradients."""
-        return "".join(f"    store_total(at, it, {name}_sum, {name}_grad, {name}_part);\n"
-                       for name in (self.names[k] for k in summed))
+        return "".join(f"    store_total(at, it, {name}_sum, {grad}, {name}_part);\n"
+                       for name, grad in map(self._summed, summed))
+
+    def _summed(self, k: int) -> tuple[str, str]:
+        """The name of an input, and the arguments that say where its gradient goes."""
+        name = self.names[k]
+        stride = f", {name}_grad_stride" if strided(self.of.inputs[k]) else ""
+        return name, f"{name}_grad{stride}"
 
     def merge(self, summed: list[int]) -> str:
         if not summed:
             return ""
         arguments, lines = "", ""
-        for name, mode in [(self.names[k], self.modes[k]) for k in summed]:
+        for k in summed:
+            (name, grad), mode = self._summed(k), self.modes[k]
+            stride = f", int {name}_grad_stride" if strided(self.of.inputs[k]) else ""
             arguments += (f",\n      const float* __restrict__ {name}_part, "
-                          f"float* __restrict__ {name}_grad")
-            lines += (f"    merge_rows(at, row, {name}_part, {name}_grad);\n" if mode == "row" else
-                      f"    merge_numbers(at, row, {name}_part, {name}_grad, {_WIDTHS[mode]});\n")
+                          f"float* __restrict__ {name}_grad{stride}")
+            lines += (f"    merge_rows(at, row, {name}_part, {grad});\n" if mode == "row" else
+                      f"    merge_numbers(at, row, {name}_part, {grad}, {_WIDTHS[mode]});\n")
         return f"\n{KERNEL}merge(MERGE{arguments}) {{\n{MERGE}{lines}}}\n"

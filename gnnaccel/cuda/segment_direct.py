@@ -118,16 +118,18 @@ def plan_of_two(first: int, k: int, n: int, precision: str, limit: int) -> Direc
 def kernels(plan: DirectPlan, k: int, n: int, blocks: int, row: torch.dtype, out: torch.dtype,
             precision: str, transposed: bool, load_x: int, load_w: int, store: int, write: str,
             heads: tuple[int, int] | None, of_x: Activation | None = None,
-            first: int = 0) -> Kernels:
+            first: int = 0, shared_x: bool = False) -> Kernels:
     """The kernels for a plan. load_x, load_w: bytes of one load; store: elements of one store;
     write: as for `segment_gemm.kernels`; of_x: what is done to rows as they are read; first:
-    columns of rows in memory that a first product maps to x, 0 without one."""
+    columns of rows in memory that a first product maps to x, 0 without one; shared_x: all blocks
+    take the same rows of K columns."""
     h, d = heads or (1, 1)
     return Kernels(activation.family("segment_direct", of_x), as_defines(
         dict(K=k, N=n, BLOCKS=blocks, OUT_T=TYPES[out], TRANSPOSED=int(transposed), LOAD_X=load_x,
              LOAD_W=load_w, STORE=store, SIDE=max(1, store // 2), WRITE=write,
              DOTS=int(heads is not None), H=h, D=d),
-        plan.defines(precision, row), {"FIRST": first} if first else {}))
+        plan.defines(precision, row), {"FIRST": first} if first else {},
+        {"X_BLOCKS": 1} if shared_x else {}))
 
 
 def store_width(n: int, out: torch.dtype, alignment: int) -> int:

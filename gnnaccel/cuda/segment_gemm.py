@@ -56,7 +56,8 @@ def multiply(segments: Segments, x: Tensor, w: Tensor, *, index: Tensor | None =
     """``out[out_index[i]] = activation((x[index[i]] @ w[segment of i] + bias[segment of i]) *
     scale[i])`` for every row i.
 
-    x: [n, blocks * K] fp32, fp16 or bf16, contiguous. w: [S, K, N], or [S, blocks, K, N] for
+    x: [n, blocks * K] fp32, fp16 or bf16, contiguous, or [n, K], which all blocks take, where the
+    matrix of one fits in shared memory whole. w: [S, K, N], or [S, blocks, K, N] for
     block-diagonal matrices, of x's dtype; any strides but in the last two dimensions, which are
     contiguous. With ``transposed`` it is [S, (blocks,) N, K] and its transpose is used, read in
     place. index, out_index: int32 [rows]; out_index without repeats, and rows of ``out`` that it
@@ -102,10 +103,10 @@ def multiply(segments: Segments, x: Tensor, w: Tensor, *, index: Tensor | None =
 
 
 def product(segments: Segments, x: Tensor, w: Tensor, bias: Tensor | None = None, *,
-            transposed: bool = False, precision: str = "fp32",
+            transposed: bool = False, precision: str = "fp32", blocks: int = 1,
             of_x: Activation | None = None) -> Product:
     """The prepared call of `multiply` for tensors of this form, in new memory."""
-    return _make(segments, (transposed, 1, "none", 0.0, precision, None, False, False, of_x),
+    return _make(segments, (transposed, blocks, "none", 0.0, precision, None, False, False, of_x),
                  (x, w, None, None, None, bias, *[None] * 4))
 
 
@@ -156,7 +157,8 @@ def _make(segments: Segments, options: tuple, tensors: tuple) -> Product:
     of_x, (x, w, index, out_index, out, bias, scale, share, rest, dots) = options[-1], tensors
     w = check_weights(segments, x, w, blocks)
     k, n = (w.shape[3], w.shape[2]) if transposed else (w.shape[2], w.shape[3])
-    check_rows(segments, x, index, blocks * k)
+    shared_x = blocks > 1 and x.dim() == 2 and x.shape[1] == k
+    check_rows(segments, x, index, k if shared_x else blocks * k)
     shape, dtype = check_out(segments, x, out, out_index, accumulate, out_dtype, blocks * n)
     bias_step = per_segment("bias", bias, segments, (blocks * n,), x.device)
     heads = heads_of(dots, blocks * n)
@@ -169,6 +171,9 @@ def _make(segments: Segments, options: tuple, tensors: tuple) -> Product:
     if of_x is not None and not (isinstance(plan, DirectPlan) and x.dtype is torch.float32):
         raise ValueError(f"of_x: an activation is of fp32 rows by a matrix that fits in shared "
                          f"memory whole, not of {x.dtype} by {k} x {n}")
+    if shared_x and not isinstance(plan, DirectPlan):
+        raise ValueError(f"x has {k} columns for {blocks} blocks: that takes matrices that fit in "
+                         f"shared memory whole, not {k} x {n} in {x.dtype}")
     write = "PLAIN"
     if rest is not None and share is None:
         write = "GELU_GRAD"
@@ -177,8 +182,8 @@ def _make(segments: Segments, options: tuple, tensors: tuple) -> Product:
     at_out = math.gcd(_NEW if out is None else out.data_ptr(),
                       0 if rest is None else rest.data_ptr())
     planes = None if heads is None else (_planes(plan, n, *heads), segments.rows, heads[0])
-    compiled = (_select(plan, x, w, dtype, at_out, k, n, transposed, precision, write, heads, of_x)
-                if segments.rows else None)
+    compiled = (_select(plan, x, w, dtype, at_out, k, n, transposed, precision, write, heads, of_x,
+                        shared_x) if segments.rows else None)
     across, threads, shared, args = (_launch(plan, segments, blocks, n) if segments.rows
                                      else ((0, 0), 0, 0, ()))
     return Product(shape, dtype, compiled, across, threads, shared, args,
@@ -189,12 +194,12 @@ def _make(segments: Segments, options: tuple, tensors: tuple) -> Product:
 
 def prepare(k: int, n: int, blocks: int, dtype: torch.dtype, rows: int, segments: int,
             transposed: bool, precision: str, device: torch.device, write: str = "PLAIN",
-            of_x: Activation | None = None) -> None:
+            of_x: Activation | None = None, shared_x: bool = False) -> None:
     """Compile the kernel that `multiply` launches for such sizes and well aligned tensors;
-    ``write`` as for `kernels`. Raises CompileError."""
+    ``write`` as for `kernels`; shared_x: all blocks take the same x. Raises CompileError."""
     plan = _plan(k, n, dtype, rows, segments, transposed, precision, False, device)
     _compiled(plan, k, n, blocks, dtype, dtype, transposed, precision, 0, 0, 0, write,
-              None, of_x)("multiply")
+              None, of_x, shared_x)("multiply")
 
 
 def _plan(k: int, n: int, dtype: torch.dtype, rows: int, segments: int, transposed: bool,
@@ -206,18 +211,18 @@ def _plan(k: int, n: int, dtype: torch.dtype, rows: int, segments: int, transpos
 
 def _select(plan: ProductPlan | DirectPlan, x: Tensor, w: Tensor, out: torch.dtype, at_out: int,
             k: int, n: int, transposed: bool, precision: str, write: str,
-            heads: tuple[int, int] | None, of_x: Activation | None) -> Kernels:
+            heads: tuple[int, int] | None, of_x: Activation | None, shared_x: bool) -> Kernels:
     """The kernel for these tensors."""
     size = x.element_size()
     at_w = math.gcd(w.data_ptr(), w.stride(0) * size, w.stride(1) * size)
     return _compiled(plan, k, n, w.shape[1], x.dtype, out, transposed, precision, x.data_ptr(),
-                     at_w, at_out, write, heads, of_x)
+                     at_w, at_out, write, heads, of_x, shared_x)
 
 
 def _compiled(plan: ProductPlan | DirectPlan, k: int, n: int, blocks: int, row: torch.dtype,
               out: torch.dtype, transposed: bool, precision: str, at_x: int, at_w: int,
               at_out: int, write: str, heads: tuple[int, int] | None,
-              of_x: Activation | None) -> Kernels:
+              of_x: Activation | None, shared_x: bool) -> Kernels:
     """The kernel for tensors at multiples of these addresses: loads and stores as wide as those and
     the sizes allow."""
     size = row.itemsize
@@ -227,7 +232,7 @@ def _compiled(plan: ProductPlan | DirectPlan, k: int, n: int, blocks: int, row: 
     if isinstance(plan, DirectPlan):
         return segment_direct.kernels(plan, k, n, blocks, row, out, precision, transposed, from_x,
                                       from_w, segment_direct.store_width(n, out, at_out), write,
-                                      heads, of_x)
+                                      heads, of_x, shared_x=shared_x)
     # four elements at once need pairs of groups of eight columns
     pairs = plan.tile.columns // plan.tile.warps_n % 16 == 0
     store = math.gcd(n, 4 if pairs else 2, at_out // out.itemsize)

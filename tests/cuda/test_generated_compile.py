@@ -35,10 +35,23 @@ SUMS = Expression((Input("j", "row"), Input("i", "row"), Input("e", "head")), 1,
                   (Step("mul", (0, 1)), Step(CHANNEL_SUM, (4,)), Step("mul", (5, 3)),
                    Step("sub", (4, 6)), Step("square", (7,)), Step(CHANNEL_SUM, (8,)),
                    Step("rsqrt", (9,)), Step("mul", (7, 10)), Step("mul", (11, 2))), 12)
+#: three messages, two of which share a step
+SEVERAL = Expression((Input("j", "row"), Input("i", "row"), Input("e", "row"), Input("e", "one")), 0,
+                     (Step("mul", (0, 2)), Step("mul", (4, 3)), Step("tanh", (1,))), 4,
+                     others=(5, 6))
 _ON_TRUTHS = ("and", "or", "not", "float", "where")
 CASES = {"modes": (MODES, (4, 8)), "modes, in tiles": (MODES, (40, 33)),
          "sums over channels": (SUMS, (4, 16)),
          "operations": (everything(), (1, 64)), "operations, odd": (everything(), (1, 47))}
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+@pytest.mark.parametrize("by_row", [None, True, False])
+def test_kernels_of_several_messages_compile(by_row, reduce):
+    more = () if by_row is None else ((True,) * 4, by_row)
+    found = generated.kernels(SEVERAL, 1, 64, by_row is None, *more, of=reduce)
+    text = sources.source(found.family)
+    assert nvrtc.compile_text(text, found.defines, 90)[:4] == b"\x7fELF"
 
 
 @pytest.mark.parametrize("reduce", ["sum", "max", "min", "rows", "heads"])

@@ -224,6 +224,27 @@ def test_block_diagonal_with_strides(device, either, blocks, k, n, transposed):
     judge("blocks", got, segments, x, w.transpose(2, 3) if transposed else w)
 
 
+@on_devices("blocks,k,n", [(3, 16, 8)], [(3, 16, 64), (2, 32, 96), (2, 64, 128)])
+def test_rows_that_all_blocks_take(device, blocks, k, n):
+    segments, x, _ = make(device, LENGTHS, k, n)
+    w = torch.randn(len(LENGTHS), blocks, n, k).to(device)
+    bias = torch.randn(blocks * n).to(device)
+    got = multiply(segments, x, w, blocks=blocks, bias=bias, transposed=True)
+    exact = reference(segments, x.repeat(1, blocks), w.transpose(2, 3)) + bias.double()
+    assert relative(got, exact) < 4e-7
+    x[1, 0] = float("inf")  # not split: by another way
+    got = multiply(segments, x, w, blocks=blocks, transposed=True)
+    exact = reference(segments, x.repeat(1, blocks), w.transpose(2, 3), None, torch.float32)
+    torch.testing.assert_close(got, exact, equal_nan=True, rtol=1e-4, atol=1e-5)
+
+
+def test_rows_that_all_blocks_take_need_small_matrices(device):
+    segments, x, _ = make(device, LENGTHS, 10, 6)
+    w = torch.randn(len(LENGTHS), 2, 6, 10).to(device)
+    with pytest.raises(ValueError, match="x has 10 columns for 2 blocks"):
+        multiply(segments, x, w, blocks=2, transposed=True)
+
+
 def test_misaligned_memory(device, either, poison):
     # one element on: no copy or store of more than 4 bytes is possible
     segments, x, w = make(device, LENGTHS, 16, 16)

@@ -8,6 +8,7 @@ from torch_geometric.nn import MessagePassing
 from torch_geometric.utils import scatter
 
 from gnnaccel.cuda import generated
+from gnnaccel.dispatch.generated.operations import Pieces
 from tests.pyg import graphs
 from tests.pyg.generated_calls import hub, to
 from tests.pyg.graphs import N
@@ -158,6 +159,20 @@ def test_second_derivatives(kernels, form):
         got = second()
     for a, b in zip(got, expected):
         assert (a is None) is (b is None) and (a is None or close(a, b))
+
+
+def test_gradients_of_pieces_are_written_in_place(kernels, monkeypatch):
+    """What a message cuts out of rows, as by `split`, has one gradient, which nothing copies."""
+    layer = Vectors().to(kernels.device)
+    x, edge_index, edge = to(kernels.device, *given())
+    copies, recorded = [], Pieces.recorded
+    monkeypatch.setattr(Pieces, "recorded", lambda self, *args: copies.append(self.places)
+                        or recorded(self, *args))
+    for _ in range(8):  # in the first calls kernels get copies, while it is seen who writes to rows
+        copies.clear()
+        with kernels.on():
+            sum(out.sin().sum() for out in layer(x.requires_grad_(), edge_index, edge)).backward()
+    assert not copies
 
 
 class Separate(Two):

@@ -88,12 +88,25 @@ __device__ __forceinline__ void store_total(const Lanes& at, const Item& it, Sum
     else store(at, part, it.chunk, sum);
 }
 
+// A row of a result lies `stride` numbers behind the one before.
+__device__ __forceinline__ void store_total(const Lanes& at, const Item& it, Row& sum, float* out,
+                                            int stride, float* part) {
+    sum_slots(sum);
+    if (at.slot != 0) return;
+    if (it.chunk < 0) store_row(at, out + stride * (u64)it.row, 0, sum);
+    else store_row(at, part, it.chunk, sum);
+}
+
 // Sums the chunks of a split row, of rows or of `width` numbers each.
 __device__ __forceinline__ void merge_rows(const Lanes& at, const int4& row, const float* part,
                                            float* out) {
     Row sum;
     add_chunks(at, row.y, row.z, part, sum);
     if (at.slot == 0) store_row(at, out, row.x, sum);
+}
+__device__ __forceinline__ void merge_rows(const Lanes& at, const int4& row, const float* part,
+                                           float* out, int stride) {
+    merge_rows(at, make_int4(0, row.y, row.z, row.w), part, out + stride * (u64)row.x);
 }
 __device__ __forceinline__ void merge_numbers(const Lanes& at, const int4& row, const float* part,
                                               float* out, int width) {

@@ -15,7 +15,11 @@
 #ifndef FIRST
 #define FIRST 0
 #endif
-#define READ (FIRST ? FIRST : K)  // columns of rows in memory
+#ifndef X_BLOCKS
+#define X_BLOCKS BLOCKS  // of rows in memory: 1 where all diagonal blocks take the same
+#endif
+#define READ (FIRST ? FIRST : K)  // columns of a block of rows in memory
+#define X_PITCH (X_BLOCKS * READ)
 #define ROUNDS (READ / CHUNK / DEPTH)
 #define FIRST_WORDS (FIRST / CHUNK * CHUNK_WORDS_OF(K))
 
@@ -70,7 +74,7 @@ struct Feed {
         for (int m = 0; m < MT; ++m)
 #pragma unroll
             for (int half = 0; half < 2; ++half)
-                read_words<LOAD_X>(x + (i64)rows.number[m][half] * (BLOCKS * READ) + first,
+                read_words<LOAD_X>(x + (i64)rows.number[m][half] * X_PITCH + first,
                                    slot[m][half]);
     }
 };
@@ -108,7 +112,7 @@ __device__ __forceinline__ void plain_tile(const ROW_T* x, const int* index, con
     Rows rows;
     rows.pick(at, index);
     plain_product([&](int m, int half, int k) {
-        const ROW_T* const row = x + (i64)rows.number[m][half] * (BLOCKS * READ);
+        const ROW_T* const row = x + (i64)rows.number[m][half] * X_PITCH;
         if (!FIRST) return act(to_float(row[k]));
         const float z = first.at(row, k);
         const int r = 16 * m + 8 * half + ((threadIdx.x & 31) >> 2);
@@ -284,6 +288,6 @@ multiply(const int* __restrict__ ptr, const int* __restrict__ tile_ptr, int segm
 #else
     const First first = {};
 #endif
-    Feed feed = {segments, x + block * READ, index, begin + warp, end, Walk(), {}, {}, 0};
+    Feed feed = {segments, x + block % X_BLOCKS * READ, index, begin + warp, end, Walk(), {}, {}, 0};
     run(feed, matrix, first, begin, to, block, scratch);
 }

@@ -2,11 +2,14 @@
 values at the edges."""
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from gnnaccel.cuda import generated, generated_attention
 from gnnaccel.cuda.expression import Expression
@@ -182,3 +185,48 @@ class GeneratedAtEdges(Reduced):
 
         message = made(self.graph, self._again(inputs))
         return message.view(-1, *self.seen).sum(-1) if self.reduce == "heads" else message
+
+
+class Pieces(Operation):
+    """Parts of rows [rows, numbers]: those at ``places``, each the first number and the one behind
+    the last. Gradients of all parts that lie side by side in memory, as kernels write them, are the
+    gradient of the rows as they are."""
+
+    __slots__ = ("places", "shape")
+    shape: tuple[int, int]
+
+    def __init__(self, places: tuple[tuple[int, int], ...]):
+        self.places = places
+
+    def forward(self, needs, rows):
+        self.shape = tuple(rows.shape)
+        return tuple([rows[:, begin:end] for begin, end in self.places]), ()
+
+    def backward(self, needs, saved, *grads):
+        whole = self._side_by_side(grads)
+        return self.recorded(needs, saved, *grads) if whole is None else (whole,)
+
+    def recorded(self, needs, saved, *grads):
+        rows, numbers = self.shape
+        like = next(grad for grad in grads if grad is not None)
+        if [end for _, end in self.places] == [*[begin for begin, _ in self.places[1:]], numbers] \
+                and self.places[0][0] == 0:
+            return torch.cat([like.new_zeros(rows, end - begin) if grad is None else grad
+                              for grad, (begin, end) in zip(grads, self.places)], 1),
+        padded = [F.pad(grad, (begin, numbers - end))
+                  for grad, (begin, end) in zip(grads, self.places) if grad is not None]
+        return functools.reduce(torch.add, padded),
+
+    def _side_by_side(self, grads: Sequence[Tensor | None]) -> Tensor | None:
+        """The gradients' memory as one tensor, if it is that."""
+        first, (rows, numbers) = grads[0], self.shape
+        if first is None or self.places[0][0] or self.places[-1][1] != numbers:
+            return None
+        storage, start, reached = first.untyped_storage().data_ptr(), first.storage_offset(), 0
+        for grad, (begin, end) in zip(grads, self.places):
+            if (grad is None or begin != reached or grad.stride() != (numbers, 1)
+                or grad.storage_offset() != start + begin or grad.dtype is not first.dtype
+                or grad.untyped_storage().data_ptr() != storage):
+                return None
+            reached = end
+        return first.as_strided((rows, numbers), (numbers, 1))

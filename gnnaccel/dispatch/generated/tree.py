@@ -177,5 +177,5 @@ def expression(tree: Tree,
     place = {numbered[key]: k for k, key in enumerate((*inputs, *numbers, *steps))}
     expr = Expression(tuple(Input(leaf.end, key[2]) for key, leaf in inputs.items()), len(numbers),
                       tuple(Step(key[0], tuple(place[a] for a in key[1:])) for key in steps),
-                      *(place[out] for out in results))
+                      *[place[out] for out in results])  # type: ignore[arg-type]  # at most two
     return expr, list(inputs.values()), tuple(numbers.values())

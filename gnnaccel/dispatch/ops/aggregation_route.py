@@ -166,7 +166,7 @@ def on_all(route: str, graph: OpGraph, aggregation: Aggregation,
     if route == "cuda":
         whole = aggregation.at_once(reduces)
         if whole is not None:
-            return aggregation_cuda.run(graph, whole)
+            return aggregation_cuda.run(graph, whole)  # type: ignore[return-value]  # a list
         groups = tuple(aggregation_cuda.together(graph, aggregation, reduces))
         return aggregation_cuda.run_all(graph, aggregation, reduces, groups,
                                         [aggregation_cuda.run] * len(reduces))

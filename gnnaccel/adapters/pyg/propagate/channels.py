@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gnnaccel.adapters.pyg.propagate.expressed import (AtEdges, Before, Effect, Once, Softmax,
-                                                       expressed, numbered)
+                                                       expressed)
 from gnnaccel.adapters.pyg.propagate.nodes_read import of_read
-from gnnaccel.adapters.pyg.propagate.pieces import cut, viewed
+from gnnaccel.adapters.pyg.propagate.pieces import cut, of_leaf, viewed
 from gnnaccel.adapters.pyg.propagate.pointwise import FEW, Rows, about, made_rows, whole
 from gnnaccel.adapters.pyg.propagate.specials import UP_TO_LAST, Special
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
@@ -330,12 +330,4 @@ def _one_of(shape: tuple[int, ...], dim: int, at: int, leaf: Leaf) -> Leaf:
     if tail[dim - 1] == 1:
         return leaf.viewed(rest)
 
-    def make(given: Any) -> tuple[Tensor, ...]:
-        t = leaf.make(given)
-        return t.reshape(1 if leaf.end == "p" else t.shape[0], *tail).unbind(dim)
-
-    key, pieces = (tail, f"rows of {dim}"), leaf.pieces
-    if (*key, at) not in pieces:
-        make_row = functools.partial(numbered, pieces.setdefault(key, Once(make)), at)
-        pieces[*key, at] = Leaf(leaf.end, make_row, rest, leaf.names, leaf.roots)
-    return pieces[*key, at]
+    return of_leaf(leaf, lambda t: t.unbind(dim), tail, rest, f"rows of {dim}", at)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from gnnaccel.adapters.pyg.propagate.expressed import Once, numbered, reshaped
@@ -15,7 +16,11 @@ from gnnaccel.adapters.pyg.propagate.row_count import ROWS
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 from gnnaccel.adapters.pyg.propagate.traced import Make, applied
 from gnnaccel.dispatch.generated.cut import without_gradient
-from gnnaccel.dispatch.generated.tree import Leaf, mapped
+from gnnaccel.dispatch.generated.operations import Pieces
+from gnnaccel.dispatch.generated.tree import Leaf, Tail, mapped
+from gnnaccel.dispatch.run.autograd import wants_grad
+
+Place = tuple[int, int]  # the first number of a piece, and the one behind the last
 
 
 def viewed(value: Rows, meta: Tensor) -> Rows:
@@ -73,17 +78,62 @@ def cut(value: Rows, meta: Tensor, function: Callable[[Tensor], Any], key: str,
             raise Unseen
         if math.prod(leaf.tail) == 1:
             return leaf.viewed((1,) * len(new))
-
-        def make(given: Any) -> Any:
-            t = leaf.make(given)
-            return function(t.reshape(1 if leaf.end == "p" else t.shape[0], *old))
-
-        pieces = leaf.pieces
-        if (old, key, at) not in pieces:
-            make_piece: Make = make
-            if at is not None:
-                make_piece = partial(numbered, pieces.setdefault((old, key), Once(make)), at)
-            pieces[old, key, at] = Leaf(leaf.end, make_piece, new, leaf.names, leaf.roots)
-        return pieces[old, key, at]
+        return of_leaf(leaf, function, old, new, key, at)
 
     return Rows(mapped(value.tree, piece), meta)
+
+
+def of_leaf(leaf: Leaf, function: Callable[[Tensor], Any], old: Tail, new: Tail, key: str,
+            at: int | None = None) -> Leaf:
+    """The piece of a leaf whose rows have the shape ``old``; ``new``: that of the piece's."""
+    pieces = leaf.pieces
+    if (old, key, at) in pieces:
+        return pieces[old, key, at]
+
+    def make(given: Any) -> Any:
+        t = leaf.make(given)
+        return function(t.reshape(1 if leaf.end == "p" else t.shape[0], *old))
+
+    place = None if leaf.end == "p" else _place(function, old, at)
+    make_piece: Make = make
+    if place is not None:
+        make_piece = pieces.setdefault("in place", _Cut(leaf, math.prod(old))).piece(place)
+    elif at is not None:
+        make_piece = partial(numbered, pieces.setdefault((old, key), Once(make)), at)
+    pieces[old, key, at] = found = Leaf(leaf.end, make_piece, new, leaf.names, leaf.roots)
+    return found
+
+
+def _place(function: Callable[[Tensor], Any], shape: Tail, at: int | None) -> Place | None:
+    """Where a piece of rows of this shape is, if it is numbers that lie one after the other."""
+    numbers = torch.arange(math.prod(shape))
+    piece = function(numbers.view(1, *shape))
+    piece = piece if at is None else piece[at]
+    if piece.untyped_storage().data_ptr() != numbers.untyped_storage().data_ptr():
+        return None  # a copy, in an order that kernels can read
+    found = piece.flatten().tolist()
+    if not found or found != list(range(found[0], found[0] + len(found))):
+        return None
+    return found[0], found[0] + len(found)
+
+
+class _Cut(Once):
+    """All pieces that are cut out of the rows of a leaf, so that these get one gradient."""
+
+    def __init__(self, leaf: Leaf, numbers: int):
+        self.places: list[Place] = []
+
+        def make(given: Any) -> tuple[Tensor, ...]:
+            t = leaf.make(given)
+            rows, places = t.reshape(t.shape[0], numbers), tuple(self.places)
+            if wants_grad(rows):
+                return Pieces(places).apply(rows)
+            return tuple([rows[:, begin:end] for begin, end in places])
+
+        super().__init__(make)
+
+    def piece(self, place: Place) -> Make:
+        """What makes the piece at ``place``."""
+        if place not in self.places:
+            self.places.append(place)
+        return partial(numbered, self, self.places.index(place))

@@ -23,14 +23,15 @@ from gnnaccel.cuda.segment_plan import Segments, shared_limit
 from gnnaccel.dispatch.plan import compiling
 from gnnaccel.dispatch.run.autograd import Operation, Tensors, gradients, wants_grad
 
-_WIDE, _FEW, _MOST_PARTS = 128, 32, 4  # columns of a result, of rows; products side by side
+# columns that one product makes, those of which several are faster, and products side by side
+_WIDE, _PART, _MOST_PARTS = 128, 64, 4
 TALL = 1 << 15  # rows from which the GPU's time counts rather than the launch's
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """``x @ weight.T + bias``: x [N, K], weight [C, K], bias [C]. Errors are of the size of
     `torch.nn.functional.linear`'s."""
-    segments = None if x.shape[0] < TALL else tall(x, weight, _columns(*weight.shape))
+    segments = None if x.shape[0] < TALL else tall(x, weight, _columns(weight.shape[0]))
     if segments is None or bias is not None and not bias.is_contiguous():
         return F.linear(x, weight, bias)
     return _product(segments, x, weight, bias, True)
@@ -51,7 +52,7 @@ def _product(segments: Segments, x: Tensor, weight: Tensor, bias: Tensor | None,
            weight.data_ptr() & 15, None if bias is None else (bias.shape, bias.device))
     call = segments.made.get(key)
     if call is None:
-        columns = _columns(*weight.shape) if transposed else weight.shape[0]
+        columns = _columns(weight.shape[0]) if transposed else weight.shape[0]
         matrices = weight.view(1, -1, columns, weight.shape[1])
         call = segments.keep(key, segment_gemm.product(
             segments, x, matrices, bias, transposed=transposed, precision=how,
@@ -62,13 +63,16 @@ def _product(segments: Segments, x: Tensor, weight: Tensor, bias: Tensor | None,
 
 
 @functools.lru_cache(maxsize=256)
-def _columns(n: int, k: int) -> int:
-    """Columns of the result that one product makes of rows with ``k``: all, or of many as large a
-    part of them as fits, where reading the rows again costs less than what is gained."""
-    if n <= _WIDE or k > _FEW:
+def _columns(n: int) -> int:
+    """Columns of a result with ``n`` that one product makes: all, or a part of many. Products side
+    by side read rows again, which costs less than is gained (docs/notes/relational.md)."""
+    if n <= _WIDE:
         return n
+    for parts in range(2, _MOST_PARTS + 1):
+        if n == parts * _PART:
+            return _PART
     return next((n // parts for parts in range(2, _MOST_PARTS + 1)
-                 if n % parts == 0 and n // parts <= _WIDE and n // parts % 8 == 0), n)
+                 if n % (8 * parts) == 0 and n // parts <= _WIDE), n)
 
 
 class Pointwise(NamedTuple):
@@ -103,7 +107,7 @@ def operation_of(x: Tensor, weight: Tensor, bias: Tensor | None, of_x: Pointwise
                                  or bias.device != x.device or not bias.is_contiguous())
         or torch.is_autocast_enabled(x.device.type)):
         return None
-    segments = tall(x, weight, _columns(*weight.shape))
+    segments = tall(x, weight, _columns(weight.shape[0]))
     if segments is None:
         return None
     if again and not _came_before(segments, weight):
@@ -145,7 +149,7 @@ class Linear(Operation):
         """Compile the kernels of the map and of all gradients. Raises CompileError."""
         _, k, n, how, plain, act, device = self.key
         rows, fp32 = self.segments.rows, torch.float32
-        columns = _columns(n, k)
+        columns = _columns(n)
         segment_gemm.prepare(k, columns, n // columns, fp32, rows, 1, True, how, device, of_x=act,
                              shared_x=columns < n)
         segment_backward.prepare(k, n, 1, fp32, rows, 1, True, how, device, not plain, of_x=act)

@@ -244,18 +244,32 @@ def _grad_tile(height: int, columns: int) -> Tile:
             else _tile(height, columns))
 
 
+def _of_few(n: int) -> tuple[Tile, int, int]:
+    """Tile, lines and stages where rows of x have at most 16 fp32 numbers: the fastest of sixteen
+    on an H200 (docs/notes/relational.md)."""
+    return (Tile(16, 64, 1, 4), 64, 2) if n == 64 else (Tile(16, 64, 1, 2), 16, 4)
+
+
+def _grad_shared(tile: Tile, lines: int, stages: int, size: int) -> int:
+    """Bytes of a block: stages of both sides' rows, and numbers of rows."""
+    elements = stages * lines * (side_stride(tile.rows) + side_stride(tile.columns))
+    return elements * size + 4 * 3 * (stages + 1) * lines
+
+
 @functools.cache
 def grad_plan(k: int, n: int, dtype: torch.dtype, limit: int) -> GradPlan:
     """The first plan that fits. Large tiles are best; of half types, and of wide tiles, two stages
     of 64 lines, else three of 32."""
     size = dtype.itemsize
+    if k <= 16 and n % 64 == 0 and size == 4:
+        tile, lines, stages = _of_few(n)
+        return GradPlan(tile, lines, stages, _grad_shared(tile, lines, stages, size))
     for most in (_MAX_TILE, 64, 32):
         height = min(64, next(h for h in (16, 32, 64, 128) if h >= -(-k // -(-k // most))))
         tile = _grad_tile(height, _columns(n, most))
         long = tile.threads >= 64 and (size == 2 or tile.columns > 64)
         for lines, stages in (((64, 2),) if long else ()) + ((32, 3), (32, 2)):
-            elements = stages * lines * (side_stride(tile.rows) + side_stride(tile.columns))
-            shared = elements * size + 4 * 3 * (stages + 1) * lines
+            shared = _grad_shared(tile, lines, stages, size)
             if shared <= min(limit, _BUDGET):
                 return GradPlan(tile, lines, stages, shared)
     raise AssertionError("the smallest tile fits every GPU")  # 2 stages of 32 x (40 + 40): 22 KiB

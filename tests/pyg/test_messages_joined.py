@@ -83,6 +83,14 @@ class Vectors(Two):
         return x, v_j * a.unsqueeze(1) + b.unsqueeze(1) * d.unsqueeze(2)
 
 
+class Steps(Two):
+    """Pieces whose numbers do not lie one after the other, beside such as do."""
+
+    def message(self, x_i, x_j, edge_attr):
+        return (x_j[:, ::2] * edge_attr[:, 1::2] + x_j[:, :4],
+                x_j[:, ::2] - x_i.view(-1, 4, 2)[..., 0] * edge_attr[:, 4:])
+
+
 class Apart(Two):
     """No row in common."""
 
@@ -107,7 +115,7 @@ class Cat(nn.Module):
         return torch.cat(self.layer(*args), -1)
 
 
-JOINED = [Gates, Means, Within, Norms, Vectors]
+JOINED = [Gates, Means, Within, Norms, Vectors, Steps]
 
 
 @pytest.fixture

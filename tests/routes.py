@@ -84,6 +84,13 @@ def gpu():
 
 
 @pytest.fixture
+def by_torch():
+    """The torch backend alone, for what is the same on every route."""
+    with opened("torch") as found:
+        yield found
+
+
+@pytest.fixture
 def emulated():
     """The emulated route alone."""
     with opened("emulated") as found:

@@ -6,7 +6,8 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("torch_geometric")
 
-from tests.routes import by_torch, clean, emulated, gpu, kernels, one_thread, route  # noqa: F401
+from tests.routes import (by_torch, clean, emulated, gpu, kernels, one_thread, route,  # noqa: F401
+                          stated)
 
 
 @pytest.fixture

@@ -64,12 +64,3 @@ def operation(network: Any, mean: bool, results: int) -> str:
     """The name of the operation that makes the sums."""
     last = modules(network)[-1]
     return Form(mean, last.weight.shape[1], last.bias is not None, results).name
-
-
-def mapped(sums: Tensor, last: Any, results: int) -> Tensor:
-    """The sums [N, terms, width] times the matrices: [N, results]. ``last``: the network's last
-    map."""
-    maps = last.weight.t()  # [K, width * results]
-    if last.bias is not None:
-        maps = torch.cat([maps, last.bias.unsqueeze(0)])
-    return sums.flatten(1) @ maps.reshape(-1, results)

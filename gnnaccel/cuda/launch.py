@@ -132,10 +132,15 @@ def check_graph(variant: Any, graph: Any, places: bool) -> None:
     """ValueError unless the graph (`structure.Rows`) has the variant's offsets, and ``places`` if
     they are read."""
     if graph.wide != variant.wide:
-        raise ValueError(f"the graph's offsets are {graph.indptr.dtype}, but the variant has "
-                         f"wide={variant.wide}")
+        raise wrong_offsets(variant, graph)
     if places and graph.place.shape[0] != graph.other.shape[0]:
         raise no_places(graph)
+
+
+def wrong_offsets(variant: Any, graph: Any) -> ValueError:
+    """The error for a graph whose offsets are not the variant's."""
+    return ValueError(f"the graph's offsets are {graph.indptr.dtype}, but the variant has "
+                      f"wide={variant.wide}")
 
 
 def no_places(graph: Any) -> ValueError:

@@ -9,8 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda.launch import (THREADS, TYPES, Kernels, Layout, check_graph, dense, factored,
-                                  grid, layout_for, pointer, workspace, wrong_weight)
+from gnnaccel.cuda.launch import (THREADS, TYPES, Kernels, Layout, dense, factored, grid,
+                                  layout_for, no_places, pointer, workspace, wrong_offsets,
+                                  wrong_weight)
 from gnnaccel.cuda.structure import Rows
 
 REDUCES = ("sum", "mean", "var", "std", "max", "min")
@@ -228,7 +229,11 @@ def check_call(variant: Variant, graph: Rows, x: Tensor, weight: Tensor | None,
                own: int | None = None) -> None:
     """ValueError unless the kernels may run over ``graph`` with these rows, ``own`` in number if
     that is known."""
-    check_graph(variant, graph, variant.weight != "none")
+    # `launch.check_graph`, without its call
+    if graph.wide != variant.wide:
+        raise wrong_offsets(variant, graph)
+    if variant.weight != "none" and graph.place.shape[0] != graph.other.shape[0]:
+        raise no_places(graph)
     device = graph.indptr.device
     check("x", x, (own, variant.heads, variant.width), variant.row, device, variant.layout.vec)
     if (weight is None) != (variant.weight == "none"):

@@ -42,8 +42,8 @@ class Pass:
         self.grads[name] = grad, None
 
     def add(self, name: str, grad: Tensor) -> None:
-        before = self.so_far(name)
-        self.put(name, grad if before is None else before.add_(grad))
+        entry = self.grads.get(name)
+        self.grads[name] = (grad if entry is None else entry[0].add_(grad)), None
 
     def take(self, name: str) -> Tensor:
         grad, index = self.grads.pop(name)

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from gnnaccel.adapters import edge_networks
@@ -49,7 +50,10 @@ def run(layer: Any, spec: PlainSpec, inputs: PlainInputs, attend: Any) -> Tensor
     for module in before:
         efeat = module(efeat)
     sums = attend({"x": nodes.x_src, "edge": efeat})  # [num_dst, terms, channels]
-    out = edge_networks.mapped(sums, last, layer._out_feats)
+    maps = last.weight.t()  # [K, channels * results]
+    if last.bias is not None:
+        maps = torch.cat([maps, last.bias.unsqueeze(0)])
+    out = sums.flatten(1) @ maps.reshape(-1, layer._out_feats)
     if layer.res_fc is not None:
         out = out + layer.res_fc(plain.destinations(nodes, nodes.x_src, nodes.x_dst))
     return out if layer.bias is None else out + layer.bias

@@ -83,7 +83,10 @@ def run(layer: Any, spec: PlainSpec, inputs: PlainInputs, attend: Any) -> Tensor
     for module in before:
         features = module(features)
     sums = attend({"x": x_src, "edge": features})  # [num_dst, terms, in_channels]
-    out = edge_networks.mapped(sums, last, layer.out_channels)
+    maps = last.weight.t()  # [K, in_channels * out_channels]
+    if last.bias is not None:
+        maps = torch.cat([maps, last.bias.unsqueeze(0)])
+    out = sums.flatten(1) @ maps.reshape(-1, layer.out_channels)
     if layer.root_weight:
         out = out + layer.lin(x_dst)
     return out if layer.bias is None else out + layer.bias

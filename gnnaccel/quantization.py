@@ -70,7 +70,7 @@ def quantize(model: Any, format: str = "int8", filter_fn: Callable[[Any, str], b
         settings.drop(layer)
     entries = [settings.keep(layer, setting) for layer, setting in found]
     kept = [settings.keep_map(*found) for found in maps]
-    adapters.requantized()
+    adapters.update_on_demand()
     configs.bump()
     _warn_if_idle(model, entries)
     return QuantReport.of(entries, kept)
@@ -116,7 +116,7 @@ def dequantize(model: Any) -> int:
     """Undo `quantize` for every layer of ``model``. Returns how many had a setting. TypeError when
     ``model`` is no module."""
     count = sum(settings.drop(layer) for layer in names.require_model(model).modules())
-    adapters.requantized()
+    adapters.update_on_demand()
     configs.bump()
     return count
 

@@ -330,7 +330,7 @@ def _sync() -> None:
     configs.capturing = any(config.capture for config in live)
     if live:
         adapters.install(_on_late_host)
-        adapters.requantized()
+        adapters.update_on_demand()
     else:
         adapters.uninstall()
     _sync_offload()

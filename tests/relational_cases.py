@@ -2,6 +2,7 @@
 once more, edge by edge."""
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -136,21 +137,9 @@ def tensors(name: str, graph: Typed, dtype: torch.dtype = torch.float64) -> dict
         return (0.6 * torch.randn(*shape, dtype=dtype)).requires_grad_()
 
     kind, *words = name.split()
-    relations = graph.num_relations
-    if kind == "hgt":
-        w = K // HEADS
-        return dict(keys=rand(graph.num_src, K), values=rand(graph.num_src, K),
-                    queries=rand(graph.num_dst, K), w_att=rand(relations, HEADS, w, w),
-                    w_msg=rand(relations, HEADS, w, w), p=rand(relations, HEADS))
-    edges = graph.src.shape[0]
-    if kind == "heat":
-        return dict(rows=rand(graph.num_src, OUT), a_src=rand(graph.num_src, HEADS),
-                    a_dst=rand(graph.num_dst, HEADS), a_rel=rand(relations, HEADS),
-                    a_edge=rand(edges, HEADS), edges=rand(edges, 3), w_edge=rand(3, OUT))
-    if kind == "edge_gat":
-        return dict(rows=rand(graph.num_src, OUT), a_src=rand(graph.num_src, HEADS),
-                    a_dst=rand(graph.num_dst, HEADS), a_edge=rand(edges, HEADS),
-                    edges=rand(edges, 3), w_edge=rand(3, OUT))
+    if kind in _OF_KIND:
+        return _attention_tensors(kind, graph, rand)
+    relations, edges = graph.num_relations, graph.src.shape[0]
     if kind == "film":
         found = dict(x=rand(graph.num_src, K), weight=rand(relations, OUT, K),
                      film=rand(relations, 2 * OUT, K))
@@ -180,6 +169,22 @@ def tensors(name: str, graph: Typed, dtype: torch.dtype = torch.float64) -> dict
     return found
 
 
+def _attention_tensors(kind: str, graph: Typed, rand: Callable[..., Tensor]) -> dict[str, Tensor]:
+    relations, edges = graph.num_relations, graph.src.shape[0]
+    if kind == "hgt":
+        w = K // HEADS
+        return dict(keys=rand(graph.num_src, K), values=rand(graph.num_src, K),
+                    queries=rand(graph.num_dst, K), w_att=rand(relations, HEADS, w, w),
+                    w_msg=rand(relations, HEADS, w, w), p=rand(relations, HEADS))
+    if kind == "heat":
+        return dict(rows=rand(graph.num_src, OUT), a_src=rand(graph.num_src, HEADS),
+                    a_dst=rand(graph.num_dst, HEADS), a_rel=rand(relations, HEADS),
+                    a_edge=rand(edges, HEADS), edges=rand(edges, 3), w_edge=rand(3, OUT))
+    return dict(rows=rand(graph.num_src, OUT), a_src=rand(graph.num_src, HEADS),
+                a_dst=rand(graph.num_dst, HEADS), a_edge=rand(edges, HEADS),
+                edges=rand(edges, 3), w_edge=rand(3, OUT))
+
+
 # ---- the layers once more ----
 
 def by_edges(name: str, graph: Typed, t: dict[str, Tensor]) -> Tensor:
@@ -187,42 +192,11 @@ def by_edges(name: str, graph: Typed, t: dict[str, Tensor]) -> Tensor:
     kind, *words = name.split()
     src, dst, relation = graph.src, graph.dst, graph.relation
     group = dst * graph.num_relations + relation
-    if kind == "hgt":
-        def mapped(rows: Tensor, matrix: Tensor) -> Tensor:
-            return torch.einsum("ehk,ehkn->ehn", rows[src].unflatten(1, (HEADS, -1)),
-                                matrix[relation])
-
-        score = (t["queries"][dst].unflatten(1, (HEADS, -1))
-                 * mapped(t["keys"], t["w_att"])).sum(-1) * t["p"][relation] * 0.5
-        return _added(_softmax(score, dst).unsqueeze(-1) * mapped(t["values"], t["w_msg"]), dst,
-                      graph.num_dst)
-    if kind == "heat":
-        score = t["a_src"][src] + t["a_dst"][dst] + t["a_rel"][relation] + t["a_edge"]
-        message = t["rows"][src] + t["edges"] @ t["w_edge"]
-        return _added((_softmax(_leaky(score),
-                                dst).unsqueeze(-1) * message.unsqueeze(1)).unsqueeze(1), dst,
-                      graph.num_dst)
-    if kind == "edge_gat":
-        score = t["a_src"][src] + t["a_dst"][dst] + t["a_edge"]
-        message = t["rows"][src].unflatten(1,
-                                           (HEADS, -1)) + (t["edges"]
-                                                           @ t["w_edge"]).unflatten(1, (HEADS, -1))
-        return _added(_softmax(_leaky(score), dst).unsqueeze(-1) * message, dst, graph.num_dst)
+    if kind in _OF_KIND:
+        return _added(_OF_KIND[kind](graph, t), dst, graph.num_dst)
     if kind == "film":
-        h = torch.einsum("ek,enk->en", t["x"][src], t["weight"][relation])
-        f = torch.einsum("ek,enk->en", t["x_dst" if "pair" in words else "x"][dst],
-                         t["film"][relation])
-        beta, gamma = (f + t["bias"][relation] if "bias" in words else f).chunk(2, 1)
-        row = gamma * h + beta
-        return _reduced(row.relu() if "activated" in words else row, group, words, dst,
-                        graph.num_dst)
-    if "bases" in words:
-        matrix = torch.einsum("eb,bkn->ekn", t["comp"][relation], t["bases"])
-    elif "blocks" in words:
-        blocks = [torch.block_diag(*w) for w in t["weight"][relation]]
-        matrix = torch.stack(blocks) if blocks else t["weight"].new_zeros(0, K, OUT)
-    else:
-        matrix = t["weight"][relation]
+        return _reduced(_film(words, graph, t), group, words, dst, graph.num_dst)
+    matrix = _matrices(words, relation, t)
     if kind == "embedding":
         row = matrix[torch.arange(len(src)), t["ids"][src]]
     else:
@@ -231,6 +205,59 @@ def by_edges(name: str, graph: Typed, t: dict[str, Tensor]) -> Tensor:
         row = row * t["norm"].unsqueeze(1) if "weighted" in words else row
         return _reduced(row, group, words, dst, graph.num_dst)
     at_dst = torch.einsum("ek,ekn->en", t["x_dst" if "pair" in words else "x"][dst], matrix)
+    return _added(_rgat(words, row, at_dst, dst, group, t), dst, graph.num_dst)
+
+
+def _hgt(graph: Typed, t: dict[str, Tensor]) -> Tensor:
+    src, dst, relation = graph.src, graph.dst, graph.relation
+
+    def mapped(rows: Tensor, matrix: Tensor) -> Tensor:
+        return torch.einsum("ehk,ehkn->ehn", rows[src].unflatten(1, (HEADS, -1)), matrix[relation])
+
+    score = (t["queries"][dst].unflatten(1, (HEADS, -1))
+             * mapped(t["keys"], t["w_att"])).sum(-1) * t["p"][relation] * 0.5
+    return _softmax(score, dst).unsqueeze(-1) * mapped(t["values"], t["w_msg"])
+
+
+def _heat(graph: Typed, t: dict[str, Tensor]) -> Tensor:
+    src, dst = graph.src, graph.dst
+    score = t["a_src"][src] + t["a_dst"][dst] + t["a_rel"][graph.relation] + t["a_edge"]
+    message = t["rows"][src] + t["edges"] @ t["w_edge"]
+    return (_softmax(_leaky(score), dst).unsqueeze(-1) * message.unsqueeze(1)).unsqueeze(1)
+
+
+def _edge_gat(graph: Typed, t: dict[str, Tensor]) -> Tensor:
+    src, dst = graph.src, graph.dst
+    score = t["a_src"][src] + t["a_dst"][dst] + t["a_edge"]
+    message = t["rows"][src].unflatten(1, (HEADS, -1)) + (
+        t["edges"] @ t["w_edge"]).unflatten(1, (HEADS, -1))
+    return _softmax(_leaky(score), dst).unsqueeze(-1) * message
+
+
+_OF_KIND = {"hgt": _hgt, "heat": _heat, "edge_gat": _edge_gat}
+
+
+def _film(words: list[str], graph: Typed, t: dict[str, Tensor]) -> Tensor:
+    relation = graph.relation
+    h = torch.einsum("ek,enk->en", t["x"][graph.src], t["weight"][relation])
+    f = torch.einsum("ek,enk->en", t["x_dst" if "pair" in words else "x"][graph.dst],
+                     t["film"][relation])
+    beta, gamma = (f + t["bias"][relation] if "bias" in words else f).chunk(2, 1)
+    row = gamma * h + beta
+    return row.relu() if "activated" in words else row
+
+
+def _matrices(words: list[str], relation: Tensor, t: dict[str, Tensor]) -> Tensor:
+    if "bases" in words:
+        return torch.einsum("eb,bkn->ekn", t["comp"][relation], t["bases"])
+    if "blocks" in words:
+        blocks = [torch.block_diag(*w) for w in t["weight"][relation]]
+        return torch.stack(blocks) if blocks else t["weight"].new_zeros(0, K, OUT)
+    return t["weight"][relation]
+
+
+def _rgat(words: list[str], row: Tensor, at_dst: Tensor, dst: Tensor, group: Tensor,
+          t: dict[str, Tensor]) -> Tensor:
     if "product" in words:
         score = (at_dst @ t["q"]) * (row @ t["k"]) * (t["a_edge"] if "edge" in words else 1.0)
     else:
@@ -239,10 +266,8 @@ def by_edges(name: str, graph: Typed, t: dict[str, Tensor]) -> Tensor:
     alpha = alpha + 1 if "raised" in words else alpha
     heads = row.unflatten(1, (HEADS, -1))
     if "several" in words:
-        return _added(alpha.unflatten(1, (HEADS, -1)).unsqueeze(-1) * heads.unsqueeze(2), dst,
-                      graph.num_dst)
-    weight = alpha.unsqueeze(-1) + (t["w"] if "additive" in words else 0.0)
-    return _added(weight * heads, dst, graph.num_dst)
+        return alpha.unflatten(1, (HEADS, -1)).unsqueeze(-1) * heads.unsqueeze(2)
+    return (alpha.unsqueeze(-1) + (t["w"] if "additive" in words else 0.0)) * heads
 
 
 def _reduced(row: Tensor, group: Tensor, words: list[str], dst: Tensor, rows: int) -> Tensor:

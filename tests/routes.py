@@ -20,6 +20,7 @@ from gnnaccel.dispatch.observe import counters, records
 from gnnaccel.dispatch.plan import planner
 from gnnaccel.dispatch.policy import config, rules
 from gnnaccel.dispatch.quantized import settings as quantized_settings
+from tests import probes
 from tests.undone import forget_names
 
 
@@ -84,10 +85,23 @@ def gpu():
 
 
 @pytest.fixture
+def by_torch():
+    """The torch backend alone, for what is the same on every route."""
+    with opened("torch") as found:
+        yield found
+
+
+@pytest.fixture
 def emulated():
     """The emulated route alone."""
     with opened("emulated") as found:
         yield found
+
+
+@pytest.fixture
+def stated(monkeypatch):
+    """The classes of the layers whose calls went the long way."""
+    return probes.decided(monkeypatch)
 
 
 @pytest.fixture(scope="package", autouse=True)

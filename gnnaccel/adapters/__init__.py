@@ -2,8 +2,8 @@
 
 An adapter package offers ``install(patches: PatchSet) -> list[str]``: it replaces functions of its
 host through ``patches``, registers its layer classes with ``dispatch.rules.register_class``, and
-returns the names of the replaced. It may offer ``requantized(patches)``, which puts in or out the
-patches that only quantized or compiled models or large graphs need, and ``on_demand(patches)``,
+returns the names of the replaced. It may offer ``update_on_demand(patches)``, which puts in or out
+the patches that only quantized or compiled models or large graphs need, and ``on_demand(patches)``,
 which puts in all of these.
 """
 from __future__ import annotations
@@ -151,7 +151,7 @@ def linear_maps(layer: Any) -> list[tuple[str, Any]]:
             for linear_map in _contract(adapter).linear_maps(layer)]
 
 
-def requantized() -> None:
+def update_on_demand() -> None:
     """Put patches that only quantized or compiled models or large graphs need in or out, after
     other layers were quantized, the configuration, which may ask for operators in compiled models,
     has changed, or the first large graph came."""
@@ -161,12 +161,12 @@ def requantized() -> None:
                 _put_on_demand(key, host)
 
 
-def requantized_at_once() -> bool:
-    """`requantized`, unless another thread puts patches in or out: then nothing, and False."""
+def update_on_demand_unless_busy() -> bool:
+    """`update_on_demand`, unless another thread puts patches in or out: then nothing, and False."""
     if not _lock.acquire(blocking=False):
         return False
     try:
-        requantized()
+        update_on_demand()
     finally:
         _lock.release()
     return True
@@ -224,7 +224,7 @@ def _tell_drift(key: str) -> None:
 
 
 def _put_on_demand(key: str, host: _Host) -> None:
-    _contract(HOSTS[key][1]).requantized(host.patches)
+    _contract(HOSTS[key][1]).update_on_demand(host.patches)
 
 
 def _update_awaited() -> None:

@@ -16,6 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gnnaccel.adapters import reachability
+from gnnaccel.dispatch.policy import rules
+from gnnaccel.dispatch.policy.config import current
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.relational.added import ADDED, Added
 from gnnaccel.dispatch.relational.prepare import RootTerm
@@ -46,6 +48,16 @@ def run(attend: Callable[[dict], Tensor], parameters: Parameters, x_src: Sequenc
         return parts
     return tuple(_rooted(*of_type, parameters, mean, row)
                  for of_type in zip(parts, x_dst, of_target))
+
+
+def excluded(conv: Any) -> Reason | None:
+    """Why the rules keep one of the layers native; None where they do not."""
+    config = current()  # none where a call is only explained
+    verdict = rules.INSIDE if config is None else rules.verdict(conv, config)
+    # not listed is not excluded: the layer around it is in
+    if verdict.inside or verdict.reason.code == "GA102":  # type: ignore[union-attr]
+        return None
+    return verdict.reason
 
 
 def root_term(parameters: Parameters, types: int) -> RootTerm | None:

@@ -58,12 +58,12 @@ def install(patches: PatchSet) -> list[str]:
     return patches.names()
 
 
-def requantized(patches: PatchSet) -> None:
-    """`gnnaccel.adapters.requantized` of torch: patches for whole steps, where they are asked
-    for, and for linear maps once there is a large graph."""
+def update_on_demand(patches: PatchSet) -> None:
+    """`gnnaccel.adapters.update_on_demand` of torch: patches for whole steps, where they are
+    asked for, and for linear maps once there is a large graph."""
     from gnnaccel.adapters import linear
 
-    linear.requantized(patches)
+    linear.update_on_demand(patches)
     if configs.capturing or _OF_STEPS in sys.modules:
         importlib.import_module(_OF_STEPS).asked(patches)
 
@@ -73,7 +73,7 @@ def path_of(cls: type) -> None:
 
 
 def on_demand(patches: PatchSet) -> None:
-    """Replace all that `requantized` may replace."""
+    """Replace all that `update_on_demand` may replace."""
     from gnnaccel.adapters import linear
 
     linear.install(patches)

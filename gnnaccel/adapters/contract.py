@@ -117,8 +117,8 @@ class Host:
     * ``install(patches)``: puts the host's patches in; gives the dotted names of what was patched.
     * ``LAYERS``: the class names of the layers that are taken over.
     * ``adapter_of(layer)``, ``storable(layer)``, ``linear_maps(layer)``.
-    * ``requantized(patches)``: puts in or out what only quantized or compiled models need;
-      ``on_demand``: puts in all that quantized ones do.
+    * ``update_on_demand(patches)``: puts in or out what only quantized or compiled models or
+      large graphs need; ``on_demand(patches)``: puts in all of that.
     * ``redone()``: the host's functions whose work is done again, without being replaced.
     """
 
@@ -127,7 +127,7 @@ class Host:
     adapter_of: Callable[[Any], Any] = _nothing
     storable: Callable[[Any], Any] = _nothing
     linear_maps: Callable[[Any], list] = lambda layer: []
-    requantized: Callable[[Any], None] = _nothing
+    update_on_demand: Callable[[Any], None] = _nothing
     on_demand: Callable[[Any], None] = _nothing
     redone: Callable[[], Sequence[Any]] = tuple
 

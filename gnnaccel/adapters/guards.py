@@ -133,6 +133,19 @@ def features_reason(x: Any, name: str = "x") -> Reason | None:
             if x.is_neg() else None)
 
 
+def types_reason(types: Any, x: Tensor, name: str) -> Reason | None:
+    """Why ``types`` are no types of the rows ``x``."""
+    if (type(types) is not Tensor or types.layout != torch.strided
+        or types.dtype not in (torch.int64, torch.int32)):
+        return reason("GA204", f"{name} is a {getattr(types, 'dtype', type(types).__name__)}",
+                      "use int64 or int32 types")
+    if types.dim() != 1 or types.shape[0] != x.shape[0] or types.device != x.device:
+        return reason("GA206",
+                      f"{name} is {list(types.shape)} on {types.device} for {x.shape[0]} "
+                      f"rows on {x.device}")
+    return None
+
+
 def inference_reason(given: Iterable[Any]) -> Reason | None:
     """Why a call with these arguments runs the host's own code: features were made in inference
     mode, and gradients are on. Autograd cannot save such tensors, and kernels keep what they are

@@ -55,11 +55,11 @@ def watch() -> None:
 def _large_graph() -> bool:
     global wanted
     wanted = True
-    return adapters.requantized_at_once()
+    return adapters.update_on_demand_unless_busy()
 
 
-def requantized(patches: PatchSet) -> None:
-    """`gnnaccel.adapters.requantized` for torch's class."""
+def update_on_demand(patches: PatchSet) -> None:
+    """`gnnaccel.adapters.update_on_demand` for torch's class."""
     if wanted and not patches.holds(nn.Linear, "forward") and home(nn.Linear.forward) == "torch":
         install(patches)
 

@@ -39,11 +39,7 @@ def partition(data: Any, parts: int, method: Any = "edges", *, out: Any,
     exist, HostLimitError where no installed package has METIS.
     """
     _check_parts(parts)
-    graph = _read(data)
-    assignment, name = _assignment(graph, parts, method)
-    building.write(graph, building.owners(graph, parts, assignment, chunk), parts, Path(out), name,
-                   chunk)
-    return Path(out)
+    return _write(_read(data), parts, method, Path(out), chunk)
 
 
 def partition_arrays(edge_index: Any, num_nodes: int, parts: int, method: Any = "edges", *,
@@ -66,10 +62,13 @@ def partition_arrays(edge_index: Any, num_nodes: int, parts: int, method: Any = 
                                  "needed are integers [2, E]")
     graph = Graph({NODE: num_nodes}, {EDGE: (source, target)},
                   {NODE: _named(node_arrays or {})}, {EDGE: _named(edge_arrays or {})})
+    return _write(graph, parts, method, Path(out), chunk)
+
+
+def _write(graph: Graph, parts: int, method: Any, out: Path, chunk: int) -> Path:
     assignment, name = _assignment(graph, parts, method)
-    building.write(graph, building.owners(graph, parts, assignment, chunk), parts, Path(out), name,
-                   chunk)
-    return Path(out)
+    building.write(graph, building.owners(graph, parts, assignment, chunk), parts, out, name, chunk)
+    return out
 
 
 def _read(data: Any) -> Graph:

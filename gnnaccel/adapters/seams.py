@@ -15,7 +15,7 @@ import inspect
 import json
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -131,12 +131,17 @@ def sentence(host: str, found: Drift) -> str:
     if not wrong:
         return ""
     top = adapters.HOSTS[host][0].partition(".")[0]
-    names = (", ".join(name.removeprefix(top + ".") for name in wrong[:_SHOWN])
-             + (" and more" if len(wrong) > _SHOWN else ""))
     return (f"{top} {found.version} is not among the tested versions "
             f"({', '.join(recorded()[host])}) and differs from {found.tested} "
-            f"in {len(wrong)} of {found.count} functions that gnnaccel stands in for: {names}. "
+            f"in {len(wrong)} of {found.count} functions that gnnaccel stands in for: "
+            f"{listed(wrong, top)}. "
             "Check results by gnnaccel.compare; python -m gnnaccel doctor says more")
+
+
+def listed(names: Sequence[str], top: str) -> str:
+    """The first of these names, without the name of their package ``top``."""
+    return (", ".join(name.removeprefix(top + ".") for name in names[:_SHOWN])
+            + (" and more" if len(names) > _SHOWN else ""))
 
 
 def nearest(version: str, tested: Any) -> str:

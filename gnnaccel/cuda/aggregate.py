@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from gnnaccel.cuda import bands
-from gnnaccel.cuda.launch import (ROW_TYPES, THREADS, TYPES, Kernels, Layout, dense, factored, grid,
-                                  layout_for, pointer, workspace)
+from gnnaccel.cuda.launch import (ROW_TYPES, THREADS, TYPES, Kernels, Layout, check_graph, dense,
+                                  factored, grid, layout_for, pointer, workspace, wrong_weight)
 from gnnaccel.cuda.quantize import ALIGN, Int8Rows, addresses, stride
 from gnnaccel.cuda.structure import Launch, Rows
 
@@ -141,15 +141,6 @@ def _check(name: str, t: Tensor, shape: tuple, dtype: torch.dtype, device: torch
                      f"multiple of {align} bytes")
 
 
-def _check_graph(variant: Variant, graph: Rows, places: bool) -> None:
-    if graph.wide != variant.wide:
-        raise ValueError(f"the graph's offsets are {graph.indptr.dtype}, but the variant has "
-                         f"wide={variant.wide}")
-    if places and variant.weight_at == "place" and graph.place.shape[0] != graph.other.shape[0]:
-        raise ValueError(f"the graph has {graph.place.shape[0]} places for {graph.other.shape[0]} "
-                         "edges: weight_at='place' needs a graph built with places=True")
-
-
 def _check_rows(variant: Variant, graph: Rows, name: str, x: Tensor | Int8Rows) -> None:
     """ValueError unless ``x`` are rows to gather: one per node of the other side, whose number the
     graph does not know, or under identity one per edge."""
@@ -174,8 +165,7 @@ def _check_int8(variant: Variant, name: str, x: Tensor | Int8Rows, device: torch
 
 def _check_weight(variant: Variant, graph: Rows, weight: Tensor | None) -> None:
     if (weight is None) != (variant.weight == "none"):
-        raise ValueError(f"weight is {'missing' if weight is None else 'given'}, but the variant "
-                         f"has weight={variant.weight!r}")
+        raise wrong_weight(variant, weight)
     if weight is not None:
         shape = (variant.heads,) if variant.weight == "head" else ()
         _check("weight", weight, shape, torch.float32, graph.indptr.device, 4, graph.other.shape[0])
@@ -208,7 +198,7 @@ def forward(variant: Variant, graph: Rows, x: Tensor | Int8Rows, weight: Tensor 
             is not as the variant has it.
     """
     rows, device = graph.rows, graph.indptr.device
-    _check_graph(variant, graph, weight is not None)
+    check_graph(variant, graph, weight is not None and variant.weight_at == "place")
     _check_rows(variant, graph, "x", x)
     _check_weight(variant, graph, weight)
     variant = variant.banded(x.rows if isinstance(x, Int8Rows) else x.shape[0], rows,
@@ -294,7 +284,7 @@ def _made(graph: Rows, x: Tensor, weight: Tensor | None, at: str, mean: bool,
     aligned = dense(x)
     _check("x", aligned.view(-1, heads, width), (heads, width), x.dtype, device, 1, 0)
     if weight is not None:
-        _check_graph(form, graph, True)
+        check_graph(form, graph, form.weight_at == "place")
         _check_weight(form, graph, weight)
     for name, t, count in ("scale", scale, rows), ("bias", bias, features):
         if t is not None:
@@ -350,7 +340,7 @@ def edge_dot(variant: Variant, graph: Rows, left: Tensor | Int8Rows,
         ValueError: as `forward`.
     """
     layout, rows, edges = variant.layout, graph.rows, graph.other.shape[0]
-    _check_graph(variant, graph, True)
+    check_graph(variant, graph, variant.weight_at == "place")
     _check_left(variant, graph, left)
     _check_rows(variant, graph, "right", right)
     launch = graph.launch()

@@ -7,7 +7,8 @@ import functools
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda.launch import THREADS, Kernels, Layout, grid, layout_for, row_kernels, workspace
+from gnnaccel.cuda.launch import (THREADS, Kernels, Layout, grid, layout_for, no_places,
+                                  row_kernels, workspace)
 from gnnaccel.cuda.structure import Rows
 
 ENTRIES = ("forward", "forward_chunks", "backward", "backward_chunks")
@@ -71,5 +72,4 @@ def _check(graph: Rows, name: str, t: Tensor, like: Tensor) -> None:
         raise ValueError(f"{name} is {list(t.shape)}, {t.dtype}, on {t.device}, strides "
                          f"{list(t.stride())}; needed is {wanted}")
     if graph.place.shape[0] != edges:
-        raise ValueError(f"the graph has {graph.place.shape[0]} places for {edges} edges: build it "
-                         "with places=True")
+        raise no_places(graph)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda.launch import (THREADS, TYPES, Kernels, Layout, grid, layout_for, pointer,
-                                  workspace)
+from gnnaccel.cuda.launch import (THREADS, TYPES, Kernels, Layout, check_graph, grid, layout_for,
+                                  pointer, workspace, wrong_weight)
 from gnnaccel.cuda.multi_reduce import check
 from gnnaccel.cuda.structure import Rows
 
@@ -78,7 +78,7 @@ def forward(variant: Variant, graph: Rows, x: Tensor,
     checked.
     """
     layout, rows, device = variant.layout, graph.rows, graph.indptr.device
-    _check_graph(variant, graph)
+    check_graph(variant, graph, not variant.identity)
     check("x", x, (None, variant.heads, variant.width), variant.row, device, layout.vec)
     _check_weight(variant, graph, weight)
     size = variant.heads * variant.width
@@ -105,7 +105,7 @@ def pick(variant: Variant, graph: Rows, arg: Tensor, grad: Tensor,
     what does not fit, and for a variant with ``identity``.
     """
     layout, rows, device = variant.layout, graph.rows, graph.indptr.device
-    _check_graph(variant, graph)
+    check_graph(variant, graph, not variant.identity)
     if variant.identity:
         raise ValueError("under identity every row is an edge's own: index with arg instead")
     check("grad", grad, (None, variant.heads, variant.width), variant.row, device, layout.vec)
@@ -123,19 +123,9 @@ def pick(variant: Variant, graph: Rows, arg: Tensor, grad: Tensor,
     return out
 
 
-def _check_graph(variant: Variant, graph: Rows) -> None:
-    if graph.wide != variant.wide:
-        raise ValueError(f"the graph's offsets are {graph.indptr.dtype}, but the variant has "
-                         f"wide={variant.wide}")
-    if not variant.identity and graph.place.shape[0] != graph.other.shape[0]:
-        raise ValueError(f"the graph has {graph.place.shape[0]} places for {graph.other.shape[0]} "
-                         "edges: build it with places=True")
-
-
 def _check_weight(variant: Variant, graph: Rows, weight: Tensor | None) -> None:
     if (weight is None) != (variant.weight == "none"):
-        raise ValueError(f"weight is {'missing' if weight is None else 'given'}, but the variant "
-                         f"has weight={variant.weight!r}")
+        raise wrong_weight(variant, weight)
     if weight is not None:
         check("weight", weight, (None, variant.heads) if variant.weight == "head" else (None,),
               torch.float32, graph.indptr.device, 1)

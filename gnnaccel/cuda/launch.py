@@ -125,8 +125,34 @@ def check_dense(graph: Any, like: Tensor, **tensors: tuple[Tensor, int | None]) 
                              f"{list(t.stride())}; needed is [{'any' if rows is None else rows}, "
                              f"{like.shape[-1]}], {like.dtype}, contiguous, aligned, on {device}")
     if graph.place.shape[0] != graph.other.shape[0]:
-        raise ValueError(f"the graph has {graph.place.shape[0]} places for {graph.other.shape[0]} "
-                         "edges: build it with places=True")
+        raise no_places(graph)
+
+
+def check_graph(variant: Any, graph: Any, places: bool) -> None:
+    """ValueError unless the graph (`structure.Rows`) has the variant's offsets, and ``places`` if
+    they are read."""
+    if graph.wide != variant.wide:
+        raise wrong_offsets(variant, graph)
+    if places and graph.place.shape[0] != graph.other.shape[0]:
+        raise no_places(graph)
+
+
+def wrong_offsets(variant: Any, graph: Any) -> ValueError:
+    """The error for a graph whose offsets are not the variant's."""
+    return ValueError(f"the graph's offsets are {graph.indptr.dtype}, but the variant has "
+                      f"wide={variant.wide}")
+
+
+def no_places(graph: Any) -> ValueError:
+    """The error for a graph without places."""
+    return ValueError(f"the graph has {graph.place.shape[0]} places for {graph.other.shape[0]} "
+                      "edges: build it with places=True")
+
+
+def wrong_weight(variant: Any, weight: Tensor | None) -> ValueError:
+    """The error for a weight where the variant has none, or for none where it has one."""
+    return ValueError(f"weight is {'missing' if weight is None else 'given'}, but the variant "
+                      f"has weight={variant.weight!r}")
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from gnnaccel.cuda.launch import (THREADS, TYPES, Kernels, Layout, dense, factored, grid,
-                                  layout_for, pointer, workspace)
+                                  layout_for, no_places, pointer, workspace, wrong_offsets,
+                                  wrong_weight)
 from gnnaccel.cuda.structure import Rows
 
 REDUCES = ("sum", "mean", "var", "std", "max", "min")
@@ -121,7 +122,7 @@ def forward(variant: Variant, graph: Rows, x: Tensor, weight: Tensor | None = No
         ValueError: for a tensor that does not fit.
     """
     layout, rows, device = variant.layout, graph.rows, graph.indptr.device
-    check_graph(variant, graph, x, weight)
+    check_call(variant, graph, x, weight)
     shape = variant.heads, variant.width
     size = variant.heads * variant.width
     out = torch.empty((rows, len(variant.reduces), *shape), dtype=variant.row, device=device)
@@ -224,21 +225,19 @@ def _first(key: tuple, graph: Rows, x: Tensor, reduces: tuple[str, ...], weight:
     return Reduced(out.view(shape).detach(), counts, mean)
 
 
-def check_graph(variant: Variant, graph: Rows, x: Tensor, weight: Tensor | None,
-                own: int | None = None) -> None:
+def check_call(variant: Variant, graph: Rows, x: Tensor, weight: Tensor | None,
+               own: int | None = None) -> None:
     """ValueError unless the kernels may run over ``graph`` with these rows, ``own`` in number if
     that is known."""
+    # `launch.check_graph`, without its call
     if graph.wide != variant.wide:
-        raise ValueError(f"the graph's offsets are {graph.indptr.dtype}, but the variant has "
-                         f"wide={variant.wide}")
+        raise wrong_offsets(variant, graph)
     if variant.weight != "none" and graph.place.shape[0] != graph.other.shape[0]:
-        raise ValueError(f"the graph has {graph.place.shape[0]} places for {graph.other.shape[0]} "
-                         "edges: build it with places=True")
+        raise no_places(graph)
     device = graph.indptr.device
     check("x", x, (own, variant.heads, variant.width), variant.row, device, variant.layout.vec)
     if (weight is None) != (variant.weight == "none"):
-        raise ValueError(f"weight is {'missing' if weight is None else 'given'}, but the variant "
-                         f"has weight={variant.weight!r}")
+        raise wrong_weight(variant, weight)
     if variant.weight == "added":
         check("weight", weight,  # type: ignore[arg-type]  # as was asked above
               (None, variant.heads, variant.width), variant.row, device, variant.layout.vec)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.cuda.launch import THREADS, Kernels, dense, grid, pointer, workspace
-from gnnaccel.cuda.multi_reduce import Reduced, Variant, check, check_graph, variant_of
+from gnnaccel.cuda.multi_reduce import Reduced, Variant, check, check_call, variant_of
 from gnnaccel.cuda.structure import Rows
 
 
@@ -55,7 +55,7 @@ def rows_grad(variant: Variant, graph: Rows, x: Tensor, weight: Tensor | None, o
     it. Sums are fp32, in a fixed order. ValueError for a tensor that does not fit.
     """
     layout, rows, device = variant.layout, graph.rows, graph.indptr.device
-    check_graph(variant, graph, x, weight, rows)
+    check_call(variant, graph, x, weight, rows)
     _check_results(variant, out, coefficients, device)
     grad = torch.empty_like(x)
     launch = graph.launch()
@@ -75,7 +75,7 @@ def weight_grad(variant: Variant, graph: Rows, x: Tensor, weight: Tensor, out: T
     """Gradient of ``weight``, in its shape, fp32; of one that is "added", in its dtype. graph, x,
     weight, out: of `multi_reduce.forward`. ValueError for a tensor that does not fit."""
     layout, device = variant.layout, graph.indptr.device
-    check_graph(variant, graph, x, weight)
+    check_call(variant, graph, x, weight)
     _check_results(variant, out, coefficients, device, graph.rows)
     if variant.weight == "added":
         grad = torch.zeros_like(weight)

@@ -54,15 +54,6 @@ def version() -> tuple[int, int]:
     return major.value, minor.value
 
 
-def architectures() -> list[int]:
-    """The compute capabilities (75, 80, ...) that this NVRTC compiles for."""
-    count = ctypes.c_int()
-    _check(_library().nvrtcGetNumSupportedArchs(ctypes.byref(count)))
-    values = (ctypes.c_int * count.value)()
-    _check(_library().nvrtcGetSupportedArchs(values))
-    return list(values)
-
-
 def cubin(family: str, defines: tuple, arch: int) -> bytes:
     """A family for ``sm_<arch>``, of the text and options that CuPy gets. Raises NvrtcError."""
     return _compile(sources.defined(family, defines), sources.options(defines), f"sm_{arch}",

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda.launch import NOTHING, THREADS, Kernels, grid, layout_of, row_kernels, workspace
+from gnnaccel.cuda.launch import (NOTHING, THREADS, Kernels, grid, layout_of, no_places,
+                                  row_kernels, workspace)
 from gnnaccel.cuda.multi_reduce import check
 from gnnaccel.cuda.structure import Rows
 
@@ -128,5 +129,4 @@ def _check(graph: Rows, given: Messages, sources: int | None, **sums: Tensor) ->
         return
     check("edge", edge, (edges, width), x.dtype, device, vec)
     if graph.place.shape[0] != edges:
-        raise ValueError(f"the graph has {graph.place.shape[0]} places for {edges} edges: build it "
-                         "with places=True")
+        raise no_places(graph)

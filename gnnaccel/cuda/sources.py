@@ -94,16 +94,6 @@ def options(defines: tuple) -> tuple[str, ...]:
     return ("--std=c++17", *(("--fmad=false",) if ("FMAD", "0") in defines else ()))
 
 
-def digest(text: str, defines: tuple) -> str:
-    """SHA-256 (hex) over a source text and its definitions (pairs of str); their order counts."""
-    state = hashlib.sha256(text.encode())
-    for name, value in defines:
-        # lengths in front, so that no two different lists of definitions run together into the same
-        # bytes
-        state.update(f"\0{len(name)}:{name}={len(value)}:{value}".encode())
-    return state.hexdigest()
-
-
 @functools.cache
 def _names() -> tuple:
     folder = importlib.resources.files("gnnaccel.cuda").joinpath("src")

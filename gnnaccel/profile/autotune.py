@@ -28,7 +28,7 @@ from gnnaccel.dispatch.run.autograd import checkpointed
 from gnnaccel.profile.bench import timing
 from gnnaccel.profile.frames import Naming, who
 from gnnaccel.profile.sides import named_tensors
-from gnnaccel.profile.undisturbed import undisturbed
+from gnnaccel.profile.undisturbed import repeatable, undisturbed
 
 _MARGIN = 0.95  # of native's time, which another way has to stay under
 _MOST = 256  # kinds of calls in one run
@@ -184,10 +184,7 @@ class Tuner:
 
     def _possible(self) -> bool:
         """Whether here is where a call can be repeated, backward included."""
-        if (torch._C._current_graph_task_id() != -1
-            or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())):
-            return False
-        return (len(self._done) < _MOST and not checkpointed()
+        return (repeatable() and len(self._done) < _MOST and not checkpointed()
                 and not torch.is_inference_mode_enabled())
 
     def _look(self, visit: Visit) -> None:

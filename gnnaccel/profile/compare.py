@@ -22,7 +22,7 @@ from gnnaccel.profile.frames import Frames, Naming
 from gnnaccel.profile.shadow import Shadow, shadowed
 from gnnaccel.profile.sides import named_tensors, quietly
 from gnnaccel.profile.tables import milliseconds, size, table, times
-from gnnaccel.profile.undisturbed import RandomState, check_model, undisturbed
+from gnnaccel.profile.undisturbed import RandomState, check_model, repeatable, undisturbed
 
 OFF = "gnnaccel is switched off by the environment variable GNNACCEL"
 _KINDS_PER_LAYER = 4  # different kinds of inputs for which one layer is compared
@@ -210,10 +210,7 @@ class Comparer:
         repeated."""
         if visit.adapter is None or self._thread not in (None, threading.get_ident()):
             return False
-        if (torch._C._current_graph_task_id() != -1
-            or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())):
-            return False
-        if len(self.result.layers) >= _KINDS:
+        if not repeatable() or len(self.result.layers) >= _KINDS:
             return False
         kinds, kind = self._kinds.get(visit.layer) or {}, _kind(visit)
         looks, _ = kinds.get(kind, (0, None))

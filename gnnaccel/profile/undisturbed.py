@@ -42,6 +42,16 @@ class RandomState:
                     and all(map(torch.equal, now._cuda, self._cuda)))
 
 
+def capturing() -> bool:
+    """Whether a CUDA graph is being captured here."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
+def repeatable() -> bool:
+    """Whether a call can be repeated here: neither within a backward pass nor within a capture."""
+    return torch._C._current_graph_task_id() == -1 and not capturing()
+
+
 @contextlib.contextmanager
 def undisturbed(model: torch.nn.Module) -> Iterator[None]:
     """A block in which ``model`` may run, and its tables of parameters and buffers be filled with

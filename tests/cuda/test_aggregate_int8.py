@@ -14,7 +14,7 @@ from gnnaccel.cuda import aggregate, quantize
 from gnnaccel.cuda.aggregate import edge_dot, forward, variant
 from gnnaccel.cuda.quantize import Int8Rows, bf16_rows, int8_rows
 from tests.attention_cases import graph
-from tests.cuda.test_aggregate import Sum, by_torch, dots_by_torch, make
+from tests.cuda.test_aggregate import Sum, by_torch, dots_by_torch, left_of, make
 from tests.emulation.orders import in_any_order
 from tests.helpers import FLOOR, assert_accurate, on_devices, relative
 
@@ -62,10 +62,6 @@ def check(c: Case, floor: float = FLOOR) -> Tensor:
     assert_accurate("sum", got, by_torch(c.exact, torch.float32), by_torch(c.exact, torch.float64),
                     floor + stored)
     return got
-
-
-def left_of(p: Sum) -> Tensor:
-    return torch.randn(p.rows.rows, p.variant.heads, p.variant.width).to(p.x.device, p.variant.out)
 
 
 def check_dots(c: Case) -> None:

@@ -15,7 +15,7 @@ else:
     collect_ignore = [path.name for path in Path(__file__).parent.glob("test_*.py")
                       if path.name != "test_installed.py"]
 
-from tests.routes import clean, emulated, one_thread, opened  # noqa: E402, F401
+from tests.routes import by_torch, clean, emulated, one_thread, opened, stated  # noqa: E402, F401
 
 
 @pytest.fixture(params=["torch", "emulated", pytest.param("cuda", marks=pytest.mark.gpu)])

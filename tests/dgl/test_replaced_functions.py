@@ -14,7 +14,6 @@ from gnnaccel.adapters.dgl import LAYERS, path_of
 from tests.dgl import graphs
 from tests.dgl.graphs import F
 from tests.dgl.judge import close
-from tests.routes import opened
 
 WHEN = ["before", "between", "after"]
 
@@ -27,12 +26,6 @@ def doubled(native):
                 else {k: 2 * v for k, v in out.items()} if type(out) is dict else out)
 
     return replaced
-
-
-@pytest.fixture
-def by_torch():
-    with opened("torch") as found:
-        yield found
 
 
 def made(name):

@@ -14,7 +14,6 @@ from dgl.nn.pytorch import (AGNNConv, DotGatConv, EdgeGATConv, EGATConv, GATConv
 from torch import nn
 
 from gnnaccel.dispatch.memory.layer_memory import memories
-from tests import probes
 from tests.dgl import graphs
 from tests.dgl.graphs import F, M, N
 from tests.judge import place, spread
@@ -92,12 +91,6 @@ CASES = {
 }
 each = pytest.mark.parametrize("name", CASES)
 over_graphs = pytest.mark.parametrize("name", [name for name in CASES if name != "TypedLinear"])
-
-
-@pytest.fixture
-def stated(monkeypatch):
-    """How often a call went the long way, and of what class."""
-    return probes.decided(monkeypatch)
 
 
 def warmed(route, name: str) -> tuple[Any, tuple]:

@@ -192,12 +192,22 @@ class Library:
         return [signatures.Parameter(n, chr(k), s) for n, k, s in zip(names, kinds.raw, sizes)]
 
 
+def digest(text: str, defines: tuple) -> str:
+    """SHA-256 (hex) over a source text and its definitions (pairs of str); their order counts."""
+    state = hashlib.sha256(text.encode())
+    for name, value in defines:
+        # lengths in front, so that no two different lists of definitions run together into the same
+        # bytes
+        state.update(f"\0{len(name)}:{name}={len(value)}:{value}".encode())
+    return state.hexdigest()
+
+
 @functools.cache
 def load_library(text: str, defines: tuple, label: str) -> Library:
     """Compile ``text``, whose headers are already inlined, or take it from the cache; both by
     content."""
     key = hashlib.sha256(
-        f"{sources.digest(text, defines)} {label} {_toolchain()}".encode()).hexdigest()[:32]
+        f"{digest(text, defines)} {label} {_toolchain()}".encode()).hexdigest()[:32]
     path = _cache() / f"{key}.so"
     if not path.exists():
         _build(text, defines, label, path)

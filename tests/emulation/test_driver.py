@@ -643,10 +643,3 @@ def test_missing_files_name_the_family(folder):
     (folder.parent / "outside.cu").write_text("")
     with pytest.raises(FileNotFoundError):
         sources.source("../outside")
-
-
-def test_digest_depends_on_text_and_definitions():
-    sets = [("t", ()), ("u", ()), ("t", (("A", "1"),)), ("t", (("A", "11"),)),
-            ("t", (("A1", "1"),)), ("t", (("A", "1"), ("B", "2"))), ("t", (("A", "1B=2"),))]
-    assert len({sources.digest(*pair) for pair in sets}) == len(sets)
-    assert sources.digest("t", (("A", "1"),)) == sources.digest("t", (("A", "1"),))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gnnaccel.cuda.driver import CompileError
-from tests.emulation.emulator import EmulatedDriver, EmulationError, guarded
+from tests.emulation.emulator import EmulatedDriver, EmulationError, digest, guarded
 
 ORDERS = ("normal", "reversed", "uneven")
 
@@ -350,3 +350,10 @@ def test_unknown_entry_and_family():
         driver.kernel("no_such_family", "k", ())
     with pytest.raises(ValueError, match="sideways"):
         EmulatedDriver(order="sideways")
+
+
+def test_digest_depends_on_text_and_definitions():
+    sets = [("t", ()), ("u", ()), ("t", (("A", "1"),)), ("t", (("A", "11"),)),
+            ("t", (("A1", "1"),)), ("t", (("A", "1"), ("B", "2"))), ("t", (("A", "1B=2"),))]
+    assert len({digest(*pair) for pair in sets}) == len(sets)
+    assert digest("t", (("A", "1"),)) == digest("t", (("A", "1"),))

@@ -6,7 +6,16 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("torch_geometric")
 
-from tests.routes import clean, emulated, gpu, kernels, one_thread, route  # noqa: F401
+from tests.routes import (by_torch, clean, emulated, gpu, kernels, one_thread, route,  # noqa: F401
+                          stated)
+
+
+@pytest.fixture
+def inputs(route):
+    """Features and edges of a graph."""
+    from tests.pyg import graphs
+
+    return graphs.features().to(route.device), graphs.square().to(route.device)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -7,17 +7,20 @@ from torch import Tensor
 from torch_geometric.nn import HeteroConv, SAGEConv
 
 import gnnaccel
+from gnnaccel.dispatch.graph import cache
 from tests.helpers import relative
 from tests.pyg import hgt_graphs
 from tests.pyg.hgt_graphs import RELATIONS, edges, on
 
-__all__ = ["ABOUT", "CITES", "KNOWS", "METADATA", "NODES", "OUT", "RELATIONS", "WIDTH", "WRITES",
-           "WRITTEN", "edges", "features", "hetero", "in_groups", "many", "near", "on",
-           "results_of_types", "same", "trained_on_types"]
+__all__ = ["ABOUT", "BETWEEN_TWO", "CITES", "KNOWS", "METADATA", "NODES", "OUT", "RELATIONS", "WIDTH",
+           "WRITES", "WRITTEN", "edges", "edited_in_place", "features", "hetero", "in_any_order",
+           "in_groups", "many", "near", "of_other_sizes", "on", "results_of_types", "same",
+           "trained_on_types"]
 
 NODES = {name: hgt_graphs.NODES[name] for name in ("paper", "author", "field")}
 WIDTH, OUT = 12, 16
 WRITES, WRITTEN, CITES, ABOUT, KNOWS = RELATIONS
+BETWEEN_TWO = [WRITES, WRITTEN, CITES, KNOWS]  # relations without fields
 METADATA = (list(NODES), RELATIONS)
 
 
@@ -73,6 +76,40 @@ def near(got: dict, native: dict, exact: dict, dtype: torch.dtype) -> None:
         assert got[name].dtype == native[name].dtype
         allowed = 2 * relative(native[name], exact[name]) + 2 * torch.finfo(dtype).eps
         assert relative(got[name], exact[name]) <= allowed, name
+
+
+def in_any_order(route, made: torch.nn.Module) -> None:
+    """The order of the dictionaries changes neither the results nor the structure."""
+    made, (x, ei) = made.to(route.device), on(route.device, features(), edges())
+    expected = made(x, ei)
+    for _ in range(3):
+        x, ei = ({k: d[k] for k in (list(d)[i] for i in torch.randperm(len(d)))} for d in (x, ei))
+        with route.on():
+            same(made(x, ei), expected)
+    assert cache.info()["entries"] == 1
+
+
+def edited_in_place(route, made: torch.nn.Module) -> None:
+    """Edges that are edited in place make another structure."""
+    made, (x, ei) = made.to(route.device), on(route.device, features(), edges())
+    with route.on():
+        made(x, ei)
+        ei[CITES][0] = 3
+        got = made(x, ei)
+    assert cache.info()["misses"] == 2
+    same(got, made(x, ei))
+
+
+def of_other_sizes(route, made: torch.nn.Module) -> None:
+    """The same edges between types of other sizes make another structure. The sum of the sizes is
+    the same, so only where the types begin tells the graphs apart."""
+    made, ei = made.to(route.device), on(route.device, edges(BETWEEN_TWO, paper=10, author=10))[0]
+    for counts in (dict(paper=10, author=15), dict(paper=15, author=10)):
+        x = on(route.device, features(**counts))[0]
+        with route.on():
+            got = made(x, ei)
+        same(got, made(x, ei))
+    assert cache.info()["misses"] == 2
 
 
 def results_of_types(model: torch.nn.Module, x: dict, ei: dict,

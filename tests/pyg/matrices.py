@@ -12,7 +12,6 @@ from torch_geometric.nn import MessagePassing
 from tests.pyg import graphs
 from tests.pyg.graphs import N
 from tests.pyg.judge import took
-from tests.routes import opened
 
 INDICES = (torch.int64, torch.int32)
 #: marks of a module whose tests make matrices
@@ -103,9 +102,3 @@ def by_kernels(route, layer, x, adj, calls=None):
 
 def calls(layer, x, adj, count=3):
     return [layer(x, adj) for _ in range(count)]
-
-
-@pytest.fixture(params=["emulated", pytest.param("cuda", marks=pytest.mark.gpu)])
-def kernels(request):
-    with opened(request.param) as found:
-        yield found

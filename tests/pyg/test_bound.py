@@ -21,14 +21,6 @@ from tests.pyg.judge import close
 from tests.pyg.layers import build
 from tests.routes import opened
 
-KERNELS = ["emulated", pytest.param("cuda", marks=pytest.mark.gpu)]
-
-
-@pytest.fixture(params=KERNELS)
-def kernels(request):
-    with opened(request.param) as found:
-        yield found
-
 
 @pytest.fixture
 def bound_calls(monkeypatch):

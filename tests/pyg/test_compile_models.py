@@ -21,11 +21,6 @@ BACKENDS = ["aot_eager", *(pytest.param(name, marks=pytest.mark.long)
 NAMES = "GATConv", "GCNConv", "SAGEConv"
 
 
-@pytest.fixture
-def inputs(route):
-    return graphs.features().to(route.device), graphs.square().to(route.device)
-
-
 def compiled_calls():
     return sum(entry.get("compiled", 0) for entry in gnnaccel.stats().values())
 

@@ -18,11 +18,6 @@ from tests.pyg.judge import close, spread, took
 from tests.pyg.layers import NAMES, build
 
 
-@pytest.fixture
-def inputs(route):
-    return graphs.features().to(route.device), graphs.square().to(route.device)
-
-
 def enable(route) -> None:
     gnnaccel.enable(backend=route.backend, when="supported")
 

@@ -14,11 +14,6 @@ from tests.pyg.judge import close, native_again, took
 from tests.pyg.layers import NAMES, build
 
 
-@pytest.fixture
-def inputs(route):
-    return graphs.features().to(route.device), graphs.square().to(route.device)
-
-
 def native_because(route, code: str, call, layer: str = "GATConv"):
     """``call()`` gives the same under gnnaccel, natively and for this reason; gives the result."""
     torch.manual_seed(1)

@@ -18,11 +18,6 @@ from tests.pyg.layers import NAMES, build
 STEPS = 1000
 
 
-@pytest.fixture
-def inputs(route):
-    return graphs.features().to(route.device), graphs.square().to(route.device)
-
-
 def counts() -> tuple[int, int]:
     found = cache.info()
     return found["hits"], found["misses"]

@@ -15,8 +15,10 @@ import gnnaccel
 from gnnaccel.dispatch.graph import cache, joining
 from gnnaccel.errors import GraphError
 from tests.helpers import relative
-from tests.pyg.hetero_graphs import (ABOUT, CITES, KNOWS, METADATA, NODES, OUT, RELATIONS, WIDTH,
-                                     WRITES, WRITTEN, edges, features, hetero, many, near, on, same)
+from tests.pyg.hetero_graphs import (ABOUT, BETWEEN_TWO, CITES, KNOWS, METADATA, NODES, OUT,
+                                     RELATIONS, WIDTH, WRITES, WRITTEN, edges, edited_in_place,
+                                     features, hetero, in_any_order, many, near, of_other_sizes, on,
+                                     same)
 from tests.pyg.judge import compare, on_routes
 
 SAGE = [{}, dict(aggr="sum"), dict(aggr="add"), dict(root_weight=False), dict(bias=False),
@@ -96,14 +98,7 @@ def test_by_keyword(route):
 
 
 def test_any_order_of_the_dictionaries(route):
-    made = hetero().to(route.device)
-    x, ei = on(route.device, features(), edges())
-    expected = made(x, ei)
-    for _ in range(3):
-        x, ei = ({k: d[k] for k in (list(d)[i] for i in torch.randperm(len(d)))} for d in (x, ei))
-        with route.on():
-            same(made(x, ei), expected)
-    assert cache.info()["entries"] == 1
+    in_any_order(route, hetero())
 
 
 def test_edge_types_that_are_not_given(route):
@@ -240,13 +235,7 @@ def test_the_second_call_finds_the_structure(route):
 
 
 def test_edges_edited_in_place(route):
-    made, (x, ei) = hetero().to(route.device), on(route.device, features(), edges())
-    with route.on():
-        made(x, ei)
-        ei[CITES][0] = 3
-        got = made(x, ei)
-    assert cache.info()["misses"] == 2
-    same(got, made(x, ei))
+    edited_in_place(route, hetero())
 
 
 def test_the_structure_goes_with_any_of_its_tensors(route):
@@ -260,15 +249,7 @@ def test_the_structure_goes_with_any_of_its_tensors(route):
 
 
 def test_the_same_edges_between_types_of_other_sizes(route):
-    """The sum of the sizes is the same, so only where the types begin tells the graphs apart."""
-    made = hetero(relations=[WRITES, WRITTEN, CITES, KNOWS]).to(route.device)
-    ei = on(route.device, edges([WRITES, WRITTEN, CITES, KNOWS], paper=10, author=10))[0]
-    for counts in (dict(paper=10, author=15), dict(paper=15, author=10)):
-        x = on(route.device, features(**counts))[0]
-        with route.on():
-            got = made(x, ei)
-        same(got, made(x, ei))
-    assert cache.info()["misses"] == 2
+    of_other_sizes(route, hetero(relations=BETWEEN_TWO))
 
 
 NEW = {"SAGEConv": (SAGEConv, {}), "GCNConv": (GCNConv, {}),

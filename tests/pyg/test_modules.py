@@ -32,11 +32,6 @@ class Model(torch.nn.Module):
         return self.second(self.first(x, edge_index).relu(), edge_index)
 
 
-@pytest.fixture
-def inputs(route):
-    return graphs.features().to(route.device), graphs.square().to(route.device)
-
-
 def both(route, call):
     """(native, accelerated) results of ``call()``, which must take the route."""
     expected = call()

@@ -13,6 +13,7 @@ from gnnaccel.dispatch.ops import aggregation_cost
 from gnnaccel.dispatch.ops.aggregation_cost import Estimate
 from tests.call_counts import counted
 from tests.pyg import graphs
+from tests.pyg.generated_calls import routes
 from tests.pyg.graphs import F
 
 GAIN, STRUCTURE = 1.0, 3.0
@@ -39,10 +40,6 @@ def in_a_row(layer, times: int = STREAK + 1) -> None:
     for _ in range(times):
         layer(*batch())
     assert routes(layer) == {"native": times}
-
-
-def routes(layer) -> dict[str, int]:
-    return gnnaccel.stats()[type(layer).__name__]["routes"]
 
 
 def unlooked(layer, args) -> bool:

@@ -15,7 +15,8 @@ from gnnaccel.dispatch.observe import records
 from gnnaccel.errors import FallbackError, GraphError
 from tests.helpers import relative
 from tests.pyg.hetero_graphs import (ABOUT, CITES, KNOWS, METADATA, NODES, RELATIONS, WIDTH, WRITES,
-                                     WRITTEN, edges, features, many, near, on, same)
+                                     WRITTEN, edges, edited_in_place, features, many, near,
+                                     of_other_sizes, on, same)
 from tests.pyg.judge import compare, on_routes, took
 
 SHAPES = [(16, 2), (1, 1), (15, 3)]
@@ -201,13 +202,7 @@ def test_the_second_call_finds_the_structure(route):
 
 
 def test_edges_edited_in_place(route):
-    made, (x, ei) = layer().to(route.device), on(route.device, features(), edges())
-    with route.on():
-        made(x, ei)
-        ei[CITES][0] = 3
-        got = made(x, ei)
-    assert cache.info()["misses"] == 2
-    same(got, made(x, ei))
+    edited_in_place(route, layer())
 
 
 def test_the_structure_goes_with_any_of_its_tensors(route):
@@ -223,15 +218,7 @@ def test_the_structure_goes_with_any_of_its_tensors(route):
 
 
 def test_the_same_edges_between_types_of_other_sizes(route):
-    relations = [WRITES, WRITTEN, CITES, KNOWS]
-    made = layer().to(route.device)
-    ei = on(route.device, edges(relations, paper=10, author=10))[0]
-    for counts in (dict(paper=10, author=15), dict(paper=15, author=10)):
-        x = on(route.device, features(**counts))[0]
-        with route.on():
-            got = made(x, ei)
-        same(got, made(x, ei))
-    assert cache.info()["misses"] == 2
+    of_other_sizes(route, layer())
 
 
 def test_in_inference_mode(route):

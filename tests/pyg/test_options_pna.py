@@ -12,7 +12,6 @@ from gnnaccel.dispatch.ops.plain import PlainSpec
 from gnnaccel.dispatch.plan import planner
 from tests.pyg.graphs import E, EDGE, F, N, edge_features, features, square
 from tests.pyg.judge import close, compare, on_routes
-from tests.routes import opened
 
 AGGREGATORS = ["mean", "min", "max", "std"]
 SCALERS = ["identity", "amplification", "attenuation"]
@@ -25,12 +24,6 @@ def layer(aggregators=AGGREGATORS, scalers=SCALERS, width: int = F, out: int = 8
           **options) -> PNAConv:
     degrees = torch.bincount(torch.bincount(square()[1], minlength=N))
     return PNAConv(width, out, list(aggregators), list(scalers), degrees, **options)
-
-
-@pytest.fixture
-def by_torch():
-    with opened("torch") as found:
-        yield found
 
 
 @on_routes("aggregators", [AGGREGATORS, ["max"], ["sum", "var"], ["mean", "sum", "min"]],

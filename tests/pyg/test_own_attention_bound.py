@@ -20,15 +20,6 @@ from tests.pyg.graphs import E, N
 from tests.pyg.judge import close
 from tests.pyg.own_gats import (Apart, Beside, ByMap, C, Dropped, DroppedWithEdges, H,
                                 OfEdgesAndSources, Paired, Shared, SourceFirst, WithEdges)
-from tests.routes import opened
-
-KERNELS = ["emulated", pytest.param("cuda", marks=pytest.mark.gpu)]
-
-
-@pytest.fixture(params=KERNELS)
-def kernels(request):
-    with opened(request.param) as found:
-        yield found
 
 
 @pytest.fixture

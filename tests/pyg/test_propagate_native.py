@@ -10,6 +10,7 @@ from gnnaccel.adapters.pyg.propagate import calls
 from gnnaccel.dispatch.ops import aggregation_cost
 from gnnaccel.dispatch.ops.aggregation_cost import Estimate
 from tests.pyg import graphs
+from tests.pyg.generated_calls import routes
 from tests.pyg.graphs import F
 
 LAYERS = {"gcn": lambda: GCNConv(F, 5), "sage": lambda: SAGEConv(F, 5),
@@ -29,10 +30,6 @@ def read(emulated, monkeypatch):
     monkeypatch.setattr(calls, "decide", lambda *args: (decided.append(1), native(*args))[1])
     with gnnaccel.enabled(backend="cuda"):
         yield decided
-
-
-def routes(layer) -> dict:
-    return gnnaccel.stats()[type(layer).__name__]["routes"]
 
 
 @pytest.mark.parametrize("name", LAYERS)

@@ -10,6 +10,7 @@ from gnnaccel.adapters.pyg.propagate import calls
 from gnnaccel.dispatch.ops import aggregation_cost
 from gnnaccel.dispatch.ops.aggregation_cost import Estimate
 from tests.pyg import graphs
+from tests.pyg.generated_calls import routes
 from tests.pyg.graphs import F
 from tests.pyg.judge import close
 from tests.pyg.own_layers import Copying, hooked
@@ -36,10 +37,6 @@ def step(layer, x, ei):
     out = layer(x, ei)
     out.square().sum().backward()
     return out.detach(), x.grad
-
-
-def routes(layer) -> dict:
-    return gnnaccel.stats()[type(layer).__name__]["routes"]
 
 
 @pytest.mark.parametrize("name", LAYERS)

@@ -15,7 +15,6 @@ from gnnaccel.cuda.quantize import Int8Rows
 from gnnaccel.dispatch.quantized import rows
 from tests.helpers import relative
 from tests.pyg.quantized_nets import F, H, Net, forced, graph, step  # noqa: F401
-from tests.routes import opened
 
 
 def maps(report):
@@ -31,13 +30,6 @@ class Weighted(torch.nn.Module):
 
     def forward(self, x, edge_index):
         return self.conv(x, edge_index, self.weight)
-
-
-@pytest.fixture(params=["emulated", pytest.param("cuda", marks=pytest.mark.gpu)])
-def kernels(request):
-    """The route by kernels."""
-    with opened(request.param) as found:
-        yield found
 
 
 @pytest.fixture

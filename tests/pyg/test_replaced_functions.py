@@ -22,7 +22,6 @@ from tests.pyg import graphs
 from tests.pyg import hetero_graphs as hetero
 from tests.pyg.graphs import E, F
 from tests.pyg.judge import close
-from tests.routes import opened
 
 OF_A_LAYER = {"GATConv": (GATConv,
                           "forward message edge_update propagate edge_updater aggregate update"),
@@ -122,13 +121,6 @@ def replaced(monkeypatch):
         return Block
 
     return during
-
-
-@pytest.fixture
-def by_torch():
-    """The torch backend alone: what is looked at is the same on every route."""
-    with opened("torch") as found:
-        yield found
 
 
 @pytest.mark.parametrize("when", WHEN)

@@ -39,11 +39,6 @@ def net(route):
     return Net().to(route.device)
 
 
-@pytest.fixture
-def inputs(route):
-    return graphs.features().to(route.device), graphs.square().to(route.device)
-
-
 def steps(net, inputs, count=3):
     for _ in range(count):
         net.zero_grad()

@@ -19,11 +19,6 @@ from tests.pyg.judge import close, took
 from tests.pyg.layers import CLASSES, NAMES, build
 
 
-@pytest.fixture
-def inputs(route):
-    return graphs.features().to(route.device), graphs.square().to(route.device)
-
-
 class Net(torch.nn.Module):
     def __init__(self):
         super().__init__()

@@ -19,12 +19,11 @@ from gnnaccel.adapters.pyg.propagate import adjacency
 from tests.pyg import graphs
 from tests.pyg.graphs import E, F, M, N
 from tests.pyg.judge import took
-from tests.pyg.matrices import (INDICES, QUIET, Weighing, by_kernels, calls, kernels,
-                                made, matrix, parts, trained)
+from tests.pyg.matrices import (INDICES, QUIET, Weighing, by_kernels, calls, made, matrix,
+                                parts, trained)
 from tests.pyg.own_layers import Copying
 from tests.routes import opened
 
-__all__ = ["kernels"]  # a fixture
 pytestmark = QUIET
 LAYERS = {"GCN2Conv": lambda: nn.GCN2Conv(F, 0.5, 0.5, 1, normalize=False),
           "GCNConv": lambda: nn.GCNConv(F, 5), "SGConv": lambda: nn.SGConv(F, 5, K=2),

@@ -15,11 +15,10 @@ from gnnaccel.adapters.pyg.propagate import calls as propagate_calls
 from gnnaccel.dispatch.graph import cache
 from tests.pyg import graphs
 from tests.pyg.graphs import E, F, N
-from tests.pyg.matrices import (INDICES, QUIET, Forgetting, Typing, Weighing, calls, kernels, made,
-                                matrix, parts, trained)
+from tests.pyg.matrices import (INDICES, QUIET, Forgetting, Typing, Weighing, calls, made, matrix,
+                                parts, trained)
 from tests.pyg.own_layers import Rectifying
 
-__all__ = ["kernels"]  # a fixture
 pytestmark = QUIET
 
 

@@ -24,11 +24,6 @@ SETTINGS = {
 }
 
 
-@pytest.fixture
-def inputs(route):
-    return graphs.features().to(route.device), graphs.square().to(route.device)
-
-
 def warmed(route, layer, inputs):
     """The layer after calls that leave whatever a repeated call reuses."""
     for _ in range(3):

@@ -14,7 +14,6 @@ from torch_geometric.nn import FastRGCNConv, MaxAggregation, RGATConv, RGCNConv
 
 import gnnaccel
 from gnnaccel.dispatch.memory.layer_memory import memories
-from tests import probes
 from tests.pyg import rgat
 from tests.pyg.graphs import F, N
 from tests.pyg.judge import as_native, close, spread, took
@@ -28,12 +27,6 @@ each_layer = pytest.mark.parametrize("name", LAYERS)
 @pytest.fixture
 def inputs(route):
     return rgat.inputs(route)
-
-
-@pytest.fixture
-def stated(monkeypatch):
-    """How often a call went the long way."""
-    return probes.decided(monkeypatch)
 
 
 def warmed(route, name: str, inputs):

@@ -15,7 +15,6 @@ from torch_geometric.nn import (FiLMConv, GATConv, GATv2Conv, GCNConv, GINConv, 
                                 RGCNConv, SAGEConv, TransformerConv)
 
 from gnnaccel.dispatch.memory.layer_memory import memories
-from tests import probes
 from tests.helpers import relative
 from tests.judge import place
 from tests.pyg import hetero_graphs
@@ -110,12 +109,6 @@ CASES = {
     "HeteroLinear": Case(lambda: HeteroLinear(F, 4, R), lambda: (torch.randn(N, F), types(N))),
 }
 each = pytest.mark.parametrize("name", CASES)
-
-
-@pytest.fixture
-def stated(monkeypatch):
-    """How often a call went the long way, and of what class."""
-    return probes.decided(monkeypatch)
 
 
 def warmed(route, name: str) -> tuple[Any, tuple]:

@@ -184,6 +184,12 @@ class Reads:
         if "register_hook" in attributes:
             raise Unknown(f"{function.__qualname__} registers a hook, which no replay calls")
         self._names |= attributes
+        self._named(function, attributes)
+
+    def _named(self, function: types.FunctionType, attributes: set[str]) -> None:
+        """What the function's code reads by name: globals, imported modules, variables of functions
+        around it, and defaults."""
+        code, scope = function.__code__, function.__globals__
         for name in dict.fromkeys(instructions.globals_of(code)):
             if name in scope:
                 self._value(name, scope[name], lambda name=name: scope[name], attributes)

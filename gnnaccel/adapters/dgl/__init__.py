@@ -54,28 +54,14 @@ def install(patches: PatchSet) -> list[str]:
         return []
     from dgl.heterograph import DGLBlock
     from dgl.heterograph_index import HeteroGraphIndex
-    from dgl.nn import pytorch as nn
 
     from gnnaccel.adapters import own
     from gnnaccel.adapters.dgl import bridge, graphs
-    from gnnaccel.adapters.dgl.bridge import zero_degree
-    from gnnaccel.adapters.dgl.layers import plain
     from gnnaccel.adapters.dgl.ops import replaced
     from gnnaccel.adapters.dgl.udf import replaced as users
     from gnnaccel.dispatch.memory import native_cache
-    from gnnaccel.dispatch.router import routed
 
-    for name, module in LAYERS.items():
-        cls = getattr(nn, name, None)
-        if cls is None:  # older versions have fewer layers
-            continue
-        native = zero_degree.telling(cls.forward) if name in PLAIN else cls.forward
-        forward = routed(native, _Guarded(cls, module))
-        patches.set(cls, "forward",
-                    replaced.around(plain.on_cpu_native(forward, native, name)
-                                    if name in PLAIN else forward, native),
-                    "Runs the layer by gnnaccel's kernels where that is faster.")
-        rules.register_class(f"{cls.__module__}.{cls.__qualname__}")
+    _install_layers(patches)
     if own.is_method(HeteroGraphIndex.get_relation_graph, HeteroGraphIndex, "get_relation_graph",
                      "dgl"):
         patches.set(HeteroGraphIndex, "get_relation_graph",
@@ -89,6 +75,27 @@ def install(patches: PatchSet) -> list[str]:
     names = patches.names()
     bridge.install(patches)
     return names
+
+
+def _install_layers(patches: PatchSet) -> None:
+    from dgl.nn import pytorch as nn
+
+    from gnnaccel.adapters.dgl.bridge import zero_degree
+    from gnnaccel.adapters.dgl.layers import plain
+    from gnnaccel.adapters.dgl.ops import replaced
+    from gnnaccel.dispatch.router import routed
+
+    for name, module in LAYERS.items():
+        cls = getattr(nn, name, None)
+        if cls is None:  # older versions have fewer layers
+            continue
+        native = zero_degree.telling(cls.forward) if name in PLAIN else cls.forward
+        forward = routed(native, _Guarded(cls, module))
+        patches.set(cls, "forward",
+                    replaced.around(plain.on_cpu_native(forward, native, name)
+                                    if name in PLAIN else forward, native),
+                    "Runs the layer by gnnaccel's kernels where that is faster.")
+        rules.register_class(f"{cls.__module__}.{cls.__qualname__}")
 
 
 def adapter_of(layer: Any) -> _Guarded | None:

@@ -77,17 +77,17 @@ def install(patches: PatchSet) -> list[str]:
     return patches.names()
 
 
-def requantized(patches: PatchSet) -> None:
-    """`gnnaccel.adapters.requantized` for PyG."""
+def update_on_demand(patches: PatchSet) -> None:
+    """`gnnaccel.adapters.update_on_demand` for PyG."""
     from gnnaccel.adapters.pyg.compile import tracing
     from gnnaccel.adapters.pyg.layers import linear
 
-    linear.requantized(patches)
+    linear.update_on_demand(patches)
     tracing.asked(patches)
 
 
 def on_demand(patches: PatchSet) -> None:
-    """Replace all that `requantized` may replace."""
+    """Replace all that `update_on_demand` may replace."""
     from gnnaccel.adapters.pyg.layers import linear
 
     linear.install(patches)

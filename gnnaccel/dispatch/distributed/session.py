@@ -1,13 +1,16 @@
 """The part that is active in this process: its links, its checks, and the rows last exchanged."""
 from __future__ import annotations
 
+import contextlib
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from gnnaccel.dispatch.distributed import state
 from gnnaccel.dispatch.distributed.exchange import EXCHANGES, Link, halo_rows
 from gnnaccel.dispatch.distributed.part import Part, check_edges
 from gnnaccel.dispatch.graph.tensor_ref import TensorMap, TensorRef
@@ -29,6 +32,15 @@ class Session:
             raise PartitionError(f"exchange={exchange!r}; it has to be one of {EXCHANGES}")
         _agree(part, group, exchange)
         self._begin(part, _beside(group), exchange)
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """A block in which layers run over this part."""
+        before, state.current = state.current, self
+        try:
+            yield
+        finally:
+            state.current = before
 
     @classmethod
     def of_group(cls, part: Part, group: Any) -> Session:

@@ -41,7 +41,7 @@ __all__ = ["KNOWN", "Verdict", "exclude", "include", "name_layers", "qualified_n
 T = TypeVar("T")
 PATTERN = "re:"
 ATTRIBUTE = "__gnnaccel__"
-INSTANCE, NAME, REGEX, CLASS = "instance", "name", "pattern", "class"
+INSTANCE, NAME, REGEX = "instance", "name", "pattern"
 
 
 @dataclass(frozen=True)

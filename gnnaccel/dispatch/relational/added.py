@@ -44,12 +44,12 @@ def fits(dtype: torch.dtype, width: int, rows: Tensor | None, matrix: Tensor | N
     return bias is None or (bias.dtype is dtype and bias.shape == (width,))
 
 
-def of_one_type(rows: Tensor | None, matrix: Tensor | None, bias: Tensor | None, num_dst: int,
-                transposed: bool = False) -> dict[str, Any]:
+def of_one_type(rows: Tensor | None, matrix: Tensor | None, bias: Tensor | None,
+                num_dst: int) -> dict[str, Any]:
     """The operand for nodes of one type, to go with others; none where there is nothing to add."""
     if matrix is None and bias is None:
         return {}
-    return {ADDED: Added((num_dst,), None if matrix is None else rows, matrix, bias, transposed)}
+    return {ADDED: Added((num_dst,), None if matrix is None else rows, matrix, bias)}
 
 
 def add(out: Tensor, added: Added, view: RelationView, take: Callable = torch_maps.take) -> Tensor:

@@ -55,23 +55,18 @@ class Fold(NamedTuple):
             matrix, grad = _in_blocks(matrix, weight), grad.unflatten(1, shape[1:3])
         if self.matrix in p.wanted:
             product = weight.transpose(-1, -2) @ grad
-            _more(p, self.matrix, product if product.dim() == 2 else product.sum(0).flatten(0, 1))
+            p.add(self.matrix, product if product.dim() == 2 else product.sum(0).flatten(0, 1))
         if self.rows not in p.wanted:
             return
         if before is not None and weight.dim() == 2:
             before.view(weight.shape).addmm_(grad, matrix.t())
         else:
-            _more(p, self.rows, (grad @ matrix.transpose(-1, -2)).view(shape))
+            p.add(self.rows, (grad @ matrix.transpose(-1, -2)).view(shape))
 
 
 def _in_blocks(matrix: Tensor, weight: Tensor) -> Tensor:
     """A parameter [blocks * N, M] as [blocks, N, M]."""
     return matrix.view(weight.shape[1], weight.shape[3], -1)
-
-
-def _more(p: Pass, name: str, grad: Tensor) -> None:
-    before = p.so_far(name)
-    p.put(name, grad if before is None else before.add_(grad))
 
 
 class Spread(NamedTuple):
@@ -134,7 +129,7 @@ class Attend(NamedTuple):
         grads = TERMS.backward(call, (*inputs, None), saved, p.take(self.out), (*wanted, False))
         for name, grad in zip(self.terms, grads):
             if name in p.wanted and grad is not None:
-                _more(p, name, grad)
+                p.add(name, grad)
 
 
 def steps_in(program: Program) -> dict[str, Any]:

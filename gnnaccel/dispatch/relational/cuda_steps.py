@@ -41,6 +41,10 @@ class Pass:
     def put(self, name: str, grad: Tensor) -> None:
         self.grads[name] = grad, None
 
+    def add(self, name: str, grad: Tensor) -> None:
+        entry = self.grads.get(name)
+        self.grads[name] = (grad if entry is None else entry[0].add_(grad)), None
+
     def take(self, name: str) -> Tensor:
         grad, index = self.grads.pop(name)
         return grad if index is None else grad.index_select(0, index)
@@ -76,8 +80,7 @@ class Linear(NamedTuple):
                                      p.values[self.weight], self.transposed, index, where,
                                      self.rows in p.wanted, self.weight in p.wanted)
         if by_weight is not None:
-            before = p.so_far(self.weight)
-            p.put(self.weight, by_weight if before is None else before.add_(by_weight))
+            p.add(self.weight, by_weight)
         if d_rows is None:
             return
         if self.coarse is None:

@@ -43,7 +43,6 @@ class Segments:
     def __init__(self, ptr: Tensor, src: Tensor, dst: Tensor, num_src: int, num_dst: int):
         self.ptr, self.src, self.dst, self.num_src, self.num_dst = ptr, src, dst, num_src, num_dst
         self._folds: dict[int, Segments] = {}
-        self._origin: Segments | None = None
         self.place: Tensor | None = None
 
     @classmethod

@@ -131,8 +131,6 @@ def _drift(host: str, top: str, found: seams.Drift) -> Finding:
     if not wrong:
         text = "as tested" if found.known else f"reads as {found.tested}, which was tested"
         return Finding("hosts", top, "ok", f"{found.version}: {found.count} functions {text}")
-    names = ", ".join(name.removeprefix(top + ".")
-                      for name in wrong[:_SHOWN]) + (" and more" if len(wrong) > _SHOWN else "")
     layers = sorted({name.split(".")[-2] for name in wrong if name.split(".")[-2][:1].isupper()})
     remedy = f"pip install {_tested(host, top)} (tested: {tested})"
     if layers:
@@ -141,7 +139,7 @@ def _drift(host: str, top: str, found: seams.Drift) -> Finding:
     what = "was changed by hand" if found.known else f"differs from {found.tested}"
     return Finding("hosts", top, "warn",
                    f"{found.version} {what} in {len(wrong)} of {found.count} functions that "
-                   f"gnnaccel stands in for: {names}", remedy)
+                   f"gnnaccel stands in for: {seams.listed(wrong, top)}", remedy)
 
 
 def _tested(host: str, top: str) -> str:

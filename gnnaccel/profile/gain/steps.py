@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gnnaccel.profile.undisturbed import capturing
+
 _PREFIX = 10  # losses of so many first steps are kept, then of 20, 50, 100, 200, 500, ...
 
 
@@ -92,7 +94,7 @@ class Steps:
     # --- training ---
 
     def _cleared(self, *_: Any) -> None:
-        if self._begun is None and not _capturing():
+        if self._begun is None and not capturing():
             if self._on_begin is not None:
                 self._on_begin()
             self._begun = self._mark()
@@ -103,7 +105,7 @@ class Steps:
             self._loss = loss.detach()
 
     def _stepped(self, optimizer: Any, *_: Any) -> None:
-        if _capturing():
+        if capturing():
             return
         if not self.trains:
             self.trains, self.count = True, 0
@@ -129,7 +131,7 @@ class Steps:
 
         @functools.wraps(call)
         def wrapper(module: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._depth or _capturing():
+            if self._depth or capturing():
                 return call(module, *args, **kwargs)
             self._depth, start = 1, self._mark()
             try:
@@ -175,7 +177,3 @@ def _noted(number: int) -> bool:
     while number > _PREFIX and number % 10 == 0:
         number //= 10
     return number <= _PREFIX if number != _PREFIX else True
-
-
-def _capturing() -> bool:
-    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()

@@ -19,8 +19,6 @@ from gnnaccel.adapters.dgl import graphs
 from gnnaccel.adapters.guards import any_global_hook, has_hooks, plain
 from gnnaccel.adapters.layout import EdgeType, Layout, Part, viewer
 from gnnaccel.adapters.own import path_of
-from gnnaccel.dispatch.policy import rules
-from gnnaccel.dispatch.policy.config import current
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.relational import statements
 from gnnaccel.dispatch.relational.request import RelationalInputs, RelationalSpec
@@ -236,11 +234,9 @@ def look_through(convs: Sequence[Any]) -> Inner | Reason:
 
 
 def _module_reason(conv: Any) -> Reason | None:
-    config = current()  # none where a call is only explained
-    verdict = rules.INSIDE if config is None else rules.verdict(conv, config)
-    # not listed is not excluded: the layer around it is in
-    if not verdict.inside and verdict.reason.code != "GA102":  # type: ignore[union-attr]
-        return verdict.reason
+    why = alike.excluded(conv)
+    if why is not None:
+        return why
     if has_hooks(conv) or any_global_hook():
         return reason("GA501", "one of the layers has hooks")
     if "forward" in conv.__dict__:

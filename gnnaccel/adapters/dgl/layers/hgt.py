@@ -50,7 +50,7 @@ def state(layer: Any, args: tuple,
         return typed
     row, src, dst = calls.mapped(x), typed[0].num_src, typed[0].num_dst
     edges = etype.shape[0]
-    why = typed_weights.types_reason(ntype, x, "ntype")
+    why = guards.types_reason(ntype, x, "ntype")
     if why is not None:
         return why
     operands = (_Operands(x, ntype, x[:dst], ntype[:dst], presorted)

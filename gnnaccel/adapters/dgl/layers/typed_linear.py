@@ -27,7 +27,7 @@ def state(layer: Any, args: tuple,
         return reason("GA206", "the arguments do not fit TypedLinear.forward")
     x, x_type, ordered = bound
     why = (guards.features_reason(x) or typed_weights.shapes_reason(layer, "the layer", x)
-           or typed_weights.types_reason(x_type, x, "x_type"))
+           or guards.types_reason(x_type, x, "x_type"))
     if why is not None:
         return why
     rows, row = x.shape[0], calls.mapped(x)

@@ -74,19 +74,6 @@ def shapes_reason(module: Any, name: str, x: Tensor | None = None) -> Reason | N
     return unfit(module, shapes, x.device, x.dtype)
 
 
-def types_reason(types: Any, x: Tensor, name: str) -> Reason | None:
-    """Why ``types`` are no types of the rows ``x``."""
-    if (type(types) is not Tensor or types.layout != torch.strided
-        or types.dtype not in (torch.int64, torch.int32)):
-        return reason("GA204", f"{name} is a {getattr(types, 'dtype', type(types).__name__)}",
-                      "use int64 or int32 types")
-    if types.dim() != 1 or types.shape[0] != x.shape[0] or types.device != x.device:
-        return reason("GA206",
-                      f"{name} is {list(types.shape)} on {types.device} for {x.shape[0]} "
-                      f"rows on {x.device}")
-    return None
-
-
 def narrows(x: Tensor) -> bool:
     """Whether DGL casts the operands of its own operations, sums among them: under autocast, but
     only CUDA's."""

@@ -12,12 +12,13 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from gnnaccel.adapters.pyg.propagate import beside, generated, linear_maps, pointwise
+from gnnaccel.adapters.pyg.propagate import (beside, channels, generated, linear_maps,
+                                             pointwise)
 from gnnaccel.adapters.pyg.propagate.expressed import AtEdges, CallArguments, Message
 from gnnaccel.adapters.pyg.propagate.pointwise import Rows
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 from gnnaccel.dispatch.generated import messages as of_dispatch
-from gnnaccel.dispatch.generated.tree import Call, Leaf, leaves
+from gnnaccel.dispatch.generated.tree import Call, Leaf
 from gnnaccel.dispatch.ops.graph import OpGraph
 
 #: key of a call's arguments: inner products of rows at both ends, as `dgl.ops.gsddmm` makes them
@@ -56,12 +57,8 @@ def _own(found: Any) -> Any:
         return found
     mapped = Mapped(found.parts, found.name, found.function, (found.weight, found.bias), {})
     # a map of one end may be a part of a product
-    one_end = len(mapped.parts) == 1 and _ends(mapped.parts[0]) in ({"j"}, {"i"})
+    one_end = len(mapped.parts) == 1 and channels.ends(mapped.parts[0]) in ({"j"}, {"i"})
     return mapped.alone() if one_end else mapped
-
-
-def _ends(rows: Rows) -> set[str]:
-    return {leaf.end for leaf in leaves(rows.alone().tree)} - {"p"}
 
 
 class Feature(_Own):

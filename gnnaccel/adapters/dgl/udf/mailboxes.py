@@ -27,7 +27,7 @@ from gnnaccel.adapters.pyg.propagate.pointwise import Rows
 from gnnaccel.adapters.pyg.propagate.pointwise_calls import OPERATIONS
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS
 from gnnaccel.adapters.pyg.propagate.standins import Refuses, Unseen
-from gnnaccel.adapters.pyg.propagate.traced import Param, Value, _call
+from gnnaccel.adapters.pyg.propagate.traced import Param, Value, _call, meta_of
 from gnnaccel.adapters.pyg.propagate.untold import Sequence
 
 #: the degree that a stand-in shows: a prime other than `ROWS`, the number of rows
@@ -179,7 +179,7 @@ class Mail(Value):
         return self._each(function, args, kwargs)
 
     def _each(self, function: Callable, args: tuple, kwargs: dict) -> Mail:
-        looks = function(*map(_meta, args), **{k: _meta(v) for k, v in kwargs.items()})
+        looks = function(*map(meta_of, args), **{k: meta_of(v) for k, v in kwargs.items()})
         operands = [*map(self._rows, args)]
         if type(function) is types.MethodDescriptorType:  # of a tensor
             function = getattr(operands.pop(0), function.__name__)
@@ -278,10 +278,6 @@ class Extremum(NamedTuple):
 
     values: NodeValue | Mail
     indices: Any
-
-
-def _meta(value: Any) -> Any:
-    return value.meta if isinstance(value, Value) else value
 
 
 def reduced(out: Any) -> dict[str, NodeValue]:

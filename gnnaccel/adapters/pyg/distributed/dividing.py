@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +20,6 @@ from torch import Tensor
 
 from gnnaccel.adapters.pyg.distributed import arguments
 from gnnaccel.adapters.pyg.distributed.arguments import Arguments
-from gnnaccel.dispatch.distributed import state
 from gnnaccel.dispatch.distributed.draws import Draws
 from gnnaccel.dispatch.distributed.ranges import Cut
 from gnnaccel.dispatch.distributed.replicas import enter, leave
@@ -65,7 +64,7 @@ class Divider:
         shared = self._arguments(plan, weights)
         draws = Draws(plan.given.device) if layer.training else None
         bound = plan.given.bound
-        with (arguments.caches(layer, self._kept(layer, plan.session)), _active(plan.session),
+        with (arguments.caches(layer, self._kept(layer, plan.session)), plan.session.active(),
               draws.within(self.rank) if draws is not None else contextlib.nullcontext()):
             out = torch.func.functional_call(layer, shared, bound.args[1:], bound.kwargs)
         if draws is not None:
@@ -161,15 +160,6 @@ class Divider:
         if entry is None or entry[0]() is not session:
             entry = self._caches[layer] = weakref.ref(session), {}
         return entry[1]
-
-
-@contextlib.contextmanager
-def _active(session: Session) -> Iterator[None]:
-    state.current = session
-    try:
-        yield
-    finally:
-        state.current = None
 
 
 def _checksum(edge_index: Tensor) -> int:

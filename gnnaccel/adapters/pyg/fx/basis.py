@@ -22,6 +22,7 @@ from torch.fx import Graph, Node
 from gnnaccel.adapters import alike
 from gnnaccel.adapters.layout import EdgeType
 from gnnaccel.adapters.pyg import guards
+from gnnaccel.adapters.pyg.fx.layers import module_at
 from gnnaccel.adapters.pyg.hetero import dicts, inner_convs, relations
 from gnnaccel.adapters.pyg.propagate import kept_results
 from gnnaccel.dispatch import router
@@ -284,8 +285,10 @@ def replace(graph: Graph, root: torch.nn.Module) -> int:
 def _is_call(node: Node, root: torch.nn.Module, host: Any) -> bool:
     """Whether a node calls a `HeteroBasisConv` on edges and their types that come of one argument
     of the model."""
-    if (node.op != "call_module"
-        or type(_module(node.target, root)) is not host.HeteroBasisConv):  # type: ignore[arg-type]
+    if node.op != "call_module":
+        return False
+    module = module_at(node.target, root)  # type: ignore[arg-type]
+    if type(module) is not host.HeteroBasisConv:
         return False
     if (len(node.args) != 3 or node.kwargs
         or not all(isinstance(value, Node) for value in node.args)):
@@ -297,10 +300,3 @@ def _is_call(node: Node, root: torch.nn.Module, host: Any) -> bool:
             and grouped.target is host.group_edge_placeholder and len(grouped.args) == 3
             and tuple(edge_type.args) == tuple(grouped.args[:2]) and not edge_type.kwargs
             and not grouped.kwargs)
-
-
-def _module(target: str, root: torch.nn.Module) -> Any:
-    module: Any = root
-    for part in target.split("."):
-        module = None if module is None else module._modules.get(part)
-    return module

@@ -104,13 +104,19 @@ def _conv(node: Node, root: torch.nn.Module) -> tuple[str | None, str]:
     if node.op != "call_module":
         return None, ""
     path, _, key = node.target.rpartition(".")  # type: ignore[union-attr]
-    modules: Any = root
     # the container may be any module: copies of a GraphModule have others than it has
-    for part in path.split("."):
-        modules = None if modules is None else modules._modules.get(part)
+    modules = module_at(path, root)
     if modules is None:
         return None, ""
     return (path, key) if is_kind(modules._modules.get(key)) else (None, "")
+
+
+def module_at(path: str, root: torch.nn.Module) -> Any:
+    """The module with this dotted name inside ``root``; None where there is none."""
+    module: Any = root
+    for part in path.split("."):
+        module = None if module is None else module._modules.get(part)
+    return module
 
 
 def is_kind(module: Any) -> bool:

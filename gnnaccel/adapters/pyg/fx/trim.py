@@ -13,6 +13,8 @@ import torch
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
+from gnnaccel.adapters.pyg.fx.layers import module_at
+
 _RESULTS = 3  # features, edges, attributes of edges: the last three arguments
 
 
@@ -45,9 +47,7 @@ def passed_through(graph: Graph, root: torch.nn.Module) -> list[str] | None:
 
 
 def _trims(root: torch.nn.Module, target: str) -> bool:
-    module: Any = root
-    for part in target.split("."):
-        module = None if module is None else module._modules.get(part)
+    module = module_at(target, root)
     return (type(module).__name__ == "TrimToLayer"
             and type(module).__module__.startswith("torch_geometric."))
 

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from gnnaccel.adapters import alike
 from gnnaccel.adapters.own import MESSAGE_PASSING, Path, Paths
 from gnnaccel.adapters.pyg import guards
 from gnnaccel.adapters.pyg.hetero.dicts import EdgeType
 from gnnaccel.dispatch.memory import layer_memory
-from gnnaccel.dispatch.policy import rules
 from gnnaccel.dispatch.policy.config import current
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 
@@ -276,12 +276,8 @@ def settings_of(conv: Any, kind: Kind) -> tuple:
 def conv_reason(conv: Any, cls: type, kind: Kind,
                 hooks: tuple[str, ...] = guards.HOOKS) -> Reason | None:
     """Why a layer cannot run with others of its class; ``hooks``: those that it must not have."""
-    config = current()  # none where a call is only explained
-    verdict = rules.INSIDE if config is None else rules.verdict(conv, config)
-    # not listed is not excluded: the layer around it is in
-    if not verdict.inside and verdict.reason.code != "GA102":  # type: ignore[union-attr]
-        return verdict.reason
-    why = guards.layer_reason(conv, path_of(cls), kind.node_dim, kind.aggregations, hooks)
+    why = alike.excluded(conv) or guards.layer_reason(
+        conv, path_of(cls), kind.node_dim, kind.aggregations, hooks)
     if why is not None:
         return why
     replaced = _REPLACED.intersection(conv.__dict__)

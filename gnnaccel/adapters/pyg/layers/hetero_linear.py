@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnaccel.adapters.guards import Shapes
+from gnnaccel.adapters.guards import Shapes, types_reason
 from gnnaccel.adapters.pyg import calls, guards
 from gnnaccel.adapters.pyg.hetero import relations
 from gnnaccel.dispatch.policy.reasons import Reason, reason
@@ -50,29 +50,15 @@ def resized(layer: Any, args: tuple, kwargs: dict, spec: RelationalSpec,
             kept: None) -> tuple[RelationalSpec, RelationalInputs] | None:
     inputs = again(layer, args, kwargs, kept)
     x, type_vec = inputs.operands, inputs.edge_index
-    if _types_reason(x, type_vec) is not None or not x.shape[0]:
+    if types_reason(type_vec, x, "type_vec") is not None or not x.shape[0]:
         return None
     rows = x.shape[0]
     view = relations.viewer((type_vec,), rows, rows, spec.num_relations, rows_by_type)
     return spec.resized(rows, rows, rows, view, spec.rows_grad, spec.layout), inputs
 
 
-def _types_reason(x: Tensor, type_vec: Any) -> Reason | None:
-    """Why ``type_vec`` are not the types of the rows."""
-    if (type(type_vec) is not Tensor or type_vec.layout != torch.strided
-        or type_vec.dtype not in (torch.int64, torch.int32)):
-        return reason("GA204",
-                      f"type_vec is a {getattr(type_vec, 'dtype', type(type_vec).__name__)}",
-                      "use int64 or int32 types")
-    if type_vec.dim() != 1 or type_vec.shape[0] != x.shape[0] or type_vec.device != x.device:
-        return reason("GA206",
-                      f"type_vec is {list(type_vec.shape)} on {type_vec.device} for "
-                      f"{x.shape[0]} rows on {x.device}")
-    return None
-
-
 def _reason(layer: Any, x: Tensor, type_vec: Any) -> Reason | None:
-    why = _types_reason(x, type_vec)
+    why = types_reason(type_vec, x, "type_vec")
     if why is None and layer.is_sorted:  # HGTConv says so of types that are not
         why = reason("GA208", "is_sorted=True, with which the host's result depends on the order",
                      "leave is_sorted out")

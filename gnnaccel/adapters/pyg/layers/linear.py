@@ -32,8 +32,8 @@ def install(patches: PatchSet) -> None:
                 "edges came, or while a model is quantized.")
 
 
-def requantized(patches: PatchSet) -> None:
-    """`gnnaccel.adapters.requantized` for linear maps."""
+def update_on_demand(patches: PatchSet) -> None:
+    """`gnnaccel.adapters.update_on_demand` for linear maps."""
     from torch_geometric.nn import Linear
 
     with _lock:

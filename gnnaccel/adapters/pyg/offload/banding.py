@@ -142,7 +142,7 @@ class Bander:
         def over_band(session: BandSession | None, inputs: list[Tensor],
                       whole: list[Tensor]) -> Tensor:
             assert session is not None
-            with _active(session), within():
+            with session.active(), within():
                 return function(session, inputs, whole[len(weights):], dict(zip(weights, whole)))
 
         gathered = _known.setdefault(layer, {}).setdefault(title, {})
@@ -260,12 +260,3 @@ def _on_host(values: tuple) -> bool:
             if isinstance(one, Tensor) and one.is_floating_point():
                 return one.device.type == "cpu"
     return False
-
-
-@contextlib.contextmanager
-def _active(session: BandSession) -> Iterator[None]:
-    before, state.current = state.current, session
-    try:
-        yield
-    finally:
-        state.current = before

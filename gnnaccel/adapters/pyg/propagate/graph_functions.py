@@ -30,9 +30,6 @@ _REDUCES = {"sum": "sum", "add": "sum", "mean": "mean", "max": "max", "min": "mi
 #: functions of torch_scatter, with the reduction that is in their names
 _OF_TORCH_SCATTER = {"scatter": None, "scatter_add": "sum", "scatter_sum": "sum",
                      "scatter_mean": "mean", "scatter_max": "max", "scatter_min": "min"}
-#: names of functions that may be called
-NAMES = frozenset((*_OF_TORCH_SCATTER, "scatter_softmax", "utils", "softmax", "degree",
-                   "index_select", "rearrange"))
 
 
 class GraphFunctions(Steps):

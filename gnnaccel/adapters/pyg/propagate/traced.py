@@ -36,14 +36,14 @@ _OF_PARAMETERS = POINTWISE | {"getitem", "t", "split", "pow", "square", "sqrt", 
                                "clamp", "softmax", "index_select", "transpose", *MOVES}
 
 
-def _meta(value: Any) -> Any:
+def meta_of(value: Any) -> Any:
     return value.meta if isinstance(value, Value) else value
 
 
 def shaped(function: Callable, args: tuple, kwargs: dict) -> Tensor:
     """The shape of the result."""
     try:
-        result = function(*map(_meta, args), **{k: _meta(v) for k, v in kwargs.items()})
+        result = function(*map(meta_of, args), **{k: meta_of(v) for k, v in kwargs.items()})
     except (RuntimeError, TypeError, IndexError, ValueError, NotImplementedError):
         raise Unseen from None
     if isinstance(result, Tensor) and ROWS not in result.shape[1:]:  # no rows beside other rows

@@ -288,3 +288,26 @@ def test_places_that_are_not_there(emulated):
         with emulated.on(on_fallback="native") if on else torch.enable_grad(), pytest.raises(
             IndexError):
             layer(x, ei, of_nodes())
+
+
+class ByPeriod(MessagePassing):
+    """What an edge's end is in a period, as a number and as one of several."""
+
+    def __init__(self, one_of_several: bool):
+        super().__init__(aggr="add")
+        self.one_of_several = one_of_several
+
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_j, index):
+        if self.one_of_several:
+            return x_j * F.one_hot(index % WIDTH, WIDTH)
+        return x_j * (index % 2).unsqueeze(-1)
+
+
+@pytest.mark.parametrize("one_of_several", [False, True])
+def test_ids_of_a_period_as_numbers(emulated, one_of_several):
+    """Nothing but the list of edges tells their device."""
+    layer = ByPeriod(one_of_several)
+    both(emulated, layer, graphs.features(), graphs.square())

@@ -81,7 +81,11 @@ def ids_of(index: Special, change: Callable[[Tensor], Tensor] | None = None) -> 
         return ids if change is None else change(ids)
 
     meta = torch.empty(ROWS, dtype=torch.int64, device="meta")
-    return pointwise.made_rows("e", Once(make), meta, frozenset(), ())
+    return pointwise.made_rows("e", Once(make), meta, frozenset(), (_edges,))
+
+
+def _edges(given: Any) -> Tensor:
+    return given.graph.edge_index
 
 
 def for_edges(row: Param, sizes: tuple) -> pointwise.Rows:

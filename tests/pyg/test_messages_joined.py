@@ -267,3 +267,34 @@ def test_aggregations_that_change(kernels, results):
         layer.aggr_module = Beside(aggr=aggr).aggr_module
         compare(kernels, layer, *given())
     assert max(results) == 2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("form", JOINED)
+def test_captured_by_hand(gpu, form):
+    """A graph that is replayed reads what lies in memory then, and edges that are others."""
+    layer, (x, edge_index, edge) = form().to(gpu.device), to(gpu.device, *given())
+    leaves = [x.requires_grad_(), edge.requires_grad_(), *layer.parameters()]
+
+    def step():
+        outs = layer(leaves[0], edge_index, leaves[1])
+        return [*outs, *torch.autograd.grad(sum(out.sin().sum() for out in outs), leaves)]
+
+    with gpu.on():
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(8):
+                step()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            got = step()
+    for _ in range(2):
+        with torch.no_grad():
+            for t in leaves:
+                t.normal_()
+            edge_index.copy_(edge_index[:, torch.randperm(edge_index.shape[1])].flip(0))
+        graph.replay()
+        for at, (a, b) in enumerate(zip(got, step())):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4, msg=lambda m: f"{at}: {m}")

@@ -9,6 +9,7 @@ choices of its own, so that any of them can be left out and all others stay.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import sys
 from collections.abc import Callable, Iterator
@@ -185,12 +186,31 @@ def _wrong(runs: dict[str, Script], host: Results, got: Results, step: int, worl
 
 
 def _nudged(host: Script, world: Callable, without: frozenset) -> list[list[Results]]:
-    """The host's script with its weights moved by one rounding before each step."""
-    device = next(host.net.parameters()).device
+    """The host's script with its weights moved by one rounding before each step, and the scores of
+    nodes by which pooling keeps some, each for itself: of nodes that tie any may be kept."""
+    device, found = next(host.net.parameters()).device, []
     state = torch.get_rng_state()
-    found = [list(Script(host.seed, world, off, device, n, without).run()) for n in range(NUDGES)]
+    for n in range(NUDGES):
+        with _scores_moved(n):
+            found.append(list(Script(host.seed, world, off, device, n, without).run()))
     torch.set_rng_state(state)
     return found
+
+
+@contextlib.contextmanager
+def _scores_moved(seed: int) -> Iterator[None]:
+    from torch_geometric.nn.pool.select import topk as module
+
+    def moved(x: Tensor, *args, **kwargs) -> Tensor:
+        up = torch.rand(x.shape, generator=torch.Generator().manual_seed(seed)).to(x.device) < 0.5
+        step = torch.finfo(x.dtype).eps
+        return original(x * torch.where(up, 1 + step, 1 - step).to(x.dtype), *args, **kwargs)
+
+    original, module.topk = module.topk, moved
+    try:
+        yield
+    finally:
+        module.topk = original
 
 
 def shrunk(seed: int, backend: Backend, name: str = "") -> str | None:

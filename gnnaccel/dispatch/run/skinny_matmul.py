@@ -31,7 +31,7 @@ TALL = 1 << 15  # rows from which the GPU's time counts rather than the launch's
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """``x @ weight.T + bias``: x [N, K], weight [C, K], bias [C]. Errors are of the size of
     `torch.nn.functional.linear`'s."""
-    segments = None if x.shape[0] < TALL else tall(x, weight, _columns(weight.shape[0]))
+    segments = None if x.shape[0] < TALL else tall(x, weight, weight.shape[0])
     if segments is None or bias is not None and not bias.is_contiguous():
         return F.linear(x, weight, bias)
     return _product(segments, x, weight, bias, True)

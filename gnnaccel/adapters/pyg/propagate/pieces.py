@@ -106,7 +106,7 @@ def of_leaf(leaf: Leaf, function: Callable[[Tensor], Any], old: Tail, new: Tail,
 
 def _place(function: Callable[[Tensor], Any], shape: Tail, at: int | None) -> Place | None:
     """Where a piece of rows of this shape is, if it is numbers that lie one after the other."""
-    numbers = torch.arange(math.prod(shape))
+    numbers = torch.arange(math.prod(shape), device="cpu")
     piece = function(numbers.view(1, *shape))
     piece = piece if at is None else piece[at]
     if piece.untyped_storage().data_ptr() != numbers.untyped_storage().data_ptr():

@@ -165,7 +165,7 @@ OPERATIONS: dict[str, Operation] = {
     "square": Operation("__fmul_rn({0}, {0})", ("2.f * {g} * {0}",)),
     "reciprocal": Operation("1.f / {0}", ("-{g} * {y} * {y}",)),
     "abs": Operation("fabsf({0})", ("{g} * sign({0})",)),
-    "sign": Operation("sign({0})", (None,)),
+    "sign": Operation("sign({0})", ("0.f",)),
     "exp": Operation("expf({0})", ("{g} * {y}",)),
     "expm1": Operation("expm1f({0})", ("{g} * ({y} + 1.f)",)),
     "log": Operation("logf({0})", ("{g} / {0}",)),

@@ -130,7 +130,7 @@ def extremum(graph: Rows, expression: Expression, seen: tuple[int, int],
 def gradients(by_dst: Rows, by_src: Callable[[], Rows], expression: Expression,
               seen: tuple[int, int], inputs: tuple[Tensor, ...], numbers: Numbers,
               of_results: Sequence[Tensor], needs: tuple[bool, ...],
-              of: str = "sum") -> dict[int, Tensor]:
+              of: str = "sum", pieces: Sequence[int] = ()) -> dict[int, Tensor]:
     """The gradients by number of the input. That of a parameter comes as a row for each
     destination, still to be added up, and that of one number for all channels as [rows, tiles],
     likewise.
@@ -138,7 +138,8 @@ def gradients(by_dst: Rows, by_src: Callable[[], Rows], expression: Expression,
     by_dst: as of `forward`; by_src: gives the graph by source, ``place`` the number of an edge.
     of_results: [destinations, heads * width], contiguous, the gradient of each message's result;
     of an extremum each equal message's share, and the result; of values written for each edge,
-    theirs. needs: which inputs want a gradient; ``of``: as of `kernels`, or "mean".
+    theirs. needs: which inputs want a gradient; ``of``: as of `kernels`, or "mean". ``pieces``:
+    inputs that are pieces of the rows of others.
     """
     heads, width = seen
     layout, grads = layout_for(heads, width), {}
@@ -148,7 +149,7 @@ def gradients(by_dst: Rows, by_src: Callable[[], Rows], expression: Expression,
     for by_row, wanted in passes(expression, alone):
         graph = by_dst if by_row else by_src()
         compiled = kernels(expression, heads, width, graph.wide, alone, by_row, of)
-        memory = Gradients(graph, expression, layout, wanted, inputs)
+        memory = Gradients(graph, expression, layout, wanted, inputs, pieces)
         launch = memory.launch
         offsets = () if by_row or of != "mean" else (by_dst.indptr.data_ptr(),)
         compiled("gradients")((-(-(launch.slots + graph.rows) // WARPS), layout.tiles), THREADS, 0,
@@ -209,22 +210,20 @@ def without_twins(expression: Expression, needs: tuple[bool, ...]) -> tuple[
 class Gradients:
     """Memory for the gradients ``wanted`` of one pass over ``graph``: ``results`` by number of the
     input, and for those that are sums a part for each chunk; ``pointers``: arguments that say where
-    all of them are; ``merged``: those of each sum's parts and its result. Inputs that are pieces of
-    the rows of one tensor have gradients that are pieces of one tensor, in the same places."""
+    all of them are; ``merged``: those of each sum's parts and its result. ``pieces``: inputs that
+    are pieces of rows. Those of one tensor have gradients that are pieces of one tensor, in the
+    same places; all other gradients are contiguous, as users may see them."""
 
     __slots__ = ("launch", "layout", "results", "pointers", "merged", "_parts")
     results: dict[int, Tensor]
 
     def __init__(self, graph: Rows, expression: Expression, layout: Layout, wanted: Sequence[int],
-                 inputs: tuple[Tensor, ...]):
+                 inputs: tuple[Tensor, ...], pieces: Sequence[int] = ()):
         self.launch = launch = graph.launch()
         self.layout = layout
         device, kinds = graph.indptr.device, _kinds(expression, layout)
-        apart = 0
-        for k in wanted:
-            if kinds[k][3] and not inputs[k].is_contiguous():
-                apart += 1
-        self.results = results = _of_pieces(graph, kinds, wanted, inputs) if apart > 1 else {}
+        apart = [k for k in pieces if k in wanted]
+        self.results = results = _of_pieces(graph, kinds, apart, inputs) if len(apart) > 1 else {}
         pointers: list[Any] = []
         summed, room = [], 0
         for k in wanted:

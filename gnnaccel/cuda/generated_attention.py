@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -61,11 +61,12 @@ def forward(graph: Rows, expression: Expression, seen: tuple[int, int],
 
 def gradients(by_dst: Rows, by_src: Callable[[], Rows], expression: Expression,
               seen: tuple[int, int], inputs: tuple[Tensor, ...], numbers: Numbers, grad: Tensor,
-              kept: Kept, needs: tuple[bool, ...]) -> dict[int, Tensor]:
+              kept: Kept, needs: tuple[bool, ...],
+              pieces: Sequence[int] = ()) -> dict[int, Tensor]:
     """The gradients by number of the input, as `generated.gradients` gives those of each pass.
 
     by_dst: as of `forward`; by_src: gives the graph by source, ``place`` the number of an edge.
-    grad: [rows, heads * width], contiguous, of the result.
+    grad: [rows, heads * width], contiguous, of the result; ``pieces``: as there.
     """
     heads, width = seen
     layout = layout_for(heads, width)
@@ -76,7 +77,7 @@ def gradients(by_dst: Rows, by_src: Callable[[], Rows], expression: Expression,
         graph = by_dst if by_row else by_src()
         compiled = kernels(expression, heads, width, graph.wide, needs, by_row)
         wanted = message_text.wanted(expression, needs, by_row)
-        memory = Gradients(graph, expression, layout, wanted, inputs)
+        memory = Gradients(graph, expression, layout, wanted, inputs, pieces)
         launch = memory.launch
         if by_row and message_text.wanted(expression, needs, False):
             count = 1 + len(attention_text.handed(expression, needs))

@@ -91,6 +91,26 @@ class Steps(Two):
                 x_j[:, ::2] - x_i.view(-1, 4, 2)[..., 0] * edge_attr[:, 4:])
 
 
+class Tables(Two):
+    """Numbers of a source along rows of a table and along its columns, which are not the same."""
+
+    def forward(self, x, edge_index, edge_attr):
+        outs = self.propagate(edge_index, x=x[:, :4], y=x[:, 4:6], edge_attr=edge_attr.repeat(1, 2))
+        return [out.flatten(1) for out in outs]
+
+    def message(self, x_j, y_j, edge_attr):
+        along, down = x_j.view(-1, 1, 1, 4), x_j.view(-1, 2, 2, 1)
+        return (along * down * y_j.view(-1, 2, 1, 1),
+                along * y_j.view(-1, 2, 1, 1) + down * edge_attr.view(-1, 2, 2, 4))
+
+
+class Signs(Two):
+    """The sign has a gradient of zeros."""
+
+    def message(self, x_i, x_j, edge_attr):
+        return torch.sign(x_j), torch.tanh(x_j * edge_attr) * x_i
+
+
 class Apart(Two):
     """No row in common."""
 
@@ -115,7 +135,7 @@ class Cat(nn.Module):
         return torch.cat(self.layer(*args), -1)
 
 
-JOINED = [Gates, Means, Within, Norms, Vectors, Steps]
+JOINED = [Gates, Means, Within, Norms, Vectors, Steps, Tables, Signs]
 
 
 @pytest.fixture
@@ -193,6 +213,13 @@ class Separate(Two):
         return x_j * edge_attr * left_j, x_j * edge_attr / right_i
 
 
+class OneEnd(Separate):
+    """Both of these at the source."""
+
+    def message(self, x_j, edge_attr, left_j, right_j):
+        return x_j * edge_attr * left_j, x_j * edge_attr - right_j
+
+
 @pytest.mark.parametrize("used", [(0,), (1,), (0, 1)])
 def test_gradients_of_what_is_used(kernels, results, used):
     """What no used result is made of has no gradient, rather than zeros, and an infinite derivative
@@ -217,6 +244,16 @@ def test_gradients_of_what_is_used(kernels, results, used):
             torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5, equal_nan=True)
 
 
+def test_a_result_whose_gradients_are_zeros(kernels, results):
+    """It requires a gradient, and may be the only one that is used."""
+    layer, (x, edge_index, edge) = Signs().to(kernels.device), to(kernels.device, *given())
+    with kernels.on():
+        first, other = layer(x.requires_grad_(), edge_index, edge.requires_grad_())
+        assert first.requires_grad and other.requires_grad
+        first.sum().backward()
+    assert max(results) == 2 and edge.grad is None and not x.grad.any()
+
+
 def test_results_without_gradient(kernels, results):
     """A result has a gradient where natively it has one."""
     layer, (x, edge_index, edge) = Separate().to(kernels.device), to(kernels.device, *given())
@@ -229,6 +266,23 @@ def test_results_without_gradient(kernels, results):
             assert all(out.is_leaf is not out.requires_grad for out in outs)
             if wanting:
                 sum(out.sum() for out in outs).backward()
+    assert max(results) == 2
+
+
+@pytest.mark.parametrize("of_whole", [False, True])
+def test_gradients_of_slices_are_contiguous(kernels, results, of_whole):
+    """Arguments that are, together, the rows of one tensor are not ours: users see their gradients,
+    as in hooks, and view them in other shapes."""
+    layer = OneEnd().to(kernels.device)
+    x, edge_index, edge = to(kernels.device, *given())
+    both = torch.randn(N, 2 * WIDTH, device=kernels.device).requires_grad_(of_whole)
+    with kernels.on():
+        for _ in range(8):
+            left, right = both.chunk(2, -1) if of_whole else (
+                both[:, :WIDTH].detach().requires_grad_(), both[:, WIDTH:].detach().requires_grad_())
+            first, other = layer(x, edge_index, edge, right, left)
+            grads = torch.autograd.grad(first.sum() + other.sum(), (left, right))
+            assert all(grad.is_contiguous() for grad in grads)
     assert max(results) == 2
 
 

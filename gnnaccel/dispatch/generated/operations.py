@@ -22,6 +22,12 @@ if TYPE_CHECKING:
     from gnnaccel.dispatch.generated.messages import Generated
 
 
+def _pieces(inputs: Sequence[Tensor]) -> list[int]:
+    """The inputs that `Pieces` cut out of rows. Nobody else sees their gradients."""
+    return [k for k, t in enumerate(inputs)
+            if not t.is_contiguous() and type(t.grad_fn) is Pieces._node._backward_cls]
+
+
 def _shaped(out: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Messages or sums of this ``shape``. The result is no view: users may change it in place."""
     return out if len(shape) == 1 else out.view(-1, *shape).detach()
@@ -47,7 +53,8 @@ class Reduced(Operation):
         view, features = self.graph.built or self.graph.view(), math.prod(self.shape)
         flat = [dense(t if t.dim() == 2 else t.reshape(t.shape[0], features)) for t in of_results]
         grads = generated.gradients(view.csc(), view.csr_by_id, expression or self.expression,
-                                    self.seen, inputs, self.numbers, flat, needs, self.reduce)
+                                    self.seen, inputs, self.numbers, flat, needs, self.reduce,
+                                    _pieces(inputs))
         return self._of_inputs(grads, inputs)
 
     def _of_inputs(self, found: dict[int, Tensor],
@@ -144,7 +151,7 @@ class GeneratedAttention(Reduced):
         grad = dense(grad.reshape(grad.shape[0], math.prod(self.shape)))
         gradients = generated_attention.gradients(
             view.csc(), view.csr_by_id, self.expression, self.seen, inputs, self.numbers, grad,
-            state, needs)
+            state, needs, _pieces(inputs))
         return self._of_inputs(gradients, inputs)
 
 
@@ -200,6 +207,7 @@ class Pieces(Operation):
 
     def forward(self, needs, rows):
         self.shape = tuple(rows.shape)
+        # no views for autograd: users may write to the rows before backward
         return tuple([rows[:, begin:end] for begin, end in self.places]), ()
 
     def backward(self, needs, saved, *grads):

@@ -38,6 +38,15 @@ class Leaf:
         self.base, self.blocks = self if base is None else base, blocks
         self.pieces: dict[Any, Any] = base.pieces if isinstance(base, Leaf) else {}
 
+    def key(self, mode: str) -> tuple:
+        """Equal for views of the same rows that are the same over the channels of a message."""
+        if mode != "row" or self.blocks:
+            return "input", id(self.base), mode
+        tail = self.tail
+        while tail and tail[0] == 1:
+            tail = tail[1:]
+        return "input", id(self.base), mode, tail
+
     def viewed(self, tail: Tail, blocks: int = 0) -> Leaf:
         """The leaf in another shape of as many numbers."""
         return Leaf(self.end, self.make, tail, self.names, self.roots, self.base, blocks)
@@ -156,7 +165,7 @@ def expression(tree: Tree,
     steps: list[tuple] = []
 
     def of_leaf(leaf: Leaf) -> int:
-        key = ("input", id(leaf.base), mode(leaf))
+        key = leaf.key(mode(leaf))
         inputs.setdefault(key, leaf)
         return numbered.setdefault(key, len(numbered))
 

@@ -45,7 +45,7 @@ def _joined(messages: Sequence[Message]) -> Message:
         expression = one.expression
         keys: list[Any] = []  # of the values, by which equal ones are known
         for leaf, source in zip(one.leaves, expression.inputs):
-            keys.append(("input", id(leaf.base), source.mode))
+            keys.append(leaf.key(source.mode))
             inputs.setdefault(keys[-1], (leaf, source))
         for number in one.numbers:
             keys.append(("number", repr(number)))

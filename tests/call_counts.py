@@ -86,7 +86,7 @@ MOST: dict[str, dict[str, tuple[int, int]]] = {
     "HeteroConv of GATConv": {"kernels": (83, 253), "known": (208, 245), "new": (212, 254)},
     "ARMAConv": {"kernels": (69, 172), "known": (184, 400), "new": (168, 292)},
     "a plain sum": {"kernels": (86, 124), "known": (56, 16), "new": (56, 16)},
-    "a plain network": {"kernels": (304, 466), "known": (56, 16), "new": (56, 16)},
+    "a plain network": {"kernels": (312, 461), "known": (56, 16), "new": (56, 16)},
     "DGL GATConv": {"kernels": (59, 86), "known": (137, 193), "new": (184, 255)},
     "DGL HGTConv": {"kernels": (135, 328), "known": (401, 323), "new": (448, 385)},
     "DGL GraphConv": {"kernels": (52, 59), "known": (120, 80), "new": (160, 128)},

@@ -7,6 +7,7 @@ from torch import nn
 from torch_geometric.nn import MessagePassing
 from torch_geometric.utils import scatter
 
+from gnnaccel.adapters.pyg.propagate import channels, pieces
 from gnnaccel.cuda import generated
 from gnnaccel.dispatch.generated.operations import Pieces
 from tests.pyg import graphs
@@ -207,6 +208,16 @@ def test_gradients_of_pieces_are_written_in_place(kernels, monkeypatch):
         with kernels.on():
             sum(out.sin().sum() for out in layer(x.requires_grad_(), edge_index, edge)).backward()
     assert not copies
+
+
+def test_where_pieces_are():
+    """None where there is a copy, in an order that kernels read: columns of their own, say."""
+    place = pieces._place
+    assert place(lambda rows: rows.split(4, -1), (8,), 1) == (4, 8)
+    assert place(lambda rows: rows.unbind(1), (3, 8), 2) == (16, 24)
+    assert place(lambda rows: rows[:, 2:3], (8,), None) == (2, 3)
+    assert place(lambda rows: rows[:, ::2], (8,), None) is None
+    assert place(channels._columns, (3,), 0) is None
 
 
 class Separate(Two):

@@ -14,6 +14,7 @@ from torch_geometric.utils import softmax
 
 import gnnaccel
 from gnnaccel.dispatch.ops.aggregation_messages import _RectifiedSum
+from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.run import written
 from gnnaccel.dispatch.run.autograd import Keeping
 from tests.distributed import layer_cases
@@ -151,6 +152,19 @@ def test_layers(kernels, name):
     assert "native" not in gnnaccel.stats()[name]["routes"]
 
 
+
+
+def test_nodes_that_are_known_to_be_read_late(kernels, monkeypatch):
+    """A device says at some time that an edge reads every node. Until then rows of nodes are copies
+    to which nobody writes, and that says nothing about later calls."""
+    layer, data, given = laid_out("PointNetConv", kernels.device)
+    expected = written_gradients("PointNetConv", layer, data, given)
+    for known in (False,) * 8 + (True,) * 8:
+        monkeypatch.setattr(OpGraph, "unread", lambda self, target, known=known: None if known else (
+            torch.zeros(self.rows(target), dtype=torch.bool, device=kernels.device),
+            self.index(target)[:1].long()))
+        with kernels.on():
+            assert alike(written_gradients("PointNetConv", layer, data, given), expected, 1e-4)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from torch import Tensor, is_grad_enabled
 
 from gnnaccel.adapters.pyg.propagate import channels, pointwise
 from gnnaccel.adapters.pyg.propagate.expressed import Once, numbered
-from gnnaccel.adapters.pyg.propagate.nodes_read import of_read
+from gnnaccel.adapters.pyg.propagate.nodes_read import are_copies, of_read
 from gnnaccel.adapters.pyg.propagate.pieces import viewed
 from gnnaccel.adapters.pyg.propagate.pointwise import Deferred, Rows, about, hold, whole
 from gnnaccel.adapters.pyg.propagate.products import product
@@ -167,7 +167,9 @@ class Mapped(Deferred):
         def make(given: Any) -> Tensor:
             given = of_read(given, of_nodes)
             offset = None if bias is None else bias.make(given)
-            run, out = keeping if keeping and is_grad_enabled() else ways, None
+            run, out = ways, None
+            if keeping and is_grad_enabled() and not are_copies(given, end):
+                run = keeping
             for tree, tail, weight in terms:
                 rows = whole(tree, tail, given)
                 one = run[rows.shape[0] >= skinny_matmul.TALL](rows, weight.make(given))
@@ -176,7 +178,9 @@ class Mapped(Deferred):
 
         def make_at_once(given: Any) -> Tensor:
             given = of_read(given, of_nodes)
-            run = keeping if keeping and is_grad_enabled() else ways
+            run = ways
+            if keeping and is_grad_enabled() and not are_copies(given, end):
+                run = keeping
             tree, tail, weight = terms[0]
             rows = whole(tree, tail, given)
             return run[rows.shape[0] >= skinny_matmul.TALL](

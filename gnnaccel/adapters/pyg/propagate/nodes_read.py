@@ -27,6 +27,14 @@ class OfRead(CallArguments):
         super().__init__(arguments, arguments.graph, arguments.layer)
         self.grad = arguments.grad
         self._kept: dict[tuple[int, str, int], Tensor] = {}
+        self._unread: dict[str, tuple[Tensor, Tensor] | None] = {}
+
+    def unread(self, end: str) -> tuple[Tensor, Tensor] | None:
+        """As of the graph. A device says at some time that all nodes are read: one answer for the
+        whole call."""
+        if end not in self._unread:
+            self._unread[end] = self.graph.unread(_TARGETS[end])
+        return self._unread[end]
 
     def of(self, t: Tensor, end: str, dim: int = 0) -> Tensor:
         """``t`` at an ``end`` of the edges, with nodes in the dimension ``dim``."""
@@ -34,8 +42,7 @@ class OfRead(CallArguments):
         if key not in self._kept:
             # with gradients as the call has them, also if code without gradients asks first
             with torch.set_grad_enabled(self.grad):
-                self._kept[key] = _replaced(t, self.graph.unread(_TARGETS[end]),
-                                            self.graph.num_edges, dim)
+                self._kept[key] = _replaced(t, self.unread(end), self.graph.num_edges, dim)
         return self._kept[key]
 
 
@@ -59,6 +66,11 @@ def of_read(given: Any, roots: Iterable[Make], picks: bool = False) -> Any:
     if given.read is None:
         given.read = OfRead(given)
     return given.read
+
+
+def are_copies(given: Any, end: str) -> bool:
+    """Whether rows of nodes at an ``end`` are copies of the caller's, who cannot write to them."""
+    return type(given) is OfRead and given.unread(end) is not None
 
 
 def node_rows(get: Callable[[Any], Tensor], end: str, dim: int = 0) -> Callable[[Any], Tensor]:

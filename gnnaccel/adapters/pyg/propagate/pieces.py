@@ -105,13 +105,15 @@ def of_leaf(leaf: Leaf, function: Callable[[Tensor], Any], old: Tail, new: Tail,
 
 
 def _place(function: Callable[[Tensor], Any], shape: Tail, at: int | None) -> Place | None:
-    """Where a piece of rows of this shape is, if it is numbers that lie one after the other."""
-    numbers = torch.arange(math.prod(shape), device="cpu")
-    piece = function(numbers.view(1, *shape))
+    """Where a piece of rows of this shape is, if it is numbers that lie one after the other, and no
+    copy of them."""
+    # two rows: memory of one may be in several orders at once
+    rows = torch.arange(2 * math.prod(shape), device="cpu").view(2, *shape)
+    piece = function(rows)
     piece = piece if at is None else piece[at]
-    if piece.untyped_storage().data_ptr() != numbers.untyped_storage().data_ptr():
-        return None  # a copy, in an order that kernels can read
-    found = piece.flatten().tolist()
+    if piece.untyped_storage().data_ptr() != rows.untyped_storage().data_ptr():
+        return None  # in an order that kernels can read
+    found = piece[0].flatten().tolist()
     if not found or found != list(range(found[0], found[0] + len(found))):
         return None
     return found[0], found[0] + len(found)

@@ -77,7 +77,25 @@ class Moved(Residual):
         return apart * torch.tanh(apart.square().sum(-1, keepdim=True) * self.a[0])
 
 
-USERS = (Mapped, Maximum, Scored, Rectified, Moved)
+class Normed(Residual):
+    """Rows that torch computes at the nodes, once for a node."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+
+    def message(self, x_i, x_j):
+        return self.norm(x_j) * x_i.sigmoid()
+
+
+class Multiplied(Residual):
+    """By a function that no kernel has."""
+
+    def message(self, x_j, pos_i):
+        return x_j * torch.prod(x_j, -1, keepdim=True) + pos_i.cumprod(-1).sum(-1, keepdim=True)
+
+
+USERS = (Mapped, Maximum, Scored, Rectified, Moved, Normed, Multiplied)
 #: layers of PyG of which backward reads the features, and PyG's does not
 LAYERS = ("FeaStConv", "GINEConv", "HEATConv", "PNAConv", "PointNetConv", "RGATConv")
 

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from gnnaccel.adapters.pyg.propagate.expressed import (AtEdges, Before, Effect, Once, Softmax,
                                                        expressed)
-from gnnaccel.adapters.pyg.propagate.nodes_read import of_read
+from gnnaccel.adapters.pyg.propagate.nodes_read import of_read, protected
 from gnnaccel.adapters.pyg.propagate.pieces import cut, of_leaf, viewed
 from gnnaccel.adapters.pyg.propagate.pointwise import FEW, Rows, about, made_rows, whole
 from gnnaccel.adapters.pyg.propagate.specials import UP_TO_LAST, Special
@@ -86,11 +86,19 @@ def by_torch(value: Rows, function: Callable, args: tuple, kwargs: dict,
     # rows made of truth values are floats here
     dtype = None if value.meta.is_floating_point() else value.meta.dtype
 
+    def call(rows: Tensor, *tensors: Tensor) -> Any:
+        each = iter(tensors)
+        now = [next(each) if isinstance(a, Param) else a for a in (*rest, *kwargs.values())]
+        return function(rows, *now[:len(rest)], **dict(zip(kwargs, now[len(rest):])))
+
+    parameters = [a for a in (*rest, *kwargs.values()) if isinstance(a, Param)]
+    run_of = protected(call, end)
+
     def make(given: Any) -> Tensor:
         given = of_read(given, of_nodes, bool(of_nodes) and dtype is not None)
         rows = whole(tree, tail, given)
-        return function(rows if dtype is None else rows.to(dtype), *(_now(a, given) for a in rest),
-                        **{k: _now(a, given) for k, a in kwargs.items()})
+        return run_of(given)(rows if dtype is None else rows.to(dtype),
+                             *[a.make(given) for a in parameters])
 
     return made_rows(end, once(make), applied(function, args, kwargs), names,
                      (*roots, *argument_roots))
@@ -126,9 +134,6 @@ def _layer_norm(value: Rows, normalized_shape: Any, weight: Any = None, bias: An
     result = result if weight is None else result * weight
     return result if bias is None else result + bias
 
-
-def _now(value: Any, given: Any) -> Any:
-    return value.make(given) if isinstance(value, Param) else value
 
 
 # --- where both ends meet -------------------------------------------------------------------------

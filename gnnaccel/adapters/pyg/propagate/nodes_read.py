@@ -16,6 +16,7 @@ from torch import Tensor
 
 from gnnaccel.adapters.pyg.propagate.expressed import CallArguments
 from gnnaccel.dispatch.generated.tree import Make
+from gnnaccel.dispatch.run.autograd import Keeping
 
 _TARGETS = {"j": "u", "i": "v"}
 
@@ -71,6 +72,17 @@ def of_read(given: Any, roots: Iterable[Make], picks: bool = False) -> Any:
 def are_copies(given: Any, end: str) -> bool:
     """Whether rows of nodes at an ``end`` are copies of the caller's, who cannot write to them."""
     return type(given) is OfRead and given.unread(end) is not None
+
+
+def protected(call: Callable[..., Any], end: str) -> Callable[[Any], Callable[..., Any]]:
+    """Gives ``call(rows, ...)`` of torch for the arguments of a call of ``propagate``: it may keep
+    the caller's rows for its gradients, where the host keeps those that it gathered. So it gets
+    copies of rows at an ``end`` where callers write to them (`dispatch.run.written`)."""
+    if end not in "ji":
+        return lambda given: call
+    keeping = Keeping(call)
+    return lambda given: (keeping if torch.is_grad_enabled() and not are_copies(given, end)
+                          else call)
 
 
 def node_rows(get: Callable[[Any], Tensor], end: str, dim: int = 0) -> Callable[[Any], Tensor]:

@@ -222,8 +222,9 @@ class Gradients:
         self.launch = launch = graph.launch()
         self.layout = layout
         device, kinds = graph.indptr.device, _kinds(expression, layout)
-        apart = [k for k in pieces if k in wanted]
-        self.results = results = _of_pieces(graph, kinds, apart, inputs) if len(apart) > 1 else {}
+        self.results = results = (
+            _of_pieces(graph, kinds, [k for k in pieces if k in wanted], inputs)
+            if len(pieces) > 1 else {})
         pointers: list[Any] = []
         summed, room = [], 0
         for k in wanted:

@@ -43,7 +43,8 @@ class Generated(NamedTuple):
     and numbers of columns with one of `SOFTMAX`. ``made``: how many inputs are computed for the
     call, as by a linear map of features, rather than passed to it; ``kinds``: how many inputs there
     are beyond those of the host, which maps the rows of each kind of edges apart, for these alone;
-    ``edge_kinds``: likewise, of rows of the edges.
+    ``edge_kinds``: likewise, of rows of the edges; ``pieces``: the numbers of the inputs that
+    `operations.Pieces` cut out of rows.
     """
 
     expression: Expression
@@ -57,6 +58,7 @@ class Generated(NamedTuple):
     made: int = 0
     kinds: int = 0
     edge_kinds: int = 0
+    pieces: tuple[int, ...] = ()
 
     @property
     def tensors(self) -> dict[str, tuple[Tensor, str]]:

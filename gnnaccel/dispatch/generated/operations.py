@@ -22,12 +22,6 @@ if TYPE_CHECKING:
     from gnnaccel.dispatch.generated.messages import Generated
 
 
-def _pieces(inputs: Sequence[Tensor]) -> list[int]:
-    """The inputs that `Pieces` cut out of rows. Nobody else sees their gradients."""
-    return [k for k, t in enumerate(inputs)
-            if not t.is_contiguous() and type(t.grad_fn) is Pieces._node._backward_cls]
-
-
 def _shaped(out: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Messages or sums of this ``shape``. The result is no view: users may change it in place."""
     return out if len(shape) == 1 else out.view(-1, *shape).detach()
@@ -37,13 +31,13 @@ class Reduced(Operation):
     """[num_dst, *shape] of the inputs of a generated message. Attributes are those of `Generated`,
     without its tensors, which autograd keeps."""
 
-    __slots__ = ("apart", "graph", "reduce", "expression", "numbers", "shape", "seen")
+    __slots__ = ("apart", "graph", "reduce", "expression", "numbers", "pieces", "shape", "seen")
     keeps_inputs = True
 
     def __init__(self, graph: OpGraph, reduce: str, more: Generated):
         self.graph, self.reduce, self.expression = graph, reduce, more.expression
         self.numbers, self.shape, self.seen = more.numbers, more.shape, more.seen
-        self.apart = id(more.expression)
+        self.apart, self.pieces = id(more.expression), more.pieces
 
     def _gradients(self, needs: tuple[bool, ...], inputs: tuple[Tensor, ...],
                    of_results: Sequence[Tensor],
@@ -54,7 +48,7 @@ class Reduced(Operation):
         flat = [dense(t if t.dim() == 2 else t.reshape(t.shape[0], features)) for t in of_results]
         grads = generated.gradients(view.csc(), view.csr_by_id, expression or self.expression,
                                     self.seen, inputs, self.numbers, flat, needs, self.reduce,
-                                    _pieces(inputs))
+                                    self.pieces)
         return self._of_inputs(grads, inputs)
 
     def _of_inputs(self, found: dict[int, Tensor],
@@ -104,6 +98,15 @@ class GeneratedSum(Reduced):
         return self._gradients(needs, saved, (grad,))
 
 
+@functools.lru_cache(maxsize=512)
+def _of_used(expression: Expression, used: tuple[int, ...],
+             needs: tuple[bool, ...]) -> tuple[Expression, tuple[bool, ...]]:
+    """The expression with the messages ``used`` alone, and the inputs of ``needs`` that these are
+    made of: others have no gradient."""
+    alone = expression.only(used)
+    return alone, tuple([need and any(reach(alone, (k,))) for k, need in enumerate(needs)])
+
+
 class GeneratedSums(Reduced):
     """Sums or means of several messages, a result for each."""
 
@@ -121,9 +124,9 @@ class GeneratedSums(Reduced):
 
     def backward(self, needs, saved, *grads):
         used = tuple([at for at, grad in enumerate(grads) if grad is not None])
-        expression = self.expression.only(used)
-        # what no used result is made of has no gradient
-        needs = tuple([need and any(reach(expression, (k,))) for k, need in enumerate(needs)])
+        if len(used) == len(grads):
+            return self._gradients(needs, saved, grads)
+        expression, needs = _of_used(self.expression, used, needs)
         return self._gradients(needs, saved, [grads[at] for at in used], expression)
 
     def reference(self, *inputs):
@@ -151,7 +154,7 @@ class GeneratedAttention(Reduced):
         grad = dense(grad.reshape(grad.shape[0], math.prod(self.shape)))
         gradients = generated_attention.gradients(
             view.csc(), view.csr_by_id, self.expression, self.seen, inputs, self.numbers, grad,
-            state, needs, _pieces(inputs))
+            state, needs, self.pieces)
         return self._of_inputs(gradients, inputs)
 
 

@@ -27,14 +27,15 @@ class Leaf:
     a number for each, and ``tail`` says nothing; ``names``: the arguments of the call, and values
     written for each edge, of which they are made; ``roots``: the tensors, likewise; ``base``: the
     same for leaves that are views of each other; ``pieces``: leaves that were cut out of it, for
-    whoever cuts.
+    whoever cuts; ``cut``: whether it is such a leaf, whose rows lie within those of another.
     """
 
-    __slots__ = ("base", "blocks", "end", "make", "names", "pieces", "roots", "tail")
+    __slots__ = ("base", "blocks", "cut", "end", "make", "names", "pieces", "roots", "tail")
 
     def __init__(self, end: str, make: Make, tail: Tail, names: frozenset[Any],
-                 roots: tuple[Make, ...], base: Any = None, blocks: int = 0):
+                 roots: tuple[Make, ...], base: Any = None, blocks: int = 0, cut: bool = False):
         self.end, self.make, self.tail, self.names, self.roots = end, make, tail, names, roots
+        self.cut = cut
         self.base, self.blocks = self if base is None else base, blocks
         self.pieces: dict[Any, Any] = base.pieces if isinstance(base, Leaf) else {}
 
@@ -49,7 +50,7 @@ class Leaf:
 
     def viewed(self, tail: Tail, blocks: int = 0) -> Leaf:
         """The leaf in another shape of as many numbers."""
-        return Leaf(self.end, self.make, tail, self.names, self.roots, self.base, blocks)
+        return Leaf(self.end, self.make, tail, self.names, self.roots, self.base, blocks, self.cut)
 
 
 class Number(NamedTuple):

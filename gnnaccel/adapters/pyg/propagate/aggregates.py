@@ -200,9 +200,7 @@ def messages_of(reductions: list[tuple[pointwise.Rows, str]], layer: Any) -> tup
         counts.append((count, put, dim))
     if len(messages) == 1:
         return tuple(messages), tuple(reduces), counts
-    together = len(set(reduces)) == 1 and reduces[0] in ("sum", "mean")
-    return (joined(messages) if together else tuple(messages),
-            tuple(map(Part, reduces, range(len(reduces)))), counts)
+    return joined(messages, reduces), tuple(map(Part, reduces, range(len(reduces)))), counts
 
 
 #: of one reduction: how many results it has, 0 for a single one; how these are put together, and

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -188,7 +188,8 @@ class Message(NamedTuple):
     the sums its weight, its bias, the tensors of which these are made, and its channels;
     ``mapped``: the same message with that map in the expression, if it can be there; ``weighted``:
     the same with the softmax that it is multiplied with as a score of the expression, if it is;
-    ``turned``: the user sees the rows in the layer's ``node_dim``, where nothing else need be."""
+    ``turned``: the user sees the rows in the layer's ``node_dim``, where nothing else need be;
+    ``pieces``: as of `Generated`."""
 
     expression: Expression
     leaves: tuple[Leaf, ...]
@@ -199,6 +200,7 @@ class Message(NamedTuple):
     mapped: Any = None  # a `Message`
     weighted: Any = None  # likewise
     turned: bool = False
+    pieces: tuple[int, ...] = ()
 
     @property
     def edge_arguments(self) -> set[str]:
@@ -237,7 +239,7 @@ class Message(NamedTuple):
             weight = self.after[0](arguments)
             bias = None if self.after[1] is None else self.after[1](arguments)
         return Generated(self.expression, self._inputs(arguments), self.numbers, self.shape,
-                         self.seen, weight, bias)
+                         self.seen, weight, bias, pieces=self.pieces)
 
     def stand_in(self, given: dict, graph: OpGraph) -> Generated:
         """Inputs like those of `generated`, of no memory."""
@@ -323,7 +325,12 @@ def expressed(tree: Tree, shape: tuple[int, ...], heads: int | None = None) -> M
     has_heads = any(one.mode == "head" for one in expr.inputs)
     heads_width = ((heads, math.prod(shape) // heads) if heads and (has_heads or forced)
                    else seen_as(math.prod(shape)))
-    return Message(expr, tuple(inputs), numbers, shape, heads_width)
+    return Message(expr, tuple(inputs), numbers, shape, heads_width, pieces=pieces_of(inputs))
+
+
+def pieces_of(leaves: Iterable[Leaf]) -> tuple[int, ...]:
+    """The numbers of those that are cut out of others."""
+    return tuple([k for k, leaf in enumerate(leaves) if leaf.cut])
 
 
 def reshaped(tree: Tree, old: tuple[int, ...], new: tuple[int, ...]) -> Tree:

@@ -270,8 +270,7 @@ def _messages(trace: tracing.Trace, layer: Any, known: reading.Known,
         aggregate: Any = message.known.aggregate  # not None
         if known.aggregate is None and not stacked and aggregate.reduces(layer):
             several = [one.reduced_by(reduces, keeps) for one in message.messages]
-            summed = all(one in ("sum", "mean") for one in reduces)
-            return joined(several) if summed else tuple(several), message.known
+            return joined(several, reduces), message.known
         message = message.whole
     return (() if message is None else (message.reduced_by(reduces, keeps),)), known
 

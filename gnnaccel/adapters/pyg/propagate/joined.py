@@ -4,21 +4,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gnnaccel.adapters.pyg.propagate.expressed import Message
+from gnnaccel.adapters.pyg.propagate.expressed import Message, pieces_of
 from gnnaccel.cuda.expression import Expression, Input, Step
 from gnnaccel.cuda.launch import layout_for
 from gnnaccel.dispatch.generated.messages import MOST
 from gnnaccel.dispatch.generated.tree import Leaf
+from gnnaccel.dispatch.ops.aggregation import Reduce
 
 #: numbers that a lane may hold of the rows and results of one edge
 _MOST_NUMBERS = 96
 
 
-def joined(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """One message with several results, where all are to be summed or averaged alike; the messages
-    as they are where they read no rows in common, differ in shape, or take too many registers."""
+def joined(messages: Sequence[Message], reduces: Sequence[Reduce]) -> tuple[Message, ...]:
+    """One message with several results, where ``reduces`` are all sums or all means; the messages
+    as they are for others, and where they read no rows in common, differ in shape, or take too many
+    registers."""
     first = messages[0]
-    if len(messages) == 1 or any(
+    if len(messages) == 1 or len(set(reduces)) > 1 or reduces[0] not in ("sum", "mean") or any(
         one.after is not None or one.expression.score is not None or one.expression.others
         or (one.shape, one.seen, one.turned) != (first.shape, first.seen, first.turned)
         for one in messages):
@@ -61,6 +63,6 @@ def _joined(messages: Sequence[Message]) -> Message:
         tuple([source for _, source in inputs.values()]), len(numbers),
         tuple([Step(op, tuple([place[a] for a in args])) for op, *args in steps]), out,
         others=tuple(others))
-    return Message(expression, tuple([leaf for leaf, _ in inputs.values()]),
-                   tuple(numbers.values()), messages[0].shape, messages[0].seen,
-                   turned=messages[0].turned)
+    leaves = tuple([leaf for leaf, _ in inputs.values()])
+    return Message(expression, leaves, tuple(numbers.values()), messages[0].shape,
+                   messages[0].seen, turned=messages[0].turned, pieces=pieces_of(leaves))

@@ -31,8 +31,8 @@ class OfRead(CallArguments):
         self._unread: dict[str, tuple[Tensor, Tensor] | None] = {}
 
     def unread(self, end: str) -> tuple[Tensor, Tensor] | None:
-        """As of the graph. A device says at some time that all nodes are read: one answer for the
-        whole call."""
+        """`OpGraph.unread` of the nodes at an ``end``, asked once: the device's report may arrive
+        during the call, and change the answer."""
         if end not in self._unread:
             self._unread[end] = self.graph.unread(_TARGETS[end])
         return self._unread[end]

@@ -100,7 +100,8 @@ def of_leaf(leaf: Leaf, function: Callable[[Tensor], Any], old: Tail, new: Tail,
         make_piece = pieces.setdefault("in place", _Cut(leaf, math.prod(old))).piece(place)
     elif at is not None:
         make_piece = partial(numbered, pieces.setdefault((old, key), Once(make)), at)
-    pieces[old, key, at] = found = Leaf(leaf.end, make_piece, new, leaf.names, leaf.roots)
+    pieces[old, key, at] = found = Leaf(leaf.end, make_piece, new, leaf.names, leaf.roots,
+                                        cut=place is not None)
     return found
 
 

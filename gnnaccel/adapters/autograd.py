@@ -61,9 +61,10 @@ def install(patches: PatchSet) -> list[str]:
 def update_on_demand(patches: PatchSet) -> None:
     """`gnnaccel.adapters.update_on_demand` of torch: patches for whole steps, where they are
     asked for, and for linear maps once there is a large graph."""
-    from gnnaccel.adapters import linear
+    from gnnaccel.adapters import linear, sequences
 
     linear.update_on_demand(patches)
+    sequences.update_on_demand(patches)
     if configs.capturing or _OF_STEPS in sys.modules:
         importlib.import_module(_OF_STEPS).asked(patches)
 
@@ -74,9 +75,10 @@ def path_of(cls: type) -> None:
 
 def on_demand(patches: PatchSet) -> None:
     """Replace all that `update_on_demand` may replace."""
-    from gnnaccel.adapters import linear
+    from gnnaccel.adapters import linear, sequences
 
     linear.install(patches)
+    sequences.install(patches)
     importlib.import_module(_OF_STEPS).replace(patches)
 
 

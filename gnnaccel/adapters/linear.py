@@ -30,7 +30,7 @@ from gnnaccel.dispatch.run import skinny_matmul
 from gnnaccel.dispatch.run.autograd import checkpointed, wants_grad
 from gnnaccel.dispatch.uncompiled import uncompiled
 
-_NAME = "torch.linear"
+NAME = "torch.linear"
 #: numbers of the rows and of the result from which the kernels gain more on an H200 than they cost
 #: its host: about 170,000 rows from 64 columns to 64; and where torch makes the weight's gradient
 #: alone, of which the kernels save little
@@ -39,7 +39,7 @@ _MANY_OF_WEIGHT = 64_000_000
 _COLUMNS = 16, 128  # of rows; of the result
 #: numbers of rows below which a call is not looked at
 LEAST = MANY * _COLUMNS[0] // sum(_COLUMNS)
-_tracing, _wrapped = torch._C._get_tracing_state, torch._C._functorch.is_functorch_wrapped_tensor
+tracing, _wrapped = torch._C._get_tracing_state, torch._C._functorch.is_functorch_wrapped_tensor
 _linear, _getattr = torch._C._nn.linear, nn.Module.__getattr__
 
 wanted = False  #: whether a large graph came since gnnaccel was enabled, or is there from before
@@ -84,7 +84,7 @@ def routed(native: Callable) -> Callable:
     @functools.wraps(native)
     def forward(self: Any, input: Tensor) -> Tensor:
         # while torch traces, sizes are tensors
-        if (is_compiling() or type(input) is not Tensor or _tracing() is not None
+        if (is_compiling() or type(input) is not Tensor or tracing() is not None
             or input.numel() < LEAST):
             return native(self, input)
         return of_many(native, self, input)
@@ -96,24 +96,30 @@ def routed(native: Callable) -> Callable:
 def of_many(native: Callable, module: Any, x: Tensor) -> Tensor:
     """``module`` of many numbers."""
     config = current()
-    if config is None or not (x.is_cuda or driver.placed()) or (found := _read(module)) is None:
+    found = weights_of(module) if config is not None and (x.is_cuda or driver.in_place) else None
+    if found is None or not (fits(x, *found) and may_run(config, x, module)):
         return native(module, x)
     weight, bias = found
-    if (not (_plain(x) and _plain(weight) and (bias is None or _plain(bias)))
-        or not _pays(x, weight, bias) or _kept(x, weight, bias) or context_reason() is not None
-        or device_reason(x.device.type, config) is not None
-        or not rules.verdict(module, config).inside):
-        return native(module, x)
     operation = skinny_matmul.operation_of(x, weight, bias, again=True)
     if operation is None:
         return native(module, x)
     call = OpCall(x.device, x.dtype, plain=lambda: native(module, x),
                   kernel=Kernel("a linear map of many rows", operation.key, operation.compile,
                                 lambda: operation.mapped(x, weight, bias)))
-    return route.run(_NAME, call, call.plain, config)
+    return route.run(NAME, call, call.plain, config)
 
 
-def _read(module: Any) -> tuple[Tensor, Tensor | None] | None:
+def may_run(config: Any, x: Tensor, *modules: Any) -> bool:
+    """Whether kernels may do the work of these modules, here and by what the user has said."""
+    if context_reason() is not None or device_reason(x.device.type, config) is not None:
+        return False
+    for module in modules:
+        if not rules.verdict(module, config).inside:
+            return False
+    return True
+
+
+def weights_of(module: Any) -> tuple[Tensor, Tensor | None] | None:
     """The weight and the bias that the module's ``forward`` reads, if it is torch's map by these:
     parameters, and no attributes, properties or functions in their place."""
     cls = type(module)
@@ -133,10 +139,20 @@ def _read(module: Any) -> tuple[Tensor, Tensor | None] | None:
     return None if weight is None else (weight, parameters["bias"])
 
 
-def _plain(t: Tensor) -> bool:
-    """Whether torch's functions do what they say on this tensor, and memory holds its numbers."""
-    return (type(t) in ORDINARY and t.layout is torch.strided and not t.is_neg()
-            and not _wrapped(t))
+def fits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Whether kernels gain more than they cost, by size, and may have these tensors."""
+    return (_pays(x, weight, bias) and are_ordinary(x, weight, bias)
+            and not _kept(x, weight, bias))
+
+
+def are_ordinary(*tensors: Tensor | None) -> bool:
+    """Whether torch's functions do what they say on these tensors, and memory holds their numbers.
+    """
+    for t in tensors:
+        if t is not None and (type(t) not in ORDINARY or t.layout is not torch.strided
+                              or t.is_neg() or _wrapped(t)):
+            return False
+    return True
 
 
 def _kept(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:

@@ -12,9 +12,11 @@ from typing import Any
 
 import torch
 
+from gnnaccel.cuda import driver
 from gnnaccel.dispatch.observe import counters, decisions, records, watch
 from gnnaccel.dispatch.observe.decisions import Subject
 from gnnaccel.dispatch.ops.call import Kernel, OpCall, compile_reason
+from gnnaccel.dispatch.plan import compiling
 from gnnaccel.dispatch.plan.compiling import device_reason
 from gnnaccel.dispatch.plan.planner import KERNELS, TORCH, Plan, native_plan
 from gnnaccel.dispatch.policy.config import Config
@@ -40,7 +42,7 @@ def run(name: str, call: OpCall | Reason, native: Callable[[], Any] | None,
     cannot run; then a Reason must not come here. ``config`` None (disabled here): without a word,
     and not by kernels.
     """
-    if config is not None and records.listening():
+    if records.sinks and config is not None:  # `records.listening`, without its call
         return watch.around(watch.Visit(name, None, native, (call,), {}, config), _told)
     return _run(name, call, native, config, 0)
 
@@ -63,9 +65,13 @@ def _run(name: str, call: OpCall | Reason, native: Callable[[], Any] | None, con
         if start:
             _write(name, call, plan, spent)
         return native()  # type: ignore[misc]
-    with _without_autocast(call.device):  # type: ignore[union-attr]
-        out = (call.kernel.run()  # type: ignore[union-attr]
-               if plan.route == "cuda" else call.plain())  # type: ignore[union-attr]
+    run: Any = call.kernel.run if plan.route == "cuda" else call.plain  # type: ignore[union-attr]
+    if torch.is_autocast_enabled(call.device.type):  # type: ignore[union-attr]
+        # operands have been cast already, where the host casts them
+        with torch.autocast(call.device.type, enabled=False):  # type: ignore[union-attr]
+            out = run()
+    else:
+        out = run()
     if start:
         _write(name, call, plan, spent, out)
     return out
@@ -75,12 +81,23 @@ def choose(call: OpCall | Reason, native: bool, config: Config | None) -> Plan:
     """The route of a call; ``native``: the host's own code can run it."""
     if type(call) is Reason:
         return native_plan((KERNELS, call))
+    kernel, form = call.kernel, None
+    if type(kernel) is Kernel and config is not None:
+        drivers = driver.in_place[-1:] or driver.process
+        form = (kernel.key, kernel.name, call.device.type,
+                native, config.epoch, id(drivers[0]) if drivers else None)
+        plan = compiling.chosen.get(form)
+        if plan is not None:
+            return plan
     why = reason("GA104") if config is None else kernel_reason(call, config)
     if why is None and native and _host_is_as_good(call, config):  # type: ignore[arg-type]
         why = reason("GA401",
                      "the tensors are on the CPU, where the host's own kernels are as good")
     if why is None:
-        return Plan("cuda", call.kernel.name)  # type: ignore[union-attr]
+        plan = Plan("cuda", call.kernel.name)  # type: ignore[union-attr]
+        if form is not None:
+            compiling.choose(form, plan)
+        return plan
     against = torch_reason(call, config) if native else None  # type: ignore[arg-type]
     return (Plan("torch", TORCH, ((KERNELS, why),))
             if against is None else native_plan((KERNELS, why), (TORCH, against)))
@@ -112,21 +129,6 @@ def _by_design(call: OpCall | Reason) -> bool:
 
 def _host_is_as_good(call: OpCall, config: Config) -> bool:
     return call.device.type == "cpu" and config.when == "profitable"
-
-
-def _without_autocast(device: torch.device) -> Any:
-    """Context without autocast: operands have been cast already, where the host casts them."""
-    return (torch.autocast(device.type, enabled=False)
-            if torch.is_autocast_enabled(device.type) else _NOTHING)
-
-
-class _Nothing:
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *_: Any) -> None: ...
-
-
-_NOTHING = _Nothing()
 
 
 # --- records --------------------------------------------------------------------------------------

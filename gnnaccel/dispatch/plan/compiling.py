@@ -15,6 +15,7 @@ import hashlib
 import os
 from collections.abc import Callable, Hashable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -28,6 +29,9 @@ from gnnaccel.dispatch.run.autograd import checkpointed
 PENDING = "GA408"
 
 _states: dict[tuple, Reason | None] = {}  # by driver and key; None: compiled
+#: plans by kernels that `ops.route.choose` made, by all that they depend on: what is compiled stays
+chosen: dict[tuple, Any] = {}
+_MOST_CHOSEN = 1024
 
 
 def device_reason(device: str, config: Config) -> Reason | None:
@@ -68,9 +72,17 @@ def problem(key: Hashable, compile_: Callable[[], None], config: Config | None =
     return state  # type: ignore[return-value]
 
 
+def choose(form: tuple, plan: Any) -> None:
+    """Keep a plan in `chosen`."""
+    if len(chosen) >= _MOST_CHOSEN:
+        chosen.clear()
+    chosen[form] = plan
+
+
 def forget() -> None:
     """Ask again for all kernels, as another process would; for tests."""
     _states.clear()
+    chosen.clear()
 
 
 def may_run_natively(config: Config | None) -> bool:

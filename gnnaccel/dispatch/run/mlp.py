@@ -7,7 +7,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gnnaccel.cuda import mlp, segment_backward, segment_gemm_grad
-from gnnaccel.cuda.activation import Activation
 from gnnaccel.cuda.launch import dense
 from gnnaccel.cuda.segment_plan import Segments
 from gnnaccel.dispatch.plan import compiling
@@ -21,57 +20,64 @@ _Maybe = Tensor | None
 def two(x: Tensor, w1: Tensor, b1: _Maybe, function: Pointwise, w2: Tensor, b2: _Maybe) -> Tensor:
     """``linear(function(linear(x, w1, b1)), w2, b2)`` with gradients: x [N, J], w1 [K, J], b1 [K],
     w2 [C, K], b2 [C]. By kernels where they are compiled, else map by map."""
-    wanted = wants_grad(x, w1, b1, w2, b2)
-    rows = None if wanted and not (w1.requires_grad and w2.requires_grad) else _rows(
-        x, w1, b1, function.activation, w2, b2)
-    if rows is None:
+    operation = None
+    if x.shape[0] >= skinny_matmul.TALL:
+        operation = operation_of(x, w1, b1, function, w2, b2)
+    if operation is None or compiling.problem(operation.key, operation.compile) is not None:
         return mapped(mapped(x, w1, b1), w2, b2, function)
-    operation = _Two(rows, function, w1, b1)
-    if wanted:
-        return operation.apply(x, w1, b1, w2, b2)
-    return mlp.forward(rows, x, w1, b1, w2, b2, function.activation, False, precision())[0]
+    return operation.mapped(x, w1, b1, w2, b2)
 
 
-def _rows(x: Tensor, w1: Tensor, b1: _Maybe, act: Activation, w2: Tensor,
-          b2: _Maybe) -> Segments | None:
-    """All rows as one segment where kernels make both maps, else None."""
+def operation_of(x: Tensor, w1: Tensor, b1: _Maybe, function: Pointwise, w2: Tensor, b2: _Maybe,
+                 again: bool = False) -> Two | None:
+    """The operation of `two` by kernels; None where each map is made by itself, as with ``again``
+    both are until rows come again."""
     sizes = x.shape[-1], w1.shape[0], w2.shape[0]
-    given = [t for t in (x, w1, b1, w2, b2) if t is not None]
     shapes = [(x.shape[0], sizes[0]), sizes[1::-1], sizes[1:2], sizes[:0:-1], sizes[2:]]
-    if (x.shape[0] < skinny_matmul.TALL or torch.is_autocast_enabled(x.device.type)
-        or any(t is not None and tuple(t.shape) != shape
-               for t, shape in zip((x, w1, b1, w2, b2), shapes))
-        or not all(t.dtype is torch.float32 and t.is_contiguous() and t.data_ptr() % 16 == 0
-                   for t in given)
-        or not _has_kernels(*sizes, b1 is not None, b2 is not None, act, x)):
+    for t, shape in zip((x, w1, b1, w2, b2), shapes):
+        if t is not None and (tuple(t.shape) != shape or t.dtype is not torch.float32
+                              or t.device != x.device or not t.is_contiguous()
+                              or t.data_ptr() % 16):
+            return None
+    if (torch.is_autocast_enabled(x.device.type)
+        or wants_grad(x, w1, b1, w2, b2) and not (w1.requires_grad and w2.requires_grad)
+        or not mlp.serves(*sizes, precision(), x.device)
+        or not segment_backward.as_one(*sizes[1:], x.dtype)):
         return None
-    return tall(x, w1, sizes[1])
+    rows = tall(x, w1, sizes[1])
+    if rows is None or again and not skinny_matmul.came_before(rows, ("two", w1.data_ptr())):
+        return None
+    return Two(rows, function, w1, b1, sizes, b2 is not None)
 
 
-def _has_kernels(first: int, k: int, n: int, shifted: bool, by_bias: bool, act: Activation,
-                 x: Tensor) -> bool:
-    """Whether the kernels of both maps and of their gradients are there, or may be waited for."""
-    how, device, dtype, rows = precision(), x.device, x.dtype, x.shape[0]
-    if not (mlp.serves(first, k, n, how, device) and segment_backward.as_one(k, n, dtype)):
-        return False
-
-    def compile_() -> None:
-        mlp.prepare(first, k, n, how, act, device)
-        segment_backward.prepare(k, n, 1, dtype, rows, 1, True, how, device, by_bias, of_x=act)
-        segment_backward.prepare(first, k, 1, dtype, rows, 1, True, how, device, shifted)
-        segment_gemm_grad.prepare(first, k, 1, dtype, how, device, True)
-
-    return compiling.problem(("two", first, k, n, how, shifted, by_bias, act), compile_) is None
-
-
-class _Two(Operation):
+class Two(Operation):
     """`two` over ``rows``, all as one segment. ``w1``, ``b1``: for second derivatives, which the
-    host's code has no numbers of, but of what is before the function."""
+    host's code has no numbers of, but of what is before the function. ``key``: decides which
+    kernels those are that `compile` gets."""
 
-    __slots__ = ("b1", "function", "rows", "w1")
+    __slots__ = ("b1", "function", "key", "rows", "w1")
 
-    def __init__(self, rows: Segments, function: Pointwise, w1: Tensor, b1: _Maybe):
+    def __init__(self, rows: Segments, function: Pointwise, w1: Tensor, b1: _Maybe,
+                 sizes: tuple[int, int, int], by_bias: bool):
         self.rows, self.function, self.w1, self.b1 = rows, function, w1, b1
+        self.key = ("two", *sizes, precision(), b1 is not None, by_bias, function.activation,
+                    w1.device)
+
+    def compile(self) -> None:
+        """Compile the kernels of both maps and of all gradients. Raises CompileError."""
+        _, first, k, n, how, shifted, by_bias, act, device = self.key
+        rows, fp32 = self.rows.rows, torch.float32
+        mlp.prepare(first, k, n, how, act, device)
+        segment_backward.prepare(k, n, 1, fp32, rows, 1, True, how, device, by_bias, of_x=act)
+        segment_backward.prepare(first, k, 1, fp32, rows, 1, True, how, device, shifted)
+        segment_gemm_grad.prepare(first, k, 1, fp32, how, device, True)
+
+    def mapped(self, x: Tensor, w1: Tensor, b1: _Maybe, w2: Tensor, b2: _Maybe) -> Tensor:
+        """Both maps, as a node of autograd's where a gradient is wanted."""
+        if wants_grad(x, w1, b1, w2, b2):
+            return self.apply(x, w1, b1, w2, b2)
+        return mlp.forward(self.rows, x, w1, b1, w2, b2, self.function.activation, False,
+                           precision())[0]
 
     def forward(self, needs, x, w1, b1, w2, b2):
         out, hidden = mlp.forward(self.rows, x, w1, b1, w2, b2, self.function.activation, True,

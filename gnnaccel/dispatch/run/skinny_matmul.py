@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -100,7 +100,7 @@ def mapped(x: Tensor, weight: Tensor, bias: Tensor | None = None,
 def operation_of(x: Tensor, weight: Tensor, bias: Tensor | None, of_x: Pointwise | None = None,
                  again: bool = False) -> Linear | None:
     """The operation of `mapped` by kernels; None where torch is to make the map, as with
-    ``again`` it is until rows come again (`_came_before`). Kept for tensors of the same form."""
+    ``again`` it is until rows come again (`came_before`). Kept for tensors of the same form."""
     if (x.dim() != 2 or weight.dim() != 2 or x.shape[1] != weight.shape[1]
         or weight.device != x.device or x.data_ptr() % 16 or weight.data_ptr() % 16
         or bias is not None and (bias.dtype is not x.dtype or bias.shape != weight.shape[:1]
@@ -110,7 +110,7 @@ def operation_of(x: Tensor, weight: Tensor, bias: Tensor | None, of_x: Pointwise
     segments = tall(x, weight, _columns(weight.shape[0]))
     if segments is None:
         return None
-    if again and not _came_before(segments, weight):
+    if again and not came_before(segments, (weight.data_ptr(), of_x)):
         return None
     key = "linear", weight.shape, bias is None, of_x, precision()
     operation = segments.made.get(key, key)
@@ -121,15 +121,15 @@ def operation_of(x: Tensor, weight: Tensor, bias: Tensor | None, of_x: Pointwise
     return operation
 
 
-def _came_before(segments: Segments, weight: Tensor) -> bool:
-    """Whether as many rows as these came before: some weight was asked about for the second time.
+def came_before(segments: Segments, who: Any) -> bool:
+    """Whether as many rows as these came before: somebody, ``who``, asked for the second time.
     Mini-batches have other rows in each step, for which nothing is prepared."""
-    key, place = ("came before",), weight.data_ptr()
-    weights = segments.made.get(key) or segments.keep(key, set())
-    if weights is True or place in weights:
+    key = ("came before",)
+    askers = segments.made.get(key) or segments.keep(key, set())
+    if askers is True or who in askers:
         segments.made[key] = True
         return True
-    weights.add(place)
+    askers.add(who)
     return False
 
 

@@ -204,13 +204,18 @@ class Mapped(Deferred):
         if (type(tree) is not Call or len(of) != 1 or of[0].end != "e" or len(self.parts) > 1
             or self.name != "linear" or of[0].tail != tuple(self.parts[0].meta.shape[1:])):
             return None
-        expr, _, numbers = expression(tree, lambda leaf: "row")
-        act = Activation(expr, numbers)
-        if (not act.serves or len(expr.steps) > _STEPS
-            or not segment_backward.as_one(self.weight.meta.shape[1], self.weight.meta.shape[0],
-                                           torch.float32)):
-            return None
-        return Pointwise(act, partial(of_one, tree))
+        return pointwise_of(tree, *self.weight.meta.shape[::-1])
+
+
+def pointwise_of(tree: Tree, k: int, n: int) -> Pointwise | None:
+    """The function of its only leaf that ``tree`` is, where kernels compute it as they read rows of
+    k columns that are mapped to n; None where it is one of many operations."""
+    expr, _, numbers = expression(tree, lambda leaf: "row")
+    act = Activation(expr, numbers)
+    if (not act.serves or len(expr.steps) > _STEPS
+        or not segment_backward.as_one(k, n, torch.float32)):
+        return None
+    return Pointwise(act, partial(of_one, tree))
 
 
 class OfEdges:

@@ -28,7 +28,7 @@ def parameter(value: Any) -> Param:
 #: parameters of `nn.GRUCell` and `nn.LSTMCell`
 _OF_CELL = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 #: modules that are one function of their input and their options
-_ACTIVATIONS: dict[type, Callable[..., Any]] = {
+ACTIVATIONS: dict[type, Callable[..., Any]] = {
     nn.ReLU: lambda module, x: F.relu(x),
     nn.LeakyReLU: lambda module, x: F.leaky_relu(x, module.negative_slope),
     nn.ELU: lambda module, x: F.elu(x, module.alpha),
@@ -71,7 +71,7 @@ _ACTIVATIONS: dict[type, Callable[..., Any]] = {
     nn.Conv1d: lambda module, x: _convolved(module, x),
     nn.Identity: lambda module, x: x}
 if hasattr(nn, "RMSNorm"):  # in newer versions of torch
-    _ACTIVATIONS[nn.RMSNorm] = lambda module, x: F.rms_norm(
+    ACTIVATIONS[nn.RMSNorm] = lambda module, x: F.rms_norm(
         x, module.normalized_shape, _held(module, "weight")[0], module.eps)
 _NEWER = ("rms_norm",) if hasattr(F, "rms_norm") else ()
 _CALLED = ("linear", "leaky_relu", "relu", "dropout", "elu", "silu", "gelu", "softplus",
@@ -212,9 +212,13 @@ def _runs_as_written(module: nn.Module) -> bool:
         or not _OWN.isdisjoint(own_dict) and not own_dict.keys() & _OWN == {"bias"}
         or type(own_dict.get("bias", True)) is not bool):  # which a cell has
         return False
-    return (own.home(type(module).forward) == "torch"
-            and all(own.is_torchs(function, name, "torch_geometric")
-                    for function, name in zip(functions(), (*_CALLED, "sigmoid", "tanh"))))
+    return own.home(type(module).forward) == "torch" and are_torchs(functions())
+
+
+def are_torchs(found: tuple) -> bool:
+    """Whether these `functions` are torch's own."""
+    return all(own.is_torchs(function, name, "torch_geometric")
+               for function, name in zip(found, (*_CALLED, "sigmoid", "tanh")))
 
 
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
@@ -313,8 +317,8 @@ def _followed(module: nn.Module, entered: Callable) -> Any:
         tensors = {name: parameter(one) for name, one in held.items()}
         return (untold.Mapping(tensors) if isinstance(module, nn.ParameterDict)
                 else untold.Sequence(tensors.values()))
-    if type(module) in _ACTIVATIONS and _runs_as_written(module):
-        function = functools.partial(_ACTIVATIONS[type(module)], module)
+    if type(module) in ACTIVATIONS and _runs_as_written(module):
+        function = functools.partial(ACTIVATIONS[type(module)], module)
         in_place = getattr(module, "inplace", False)
         return functools.partial(_in_place, function) if in_place else function
     if _is_hosts_norm(module):

@@ -185,3 +185,38 @@ def test_small_rows_are_not_looked_at(device, monkeypatch):
     monkeypatch.setattr(linear, "LEAST", 77 * 32 + 1)
     monkeypatch.setattr(sequences, "of_many", None)
     nn.Sequential(nn.Linear(32, 32), nn.ReLU()).to(device)(rows(device))
+
+
+@pytest.mark.gpu
+def test_captured_by_hand():
+    """A captured sequence is the kernels', and reads what lies in memory when it is replayed."""
+    with gnnaccel.enabled(first_use="wait"):
+        linear._large_graph()
+        x = torch.randn(700_000, 32, device="cuda", requires_grad=True)
+        module = nn.Sequential(nn.Linear(32, 32), nn.SiLU(), nn.Linear(32, 32)).to("cuda")
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                module(x).square().sum().backward()
+        torch.cuda.synchronize()
+        gnnaccel.reset_stats()
+        graph, wanted = torch.cuda.CUDAGraph(), [x, *module.parameters()]
+        for t in wanted:
+            t.grad = None
+        with torch.cuda.graph(graph, stream=side):
+            module(x).square().sum().backward()
+        assert runs() == 1
+        for _ in range(2):
+            with torch.no_grad():
+                for t in wanted:
+                    t.normal_()
+                    t.grad.zero_()
+            graph.replay()
+            wide = copy.deepcopy(module).double()
+            for t in wide.parameters():
+                t.grad = None
+            x_wide = x.detach().double().requires_grad_()
+            wide(x_wide).square().sum().backward()
+            for t, w in zip(wanted, [x_wide, *wide.parameters()]):
+                torch.testing.assert_close(t.grad.double(), w.grad, rtol=1e-4,
+                                           atol=1e-5 * w.grad.abs().max().item())

@@ -65,7 +65,7 @@ def backward(variant: Variant, by_dst: Rows, graph: Rows, saved: Saved, grad: Te
                 if isinstance(values, Int8Rows)
                 else rows_like(values))
     d_a_src = torch.empty((graph.rows, h), dtype=torch.float32, device=device)
-    d_a_edge = None if a_edge is None or not edge_grad else of_edges(graph, a_edge)
+    d_a_edge = None if a_edge is None or not edge_grad else graph.edges_like(a_edge)
     tail = (*addresses(values), att_src.data_ptr(), pointer(att_dst), layout.step,
             d_a_dst.data_ptr() if att_dst is not None else 0, d_values.data_ptr(),
             d_a_src.data_ptr())
@@ -79,10 +79,3 @@ def backward(variant: Variant, by_dst: Rows, graph: Rows, saved: Saved, grad: Te
         kernels("merge")(grid(launch.heavy, layout), THREADS, layout.scratch,
                          launch.merge + tail + parts)
     return Gradients(d_values, d_a_src, d_a_dst, d_a_edge)
-
-
-def of_edges(graph: Rows, like: Tensor) -> Tensor:
-    """Memory for a number at each edge: zeros unless all edges are known to be visited, as dropped
-    self loops are not."""
-    full = graph.split.known and graph.split.edges == like.shape[0]
-    return torch.empty_like(like) if full else torch.zeros_like(like)

@@ -78,7 +78,7 @@ def weight_grad(variant: Variant, graph: Rows, x: Tensor, weight: Tensor, out: T
     check_call(variant, graph, x, weight)
     _check_results(variant, out, coefficients, device, graph.rows)
     if variant.weight == "added":
-        grad = torch.zeros_like(weight)
+        grad = graph.edges_like(weight)
     else:
         columns = variant.heads if variant.weight == "head" else layout.tiles
         grad = torch.zeros((weight.shape[0], columns), dtype=torch.float32, device=device)

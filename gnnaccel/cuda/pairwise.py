@@ -206,8 +206,7 @@ def backward(variant: Variant, by_dst: Rows, by_src: Rows, x: Operands, packed: 
     saves gathering values and gradients a second time. Dot product without edge rows only;
     ``by_src`` has its `Rows.inverse` then.
     """
-    # zeros: dropped self loops are never visited
-    d_edges = None if x.edges is None or not edge_grad else torch.zeros_like(x.edges)
+    d_edges = None if x.edges is None or not edge_grad else by_dst.edges_like(x.edges)
     score_grad = (torch.empty(by_src.other.shape[0], variant.heads, dtype=torch.float32,
                               device=grad.device) if keep else None)
     d_keys, d_values, d_c_src, _ = _pass(variant, True, by_src, by_dst.place, x, packed, grad,

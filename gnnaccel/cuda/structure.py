@@ -143,6 +143,13 @@ class Rows:
         self.made[key] = found
         return found
 
+    def edges_like(self, like: Tensor) -> Tensor:
+        """Memory for what a kernel writes at each edge that it visits, as ``like`` [E, ...]: zeros
+        unless all edges are known to be in the rows, as dropped self loops are not. To ask the
+        device would cost more."""
+        full = self.split.known and self.split.edges == like.shape[0]
+        return torch.empty_like(like) if full else torch.zeros_like(like)
+
     def bare(self, repeated: bool = False) -> tuple[Tensor, Tensor] | None:
         """[rows]: whether a row has no edges, and [1] one that has some; None where all are known
         to have some. Kept once the device has reported. ``repeated``: the caller will ask again and

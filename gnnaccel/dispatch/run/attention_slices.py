@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from gnnaccel.cuda import head_dot
-from gnnaccel.cuda.additive_backward import of_edges
 from gnnaccel.cuda.dropout import OFF, Dropout, draw
 from gnnaccel.cuda.launch import dense
 from gnnaccel.dispatch.run import attention
@@ -155,7 +154,7 @@ class BoundAttention(Operation):
         if self.unread is not None:  # forward reads rows by edges
             rows = rows.masked_fill(self.unread.view(-1, *(1,) * (rows.dim() - 1)), 0.0)
         blocks = head_dot.grad_blocks(rows.shape[0], bound.layout)
-        d_edges = of_edges(self.graph.csr(True), edges) if needs[1] else None
+        d_edges = self.graph.csr(True).edges_like(edges) if needs[1] else None
         values, scratch = bound.backward(
             self.graph, *bound.addresses(bases), rows, kept, grad, blocks,
             0 if edges is None else edges.data_ptr(), 0 if d_edges is None else d_edges.data_ptr(),

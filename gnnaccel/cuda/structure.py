@@ -147,7 +147,8 @@ class Rows:
         """Memory for what a kernel writes at each edge that it visits, as ``like`` [E, ...]: zeros
         unless all edges are known to be in the rows, as dropped self loops are not. To ask the
         device would cost more."""
-        full = self.split.known and self.split.edges == like.shape[0]
+        known = self.split.report.words is not None  # `Split.known`, without its call
+        full = known and self.split.edges == like.shape[0]
         return torch.empty_like(like) if full else torch.zeros_like(like)
 
     def bare(self, repeated: bool = False) -> tuple[Tensor, Tensor] | None:

@@ -8,6 +8,7 @@ import weakref
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 from torch_geometric import nn as pyg
 from torch_geometric.nn import MessagePassing
 from torch_geometric.utils import softmax
@@ -95,7 +96,21 @@ class Multiplied(Residual):
         return x_j * torch.prod(x_j, -1, keepdim=True) + pos_i.cumprod(-1).sum(-1, keepdim=True)
 
 
-USERS = (Mapped, Maximum, Scored, Rectified, Moved, Normed, Multiplied)
+class Activated(Residual):
+    """A map of a function whose gradient needs what it is of."""
+
+    def message(self, x_i, x_j):
+        return self.mlp[2](F.silu(x_j)) * x_i.sigmoid()
+
+
+class Composed(Residual):
+    """By several functions that torch computes at the nodes, of several features."""
+
+    def message(self, x_j, pos_j):
+        return (x_j.sin() * pos_j.square().sum(-1, keepdim=True)).cumsum(-1)
+
+
+USERS = (Mapped, Maximum, Scored, Rectified, Moved, Normed, Multiplied, Activated, Composed)
 #: layers of PyG of which backward reads the features, and PyG's does not
 LAYERS = ("FeaStConv", "GINEConv", "HEATConv", "PNAConv", "PointNetConv", "RGATConv")
 

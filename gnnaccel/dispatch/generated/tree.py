@@ -137,8 +137,8 @@ def computed(tree: Tree, given: Any) -> Any:
     that has its shape it is the tensor itself, whose gradient users may ask for."""
 
     if type(tree) is Leaf:  # most are leaves
-        return _rows(given, tree)
-    return _by_torch(tree, partial(_rows, given))
+        return rows_of(given, tree)
+    return _by_torch(tree, partial(rows_of, given))
 
 
 def of_one(tree: Tree, rows: Tensor) -> Any:
@@ -146,11 +146,17 @@ def of_one(tree: Tree, rows: Tensor) -> Any:
     return _by_torch(tree, lambda leaf: rows)
 
 
+def of_leaves(tree: Tree, rows: dict[int, Tensor]) -> Any:
+    """Value, by torch operations, of a tree whose leaves have ``rows``, by their ids."""
+    return _by_torch(tree, lambda leaf: rows[id(leaf)])
+
+
 def _by_torch(tree: Tree, leaf: Callable[[Leaf], Tensor]) -> Any:
     return folded(tree, leaf, lambda number: number.value, lambda op, args: BY_TORCH[op](*args))
 
 
-def _rows(given: Any, leaf: Leaf) -> Tensor:
+def rows_of(given: Any, leaf: Leaf) -> Tensor:
+    """[rows, *tail]: the rows of a leaf, or [1, *tail] of a parameter."""
     t = leaf.make(given)
     shape = (1 if leaf.end == "p" else t.shape[0], *leaf.tail)
     return t if t.shape == shape else t.reshape(shape)

@@ -82,6 +82,11 @@ class Pointwise(NamedTuple):
     by_torch: Callable[[Tensor], Tensor]
 
 
+def by_size(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`mapped` of many rows, torch's map of few."""
+    return (F.linear if x.shape[0] < TALL else mapped)(x, weight, bias)
+
+
 def mapped(x: Tensor, weight: Tensor, bias: Tensor | None = None,
            of_x: Pointwise | None = None) -> Tensor:
     """`torch.nn.functional.linear` of x [N, K], weight [C, K], bias [C], with gradients; by our own

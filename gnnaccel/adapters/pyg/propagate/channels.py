@@ -87,18 +87,16 @@ def by_torch(value: Rows, function: Callable, args: tuple, kwargs: dict,
     dtype = None if value.meta.is_floating_point() else value.meta.dtype
 
     def call(rows: Tensor, *tensors: Tensor) -> Any:
-        each = iter(tensors)
+        each, rows = iter(tensors), rows if dtype is None else rows.to(dtype)
         now = [next(each) if isinstance(a, Param) else a for a in (*rest, *kwargs.values())]
         return function(rows, *now[:len(rest)], **dict(zip(kwargs, now[len(rest):])))
 
     parameters = [a for a in (*rest, *kwargs.values()) if isinstance(a, Param)]
-    run_of = protected(call, end)
+    run = protected(call, [(tree, tail)], end)
 
     def make(given: Any) -> Tensor:
         given = of_read(given, of_nodes, bool(of_nodes) and dtype is not None)
-        rows = whole(tree, tail, given)
-        return run_of(given)(rows if dtype is None else rows.to(dtype),
-                             *[a.make(given) for a in parameters])
+        return run(given, *[a.make(given) for a in parameters])
 
     return made_rows(end, once(make), applied(function, args, kwargs), names,
                      (*roots, *argument_roots))

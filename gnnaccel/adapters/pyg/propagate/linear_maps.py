@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, is_grad_enabled
+from torch import Tensor
 
 from gnnaccel.adapters.pyg.propagate import channels, pointwise
 from gnnaccel.adapters.pyg.propagate.expressed import Once, numbered
-from gnnaccel.adapters.pyg.propagate.nodes_read import are_copies, of_read
+from gnnaccel.adapters.pyg.propagate.nodes_read import of_read, protected
 from gnnaccel.adapters.pyg.propagate.pieces import viewed
 from gnnaccel.adapters.pyg.propagate.pointwise import Deferred, Rows, about, hold, whole
 from gnnaccel.adapters.pyg.propagate.products import product
@@ -24,7 +24,6 @@ from gnnaccel.cuda.activation import Activation
 from gnnaccel.dispatch.generated.tree import (Call, Leaf, Number, Tree, computed, expression,
                                               leaves, of_one)
 from gnnaccel.dispatch.run import mlp, skinny_matmul
-from gnnaccel.dispatch.run.autograd import Keeping
 from gnnaccel.dispatch.run.skinny_matmul import Pointwise
 
 _STEPS = 4  # operations of a function that kernels compute while they read rows
@@ -158,33 +157,24 @@ class Mapped(Deferred):
         _, names, roots = about(*[tree for tree, _, _ in terms])
         roots = (*roots, *(root for _, _, weight in terms for root in weight.roots),
                  *(() if bias is None else bias.roots))
-        of_nodes, ways = roots if end in "ji" else (), (self.function, self.function)
-        if self.function is F.linear:
-            ways = F.linear, skinny_matmul.mapped  # of few rows, and of many
+        of_nodes = roots if end in "ji" else ()
+        function = skinny_matmul.by_size if self.function is F.linear else self.function
         # the host maps rows that it gathered
-        keeping = (Keeping(ways[0]), Keeping(ways[1])) if end in "ji" else None
+        runs = [(protected(function, [(tree, tail)], end), weight.make)
+                for tree, tail, weight in terms]
+        first, of_first = runs[0]
 
         def make(given: Any) -> Tensor:
-            given = of_read(given, of_nodes)
+            given, out = of_read(given, of_nodes), None
             offset = None if bias is None else bias.make(given)
-            run, out = ways, None
-            if keeping and is_grad_enabled() and not are_copies(given, end):
-                run = keeping
-            for tree, tail, weight in terms:
-                rows = whole(tree, tail, given)
-                one = run[rows.shape[0] >= skinny_matmul.TALL](rows, weight.make(given))
+            for run, of_weight in runs:
+                one = run(given, of_weight(given))
                 out = one if out is None else out + one
             return out if offset is None else out + offset  # type: ignore[operator,return-value]
 
         def make_at_once(given: Any) -> Tensor:
             given = of_read(given, of_nodes)
-            run = ways
-            if keeping and is_grad_enabled() and not are_copies(given, end):
-                run = keeping
-            tree, tail, weight = terms[0]
-            rows = whole(tree, tail, given)
-            return run[rows.shape[0] >= skinny_matmul.TALL](
-                rows, weight.make(given), None if bias is None else bias.make(given))
+            return first(given, of_first(given), None if bias is None else bias.make(given))
 
         how: Make = make
         if len(terms) == 1 and self.name == "linear":
@@ -226,8 +216,8 @@ class OfEdges:
 
     def __call__(self, given: Any) -> Tensor:
         rows, bias = whole(self.tree, self.tail, given), self.bias
-        run = F.linear if rows.shape[0] < skinny_matmul.TALL else skinny_matmul.mapped
-        return run(rows, self.weight(given), None if bias is None else bias(given))
+        return skinny_matmul.by_size(rows, self.weight(given),
+                                     None if bias is None else bias(given))
 
 
 class OfFunction:

@@ -8,14 +8,15 @@ by the row of a node that an edge reads.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, is_grad_enabled
 
 from gnnaccel.adapters.pyg.propagate.expressed import CallArguments
-from gnnaccel.dispatch.generated.tree import Make
+from gnnaccel.adapters.pyg.propagate.pointwise import sized, whole
+from gnnaccel.dispatch.generated.tree import Make, Tree, leaves, of_leaves, rows_of
 from gnnaccel.dispatch.run.autograd import Keeping
 
 _TARGETS = {"j": "u", "i": "v"}
@@ -74,15 +75,35 @@ def are_copies(given: Any, end: str) -> bool:
     return type(given) is OfRead and given.unread(end) is not None
 
 
-def protected(call: Callable[..., Any], end: str) -> Callable[[Any], Callable[..., Any]]:
-    """Gives ``call(rows, ...)`` of torch for the arguments of a call of ``propagate``: it may keep
-    the caller's rows for its gradients, where the host keeps those that it gathered. So it gets
-    copies of rows at an ``end`` where callers write to them (`dispatch.run.written`)."""
+def protected(call: Callable[..., Any], wholes: Sequence[tuple[Tree, Any]],
+              end: str) -> Callable[..., Any]:
+    """Gives ``call(*rows, *others)`` of torch for the arguments of a call of ``propagate`` and the
+    others. ``wholes``: trees at one ``end`` and the shapes of their rows, as of `pointwise.whole`.
+
+    torch may keep the caller's rows for gradients, those that the trees are made of too, where the
+    host keeps rows that it gathered. So it gets copies where callers write to them
+    (`dispatch.run.written`)."""
     if end not in "ji":
-        return lambda given: call
-    keeping = Keeping(call)
-    return lambda given: (keeping if torch.is_grad_enabled() and not are_copies(given, end)
-                          else call)
+        return lambda given, *others: call(*[whole(*one, given) for one in wholes], *others)
+    inputs = list({id(leaf): leaf for tree, _ in wholes for leaf in leaves(tree)}.values())
+    count = len(inputs)
+
+    def of_inputs(*tensors: Tensor) -> Any:
+        rows = dict(zip(map(id, inputs), tensors))
+        return call(*[sized(of_leaves(tree, rows), tail) for tree, tail in wholes],
+                    *tensors[count:])
+
+    of_rows = [tree for tree, _ in wholes] == inputs  # `whole` gives their rows, or views of them
+    keeping = Keeping(call if of_rows else of_inputs)
+
+    def run(given: Any, *others: Tensor) -> Any:
+        if not is_grad_enabled() or are_copies(given, end):
+            return call(*[whole(*one, given) for one in wholes], *others)
+        if of_rows:
+            return keeping(*[whole(*one, given) for one in wholes], *others)
+        return keeping(*[rows_of(given, leaf) for leaf in inputs], *others)
+
+    return run
 
 
 def node_rows(get: Callable[[Any], Tensor], end: str, dim: int = 0) -> Callable[[Any], Tensor]:

@@ -308,6 +308,11 @@ def about(*trees: Tree) -> tuple[str, frozenset[Any], tuple[Make, ...]]:
 def whole(tree: Tree, tail: Any, given: Any) -> Tensor:
     """[rows, *tail]: a tree at one end, computed."""
     t = computed(tree, given)
+    return t if t.shape[1:] == tail else t.expand(-1, *tail)  # `sized`, without its call
+
+
+def sized(t: Tensor, tail: Any) -> Tensor:
+    """What was computed of a tree, as rows of the shape ``tail``."""
     return t if t.shape[1:] == tail else t.expand(-1, *tail)
 
 

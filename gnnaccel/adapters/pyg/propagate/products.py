@@ -12,7 +12,7 @@ from gnnaccel.adapters.pyg.propagate import channels
 from gnnaccel.adapters.pyg.propagate.expressed import Once
 from gnnaccel.adapters.pyg.propagate.function_names import ALONG
 from gnnaccel.adapters.pyg.propagate.nodes_read import of_read, protected
-from gnnaccel.adapters.pyg.propagate.pointwise import Rows, about, made_rows, whole
+from gnnaccel.adapters.pyg.propagate.pointwise import Rows, about, made_rows
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 from gnnaccel.adapters.pyg.propagate.traced import Param, Value, applied
 from gnnaccel.dispatch.generated.tree import Tree
@@ -96,17 +96,18 @@ def product(function: Callable, args: tuple, kwargs: dict | None = None) -> Rows
     roots = (*roots, *(root for one in args if isinstance(one, Param) for root in one.roots))
     of_nodes = roots if end in "ji" else ()
 
-    def call(*tensors: Tensor) -> Tensor:
-        each = iter(tensors)
-        return function(*[next(each) if isinstance(one, (Param, _Whole)) else one
-                          for one in operands])
+    parameters = [one for one in operands if isinstance(one, Param)]
+    wholes = [one for one in operands if type(one) is _Whole]
 
-    run_of = protected(call, end)
+    def call(*tensors: Tensor) -> Tensor:
+        rows, others = iter(tensors), iter(tensors[len(wholes):])
+        return function(*[next(rows) if type(one) is _Whole else
+                          next(others) if isinstance(one, Param) else one for one in operands])
+
+    run = protected(call, wholes, end)
 
     def make(given: Any) -> Tensor:
         given = of_read(given, of_nodes)
-        return run_of(given)(*[
-            one.make(given) if isinstance(one, Param) else whole(one.tree, one.tail, given)
-            for one in operands if isinstance(one, (Param, _Whole))])
+        return run(given, *[one.make(given) for one in parameters])
 
     return made_rows(end, Once(make), meta, names, roots)

@@ -181,7 +181,8 @@ class Rows(Value):
 
     def through(self, module: nn.Module) -> Rows:
         """A module of torch's that looks at all edges."""
-        return other("channels").through(self, module)
+        result = other("channels").through(self, module)
+        return result if torch.is_grad_enabled() else other("pieces").detached(result)
 
     def kept(self, meta: Tensor) -> Rows:
         """These numbers in another dtype: of truth values zeros and ones."""

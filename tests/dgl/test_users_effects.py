@@ -142,8 +142,13 @@ def test_modules_that_change_their_input(emulated):
         h = edges.src["h"] - edges.dst["h"]
         return {"m": act(h) + h}
 
-    agrees(emulated, sums(apart(), message), taken=False)
+    agrees(emulated, sums(apart(), message))
     agrees(emulated, sums(apart(), lambda edges: {"m": act(edges.src["h"] - edges.dst["h"])}))
+    def again(edges):
+        edges.src["h"].mul_(2.0)
+        return {"m": torch.tanh(edges.src["h"] - edges.dst["h"])}
+
+    agrees(emulated, sums(apart(), again), taken=None)
     graph = apart()
     with emulated.on(on_fallback="native"):
         sums(graph, lambda edges: {"m": act(edges.data["w"]) * edges.src["h"]})()

@@ -86,8 +86,15 @@ class StatisticsForNothing(Message):
         return torch.tanh(x_i - x_j)
 
 
+class StatisticsWithoutGradients(StatisticsForNothing):
+    def message(self, x_i, x_j):
+        with torch.no_grad():
+            share = self.norm(x_j)
+        return x_j * share * torch.tanh(x_i)
+
+
 @pytest.mark.parametrize("cls", [UsedInAnotherOrder, DrawsForNothing, KeepsWhatItDrewLater,
-                                 StatisticsForNothing])
+                                 StatisticsForNothing, StatisticsWithoutGradients])
 def test_effects_are_in_the_order_of_the_message(kernels, cls):
     agrees(kernels, cls(), *given())
 
@@ -140,8 +147,8 @@ class DroppedInPlace(InPlace):
 
 
 @pytest.mark.parametrize("cls, taken", [
-    (InputUsedAgain, "native"), (ViewUsedAgain, "native"), (DroppedUsedAgain, "native"),
-    (KeptAndChanged, "native"), (InputForgotten, "cuda"), (DroppedInPlace, "native")])
+    (InputUsedAgain, "cuda"), (ViewUsedAgain, "native"), (DroppedUsedAgain, "native"),
+    (KeptAndChanged, "cuda"), (InputForgotten, "cuda"), (DroppedInPlace, "native")])
 def test_modules_that_change_their_input(kernels, cls, taken):
     agrees(kernels, cls(), *given(), taken=taken)
 
@@ -223,7 +230,7 @@ class Truth(InPlace):
 
 @pytest.mark.parametrize("cls, taken", [
     (Function, "cuda"), (Methods, "cuda"), (Operators, "cuda"), (Gathered, "cuda"),
-    (StatementAlone, "native"), (OperandUsedAgain, "native"), (PieceOfIt, "native"),
+    (StatementAlone, "cuda"), (OperandUsedAgain, "cuda"), (PieceOfIt, "native"),
     (WithoutHistory, "native"), (Detached, "native"), (Truth, "native")])
 def test_functions_that_change_their_input(kernels, cls, taken):
     agrees(kernels, cls(), *given(), taken=taken)

@@ -115,8 +115,7 @@ def assign(rows: Rows, place: Any, value: Any) -> None:
                   _narrowed(part, dim, at.stop - begin, end - begin)]
         begin = end
     filled = Beside([one for one in after if one is not None], rows.meta, dim)
-    rows.changed()
-    rows.__class__, rows.__dict__ = Beside, filled.__dict__
+    rows.becomes(filled)
 
 
 def _is_number(rows: Rows) -> bool:

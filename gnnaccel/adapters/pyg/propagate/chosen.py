@@ -195,8 +195,7 @@ def assign(rows: Rows, mask: Rows, value: Any) -> None:
     result = calculated("where", torch.where, (column, value, before), {})
     if result.meta.shape != meta.shape or result.meta.dtype != meta.dtype:
         raise Unseen
-    rows.changed()
-    rows.__class__, rows.__dict__ = Rows, Rows(result.tree, meta).__dict__
+    rows.becomes(Rows(result.tree, meta))
 
 
 def _of_kind(leaf: Leaf) -> Leaf:

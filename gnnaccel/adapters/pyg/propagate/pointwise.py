@@ -55,7 +55,7 @@ class Rows(Value):
 
     rank = 1
     memory: list[weakref.ref[Rows]] | None = None
-    of_caller = held = False
+    of_caller = held = written = False
 
     def __init__(self, tree: Tree, meta: Tensor):
         self.tree, self.meta = tree, meta
@@ -161,16 +161,28 @@ class Rows(Value):
                 rows.__class__ = Changed
 
     def overwritten(self, name: str, function: Callable, *args: Any, **kwargs: Any) -> Rows:
-        # under no_grad, gradients of these rows would flow on
-        if name not in IN_PLACE.values() or not torch.is_grad_enabled():
+        if name not in IN_PLACE.values():
             raise Unseen
-        result = _call(name, function, args, kwargs)
+        return self.becomes(_call(name, function, args, kwargs))
+
+    def becomes(self, result: Any) -> Rows:
+        # under no_grad, gradients of these rows would flow on; repeated numbers torch refuses
+        if (not torch.is_grad_enabled() or not isinstance(result, Rows) or 0 in self.meta.stride()
+                or (result.meta.shape, result.meta.dtype) != (self.meta.shape, self.meta.dtype)):
+            raise Unseen
+        after = object.__new__(type(result))
+        after.__dict__ = {**vars(result), "meta": self.meta, "memory": None, "written": True}
+        held = self.held
         self.changed()
-        return result
+        if held:  # what is made of these later is made of them as they were: it is refused
+            return after
+        self.__class__, self.__dict__ = type(after), after.__dict__
+        return self
 
     def through(self, module: nn.Module) -> Rows:
         """A module of torch's that looks at all edges."""
-        return other("channels").through(self, module)
+        result = other("channels").through(self, module)
+        return result if torch.is_grad_enabled() else other("pieces").detached(result)
 
     def kept(self, meta: Tensor) -> Rows:
         """These numbers in another dtype: of truth values zeros and ones."""

@@ -127,6 +127,11 @@ class Value:
         """The result of an operation that writes it over this, the first of ``args``."""
         raise Unseen
 
+    def becomes(self, result: Any) -> Any:
+        """This, with ``result`` written over it. Values that lie in its memory may be used no
+        more."""
+        raise Unseen
+
     def operate(self, name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
         """The result of an operation of which this, the first stand-in among ``args``, decides."""
         raise Unseen

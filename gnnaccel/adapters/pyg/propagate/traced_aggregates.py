@@ -51,8 +51,7 @@ def aggregated(sent: Any, message_layer: Layer, kwargs: dict, before: dict[str, 
                 raise Unseen
             arguments["aggr"] = parameter.default
             continue
-        # what the message left
-        if isinstance(before.get(parameter.name), (pointwise.Changed, pointwise.Deferred)):
+        if _is_changed(before.get(parameter.name)):
             raise Unseen
         one, end = tracing.stand_in(parameter, kwargs, _OF_AGGREGATE, traced.proxy, edge_index)
         arguments[parameter.name] = one
@@ -67,6 +66,12 @@ def aggregated(sent: Any, message_layer: Layer, kwargs: dict, before: dict[str, 
     out = ready(traced.proxy, _handed_on(sent, kwargs, before), **arguments)
     del traced.layer, traced.proxy  # what is kept by layer must not hold it
     return out, sent, traced
+
+
+def _is_changed(argument: Any) -> bool:
+    """Whether the message changed in place what it was given."""
+    return isinstance(argument, (pointwise.Changed, pointwise.Deferred)) or (
+        isinstance(argument, pointwise.Rows) and argument.written)
 
 
 def _handed_on(sent: Any, kwargs: dict, before: dict[str, Any]) -> Any:

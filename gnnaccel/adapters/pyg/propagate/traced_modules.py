@@ -347,9 +347,7 @@ def _is_plain_list(module: nn.Module) -> bool:
 def _in_place(function: Callable, x: Any) -> Any:
     """A module that writes its result over what it is given."""
     result = function(x)
-    if result is not x:
-        x.changed()
-    return result
+    return x if result is x else x.becomes(result)
 
 
 def _below(entered: Callable, name: str, module: nn.Module, *names: str) -> Any:

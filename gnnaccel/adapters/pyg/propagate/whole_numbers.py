@@ -84,6 +84,8 @@ def by_torch(function: Callable, args: tuple, kwargs: dict, meta: Tensor) -> Row
             return is_true(Rows(pieces[key], meta))
     parameters = [root for one in operands if isinstance(one, Param) for root in one.roots]
     end, names, roots = about(*[one.tree for one in rows])
+    args, kwargs = tuple(map(_as_they_are, args)), {k: _as_they_are(one)
+                                                    for k, one in kwargs.items()}
 
     def make(given: Any) -> Tensor:
         with torch.no_grad():
@@ -97,6 +99,11 @@ def by_torch(function: Callable, args: tuple, kwargs: dict, meta: Tensor) -> Row
     if key is not None:
         pieces[key] = result.tree
     return is_true(result) if truth else result
+
+
+def _as_they_are(value: Any) -> Any:
+    """An operand, as what it was made for may be changed in place afterwards."""
+    return Rows(value.tree, value.meta) if isinstance(value, Rows) else value
 
 
 def _now(value: Any, given: Any) -> Any:

@@ -118,6 +118,38 @@ def test_without_a_csc_nodes_get_their_own_messages(route, formats):
     torch.testing.assert_close(restricted.ndata["o"], expected)
 
 
+def test_softmax_without_a_csc(route):
+    """DGL's own softmax on a CPU cannot run there, but its mailboxes can."""
+    graph = apart()
+
+    def call(graph):
+        x = graph.ndata["h"].clone().requires_grad_()
+        graph.ndata["x"] = x
+        out = sums(graph, lambda edges: {"m": edges.src["x"] * edges.data["w"]},
+                   lambda nodes: {"y": (F.softmax(nodes.mailbox["m"], 1)
+                                        * nodes.mailbox["m"]).sum(1)})()
+        return [out, *torch.autograd.grad(out.square().sum(), [x])]
+
+    expected, restricted = call(graph), graph.formats("coo")
+    with route.on():
+        got = call(restricted)
+    assert restricted.formats()["created"] == ["coo"]
+    torch.testing.assert_close(got, expected)
+
+
+def test_one_message_of_two_names(route):
+    """It is one tensor: what is changed in place is seen by both names."""
+    def call():
+        graph.apply_edges(lambda edges: {"a": edges.src["h"], "b": edges.src["h"]})
+        graph.apply_edges(lambda edges: dict.fromkeys("cd", edges.src["h"] * edges.dst["h"]))
+        graph.edata["a"].add_(1)
+        graph.edata["d"].add_(1)
+        return torch.cat([graph.edata[name] for name in "abcd"])
+
+    graph = apart()
+    agrees(route, call, None)
+
+
 class Counts:
     def __init__(self):
         self.reads, self.number = 0, 2.0

@@ -244,11 +244,12 @@ def _with_operations(g: Any, graph: OpGraph, given: dict) -> CallArguments:
         return ops.copy_v(g, _extremum(g, graph, how, messages, copies) if how in ("max", "min")
                           else ops.gspmm(g, copies[0], how, *copies[1:]))
 
-    return CallArguments({**given, SOFTMAX: partial(_softmax, g, graph), KEPT: kept, DOT: dot}, graph)
+    return CallArguments({**given, SOFTMAX: partial(_softmax, g, graph), KEPT: kept, DOT: dot},
+                         graph)
 
 
 def _softmax(g: Any, graph: OpGraph, scores: Tensor) -> Tensor:
-    """The softmax of scores. DGL's own on a CPU needs the CSC, which ``g.formats`` may leave out."""
+    """The softmax of scores. DGL's own on a CPU needs the CSC, which a graph may not have."""
     from dgl import ops
 
     if scores.is_cpu and not _may_have(g, "csc"):

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import gnnaccel
+from tests.dgl.judge import close
 from tests.dgl.test_users_guards import agrees, sums
 from tests.dgl.users import WIDTH
 
@@ -116,6 +118,56 @@ def test_without_a_csc_nodes_get_their_own_messages(route, formats):
                               lambda nodes: {"o": nodes.mailbox["m"].sum(1)})
     assert restricted.formats()["created"] == ["coo"]
     torch.testing.assert_close(restricted.ndata["o"], expected)
+
+
+def test_softmax_without_a_csc(route):
+    """DGL's own softmax on a CPU cannot run there, but its mailboxes can."""
+    graph = apart()
+
+    def call(graph):
+        x = graph.ndata["h"].clone().requires_grad_()
+        graph.ndata["x"] = x
+        out = sums(graph, lambda edges: {"m": edges.src["x"] * edges.data["w"]},
+                   lambda nodes: {"y": (F.softmax(nodes.mailbox["m"], 1)
+                                        * nodes.mailbox["m"]).sum(1)})()
+        return [out, *torch.autograd.grad(out.square().sum(), [x])]
+
+    expected, restricted = call(graph), graph.formats("coo")
+    with route.on():
+        got = call(restricted)
+    assert restricted.formats()["created"] == ["coo"]
+    torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("form", ["csc", "csr"])
+def test_a_graph_without_ids_of_edges(form):
+    """DGL's own sums on a CPU raise an error there, or their gradients; its mailboxes do not."""
+    graph = dgl.graph(dgl.rand_graph(40, 1500).edges())
+    graph = dgl.graph((form, (*graph.adj_tensors(form)[:2], [])))
+    graph.ndata["h"] = torch.randn(40, WIDTH, requires_grad=True)
+    graph.edata["w"] = torch.randn(1500, WIDTH)
+
+    def call():
+        out = sums(graph, lambda edges: {"m": edges.src["h"] * edges.data["w"]},
+                   lambda nodes: {"y": nodes.mailbox["m"].sum(1)})()
+        return torch.cat([out, *torch.autograd.grad(out.square().sum(), [graph.ndata["h"]])])
+
+    expected = call()
+    with gnnaccel.enabled():
+        assert close(call(), expected)
+
+
+def test_one_message_of_two_names(route):
+    """It is one tensor: what is changed in place is seen by both names."""
+    def call():
+        graph.apply_edges(lambda edges: {"a": edges.src["h"], "b": edges.src["h"]})
+        graph.apply_edges(lambda edges: dict.fromkeys("cd", edges.src["h"] * edges.dst["h"]))
+        graph.edata["a"].add_(1)
+        graph.edata["d"].add_(1)
+        return torch.cat([graph.edata[name] for name in "abcd"])
+
+    graph = apart()
+    agrees(route, call, None)
 
 
 class Counts:

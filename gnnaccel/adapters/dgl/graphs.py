@@ -110,9 +110,11 @@ class _Kept:
     is empty until they are asked for; and the index objects of single relations, which share those
     lists."""
 
-    __slots__ = ("edges", "indices", "signs")
+    __slots__ = ("edges", "indices", "signs", "without_ids")
 
     def __init__(self) -> None:
+        #: result of `without_ids`
+        self.without_ids: bool | None = None
         self.edges: dict[int, list[Edges]] = {}
         self.indices: dict[int, Any] = {}
         #: result of `signs`; empty until it is asked for
@@ -224,6 +226,20 @@ def signs(g: Any) -> tuple[Tensor, ...] | None:
         on_cpu = device_of(index) is None and g.device.type == "cpu"
         store.signs = (_one().expand(int(num_edges(g))),) if on_cpu else None
     return store.signs
+
+
+def without_ids(g: Any) -> bool:
+    """Whether DGL holds a graph with one relation as a CSC or CSR that leaves the ids of edges out,
+    as SciPy's matrices do. On a CPU its sums over such edges in fp32, or their gradients, raise an
+    error."""
+    store = _kept(g._graph)
+    if store.without_ids is None:
+        index = g._graph
+        created = index.formats()["created"]
+        store.without_ids = any(not len(index.adjacency_matrix_tensors(0, turned, "csr")[4])
+                                for name, turned in (("csc", True), ("csr", False))
+                                if name in created)
+    return store.without_ids
 
 
 def structure(g: Any) -> list[Any]:

@@ -36,11 +36,11 @@ class Reduced(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The computation of a pair. ``sent``: the messages, of a call without a reduction;
-    ``reductions``; ``steps``: the steps of a user's reduce function on their results, with its
-    ``values``; ``fields``: the names of the results; ``written``: features of edges that the
-    message function writes, by name; ``removed``: those that it takes away; ``effects``: from
-    `tracing.Trace`."""
+    """The computation of a pair. ``sent``: the messages, of a call without a reduction, one object
+    where two names have one message; ``reductions``; ``steps``: the steps of a user's reduce
+    function on their results, with its ``values``; ``fields``: the names of the results;
+    ``written``: features of edges that the message function writes, by name; ``removed``: those
+    that it takes away; ``effects``: from `tracing.Trace`."""
 
     sent: tuple[Sent, ...]
     reductions: tuple[Reduced, ...]
@@ -158,7 +158,8 @@ def _reduced(sent: Any, reduce: Run | None, pair: Pair, frames: Frames,
              seen: dict[str, Any]) -> Found:
     """The computation of a pair on messages ``sent``."""
     if pair.reduce is None:
-        return Found(tuple(map(features.ready, sent.values())), (), None, (), tuple(sent))
+        ready = {id(rows): features.ready(rows) for rows in sent.values()}
+        return Found(tuple([ready[id(rows)] for rows in sent.values()]), (), None, (), tuple(sent))
     if reduce is None:
         one = Reduced(features.ready(sent[pair.reduce.msg_field]), pair.reduce.name)
         if one.how not in ("sum", "mean", "max", "min"):

@@ -283,6 +283,9 @@ def _graph_of(g: Any, given: dict[str, Any], config: Config) -> OpGraph | Reason
         return reason("GA203", "autocast is on", "call it outside of autocast")
     if not g.num_edges():
         return reason("GA303")
+    if config.when == "profitable" and _on_cpu(g) and graphs.without_ids(g):
+        return reason("GA204", "DGL's own operations, which run on a CPU, need ids of edges, which "
+                               "the graph's CSC or CSR leaves out")
     if any(t.shape[0] != g.num_edges() for key, t in given.items() if key[:2] == "m."):
         return reason("GA206", "messages are not one for each edge")
     return calls.single(g._graph, tensors[0].device)

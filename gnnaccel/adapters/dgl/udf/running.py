@@ -47,7 +47,11 @@ def of_edges(g: Any, graph: OpGraph, found: Found, given: dict, forced: bool) ->
 
     def run() -> dict[str, Tensor]:
         _begin(g, graph, found, given)
-        return {name: _message(g, graph, one, given) for name, one in zip(found.fields, found.sent)}
+        made: dict[int, Tensor] = {}  # one of two names is one tensor, as with the host
+        for one in found.sent:
+            if id(one) not in made:
+                made[id(one)] = _message(g, graph, one, given)
+        return {name: made[id(one)] for name, one in zip(found.fields, found.sent)}
 
     return _call(graph, given, run, kernel, gains)
 
@@ -240,15 +244,24 @@ def _with_operations(g: Any, graph: OpGraph, given: dict) -> CallArguments:
         return ops.copy_v(g, _extremum(g, graph, how, messages, copies) if how in ("max", "min")
                           else ops.gspmm(g, copies[0], how, *copies[1:]))
 
-    return CallArguments({**given, SOFTMAX: partial(_softmax, g), KEPT: kept, DOT: dot}, graph)
+    return CallArguments({**given, SOFTMAX: partial(_softmax, g, graph), KEPT: kept, DOT: dot},
+                         graph)
 
 
-def _softmax(g: Any, scores: Tensor) -> Tensor:
+def _softmax(g: Any, graph: OpGraph, scores: Tensor) -> Tensor:
+    """The softmax of scores. DGL's own on a CPU needs the CSC, which a graph may not have."""
     from dgl import ops
 
+    if scores.is_cpu and not _may_have(g, "csc"):
+        return torch_ops.edge_softmax(graph, scores)
     if scores.is_cpu and not driver.placed():
         return _Softmax(g._graph).apply(scores)
     return ops.edge_softmax(g, scores)
+
+
+def _may_have(g: Any, form: str) -> bool:
+    """Whether DGL has the edges in this form, or may make it."""
+    return any(form in names for names in g._graph.formats().values())
 
 
 class _Softmax(Operation):

@@ -119,10 +119,6 @@ class Value:
     __iadd__ = __isub__ = __imul__ = __itruediv__ = __imatmul__ = _refuses
     __ipow__ = __iand__ = __ior__ = __ifloordiv__ = __imod__ = __ixor__ = _refuses
 
-    def changed(self) -> None:
-        """Note a change in place: values that lie in its memory may be used no more."""
-        raise Unseen
-
     def overwritten(self, name: str, function: Callable, *args: Any, **kwargs: Any) -> Any:
         """The result of an operation that writes it over this, the first of ``args``."""
         raise Unseen

@@ -162,7 +162,8 @@ def test_what_is_not_followed(kernels, form):
 
     expected = results()
     with kernels.on(on_fallback="native"):
-        assert all(map(close, results(), expected))
+        for found, host in zip(results(), expected):  # on a GPU the host's own sums vary
+            assert (found - host).abs().max() <= 1e-4 * host.abs().max()
 
 
 class Given(Message):

@@ -7,6 +7,7 @@ import os
 import sys
 import textwrap
 import types
+from pathlib import Path
 
 import pytest
 
@@ -175,6 +176,12 @@ def test_the_table(made):
     assert "* [1] ValueError: only enabled" in said and "* [2] ModuleNotFoundError" in said
     assert "* fails.py (cpu), bound: ValueError: only enabled" in said
     assert "geometric mean of 4" in rows  # of those that did not fail
+
+
+def test_the_table_counts_scripts_whose_ways_took_turns():
+    folder = Path(__file__).parents[2] / "docs" / "results"
+    said = table.markdown(result.load(folder / "h200-scripts-turns-joined.json"))
+    assert "| geometric mean of 18 | 1.53x | 2.14x |" in said
 
 
 @pytest.mark.long

@@ -60,7 +60,8 @@ def section(result: Result) -> text.Section:
             for key, cells in found.items()]
     if not rows:
         return text.Section("Scripts", (), [])
-    gained = sum(_COLUMNS["gain"](runs, notes) is not None for runs in scripts.values())
+    gained = sum(any(_COLUMNS[one](runs, notes) is not None for one in ("gain", "in turns"))
+                 for runs in scripts.values())
     rows.append([f"geometric mean of {gained}", *map(_mean, zip(*found.values()))])
     columns = ("script", *_COLUMNS)
     shown = [place for place in range(len(columns))

@@ -129,6 +129,7 @@ print(type(sys.modules["gnnaccel.adapters.pyg.layers.pna"]) is not lazy.Lazy)
 """
 
 
+@pytest.mark.long
 def test_enabling_runs_half_of_what_a_session_may_need():
     """Layers' own modules run at the first call of such a layer."""
     pytest.importorskip("torch_geometric")

@@ -102,6 +102,7 @@ def test_files_take_turns():
     assert thinning.turned([], 7) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("minutes, outcome", [("9", "1 passed"), ("0", "1 skipped")])
 def test_what_has_not_begun_in_time_is_skipped(minutes, outcome):
     run = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider",

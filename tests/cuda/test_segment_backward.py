@@ -177,6 +177,7 @@ def test_same_bits_in_any_order(device, monkeypatch):
     again(device, lambda: together(segments, x, dy, w, changes=changes, sums=True), first)
 
 
+@pytest.mark.long
 def test_thousands_of_segments_mostly_empty(device):
     lengths = torch.zeros(5000, dtype=torch.long)
     lengths[torch.randperm(5000)[:40]] = torch.randint(1, 80, (40,))

@@ -121,6 +121,7 @@ def test_large_graph(device, how, loops):
     verify(how, src, dst, nodes, nodes, loops)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("loops", [0, 5000])
 def test_offsets_of_many_rows(device, loops, wide):

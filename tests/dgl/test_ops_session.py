@@ -372,6 +372,7 @@ def test_deterministic_mode(route, inputs):
         torch.use_deterministic_algorithms(False)
 
 
+@pytest.mark.long
 def test_compiled_regions(inputs_on_cpu):
     g, x = inputs_on_cpu
     expected = copy_u_sum(g, x).relu()

@@ -267,6 +267,7 @@ def test_message_passing_that_is_replaced(route, name, monkeypatch):
             as_native(layer, args)
 
 
+@pytest.mark.long
 @each
 def test_parameters_that_are_replaced(route, name):
     with route.on(on_fallback="native"):

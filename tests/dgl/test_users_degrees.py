@@ -166,6 +166,7 @@ def largest(nodes):
     return {"y": nodes.mailbox["m"].max(1)[0]}
 
 
+@pytest.mark.long
 def test_mailboxes_of_one_degree_are_the_hosts_on_a_cpu():
     """DGL calls the function once, where five reductions over all edges take longer; of one or two
     this is not so, but of a maximum with its gradient, which takes as long as three."""

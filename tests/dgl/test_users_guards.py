@@ -71,6 +71,7 @@ class Reads:
         return {"m": F.silu(self.map(self.scaled(edges.src["h"]) + self.row)) * NUMBER}
 
 
+@pytest.mark.long
 def test_attributes_methods_and_numbers(emulated, monkeypatch):
     graph, layer = filled(), Reads()
     call = sums(graph, layer.message)

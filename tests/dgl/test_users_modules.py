@@ -42,6 +42,7 @@ class Pooled(Aggregator):
         return torch.sum(m, dim=1)
 
 
+@pytest.mark.long
 def test_modules(route):
     graph, message, reduce, seen = filled(), Message(), Pooled(), []
 

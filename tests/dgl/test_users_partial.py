@@ -62,6 +62,7 @@ def test_partial_functions(route, function):
     assert all(not torch.equal(a, b) for a, b in zip(seen, seen[1:]))
 
 
+@pytest.mark.long
 def test_partial_functions_of_other_arguments(emulated):
     graph = filled()
 

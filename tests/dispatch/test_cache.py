@@ -318,6 +318,7 @@ def test_clear_and_info():
     assert look(edge_index) == "miss"
 
 
+@pytest.mark.long
 def test_threads():
     shared = [skewed_edges(40, 30, 50) for _ in range(4)]
     problems = []

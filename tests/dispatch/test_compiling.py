@@ -315,6 +315,7 @@ assert os.waitpid(child, 0)[1] == 0
     assert lines[0] == "first True" and "of the child" in lines
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_fork_does_not_take_along_the_lock_of_configurations():
     done = _run("""

@@ -78,6 +78,7 @@ def test_rows_come_and_gradients_go_home(tmp_path, way):
                 close(second.double(), 2 * home[own])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("exchange", ["fp32", "bf16", "int8"])
 def test_each_row_is_sent_once(tmp_path, exchange):
     """Forward, backward, and twice for second derivatives, in as many bytes as asked for."""
@@ -247,6 +248,7 @@ def pairwise(rank, world, folder):
     return rows_and_gradients(rank, world, folder, "fp32")
 
 
+@pytest.mark.long
 def test_backends_without_all_to_all_give_the_same(tmp_path):
     folder = graphs.cut(graphs.homogeneous(), 4, tmp_path)["ugly"]
     for mine, right in zip(start(4, pairwise, folder), start(4, rows_and_gradients, folder,

@@ -220,6 +220,7 @@ def written(rank, world, folder):
     return part.own, [out.detach() for out in found]
 
 
+@pytest.mark.long
 def test_features_that_are_written(tmp_path):
     from torch_geometric.nn import GCNConv
 
@@ -357,6 +358,7 @@ def repeated(rank, world, folder):
 MOST = {"gat": (137, 110), "gcn": (99, 90), "sage": (77, 92)}
 
 
+@pytest.mark.long
 def test_repeated_calls_are_known(tmp_path):
     folder = graphs.cut(graphs.homogeneous(), 2, tmp_path)["random"]
     for found in start(2, repeated, folder):

@@ -193,6 +193,7 @@ def by_kernels(rank, world):
     return *found, gnnaccel.stats()["GATConv"]["routes"]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("g++") is None, reason="the CPU emulation of kernels needs g++")
 def test_kernels_run_divided_calls():
     out, gradients = layer_cases.run("GATConv", layer_cases.data())
@@ -244,6 +245,7 @@ def in_other_modes(rank, world):
     return found, divider.ran, report.exchanged.as_dicts()
 
 
+@pytest.mark.long
 def test_inference_autocast_and_reports():
     from torch_geometric.nn import SAGEConv
 

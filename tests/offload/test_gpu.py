@@ -124,6 +124,7 @@ def test_memory_stays_below_the_limit(gpu):
         torch.testing.assert_close(out, right, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.long
 def test_results_stay_within_the_limit(where):
     """Three layers and what is between them, over and over, in the same memory."""
     from torch_geometric.nn import SAGEConv

@@ -131,6 +131,7 @@ def test_what_ran_is_said():
                         f"cpu, {out.numel() * 4 / 1e9:.3g} GB went back")
 
 
+@pytest.mark.long
 def test_degrees_are_collected_once_a_graph():
     from torch_geometric.nn import GCNConv
 

@@ -197,6 +197,7 @@ def test_the_same_seed_draws_the_same_case():
                                                     or torch.equal(t, flat[2][k]))
 
 
+@pytest.mark.long
 def test_messages_are_classes_that_run():
     """Most of them: PyG refuses some of what users write."""
     kinds = [messages.user_class(graphs.Draw(f"class {seed}"))[0] for seed in range(40)]

@@ -45,6 +45,7 @@ def test_kernel_suite_runs(out):
     assert len(result.load(out).find(kind="kernel")) == 12
 
 
+@pytest.mark.long
 def test_parts_can_be_chosen(out):
     assert main([*QUICK, "--parts", "layers", "--no-native", "--out", str(out)]) == 0
     records = result.load(out).records

@@ -68,6 +68,7 @@ def test_a_run_from_the_command_line(tmp_path, capsys):
     assert "Rows in bf16 and int8" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_models_train_in_every_format():
     graph = shapes.make(shapes.Shape("few", 40, 200, 20), "cpu")
     found = list(suite_quantized.model_records(graph, ("SAGE 2 layers 128",), timing.QUICK, Budget(60)))

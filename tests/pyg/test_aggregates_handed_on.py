@@ -197,6 +197,7 @@ def test_dictionaries_may_be_changed(emulated):
     assert report is not None
 
 
+@pytest.mark.long
 def test_what_is_asked_for_changes(emulated):
     layer, args = Asks(), given()
     changes = (lambda: None, lambda: setattr(layer, "extra", 1.5), lambda: delattr(layer, "extra"),

@@ -86,6 +86,7 @@ def test_tensors_of_one_number(kernels, aggr):
             require=False)
 
 
+@pytest.mark.long
 def test_tensors_of_one_number_that_change(emulated):
     """In place, and back: another way through the message each time."""
     layer, (x, ei, _) = Thresholds(), arguments(Message)

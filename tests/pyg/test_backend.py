@@ -57,6 +57,7 @@ def test_training(on, p):
     assert replays() > 4 and captured.refused("torch.compile") == []
 
 
+@pytest.mark.long
 def test_other_graphs_features_and_options(on):
     model, (x, edge_index) = captured.Net().eval(), given()
     compiled = torch.compile(model, backend=backend, fullgraph=True)

@@ -95,6 +95,7 @@ def test_the_same_tensor_twice_has_its_gradient_once(route):
         same(step(torch.compile(Twice(), backend=backend, fullgraph=True), x, edges), expected)
 
 
+@pytest.mark.long
 def test_graphs_of_a_shape_class_share_what_is_compiled(route):
     layer = nn.GATConv(F, 8, 2).to(route.device)
     on(route)
@@ -137,6 +138,7 @@ def test_sizes_and_options_of_layers(route, name):
         assert compiles() == 2 and compiled_calls(name) == 4
 
 
+@pytest.mark.long
 def test_options_that_change_are_compiled_anew(route):
     layer = nn.GATConv(F, 8, 2).to(route.device)
     x, edges = graphs.features().to(route.device), graphs.square().to(route.device)
@@ -377,6 +379,7 @@ def test_autocast_is_the_hosts(route):
     assert compiled_calls("GATConv") == 1
 
 
+@pytest.mark.long
 def test_without_the_option_the_compiler_sees_the_hosts_code(route):
     native = nn.GCNConv.forward
     layer = nn.GATConv(F, 8, 2).to(route.device)

@@ -76,6 +76,7 @@ def test_modes(route, inputs, backend):
         assert set(gnnaccel.stats()[name]["routes"]) == {route.backend}, gnnaccel.stats()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_what_was_compiled_runs_natively_after_disable(route, inputs, backend):
     model = nn.SAGEConv(F, 4).to(route.device)
@@ -104,6 +105,7 @@ def test_kernels_run_inside(emulated):
                                           "compiled": 1} for name in NAMES)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_compiled_before_it_was_enabled(route, inputs, backend):
     model = nn.SAGEConv(F, 4).to(route.device)
@@ -116,6 +118,7 @@ def test_compiled_before_it_was_enabled(route, inputs, backend):
     assert compiled_calls() == 1
 
 
+@pytest.mark.long
 def test_blocks(route, inputs):
     model = nn.SAGEConv(F, 4).to(route.device)
     expected = step(model, *inputs)
@@ -204,6 +207,7 @@ def test_hooks_of_saved_tensors_are_told(route, inputs):
             step(compiled, *inputs)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("inside", [True, False])
 def test_checkpoints(route, inputs, inside):
     # on a GPU what is random in a checkpoint inside of compiled code draws from a generator of the
@@ -275,6 +279,7 @@ def test_layers_are_let_go_of_with_the_model(route, inputs):
     assert len(standins._shadows) <= held - 5
 
 
+@pytest.mark.long
 def test_parameters_that_change(route, inputs):
     model = Net().to(route.device)
     on(route)
@@ -306,6 +311,7 @@ def test_frozen_parameters(route, inputs):
     assert all(close(a, b, 1e-4) for a, b in zip(got, expected))
 
 
+@pytest.mark.long
 def test_each_layer_of_a_heteroconv_is_an_operator(route):
     x, edges = hetero_graphs.on(route.device, hetero_graphs.features(), hetero_graphs.edges())
     layer = hetero_graphs.hetero().to(route.device)

@@ -146,6 +146,7 @@ def test_trace(route, inputs, quiet, name):
                  model(x * 2, other)) and close(expected(x, ei), traced(x, ei))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_compile(route, inputs, quiet, name):
     torch._dynamo.reset()

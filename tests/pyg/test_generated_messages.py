@@ -46,6 +46,7 @@ def test_layers_of_the_host(kernels, make, edges):
 
 # --- graphs ---------------------------------------------------------------------------------------
 
+@pytest.mark.long
 @pytest.mark.parametrize("form", [Crystal, Channels, Heads, Gaussian])
 def test_a_hub(kernels, form):
     compare(kernels, form(), graphs.features(), hub(), graphs.edge_features(10100, form.edge))

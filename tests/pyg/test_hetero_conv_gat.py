@@ -111,6 +111,7 @@ def test_a_type_without_nodes(route):
             edges(relations, empty=relations[2:]), floor=1e-6)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("group", ["sum", "mean"])
 def test_many_relations(route, group):
     x, ei = many(relations=64, count=45)

@@ -175,6 +175,7 @@ def native_because(route, code, made, x):
         made(x)
 
 
+@pytest.mark.long
 def test_causes(route):
     x = {name: t.to(route.device) for name, t in rows().items()}
     made = layer().to(route.device)

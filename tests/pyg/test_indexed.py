@@ -200,6 +200,7 @@ for _name in ("scatter", "scatter_sum", "scatter_mean", "scatter_min"):
     setattr(torch_scatter, _name, getattr(of_torch_scatter, _name))
 
 
+@pytest.mark.long
 def test_softmax_of_torch_scatter(kernels, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch_scatter", torch_scatter)
     compare(kernels, SoftenedByPackage(True), *given())

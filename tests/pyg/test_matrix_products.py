@@ -109,6 +109,7 @@ def test_the_hosts_layer(kernels):
     compare(kernels, layer, *arguments(Message))
 
 
+@pytest.mark.long
 def test_a_matrix_for_each_kind(kernels):
     """Also after kinds, weights and edges have changed."""
     layer, native = OfKinds(), OfKinds()

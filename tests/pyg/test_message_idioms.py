@@ -200,6 +200,7 @@ def test_repeated_and_over_other_edges(emulated, cls, flow):
         assert results[0] is results[1] or close(results[1], results[0])
 
 
+@pytest.mark.long
 def test_all_are_taken_over(emulated):
     for cls in LAYERS:
         layer, args = cls(), given(cls)

@@ -53,6 +53,7 @@ class MapLast(Message):
         return self.mlp(torch.cat([x_i, x_j, edge_attr], dim=-1))
 
 
+@pytest.mark.long
 def test_sums_and_means_over_one_graph(kernels):
     """Each has the last map's bias as often as its nodes get messages, which a graph knows."""
     x, edge_index, edge_attr = arguments(MapLast)

@@ -192,6 +192,7 @@ def test_variables_around_are_written_once_a_call(emulated, make):
             assert close(layer(x, ei), calls * once) and count() == calls
 
 
+@pytest.mark.long
 def test_functions_that_a_message_defines(kernels):
     layer, given = Inside(), (graphs.features(), graphs.square())
     compare(kernels, layer, *given)

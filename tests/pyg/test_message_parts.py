@@ -188,6 +188,7 @@ def test_parts_that_are_no_floats(kernels, form):
             assert out.dtype is expected.dtype and torch.equal(out, expected)
 
 
+@pytest.mark.long
 def test_another_aggregation_over_graphs_that_are_new_each_time(kernels):
     """What is kept of calls over other graphs is of the aggregation that the layer had then."""
     layer, (x, edge_index, edge) = RotatE().to(kernels.device), given(RotatE)

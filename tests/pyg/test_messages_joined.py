@@ -332,6 +332,7 @@ class Beside(MessagePassing):
         return torch.cat([x_i * x_j, x_j + edge_attr], -1)
 
 
+@pytest.mark.long
 def test_aggregations_that_change(kernels, results):
     layer = Beside()
     for aggr in ("sum", "max", "mean", "min", "sum"):

@@ -139,6 +139,7 @@ def changes(layer):
             lambda: maps["node"].register_forward_hook(lambda *args: args[-1] * 2)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cls", [Named, Nested, Dictionary, All])
 def test_what_changes_between_calls(emulated, cls):
     """Attributes that come and go, modules that are replaced, renamed, and watched."""

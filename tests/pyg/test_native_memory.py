@@ -52,6 +52,7 @@ def test_listening_does_not_change_the_route(monkeypatch, records):
     planner.forget()
 
 
+@pytest.mark.long
 def test_how_many_calls_a_structure_serves(monkeypatch):
     """A new graph is expected to serve as many calls as the one before did, repeated ones and those
     of other layers too. One that comes more often is taken to come often."""

@@ -99,6 +99,7 @@ def test_each_mode_of_gradients_has_its_own(emulated_gpu):
     assert unlooked(layer, batch())
 
 
+@pytest.mark.long
 def test_hops_of_a_layer_are_of_one_row(emulated_gpu):
     layer = TAGConv(F, 5, K=3, normalize=False)
     for _ in range(STREAK):

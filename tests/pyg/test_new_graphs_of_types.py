@@ -278,6 +278,7 @@ def test_within_a_part_layers_run_one_by_one(stated, monkeypatch, name):
     assert gnnaccel.stats()["HeteroConv"]["routes"] == {"native": 1}
 
 
+@pytest.mark.long
 def test_gradients_of_features_that_come_and_go(stated):
     """Whether rows want gradients is said of each call anew."""
     for name in ("RGCNConv", "HGTConv", "SAGEConv"):

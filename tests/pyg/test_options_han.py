@@ -51,6 +51,7 @@ def test_eval_mode_without_gradients(route):
             require=False)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("value", [True, False])
 def test_semantic_attention_weights(route, value):
     got = compare(route, layer(), features(), edges(), return_semantic_attention_weights=value)

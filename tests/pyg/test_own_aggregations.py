@@ -137,6 +137,7 @@ def test_two_kinds_of_nodes(kernels):
     compare(kernels, Gated(Learned()), (left, right), ei, graphs.edge_features(90, EDGE))
 
 
+@pytest.mark.long
 def test_changes_are_seen(emulated):
     """Of the module, of its class, and another module."""
     layer, given = Gated(Learned()), arguments(Gated)

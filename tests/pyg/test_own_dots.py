@@ -191,6 +191,7 @@ def test_terms_of_the_layers_own(route):
             graphs.edge_features(E, 3), positions=("x", "edge_index", "edge_attr"))
 
 
+@pytest.mark.long
 def test_other_rows_at_the_destination(emulated):
     """One tensor for both ends, then two, over the same edges: what is kept of the first is not
     what the second needs."""

@@ -57,6 +57,7 @@ def test_models_against_the_hosts_own_in_fp64(route, graph, kind):
                                        0) > 0.99, name
 
 
+@pytest.mark.long
 def test_kernels_and_torch_operations_agree(emulated, graph):
     """To nearest they compute the same."""
     x, ei = graph
@@ -103,6 +104,7 @@ def test_draws_repeat_with_torchs_seed(graph):
     assert torch.equal(found[0], found[1]) and not torch.equal(found[0], found[2])
 
 
+@pytest.mark.long
 def test_training_goes_as_far_as_in_fp32(graph):
     x, ei = graph
     y, losses = torch.randint(0, 5, (N,)), {}

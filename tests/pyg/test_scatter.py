@@ -126,6 +126,7 @@ def assert_pool(route, pool, x, batch, size=None):
         assert_accurate(what, mine.cpu(), theirs, truth)
 
 
+@pytest.mark.long
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(groups=st.integers(1, 5), rows=st.integers(1, 12), width=st.sampled_from([1, 6]),
        reduce=st.sampled_from(by_index.REDUCES), data=st.data())

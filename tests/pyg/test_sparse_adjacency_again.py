@@ -73,6 +73,7 @@ def test_a_matrix_written_between_forward_and_backward(kernels, index):
             out.sum().backward()
 
 
+@pytest.mark.long
 def test_a_new_matrix_in_reused_memory(kernels):
     """Each has other edges, and most lie where one lay before."""
     layer, x = nn.GraphConv(F, 5).to(kernels.device), graphs.features().to(kernels.device)

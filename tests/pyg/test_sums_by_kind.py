@@ -115,6 +115,7 @@ def test_kinds_that_there_are_none_of(emulated, cls):
         layer(x, ei, kind)
 
 
+@pytest.mark.long
 def test_other_calls(emulated):
     layer = MeanOfKinds()
     for at in range(4):

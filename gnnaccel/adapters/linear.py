@@ -60,14 +60,19 @@ def _large_graph() -> bool:
 
 def update_on_demand(patches: PatchSet) -> None:
     """`gnnaccel.adapters.update_on_demand` for torch's class."""
-    if wanted and not patches.holds(nn.Linear, "forward") and home(nn.Linear.forward) == "torch":
+    if may_replace(patches, nn.Linear):
         install(patches)
+
+
+def may_replace(patches: PatchSet, cls: type[nn.Module]) -> bool:
+    """Whether it is time to wrap the ``forward`` of torch's class, which is still torch's."""
+    return wanted and not patches.holds(cls, "forward") and home(cls.forward) == "torch"
 
 
 def install(patches: PatchSet) -> None:
     """Wrap the ``forward`` of torch's class."""
     patches.set(
-        nn.Linear, "forward", routed(nn.Linear.forward),
+        nn.Linear, "forward", routed(nn.Linear.forward, of_many),
         "Maps many rows, such as those of all nodes or edges of a large graph, by a kernel, and "
         "makes the three gradients by another one, as gnnaccel's layers do in their own maps. "
         "Replaced only once a graph with at least 131,072 edges came.",
@@ -78,11 +83,12 @@ def install(patches: PatchSet) -> None:
         cost="Some 0.3 microseconds for each call, some 10 for one of so many rows.")
 
 
-def routed(native: Callable) -> Callable:
-    """The ``forward`` around ``native``."""
+def routed(native: Callable, of_many: Callable[..., Any]) -> Callable:
+    """The ``forward`` around ``native``, which leaves inputs of many numbers to ``of_many``: a
+    function of ``native``, the module and its input."""
 
     @functools.wraps(native)
-    def forward(self: Any, input: Tensor) -> Tensor:
+    def forward(self: Any, input: Any) -> Any:
         # while torch traces, sizes are tensors
         if (is_compiling() or type(input) is not Tensor or tracing() is not None
             or input.numel() < LEAST):

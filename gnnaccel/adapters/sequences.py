@@ -14,10 +14,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.compiler import is_compiling
 
 from gnnaccel.adapters import guards, linear
-from gnnaccel.adapters.own import home
 from gnnaccel.adapters.patching import PatchSet
 from gnnaccel.cuda import driver
 from gnnaccel.dispatch.ops import route
@@ -32,15 +30,14 @@ _SIMPLE = (int, float, bool, str, type(None))  # types of the options of activat
 
 def update_on_demand(patches: PatchSet) -> None:
     """`gnnaccel.adapters.update_on_demand` for torch's class."""
-    if (linear.wanted and not patches.holds(nn.Sequential, "forward")
-        and home(nn.Sequential.forward) == "torch"):
+    if linear.may_replace(patches, nn.Sequential):
         install(patches)
 
 
 def install(patches: PatchSet) -> None:
     """Wrap the ``forward`` of torch's class."""
     patches.set(
-        nn.Sequential, "forward", routed(nn.Sequential.forward),
+        nn.Sequential, "forward", linear.routed(nn.Sequential.forward, of_many),
         "Runs linear maps and the activations between them together, where both are of many rows: "
         "rows that torch would write and read again for each module stay in registers. All other "
         "modules run in their order, as torch's own function runs them. Replaced only once a graph "
@@ -48,20 +45,6 @@ def install(patches: PatchSet) -> None:
         active="As for `torch.nn.Linear`, for sequences in which an activation is followed by a "
                "linear map; where nobody watches these modules, and none of them is excluded.",
         cost="Some 0.3 microseconds for each call, some 30 for one of so many rows.")
-
-
-def routed(native: Callable) -> Callable:
-    """The ``forward`` around ``native``."""
-
-    @functools.wraps(native)
-    def forward(self: Any, input: Any) -> Any:
-        # while torch traces, sizes are tensors
-        if (is_compiling() or type(input) is not Tensor or linear.tracing() is not None
-            or input.numel() < linear.LEAST):
-            return native(self, input)
-        return of_many(native, self, input)
-
-    return forward
 
 
 class Part(NamedTuple):

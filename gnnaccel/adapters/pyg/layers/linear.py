@@ -79,7 +79,7 @@ def _routed(native: Callable, patches: PatchSet) -> Callable:
                     projection.mapped):
         uncompiled(decides)
 
-    many = native if replaced else linear.routed(native)
+    many = native if replaced else linear.routed(native, linear.of_many)
 
     @functools.wraps(native)
     def forward(self: Any, x: Any) -> Any:

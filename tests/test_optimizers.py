@@ -290,3 +290,105 @@ def test_it_ends_with_gnnaccel():
     with gnnaccel.enabled():
         assert of_adam.adam is not before
     assert of_adam.adam is before
+
+
+SIZES = [(3, 5), (1025,), (0, 4)] + [(7,)] * 20  # more than gradients whose addresses are arguments
+
+
+def _half(weights, optimizer, number):
+    """Others have no gradient."""
+    for weight in weights[number % 2::2]:
+        weight.grad = None
+
+
+def _data(weights, optimizer, number):
+    """Parameters in other memory, and one whose numbers are turned where they are."""
+    for weight in weights:
+        weight.data = weight.data.clone() * 0.5
+
+
+def _turned(weights, optimizer, number):
+    weights[-1].data = weights[-1].data.view(2, 2).t() if number == 2 else weights[-1].data
+
+
+def _averages(weights, optimizer, number):
+    for weight in weights:
+        for name in ("exp_avg", "exp_avg_sq"):
+            state = optimizer.state[weight]
+            if number % 2:
+                state[name] = state[name] * 0.5
+            else:
+                state[name].data = state[name].data * 0.5
+
+
+def _negated(weights, optimizer, number):
+    """Another tensor in the same place, whose numbers are the opposite ones."""
+    if number == 3 and weights[0].device.type == "cpu":  # on a GPU torch's own steps take none
+        state = optimizer.state[weights[1]]
+        state["exp_avg"] = torch._neg_view(state["exp_avg"])
+
+
+def _counts(weights, optimizer, number):
+    """One of them starts anew."""
+    if number == 2:
+        optimizer.state[weights[3]]["step"] = torch.tensor(0.0)
+    elif number == 4:
+        optimizer.state[weights[3]]["step"].fill_(4.0)
+
+
+def _one_count(weights, optimizer, number):
+    """All have one tensor as their count, which torch then counts up for each."""
+    step = optimizer.state[weights[0]]["step"]
+    for weight in weights:
+        optimizer.state[weight]["step"] = step
+
+
+def _shared(weights, optimizer, number):
+    """The gradient lies in a parameter that is written first."""
+    if number == 3:
+        weights[-2].grad = weights[-3].detach()
+
+
+def _loaded(weights, optimizer, number):
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+
+
+def _group(weights, optimizer, number):
+    """A parameter more."""
+    if number == 2:
+        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(4, device=weights[0].device))]})
+    for group in optimizer.param_groups[1:]:
+        group["params"][0].grad = torch.full((4,), 0.5, device=weights[0].device)
+        weights[3].grad.add_(group["params"][0].detach().sum())
+
+
+def _another(weights, optimizer, number):
+    """Another optimizer has the first of these parameters."""
+    torch.optim.Adam(weights[:number], 0.3).step()
+
+
+@pytest.mark.parametrize("change, least", [
+    (_half, 6), (_data, 6), (_turned, 2), (_averages, 6), (_negated, 3), (_counts, 4), (_one_count, 1),
+    (_shared, 5), (_loaded, 6), (_group, 6), (_another, 6)])
+def test_what_changes_between_steps(device, change, least):
+    """What was found out in earlier steps does not hold then."""
+    found, ran = [], []
+    for block in (enabled(device), gnnaccel.disabled()):
+        torch.manual_seed(4)
+        weights = [nn.Parameter(torch.randn(size, device=device)) for size in [*SIZES, (2, 2)]]
+        optimizer = torch.optim.Adam(weights, 0.1)
+        gnnaccel.reset_stats()
+        with block:
+            for number in range(6):
+                for weight in weights:
+                    weight.grad = torch.randn_like(weight)
+                if number:
+                    change(weights, optimizer, number)
+                optimizer.step()
+            ran.append(runs())
+        found.append([*weights, *kept(optimizer)])
+        counts = [state["step"].item() for state in optimizer.state.values()]
+        found[-1].append(torch.tensor(counts))
+    assert ran[0] >= least and not ran[1]
+    for one, two in zip(*found):
+        assert one.shape == two.shape and torch.allclose(one, two, rtol=2e-6, atol=1e-6)

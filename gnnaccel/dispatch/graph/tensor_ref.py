@@ -5,10 +5,11 @@ in-place operation wrote to it. torch counts such writes in its version. It coun
 ``.data`` or through numpy; nobody can see those. Replacing ``.data`` moves a tensor to other memory
 and leaves object and version the same, so where that matters the address is compared as well.
 
-There are three rules, from loose to strict:
+There are four rules, from loose to strict:
 
 * `MemoryRef.unwritten`: any tensor over the same memory. Place, shape and the like, which have to
   be equal too, are in the key under which the reference is kept.
+* `Places.kept`: these objects, their numbers where they were, whatever was written to them.
 * `TensorMap`: this object.
 * `TensorRef.unmoved`: this object, its numbers where they were.
 
@@ -17,9 +18,10 @@ Tensors made in inference mode count no writes. No reference is made of them: as
 from __future__ import annotations
 
 import functools
+import operator
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor
@@ -56,6 +58,23 @@ class TensorRef(weakref.ref):
         lay."""
         return (self() is tensor and self.version == tensor._version
                 and self.pointer == tensor.data_ptr())
+
+
+class Places:
+    """Where tensors are, such as those that an optimizer writes in each step."""
+
+    __slots__ = ("_refs", "pointers")
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._refs = list(map(weakref.ref, tensors))
+        self.pointers = list(map(Tensor.data_ptr, tensors))
+
+    def kept(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether these are the tensors, in their order, and their numbers lie where they lay. No
+        Python function is called for each."""
+        return (len(tensors) == len(self._refs)
+                and all(map(operator.is_, tensors, [ref() for ref in self._refs]))
+                and list(map(Tensor.data_ptr, tensors)) == self.pointers)
 
 
 class MemoryRef(weakref.ref):

@@ -140,7 +140,8 @@ def _adam(case: Case) -> Iterator[tuple[str, float]]:
     x, grad = case.normal(111, 40), case.normal(111, 40)
     expected = x - 0.1 * grad.double() / (grad.double().abs() + 1e-3)  # of a first step
     numbers = adam.Numbers(-1.0, 0.001 ** 0.5, 0.1, 0.999, 0.001, 1e-3, 0.0, 1.0, False)
-    adam.step([(x, grad, torch.zeros_like(x), torch.zeros_like(x), None)], numbers)
+    mean, square = torch.zeros_like(x), torch.zeros_like(x)
+    adam.Tensors([x], [mean], [square]).step([grad.data_ptr()], numbers)
     yield "adam", error(x, expected)
 
 

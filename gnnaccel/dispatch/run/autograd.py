@@ -117,7 +117,12 @@ class Keeping(functools.partial):
     __call__: Any = Operation.apply
 
     def __init__(self, function: Callable[..., Tensor]):
-        self.apart = next(self._numbers) << 64  # above every id
+        self.apart = self.place()
+
+    @classmethod
+    def place(cls) -> int:
+        """A number for `apart`, which no other function has."""
+        return next(cls._numbers) << 64  # above every id
 
 
 class _Node(torch.autograd.Function):

@@ -15,6 +15,7 @@ from gnnaccel.adapters.pyg.propagate.expressed import Effect, following
 from gnnaccel.adapters.pyg.propagate.node_values import NodeValue
 from gnnaccel.adapters.pyg.propagate.pointwise import Deferred, Rows
 from gnnaccel.dispatch.policy.names import IdentityMap
+from gnnaccel.dispatch.run.autograd import Keeping
 
 _MOST = 32  # kept for each object and key, as of a function that asks for its relation
 _KEYS = 256  # of an object; more means variables that never repeat
@@ -40,7 +41,8 @@ class Found(NamedTuple):
     where two names have one message; ``reductions``; ``steps``: the steps of a user's reduce
     function on their results, with its ``values``; ``fields``: the names of the results;
     ``written``: features of edges that the message function writes, by name; ``removed``: those
-    that it takes away; ``effects``: from `tracing.Trace`."""
+    that it takes away; ``effects``: from `tracing.Trace`; ``apart``: of
+    `Keeping.place`."""
 
     sent: tuple[Sent, ...]
     reductions: tuple[Reduced, ...]
@@ -50,6 +52,7 @@ class Found(NamedTuple):
     written: tuple[tuple[str, Sent], ...] = ()
     effects: tuple[Effect, ...] = ()
     removed: tuple[str, ...] = ()
+    apart: int = 0
 
 
 class _Kept(NamedTuple):
@@ -134,7 +137,7 @@ def _traced(given: list[Any], pair: Pair, frames: Frames) -> _Kept:
     try:
         with following() as notes:
             result = _found(runs, pair, frames, forms)
-        result = result._replace(effects=tuple(notes.effects))
+        result = result._replace(effects=tuple(notes.effects), apart=Keeping.place())
     except ENDS:
         pass  # it is not followed
     looks = [one if run is None else run.guard() for one, run in zip(given, runs)]

@@ -6,6 +6,7 @@ operations, with linear maps where their rows are, and reduced by DGL's operatio
 """
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -25,9 +26,10 @@ from gnnaccel.dispatch.ops.aggregation import Aggregation
 from gnnaccel.dispatch.ops.call import Kernel, OpCall
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.policy.reasons import Reason, reason
-from gnnaccel.dispatch.run.autograd import Operation
+from gnnaccel.dispatch.run.autograd import Keeping, Operation
 
 _BY_DGL = "DGL's own operations"
+_OF_NODES = "j.", "i.", "n."  # how the keys of nodes' features begin
 # measured on a CPU; a call takes 0.2 ms longer
 _OPERATIONS_OF_ONE, _CALL = 15, 500_000
 _OF_MAILBOX = 2  # reductions over all edges, which take as long as a user's function of one degree
@@ -45,7 +47,7 @@ def of_edges(g: Any, graph: OpGraph, found: Found, given: dict, forced: bool) ->
     elif not gains and not forced:
         return reason("GA301", "messages without linear maps are made as fast by torch")
 
-    def run() -> dict[str, Tensor]:
+    def made(given: CallArguments) -> dict[str, Tensor]:
         _begin(g, graph, found, given)
         made: dict[int, Tensor] = {}  # one of two names is one tensor, as with the host
         for one in found.sent:
@@ -53,7 +55,29 @@ def of_edges(g: Any, graph: OpGraph, found: Found, given: dict, forced: bool) ->
                 made[id(one)] = _message(g, graph, one, given)
         return {name: made[id(one)] for name, one in zip(found.fields, found.sent)}
 
+    def run() -> dict[str, Tensor]:
+        return _protected(made, found, given)
+
     return _call(graph, given, run, kernel, gains)
+
+
+def _protected(run: Callable[[CallArguments], dict[str, Tensor]], found: Found,
+               given: CallArguments) -> dict[str, Tensor]:
+    """The results of ``run``, of copies of the features of nodes where callers write to these
+    before backward (`dispatch.run.written`): the host hands gathered rows to users' functions."""
+    keys = [key for key, t in given.items() if key[:2] in _OF_NODES and t.requires_grad]
+    if not (keys and given.grad):
+        return run(given)
+    names: list[str] = []
+
+    def of_features(*tensors: Tensor) -> Any:
+        results = run(CallArguments({**given, **dict(zip(keys, tensors))}, given.graph))
+        names[:] = results
+        return list(results.values())
+
+    keeping: Any = Keeping(of_features)
+    keeping.apart = found.apart
+    return dict(zip(names, keeping(*[given[key] for key in keys])))
 
 
 def _maps_fewer(graph: OpGraph, given: dict, sent: Sent) -> bool:
@@ -62,7 +86,7 @@ def _maps_fewer(graph: OpGraph, given: dict, sent: Sent) -> bool:
     in the time of one."""
     if not sent.from_nodes:
         return False
-    read = sum(t[0].numel() for key, t in given.items() if key[:2] in ("j.", "i."))
+    read = sum(t[0].numel() for key, t in given.items() if key[:2] in _OF_NODES[:2])
     widths = sent.kept
     map_of_row = read * max(widths) / _OPERATIONS_OF_ONE
     edges, nodes = graph.num_edges, max(graph.num_src, graph.num_dst)
@@ -107,11 +131,14 @@ def of_nodes(g: Any, graph: OpGraph, found: Found, given: dict, edges: Edges) ->
     if type(kernel) is Kernel:
         kernel = kernel._replace(run=lambda: run(True))
 
-    def run(by_kernels: bool) -> dict[str, Tensor]:
+    def made(by_kernels: bool, given: CallArguments) -> dict[str, Tensor]:
         _begin(g, graph, found, given)
         reduced = [_reduced(g, graph, one, given, by_kernels, found.steps is not None)
                    for one in found.reductions]
         return _finished(found, reduced, given, edges)
+
+    def run(by_kernels: bool) -> dict[str, Tensor]:
+        return _protected(partial(made, by_kernels), found, given)
 
     return _call(graph, given, lambda: run(False), kernel, gains)
 

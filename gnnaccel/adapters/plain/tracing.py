@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters.plain.arguments import COUNT, EDGES, NODES, ONE, Given
-from gnnaccel.adapters.pyg.propagate import (aggregates, generated, guarded, node_values, pointwise,
-                                              reduced, tracing, zero_rows)
+from gnnaccel.adapters.pyg.propagate import (aggregates, generated, guarded, kept_values,
+                                              node_values, pointwise, reduced, tracing, zero_rows)
 from gnnaccel.adapters.pyg.propagate.expressed import Once, following
 from gnnaccel.adapters.pyg.propagate.graph_functions import GraphFunctions
 from gnnaccel.adapters.pyg.propagate.node_values import NodeCount, NodeValue
@@ -246,12 +246,12 @@ def _looks(value: Tensor) -> Tensor:
 def _found(out: Any, module: Any, steps: Forward, arguments: dict[str, Any],
            flipped: bool) -> Found:
     """A `Found` but for its trace, of what the module gives for its stand-ins."""
-    result, alike = aggregates.result_of(_as_given(out, arguments), {})
+    result = aggregates.result_of(_as_given(out, arguments))
     places = sorted(steps.needed(result))
     reductions = [steps.reductions[place] for place in places]
     if not reductions:
         raise Unseen
-    reductions = [(alike.get(id(one), one), reduce) for one, reduce in reductions]
+    reductions = [(kept_values.made_of(one), reduce) for one, reduce in reductions]
     messages, reduces, counts = aggregates.messages_of(reductions, module)
 
     def combine(results: list[Tensor], kwargs: dict) -> Any:

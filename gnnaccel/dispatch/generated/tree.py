@@ -132,6 +132,19 @@ def mapped(tree: Tree, function: Callable[[Leaf], Leaf]) -> Tree:
     return folded(tree, function, lambda number: number, Call)
 
 
+def replaced(tree: Tree, others: dict[int, tuple[Any, Tree]]) -> Tree:
+    """The tree with others in place of its parts. ``others``: parts with what takes their place, by
+    their ids; what becomes of a part is added to it."""
+    if id(tree) not in others:
+        made = tree
+        if type(tree) is Call:
+            args = tuple([replaced(arg, others) for arg in tree.args])
+            if not all(map(operator.is_, args, tree.args)):
+                made = Call(tree.op, args)
+        others[id(tree)] = tree, made
+    return others[id(tree)][1]
+
+
 def computed(tree: Tree, given: Any) -> Any:
     """Value, by torch operations, of a tree whose leaves are at one end, or parameters. Of a leaf
     that has its shape it is the tensor itself, whose gradient users may ask for."""

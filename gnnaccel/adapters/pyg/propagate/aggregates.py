@@ -149,18 +149,18 @@ def _found(out: Any, layer: Any) -> _Summed | None:
     """A traced message and its ``aggregate`` together; None without a reduction."""
     traced: Traced
     result, sent, traced = out
-    result, alike = result_of(result, {})
+    result = result_of(result)
     places = sorted(traced.needed(result))
     reductions = [traced.reductions[place] for place in places]
     if not reductions:
         return None
-    reductions = [(alike.get(id(one), one), reduce) for one, reduce in reductions]
+    reductions = [(kept_values.made_of(one), reduce) for one, reduce in reductions]
     rows = [one for one, _ in reductions]
     reduces: tuple[Reduce, ...] = tuple(reduce for _, reduce in reductions)
     messages, counts = None, [(0, torch.cat, 0)] * len(rows)
     # arguments of the aggregate tell how many nodes there are, too; rows that are given back are
     # those that are reduced
-    if (traced.ends or alike or traced.by_rows or notes().conditions
+    if (traced.ends or notes().given_back or traced.by_rows or notes().conditions
         or not all(one is sent for one in rows) or len(set(reduces)) < len(reduces)
         or any(map(generated.side_by_side, rows))):
         messages, reduces, counts = messages_of(reductions, layer)
@@ -215,20 +215,17 @@ def put_together(results: list[Tensor], counts: list[_Place]) -> list[Tensor]:
             for count, put, dim in counts]
 
 
-def result_of(value: Any,
-              alike: dict[int, pointwise.Rows]) -> tuple[Any, dict[int, pointwise.Rows]]:
-    """The value of an ``aggregate``, with computations in place of rows of the edges; and for each
-    of these rows, by identity, the rows that others are to be made of, so that they are computed
-    once. Unseen for what no result may be."""
+def result_of(value: Any) -> Any:
+    """The value of an ``aggregate``, with computations in place of rows of the edges. Unseen for
+    what no result may be."""
     if type(value) in (tuple, list):
-        return type(value)([result_of(one, alike)[0] for one in value]), alike
+        return type(value)([result_of(one) for one in value])
     if type(value) is dict and all(type(key) is str for key in value):
-        return {key: result_of(one, alike)[0] for key, one in value.items()}, alike
+        return {key: result_of(one) for key, one in value.items()}
     if isinstance(value, pointwise.Rows):
-        alike[id(value)] = rows = channels.at_edges(value)
-        return kept_values.given_back(rows), alike
+        return kept_values.given_back(value)
     if value is None or type(value) is NodeValue or isinstance(value, Once):
-        return value, alike
+        return value
     raise Unseen
 
 

@@ -78,7 +78,8 @@ class Notes:
     ``devices``: those that it names, where its rows are: each may be a function of the arguments of
     a call; ``conditions``: what it asked about numbers, as of `conditions.noted`; both None where
     nobody would look at them again; ``arguments``: of the call at hand, where anybody would;
-    ``dtype``: torch's default, where the message asked for it."""
+    ``dtype``: torch's default, where the message asked for it; ``given_back``: rows of the
+    edges that the user gets, and their trees, by their ids, each with a leaf of these rows."""
 
     dtype: torch.dtype | None = None
 
@@ -87,6 +88,7 @@ class Notes:
         self.devices: list[Any] | None = None if arguments is None else []
         self.conditions: list[Any] | None = None if arguments is None else []
         self.arguments = arguments
+        self.given_back: dict[int, tuple[Any, Any]] = {}
 
 
 class _Thread(threading.local):

@@ -4,16 +4,19 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
+from torch import Tensor
+
 from gnnaccel.adapters.pyg.propagate import channels
-from gnnaccel.adapters.pyg.propagate.expressed import Once
+from gnnaccel.adapters.pyg.propagate.expressed import Once, notes
 from gnnaccel.adapters.pyg.propagate.pointwise import Rows, whole
 from gnnaccel.adapters.pyg.propagate.specials import Special
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 from gnnaccel.adapters.pyg.propagate.traced import Value
 from gnnaccel.adapters.pyg.propagate.tracing import Trace
-from gnnaccel.dispatch.generated.tree import Leaf
+from gnnaccel.dispatch.generated.tree import Leaf, leaves, replaced
 
 
 def kept(values: dict[str, Any]) -> dict[str, Any]:
@@ -64,9 +67,48 @@ def _of_rows(value: Value) -> Once:
         if not hasattr(value, "rows"):
             raise Unseen
         return value.kept(_of_rows)  # in another dimension than the first
+    return _given_back(value, lambda t: t)
+
+
+def given_back(rows: Rows) -> Once:
+    """Computation of rows that the user gets, and may change in place."""
+    return _given_back(rows, Tensor.clone)
+
+
+def _given_back(value: Rows, of_argument: Callable[[Tensor], Tensor]) -> Once:
+    """Computation of rows that the user gets; noted, so that what is computed of them is computed
+    of these very tensors, as the user's gradients of them show. ``of_argument``: gives the tensor
+    that the user gets in place of an argument of the call."""
     rows = channels.at_edges(value)
-    tree, tail = rows.tree, rows.meta.shape[1:]
-    return Once(lambda given: whole(tree, tail, given))
+    tree, tail, of = rows.tree, tuple(rows.meta.shape[1:]), leaves(rows.tree)
+    if not rows.meta.is_floating_point() or value.of_caller and type(tree) is Leaf:
+        return Once(lambda given: of_argument(whole(tree, tail, given)))
+    if type(tree) is Leaf and not isinstance(tree.make, Once):
+        tree.make = Once(tree.make)  # others have it in theirs
+    once = Once(lambda given: _no_view(whole(tree, tail, given)))
+    leaf = tree if type(tree) is Leaf else Leaf(
+        "e", once, tail, frozenset().union(*[leaf.names for leaf in of]),
+        tuple(dict.fromkeys(root for leaf in of for root in leaf.roots)))
+    given = notes().given_back
+    part = value.alone().tree
+    given[id(value)], given[id(part)] = (value, leaf), (part, leaf)
+    return once
+
+
+def _no_view(t: Tensor) -> Tensor:
+    """``t``, or a copy: torch refuses to change some views."""
+    return t.clone() if t._is_view() else t
+
+
+def made_of(rows: Rows) -> Rows:
+    """``rows``, made of those that the user gets where they are these, or made of them."""
+    given = notes().given_back
+    if id(rows) in given:
+        return Rows(given[id(rows)][1], rows.meta)
+    if not given or type(rows) is not Rows:
+        return rows
+    tree = replaced(rows.tree, given)
+    return rows if tree is rows.tree else Rows(tree, rows.meta)
 
 
 def _kept_now(value: Any, given: Any) -> Any:
@@ -77,12 +119,6 @@ def _ids(end: str, given: Any) -> Any:
     """The caller's ids of the nodes at one end of the edges."""
     graph = given.graph
     return graph.edge_index[int((end == "i") is not graph.flipped)]
-
-
-def given_back(rows: Rows) -> Once:
-    """Computation of a copy of the rows for the user, who may change it in place."""
-    value = _of_rows(rows)
-    return Once(lambda given: value(given).clone())
 
 
 def begin(layer: Any, trace: Trace, given: Any) -> None:

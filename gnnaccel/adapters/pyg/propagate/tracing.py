@@ -186,8 +186,8 @@ def _followed(layer: Any, kwargs: dict, manner: Manner, edge_index: Any,
         out = message(proxy, **arguments)
         if manner.then is not None:
             out = manner.then(out, proxy, kwargs, arguments, ends, at_edges, edge_index)
-        traced = manner.found(out, layer)
         attributes = {} if manner.kept is None else manner.kept(proxy._traced_kept)
+        traced = manner.found(out, layer)  # made of what is kept
     except ENDS:
         traced, attributes = None, {}  # it is none
     guards = guarded.Guards(proxy._traced_read, cells, tuple(proxy._traced_watched))

@@ -1,0 +1,101 @@
+"""Rows of the edges that a message keeps on its layer, and what is made of them: a gradient of the
+results goes through these rows, as scripts that explain attention or regularise it ask."""
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch_geometric.nn import MessagePassing
+from torch_geometric.utils import scatter, softmax
+
+import gnnaccel
+from tests.pyg.judge import close
+
+N, E, C = 30, 140, 8
+
+
+class Layer(MessagePassing):
+    def __init__(self):
+        super().__init__(aggr="add")
+        self.lin, self.att, self.out = nn.Linear(C, C), nn.Linear(2 * C, 1), nn.Linear(C, C)
+        self.both = nn.Linear(2 * C, C)
+
+    def forward(self, x, edge_index, e):
+        return self.propagate(edge_index, x=self.lin(x), e=e)
+
+
+class Weights(Layer):
+    def message(self, x_i, x_j, index, ptr, size_i):
+        a = F.leaky_relu(self.att(torch.cat([x_i, x_j], -1)))
+        self.kept = softmax(a, index, ptr, size_i)
+        return x_j * self.kept
+
+
+class Gate(Layer):
+    def message(self, x_i, x_j):
+        self.kept = torch.sigmoid(x_i * x_j)
+        return x_j * self.kept
+
+
+class Network(Layer):
+    def message(self, x_i, x_j):
+        self.kept = torch.relu(self.both(torch.cat([x_i, x_j], -1)))
+        return self.out(self.kept)
+
+
+class OfEdges(Layer):
+    def message(self, x_j, e):
+        self.kept = self.lin(e)
+        return x_j * torch.tanh(self.kept)
+
+
+class Whole(Layer):
+    """The message itself."""
+
+    def message(self, x_i, x_j):
+        self.kept = x_i * x_j
+        return self.kept
+
+
+class Argument(Layer):
+    def message(self, x_j, e):
+        self.kept = e
+        return x_j * e
+
+
+class Aggregated(Layer):
+    """A result that has the rows besides."""
+
+    def forward(self, x, edge_index, e):
+        out, self.kept = self.propagate(edge_index, x=self.lin(x), e=e)
+        return out
+
+    def message(self, x_i, x_j):
+        return torch.tanh(x_i - 2 * x_j)
+
+    def aggregate(self, inputs, index, dim_size):
+        return scatter(torch.sin(inputs) + inputs, index, 0, dim_size, "mean"), inputs
+
+
+@pytest.mark.parametrize("cls", [Weights, Gate, Network, OfEdges, Whole, Argument, Aggregated])
+def test_gradients_go_through_them(emulated, cls):
+    torch.manual_seed(0)
+    layer, x, e = cls(), torch.randn(N, C), torch.randn(E, C)
+    edge_index = torch.randint(N, (2, E))
+
+    def run():
+        leaf, edges = x.clone().requires_grad_(), e.clone().requires_grad_()
+        out = layer(leaf, edge_index, edges * 1.0)
+        kept = layer.kept
+        first, = torch.autograd.grad(out.square().sum(), kept, retain_graph=True)
+        kept.retain_grad()
+        (out.square().sum() + kept.square().sum()).backward()
+        return [out, kept, first, kept.grad, leaf.grad, edges.grad]
+
+    expected = run()
+    with emulated.on():
+        for _ in range(6):
+            for one, two in zip(run(), expected):
+                assert (one is None) == (two is None) and (two is None or close(one, two, 1e-5))
+    assert "native" not in gnnaccel.stats()[cls.__name__]["routes"]

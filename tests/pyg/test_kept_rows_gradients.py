@@ -58,6 +58,31 @@ class Whole(Layer):
         return self.kept
 
 
+class Scores(Layer):
+    """Dots of heads, before their softmax."""
+
+    def message(self, x_i, x_j, index, ptr, size_i):
+        q, k = self.lin(x_i).view(-1, 2, 4), self.out(x_j).view(-1, 2, 4)
+        self.kept = (q * k).sum(-1) / 2
+        a = softmax(self.kept, index, ptr, size_i)
+        return (x_j.view(-1, 2, 4) * a.unsqueeze(-1)).view(-1, C)
+
+
+class Mapped(Layer):
+    """A map of a function that is kept, and the function itself."""
+
+    def message(self, x_i, x_j):
+        m = torch.relu(self.both(torch.cat([x_i, x_j], -1)))
+        self.kept, self.doubled = m, m * 2
+        return self.doubled * torch.sigmoid(self.out(m))
+
+
+class Distances(Layer):
+    def message(self, x_i, x_j):
+        self.kept = (x_i - x_j).pow(2).sum(-1, keepdim=True)
+        return x_j * torch.exp(-self.kept)
+
+
 class Argument(Layer):
     def message(self, x_j, e):
         self.kept = e
@@ -78,7 +103,8 @@ class Aggregated(Layer):
         return scatter(torch.sin(inputs) + inputs, index, 0, dim_size, "mean"), inputs
 
 
-@pytest.mark.parametrize("cls", [Weights, Gate, Network, OfEdges, Whole, Argument, Aggregated])
+@pytest.mark.parametrize("cls", [Weights, Gate, Network, OfEdges, Whole, Scores, Mapped,
+                                 Distances, Argument, Aggregated])
 def test_gradients_go_through_them(emulated, cls):
     torch.manual_seed(0)
     layer, x, e = cls(), torch.randn(N, C), torch.randn(E, C)

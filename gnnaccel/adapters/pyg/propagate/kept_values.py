@@ -3,6 +3,7 @@
 """
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from gnnaccel.adapters.pyg.propagate import channels
-from gnnaccel.adapters.pyg.propagate.expressed import Once, notes
+from gnnaccel.adapters.pyg.propagate.expressed import Before, Once, notes
 from gnnaccel.adapters.pyg.propagate.pointwise import Rows, whole
 from gnnaccel.adapters.pyg.propagate.specials import Special
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
@@ -79,20 +80,32 @@ def _given_back(value: Rows, of_argument: Callable[[Tensor], Tensor]) -> Once:
     """Computation of rows that the user gets; noted, so that what is computed of them is computed
     of these very tensors, as the user's gradients of them show. ``of_argument``: gives the tensor
     that the user gets in place of an argument of the call."""
+    noted, alone = notes().given_back, value.alone()
+    part = alone.tree = replaced(alone.tree, noted)  # made of others that the user gets
     rows = channels.at_edges(value)
     tree, tail, of = rows.tree, tuple(rows.meta.shape[1:]), leaves(rows.tree)
     if not rows.meta.is_floating_point() or value.of_caller and type(tree) is Leaf:
         return Once(lambda given: of_argument(whole(tree, tail, given)))
-    if type(tree) is Leaf and not isinstance(tree.make, Once):
-        tree.make = Once(tree.make)  # others have it in theirs
     once = Once(lambda given: _no_view(whole(tree, tail, given)))
-    leaf = tree if type(tree) is Leaf else Leaf(
+    leaf = tree if type(tree) is Leaf and not isinstance(tree.make, Before) else None
+    if leaf is not None and not isinstance(leaf.make, Once):
+        leaf.make = Once(leaf.make)  # others have this leaf in theirs
+    leaf = leaf or Leaf(
         "e", once, tail, frozenset().union(*[leaf.names for leaf in of]),
         tuple(dict.fromkeys(root for leaf in of for root in leaf.roots)))
-    given = notes().given_back
-    part = value.alone().tree
-    given[id(value)], given[id(part)] = (value, leaf), (part, leaf)
+    noted[id(value)], noted[id(part)] = (value, leaf), (part, leaf)
     return once
+
+
+def settle(value: Any) -> None:
+    """From now on, what is computed of rows that the message has set on the layer is computed of
+    what the user gets."""
+    if isinstance(value, Rows):
+        with contextlib.suppress(Unseen):
+            _of_rows(value)
+            found = notes().given_back.get(id(value))
+            if found is not None:
+                value.alone().tree = found[1]
 
 
 def _no_view(t: Tensor) -> Tensor:

@@ -232,6 +232,10 @@ class Layer:
                    for kind in ("_parameters", "_buffers", "_modules"))):
             raise Unseen
         self._traced_kept[name] = value
+        if self._traced_manner.kept is not None:
+            from gnnaccel.adapters.pyg.propagate import kept_values  # needs this module
+
+            kept_values.settle(value)
 
     def _traced_refuses(self, *args: Any) -> Any:
         raise Unseen

@@ -69,8 +69,15 @@ def attention(self, h, row, col):
     return torch.zeros_like(h).index_add_(0, col, values.flatten(1))
 
 
+def by_all_edges(self, h, row, col):
+    messages = h[row] * h[col]
+    messages = messages - messages.mean(0)
+    weights = (messages.sum(-1, keepdim=True) - messages.sum(-1).max()).sigmoid()
+    return torch.zeros_like(h).index_add_(0, col, messages * weights)
+
+
 WAYS = [of_a_shape, of_the_shape_of_zeros, chosen_by_a_mask, used_before_it_is_added_to, largest,
-        least_of_neighbours, attention]
+        least_of_neighbours, attention, by_all_edges]
 
 
 class Layer(nn.Module):

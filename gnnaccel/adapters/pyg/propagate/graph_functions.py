@@ -101,6 +101,8 @@ class GraphFunctions(Steps):
             pass  # of values that have a row for each
         elif type(dim_size) is int and self.counts_results:
             self.sizes.add(dim_size)
+        elif type(dim_size) is int:  # of what goes on at the edges, which read no more rows
+            self.counts.append(dim_size)
         elif type(dim_size) is not Special or dim_size.counts != "i":
             raise Unseen
         return True

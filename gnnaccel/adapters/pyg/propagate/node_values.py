@@ -353,8 +353,7 @@ class NodeValue(Value):
             place, of_that_name = _ELSEWHERE[name]
             return getattr(other(place), of_that_name)(*args, **kwargs)
         of_two = name in ("max", "min") and len(args) == 2 and isinstance(args[1], Value)
-        if (name not in NAMES and name != "getitem" and not of_two) or (
-            kwargs.get("out") is not None):
+        if not (name in NAMES or name == "getitem" or of_two) or kwargs.get("out") is not None:
             raise Unseen
         # without a dimension, the result depends on the number of rows
         if name == "squeeze" and not (len(args) == 2 and type(args[1]) is int):

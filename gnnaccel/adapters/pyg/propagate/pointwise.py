@@ -33,6 +33,9 @@ _SAME = frozenset(("contiguous", "detach", "float", "to", "type_as", "long", "in
 _OF_ROWS = frozenset(("sum", "mean", "norm", "normalize", "layer_norm", "softmax", "embedding",
                       "std", "var", "amax", "amin", "logsumexp", "log_softmax", "softmin",
                       "cumsum"))
+#: which may also be taken over all edges
+_OF_ALL = frozenset(("sum", "mean", "norm", "std", "var", "amax", "amin", "max", "min",
+                     "logsumexp"))
 FEW = 4  # channels that may be summed where both ends meet, in the kernels
 WHOLE = object()  #: among the ``names`` of a `Leaf`: its rows are whole numbers, not floats
 TRUTH = object()  #: likewise: they are 1 where something is true, made of whole numbers
@@ -91,7 +94,8 @@ class Rows(Value):
             if not name:
                 return self
         result = self._operated(name, function, args, kwargs)
-        return result if torch.is_grad_enabled() else other("pieces").detached(result)
+        return result if torch.is_grad_enabled() or not isinstance(result, (Rows, tuple)) else (
+            other("pieces").detached(result))
 
     def _operated(self, name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
         args = tuple(one.alone() if isinstance(one, Rows) else one for one in args)
@@ -118,6 +122,10 @@ class Rows(Value):
             return _mapped([args[0]], name, function, args[1:], kwargs)
         if name in ("getitem", "index_select") and isinstance(args[0], Param):
             return other("channels").looked_up(function, *args, **kwargs)
+        if name in _OF_ALL:
+            found = other("totals").of_all(self, function, args, kwargs)
+            if found is not None:
+                return found
         if name in _PIECES:
             return tuple(map(self.sharing, other("pieces").several(self, function, args, kwargs)))
         if name in _OF_ROWS:
@@ -298,7 +306,7 @@ def tree_of(value: Any, meta: Tensor) -> Any:
         shape = (1,) * (meta.dim() - value.meta.dim()) + tuple(value.meta.shape)
         if shape[0] != 1 or not value.meta.is_floating_point():
             raise Unseen
-        return Leaf("p", value.make, shape[1:], frozenset(), value.roots, value)
+        return Leaf("p", value.make, shape[1:], value.names, value.roots, value)
     if type(value) in NUMBERS:
         return Number(float(value))
     if type(value) in (str, type(None)):

@@ -94,8 +94,9 @@ class Rows(Value):
             if not name:
                 return self
         result = self._operated(name, function, args, kwargs)
-        return result if torch.is_grad_enabled() or not isinstance(result, (Rows, tuple)) else (
-            other("pieces").detached(result))
+        if torch.is_grad_enabled() or result is self or not isinstance(result, (Rows, tuple)):
+            return result  # torch gives the tensor itself, too
+        return other("pieces").detached(result)
 
     def _operated(self, name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
         args = tuple(one.alone() if isinstance(one, Rows) else one for one in args)
@@ -261,7 +262,8 @@ class Deferred(Rows):
 
     def alone(self) -> Rows:
         if self._alone is None:
-            self._alone = self.sharing(self.joined())
+            with torch.enable_grad():  # others may ask for it, too
+                self._alone = self.sharing(self.joined())
         return self._alone
 
     @property

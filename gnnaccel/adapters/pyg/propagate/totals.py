@@ -20,6 +20,9 @@ from gnnaccel.adapters.pyg.propagate.specials import Special
 from gnnaccel.adapters.pyg.propagate.traced import Param, Value
 
 
+_REFUSES: Any = Special("")  # in place of where the largest numbers are
+
+
 def of_all(value: Rows, function: Callable, args: tuple, kwargs: dict) -> Any:
     """The result of an operation on ``value``, the first of ``args``, over all edges; None for one
     that leaves a row for each."""
@@ -43,5 +46,5 @@ def of_all(value: Rows, function: Callable, args: tuple, kwargs: dict) -> Any:
         return result[0] if isinstance(result, tuple) else result
 
     once = Once(make)
-    total = Param(lambda given: once(as_given(given)), meta, roots, names)
-    return Pair(total, Special("")) if isinstance(found, tuple) else total
+    total: Any = Param(lambda given: once(as_given(given)), meta, roots, names)
+    return Pair(total, _REFUSES) if isinstance(found, tuple) else total

@@ -153,7 +153,8 @@ for _operator in ("mul", "add", "sub", "truediv", "matmul", "pow"):
 def _call(name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
     name, kwargs = ALIASES.get(name, name), by_torchs_names(function, kwargs)
     if name in BESIDE:
-        return other("traced_cat").cat(*args, **(kwargs if "cat" in name else {**kwargs, "dim": 1}))
+        named = kwargs if "cat" in name else {**kwargs, "dim": 1}
+        return other("pieces").recorded(other("traced_cat").cat(*args, **named))
     if name == "stack":
         return other("piles").pile(*args, **kwargs)
     if name == "einsum":
@@ -229,11 +230,17 @@ class Param(Value):
             return other("tables").at_end(name, *args, **kwargs)
         if name not in _OF_PARAMETERS or name == "split" or counted((args, *kwargs.values())):
             raise Unseen
+        meta = shaped(function, args, kwargs)
+        if meta is self.meta:
+            return self  # as torch gives the tensor itself
         of = [a for a in (*args, *kwargs.values()) if isinstance(a, Param)]
-        roots, names = _made_of(of)
-        if name == "detach":
-            roots = tuple(map(make_without_gradient, roots))
-        return Param(maker(function, args, kwargs), shaped(function, args, kwargs), roots, names)
+        made = Param(maker(function, args, kwargs), meta, *_made_of(of))
+        return made.detached() if name == "detach" or not torch.is_grad_enabled() else made
+
+    def detached(self) -> Param:
+        """The same without gradients."""
+        return Param(make_without_gradient(self.make), self.meta,
+                     tuple(map(make_without_gradient, self.roots)), self.names)
 
     def beside(self, tensors: Any, dim: int) -> Any:
         if not all(isinstance(one, Param) for one in tensors):

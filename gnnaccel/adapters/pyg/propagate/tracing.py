@@ -215,7 +215,9 @@ def stand_in(parameter: inspect.Parameter, kwargs: dict, manner: Manner, layer: 
     end = name[-1] if name[-2:] in ("_i", "_j") and name[:-2] in kwargs else "e"
     key = name if end == "e" else name[:-2]
     if key not in kwargs:
-        return (default_of(layer._traced_layer, parameter) if end == "e" else _none(parameter)), ""
+        if end != "e" and parameter.default is not None:
+            raise Unseen
+        return default_of(layer._traced_layer, parameter), ""
     value = rows(kwargs, key, end) if end != "e" else kwargs[key]
     if end == "e" and value is edge_index is not None and manner.wholes:
         return special("edge_index", kwargs, lambda: layer.flow, edge_index,
@@ -238,13 +240,6 @@ def stand_in(parameter: inspect.Parameter, kwargs: dict, manner: Manner, layer: 
         return manner.rows(end, make, meta, key), end
     return _stand_in_of_stacks(manner, key, end, value,
                                _place(layer._traced_layer, value, end, edge_index)), end
-
-
-def _none(parameter: inspect.Parameter) -> None:
-    """What stands for features of nodes that are not given; Unseen where the default is another,
-    which the host does not take."""
-    if parameter.default is not None:
-        raise Unseen
 
 
 def _of_edges(value: Tensor, edge_index: Tensor | None) -> bool:

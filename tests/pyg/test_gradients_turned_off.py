@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from torch_geometric.nn import MessagePassing
 
+import gnnaccel
 from tests.pyg import graphs
 from tests.pyg.judge import close
 
@@ -55,6 +56,27 @@ class FirstWithout(Conv):
         return self.att(both) * x_j / length
 
 
+class Decorated(Conv):
+    """A method, and a function, under ``no_grad``."""
+
+    def message(self, x_i, x_j):
+        return self.gate(x_i, x_j) * self.lin(x_j) * squared(x_i) + self.other()
+
+    @torch.no_grad()
+    def gate(self, x_i, x_j):
+        return self.att(torch.cat([x_i, x_j], -1)).sigmoid()
+
+    @torch.no_grad
+    def other(self):
+        with torch.enable_grad():
+            return self.scale * 2
+
+
+@torch.no_grad()
+def squared(rows):
+    return rows.tanh() ** 2
+
+
 class AsItIs(Conv):
     """Nothing is made where torch gives the tensor itself."""
 
@@ -81,7 +103,7 @@ class OfNodes(nn.Module):
         return out * both + before
 
 
-CLASSES = [OfParameters, OfAMethod, SideBySide, FirstWithout, AsItIs, OfNodes]
+CLASSES = [OfParameters, OfAMethod, SideBySide, FirstWithout, Decorated, AsItIs, OfNodes]
 
 
 @pytest.mark.parametrize("cls", CLASSES)
@@ -102,3 +124,33 @@ def test_gradients(kernels, cls):
             assert [one is None for one in found] == [one is None for one in expected]
             for one, other in zip(found, expected):
                 assert one is None or close(one, other, 1e-4)
+
+
+class Enabled(Conv):
+    def message(self, x_i, x_j):
+        with torch.enable_grad():
+            return self.lin(x_i * x_j)
+
+
+def test_gradients_turned_on(emulated):
+    """Where the caller's are off, the host records what is inside all the same."""
+    layer, x, edges = Enabled(), graphs.features(), graphs.square()
+    for grad in (True, False, True):
+        with torch.set_grad_enabled(grad):
+            expected = layer(x, edges)
+            gnnaccel.reset_stats()
+            with emulated.on(on_fallback="native"):
+                found = layer(x, edges)
+        assert close(found, expected) and found.requires_grad is expected.requires_grad
+        assert gnnaccel.stats()["Enabled"]["routes"] == {"cuda" if grad else "native": 1}
+
+
+def test_a_decorated_method_is_replaced(emulated, monkeypatch):
+    layer, x, edges = Decorated(), graphs.features(), graphs.square()
+    with emulated.on():
+        before = layer(x, edges)
+    monkeypatch.setattr(Decorated, "gate", torch.no_grad()(lambda self, x_i, x_j: x_i - x_j))
+    expected = layer(x, edges)
+    assert not close(before, expected)
+    with emulated.on(on_fallback="native"):
+        assert close(layer(x, edges), expected)

@@ -41,6 +41,8 @@ WHOLE = object()  #: among the ``names`` of a `Leaf`: its rows are whole numbers
 TRUTH = object()  #: likewise: they are 1 where something is true, made of whole numbers
 #: methods that write the result of an operation over its first argument, of the same dtype
 IN_PLACE = {f"{name}_": name for name in OPERATIONS.keys() - TRUE | {"masked_fill"}}
+#: operations on whole numbers alone: with a remainder, others would jump
+_OF_WHOLE = ("mod", "remainder", "floordiv", "floor_divide")
 MAPS = frozenset(("linear", "matmul", "mm", "bmm"))
 _PIECES = ("chunk", "split", "unbind")
 _REPEATED, _TURNED = ("expand", "expand_as", "repeat"), ("transpose", "swapaxes", "permute", "t")
@@ -139,6 +141,10 @@ class Rows(Value):
             change = (other("pieces").piece if name == "getitem"
                       else Rows._expanded if name in _REPEATED else other("channels").turned)
             return self.sharing(change(self, function, args, kwargs))
+        if name in _OF_WHOLE and not self.meta.is_floating_point():
+            return other("whole_numbers").calculated(name, function, args, kwargs)
+        if name == "pow" and _is_power(args, kwargs):
+            return other("products").product(function, args, kwargs)
         if name not in OPERATIONS:
             raise Unseen
         return other("whole_numbers").calculated(name, function, args, kwargs)
@@ -214,6 +220,13 @@ class Rows(Value):
     __hash__ = None  # type: ignore[assignment]  # as it compares channel by channel
 
 
+def _is_power(args: tuple, kwargs: dict) -> bool:
+    """Whether floats are raised to powers that are no number, or a number is to theirs."""
+    return not kwargs and len(args) == 2 and not (
+        isinstance(args[0], Rows) and type(args[1]) in NUMBERS) and all(
+        [one.meta.is_floating_point() for one in args if isinstance(one, Value)])
+
+
 class Changed(Rows):
     """Rows that were changed in place, in the hands of whoever had them before."""
 
@@ -241,6 +254,8 @@ for _sign, _name in (("add", "add"), ("sub", "sub"), ("mul", "mul"), ("truediv",
     _overwriting(_sign, _name)
 
 for _name in ("gt", "lt", "ge", "le", "eq", "ne", "pow"):
+    _binary(_name, getattr(operator, _name))
+for _name in ("mod", "floordiv"):
     _binary(_name, getattr(operator, _name))
 _binary("logical_and", operator.and_)
 _binary("logical_or", operator.or_)

@@ -31,7 +31,7 @@ from gnnaccel.dispatch.generated.cut import make_without_gradient
 
 Make = Callable[[dict], Tensor]  # the rows of a call's arguments
 
-_OF_THREE = frozenset(("where", "lerp", "addcmul", "addcdiv"))
+_OF_THREE = frozenset(("where", "lerp", "addcmul", "addcdiv", "addmm", "baddbmm"))
 _OF_PARAMETERS = POINTWISE | {"getitem", "t", "split", "pow", "square", "sqrt", "softplus", "log",
                                "clamp", "softmax", "index_select", "transpose", "detach", "rsqrt",
                                "reciprocal", "maximum", "minimum", "clamp_min", "clamp_max",

@@ -24,7 +24,7 @@ from gnnaccel.adapters.pyg.propagate.graph_functions import GraphFunctions
 from gnnaccel.adapters.pyg.propagate.message import _named, codes
 from gnnaccel.adapters.pyg.propagate.node_values import NAMES as OF_NODES
 from gnnaccel.adapters.pyg.propagate.node_values import Given, NodeValue
-from gnnaccel.adapters.pyg.propagate.specials import Special
+from gnnaccel.adapters.pyg.propagate.specials import IDS, Special
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS
 from gnnaccel.adapters.pyg.propagate.traced import Make, Param
@@ -160,7 +160,7 @@ class Traced(GraphFunctions):
             if code is not function.__code__ and code.co_name not in naming.COMPREHENSIONS:
                 raise Unseen
             if naming.catches(code) or not naming.special_as_arguments(
-                code, self.proxy._traced_special):
+                code, self.proxy._traced_special - IDS):
                 raise Unseen
             if not named_attributes.names_known(code, self.layer, _NAMES, True,
                                                 function.__globals__):

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from gnnaccel.adapters.pyg.propagate import chosen, constants, devices, kinds, naming, pointwise
+from gnnaccel.adapters.pyg.propagate import (chosen, constants, contexts, devices, kinds,
+                                              naming, pointwise)
 from gnnaccel.adapters.pyg.propagate.expressed import default_dtype
 from gnnaccel.adapters.pyg.propagate.node_values import IN_NEW_MEMORY, NodeCount, NodeValue
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS, RowCount
@@ -325,4 +326,6 @@ class Torch(naming.Torch):
         found = super().__getattr__(name)
         if found is torch.Tensor:
             return kinds.TENSOR
+        if found is torch.enable_grad:
+            return contexts.EnableGrad
         return FUNCTIONS.get(found, found) if type(found) is types.BuiltinFunctionType else found

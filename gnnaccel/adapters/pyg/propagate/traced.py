@@ -35,6 +35,7 @@ _OF_THREE = frozenset(("where", "lerp", "addcmul", "addcdiv", "addmm", "baddbmm"
 _OF_PARAMETERS = POINTWISE | {"getitem", "t", "split", "pow", "square", "sqrt", "softplus", "log",
                                "clamp", "softmax", "index_select", "transpose", "detach", "rsqrt",
                                "reciprocal", "maximum", "minimum", "clamp_min", "clamp_max",
+                               "einsum",
                                *MOVES}
 
 

@@ -161,3 +161,21 @@ def test_numbers_of_nodes_that_a_message_is_given(emulated):
     both(emulated, layer, torch.randn(graphs.N + 4, graphs.F), edges, graphs.N + 4)
     with pytest.raises((RuntimeError, IndexError)), emulated.on(on_fallback="native"):
         layer(x, edges, 5)
+
+
+class OfNodes(Conv):
+    """An aggregate may be given rows of nodes, of which a number is another than of edges."""
+
+    def message(self, x_i, x_j):
+        return (x_i * x_j).tanh()
+
+    def aggregate(self, inputs, index, edge_attr, ptr=None, dim_size=None):
+        largest = torch.relu(edge_attr * 2 + 0.1).exp().max()
+        return scatter(inputs, index, 0, dim_size, "sum") * largest / edge_attr.norm()
+
+
+@pytest.mark.parametrize("rows", [graphs.N, graphs.E])
+def test_arguments_of_an_aggregate_are_not_followed(emulated, rows):
+    layer, x, edges = OfNodes(), graphs.features(), graphs.square()
+    both(emulated, layer, x, edges, graphs.edge_features(rows, 4), on_fallback="native")
+    assert routes(layer) == {"native": 1}

@@ -17,7 +17,8 @@ from torch import Tensor
 from gnnaccel.adapters.pyg.propagate import bounded, channels, conditions, constants, devices
 from gnnaccel.adapters.pyg.propagate.expressed import KIND, notes
 from gnnaccel.adapters.pyg.propagate.pieces import recorded
-from gnnaccel.adapters.pyg.propagate.pointwise import MAPS, TRUTH, WHOLE, Rows, whole
+from gnnaccel.adapters.pyg.propagate.pointwise import (MAPS, NODES_TOO, TRUTH, WHOLE, Rows,
+                                                       whole)
 from gnnaccel.adapters.pyg.propagate.products import product
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS, RowCount
 from gnnaccel.adapters.pyg.propagate.specials import DEVICE
@@ -312,7 +313,7 @@ def answered(mask: Rows, of: str) -> bool:
     whether there is something that is no number, as expected."""
     tree = mask.alone().tree
     if channels.ends(mask) == {"e"} and all(
-        type(one) is str or one is WHOLE or one is TRUTH for leaf in leaves(tree)
+        type(one) is str or one in (WHOLE, TRUTH, NODES_TOO) for leaf in leaves(tree)
         for one in leaf.names):
         rows, answer = Rows(tree, mask.meta), None
     elif not notes().effects and _is_of_numbers(tree, of):

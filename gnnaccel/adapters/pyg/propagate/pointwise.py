@@ -38,6 +38,7 @@ _OF_ALL = frozenset(("sum", "mean", "norm", "std", "var", "amax", "amin", "max",
                      "logsumexp"))
 FEW = 4  # channels that may be summed where both ends meet, in the kernels
 WHOLE = object()  #: among the ``names`` of a `Leaf`: its rows are whole numbers, not floats
+NODES_TOO = object()  #: likewise: they may have a row for each node in place of each edge
 TRUTH = object()  #: likewise: they are 1 where something is true, made of whole numbers
 #: methods that write the result of an operation over its first argument, of the same dtype
 IN_PLACE = {f"{name}_": name for name in OPERATIONS.keys() - TRUE | {"masked_fill"}}

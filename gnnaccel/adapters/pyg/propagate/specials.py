@@ -132,7 +132,7 @@ def _operating(name: str, reflected: bool) -> None:
         setattr(Special, f"__r{name}__", lambda self, other: _of_ids(function, other, self))
 
 
-for _name in ("add", "sub", "mul", "truediv"):
+for _name in ("add", "sub", "mul", "truediv", "floordiv"):
     _operating(_name, True)
 for _name in ("eq", "ne", "lt", "le", "ge"):
     _operating(_name, False)

@@ -11,13 +11,14 @@ from typing import Any
 from torch import Tensor, is_grad_enabled
 
 from gnnaccel.adapters.pyg.propagate import channels, pieces
-from gnnaccel.adapters.pyg.propagate.expressed import Once
+from gnnaccel.adapters.pyg.propagate.expressed import AtEdges, Once, Softmax, notes
 from gnnaccel.adapters.pyg.propagate.nodes_read import as_given
-from gnnaccel.adapters.pyg.propagate.pointwise import Rows, about, whole
+from gnnaccel.adapters.pyg.propagate.pointwise import NODES_TOO, Rows, about, whole
 from gnnaccel.adapters.pyg.propagate.products import Pair
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS
 from gnnaccel.adapters.pyg.propagate.specials import Special
 from gnnaccel.adapters.pyg.propagate.traced import Param, Value
+from gnnaccel.dispatch.generated.tree import Tree, leaves
 
 
 _REFUSES: Any = Special("")  # in place of where the largest numbers are
@@ -25,7 +26,7 @@ _REFUSES: Any = Special("")  # in place of where the largest numbers are
 
 def of_all(value: Rows, function: Callable, args: tuple, kwargs: dict) -> Any:
     """The result of an operation on ``value``, the first of ``args``, over all edges; None for one
-    that leaves a row for each."""
+    that leaves a row for each, and where there may be other rows than all edges'."""
     rest = args[1:]
     if args[0] is not value or not value.meta.is_floating_point() or any(
         isinstance(one, Value) for one in (*rest, *kwargs.values())):
@@ -36,6 +37,8 @@ def of_all(value: Rows, function: Callable, args: tuple, kwargs: dict) -> Any:
         return None
     meta = found[0] if isinstance(found, tuple) else found
     if not isinstance(meta, Tensor) or ROWS in meta.shape or meta.dtype != value.meta.dtype:
+        return None
+    if notes().arguments is None or _may_be_of_nodes(value.alone().tree):
         return None
     rows = channels.at_edges(value if is_grad_enabled() else pieces.detached(value))
     tree, tail = rows.tree, rows.meta.shape[1:]
@@ -48,3 +51,12 @@ def of_all(value: Rows, function: Callable, args: tuple, kwargs: dict) -> Any:
     once = Once(make)
     total: Any = Param(lambda given: once(as_given(given)), meta, roots, names)
     return Pair(total, _REFUSES) if isinstance(found, tuple) else total
+
+
+def _may_be_of_nodes(tree: Tree) -> bool:
+    """Whether rows are made of what an ``aggregate`` is given, which may be rows of nodes."""
+    for leaf in leaves(tree):
+        before = [one for one in leaf.names if isinstance(one, (AtEdges, Softmax))]
+        if NODES_TOO in leaf.names or any([_may_be_of_nodes(one.tree) for one in before]):
+            return True
+    return False

@@ -29,6 +29,7 @@ from gnnaccel.adapters.pyg.propagate.standins import Unseen
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS
 from gnnaccel.adapters.pyg.propagate.traced import Make, Param
 from gnnaccel.adapters.pyg.propagate.traced_layer import Layer
+from gnnaccel.dispatch.generated.tree import leaves
 
 _NAMES = generated.OF_MESSAGES | OF_NODES | zero_rows.NAMES | {"aggregate", "aggr_module"}
 _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "STORE_ATTR")
@@ -88,7 +89,11 @@ def _handed_on(sent: Any, kwargs: dict, before: dict[str, Any]) -> Any:
 
 def _rows(end: str, make: Make, meta: Tensor, name: str) -> pointwise.Rows:
     stand_in = pointwise.rows(end, make, meta, name)
-    return Given(stand_in, make, name) if end == "e" else stand_in
+    if end != "e":
+        return stand_in
+    leaf = leaves(stand_in.tree)[0]
+    leaf.names = leaf.names | {pointwise.NODES_TOO}
+    return Given(stand_in, make, name)
 
 
 _OF_AGGREGATE = tracing.Manner(_NAMES, generated.prepared, _rows, lambda out, layer: None, True,

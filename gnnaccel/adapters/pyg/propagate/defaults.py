@@ -59,5 +59,7 @@ def _written(cls: type[Any], name: str) -> Any:
 def _stored(code: types.CodeType) -> dict[str, Any]:
     """The constants that a function gives to its variables."""
     steps = list(dis.get_instructions(code))
-    return {after.argval: step.argval for step, after in zip(steps, steps[1:])
-            if step.opname == "LOAD_CONST" and after.opname == "STORE_FAST"}
+    # some instructions of Python 3.13 write one variable and read another
+    return {after.argval if type(after.argval) is str else after.argval[0]: step.argval
+            for step, after in zip(steps, steps[1:])
+            if step.opname == "LOAD_CONST" and after.opname.startswith("STORE_FAST")}

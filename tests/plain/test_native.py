@@ -100,12 +100,6 @@ class OverNodes(Base):
         return super().forward(x - x.mean(0), edge_index)
 
 
-class OverEdges(Base):
-    def forward(self, x, edge_index):
-        messages = x[edge_index[0]]
-        return self.summed(x, edge_index, messages - messages.mean(0))
-
-
 class NodeDropout(Base):
     def forward(self, x, edge_index):
         x = nn.functional.dropout(x, 0.5, self.training)
@@ -150,7 +144,7 @@ class Overwrites(Base):
 
 
 NATIVE = [Counts, Keeps, Logs, Prints, WritesBuffer, Branches, Catches, OtherEdges, Loops,
-          OverNodes, OverEdges, NodeDropout, Random, BatchNormed, Slices, Overwrites]
+          OverNodes, NodeDropout, Random, BatchNormed, Slices, Overwrites]
 
 
 @pytest.fixture

@@ -177,7 +177,6 @@ out = scatter(inputs, index, 0, dim_size)\nreturn out + torch.rand(out.shape).to
 out = scatter(inputs, index, 0, dim_size)\nreturn F.dropout(out, 0.5, True)
 try:\n    return scatter(inputs, index, 0, dim_size)\nexcept ValueError:\n    return inputs
 return scatter(inputs.cumsum(0), index, 0, dim_size)
-return scatter(inputs - inputs.mean(0), index, 0, dim_size)
 return scatter(inputs.flip(0), index, 0, dim_size)
 out = scatter(inputs, index, 0, dim_size)\nreturn torch.add(out, 1.0, out=out)
 """.strip().split("\n")

@@ -62,6 +62,23 @@ class Diagonal(Message):
         return torch.einsum("edd,ef->ef", (x_i * x_j)[:, :9].reshape(-1, 3, 3), x_j)
 
 
+class OfBases(Message):
+    """Weights that are sums of bases, which parameters alone make."""
+
+    def __init__(self):
+        super().__init__()
+        self.bases = nn.Parameter(torch.randn(2, WIDTH, WIDTH) / 3)
+        self.shares = nn.Parameter(torch.randn(3, 2))
+
+    def message(self, x_i, x_j):
+        weights = torch.einsum("rb,bio->rio", self.shares, self.bases)
+        return x_i @ weights[0] + (x_j @ weights[1]) * torch.einsum("io->o", weights[2])
+
+
+def test_parameters_alone(kernels):
+    compare(kernels, OfBases(), *arguments(OfBases)[:2])
+
+
 class OverEdges(Message):
     def message(self, x_i, x_j):
         return torch.einsum("ei,fi->ei", x_i, x_j)

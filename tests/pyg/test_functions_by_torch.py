@@ -102,7 +102,31 @@ class Rms(Message):
         return self.norm(x_j - x_i) * self.plain(x_j.view(-1, 3, 4)).flatten(1)
 
 
-TAKEN = [Angles, CrossProducts, Sorted, SideBySide, Weights, Cell, CellOfEdges, Modules]
+class Powers(Message):
+    """Powers that are parameters, or rows."""
+
+    def __init__(self, aggr="add"):
+        super().__init__(aggr)
+        self.power, self.powers = nn.Parameter(torch.tensor(1.7)), nn.Parameter(
+            torch.rand(WIDTH) + 1)
+
+    def message(self, x_i, x_j):
+        rows = (x_j.abs() + 0.1) ** self.power + torch.pow((x_i - x_j).abs() + 0.1, self.powers)
+        return rows + 1.5 ** (x_i * x_j).tanh() + self.power ** x_j.sigmoid()
+
+
+class Groups(Message):
+    def __init__(self, aggr="add"):
+        super().__init__(aggr)
+        self.norm, self.maps = nn.GroupNorm(3, WIDTH), nn.Parameter(torch.randn(WIDTH, 2, 2))
+
+    def message(self, x_i, x_j):
+        rows = self.norm(x_i * x_j) + F.group_norm(x_j, 2)
+        left, right = rows.view(-1, 3, 4), x_j.view(-1, 4, 3)
+        return torch.baddbmm(x_i[:, :9].view(-1, 3, 3), left, right).tanh().flatten(1)
+
+
+TAKEN = [Powers, Groups, Angles, CrossProducts, Sorted, SideBySide, Weights, Cell, CellOfEdges, Modules]
 TAKEN += [Rms] if hasattr(nn, "RMSNorm") else []
 
 
@@ -147,6 +171,36 @@ def test_options_of_modules_may_become_others(emulated):
     with emulated.on(on_fallback="native"):
         got = layer(x, ei)
     assert close(got, layer(x, ei))
+
+
+def test_a_group_norm_may_become_another(emulated, monkeypatch):
+    x, ei, _ = arguments(Message)
+    layer = Groups()
+    both(emulated, layer, x, ei)
+    layer.norm.num_groups, layer.norm.eps = 4, 0.3
+    both(emulated, layer, x, ei)
+    with torch.no_grad():
+        layer.norm.weight.mul_(3)
+    both(emulated, layer, x, ei)
+    monkeypatch.setattr(nn.GroupNorm, "forward", lambda self, x: x * 2)
+    both(emulated, layer, x, ei, on_fallback="native")
+
+
+def test_powers_of_what_is_not_positive(emulated):
+    """A whole power of a negative number, and of zero, is one."""
+    layer, (x, ei, _) = PowersOfSigns(), arguments(Message)
+    x[:, 0] = 0
+    both(emulated, layer, x, ei)
+    compare(emulated, layer, x, ei)
+
+
+class PowersOfSigns(Message):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("power", torch.tensor(3.0))
+
+    def message(self, x_j):
+        return x_j ** self.power
 
 
 class ByName(Message):
@@ -220,11 +274,6 @@ class RepeatedEdges(Message):
         return torch.repeat_interleave(x_j, 2, dim=0)[::2]
 
 
-class OneMaximum(Message):
-    def message(self, x_j):
-        return x_j / x_j.max()
-
-
 class ConvolvedEdges(Message):
     """Edges are the positions of one signal."""
 
@@ -237,7 +286,7 @@ class ConvolvedEdges(Message):
 
 
 @pytest.mark.parametrize("cls", [AlongEdges, Rolled, SortedEdges, PaddedEdges, RepeatedEdges,
-                                 OneMaximum, ConvolvedEdges])
+                                 ConvolvedEdges])
 def test_what_stays_native(emulated, cls):
     stays_native(emulated, cls())
 

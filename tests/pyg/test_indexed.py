@@ -381,7 +381,6 @@ def itself(x):
 
 
 NATIVE = r"""
-return torch.tanh(x_j - x_i) if index is None else torch.relu(x_j - x_i)
 row, col = edge_index\nreturn torch.tanh(x_j - x_i) * (2.0 if row == col else 1.0)
 row, col = edge_index\nreturn torch.tanh(x_j - x_i) * col.view(-1, 1)
 self.fns.append(torch.relu)\nreturn torch.tanh(x_j - x_i)
@@ -391,7 +390,6 @@ deg = degree(edge_index[0])\nreturn torch.tanh(x_j - x_i) * deg.sum()
 total = scatter(x_j.tanh() - x_i, index, 0)\nreturn total[edge_index[0]] * x_j
 total = scatter(x_j.tanh() - x_i, index, 0)\nflat = total.view(-1)\ntotal += 1\nreturn total[index] * x_j
 total = scatter(x_j.tanh() - x_i, index, 1, x_j.shape[0])\nreturn x_j.tanh() - x_i
-with torch.enable_grad():\n    return torch.tanh(x_j - x_i)
 """.strip().split("\n")
 
 

@@ -80,13 +80,13 @@ class AttendingRenamed(Conv):
 
 
 @pytest.mark.parametrize("cls", [NoCount, NoneCount, HandedOn, Attending, AttendingOnOneLine,
-                                 AttendingRenamed])
+                                 AttendingRenamed, WithDefault])
 def test_messages_that_ask_whether_nodes_are_counted(emulated, cls):
-    """They are, where features of nodes are given."""
+    """They are, where features of nodes are given; and their ids are always there."""
     compare(emulated, cls(), graphs.features(), graphs.square())
 
 
-@pytest.mark.parametrize("cls", [EqualToNone, WithDefault, Sized])
+@pytest.mark.parametrize("cls", [EqualToNone, Sized])
 def test_messages_that_ask_what_they_were_passed(emulated, cls):
     """No stand-in can answer that: the branch for None was the one that ran, or not."""
     layer, x, ei = cls(), graphs.features(), graphs.square()

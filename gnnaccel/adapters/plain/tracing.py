@@ -18,7 +18,8 @@ from torch import Tensor
 
 from gnnaccel.adapters.plain.arguments import COUNT, EDGES, NODES, ONE, Given
 from gnnaccel.adapters.pyg.propagate import (aggregates, generated, guarded, kept_values,
-                                              node_values, pointwise, reduced, tracing, zero_rows)
+                                              node_values, pieces, pointwise, reduced, tracing,
+                                              zero_rows)
 from gnnaccel.adapters.pyg.propagate.expressed import Once, following
 from gnnaccel.adapters.pyg.propagate.graph_functions import GraphFunctions
 from gnnaccel.adapters.pyg.propagate.node_values import NodeCount, NodeValue
@@ -87,13 +88,14 @@ class Forward(GraphFunctions):
         if key not in self._picked:
             name = self._given.get(value.at)
             if name is None:
-                self._picked[key] = reduced.at_end(value, end)
+                with torch.enable_grad():  # it is kept, for where gradients are on
+                    self._picked[key] = reduced.at_end(value, end)
             else:
                 rows = pointwise.rows(end, node_rows(itemgetter(name), end), value.meta,
                                       f"nodes.{name}")
                 self._picked[key] = self.gathered[name, end] = rows
         rows = self._picked[key]
-        return pointwise.Rows(rows.tree, rows.meta)
+        return pieces.recorded(pointwise.Rows(rows.tree, rows.meta))
 
     def scatter(self, src: Any, index: Any, dim: Any = 0, dim_size: Any = None,
                 reduce: Any = "sum") -> Any:

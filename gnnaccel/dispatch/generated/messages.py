@@ -25,6 +25,8 @@ from gnnaccel.dispatch.run.autograd import wants_grad
 _TARGETS = {"j": "u", "i": "v", "e": "e", "p": "p"}
 EXTREMA, WRITTEN = generated.EXTREMA, generated.WRITTEN
 REDUCES = ("sum", "mean", *EXTREMA)
+#: reductions of messages that are written for each edge
+MOMENTS = ("var", "std")
 #: softmax over the edges that enter a node ("i"), or that leave one ("j")
 SOFTMAX = {"i": "softmax", "j": "softmax by source"}
 SOFTMAXES = frozenset(SOFTMAX.values())
@@ -258,9 +260,11 @@ def key(more: Generated, of: str) -> tuple:
 
 
 def run(graph: OpGraph, reduce: str, more: Generated) -> Any:
-    """[num_dst, *out]: one of `REDUCES` of the messages, by kernels; a list of sums or means where
-    the expression has several messages. The largest and smallest have no linear map in the end, and
-    just sums are weighted."""
+    """[num_dst, *out]: one of `REDUCES` or of `MOMENTS` of the messages, by kernels; a list of sums
+    or means where the expression has several messages. The largest and smallest have no linear map
+    in the end, and just sums are weighted."""
+    if reduce in MOMENTS:
+        return _moment(graph, reduce, more)
     if more.expression.others:
         return list(operations.GeneratedSums(graph, reduce, more).apply(*more.inputs))
     kind: type[operations.Reduced] = (operations.GeneratedExtremum if reduce in EXTREMA
@@ -275,6 +279,15 @@ def run(graph: OpGraph, reduce: str, more: Generated) -> Any:
         return out
     # each message brings the bias, and a mean has it where there is a message
     return torch.addr(out, _messages(graph.view(), reduce == "mean"), more.bias)
+
+
+def _moment(graph: OpGraph, reduce: str, more: Generated) -> Tensor:
+    from gnnaccel.dispatch.ops import multi_reduce  # which needs this module
+
+    rows = at_edges(graph, more._replace(weight=None, bias=None), False)
+    if more.weight is not None:
+        rows = F.linear(rows, more.weight, more.bias)
+    return multi_reduce.run(graph, rows, (reduce,), of_edges=True).view(-1, *more.out)
 
 
 def _messages(view: GraphView, mean: bool) -> Tensor:

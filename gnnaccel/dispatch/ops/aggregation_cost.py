@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gnnaccel.dispatch.generated.messages import Generated
+from gnnaccel.dispatch.generated.messages import MOMENTS, Generated
 from gnnaccel.dispatch.graph import ledger
 from gnnaccel.dispatch.graph.edge_arrays import csc_of
 from gnnaccel.dispatch.ops.aggregation import Aggregation
@@ -100,8 +100,10 @@ def _on_cuda(graph: OpGraph, aggregation: Aggregation, mode: str) -> Estimate:
     if copied:
         launches += rates.get("copied", _NO_COPIES)[mode]
     if type(aggregation.more) is Generated:
-        launches += _besides(aggregation.more, mode)
         more = aggregation.more
+        if aggregation.reduce in MOMENTS:  # of rows that are written
+            more = more._replace(before=(*more.before, (more, "rows")))
+        launches += _besides(more, mode)
         made = (graph.num_edges * (more.written + rows * more.edge_kinds)
                 + graph.num_src * rows * more.kinds)
         written = made * rates["generated"]["written"][mode] / kernels["native_bandwidth"]

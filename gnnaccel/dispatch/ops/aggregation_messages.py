@@ -137,6 +137,8 @@ class _Generated:
     @staticmethod
     def kernel(graph: OpGraph, given: _OfGenerated) -> Kernel | Reason:
         reduce, more = given.reduce, given.more
+        if type(reduce) is str and reduce in generated.MOMENTS:
+            return _moment(graph, given)
         if type(reduce) is not str or reduce not in generated.REDUCES:
             return reason("GA208", f"{aggregation.named(reduce)} of generated messages")
         if more.expression.score is not None and reduce != "sum":
@@ -152,6 +154,30 @@ class _Generated:
     @staticmethod
     def run(graph: OpGraph, given: _OfGenerated) -> Tensor:
         return generated.run(graph, given.reduce, given.more)  # type: ignore[arg-type]  # named
+
+
+def _moment(graph: OpGraph, given: _OfGenerated) -> Kernel | Reason:
+    """Kernel of a variance, or a deviation, of generated messages: these are written for each edge
+    by one, and reduced by another."""
+    from gnnaccel.dispatch.ops import multi_reduce
+
+    more, reduce = given.more, given.reduce
+    if more.expression.score is not None or more.expression.others:
+        return reason("GA208", f"{aggregation.named(reduce)} of messages that a softmax weights")
+    grad = wants_grad(*more.all_inputs)
+    stand_in = given.x.new_empty(()).expand(graph.num_edges, *more.out)
+    way = multi_reduce.multi_reduce(graph, stand_in, (reduce,),  # type: ignore[arg-type]  # named
+                                    of_edges=True).kernel
+    if type(way) is not Kernel:
+        return way
+
+    def compile_() -> None:
+        generated.prepare(more, "rows", grad)
+        way.compile()
+
+    return Kernel(f"generated message kernel ({reduce} of {more})",
+                  (generated.key(more, "rows"), way.key), compile_,
+                  lambda: _Generated.run(graph, given))
 
 
 _PARTS: dict[type, type[_Part]] = {Shifted: _Split, Rectified: _Rectified, Gated: _Gated,

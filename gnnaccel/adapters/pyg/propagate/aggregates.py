@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters.guards import context_reason
-from gnnaccel.adapters.pyg.propagate import (channels, generated, kept_values, own_aggregations,
+from gnnaccel.adapters.pyg.propagate import (channels, generated, guarded, kept_values,
+                                              own_aggregations,
                                              pointwise, reading, tracing)
 from gnnaccel.adapters.pyg.propagate.expressed import Once, notes
 from gnnaccel.adapters.pyg.propagate.joined import joined
-from gnnaccel.adapters.pyg.propagate.node_values import NodeValue
+from gnnaccel.adapters.pyg.propagate.node_values import NodeCount, NodeValue
 from gnnaccel.adapters.pyg.propagate.standins import Form, Unseen
 from gnnaccel.adapters.pyg.propagate.stock import Aggregate
 from gnnaccel.adapters.pyg.propagate.traced_aggregates import Traced, aggregated
@@ -224,7 +225,7 @@ def result_of(value: Any) -> Any:
         return {key: result_of(one) for key, one in value.items()}
     if isinstance(value, pointwise.Rows):
         return kept_values.given_back(value)
-    if value is None or type(value) is NodeValue or isinstance(value, Once):
+    if type(value) in (*guarded.PLAIN, NodeValue, NodeCount) or isinstance(value, Once):
         return value
     raise Unseen
 

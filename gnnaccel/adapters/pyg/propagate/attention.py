@@ -137,7 +137,7 @@ class OwnAttention:
         trace, known = self.found, self.known
         reduces = reductions.of(layer, known)
         why = (guards.context_reason() or reading.layer_reason(layer, known, reduces)
-               or reading._update_reason(known, args[0], kwargs))
+               or reading._update_reason(layer, known, args[0], kwargs))
         if why is not None:
             return why
         if reduces != ("sum",) or known.aggregate is not None:

@@ -16,7 +16,9 @@ from torch import Tensor
 
 from gnnaccel.adapters.pyg.propagate import bounded, channels, conditions, constants, devices
 from gnnaccel.adapters.pyg.propagate.expressed import KIND, notes
-from gnnaccel.adapters.pyg.propagate.pointwise import MAPS, TRUTH, WHOLE, Rows, whole
+from gnnaccel.adapters.pyg.propagate.pieces import recorded
+from gnnaccel.adapters.pyg.propagate.pointwise import (MAPS, NODES_TOO, TRUTH, WHOLE, Rows,
+                                                       whole)
 from gnnaccel.adapters.pyg.propagate.products import product
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS, RowCount
 from gnnaccel.adapters.pyg.propagate.specials import DEVICE
@@ -63,8 +65,8 @@ def _piece_of_each(rows: Rows, at: Any = None, *rest: Any) -> Rows:
         [one is not Ellipsis and one != slice(None) for one in rest]) or (
         len(rest) > rows.meta.dim() - 2):
         raise Unseen
-    return product(lambda rows, at: rows[torch.arange(len(rows), device=rows.device), at],
-                   (rows.alone(), at.alone()))
+    return recorded(product(lambda rows, at: rows[torch.arange(len(rows), device=rows.device), at],
+                            (rows.alone(), at.alone())))
 
 
 class Chosen(Value):
@@ -168,7 +170,7 @@ def _inner(value: Any) -> Any:
 
 def chosen(value: Rows, mask: Rows) -> Chosen:
     """``value[mask]``."""
-    if mask.meta.dim() != 1:
+    if mask.meta.dim() != 1 or not torch.is_grad_enabled():
         raise Unseen
     bounded.hold_rows(value)
     return Chosen(Rows(value.alone().tree, value.meta), Rows(mask.alone().tree, mask.meta))
@@ -311,7 +313,7 @@ def answered(mask: Rows, of: str) -> bool:
     whether there is something that is no number, as expected."""
     tree = mask.alone().tree
     if channels.ends(mask) == {"e"} and all(
-        type(one) is str or one is WHOLE or one is TRUTH for leaf in leaves(tree)
+        type(one) is str or one in (WHOLE, TRUTH, NODES_TOO) for leaf in leaves(tree)
         for one in leaf.names):
         rows, answer = Rows(tree, mask.meta), None
     elif not notes().effects and _is_of_numbers(tree, of):

@@ -124,6 +124,11 @@ def addmm(input: Any, mat1: Any, mat2: Any) -> Any:
     return torch.mm(mat1, mat2) + input
 
 
+def baddbmm(input: Any, batch1: Any, batch2: Any) -> Any:
+    """`torch.baddbmm` without factors."""
+    return torch.bmm(batch1, batch2) + input
+
+
 def inner(input: Any, other: Any) -> Any:
     """`torch.inner` with a matrix that the layer holds, or a vector."""
     if not isinstance(other, Param):

@@ -32,8 +32,9 @@ def einsum(equation: Any, *operands: Any) -> Any:
     if not out or len(terms) != len(operands) or not (out + "".join(terms)).isalpha() or any(
         axis not in input_axes for axis in out):
         raise Unseen
-    if all(isinstance(one, Param) for one in operands) or any(
-        not _has_rows_first(one, term, out[0]) for one, term in zip(operands, terms)):
+    if all(isinstance(one, Param) for one in operands):
+        return operands[0].operate("einsum", torch.einsum, (equation, *operands), {})
+    if any(not _has_rows_first(one, term, out[0]) for one, term in zip(operands, terms)):
         raise Unseen
     summed = [axis for axis in input_axes if axis not in out]
     axes = out + "".join(summed)

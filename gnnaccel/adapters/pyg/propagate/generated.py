@@ -43,7 +43,8 @@ OF_MESSAGES = NAMES | function_names.NAMES | {
     "indices",  # of what sorts
     "scatter", "scatter_add", "scatter_sum", "scatter_mean", "scatter_max",
     "scatter_min", "scatter_softmax", "utils", "degree",
-    "index_select", "rearrange", "no_grad", "dtype", "device", "items", "keys", "values", "get",
+    "index_select", "rearrange", "no_grad", "enable_grad", "dtype", "device", "items", "keys",
+    "values", "get",
     "numel", "bmm", "repeat", "stack", "zeros", "max", "item",
     "arange", "linspace", "logspace", "eye", "full", "tensor", "cpu", "cuda", "numpy", "tolist",
     "ones", "new_ones", "new_zeros", "zeros_like", "ones_like", "einsum", "any", "all", "nonzero",

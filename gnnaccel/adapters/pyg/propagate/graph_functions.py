@@ -101,6 +101,8 @@ class GraphFunctions(Steps):
             pass  # of values that have a row for each
         elif type(dim_size) is int and self.counts_results:
             self.sizes.add(dim_size)
+        elif type(dim_size) is int:  # of what goes on at the edges, which read no more rows
+            self.counts.append(dim_size)
         elif type(dim_size) is not Special or dim_size.counts != "i":
             raise Unseen
         return True
@@ -157,6 +159,14 @@ class GraphFunctions(Steps):
     def into(self, number: float, src: Any, index: Any, dim: Any, count: Any, reduce: str,
              with_number: bool) -> Any:
         """torch's ``scatter_reduce`` into ``count`` rows that are a ``number``."""
+        least = -math.inf if reduce == "amax" else math.inf
+        if not _is_torch_scatters() and (not with_number or number == least):
+            found = self.scatter(src, index, dim, count, reduce)
+            args = found, _along(index, dim), count
+            result = self.made(functools.partial(_elsewhere, number), args, {}, found.meta)
+            result.rows, result.alone = found.rows, True
+            return result
+
         def function(rows: Tensor, index: Tensor, dim: int, out: Any, size: int) -> Tensor:
             places = index.view(-1, *[1] * (rows.dim() - 1)).expand_as(rows)
             return rows.new_full((size, *rows.shape[1:]), number).scatter_reduce(
@@ -291,6 +301,12 @@ def _sums(value: float, like: Tensor, index: Tensor, count: int | None) -> Tenso
     """The sums of as many rows of one number as ``index`` has, in the form of ``like``."""
     rows = torch.full((len(index), *like.shape[1:]), value, dtype=like.dtype, device=index.device)
     return _added(rows, index, count)
+
+
+def _elsewhere(number: float, values: Tensor, index: Tensor, count: int) -> Tensor:
+    """Values per node, and a ``number`` for nodes that no edge enters."""
+    without = index.new_ones(count, dtype=torch.bool).index_fill(0, index, False)
+    return values.masked_fill(without.view(-1, *[1] * (values.dim() - 1)), number)
 
 
 def _added(rows: Tensor, index: Tensor, count: int | None) -> Tensor:

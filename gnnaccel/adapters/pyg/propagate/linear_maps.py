@@ -18,7 +18,8 @@ from gnnaccel.adapters.pyg.propagate.pieces import viewed
 from gnnaccel.adapters.pyg.propagate.pointwise import Deferred, Rows, about, hold, whole
 from gnnaccel.adapters.pyg.propagate.products import product
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
-from gnnaccel.adapters.pyg.propagate.traced import Make, Param, applied, checked_bias
+from gnnaccel.adapters.pyg.propagate.traced import Make, Param, applied
+from gnnaccel.adapters.pyg.propagate.traced_bias import checked_bias
 from gnnaccel.cuda import segment_backward
 from gnnaccel.cuda.activation import Activation
 from gnnaccel.dispatch.generated.tree import (Call, Leaf, Number, Tree, computed, expression,

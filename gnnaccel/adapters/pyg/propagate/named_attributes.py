@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from gnnaccel.adapters import own
-from gnnaccel.adapters.pyg.propagate import naming
+from gnnaccel.adapters.pyg.propagate import members, naming
 from gnnaccel.adapters.pyg.propagate.message import codes
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 
@@ -56,7 +56,7 @@ class _Code:
             return of_layer
         return (of_layer or name in self.names and _is_torchs(name)
                 or self.method and naming.attribute(self.layer, name) is not Unseen
-                or self._of_module(at) or self._of_held(at))
+                or self._of_module(at) or self._of_held(at) or self._of_enum(at))
 
     def _is_layer(self, at: int) -> bool:
         """Whether the step gives the first argument of a method, which is the layer."""
@@ -107,6 +107,24 @@ class _Code:
             if not (isinstance(held, nn.Module) or naming.is_record(held)):
                 return False
         return True
+
+
+    def _of_enum(self, at: int) -> bool:
+        """Whether the step names a member of an `Enum`, or what such a member may be asked for."""
+        first, path = self._path(at)
+        path, layers = [*path, self.steps[at].argval], first >= 0 and self._is_layer(first)
+        held = self.layer if layers else self._global(self.steps[max(first, 0)])
+        if naming.is_users_module(held) and path:
+            held = vars(held).get(path.pop(0))
+        if members.is_class(held) and path:
+            held = held.__members__.get(path.pop(0))
+            if not path:
+                return held is not None
+        while path[1:] and not members.is_member(held):
+            held = naming.attribute(held, path.pop(0))
+        # None and others in its place do not have it: a branch that is not taken may ask
+        return path[:1] == path and path[0] in members.ASKED and (
+            members.is_member(held) or type(held) in (type(None), str, int))
 
 
 def _is_torchs(name: str) -> bool:

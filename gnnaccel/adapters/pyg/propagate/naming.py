@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import builtins
 import dis
+import enum
 import inspect
 import math
 import sys
@@ -233,7 +234,8 @@ def is_record(value: Any) -> bool:
     """Whether it is an object of a class of Python's or the user's own that has attributes as any
     object has them, such as an `argparse.Namespace` or a dataclass."""
     cls = type(value)
-    return not (isinstance(value, (nn.Module, Tensor, type, types.ModuleType)) or callable(value)
+    return not (isinstance(value, (nn.Module, Tensor, type, types.ModuleType, enum.Enum))
+                or callable(value)
                 or cls.__module__ == "builtins" or finds_by_code(cls)
                 or cls.__module__.partition(".")[0] in ("torch", "torch_geometric")
                 or not isinstance(getattr(value, "__dict__", None), dict))

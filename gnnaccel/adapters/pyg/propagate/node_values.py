@@ -32,11 +32,12 @@ NAMES = frozenset((*OPERATIONS, *VIEWS, "clone", "detach", "float", "to", "type_
                    "sum", "mean", "norm", "normalize", "linear", "matmul", "mm", "nan_to_num",
                    "layer_norm"))
 #: what makes numbers in memory of their own, which may be written over
-_IN_NEW_MEMORY = OPERATIONS.keys() | {"clone", "sum", "mean", "norm", "linear", "matmul", "mm",
+IN_NEW_MEMORY = OPERATIONS.keys() | {"clone", "sum", "mean", "norm", "linear", "matmul", "mm",
                                       "nan_to_num", "layer_norm"}
 _ELSEWHERE = {"index_select": ("reduced", "index_select"), "gather": ("reduced", "along"),
-              "zeros_like": ("zero_rows", "zeros_like"), "dropout": ("channels", "dropout"),
-              **{name: ("node_pieces", name) for name in ("chunk", "split", "unbind")}}
+              "dropout": ("channels", "dropout"),
+              **{name: ("node_pieces", name) for name in ("chunk", "split", "unbind")},
+              **{name: ("zero_rows", name) for name in ("zeros_like", "ones_like", "full_like")}}
 _PLAIN = (*NUMBERS, str, type(None), torch.dtype)
 
 
@@ -351,8 +352,8 @@ class NodeValue(Value):
         if name in _ELSEWHERE:
             place, of_that_name = _ELSEWHERE[name]
             return getattr(other(place), of_that_name)(*args, **kwargs)
-        if (name not in NAMES and name != "getitem") or (
-            kwargs.get("out") is not None):
+        of_two = name in ("max", "min") and len(args) == 2 and isinstance(args[1], Value)
+        if not (name in NAMES or name == "getitem" or of_two) or kwargs.get("out") is not None:
             raise Unseen
         # without a dimension, the result depends on the number of rows
         if name == "squeeze" and not (len(args) == 2 and type(args[1]) is int):
@@ -360,7 +361,7 @@ class NodeValue(Value):
         if name == "normalize" and self._over_rows(*args[1:], *kwargs.values()):
             raise Unseen
         result = self.steps.made(function, args, kwargs, applied(function, args, kwargs))
-        result.alone = name in _IN_NEW_MEMORY
+        result.alone = of_two or name in IN_NEW_MEMORY
         if not result.alone:
             for one in (*args, *kwargs.values()):
                 if type(one) is NodeValue:

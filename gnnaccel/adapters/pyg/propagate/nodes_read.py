@@ -27,6 +27,7 @@ class OfRead(CallArguments):
 
     def __init__(self, arguments: CallArguments):
         super().__init__(arguments, arguments.graph, arguments.layer)
+        self.of_call = arguments
         self.grad = arguments.grad
         self._kept: dict[tuple[int, str, int], Tensor] = {}
         self._unread: dict[str, tuple[Tensor, Tensor] | None] = {}
@@ -68,6 +69,11 @@ def of_read(given: Any, roots: Iterable[Make], picks: bool = False) -> Any:
     if given.read is None:
         given.read = OfRead(given)
     return given.read
+
+
+def as_given(given: Any) -> Any:
+    """The arguments of a call as they were given, which those of `of_read` are made of."""
+    return given.of_call if type(given) is OfRead else given
 
 
 def are_copies(given: Any, end: str) -> bool:

@@ -14,7 +14,7 @@ from gnnaccel.adapters.pyg.propagate.expressed import Once, numbered, reshaped
 from gnnaccel.adapters.pyg.propagate.pointwise import Rows
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
-from gnnaccel.adapters.pyg.propagate.traced import Make, applied
+from gnnaccel.adapters.pyg.propagate.traced import Make, Param, applied
 from gnnaccel.dispatch.generated.cut import without_gradient
 from gnnaccel.dispatch.generated.operations import Pieces
 from gnnaccel.dispatch.generated.tree import Leaf, Tail, mapped
@@ -61,7 +61,19 @@ def detached(value: Any) -> Any:
     return Rows(mapped(value.tree, _still), value.meta)
 
 
+def recorded(value: Any) -> Any:
+    """``value`` as autograd records it where it was made: without gradients, where these are
+    off."""
+    if torch.is_grad_enabled():
+        return value
+    if isinstance(value, Param):
+        return value.detached()
+    return detached(value) if isinstance(value, Rows) else value  # which sees to it by itself
+
+
 def _still(leaf: Leaf) -> Leaf:
+    if not isinstance(leaf.base, Leaf):  # of a parameter
+        return without_gradient(leaf, None)
     base = leaf.pieces.get("still")
     if base is None:
         base = leaf.pieces["still"] = without_gradient(leaf.base, None)

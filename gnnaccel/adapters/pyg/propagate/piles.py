@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters.pyg.propagate.channels import _dim
+from gnnaccel.adapters.pyg.propagate.pieces import recorded
 from gnnaccel.adapters.pyg.propagate.pointwise import NAMES, Rows, hold
 from gnnaccel.adapters.pyg.propagate.pointwise_calls import OPERATIONS
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
@@ -21,6 +22,7 @@ def pile(parts: Any, dim: int = 0) -> Any:
     """Stand-in for ``torch.stack``: of channels they are side by side."""
     if not all(isinstance(part, Rows) for part in parts):
         raise Unseen
+    parts = [recorded(part) for part in parts]
     if dim in (-1, parts[0].meta.dim()):
         return torch.cat([part.unsqueeze(-1) for part in parts], -1)
     return Pile(parts, dim)

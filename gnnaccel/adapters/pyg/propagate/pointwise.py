@@ -33,11 +33,17 @@ _SAME = frozenset(("contiguous", "detach", "float", "to", "type_as", "long", "in
 _OF_ROWS = frozenset(("sum", "mean", "norm", "normalize", "layer_norm", "softmax", "embedding",
                       "std", "var", "amax", "amin", "logsumexp", "log_softmax", "softmin",
                       "cumsum"))
+#: which may also be taken over all edges
+_OF_ALL = frozenset(("sum", "mean", "norm", "std", "var", "amax", "amin", "max", "min",
+                     "logsumexp"))
 FEW = 4  # channels that may be summed where both ends meet, in the kernels
 WHOLE = object()  #: among the ``names`` of a `Leaf`: its rows are whole numbers, not floats
+NODES_TOO = object()  #: likewise: they may have a row for each node in place of each edge
 TRUTH = object()  #: likewise: they are 1 where something is true, made of whole numbers
 #: methods that write the result of an operation over its first argument, of the same dtype
 IN_PLACE = {f"{name}_": name for name in OPERATIONS.keys() - TRUE | {"masked_fill"}}
+#: operations on whole numbers alone: with a remainder, others would jump
+_OF_WHOLE = ("mod", "remainder", "floordiv", "floor_divide")
 MAPS = frozenset(("linear", "matmul", "mm", "bmm"))
 _PIECES = ("chunk", "split", "unbind")
 _REPEATED, _TURNED = ("expand", "expand_as", "repeat"), ("transpose", "swapaxes", "permute", "t")
@@ -91,7 +97,9 @@ class Rows(Value):
             if not name:
                 return self
         result = self._operated(name, function, args, kwargs)
-        return result if torch.is_grad_enabled() else other("pieces").detached(result)
+        if torch.is_grad_enabled() or result is self or not isinstance(result, (Rows, tuple)):
+            return result  # torch gives the tensor itself, too
+        return other("pieces").detached(result)
 
     def _operated(self, name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
         args = tuple(one.alone() if isinstance(one, Rows) else one for one in args)
@@ -118,6 +126,10 @@ class Rows(Value):
             return _mapped([args[0]], name, function, args[1:], kwargs)
         if name in ("getitem", "index_select") and isinstance(args[0], Param):
             return other("channels").looked_up(function, *args, **kwargs)
+        if name in _OF_ALL:
+            found = other("totals").of_all(self, function, args, kwargs)
+            if found is not None:
+                return found
         if name in _PIECES:
             return tuple(map(self.sharing, other("pieces").several(self, function, args, kwargs)))
         if name in _OF_ROWS:
@@ -130,6 +142,10 @@ class Rows(Value):
             change = (other("pieces").piece if name == "getitem"
                       else Rows._expanded if name in _REPEATED else other("channels").turned)
             return self.sharing(change(self, function, args, kwargs))
+        if name in _OF_WHOLE and not self.meta.is_floating_point():
+            return other("whole_numbers").calculated(name, function, args, kwargs)
+        if name == "pow" and _is_power(args, kwargs):
+            return other("products").product(function, args, kwargs)
         if name not in OPERATIONS:
             raise Unseen
         return other("whole_numbers").calculated(name, function, args, kwargs)
@@ -205,6 +221,13 @@ class Rows(Value):
     __hash__ = None  # type: ignore[assignment]  # as it compares channel by channel
 
 
+def _is_power(args: tuple, kwargs: dict) -> bool:
+    """Whether floats are raised to powers that are no number, or a number is to theirs."""
+    return not kwargs and len(args) == 2 and not (
+        isinstance(args[0], Rows) and type(args[1]) in NUMBERS) and all(
+        [one.meta.is_floating_point() for one in args if isinstance(one, Value)])
+
+
 class Changed(Rows):
     """Rows that were changed in place, in the hands of whoever had them before."""
 
@@ -233,6 +256,8 @@ for _sign, _name in (("add", "add"), ("sub", "sub"), ("mul", "mul"), ("truediv",
 
 for _name in ("gt", "lt", "ge", "le", "eq", "ne", "pow"):
     _binary(_name, getattr(operator, _name))
+for _name in ("mod", "floordiv"):
+    _binary(_name, getattr(operator, _name))
 _binary("logical_and", operator.and_)
 _binary("logical_or", operator.or_)
 
@@ -253,7 +278,8 @@ class Deferred(Rows):
 
     def alone(self) -> Rows:
         if self._alone is None:
-            self._alone = self.sharing(self.joined())
+            with torch.enable_grad():  # others may ask for it, too
+                self._alone = self.sharing(self.joined())
         return self._alone
 
     @property
@@ -298,7 +324,7 @@ def tree_of(value: Any, meta: Tensor) -> Any:
         shape = (1,) * (meta.dim() - value.meta.dim()) + tuple(value.meta.shape)
         if shape[0] != 1 or not value.meta.is_floating_point():
             raise Unseen
-        return Leaf("p", value.make, shape[1:], frozenset(), value.roots, value)
+        return Leaf("p", value.make, shape[1:], value.names, value.roots, value)
     if type(value) in NUMBERS:
         return Number(float(value))
     if type(value) in (str, type(None)):

@@ -41,6 +41,8 @@ def by_torch(name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
         raise Unseen
     if name == "rms_norm":
         return _rms_norm(function, *args, **kwargs)
+    if name == "group_norm":
+        return _group_norm(function, *args, **kwargs)
     return product(function, args, kwargs)
 
 
@@ -49,6 +51,16 @@ def _rms_norm(function: Callable, rows: Any, shape: Any, weight: Any = None,
     if weight is None:
         return product(lambda t: function(t, shape, None, eps), (rows,))
     return product(lambda t, weight: function(t, shape, weight, eps), (rows, weight))
+
+
+def _group_norm(function: Callable, rows: Any, groups: Any, weight: Any = None, bias: Any = None,
+                eps: float = 1e-5) -> Rows:
+    if (weight is None) is not (bias is None):
+        raise Unseen
+    if weight is None:
+        return product(lambda t: function(t, groups, None, None, eps), (rows,))
+    return product(lambda t, weight, bias: function(t, groups, weight, bias, eps),
+                   (rows, weight, bias))
 
 
 def repeated(function: Callable, args: tuple, kwargs: dict) -> Rows:

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from gnnaccel.adapters.own import GATHERS, MESSAGE_PASSING, Path, home, is_method
 from gnnaccel.adapters.pyg import edges, guards
-from gnnaccel.adapters.pyg.propagate import adjacency, message, node_counts, reductions, stock
+from gnnaccel.adapters.pyg.propagate import (adjacency, defaults, message, node_counts,
+                                              reductions, stock)
 from gnnaccel.adapters.pyg.propagate.node_counts import TENSORS as TENSORS
 from gnnaccel.dispatch.graph.edge_arrays import EdgeArrays
 from gnnaccel.dispatch.ops import aggregation
@@ -226,7 +227,7 @@ def read_as(form: message.Form, layer: Any, edge_index: Any, kwargs: dict, known
 
     reduces = reductions.of(layer, known)
     why = (guards.context_reason() or layer_reason(layer, known, reduces)
-           or _update_reason(known, edge_index, kwargs))
+           or _update_reason(layer, known, edge_index, kwargs))
     if why is not None:
         return why
     if form.of_edges:
@@ -315,11 +316,11 @@ def layer_reason(layer: Any, known: Known, reduces: tuple[Reduce, ...]) -> Reaso
                   f"{type(module).__name__ if known.aggregate is None else layer.aggregators}")
 
 
-def _update_reason(known: Known, edge_index: Any, kwargs: dict) -> Reason | None:
+def _update_reason(layer: Any, known: Known, edge_index: Any, kwargs: dict) -> Reason | None:
     given = {*kwargs, "edge_index"} if type(edge_index) is Tensor else kwargs
-    missing = ", ".join(name for name in known.update if name not in given)
-    return (None if not missing else
-            reason("GA211", f"update takes {missing}, which propagate was not given"))
+    missing = tuple([name for name in known.update if name not in given])
+    return (None if not missing or defaults.are_given(layer, known.functions[2], missing) else
+            reason("GA211", f"update takes {', '.join(missing)}, which propagate was not given"))
 
 
 def _edges(layer: Any, known: Known, edge_index: Any, num_src: int, num_dst: int,
@@ -348,5 +349,6 @@ def finished(layer: Any, known: Known, moved: bool, out: Any, kwargs: dict, edge
         out = out.movedim(0, layer.node_dim).contiguous()
     if not known.updates:
         return out
-    given = {name: edges if name == "edge_index" else kwargs[name] for name in known.update}
+    given = {name: edges if name == "edge_index" else kwargs[name] for name in known.update
+             if name in kwargs or name == "edge_index"}
     return layer.update(out, **given)

@@ -4,6 +4,7 @@ They may be handed to functions that stand in, and taken apart.
 """
 from __future__ import annotations
 
+import operator
 from functools import partial
 from typing import Any
 
@@ -22,8 +23,12 @@ COUNTS = {"dim_size": "i", "size_i": "i", "size_j": "j"}
 UP_TO_LAST = "up to the last "
 #: what turns the list of edges
 _TURNS = ("t", "T", "mT", "permute", "transpose", "swapaxes")
+#: methods of ids as numbers
+_OF_IDS = ("float", "to", "abs", "clamp", "eq", "ne", "lt", "le", "gt", "ge", "sub", "add", "mul")
 #: arguments that are never None
 NEVER_NONE = frozenset((*_INDEX, "edge_index", "size"))
+#: of these, those that are ids: numbers to calculate with
+IDS = NEVER_NONE - {"size"}
 
 
 class Special(Refuses):
@@ -62,6 +67,8 @@ class Special(Refuses):
             return _sizes(self)
         if name == "device" and _is_index(self):
             return DEVICE
+        if name in _OF_IDS and self.end:
+            return getattr(other("tables").ids_of(self), name)
         raise Unseen
 
     def __getitem__(self, place: Any) -> Any:
@@ -89,19 +96,46 @@ class Special(Refuses):
             raise Unseen
         return other("tables").ids_of(self, lambda ids: ids % number)
 
+    def __abs__(self) -> Any:
+        return abs(other("tables").ids_of(self))
+
     def _refuses(self, *args: Any) -> Any:
         raise Unseen
 
-    def __gt__(self, other: Any) -> bool:
-        """Whether there are nodes: no call over none is traced as far as its ``aggregate``."""
+    def __gt__(self, other: Any) -> Any:
+        """Whether there are nodes: no call over none is traced as far as its ``aggregate``. Of ids
+        which are larger."""
+        if self.end:
+            return _of_ids(operator.gt, self, other)
         return (type(other) is int and other == 0 and self.counts == "i"
                 and self.functions is not None and self.functions.counts_results
                 ) or self._refuses()
 
-    __eq__ = __ne__ = __lt__ = __le__ = __ge__ = _refuses
     __str__ = __format__ = __repr__ = _refuses
     __len__ = __contains__ = __index__ = __int__ = __float__ = _refuses
     __hash__ = object.__hash__
+
+
+def _of_ids(function: Any, left: Any, right: Any) -> Any:
+    """An operation on the ids at an end of the edges, as whole numbers of these."""
+    if not all(type(one) in (int, float) or isinstance(one, Special) and one.end
+               or hasattr(one, "tree") for one in (left, right)):
+        raise Unseen
+    return function(*[other("tables").ids_of(one) if isinstance(one, Special) else one
+                      for one in (left, right)])
+
+
+def _operating(name: str, reflected: bool) -> None:
+    function = getattr(operator, name)
+    setattr(Special, f"__{name}__", lambda self, other: _of_ids(function, self, other))
+    if reflected:
+        setattr(Special, f"__r{name}__", lambda self, other: _of_ids(function, other, self))
+
+
+for _name in ("add", "sub", "mul", "truediv", "floordiv"):
+    _operating(_name, True)
+for _name in ("eq", "ne", "lt", "le", "ge"):
+    _operating(_name, False)
 
 
 class Turned(Special):

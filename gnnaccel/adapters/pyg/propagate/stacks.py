@@ -43,7 +43,7 @@ class Stacked(Value):
     rank = 12
 
     def __init__(self, rows: Rows, meta: Tensor):
-        self.rows, self.meta, self.place = rows, meta, _place(meta)
+        self.rows, self.meta, self.place = pieces.recorded(rows), meta, _place(meta)
         if tuple(rows.meta.shape[1:]) != _tail(meta) or rows.meta.dtype != meta.dtype:
             raise Unseen
 

@@ -97,4 +97,4 @@ def for_edges(row: Param, sizes: tuple) -> pointwise.Rows:
         tuple(row.meta.shape) not in (tail, (1, *tail))):
         raise Unseen
     meta = row.meta.new_empty(ROWS, *tail)
-    return pointwise.Rows(pointwise.tree_of(row, meta), meta)
+    return pieces.recorded(pointwise.Rows(pointwise.tree_of(row, meta), meta))

@@ -15,7 +15,6 @@ from operator import attrgetter
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from gnnaccel.adapters.pyg.propagate.devices import MOVES, still
@@ -28,12 +27,16 @@ from gnnaccel.adapters.pyg.propagate.later import other
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS, counted
 from gnnaccel.adapters.pyg.propagate.specials import DEVICE, Special
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
+from gnnaccel.dispatch.generated.cut import make_without_gradient
 
 Make = Callable[[dict], Tensor]  # the rows of a call's arguments
 
-_OF_THREE = frozenset(("where", "lerp", "addcmul", "addcdiv"))
+_OF_THREE = frozenset(("where", "lerp", "addcmul", "addcdiv", "addmm", "baddbmm"))
 _OF_PARAMETERS = POINTWISE | {"getitem", "t", "split", "pow", "square", "sqrt", "softplus", "log",
-                               "clamp", "softmax", "index_select", "transpose", *MOVES}
+                               "clamp", "softmax", "index_select", "transpose", "detach", "rsqrt",
+                               "reciprocal", "maximum", "minimum", "clamp_min", "clamp_max",
+                               "einsum",
+                               *MOVES}
 
 
 def meta_of(value: Any) -> Any:
@@ -151,7 +154,8 @@ for _operator in ("mul", "add", "sub", "truediv", "matmul", "pow"):
 def _call(name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
     name, kwargs = ALIASES.get(name, name), by_torchs_names(function, kwargs)
     if name in BESIDE:
-        return other("traced_cat").cat(*args, **(kwargs if "cat" in name else {**kwargs, "dim": 1}))
+        named = kwargs if "cat" in name else {**kwargs, "dim": 1}
+        return other("pieces").recorded(other("traced_cat").cat(*args, **named))
     if name == "stack":
         return other("piles").pile(*args, **kwargs)
     if name == "einsum":
@@ -179,12 +183,14 @@ def _overwritten(function: Callable, args: tuple, kwargs: dict) -> Any:
 
 class Param(Value):
     """A tensor that the layer holds, or something made of such alone; ``make`` computes it, anew in
-    each call, since its numbers change; ``roots``: what it is made of, likewise."""
+    each call, since its numbers change; ``roots``: what it is made of, likewise; ``names``: as of a
+    `Leaf`, where that is rows of the edges."""
 
     rank = 0
 
-    def __init__(self, make: Make, meta: Tensor, roots: tuple[Make, ...] = ()):
-        self.make, self.meta, self.roots = make, meta, roots
+    def __init__(self, make: Make, meta: Tensor, roots: tuple[Make, ...] = (),
+                 names: frozenset[Any] = frozenset()):
+        self.make, self.meta, self.roots, self.names = make, meta, roots, names
 
     @property
     def T(self) -> Any:
@@ -225,9 +231,17 @@ class Param(Value):
             return other("tables").at_end(name, *args, **kwargs)
         if name not in _OF_PARAMETERS or name == "split" or counted((args, *kwargs.values())):
             raise Unseen
-        roots = tuple(root for a in (*args, *kwargs.values()) if isinstance(a, Param)
-                      for root in a.roots)
-        return Param(maker(function, args, kwargs), shaped(function, args, kwargs), roots)
+        meta = shaped(function, args, kwargs)
+        if meta is self.meta:
+            return self  # as torch gives the tensor itself
+        of = [a for a in (*args, *kwargs.values()) if isinstance(a, Param)]
+        made = Param(maker(function, args, kwargs), meta, *_made_of(of))
+        return made.detached() if name == "detach" or not torch.is_grad_enabled() else made
+
+    def detached(self) -> Param:
+        """The same without gradients."""
+        return Param(make_without_gradient(self.make), self.meta,
+                     tuple(map(make_without_gradient, self.roots)), self.names)
 
     def beside(self, tensors: Any, dim: int) -> Any:
         if not all(isinstance(one, Param) for one in tensors):
@@ -237,7 +251,13 @@ class Param(Value):
             return torch.cat([one.make(given) for one in tensors], dim)
 
         return Param(make, shaped(torch.cat, ([one.meta for one in tensors], dim), {}),
-                     tuple(root for one in tensors for root in one.roots))
+                     *_made_of(tensors))
+
+
+def _made_of(tensors: Any) -> tuple[tuple[Make, ...], frozenset[Any]]:
+    """The ``roots`` and the ``names`` of a `Param` that is made of several."""
+    return (tuple([root for one in tensors for root in one.roots]),
+            frozenset().union(*[one.names for one in tensors]))
 
 
 class Node(Value):
@@ -344,7 +364,7 @@ class Ends(Value):
             slope = 0.0 if name == "relu" else _slope(args[1:], kwargs)
             return Bent(self, slope)
         if name == "linear":
-            return _of_linear(self, args, kwargs)
+            return other("traced_bias").of_linear(self, args, kwargs)
         if name in LINEAR or name == "getitem":
             function, args = with_first(function, self, args)
             return self.mapped(function, args, kwargs)
@@ -373,28 +393,3 @@ def _slope(args: tuple, kwargs: dict) -> float:
     if type(slope) not in (int, float) or slope < 0:
         raise Unseen
     return float(slope)
-
-
-def _of_linear(ends: Ends, args: tuple, kwargs: dict) -> Ends:
-    """A linear map of a sum: its bias is added once."""
-    weight, bias = (*args[1:], *kwargs.values(), None)[:2]
-    mapped = ends.mapped(F.linear, (weight,), {})
-    return mapped if bias is None else _biased(mapped, checked_bias(weight, bias, mapped.meta))
-
-
-def checked_bias(weight: Any, bias: Any, out: Tensor) -> Any:
-    """The bias of a linear map with result ``out``, to be added apart; Unseen where torch refuses
-    one of its shape or dtype in the map, which it does not on the meta device."""
-    if isinstance(weight, Param) and isinstance(bias, Param):
-        shape = bias.meta.shape
-        if (bias.meta.dtype != weight.meta.dtype or len(shape) > out.dim()
-            or any(b not in (1, o) for b, o in zip(reversed(shape), reversed(out.shape)))):
-            raise Unseen
-    return bias
-
-
-def _biased(ends: Ends, bias: Any) -> Ends:
-    """A sum, to one part of which ``bias`` is added."""
-    first, parts = next(iter(ends.parts)), dict(ends.parts)
-    parts[first] = _call("add", operator.add, (parts[first], bias), {})
-    return Ends(parts, ends.once)

@@ -24,11 +24,12 @@ from gnnaccel.adapters.pyg.propagate.graph_functions import GraphFunctions
 from gnnaccel.adapters.pyg.propagate.message import _named, codes
 from gnnaccel.adapters.pyg.propagate.node_values import NAMES as OF_NODES
 from gnnaccel.adapters.pyg.propagate.node_values import Given, NodeValue
-from gnnaccel.adapters.pyg.propagate.specials import Special
+from gnnaccel.adapters.pyg.propagate.specials import IDS, Special
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS
 from gnnaccel.adapters.pyg.propagate.traced import Make, Param
 from gnnaccel.adapters.pyg.propagate.traced_layer import Layer
+from gnnaccel.dispatch.generated.tree import leaves
 
 _NAMES = generated.OF_MESSAGES | OF_NODES | zero_rows.NAMES | {"aggregate", "aggr_module"}
 _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "STORE_ATTR")
@@ -88,7 +89,11 @@ def _handed_on(sent: Any, kwargs: dict, before: dict[str, Any]) -> Any:
 
 def _rows(end: str, make: Make, meta: Tensor, name: str) -> pointwise.Rows:
     stand_in = pointwise.rows(end, make, meta, name)
-    return Given(stand_in, make, name) if end == "e" else stand_in
+    if end != "e":
+        return stand_in
+    leaf = leaves(stand_in.tree)[0]
+    leaf.names = leaf.names | {pointwise.NODES_TOO}
+    return Given(stand_in, make, name)
 
 
 _OF_AGGREGATE = tracing.Manner(_NAMES, generated.prepared, _rows, lambda out, layer: None, True,
@@ -160,7 +165,7 @@ class Traced(GraphFunctions):
             if code is not function.__code__ and code.co_name not in naming.COMPREHENSIONS:
                 raise Unseen
             if naming.catches(code) or not naming.special_as_arguments(
-                code, self.proxy._traced_special):
+                code, self.proxy._traced_special - IDS):
                 raise Unseen
             if not named_attributes.names_known(code, self.layer, _NAMES, True,
                                                 function.__globals__):

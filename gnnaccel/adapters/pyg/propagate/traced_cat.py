@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
-from gnnaccel.adapters.pyg.propagate.traced import (Ends, Node, Param, Value, _biased, _call,
-                                                    checked_bias, with_first)
+from gnnaccel.adapters.pyg.propagate.traced import (Ends, Node, Param, Value, _call, with_first)
+from gnnaccel.adapters.pyg.propagate.traced_bias import biased, checked_bias
 
 
 class Cat(Value):
@@ -31,8 +31,8 @@ class Cat(Value):
         if name == "linear":
             weight, bias = (*args[1:], *kwargs.values(), None)[:2]
             ends = self._added("linear", F.linear, zip(self._cut(weight, -1)), {})
-            return ends if bias is None else _biased(ends,
-                                                       checked_bias(weight, bias, ends.meta))
+            return ends if bias is None else biased(ends,
+                                                      checked_bias(weight, bias, ends.meta))
         function, rest = with_first(function, self, args)
         if name == "mul" and isinstance(rest[0], Param):
             return Cat([_call("mul", operator.mul, (part, w), {})

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from torch.jit import ScriptFunction
 
 from gnnaccel.adapters import own
-from gnnaccel.adapters.pyg.propagate import (guarded, named_attributes, naming, reading, supers,
-                                              untold)
+from gnnaccel.adapters.pyg.propagate import (contexts, guarded, members, named_attributes, naming,
+                                              reading, supers, untold)
 from gnnaccel.adapters.pyg.propagate.guarded import PLAIN
 from gnnaccel.adapters.pyg.propagate.message import SPECIAL, _named, codes
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS
-from gnnaccel.adapters.pyg.propagate.specials import COUNTS, NEVER_NONE, Special
+from gnnaccel.adapters.pyg.propagate.specials import COUNTS, IDS, NEVER_NONE, Special
 from gnnaccel.adapters.pyg.propagate.standins import NUMBERS, Unseen
 from gnnaccel.adapters.pyg.propagate.traced_modules import module_of, parameter
 from gnnaccel.adapters.pyg.propagate.traced_records import Record
@@ -77,7 +77,7 @@ class Layer:
 
     def _traced_shown(self, value: Any, place: tuple | None = None) -> Any:
         """Stand-in for a value; ``place``: where it is on the layer, if it is there."""
-        if type(value) in PLAIN:
+        if type(value) in PLAIN or members.is_member(value):
             return value
         stand_ins = self._traced_stand_ins
         if id(value) not in stand_ins:  # what has several names is the same under each
@@ -166,25 +166,27 @@ class Layer:
     # --- functions --------------------------------------------------------------------------------
 
     def _traced_method(self, function: Any) -> Callable:
-        function = own.original(function)
+        function, context = contexts.inside(own.original(function))
         ready = self._traced_ready(function, True)
 
         def method(*args: Any, **kwargs: Any) -> Any:
             _check_told(function, (self, *args), kwargs, self._traced_special)
-            return ready(self, *args, **kwargs)
+            with context():
+                return ready(self, *args, **kwargs)
 
         return untold.Function(method)
 
     def _traced_function(self, function: types.FunctionType) -> Callable:
         """A function of the user's own, looked at when it is called."""
-        function = _uncompiled(function)
+        function, context = contexts.inside(_uncompiled(function))
         if own.home(function) in ("torch", "torch_geometric", "torch_scatter"):
             raise Unseen
 
         def called(*args: Any, **kwargs: Any) -> Any:
             ready = self._traced_ready(function, False)
             _check_told(function, args, kwargs, self._traced_special)
-            return ready(*args, **kwargs)
+            with context():
+                return ready(*args, **kwargs)
 
         return untold.Function(called)
 
@@ -214,6 +216,9 @@ class Layer:
         followed, or stands for itself."""
         if naming.is_users_module(value) and self._traced_functions is not None:
             return _Module(value, self)
+        if members.is_class(value) or members.is_member(value):
+            self._traced_watched.append((place, name, guarded.seen(value)))
+            return members.Members(value) if members.is_class(value) else value
         if type(value) in (*_FOLLOWED, *guarded.HOLDS_OTHERS) or naming.is_record(value):
             if not self._traced_manner.methods:
                 return None
@@ -339,7 +344,8 @@ def runnable(function: Any, layer: Any, manner: Manner, proxy: Layer, told: bool
     if type(function) is not types.FunctionType or naming.catches(function.__code__):
         return None
     # `_check_told` looks at the arguments of other functions
-    asked = proxy._traced_special - (set(inspect.signature(function).parameters) if told else set())
+    asked = proxy._traced_special - IDS - (
+        set(inspect.signature(function).parameters) if told else set())
     if layer is not None and not naming.special_as_arguments(function.__code__, asked):
         return None
     own_layer = None if layer is None else proxy._traced_layer

@@ -55,6 +55,9 @@ ACTIVATIONS: dict[type, Callable[..., Any]] = {
     nn.LayerNorm: lambda module, x: F.layer_norm(
         x, module.normalized_shape, *(None if t is None else parameter(t) for t in  # type: ignore
                                       (module.weight, module.bias)), module.eps),
+    nn.GroupNorm: lambda module, x: F.group_norm(
+        x, module.num_groups, *_held(module, "weight", "bias"),  # type: ignore[call-arg]  # two
+        module.eps),
     nn.BatchNorm1d: lambda module, x: _through(module, x),
     nn.Embedding: lambda module, x: F.embedding(
         x, parameter(module.weight), module.padding_idx,  # type: ignore[arg-type]  # stand-ins
@@ -78,7 +81,7 @@ _CALLED = ("linear", "leaky_relu", "relu", "dropout", "elu", "silu", "gelu", "so
            "layer_norm", "batch_norm", "embedding", "prelu", "selu", "celu", "hardtanh", "mish",
            "hardsigmoid", "hardswish", "logsigmoid", "softsign", "tanhshrink",
            "softmax", "log_softmax", "glu", "hardshrink", "softshrink", "threshold", "bilinear",
-           "conv1d", *_NEWER)
+           "conv1d", "group_norm", *_NEWER)
 
 
 def _held(module: nn.Module, *names: str) -> list[Any]:
@@ -196,7 +199,7 @@ def functions() -> tuple:
             F.layer_norm, F.batch_norm, F.embedding, F.prelu, F.selu, F.celu, F.hardtanh, F.mish,
             F.hardsigmoid, F.hardswish, F.logsigmoid, F.softsign, F.tanhshrink, F.softmax,
             F.log_softmax, F.glu, F.hardshrink, F.softshrink, F.threshold, F.bilinear,
-            F.conv1d, *((F.rms_norm,) if _NEWER else ()), torch.sigmoid, torch.tanh)
+            F.conv1d, F.group_norm, *((F.rms_norm,) if _NEWER else ()), torch.sigmoid, torch.tanh)
 
 
 #: attributes of a module itself where it does not run its class's code on its parameters

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from gnnaccel.adapters.guards import context_reason
 from gnnaccel.adapters.pyg.propagate import conditions, devices, guarded, reading
+from gnnaccel.adapters.pyg.propagate.defaults import default_of
 from gnnaccel.adapters.pyg.propagate.expressed import Effect, following
 from gnnaccel.adapters.pyg.propagate.message import SPECIAL
 from gnnaccel.adapters.pyg.propagate.nodes_read import argument
@@ -214,9 +215,9 @@ def stand_in(parameter: inspect.Parameter, kwargs: dict, manner: Manner, layer: 
     end = name[-1] if name[-2:] in ("_i", "_j") and name[:-2] in kwargs else "e"
     key = name if end == "e" else name[:-2]
     if key not in kwargs:
-        if parameter.default is None:
-            return None, ""
-        raise Unseen
+        if end != "e" and parameter.default is not None:
+            raise Unseen
+        return default_of(layer._traced_layer, parameter), ""
     value = rows(kwargs, key, end) if end != "e" else kwargs[key]
     if end == "e" and value is edge_index is not None and manner.wholes:
         return special("edge_index", kwargs, lambda: layer.flow, edge_index,

@@ -5,56 +5,100 @@ not.
 from __future__ import annotations
 
 import functools
+import sys
 import types
 from collections.abc import Callable, Set
 from typing import Any
 
 import torch
 
-from gnnaccel.adapters.pyg.propagate import chosen, constants, devices, kinds, naming, pointwise
+from gnnaccel.adapters.pyg.propagate import (chosen, constants, contexts, devices, kinds,
+                                              naming, pointwise)
 from gnnaccel.adapters.pyg.propagate.expressed import default_dtype
-from gnnaccel.adapters.pyg.propagate.node_values import NodeCount, NodeValue
+from gnnaccel.adapters.pyg.propagate.node_values import IN_NEW_MEMORY, NodeCount, NodeValue
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS, RowCount
 from gnnaccel.adapters.pyg.propagate.specials import DEVICE, Along, Special, Spread
-from gnnaccel.adapters.pyg.propagate.standins import Unseen
-from gnnaccel.adapters.pyg.propagate.traced import Value
+from gnnaccel.adapters.pyg.propagate.standins import NUMBERS, Unseen
+from gnnaccel.adapters.pyg.propagate.traced import Value, _call
+from gnnaccel.adapters.pyg.propagate.untold import Sequence
 from gnnaccel.dispatch.generated.tree import Number
 
 #: what may be named of them
 NAMES = frozenset(("zeros", "new_zeros", "new_ones", "new_full", "index_add", "index_add_",
                    "scatter_add", "scatter_add_", "scatter_reduce", "scatter_reduce_", "index_put",
-                   "index_put_", "expand_as", "device", "bincount"))
+                   "index_put_", "expand_as", "device", "bincount", "full_like", "inf"))
 #: extrema of rows and of the numbers that they are reduced into
-_INTO = {f"{name} of all": (name, True) for name in ("amax", "amin")}
+_EXTREMA = ("amax", "amin")
+_INTO = {f"{name} of all": (name, True) for name in _EXTREMA}
+#: what makes others like these
+_LIKE = ("zeros_like", "ones_like", "full_like")
 
 
 class ZeroRows(Value):
     """Zeros, as many as ``count`` says, or another ``number``, into which extrema are reduced. What
-    is reduced into them in place makes them the result."""
+    is reduced into them in place makes them the result. Beside values per node they are such."""
 
     rank = 12
+    device = DEVICE
 
     def __init__(self, count: Any, meta: torch.Tensor, number: float = 0.0):
         self.count, self.meta, self.number = count, meta, number
 
     def __getattr__(self, name: str) -> Any:
-        if name == "to":
-            return self._to
+        if name in devices.MOVES:
+            return functools.partial(self._moved, name)
+        if name == "float":
+            return functools.partial(self._moved, "to", torch.float32)
         if name.removesuffix("_") not in _REDUCES:
             raise Unseen
         return functools.partial(self._reduced, name.removesuffix("_"), name.endswith("_"))
 
-    def _to(self, other: Any) -> ZeroRows:
-        """The zeros on the device of the rows, where they are already."""
-        if not devices.named(other) and (not isinstance(other, (pointwise.Rows, NodeValue))
-                                         or other.meta.dtype != self.meta.dtype):
+    @property
+    def shape(self) -> tuple:
+        return Sequence((self.count, *self.meta.shape[1:]))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.meta.dtype
+
+    def size(self, dim: Any = None) -> Any:
+        return self.shape if dim is None else self.shape[dim]
+
+    def _moved(self, name: str, *args: Any, **kwargs: Any) -> ZeroRows:
+        """The zeros on the device of the rows, where they are already, perhaps in another dtype."""
+        name, _, (_, *rest), kwargs = devices.still(name, (self, *args), kwargs)
+        dtypes = [*rest, *kwargs.values()]
+        if kwargs.keys() - {"dtype"} or len(dtypes) > 1 or not all(
+            isinstance(one, torch.dtype) for one in dtypes):
             raise Unseen
-        return self
+        if not name or dtypes[0] == self.meta.dtype:
+            return self
+        return ZeroRows(self.count, self.meta.to(dtypes[0]), _in_dtype(self.number, dtypes[0]))
 
     def operate(self, name: str, function: Any, args: tuple, kwargs: dict) -> Any:
-        if args[0] is not self or name not in _REDUCES:
+        if args and args[0] is self and name in _REDUCES:
+            return self._reduced(name, False, *args[1:], **kwargs)
+        if name in _LIKE:
+            return getattr(sys.modules[__name__], name)(*args, **kwargs)
+        if name not in IN_NEW_MEMORY and name not in ("max", "min"):
             raise Unseen
-        return self._reduced(name, False, *args[1:], **kwargs)
+        args = tuple([one.value() if type(one) is ZeroRows else one for one in args])
+        kwargs = {k: one.value() if type(one) is ZeroRows else one for k, one in kwargs.items()}
+        return _call(name, function, args, kwargs)
+
+    def value(self) -> NodeValue:
+        """These as values per node."""
+        of = self.count.of if type(self.count) is NodeCount else None
+        if type(of) is not NodeValue:
+            raise Unseen
+        tail, dtype, number = tuple(self.meta.shape[1:]), self.meta.dtype, self.number
+
+        def rows(like: torch.Tensor) -> torch.Tensor:
+            return like.new_full((like.shape[0], *tail), number, dtype=dtype)
+
+        result = of.steps.made(rows, (of,), {}, self.meta)
+        result.alone = True
+        return result
 
     def _reduced(self, name: str, in_place: bool, *args: Any, **kwargs: Any) -> NodeValue:
         index, src, dim, reduce = _REDUCES[name](*args, **kwargs)
@@ -63,10 +107,11 @@ class ZeroRows(Value):
         if not isinstance(src, pointwise.Rows) or type(index) is not Special or (
             src.meta.shape != self.meta.shape or src.meta.dtype != self.meta.dtype):
             raise Unseen
-        if reduce in _INTO:
+        if reduce in _INTO or self.number != 0.0 and reduce in _EXTREMA:
             if index.steps is None:
                 raise Unseen
-            result = index.steps.into(self.number, src, index, dim, self.count, *_INTO[reduce])
+            how = _INTO.get(reduce, (reduce, False))
+            result = index.steps.into(self.number, src, index, dim, self.count, *how)
         elif self.number != 0.0:
             raise Unseen
         elif index.steps is not None:
@@ -91,7 +136,7 @@ def _scatter_add(dim: Any, index: Any, src: Any) -> tuple:
 
 def _scatter_reduce(dim: Any, index: Any, src: Any, reduce: Any, *,
                     include_self: Any = True) -> tuple:
-    if reduce in ("amax", "amin") and include_self is True:
+    if reduce in _EXTREMA and include_self is True:
         reduce = f"{reduce} of all"
     elif include_self is not False and reduce != "sum" or (
         reduce not in ("sum", "mean", "amax", "amin")):
@@ -162,17 +207,49 @@ def _full_of(size: Any, fill_value: Any, **options: Any) -> Any:
     counts = _counts((size,))
     if not counts or not isinstance(counts[0], (Special, RowCount)):
         return constants.FUNCTIONS[torch.full](size, fill_value, **options)
-    if type(fill_value) is not float:  # integers make integers
+    if type(fill_value) is not float and not (
+        type(fill_value) is int and options.get("dtype") is not None):  # integers make integers
         raise Unseen
-    return _full(fill_value, torch.full)(*counts, **options)
+    return _full(float(fill_value), torch.full)(*counts, **options)
 
 
-def zeros_like(value: NodeValue, **options: Any) -> ZeroRows:
+def zeros_like(input: Any, **options: Any) -> ZeroRows:
     """`torch.zeros_like` of values per node."""
-    end, whole = value.rows
-    if options or not whole or end != "i" and not value.steps.square:
+    return full_like(input, 0.0, **options)
+
+
+def ones_like(input: Any, **options: Any) -> ZeroRows:
+    """`torch.ones_like`, likewise."""
+    return full_like(input, 1.0, **options)
+
+
+def full_like(input: Any, fill_value: Any, *, dtype: Any = None, device: Any = None,
+              **options: Any) -> ZeroRows:
+    """`torch.full_like`, likewise."""
+    if type(fill_value) not in NUMBERS or options or not (
+        device is None or devices.named(device)):
         raise Unseen
-    return ZeroRows(NodeCount(value.as_now()), value.meta)
+    count = input.count if type(input) is ZeroRows else _count_of(input)
+    meta = input.meta if dtype is None else input.meta.to(dtype)
+    return ZeroRows(count, meta, _in_dtype(fill_value, meta.dtype))
+
+
+def _count_of(value: Any) -> NodeCount:
+    """How many nodes receive, by values per node."""
+    if type(value) is not NodeValue:
+        raise Unseen
+    end, whole = value.rows
+    if not whole or end != "i" and not value.steps.square:
+        raise Unseen
+    return NodeCount(value.as_now())
+
+
+def _in_dtype(number: float, dtype: torch.dtype) -> float:
+    """A number as torch keeps it in this dtype."""
+    try:
+        return float(torch.full((), number, dtype=dtype, device="cpu").item())
+    except RuntimeError:
+        raise Unseen from None
 
 
 def _onto(value: NodeValue, name: str, *args: Any, **kwargs: Any) -> NodeValue:
@@ -249,4 +326,6 @@ class Torch(naming.Torch):
         found = super().__getattr__(name)
         if found is torch.Tensor:
             return kinds.TENSOR
+        if found is torch.enable_grad:
+            return contexts.EnableGrad
         return FUNCTIONS.get(found, found) if type(found) is types.BuiltinFunctionType else found

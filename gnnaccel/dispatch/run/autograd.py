@@ -286,8 +286,8 @@ def turned(matrices: Tensor) -> Tensor:
     return found
 
 
-def _as_turned(grad: Tensor) -> Tensor:
-    return grad.mT.contiguous().mT
+def _as_turned(grad: Tensor | None) -> Tensor | None:
+    return None if grad is None else grad.mT.contiguous().mT
 
 
 def wants_grad(*tensors: Tensor | None) -> bool:

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import copy
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -120,6 +121,86 @@ def test_rows_that_an_activation_changes(device):
         module = net(*first, nn.ReLU(inplace=True), nn.Linear(32, 32), like=x.clone())
         module(x)
         assert x.min() == 0
+
+
+def test_memory_that_data_is_set_to(device):
+    """Before backward: a map's gradients are made of the weights that it read, torch keeps views of
+    them, and of the rows that are there then."""
+    def both(module, x):
+        first, out = module(x).tanh().sum(), module(x).square().sum()
+        for p in module.parameters():
+            p.data = p.data * 2
+        x.data = x.data.t().contiguous().t()
+        wanted = [x, *module.parameters()]
+        found = torch.autograd.grad(first, wanted, create_graph=True)
+        return [*torch.autograd.grad(out, wanted), *found, *torch.autograd.grad(
+            sum(t.square().sum() for t in found), wanted, allow_unused=True)]
+
+    x = rows(device)
+    module = net(nn.Linear(32, 32), nn.SiLU(), nn.Linear(32, 32), like=x)
+    twin, before = copy.deepcopy(module), runs()
+    found = both(module, x.clone().requires_grad_())
+    assert runs() - before == 2
+    with gnnaccel.disabled():
+        expected = both(twin, x.clone().requires_grad_())
+    for a, b in zip(found, expected):
+        assert (a is None) == (b is None)
+        if a is not None:
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5 * b.abs().max().item())
+
+
+@pytest.mark.parametrize("of_rows", [True, False])
+def test_gradients_of_weights_lie_as_weights_do(device, of_rows):
+    x = rows(device).requires_grad_(of_rows)
+    module = net(nn.Linear(32, 16), nn.SiLU(), nn.Linear(16, 32), like=x)
+    for grad in torch.autograd.grad(module(x).sum(), [*module.parameters()]):
+        grad.view(-1)
+
+
+def test_options_that_are_no_plain_numbers(device):
+    """numpy's numbers, say; and the class may have the option."""
+    x = rows(device).requires_grad_()
+    module = net(nn.Linear(32, 32), nn.LeakyReLU(numpy.float64(.3)), nn.Linear(32, 32), like=x)
+    checked(module, x, 2)
+    module[1] = nn.LeakyReLU(torch.tensor(.3))
+    with gnnaccel.disabled():
+        expected = module(x)
+    assert torch.allclose(module(x), expected, atol=1e-5)
+    module[1] = nn.LeakyReLU()
+    del module[1].negative_slope
+    with pytest.raises(AttributeError):
+        module(x)
+
+
+def test_a_hook_of_the_map_before_sees_what_an_activation_changes(device):
+    x, kept = rows(device), []
+    module = net(nn.Linear(32, 32), nn.ReLU(inplace=True), nn.Linear(32, 32), like=x)
+    module[0].register_forward_hook(lambda module, given, out: kept.append(out))
+    module(x)
+    assert kept[0].min() == 0
+
+
+@pytest.mark.parametrize("act", [nn.ReLU(), nn.Tanh(), nn.SiLU()], ids=str)
+def test_rows_may_be_changed_once_an_activation_read_them(device, act):
+    """torch keeps what the first two gave, and of rows without gradients of all three."""
+    def both(x, added):
+        h = x * 1
+        out = module(h)
+        h += out if added else 1
+        return torch.autograd.grad((h + out).square().sum(), wanted)
+
+    x = rows(device)
+    module = net(act, nn.Linear(32, 32), like=x)
+    wanted = [*module.parameters()]
+    for added in (False, True):
+        x.requires_grad_(added and type(act) is not nn.SiLU)
+        before = runs()
+        found = [both(x, added) for _ in range(8)]
+        assert runs() - before == 8
+        with gnnaccel.disabled():
+            expected = both(x, added)
+        for a, b in zip([*found[0], *found[-1]], [*expected, *expected]):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4 * b.abs().max().item())
 
 
 def test_opting_out(device):

@@ -85,9 +85,9 @@ def part_at(modules: list[Any], at: int) -> Part | None:
     if end == begin or end == len(modules) or not guards.plain(modules[end], nn.Linear):
         return None
     before = modules[at - 1] if at else None
-    if first is None and type(before) is not nn.Linear and any(
+    if first is None and not guards.plain(before, nn.Linear) and any(
             getattr(one, "inplace", False) for one in modules[begin:end]):
-        return None  # somebody else may have the rows that it changes
+        return None  # somebody else may have the rows that it changes, such as a hook of the map
     return Part(first, tuple(modules[begin:end]), modules[end], end + 1)
 
 
@@ -145,6 +145,14 @@ def _kind(module: nn.Module) -> tuple:
     return type(module), tuple(options)
 
 
+class _Options(types.SimpleNamespace):
+    """Options of a module. One that is no plain number or text is unknown."""
+
+    def __getattr__(self, name: str) -> Any:
+        from gnnaccel.adapters.pyg.propagate.standins import Unseen
+        raise Unseen
+
+
 def _functions() -> tuple:
     """The functions that the modules call: users may replace them."""
     from gnnaccel.adapters.pyg.propagate.traced_modules import functions
@@ -169,7 +177,7 @@ def pointwise(kinds: tuple, functions: tuple, k: int, n: int) -> Pointwise | Non
     try:
         with torch.enable_grad():  # else their results are detached
             for cls, options in kinds:
-                module = types.SimpleNamespace(**dict(options))
+                module = _Options(**dict(options))
                 rows = traced_modules.ACTIVATIONS[cls](module, rows)
     except (Unseen, KeyError):
         return None

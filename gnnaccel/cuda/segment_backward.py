@@ -167,7 +167,7 @@ def _apart(segments: Segments, x: Tensor, dy: Tensor, w: Tensor, index: Tensor |
     form: Any = dict(blocks=blocks, precision=precision)
     if sums:
         dw, columns = weight_grad_and_sums(segments, x, dy, index=index, dy_index=dy_index, **form)
-        return dx, dw.transpose(2, 3) if transposed else dw, columns
+        return dx, dw.transpose(2, 3).contiguous() if transposed else dw, columns
     if transposed:
         return dx, weight_grad(segments, dy, x, index=dy_index, dy_index=index, **form), None
     return dx, weight_grad(segments, x, dy, index=index, dy_index=dy_index, **form), None

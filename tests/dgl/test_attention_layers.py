@@ -358,3 +358,15 @@ def test_nothing_is_taken_over_on_a_cpu_without_a_measured_gain(name):
     with gnnaccel.enabled():
         build(name)(*arguments(name, graphs.square()))
     assert gnnaccel.stats()[name]["routes"] == {"native": 1}
+
+
+@each
+def test_gradients_of_parameters_lie_in_order(route, name):
+    """Users take ``grad.view(-1)``."""
+    layer = build(name, allow_zero_in_degree=True) if name in REFUSING else build(name)
+    layer, args = layer.to(route.device), place(arguments(name, graphs.square()), route.device)
+    with route.on():
+        out = layer(*args)
+    loss = sum(t.sin().sum() for t in (out if isinstance(out, tuple) else (out,)))
+    found = torch.autograd.grad(loss, [*layer.parameters()], allow_unused=True)
+    assert all(grad is None or grad.is_contiguous() for grad in found)

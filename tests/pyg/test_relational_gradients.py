@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch_geometric.nn import (FiLMConv, GATConv, GATv2Conv, GCNConv, GINConv, GraphConv, HANConv,
-                                HEATConv, HeteroConv, RGATConv, RGCNConv, SAGEConv)
+                                HEATConv, HeteroConv, HGTConv, NNConv, RGATConv, RGCNConv, SAGEConv)
 
 from tests.pyg import graphs, hgt_graphs
 from tests.pyg.graphs import E, F, N
@@ -106,3 +106,29 @@ def test_gradients_that_are_scaled_in_place(route, name, hooks):
     for k, ours, doubled in zip(names, found, expected):
         torch.testing.assert_close(ours, doubled, rtol=1e-4, atol=1e-5,
                                    msg=lambda text, k=k: f"{k}: {text}")
+
+
+MORE = {
+    "hgt wide": lambda: by_dict(HGTConv(WIDTH, 72, METADATA)),
+    "nn": lambda: (NNConv(F, 8, torch.nn.Linear(3, F * 8)),
+                   (graphs.features(), graphs.square(), torch.randn(E, 3))),
+}
+
+
+@pytest.mark.parametrize("name", [*MADE, *MORE])
+def test_gradients_lie_in_order(kernels, name):
+    """As the host's, of which users take ``grad.view(-1)``."""
+    layer, args = {**MADE, **MORE}[name]()
+    layer = layer.to(kernels.device)
+    args = [on(kernels.device, a)[0] if isinstance(a, dict) else a.to(kernels.device) for a in args]
+
+    def found():
+        out = layer(*args)
+        parts = out.values() if isinstance(out, dict) else [out]
+        return torch.autograd.grad(sum(t.sin().sum() for t in parts if t is not None),
+                                   [*layer.parameters()], allow_unused=True)
+
+    with kernels.on(on_fallback="native"):
+        ours = found()
+    for grad, expected in zip(ours, found()):
+        assert grad is None or grad.is_contiguous() or not expected.is_contiguous()

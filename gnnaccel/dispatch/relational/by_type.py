@@ -87,7 +87,8 @@ def weight_grad(blocks: Blocks, rows: Tensor, grad: Tensor,
     """The gradients of the types' matrices, and of their biases [types, C]."""
     d_weight, sums = weight_grad_and_sums(blocks.segments, dense(rows), grad, index=blocks.order,
                                           dy_index=blocks.order, precision=precision())
-    return d_weight[:, 0].transpose(1, 2) if transposed else d_weight[:, 0], sums
+    d_weight = d_weight[:, 0]
+    return d_weight.transpose(1, 2).contiguous() if transposed else d_weight, sums
 
 
 def _by_torch(blocks: Blocks, rows: Tensor, weight: Tensor, transposed: bool,

@@ -44,7 +44,8 @@ class _InnerProducts(Operation):
         if not needs[1]:
             return d_x, None
         if not grad.is_cuda:
-            return d_x, torch.bmm(grad.permute(2, 0, 1), x.transpose(0, 1)).transpose(0, 1)
+            by_head = torch.bmm(grad.permute(2, 0, 1), x.transpose(0, 1))
+            return d_x, by_head.transpose(0, 1).contiguous()
         return d_x, torch.stack([(x * one.unsqueeze(2)).sum(0) for one in grad.unbind(0)])
 
     def reference(self, x, vectors):

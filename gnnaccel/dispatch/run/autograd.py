@@ -282,6 +282,19 @@ def stand_in(grad: Tensor, rows: int) -> Tensor:
     return grad.new_zeros(rows, *grad.shape[1:]).requires_grad_()
 
 
+def turned(matrices: Tensor) -> Tensor:
+    """The matrices transposed. Their own gradient lies in memory as they do, as that of a linear
+    map's weight does: users take ``grad.view(-1)``."""
+    found = matrices.mT
+    if found.requires_grad:
+        found.register_hook(_as_turned)
+    return found
+
+
+def _as_turned(grad: Tensor | None) -> Tensor | None:
+    return None if grad is None else grad.mT.contiguous().mT
+
+
 def wants_grad(*tensors: Tensor | None) -> bool:
     """Whether results made of these tensors are to be nodes of autograd's graph."""
     if torch.is_grad_enabled():

@@ -82,10 +82,13 @@ class Two(Operation):
     def forward(self, needs, x, w1, b1, w2, b2):
         out, hidden = mlp.forward(self.rows, x, w1, b1, w2, b2, self.function.activation, True,
                                   precision())
-        return out, (x, w1 if needs[0] else None, None, w2, None, hidden)
+        # as `skinny_matmul.Linear` keeps the weight
+        first = (w1, w1.detach()) if needs[0] else (None, None)
+        return out, (x, first[0], None, w2, None, hidden, first[1], w2.detach())
 
     def backward(self, needs, saved, grad):
-        (x, w1, _, w2, _, hidden), how = saved, precision()
+        (x, _, _, _, _, hidden, w1, w2), how = saved, precision()
+        x = dense(x)  # ``x.data`` may be set to other memory
         d_hidden, d_w2, d_b2 = segment_backward.gradients(
             self.rows, hidden, dense(grad), w2.unsqueeze(0), transposed=True, sums=needs[4],
             of_x=self.function.activation, precision=how)
@@ -93,16 +96,18 @@ class Two(Operation):
             d_x, d_w1, d_b1 = segment_backward.gradients(
                 self.rows, x, d_hidden, w1.unsqueeze(0), transposed=True, sums=needs[2],
                 precision=how)
-            d_w1 = d_w1[0, 0]
+            d_w1 = d_w1[0, 0].contiguous()
         else:
             d_w1, d_b1 = segment_gemm_grad.weight_grad_and_sums(self.rows, x, d_hidden,
                                                                 precision=how)
-            d_x, d_w1 = None, d_w1[0, 0].t()
-        return (d_x, d_w1, d_b1.view(-1) if needs[2] else None, d_w2[0, 0],
+            d_x, d_w1 = None, d_w1[0, 0].t().contiguous()
+        return (d_x, d_w1, d_b1.view(-1) if needs[2] else None, d_w2[0, 0].contiguous(),
                 d_b2.view(-1) if needs[4] else None)
 
     def recorded(self, needs, saved, grad):
-        x, w1, _, w2, _, hidden = saved
+        x, w1, _, w2, _, hidden, first, second = saved
+        w1 = self.w1 if w1 is None else skinny_matmul.as_read(w1, first)
+        w2 = skinny_matmul.as_read(w2, second)
         shift = grad.new_zeros(grad.shape[1]).requires_grad_() if needs[4] else None
 
         def again(x: Tensor, w1: Tensor, b1: _Maybe, w2: Tensor, b2: _Maybe) -> Tensor:
@@ -111,8 +116,7 @@ class Two(Operation):
             rows = rows + (hidden - rows).detach()
             return F.linear(self.function.by_torch(rows), w2, b2)
 
-        return gradients(again, (x, self.w1 if w1 is None else w1, self.b1, w2, shift), needs,
-                         (grad,))
+        return gradients(again, (x, w1, self.b1, w2, shift), needs, (grad,))
 
     def reference(self, x, w1, b1, w2, b2):
         return F.linear(self.function.by_torch(F.linear(x, w1, b1)), w2, b2)

@@ -117,12 +117,13 @@ def operation_of(x: Tensor, weight: Tensor, bias: Tensor | None, of_x: Pointwise
         return None
     if again and not came_before(segments, (weight.data_ptr(), of_x)):
         return None
-    key = "linear", weight.shape, bias is None, of_x, precision()
+    cls = Linear if of_x is None or not again else OfFunction
+    key = cls, weight.shape, bias is None, of_x, precision()
     operation = segments.made.get(key, key)
     if operation is key:
         n, k = weight.shape
         fits = of_x is None or segment_backward.as_one(k, n, x.dtype)
-        operation = segments.keep(key, Linear(segments, weight, bias, of_x) if fits else None)
+        operation = segments.keep(key, cls(segments, weight, bias, of_x) if fits else None)
     return operation
 
 
@@ -220,9 +221,7 @@ class Linear(Operation):
 
     def recorded(self, needs, saved, grad):
         x, weight, read = saved
-        if weight is not None and weight.data_ptr() != read.data_ptr():
-            weight = weight.view_as(weight)
-            weight.data = read  # the numbers of forward, with the gradient of the weight
+        weight = None if weight is None else as_read(weight, read)
         return self._gradients(needs, (x, weight), grad, True)
 
     def _gradients(self, needs: tuple[bool, ...], saved: Tensors, grad: Tensor,
@@ -239,6 +238,23 @@ class Linear(Operation):
 
     def reference(self, x, weight, bias):
         return F.linear(x if self.of_x is None else self.of_x.by_torch(x), weight, bias)
+
+
+class OfFunction(Linear):
+    """`Linear` of a function of rows that a script may write to before backward: torch keeps what
+    some functions gave, and of rows without gradients nothing else."""
+
+    __slots__ = ()
+    keeps_inputs = True
+
+
+def as_read(weight: Tensor, read: Tensor) -> Tensor:
+    """The weight with the numbers of ``read``, which it had in forward, though its ``data`` may be
+    other memory since."""
+    if weight.data_ptr() != read.data_ptr():
+        weight = weight.view_as(weight)
+        weight.data = read
+    return weight
 
 
 #: getter of newer versions of torch, whose older getter raises where

@@ -15,6 +15,7 @@ from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.relational import statements
 from gnnaccel.dispatch.relational.edges import Ends
 from gnnaccel.dispatch.relational.request import RelationalInputs, RelationalSpec
+from gnnaccel.dispatch.run.autograd import turned
 
 FIELDS = ("_num_heads", "_out_feats", "_allow_zero_in_degree")
 #: rows of fc_edge, one per edge, are never made: its weight goes into the Program
@@ -123,4 +124,4 @@ def _edge_terms(layer: Any, edge_feat: Tensor) -> dict[str, Tensor]:
     weight = layer.fc_edge.weight
     folded = (weight.view(*layer.attn_edge.shape[1:],
                           -1) * layer.attn_edge.squeeze(0).unsqueeze(-1)).sum(1)
-    return {"a_edge": F.linear(edge_feat, folded), "edges": edge_feat, "w_edge": weight.t()}
+    return {"a_edge": F.linear(edge_feat, folded), "edges": edge_feat, "w_edge": turned(weight)}

@@ -12,6 +12,7 @@ from gnnaccel.adapters.calls import bind
 from gnnaccel.adapters.dgl.layers import plain
 from gnnaccel.dispatch.ops.plain import PlainInputs, PlainSpec
 from gnnaccel.dispatch.policy.reasons import Reason, reason
+from gnnaccel.dispatch.run.autograd import turned
 
 FIELDS = ("reducer", "_in_src_feats", "_out_feats")
 
@@ -50,7 +51,7 @@ def run(layer: Any, spec: PlainSpec, inputs: PlainInputs, attend: Any) -> Tensor
     for module in before:
         efeat = module(efeat)
     sums = attend({"x": nodes.x_src, "edge": efeat})  # [num_dst, terms, channels]
-    maps = last.weight.t()  # [K, channels * results]
+    maps = turned(last.weight)  # [K, channels * results]
     if last.bias is not None:
         maps = torch.cat([maps, last.bias.unsqueeze(0)])
     out = sums.flatten(1) @ maps.reshape(-1, layer._out_feats)

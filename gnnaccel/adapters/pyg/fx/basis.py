@@ -32,6 +32,7 @@ from gnnaccel.dispatch.quantized import settings
 from gnnaccel.dispatch.relational import statements
 from gnnaccel.dispatch.relational.added import ADDED, Added
 from gnnaccel.dispatch.relational.request import RelationalInputs, RelationalSpec
+from gnnaccel.dispatch.run.autograd import turned
 
 _HOOK = "_message_forward_hooks"
 _OTHER_HOOKS = tuple(name for name in guards.HOOKS if name != _HOOK)
@@ -226,8 +227,8 @@ def _graph(x: Tensor, edges: Edges, device: torch.device) -> dicts.Graph | Reaso
 
 def run(layer: Any, spec: RelationalSpec, inputs: RelationalInputs, attend: Any) -> Tensor:
     x, (weights, numbers, biases, roots), shares = inputs.operands
-    operands = {"x": x, "comp": torch.cat(numbers).t(),
-                "bases": torch.stack(weights).transpose(1, 2)}
+    operands = {"x": x, "comp": turned(torch.cat(numbers)),
+                "bases": turned(torch.stack(weights))}
     if shares is not None:
         # checks the ids, with which the shares are indexed
         attend.graph.statistics()

@@ -25,6 +25,7 @@ from gnnaccel.dispatch.plan.request import JoinedSpec
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.relational.inner_products import mapped_products
 from gnnaccel.dispatch.relational.request import RelationalInputs
+from gnnaccel.dispatch.run.autograd import turned
 
 
 class _Parameters(NamedTuple):
@@ -181,7 +182,7 @@ def run(layer: Any, spec: JoinedSpec, inputs: RelationalInputs, attend: Any) -> 
             operands.append((x_dict[name], weight,
                              of_members(results, readers, parameters.att_src, members, torch.cat)))
             x.append(torch.matmul(x_dict[name].to(spec.row),
-                                  weight.to(spec.row).transpose(1, 2)).view(-1, h, c))
+                                  turned(weight.to(spec.row))).view(-1, h, c))
         a_src = _terms(results, operands, terms, readers.sources)
         operands = [(x_dict[name], torch.stack([parameters.dst[at] for at in members]),
                      torch.cat([parameters.att_dst[at] for at in members]))

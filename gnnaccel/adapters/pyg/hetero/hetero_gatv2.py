@@ -19,6 +19,7 @@ from gnnaccel.dispatch.ir import attention_programs as programs
 from gnnaccel.dispatch.plan.request import JoinedSpec
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.relational.request import RelationalInputs
+from gnnaccel.dispatch.run.autograd import turned
 
 
 class _Parameters(NamedTuple):
@@ -100,7 +101,7 @@ def _rows(x_dict: Mapping[str, Tensor], types: tuple[str, ...],
     as one batched product."""
     parts = []
     for name, members in zip(types, of_type):
-        weight = stack(weights, members).to(spec.row).transpose(1, 2)
+        weight = turned(stack(weights, members).to(spec.row))
         rows = torch.matmul(x_dict[name].to(spec.row), weight)
         if biases is not None:
             rows = rows + stack(biases, members).to(spec.row).unsqueeze(1)

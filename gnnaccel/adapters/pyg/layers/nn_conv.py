@@ -14,6 +14,7 @@ from gnnaccel.adapters import edge_networks
 from gnnaccel.adapters.pyg import calls, edges, guards
 from gnnaccel.dispatch.ops.plain import PlainInputs, PlainSpec
 from gnnaccel.dispatch.policy.reasons import Reason, reason
+from gnnaccel.dispatch.run.autograd import turned
 
 AGGREGATIONS = ("SumAggregation", "MeanAggregation")
 FIELDS = ("in_channels_l", "out_channels", "root_weight")
@@ -83,7 +84,7 @@ def run(layer: Any, spec: PlainSpec, inputs: PlainInputs, attend: Any) -> Tensor
     for module in before:
         features = module(features)
     sums = attend({"x": x_src, "edge": features})  # [num_dst, terms, in_channels]
-    maps = last.weight.t()  # [K, in_channels * out_channels]
+    maps = turned(last.weight)  # [K, in_channels * out_channels]
     if last.bias is not None:
         maps = torch.cat([maps, last.bias.unsqueeze(0)])
     out = sums.flatten(1) @ maps.reshape(-1, layer.out_channels)

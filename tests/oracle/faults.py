@@ -181,9 +181,9 @@ FAULTS = {
         "scripts",
         "emulated",
         InModule("gnnaccel.adapters.optimizers",
-                 "zip(parameters, gradients, means, squares, most)",
-                 "zip(parameters, gradients, [next(m for m in means if m.shape == p.shape)"
-                 " for p in parameters], squares, most)"),
+                 "kernel.Tensors(*written)",
+                 "kernel.Tensors(written[0], [next(m for m in written[1] if m.shape == p.shape)"
+                 " for p in written[0]], *written[2:])"),
     ),
 }
 

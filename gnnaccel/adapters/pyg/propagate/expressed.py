@@ -31,7 +31,7 @@ class CallArguments(dict):
     is; ``made``: what was computed of the arguments, each once, by what computes it; ``grad``:
     whether autograd records; ``read``: as of `nodes_read.of_read`, once it was asked for."""
 
-    __slots__ = ("graph", "grad", "layer", "made", "read")
+    __slots__ = ("__weakref__", "graph", "grad", "layer", "made", "read")
 
     def __init__(self, arguments: dict, graph: OpGraph, layer: Any = None):
         super().__init__(arguments)

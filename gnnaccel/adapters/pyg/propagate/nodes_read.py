@@ -8,6 +8,7 @@ by the row of a node that an edge reads.
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -27,7 +28,7 @@ class OfRead(CallArguments):
 
     def __init__(self, arguments: CallArguments):
         super().__init__(arguments, arguments.graph, arguments.layer)
-        self.of_call = arguments
+        self.of_call = weakref.ref(arguments)  # which have this, and live as long as the call
         self.grad = arguments.grad
         self._kept: dict[tuple[int, str, int], Tensor] = {}
         self._unread: dict[str, tuple[Tensor, Tensor] | None] = {}
@@ -73,7 +74,7 @@ def of_read(given: Any, roots: Iterable[Make], picks: bool = False) -> Any:
 
 def as_given(given: Any) -> Any:
     """The arguments of a call as they were given, which those of `of_read` are made of."""
-    return given.of_call if type(given) is OfRead else given
+    return given.of_call() if type(given) is OfRead else given
 
 
 def are_copies(given: Any, end: str) -> bool:

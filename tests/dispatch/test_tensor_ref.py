@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gnnaccel.dispatch.graph.edge_arrays import CSC, EdgeArrays
-from gnnaccel.dispatch.graph.tensor_ref import MemoryRef, TensorMap, TensorRef, unversioned
+from gnnaccel.dispatch.graph.tensor_ref import MemoryRef, Places, TensorMap, TensorRef, unversioned
 from gnnaccel.dispatch.memory.layer_memory import all_unmoved
 
 
@@ -106,3 +106,18 @@ def test_arrays_that_a_host_keeps():
     assert memory() is arrays and memory.unwritten(arrays)
     other.add_(1)
     assert not memory.unwritten(arrays)
+
+
+def test_places_are_of_these_objects_where_they_lie():
+    first, second = torch.zeros(3), torch.zeros(4)
+    places = Places([first, second])
+    first.add_(1)  # whatever is written to them
+    assert places.kept([first, second]) and places.pointers == [first.data_ptr(), second.data_ptr()]
+    assert not places.kept([second, first])
+    assert not places.kept([first]) and not places.kept([first, second, first])
+    assert not places.kept([first.view(3), second])  # another object in the same place
+    first.data = torch.ones(3)
+    assert not places.kept([first, second])
+    places = Places([first])
+    del first
+    assert not places.kept([second])

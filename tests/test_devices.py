@@ -57,6 +57,7 @@ def unsized(source: str) -> list[tuple[int, str]]:
             if names & OF_DEFAULT_DTYPE and not _says(node, "dtype", "out")]
 
 
+@pytest.mark.long
 def test_every_tensor_says_how_large_its_numbers_are():
     missing = {f"{path.relative_to(ROOT)}:{line}": text for path in sorted(ROOT.rglob("*.py"))
                if not path.relative_to(ROOT).as_posix().startswith(AS_THE_HOST)
@@ -76,6 +77,7 @@ def test_the_check_lets_pass_what_names_a_dtype(text):
     assert not unsized(text)
 
 
+@pytest.mark.long
 def test_every_tensor_says_where():
     missing = {f"{path.relative_to(ROOT)}:{line}": text for path in sorted(ROOT.rglob("*.py"))
                for line, text in undecided(path.read_text())}

@@ -20,6 +20,7 @@ def calls(name: str) -> list[ast.Call]:
             and node.func.attr == name and ast.unparse(node.func.value) == "patches"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["set", "add"])
 def test_every_call_that_replaces_something_gives_a_reason(name):
     found = calls(name)
@@ -43,6 +44,7 @@ def test_reasons_are_sentences_and_functions_of_torch_are_explained_in_full():
     assert all(patch.active and patch.cost for patch in found["torch"])
 
 
+@pytest.mark.long
 def test_the_page_is_up_to_date():
     pytest.importorskip("torch_geometric")
     pytest.importorskip("dgl")

@@ -115,6 +115,7 @@ def test_what_a_run_records(impl, made):
     assert values["kernels"] == 0
 
 
+@pytest.mark.long
 def test_calls_by_kernels_are_counted(made):
     native, ours = (run(made, "good.py 9", impl).values for impl in ("native", "gnnaccel"))
     assert native["routes"] == {} and native["share"] is None

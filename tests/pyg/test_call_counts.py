@@ -269,6 +269,7 @@ def in_turns(layer, args) -> tuple[dict[str, int], dict[str, int]]:
     return alone, {kind.__name__: counted(kind).python for kind in kinds}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", LAYERS)
 def test_training_and_evaluation_take_turns(emulated, name):
     made, inputs = LAYERS[name]
@@ -277,6 +278,7 @@ def test_training_and_evaluation_take_turns(emulated, name):
     assert turns == alone
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_few_graphs_take_turns(emulated, name):
     """A layer that is shared by several graphs, as by those of validation and test."""
@@ -299,6 +301,7 @@ def test_a_few_graphs_take_turns(emulated, name):
     assert all(count <= most for count, most in zip(turns, alone)), (turns, alone)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", LAYERS)
 def test_training_and_evaluation_take_turns_natively(name):
     made, inputs = LAYERS[name]

@@ -196,6 +196,7 @@ def test_second_derivatives(kernels, form):
         assert (a is None) is (b is None) and (a is None or near(a, b))
 
 
+@pytest.mark.long
 def test_gradients_of_pieces_are_written_in_place(kernels, monkeypatch):
     """What a message cuts out of rows, as by `split`, has one gradient, which nothing copies."""
     layer = Vectors().to(kernels.device)

@@ -187,6 +187,7 @@ def test_layers(kernels, name):
 
 
 
+@pytest.mark.long
 def test_nodes_that_are_known_to_be_read_late(kernels, monkeypatch):
     """A device says at some time that an edge reads every node. Until then rows of nodes are copies
     to which nobody writes, and that says nothing about later calls."""

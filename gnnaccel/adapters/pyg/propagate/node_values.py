@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnaccel.adapters.pyg.propagate import pieces, pointwise
+from gnnaccel.adapters.pyg.propagate import operators, pieces, pointwise
 from gnnaccel.adapters.pyg.propagate.expressed import Once
 from gnnaccel.adapters.pyg.propagate.later import other
 from gnnaccel.adapters.pyg.propagate.pointwise import IN_PLACE
@@ -33,7 +33,7 @@ NAMES = frozenset((*OPERATIONS, *VIEWS, "clone", "detach", "float", "to", "type_
                    "layer_norm"))
 #: what makes numbers in memory of their own, which may be written over
 IN_NEW_MEMORY = OPERATIONS.keys() | {"clone", "sum", "mean", "norm", "linear", "matmul", "mm",
-                                      "nan_to_num", "layer_norm"}
+                                     "nan_to_num", "layer_norm"}
 _ELSEWHERE = {"index_select": ("reduced", "index_select"), "gather": ("reduced", "along"),
               "dropout": ("channels", "dropout"),
               **{name: ("node_pieces", name) for name in ("chunk", "split", "unbind")},
@@ -381,20 +381,5 @@ class NodeValue(Value):
         return self.steps.made(torch.cat, (list(tensors), dim), {}, meta)
 
 
-def _compares(name: str) -> None:
-    function = getattr(operator, name)
-    setattr(NodeValue, f"__{name}__",
-            lambda self, other: self.operate(name, function, (self, other), {}))
-
-
-for _name in ("pow", "gt", "lt", "ge", "le", "eq", "ne"):
-    _compares(_name)
-
-
-def _overwriting(sign: str, name: str) -> None:
-    setattr(NodeValue, f"__i{sign}__",
-            lambda self, other: self.overwritten(name, getattr(Tensor, name), self, other))
-
-
-for _sign, _name in (("add", "add"), ("sub", "sub"), ("mul", "mul"), ("truediv", "div")):
-    _overwriting(_sign, _name)
+operators.operate(NodeValue, ("pow", "gt", "lt", "ge", "le", "eq", "ne"))
+operators.overwrite(NodeValue)

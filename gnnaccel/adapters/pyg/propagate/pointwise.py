@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gnnaccel.adapters.pyg.propagate import function_names
+from gnnaccel.adapters.pyg.propagate import function_names, operators
 from gnnaccel.adapters.pyg.propagate.devices import MOVES, still
 from gnnaccel.adapters.pyg.propagate.later import other
 from gnnaccel.adapters.pyg.propagate.pointwise_calls import OPERATIONS, TRUE
@@ -235,31 +235,9 @@ class Changed(Rows):
         raise Unseen
 
 
-def _binary(name: str, function: Callable) -> None:
-    def call(self: Rows, other: Any) -> Any:
-        if other is None and name in ("eq", "ne"):  # no tensor is
-            return name == "ne"
-        return self.operate(name, function, (self, other), {})
-
-    setattr(Rows, f"__{function.__name__.strip('_')}__", call)
-
-
-def _overwriting(sign: str, name: str) -> None:
-    def call(self: Rows, other: Any) -> Any:
-        return self.overwritten(name, getattr(Tensor, f"{name}_"), self, other)
-
-    setattr(Rows, f"__i{sign}__", call)
-
-
-for _sign, _name in (("add", "add"), ("sub", "sub"), ("mul", "mul"), ("truediv", "div")):
-    _overwriting(_sign, _name)
-
-for _name in ("gt", "lt", "ge", "le", "eq", "ne", "pow"):
-    _binary(_name, getattr(operator, _name))
-for _name in ("mod", "floordiv"):
-    _binary(_name, getattr(operator, _name))
-_binary("logical_and", operator.and_)
-_binary("logical_or", operator.or_)
+operators.operate(
+    Rows, ("gt", "lt", "ge", "le", "eq", "ne", "pow", "mod", "floordiv", "and_", "or_"))
+operators.overwrite(Rows)
 
 
 class Deferred(Rows):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gnnaccel.adapters.pyg.propagate import channels, pieces
+from gnnaccel.adapters.pyg.propagate import channels, operators, pieces
 from gnnaccel.adapters.pyg.propagate.expressed import Effect, Once
 from gnnaccel.adapters.pyg.propagate.later import other
 from gnnaccel.adapters.pyg.propagate.node_values import NodeValue
@@ -304,12 +304,5 @@ def _tail(meta: Tensor) -> tuple[int, ...]:
     return (*meta.shape[:place], *meta.shape[place + 1:])
 
 
-def _binary(name: str) -> None:
-    function = getattr(operator, name)
-    setattr(Stacked, f"__{name}__",
-            lambda self, other: self.operate(name, function, (self, other), {}))
-
-
-for _name in ("gt", "lt", "ge", "le", "eq", "ne"):
-    _binary(_name)
+operators.operate(Stacked, ("gt", "lt", "ge", "le", "eq", "ne"))
 Stacked.__hash__ = None  # type: ignore[assignment]  # as it compares number by number

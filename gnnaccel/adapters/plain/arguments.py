@@ -74,15 +74,21 @@ def _edges(values: dict[str, Any]) -> tuple[Tensor, tuple[str, ...]] | Reason:
     """The list of edges, and the arguments that it is: a tensor [2, E], a pair of tensors [E], or
     two arguments that are such tensors. Not of int32, over which gradients of torch's own
     ``scatter_add_`` are others."""
-    tensors = [name for name, value in values.items()
-               if _is_ids(value, 2) and value.shape[0] == 2]
-    lists = [name for name, value in values.items()
-             if type(value) in (list, tuple) and len(value) == 2 and all(map(_is_end, value))]
+    tensors, lists, ends = [], [], []
+    for name, value in values.items():
+        kind = type(value)
+        if kind is Tensor:
+            if value.dtype is torch.int64 and _is_ids(value):
+                if value.dim() == 1:
+                    ends.append(name)
+                elif value.dim() == 2 and value.shape[0] == 2:
+                    tensors.append(name)
+        elif (kind is list or kind is tuple) and len(value) == 2 and all(map(_is_end, value)):
+            lists.append(name)
     if len(tensors) + len(lists) > 1:
         return reason("GA204", "several arguments may be the list of edges")
     if tensors:
         return values[tensors[0]], (tensors[0],)
-    ends = [name for name, value in values.items() if _is_end(value)]
     if lists:
         pair, names = values[lists[0]], tuple(lists)
     elif len(ends) == 2:
@@ -96,14 +102,13 @@ def _edges(values: dict[str, Any]) -> tuple[Tensor, tuple[str, ...]] | Reason:
 
 
 def _is_end(value: Any) -> bool:
-    return _is_ids(value, 1)
+    return type(value) is Tensor and value.dim() == 1 and _is_ids(value)
 
 
-def _is_ids(value: Any, dims: int) -> bool:
-    """Whether it is a plain tensor of ids, of so many dimensions."""
-    return (type(value) is Tensor and value.dtype is torch.int64 and value.dim() == dims
-            and value.layout is torch.strided and not value.is_nested and not value.is_meta
-            and not _wrapped(value))
+def _is_ids(value: Tensor) -> bool:
+    """Whether it is a plain tensor of ids."""
+    return (value.dtype is torch.int64 and value.layout is torch.strided and not value.is_nested
+            and not value.is_meta and not _wrapped(value))
 
 
 def understood(signature: Signature, args: tuple, kwargs: dict) -> Given | Reason:

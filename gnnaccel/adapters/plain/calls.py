@@ -24,7 +24,9 @@ from gnnaccel.dispatch.graph import self_loops
 from gnnaccel.dispatch.memory import layer_memory
 from gnnaccel.dispatch.memory.layer_memory import MISSED
 from gnnaccel.dispatch.observe import records, watch
+from gnnaccel.dispatch.generated.messages import Generated
 from gnnaccel.dispatch.ops import aggregation, aggregation_route, route
+from gnnaccel.dispatch.ops.aggregation import Aggregation
 from gnnaccel.dispatch.ops.aggregation_route import Decision
 from gnnaccel.dispatch.ops.aggregation_stated import AggregationInputs, AggregationSpec
 from gnnaccel.dispatch.ops.graph import OpGraph
@@ -38,6 +40,10 @@ _drivers = driver.in_place
 HOST = "torch"
 _TENSORS = (Tensor, Parameter)
 _WITHOUT_EDGES = 16
+#: what a call's arguments, and what its module computes around the sums, cost the host, in inputs
+#: that are computed (`Generated.made`); by hand, so that a network over 150,000 edges stays native,
+#: which took longer by kernels on the slow host of an H200 (docs/notes/aggregation.md)
+_AROUND = 3
 
 
 class Forward:
@@ -203,6 +209,8 @@ def read(module: Any, function: types.FunctionType, given: Any) -> Read | Reason
                                    reason("GA211", "what its forward reads has changed"))
     if type(first) is not Reason:
         first = completing.with_more(module, form, graph, first, values, True)
+    if type(first) is Aggregation and type(first.more) is Generated:
+        first = first._replace(more=first.more._replace(made=first.more.made + _AROUND))
     return first if type(first) is Reason else Read(
         graph, first, form, found, found.reduces)  # type: ignore[arg-type]  # for its `Known`
 

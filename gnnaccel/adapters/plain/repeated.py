@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnaccel.adapters import guards
 from gnnaccel.adapters.plain.arguments import Given
 from gnnaccel.adapters.pyg.propagate import completing, reading
 from gnnaccel.adapters.pyg.propagate.described import Arguments, described
@@ -51,7 +50,7 @@ class Repeated:
         view = self.view()
         if (view is None or self.epoch != config.epoch or type(module) is not self.cls
             or not self.edges.unmoved(edge_index) or self.arguments != arguments
-            or self.modes != _modes(edge_index) or guards.context_reason() is not None):
+            or self.modes != _modes(edge_index)):  # `understood` has looked at the context
             return None
         view.touched = True
         graph = OpGraph(edge_index, *self.sizes, view)

@@ -12,6 +12,7 @@ class Signature:
 
     def __init__(self, names: tuple[str, ...], positions: int, defaults: dict[str, Any]):
         self.names, self.positions, self.defaults = names, positions, defaults
+        self._all = set(names)
 
     @classmethod
     def of(cls, function: types.FunctionType) -> Signature | None:
@@ -30,7 +31,9 @@ class Signature:
         """The arguments by name, with those that have a default; None where they do not fit."""
         if len(args) > self.positions:
             return None
-        values = {**self.defaults, **dict(zip(self.names, args)), **kwargs}
-        given_twice = any(name in kwargs for name in self.names[:len(args)])
-        return None if given_twice or len(values) != len(self.names) or (
-            not values.keys() <= set(self.names)) else values
+        values = dict(zip(self.names, args))
+        if kwargs and not values.keys().isdisjoint(kwargs):  # given twice
+            return None
+        if kwargs or len(values) < len(self.names):
+            values = {**self.defaults, **values, **kwargs}
+        return values if values.keys() == self._all else None

@@ -27,6 +27,7 @@ from gnnaccel.adapters.pyg.propagate.nodes_read import node_rows
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS
 from gnnaccel.adapters.pyg.propagate.specials import Special
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
+from gnnaccel.adapters.pyg.propagate.straight import combined
 from gnnaccel.adapters.pyg.propagate.traced import Param
 from gnnaccel.adapters.pyg.propagate.traced_layer import Layer
 from gnnaccel.cuda import capture
@@ -255,10 +256,10 @@ def _found(out: Any, module: Any, steps: Forward, arguments: dict[str, Any],
         raise Unseen
     reductions = [(kept_values.made_of(one), reduce) for one, reduce in reductions]
     messages, reduces, counts = aggregates.messages_of(reductions, module)
+    of_reductions, put = combined(steps, result, places), any(count for count, _, _ in counts)
 
     def combine(results: list[Tensor], kwargs: dict) -> Any:
-        whole = aggregates.put_together(results, counts)
-        return steps.results(result, dict(zip(places, whole)), kwargs)
+        return of_reductions(aggregates.put_together(results, counts) if put else results, kwargs)
 
     return Found(None, messages, reduces,  # type: ignore[arg-type]  # the caller has the trace
                  frozenset(steps.sizes), steps.sized, flipped, steps.sends, combine)

@@ -134,12 +134,13 @@ def _natively(rates: dict[str, Any], gathered: float, mode: str, plain: bool) ->
 
 
 def _besides(more: Generated, mode: str) -> float:
-    """Launches for values written for each edge before a message, for many inputs, and for those
-    that are computed for the call."""
+    """Launches for values written for each edge before a message, for many inputs, for those
+    that are computed for the call, and for several results."""
     rates = constants()["aggregation"]["cuda"]["generated"]
     inputs, before, computed = more.sizes
     return (max(0, inputs - rates["free"]) * rates["input"][mode]
-            + before * rates["before"][mode] + computed * rates["made"][mode])
+            + before * rates["before"][mode] + computed * rates["made"][mode]
+            + len(more.expression.others) * rates["result"][mode])
 
 
 def _against_product(graph: OpGraph, aggregation: Aggregation, mode: str,

@@ -20,6 +20,7 @@ from gnnaccel.adapters.pyg.propagate.expressed import Once, notes
 from gnnaccel.adapters.pyg.propagate.joined import joined
 from gnnaccel.adapters.pyg.propagate.node_values import NodeCount, NodeValue
 from gnnaccel.adapters.pyg.propagate.standins import Form, Unseen
+from gnnaccel.adapters.pyg.propagate.straight import combined
 from gnnaccel.adapters.pyg.propagate.stock import Aggregate
 from gnnaccel.adapters.pyg.propagate.traced_aggregates import Traced, aggregated
 from gnnaccel.cuda import capture
@@ -80,23 +81,23 @@ def read(layer: Any, known: reading.Known, edge_index: Any, kwargs: dict) -> rea
 
 
 def _alike(layer: Any, call: reading.Read, trace: tracing.Trace, summed: _Summed,
-           kwargs: dict) -> Callable[[Any, dict, OpGraph, bool], bool]:
+           kwargs: dict) -> Callable[[Any, dict, OpGraph, bool | None], bool]:
     """`Form.alike` for calls like ``call``."""
     of_message, count, edge_index = call.form.alike, call.graph.num_dst, call.graph.edge_index
     dtype, square = torch.get_default_dtype(), tracing.square(layer, kwargs)
     counted = None if summed.sized or edge_index.is_inference() else TensorRef(edge_index)
 
-    def alike(layer: Any, kwargs: dict, graph: OpGraph, whole: bool) -> bool:
+    def alike(layer: Any, kwargs: dict, graph: OpGraph, whole: bool | None) -> bool:
         if (torch.get_default_dtype() is not dtype or graph.num_dst > trace.most
             or graph.num_src > trace.sends
             or trace.up_to_edges and graph.num_dst > graph.num_edges
-            or tracing.square(layer, kwargs) is not square
+            or whole is not None and tracing.square(layer, kwargs) is not square
             or trace.listed and not trace.lists(kwargs, graph.edge_index)
             or self_loops.of(graph.edge_index) is not None):
             return False
         if of_message is not None and not of_message(layer, kwargs, graph, whole):
             return False
-        if not trace.suits(kwargs, graph.num_edges) or (
+        if whole is not None and not trace.suits(kwargs, graph.num_edges) or (
             (whole or summed.messages is None) and not trace.holds(layer, graph.num_edges)):
             return False
         same_count = (counted is not None and counted.unmoved(graph.edge_index)
@@ -166,8 +167,10 @@ def _found(out: Any, layer: Any) -> _Summed | None:
         or any(map(generated.side_by_side, rows))):
         messages, reduces, counts = messages_of(reductions, layer)
 
+    of_reductions, put = combined(traced, result, places), any(count for count, _, _ in counts)
+
     def combine(layer: Any, results: list[Tensor], kwargs: dict) -> Any:
-        return traced.results(result, dict(zip(places, put_together(results, counts))), kwargs)
+        return of_reductions(put_together(results, counts) if put else results, kwargs)
 
     known = reading.Known(type(layer), Aggregate(lambda layer: reduces, None, combine))
     return _Summed(messages, frozenset(one.meta.dim() for one in rows), frozenset(traced.sizes),

@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from gnnaccel.adapters.pyg import guards
+from gnnaccel.adapters import guards
+from gnnaccel.adapters.pyg.guards import REDUCING
 from gnnaccel.adapters.pyg.propagate import reading, reductions
 from gnnaccel.adapters.pyg.propagate.standins import NUMBERS
 from gnnaccel.dispatch.generated.messages import Part
@@ -100,12 +101,14 @@ class Alike:
     def __init__(self, layer: Any, kwargs: dict, known: reading.Known, config: Config):
         self.epoch, self.arguments = config.epoch, described(kwargs)
         self.cls, self.settings = type(layer), reading.SETTINGS(layer.__dict__)
-        self.known, self.stamp = known, known.stamp(layer)
-        module = layer.aggr_module
+        self.known, module = known, layer.aggr_module
+        # what was traced depends on nothing of the layer but its aggregation, looked at below
+        settled = known.traced and (module is None or reductions.settled(module))
+        self.stamp = None if settled else known.stamp(layer)
         self.module_class = type(module)
         self.module, self.module_paths = (
             (_nothing, ()) if module is None
-            else (weakref.ref(module), (guards.aggregation_path(type(module)),)))
+            else (weakref.ref(module), reductions.paths(module)))
 
     def holds(self, layer: Any, config: Config) -> bool:
         """Whether the layer is what it was, and all else outside the call."""
@@ -116,7 +119,7 @@ class Alike:
             return False
         if module is not None:
             within = module.__dict__
-            if any(reading.MODULE_HOOKS(within)) or not guards.REDUCING.isdisjoint(within):
+            if any(reading.MODULE_HOOKS(within)) or not REDUCING.isdisjoint(within):
                 return False
         if (self.settings != reading.SETTINGS(own) or any(reading.HOOKS(own))
             or not reading.OVERRIDES.isdisjoint(own)):
@@ -148,7 +151,7 @@ class Described(Alike):
         plain = (type(self.reduce) is str and len(call.reduces) == 1 and aggregation.more is None
                  and self.form.more is None and self.form.apply is None
                  and aggregation.x is reading.source(kwargs, self.form.source))
-        self.rows = (type(self.reduce) is str and self.form.weight is None
+        self.rows = (self.reduce is not None and self.form.weight is None
                      and aggregation.weight is None and aggregation.x is reading.source(
                          kwargs, self.form.source) and not reading.stacked(layer, aggregation.x))
         self.shape = aggregation.shape if plain else None
@@ -167,7 +170,7 @@ class Described(Alike):
             return Aggregation(self.reduce,  # type: ignore[arg-type]  # named, as there is a shape
                                x, weight, self.shape, None, self.layout)
         if self.rows and not x.is_neg():
-            return Aggregation(self.reduce, x, None,  # type: ignore[arg-type]  # it is a text
+            return Aggregation(self.reduce, x, None,  # type: ignore[arg-type]  # not None
                                tuple(x.shape[1:]))
         reduce = self.reduce or reductions.mean_of(layer.aggr_module)
         return reading.prepared(reduce, layer, x, weight, edges)

@@ -251,13 +251,14 @@ def form(layer: Any, known: reading.Known, kwargs: dict, edge_index: Any,
 
 
 def _alike(trace: tracing.Trace, layer: Any,
-           kwargs: dict) -> Callable[[Any, dict, OpGraph, bool], bool]:
+           kwargs: dict) -> Callable[[Any, dict, OpGraph, bool | None], bool]:
     """`Form.alike` for calls like this one."""
     square, dtype = tracing.square(layer, kwargs), torch.get_default_dtype()
 
-    def alike(layer: Any, kwargs: dict, graph: OpGraph, whole: bool) -> bool:
-        return (torch.get_default_dtype() is dtype and tracing.square(layer, kwargs) is square
-                and trace.suits(kwargs, graph.num_edges)
+    def alike(layer: Any, kwargs: dict, graph: OpGraph, whole: bool | None) -> bool:
+        return (torch.get_default_dtype() is dtype
+                and (whole is None or tracing.square(layer, kwargs) is square
+                     and trace.suits(kwargs, graph.num_edges))
                 and (not trace.listed or trace.lists(kwargs, graph.edge_index))
                 and (not whole or trace.holds(layer, graph.num_edges)))
 

@@ -216,15 +216,18 @@ class _Found(dict):
     def __missing__(self, at: int) -> Tensor:
         step = self.steps.done[at]
         if type(step) is int:
-            one = self.reductions[step]
-            # no view: users may change it in place
-            result = one.clone() if one._is_view() else one
+            result = reduction(self.reductions[step])
         else:
             function, args, keywords = step
             result = function(*(_now(one, self, self.kwargs) for one in args),
                               **{k: _now(one, self, self.kwargs) for k, one in keywords.items()})
         self[at] = result
         return result
+
+
+def reduction(result: Tensor) -> Tensor:
+    """The result of a reduction, no view: users may change it in place."""
+    return result.clone() if result._is_view() else result
 
 
 def _places(value: Any) -> Iterator[int]:

@@ -323,7 +323,11 @@ def about(*trees: Tree) -> tuple[str, frozenset[Any], tuple[Make, ...]]:
 
 def whole(tree: Tree, tail: Any, given: Any) -> Tensor:
     """[rows, *tail]: a tree at one end, computed."""
-    t = computed(tree, given)
+    if type(tree) is Leaf and tree.end != "p":  # most are: `computed`, without its calls
+        t = tree.make(given)
+        t = t if t.shape[1:] == tree.tail else t.reshape(t.shape[0], *tree.tail)
+    else:
+        t = computed(tree, given)
     return t if t.shape[1:] == tail else t.expand(-1, *tail)  # `sized`, without its call
 
 

@@ -1,10 +1,12 @@
 """Which reductions a layer's aggregation is: one of the host's modules, or its own class's."""
 from __future__ import annotations
 
+from operator import is_, itemgetter
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from gnnaccel.adapters.own import Path
 from gnnaccel.adapters.pyg import guards
 from gnnaccel.dispatch.ops.aggregation import Reduce
 from gnnaccel.dispatch.ops.aggregation_means import PowerMean, Softmax
@@ -14,6 +16,9 @@ if TYPE_CHECKING:
 
 BY_NAME = {"SumAggregation": "sum", "MeanAggregation": "mean", "MaxAggregation": "max",
             "MinAggregation": "min"}
+_OF_HOST, _SEVERAL = "torch_geometric.nn.aggr.", "MultiAggregation"
+_HOOKS = itemgetter("_forward_hooks", "_forward_pre_hooks", "_backward_hooks",
+                    "_backward_pre_hooks")
 #: aggregations with settings, or modules, of their own: looked at in each call
 _MOMENTS = {"VarAggregation": "var", "StdAggregation": "std"}
 
@@ -28,11 +33,11 @@ def of_module(module: Any) -> tuple[Reduce, ...]:
     """Reductions of an aggregation of the host's: one, or those of a MultiAggregation; () for
     others, or with hooks."""
     name = type(module).__name__
-    if not type(module).__module__.startswith("torch_geometric.nn.aggr."):
+    if not type(module).__module__.startswith(_OF_HOST):
         return ()
     if guards.reducing_reason(module) is not None:
         return ()
-    if name == "MultiAggregation":
+    if name == _SEVERAL:
         if guards.several_reason(module) is not None:
             return ()
         inside = tuple(of_module(inner) for inner in module.aggrs)
@@ -47,6 +52,34 @@ def of_module(module: Any) -> tuple[Reduce, ...]:
 def settled(module: Any) -> bool:
     """Whether an aggregation is what its class and its own hooks say, beside numbers."""
     return module._modules.get("aggrs") is None and type(module).__name__ not in _MOMENTS
+
+
+def paths(module: Any) -> tuple[Path, ...]:
+    """The functions that an aggregation runs, and of several those of each."""
+    classes = dict.fromkeys(map(type, module.modules() if type(module).__name__ == _SEVERAL
+                                else (module,)))
+    return tuple([guards.aggregation_path(cls) for cls in classes
+                  if cls.__module__.startswith(_OF_HOST) or cls is type(module)])
+
+
+class Looked:
+    """An aggregation made of others, as it and those in it were: what they hold, and no hooks."""
+
+    __slots__ = ("modules",)
+
+    def __init__(self, module: Any):
+        self.modules = [(one.__dict__, [*one.__dict__], [*one.__dict__.values()],
+                         [*one._modules.values()]) for one in module.modules()]
+
+    def same(self) -> bool:
+        """Whether all is as it was. The functions of their classes are looked at elsewhere."""
+        for own, names, values, inside in self.modules:
+            members = own["_modules"].values()
+            if ([*own] != names or len(members) != len(inside) or any(_HOOKS(own))
+                or not all(map(is_, own.values(), values))
+                or not all(map(is_, members, inside))):
+                return False
+        return True
 
 
 def mean_of(module: Any) -> Softmax | PowerMean:

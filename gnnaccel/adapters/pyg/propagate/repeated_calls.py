@@ -40,12 +40,13 @@ class Repeated(Described):
     """A call by kernels over some edges. Holds the edges and their structure weakly.
 
     ``modes``: what holds outside the call; ``reduces``: of an aggregation that is made of others,
-    which is looked at in each call; ``matrix``: of edges that are a sparse matrix, which lies
-    nowhere itself; ``older``: the one that was kept before over the same edges, of a call of
-    another form, as some layers propagate several times.
+    which is looked at in each call; ``looked``: as it was, where its reductions have no numbers;
+    ``matrix``: of edges that are a sparse matrix, which lies nowhere itself; ``older``: the one
+    that was kept before over the same edges, of a call of another form, as some layers propagate
+    several times.
     """
 
-    __slots__ = ("edges", "modes", "reduces", "sizes", "view", "decision", "matrix",
+    __slots__ = ("edges", "modes", "reduces", "looked", "sizes", "view", "decision", "matrix",
                  "older")
     native = False
     view: weakref.ref[GraphView]
@@ -60,7 +61,10 @@ class Repeated(Described):
         self.matrix = None if call.matrix is None else call.matrix.kept()
         self.edges = TensorRef(edge_index, pointer=self.matrix is None)
         self.modes = _grad(), _deterministic(), saved_tensor_hooks(True) is None
-        self.reduces = None if settled else call.reduces
+        self.reduces, self.looked = (None if settled else call.reduces), None
+        if not settled and call.known.aggregate is None and all(
+            type(one) is str for one in call.reduces):
+            self.looked = reductions.Looked(layer.aggr_module)
         # there, as the call ran by it
         self.view = weakref.ref(graph.built)  # type: ignore[arg-type]
         self.sizes, self.decision = (graph.num_src, graph.num_dst, graph.flipped), decision
@@ -86,7 +90,8 @@ class Repeated(Described):
         if (self.modes != (_grad(), _deterministic(), saved_tensor_hooks(True) is None)
             or not self.holds(layer, config)):
             return None
-        if self.reduces is not None and self.reduces != reductions.of(layer, self.known):
+        if self.reduces is not None and not (self.looked is not None and self.looked.same()) and (
+            self.reduces != reductions.of(layer, self.known)):
             return None
         view.touched = True
         if self.matrix is not None:
@@ -95,7 +100,7 @@ class Repeated(Described):
         form, (num_src, num_dst, flipped) = self.form, self.sizes
         graph = OpGraph(edge_index, num_src, num_dst, flipped, view)
         if self.known.traced:
-            if not form.alike(layer, kwargs, graph, False):  # type: ignore[misc]  # it has one
+            if not form.alike(layer, kwargs, graph, None):  # type: ignore[misc]  # it has one
                 return None
             kwargs = completing.arguments(form, layer, graph, kwargs, True)
         aggregation = self.stated(layer, kwargs, edge_index.shape[1])

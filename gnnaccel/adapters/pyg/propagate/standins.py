@@ -39,7 +39,8 @@ class Form(NamedTuple):
     belongs to edges. ``stacked``: nodes are in another dimension than the first; None where
     ``source`` tells. ``alike(layer, arguments, graph, whole)``: whether a call of the same kinds
     and widths of arguments over another graph has this form, too; if not ``whole``, but for what
-    ``more`` looks at anyway; None where each has. ``known``: the layer's class as it reduces these
+    ``more`` looks at anyway; if it is None, of one whose arguments were `described` alike, over
+    the same edges; None where each has. ``known``: the layer's class as it reduces these
     messages, where it does so in another way than its own."""
 
     source: str
@@ -53,7 +54,7 @@ class Form(NamedTuple):
     summed: bool = False
     of_edges: bool = False
     stacked: bool | None = None
-    alike: Callable[[Any, Arguments, Any, bool], bool] | None = None
+    alike: Callable[[Any, Arguments, Any, bool | None], bool] | None = None
     known: Any = None
 
     @property

@@ -18,10 +18,20 @@ from gnnaccel.adapters.pyg.propagate.standins import Unseen
 from gnnaccel.adapters.pyg.propagate.traced import Param
 
 
-def parameter(value: Any) -> Param:
-    def make(given: dict) -> Tensor:
-        return value
+class Held:
+    """Gives a parameter, ``value``, whatever the call."""
 
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any):
+        self.value = value
+
+    def __call__(self, given: Any) -> Any:
+        return self.value
+
+
+def parameter(value: Any) -> Param:
+    make = Held(value)
     return Param(make, torch.empty_like(value, device="meta"), (make,))
 
 

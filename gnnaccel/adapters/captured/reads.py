@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from operator import is_
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from gnnaccel.adapters.captured import instructions, values
 from gnnaccel.adapters.captured.state import ASIDE, LIBRARIES, Frozen
@@ -64,6 +64,11 @@ class Reads:
     def holds(self) -> bool:
         """Whether all is as it was."""
         return all(one.holds() for one in self.frozen)
+
+    @property
+    def read(self) -> list[Tensor]:
+        """Tensors among the values."""
+        return [t for one in self.frozen if isinstance(one, Frozen) for t in one.tensors]
 
     def _tree(self, modules: Iterable[nn.Module]) -> None:
         every = [m for m in modules if id(m) not in self._seen]
@@ -175,8 +180,8 @@ class Reads:
             self._frozen(f"the attributes of {function.__qualname__}", lambda: {
                 name: value for name, value in vars(function).items() if name != "__wrapped__"})
         code, scope = function.__code__, function.__globals__
-        if instructions.reads_gradients(code):  # a capture's parameters have none
-            raise Unknown(f"{function.__qualname__} reads the gradients of tensors")
+        if (name := instructions.read_of_tensors(code)) is not None:
+            raise Unknown(f"{function.__qualname__} reads the attribute {name} of tensors")
         for name in instructions.handed_on(code):
             if isinstance(scope.get(name), types.ModuleType):
                 self._held(f"the name {name}", scope[name])

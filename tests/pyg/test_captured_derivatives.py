@@ -172,6 +172,45 @@ def test_code_that_asks_where_its_arguments_come_from(on, name):
     assert not replays("Asks") and f"reads the attribute {name} of tensors" in refused("Asks")[0]
 
 
+class Moves(Smooth):
+    def forward(self, x, edge_index):
+        scale = torch.tensor([1.0, 2.0, 0.5], device="cpu")
+        return super().forward(x, edge_index) * scale.to(x.device, non_blocking=True)
+
+
+class Pins(Smooth):
+    def forward(self, x, edge_index):
+        scale = torch.tensor([1.0, 2.0, 0.5], device="cpu")
+        scale = scale.pin_memory() if x.is_cuda else scale
+        return super().forward(x, edge_index) * scale.cuda(x.device, True) if x.is_cuda else x
+
+
+@pytest.mark.parametrize("cls", [Moves, Pins])
+def test_copies_from_memory_that_is_let_go_of(on, cls):
+    model, (x, edge_index) = cls(), given()
+    for _ in range(7):
+        model(x, edge_index)
+    assert not replays(cls.__name__)
+    assert "may copy from the host without waiting" in refused(cls.__name__)[0]
+
+
+class Seeds(Smooth):
+    """Its noise is the same in each call."""
+
+    def forward(self, x, edge_index):
+        with torch.random.fork_rng(devices=[0] if x.is_cuda else []):
+            torch.manual_seed(7)
+            x = x + torch.randn_like(x)
+        return super().forward(x, edge_index)
+
+
+def test_noise_that_is_the_same_in_each_call(on):
+    model, (x, edge_index) = Seeds(), given()
+    torch.manual_seed(7)
+    found = [model(x, edge_index).detach() for _ in range(9)]
+    assert same(found[1:], found[:-1])
+
+
 def test_memory_of_parameters_is_kept_for_backward(on):
     """A script gives weights other memory between forward and backward, which reads the old."""
     model, (x, edge_index) = Smooth(), given()

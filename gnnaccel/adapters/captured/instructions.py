@@ -55,6 +55,14 @@ def read_of_tensors(code: types.CodeType) -> str | None:
                  and step.argval not in ("autograd", "func")), None)
 
 
+def moves_without_waiting(code: types.CodeType) -> bool:
+    """Whether the code may copy from memory of the host that it lets go of: a replay would read
+    what lies there by then. Copies that wait are seen by `state.waits`."""
+    return any("pin_memory" in inner.co_names or any(
+        isinstance(one, tuple) and "non_blocking" in one for one in inner.co_consts)
+        for inner in codes(code))
+
+
 def _steps(code: types.CodeType) -> list[dis.Instruction]:
     return [step for step in dis.get_instructions(code) if step.opname != "EXTENDED_ARG"]
 

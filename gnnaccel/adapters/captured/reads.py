@@ -30,6 +30,9 @@ _CHANGING_MODULES = frozenset(("time", "datetime", "logging", "warnings", "io", 
 _OF_THE_WORLD = {"sys": {"modules", "stdout", "stderr", "stdin"}, "os": {"urandom"},
                  "random": {"Random", "SystemRandom"}, "numpy": {"default_rng", "RandomState"}}
 
+#: functions after which random numbers are the same ones again
+_SEEDING = frozenset(("manual_seed", "manual_seed_all", "fork_rng", "set_rng_state",
+                      "set_rng_state_all", "seed_everything"))
 #: methods that a host calls
 _CALLED = ("forward", "message", "aggregate", "update", "edge_update", "message_and_aggregate",
            "propagate", "reduce", "backward", "setup_context")
@@ -182,12 +185,16 @@ class Reads:
         code, scope = function.__code__, function.__globals__
         if (name := instructions.read_of_tensors(code)) is not None:
             raise Unknown(f"{function.__qualname__} reads the attribute {name} of tensors")
+        if instructions.moves_without_waiting(code):
+            raise Unknown(f"{function.__qualname__} may copy from the host without waiting")
         for name in instructions.handed_on(code):
             if isinstance(scope.get(name), types.ModuleType):
                 self._held(f"the name {name}", scope[name])
         attributes = {name for inner in instructions.codes(code) for name in inner.co_names}
         if "register_hook" in attributes:
             raise Unknown(f"{function.__qualname__} registers a hook, which no replay calls")
+        if not attributes.isdisjoint(_SEEDING):
+            raise Unknown(f"{function.__qualname__} seeds random numbers, which no replay does")
         self._names |= attributes
         self._named(function, attributes)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -33,11 +34,20 @@ class Tape(TorchDispatchMode):
             given = {id(t) for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
             memory = {t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs))
                       if isinstance(t, torch.Tensor)}
-            new = func(*args, **kwargs)
+            new = _uncounted(func, args, kwargs)
             for held, made in zip(tree_leaves(out), tree_leaves(new)):
                 if (isinstance(held, torch.Tensor) and id(held) not in given
                     and held.untyped_storage().data_ptr() not in memory):
                     held.copy_(made)
+
+
+def _uncounted(func: Any, args: Any, kwargs: Any) -> Any:
+    """The result of an operation whose writes torch does not count, as those of a CUDA graph."""
+    with contextlib.ExitStack() as stack:
+        for t in tree_leaves((args, kwargs)):
+            if isinstance(t, torch.Tensor) and not t.is_inference():
+                stack.enter_context(_unsafe_preserve_version_counter(t))
+        return func(*args, **kwargs)
 
 
 def record(work: Any, pool: Any, device: torch.device) -> tuple:

@@ -326,7 +326,8 @@ def test_a_module_changed_before_gradients_of_gradients(on):
 
 @pytest.mark.parametrize("create_graph", [False, True])
 def test_what_backward_reads_is_not_written_in_between(on, create_graph):
-    """As with the host: an error for a parameter that its backward reads, none for any other."""
+    """As with the host: an error for a parameter that its backward reads, none for any other. With
+    ``create_graph``, which runs the module's code again, it is an error for these as well."""
     def raises(model, name: str) -> bool:
         loss = model(*args).pow(2).sum()
         with torch.no_grad():
@@ -334,7 +335,8 @@ def test_what_backward_reads_is_not_written_in_between(on, create_graph):
         try:
             torch.autograd.grad(loss, list(model.parameters()), create_graph=create_graph)
         except RuntimeError as problem:
-            assert "modified by an inplace operation" in str(problem)
+            assert "modified by an inplace operation" in str(problem) or (
+                create_graph and "were changed since its forward" in str(problem))
             return True
         return False
 
@@ -347,7 +349,7 @@ def test_what_backward_reads_is_not_written_in_between(on, create_graph):
         before = replays()
         found = raises(model, name)
         # kernels keep all that they were given for their backward (docs/limits.md)
-        assert found == expected or (found and PLACE[0] == "cuda"), name
+        assert found == expected or (found and (create_graph or PLACE[0] == "cuda")), name
         assert replays() == before + 1
         gradients(model(*args), model)
 

@@ -80,6 +80,9 @@ class Region:
                 arguments[i] = t
             return self._run(*arguments)
 
+        def aside(found: list[Tensor], others: dict[Tensor, Tensor]) -> Any:
+            return call(found)  # all that it reads are arguments
+
         # buffers are arguments like others, and not all writes to them are counted
         buffers = [t for t, copied in zip(tensors, form.copied)
                    if not (copied or t.requires_grad)
@@ -87,7 +90,7 @@ class Region:
         wanted = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
         fixed = [t for t, copied in zip(tensors, form.copied)
                  if not copied and t.is_floating_point()]
-        return graphs.Work(call, call, tensors, form.copied, [], [], buffers, fixed,
+        return graphs.Work(call, aside, tensors, form.copied, [], [], buffers, fixed, [],
                            tensors[0].device, wanted)
 
 

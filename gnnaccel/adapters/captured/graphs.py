@@ -11,36 +11,40 @@ import functools
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gnnaccel.adapters.captured import threads, values
+from gnnaccel.adapters.captured import recomputed, threads, values
 from gnnaccel.adapters.captured.results import Backward, Refused, Tied, alike, saved_for, through
 from gnnaccel.adapters.captured.streams import in_turn
 from gnnaccel.cuda import capture
 from gnnaccel.dispatch.run.autograd import one_by_one
 
 _keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
+_Before = list[tuple[Tensor, Tensor, int]]
 _freed = torch.empty(0, dtype=torch.float32, device="cpu")
 
 
 class Work:
     """A call to capture. ``call(arguments)`` runs the module on tensors in the order of
-    ``tensors``, and so does ``aside``, on copies of the module's buffers. ``copied``: for each
-    tensor, whether later calls may bring another one of that shape; ``buffers``: of the module,
-    which runs on ``device``; ``kept``: its other tensors; ``parameters``: those whose gradients are
-    wanted, and ``aliases`` their stand-ins in ``call``; ``grad``: whether autograd records.
+    ``tensors``, and so does ``aside(arguments, others)``, with other tensors in the places of the
+    module's. ``copied``: for each tensor, whether later calls may bring another one of that shape;
+    ``buffers``: of the module, which runs on ``device``; ``kept``: its other tensors; ``read``:
+    what its code reads besides; ``parameters``: those whose gradients are wanted, and ``aliases``
+    their stand-ins in ``call``; ``grad``: whether autograd records.
     """
 
-    def __init__(self, call: Callable[[list[Tensor]], Any], aside: Callable[[list[Tensor]], Any],
+    def __init__(self, call: Callable[[list[Tensor]], Any], aside: Callable[[list, dict], Any],
                  tensors: list[Tensor], copied: list[bool], parameters: list[Tensor],
                  aliases: list[Tensor], buffers: list[Tensor], kept: list[Tensor],
-                 device: torch.device, grad: bool) -> None:
-        self.call, self.aside, self.copied, self.buffers = call, aside, copied, buffers
-        self.grad, self.kept = grad, kept
+                 read: list[Tensor], device: torch.device, grad: bool) -> None:
+        self.call, self.aside = call, aside
+        self.copied = [*copied]  # a later call may bring others, while a backward waits
+        self.buffers, self.grad, self.kept, self.read = buffers, grad, kept, read
+        self.kept_and_buffers = [*kept, *buffers]
         self.device = device
         self.parameters, self.aliases = (parameters, aliases) if grad else ([], [])
         first = {id(t): i for i, t in reversed(list(enumerate(tensors)))}
@@ -50,7 +54,7 @@ class Work:
     def lasting(self, tensors: list[Tensor]) -> list[Tensor]:
         """What a replay reads where it lies: tensors of the module, and of the call's those that
         are not copied."""
-        return [*self.kept, *self.buffers,
+        return [*self.kept_and_buffers,
                 *[t for t, copied in zip(tensors, self.copied) if not copied]]
 
     def run(self, tensors: list[Tensor]) -> tuple[Any, list[Tensor]]:
@@ -64,11 +68,13 @@ class Work:
 
 
 class Captured:
-    """A call that is replayed. ``random``: it draws random numbers on the device."""
+    """A call that is replayed. ``random``: it draws random numbers on the device; ``moving``: the
+    module's tensors that it writes to, and ``were`` what they were before the last replay;
+    ``copies``: of the arguments of the last replay, None for those that it reads where they lie."""
 
     def __init__(self, work: Work) -> None:
         """Capture ``work`` and compare. Raises Refused."""
-        self._work, self._thread = work, threading.get_ident()
+        self.work, self._thread = work, threading.get_ident()
         self._last: weakref.ref | None = None
         stands: dict[int, Tensor] = {}  # one for each tensor, however often it is given
         for t, copied in zip(work.tensors, work.copied):
@@ -80,11 +86,12 @@ class Captured:
         self._leaves = [*work.aliases, *[self._static[i] for i in work.inputs]]
         if not threads.alone():
             raise Refused("other threads call modules, too")
-        with (threads.capturing(), _as_before(work), _any_stream(),
+        with (threads.capturing(), _as_before(work) as before, _any_stream(),
               capture.still() as self._held):
             start = _state(work.device)
             try:
                 self._warm_up()
+                self._look_at_writes(before)
                 self.random = not torch.equal(start, _state(work.device))
                 self._record()
                 self._compare()
@@ -93,20 +100,23 @@ class Captured:
             except Refused:
                 raise
             except Exception as problem:  # noqa: BLE001 - of the user's code: a backward, say
+                first = str(problem).partition("\n")[0]
                 raise Refused("its code, run for a capture, raises "
-                              f"{type(problem).__name__}: {problem}") from None
+                              f"{type(problem).__name__}: {first}") from None
+        # the memory that the graphs read, also where a script gives a parameter other memory
+        self._memory = [t.detach() for t in work.kept_and_buffers]
         # callers keep their arguments; kept here are only the tensors that are copied into
-        self._copies = [t.detach() if copied else None
+        self.copies = [t.detach() if copied else None
                         for t, copied in zip(self._static, work.copied)]
         for way in self._backwards:
             way.let_go()
         del self._static, self._leaves
-        self._work.tensors, self._work.aliases = [], []
+        work.tensors, work.aliases, work.read = [], [], []
 
     # --- capturing --------------------------------------------------------------------------------
 
     def _warm_up(self) -> None:
-        work, versions = self._work, [t._version for t in self._static]
+        work, versions = self.work, [t._version for t in self._static]
         with on_the_side(work.device):
             for _ in range(2):
                 form, outs = work.run(self._static)
@@ -118,20 +128,36 @@ class Captured:
             # this time it may have written what was there
             if copied and (held._version != version or not torch.equal(held, tensor)):
                 raise Refused("it writes to an argument, which is another one in each call")
-        tied = Tied(outs, [*self._static, *self._leaves, *work.buffers, *work.kept])
+        tied = Tied(outs, [*self._static, *self._leaves, *work.kept_and_buffers, *work.read])
         self._groups = tied.groups
         if tied.why is not None:
             raise Refused(tied.why)
         if not {id(t) for t in self._leaves}.issuperset(map(id, tied.leaves)):
             raise Refused("its result has gradients of what is no parameter and no argument")
-        if self._work.grad and not wanted:
+        if work.grad and not wanted:
             raise Refused("no result depends on what wants gradients")
 
+    def _look_at_writes(self, before: _Before) -> None:
+        """Note what the warm-up wrote to."""
+        written = [(t, t._version != version) for t, held, version in before
+                   if t._version != version or not _equal(t, held)]
+        read = set(map(id, self.work.read)).difference(map(id, self.work.kept_and_buffers))
+        if any(id(t) in read for t, _ in written):
+            raise Refused("it writes to a tensor that is no buffer and no attribute of a module")
+        self.moving = [t for t, _ in written]
+        self._counted = [t for t, counted in written if counted]
+        self.were = [torch.empty_like(t.detach()) for t in self.moving] if self.work.grad else []
+
+    def _run(self) -> tuple[Any, list[Tensor]]:
+        """What is captured: the call, after a copy of what it is about to write to."""
+        for held, t in zip(self.were, self.moving):
+            held.copy_(t.detach())
+        return self.work.run(self._static)
+
     def _record(self) -> None:
-        work = self._work
+        work = self.work
         pool = memory_pool(work.device)
-        self._forward, (self._form, self._outs) = record(lambda: work.run(self._static),
-                                                         pool, work.device)
+        self._forward, (self._form, self._outs) = record(self._run, pool, work.device)
         self._backwards: list[Backward] = []
         if not work.grad:
             return
@@ -153,7 +179,7 @@ class Captured:
 
     def _compare(self) -> None:
         """Refused where a replay differs from the call."""
-        work, start = self._work, _state(self._work.device)
+        work, start = self.work, _state(self.work.device)
         before = [b.clone() for b in work.buffers]
         _, expected = work.run(self._static)
         wanted = [o for o in expected if o.requires_grad]
@@ -178,35 +204,38 @@ class Captured:
         held = None if self._last is None else self._last()
         return (held is None or held.done) and threading.get_ident() == self._thread
 
-    def versions(self, tensors: list[Tensor], results: Iterable[int]) -> dict[int, int]:
-        """How often each tensor was written that a backward of these results reads where it
-        lies."""
-        lasting = self._work.lasting(tensors)
-        return {at: lasting[at]._version for n in results for at in self._saved[n]}
+    def versions(self, tensors: list[Tensor]) -> list[int]:
+        """How often each tensor was written that a replay reads where it lies."""
+        return [t._version for t in self.work.lasting(tensors)]
 
     def replay(self, tensors: list[Tensor]) -> Any:
         """The result of the call with these arguments."""
-        with in_turn(self._work.device):
-            for held, tensor in zip(self._copies, tensors):
+        with in_turn(self.work.device):
+            for held, tensor in zip(self.copies, tensors):
                 if held is not None:
                     held.copy_(tensor.detach())
-            if not self._work.grad:
-                self._forward()
-                results = iter([o.clone() for o in self._outs])
+            if not self.work.grad:
+                results = iter(self.results())
             else:
-                results = iter(_Replay.apply(self, tensors, *self._work.parameters,
-                                             *[tensors[i] for i in self._work.inputs]))
+                results = iter(_Replay.apply(self, tensors, *self.work.parameters,
+                                             *[tensors[i] for i in self.work.inputs]))
         return values.together(self._form, results)
+
+    def results(self) -> list[Tensor]:
+        """The results of a replay, whose writes count as those of the module's code do."""
+        self._forward()
+        for t in self._counted:
+            torch.autograd.graph.increment_version(t)
+        return [o.clone() for o in self._outs]
 
 
 class _Pass:
     """A forward pass; ``done`` once no backward needs anything any more. ``freed``: the groups of
-    results, see `Tied`, of which a backward was the last; ``versions``: of the tensors that a
-    backward reads where they lie."""
+    results, see `Tied`, of which a backward was the last; ``versions``: `Captured.versions`."""
 
     __slots__ = ("done", "freed", "versions", "__weakref__")
 
-    def __init__(self, versions: dict[int, int]) -> None:
+    def __init__(self, versions: list[int]) -> None:
         self.done = False
         self.freed: set[int] = set()
         self.versions = versions
@@ -215,10 +244,9 @@ class _Pass:
 class _Replay(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, captured: Captured, tensors: list[Tensor], *leaves: Tensor) -> tuple:
-        captured._forward()
-        outs = tuple([o.clone() for o in captured._outs])
+        outs = tuple(captured.results())
         ctx.captured, ctx.tensors = captured, tensors
-        ctx.once = _Pass(captured.versions(tensors, range(len(captured._saved))))
+        ctx.once = _Pass(captured.versions(tensors))
         captured._last = weakref.ref(ctx.once)
         ctx.mark_non_differentiable(*[o for o, wanted in zip(outs, captured._differentiable)
                                       if not wanted])
@@ -235,15 +263,16 @@ class _Replay(torch.autograd.Function):
         if groups & ctx.once.freed:
             _ = ctx.saved_tensors  # raises torch's error
         used = [n for n, g in enumerate(out_grads) if g is not None]
-        if not (ctx.once.done or captured.versions(ctx.tensors, used).items()
-                <= ctx.once.versions.items()):
+        changed = set() if ctx.once.done else {at for at, (now, then) in enumerate(
+            zip(captured.versions(ctx.tensors), ctx.once.versions)) if now != then}
+        if changed and any(at in changed for n in used for at in captured._saved[n]):
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an "
                 "inplace operation: a parameter, a buffer or an argument of a module whose call "
                 "was replayed as a CUDA graph")
         if torch.is_grad_enabled():
-            return None, None, *_recomputed(captured, ctx.tensors, out_grads)
-        with in_turn(captured._work.device):
+            return None, None, *recomputed.gradients(captured, ctx.tensors, out_grads, changed)
+        with in_turn(captured.work.device):
             for held, g in zip(captured._grads, out_grads):
                 if g is not None:
                     held.copy_(g)
@@ -253,22 +282,6 @@ class _Replay(torch.autograd.Function):
             if ctx.once.freed.issuperset(captured._groups):
                 ctx.once.done, ctx.tensors = True, None
         return None, None, *leaf_grads
-
-
-def _recomputed(captured: Captured, tensors: list[Tensor], grads: list[Tensor | None]) -> list:
-    """Gradients that can be differentiated again: by the module's own code."""
-    if captured.random:
-        raise RuntimeError(
-            "gradients of gradients were asked for (create_graph=True) of a module that draws "
-            "random numbers and runs as a CUDA graph; leave it out of the capture with "
-            "gnnaccel.enable(capture=False)")
-    work = captured._work
-    leaves = [*work.parameters, *[tensors[i] for i in work.inputs]]
-    parts: list[Tensor] = []
-    values.apart(work.aside(tensors), parts)
-    pairs = [(o, g) for o, g in zip((o for o in parts if o.requires_grad), grads) if g is not None]
-    outs, out_grads = [o for o, _ in pairs], [g for _, g in pairs]
-    return list(torch.autograd.grad(outs, leaves, out_grads, create_graph=True, allow_unused=True))
 
 
 # --- the device -----------------------------------------------------------------------------------
@@ -282,15 +295,22 @@ def _put_back(buffers: list[Tensor], before: list[Tensor]) -> None:
             b.data.copy_(held)
 
 
+def _equal(a: Tensor, b: Tensor) -> bool:
+    return torch.equal(a, b) or (a.is_floating_point() and torch.allclose(
+        a, b, rtol=0.0, atol=0.0, equal_nan=True))
+
+
 @contextlib.contextmanager
-def _as_before(work: Work) -> Iterator[None]:
-    """A block after which the module's tensors and random numbers are as before it."""
-    written = [t for t in (*work.buffers, *work.kept) if not t.is_inference()]
-    before, state = [b.detach().clone() for b in written], _state(work.device)
+def _as_before(work: Work) -> Iterator[_Before]:
+    """A block after which the module's tensors, what its code reads, and random numbers are as
+    before it. Gives the tensors, copies of them, and their versions."""
+    every = {id(t): t for t in (*work.kept_and_buffers, *work.read) if not t.is_inference()}
+    before = [(t, t.detach().clone(), t._version) for t in every.values()]
+    state = _state(work.device)
     try:
-        yield
+        yield before
     finally:
-        _put_back(written, before)
+        _put_back([t for t, *_ in before], [held for _, held, _ in before])
         _set_state(work.device, state)
 
 

@@ -42,12 +42,25 @@ def handed_on(code: types.CodeType) -> set[str]:
     return found
 
 
-def reads_gradients(code: types.CodeType) -> bool:
-    """Whether the code reads the attribute ``grad`` of something: not the function of that name."""
-    return any(then.argval == "grad" and then.opname == "LOAD_ATTR"
-               and step.argval not in ("autograd", "func")
-               for inner in codes(code) for steps in [_steps(inner)]
-               for step, then in zip(steps, steps[1:]))
+#: attributes of tensors that are others of the stand-ins in a capture
+_OF_STANDINS = ("grad", "grad_fn", "is_leaf", "_version")
+
+
+def read_of_tensors(code: types.CodeType) -> str | None:
+    """An attribute that the code reads, and that a capture's stand-ins for parameters and arguments
+    have otherwise, such as ``grad``: not the function of that name. None where there is none."""
+    return next((then.argval for inner in codes(code) for steps in [_steps(inner)]
+                 for step, then in zip(steps, steps[1:])
+                 if then.opname == "LOAD_ATTR" and then.argval in _OF_STANDINS
+                 and step.argval not in ("autograd", "func")), None)
+
+
+def moves_without_waiting(code: types.CodeType) -> bool:
+    """Whether the code may copy from memory of the host that it lets go of: a replay would read
+    what lies there by then. Copies that wait are seen by `state.waits`."""
+    return any("pin_memory" in inner.co_names or any(
+        isinstance(one, tuple) and "non_blocking" in one for one in inner.co_consts)
+        for inner in codes(code))
 
 
 def _steps(code: types.CodeType) -> list[dis.Instruction]:

@@ -250,33 +250,35 @@ def _work(native: Callable, module: nn.Module, kind: Kind, given: Call) -> graph
 
     # an earlier result that is still there keeps the nodes that add up the gradients of the
     # parameters on their stream, and a capture would wait for that
-    aliases = {p: nn.Parameter(p.detach()) for p in snapshot.parameters if p.requires_grad}
+    aliases: dict[Tensor, Tensor] = {
+        p: nn.Parameter(p.detach()) for p in snapshot.parameters if p.requires_grad}
 
     def call(tensors: list[Tensor]) -> Any:
         args, kwargs = values.together(form, iter(tensors))
         with snapshot.replaced(aliases):
             return native(ref(), *args, **kwargs)
 
-    def aside(tensors: list[Tensor]) -> Any:
+    def aside(tensors: list[Tensor], others: dict[Tensor, Tensor]) -> Any:
         if not (snapshot.holds() and reads.holds()):
             raise RuntimeError(
                 f"{type(ref()).__name__} was changed between forward and a backward with "
                 "create_graph=True, which runs its code again, as its calls run as CUDA graphs; "
                 "leave it out with gnnaccel.enable(capture=False)")
         args, kwargs = values.together(form, iter(tensors))
-        buffers = {name: b.clone() for name, b in ref().named_buffers()}
         before, _here.inside = _here.inside, True
         try:
-            return torch.func.functional_call(ref(), buffers, args, kwargs)
+            with snapshot.replaced(others):
+                return native(ref(), *args, **kwargs)
         finally:
             _here.inside = before
 
     wanted = [t for t in (*snapshot.parameters, *given.tensors) if t.requires_grad]
     fixed = [t for t, copied in zip(given.tensors, kind.copied)
              if not copied and t.is_floating_point()]
+    read = [t for t in (*snapshot.read, *reads.read) if t.device == given.device]
     return graphs.Work(call, aside, given.tensors, kind.copied, list(aliases),
                        list(aliases.values()), snapshot.buffers, [*snapshot.parameters, *fixed],
-                       given.device, torch.is_grad_enabled() and bool(wanted))
+                       read, given.device, torch.is_grad_enabled() and bool(wanted))
 
 
 def _left(native: Callable, module: nn.Module, entry: Module, args: tuple, kwargs: dict,

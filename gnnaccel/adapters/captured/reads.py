@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from operator import is_
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from gnnaccel.adapters.captured import instructions, values
 from gnnaccel.adapters.captured.state import ASIDE, LIBRARIES, Frozen
@@ -30,6 +30,9 @@ _CHANGING_MODULES = frozenset(("time", "datetime", "logging", "warnings", "io", 
 _OF_THE_WORLD = {"sys": {"modules", "stdout", "stderr", "stdin"}, "os": {"urandom"},
                  "random": {"Random", "SystemRandom"}, "numpy": {"default_rng", "RandomState"}}
 
+#: functions after which random numbers are the same ones again
+_SEEDING = frozenset(("manual_seed", "manual_seed_all", "fork_rng", "set_rng_state",
+                      "set_rng_state_all", "seed_everything"))
 #: methods that a host calls
 _CALLED = ("forward", "message", "aggregate", "update", "edge_update", "message_and_aggregate",
            "propagate", "reduce", "backward", "setup_context")
@@ -64,6 +67,11 @@ class Reads:
     def holds(self) -> bool:
         """Whether all is as it was."""
         return all(one.holds() for one in self.frozen)
+
+    @property
+    def read(self) -> list[Tensor]:
+        """Tensors among the values."""
+        return [t for one in self.frozen if isinstance(one, Frozen) for t in one.tensors]
 
     def _tree(self, modules: Iterable[nn.Module]) -> None:
         every = [m for m in modules if id(m) not in self._seen]
@@ -175,14 +183,18 @@ class Reads:
             self._frozen(f"the attributes of {function.__qualname__}", lambda: {
                 name: value for name, value in vars(function).items() if name != "__wrapped__"})
         code, scope = function.__code__, function.__globals__
-        if instructions.reads_gradients(code):  # a capture's parameters have none
-            raise Unknown(f"{function.__qualname__} reads the gradients of tensors")
+        if (name := instructions.read_of_tensors(code)) is not None:
+            raise Unknown(f"{function.__qualname__} reads the attribute {name} of tensors")
+        if instructions.moves_without_waiting(code):
+            raise Unknown(f"{function.__qualname__} may copy from the host without waiting")
         for name in instructions.handed_on(code):
             if isinstance(scope.get(name), types.ModuleType):
                 self._held(f"the name {name}", scope[name])
         attributes = {name for inner in instructions.codes(code) for name in inner.co_names}
         if "register_hook" in attributes:
             raise Unknown(f"{function.__qualname__} registers a hook, which no replay calls")
+        if not attributes.isdisjoint(_SEEDING):
+            raise Unknown(f"{function.__qualname__} seeds random numbers, which no replay does")
         self._names |= attributes
         self._named(function, attributes)
 

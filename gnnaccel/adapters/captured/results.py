@@ -157,10 +157,12 @@ class Backward:
             torch._foreach_copy_([one.as_strided(*p[1:]) for p in at if p is not None], members)
 
     def again(self) -> list[Tensor | None]:
-        """Copies of the gradients, after a replay."""
+        """Copies of the gradients, after a replay. Writes to one of them are none to the others,
+        as would be counted of views."""
         self.replay()
         flat = [one.clone() for one in self._flat]
-        return [None if at is None else flat[at[0]].as_strided(*at[1:]) for at in self._places]
+        return [None if at is None else flat[at[0]].as_strided(*at[1:]).data
+                for at in self._places]
 
     def let_go(self) -> None:
         """Forget the tensors that only a capture needs."""

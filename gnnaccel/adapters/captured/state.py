@@ -13,7 +13,7 @@ import inspect
 import types
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from operator import is_
 from typing import Any
@@ -103,20 +103,26 @@ class Snapshot:
                 and all(held.holds() for held in self._contents))
 
     @contextlib.contextmanager
-    def replaced(self, others: dict[nn.Parameter, nn.Parameter]) -> Iterator[None]:
-        """A block in which other parameters stand in the places of these."""
+    def replaced(self, others: Mapping[Tensor, Tensor]) -> Iterator[None]:
+        """A block in which other tensors stand in the places of these parameters, buffers and
+        attributes."""
         root = self._root()
         assert root is not None
-        places = [(table, name, p) for m in (root, *self._modules)
-                  for table in [vars(m)["_parameters"]] for name, p in table.items()
-                  if p is not None and p in others]
+        places = [(table, name, t) for m in (root, *self._modules)
+                  for table in (vars(m)["_parameters"], vars(m)["_buffers"], vars(m))
+                  for name, t in table.items() if isinstance(t, Tensor) and t in others]
         try:
-            for table, name, p in places:
-                table[name] = others[p]
+            for table, name, t in places:
+                table[name] = others[t]
             yield
         finally:
-            for table, name, p in places:
-                table[name] = p
+            for table, name, t in places:
+                table[name] = t
+
+    @property
+    def read(self) -> list[Tensor]:
+        """Tensors in containers and objects among the attributes."""
+        return [t for held in self._contents for t in held.tensors]
 
 
 class _Attributes:
@@ -180,7 +186,7 @@ def _ancestry(modules: list[nn.Module]) -> list[type]:
 class Frozen:
     """A value with its form and tensors, to compare it with later."""
 
-    __slots__ = ("_get", "_form", "_tensors", "_versions")
+    __slots__ = ("_get", "_form", "tensors", "_versions")
 
     def __init__(self, get: Any) -> None:
         """Take the value that ``get()`` returns. Raises Unknown."""
@@ -189,7 +195,7 @@ class Frozen:
         self._form = values.apart(get(), tensors, ())
         if unversioned(tensors):
             raise Unknown(INFERENCE)
-        self._tensors = tensors
+        self.tensors = tensors
         self._versions = [(_place(t), t._version) for t in tensors]
 
     def holds(self) -> bool:
@@ -198,8 +204,8 @@ class Frozen:
             value = self._get()
         except (LookupError, ValueError):
             return False
-        return values.same(value, self._form, self._tensors) and self._versions == [
-            (_place(t), t._version) for t in self._tensors]
+        return values.same(value, self._form, self.tensors) and self._versions == [
+            (_place(t), t._version) for t in self.tensors]
 
 
 def _contents(modules: list[nn.Module], root: nn.Module) -> tuple[list[Frozen], list[Tensor]]:

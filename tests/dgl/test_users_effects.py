@@ -3,6 +3,7 @@ alone."""
 from __future__ import annotations
 
 import dgl
+import dgl.function as fn
 import pytest
 import torch
 import torch.nn.functional as F
@@ -341,5 +342,31 @@ def test_results_of_a_mailbox_may_be_changed_in_place(route, reduce):
         results[0].mul_(2.0)
         torch.cat(results).square().sum().backward()
         return torch.cat([*results, h.grad]).detach()
+
+    agrees(route, call)
+
+
+@pytest.mark.parametrize("reduce", [fn.sum("m", "y"), lambda nodes: {
+    "y": nodes.mailbox["m"].sum(1) * nodes.data["x"]}])
+def test_rows_of_another_graph_are_read_anew_in_each_call(route, reduce):
+    """DGL takes the rows of a subgraph's nodes when they are read, for users' functions each time:
+    after a call without gradients, after a change in place, and after a backward."""
+    graph = apart()
+
+    def call():
+        x = graph.ndata["x"] = (graph.ndata["h"] * 1.0).requires_grad_()
+        part = dgl.node_subgraph(graph, torch.arange(9))
+
+        def passed():
+            part.update_all(lambda edges: {"m": torch.tanh(edges.src["x"] * edges.dst["x"])}, reduce)
+            return part.ndata["y"]
+
+        with torch.no_grad():
+            out = [passed()]
+            x.mul_(2.0)
+        for _ in range(2):
+            out.append(passed())
+            out += torch.autograd.grad(out[-1].sum(), [x])
+        return torch.cat(out)
 
     agrees(route, call)

@@ -190,9 +190,9 @@ def _operands(tree: Any, shape: tuple[int, ...]) -> tuple[Any, tuple[str, str]]:
     left, right = tree.args
     if not (isinstance(left, Leaf) and isinstance(right, Leaf)) or left.blocks or right.blocks:
         return None, ("u", "e")
-    if "p" in (left.end, right.end) or left.end == right.end or not (
-        len(left.tail) == len(right.tail) == len(shape)):
-        return None, ("u", "e")
+    if "p" in (left.end, right.end) or left.end == right.end or (
+        tuple(map(max, left.tail, right.tail)) != shape or len(left.tail) != len(right.tail)):
+        return None, ("u", "e")  # others repeat channels after it
     turns, op = _SIDES[tree.op]
     if "jie".index(left.end) > "jie".index(right.end) and turns:
         left, right = right, left

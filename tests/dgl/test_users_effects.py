@@ -372,6 +372,26 @@ def test_rows_of_another_graph_are_read_anew_in_each_call(route, reduce):
     agrees(route, call)
 
 
+@pytest.mark.parametrize("message, reduce", [
+    (lambda edges: {"m": torch.tanh(edges.data["w"]) * edges.src["h"]}, fn.sum("m", "y")),
+    (fn.copy_e("w", "m"), lambda nodes: {"y": nodes.mailbox["m"].sum(1)})])
+def test_features_that_are_first_read_without_gradients(route, message, reduce):
+    """DGL keeps the rows of a subgraph's edges once they are read, here without gradients."""
+    graph = apart()
+    graph.edata["w"].requires_grad_()
+
+    def call():
+        part = dgl.node_subgraph(graph, torch.arange(9))
+        with torch.no_grad():
+            part.update_all(message, reduce)
+        kept.append(part.edata["w"].requires_grad)
+        return part.ndata["y"]
+
+    kept = []
+    agrees(route, call)
+    assert kept == [False, False]
+
+
 def test_operations_of_dgl_whose_result_is_repeated(route):
     """A sum or product of narrow features becomes as wide as the function says."""
     graph = apart()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from gnnaccel.adapters.dgl.udf import features, mailboxes, messages
@@ -130,7 +131,24 @@ def _given(function: Any) -> Any:
     return opened(function)
 
 
+class _Given:
+    """Features at one place, which are read as the call reads them: gradients are on while a
+    function is followed, and DGL keeps rows of another graph's that are read."""
+
+    def __init__(self, frame: Any, grad: bool):
+        self.frame, self.grad = frame, grad
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.frame
+
+    def __getitem__(self, name: Any) -> Any:
+        with torch.set_grad_enabled(self.grad):
+            return self.frame[name]
+
+
 def _traced(given: list[Any], pair: Pair, frames: Frames) -> _Kept:
+    grad = torch.is_grad_enabled()
+    frames = {place: _Given(frame, grad) for place, frame in frames.items()}
     forms: dict[str, Any] = {}
     runs = [Run(one, prefix) if type(one) is Opened else None for one, prefix in zip(given, "cd")]
     result = None

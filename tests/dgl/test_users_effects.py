@@ -346,52 +346,6 @@ def test_results_of_a_mailbox_may_be_changed_in_place(route, reduce):
     agrees(route, call)
 
 
-@pytest.mark.parametrize("reduce", [fn.sum("m", "y"), lambda nodes: {
-    "y": nodes.mailbox["m"].sum(1) * nodes.data["x"]}])
-def test_rows_of_another_graph_are_read_anew_in_each_call(route, reduce):
-    """DGL takes the rows of a subgraph's nodes when they are read, for users' functions each time:
-    after a call without gradients, after a change in place, and after a backward."""
-    graph = apart()
-
-    def call():
-        x = graph.ndata["x"] = (graph.ndata["h"] * 1.0).requires_grad_()
-        part = dgl.node_subgraph(graph, torch.arange(9))
-
-        def passed():
-            part.update_all(lambda edges: {"m": torch.tanh(edges.src["x"] * edges.dst["x"])}, reduce)
-            return part.ndata["y"]
-
-        with torch.no_grad():
-            out = [passed()]
-            x.mul_(2.0)
-        for _ in range(2):
-            out.append(passed())
-            out += torch.autograd.grad(out[-1].sum(), [x])
-        return torch.cat(out)
-
-    agrees(route, call)
-
-
-@pytest.mark.parametrize("message, reduce", [
-    (lambda edges: {"m": torch.tanh(edges.data["w"]) * edges.src["h"]}, fn.sum("m", "y")),
-    (fn.copy_e("w", "m"), lambda nodes: {"y": nodes.mailbox["m"].sum(1)})])
-def test_features_that_are_first_read_without_gradients(route, message, reduce):
-    """DGL keeps the rows of a subgraph's edges once they are read, here without gradients."""
-    graph = apart()
-    graph.edata["w"].requires_grad_()
-
-    def call():
-        part = dgl.node_subgraph(graph, torch.arange(9))
-        with torch.no_grad():
-            part.update_all(message, reduce)
-        kept.append(part.edata["w"].requires_grad)
-        return part.ndata["y"]
-
-    kept = []
-    agrees(route, call)
-    assert kept == [False, False]
-
-
 def test_operations_of_dgl_whose_result_is_repeated(route):
     """A sum or product of narrow features becomes as wide as the function says."""
     graph = apart()

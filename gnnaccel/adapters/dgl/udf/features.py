@@ -117,12 +117,16 @@ def _dot(rows: Rows, dim: Any = None, keepdim: Any = False) -> Rows | None:
 class Sent(NamedTuple):
     """A message, ready for its calls. ``message``: in the form that kernels are generated from;
     ``operands``: (operation, first, second) where one of DGL's own operations makes it, its
-    operands at the ends ``targets``; ``scalar``: it is one number without a dimension."""
+    operands at the ends ``targets``; ``scalar``: it is one number without a dimension; ``apart``:
+    it is to lie in memory of its own; ``written``: the name of a feature of the edges that it is,
+    too."""
 
     message: Message
     operands: tuple[str, Leaf | None, Leaf | None] | None
     targets: tuple[str, str]
     scalar: bool
+    apart: bool = False
+    written: str | None = None
 
     @property
     def from_nodes(self) -> bool:

@@ -169,18 +169,28 @@ def _found(runs: list[Any], pair: Pair, frames: Frames, seen: dict[str, Any]) ->
     edges = Edges(frames, seen)
     sent = (messages.built_in(pair.message, edges) if message is None
             else messages.sent(message.result(edges)))
-    result = _reduced(sent, reduce, pair, frames, seen)
-    return result._replace(written=tuple((name, features.ready(rows)) for name, rows
-                                         in edges.data.written.items()),
-                           removed=tuple(edges.data.removed))
+    result = (_given_back(sent, edges) if pair.reduce is None
+              else _reduced(sent, reduce, pair, frames, seen))
+    data = edges.data
+    return result._replace(written=tuple((name, _ready(rows, edges)._replace(
+        written=data.written_as(data.given[name]))) for name, rows in data.written.items()),
+        removed=tuple(data.removed))
+
+
+def _given_back(sent: dict[str, Rows], edges: Edges) -> Found:
+    """The computation of messages that are not reduced."""
+    ready = {id(rows): _ready(rows, edges)._replace(written=edges.data.written_as(rows))
+             for rows in sent.values()}
+    return Found(tuple([ready[id(rows)] for rows in sent.values()]), (), None, (), tuple(sent))
+
+
+def _ready(rows: Rows, edges: Edges) -> Sent:
+    return features.ready(rows)._replace(apart=edges.data.lie_apart(rows))
 
 
 def _reduced(sent: Any, reduce: Run | None, pair: Pair, frames: Frames,
              seen: dict[str, Any]) -> Found:
     """The computation of a pair on messages ``sent``."""
-    if pair.reduce is None:
-        ready = {id(rows): features.ready(rows) for rows in sent.values()}
-        return Found(tuple([ready[id(rows)] for rows in sent.values()]), (), None, (), tuple(sent))
     if reduce is None:
         one = Reduced(features.ready(sent[pair.reduce.msg_field]), pair.reduce.name)
         if one.how not in ("sum", "mean", "max", "min"):

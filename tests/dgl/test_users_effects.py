@@ -3,6 +3,7 @@ alone."""
 from __future__ import annotations
 
 import dgl
+import dgl.function as fn
 import pytest
 import torch
 import torch.nn.functional as F
@@ -343,3 +344,19 @@ def test_results_of_a_mailbox_may_be_changed_in_place(route, reduce):
         return torch.cat([*results, h.grad]).detach()
 
     agrees(route, call)
+
+
+def test_operations_of_dgl_whose_result_is_repeated(route):
+    """A sum or product of narrow features becomes as wide as the function says."""
+    graph = apart()
+    graph.edata["v"] = graph.edata["w"][:, :1].clone()
+
+    def call():
+        graph.apply_edges(lambda edges: {
+            "s": (edges.src["h"][:, :1] * edges.data["v"]).expand_as(edges.dst["h"]),
+            "t": (edges.src["h"][:, :1] + edges.dst["h"][:, 1:2]).expand(-1, WIDTH)})
+        graph.update_all(lambda edges: {"m": (edges.src["h"][:, :1] * edges.data["v"]).expand(
+            -1, WIDTH)}, fn.sum("m", "y"))
+        return torch.cat([graph.edata["s"], graph.edata["t"], graph.ndata["y"]])
+
+    agrees(route, call, None)

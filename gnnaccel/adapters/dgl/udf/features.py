@@ -117,12 +117,16 @@ def _dot(rows: Rows, dim: Any = None, keepdim: Any = False) -> Rows | None:
 class Sent(NamedTuple):
     """A message, ready for its calls. ``message``: in the form that kernels are generated from;
     ``operands``: (operation, first, second) where one of DGL's own operations makes it, its
-    operands at the ends ``targets``; ``scalar``: it is one number without a dimension."""
+    operands at the ends ``targets``; ``scalar``: it is one number without a dimension; ``apart``:
+    it is to lie in memory of its own; ``written``: the name of a feature of the edges that it is,
+    too."""
 
     message: Message
     operands: tuple[str, Leaf | None, Leaf | None] | None
     targets: tuple[str, str]
     scalar: bool
+    apart: bool = False
+    written: str | None = None
 
     @property
     def from_nodes(self) -> bool:
@@ -190,9 +194,9 @@ def _operands(tree: Any, shape: tuple[int, ...]) -> tuple[Any, tuple[str, str]]:
     left, right = tree.args
     if not (isinstance(left, Leaf) and isinstance(right, Leaf)) or left.blocks or right.blocks:
         return None, ("u", "e")
-    if "p" in (left.end, right.end) or left.end == right.end or not (
-        len(left.tail) == len(right.tail) == len(shape)):
-        return None, ("u", "e")
+    if "p" in (left.end, right.end) or left.end == right.end or (
+        tuple(map(max, left.tail, right.tail)) != shape or len(left.tail) != len(right.tail)):
+        return None, ("u", "e")  # others repeat channels after it
     turns, op = _SIDES[tree.op]
     if "jie".index(left.end) > "jie".index(right.end) and turns:
         left, right = right, left

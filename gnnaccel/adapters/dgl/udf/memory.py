@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from gnnaccel.adapters.dgl.udf import features, mailboxes, messages
@@ -130,7 +131,24 @@ def _given(function: Any) -> Any:
     return opened(function)
 
 
+class _Given:
+    """Features at one place, which are read as the call reads them: gradients are on while a
+    function is followed, and DGL keeps rows of another graph's that are read."""
+
+    def __init__(self, frame: Any, grad: bool):
+        self.frame, self.grad = frame, grad
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.frame
+
+    def __getitem__(self, name: Any) -> Any:
+        with torch.set_grad_enabled(self.grad):
+            return self.frame[name]
+
+
 def _traced(given: list[Any], pair: Pair, frames: Frames) -> _Kept:
+    grad = torch.is_grad_enabled()
+    frames = {place: _Given(frame, grad) for place, frame in frames.items()}
     forms: dict[str, Any] = {}
     runs = [Run(one, prefix) if type(one) is Opened else None for one, prefix in zip(given, "cd")]
     result = None
@@ -151,18 +169,28 @@ def _found(runs: list[Any], pair: Pair, frames: Frames, seen: dict[str, Any]) ->
     edges = Edges(frames, seen)
     sent = (messages.built_in(pair.message, edges) if message is None
             else messages.sent(message.result(edges)))
-    result = _reduced(sent, reduce, pair, frames, seen)
-    return result._replace(written=tuple((name, features.ready(rows)) for name, rows
-                                         in edges.data.written.items()),
-                           removed=tuple(edges.data.removed))
+    result = (_given_back(sent, edges) if pair.reduce is None
+              else _reduced(sent, reduce, pair, frames, seen))
+    data = edges.data
+    return result._replace(written=tuple((name, _ready(rows, edges)._replace(
+        written=data.written_as(data.given[name]))) for name, rows in data.written.items()),
+        removed=tuple(data.removed))
+
+
+def _given_back(sent: dict[str, Rows], edges: Edges) -> Found:
+    """The computation of messages that are not reduced."""
+    ready = {id(rows): _ready(rows, edges)._replace(written=edges.data.written_as(rows))
+             for rows in sent.values()}
+    return Found(tuple([ready[id(rows)] for rows in sent.values()]), (), None, (), tuple(sent))
+
+
+def _ready(rows: Rows, edges: Edges) -> Sent:
+    return features.ready(rows)._replace(apart=edges.data.lie_apart(rows))
 
 
 def _reduced(sent: Any, reduce: Run | None, pair: Pair, frames: Frames,
              seen: dict[str, Any]) -> Found:
     """The computation of a pair on messages ``sent``."""
-    if pair.reduce is None:
-        ready = {id(rows): features.ready(rows) for rows in sent.values()}
-        return Found(tuple([ready[id(rows)] for rows in sent.values()]), (), None, (), tuple(sent))
     if reduce is None:
         one = Reduced(features.ready(sent[pair.reduce.msg_field]), pair.reduce.name)
         if one.how not in ("sum", "mean", "max", "min"):

@@ -63,12 +63,28 @@ class Fields:
 
 
 class EdgeData(Fields):
-    """Features of edges, which a message function may write: ``written``, by name."""
+    """Features of edges, which a message function may write: ``written``, by name; ``given``: the
+    values that it gave for them."""
 
     def __init__(self, *args: Any):
         super().__init__(*args)
         self.written: dict[str, Feature] = {}
+        self.given: dict[str, Rows] = {}
         self.removed: list[str] = []
+        self._read: list[Feature] = []
+
+    def lie_apart(self, rows: Rows) -> bool:
+        """Whether ``rows`` that the function gives are no features, which would be changed with
+        them. Torch's views of parts of features are left to the host."""
+        near = [one for one in self._read if rows.memory and one.memory is rows.memory]
+        if any(one.meta[0].numel() != rows.meta[0].numel() for one in near):
+            raise Unseen
+        return not near
+
+    def written_as(self, rows: Rows) -> str | None:
+        """The first name that these very rows were written by."""
+        return next((name for name, one in self.given.items()
+                     if rows is one or rows is self.written[name]), None)
 
     def pop(self, name: str) -> Any:
         """Take a feature away. It cannot be read any more."""
@@ -83,6 +99,10 @@ class EdgeData(Fields):
             raise Unseen
         return super().__getitem__(name)
 
+    def _stand_in(self, name: str) -> Any:
+        self._read.append(super()._stand_in(name))
+        return self._read[-1]
+
     def __setitem__(self, name: str, value: Any) -> None:
         if type(name) is not str or not isinstance(value, Rows) or name in self.removed:
             raise Unseen
@@ -90,6 +110,7 @@ class EdgeData(Fields):
             raise Unseen
         rows = channels.at_edges(value)  # written there, and read from there
         self._made[name] = self.written[name] = Feature.of(rows)
+        self.given[name] = value
 
 
 def form(value: Any) -> tuple | None:

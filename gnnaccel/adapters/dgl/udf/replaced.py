@@ -242,7 +242,7 @@ def _read(g: Any, mfunc: Any, rfunc: Any, config: Config, sent: Any = None) -> O
     edges = context_reason() or graphs.homogeneous(g)
     if type(edges) is Reason:
         return edges
-    frames = _frames(g, sent)
+    frames = _frames(g, mfunc, sent)
     result = memory.understood(memory.Pair(mfunc, rfunc), frames)
     if result is None:
         return reason("GA211", _NOT_FOLLOWED)
@@ -257,12 +257,26 @@ def _read(g: Any, mfunc: Any, rfunc: Any, config: Config, sent: Any = None) -> O
     return running.of_nodes(g, graph, computation, tensors, graphs.of_index(g._graph, 0))
 
 
-def _frames(g: Any, sent: Any) -> dict[str, Any]:
+def _frames(g: Any, mfunc: Any, sent: Any) -> dict[str, Any]:
     """Features by place, for `memory.understood`."""
-    src, dst = g._graph.metagraph.find_edge(0)
-    nodes = g._node_frames
-    return {"j": nodes[src], "i": nodes[dst], "n": nodes[dst], "e": g._edge_frames[0],
-            "m": sent or {}, messages_.KINDS: {"etype": g.canonical_etypes[0]}}
+    from dgl import core
+
+    source, target = g._graph.metagraph.find_edge(0)
+    src, dst = g._node_frames[source], g._node_frames[target]
+    at = _unwritten(dst)
+    if not core.is_builtin(mfunc):
+        src, dst = at if src is dst else _unwritten(src), at
+    return {"j": src, "i": dst, "n": at, "e": g._edge_frames[0], "m": sent or {},
+            messages_.KINDS: {"etype": g.canonical_etypes[0]}}
+
+
+def _unwritten(frame: Any) -> Any:
+    """Features of nodes as the host gives them to users' functions: rows of another graph's that
+    nobody read yet are taken for the call alone. Kept in the ``frame``, they would have no
+    gradients after a call without, and would not see what is written to the other graph's."""
+    waits = any(getattr(column, name, None) is not None for column in frame._columns.values()
+                for name in ("index", "device", "deferred_dtype"))
+    return frame.clone() if waits else frame
 
 
 def _graph_of(g: Any, given: dict[str, Any], config: Config) -> OpGraph | Reason:

@@ -52,7 +52,8 @@ def of_edges(g: Any, graph: OpGraph, found: Found, given: dict, forced: bool) ->
         made: dict[int, Tensor] = {}  # one of two names is one tensor, as with the host
         for one in found.sent:
             if id(one) not in made:
-                made[id(one)] = _message(g, graph, one, given)
+                made[id(one)] = (g._edge_frames[0][one.written] if one.written is not None
+                                 else _message(g, graph, one, given))
         return {name: made[id(one)] for name, one in zip(found.fields, found.sent)}
 
     def run() -> dict[str, Tensor]:
@@ -98,14 +99,22 @@ def _begin(g: Any, graph: OpGraph, found: Found, arguments: CallArguments) -> No
     function writes."""
     for effect in found.effects:
         effect(arguments)
+    frame = g._edge_frames[0]
     for name, sent in found.written:
-        g._edge_frames[0][name] = _message(g, graph, sent, arguments)
+        frame[name] = (_message(g, graph, sent, arguments) if sent.written in (name, None)
+                       else frame[sent.written])
     for name in found.removed:
         del g._edge_frames[0][name]
 
 
 def _message(g: Any, graph: OpGraph, sent: Sent, arguments: CallArguments) -> Tensor:
     """One message of each edge."""
+    made = _made(g, graph, sent, arguments)
+    held = [t.untyped_storage().data_ptr() for key, t in arguments.items() if key[:2] == "e."]
+    return made.clone() if sent.apart and made.untyped_storage().data_ptr() in held else made
+
+
+def _made(g: Any, graph: OpGraph, sent: Sent, arguments: CallArguments) -> Tensor:
     from dgl import ops
 
     if sent.operands is None:

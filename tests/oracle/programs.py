@@ -9,23 +9,24 @@ statement of the program, and any event, can be left out, and all others stay.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib.util
 import itertools
 import random
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
 import torch
 
-from . import earlier, programs_calls as calls
+from . import earlier
+from . import programs_calls as calls
 from .backends import Backend, off
 from .graphs import IN, Draw
-from .judge import CONDITIONED, Results, beyond, differing, distances
+from .judge import CONDITIONED, Results, beyond, differing, distances, near
 from .programs_classes import Program, program
 from .table import WRITTEN, attempt
 
@@ -53,10 +54,22 @@ def _folder() -> tempfile.TemporaryDirectory:
     return tempfile.TemporaryDirectory(prefix="oracle-programs-")
 
 
-def history(seed: int, module: ModuleType, made: Program, on, without: frozenset = frozenset(),
-            **options) -> Iterator[tuple[Results, str, str | None]]:
+@dataclass(frozen=True)
+class Case:
+    """A program with its history. ``without``: what is left out."""
+
+    seed: int
+    module: ModuleType
+    made: Program
+    device: torch.device
+    without: frozenset = frozenset()
+
+
+def history(case: Case, on: Callable, **options) -> Iterator[tuple[Results, str, str | None]]:
     """After each call what it gave, what happened before it, and what it raised."""
-    world = calls.World(lambda: module.Net(IN, made.width), made, seed, **options)
+    seed, without = case.seed, case.without
+    world = calls.World(lambda: case.module.Net(IN, case.made.width), case.made, seed, case.device,
+                        **options)
     r = random.Random(f"history {seed}")
     for step in range(r.randint(4, 10)):
         drawn = [(r.choice(calls.EVENTS), r.random()) for _ in range(r.choice((0, 1, 1, 2, 3)))]
@@ -84,30 +97,33 @@ def check(seed: int, backend: Backend, only: str = "",
         return "a program", None, 0
     if random.Random(f"forget {seed}").random() < 0.5:
         earlier.forget()
-    module, said, count, low = imported(made.text), [], 0, False
-    patches = contextlib.ExitStack()
+    case = Case(seed, imported(made.text), made, backend.device, without)
     try:
-        patches.enter_context(backend.splitting(seed))
-        host = history(seed, module, made, off, without)
-        ours = history(seed, module, made, backend.on, without)
-        for (theirs, words, refusal), (got, _, problem) in zip(host, ours):
-            said.append(f"call {count}: {words}")
-            low, count = words.endswith("low"), count + 1
-            wrong = _wrong(seed, module, made, without, count - 1, (got, problem), (theirs, refusal), low)
-            if wrong is not None:
-                head = CONDITIONED if wrong.startswith(CONDITIONED) else ""
-                return "a program", f"{head}call {count - 1}: {wrong[len(head):]} | {said}", count
-            if refusal:
-                break
+        with backend.splitting(seed), backend.by_reference(seed):
+            wrong, said = _compared(case, backend)
     finally:
+        sys.modules.pop(case.module.__name__, None)
+    if wrong not in (None, "refused"):
+        head = CONDITIONED if wrong.startswith(CONDITIONED) else ""
+        wrong = f"{head}call {len(said) - 1}: {wrong[len(head):]} | {'; '.join(said)}"
+    return "a program", wrong, len(said)
+
+
+def _compared(case: Case, backend: Backend) -> tuple[str | None, list[str]]:
+    """What is wrong, and what happened before each call up to that."""
+    said: list[str] = []
+    runs = zip(history(case, off), history(case, backend.on))
+    for (theirs, words, refusal), (got, _, problem) in runs:
         backend.finish()
-        patches.close()
-        sys.modules.pop(module.__name__, None)
-    return "a program", None if count and not refusal or count > 1 else "refused", count
+        said.append(words)
+        wrong = _wrong(case, len(said) - 1, (got, problem), (theirs, refusal), "low" in words)
+        if wrong is not None or refusal:
+            return wrong or ("refused" if len(said) == 1 else None), said
+    return None, said
 
 
-def _wrong(seed: int, module: ModuleType, made: Program, without: frozenset, step: int,
-           ours: tuple, host: tuple, low: bool) -> str | None:
+def _wrong(case: Case, step: int, ours: tuple, host: tuple, low: bool) -> str | None:
+    """What is wrong with a call. ``low``: it is under autocast."""
     (got, problem), (theirs, refusal) = ours, host
     if problem or refusal:
         kinds = tuple((text or "").split(":")[0] for text in (problem, refusal))
@@ -117,25 +133,31 @@ def _wrong(seed: int, module: ModuleType, made: Program, without: frozenset, ste
             return None  # what the host needs for backward, kernels do not always
         return f"raises {problem}, and not {refusal}"
     if got.keys() != theirs.keys():
-        return f"gives {sorted(got.keys() - theirs.keys())}, and not {sorted(theirs.keys() - got.keys())}"
+        alone = [sorted(a.keys() - b.keys()) for a, b in ((got, theirs), (theirs, got))]
+        return f"gives {alone[0]}, and not {alone[1]}"
     found, floor = differing(got, theirs), LOW_FLOOR if low else FLOOR
-    if found is None and all(gap <= floor for gap in distances(got, theirs).values()):
+    if found is None and near(got, theirs, floor):
         return None
-    exact = _step(history(seed, module, made, off, without, exact=True), step)
+    exact = _step(history(case, off, exact=True), step)
     truth = exact if exact.keys() == theirs.keys() else theirs
     if found is None and beyond([(got, theirs, truth)], floor) is None:
         return None
-    near = [_step(history(seed, module, made, off, without, nudge=n), step) for n in range(NUDGES)]
-    near = [one for one in near if one.keys() == theirs.keys()]
+    beside = [_step(history(case, off, nudge=n), step) for n in range(NUDGES)]
+    beside = [one for one in beside if one.keys() == theirs.keys()]
     if found is not None:
-        return (CONDITIONED if any(differing(n, theirs) for n in near) else "") + found.text
-    found = beyond([(got, theirs, truth, *near)], floor)
-    if found is not None:
-        gaps, apart = distances(got, theirs), [distances(n, theirs) for n in near]
-        spread = {k: max((one.get(k, 0.0) for one in apart), default=0.0) for k in gaps}
-        if all(gaps[k] <= FACTOR * spread[k] + floor for k in gaps):
-            return CONDITIONED + found.text
-    return found and found.text
+        return (CONDITIONED if any(differing(n, theirs) for n in beside) else "") + found.text
+    return _beyond((got, theirs, truth), beside, floor)
+
+
+def _beyond(draw: tuple[Results, ...], beside: list[Results], floor: float) -> str | None:
+    """The result that is off by more than the rule allows, and whether rounding explains that."""
+    found = beyond([(*draw, *beside)], floor)
+    if found is None:
+        return None
+    gaps, apart = distances(draw[0], draw[1]), [distances(n, draw[1]) for n in beside]
+    spread = {k: max((one.get(k, 0.0) for one in apart), default=0.0) for k in gaps}
+    rounding = all(gaps[k] <= FACTOR * spread[k] + floor for k in gaps)
+    return (CONDITIONED if rounding else "") + found.text
 
 
 def _step(run: Iterator, step: int) -> Results:

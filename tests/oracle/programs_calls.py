@@ -26,8 +26,8 @@ class World:
     ``exact``: all is in fp64; ``nudge``: weights and features are one rounding away.
     """
 
-    def __init__(self, make: Callable[[], nn.Module], program, seed: int, exact: bool = False,
-                 nudge: int | None = None):
+    def __init__(self, make: Callable[[], nn.Module], program, seed: int, device: torch.device,
+                 exact: bool = False, nudge: int | None = None):
         self.program, self.exact, self.nudge = program, exact, nudge
         torch.manual_seed(seed)
         self.net = make()
@@ -36,7 +36,8 @@ class World:
         self.spare = {k: torch.randn_like(v) if v.is_floating_point() else v
                       for k, v in self.net.state_dict().items()}
         self.dtype = torch.float64 if exact else torch.float32
-        self.net.to(self.dtype)
+        self.device = device
+        self.net.to(device, self.dtype)
         self.nodes, self.edges = 13, 57
         self.form, self.grad, self.cast, self.loss = "leaf", "grad", False, "squares"
         self.written = False  # features, between forward and backward
@@ -52,12 +53,15 @@ class World:
         high = torch.tensor([n, n // 2 + 1 if self.program.bipartite else n])
         if "target_to_source" in self.program.text:
             high = high.flip(0)
-        self.edge_index = (torch.rand(2, e, dtype=torch.float64) * high.view(2, 1)).long()
-        self.rows = torch.randn(n, IN).to(self.dtype)
-        self.features = {"edge_attr": torch.randn(e, 3).to(self.dtype),
-                         "edge_weight": (torch.rand(e) + 0.1).to(self.dtype)}
-        self.whole = {"kind": torch.randint(0, 3, (e,))}
-        self.pos = torch.randn(n, 3).to(self.dtype)
+        self.edge_index = (torch.rand(2, e, dtype=torch.float64) * high.view(2, 1)).long().to(self.device)
+        self.rows = self.placed(torch.randn(n, IN))
+        self.features = {"edge_attr": self.placed(torch.randn(e, 3)),
+                         "edge_weight": self.placed(torch.rand(e) + 0.1)}
+        self.whole = {"kind": torch.randint(0, 3, (e,)).to(self.device)}
+        self.pos = self.placed(torch.randn(n, 3))
+
+    def placed(self, value: Tensor) -> Tensor:
+        return value.to(self.device, self.dtype)
 
     def moved(self) -> None:
         """Weights, one rounding away where that is asked."""
@@ -133,7 +137,7 @@ def edges_in_place(w: World, r: random.Random) -> str:
 def weights(w: World, r: random.Random) -> str:
     name, p = r.choice(list(w.net.named_parameters()))
     owner, last = w.net.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]
-    new = torch.randn(p.shape).to(p.dtype)
+    new = torch.randn(p.shape).to(p)
     ways = {
         "data": lambda: setattr(p, "data", new),
         "copy": lambda: p.copy_(new),
@@ -166,7 +170,7 @@ def module_replaced(w: World, r: random.Random) -> str:
         new = nn.Sequential(old[0], nn.Tanh(), old[2])
     else:
         new = r.choice((nn.Identity(), nn.Tanh(), nn.ELU()))
-    setattr(layer, name, new.to(w.dtype))
+    setattr(layer, name, new.to(w.device, w.dtype))
     return name
 
 
@@ -238,7 +242,7 @@ def layouts(w: World, r: random.Random) -> str:
     elif way == "expanded":
         w.features = {k: v[:1].expand(v.shape) for k, v in w.features.items()}
     elif way == "whole":
-        w.features["edge_weight"] = torch.randint(1, 4, (w.edges,))
+        w.features["edge_weight"] = torch.randint(1, 4, (w.edges,)).to(w.device)
     elif way == "wide":
         w.features["edge_weight"] = w.features["edge_weight"].double()
     elif way == "edges strided":
@@ -326,7 +330,8 @@ def call(w: World) -> Results:
     """Results, what was kept, gradients, and torch's generator."""
     w.net.zero_grad()
     x, given, asked = w.inputs()
-    cast = torch.autocast("cpu", dtype=torch.bfloat16) if w.cast and not w.exact else contextlib.nullcontext()
+    cast = (torch.autocast(w.device.type, dtype=torch.bfloat16) if w.cast and not w.exact
+            else contextlib.nullcontext())
     block = {"grad": contextlib.nullcontext, "no_grad": torch.no_grad, "inference": torch.inference_mode}
     found: Results = {}
     with block[w.grad](), cast:
@@ -374,7 +379,7 @@ def _gradients(w: World, x: Tensor, out: Tensor, kept: dict[str, Tensor], asked:
             t.register_hook(lambda g, name=name: seen.__setitem__(f"hook {name}", g.clone()))
         out.register_hook(lambda g: g * 2)
     loss = out.double().square().sum() if w.loss != "cos" else (
-        out * torch.linspace(-1, 2, out.numel(), dtype=out.dtype).cos().view(out.shape)).sum()
+        out * torch.linspace(-1, 2, out.numel(), device=out.device).to(out).cos().view(out.shape)).sum()
     if w.loss == "asked":
         found = torch.autograd.grad(loss, [*rows.values(), out], allow_unused=True, retain_graph=True)
         seen |= dict(zip([f"asked {k}" for k in [*rows, "out"]], found))

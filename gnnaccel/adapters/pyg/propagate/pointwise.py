@@ -58,7 +58,8 @@ NAMES = _OF_FIRST | _OF_ROWS | MAPS | {"mT", *MOVES, *_OF_MASKS}
 class Rows(Value):
     """Stand-in for rows. ``tree``: how a number of a row is computed; ``meta``: how it looks;
     ``memory``: all rows that lie in the same memory, None for these alone; ``of_caller``: that is
-    an argument of the call; ``copied``: it lies in a copy's; ``held``: others are made of them later, as they are now."""
+    an argument of the call; ``copied``: they lie in a copy; ``held``: others are made of
+    them later, as they are now."""
 
     rank = 1
     memory: list[weakref.ref[Rows]] | None = None

@@ -376,8 +376,10 @@ def _gradients(w: World, x: Tensor, out: Tensor, kept: dict[str, Tensor], asked:
             if p.requires_grad and p.dim() == 2:
                 p.register_hook(lambda g: g * 0.5)
         for name, t in rows.items():
-            t.register_hook(lambda g, name=name: seen.__setitem__(f"hook {name}", g.clone()))
-        out.register_hook(lambda g: g * 2)
+            if not t._is_view():  # torch itself dies at hooks of views that were written to
+                t.register_hook(lambda g, name=name: seen.__setitem__(f"hook {name}", g.clone()))
+        if not out._is_view():
+            out.register_hook(lambda g: g * 2)
     loss = out.double().square().sum() if w.loss != "cos" else (
         out * torch.linspace(-1, 2, out.numel(), device=out.device).to(out).cos().view(out.shape)).sum()
     if w.loss == "asked":

@@ -49,6 +49,8 @@ class Layer({base}):
         self.gated, self.act, self.table = Gated(out), nn.LeakyReLU(0.1), nn.Embedding(3, out)
         self.W, self.bias = nn.Parameter(torch.randn(out, out) / 2), nn.Parameter(torch.randn(out))
         self.att, self.att2 = nn.Parameter(torch.randn(1, out)), nn.Parameter(torch.randn(1, 2, half))
+        self.att3, self.edge_att = nn.Parameter(torch.randn(1, 2, half)), nn.Linear(3, 2)
+        self.ends = nn.Parameter(torch.randn(1, 2, 2 * half))
         self.mix = nn.Parameter(torch.randn(half, half))
         self.per_head = nn.Parameter(torch.randn(2, half, half))
         self.norm, self.stats = nn.LayerNorm(out), nn.BatchNorm1d(out)
@@ -146,13 +148,15 @@ def _layer(d: Draw, width: int, without: frozenset, after: list[str]) -> Program
     returned = writer.together(last, "heads" if headed else "wide")
     methods, extra = "", set()
     message = [*writer.lines, f"return {returned}"]
+    if d.chance(0.3):
+        message = writer.known_form()
     if d.chance(0.15):
         edges = Writer(d, width, headed, optional, frozenset(w - 20 for w in without))
         value = edges.as_kind(*edges.statements(d.choice((1, 2, 3))), "narrow")
         lines = [*edges.lines, f"return {value}"]
         methods = _method("edge_update", lines, optional) + "\n"
         shape = ".unsqueeze(-1)" if headed else ""
-        message[-1] = f"return gate{shape} * ({returned})"
+        message[-1] = f"return gate{shape} * ({message[-1].removeprefix('return ')})"
     methods += _method("message", message, optional, ["gate"] if "edge_update" in methods else [])
     aggr = "'add'" if headed else d.choice(_AGGR)
     if aggr == "None" or (not headed and not optional and d.chance(0.15)):

@@ -98,6 +98,24 @@ OTHERS = (
     "for k, r in enumerate(self.rates):\n    {W} = {W} + r * {w} ** (k + 1)",
     "y = {w}\n{W} = y * 2\ny = y + 1\n{W} = {W} + y",
 )
+#: scores and values of attention, of rows that come as heads; what is done to scores; whole messages
+SCORES = ("(x_i * self.att2).sum(-1) + (x_j * self.att3).sum(-1)", "(x_i * x_j).sum(dim=-1) / {D} ** 0.5",
+          "(torch.cat([x_i, x_j], dim=-1) * self.ends).sum(dim=-1)", "(x_j * self.att2).sum(-1)",
+          "(F.leaky_relu(x_i + x_j, self.opts['slope']) * self.att2).sum(-1)",
+          "(x_j * self.att3).sum(-1) + self.edge_att(edge_attr)",
+          "(x_i * (x_j + self.edge_lin(edge_attr).view(-1, 2, {D}))).sum(-1)")
+AFTER_SCORES = ("alpha = F.leaky_relu(alpha, self.opts['slope'])", "alpha = self.act(alpha)",
+                "self.kept = alpha", "alpha = alpha * self.eps", "alpha = F.relu(alpha)")
+AFTER_WEIGHTS = ("alpha = F.dropout(alpha, p=self.drop, training=self.training)", "self.kept = alpha",
+                 "self.kept = alpha.detach()", "alpha = alpha * edge_weight.view(-1, 1)")
+VALUES_OF_HEADS = ("x_j * alpha.unsqueeze(-1)", "alpha.unsqueeze(-1) * x_j", "alpha[..., None] * (x_j * self.eps)",
+                   "x_j * alpha.view(-1, 2, 1)", "alpha.unsqueeze(-1) * (x_j - x_i)",
+                   "(x_j + self.edge_lin(edge_attr).view(-1, 2, {D})) * alpha.unsqueeze(-1)")
+MESSAGES = ("x_j", "edge_weight.view(-1, 1) * x_j", "norm.view(-1, 1) * x_j", "x_j * edge_weight.unsqueeze(-1)",
+            "F.relu(x_j + self.edge_lin(edge_attr))", "self.mlp(torch.cat([x_i, x_j - x_i], dim=-1))",
+            "softmax(self.to_one(torch.cat([x_i, x_j], -1)), index, ptr, size_i) * x_j", "x_j - x_i",
+            "x_j if edge_weight is None else x_j * edge_weight.view(-1, 1)", "self.lin2(x_j)",
+            "softmax(self.act(self.last(x_j * x_i)).view(-1), index)[:, None] * self.lin2(x_j)")
 VALUES = {"wide": WIDE, "narrow": NARROW, "flat": FLAT, "heads": HEADS}
 SHARES = (("wide", 0.5), ("narrow", 0.15), ("flat", 0.1), ("heads", 0.1))
 ARGUMENTS = ("x_i", "x_j", "h_i", "h_j", "pos_i", "pos_j", "edge_attr", "edge_weight", "norm", "kind",
@@ -128,6 +146,17 @@ class Writer:
         for number in range(count):
             last = self._statement(number)
         return last
+
+    def known_form(self) -> list[str]:
+        """The lines of a message as those of published layers."""
+        d = self.d
+        if not self.headed:
+            return [f"return {self._filled(self._allowed(MESSAGES))}"]
+        lines = [f"alpha = {self._filled(self._allowed(SCORES))}"]
+        lines += [d.choice(AFTER_SCORES) for _ in range(d.choice((0, 1, 1, 2)))]
+        lines.append(f"alpha = softmax(alpha, {d.choice(('index', 'index, ptr, size_i'))})")
+        lines += [self._allowed(AFTER_WEIGHTS) for _ in range(d.choice((0, 1, 2)))]
+        return [*lines, f"return {self._filled(self._allowed(VALUES_OF_HEADS))}"]
 
     def together(self, last: tuple[str, str], kind: str) -> str:
         """A value as rows of a kind, at times with other values, so that these count as well."""
@@ -182,9 +211,9 @@ class Writer:
 
     def _allowed(self, texts: tuple[str, ...]) -> str:
         never = OPTIONAL if self.optional else ()
-        never += ("x_i", "x_j") if self.headed else ()
+        never += ("x_i", "x_j") if self.headed and texts in (*VALUES.values(), OTHERS) else ()
         found = self.d.choice(texts)
-        while "is not None" not in found and any(name in found for name in never):
+        while "None" not in found and any(name in found for name in never):
             found = self.d.choice(texts)
         return found
 

@@ -103,8 +103,20 @@ class Aggregated(Layer):
         return scatter(torch.sin(inputs) + inputs, index, 0, dim_size, "mean"), inputs
 
 
+class Pair(Layer):
+    """Rows that are kept beside others."""
+
+    @property
+    def kept(self):
+        return self.pair[0]
+
+    def message(self, x_i, x_j):
+        self.pair = x_i, x_j[:, :1]
+        return x_j * (x_i - x_i.mean(-1, keepdim=True))
+
+
 @pytest.mark.parametrize("cls", [Weights, Gate, Network, OfEdges, Whole, Scores, Mapped,
-                                 Distances, Argument, Aggregated])
+                                 Distances, Argument, Aggregated, Pair])
 def test_gradients_go_through_them(emulated, cls):
     torch.manual_seed(0)
     layer, x, e = cls(), torch.randn(N, C), torch.randn(E, C)

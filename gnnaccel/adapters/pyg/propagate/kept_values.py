@@ -103,6 +103,9 @@ def _given_back(value: Rows, of_argument: Callable[[Tensor], Tensor]) -> Once:
 def settle(value: Any) -> None:
     """From now on, what is computed of rows that the message has set on the layer is computed of
     what the user gets."""
+    if type(value) is tuple:
+        for part in value:
+            settle(part)
     if isinstance(value, Rows):
         with contextlib.suppress(Unseen):
             _of_rows(value)

@@ -24,6 +24,7 @@ import torch
 
 from . import earlier
 from . import programs_calls as calls
+from . import programs_results as results
 from .backends import Backend, off
 from .graphs import IN, Draw
 from .judge import CONDITIONED, Results, beyond, differing, distances, near
@@ -68,8 +69,9 @@ class Case:
 def history(case: Case, on: Callable, **options) -> Iterator[tuple[Results, str, str | None]]:
     """After each call what it gave, what happened before it, and what it raised."""
     seed, without = case.seed, case.without
-    world = calls.World(lambda: case.module.Net(IN, case.made.width), case.made, seed, case.device,
-                        **options)
+    world = calls.World(
+        lambda: case.module.Net(IN, case.made.width), case.made, seed, case.device, **options
+    )
     r = random.Random(f"history {seed}")
     for step in range(r.randint(4, 10)):
         drawn = [(r.choice(calls.EVENTS), r.random()) for _ in range(r.choice((0, 1, 1, 2, 3)))]
@@ -84,13 +86,14 @@ def history(case: Case, on: Callable, **options) -> Iterator[tuple[Results, str,
             continue
         torch.manual_seed(seed * 100 + step)
         with on():
-            found, problem = attempt(lambda: calls.call(world))
+            found, problem = attempt(lambda: results.call(world))
         words, world.cast = "; ".join(said) + " low" * world.cast, False
         yield found or {}, words, problem
 
 
-def check(seed: int, backend: Backend, only: str = "",
-          without: frozenset = frozenset()) -> tuple[str, str | None, int]:
+def check(
+    seed: int, backend: Backend, only: str = "", without: frozenset = frozenset()
+) -> tuple[str, str | None, int]:
     """What was run, what is wrong with it, and how many calls were compared."""
     made = program(Draw(f"program {seed}"), frozenset(w for w in without if isinstance(w, int)))
     if only not in made.text:
@@ -105,7 +108,7 @@ def check(seed: int, backend: Backend, only: str = "",
         sys.modules.pop(case.module.__name__, None)
     if wrong not in (None, "refused"):
         head = CONDITIONED if wrong.startswith(CONDITIONED) else ""
-        wrong = f"{head}call {len(said) - 1}: {wrong[len(head):]} | {'; '.join(said)}"
+        wrong = f"{head}call {len(said) - 1}: {wrong[len(head) :]} | {'; '.join(said)}"
     return "a program", wrong, len(said)
 
 
@@ -166,7 +169,7 @@ def _step(run: Iterator, step: int) -> Results:
 
 
 def shrunk(seed: int, backend: Backend) -> str | None:
-    """The same finding of a program and a history from which all is left out that it does not take."""
+    """The same finding, of a program and a history without what it does not take."""
     _, wrong, _ = check(seed, backend)
     if wrong is None:
         return None
@@ -178,7 +181,7 @@ def shrunk(seed: int, backend: Backend) -> str | None:
             without, wrong = without | {at}, again
     made = program(Draw(f"program {seed}"), frozenset(w for w in without if isinstance(w, int)))
     head, _, rest = made.text.partition("        self.kept = self.kept_too = None\n")
-    options = head[head.index("super().__init__(", head.index("class Layer")):].split("\n")[0]
+    options = head[head.index("super().__init__(", head.index("class Layer")) :].split("\n")[0]
     return f"{wrong}\n{options}\n{rest}"
 
 

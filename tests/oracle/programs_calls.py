@@ -1,8 +1,7 @@
-"""What happens between two calls of a user's net, and what a call gives."""
+"""What happens between two calls of a user's net."""
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import random
 import sys
@@ -12,10 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from .graphs import IN
-from .judge import Results, nudged
+from .judge import nudged
 
 EVENTS: list[Callable[[World, random.Random], Any]] = []
 
@@ -26,15 +24,24 @@ class World:
     ``exact``: all is in fp64; ``nudge``: weights and features are one rounding away.
     """
 
-    def __init__(self, make: Callable[[], nn.Module], program, seed: int, device: torch.device,
-                 exact: bool = False, nudge: int | None = None):
+    def __init__(
+        self,
+        make: Callable[[], nn.Module],
+        program,
+        seed: int,
+        device: torch.device,
+        exact: bool = False,
+        nudge: int | None = None,
+    ):
         self.program, self.exact, self.nudge = program, exact, nudge
         torch.manual_seed(seed)
         self.net = make()
         module = sys.modules[type(self.net).__module__]
         module.scale, module.helper = 0.5, module.helped
-        self.spare = {k: torch.randn_like(v) if v.is_floating_point() else v
-                      for k, v in self.net.state_dict().items()}
+        self.spare = {
+            k: torch.randn_like(v) if v.is_floating_point() else v
+            for k, v in self.net.state_dict().items()
+        }
         self.dtype = torch.float64 if exact else torch.float32
         self.device = device
         self.net.to(device, self.dtype)
@@ -53,10 +60,14 @@ class World:
         high = torch.tensor([n, n // 2 + 1 if self.program.bipartite else n])
         if "target_to_source" in self.program.text:
             high = high.flip(0)
-        self.edge_index = (torch.rand(2, e, dtype=torch.float64) * high.view(2, 1)).long().to(self.device)
+        self.edge_index = (
+            (torch.rand(2, e, dtype=torch.float64) * high.view(2, 1)).long().to(self.device)
+        )
         self.rows = self.placed(torch.randn(n, IN))
-        self.features = {"edge_attr": self.placed(torch.randn(e, 3)),
-                         "edge_weight": self.placed(torch.rand(e) + 0.1)}
+        self.features = {
+            "edge_attr": self.placed(torch.randn(e, 3)),
+            "edge_weight": self.placed(torch.rand(e) + 0.1),
+        }
         self.whole = {"kind": torch.randint(0, 3, (e,)).to(self.device)}
         self.pos = self.placed(torch.randn(n, 3))
 
@@ -91,10 +102,16 @@ class World:
         elif self.form == "transposed":
             asked["x"] = x = rows.t().contiguous().t().requires_grad_(wants)
         else:
-            asked["x"] = x = (nn.Parameter(rows.clone()) if self.form == "parameter"
-                              else rows.clone().requires_grad_(wants))
-        given = {k: _same(v).requires_grad_(k in self.learned and wants and v.is_floating_point())
-                 for k, v in self.features.items() if self.given[k] or not self.program.optional}
+            asked["x"] = x = (
+                nn.Parameter(rows.clone())
+                if self.form == "parameter"
+                else rows.clone().requires_grad_(wants)
+            )
+        given = {
+            k: _same(v).requires_grad_(k in self.learned and wants and v.is_floating_point())
+            for k, v in self.features.items()
+            if self.given[k] or not self.program.optional
+        }
         asked |= {k: v for k, v in given.items() if v.requires_grad}
         return x, {**given, **self.whole, "pos": self.pos}, asked
 
@@ -116,8 +133,22 @@ def event(often: int):
 
 @event(3)
 def another_graph(w: World, r: random.Random) -> None:
-    w.nodes, w.edges = r.choice(((13, 57), (13, 57), (9, 57), (31, 57), (13, 80), (20, 300), (5, 5),
-                                  (13, 8), (8, 13), (13, 1), (13, 0), (4, 4)))
+    w.nodes, w.edges = r.choice(
+        (
+            (13, 57),
+            (13, 57),
+            (9, 57),
+            (31, 57),
+            (13, 80),
+            (20, 300),
+            (5, 5),
+            (13, 8),
+            (8, 13),
+            (13, 1),
+            (13, 0),
+            (4, 4),
+        )
+    )
     w.new_graph()
 
 
@@ -162,7 +193,9 @@ def frozen(w: World, r: random.Random) -> None:
 
 @event(2)
 def module_replaced(w: World, r: random.Random) -> str:
-    name = r.choice(("lin", "lin2", "shared", "frozen", "last", "pair", "edge_lin", "mlp", "act", "norm"))
+    name = r.choice(
+        ("lin", "lin2", "shared", "frozen", "last", "pair", "edge_lin", "mlp", "act", "norm")
+    )
     layer, old = w.net.conv, getattr(w.net.conv, name)
     if isinstance(old, nn.Linear):
         new: nn.Module = nn.Linear(old.in_features, old.out_features, bias=r.random() < 0.5)
@@ -177,6 +210,7 @@ def module_replaced(w: World, r: random.Random) -> str:
 @event(3)
 def attribute(w: World, r: random.Random) -> str:
     layer = r.choice((w.net.conv, w.net.conv, w.net.second))
+    module = sys.modules[type(layer).__module__]
     ways = {
         "eps": lambda: setattr(layer, "eps", r.choice((0.3, 0.5, 2))),
         "limit": lambda: setattr(layer, "limit", 0.2),
@@ -191,10 +225,12 @@ def attribute(w: World, r: random.Random) -> str:
         "buffer": lambda: setattr(layer, "scale", layer.scale + 1),
         "kept": lambda: setattr(layer, "kept", None),
         "act": lambda: setattr(layer.act, "negative_slope", 0.4),
-        "fn": lambda: setattr(layer, "fn", r.choice((torch.sigmoid, F.elu, nn.Softplus(), layer.lin2))),
+        "fn": lambda: setattr(
+            layer, "fn", r.choice((torch.sigmoid, F.elu, nn.Softplus(), layer.lin2))
+        ),
         "pick": lambda: setattr(layer, "pick", r.choice(("lin2", "shared"))),
-        "global": lambda: setattr(sys.modules[type(layer).__module__], "scale", r.choice((0.5, 0.7))),
-        "helper": lambda: setattr(sys.modules[type(layer).__module__], "helper", lambda a, b=1.0: a.sin() * b),
+        "global": lambda: setattr(module, "scale", r.choice((0.5, 0.7))),
+        "helper": lambda: setattr(module, "helper", lambda a, b=1.0: a.sin() * b),
         "no eps": lambda: delattr(layer, "eps"),
         "hook": lambda: layer.shared.register_forward_hook(lambda module, given, out: out * 2),
         "norm of weight": lambda: nn.utils.parametrizations.weight_norm(layer.shared),
@@ -206,7 +242,9 @@ def attribute(w: World, r: random.Random) -> str:
 
 @event(4)
 def features_of_nodes(w: World, r: random.Random) -> str:
-    w.form = r.choice(("leaf", "expanded", "strided", "made", "constant", "same", "transposed", "parameter"))
+    w.form = r.choice(
+        ("leaf", "expanded", "strided", "made", "constant", "same", "transposed", "parameter")
+    )
     return w.form
 
 
@@ -228,7 +266,10 @@ def gradients(w: World, r: random.Random) -> str:
 
 @event(5)
 def losses(w: World, r: random.Random) -> str:
-    w.loss, w.written = r.choice(("squares", "cos", "twice", "second", "hooks", "asked", "checkpoint")), False
+    w.loss, w.written = (
+        r.choice(("squares", "cos", "twice", "second", "hooks", "asked", "checkpoint")),
+        False,
+    )
     w.written, w.touched = w.form == "made" and r.random() < 0.5, r.random() < 0.3
     return w.loss + " written" * w.written
 
@@ -262,7 +303,7 @@ def tied(w: World, r: random.Random) -> str:
         "layers": lambda: setattr(w.net.second, "shared", layer.shared),
         "head": lambda: layer.heads.__setitem__(0, layer.heads[1]),
         "W": lambda: setattr(layer, "W", layer.shared.weight),
-        "apart": lambda: setattr(layer.shared, "weight", nn.Parameter(layer.shared.weight.detach().clone())),
+        "apart": lambda: setattr(layer.shared, "weight", nn.Parameter(layer.W.detach().clone())),
         "buffer": lambda: layer.scale.requires_grad_(),
     }
     way = r.choice(sorted(ways))
@@ -273,29 +314,23 @@ def tied(w: World, r: random.Random) -> str:
 @event(2)
 def between(w: World, r: random.Random) -> str:
     """What is changed after the next forward and before its backward."""
-    w.late = r.choice(("eps", "slope", "rates", "scale", "edge_attr", "edge_weight", "pos", "eval", "again",
-                       "frozen", "act", "edges"))
+    w.late = r.choice(
+        (
+            "eps",
+            "slope",
+            "rates",
+            "scale",
+            "edge_attr",
+            "edge_weight",
+            "pos",
+            "eval",
+            "again",
+            "frozen",
+            "act",
+            "edges",
+        )
+    )
     return w.late
-
-
-def _late(w: World, x: Tensor, given: dict) -> None:
-    layer = w.net.conv
-    ways: dict[str, Callable[[], Any]] = {
-        "eps": lambda: setattr(layer, "eps", 0.9),
-        "slope": lambda: layer.opts.__setitem__("slope", 0.9),
-        "rates": lambda: layer.rates.__setitem__(0, 0.1),
-        "scale": lambda: setattr(layer, "scale", layer.scale * 3),
-        "eval": lambda: w.net.train(not w.net.training),
-        "again": lambda: w.net(x, w.edge_index, **given),
-        "frozen": lambda: layer.shared.weight.requires_grad_(False),
-        "act": lambda: setattr(layer.act, "negative_slope", 0.7),
-        "edges": lambda: setattr(w, "edge_index", w.edge_index.flip(1)),
-    }
-    for name in ("edge_attr", "edge_weight", "pos"):
-        ways[name] = lambda name=name: given[name].mul_(2)
-    with torch.no_grad():
-        if w.late in ways and (w.late not in ("edge_attr", "edge_weight") or w.late in given):
-            ways[w.late]()
 
 
 @event(1)
@@ -322,80 +357,7 @@ def dtypes(w: World, r: random.Random) -> str:
         w.dtype = torch.float64 if w.dtype == torch.float32 else torch.float32
         w.net.to(w.dtype)
         w.rows, w.pos = w.rows.to(w.dtype), w.pos.to(w.dtype)
-        w.features = {k: v.to(w.dtype) if v.is_floating_point() else v for k, v in w.features.items()}
+        w.features = {
+            k: v.to(w.dtype) if v.is_floating_point() else v for k, v in w.features.items()
+        }
     return str(w.dtype)
-
-
-def call(w: World) -> Results:
-    """Results, what was kept, gradients, and torch's generator."""
-    w.net.zero_grad()
-    x, given, asked = w.inputs()
-    cast = (torch.autocast(w.device.type, dtype=torch.bfloat16) if w.cast and not w.exact
-            else contextlib.nullcontext())
-    block = {"grad": contextlib.nullcontext, "no_grad": torch.no_grad, "inference": torch.inference_mode}
-    found: Results = {}
-    with block[w.grad](), cast:
-        if w.loss == "checkpoint":
-            out = checkpoint(w.net, x, w.edge_index, use_reentrant=False, **given)
-        else:
-            out = w.net(x, w.edge_index, **given)
-    kept = _kept(w.net)
-    for name, value in {"": out, **kept}.items():
-        found[f"out {name}"] = value.detach().clone().requires_grad_(value.requires_grad)
-    found["out generator"] = torch.get_rng_state()
-    if w.loss != "checkpoint":
-        _late(w, x, given)
-    w.late = ""
-    if w.grad == "grad" and out.requires_grad:
-        asked = {**asked, **{k: p for k, p in w.net.named_parameters() if p.requires_grad}}
-        asked = {k: t for k, t in asked.items() if t.requires_grad}
-        found |= _gradients(w, x, out, kept, asked)
-    if w.touched:
-        for value in kept.values():
-            if 0 not in value.stride():
-                value.detach().add_(1)
-    found |= {f"out argument {k}": v.detach().clone() for k, v in {"x": x, **given}.items()}
-    return found
-
-
-def _kept(net: nn.Module) -> dict[str, Tensor]:
-    found = {}
-    for path, module in net.named_modules():
-        for name in ("kept", "kept_too"):
-            value = module.__dict__.get(name)
-            parts = value if isinstance(value, tuple) else (value,)
-            found |= {f"{path}.{name}{k}": t for k, t in enumerate(parts) if isinstance(t, Tensor)}
-    return found
-
-
-def _gradients(w: World, x: Tensor, out: Tensor, kept: dict[str, Tensor], asked: dict) -> Results:
-    seen: Results = {}
-    rows = {k: t for k, t in kept.items() if t.requires_grad}
-    if w.loss == "hooks":
-        for p in w.net.parameters():
-            if p.requires_grad and p.dim() == 2:
-                p.register_hook(lambda g: g * 0.5)
-        for name, t in rows.items():
-            if not t._is_view():  # torch itself dies at hooks of views that were written to
-                t.register_hook(lambda g, name=name: seen.__setitem__(f"hook {name}", g.clone()))
-        if not out._is_view():
-            out.register_hook(lambda g: g * 2)
-    loss = out.double().square().sum() if w.loss != "cos" else (
-        out * torch.linspace(-1, 2, out.numel(), device=out.device).to(out).cos().view(out.shape)).sum()
-    if w.loss == "asked":
-        found = torch.autograd.grad(loss, [*rows.values(), out], allow_unused=True, retain_graph=True)
-        seen |= dict(zip([f"asked {k}" for k in [*rows, "out"]], found))
-    if w.loss == "second":
-        first = torch.autograd.grad(out.double().sin().sum(), list(asked.values()), create_graph=True,
-                                    allow_unused=True)
-        seen |= {f"first {k}": g if g is None else g.detach().clone() for k, g in zip(asked, first)}
-        more = [g.double().square().sum() for g in first if g is not None and g.requires_grad]
-        loss = loss + sum(more)
-    if w.written:
-        with torch.no_grad():
-            x.mul_(0.5)
-    if w.loss == "twice":
-        out.double().sin().sum().backward(retain_graph=True)
-    loss.backward()
-    return {**seen, **{f"gradient of {k}": t.grad if t.grad is None else t.grad.clone()
-                       for k, t in asked.items()}}

@@ -1,7 +1,7 @@
 """Statements of messages as users write them, one after another, each of what came before.
 
-A value is one of four kinds: "wide" [E, C], "narrow" [E, 1], "flat" [E] and "heads" [E, 2, C / 2]. A
-statement names values by the first letter of their kind, as ``{w}``; each is drawn for itself. A
+A value is one of four kinds: "wide" [E, C], "narrow" [E, 1], "flat" [E] and "heads" [E, 2, C / 2].
+A statement names values by the first letter of their kind, as ``{w}``; each is drawn for itself. A
 statement that is left out gives what its kind has without it, so that all others stay.
 """
 
@@ -12,13 +12,15 @@ import re
 from .graphs import Draw
 
 WIDE = (
-    "torch.relu({w})", "{w}.tanh()", "F.silu({w}) * 0.7", "torch.sigmoid({w}) * {w}", "{w}.abs().sqrt()",
+    "torch.relu({w})", "{w}.tanh()", "F.silu({w}) * 0.7", "torch.sigmoid({w}) * {w}",
+    "{w}.abs().sqrt()",
     "(0.1 * {w}).exp()", "F.leaky_relu({w}, self.opts['slope'])", "{w} * self.eps", "-{w}",
     "{w} * self.rates[0] + self.rates[-1]", "{w} + {w}", "{w} - {w}", "{w} * {w}", "{w} * {n}",
     "{n} * {w}", "{w} * {f}.unsqueeze(-1)", "{f}.view(-1, 1) * {w}", "{f}[:, None] + {w}",
     "{w} / (1.0 + {w}.abs())", "torch.maximum({w}, {w})", "torch.where({w} > {w}, {w}, 0.3 * {w})",
     "{w}.clamp(min=-0.5, max=self.limit)", "({w} > 0).to({w}.dtype) * {w}",
-    "{w}.masked_fill({w} < self.scale, 0.1)", "{w} * self.scale", "{w} + self.bias", "self.att * {w}",
+    "{w}.masked_fill({w} < self.scale, 0.1)", "{w} * self.scale", "{w} + self.bias",
+    "self.att * {w}",
     "self.shared({w})", "self.shared({w}) + self.shared({w})", "self.frozen({w})",
     "F.linear({w}, self.W)", "F.linear({w}, self.W, self.bias)", "{w} @ self.W",
     "torch.matmul({w}, self.W.t())", "torch.einsum('ec,cd->ed', {w}, self.W)",
@@ -33,15 +35,18 @@ WIDE = (
     "F.layer_norm({w}, ({C},))", "self.norm({w})", "self.stats({w})", "F.softmax({w}, dim=-1)",
     "F.dropout({w}, 0.0, self.training)", "F.dropout({w}, p=self.drop, training=self.training)",
     "self.table(kind)", "self.table.weight[kind] * {w}", "self.table(kind) + {w}",
-    "self.edge_lin(edge_attr)", "{w} + self.edge_lin(edge_attr)", "self.edge_lin(edge_attr).relu() * {w}",
-    "{w} * edge_weight.view(-1, 1)", "softmax({w}, index, ptr, size_i) * {w}", "softmax({w}, index)",
+    "self.edge_lin(edge_attr)", "{w} + self.edge_lin(edge_attr)",
+    "self.edge_lin(edge_attr).relu() * {w}",
+    "{w} * edge_weight.view(-1, 1)", "softmax({w}, index, ptr, size_i) * {w}",
+    "softmax({w}, index)",
     "softmax({w}, index, num_nodes=size_i)", "h_j * {w}", "h_i - {w}", "h_j + h_i * {w}",
     "({w} * self.att).sum(-1, keepdim=True) * {w}", "{w} * norm.view(-1, 1)", "{w} * factor",
     "{w} ** 2", "torch.addcmul({w}, {w}, {w}, value=0.5)", "torch.lerp({w}, {w}, 0.3)",
     "self.act({w})", "self.gated({w}) if self.on else {w}", "helper({w})", "helper({w}, {w})",
     "torch.cat([head({w}) for head in self.heads], -1)", "{w}.clone()", "self.fn({w})",
     "self.nets[self.pick]({w})", "{w} @ self.shared.weight.t() + self.shared.bias", "{w} * scale",
-    "getattr(self, self.pick)({w})", "F.linear({w}, self.shared.weight * self.eps)", "self.way({w})",
+    "getattr(self, self.pick)({w})", "F.linear({w}, self.shared.weight * self.eps)",
+    "self.way({w})",
     "sum(w * {w} for w in self.rates)",
 )
 NARROW = (
@@ -64,11 +69,13 @@ FLAT = (
     "({h} * self.att2).sum(-1).mean(1)", "norm * {f}", "{w} @ self.bias",
 )
 HEADS = (
-    "{w}.view(-1, 2, {D})", "{w}.view(-1, 2, {D}) * self.att2", "{w}.reshape(-1, {D}, 2).transpose(1, 2)",
+    "{w}.view(-1, 2, {D})", "{w}.view(-1, 2, {D}) * self.att2",
+    "{w}.reshape(-1, {D}, 2).transpose(1, 2)",
     "{h} * {h}", "{h} * {n}.unsqueeze(1)", "{h} * {f}.view(-1, 1, 1)",
     "softmax(({h} * self.att2).sum(-1), index, ptr, size_i).unsqueeze(-1) * {h}",
     "F.leaky_relu({h}, 0.2) + {h}", "{h}.flip(1)", "{h} @ self.mix",
-    "torch.einsum('ehd,dk->ehk', {h}, self.mix)", "torch.einsum('ehd,hdk->ehk', {h}, self.per_head)",
+    "torch.einsum('ehd,dk->ehk', {h}, self.mix)",
+    "torch.einsum('ehd,hdk->ehk', {h}, self.per_head)",
     "{h} - {h}.mean(1, keepdim=True)", "torch.stack([{w}[:, :{D}], {w}[:, {D}:]], 1)",
     "{w}.unsqueeze(1).expand(-1, 2, -1)[..., :{D}]", "({h} * {h}).sum(-1, keepdim=True) * {h}",
     "F.dropout(softmax({h}.sum(-1), index), 0.0, self.training)[..., None] * {h}",
@@ -79,8 +86,10 @@ OTHERS = (
     "{W} += {w}", "{W} *= {n}", "{W}.mul_(0.5)", "{W}.add_({w}, alpha=self.eps)", "{W}[:, 0] = 0.5",
     "{W}[:, :2] *= 2", "torch.relu_({W})", "{W}.clamp_(min=-0.7)", "{W}[{W} > 1.0] = 1.0",
     "{W} -= {W}.mean(-1, keepdim=True)", "{W}[:, 1] = {f}", "F.relu({W}, inplace=True)",
-    "self.kept = {w}", "self.kept = {w}.clone()", "self.kept = edge_attr.clone()", "{W} = {w}.clone()",
-    "self.kept_too = edge_attr", "{W} = {w}.clone()\n{W} += 1", "self.kept = {w}.detach()", "self.kept = {w}[:, :2]", "self.kept = {n}",
+    "self.kept = {w}", "self.kept = {w}.clone()", "self.kept = edge_attr.clone()",
+    "{W} = {w}.clone()",
+    "self.kept_too = edge_attr", "{W} = {w}.clone()\n{W} += 1", "self.kept = {w}.detach()",
+    "self.kept = {w}[:, :2]", "self.kept = {n}",
     "self.kept_too = {f}", "self.kept = {w}\n{W} = self.kept * 2", "self.kept = {h}",
     "with torch.no_grad():\n    self.kept_too = {w}.sum(-1)", "self.kept_too = ({w}, {n})",
     "with torch.no_grad():\n    {W} = {w} * 0.5", "{W} = {w}.detach()",
@@ -98,27 +107,34 @@ OTHERS = (
     "for k, r in enumerate(self.rates):\n    {W} = {W} + r * {w} ** (k + 1)",
     "y = {w}\n{W} = y * 2\ny = y + 1\n{W} = {W} + y",
 )
-#: scores and values of attention, of rows that come as heads; what is done to scores; whole messages
-SCORES = ("(x_i * self.att2).sum(-1) + (x_j * self.att3).sum(-1)", "(x_i * x_j).sum(dim=-1) / {D} ** 0.5",
+#: scores and values of attention, of rows that come as heads; whole messages
+SCORES = ("(x_i * self.att2).sum(-1) + (x_j * self.att3).sum(-1)",
+          "(x_i * x_j).sum(dim=-1) / {D} ** 0.5",
           "(torch.cat([x_i, x_j], dim=-1) * self.ends).sum(dim=-1)", "(x_j * self.att2).sum(-1)",
           "(F.leaky_relu(x_i + x_j, self.opts['slope']) * self.att2).sum(-1)",
           "(x_j * self.att3).sum(-1) + self.edge_att(edge_attr)",
           "(x_i * (x_j + self.edge_lin(edge_attr).view(-1, 2, {D}))).sum(-1)")
 AFTER_SCORES = ("alpha = F.leaky_relu(alpha, self.opts['slope'])", "alpha = self.act(alpha)",
                 "self.kept = alpha", "alpha = alpha * self.eps", "alpha = F.relu(alpha)")
-AFTER_WEIGHTS = ("alpha = F.dropout(alpha, p=self.drop, training=self.training)", "self.kept = alpha",
+AFTER_WEIGHTS = ("alpha = F.dropout(alpha, p=self.drop, training=self.training)",
+                 "self.kept = alpha",
                  "self.kept = alpha.detach()", "alpha = alpha * edge_weight.view(-1, 1)")
-VALUES_OF_HEADS = ("x_j * alpha.unsqueeze(-1)", "alpha.unsqueeze(-1) * x_j", "alpha[..., None] * (x_j * self.eps)",
+VALUES_OF_HEADS = ("x_j * alpha.unsqueeze(-1)", "alpha.unsqueeze(-1) * x_j",
+                   "alpha[..., None] * (x_j * self.eps)",
                    "x_j * alpha.view(-1, 2, 1)", "alpha.unsqueeze(-1) * (x_j - x_i)",
                    "(x_j + self.edge_lin(edge_attr).view(-1, 2, {D})) * alpha.unsqueeze(-1)")
-MESSAGES = ("x_j", "edge_weight.view(-1, 1) * x_j", "norm.view(-1, 1) * x_j", "x_j * edge_weight.unsqueeze(-1)",
-            "F.relu(x_j + self.edge_lin(edge_attr))", "self.mlp(torch.cat([x_i, x_j - x_i], dim=-1))",
-            "softmax(self.to_one(torch.cat([x_i, x_j], -1)), index, ptr, size_i) * x_j", "x_j - x_i",
+MESSAGES = ("x_j", "edge_weight.view(-1, 1) * x_j", "norm.view(-1, 1) * x_j",
+            "x_j * edge_weight.unsqueeze(-1)",
+            "F.relu(x_j + self.edge_lin(edge_attr))",
+            "self.mlp(torch.cat([x_i, x_j - x_i], dim=-1))",
+            "softmax(self.to_one(torch.cat([x_i, x_j], -1)), index, ptr, size_i) * x_j",
+            "x_j - x_i",
             "x_j if edge_weight is None else x_j * edge_weight.view(-1, 1)", "self.lin2(x_j)",
             "softmax(self.act(self.last(x_j * x_i)).view(-1), index)[:, None] * self.lin2(x_j)")
 VALUES = {"wide": WIDE, "narrow": NARROW, "flat": FLAT, "heads": HEADS}
 SHARES = (("wide", 0.5), ("narrow", 0.15), ("flat", 0.1), ("heads", 0.1))
-ARGUMENTS = ("x_i", "x_j", "h_i", "h_j", "pos_i", "pos_j", "edge_attr", "edge_weight", "norm", "kind",
+ARGUMENTS = ("x_i", "x_j", "h_i", "h_j", "pos_i", "pos_j", "edge_attr", "edge_weight", "norm",
+             "kind",
              "index", "ptr", "size_i", "factor")
 #: of features that a call may leave out; these stand in statements that ask for them only
 OPTIONAL = ("edge_attr", "edge_weight")
@@ -134,7 +150,8 @@ class Writer:
         self.sizes = {"C": str(channels), "D": str(channels // 2)}
         rows = "x_j.reshape(-1, {C})" if headed else "x_j"
         heads = "x_j" if headed else "x_j.view(-1, 2, {D})"
-        self.base = {"wide": rows, "narrow": f"{rows}[:, :1]", "flat": f"{rows}[:, 0]", "heads": heads}
+        self.base = {"wide": rows, "narrow": f"{rows}[:, :1]", "flat": f"{rows}[:, 0]",
+                     "heads": heads}
         ends = ("x_i.reshape(-1, {C})",) if headed else ("x_i",)
         self.known: dict[str, list[str]] = {kind: [one] for kind, one in self.base.items()}
         self.known["wide"] += ends

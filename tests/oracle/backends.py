@@ -67,10 +67,41 @@ class Backend:
                     patches.enter_context(mock.patch.object(module, name, 1))
             yield
 
+    @contextlib.contextmanager
+    def by_reference(self, seed: int) -> Iterator[None]:
+        """A block in which torch computes what kernels are written for, for three of four seeds:
+        nothing is compiled, so that ten times as many programs are read, kept and repeated."""
+        with contextlib.ExitStack() as patches:
+            if self.name == "emulated" and seed % 4:
+                from gnnaccel.dispatch.generated import messages, operations
+
+                patches.enter_context(mock.patch.object(messages, "prepare", lambda *args: None))
+                for kind in operations.Reduced.__subclasses__():
+                    patches.enter_context(mock.patch.multiple(
+                        kind, forward=_reference_forward, backward=_reference_backward))
+            yield
+
     def finish(self) -> None:
         """Wait for the device, so that a fault in it is raised here."""
         if self.device.type == "cuda":
             torch.cuda.synchronize()
+
+
+def _reference_forward(operation: Any, needs: Any, *inputs: torch.Tensor) -> tuple:
+    with torch.no_grad():
+        return operation.reference(*inputs), inputs
+
+
+def _reference_backward(operation: Any, needs: Any, saved: Any, *grads: Any) -> list:
+    with torch.enable_grad():
+        rows = [t.detach().requires_grad_(need) for t, need in zip(saved, needs)]
+        outs = operation.reference(*rows)
+    outs = outs if isinstance(outs, tuple) else (outs,)
+    of = [(out, grad) for out, grad in zip(outs, grads) if grad is not None and out.requires_grad]
+    wanted = [t for t in rows if t.requires_grad]
+    found = iter(torch.autograd.grad([out for out, _ in of], wanted, [grad for _, grad in of],
+                                     allow_unused=True) if of else [None] * len(wanted))
+    return [next(found) if t.requires_grad else None for t in rows]
 
 
 @contextlib.contextmanager

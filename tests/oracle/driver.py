@@ -25,6 +25,7 @@ SHARES = {
     "messages": 0.15,
     "metagraphs": 0.1,
     "scripts": 0.1,
+    "programs": 0.1,
 }
 SILENCE = (
     240  # seconds without a line after which a process hangs; the emulation may compile in one case

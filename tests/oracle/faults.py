@@ -1,4 +1,4 @@
-"""Fifteen planted faults, each of which the oracle has to find.
+"""Eighteen planted faults, each of which the oracle has to find.
 
     python -m tests.oracle.faults                     all of them, a minute of each core at most
     python -m tests.oracle.faults "old version" ...   these only
@@ -171,6 +171,25 @@ FAULTS = {
         InModule("gnnaccel.adapters.pyg.propagate.traced_modules",
                  "for name, one in module._modules.items() if one is not None}",
                  "for name, one in module.named_children()}"),
+    ),
+    "a changed list": Fault(
+        "programs",
+        "emulated",
+        InModule("gnnaccel.adapters.pyg.propagate.guarded",
+                 "keys == was.keys and all(still(value[key], one, edges)",
+                 "keys == was.keys and all(True"),
+    ),
+    "kept rows beside the message": Fault(
+        "programs",
+        "emulated",
+        InModule("gnnaccel.adapters.pyg.propagate.kept_values",
+                 "value.alone().tree = found[1]", "pass"),
+    ),
+    "statements without gradients": Fault(
+        "programs",
+        "emulated",
+        InModule("gnnaccel.adapters.pyg.propagate.pieces",
+                 "return Rows(mapped(value.tree, _still), value.meta)", "return value"),
     ),
     "first seen without gradients": Fault("dgl", "cpu", followed_as_called),
     "stale normalisation": Fault("histories", "cpu", stale_norm),

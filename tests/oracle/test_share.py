@@ -26,6 +26,8 @@ SHARES = [
     ("messages", "emulated", 15),
     ("metagraphs", "cpu", 20),
     ("metagraphs", "emulated", 10),
+    ("programs", "cpu", 8),
+    ("programs", "emulated", 4),
     ("scripts", "cpu", 3),
     ("scripts", "emulated", 2),
 ]

@@ -33,10 +33,11 @@ def part(name: str, backend) -> Callable | None:
         from . import histories
 
         return lambda seed, only, mode: histories.check(seed, backend, only)
-    if name == "scripts":
-        from . import scripts
+    if name in ("scripts", "programs"):
+        from . import programs, scripts
 
-        return lambda seed, only, mode: scripts.check(seed, backend, only)
+        check = programs.check if name == "programs" else scripts.check
+        return lambda seed, only, mode: check(seed, backend, only)
     if name == "captures":
         from . import captures
 

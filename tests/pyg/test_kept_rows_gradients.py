@@ -103,8 +103,20 @@ class Aggregated(Layer):
         return scatter(torch.sin(inputs) + inputs, index, 0, dim_size, "mean"), inputs
 
 
+class Pair(Layer):
+    """Rows that are kept beside others."""
+
+    @property
+    def kept(self):
+        return self.pair[0]
+
+    def message(self, x_i, x_j):
+        self.pair = x_i, x_j[:, :1]
+        return x_j * (x_i - x_i.mean(-1, keepdim=True))
+
+
 @pytest.mark.parametrize("cls", [Weights, Gate, Network, OfEdges, Whole, Scores, Mapped,
-                                 Distances, Argument, Aggregated])
+                                 Distances, Argument, Aggregated, Pair])
 def test_gradients_go_through_them(emulated, cls):
     torch.manual_seed(0)
     layer, x, e = cls(), torch.randn(N, C), torch.randn(E, C)
@@ -125,3 +137,62 @@ def test_gradients_go_through_them(emulated, cls):
             for one, two in zip(run(), expected):
                 assert (one is None) == (two is None) and (two is None or close(one, two, 1e-5))
     assert "native" not in gnnaccel.stats()[cls.__name__]["routes"]
+
+
+class PieceTwice(Layer):
+    def message(self, x_i, x_j):
+        self.kept = x_j[:, :1]
+        return x_i * x_j[:, :1]
+
+
+class ChunksTwice(Layer):
+    def message(self, x_i, x_j):
+        self.kept, _ = x_j.chunk(2, -1)
+        a, b = x_j.chunk(2, -1)
+        return torch.cat([a * b, x_i[:, :4]], -1)
+
+
+class Copy(Layer):
+    def message(self, x_i, x_j):
+        m = x_i * x_j
+        self.kept = m.clone()
+        return torch.sigmoid(m)
+
+
+class CopyOfEdges(Layer):
+    def message(self, x_j, e):
+        self.kept = e.clone()
+        return x_j * e
+
+
+@pytest.mark.parametrize("cls", [PieceTwice, ChunksTwice, Copy, CopyOfEdges])
+def test_rows_that_are_computed_a_second_time_are_others(emulated, cls):
+    torch.manual_seed(0)
+    layer, x, e = cls(), torch.randn(N, C), torch.randn(E, C, requires_grad=True)
+    edge_index = torch.randint(N, (2, E))
+    with emulated.on():
+        out = layer(x, edge_index, e)
+        assert torch.autograd.grad(out.sum(), layer.kept, allow_unused=True) == (None,)
+    assert "native" not in gnnaccel.stats()[cls.__name__]["routes"]
+
+
+class CopyOfKinds(Layer):
+    def forward(self, x, edge_index, e, kind):
+        return self.propagate(edge_index, x=self.lin(x), e=e, kind=kind)
+
+    def message(self, x_j, e, kind):
+        self.kept, self.kinds = e.clone(), kind.clone()
+        return x_j * e + self.both.weight[kind, :C]
+
+
+def test_copies_of_what_the_caller_passes_are_the_layers_own(emulated):
+    torch.manual_seed(0)
+    layer, x, e = CopyOfKinds(), torch.randn(N, C), torch.randn(E, C)
+    edge_index, kind = torch.randint(N, (2, E)), torch.randint(3, (E,))
+    edges, kinds = e.clone(), kind.clone()
+    with emulated.on():
+        layer(x, edge_index, e, kind)
+    layer.kept.add_(1)
+    layer.kinds.add_(1)
+    assert torch.equal(e, edges) and torch.equal(kind, kinds)
+    assert "native" not in gnnaccel.stats()["CopyOfKinds"]["routes"]

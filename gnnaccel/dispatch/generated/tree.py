@@ -88,6 +88,13 @@ BY_TORCH: dict[str, Callable[..., Any]] = {
     "float": lambda x: x.float()}
 
 
+def another(tree: Tree) -> Tree:
+    """A tree that computes the same, of which it is known what is made of it."""
+    if isinstance(tree, Leaf):
+        return tree.viewed(tree.tail, tree.blocks)
+    return Call(*tree) if isinstance(tree, Call) else tree
+
+
 def leaves(tree: Tree) -> list[Leaf]:
     """All leaves, from left to right; a leaf of a part that is used twice, once."""
     distinct: dict[int, Leaf] = {}

@@ -84,10 +84,13 @@ def _given_back(value: Rows, of_argument: Callable[[Tensor], Tensor]) -> Once:
     part = alone.tree = replaced(alone.tree, noted)  # made of others that the user gets
     rows = channels.at_edges(value)
     tree, tail, of = rows.tree, tuple(rows.meta.shape[1:]), leaves(rows.tree)
+    copied = value.copied and type(tree) is Leaf
     if not rows.meta.is_floating_point() or value.of_caller and type(tree) is Leaf:
-        return Once(lambda given: of_argument(whole(tree, tail, given)))
-    once = Once(lambda given: _no_view(whole(tree, tail, given)))
-    leaf = tree if type(tree) is Leaf and not isinstance(tree.make, Before) else None
+        function = Tensor.clone if copied else of_argument
+        return Once(lambda given: function(whole(tree, tail, given)))
+    function = Tensor.clone if copied else _no_view
+    once = Once(lambda given: function(whole(tree, tail, given)))
+    leaf = tree if type(tree) is Leaf and not copied and not isinstance(tree.make, Before) else None
     if leaf is not None and not isinstance(leaf.make, Once):
         leaf.make = Once(leaf.make)  # others have this leaf in theirs
     leaf = leaf or Leaf(
@@ -100,6 +103,9 @@ def _given_back(value: Rows, of_argument: Callable[[Tensor], Tensor]) -> Once:
 def settle(value: Any) -> None:
     """From now on, what is computed of rows that the message has set on the layer is computed of
     what the user gets."""
+    if type(value) is tuple:
+        for part in value:
+            settle(part)
     if isinstance(value, Rows):
         with contextlib.suppress(Unseen):
             _of_rows(value)

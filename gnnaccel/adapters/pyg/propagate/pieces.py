@@ -99,8 +99,8 @@ def of_leaf(leaf: Leaf, function: Callable[[Tensor], Any], old: Tail, new: Tail,
             at: int | None = None) -> Leaf:
     """The piece of a leaf whose rows have the shape ``old``; ``new``: that of the piece's."""
     pieces = leaf.pieces
-    if (old, key, at) in pieces:
-        return pieces[old, key, at]
+    if (old, key, at) in pieces:  # another tensor for the host, which users' gradients tell apart
+        return pieces[old, key, at].viewed(new)
 
     def make(given: Any) -> Any:
         t = leaf.make(given)

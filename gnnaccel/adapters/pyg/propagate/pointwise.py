@@ -26,7 +26,8 @@ from gnnaccel.adapters.pyg.propagate.standins import NUMBERS, Unseen
 from gnnaccel.adapters.pyg.propagate.traced import (VIEWS, Make, Param, Value, _call, applied,
                                                       shaped)
 from gnnaccel.adapters.pyg.propagate.untold import Sequence
-from gnnaccel.dispatch.generated.tree import Leaf, Number, Tree, computed, leaves
+from gnnaccel.dispatch.generated.tree import (Leaf, Number, Tree, another, computed,
+                                                leaves)
 
 _SAME = frozenset(("contiguous", "detach", "float", "to", "type_as", "long", "int", "bool"))
 #: operations that mix the channels of a row
@@ -57,11 +58,12 @@ NAMES = _OF_FIRST | _OF_ROWS | MAPS | {"mT", *MOVES, *_OF_MASKS}
 class Rows(Value):
     """Stand-in for rows. ``tree``: how a number of a row is computed; ``meta``: how it looks;
     ``memory``: all rows that lie in the same memory, None for these alone; ``of_caller``: that is
-    an argument of the call; ``held``: others are made of them later, as they are now."""
+    an argument of the call; ``copied``: they lie in a copy; ``held``: others are made of
+    them later, as they are now."""
 
     rank = 1
     memory: list[weakref.ref[Rows]] | None = None
-    of_caller = held = written = False
+    of_caller = copied = held = written = False
 
     def __init__(self, tree: Tree, meta: Tensor):
         self.tree, self.meta = tree, meta
@@ -115,7 +117,9 @@ class Rows(Value):
         if name in VIEWS and name != "contiguous":
             return other("blocks").view(self, shaped(function, args, kwargs))
         if name == "clone":
-            return Rows(self.tree, shaped(function, args, kwargs))
+            copy = Rows(another(self.tree), shaped(function, args, kwargs))
+            copy.copied = True
+            return copy
         if name in _SAME:
             if "copy" in kwargs or any(one is True for one in args):
                 raise Unseen
@@ -166,6 +170,7 @@ class Rows(Value):
             self.memory = self.memory or [weakref.ref(self)]
             self.memory.append(weakref.ref(found))
             found.memory, found.of_caller = self.memory, self.of_caller
+            found.copied = self.copied
         return found
 
     def changed(self) -> None:

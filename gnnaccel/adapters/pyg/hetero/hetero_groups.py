@@ -195,8 +195,9 @@ def _added(parts: list[tuple[Tensor, int]], aggr: Any) -> Tensor:
         return dicts.grouped([part for part, _ in parts], aggr)
     if aggr != "mean":
         if aggr == "sum":
-            out = out.to(dicts.summed(out.dtype, torch.is_autocast_enabled(out.device.type),
-                                      out.device))
+            # torch knows no autocast of some devices, such as "meta"
+            autocast = out.is_cuda and torch.is_autocast_enabled("cuda")
+            out = out.to(dicts.summed(out.dtype, autocast, out.device))
         return functools.reduce(torch.add, [part for part, _ in others], out)
     relations = sum(n for _, n in parts)
     out = out * (count / relations)

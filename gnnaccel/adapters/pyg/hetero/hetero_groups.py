@@ -83,6 +83,9 @@ def divided(layer: Any, args: tuple, kwargs: dict) -> Call | None:
         or not all(isinstance(argument, Mapping) for argument in bound)):
         return None
     x_dict, edge_index_dict = bound
+    # results of a subclass of tensors would be put together by its functions
+    if guards.subclass_reason((*x_dict.values(), *edge_index_dict.values())) is not None:
+        return None
     memo = inner_convs.memo_of(layer)
     if type(memo) is not inner_convs.Memo:
         return None

@@ -3,7 +3,7 @@ happens, its arguments, and modules that do more than their class says."""
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -150,18 +150,30 @@ def inference_reason(given: Iterable[Any]) -> Reason | None:
     """Why a call with these arguments runs the host's own code: features were made in inference
     mode, and gradients are on. Autograd cannot save such tensors, and kernels keep what they are
     given where the host keeps what it gathered."""
-    if not _grad():
-        return None
+    if _grad() and any(a.is_inference() and a.is_floating_point() for a in _tensors_in(given)):
+        return reason("GA212")
+    return None
+
+
+def subclass_reason(given: Iterable[Any]) -> Reason | None:
+    """Why a call with these arguments runs the host's own code: a tensor is of a subclass, whose
+    functions may be others than torch's, and of which results are."""
+    for a in _tensors_in(given):
+        if type(a) not in ORDINARY:
+            return reason("GA206", f"an argument is a {type(a).__name__}")
+    return None
+
+
+def _tensors_in(given: Iterable[Any]) -> Iterator[Tensor]:
+    """The tensors among arguments, those in pairs and dictionaries included."""
     todo = list(given)
-    for a in todo:  # which grows by what is in pairs and dictionaries
+    for a in todo:  # which grows
         if isinstance(a, Tensor):
-            if a.is_inference() and a.is_floating_point():
-                return reason("GA212")
+            yield a
         elif isinstance(a, (tuple, list)):
             todo += a
         elif isinstance(a, dict):
             todo += a.values()
-    return None
 
 
 def edge_reason(edge_attr: Any, edges: int, x: Tensor) -> Reason | None:

@@ -3,6 +3,7 @@ errors."""
 from __future__ import annotations
 
 import dgl
+import dgl.function as fn
 import pytest
 import torch
 from dgl.nn import GATConv
@@ -294,3 +295,27 @@ def test_a_bias_of_another_shape(route, inputs, shape, called):
         got = layer(*given)
         assert close(got, expected)
         assert close(torch.autograd.grad(got.sin().sum(), [bias])[0], wanted)
+
+
+class Plain(torch.Tensor):
+    """A subclass of tensors."""
+
+
+@pytest.mark.parametrize("by", ["builtin", "function"])
+def test_features_of_a_subclass_give_what_dgl_gives(route, by):
+    """DGL's operations give plain tensors, users' functions of messages whatever torch gives."""
+    graph = graphs.square()
+    h = torch.randn(graph.num_nodes(), 4).as_subclass(Plain)
+    message = fn.copy_u("h", "m") if by == "builtin" else lambda edges: {"m": edges.src["h"] * 2}
+
+    def call():
+        with graph.local_scope():
+            graph.ndata["h"] = h
+            graph.update_all(message, fn.sum("m", "y"))
+            return graph.ndata["y"]
+
+    expected = call()
+    with route.on(on_fallback="native"):
+        got = call()
+    assert type(got) is type(expected)
+    assert torch.equal(got.as_subclass(torch.Tensor), expected.as_subclass(torch.Tensor))

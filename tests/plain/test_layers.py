@@ -1,7 +1,9 @@
 """Plain modules that sum over edges, held against themselves."""
 from __future__ import annotations
 
+import gc
 import itertools
+import weakref
 
 import pytest
 import torch
@@ -48,6 +50,28 @@ def test_all_gradients(kernels, name):
     layer = make()
     compare(kernels, layer, *tensors(names), positions=tuple(names.split()))
     assert gnnaccel.stats()[type(layer).__name__]["routes"].get("cuda")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_a_call_is_given_is_gone_with_it(kernels, name):
+    """Nothing of it waits in a circle for Python to look for such."""
+    make, names = CASES[name]
+    layer, given = make().to(kernels.device), kernels.put(*tensors(names))
+
+    def call():
+        new = [t * 1.0 if t.is_floating_point() else t for t in given]
+        layer(*new)
+        return [weakref.ref(t) for t in new if t.is_floating_point()]
+
+    with kernels.on():
+        call()  # which is kept for others like it
+        gc.collect()
+        gc.disable()
+        try:
+            alive = [one() for one in call()]
+        finally:
+            gc.enable()
+    assert alive == [None] * len(alive)
 
 
 @pytest.mark.parametrize("gains,route", [((-1, 3), "cuda"), ((3, -1), "cuda"), ((1, -2), "native"),

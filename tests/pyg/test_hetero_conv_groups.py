@@ -59,6 +59,16 @@ def test_results_of_other_widths_are_the_hosts_error(route, aggr):
             made(x, ei)
 
 
+@pytest.mark.parametrize("aggr", ["sum", "mean", "max"])
+def test_shapes_are_found_on_the_meta_device(route, aggr):
+    """There torch knows no autocast."""
+    x, ei = on(torch.device("meta"), features(), edges())
+    with route.on(on_fallback="native"):
+        found = mixed(aggr).to("meta")(x, ei)
+    assert {out.device.type for out in found.values()} == {"meta"}
+    assert {out.shape[1] for out in found.values()} == {OUT}
+
+
 def test_networks_of_several_widths(route):
     """Which they may have where results are put side by side. So they run together only where
     results are added up."""

@@ -22,7 +22,8 @@ from gnnaccel.adapters.guards import (ORDINARY as ORDINARY, any_global_hook as _
                                       made_here as made_here, module_reason as module_reason,
                                       note_made as note_made, ordinary as ordinary,
                                       parametrized_reason as parametrized_reason, plain as plain,
-                                      repeated_reason as repeated_reason)
+                                      repeated_reason as repeated_reason,
+                                      subclass_reason as subclass_reason)
 from gnnaccel.adapters.own import AGGREGATION, Path, Paths, forward_is_own
 from gnnaccel.adapters.signature import Signature, none
 from gnnaccel.dispatch.policy.reasons import Reason, reason

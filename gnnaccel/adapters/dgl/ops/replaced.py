@@ -106,7 +106,7 @@ def routed(name: str, native: Callable, state: Callable) -> Callable:
     from torch.compiler import is_compiling
 
     from gnnaccel.adapters.dgl.ops.calls import first_tensor
-    from gnnaccel.adapters.guards import context_reason, inference_reason
+    from gnnaccel.adapters.guards import context_reason, inference_reason, subclass_reason
     from gnnaccel.dispatch.ops import route
     from gnnaccel.dispatch.policy.config import current
     from gnnaccel.dispatch.policy.reasons import Reason
@@ -130,7 +130,8 @@ def routed(name: str, native: Callable, state: Callable) -> Callable:
         config, can = current(), not on_gpu or built_with_cuda()
         if can and (config is None or not on_gpu and route.on_cpu_native(counted, config)):
             return native(*args, **kwargs)
-        why = can and (context_reason() or inference_reason((*args, *kwargs.values())))
+        given = (*args, *kwargs.values())
+        why = can and (context_reason() or inference_reason(given) or subclass_reason(given))
         call = why or state(*args, **kwargs)
         if not can and type(call) is Reason:
             raise _error(f"{name}: {call.text}")

@@ -19,7 +19,7 @@ from gnnaccel.adapters.dgl import graphs
 from gnnaccel.adapters.dgl.ops import calls
 from gnnaccel.adapters.dgl.ops.replaced import layers
 from gnnaccel.adapters.dgl.udf import messages as messages_
-from gnnaccel.adapters.guards import context_reason, inference_reason
+from gnnaccel.adapters.guards import context_reason, inference_reason, subclass_reason
 from gnnaccel.adapters.patching import PatchSet
 from gnnaccel.cuda import driver
 from gnnaccel.dispatch.ops import route
@@ -288,7 +288,7 @@ def _graph_of(g: Any, given: dict[str, Any], config: Config) -> OpGraph | Reason
         return reason("GA206", "features are of several devices or dtypes")
     if config.when == "profitable" and tensors[0].is_cpu and tensors[0].dtype == torch.float16:
         return reason("GA203", "DGL's own operations, which run on a CPU, have no float16 there")
-    why = inference_reason(tensors)
+    why = inference_reason(tensors) or subclass_reason(tensors)
     if why is not None:
         return why
     if any(t.is_neg() for t in tensors):

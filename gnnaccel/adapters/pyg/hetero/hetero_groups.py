@@ -83,6 +83,9 @@ def divided(layer: Any, args: tuple, kwargs: dict) -> Call | None:
         or not all(isinstance(argument, Mapping) for argument in bound)):
         return None
     x_dict, edge_index_dict = bound
+    # results of a subclass of tensors would be put together by its functions
+    if guards.subclass_reason((*x_dict.values(), *edge_index_dict.values())) is not None:
+        return None
     memo = inner_convs.memo_of(layer)
     if type(memo) is not inner_convs.Memo:
         return None
@@ -195,8 +198,9 @@ def _added(parts: list[tuple[Tensor, int]], aggr: Any) -> Tensor:
         return dicts.grouped([part for part, _ in parts], aggr)
     if aggr != "mean":
         if aggr == "sum":
-            out = out.to(dicts.summed(out.dtype, torch.is_autocast_enabled(out.device.type),
-                                      out.device))
+            # torch knows no autocast of some devices, such as "meta"
+            autocast = out.is_cuda and torch.is_autocast_enabled("cuda")
+            out = out.to(dicts.summed(out.dtype, autocast, out.device))
         return functools.reduce(torch.add, [part for part, _ in others], out)
     relations = sum(n for _, n in parts)
     out = out * (count / relations)

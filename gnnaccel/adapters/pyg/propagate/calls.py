@@ -40,7 +40,7 @@ _READ_AT = 8  # the call of a layer over such edges that is read all the same
 def decide(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Config) -> Any:
     """The long way of a call."""
     attends = (None if _tracing() is not None or type(layer) in attention.of_the_host
-               or guards.inference_reason(kwargs.values()) is not None
+               or _arguments_reason(kwargs) is not None
                else attention.read(layer, kwargs, edge_index))
     if attends is not None:
         return router.decide(layer, attends,  # type: ignore[arg-type]  # is never repeated
@@ -65,7 +65,7 @@ def _decide(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Conf
     outcome: Any = verdict.reason
     if verdict.inside:  # a tracer would write down what reading looks at
         outcome = (guards.context_reason() if _tracing() is not None
-                   else (free and _still_lazy(layer)) or guards.inference_reason(kwargs.values())
+                   else (free and _still_lazy(layer)) or _arguments_reason(kwargs)
                    or reading.read(layer, edge_index, kwargs))
     if type(outcome) is not Reason:
         return _read(layer, native, edge_index, kwargs, outcome, config, start)
@@ -120,6 +120,12 @@ def _read(layer: Any, native: Any, edge_index: Any, kwargs: dict, call: reading.
         if not decision.again:
             repeated_calls.remember(layer, edge_index, kwargs, call, decision, config, memory)
     return out
+
+
+def _arguments_reason(kwargs: dict) -> Reason | None:
+    """Why a call with these arguments is native, whatever the layer does."""
+    return (guards.inference_reason(kwargs.values())
+            or guards.subclass_reason(kwargs.values()))
 
 
 def _still_lazy(layer: Any) -> Reason | None:

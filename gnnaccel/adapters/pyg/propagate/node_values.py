@@ -185,44 +185,45 @@ class Steps:
     def results(self, out: Any, reductions: Any, kwargs: dict) -> Any:
         """``out`` with tensors in place of its stand-ins. ``reductions``: their results, by their
         places; ``kwargs``: the arguments of ``propagate``."""
-        found = _Found(self, reductions, kwargs)
+        results = {}
         if self.goes_on:
-            earlier = self._at_edges(kwargs) or {}
-            found.update({at: earlier[at] for at in earlier if at not in self._reduced})
-        return _now(out, found, kwargs)
+            _, earlier = self._at_edges(kwargs)
+            results = {at: earlier[at] for at in earlier if at not in self._reduced}
+        return _now(out, _Found(self, reductions, kwargs, results), kwargs)
 
     def results_at_edges(self, value: NodeValue, reductions: Any, given: Any) -> Tensor:
         """``value`` as a tensor, which goes on at the edges: each step is done once in a call.
         ``reductions``: as of `results`, for this value."""
-        found = self._at_edges(given)
-        if found is None:
-            found = _Found(self, {}, given)
-            if hasattr(given, "made"):
-                given.made[self] = found
-        found.reductions.update(reductions)
-        return _now(value, found, given)
+        whole, results = self._at_edges(given)
+        whole.update(reductions)
+        return _now(value, _Found(self, whole, given, results), given)
 
-    def _at_edges(self, given: Any) -> Any:
-        """Results of the steps of a call that went on at the edges; None where there are none."""
-        return given.made.get(self) if hasattr(given, "made") else None
+    def _at_edges(self, given: Any) -> tuple[dict, dict]:
+        """Reductions of a call, and results of its steps, that went on at the edges."""
+        # nothing in there leads back to the call's arguments: they are gone with it
+        return given.made.setdefault(self, ({}, {})) if hasattr(given, "made") else ({}, {})
 
 
-class _Found(dict):
-    """Results of the steps of a call, by their places: each computed when it is first asked for."""
+class _Found:
+    """Results of the steps of a call, by their places: each computed when it is first asked for,
+    if it is not in ``results``."""
 
-    def __init__(self, steps: Steps, reductions: Any, kwargs: dict):
+    def __init__(self, steps: Steps, reductions: Any, kwargs: dict, results: dict[int, Tensor]):
         self.steps, self.reductions, self.kwargs = steps, reductions, kwargs
+        self.results = results
 
-    def __missing__(self, at: int) -> Tensor:
+    def __getitem__(self, at: int) -> Tensor:
+        if at not in self.results:
+            self.results[at] = self._computed(at)
+        return self.results[at]
+
+    def _computed(self, at: int) -> Tensor:
         step = self.steps.done[at]
         if type(step) is int:
-            result = reduction(self.reductions[step])
-        else:
-            function, args, keywords = step
-            result = function(*(_now(one, self, self.kwargs) for one in args),
-                              **{k: _now(one, self, self.kwargs) for k, one in keywords.items()})
-        self[at] = result
-        return result
+            return reduction(self.reductions[step])
+        function, args, keywords = step
+        return function(*(_now(one, self, self.kwargs) for one in args),
+                        **{k: _now(one, self, self.kwargs) for k, one in keywords.items()})
 
 
 def reduction(result: Tensor) -> Tensor:

@@ -23,12 +23,14 @@ NODES, EDGES, ONE, COUNT = "nodes", "edges", "one", "count"
 class Given(NamedTuple):
     """The arguments of a call, understood. ``values``: by name; ``kinds``: of the tensors that are
     no part of the list of edges, and of numbers of nodes; ``ends``: the names of the arguments that
-    are that list: one, or two of its ends; ``edge_index``: the list as a tensor [2, E]; ``nodes``:
-    how many there are; ``key``: all that a trace depends on of them."""
+    are that list: one, or two of its ends; ``turned``: whether it has a row for each edge;
+    ``edge_index``: the list as a tensor [2, E]; ``nodes``: how many there are; ``key``: all that a
+    trace depends on of them."""
 
     values: dict[str, Any]
     kinds: dict[str, str]
     ends: tuple[str, ...]
+    turned: bool
     edge_index: Tensor
     nodes: int
     key: tuple
@@ -39,7 +41,7 @@ def given(values: dict[str, Any]) -> Given | Reason:
     found = _edges(values)
     if type(found) is Reason:
         return found
-    edge_index, ends = found
+    edge_index, ends, turned = found
     edges, rows = edge_index.shape[1], set()
     kinds: dict[str, str] = {}
     form: list[tuple] = []
@@ -67,38 +69,41 @@ def given(values: dict[str, Any]) -> Given | Reason:
             if type(value) is int and value == nodes:
                 kinds[name], value = COUNT, None
             form.append((name, type(value), value))
-    return Given(values, kinds, ends, edge_index, nodes, (ends, *form))
+    return Given(values, kinds, ends, turned, edge_index, nodes, (ends, turned, *form))
 
 
-def _edges(values: dict[str, Any]) -> tuple[Tensor, tuple[str, ...]] | Reason:
-    """The list of edges, and the arguments that it is: a tensor [2, E], a pair of tensors [E], or
-    two arguments that are such tensors. Not of int32, over which gradients of torch's own
-    ``scatter_add_`` are others."""
-    tensors, lists, ends = [], [], []
+def _edges(values: dict[str, Any]) -> tuple[Tensor, tuple[str, ...], bool] | Reason:
+    """The list of edges as a tensor [2, E], the arguments that it is, and whether it is turned:
+    such a tensor, a pair of tensors [E], two arguments that are such tensors, or a tensor [E, 2].
+    Not of int32, over which gradients of torch's own ``scatter_add_`` are others."""
+    tensors, lists, ends, rows = [], [], [], []
     for name, value in values.items():
         kind = type(value)
         if kind is Tensor:
             if value.dtype is torch.int64 and _is_ids(value):
                 if value.dim() == 1:
                     ends.append(name)
-                elif value.dim() == 2 and value.shape[0] == 2:
-                    tensors.append(name)
+                elif value.dim() == 2:
+                    if value.shape[0] == 2:
+                        tensors.append(name)
+                    elif value.shape[1] == 2:
+                        rows.append(name)
         elif (kind is list or kind is tuple) and len(value) == 2 and all(map(_is_end, value)):
             lists.append(name)
     if len(tensors) + len(lists) > 1:
         return reason("GA204", "several arguments may be the list of edges")
     if tensors:
-        return values[tensors[0]], (tensors[0],)
+        return values[tensors[0]], (tensors[0],), False
     if lists:
         pair, names = values[lists[0]], tuple(lists)
     elif len(ends) == 2:
         pair, names = [values[name] for name in ends], tuple(ends)
     else:
-        return NO_EDGES
+        return (pairs.turned(values[rows[0]]), (rows[0],), True) if len(rows) == 1 else NO_EDGES
     if (pair[0].shape, pair[0].dtype, pair[0].device) != (
         pair[1].shape, pair[1].dtype, pair[1].device):
         return reason("GA204", "the ends of the edges are of several lengths or kinds")
-    return pairs.stacked(*pair), names
+    return pairs.stacked(*pair), names, False
 
 
 def _is_end(value: Any) -> bool:

@@ -1,4 +1,5 @@
-"""Lists of edges that are given as two tensors, as one tensor: structures are kept by that."""
+"""Lists of edges that are given as two tensors, or with a row for each edge, as one tensor [2, E]:
+structures are kept by that."""
 from __future__ import annotations
 
 import torch
@@ -10,6 +11,7 @@ from gnnaccel.dispatch.policy.names import IdentityMap
 
 _MOST = 64
 _stacks: IdentityMap[tuple[TensorRef, TensorRef, Tensor]] = IdentityMap(_MOST)  # by the first end
+_turned: IdentityMap[tuple[TensorRef, Tensor]] = IdentityMap(_MOST)  # by lists [E, 2]
 
 
 def stacked(first: Tensor, second: Tensor) -> Tensor:
@@ -32,3 +34,20 @@ def stacked(first: Tensor, second: Tensor) -> Tensor:
 def _is_row(base: Tensor, at: int, end: Tensor) -> bool:
     return (end.data_ptr() == base.data_ptr() + at * base.stride(0) * base.element_size()
             and end.shape[0] == base.shape[1] and end.stride() == base.stride()[1:])
+
+
+def turned(edges: Tensor) -> Tensor:
+    """[2, E], of a list [E, 2]: the tensor that was turned into it, if it is that, else a copy that
+    is kept for as long as this is as it was."""
+    base = edges._base
+    if (base is not None and base.dim() == 2 and base.shape == edges.shape[::-1]
+        and type(base) is Tensor and base.dtype == edges.dtype
+        and base.data_ptr() == edges.data_ptr() and base.stride() == edges.stride()[::-1]):
+        return base
+    if edges.is_inference() or capture.capturing():
+        return edges.t().contiguous()
+    entry = _turned.get(edges)
+    if entry is None or not entry[0].unmoved(edges):
+        entry = TensorRef(edges), edges.t().contiguous()
+        _turned.set(edges, entry)
+    return entry[1]

@@ -1,7 +1,6 @@
 """The arguments that the ``forward`` of a plain module takes."""
 from __future__ import annotations
 
-import inspect
 import types
 from typing import Any
 
@@ -16,11 +15,11 @@ class Signature:
 
     @classmethod
     def of(cls, function: types.FunctionType) -> Signature | None:
-        """The signature of a ``forward`` without its module, as its code has it; None where it
-        takes any number of arguments."""
+        """The signature of a ``forward`` without its module, as its code has it; None of one that
+        takes some by their place alone. More arguments than have a name, for ``*args`` and
+        ``**kwargs``, do not fit."""
         code = function.__code__
-        if code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS) or (
-            code.co_posonlyargcount or not code.co_argcount):
+        if code.co_posonlyargcount or not code.co_argcount:
             return None
         names = code.co_varnames[1:code.co_argcount + code.co_kwonlyargcount]
         positions, last = code.co_argcount - 1, function.__defaults__ or ()

@@ -25,7 +25,7 @@ from gnnaccel.adapters.pyg.propagate.graph_functions import GraphFunctions
 from gnnaccel.adapters.pyg.propagate.node_values import NodeCount, NodeValue
 from gnnaccel.adapters.pyg.propagate.nodes_read import node_rows
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS
-from gnnaccel.adapters.pyg.propagate.specials import Special
+from gnnaccel.adapters.pyg.propagate.specials import Special, Turned
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 from gnnaccel.adapters.pyg.propagate.straight import combined
 from gnnaccel.adapters.pyg.propagate.traced import Param
@@ -224,7 +224,8 @@ def _stand_ins(steps: Forward, given: Given, flipped: bool) -> dict[str, Any]:
         stand_ins.update(zip(given.ends, ends))
     else:
         value = given.values[given.ends[0]]
-        stand_ins[given.ends[0]] = (Special("edge_index", tuple(ends), steps)
+        edges = Special("edge_index", tuple(ends), steps)
+        stand_ins[given.ends[0]] = (Turned(edges) if given.turned else edges
                                     if isinstance(value, Tensor) else type(value)(ends))
     some = next(name for name, kind in given.kinds.items() if kind is NODES)
     for name, kind in given.kinds.items():

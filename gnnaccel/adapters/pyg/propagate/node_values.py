@@ -323,9 +323,9 @@ class NodeValue(Value):
         return self.shape if dim is None else self.shape[dim]
 
     def __getitem__(self, place: Any) -> Any:
-        if type(place) is Special:
-            return other("reduced").gathered(self, place)
-        first = place[0] if type(place) is tuple and place else place
+        first, *rest = place if type(place) is tuple and place else (place,)
+        if type(first) is Special:
+            return other("reduced").gathered(self, first, *rest)
         if not (first is Ellipsis or first == slice(None)):
             raise Unseen
         return self.operate("getitem", operator.getitem, (self, place), {})

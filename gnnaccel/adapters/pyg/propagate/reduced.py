@@ -98,8 +98,15 @@ def along(value: Any, dim: Any = None, index: Any = None) -> Any:
     return index_select(value, dim, index.of)
 
 
-def gathered(value: NodeValue, index: Any) -> pointwise.Rows:
-    """Each edge's row of values per node: rows at the end of the edges that the index names."""
+def gathered(value: NodeValue, index: Any, *channels: Any) -> pointwise.Rows:
+    """Each edge's row of values per node: rows at the end of the edges that the index names.
+    ``channels``: what is picked of each, where the index is the first of several."""
     if type(index) is not Special or not index.end or value.rows[0] == "":
         raise Unseen
-    return value.steps.at_end(value, index.end)
+    rows = value.steps.at_end(value, index.end)
+    if not channels:
+        return rows
+    if not all(one is None or one is Ellipsis or type(one) in (int, slice) for one in channels):
+        raise Unseen
+    place = (slice(None), *channels)
+    return rows[place]

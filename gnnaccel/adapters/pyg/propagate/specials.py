@@ -154,11 +154,15 @@ class Turned(Special):
             return _turning(name, self.of)
         if name == "unbind":
             return lambda dim=0: self.of.unbind(_other_of_two(dim))
+        if name in _SIZES:
+            return _SIZES[name]()
         return super().__getattribute__(name)
 
     def __getitem__(self, place: Any) -> Any:
         if type(place) is not tuple or len(place) != 2 or place[0] not in (slice(None), Ellipsis):
             raise Unseen
+        if type(place[1]) is list and len(place[1]) == 1:
+            return Spread(self.of[place[1][0]], (1,))
         return self.of[place[1]]
 
 
@@ -298,6 +302,18 @@ def _sizes(special: Special) -> Sequence:
 
 #: stand-in for the device of rows
 DEVICE = Special("device")
+
+
+def _sizes_turned(*dims: Any) -> Any:
+    """How many edges there are, and two ends."""
+    sizes = Sequence((RowCount(), 2))
+    return sizes[dims[0]] if dims else sizes
+
+
+#: what a list with a row for each edge is asked for
+_SIZES: dict[str, Any] = {"size": lambda: _sizes_turned, "shape": _sizes_turned,
+                          "dim": lambda: lambda: 2, "numel": lambda: Elements,
+                          "device": lambda: DEVICE}
 
 
 def _given(part: Any) -> Any:

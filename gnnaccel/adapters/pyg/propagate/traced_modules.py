@@ -15,6 +15,7 @@ from gnnaccel.adapters.pyg import guards
 from gnnaccel.adapters.pyg.propagate import reading, untold
 from gnnaccel.adapters.pyg.propagate.later import other
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
+from gnnaccel.adapters.pyg.propagate.torch_kinds import kind
 from gnnaccel.adapters.pyg.propagate.traced import Param
 
 
@@ -128,6 +129,8 @@ def _are_of_nodes(*values: Any) -> bool:
 
 #: modules that hold others under names, or in their order
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+#: all modules of torch's that are followed by what they are
+_KINDS = frozenset((nn.Linear, *_CONTAINERS, *ACTIVATIONS))
 
 
 _OPTIONS = frozenset((int, float, bool, str, tuple))
@@ -160,9 +163,10 @@ class Looks:
         self.others = tuple([name for name in own_dict if name not in simple
                              and name not in _OF_TORCH])
         self.parameters = [_parameter_looks(t) for t in own_dict["_parameters"].values()]
-        modules = own_dict["_modules"] if self.cls in _CONTAINERS else {}
+        holds = kind(module, _KINDS) in _CONTAINERS
+        modules = own_dict["_modules"] if holds else {}
         self.inside = [None if one is None else Looks(one) for one in modules.values()]
-        self.called = [*modules] if self.cls in _CONTAINERS else None
+        self.called = [*modules] if holds else None
 
     def holds(self, module: nn.Module) -> bool:
         """Whether a module looks so."""
@@ -263,7 +267,7 @@ class Function:
     def __bool__(self) -> bool:
         """A sequence of no modules is false, and a user's own may say so."""
         module = self._traced_module
-        if type(module) is nn.Sequential:
+        if kind(module, _KINDS) is nn.Sequential:
             return bool(module._modules)
         return not any(hasattr(module, name) for name in ("__bool__", "__len__")
                        ) or self._refuses()
@@ -307,20 +311,21 @@ def module_of(module: nn.Module, entered: Callable) -> Any:
 def _followed(module: nn.Module, entered: Callable) -> Any:
     """`module_of`, whose text may be asked for."""
     # not asked of others, as the host need not be installed
+    cls = kind(module, _KINDS)
     linear = (own.home(type(module).forward) == "torch_geometric" and guards.plain_linear(module)
               and _OWN.isdisjoint(module.__dict__))
-    if linear or (type(module) is nn.Linear and _runs_as_written(module)):
+    if linear or (cls is nn.Linear and _runs_as_written(module)):
         weight, bias = (None if t is None else parameter(t) for t in (module.weight, module.bias))
         return lambda x: F.linear(x, weight, bias)  # type: ignore[arg-type]  # stand-ins
-    if type(module) in _CONTAINERS:
-        if type(module) is nn.Sequential and not _runs_as_written(module):
+    if cls in _CONTAINERS:
+        if cls is nn.Sequential and not _runs_as_written(module):
             raise Unseen
         # one that is there several times runs several times, which `named_children` leaves out
         by_name = {name: module_of(one, functools.partial(_below, entered, name))
                    for name, one in module._modules.items() if one is not None}
-        if type(module) is nn.ModuleDict:
+        if cls is nn.ModuleDict:
             return untold.Mapping(by_name)
-        if type(module) is nn.ModuleList:
+        if cls is nn.ModuleList:
             return untold.Sequence(by_name.values())
         return _InOrder(by_name.values())
     if isinstance(module, (nn.ParameterList, nn.ParameterDict)) and _is_plain_list(module):
@@ -330,8 +335,8 @@ def _followed(module: nn.Module, entered: Callable) -> Any:
         tensors = {name: parameter(one) for name, one in held.items()}
         return (untold.Mapping(tensors) if isinstance(module, nn.ParameterDict)
                 else untold.Sequence(tensors.values()))
-    if type(module) in ACTIVATIONS and _runs_as_written(module):
-        function = functools.partial(ACTIVATIONS[type(module)], module)
+    if cls in ACTIVATIONS and _runs_as_written(module):
+        function = functools.partial(ACTIVATIONS[cls], module)
         in_place = getattr(module, "inplace", False)
         return functools.partial(_in_place, function) if in_place else function
     if _is_hosts_norm(module):

@@ -1,4 +1,4 @@
-"""Eighteen planted faults, each of which the oracle has to find.
+"""Seventeen planted faults, each of which the oracle has to find.
 
     python -m tests.oracle.faults                     all of them, a minute of each core at most
     python -m tests.oracle.faults "old version" ...   these only
@@ -178,12 +178,6 @@ FAULTS = {
         InModule("gnnaccel.adapters.pyg.propagate.guarded",
                  "keys == was.keys and all(still(value[key], one, edges)",
                  "keys == was.keys and all(True"),
-    ),
-    "kept rows beside the message": Fault(
-        "programs",
-        "emulated",
-        InModule("gnnaccel.adapters.pyg.propagate.kept_values",
-                 "value.alone().tree = found[1]", "pass"),
     ),
     "statements without gradients": Fault(
         "programs",

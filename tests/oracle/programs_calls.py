@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,11 @@ from torch.nn import functional as F
 from .graphs import IN
 from .judge import nudged
 
+_LAYERS = ("conv", "seco")
+#: the attributes that some changes are of
+_ATTRIBUTES = {"slope": "opts", "power": "opts", "no power": "opts", "rate": "rates",
+               "other rates": "rates", "buffer": "scale", "global": "scale", "no eps": "eps",
+               "hook": "shared", "norm of weight": "shared"}
 EVENTS: list[Callable[[World, random.Random], Any]] = []
 
 
@@ -70,6 +76,11 @@ class World:
         }
         self.whole = {"kind": torch.randint(0, 3, (e,)).to(self.device)}
         self.pos = self.placed(torch.randn(n, 3))
+
+    def reads(self, name: str) -> bool:
+        """Whether the program reads an attribute of this name."""
+        body = self.program.text.partition("self.kept_too = None")[2]
+        return re.search(rf"self\.{name}\b|\b{name}\(|\* {name}\b", body) is not None
 
     def placed(self, value: Tensor) -> Tensor:
         return value.to(self.device, self.dtype)
@@ -166,7 +177,8 @@ def edges_in_place(w: World, r: random.Random) -> str:
 
 @event(4)
 def weights(w: World, r: random.Random) -> str:
-    name, p = r.choice(list(w.net.named_parameters()))
+    found = [(k, p) for k, p in w.net.named_parameters() if w.reads(k.split(".")[k[:4] in _LAYERS])]
+    name, p = r.choice(found)
     owner, last = w.net.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]
     new = torch.randn(p.shape).to(p)
     ways = {
@@ -207,7 +219,7 @@ def module_replaced(w: World, r: random.Random) -> str:
     return name
 
 
-@event(3)
+@event(8)
 def attribute(w: World, r: random.Random) -> str:
     layer = r.choice((w.net.conv, w.net.conv, w.net.second))
     module = sys.modules[type(layer).__module__]
@@ -235,7 +247,7 @@ def attribute(w: World, r: random.Random) -> str:
         "hook": lambda: layer.shared.register_forward_hook(lambda module, given, out: out * 2),
         "norm of weight": lambda: nn.utils.parametrizations.weight_norm(layer.shared),
     }
-    way = r.choice(sorted(ways))
+    way = r.choice([k for k in sorted(ways) if w.reads(_ATTRIBUTES.get(k, k))] or ["kept"])
     ways[way]()
     return way
 

@@ -93,8 +93,8 @@ def _gradients(w: World, x: Tensor, out: Tensor, kept: dict[str, Tensor], asked:
         for name, t in rows.items():
             if not t._is_view():  # torch itself dies at hooks of views that were written to
                 t.register_hook(lambda g, name=name: seen.__setitem__(f"hook {name}", g.clone()))
-        if not out._is_view():
-            out.register_hook(lambda g: g * 2)
+        out = out * 1.0
+        out.register_hook(lambda g: g * 2)
     loss = (
         out.double().square().sum()
         if w.loss != "cos"

@@ -14,7 +14,7 @@ def test_the_text_to_replace_is_there():
     for plant in planted:
         if isinstance(plant, (InKernels, InModule)):
             plant.check()
-    assert sum(isinstance(plant, (InKernels, InModule)) for plant in planted) == 16
+    assert sum(isinstance(plant, (InKernels, InModule)) for plant in planted) == 15
 
 
 def test_a_text_that_is_not_there_is_told():

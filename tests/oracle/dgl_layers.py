@@ -148,8 +148,10 @@ def table() -> dict:
     """The layers by name; DGL is imported here."""
     import dgl.nn as n
 
+    from .dgl_more import more
+
     zero = {"allow_zero_in_degree": True}
-    return {
+    return more() | {
         "dgl GATConv": lambda d: case(d, n.GATConv(IN, OUT, d.choice((1, 2, 3)),
                                                    negative_slope=d.choice((0.2, 0.5)),
                                                    residual=d.chance(0.4), bias=d.chance(0.7),

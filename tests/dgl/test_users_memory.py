@@ -56,7 +56,8 @@ def test_rows_of_another_graph_are_read_anew_in_each_call(route, reduce):
         part = dgl.node_subgraph(graph, torch.arange(9))
 
         def passed():
-            part.update_all(lambda edges: {"m": torch.tanh(edges.src["x"] * edges.dst["x"])}, reduce)
+            part.update_all(lambda edges: {"m": torch.tanh(edges.src["x"] * edges.dst["x"])},
+                            reduce)
             return part.ndata["y"]
 
         with torch.no_grad():

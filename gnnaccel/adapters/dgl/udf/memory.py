@@ -2,6 +2,7 @@
 that they read from, and checked again in each call."""
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -13,8 +14,8 @@ from gnnaccel.adapters.dgl.udf.functions import ENDS, Guard, Opened, Run, opened
 from gnnaccel.adapters.dgl.udf.mailboxes import Nodes, Steps
 from gnnaccel.adapters.dgl.udf.messages import Edges, Fields
 from gnnaccel.adapters.pyg.propagate.expressed import Effect, following
-from gnnaccel.adapters.pyg.propagate.node_values import NodeValue
 from gnnaccel.adapters.pyg.propagate.pointwise import Deferred, Rows
+from gnnaccel.adapters.pyg.propagate.straight import combined
 from gnnaccel.dispatch.policy.names import IdentityMap
 from gnnaccel.dispatch.run.autograd import Keeping
 
@@ -40,7 +41,7 @@ class Reduced(NamedTuple):
 class Found(NamedTuple):
     """The computation of a pair. ``sent``: the messages, of a call without a reduction, one object
     where two names have one message; ``reductions``; ``steps``: the steps of a user's reduce
-    function on their results, with its ``values``; ``fields``: the names of the results;
+    function, and ``combine``, its results of theirs; ``fields``: the names of the results;
     ``written``: features of edges that the message function writes, by name; ``removed``: those
     that it takes away; ``effects``: from `tracing.Trace`; ``apart``: of
     `Keeping.place`."""
@@ -48,7 +49,7 @@ class Found(NamedTuple):
     sent: tuple[Sent, ...]
     reductions: tuple[Reduced, ...]
     steps: Steps | None
-    values: tuple[NodeValue, ...]
+    combine: Callable[[list[Tensor], dict], list[Tensor]] | None
     fields: tuple[str, ...]
     written: tuple[tuple[str, Sent], ...] = ()
     effects: tuple[Effect, ...] = ()
@@ -181,7 +182,7 @@ def _given_back(sent: dict[str, Rows], edges: Edges) -> Found:
     """The computation of messages that are not reduced."""
     ready = {id(rows): _ready(rows, edges)._replace(written=edges.data.written_as(rows))
              for rows in sent.values()}
-    return Found(tuple([ready[id(rows)] for rows in sent.values()]), (), None, (), tuple(sent))
+    return Found(tuple([ready[id(rows)] for rows in sent.values()]), (), None, None, tuple(sent))
 
 
 def _ready(rows: Rows, edges: Edges) -> Sent:
@@ -195,12 +196,13 @@ def _reduced(sent: Any, reduce: Run | None, pair: Pair, frames: Frames,
         one = Reduced(features.ready(sent[pair.reduce.msg_field]), pair.reduce.name)
         if one.how not in ("sum", "mean", "max", "min"):
             raise LookupError(one.how)
-        return Found((), (one,), None, (), (pair.reduce.out_field,))
+        return Found((), (one,), None, None, (pair.reduce.out_field,))
     nodes = Nodes(sent, frames["n"], seen)
     out = mailboxes.reduced(reduce.result(nodes))
     return Found((), tuple(Reduced(features.ready(_at_edges(rows)), how)
                            for rows, how in nodes.steps.reductions),
-                 nodes.steps, tuple(out.values()), tuple(out))
+                 nodes.steps, combined(nodes.steps, [*out.values()],
+                                       range(len(nodes.steps.reductions))), tuple(out))
 
 
 def _at_edges(rows: Rows) -> Rows:

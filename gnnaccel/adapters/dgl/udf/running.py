@@ -250,7 +250,7 @@ def _finished(found: Found, reduced: list[Tensor], given: dict, edges: Edges) ->
         reduced = [t.index_select(0, entered) for t in reduced]
         given = {key: t.index_select(0, entered) if key.startswith("n.") else t
                  for key, t in given.items()}
-    rows = found.steps.results(list(found.values), reduced, given)
+    rows = found.combine(reduced, given)  # type: ignore[misc]  # as there are steps
     if entered is not None:
         rows = [t.new_zeros(edges.num_dst, *t.shape[1:]).index_copy(0, entered, t) for t in rows]
     elif not _are_apart(rows, reduced):

@@ -8,7 +8,6 @@ the edges (`reduced`).
 """
 from __future__ import annotations
 
-import functools
 import operator
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -77,11 +76,7 @@ class Given(pointwise.Rows):
             for one in operands):
             return rows
 
-        def make(arguments: dict) -> Tensor:
-            return function(*(_now(one, [], arguments) for one in args),
-                            **{k: _now(one, [], arguments) for k, one in kwargs.items()})
-
-        return Given(rows, make)
+        return Given(rows, other("straight").call(function, args, kwargs))
 
 
 class EdgeRows(Once):
@@ -173,62 +168,18 @@ class Steps:
                 pending += _places(step)
         return steps
 
-    @functools.cached_property
-    def _reduced(self) -> set[int]:
-        """The places of the steps that reductions go into. Asked for when all are known."""
+    def reduced_into(self) -> set[int]:
+        """The places of the steps that reductions go into."""
         found: set[int] = set()
         for at, step in enumerate(self.done):
             if type(step) is int or not found.isdisjoint(_places(step)):
                 found.add(at)
         return found
 
-    def results(self, out: Any, reductions: Any, kwargs: dict) -> Any:
-        """``out`` with tensors in place of its stand-ins. ``reductions``: their results, by their
-        places; ``kwargs``: the arguments of ``propagate``."""
-        results = {}
-        if self.goes_on:
-            _, earlier = self._at_edges(kwargs)
-            results = {at: earlier[at] for at in earlier if at not in self._reduced}
-        return _now(out, _Found(self, reductions, kwargs, results), kwargs)
-
-    def results_at_edges(self, value: NodeValue, reductions: Any, given: Any) -> Tensor:
-        """``value`` as a tensor, which goes on at the edges: each step is done once in a call.
-        ``reductions``: as of `results`, for this value."""
-        whole, results = self._at_edges(given)
-        whole.update(reductions)
-        return _now(value, _Found(self, whole, given, results), given)
-
-    def _at_edges(self, given: Any) -> tuple[dict, dict]:
-        """Reductions of a call, and results of its steps, that went on at the edges."""
+    def on_edges(self, given: Any) -> dict[int, Tensor]:
+        """Results of the steps of a call that went on at the edges, by their places."""
         # nothing in there leads back to the call's arguments: they are gone with it
-        return given.made.setdefault(self, ({}, {})) if hasattr(given, "made") else ({}, {})
-
-
-class _Found:
-    """Results of the steps of a call, by their places: each computed when it is first asked for,
-    if it is not in ``results``."""
-
-    def __init__(self, steps: Steps, reductions: Any, kwargs: dict, results: dict[int, Tensor]):
-        self.steps, self.reductions, self.kwargs = steps, reductions, kwargs
-        self.results = results
-
-    def __getitem__(self, at: int) -> Tensor:
-        if at not in self.results:
-            self.results[at] = self._computed(at)
-        return self.results[at]
-
-    def _computed(self, at: int) -> Tensor:
-        step = self.steps.done[at]
-        if type(step) is int:
-            return reduction(self.reductions[step])
-        function, args, keywords = step
-        return function(*(_now(one, self, self.kwargs) for one in args),
-                        **{k: _now(one, self, self.kwargs) for k, one in keywords.items()})
-
-
-def reduction(result: Tensor) -> Tensor:
-    """The result of a reduction, no view: users may change it in place."""
-    return result.clone() if result._is_view() else result
+        return given.made.setdefault(self, {}) if hasattr(given, "made") else {}
 
 
 def _places(value: Any) -> Iterator[int]:
@@ -249,28 +200,6 @@ def _as_now(value: Any) -> Any:
     if type(value) in (tuple, list):
         return type(value)(map(_as_now, value))
     return value.as_now() if type(value) is NodeValue else value
-
-
-def _now(value: Any, found: Any, kwargs: dict) -> Any:
-    kind = type(value)
-    if kind is tuple or kind is list or kind is Sequence:
-        container = tuple if kind is Sequence else kind
-        return container(_now(one, found, kwargs) for one in value)
-    if kind is dict:
-        return {key: _now(one, found, kwargs) for key, one in value.items()}
-    if type(value) is NodeValue:
-        return found[value.at]
-    if type(value) is NodeCount:
-        counted = kwargs[value.of] if type(value.of) is str else found[value.of.at]
-        return counted.shape[0]
-    if type(value) is Special:
-        graph = kwargs.graph  # type: ignore[attr-defined]  # arguments of a call
-        if value.counts:
-            return graph.num_dst if value.counts == "i" else graph.num_src
-        return graph.index("v" if value.end == "i" else "u")
-    if isinstance(value, Once):
-        return value(kwargs)
-    return value.make(kwargs) if isinstance(value, (Given, Param)) else value
 
 
 def _rows_of(args: tuple) -> Any:

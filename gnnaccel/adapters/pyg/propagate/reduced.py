@@ -12,6 +12,7 @@ from gnnaccel.adapters.pyg.propagate.expressed import Before, Once, Reduced
 from gnnaccel.adapters.pyg.propagate.node_values import NodeValue, Steps
 from gnnaccel.adapters.pyg.propagate.specials import Special, Spread
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
+from gnnaccel.adapters.pyg.propagate.straight import at_edges
 from gnnaccel.adapters.pyg.propagate.traced import Make, Param
 from gnnaccel.dispatch.generated.tree import leaves
 
@@ -24,9 +25,10 @@ def at_end(value: NodeValue, end: str) -> pointwise.Rows:
         raise Unseen  # whether there is a row for each node cannot be told
     reducers, steps.goes_on = {k: _before(steps, k) for k in steps.needed(value)}, True
 
+    compute = at_edges(steps, value, reducers)
+
     def make(given: Any) -> Tensor:
-        results = {k: one(given) for k, one in reducers.items()}
-        out = steps.results_at_edges(value, results, given)
+        out = compute(given)
         missing = given.graph.rows("v" if end == "i" else "u") - out.shape[0]
         # nodes beyond have no edges
         return torch.cat([out, out.new_zeros(missing, *out.shape[1:])]) if missing else out

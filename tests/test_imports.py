@@ -36,8 +36,8 @@ FORBIDDEN = {
 SHARED = tuple(f"gnnaccel.adapters.pyg.propagate.{name}" for name in (
     "beside", "channels", "expressed", "generated", "guarded", "linear_maps", "message",
     "named_attributes", "naming",
-    "node_values", "nodes_read", "pointwise", "pointwise_calls", "row_count", "standins", "straight", "traced",
-    "traced_layer", "traced_modules", "tracing", "untold"))
+    "node_values", "nodes_read", "pointwise", "pointwise_calls", "row_count", "standins",
+    "straight", "traced", "traced_layer", "traced_modules", "tracing", "untold"))
 
 
 def within(module: str, room: str) -> bool:

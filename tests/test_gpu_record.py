@@ -145,3 +145,17 @@ def test_failures_are_run_again(gpu_record, tree, monkeypatch, capsys):
     (tree / "gnnaccel/cuda/driver.py").write_text("other\n")
     monkeypatch.setattr(pytest, "main", None)
     assert gpu_record.again(path, tree) == 1 and "sources changed" in capsys.readouterr().out
+
+
+def test_other_random_cases_run_where_some_were_alarms(gpu_record, tree, monkeypatch):
+    """The record names the alarms. Without failures no test runs."""
+    monkeypatch.setattr(gpu_record, "_from_root", lambda: None)
+    monkeypatch.setattr(pytest, "main", None)
+    for alarms in ([], ["another"]):
+        path = write_record(gpu_record, tree, oracle={"seconds": 7.0, "alarms": ["a case"]})
+        monkeypatch.setattr(gpu_record, "oracle",
+                            lambda seconds, alarms=alarms: {"seconds": seconds, "alarms": alarms})
+        assert gpu_record.again(path, tree) == len(alarms)
+        record = json.loads(path.read_text())
+        assert record["oracle"] == {"seconds": 7.0, "alarms": alarms}
+        assert record["again"] == ["a case"]

@@ -100,7 +100,14 @@ def check(
         return "a program", None, 0
     if random.Random(f"forget {seed}").random() < 0.5:
         earlier.forget()
-    case = Case(seed, imported(made.text), made, backend.device, without)
+    module = imported(made.text)
+    case = Case(seed, module, made, backend.device, without)
+    if backend.device.type != "cpu" and any(
+        (refusal or "").startswith("IndexError")
+        for _, _, refusal in history(Case(seed, module, made, torch.device("cpu"), without), off)
+    ):
+        sys.modules.pop(module.__name__, None)
+        return "a program", "refused", 0  # a device fails for good where a CPU raises
     try:
         with backend.splitting(seed), backend.by_reference(seed):
             wrong, said = _compared(case, backend)

@@ -1,6 +1,6 @@
 """``--few``: a smaller, fixed set of the tests, for `make test`; `make test-all` runs all of them.
 
-Every test function is run, but for those marked ``long``, which take two seconds and more. Of one
+Every test function is run, but for those marked ``long``, which take a second and more. Of one
 with parameters one case runs. Which that is, and whether on torch operations or in the emulation,
 depends on the test's name, so that different tests keep different ones. Tests marked ``gpu`` are
 never left out.

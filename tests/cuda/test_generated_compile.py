@@ -54,6 +54,7 @@ def test_kernels_of_several_messages_compile(by_row, reduce):
     assert nvrtc.compile_text(text, found.defines, 90)[:4] == b"\x7fELF"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("reduce", ["sum", "max", "min", "rows", "heads"])
 @pytest.mark.parametrize("case, wide, arch", [
     *zip(CASES, (False, True, False, False, True), (75, 90, 90, 120, 80))])

@@ -189,6 +189,7 @@ def problems(draw):
     return draw(st.lists(part, max_size=7))
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None, derandomize=True, database=None,
           suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(problem=problems())

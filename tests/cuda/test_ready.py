@@ -191,6 +191,7 @@ def test_what_a_run_on_a_gpu_made_can_be_listed(tmp_path, monkeypatch):
         ("aggregate", (("D", "5"),), 90), ("pairs", (), 90)]
 
 
+@pytest.mark.long
 @needs_nvrtc
 def test_what_is_made_is_found(folder, capsys):
     wanted = [("pairs", (), 80), ("adam", (("FMAD", "0"),), 80), ("pairs", (), 90)]

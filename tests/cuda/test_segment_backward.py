@@ -169,6 +169,7 @@ def test_rounding_does_not_add_up_to_a_bias(device, monkeypatch, dtype):
     judge((dx, dw, None), segments, x, dy, w)
 
 
+@pytest.mark.long
 def test_same_bits_in_any_order(device, monkeypatch):
     changes = few_blocks(monkeypatch, 2)
     segments, x, dy, w = make(device, MORE, 64, 64)

@@ -221,6 +221,7 @@ def test_rows_that_are_not_cut_are_put_in_order(device, chunk_edges, how):
     verify(how, dst, src, 1, 300)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("edges, loops, nodes, few", [
     (8192, 0, 50, True), (8193, 0, 50, False), (8190, 3, 50, False), (5000, 3192, 4000, True),
     (900, 0, 16384, True), (900, 0, 16385, False), (256, 0, 16384, True), (2, 0, 1, True)])

@@ -29,6 +29,7 @@ def test_a_repeated_call_by_kernels(emulated, name):
     by_kernels(name, LAYERS[name](), inputs(name), emulated)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("graph, name", product(("known", "new"), LAYERS))
 def test_native_calls(graph, name):
     natively(name, LAYERS[name](), lambda: inputs(name), graph)

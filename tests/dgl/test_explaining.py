@@ -38,6 +38,7 @@ def net(route):
     return Net().to(route.device)
 
 
+@pytest.mark.long
 def test_layers_and_operations_are_explained(route, net, inputs):
     with route.on(on_fallback="native"):
         found = gnnaccel.explain(net, *inputs)
@@ -58,6 +59,7 @@ def test_layers_agree_with_the_host(route, net, inputs):
     assert "dropout is off" in found.layers[0].notes[0]
 
 
+@pytest.mark.long
 def test_comparing_counts_and_records_nothing(route, net, inputs):
     with route.on(on_fallback="native", records=1000):
         net(*inputs)
@@ -69,6 +71,7 @@ def test_comparing_counts_and_records_nothing(route, net, inputs):
         assert gnnaccel.stats() == counts and len(gnnaccel.records()) == records
 
 
+@pytest.mark.long
 def test_a_wrong_backend_is_caught(net, inputs, monkeypatch):
     native = attention.run_torch
     monkeypatch.setattr(attention, "run_torch", lambda call, tensors: native(call, tensors) * 1.001)

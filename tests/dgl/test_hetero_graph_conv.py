@@ -182,6 +182,7 @@ def test_options_of_the_layers(route, inside):
              {k: t.to(route.device) for k, t in features().items()})
 
 
+@pytest.mark.long
 def test_other_calls_and_layers(route):
     g, x = graph().to(route.device), {k: t.to(route.device) for k, t in features().items()}
     mixed = HeteroGraphConv({n[1]: (GraphConv(12, 8, norm="right")
@@ -253,6 +254,7 @@ def test_an_excluded_layer_inside(route):
     took(route, 1)
 
 
+@pytest.mark.long
 def test_derivatives():
     made, g = layer("sage", 3, 2, "mean").double(), graph(edges=5)
     x = {k: t.double().requires_grad_() for k, t in features(3).items()}

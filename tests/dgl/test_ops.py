@@ -144,6 +144,7 @@ def test_nan_loses(route, reduce):
 
 # ---- strides ----
 
+@pytest.mark.long
 def test_features_that_are_not_contiguous(route):
     g = graphs.square()
     compare(route, named("u_mul_e_sum"), g, torch.randn(N, 4, 3).transpose(1, 2),

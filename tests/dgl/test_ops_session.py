@@ -146,6 +146,7 @@ def test_records(route, inputs):
                 forward["kernel"]) == ("miss", "hit", "fused weighted sum")
 
 
+@pytest.mark.long
 def test_what_is_not_understood_raises_the_hosts_own_error(route, inputs):
     g, x, e = inputs
     for wrong in (lambda: copy_u_sum(g, x[1:]), lambda: u_mul_e_sum(g, x, e.double()),
@@ -335,6 +336,7 @@ def test_results_changed_in_place(route, inputs, name):
         assert all(t.grad is not None for t in leaves)
 
 
+@pytest.mark.long
 def test_gradients_of_some(route, inputs):
     g, x, e = inputs
     for name, args in (("u_mul_e_sum", (x, e)), ("u_mul_e_max", (x, e)), ("u_dot_v", (x, x)),

@@ -1,6 +1,7 @@
 """GINConv: every constructor and call option against DGL's own layer."""
 from __future__ import annotations
 
+import pytest
 import torch
 from dgl.nn import GINConv
 
@@ -25,6 +26,7 @@ def test_layer_options(route, kind):
                     activation=torch.relu), graphs.square(), graphs.features())
 
 
+@pytest.mark.long
 @on_routes("kind", KINDS)
 def test_weights_of_edges(route, kind):
     for shape in ((E,), (E, 1)):

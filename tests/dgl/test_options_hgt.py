@@ -214,6 +214,7 @@ def inputs(route):
     return tuple(t.to(route.device) for t in (homogeneous(), graphs.features(), kinds(), types()))
 
 
+@pytest.mark.long
 def test_inputs_of_other_kinds(route, inputs):
     made, (g, x, nt, et) = layer().to(route.device), inputs
     fails_alike(route, "GA206", made, lambda: made(g, x[1:], nt[1:], et))
@@ -232,6 +233,7 @@ def test_types_beyond_the_layers(route, inputs):
         layer(relations=3).to(route.device)(*inputs)
 
 
+@pytest.mark.long
 def test_layers_that_were_changed(route, inputs):
     class Loud(HGTConv):
         def message(self, edges):

@@ -243,6 +243,7 @@ def test_shapes_of_the_norm(route, inputs):
     fails_alike(route, "GA206", narrow, lambda: narrow(*inputs, [1.0] * E))
 
 
+@pytest.mark.long
 def test_types_and_features_of_other_kinds(route, inputs):
     made, (g, x, et) = layer().to(route.device), inputs
     fails_alike(route, "GA204", made, lambda: made(g, x, [E // 2, E - E // 2]))  # counts by type
@@ -270,6 +271,7 @@ def test_graphs_of_other_kinds(route, inputs):
     fails_alike(route, "GA204", made, lambda: made(several, x, et))
 
 
+@pytest.mark.long
 def test_self_loops_of_more_destinations_than_sources(route):
     """Of one source DGL adds the only row to all of them."""
     g = dgl.heterograph({("a", "r", "b"): ([0, 0], [1, 3])},
@@ -286,6 +288,7 @@ def test_types_beyond_the_layers(route, inputs):
         layer(relations=3).to(route.device)(g, x, et)
 
 
+@pytest.mark.long
 def test_layers_that_were_changed(route, inputs):
     class Loud(RelGraphConv):
         def message(self, edges):

@@ -47,6 +47,7 @@ def given(name: str) -> list:
     return [g, x, edge_features(g)] if name in WITH_EDGES else [g, x]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name,part,parameter", [
     ("mean", "fc_neigh", "weight"), ("mean", "fc_self", "weight"), ("pool", "fc_neigh", "weight"),
     ("gcn", "fc_neigh", "weight"), ("gated", "A", "weight"), ("gated", "B", "weight"),

@@ -185,6 +185,7 @@ def test_pairs_of_one_tensor_and_of_two(route, name):
             as_native(layer, (g, both))
 
 
+@pytest.mark.long
 def test_one_tensor_in_two_places(route):
     """Features of nodes and of edges that are the same tensor, and then are not."""
     g = dgl.graph((torch.arange(N), torch.arange(N).roll(1))).to(route.device)
@@ -240,6 +241,7 @@ def test_modules_that_are_watched(route, name):
         watch_each_module(*warmed(route, name))
 
 
+@pytest.mark.long
 @each
 def test_modules_whose_functions_are_replaced(route, name, monkeypatch):
     with route.on(on_fallback="native"):

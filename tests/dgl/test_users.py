@@ -96,6 +96,7 @@ def test_messages_that_dgl_has_operations_for(route, pair):
             went=followed(message_udf=route.backend))
 
 
+@pytest.mark.long
 @on_routes("edges", [[], [(3, 3)], [(3, 5), (3, 5), (3, 5), (5, 3)]])
 def test_degenerate_graphs(route, edges):
     """No edges, a loop alone, duplicates; nodes without edges in each."""

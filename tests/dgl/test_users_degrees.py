@@ -88,6 +88,7 @@ def test_degrees_over_equal_features(route):
     assert not torch.equal(found[0], found[1])
 
 
+@pytest.mark.long
 def test_an_edited_graph(route):
     graph = filled()
     agrees(route, sums(graph, weighed, scaled))
@@ -213,6 +214,7 @@ def test_functions_that_are_replaced_between_calls(route, monkeypatch):
     assert not torch.equal(agrees(route, call, taken=None), first)
 
 
+@pytest.mark.long
 def test_averages_and_functions_of_the_layer(route):
     graph, layer = filled(), PNA().requires_grad_(False)
     graph.edata["e"], graph.ndata["k"] = torch.randn(graph.num_edges(), 4), graph.ndata["h"]

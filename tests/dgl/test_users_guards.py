@@ -115,6 +115,7 @@ def test_features_of_another_form(emulated):
     agrees(emulated, call, taken=False)  # kernels are written for fp32
 
 
+@pytest.mark.long
 def test_variables_around_it(emulated):
     graph = filled()
 
@@ -130,6 +131,7 @@ def test_variables_around_it(emulated):
     agrees(emulated, call(1.0, torch.randn(graph.num_edges(), 1), module), taken=False)
 
 
+@pytest.mark.long
 def test_another_graph(emulated):
     layer = Reads()
     for graph in (filled(), filled(), filled(graphs.square(9, 30)), filled(graphs.square(9, 30))):

@@ -112,6 +112,7 @@ class Cells(nn.Module):
         return {"y": self.norm(out) - memory}
 
 
+@pytest.mark.long
 def test_cells_and_pieces_of_what_was_reduced(emulated):
     graph, cells = filled(), Cells().eval()
     call = sums(graph, lambda edges: {"m": edges.src["h"] * edges.data["w"]}, cells)
@@ -122,6 +123,7 @@ def test_cells_and_pieces_of_what_was_reduced(emulated):
     assert not torch.equal(first, second) and not torch.equal(agrees(emulated, call), second)
 
 
+@pytest.mark.long
 def test_norms_of_the_nodes_of_one_degree(emulated):
     """DGL gives a function the nodes of one degree at a time."""
     into = torch.cat([torch.arange(12), torch.arange(6, 12)])  # of one degree and of another

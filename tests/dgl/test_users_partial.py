@@ -36,6 +36,7 @@ class Partly(nn.Module):
         return {"m": F.relu(self.lin(edges.src["h"])) * by + row}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("function", [
     weighed, weighed_first, Partly().message], ids=["named", "placed", "method"])
 def test_partial_functions(route, function):

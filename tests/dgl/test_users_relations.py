@@ -58,6 +58,7 @@ def popped(edges):
     return {"m": F.relu(edges.src["h"]) * w}
 
 
+@pytest.mark.long
 def test_features_that_are_taken_away(route):
     graph = filled()
 
@@ -102,6 +103,7 @@ class ByKind(nn.Module):
         return {"m": self.maps[edges.canonical_etype[1]](edges.src["h"]).tanh()}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("asks", [False, True])
 def test_each_relation_is_read_once(route, asks, monkeypatch):
     """However many there are."""

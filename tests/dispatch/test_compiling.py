@@ -300,6 +300,7 @@ def test_the_end_of_the_process_waits_for_one_kernel():
     assert (done.returncode, done.stdout, done.stderr) == (0, "first True\n", "")
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_fork_waits_for_one_kernel_and_its_child_has_a_background_of_its_own():
     done = _run(_SLOW + """

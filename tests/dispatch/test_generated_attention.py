@@ -63,6 +63,7 @@ def check(of: Expression, seen, over: OpGraph, given, needs=None) -> list[torch.
     return got
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("hub", [False, True])
 @pytest.mark.parametrize("seen", [(2, 8), (1, 64), (3, 5), (40, 4), (1, 130), (8, 8)])
 def test_all_kinds_of_inputs(device, seen, hub):

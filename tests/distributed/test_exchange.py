@@ -115,6 +115,7 @@ def negated(rank, world, folder):
     return found
 
 
+@pytest.mark.long
 def test_gradients_that_negate_their_numbers_go_home(tmp_path):
     """Those of 16 bits go as bytes, of which such a view has none."""
     folder = graphs.cut(graphs.homogeneous(), 2, tmp_path)["random"]

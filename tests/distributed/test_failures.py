@@ -55,6 +55,7 @@ def refused(rank, world, folder, other):
     }
 
 
+@pytest.mark.long
 def test_parts_that_do_not_fit(tmp_path):
     data = graphs.homogeneous()
     folder = distributed.partition(data, 2, out=tmp_path / "two")
@@ -122,6 +123,7 @@ def wrong_calls(rank, world, folder, typed):
     return found
 
 
+@pytest.mark.long
 def test_calls_that_do_not_fit(tmp_path):
     folder = distributed.partition(graphs.homogeneous(), 2, out=tmp_path / "out")
     typed = distributed.partition(graphs.heterogeneous(), 2, out=tmp_path / "typed")
@@ -200,6 +202,7 @@ def failing(rank, world, folder, failing):
             conv(torch.randn(part.data.num_nodes, graphs.FEATURES), part.data.edge_index)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rank", [0, 1])
 def test_one_that_fails_in_a_block_ends_all(tmp_path, rank):
     folder = distributed.partition(graphs.homogeneous(), 3, out=tmp_path / "out")

@@ -131,6 +131,7 @@ def test_results_are_those_of_all_rows(route, case, channels):
             check(layer, x, edge_index, own, each, frozen)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", ["all types", "one type"])
 def test_keys_and_values_of_pairs(route, case, monkeypatch):
     monkeypatch.setattr(pair_maps, "WORTH_FROM", 0)
@@ -143,6 +144,7 @@ def test_keys_and_values_of_pairs(route, case, monkeypatch):
         check(layer, x, edge_index, own, found, frozen)
 
 
+@pytest.mark.long
 def test_what_is_computed_for_own_rows_alone(route, monkeypatch):
     """Of 44 rows 23 are own: keys and values are of all, queries and last maps of these."""
     layer, products, product = made("all types").to(route.device), [], by_type.product

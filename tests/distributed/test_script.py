@@ -311,6 +311,7 @@ def not_divided(rank, world):
     return [str(why) for _, why in divider.ran], script.summary(divider)
 
 
+@pytest.mark.long
 def test_what_cannot_be_divided_runs_whole():
     for reasons, text in start(2, not_divided):
         for why, words in zip(reasons, ["script's own", "batch normalisation", "hooks",

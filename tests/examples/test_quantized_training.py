@@ -77,6 +77,7 @@ def test_features_and_splits(tmp_path, monkeypatch):
         quantized_data.load(tmp_path, "cora")
 
 
+@pytest.mark.long
 def test_intervals_against_scipy():
     stats = pytest.importorskip("scipy.stats")
     values = [81.2, 80.5, 82.0, 79.9, 81.1]

@@ -88,6 +88,7 @@ def check_result(result: dict) -> None:
                                     "unseen"} and sum(calls["shares"].values()) == pytest.approx(1)
 
 
+@pytest.mark.long
 def test_quick_runs_one_seed_and_says_so(tmp_path, capsys):
     write_all(tmp_path)
     written = main_on(tmp_path, "--datasets", "aifb", "--quick")

@@ -96,6 +96,7 @@ def test_what_does_not_fit_is_an_error(edges):
             called(wrong, edges, x)
 
 
+@pytest.mark.long
 def test_many_bands_add_up_no_rounding_to_a_weights_gradient():
     rows = torch.full((2000, 1), 0.1)
     weight = torch.ones(1, requires_grad=True)

@@ -40,6 +40,7 @@ def test_layers(where, limit, pinned, enabled):
     assert {name: error for name, error in found.items() if error > 1e-4} == {}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("enabled", [False, True])
 def test_a_model_trains(where, enabled):
     right = checks.trained("cpu", 200, 6, 1500)

@@ -94,6 +94,7 @@ def test_ugly_graphs():
             judged(layer, x, edges, limit=3000)
 
 
+@pytest.mark.long
 def test_sources_and_destinations():
     from torch_geometric.nn import GATv2Conv, SAGEConv, TransformerConv
 
@@ -106,6 +107,7 @@ def test_sources_and_destinations():
         assert judged(layer, pair, edges) > 1
 
 
+@pytest.mark.long
 def test_rows_that_are_collected_between_stages_are_few():
     """What a layer gathers as it was given comes from the inputs, all else is collected once."""
     from torch_geometric.nn import APPNP, GCNConv, SAGEConv
@@ -151,6 +153,7 @@ def test_degrees_are_collected_once_a_graph():
         rows + degrees, rows, rows + degrees, rows + degrees, rows + degrees, rows]
 
 
+@pytest.mark.long
 def test_dropout_is_drawn_again_in_backward():
     from torch_geometric.nn import GATConv
 
@@ -228,6 +231,7 @@ def test_autocast_inference_and_double():
     judged(layer.double(), x.double(), edges, tolerance=1e-12)
 
 
+@pytest.mark.long
 def test_a_cached_layer():
     from torch_geometric.nn import GCNConv, SGConv
 
@@ -275,6 +279,7 @@ def test_a_hub_does_not_make_bands_without_end(monkeypatch):
     torch.testing.assert_close(out, layer(x, edges), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.long
 def test_rows_that_fit_are_fetched_once():
     from torch_geometric.nn import APPNP, SAGEConv
 

@@ -51,6 +51,7 @@ def test_it_holds_until_it_is_asked_for_otherwise(right):
     assert bands() is None and _get_current_function_mode() is None
 
 
+@pytest.mark.long
 def test_blocks(right):
     with checks.small_bands():
         with gnnaccel.enabled(offload=LIMIT):

@@ -198,6 +198,7 @@ def test_a_model_trains(ran):
         torch.testing.assert_close(got, truth, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.long
 def test_a_model_with_dropout_repeats():
     model, g = checks.Net(WIDTH), graphs.generator(3)
     x, edges = torch.randn(ROWS, generator=g), torch.randint(0, NODES, (2, 300), generator=g)

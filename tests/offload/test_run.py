@@ -26,6 +26,7 @@ def test_the_script_runs(monkeypatch, capsys):
     assert all(line["bands"][0] > 1 and line["fetched_gb"] > 0 for line in measured)
 
 
+@pytest.mark.long
 def test_what_is_wrong_is_counted(monkeypatch, capsys):
     monkeypatch.setattr(offload_run, "check", lambda device: 1.0)
     assert offload_run.main(["--nodes", "300", "--edges", "3000", "--width", "8"]) == 1

@@ -62,6 +62,7 @@ def test_on_a_gpu(gpu, monkeypatch, when):
     assert not list(alarms(range(60), backend="cuda", when=when))
 
 
+@pytest.mark.long
 def test_a_product_that_cancels_is_allowed_the_rounding_of_the_sum_in_it():
     """60 copies of a message are added up before their product with a gradient is taken, where the
     host adds up 60 equal products. Relative to the terms of the product both are as far off."""

@@ -26,6 +26,7 @@ LAYERS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_repeated_call_by_kernels(emulated, name):
     made, inputs = LAYERS[name]

@@ -28,6 +28,7 @@ class Net(nn.Module):
         return self.last(x, edge_index)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("recorded")
 def test_models_are_replayed():
     modules.reset()

@@ -38,6 +38,7 @@ def args(on):
     return given
 
 
+@pytest.mark.long
 def test_attributes(args):
     layer = equivariant()
     for _ in range(3):

@@ -200,6 +200,7 @@ def test_what_is_computed_of_nodes_is_computed_once(emulated):
     assert counts["aten::layer_norm"] == 3
 
 
+@pytest.mark.long
 def test_numbers_of_nodes(emulated):
     with gnnaccel.enabled(backend="cuda", when="supported"):
         layer = written(by_number)()

@@ -63,6 +63,7 @@ class Sources(nn.Module):
         return torch.zeros_like(x).index_add(0, edge_index[1], x[edge_index[0]])
 
 
+@pytest.mark.long
 def test_modules_that_are_made_in_compiled_code(on):
     def made(x):
         return Inside()(x) + nn.ReLU()(x)
@@ -115,6 +116,7 @@ def test_only_classes_that_sum_are_replaced():
     assert "forward" not in vars(Inherited)
 
 
+@pytest.mark.long
 def test_torch_compile_around_the_constructor(emulated, monkeypatch):
     """As `torch._dynamo.mutation_guard` does at the first compilation."""
     made, natural = [], nn.Module.__init__

@@ -194,6 +194,7 @@ def test_the_variable(monkeypatch):
 
 # --- layers that share a class; plain ones --------------------------------------------------------
 
+@pytest.mark.long
 def test_layers_that_compute_something_else_are_kept_apart(monkeypatch):
     from torch_geometric.nn import GATConv
 
@@ -207,6 +208,7 @@ def test_layers_that_compute_something_else_are_kept_apart(monkeypatch):
             for each in (layer, wide)] == ["torch", "native"]
 
 
+@pytest.mark.long
 def test_dgl_layers(monkeypatch, tmp_path):
     dgl = pytest.importorskip("dgl")
     from dgl.nn import GATConv, GraphConv

@@ -28,6 +28,7 @@ def graph():
     return shapes.make(shapes.SHAPES["tiny"], "cpu")
 
 
+@pytest.mark.long
 def test_floor_by_width_and_degree_law(graph):
     records = cells.floor_records(graph, [64, 128], timing.QUICK)
     assert [(record.impl, record.layer) for record in records] == [
@@ -35,6 +36,7 @@ def test_floor_by_width_and_degree_law(graph):
     assert [record.error for record in records] == [None] * 4
 
 
+@pytest.mark.long
 def test_structure_alone_and_with_the_transpose(graph):
     records = suite_attention.structure_records(graph, timing.QUICK)
     assert [(record.layer, record.error)

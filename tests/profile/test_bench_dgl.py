@@ -111,6 +111,7 @@ def test_on_a_device_graphs_go_over_the_bridge(monkeypatch):
     assert not gnnaccel.status()["bridge"]["active"]
 
 
+@pytest.mark.long
 @needs_dgl
 def test_gnnaccel_alone(out):
     assert main([*QUICK, "--no-native", "--layers", "hgt4x16", "--out", str(out)]) == 0
@@ -189,6 +190,7 @@ def test_nothing_of_a_cpu_is_held_against_a_gpu():
     assert found.kind == "dgl-cpu" and found.metric("vs_dgl_cuda") is None
 
 
+@pytest.mark.long
 def test_plot_is_a_png(tmp_path):
     pytest.importorskip("matplotlib")
     from gnnaccel.profile.bench import plot

@@ -28,6 +28,7 @@ def tensors(arguments) -> list[torch.Tensor]:
     return [tensor for part in parts for tensor in part]
 
 
+@pytest.mark.long
 def test_quick_run_keeps_whole_records_and_shows_them(tmp_path, capsys):
     out = tmp_path / "bench.json"
     assert main([*QUICK, "--out", str(out), "--table", "markdown"]) == 0

@@ -55,6 +55,7 @@ def test_quick_run_measures_and_compares_each_layer(name, out, capsys, monkeypat
     assert "relation-cpu: vs_native >= 0.95" in shown and "arxiv" not in shown
 
 
+@pytest.mark.long
 def test_cells_without_turns_record_routes_and_a_check(graph):
     records = suite_relational.layer_records(pyg.resolve("rgcn64"), graph, "forward", timing.QUICK)
     assert [(record.kind, record.impl, record.error) for record in records] == [
@@ -128,6 +129,7 @@ def test_native_memory_is_what_was_measured_on_fb15k(layer, mode, gib):
                                         mode) / 2**30 == pytest.approx(gib, rel=0.15)
 
 
+@pytest.mark.long
 def test_a_slow_call_is_timed_once(graph):
     effort = timing.Effort(patience_s=0.0)
     native = suite_relational.layer_records(pyg.resolve("rgcn64"), graph, "forward", effort)[0]

@@ -122,16 +122,19 @@ def test_calls_by_kernels_are_counted(made):
     assert ours["share"] == 1.0 and ours["routes"] == {"torch": 9} and ours["reasons"] == {}
 
 
+@pytest.mark.long
 def test_without_dropout_losses_agree(made):
     assert 0 <= run(made, "good.py 9", "gnnaccel").values["loss_difference"] < 1e-5
 
 
+@pytest.mark.long
 def test_a_wrong_gradient_is_seen_in_the_losses(made):
     found = run(made, "wrong.py", "gnnaccel").values
     assert found["loss_difference"] > 1e-3
     assert found["losses"][0] == pytest.approx(run(made, "wrong.py", "native").values["losses"][0])
 
 
+@pytest.mark.long
 def test_a_long_script_is_stopped_cleanly(made):
     for impl in ("native", "gnnaccel"):
         values = run(made, "long.py told", impl).values
@@ -139,6 +142,7 @@ def test_a_long_script_is_stopped_cleanly(made):
     assert (made.folder / "told").read_text() == "ended"
 
 
+@pytest.mark.long
 def test_two_models_in_turn(made):
     values = run(made, "two_models.py", "gnnaccel").values
     # the second optimizer counts once the first one is gone
@@ -146,12 +150,14 @@ def test_two_models_in_turn(made):
     assert values["loss_difference"] < 1e-5
 
 
+@pytest.mark.long
 def test_what_lies_outside_of_layers(made):
     native, bound = (run(made, "good.py 9", impl) for impl in ("native", "bound"))
     assert bound.error is None and 0 < bound.values["layers_share"] <= 1
     assert bound.ms == pytest.approx((1 - bound.values["layers_share"]) * native.ms)
 
 
+@pytest.mark.long
 def test_failures_have_the_exceptions_text(made):
     assert run(made, "fails.py", "native").error is None
     assert run(made, "fails.py", "gnnaccel").error == "ValueError: only enabled"
@@ -160,10 +166,12 @@ def test_failures_have_the_exceptions_text(made):
     assert made.find(layer="broken.py", impl="gnnaccel") == []  # nothing to compare with
 
 
+@pytest.mark.long
 def test_the_result_names_no_folder(made):
     assert str(made.folder) not in str(made.settings) + str(made.provenance)
 
 
+@pytest.mark.long
 def test_the_table(made):
     said = table.markdown(made)
     head = ["script", "native ms", "gnnaccel ms", "gain", "bound", "loop gain", "wall",

@@ -143,6 +143,7 @@ def test_tf32_is_put_back():
     assert torch.backends.cuda.matmul.allow_tf32 is before
 
 
+@pytest.mark.long
 def test_quick_run_measures_and_reports(tmp_path, capsys):
     out = tmp_path / "bench.json"
     assert main(["bench", "--suite", "segment-gemm", "--quick", "--device", "cpu", "--out",

@@ -237,6 +237,7 @@ def test_the_drivers_version(tmp_path, monkeypatch, text, version):
 
 # --- the whole ------------------------------------------------------------------------------------
 
+@pytest.mark.long
 def test_json_and_text_say_the_same(capsys, tmp_path):
     status = main(["doctor", "--json"])
     report = json.loads(capsys.readouterr().out)
@@ -361,6 +362,7 @@ def with_record(monkeypatch, version, **changes):
 GAT = "torch_geometric.nn.conv.gat_conv.GATConv.message"
 
 
+@pytest.mark.long
 def test_a_changed_function_is_named_with_its_layer(monkeypatch):
     import torch_geometric
 

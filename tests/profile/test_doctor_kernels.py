@@ -9,12 +9,14 @@ from gnnaccel.cuda import column_sum, driver, sources
 from gnnaccel.profile.doctor import kernels
 
 
+@pytest.mark.long
 def test_every_family_is_right(device):
     found = list(kernels.verdicts(device))
     assert [name for name, right, _ in found if not right] == [], found
     assert sorted(name for name, _, _ in found) == sources.families()
 
 
+@pytest.mark.long
 def test_a_wrong_number_is_noticed(device, monkeypatch):
     true = column_sum.column_sum
     monkeypatch.setattr(column_sum, "column_sum", lambda x: true(x) * 1.001)

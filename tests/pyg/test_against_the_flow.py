@@ -259,6 +259,7 @@ CHANGING = {"sum": lambda: Copying(), "SAGEConv": lambda: SAGEConv(F, 8),
             "own": lambda: made("Summed")[0]}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CHANGING)
 @pytest.mark.parametrize("times", [1, 3])
 def test_a_flow_that_changes(route, name, times):

@@ -145,6 +145,7 @@ def test_a_global_number(kernels, monkeypatch):
         lambda: monkeypatch.setattr(aggregating_layers, "SMALL", 3.0),))
 
 
+@pytest.mark.long
 def test_functions_that_are_replaced(kernels, monkeypatch):
     def other(inputs, index, dim=0, dim_size=None, reduce="sum"):
         return inputs.new_full((dim_size, inputs.shape[1]), 7.0)
@@ -175,6 +176,7 @@ def test_a_function_of_a_module_that_is_replaced(kernels):
         torch_geometric.utils.scatter = before
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cls", [ByModule, BySuper])
 def test_hooks(kernels, cls):
     """On the aggregation, and on the aggregate."""
@@ -190,6 +192,7 @@ def test_hooks(kernels, cls):
             N, 12)),), taken="native")
 
 
+@pytest.mark.long
 def test_other_graphs_and_edges_in_place(kernels):
     for cls in (Scattered, Quotient, Pair):
         layer, (x, ei, edge) = cls().to(kernels.device), (t.to(kernels.device) for t in given(cls))
@@ -214,6 +217,7 @@ def test_small_calls_are_not_read(kernels, monkeypatch):
     assert routes(layer) == {"native": 1}
 
 
+@pytest.mark.long
 def test_nothing_holds_a_layer(kernels):
     for cls in (BySuper, Quotient, ByModule):
         layer, args = cls().to(kernels.device), [t.to(kernels.device) for t in given(cls)]

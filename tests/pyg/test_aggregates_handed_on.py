@@ -188,6 +188,7 @@ def test_a_number_of_nodes_that_changes(emulated):
             assert layer(x[:rows], ei, edge).shape[0] == N - 1
 
 
+@pytest.mark.long
 def test_dictionaries_may_be_changed(emulated):
     layer, args = Named(), given()
     with emulated.on():
@@ -218,6 +219,7 @@ def test_what_is_asked_for_changes(emulated):
     assert routes(layer)["cuda"] >= 8
 
 
+@pytest.mark.long
 def test_features_of_other_rows_that_are_handed_on(emulated):
     """One row for all nodes, and none that fits: as the host has it."""
     x, ei, edge = given()

@@ -119,6 +119,7 @@ class OtherEnd(Message):
         return out / torch.bincount(edge_index[0], minlength=dim_size).clamp(min=1).view(-1, 1)
 
 
+@pytest.mark.long
 def test_counts_of_another_end_between_two_kinds_of_nodes(emulated):
     layer, (x, edges, _) = OtherEnd(), arguments(Message)
     both(emulated, layer, x, edges)

@@ -180,6 +180,7 @@ def test_ids_against_the_flow(kernels, cls):
     compare(kernels, layer, *arguments(cls))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cls", [AnyRows, NoRows])
 def test_no_edges_go_the_other_way(emulated, cls):
     """Before a call with some, and after."""
@@ -235,6 +236,7 @@ def test_another_default_dtype(kernels, cls, dtypes):
         torch.set_default_dtype(before)
 
 
+@pytest.mark.long
 def test_a_message_that_records(kernels):
     layer = Recorded().to(kernels.device)
     given = to(kernels.device, *arguments(Recorded))

@@ -40,6 +40,7 @@ def test_each_gradient_alone_and_all_but_it(route, name):
             assert (got.get(chosen) is not None) == alone
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["AGNNConv", "SuperGATConv"])
 def test_each_gradient_alone(route, name):
     layer, x = build(name), graphs.features()

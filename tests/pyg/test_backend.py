@@ -95,6 +95,7 @@ def test_results_may_be_kept(on):
     assert torch.allclose(outs[-2] + 1, outs[-1]) and replays() > 2
 
 
+@pytest.mark.long
 def test_a_buffer_put_in_the_place_of_another(on):
     """What a call writes has to reach the module's own buffer."""
     model, args = captured.Net(), given()

@@ -157,6 +157,7 @@ def test_second_derivatives(kernels, bound_calls):
         assert close(a, b, 1e-4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("graph", ["one", "new", "two"])
 def test_checkpoints(kernels, bound_calls, graph):
     """The repetition saves what the call saved: also of a first call, over a graph that is new each

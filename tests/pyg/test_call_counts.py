@@ -198,6 +198,7 @@ def test_native_calls(graph, name):
     natively(name, made(), inputs, graph)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("train, name", product((False, True), FRESH))
 def test_calls_over_new_graphs(emulated, monkeypatch, train, name):
     kind, _, listed = name.partition(", ")

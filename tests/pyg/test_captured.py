@@ -632,6 +632,7 @@ def test_two_dictionaries(on):
     assert same(grads, [p.grad for p in conv.parameters()])
 
 
+@pytest.mark.long
 def test_capture_goes_on_and_off_over_what_is_remembered(recorded):
     """What was decided of calls without it holds with it, and the other way round."""
     PLACE[0] = "cpu"

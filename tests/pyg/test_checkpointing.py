@@ -30,6 +30,7 @@ def grads(layer, x, edges, reentrant: bool, forward, backward) -> list[torch.Ten
     return [out.detach(), x.grad, *(p.grad for p in layer.parameters())]
 
 
+@pytest.mark.long
 @WAYS
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_backward_after_the_block(kernels, name, reentrant):
@@ -69,6 +70,7 @@ def test_another_configuration(kernels):
     assert set(gnnaccel.stats()["SAGEConv"]["routes"]) == {"cuda"}
 
 
+@pytest.mark.long
 def test_a_backward_that_fails_leaves_no_block_open(kernels):
     class Failing(SAGEConv):
         fails = False

@@ -146,6 +146,7 @@ def test_wrong_message_passing_is_caught_and_the_layer_opted_out(inputs, monkeyp
         assert torch.equal(out, net(*inputs))
 
 
+@pytest.mark.long
 def test_a_loss_reaches_what_is_inside_a_native_layer(inputs, monkeypatch):
     """Structures that the first run leaves behind must not change which calls the second one
     sees."""
@@ -203,6 +204,7 @@ def test_where_the_host_has_no_numbers_neither_need_we(value):
         assert gnnaccel.compare(build("GATConv"), x, graphs.square()).ok
 
 
+@pytest.mark.long
 def test_dropout_is_off_and_said_to_be(route, inputs):
     net = Net(dropout=0.5).to(route.device)
     with route.on(on_fallback="native"):

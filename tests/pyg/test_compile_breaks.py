@@ -62,6 +62,7 @@ ASKED = {"PNAConv": lambda: nn.PNAConv(F, 8, ["mean", "max"], ["identity"], torc
          "GATConv": lambda: nn.GATConv(F, 8), "Own": Own}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("label", BROKEN)
 def test_no_wrong_reason_is_kept(enabled, label):
     """Eager calls after a compiled one with breaks are taken over as before."""
@@ -98,6 +99,7 @@ def test_readouts_after_a_break(enabled):
     assert seen <= WRAPPERS, seen - WRAPPERS
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("broken, other", [("GATConv", "GATv2Conv"), ("GCNConv", "SAGEConv")])
 def test_what_dynamo_gives_up_is_the_class_alone(route, broken, other):
     """Layers of other classes are carried after a call that cannot be."""

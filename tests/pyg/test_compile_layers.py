@@ -76,6 +76,7 @@ def test_pairs_of_features(route, name):
     assert compiled_calls(name) == 1
 
 
+@pytest.mark.long
 def test_the_same_tensor_twice_has_its_gradient_once(route):
     layer = nn.SAGEConv((F, F), 8).to(route.device)
     x, edges = graphs.features().to(route.device), graphs.square().to(route.device)
@@ -150,6 +151,7 @@ def test_options_that_change_are_compiled_anew(route):
     assert compiles() == 2
 
 
+@pytest.mark.long
 def test_layers_of_equal_options_share_what_is_compiled(route):
     """As regional compilation of a deep model does."""
     layers = [nn.GATConv(F, F, concat=False).to(route.device) for _ in range(3)]
@@ -203,6 +205,7 @@ def test_dropout_is_that_of_the_forward(route, name, backend):
     assert close(compiled(*inputs), layer(*inputs))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", INDUCTOR)
 def test_two_calls_with_dropout_are_two(route, backend):
     layer = nn.GATConv(F, 8, 2, dropout=0.5).to(route.device)
@@ -350,6 +353,7 @@ def test_export_takes_the_hosts_code(route, name):
     assert close(program.module()(*inputs), layer(*inputs)) and compiled_calls(name) == 0
 
 
+@pytest.mark.long
 def test_attention_weights_are_the_hosts(route):
     layer = nn.GATConv(F, 8, 2, add_self_loops=False).to(route.device)
     x, edges = graphs.features().to(route.device), graphs.square().to(route.device)

@@ -77,6 +77,7 @@ CARRIED = {"copies": lambda: (Own(), (), 1), "means": lambda: (Own("mean"), (), 
            "LGConv": lambda: (nn.LGConv(), (), 1)}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", INDUCTOR)
 @pytest.mark.parametrize("label", CARRIED)
 def test_a_call_of_propagate_is_one_operator(route, label, backend):
@@ -103,6 +104,7 @@ def test_pairs_of_features(route):
     assert gnnaccel.stats()["SimpleConv"]["compiled"] == 1
 
 
+@pytest.mark.long
 def test_graphs_change_without_recompiling(route):
     layer = Gated().to(route.device)
     on(route)
@@ -114,6 +116,7 @@ def test_graphs_change_without_recompiling(route):
     assert compiles() == 1 and gnnaccel.stats()["SimpleConv"]["compiled"] == 3
 
 
+@pytest.mark.long
 def test_another_aggregation_is_compiled_anew(route):
     layer = Own().to(route.device)
     inputs = [graphs.features().to(route.device), graphs.square().to(route.device)]
@@ -147,6 +150,7 @@ NATIVE = {"a weight per channel": lambda: (PerChannel(), (weights(),)),
           "another flow": lambda: (nn.LGConv(flow="target_to_source"), ())}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("label", NATIVE)
 def test_what_is_not_carried_is_traced(route, label):
     layer, more = NATIVE[label]()

@@ -95,6 +95,7 @@ def test_what_was_compiled_runs_natively_after_disable(route, inputs, backend):
     assert compiled_calls() == 1
 
 
+@pytest.mark.long
 def test_kernels_run_inside(emulated):
     inputs = graphs.features(), graphs.square()
     model = Net()
@@ -158,6 +159,7 @@ def test_memory_that_the_compiler_uses_again(route, inputs, backend):
     assert compiled_calls() == 12
 
 
+@pytest.mark.long
 def test_edges_that_the_model_writes_to(route, inputs):
     conv = nn.SAGEConv(F, 8).to(route.device)
 
@@ -189,6 +191,7 @@ def test_what_is_kept_for_backward_is_let_go_of(route, inputs, backend):
     assert records() == before
 
 
+@pytest.mark.long
 def test_backward_twice(route, inputs):
     model = Net().to(route.device)
     on(route)
@@ -198,6 +201,7 @@ def test_backward_twice(route, inputs):
     assert all(map(torch.equal, first, second))
 
 
+@pytest.mark.long
 def test_hooks_of_saved_tensors_are_told(route, inputs):
     model = Net().to(route.device)
     on(route)
@@ -265,6 +269,7 @@ def test_dropout_in_a_compiled_checkpoint_is_that_of_the_forward(route, backend)
     assert compiled_calls() >= 3
 
 
+@pytest.mark.long
 def test_layers_are_let_go_of_with_the_model(route, inputs):
     from gnnaccel.adapters.pyg.compile import standins
 
@@ -299,6 +304,7 @@ def test_parameters_that_change(route, inputs):
     same(step(compiled, *inputs), step(model, *inputs))
 
 
+@pytest.mark.long
 def test_frozen_parameters(route, inputs):
     model = Net().to(route.device)
     for p in model.first.parameters():
@@ -322,6 +328,7 @@ def test_each_layer_of_a_heteroconv_is_an_operator(route):
     assert gnnaccel.stats()["SAGEConv"]["compiled"] == len(edges)
 
 
+@pytest.mark.long
 def test_export_takes_the_hosts_code(route, inputs):
     model = Net().to(route.device).eval()
     expected = model(*inputs)
@@ -332,6 +339,7 @@ def test_export_takes_the_hosts_code(route, inputs):
     assert compiled_calls() == 0
 
 
+@pytest.mark.long
 def test_graphs_that_break(route, inputs):
     model = Net().to(route.device)
 

@@ -90,6 +90,7 @@ def test_what_a_call_leaves_out(route, label):
     assert gnnaccel.stats()["HGTConv"]["compiled"] == 1
 
 
+@pytest.mark.long
 def test_names_that_are_no_python_names(route):
     """Some of which PyG keeps by other names."""
     relations = [("a b", "is.in", "*c"), ("*c", "items", "a b")]

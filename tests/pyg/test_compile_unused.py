@@ -20,6 +20,7 @@ LAYERS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("label", LAYERS)
 def test_what_takes_no_part_has_no_gradient(route, label):
     layer = LAYERS[label]().to(route.device)

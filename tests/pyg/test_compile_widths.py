@@ -37,6 +37,7 @@ PAIRS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("label", PAIRS)
 def test_pairs_of_several_widths(route, label):
     make, widths, of_edges, carried = PAIRS[label]
@@ -52,6 +53,7 @@ def test_pairs_of_several_widths(route, label):
     assert found.get("compiled", 0) == carried
 
 
+@pytest.mark.long
 def test_narrow_nodes_beside_mapped_edges(route):
     layer = mapped().to(route.device)
     inputs = [t.to(route.device) for t in (graphs.features(width=1), graphs.square(),

@@ -62,6 +62,7 @@ def test_layers_under_another_default_dtype(route, name, dtype):
         assert a is None or torch.allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.long
 def test_what_is_kept_is_of_the_default_dtype(route):
     """GCN's normalisation of edges alone is of the default dtype where no other is given: PyG's
     `LabelPropagation` gives none."""

@@ -48,6 +48,7 @@ class OfUpdate(Conv):
         return out * scale if bias is None else out + bias
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cls", [OfNumbers, ByName, OfAggregate, OfUpdate])
 def test_defaults(emulated, cls):
     layer, given = cls(), (graphs.features(), graphs.square())
@@ -62,6 +63,7 @@ class Changes(Conv):
         return self.lin(x_j).tanh() * norm
 
 
+@pytest.mark.long
 def test_a_default_that_changes_after_the_class_was_first_used(emulated, monkeypatch):
     """PyG wrote the first one down, and goes on with it."""
     layer, given = Changes(), (graphs.features(), graphs.square())

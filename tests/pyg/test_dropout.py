@@ -54,6 +54,7 @@ def test_off_in_eval_mode(route, name):
     compare(route, build(name, dropout=0.7), graphs.features(), graphs.square(), train=False)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", WITH_DROPOUT)
 def test_the_seed_repeats_it(route, name):
     layer = build(name, dropout=0.5, device=route.device)

@@ -64,6 +64,7 @@ class Compares(Conv):
                                  dim_size=dim_size)
 
 
+@pytest.mark.long
 def test_members(emulated, monkeypatch):
     layer, given = Compares(), (graphs.features(), graphs.square())
     for layer.kind in (*Kind, Kind.LINEAR):

@@ -107,6 +107,7 @@ def test_names_are_not_taken_for_markup(inputs):
     assert "[bold]x[ (GATConv)" in str(gnnaccel.explain(net, *inputs))
 
 
+@pytest.mark.long
 def test_model_and_random_numbers_are_untouched(route, net, inputs):
     net.to(route.device)
     inputs = [t.to(route.device) for t in inputs]
@@ -138,6 +139,7 @@ def test_what_the_model_raises_comes_through_and_leaves_it_untouched(net, inputs
                for k, v in net.state_dict().items()) and not watch._watchers
 
 
+@pytest.mark.long
 def test_measuring_gives_times_of_what_is_taken_over(route, net, inputs):
     found = explained(route, net, inputs, measure=True)
     assert found["gat"].measured_ms > 0 and found["gat"].measured_native_ms > 0

@@ -126,6 +126,7 @@ def test_aggregations(route, inputs, aggr):
         assert close(layer(*inputs), expected)
 
 
+@pytest.mark.long
 def test_flow_and_node_dim(route, inputs):
     turned = FiLMConv(F, 8, 2, flow="target_to_source").to(route.device)
     types = torch.arange(inputs[1].shape[1], device=route.device) % 2
@@ -199,6 +200,7 @@ def test_wide_heads(route, inputs):
         native_because(route, "GA207", lambda: layer(*inputs))
 
 
+@pytest.mark.long
 def test_shapes_that_the_host_takes_and_we_do_not(route, inputs):
     x, ei = inputs
     wide = build("SuperGATConv", device=route.device).eval()
@@ -258,6 +260,7 @@ def test_ids_out_of_range(route, inputs):
 
 # ---- the surroundings ----
 
+@pytest.mark.long
 def test_functorch(route, inputs):
     layer, (x, ei) = GATConv(F, 8, 2).to(route.device), inputs
     native_because(route, "GA405", lambda: torch.func.grad(lambda x: layer(x, ei).pow(2).sum())(x))

@@ -50,6 +50,7 @@ def test_edge_types_in_another_order_than_the_metadata(route, before, empty):
     assert all(native_again(one[k], expected[k]) for one in got for k in expected)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("part", ["k_rel", "v_rel"])
 @pytest.mark.parametrize("how",
                          ["forward hook", "backward hook", "subclass", "parametrization",
@@ -84,6 +85,7 @@ def test_hooks_of_the_maps_by_node_type_are_run(route):
     assert seen == ["kqv", "out"] * 2 and all(relative(got[k], expected[k]) < 1e-5 for k in got)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("what, code",
                          [("adjacency", "GA204"), ("hook", "GA501"), ("method", "GA205"),
                           ("flow", "GA202")])
@@ -133,6 +135,7 @@ def test_wrong_calls_raise_what_the_host_raises(route, what):
     assert got.type is native.type and str(got.value) == str(native.value)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("called", [False, True])
 @pytest.mark.parametrize("what", ["k_rel.num_types", "v_rel.out_channels", "kqv_lin", "p_rel",
                                   "out_lin", "skip", "one number", "dtype"])

@@ -206,6 +206,7 @@ def test_a_method_of_the_object(route, inputs, name):
     native_because(route, "GA205", lambda: layer(*inputs), name)
 
 
+@pytest.mark.long
 def test_pyg_lib_averages_over_all_relations(route, inputs, monkeypatch):
     """What PyG does for means depends on sizes once pyg-lib is there; setting the switch says which
     of the two is meant."""

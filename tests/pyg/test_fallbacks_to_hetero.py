@@ -79,6 +79,7 @@ def test_hooks(route, where):
     took(route, 2)
 
 
+@pytest.mark.long
 def test_layers_that_are_replaced(route):
     made, x, ei = made_for(route)
     checked(route, made, x, ei)
@@ -110,6 +111,7 @@ def test_a_forward_that_a_user_puts_on_the_models_class_runs(route):
     assert "HeteroConv" in checked(route, made, x, ei)
 
 
+@pytest.mark.long
 def test_rules(route):
     made, x, ei = made_for(route)
     gnnaccel.exclude(made.first[CITING])
@@ -184,6 +186,7 @@ def test_records_and_names(route):
     assert found[0]["graph"]["num_relations"] == len(ei)
 
 
+@pytest.mark.long
 def test_explaining_and_comparing(route):
     made, x, ei = made_for(route)
     with route.on():

@@ -147,6 +147,7 @@ def test_few_edges(emulated, cls, edges):
     assert close(got, expected)
 
 
+@pytest.mark.long
 def test_weights_in_lists_may_become_others(emulated):
     x, ei, _ = arguments(Message)
     layer = Weights()
@@ -173,6 +174,7 @@ def test_options_of_modules_may_become_others(emulated):
     assert close(got, layer(x, ei))
 
 
+@pytest.mark.long
 def test_a_group_norm_may_become_another(emulated, monkeypatch):
     x, ei, _ = arguments(Message)
     layer = Groups()

@@ -113,6 +113,7 @@ def test_modules(kernels, cls, name):
     compare(kernels, cls(MODULES[name]()), *arguments(Message)[:2])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("make", [
     lambda: Sloped(1), lambda: Sloped(3), Alone, SELU, CELU, Hardtanh, Mish, Bounded, Soft, Between,
     Added], ids=["1 slope", "3 slopes", "alone", "selu", "celu", "hardtanh", "mish", "bounded",

@@ -175,6 +175,7 @@ def test_what_is_compared_has_its_gradient_as_a_value(kernels, aggr, unread):
     assert routes(layer) == {"cuda": 2}
 
 
+@pytest.mark.long
 def test_the_same_bits_before_and_after_the_device_has_reported(emulated, monkeypatch):
     """Which nodes have edges is known some time after a graph's first call."""
     torch.manual_seed(0)

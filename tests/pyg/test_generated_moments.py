@@ -36,6 +36,7 @@ class Heads(Message):
 AGGREGATIONS = ["var", "std", ["mean", "std", "max"]]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("aggr", AGGREGATIONS, ids=str)
 @pytest.mark.parametrize("cls", [Product, Mapped])
 def test_values_and_gradients(kernels, cls, aggr):
@@ -58,6 +59,7 @@ def test_second_derivatives(emulated):
     compare_second(emulated, Product("var"), *arguments(Product))
 
 
+@pytest.mark.long
 def test_nodes_with_few_edges(emulated):
     """Nothing enters most nodes, one edge some, and the same edge twice another."""
     edges = torch.tensor([[1, 2, 2, 5], [0, 3, 3, 4]])

@@ -132,6 +132,7 @@ class Enabled(Conv):
             return self.lin(x_i * x_j)
 
 
+@pytest.mark.long
 def test_gradients_turned_on(emulated):
     """Where the caller's are off, the host records what is inside all the same."""
     layer, x, edges = Enabled(), graphs.features(), graphs.square()
@@ -145,6 +146,7 @@ def test_gradients_turned_on(emulated):
         assert gnnaccel.stats()["Enabled"]["routes"] == {"cuda" if grad else "native": 1}
 
 
+@pytest.mark.long
 def test_a_decorated_method_is_replaced(emulated, monkeypatch):
     layer, x, edges = Decorated(), graphs.features(), graphs.square()
     with emulated.on():

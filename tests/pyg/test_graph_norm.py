@@ -221,6 +221,7 @@ LAYERS = {"GCNConv": lambda **o: GCNConv(F, 4, **o), "ChebConv": lambda **o: Che
           "SimpleConv": lambda **o: SimpleConv(combine_root="self_loop", **o)}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", LAYERS)
 def test_layers_over_changing_graphs(name):
     """Two graphs in turn, one of them changed in place."""

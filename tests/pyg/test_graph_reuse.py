@@ -23,6 +23,7 @@ def counts() -> tuple[int, int]:
     return found["hits"], found["misses"]
 
 
+@pytest.mark.long
 def test_layers_share_a_graph(route, inputs):
     layers = [build(name, device=route.device) for name in ("GATConv", "GATv2Conv", "AGNNConv")]
     x, ei = inputs

@@ -258,6 +258,7 @@ class GlobalAsked(Message):
         return x_j * torch.relu(x_i) if settings == 2 else x_j - x_i
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cls", [GlobalFound, GlobalAsked])
 def test_other_global_objects_stay_native(emulated, cls):
     layer, given, found = cls(), arguments(Message)[:2], vars(global_found)

@@ -208,6 +208,7 @@ def test_autocast(route, dtype, aggr):
     near(got, native, exact, dtype)
 
 
+@pytest.mark.long
 def test_results_may_be_changed_in_place(route):
     """Each for itself: that an operation has kept one of them for its backward does not hinder
     changing another."""

@@ -151,6 +151,7 @@ def test_precision(route, dtype, how):
     near(got, native, exact, dtype)
 
 
+@pytest.mark.long
 def test_results_share_no_memory(route):
     for options in OPTIONS[:4]:
         made, (x, ei) = layer(**options).to(route.device), on(route.device, features(), edges())
@@ -205,6 +206,7 @@ def test_options_that_stay_with_the_layers(route, options):
     alone(route, layer(**options), features(), edges())
 
 
+@pytest.mark.long
 def test_layers_that_differ(route):
     for other in (GATConv(WIDTH, 16, 1, add_self_loops=False),
                   GATConv(WIDTH, 8, 2, add_self_loops=False, dropout=0.5),

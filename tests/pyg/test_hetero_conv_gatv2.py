@@ -46,6 +46,7 @@ def test_self_loops(route):
     compare(route, layer(relations=relations, add_self_loops=True), features(), ei, floor=1e-6)
 
 
+@pytest.mark.long
 def test_types_without_nodes_and_many_relations(route):
     relations = [WRITTEN, CITES, ABOUT, ("author", "in", "field")]
     compare(route, layer(relations=relations), features(field=0),

@@ -113,6 +113,7 @@ def test_what_a_layer_alone_has_on_it_counts(route):
     assert gnnaccel.stats()["HeteroConv"]["routes"] == {"native": 1}
 
 
+@pytest.mark.long
 def test_changes_between_calls(route):
     made, (x, ei) = mixed().to(route.device), on(route.device, features(), edges())
     changes = [lambda: setattr(made, "aggr", "max"),

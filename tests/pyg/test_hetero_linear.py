@@ -102,6 +102,7 @@ def test_half_rows_with_a_wider_bias(route):
     assert got.dtype == expected.dtype == torch.bfloat16 and relative(got, expected) < 1e-2
 
 
+@pytest.mark.long
 def test_derivatives():
     made, kinds = HeteroLinear(3, 4, TYPES).double(), types(12)
     x = torch.randn(12, 3, dtype=torch.float64, requires_grad=True)
@@ -160,6 +161,7 @@ def native_because(route, code, made, *args):
         made(*args)
 
 
+@pytest.mark.long
 def test_causes(route):
     x, kinds = torch.randn(ROWS, 8).to(route.device), types().to(route.device)
     native_because(route, "GA205", Other(8, 16, TYPES).to(route.device), x, kinds)

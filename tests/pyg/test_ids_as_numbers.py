@@ -51,6 +51,7 @@ class Asked(Conv):
 CLASSES = [Apart, Loops, Some, Asked]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cls", CLASSES)
 def test_results_and_gradients(kernels, cls):
     layer, x = cls(), graphs.features()
@@ -63,6 +64,7 @@ def test_results_and_gradients(kernels, cls):
         edges[1] = edges[1].roll(1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cls", CLASSES)
 def test_other_ends(emulated, cls):
     left, right = graphs.features(), graphs.features(graphs.M)

@@ -1,6 +1,8 @@
 """Messages and aggregates that import what they need by themselves."""
 from __future__ import annotations
 
+import pytest
+
 import gnnaccel
 from tests.pyg.generated_calls import arguments, routes
 from tests.pyg.generated_layers import Message
@@ -45,6 +47,7 @@ class ImportsOthers(Message):
         return x_j * x_i * random.random()
 
 
+@pytest.mark.long
 def test_imports_of_other_modules_stay_native(emulated):
     import random
 

@@ -327,6 +327,7 @@ def test_functions_of_pyg_that_are_replaced(kernels, monkeypatch):
                 lambda: change.setattr(indexed_layers, name, value),), taken=taken)
 
 
+@pytest.mark.long
 def test_other_graphs_and_edges_in_place(kernels):
     for cls in (Held, Degrees, Shares, GivesBack, EdgesOnly, Principal):
         layer, (x, ei, edge) = cls().to(kernels.device), to(kernels.device, *given())
@@ -342,6 +343,7 @@ def test_other_graphs_and_edges_in_place(kernels):
                                             for out in (got, expected))))
 
 
+@pytest.mark.long
 def test_nothing_holds_a_layer_or_its_tensors(kernels):
     for cls in (Held, Degrees, Shares, GivesBack, Principal):
         layer, args = cls().to(kernels.device), to(kernels.device, *given())

@@ -103,6 +103,7 @@ def test_a_model_that_has_run_before(kernels, name, calls, when):
                 torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("when", ["supported", "profitable"])
 @pytest.mark.parametrize("options", [{}, {"num_bases": 2}], ids=str)
 def test_rgcn_is_compiled_after_a_call(kernels, options, when):

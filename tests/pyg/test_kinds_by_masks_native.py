@@ -153,6 +153,7 @@ def test_what_stays_native(emulated, cls):
     assert routes(layer) == {"native": 2}
 
 
+@pytest.mark.long
 def test_dropout_of_chosen_rows_in_evaluation(emulated):
     layer = MaskedDropout().eval()
     both(emulated, layer, *given())

@@ -66,6 +66,7 @@ def test_large_logits(route):
         assert close(layer(x, ei).double(), expected)
 
 
+@pytest.mark.long
 def test_numbers_set_between_calls(route):
     """Also in calls that repeat; a module whose numbers no longer fit goes native."""
     layer, x, ei = Copying(aggr=SoftmaxAggregation()), graphs.features().to(

@@ -272,6 +272,7 @@ def test_one_row_for_each_edge(kernels, aggr, shape):
     compare(kernels, OfTheGraph(aggr), graphs.features(), graphs.square(), torch.randn(shape))
 
 
+@pytest.mark.long
 def test_rows_for_each_edge_of_other_sizes(emulated):
     """Another row, more of them, and one that is repeated along its channels."""
     layer, x, ei = OfTheGraph(), graphs.features(), graphs.square()

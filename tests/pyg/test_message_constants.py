@@ -124,6 +124,7 @@ def test_names_of_the_device_of_the_rows(emulated, cls):
     both(emulated, cls(), x, ei)
 
 
+@pytest.mark.long
 def test_devices_and_dtypes_may_become_others(emulated):
     x, ei, _ = arguments(Message)
     layer = NamedDevice()
@@ -148,6 +149,7 @@ class ByParameter(Message):
         return torch.tanh(x_i - x_j).to(self.nothing.device)
 
 
+@pytest.mark.long
 def test_a_parameter_that_moved(emulated):
     x, ei, _ = arguments(Message)
     layer = ByParameter()
@@ -166,6 +168,7 @@ def test_where_devices_are():
     assert not devices.here((lambda kwargs: kwargs["w"],), given, (("x", "j"),), ())
 
 
+@pytest.mark.long
 def test_numbers_may_become_others(emulated):
     x, ei, _ = arguments(Message)
     layer = RadialBasis()
@@ -180,6 +183,7 @@ class Noisy(Message):
         return torch.tanh(x_j - x_i + noise) * torch.rand_like(x_i[:, :1])
 
 
+@pytest.mark.long
 def test_numbers_drawn_for_each_edge(emulated):
     x, ei, _ = arguments(Message)
     layer, found = Noisy(), []

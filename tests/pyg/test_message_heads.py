@@ -105,6 +105,7 @@ class Inner(Heads):
         return torch.cat([one(f) for f in self.heads], -1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cls", [Heads, Copied, Summed, Stacked, StackedBetween, Looped, Some,
                                  Like, Attending, Inner])
 def test_values_and_gradients(kernels, cls):
@@ -126,6 +127,7 @@ def test_what_changes_between_calls(kernels):
         lambda: hooked(layer.heads[1])()), taken="native")
 
 
+@pytest.mark.long
 def test_globals_of_a_comprehension(kernels, monkeypatch):
     import tests.pyg.test_message_heads as here
 

@@ -210,6 +210,7 @@ def test_all_are_taken_over(emulated):
         assert routes(layer) == {"cuda": 1}, cls
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("flow", ["source_to_target", "target_to_source"])
 def test_what_is_kept_is_the_hosts(emulated, flow):
     layer, (x, ei) = Keeps(flow=flow), given(Keeps)

@@ -118,6 +118,7 @@ class AskingForMore(Asking):
         return torch.tanh(x_i * x_j) if isinstance(x_i, nn.Parameter) else torch.tanh(x_i - x_j)
 
 
+@pytest.mark.long
 def test_questions(kernels):
     layer = Asking()
     compare(kernels, layer, *arguments(Asking))

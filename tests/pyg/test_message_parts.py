@@ -121,6 +121,7 @@ def test_repeated(kernels, form):
     repeats(kernels, form(), 12)
 
 
+@pytest.mark.long
 def test_what_changes_between_calls(kernels):
     """The aggregation, the edges, and the widths."""
     layer, (x, edge_index, edge) = RotatE(), given(RotatE)

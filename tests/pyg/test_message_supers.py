@@ -124,6 +124,7 @@ def above(self, x_j, w=None):
     return self.lin(x_j).abs()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cls", [Sub, Named, Explicit, Twice])
 @pytest.mark.parametrize("change", [
     lambda patch: patch.setattr(Base, "message", halved),

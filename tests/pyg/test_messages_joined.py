@@ -315,6 +315,7 @@ def test_results_changed_in_place(kernels):
     assert close(got, expected) and close(also, other)
 
 
+@pytest.mark.long
 def test_reductions_that_change(kernels):
     """The class reduces otherwise from one call to the next."""
     layer = Gates()

@@ -50,6 +50,7 @@ def recorded(call) -> list:
         return [record["name"] for record in gnnaccel.records() if record["direction"] == "forward"]
 
 
+@pytest.mark.long
 def test_layers_go_by_the_names_of_the_outermost_module_that_runs(inputs):
     assert recorded(lambda: Net().encode(*inputs)) == ["convs.0", "convs.1", "last"]
     model = Around()
@@ -101,6 +102,7 @@ def several(model, inputs):
         model.encode(*inputs)
 
 
+@pytest.mark.long
 def test_nothing_is_looked_up_while_nobody_listens_and_nothing_is_kept_alive(inputs, monkeypatch):
     asked = []
     looked = names._derived

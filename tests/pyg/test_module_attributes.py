@@ -131,6 +131,7 @@ def test_changes_are_seen(kernels, monkeypatch):
         lambda: monkeypatch.setattr(Encoder, "encode", encode)))
 
 
+@pytest.mark.long
 def test_other_weights_and_parts_are_seen(kernels, monkeypatch):
     layer = WeightOfModule()
     each_seen(kernels, layer, *arguments(Message), changes=(

@@ -171,6 +171,7 @@ def test_functional_call(route, inputs, name):
     assert close(got, expected)
 
 
+@pytest.mark.long
 def test_threads(route, inputs):
     model, results, errors = Model().to(route.device), {}, []
     x, ei = inputs

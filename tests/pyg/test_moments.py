@@ -146,6 +146,7 @@ def test_a_list_made_with_half_of_a_gradient(route):
     assert close(found, expected, 1e-4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["std", ["mean", "max", "std"]], ids=str)
 def test_compiled(route, how):
     torch._dynamo.reset()

@@ -91,6 +91,7 @@ def on_device(edge_index, nodes, wanted=None):
         return negatives.on_device(host, edge_index, nodes, wanted)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("nodes, edges, wanted", [
     (300, 2000, None), (300, 2000, 700), (40, 1200, None), (40, 3000, None), (40, 3000, 1500),
     (3, 60, None), (500, 0, 40), (200, 30_000, 35_000)])

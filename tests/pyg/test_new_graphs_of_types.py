@@ -138,6 +138,7 @@ def made(name: str):
     return layer, inputs
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", LAYERS)
 def test_calls_over_new_graphs_are_stated_once(stated, name):
     layer, inputs = made(name)
@@ -173,6 +174,7 @@ def test_relations_and_types_that_come_and_go(stated, name):
         assert not right(layer, inputs(only))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", LAYERS)
 def test_ids_and_numbers_of_other_dtypes(stated, name):
     layer, inputs = made(name)

@@ -252,6 +252,7 @@ def test_a_class_whose_message_is_replaced(reads, name, monkeypatch):
     assert right(layer, inputs(width))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", LAYERS)
 def test_graphs_of_any_kind(reads, name):
     """Few edges and many, one node, ids of 32 bits, features that want no gradient, views."""

@@ -250,6 +250,7 @@ def test_places_that_both_ends_name(kernels, aggr, flow):
     compare(kernels, layer, graphs.features(), graphs.square(), of_nodes())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cls", [Connectivity, WithoutGradients])
 def test_places_over_other_edges(emulated, cls):
     """Of int32 too, with more rows in the table, other kinds and weights."""

@@ -34,6 +34,7 @@ def test_the_hosts_weights_and_those_in_fp32(emulated, weighted, dtype):
         assert in_fp32(exact) is exact
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("route", ["emulated", pytest.param("cuda", marks=pytest.mark.gpu)],
                          indirect=True)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -74,6 +75,7 @@ def test_weights_over_graphs_that_do_not_come_again(emulated, monkeypatch, dtype
         assert torch.equal(got, expected) and torch.equal(in_fp32(got), exact)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("route", ["emulated", pytest.param("cuda", marks=pytest.mark.gpu)],
                          indirect=True)
 @pytest.mark.parametrize("layer", [GCNConv(8, 8), WLConvContinuous()], ids=["GCNConv", "WLConv"])

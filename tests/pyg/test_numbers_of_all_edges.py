@@ -79,6 +79,7 @@ def arguments(cls, edges=graphs.E):
     return graphs.features(), graphs.square(edges=edges), edge
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cls", CLASSES)
 def test_results_and_gradients(kernels, cls):
     layer, given = cls(), arguments(cls)
@@ -95,6 +96,7 @@ def test_other_reductions(emulated, aggr):
     compare(emulated, Lengths(aggr), *arguments(Lengths))
 
 
+@pytest.mark.long
 def test_second_derivatives(emulated):
     for layer in (Lengths(), Normed(), Between()):
         edge = graphs.edge_features(graphs.E, 4)
@@ -151,6 +153,7 @@ class Counted(Conv):
         return x_j * (weights / total[index])
 
 
+@pytest.mark.long
 def test_numbers_of_nodes_that_a_message_is_given(emulated):
     layer, x = Counted(), graphs.features()
     edges = torch.stack([torch.randint(0, graphs.N, (80,)), torch.randint(0, 9, (80,))])

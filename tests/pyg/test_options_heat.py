@@ -92,6 +92,7 @@ def test_what_runs_natively(change):
     torch.testing.assert_close(got, layer(*args))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("called", [False, True])
 @pytest.mark.parametrize("attribute, value", [("heads", 1), ("heads", 4), ("out_channels", 4),
                                               ("edge_type_emb.num_embeddings", 1)])

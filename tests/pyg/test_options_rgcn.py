@@ -270,6 +270,7 @@ def test_passes_show_in_the_record(route, name):
 
 # ---- structures ----
 
+@pytest.mark.long
 @each_class
 def test_the_structure_is_found_again(route, name):
     layer, x = CLASSES[name](F, 8, R).to(route.device), graphs.features().to(route.device)

@@ -163,6 +163,7 @@ def test_changes_are_seen(emulated):
         Learned.forward = before
 
 
+@pytest.mark.long
 def test_changes_of_attention_are_seen(emulated):
     """Of its modules, and of PyG's class, which is native then."""
     layer, given = Gated(attention()), arguments(Gated)

@@ -58,6 +58,7 @@ def test_a_result_that_is_changed_in_place(route, name):
     compare(route, InPlace(WIDTH, 8), graphs.features(), graphs.square())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", LAYERS)
 def test_what_changes_between_calls(emulated, name):
     """Weights written to and replaced, modes, another graph, another width of x."""

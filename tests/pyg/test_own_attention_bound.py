@@ -198,6 +198,7 @@ def test_changes_are_seen(kernels, cls, change):
             assert all(close(a, b, 1e-4) for a, b in zip(step(layer, args), expected))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cls", [Beside, Paired])
 def test_rows_of_any_layout(kernels, bound_calls, cls):
     layer, (_, edge_index, _) = made(cls, kernels.device)

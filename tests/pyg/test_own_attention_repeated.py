@@ -72,6 +72,7 @@ def test_it_is_stated_once(emulated, stated, name):
     assert gnnaccel.stats()[name]["routes"] == {"cuda": 12}
 
 
+@pytest.mark.long
 @each
 def test_what_has_to_be_stated_anew(emulated, stated, name):
     with emulated.on(on_fallback="native"):
@@ -209,6 +210,7 @@ def test_nothing_of_a_call_is_kept_alive(emulated):
     assert all(ref() is None for ref in kept)
 
 
+@pytest.mark.long
 def test_a_call_that_was_native_runs_by_kernels_where_there_are_some(stated):
     layer, args = Tutorial(F, 8), (graphs.features(), graphs.square(edges=3000))
     expected = layer(*args)

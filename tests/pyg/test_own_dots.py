@@ -177,6 +177,7 @@ def test_kernels_compute_the_dots(emulated, name):
     assert passes(Doubled(), emulated, x, connected())
 
 
+@pytest.mark.long
 def test_dots_within_whole_layers(emulated):
     """The linear map before, one head, and inner products, whose rows are views alone."""
     x = torch.randn(N, WIDTH, requires_grad=True)

@@ -257,6 +257,7 @@ def test_layers_with_an_adapter_count_once():
         assert gnnaccel.stats()["GATConv"]["calls"] == 1
 
 
+@pytest.mark.long
 def test_training_is_the_same(route):
     """A few steps of a GCN over one graph, kept normalisation and all."""
     def trained(block):

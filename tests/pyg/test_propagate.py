@@ -252,6 +252,7 @@ def test_transforms_are_left_to_pyg():
     assert gnnaccel.stats()["Copying"]["reasons"] == {"GA405": 1}
 
 
+@pytest.mark.long
 def test_compiled_regions():
     layer, x, ei = Copying(), graphs.features(), graphs.square()
     expected = layer(x, ei)

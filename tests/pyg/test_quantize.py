@@ -310,6 +310,7 @@ def test_records_and_report(graph):
     assert "convs.0 (GCNConv)" in text and "GA602" in text and "passed" in text
 
 
+@pytest.mark.long
 def test_inference_before_training(graph):
     x, ei = graph
     for kind in KINDS:

@@ -62,6 +62,7 @@ def test_while_a_model_is_quantized(graph):
     assert not replaced()
 
 
+@pytest.mark.long
 def test_quantized_before_gnnaccel_is_enabled_and_enabled_again(graph):
     model = Net("sage")
     with pytest.warns(RuntimeWarning, match="takes effect from"):
@@ -111,6 +112,7 @@ def test_scripts_see_the_hosts_own():
     assert torch.equal(torch.jit.script(layer)(x), layer(x)) and replaced()
 
 
+@pytest.mark.long
 def test_threads_that_quantize_and_undo_it_leave_the_class_as_the_last_says(graph):
     gnnaccel.enable(backend="torch", when="supported")
     models, kept, plain, failed = [Net("sage", 2) for _ in range(4)], Net("sage"), Linear(16, 4), []

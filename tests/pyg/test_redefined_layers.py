@@ -76,6 +76,7 @@ def by_kernels(cls) -> bool:
     return gnnaccel.stats()[cls.__name__]["routes"].get("cuda") == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cls", CLASSES)
 def test_values_and_gradients(emulated, cls):
     """The layer's call is none that its adapter knows; within it runs a kernel."""

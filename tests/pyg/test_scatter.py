@@ -75,6 +75,7 @@ def test_double_precision_on_torch_operations(reduce):
         assert (mine - theirs).abs().max() < 1e-14 * theirs.abs().max()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("reduce", by_index.REDUCES)
 def test_reductions(route, reduce):
     """Ties included; sorted or not; any features."""
@@ -105,6 +106,7 @@ def test_infinities(route):
     assert gnnaccel.stats()["pyg.segment"]["routes"] == {route.backend: 1}
 
 
+@pytest.mark.long
 def test_pools(route):
     """By names imported before; what the host asks of the device is asked once."""
     x, batch = torch.randn(ROWS, 6), index()
@@ -193,6 +195,7 @@ def test_a_softmax_changed_in_place(route):
 
 # ---- what stays native ----
 
+@pytest.mark.long
 def test_native_calls(emulated):
     """To the last bit, errors too, each with its reason."""
     x, by = torch.randn(ROWS, 4), index()
@@ -218,6 +221,7 @@ def test_native_calls(emulated):
         assert torch.equal(utils.scatter(by, by), NATIVE["scatter"](by, by))  # whole numbers
 
 
+@pytest.mark.long
 def test_on_a_cpu():
     x, by = torch.randn(ROWS, 4), index()
     expected = global_mean_pool(x, by)
@@ -259,6 +263,7 @@ def test_what_pays():
                for grad in (False, True))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("groups", [GROUPS, None])
 def test_a_softmax_that_gains_nothing_is_not_read(emulated, monkeypatch, groups):
     """Small ones never gain; large ones without gradients do once their index has come often enough

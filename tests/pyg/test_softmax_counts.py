@@ -83,6 +83,7 @@ def test_written_kernels(kernels, cls):
     compare(kernels, cls(), graphs.features(), graphs.square())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cls", [Holds, Gated, Aggregates])
 @pytest.mark.parametrize("grad", [True, False])
 def test_more_nodes_than_told(emulated, cls, grad):

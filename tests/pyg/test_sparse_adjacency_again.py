@@ -183,6 +183,7 @@ def native(layer, code, *args):
     assert gnnaccel.stats()[type(layer).__name__]["reasons"] == {code: 1}
 
 
+@pytest.mark.long
 def test_what_stays_native(emulated):
     class Multiplying(nn.SAGEConv):
         def message_and_aggregate(self, adj_t, x):

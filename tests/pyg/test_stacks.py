@@ -153,6 +153,7 @@ def torch_scatter(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch_scatter", of_torch_scatter)
 
 
+@pytest.mark.long
 def test_a_softmax_of_the_users_own(kernels, torch_scatter):
     for train in (True, False):
         compare(kernels, OwnSoftmax(), *given("attention"), train=train, went=lambda: routes(

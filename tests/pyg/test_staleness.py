@@ -219,6 +219,7 @@ def test_copies_have_their_own_memory(route, inputs, name):
     assert type(twin) is CLASSES[name]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fill", ["mean", 1.5])
 def test_edges_of_an_edge_gat_edited_in_deterministic_mode_under_autocast(route, fill):
     """Another graph, checkpoints and edits in place between calls. A slope of 1: next to the kink

@@ -94,6 +94,7 @@ def test_modules_replaced_by_ones_that_look_the_same(route, name):
                 as_native(layer, args)
 
 
+@pytest.mark.long
 @each
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpoints(route, name, reentrant):

@@ -200,6 +200,7 @@ def test_only_the_hosts_hook_is_understood(route, where):
     assert len(log) == 2 * calls and gnnaccel.stats()["HeteroBasisConv"]["reasons"] == {"GA210": 1}
 
 
+@pytest.mark.long
 def test_rules_and_other_ways_to_call(route):
     made, (x, ei) = model_of().to(route.device), on(route.device, features(), edges())
     expected = made(x, ei)

@@ -33,6 +33,7 @@ class ByColumns(Message):
         return x_j * (weights * other).unsqueeze(-1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("flow", ["source_to_target", "target_to_source"])
 @pytest.mark.parametrize("name", COLUMNS)
 def test_columns_are_ends(emulated, name, flow):

@@ -106,6 +106,7 @@ def test_values_and_gradients(kernels, cls, aggr):
                                      if cls is ExpertsOfKinds else []))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cls", [HeadsFirst, Experts, Dots])
 @pytest.mark.parametrize("edges", [0, 1, 2, HEADS, 4, 12])
 def test_few_edges(emulated, cls, edges):

@@ -403,6 +403,7 @@ _LAYERS = {"sage": lambda: SAGEConv((-1, -1), OUT),
            "gatv2": lambda: GATv2Conv((-1, -1), OUT, add_self_loops=False)}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("widths", [(8, 8, 8), (8, 5, 3), (8, 5, 8)])
 @pytest.mark.parametrize("empty", [False, True])
 @pytest.mark.parametrize("kind", _LAYERS)

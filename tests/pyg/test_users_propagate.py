@@ -99,6 +99,7 @@ def test_what_a_propagate_sets_is_seen_by_each_message(emulated):
             layer.lin.weight.add_(0.1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("flow", ["source_to_target", "target_to_source"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_other_dtypes_and_flows(emulated, dtype, flow):

@@ -100,6 +100,7 @@ def test_a_replaced_function_of_the_host_runs(emulated, seen, monkeypatch):
         assert torch.equal(gcn_conv.gcn_norm(ei, w, N, add_self_loops=False)[1], w / 4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("weights_there", [False, True])
 def test_sixteen_bits_in_inference_mode(emulated, dtype, weights_there):

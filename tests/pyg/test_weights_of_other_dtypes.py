@@ -16,6 +16,7 @@ def rgat(edges: int) -> tuple:
     return RGATConv(6, 4, 2, edge_dim=3), torch.randint(2, (edges,))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("make", [gat, rgat])
 def test_the_hosts_error_comes(route, make):
     edge_index = graphs.square()

@@ -70,6 +70,7 @@ def test_values_and_gradients(kernels, cls, calls):
     compare(kernels, cls(), graphs.features(), graphs.square(), calls=calls)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("edges", [1, 2, KINDS, 2 * KINDS, WIDTH])
 @pytest.mark.parametrize("cls", [Relational, Indexed, Made])
 def test_as_many_edges_as_a_tensor_has_rows(emulated, cls, edges):

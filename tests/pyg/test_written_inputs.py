@@ -280,6 +280,7 @@ def test_gradients_of_gradients_reach_the_features(kernels):
             assert close(second(), expected, 1e-4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("calls", [12, written._BEFORE + 10])
 def test_a_loop_of_many_calls_before_the_first_backward(kernels, calls):
     layer, (x, edge_index, edge_attr) = gine(kernels.device)

@@ -112,6 +112,7 @@ class Heads(Message):
         return out * self.scale
 
 
+@pytest.mark.long
 def test_heads_and_what_changes_between_calls(kernels):
     layer, given = Heads(), (graphs.features(), graphs.square())
     compare(kernels, layer, *given)

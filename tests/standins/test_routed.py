@@ -51,6 +51,7 @@ def test_out_is_added_to(given, reduce):
     assert routes() == {"cuda": 1}
 
 
+@pytest.mark.long
 def test_out_is_added_to_once(given):
     """Also where somebody compares routes; and where the host's own way is taken."""
     src, index = given
@@ -64,6 +65,7 @@ def test_out_is_added_to_once(given):
                                                         requires_grad=True))
 
 
+@pytest.mark.long
 def test_what_stays_native(given):
     src, index = given
     with gnnaccel.enabled(when="supported"):

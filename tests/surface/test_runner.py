@@ -219,6 +219,7 @@ def test_where_our_options_end(arguments, expected):
     assert runner.split(arguments) == expected
 
 
+@pytest.mark.long
 def test_the_help_names_every_subcommand(tmp_path):
     from gnnaccel.__main__ import COMMANDS
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -30,8 +31,13 @@ PASSIVE_MODES: set[type] = {DeviceContext}
 #: types of a module's parameters on which torch's functions do what they say; others, such as
 #: quantized weights, may have functions of their own
 ORDINARY = frozenset((Parameter, UninitializedParameter, Tensor, type(None)))
+TENSORS = (Tensor, Parameter)  #: types of arguments that kernels read
 WEIGHTS = ("weight", "bias")
 DICTS = (dict, OrderedDict)  #: types of a module's parameters, by torch's version
+#: names of the hooks of a module, and what gives them of its attributes
+HOOKS_OF_MODULES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks",
+                    "_backward_pre_hooks")
+MODULE_HOOKS = itemgetter(*HOOKS_OF_MODULES)
 
 
 def _any_global_hook() -> bool:

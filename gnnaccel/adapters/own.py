@@ -29,6 +29,8 @@ GATHERS = ("_check_input", "_set_size", "_index_select", "_lift", "_collect")
 #: all methods of a layer that PyG's message passing calls
 MESSAGE_PASSING = ("message", "edge_update", "aggregate", "update", "message_and_aggregate",
                    "propagate", "edge_updater", *GATHERS)
+#: attributes in which a function may change
+FUNCTION = ("__code__", "__defaults__", "__kwdefaults__")
 _OURS = __name__.partition(".")[0]
 # packages whose objects do not count as replacements of a host's functions
 _SILENT = frozenset(("builtins", "typing", "torch", *sys.stdlib_module_names))

@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from gnnaccel.adapters.contract import Contract
-from gnnaccel.adapters.guards import (ORDINARY as ORDINARY, any_global_hook as _any_global_hook,
+from gnnaccel.adapters.guards import (MODULE_HOOKS, ORDINARY as ORDINARY,
+                                      any_global_hook as _any_global_hook,
                                       context_reason as context_reason, declared as declared,
                                       edge_reason as edge_reason,
                                       features_reason as features_reason, has_hooks as has_hooks,
@@ -230,8 +231,6 @@ _autocast_on, _autocast_dtype = torch.is_autocast_enabled, torch.get_autocast_dt
 _grad_on, _deterministic = torch.is_grad_enabled, torch.are_deterministic_algorithms_enabled
 _HOOKS = itemgetter(*HOOKS)
 _SETTINGS = ("training", "_explain", "_decomposed_layers", "flow", "node_dim")
-_MODULE_HOOKS = itemgetter("_forward_hooks", "_forward_pre_hooks", "_backward_hooks",
-                           "_backward_pre_hooks")
 
 
 class PlainSignature(Signature):
@@ -260,7 +259,7 @@ class PlainSignature(Signature):
         if "aggr_module" not in modules:
             return None
         of_aggregation = modules["aggr_module"].__dict__
-        if (any(_MODULE_HOOKS(of_aggregation))
+        if (any(MODULE_HOOKS(of_aggregation))
             or not of_aggregation.keys().isdisjoint(REDUCING)):
             return None
         weights: list = []  # their objects stay where `.data` is replaced, or `Module.to` is called

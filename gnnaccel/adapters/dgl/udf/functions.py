@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from gnnaccel.adapters import own
 from gnnaccel.adapters.dgl.udf import counts
+from gnnaccel.adapters.guards import TENSORS
 from gnnaccel.adapters.pyg.propagate import (generated, guarded, named_attributes, naming,
                                               node_values, pointwise, tracing)
 from gnnaccel.adapters.pyg.propagate.message import _named, codes
@@ -36,7 +37,6 @@ NAMES = generated.NAMES | node_values.NAMES | counts.NAMES | {
 _MANNER = tracing.Manner(NAMES, generated.prepared, pointwise.rows, generated.found, True,
                          functions=counts.Functions)
 _PLAIN = guarded.PLAIN
-_TENSORS = (Tensor, nn.Parameter)
 _ARGUMENTS = 0x04 | 0x08  # of code: *args and **kwargs
 _GIVEN = "="  # before names of arguments, which no variable has
 #: exceptions that end a run on stand-ins
@@ -182,7 +182,7 @@ class Guard(NamedTuple):
 def _look(value: Any) -> Any:
     """The description of a variable: a tensor's form, a weak reference to an object, the type of a
     value that nobody may read."""
-    if type(value) in _TENSORS:
+    if type(value) in TENSORS:
         return value.shape, value.dtype, value.device
     if type(value) in _PLAIN:
         return value
@@ -192,7 +192,7 @@ def _look(value: Any) -> Any:
 def _looks_like(value: Any, seen: Any) -> bool:
     if type(seen) is weakref.ref:
         return value is seen()
-    if type(value) in _TENSORS:
+    if type(value) in TENSORS:
         return type(seen) is tuple and seen == _look(value)
     return type(value) is seen or guarded.same(value, seen)
 
@@ -242,7 +242,7 @@ class Run:
         if type(value) in _PLAIN or any(value is one for one in naming.MODULES) or (
             callable(value) and naming.is_torchs(value, NAMES)):
             return value
-        if type(value) in _TENSORS:
+        if type(value) in TENSORS:
             key = f"{self.prefix}.{name}"
 
             def make(given: dict) -> Tensor:

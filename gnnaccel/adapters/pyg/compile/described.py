@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from gnnaccel.adapters.guards import TENSORS
 from gnnaccel.adapters.pyg.compile.kinds import Kind, of_map
 
-TENSORS = (Tensor, torch.nn.Parameter)
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _INDICES = (torch.int64, torch.int32)
 _INDEX_DIMS = {"edge_index": 2, "edge_index_dict": 2, "edge_type": 1}

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters import alike
+from gnnaccel.adapters.guards import HOOKS_OF_MODULES, MODULE_HOOKS
 from gnnaccel.adapters.own import MESSAGE_PASSING, Path, Paths
 from gnnaccel.adapters.pyg import guards
 from gnnaccel.adapters.pyg.hetero.dicts import EdgeType
@@ -57,11 +58,10 @@ KINDS = {
     "GINConv": Kind((), (), (), ("SumAggregation",), called=("nn",)),
 }
 
-_MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_ALL_HOOKS = guards.HOOKS + _MODULE_HOOKS
+_ALL_HOOKS = guards.HOOKS + HOOKS_OF_MODULES
 _conv_hooks = itemgetter(*_ALL_HOOKS)
 _conv_state = itemgetter("_explain", "_decomposed_layers", "flow", "node_dim", "_modules")
-_part_hooks, _parameters_of = itemgetter(*_MODULE_HOOKS), itemgetter("_parameters")
+_part_hooks, _parameters_of = MODULE_HOOKS, itemgetter("_parameters")
 _disjoint: Callable[[Any, Iterable[Any]], bool] = type({}.keys()).isdisjoint
 _REPLACED = frozenset(("forward", *MESSAGE_PASSING))
 _shape, _looks = attrgetter("shape"), attrgetter("dtype", "device")

@@ -119,7 +119,7 @@ class Alike:
             return False
         if module is not None:
             within = module.__dict__
-            if any(reading.MODULE_HOOKS(within)) or not REDUCING.isdisjoint(within):
+            if any(guards.MODULE_HOOKS(within)) or not REDUCING.isdisjoint(within):
                 return False
         if (self.settings != reading.SETTINGS(own) or any(reading.HOOKS(own))
             or not reading.OVERRIDES.isdisjoint(own)):

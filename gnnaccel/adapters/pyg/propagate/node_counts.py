@@ -4,13 +4,11 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
-from torch.nn import Parameter
 
+from gnnaccel.adapters.guards import TENSORS
 from gnnaccel.adapters.pyg import guards
 from gnnaccel.cuda import capture
 from gnnaccel.dispatch.policy.reasons import Reason, reason
-
-TENSORS = (Tensor, Parameter)
 
 
 def sizes(layer: Any, edge_index: Any, kwargs: dict,

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gnnaccel.adapters.own import GATHERS, MESSAGE_PASSING, Path, home, is_method
+from gnnaccel.adapters.guards import TENSORS as TENSORS
+from gnnaccel.adapters.own import FUNCTION, GATHERS, MESSAGE_PASSING, Path, home, is_method
 from gnnaccel.adapters.pyg import edges, guards
 from gnnaccel.adapters.pyg.propagate import (adjacency, defaults, message, node_counts,
                                               reductions, stock)
-from gnnaccel.adapters.pyg.propagate.node_counts import TENSORS as TENSORS
 from gnnaccel.dispatch.graph.edge_arrays import EdgeArrays
 from gnnaccel.dispatch.ops import aggregation
 from gnnaccel.dispatch.ops import aggregation_means as means
@@ -24,14 +24,10 @@ from gnnaccel.dispatch.policy.reasons import Reason, reason
 
 SETTINGS = itemgetter("_explain", "_decomposed_layers", "flow", "node_dim")
 HOOKS = itemgetter(*guards.HOOKS)
-MODULE_HOOKS = itemgetter("_forward_hooks", "_forward_pre_hooks", "_backward_hooks",
-                          "_backward_pre_hooks")
 #: methods that must not be replaced on a layer object
 OVERRIDES = frozenset(MESSAGE_PASSING)
 #: reasons of a message without a form, or of one whose tensors do not fit it
 NO_FORM = ("GA206", "GA208", "GA211")
-#: attributes in which a function may change
-FUNCTION = ("__code__", "__defaults__", "__kwdefaults__")
 _FUNCTIONS = ("message", "aggregate", "update", "message_and_aggregate")
 
 

@@ -1,11 +1,12 @@
 """Which reductions a layer's aggregation is: one of the host's modules, or its own class's."""
 from __future__ import annotations
 
-from operator import is_, itemgetter
+from operator import is_
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from gnnaccel.adapters.guards import MODULE_HOOKS
 from gnnaccel.adapters.own import Path
 from gnnaccel.adapters.pyg import guards
 from gnnaccel.dispatch.ops.aggregation import Reduce
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
 BY_NAME = {"SumAggregation": "sum", "MeanAggregation": "mean", "MaxAggregation": "max",
             "MinAggregation": "min"}
 _OF_HOST, _SEVERAL = "torch_geometric.nn.aggr.", "MultiAggregation"
-_HOOKS = itemgetter("_forward_hooks", "_forward_pre_hooks", "_backward_hooks",
-                    "_backward_pre_hooks")
 #: aggregations with settings, or modules, of their own: looked at in each call
 _MOMENTS = {"VarAggregation": "var", "StdAggregation": "std"}
 
@@ -75,7 +74,7 @@ class Looked:
         """Whether all is as it was. The functions of their classes are looked at elsewhere."""
         for own, names, values, inside in self.modules:
             members = own["_modules"].values()
-            if ([*own] != names or len(members) != len(inside) or any(_HOOKS(own))
+            if ([*own] != names or len(members) != len(inside) or any(MODULE_HOOKS(own))
                 or not all(map(is_, own.values(), values))
                 or not all(map(is_, members, inside))):
                 return False

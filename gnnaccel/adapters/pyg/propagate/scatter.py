@@ -24,10 +24,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
-from torch.nn import Parameter
 
 from gnnaccel.adapters import own
-from gnnaccel.adapters.guards import context_reason
+from gnnaccel.adapters.guards import TENSORS, context_reason
 from gnnaccel.adapters.patching import PatchSet
 from gnnaccel.cuda import driver
 from gnnaccel.dispatch.observe.counters import count
@@ -40,7 +39,6 @@ from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.uncompiled import uncompiled
 
 _FEW = 1 << 20
-_TENSORS = (Tensor, Parameter)
 _tracing = torch._C._get_tracing_state
 _UTILS = "torch_geometric.utils."
 _LAYERS = ("torch_geometric.nn.conv", _UTILS)
@@ -94,7 +92,7 @@ def _left_alone(name: str, src: Any, index: Any, readout: bool, config: Config) 
         return True
     if readout and (type(index) is not Tensor or index._is_view() or index.is_inference()):
         return True
-    if type(src) not in _TENSORS or not src.is_floating_point():
+    if type(src) not in TENSORS or not src.is_floating_point():
         return True
     return src.is_cpu and not driver.placed() and route.on_cpu_native(name, config)
 

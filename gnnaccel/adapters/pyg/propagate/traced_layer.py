@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.jit import ScriptFunction
 
 from gnnaccel.adapters import own
+from gnnaccel.adapters.guards import TENSORS
 from gnnaccel.adapters.pyg.propagate import (contexts, guarded, members, named_attributes, naming,
-                                              reading, supers, untold)
+                                              supers, untold)
 from gnnaccel.adapters.pyg.propagate.guarded import PLAIN
 from gnnaccel.adapters.pyg.propagate.message import SPECIAL, _named, codes
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS
@@ -65,7 +66,7 @@ class Layer:
         if hasattr(type(attribute), "__get__") and not isinstance(attribute, _FUNCTIONS):
             raise Unseen  # runs code of the user's
         value = getattr(self._traced_layer, name)
-        if type(value) in reading.TENSORS:
+        if type(value) in TENSORS:
             look = guarded.edge_rows(value, self._traced_edges)
             self._traced_read[place] = guarded.seen(value) if look is None else look
             return parameter(value) if look is None else self._traced_edge_rows(value, place)
@@ -87,7 +88,7 @@ class Layer:
     def _traced_stand_in(self, value: Any, place: tuple | None) -> Any:
         if callable(value) and naming.is_torchs(value, self._traced_manner.names):
             return value
-        if type(value) in reading.TENSORS:
+        if type(value) in TENSORS:
             return parameter(value)
         if isinstance(value, nn.Module):
             return module_of(value, functools.partial(self._traced_module_at, place))
@@ -200,7 +201,7 @@ class Layer:
                                                  *(function.__kwdefaults__ or {}).values())):
             raise Unseen
         self._traced_watched.extend([(guarded.Attributes(function), name, getattr(function, name))
-                                     for name in reading.FUNCTION])
+                                     for name in own.FUNCTION])
         for _, named in (one for code in codes(function.__code__) for one in _named(code)):
             for place in (function.__globals__, *map(vars, naming.PLACES)):
                 if named in place:
@@ -231,7 +232,7 @@ class Layer:
 
     def __setattr__(self, name: str, value: Any) -> None:
         layer = self._traced_layer
-        if (self._traced_manner.kept is None or name in _host_attributes()
+        if (self._traced_manner.kept is None or name in _host_attributes(type(layer))
             or hasattr(type(layer), name) or type(layer).__setattr__ is not nn.Module.__setattr__
             or any(name in layer.__dict__[kind]
                    for kind in ("_parameters", "_buffers", "_modules"))):
@@ -330,12 +331,18 @@ def _of_numbers(function: np.ufunc, *args: Any) -> Any:
     return function(*args)
 
 
+def _host_attributes(cls: type) -> frozenset[str]:
+    """Attributes of any layer of a host, which a message had better not set."""
+    return _stored(next((one for one in cls.__mro__ if one.__name__ == "MessagePassing"
+                         and own.home(vars(one).get("__init__")) == "torch_geometric"), None))
+
+
 @functools.cache
-def _host_attributes() -> frozenset[str]:
-    """Attributes of any layer, which a message had better not set. No layer of the base class is
-    made: PyG would write a ``propagate`` for it, which all others inherit."""
-    return frozenset(vars(nn.Module())).union(
-        name for kind, name in _named(reading.base().__init__.__code__) if kind == "STORE_ATTR")
+def _stored(base: Any) -> frozenset[str]:
+    """Attributes of any module, and of any of this class. None of it is made: PyG would write a
+    ``propagate`` for it, which all others inherit."""
+    named = () if base is None else _named(base.__init__.__code__)
+    return frozenset(vars(nn.Module())).union(name for kind, name in named if kind == "STORE_ATTR")
 
 
 def runnable(function: Any, layer: Any, manner: Manner, proxy: Layer, told: bool = False) -> Any:

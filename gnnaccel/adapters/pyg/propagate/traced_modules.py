@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gnnaccel.adapters import own
-from gnnaccel.adapters.pyg import guards
-from gnnaccel.adapters.pyg.propagate import reading, untold
+from gnnaccel.adapters import guards, own
+from gnnaccel.adapters.pyg.propagate import untold
 from gnnaccel.adapters.pyg.propagate.later import other
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 from gnnaccel.adapters.pyg.propagate.torch_kinds import kind
@@ -156,7 +155,7 @@ class Looks:
         own_dict = module.__dict__
         self.cls, self.forward = type(module), type(module).forward
         self.own_forward, self.count = "forward" in own_dict, len(own_dict)
-        self.hooked = any(reading.MODULE_HOOKS(own_dict))
+        self.hooked = any(guards.MODULE_HOOKS(own_dict))
         simple = {name: v for name, v in own_dict.items() if type(v) in _SIMPLE}
         self.names, self.options = tuple(simple), tuple(simple.values())
         self.types = [*map(type, self.options)]
@@ -173,7 +172,7 @@ class Looks:
         own_dict = module.__dict__
         if (type(module) is not self.cls or self.cls.forward is not self.forward
             or len(own_dict) != self.count or ("forward" in own_dict) != self.own_forward
-            or any(reading.MODULE_HOOKS(own_dict)) != self.hooked):
+            or any(guards.MODULE_HOOKS(own_dict)) != self.hooked):
             return False
         options = tuple(map(own_dict.get, self.names, _MISSING))
         # types first: to compare a tensor is to compute
@@ -225,7 +224,7 @@ def _runs_as_written(module: nn.Module) -> bool:
     weight that is a plain tensor may be another one in each call, which `Looks` do not see, and
     functions do not do what they say on one that is more than a tensor."""
     own_dict = module.__dict__
-    if (any(reading.MODULE_HOOKS(own_dict)) or not guards.ordinary(module)
+    if (any(guards.MODULE_HOOKS(own_dict)) or not guards.ordinary(module)
         or not _OWN.isdisjoint(own_dict) and not own_dict.keys() & _OWN == {"bias"}
         or type(own_dict.get("bias", True)) is not bool):  # which a cell has
         return False
@@ -312,8 +311,8 @@ def _followed(module: nn.Module, entered: Callable) -> Any:
     """`module_of`, whose text may be asked for."""
     # not asked of others, as the host need not be installed
     cls = kind(module, _KINDS)
-    linear = (own.home(type(module).forward) == "torch_geometric" and guards.plain_linear(module)
-              and _OWN.isdisjoint(module.__dict__))
+    linear = (_is_hosts(module, "torch_geometric.nn.dense.linear.Linear")
+              and "bias" in module._parameters and guards.plain(module, type(module)))
     if linear or (cls is nn.Linear and _runs_as_written(module)):
         weight, bias = (None if t is None else parameter(t) for t in (module.weight, module.bias))
         return lambda x: F.linear(x, weight, bias)  # type: ignore[arg-type]  # stand-ins
@@ -348,13 +347,15 @@ def _followed(module: nn.Module, entered: Callable) -> Any:
 
 def _is_hosts_norm(module: nn.Module) -> bool:
     """Whether it is PyG's `LayerNorm`, which norms all rows that it gets together."""
-    if own.home(type(module).forward) != "torch_geometric":
-        return False
-    from torch_geometric.nn.norm import LayerNorm
+    return (_is_hosts(module, "torch_geometric.nn.norm.layer_norm.LayerNorm")
+            and guards.ordinary(module) and _runs_own_code(module))
 
-    return (type(module) is LayerNorm and guards.ordinary(module) and _runs_own_code(module)
-            and _OWN.isdisjoint(module.__dict__)
-            and own.is_method(LayerNorm.forward, LayerNorm, "forward", "torch_geometric"))
+
+def _is_hosts(module: nn.Module, name: str) -> bool:
+    """Whether it is of the host's class of this ``name``, whose code it runs on its parameters."""
+    cls = type(module)
+    return (f"{cls.__module__}.{cls.__qualname__}" == name and _OWN.isdisjoint(module.__dict__)
+            and own.is_method(cls.forward, cls, "forward", "torch_geometric"))
 
 
 def _is_plain_list(module: nn.Module) -> bool:
@@ -375,7 +376,7 @@ def _below(entered: Callable, name: str, module: nn.Module, *names: str) -> Any:
 def _runs_own_code(module: nn.Module) -> bool:
     """Whether a call of the module is its class's ``forward``, not torch's, and nobody watches."""
     own_dict = module.__dict__
-    return not (any(reading.MODULE_HOOKS(own_dict)) or "forward" in own_dict
+    return not (any(guards.MODULE_HOOKS(own_dict)) or "forward" in own_dict
                 or type(module).__call__ is not nn.Module.__call__
                 or own.home(type(module).forward) == "torch")
 

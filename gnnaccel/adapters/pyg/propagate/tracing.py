@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gnnaccel.adapters.guards import context_reason
-from gnnaccel.adapters.pyg.propagate import conditions, devices, guarded, reading
+from gnnaccel.adapters.guards import TENSORS, context_reason
+from gnnaccel.adapters.pyg.propagate import conditions, devices, guarded
 from gnnaccel.adapters.pyg.propagate.defaults import default_of
 from gnnaccel.adapters.pyg.propagate.expressed import Effect, following
 from gnnaccel.adapters.pyg.propagate.message import SPECIAL
@@ -224,7 +224,7 @@ def stand_in(parameter: inspect.Parameter, kwargs: dict, manner: Manner, layer: 
                        layer._traced_functions), ""
     if value is None or (end == "e" and type(value) in _NUMBERS):
         return value, ""
-    if type(value) not in reading.TENSORS:
+    if type(value) not in TENSORS:
         raise Unseen
     if not value.is_floating_point() and not (manner.wholes and value.dtype in _WHOLE):
         raise Unseen
@@ -285,7 +285,7 @@ def _of_nodes(layer: Any, kwargs: dict, functions: tuple[str, ...]) -> list[Tens
             value: Any = kwargs.get(name)
             if isinstance(value, (tuple, list)):
                 value = value[at] if len(value) == 2 else None
-            if type(value) in reading.TENSORS and value.dim():
+            if type(value) in TENSORS and value.dim():
                 features.append(value)
     return features
 
@@ -316,7 +316,7 @@ _traces: IdentityMap[list[tuple]] = IdentityMap()  # by layer
 _EDGES = object()  # in place of the form of an argument that is the list of edges
 
 
-def trace(layer: Any, known: reading.Known, kwargs: dict, manner: Manner,
+def trace(layer: Any, known: Any, kwargs: dict, manner: Manner,
           edge_index: Any = None) -> Trace:
     """Trace of the layer's message for such arguments, made anew where anything that it read has
     changed. ``known``: its class; ``edge_index``: where that is a plain tensor."""
